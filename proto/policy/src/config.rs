@@ -1,0 +1,207 @@
+//! What can be set, with the defaults of DESIGN §4.2.
+
+use core::fmt;
+use core::str::FromStr;
+
+use crate::ids::Level;
+use crate::time::Span;
+
+/// Which policy arbitrates a port. All of them run behind the same interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PolicyKind {
+    /// What beats the paper: collectives, then KV reuse, then P2D by least laxity.
+    #[default]
+    Laxity,
+    /// The paper to the letter.
+    Mfs,
+    /// Max-min fairness between flows: what a network does by itself.
+    Fair,
+    /// Shortest job first.
+    Sjf,
+    /// Earliest deadline first; flows with an implicit deadline share what is left (MFS §6.3).
+    Edf,
+    /// Flows with an explicit deadline *below* the implicit ones, by deadline.
+    EdfLow,
+    /// Karuna: minimal rate to flows with a deadline, the others by size.
+    Karuna,
+    /// Karuna that gives idle time to deadline flows.
+    KarunaWc,
+    /// Collectives above KV, static: what operators configure today.
+    TwoClass,
+    /// Priority, then deadline, with promotion on slack: as Mooncake's TENT orders its own traffic.
+    TentEdf,
+}
+
+impl PolicyKind {
+    /// All policies, in the order in which tables show them.
+    pub const ALL: [Self; 10] = [
+        Self::Fair,
+        Self::Sjf,
+        Self::Edf,
+        Self::EdfLow,
+        Self::Karuna,
+        Self::KarunaWc,
+        Self::TwoClass,
+        Self::TentEdf,
+        Self::Mfs,
+        Self::Laxity,
+    ];
+
+    /// The name used in configuration and reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Laxity => "laxity",
+            Self::Mfs => "mfs",
+            Self::Fair => "fair",
+            Self::Sjf => "sjf",
+            Self::Edf => "edf",
+            Self::EdfLow => "edf_low",
+            Self::Karuna => "karuna",
+            Self::KarunaWc => "karuna_wc",
+            Self::TwoClass => "two_class",
+            Self::TentEdf => "tent_edf",
+        }
+    }
+}
+
+impl fmt::Display for PolicyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that is no policy. The message lists those that are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownPolicy(pub String);
+
+impl fmt::Display for UnknownPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unknown policy `{}`; known are", self.0)?;
+        for (i, kind) in PolicyKind::ALL.iter().enumerate() {
+            write!(f, "{} {kind}", if i == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+impl core::error::Error for UnknownPolicy {}
+
+impl FromStr for PolicyKind {
+    type Err = UnknownPolicy;
+    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.name() == name)
+            .ok_or_else(|| UnknownPolicy(name.to_owned()))
+    }
+}
+
+/// Where waiting last-stage flows of `P_2 … P_K` stand against early stages in the `mfs` policy.
+/// The paper's §4.5 gives precedence to early stages; §4.2 reads as if levels came first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LastStage {
+    /// Every early-stage flow precedes them (§4.5, the default).
+    #[default]
+    BelowEarly,
+    /// Level first; an early stage precedes only inside a level (§4.2).
+    WithinLevel,
+}
+
+/// Configuration of one port's arbitration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinkConfig {
+    /// Which policy decides.
+    pub policy: PolicyKind,
+    /// Rate of the port, `B`, in bytes per second.
+    pub rate: u64,
+    /// Bytes permitted at once; a higher flow waits for at most one such chunk.
+    pub chunk_bytes: u64,
+    /// Bytes that may be in flight on the port: a bandwidth-delay product plus one chunk.
+    pub window_bytes: u64,
+    /// `K`, number of levels, 2 to [`Level::COUNT_MAX`].
+    pub levels: u8,
+    /// `U` of the thresholds `Q_i = U · E^(−i)` (MFS §4.3).
+    pub threshold_scale: f64,
+    /// `E` of the thresholds, greater than one.
+    pub threshold_base: f64,
+    /// Time constant of the EWMA that measures `ρ`.
+    pub load_time_constant: Span,
+    /// Period of promotion after a request has finished computing (MFS §4.5).
+    pub promotion_period: Span,
+    /// Standing of waiting last-stage flows, `mfs` only.
+    pub last_stage: LastStage,
+    /// Share of the port, in parts per thousand, that scavenged work is sure of, so that it
+    /// finishes though the levels never run empty (DESIGN §4.3).
+    pub scavenger_permille: u16,
+}
+
+impl Default for LinkConfig {
+    fn default() -> Self {
+        Self {
+            policy: PolicyKind::default(),
+            rate: 12_500_000_000,
+            chunk_bytes: 1 << 20,
+            window_bytes: 4 << 20,
+            levels: 8,
+            threshold_scale: 0.5,
+            threshold_base: 4.0,
+            load_time_constant: Span::from_millis(10),
+            promotion_period: Span::from_millis(1),
+            last_stage: LastStage::default(),
+            scavenger_permille: 10,
+        }
+    }
+}
+
+/// A configuration value that makes no sense: which one, what it was, what it may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidConfig {
+    /// The field.
+    pub field: &'static str,
+    /// What is wrong and what to put instead.
+    pub problem: String,
+}
+
+impl fmt::Display for InvalidConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.field, self.problem)
+    }
+}
+
+impl core::error::Error for InvalidConfig {}
+
+impl LinkConfig {
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// The first field that is out of range; show it to whoever wrote the configuration.
+    pub fn validate(&self) -> Result<(), InvalidConfig> {
+        let fail = |field, problem: String| Err(InvalidConfig { field, problem });
+        if self.rate == 0 {
+            return fail("rate", "must be greater than zero bytes per second".into());
+        }
+        if self.chunk_bytes == 0 {
+            return fail("chunk_bytes", "must be at least 1".into());
+        }
+        if self.window_bytes < self.chunk_bytes {
+            return fail(
+                "window_bytes",
+                format!("{} is less than chunk_bytes, {}", self.window_bytes, self.chunk_bytes),
+            );
+        }
+        if self.levels < 2 || self.levels > Level::COUNT_MAX {
+            return fail("levels", format!("{} is not in 2..={}", self.levels, Level::COUNT_MAX));
+        }
+        if !(self.threshold_base.is_finite() && self.threshold_base > 1.0) {
+            return fail("threshold_base", format!("{} is not above 1", self.threshold_base));
+        }
+        if !(self.threshold_scale.is_finite() && self.threshold_scale > 0.0) {
+            return fail("threshold_scale", format!("{} is not above 0", self.threshold_scale));
+        }
+        if self.scavenger_permille > 1000 {
+            return fail("scavenger_permille", format!("{} exceeds 1000", self.scavenger_permille));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,21 @@
+//! The decisions of Laxity: which bytes may go on the wire now, and at which level.
+//!
+//! Everything in this crate is a pure state machine. Time comes in as an argument and the next
+//! wake-up goes out as a value, so the daemon, the coordinator and a simulator run the same code:
+//!
+//! * `link` arbitrates one port (one direction of one NIC): MFS §4.3, §4.4.1, §4.5;
+//! * `admission` orders batches and prunes doomed requests: MFS §4.4.2 and Appendix B.
+//!
+//! There is no clock, no I/O, no `unsafe`, no dependency and no hash order: the same events at
+//! the same times give the same actions, bit for bit.
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod event;
+pub mod ids;
+pub mod time;
+
+pub use config::{LinkConfig, PolicyKind};
+pub use event::{Action, BatchSpec, Event, FlowSpec, Order};
+pub use ids::{BatchId, FlowId, Layer, Level, PortId, RequestId, Stage};
+pub use time::{Span, Time};

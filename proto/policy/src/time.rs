@@ -1,0 +1,107 @@
+//! Instants and durations in nanoseconds, as values: nothing here reads a clock.
+//!
+//! Inside a host an instant is CLOCK_MONOTONIC (DESIGN §1); in a simulator it is virtual. Both
+//! are the same `u64`, so no conversion is needed. All arithmetic saturates: a deadline near
+//! `u64::MAX` means "never", and an instant before the origin clamps to it.
+
+use core::fmt;
+use core::ops::{Add, Sub};
+
+/// An instant, in nanoseconds of the driver's monotonic clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Time(pub u64);
+
+/// A length of time in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span(pub u64);
+
+impl Time {
+    /// The origin of the clock.
+    pub const ZERO: Self = Self(0);
+    /// An instant that never comes: "no deadline".
+    pub const NEVER: Self = Self(u64::MAX);
+
+    /// Time that has passed since `earlier`, zero if `earlier` is later.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Span {
+        Span(self.0.saturating_sub(earlier.0))
+    }
+
+    /// Signed nanoseconds from `now` to `self`: negative once `self` has passed.
+    #[must_use]
+    pub const fn remaining_ns(self, now: Self) -> i64 {
+        let clamp = i64::MAX as u64;
+        if self.0 >= now.0 {
+            let left = self.0 - now.0;
+            if left > clamp { i64::MAX } else { left as i64 }
+        } else {
+            let late = now.0 - self.0;
+            if late > clamp { i64::MIN } else { -(late as i64) }
+        }
+    }
+}
+
+impl Span {
+    /// No time at all.
+    pub const ZERO: Self = Self(0);
+
+    /// A span of `n` milliseconds.
+    #[must_use]
+    pub const fn from_millis(n: u64) -> Self {
+        Self(n.saturating_mul(1_000_000))
+    }
+
+    /// A span of `n` microseconds.
+    #[must_use]
+    pub const fn from_micros(n: u64) -> Self {
+        Self(n.saturating_mul(1_000))
+    }
+
+    /// The time `bytes` take at `bytes_per_second`, rounded up. A rate of zero takes for ever.
+    #[must_use]
+    pub const fn transfer(bytes: u64, bytes_per_second: u64) -> Self {
+        if bytes_per_second == 0 {
+            return Self(u64::MAX);
+        }
+        let ns = (bytes as u128 * 1_000_000_000).div_ceil(bytes_per_second as u128);
+        if ns > u64::MAX as u128 { Self(u64::MAX) } else { Self(ns as u64) }
+    }
+
+    /// `self · n`, saturating.
+    #[must_use]
+    pub const fn times(self, n: u64) -> Self {
+        Self(self.0.saturating_mul(n))
+    }
+}
+
+impl Add<Span> for Time {
+    type Output = Self;
+    fn add(self, span: Span) -> Self {
+        Self(self.0.saturating_add(span.0))
+    }
+}
+
+impl Sub<Span> for Time {
+    type Output = Self;
+    fn sub(self, span: Span) -> Self {
+        Self(self.0.saturating_sub(span.0))
+    }
+}
+
+impl Add for Span {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            n if n < 10_000 => write!(f, "{n} ns"),
+            n if n < 10_000_000 => write!(f, "{:.1} µs", n as f64 / 1e3),
+            n if n < 10_000_000_000 => write!(f, "{:.1} ms", n as f64 / 1e6),
+            n => write!(f, "{:.1} s", n as f64 / 1e9),
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Cross-process tests live in the `tests` folder of this crate.
