@@ -1,0 +1,60 @@
+# Everything a person or a machine runs here. `make help` lists it.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+NEXTEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo yes)
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+.PHONY: setup
+setup: ## install what Debian provides and the build, lab or tests need (asks nothing)
+	@tools/setup.sh base
+
+.PHONY: release
+release: setup ## the shipped binaries, in target/release
+	$(CARGO) build --release --locked -p laxity-daemon -p laxity-cli -p laxity-client
+
+.PHONY: demo
+demo: release ## the lab with its defaults: four policies on the same arrivals, a table and a page
+	$(TARGET)/release/laxity lab run --html lab-report.html --json lab-report.json
+
+.PHONY: test
+test: setup ## every test: units, properties, loom models, whole processes, a real lab
+	$(CARGO) build --locked --workspace --bins
+ifeq ($(NEXTEST),yes)
+	$(CARGO) nextest run --locked --workspace --no-fail-fast
+else
+	$(CARGO) test --locked --workspace --no-fail-fast
+endif
+	$(CARGO) test --locked --workspace --doc
+	RUSTFLAGS="--cfg loom" $(CARGO) test --locked --release --target-dir $(TARGET)/loom -p laxity-shm --test 'loom*'
+
+.PHONY: bench
+bench: release ## one table: hot path, policy cost and idle cost, beside the machine's own cache-line round trip
+	@tools/setup.sh bench
+	$(CARGO) bench --locked -p laxity-policy
+	$(CARGO) run --release --locked -p laxity-bench --features iceoryx2 --
+
+.PHONY: check
+check: ## fmt, clippy, deny
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	@if $(CARGO) deny --version >/dev/null 2>&1; then \
+		$(CARGO) deny --locked check bans licenses sources; \
+		$(CARGO) deny --locked check advisories 2>/tmp/laxity-deny.$$$$ \
+			|| { grep -qiE 'failed to (fetch|clone)|could not connect|resolve|network|index' /tmp/laxity-deny.$$$$ \
+				&& echo "deny: the advisory database can't be reached from here; the other checks ran" \
+				|| { cat /tmp/laxity-deny.$$$$; exit 1; }; }; \
+		rm -f /tmp/laxity-deny.*; \
+	else \
+		echo "deny: cargo-deny is not installed here (cargo install --locked cargo-deny); skipped"; \
+	fi
+
+.PHONY: install
+install: release ## install the daemon, the CLI, the client library, units, man pages and completions
+	DESTDIR="$(DESTDIR)" TARGET="$(TARGET)" tools/install.sh
