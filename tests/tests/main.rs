@@ -1,0 +1,6 @@
+//! Cross-process tests: the real `laxityd`, the real `laxity`, real client processes.
+//!
+//! The binaries under test are built by `cargo build --workspace --bins` before the tests run
+//! (`make test` does); `process::binary` finds them beside the test's own executable.
+
+mod tidy;

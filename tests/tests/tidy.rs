@@ -1,0 +1,139 @@
+//! Style that a tool can check, so that a reviewer need not: the direction of dependencies, which
+//! crates may hold `unsafe`, that each file says what it is, and that files stay files.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Crates that may contain `unsafe`, and why.
+const MAY_BE_UNSAFE: &[(&str, &str)] = &[
+    ("laxity-shm", "shared memory, futexes, file descriptors over sockets"),
+    ("laxity-client", "the C ABI"),
+    ("laxity-bench", "time-stamp counters and pinned threads"),
+];
+
+/// Which workspace crates each crate may depend on (docs/architecture.md).
+const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
+    ("laxity-policy", &[]),
+    ("laxity-shm", &[]),
+    ("laxity-wire", &[]),
+    ("laxity-client", &["laxity-shm"]),
+    ("laxity-daemon", &["laxity-policy", "laxity-shm", "laxity-wire"]),
+    ("laxity-rig", &["laxity-policy", "laxity-client", "laxity-wire"]),
+    ("laxity-cli", &["laxity-rig", "laxity-wire"]),
+    ("laxity-bench", &["laxity-policy", "laxity-shm", "laxity-client"]),
+    ("laxity-tests", &[]),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ has a parent").to_owned()
+}
+
+struct Package {
+    folder: PathBuf,
+    dependencies: BTreeSet<String>,
+}
+
+fn packages() -> BTreeMap<String, Package> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .current_dir(root())
+        .output()
+        .expect("cargo metadata runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let text = |value: &serde_json::Value| value.as_str().expect("a string").to_owned();
+    metadata["packages"]
+        .as_array()
+        .expect("packages")
+        .iter()
+        .map(|package| {
+            let dependencies = package["dependencies"].as_array().expect("dependencies");
+            let manifest = PathBuf::from(text(&package["manifest_path"]));
+            (
+                text(&package["name"]),
+                Package {
+                    folder: manifest.parent().expect("a folder").to_owned(),
+                    dependencies: dependencies
+                        .iter()
+                        .filter(|d| d["kind"].as_str() != Some("dev"))
+                        .map(|d| text(&d["name"]))
+                        .collect(),
+                },
+            )
+        })
+        .collect()
+}
+
+fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a readable folder").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+fn sources(package: &Package) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for part in ["src", "tests", "benches", "examples"] {
+        if package.folder.join(part).is_dir() {
+            rust_files(&package.folder.join(part), &mut found);
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn dependencies_between_crates_point_one_way() {
+    let packages = packages();
+    let allowed: BTreeMap<_, _> = MAY_DEPEND_ON.iter().copied().collect();
+    let known: BTreeSet<&str> = packages.keys().map(String::as_str).collect();
+    assert_eq!(known, allowed.keys().copied().collect(), "list every crate in MAY_DEPEND_ON");
+    for (name, package) in &packages {
+        for dependency in package.dependencies.iter().filter(|d| known.contains(d.as_str())) {
+            assert!(
+                allowed[name.as_str()].contains(&dependency.as_str()),
+                "{name} may not depend on {dependency}; see docs/architecture.md"
+            );
+        }
+    }
+    assert!(packages["laxity-policy"].dependencies.is_empty(), "the policy has no dependency");
+}
+
+#[test]
+fn only_the_listed_crates_may_hold_unsafe_code() {
+    let allowed: BTreeMap<_, _> = MAY_BE_UNSAFE.iter().copied().collect();
+    for (name, package) in packages() {
+        if allowed.contains_key(name.as_str()) || name == "laxity-tests" {
+            continue;
+        }
+        for root in ["lib.rs", "main.rs"] {
+            let file = package.folder.join("src").join(root);
+            if let Ok(text) = fs::read_to_string(&file) {
+                assert!(
+                    text.contains("#![forbid(unsafe_code)]"),
+                    "{} must forbid unsafe code, or its crate be listed with a reason",
+                    file.display()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_file_says_what_it_is_and_stays_readable() {
+    for package in packages().values() {
+        for file in sources(package) {
+            let text = fs::read_to_string(&file).expect("a readable file");
+            let shown = file.strip_prefix(root()).unwrap_or(&file).display().to_string();
+            assert!(text.starts_with("//!"), "{shown}: the first line must be a `//!` header");
+            let lines = text.lines().count();
+            assert!(lines <= 800, "{shown} has {lines} lines: it is two concepts");
+        }
+    }
+}
