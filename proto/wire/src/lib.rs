@@ -1,1 +1,17 @@
-//! Placeholder.
+//! Control-plane messages between laxityd and its operators.
+//!
+//! [`control`] is the local control socket of DESIGN §3: what `laxity status` and
+//! `laxity bypass` speak. Nothing on the data path passes through this crate; that is
+//! `laxity-shm`.
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod control;
+mod status;
+
+pub use client::{ControlClient, ControlError};
+pub use control::{Envelope, Request, Response};
+pub use status::{
+    ClientStatus, LevelStatus, PermittedBytes, PortStatus, SchedulerStatus, StageStatus, Status,
+    Totals, WaitStatus,
+};

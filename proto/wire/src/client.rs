@@ -1,0 +1,176 @@
+//! A blocking client of the control socket, on the standard library alone, for tools that have no
+//! runtime. Every call is bounded by a timeout: `laxity bypass on` is typed when things go wrong.
+
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::control::{Envelope, RESPONSE_BYTES_MAX, Request, Response, SOCKET_DEFAULT, SOCKET_ENV};
+use crate::status::Status;
+
+/// Why a control request got no answer.
+#[derive(Debug, Error)]
+pub enum ControlError {
+    /// Nobody listens, or this user may not speak to them. Start the daemon or name its socket.
+    #[error("cannot reach laxityd at {path}: {source}; is it running, and is this its control socket (${SOCKET_ENV})?", path = .path.display())]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// The daemon listens and does not answer. It may be stopped in a debugger, or hang.
+    #[error("laxityd at {path} did not answer within {timeout:?}", path = .path.display())]
+    Timeout {
+        /// The socket.
+        path: PathBuf,
+        /// How long was waited.
+        timeout: Duration,
+    },
+    /// The connection broke while the request was under way; whether it was carried out is
+    /// unknown, and asking again is safe.
+    #[error("the connection to laxityd at {path} broke: {source}", path = .path.display())]
+    Broken {
+        /// The socket.
+        path: PathBuf,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// The answer is not one of this protocol: the peer is another program or another release.
+    #[error("laxityd at {path} gave an answer that is not understood: {problem}; use the tools of the daemon's release", path = .path.display())]
+    Malformed {
+        /// The socket.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The daemon refused; its own words.
+    #[error("laxityd refused: {0}")]
+    Refused(String),
+}
+
+/// A connection to a daemon's control socket.
+#[derive(Debug)]
+pub struct ControlClient {
+    path: PathBuf,
+    timeout: Duration,
+    stream: BufReader<UnixStream>,
+}
+
+impl ControlClient {
+    /// The socket that `$LAXITY_CONTROL` names, or the default one.
+    #[must_use]
+    pub fn default_path() -> PathBuf {
+        std::env::var_os(SOCKET_ENV)
+            .filter(|value| !value.is_empty())
+            .map_or_else(|| PathBuf::from(SOCKET_DEFAULT), PathBuf::from)
+    }
+
+    /// Connects to the daemon at `path`; each later call may take `timeout`.
+    ///
+    /// # Errors
+    /// [`ControlError::Connect`].
+    pub fn connect(path: impl AsRef<Path>, timeout: Duration) -> Result<Self, ControlError> {
+        let path = path.as_ref().to_owned();
+        let open = || {
+            let stream = UnixStream::connect(&path)?;
+            stream.set_read_timeout(Some(timeout))?;
+            stream.set_write_timeout(Some(timeout))?;
+            Ok(stream)
+        };
+        match open() {
+            Ok(stream) => Ok(Self {
+                path,
+                timeout,
+                stream: BufReader::new(stream),
+            }),
+            Err(source) => Err(ControlError::Connect { path, source }),
+        }
+    }
+
+    /// Sends `request` and waits for its answer.
+    ///
+    /// # Errors
+    /// All but [`ControlError::Connect`]. [`ControlError::Refused`] means that nothing changed.
+    pub fn call(&mut self, request: &Request) -> Result<Response, ControlError> {
+        let mut line = serde_json::to_vec(&Envelope::new(request))
+            .map_err(|e| self.malformed(e.to_string()))?;
+        line.push(b'\n');
+        self.stream
+            .get_mut()
+            .write_all(&line)
+            .map_err(|e| self.io(e))?;
+
+        line.clear();
+        let limit = RESPONSE_BYTES_MAX as u64;
+        let read = (&mut self.stream).take(limit).read_until(b'\n', &mut line);
+        read.map_err(|e| self.io(e))?;
+        if line.is_empty() {
+            return Err(self.io(ErrorKind::UnexpectedEof.into()));
+        }
+        if line.len() as u64 == limit {
+            return Err(self.malformed(format!("longer than {limit} bytes")));
+        }
+        let envelope: Envelope<Response> =
+            serde_json::from_slice(&line).map_err(|e| self.malformed(e.to_string()))?;
+        match envelope.body {
+            Response::Error { message } => Err(ControlError::Refused(message)),
+            answer => Ok(answer),
+        }
+    }
+
+    /// The daemon's state.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub fn status(&mut self) -> Result<Status, ControlError> {
+        match self.call(&Request::Status)? {
+            Response::Status(status) => Ok(*status),
+            other => Err(self.malformed(format!("{other:?} is no answer to `status`"))),
+        }
+    }
+
+    /// Turns the bypass on or off; the daemon's words on what it did.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub fn bypass(&mut self, on: bool) -> Result<String, ControlError> {
+        self.message(&Request::Bypass { on })
+    }
+
+    /// Makes the daemon read its configuration again; the daemon's words on what it did.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub fn reload(&mut self) -> Result<String, ControlError> {
+        self.message(&Request::Reload)
+    }
+
+    fn message(&mut self, request: &Request) -> Result<String, ControlError> {
+        match self.call(request)? {
+            Response::Done { message, .. } => Ok(message),
+            other => Err(self.malformed(format!("{other:?} is no answer to {request:?}"))),
+        }
+    }
+
+    fn malformed(&self, problem: String) -> ControlError {
+        ControlError::Malformed {
+            path: self.path.clone(),
+            problem,
+        }
+    }
+
+    fn io(&self, source: std::io::Error) -> ControlError {
+        let path = self.path.clone();
+        match source.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => ControlError::Timeout {
+                path,
+                timeout: self.timeout,
+            },
+            _ => ControlError::Broken { path, source },
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! What `status` shows. Every number says its unit in its name; counters count from the daemon's
+//! start, everything else is a value of the moment of the snapshot.
+
+use serde::{Deserialize, Serialize};
+
+/// A daemon at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Release of the daemon.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Milliseconds since it started.
+    pub uptime_ms: u64,
+    /// Policy of the ports.
+    pub policy: String,
+    /// `off`, `observe` or `enforce`.
+    pub mode: String,
+    /// Whether all traffic goes out unscheduled by an operator's order.
+    pub bypass: bool,
+    /// Attached processes, in order of attachment.
+    pub clients: Vec<ClientStatus>,
+    /// Both directions of every NIC, in the order of the configuration.
+    pub ports: Vec<PortStatus>,
+    /// Sums over clients (gone ones too) and ports.
+    pub totals: Totals,
+    /// The scheduler thread.
+    pub scheduler: SchedulerStatus,
+}
+
+/// One attached process.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ClientStatus {
+    /// Increases with every attachment, never used twice.
+    pub id: u64,
+    /// Its process, as the kernel says.
+    pub pid: u32,
+    /// Its user, as the kernel says.
+    pub uid: u32,
+    /// What it calls itself.
+    pub name: String,
+    /// The mode that holds for it: the more lenient of its own and the daemon's.
+    pub mode: String,
+    /// Milliseconds since it attached.
+    pub attached_ms: u64,
+    /// Lanes that its threads own.
+    pub lanes: u32,
+    /// Flows that live: submitted and not completed.
+    pub flows: u64,
+    /// Flows that have bytes not yet permitted.
+    pub waiting_flows: u64,
+    /// Bytes it has submitted.
+    pub submitted_bytes: u64,
+    /// Bytes it was permitted, credit included.
+    pub permitted_bytes: u64,
+    /// Bytes it reported as completed.
+    pub completed_bytes: u64,
+    /// Bytes it reported to have sent unscheduled.
+    pub bypassed_bytes: u64,
+    /// Records of it that made no sense.
+    pub garbage_records: u64,
+    /// Lanes of it that are no longer read because of such records.
+    pub quarantined_lanes: u32,
+}
+
+/// One direction of one NIC.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PortStatus {
+    /// Index of the NIC in the configuration.
+    pub nic: u8,
+    /// Its name.
+    pub name: String,
+    /// `egress` or `ingress`.
+    pub direction: String,
+    /// `B`, in bytes per second.
+    pub rate_bytes_per_s: u64,
+    /// Policy of this port.
+    pub policy: String,
+    /// Bytes permitted and not completed.
+    pub in_flight_bytes: u64,
+    /// Most bytes that may be in flight.
+    pub window_bytes: u64,
+    /// `ρ`, load that precedes the lowest level, 0 to 1.
+    pub load: f64,
+    /// Flows with bytes not yet permitted.
+    pub waiting_flows: u64,
+    /// Their bytes.
+    pub waiting_bytes: u64,
+    /// `P1` … `PK` and `scavenger`, from the highest.
+    pub levels: Vec<LevelStatus>,
+    /// The stages, by number.
+    pub stages: Vec<StageStatus>,
+    /// Permitted bytes by stage and level, zeros left out.
+    pub permitted: Vec<PermittedBytes>,
+    /// Times a waiting flow moved to a higher level.
+    pub promotions: u64,
+    /// Times a waiting flow moved into the scavenger.
+    pub demotions: u64,
+}
+
+/// One level of one port.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LevelStatus {
+    /// `P1`, `P2`, … or `scavenger`.
+    pub level: String,
+    /// DSCP that its traffic carries.
+    pub dscp: u8,
+    /// Flows that wait at it.
+    pub waiting_flows: u64,
+    /// Their bytes that are not yet permitted.
+    pub waiting_bytes: u64,
+    /// Bytes permitted at it.
+    pub permitted_bytes: u64,
+}
+
+/// One stage of one port.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StageStatus {
+    /// `kv_reuse`, `collective`, `p2d`, `weights` or `background`.
+    pub stage: String,
+    /// Flows of it that wait.
+    pub waiting_flows: u64,
+    /// Their bytes that are not yet permitted.
+    pub waiting_bytes: u64,
+    /// Bytes submitted.
+    pub submitted_bytes: u64,
+    /// Bytes permitted.
+    pub permitted_bytes: u64,
+    /// Bytes completed.
+    pub completed_bytes: u64,
+    /// Flows whose last byte completed after their deadline.
+    pub deadline_misses: u64,
+    /// Time from submit to first permit.
+    pub wait: WaitStatus,
+}
+
+/// A distribution of waits. Quantiles are upper edges of buckets that grow by powers of two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct WaitStatus {
+    /// Flows measured.
+    pub flows: u64,
+    /// Mean, in nanoseconds.
+    pub mean_ns: u64,
+    /// Median, in nanoseconds.
+    pub p50_ns: u64,
+    /// 99th percentile, in nanoseconds.
+    pub p99_ns: u64,
+}
+
+/// Bytes permitted for one stage at one level.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PermittedBytes {
+    /// The stage.
+    pub stage: String,
+    /// The level.
+    pub level: String,
+    /// Bytes since the daemon started.
+    pub bytes: u64,
+}
+
+/// Sums since the daemon started, clients that are gone included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Processes attached now.
+    pub attached_clients: u64,
+    /// Attachments so far.
+    pub attachments: u64,
+    /// Registrations refused (version, credentials, limits).
+    pub refusals: u64,
+    /// Flows submitted.
+    pub flows: u64,
+    /// Flows cancelled, by their client or by its death.
+    pub cancelled_flows: u64,
+    /// Flows refused because their client had too many, and so permitted at once.
+    pub overflowed_flows: u64,
+    /// Bytes submitted.
+    pub submitted_bytes: u64,
+    /// Bytes permitted.
+    pub permitted_bytes: u64,
+    /// Of those, bytes sent on credit.
+    pub credited_bytes: u64,
+    /// Bytes completed.
+    pub completed_bytes: u64,
+    /// Bytes that clients reported to have sent unscheduled.
+    pub bypassed_bytes: u64,
+    /// Flows that completed after their deadline.
+    pub deadline_misses: u64,
+    /// Promotions on all ports.
+    pub promotions: u64,
+    /// Demotions on all ports.
+    pub demotions: u64,
+    /// Requests in the pruned set of the order that holds now.
+    pub pruned_requests: u64,
+    /// Orders issued by admission.
+    pub orders: u64,
+    /// Records that made no sense.
+    pub garbage_records: u64,
+}
+
+/// The scheduler thread: how busy it is and how often it sleeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SchedulerStatus {
+    /// Rounds over the lanes.
+    pub rounds: u64,
+    /// Records consumed.
+    pub records: u64,
+    /// Permits published.
+    pub permits: u64,
+    /// Times it went to sleep.
+    pub sleeps: u64,
+    /// Wakes of sleeping clients.
+    pub client_wakes: u64,
+    /// Records consumed in the busiest round.
+    pub ring_depth_max: u64,
+}
