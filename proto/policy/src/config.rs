@@ -108,6 +108,28 @@ pub enum LastStage {
     WithinLevel,
 }
 
+/// What the baselines take for one job. Their results turn on it, so it is said and not implied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Granularity {
+    /// Each flow by itself (the default).
+    #[default]
+    Flow,
+    /// The flows of one batch, stage and layer together.
+    Coflow,
+}
+
+/// How a baseline orders what its own rule leaves equal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Ties {
+    /// First come, first served (the default).
+    #[default]
+    Arrival,
+    /// They share, chunk by chunk.
+    Fair,
+    /// The one with the fewest bytes left first.
+    Shortest,
+}
+
 /// Configuration of one port's arbitration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinkConfig {
@@ -134,6 +156,12 @@ pub struct LinkConfig {
     /// Share of the port, in parts per thousand, that scavenged work is sure of, so that it
     /// finishes though the levels never run empty (DESIGN §4.3).
     pub scavenger_permille: u16,
+    /// What `fair`, `sjf`, `edf` and `edf_low` take for one job.
+    pub granularity: Granularity,
+    /// How `sjf`, `edf`, `edf_low` and `tent_edf` order equals.
+    pub ties: Ties,
+    /// Slack below which `tent_edf` promotes a flow to its highest class.
+    pub slack_threshold: Span,
 }
 
 impl Default for LinkConfig {
@@ -150,6 +178,9 @@ impl Default for LinkConfig {
             promotion_period: Span::from_millis(1),
             last_stage: LastStage::default(),
             scavenger_permille: 10,
+            granularity: Granularity::default(),
+            ties: Ties::default(),
+            slack_threshold: Span::from_millis(10),
         }
     }
 }

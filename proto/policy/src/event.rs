@@ -123,13 +123,17 @@ pub enum Action {
         flow: FlowId,
         /// How many bytes more.
         bytes: u64,
-        /// With which level they are to be tagged. A message keeps the level of its first permit
-        /// on the wire (DESIGN §4.3); the driver is told the level of *this* decision.
+        /// With which level they are to be tagged. A message keeps one level on the wire for its
+        /// whole life (DESIGN §4.3), so every permit of a flow says the level of its first one,
+        /// though the host may have promoted the rest of it meanwhile ([`Action::Moved`]).
         level: Level,
         /// No further permit will follow for this flow.
         last: bool,
     },
     /// `flow`, still waiting, moved to another level. For accounting; nothing is sent yet.
+    /// The climb of a batch's stage-1 flows at a layer boundary is one decision over all of them
+    /// and is counted in the snapshot instead, so that a boundary costs the same however many
+    /// flows wait.
     Moved {
         /// Which flow.
         flow: FlowId,

@@ -102,6 +102,18 @@ impl Level {
     pub const SCAVENGER: Self = Self(u8::MAX);
     /// The most levels a configuration may have.
     pub const COUNT_MAX: u8 = 16;
+    /// Length of a table with one row for each level and one for the scavenger.
+    pub const ROWS: usize = Self::COUNT_MAX as usize + 1;
+
+    /// Zero-based row in a table of [`Level::ROWS`]; the scavenger has the last one.
+    #[must_use]
+    pub const fn row(self) -> usize {
+        if self.0 >= 1 && self.0 <= Self::COUNT_MAX {
+            self.0 as usize - 1
+        } else {
+            Self::ROWS - 1
+        }
+    }
 }
 
 impl fmt::Display for Level {

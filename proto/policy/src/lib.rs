@@ -13,9 +13,11 @@
 pub mod config;
 pub mod event;
 pub mod ids;
+pub mod link;
 pub mod time;
 
-pub use config::{LinkConfig, PolicyKind};
+pub use config::{Granularity, LastStage, LinkConfig, PolicyKind, Ties};
 pub use event::{Action, BatchSpec, Event, FlowSpec, Order};
 pub use ids::{BatchId, FlowId, Layer, Level, PortId, RequestId, Stage};
+pub use link::{Link, LinkSnapshot, Permit, Tally};
 pub use time::{Span, Time};
