@@ -1,2 +1,80 @@
-//! Placeholder.
-fn main() {}
+//! `laxity`: the command line for host operators, and the lab.
+//!
+//! One file per command family; this one only parses and dispatches. Exit codes: 0 done, 1 the
+//! command failed (the message says what to do next), 2 the arguments are wrong (clap).
+#![forbid(unsafe_code)]
+
+mod host;
+mod lab;
+mod manual;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Schedules the network traffic of LLM inference: looks at a host's daemon, switches scheduling
+/// off and on, and runs the lab.
+#[derive(Parser)]
+#[command(name = "laxity", version, arg_required_else_help = true, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show what the daemon of this host is doing
+    Status(host::StatusArgs),
+    /// Let all traffic of this host go out unscheduled, at once, or schedule it again
+    Bypass(host::BypassArgs),
+    /// Ask the daemon to read its configuration again (as SIGHUP does)
+    Reload(host::Endpoint),
+    /// Real hosts on one machine: network namespaces, real TCP, a shaped fabric
+    #[command(subcommand)]
+    Lab(lab::LabCommand),
+    /// Print a shell's completion script
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write one page per command into a folder
+    Man {
+        /// Folder for the pages; without it the main page goes to standard output
+        #[arg(long, value_name = "FOLDER")]
+        out: Option<PathBuf>,
+    },
+}
+
+fn main() -> ExitCode {
+    // The lab runs this same binary again inside its namespaces; those calls are not for people.
+    if let Some(code) = lab::internal_call() {
+        return code;
+    }
+    let outcome = match Cli::parse().command {
+        Command::Status(args) => host::status(&args),
+        Command::Bypass(args) => host::bypass(&args),
+        Command::Reload(endpoint) => host::reload(&endpoint),
+        Command::Lab(command) => lab::run(command),
+        Command::Completions { shell } => manual::completions(shell),
+        Command::Man { out } => manual::pages(out.as_deref()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("laxity: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

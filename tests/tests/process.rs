@@ -1,0 +1,194 @@
+//! Starting the programs under test: finding the built binaries, a `laxityd` with sockets of its
+//! own in a temporary folder, and roles of this test binary in child processes.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use laxity_wire::ControlClient;
+
+/// Longest that anything here may take before a test calls it a hang. Generous: the machine may
+/// be building something else.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Names the role that a child process of this binary plays.
+const ROLE: &str = "LAXITY_TEST_ROLE";
+
+/// The built program `name`, beside this test's own executable.
+pub fn binary(name: &str) -> PathBuf {
+    let own = std::env::current_exe().expect("own path");
+    let folder = own.parent().and_then(Path::parent).expect("target/<profile>/deps");
+    let path = folder.join(name);
+    assert!(
+        path.exists(),
+        "{} is missing: run `cargo build --workspace --bins` first (make test does)",
+        path.display()
+    );
+    path
+}
+
+/// Polls `condition` until it holds; panics with `what` after [`PATIENCE`].
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "still not so after {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A `laxityd` with a folder of its own; killed when dropped.
+pub struct Daemon {
+    folder: PathBuf,
+    child: Option<Child>,
+}
+
+impl Daemon {
+    /// Starts one in `folder` with `extra` lines of configuration, and waits until it answers.
+    pub fn start(folder: &Path, extra: &str) -> Self {
+        let mut daemon = Self { folder: folder.to_owned(), child: None };
+        fs::write(daemon.config(), daemon.config_text(extra)).expect("config written");
+        daemon.launch();
+        daemon
+    }
+
+    fn config_text(&self, extra: &str) -> String {
+        format!(
+            "socket = {:?}\ncontrol = {:?}\nmetrics = \"\"\n{extra}\n",
+            self.socket(),
+            self.control()
+        )
+    }
+
+    /// Starts the program again with the same configuration.
+    pub fn launch(&mut self) {
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.log()).expect("log");
+        let child = Command::new(binary("laxityd"))
+            .arg("--config")
+            .arg(self.config())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("log"))
+            .stderr(log)
+            .spawn()
+            .expect("laxityd starts");
+        self.child = Some(child);
+        eventually("laxityd answers on its control socket", || self.ask().is_some());
+    }
+
+    fn ask(&self) -> Option<laxity_wire::Status> {
+        ControlClient::connect(self.control(), Duration::from_secs(5)).ok()?.status().ok()
+    }
+
+    /// Its status now.
+    pub fn status(&self) -> laxity_wire::Status {
+        self.ask().unwrap_or_else(|| panic!("laxityd gives no status; its log:\n{}", self.log_text()))
+    }
+
+    /// A connection to its control socket.
+    pub fn operator(&self) -> ControlClient {
+        ControlClient::connect(self.control(), Duration::from_secs(10)).expect("control socket")
+    }
+
+    pub fn config(&self) -> PathBuf {
+        self.folder.join("laxityd.toml")
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.folder.join("laxityd.sock")
+    }
+
+    pub fn control(&self) -> PathBuf {
+        self.folder.join("control.sock")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.join("laxityd.log")
+    }
+
+    pub fn log_text(&self) -> String {
+        fs::read_to_string(self.log()).unwrap_or_default()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("running").id()
+    }
+
+    /// Sends a signal by its number.
+    pub fn signal(&self, signal: nix::sys::signal::Signal) {
+        let pid = nix::unistd::Pid::from_raw(self.pid().cast_signed());
+        nix::sys::signal::kill(pid, signal).expect("signal sent");
+    }
+
+    /// SIGKILL, and waits for the end.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Waits for it to end by itself.
+    pub fn wait(&mut self) -> ExitStatus {
+        let child = self.child.take().expect("running");
+        wait_bounded(child).0
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Runs test `name` of this binary as a child that plays `role`; see [`role`].
+pub fn child(test: &str, role: &str, environment: &[(&str, &str)]) -> Child {
+    Command::new(std::env::current_exe().expect("own path"))
+        .args(["--exact", test, "--nocapture"])
+        .env(ROLE, role)
+        .envs(environment.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("this binary starts again")
+}
+
+/// The role that this process was started for, if any.
+pub fn role() -> Option<String> {
+    std::env::var(ROLE).ok()
+}
+
+/// Waits for `child` at most [`PATIENCE`]; its status and standard output.
+pub fn wait_bounded(mut child: Child) -> (ExitStatus, String) {
+    let stdout = child.stdout.take();
+    let reader = std::thread::spawn(move || {
+        let mut text = String::new();
+        if let Some(mut stdout) = stdout {
+            let _ = stdout.read_to_string(&mut text);
+        }
+        text
+    });
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("wait") {
+            return (status, reader.join().expect("reader"));
+        }
+        if start.elapsed() > PATIENCE {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("a child did not end within {PATIENCE:?}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A connected pair of stream sockets, one for a sender, one for whoever checks what arrives.
+pub fn stream_pair() -> (UnixStream, UnixStream) {
+    UnixStream::pair().expect("socketpair")
+}

@@ -1,0 +1,217 @@
+//! Commands about the daemon of this host: `status`, `bypass`, `reload`.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use laxity_wire::{ControlClient, PortStatus, Status};
+
+/// Where the daemon's control socket is.
+#[derive(Args)]
+pub(crate) struct Endpoint {
+    /// Control socket of the daemon
+    #[arg(long, value_name = "PATH", env = laxity_wire::control::SOCKET_ENV,
+          default_value = laxity_wire::control::SOCKET_DEFAULT)]
+    control: PathBuf,
+    /// How long to wait for an answer, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 2000)]
+    timeout_ms: u64,
+}
+
+impl Endpoint {
+    fn connect(&self) -> Result<ControlClient> {
+        Ok(ControlClient::connect(&self.control, Duration::from_millis(self.timeout_ms))?)
+    }
+}
+
+/// Arguments of `laxity status`.
+#[derive(Args)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    endpoint: Endpoint,
+    /// Print the daemon's whole answer as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of `laxity bypass`.
+#[derive(Args)]
+pub(crate) struct BypassArgs {
+    /// `on` lets everything out unscheduled at once, `off` schedules again
+    state: Switch,
+    #[command(flatten)]
+    endpoint: Endpoint,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Switch {
+    On,
+    Off,
+}
+
+pub(crate) fn status(args: &StatusArgs) -> Result<()> {
+    let status = args.endpoint.connect()?.status()?;
+    let text = if args.json {
+        serde_json::to_string_pretty(&status).context("cannot write the status as JSON")?
+    } else {
+        overview(&status)
+    };
+    writeln!(io::stdout(), "{text}").context("cannot write to standard output")
+}
+
+pub(crate) fn bypass(args: &BypassArgs) -> Result<()> {
+    let words = args.endpoint.connect()?.bypass(args.state == Switch::On)?;
+    writeln!(io::stdout(), "{words}").context("cannot write to standard output")
+}
+
+pub(crate) fn reload(endpoint: &Endpoint) -> Result<()> {
+    let words = endpoint.connect()?.reload()?;
+    writeln!(io::stdout(), "{words}").context("cannot write to standard output")
+}
+
+/// What fits a screen at 3 a.m.: is it on, who is attached, what waits where.
+fn overview(status: &Status) -> String {
+    let mut parts = vec![headline(status)];
+    if status.clients.is_empty() {
+        parts.push("No client is attached.".to_owned());
+    } else {
+        parts.push(clients(status));
+    }
+    for port in &status.ports {
+        parts.push(port_lines(port));
+    }
+    parts.join("\n\n")
+}
+
+fn headline(status: &Status) -> String {
+    let totals = &status.totals;
+    let state = if status.bypass { "BYPASSED: nothing is scheduled" } else { status.mode.as_str() };
+    let mut line = format!(
+        "laxityd {} (pid {}), up {}, policy {}, {state}",
+        status.version,
+        status.pid,
+        duration(status.uptime_ms),
+        status.policy,
+    );
+    line.push_str(&format!(
+        "\n{} flows, {} permitted ({} on credit), {} bypassed, {} deadlines missed, {} requests pruned",
+        totals.flows,
+        bytes(totals.permitted_bytes),
+        bytes(totals.credited_bytes),
+        bytes(totals.bypassed_bytes),
+        totals.deadline_misses,
+        totals.pruned_requests,
+    ));
+    if totals.garbage_records > 0 {
+        line.push_str(&format!("\n{} records made no sense; see the daemon's log", totals.garbage_records));
+    }
+    line
+}
+
+fn clients(status: &Status) -> String {
+    let mut table = table(&["client", "pid", "mode", "lanes", "flows", "waiting", "submitted", "permitted", "bypassed"]);
+    for client in &status.clients {
+        table.add_row(vec![
+            client.name.clone(),
+            client.pid.to_string(),
+            client.mode.clone(),
+            client.lanes.to_string(),
+            client.flows.to_string(),
+            client.waiting_flows.to_string(),
+            bytes(client.submitted_bytes),
+            bytes(client.permitted_bytes),
+            bytes(client.bypassed_bytes),
+        ]);
+    }
+    align_numbers(&mut table, 3);
+    table.to_string()
+}
+
+fn port_lines(port: &PortStatus) -> String {
+    let mut table = table(&["level", "dscp", "waiting flows", "waiting bytes", "permitted"]);
+    for level in &port.levels {
+        table.add_row(vec![
+            level.level.clone(),
+            level.dscp.to_string(),
+            level.waiting_flows.to_string(),
+            bytes(level.waiting_bytes),
+            bytes(level.permitted_bytes),
+        ]);
+    }
+    align_numbers(&mut table, 1);
+    format!(
+        "{} {}: {}/s, load {:.0} %, {} of {} in flight, {} promotions, {} demotions\n{table}",
+        port.name,
+        port.direction,
+        bytes(port.rate_bytes_per_s),
+        port.load * 100.0,
+        bytes(port.in_flight_bytes),
+        bytes(port.window_bytes),
+        port.promotions,
+        port.demotions,
+    )
+}
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(header.iter().copied());
+    table
+}
+
+fn align_numbers(table: &mut Table, from: usize) {
+    for column in table.column_iter_mut().skip(from) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+}
+
+/// Bytes with a binary unit, three significant digits.
+fn bytes(count: u64) -> String {
+    let mut value = count as f64;
+    for unit in ["B", "KiB", "MiB", "GiB", "TiB"] {
+        if value < 1000.0 {
+            return match unit {
+                "B" => format!("{count} B"),
+                _ if value < 10.0 => format!("{value:.2} {unit}"),
+                _ if value < 100.0 => format!("{value:.1} {unit}"),
+                _ => format!("{value:.0} {unit}"),
+            };
+        }
+        value /= 1024.0;
+    }
+    format!("{value:.1} PiB")
+}
+
+fn duration(ms: u64) -> String {
+    match ms / 1000 {
+        s @ 0..=119 => format!("{s} s"),
+        s @ 120..=7199 => format!("{} min", s / 60),
+        s @ 7200..=172_799 => format!("{} h", s / 3600),
+        s => format!("{} days", s / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn byte_counts_keep_three_digits_and_a_unit() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(999), "999 B");
+        assert_eq!(bytes(1536), "1.50 KiB");
+        assert_eq!(bytes(64 << 10), "64.0 KiB");
+        assert_eq!(bytes(12_500_000_000), "11.6 GiB");
+    }
+
+    #[test]
+    fn the_overview_says_first_whether_anything_is_scheduled() {
+        let status = Status { bypass: true, version: "1".into(), ..Status::default() };
+        assert!(overview(&status).lines().next().is_some_and(|line| line.contains("BYPASSED")));
+        assert!(overview(&status).contains("No client is attached."));
+    }
+}

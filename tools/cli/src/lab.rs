@@ -1,0 +1,1 @@
+//! `laxity lab`: parses what the lab needs and hands it to `laxity-rig`.
