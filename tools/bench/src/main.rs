@@ -1,2 +1,246 @@
-//! Placeholder.
-fn main() {}
+//! `laxity-bench`: what Laxity costs, measured on whole processes and shown beside the machine's
+//! own cache-line round trips. The method is in docs/performance.md.
+//!
+//! Every figure of the hot path is taken from the shipped `laxityd`, started as a process of its
+//! own with a generated configuration; nothing of the daemon is linked into this program.
+
+mod bench;
+mod clock;
+mod figure;
+#[cfg(feature = "iceoryx2")]
+mod iceoryx;
+mod machine;
+mod peer;
+mod reference;
+mod sample;
+mod sockets;
+mod table;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand};
+use nix::sys::socket::SockType;
+
+use crate::bench::{Bench, Effort, Row};
+use crate::clock::Clock;
+use crate::figure::{Figure, Outcome, Unit, Verdict};
+use crate::machine::{Cores, Machine};
+use crate::sample::Summary;
+
+/// Measures Laxity against this machine's cache-line round trips.
+#[derive(Debug, Parser)]
+#[command(version, about, args_conflicts_with_subcommands = true)]
+struct Arguments {
+    #[command(flatten)]
+    run: RunArguments,
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+#[derive(Debug, Args)]
+struct RunArguments {
+    /// Write all figures as JSON to FILE (`-` for standard output, instead of the table)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Few and short repetitions: a look, not a verdict
+    #[arg(long)]
+    quick: bool,
+    /// Only rows whose name contains NAME; may be given more than once
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
+    /// The cores of the measuring side and of the daemon [default: two that share no core]
+    #[arg(long, value_name = "NEAR,FAR", value_delimiter = ',')]
+    cores: Option<Vec<usize>>,
+    /// Exit with 1 if a gate is missed or a measurement fails
+    #[arg(long)]
+    strict: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Role {
+    /// The other process of a measured pair
+    #[command(hide = true)]
+    Peer(PeerArguments),
+}
+
+#[derive(Debug, Args)]
+struct PeerArguments {
+    /// Where to run
+    #[arg(long)]
+    core: usize,
+    /// What to do
+    role: String,
+    /// The name of what the pair shares, where it has one
+    #[arg(long, default_value = "")]
+    name: String,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let result = match arguments.role {
+        Some(Role::Peer(peer)) => serve(&peer).map(|()| true),
+        None => run(&arguments.run),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("laxity-bench: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn serve(peer: &PeerArguments) -> anyhow::Result<()> {
+    peer::settle(peer.core)?;
+    match peer.role.as_str() {
+        reference::BOUNCE_ROLE | reference::ANSWER_ROLE => reference::serve(&peer.role),
+        sockets::ECHO_ROLE => sockets::serve(),
+        #[cfg(feature = "iceoryx2")]
+        iceoryx::PUBSUB_ROLE => iceoryx::serve_publish_subscribe(&peer.name),
+        #[cfg(feature = "iceoryx2")]
+        iceoryx::SERVER_ROLE => iceoryx::serve_request_response(&peer.name),
+        other => anyhow::bail!("unknown role `{other}`"),
+    }
+}
+
+/// Measures and reports; whether `--strict` is satisfied.
+fn run(arguments: &RunArguments) -> anyhow::Result<bool> {
+    let cores = Cores::choose(arguments.cores.as_deref())?;
+    machine::pin_thread(cores.near)?;
+    let clock = Clock::calibrate();
+    let machine = Machine::probe(clock.describe(), &cores);
+    let effort = if arguments.quick {
+        Effort::QUICK
+    } else {
+        Effort::FULL
+    };
+    eprintln!("{machine}");
+    if cfg!(debug_assertions) {
+        eprintln!("this is a debug build: its figures mean nothing; build with --release");
+    }
+    let mut bench = Bench::new(clock, cores, effort, arguments.only.clone());
+
+    for _ in 0..effort.repetitions {
+        bench.repeat_references()?;
+    }
+    others(&mut bench);
+
+    let mut figures = reference_figures(&bench);
+    figures.append(&mut bench.figures);
+    report(arguments, &machine, &bench, &figures)?;
+    let failed = figures
+        .iter()
+        .map(|figure| figure.verdict(&bench.references))
+        .any(|verdict| matches!(verdict, Verdict::Missed | Verdict::Failed));
+    Ok(!(arguments.strict && failed))
+}
+
+/// P1 and P, over all repetitions that were made beside the other figures.
+fn reference_figures(bench: &Bench) -> Vec<Figure> {
+    [
+        ("p1", "P1: one cache line bouncing", &bench.references.p1),
+        (
+            "p",
+            "P: a request line and a reply line",
+            &bench.references.p,
+        ),
+    ]
+    .into_iter()
+    .map(|(name, title, repetitions)| Figure {
+        name: name.to_owned(),
+        title: title.to_owned(),
+        unit: Unit::Nanoseconds,
+        gates: Vec::new(),
+        outcome: if repetitions.is_empty() {
+            Outcome::Skipped("needs two cores".to_owned())
+        } else {
+            Outcome::Measured(Summary::of_latencies(repetitions))
+        },
+        note: None,
+    })
+    .collect()
+}
+
+/// What others offer for a request and a reply between processes.
+fn others(bench: &mut Bench) {
+    let sockets = [
+        (
+            "unix-seqpacket",
+            "unix seqpacket, 64 B, polled",
+            SockType::SeqPacket,
+        ),
+        (
+            "unix-datagram",
+            "unix datagram, 64 B, polled",
+            SockType::Datagram,
+        ),
+    ];
+    for (name, title, kind) in sockets {
+        bench.measure(Row::latency(name, title), |bench| {
+            let far = bench.far_core()?;
+            bench.latencies(|bench| {
+                sockets::round_trip(bench.clock, far, bench.effort.round_trips / 4, kind)
+            })
+        });
+    }
+    #[cfg(feature = "iceoryx2")]
+    {
+        bench.measure(
+            Row::latency("iceoryx2-pubsub", "iceoryx2 publish-subscribe, 64 B"),
+            |bench| {
+                let far = bench.far_core()?;
+                bench.latencies(|bench| {
+                    iceoryx::publish_subscribe(bench.clock, far, bench.effort.round_trips / 4)
+                })
+            },
+        );
+        bench.measure(
+            Row::latency("iceoryx2-request", "iceoryx2 request-response, 64 B"),
+            |bench| {
+                let far = bench.far_core()?;
+                bench.latencies(|bench| {
+                    iceoryx::request_response(bench.clock, far, bench.effort.round_trips / 4)
+                })
+            },
+        );
+    }
+    #[cfg(not(feature = "iceoryx2"))]
+    bench.measure(
+        Row::latency("iceoryx2", "iceoryx2"),
+        |_| -> anyhow::Result<Summary> {
+            Err(bench::Skip("built without the feature `iceoryx2`".into()).into())
+        },
+    );
+}
+
+fn report(
+    arguments: &RunArguments,
+    machine: &Machine,
+    bench: &Bench,
+    figures: &[Figure],
+) -> anyhow::Result<()> {
+    if let Some(path) = &arguments.json {
+        let document = table::json(machine, &bench.cores, figures, &bench.references)?;
+        let text = format!("{document:#}\n");
+        if path.as_os_str() == "-" {
+            print!("{text}");
+            return Ok(());
+        }
+        std::fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
+    }
+    println!("{machine}");
+    println!(
+        "cores    client on {}, daemon on {}; {} repetitions, medians",
+        bench.cores.near,
+        bench
+            .cores
+            .far
+            .map_or_else(|| "the same".to_owned(), |far| far.to_string()),
+        bench.effort.repetitions
+    );
+    println!("{}", table::render(figures, &bench.references));
+    Ok(())
+}

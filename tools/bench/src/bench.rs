@@ -1,0 +1,220 @@
+//! One run: how long to measure, which rows are wanted, and what came of each.
+
+use std::fmt;
+
+use anyhow::Context;
+
+use crate::clock::Clock;
+use crate::figure::{Figure, Gate, Outcome, References, Unit};
+use crate::machine::Cores;
+use crate::reference;
+use crate::sample::{Percentiles, Summary};
+
+/// How much to measure.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Effort {
+    /// Repetitions of each figure, each in processes of its own, so that the placement of pages
+    /// and processes is part of the spread.
+    pub(crate) repetitions: usize,
+    /// Timed round trips in a repetition.
+    pub(crate) round_trips: usize,
+    /// Seconds over which an idle daemon is watched.
+    pub(crate) idle_seconds: u64,
+}
+
+impl Effort {
+    /// What the gates are judged with.
+    pub(crate) const FULL: Self = Self {
+        repetitions: 9,
+        round_trips: 100_000,
+        idle_seconds: 10,
+    };
+    /// A look, not a verdict.
+    pub(crate) const QUICK: Self = Self {
+        repetitions: 3,
+        round_trips: 20_000,
+        idle_seconds: 2,
+    };
+}
+
+/// The state of a run.
+pub(crate) struct Bench {
+    pub(crate) clock: Clock,
+    pub(crate) cores: Cores,
+    pub(crate) effort: Effort,
+    pub(crate) references: References,
+    pub(crate) figures: Vec<Figure>,
+    only: Vec<String>,
+}
+
+/// What is to be measured.
+pub(crate) struct Row {
+    pub(crate) name: &'static str,
+    pub(crate) title: String,
+    pub(crate) unit: Unit,
+    pub(crate) gates: Vec<Gate>,
+    pub(crate) note: Option<String>,
+}
+
+impl Row {
+    /// A row of latencies without gate or note.
+    pub(crate) fn latency(name: &'static str, title: impl Into<String>) -> Self {
+        Self {
+            name,
+            title: title.into(),
+            unit: Unit::Nanoseconds,
+            gates: Vec::new(),
+            note: None,
+        }
+    }
+
+    /// A row of another unit.
+    pub(crate) fn counting(name: &'static str, title: impl Into<String>, unit: Unit) -> Self {
+        Self {
+            unit,
+            ..Self::latency(name, title)
+        }
+    }
+
+    /// What it has to pass.
+    pub(crate) fn gates(mut self, gates: impl IntoIterator<Item = Gate>) -> Self {
+        self.gates.extend(gates);
+        self
+    }
+
+    /// How it is measured.
+    pub(crate) fn note(mut self, note: impl Into<String>) -> Self {
+        self.note = Some(note.into());
+        self
+    }
+}
+
+/// This machine cannot show the figure; the reason goes into the report and is no failure.
+#[derive(Debug)]
+pub(crate) struct Skip(pub(crate) String);
+
+impl fmt::Display for Skip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Skip {}
+
+/// What a measurement returns: its numbers, and optionally something to say about them.
+pub(crate) struct Measured {
+    pub(crate) summary: Summary,
+    pub(crate) remark: Option<String>,
+}
+
+impl From<Summary> for Measured {
+    fn from(summary: Summary) -> Self {
+        Self {
+            summary,
+            remark: None,
+        }
+    }
+}
+
+impl Bench {
+    /// A run that will measure the rows whose name contains one of `only`; all, if that is empty.
+    pub(crate) fn new(clock: Clock, cores: Cores, effort: Effort, only: Vec<String>) -> Self {
+        Self {
+            clock,
+            cores,
+            effort,
+            references: References::default(),
+            figures: Vec::new(),
+            only,
+        }
+    }
+
+    /// Whether the row was asked for.
+    pub(crate) fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|part| name.contains(part.as_str()))
+    }
+
+    /// Measures one row, unless it was not asked for. A failure becomes part of the report: the
+    /// rows after it are worth having.
+    pub(crate) fn measure<M: Into<Measured>>(
+        &mut self,
+        row: Row,
+        measurement: impl FnOnce(&mut Self) -> anyhow::Result<M>,
+    ) {
+        if !self.wants(row.name) {
+            return;
+        }
+        eprintln!("{} …", row.title);
+        let mut note = row.note;
+        let outcome = match measurement(self) {
+            Ok(measured) => {
+                let Measured { summary, remark } = measured.into();
+                note = match (note, remark) {
+                    (Some(note), Some(remark)) => Some(format!("{note} {remark}")),
+                    (note, remark) => note.or(remark),
+                };
+                Outcome::Measured(summary)
+            }
+            Err(error) if error.is::<Skip>() => Outcome::Skipped(error.to_string()),
+            Err(error) => Outcome::Failed(format!("{error:#}")),
+        };
+        self.figures.push(Figure {
+            name: row.name.to_owned(),
+            title: row.title,
+            unit: row.unit,
+            gates: row.gates,
+            outcome,
+            note,
+        });
+    }
+
+    /// The core of the other side.
+    ///
+    /// # Errors
+    /// [`Skip`] on a machine with one core.
+    pub(crate) fn far_core(&self) -> anyhow::Result<usize> {
+        Ok(self
+            .cores
+            .far
+            .ok_or_else(|| Skip("needs two cores".into()))?)
+    }
+
+    /// Repeats a latency measurement, P1 and P beside each repetition.
+    pub(crate) fn latencies(
+        &mut self,
+        mut repetition: impl FnMut(&Self) -> anyhow::Result<Percentiles>,
+    ) -> anyhow::Result<Summary> {
+        let mut all = Vec::with_capacity(self.effort.repetitions);
+        for i in 0..self.effort.repetitions {
+            self.repeat_references()?;
+            all.push(repetition(self).with_context(|| format!("repetition {}", i + 1))?);
+        }
+        Ok(Summary::of_latencies(&all))
+    }
+
+    /// Repeats a measurement that gives one number.
+    pub(crate) fn numbers(
+        &mut self,
+        mut repetition: impl FnMut(&Self) -> anyhow::Result<f64>,
+    ) -> anyhow::Result<Summary> {
+        let mut all = Vec::with_capacity(self.effort.repetitions);
+        for i in 0..self.effort.repetitions {
+            all.push(repetition(self).with_context(|| format!("repetition {}", i + 1))?);
+        }
+        Ok(Summary::of_numbers(all))
+    }
+
+    /// One more repetition of P1 and P, where there are two cores.
+    pub(crate) fn repeat_references(&mut self) -> anyhow::Result<()> {
+        if let Some(far) = self.cores.far {
+            let round_trips = self.effort.round_trips / 2;
+            self.references
+                .p1
+                .push(reference::one_line(self.clock, far, round_trips)?);
+            self.references
+                .p
+                .push(reference::two_lines(self.clock, far, round_trips)?);
+        }
+        Ok(())
+    }
+}

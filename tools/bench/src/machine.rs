@@ -1,0 +1,191 @@
+//! The machine under the figures: what it is, and which two cores the measured pair runs on.
+
+use std::fmt;
+use std::fs;
+
+use anyhow::{Context, bail};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+use serde::Serialize;
+
+/// What the reader needs to know to compare figures with another machine's.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Machine {
+    /// Processor model.
+    pub(crate) cpu: String,
+    /// Processors this process may run on.
+    pub(crate) cores: usize,
+    /// `uname -sr`.
+    pub(crate) kernel: String,
+    /// Whether a hypervisor is between us and the processor.
+    pub(crate) virtualised: bool,
+    /// The stopwatch.
+    pub(crate) clock: String,
+    /// Load average of the last minute before the run: others who wanted the cores.
+    pub(crate) load: String,
+}
+
+/// The processors the measured processes are pinned to.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Cores {
+    /// Where the measuring side (client) runs.
+    pub(crate) near: usize,
+    /// Where the other side (daemon, peer) runs; `None` on a machine with one core.
+    pub(crate) far: Option<usize>,
+    /// All processors that producers may use, `far` last.
+    pub(crate) all: Vec<usize>,
+}
+
+impl Machine {
+    /// Reads /proc and uname.
+    pub(crate) fn probe(clock: String, cores: &Cores) -> Self {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let field = |name: &str| {
+            cpuinfo
+                .lines()
+                .find(|line| line.starts_with(name))
+                .and_then(|line| line.split_once(':'))
+                .map(|(_, value)| value.trim().to_owned())
+        };
+        let kernel = nix::sys::utsname::uname().map_or_else(
+            |_| "unknown".to_owned(),
+            |name| {
+                format!(
+                    "{} {}",
+                    name.sysname().to_string_lossy(),
+                    name.release().to_string_lossy()
+                )
+            },
+        );
+        Self {
+            cpu: field("model name")
+                .or_else(|| field("CPU part"))
+                .unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+            cores: cores.all.len(),
+            kernel,
+            virtualised: field("flags")
+                .is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor")),
+            clock,
+            load: fs::read_to_string("/proc/loadavg")
+                .ok()
+                .and_then(|text| text.split_whitespace().next().map(ToOwned::to_owned))
+                .unwrap_or_default(),
+        }
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "machine  {}, {} core{}{}, {}, load {}",
+            self.cpu,
+            self.cores,
+            if self.cores == 1 { "" } else { "s" },
+            if self.virtualised { " (virtual)" } else { "" },
+            self.kernel,
+            self.load
+        )?;
+        write!(f, "clock    {}", self.clock)
+    }
+}
+
+impl Cores {
+    /// The first allowed core, and the first other one that is not its hyper-thread sibling.
+    /// `wanted` overrides the choice.
+    ///
+    /// # Errors
+    /// The affinity mask cannot be read, or `wanted` names a core that this process may not use.
+    pub(crate) fn choose(wanted: Option<&[usize]>) -> anyhow::Result<Self> {
+        let mask = sched_getaffinity(Pid::from_raw(0)).context("read the CPU affinity")?;
+        let allowed: Vec<usize> = (0..CpuSet::count())
+            .filter(|cpu| mask.is_set(*cpu).unwrap_or(false))
+            .collect();
+        let (near, far) = match wanted {
+            Some([near, far]) if near != far => (*near, Some(*far)),
+            Some([near]) => (*near, None),
+            Some(_) => bail!("--cores takes one core, or two different ones: --cores 0,1"),
+            None => {
+                let Some(near) = allowed.first().copied() else {
+                    bail!("no CPU is allowed")
+                };
+                let siblings = siblings_of(near);
+                let others = || allowed.iter().copied().filter(|cpu| *cpu != near);
+                (
+                    near,
+                    others()
+                        .find(|cpu| !siblings.contains(cpu))
+                        .or_else(|| others().next()),
+                )
+            }
+        };
+        for cpu in [Some(near), far].into_iter().flatten() {
+            if !allowed.contains(&cpu) {
+                bail!("core {cpu} is not among those this process may use: {allowed:?}");
+            }
+        }
+        let mut all = vec![near];
+        all.extend(
+            allowed
+                .iter()
+                .copied()
+                .filter(|cpu| *cpu != near && Some(*cpu) != far),
+        );
+        all.extend(far);
+        Ok(Self { near, far, all })
+    }
+}
+
+/// Hardware threads that share `cpu`'s core, itself among them; empty if the kernel does not say.
+fn siblings_of(cpu: usize) -> Vec<usize> {
+    let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+    fs::read_to_string(path).map_or_else(|_| Vec::new(), |list| parse_cpu_list(&list))
+}
+
+/// Reads the kernel's `0-3,8` notation.
+fn parse_cpu_list(list: &str) -> Vec<usize> {
+    let mut cpus = Vec::new();
+    for part in list.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        if let (Ok(first), Ok(last)) = (first.parse::<usize>(), last.parse::<usize>()) {
+            cpus.extend(first..=last);
+        }
+    }
+    cpus
+}
+
+/// Binds the calling thread to `cpu`.
+///
+/// # Errors
+/// The core is gone or not allowed; without pinning the figures mean nothing, so the caller stops.
+pub(crate) fn pin_thread(cpu: usize) -> anyhow::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu).with_context(|| format!("core {cpu}"))?;
+    sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("pin to core {cpu}"))
+}
+
+/// Lets the calling thread run on every core again.
+pub(crate) fn unpin_thread(cores: &Cores) -> anyhow::Result<()> {
+    let mut set = CpuSet::new();
+    for cpu in &cores.all {
+        set.set(*cpu)?;
+    }
+    sched_setaffinity(Pid::from_raw(0), &set).context("undo the pinning")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_cpu_lists_are_read() {
+        assert_eq!(parse_cpu_list("0-2,8\n"), vec![0, 1, 2, 8]);
+        assert_eq!(parse_cpu_list("5"), vec![5]);
+        assert!(parse_cpu_list("").is_empty());
+    }
+
+    #[test]
+    fn two_equal_cores_are_refused() {
+        assert!(Cores::choose(Some(&[0, 0])).is_err());
+    }
+}

@@ -1,0 +1,178 @@
+//! The other process of a measured pair: this program again, in a hidden role, pinned to its core,
+//! with the medium of the conversation as its standard input.
+
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::signal::Signal;
+
+use crate::machine::pin_thread;
+
+/// A running peer; killed when dropped.
+pub(crate) struct Peer {
+    child: Child,
+}
+
+impl Peer {
+    /// Starts `role` on `core`. `arguments` follow the role on its command line.
+    ///
+    /// # Errors
+    /// The program cannot be started again: it was moved or deleted while it ran.
+    pub(crate) fn spawn(
+        role: &str,
+        core: usize,
+        medium: Option<OwnedFd>,
+        arguments: &[&str],
+    ) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("find this program")?;
+        let child = Command::new(program)
+            .args(["peer", "--core", &core.to_string(), role])
+            .args(arguments)
+            .stdin(medium.map_or_else(Stdio::null, Stdio::from))
+            .spawn()
+            .with_context(|| format!("start the {role} peer"))?;
+        Ok(Self { child })
+    }
+
+    /// Waits for a peer that was told to stop; kills it if it does not.
+    pub(crate) fn join(mut self, patience: Duration) -> anyhow::Result<ExitStatus> {
+        let begin = Instant::now();
+        while begin.elapsed() < patience {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        bail!("the peer did not stop within {patience:?}")
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // It may be gone already, and then there is nothing left to do.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What a peer does first: dies with its parent, and stays on its core.
+pub(crate) fn settle(core: usize) -> anyhow::Result<()> {
+    let parent = nix::unistd::getppid();
+    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).context("ask to die with the parent")?;
+    // The parent may have died before the request took effect; then init has adopted us.
+    if nix::unistd::getppid() != parent {
+        bail!("the parent is gone");
+    }
+    pin_thread(core)
+}
+
+/// The medium, on the peer's side.
+pub(crate) fn medium() -> anyhow::Result<OwnedFd> {
+    std::io::stdin()
+        .as_fd()
+        .try_clone_to_owned()
+        .context("take over standard input")
+}
+
+/// A page shared by the pair. Words lie 128 bytes apart, so that no prefetcher couples them.
+pub(crate) struct SharedPage {
+    base: NonNull<core::ffi::c_void>,
+}
+
+const PAGE_BYTES: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
+const LINE_BYTES: usize = 128;
+/// The word that the peer sets once it is ready.
+const READY_LINE: usize = 31;
+
+impl SharedPage {
+    /// A new page, and the descriptor to hand to the peer.
+    pub(crate) fn create() -> anyhow::Result<(Self, OwnedFd)> {
+        let memory =
+            memfd_create(c"laxity-bench", MFdFlags::MFD_CLOEXEC).context("memfd_create")?;
+        nix::unistd::ftruncate(&memory, PAGE_BYTES.get() as i64).context("size the page")?;
+        Ok((Self::map(&memory)?, memory))
+    }
+
+    /// The page behind `memory`.
+    pub(crate) fn map(memory: &impl AsFd) -> anyhow::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
+        let base = unsafe {
+            mmap(
+                None,
+                PAGE_BYTES,
+                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+                MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE,
+                memory,
+                0,
+            )
+        }
+        .context("map the shared page")?;
+        Ok(Self { base })
+    }
+
+    /// The word of `line`, 0 to 31.
+    pub(crate) fn word(&self, line: usize) -> &AtomicU64 {
+        assert!(line < PAGE_BYTES.get() / LINE_BYTES);
+        // SAFETY: `base` maps PAGE_BYTES until `self` is dropped, the offset is in range and a
+        // multiple of 128, and both processes touch the page through atomics only.
+        unsafe {
+            self.base
+                .byte_add(line * LINE_BYTES)
+                .cast::<AtomicU64>()
+                .as_ref()
+        }
+    }
+
+    /// The peer's side: it is ready.
+    pub(crate) fn announce(&self) {
+        self.word(READY_LINE).store(1, Ordering::Release);
+    }
+
+    /// Our side: wait until it is.
+    pub(crate) fn await_peer(&self) -> anyhow::Result<()> {
+        let begin = Instant::now();
+        while self.word(READY_LINE).load(Ordering::Acquire) == 0 {
+            if begin.elapsed() > Duration::from_secs(10) {
+                bail!("the peer did not get ready within 10 s");
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for SharedPage {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length, and no reference outlives `self`.
+        let unmapped = unsafe { munmap(self.base, PAGE_BYTES.get()) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// Both ends of a connected pair of unix sockets.
+pub(crate) fn socket_pair(kind: nix::sys::socket::SockType) -> anyhow::Result<(OwnedFd, OwnedFd)> {
+    use nix::sys::socket::{AddressFamily, SockFlag, socketpair};
+    socketpair(AddressFamily::Unix, kind, None, SockFlag::SOCK_CLOEXEC).context("socketpair")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_mappings_of_a_page_show_the_same_words() {
+        let (ours, memory) = SharedPage::create().expect("a page");
+        let theirs = SharedPage::map(&memory).expect("a second mapping");
+        theirs.word(3).store(7, Ordering::Release);
+        theirs.announce();
+        assert_eq!(ours.word(3).load(Ordering::Acquire), 7);
+        ours.await_peer().expect("announced");
+    }
+}

@@ -1,0 +1,188 @@
+//! The report: one table for people, one JSON document for machines.
+
+use std::fmt::Write as _;
+
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
+use serde_json::{Value, json};
+
+use crate::figure::{Figure, Gate, Limit, Outcome, Quantile, References, Side, Unit, Verdict};
+use crate::machine::{Cores, Machine};
+
+/// The table, and below it the notes that its rows refer to.
+pub(crate) fn render(figures: &[Figure], references: &References) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED);
+    table.set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header([
+        "figure",
+        "p50",
+        "p99",
+        "p99.9",
+        "min–max of p50",
+        "× P",
+        "× P1",
+        "gate",
+        "verdict",
+    ]);
+    let mut notes = String::new();
+    let mut count = 0;
+    for figure in figures {
+        let mut title = figure.title.clone();
+        let outcome = match &figure.outcome {
+            Outcome::Measured(_) => None,
+            Outcome::Skipped(why) => Some(format!("skipped: {why}")),
+            Outcome::Failed(why) => Some(format!("failed: {why}")),
+        };
+        for note in [outcome, figure.note.clone()].into_iter().flatten() {
+            count += 1;
+            let _ = write!(title, " [{count}]");
+            let _ = writeln!(notes, "[{count}] {note}");
+        }
+        let mut cells = vec![Cell::new(title)];
+        cells.extend(
+            numbers(figure, references)
+                .into_iter()
+                .map(|text| Cell::new(text).set_alignment(CellAlignment::Right)),
+        );
+        let gates: Vec<String> = figure
+            .gates
+            .iter()
+            .map(|gate| show_gate(gate, figure.unit))
+            .collect();
+        cells.push(Cell::new(gates.join("\n")));
+        cells.push(Cell::new(show_verdict(figure.verdict(references))));
+        table.add_row(cells);
+    }
+    format!("{table}\n{notes}")
+}
+
+fn numbers(figure: &Figure, references: &References) -> Vec<String> {
+    let dash = || "–".to_owned();
+    let Outcome::Measured(summary) = &figure.outcome else {
+        return vec![dash(); 6];
+    };
+    let optional = |value: Option<f64>| value.map_or_else(dash, |value| show(value, figure.unit));
+    let ratio = |reference: Option<f64>| match (figure.unit, reference) {
+        (Unit::Nanoseconds, Some(reference)) => format!("{:.2}", summary.p50 / reference),
+        _ => dash(),
+    };
+    vec![
+        show(summary.p50, figure.unit),
+        optional(summary.p99),
+        optional(summary.p999),
+        format!(
+            "{} … {}",
+            show(summary.spread.0, figure.unit),
+            show(summary.spread.1, figure.unit)
+        ),
+        ratio(references.p_ns()),
+        ratio(references.p1_ns()),
+    ]
+}
+
+fn show(value: f64, unit: Unit) -> String {
+    match unit {
+        Unit::Nanoseconds if value < 100.0 => format!("{value:.1} ns"),
+        Unit::Nanoseconds if value < 10_000.0 => format!("{value:.0} ns"),
+        Unit::Nanoseconds if value < 1e6 => format!("{:.1} µs", value / 1e3),
+        Unit::Nanoseconds => format!("{:.2} ms", value / 1e6),
+        Unit::PerSecond => format!("{:.2} M/s", value / 1e6),
+        Unit::Instructions => format!("{value:.1} instr"),
+        Unit::PercentOfCore => format!("{value:.3} %"),
+        Unit::PerMillion => format!("{value:.1} /M"),
+    }
+}
+
+fn show_gate(gate: &Gate, unit: Unit) -> String {
+    let side = match gate.side {
+        Side::AtMost => "≤",
+        Side::AtLeast => "≥",
+    };
+    let quantile = match gate.quantile {
+        Quantile::P50 => "",
+        Quantile::P99 => "p99 ",
+        Quantile::P999 => "p99.9 ",
+    };
+    let limit = |limit: Limit| match limit {
+        Limit::TimesP(ratio) => format!("{ratio:.2} P"),
+        Limit::TimesP1(ratio) => format!("{ratio:.2} P1"),
+        Limit::Value(value) => show(value, unit),
+    };
+    let mut text = format!("{quantile}{side} {}", limit(gate.limit));
+    if let Some(excellent) = gate.excellent {
+        let _ = write!(text, " (excellent {})", limit(excellent));
+    }
+    text
+}
+
+fn show_verdict(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::None => "",
+        Verdict::Ok => "ok",
+        Verdict::Excellent => "excellent",
+        Verdict::Missed => "MISSED",
+        Verdict::Skipped => "skipped",
+        Verdict::Failed => "FAILED",
+    }
+}
+
+/// The same, for machines. Values are in nanoseconds, events per second, instructions, percent
+/// of a core or calls per million permits, as `unit` says.
+pub(crate) fn json(
+    machine: &Machine,
+    cores: &Cores,
+    figures: &[Figure],
+    references: &References,
+) -> serde_json::Result<Value> {
+    let rows = figures
+        .iter()
+        .map(|figure| {
+            let mut row = serde_json::to_value(figure)?;
+            row["verdict"] = serde_json::to_value(figure.verdict(references))?;
+            Ok(row)
+        })
+        .collect::<serde_json::Result<Vec<Value>>>()?;
+    Ok(json!({
+        "machine": machine,
+        "cores": cores,
+        "p_ns": references.p_ns(),
+        "p1_ns": references.p1_ns(),
+        "figures": rows,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::Summary;
+
+    #[test]
+    fn a_row_shows_its_numbers_its_gate_and_why_another_was_skipped() {
+        let figure = |outcome| Figure {
+            name: "submit".into(),
+            title: "submit".into(),
+            unit: Unit::Nanoseconds,
+            gates: vec![Gate::at_most(Quantile::P50, Limit::Value(15.0))],
+            outcome,
+            note: None,
+        };
+        let text = render(
+            &[
+                figure(Outcome::Measured(Summary::of_numbers(vec![
+                    12.0, 13.0, 14.0,
+                ]))),
+                figure(Outcome::Skipped("no valgrind".into())),
+            ],
+            &References::default(),
+        );
+        for part in [
+            "13.0 ns",
+            "12.0 ns … 14.0 ns",
+            "≤ 15.0 ns",
+            "ok",
+            "[1] skipped: no valgrind",
+        ] {
+            assert!(text.contains(part), "{part} is missing in\n{text}");
+        }
+    }
+}
