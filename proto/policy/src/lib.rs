@@ -10,10 +10,13 @@
 //! the same times give the same actions, bit for bit.
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod config;
 pub mod event;
 pub mod ids;
 pub mod link;
+pub mod prune;
+pub mod red;
 pub mod time;
 
 pub use config::{Granularity, LastStage, LinkConfig, PolicyKind, Ties};

@@ -1,0 +1,525 @@
+//! Order and pruning between batches: MFS §4.4.2, Algorithm 1 (Appendix B), DESIGN §4.4.
+//!
+//! Driven by the coordinator on what the daemons report, by a daemon that has no coordinator on
+//! what it sees, and by the simulator. It keeps the active batches with their deadlines and
+//! loads, orders them by ascending RED ([`red`](crate::red)), runs Algorithm 1 over that order
+//! ([`prune`](crate::prune)) and issues an [`Order`] whenever the outcome changed.
+//!
+//! * *Trigger.* A batch arrives or departs, as in the paper; also a request joins or its batch is
+//!   announced again, since hints deliver an arrival in pieces. Starts, ends, progress and rates
+//!   only enter the next run: "we deliberately avoid fine-grained per-layer updates".
+//! * *Debounce.* A run happens [`AdmissionConfig::debounce`] after the first trigger since the
+//!   last one: triggers in between are covered by the same run, and a steady stream of them
+//!   can neither postpone it nor have it happen more often.
+//! * *Ties.* Equal RED: the smaller [`BatchId`]. Not arrival, so that the outcome of a run does not
+//!   depend on the order in which its triggers came in.
+//! * *Computing.* `compute_i` is what a batch announced, less the time since it started.
+//! * *Trust.* Events come from other processes. Unknown ids are ignored and counted, loads are
+//!   clamped, and what exceeds a cap pushes out the oldest batch. A request is a member of one
+//!   batch, the last that named it (chunked prefill moves requests on).
+
+mod config;
+mod event;
+
+use std::collections::BTreeMap;
+
+pub use config::AdmissionConfig;
+pub use event::{
+    AdmissionAction, AdmissionCounters, AdmissionEvent, Decision, PruneCause, RequestLoad,
+};
+
+use crate::config::InvalidConfig;
+use crate::event::Order;
+use crate::ids::{BatchId, RequestId};
+use crate::prune::{BatchSlot, Doomed, Ledger, Member, MemberSlot, PACE_UNIT, Pruner, Terms, Turn};
+use crate::red::Red;
+use crate::time::{Span, Time};
+
+/// Bounds of the observed over estimated communication time that are believed.
+const PACE_RANGE: core::ops::RangeInclusive<u64> = PACE_UNIT as u64 / 8..=PACE_UNIT as u64 * 8;
+
+#[derive(Debug)]
+struct Batch {
+    id: BatchId,
+    arrival: u64,
+    compute: Span,
+    started: Option<Time>,
+    red: Red,
+    /// Members changed since `red` was taken.
+    red_stale: bool,
+    /// Position in the last run, if it was there.
+    rank: Option<u32>,
+    /// When it was first estimated, and for how long it would communicate.
+    forecast: Option<(Time, Span)>,
+}
+
+/// The state machine. Feed it with [`handle`](Admission::handle), call
+/// [`poll_action`](Admission::poll_action) until it returns `None`, and again at
+/// [`next_deadline`](Admission::next_deadline).
+#[derive(Debug)]
+pub struct Admission {
+    config: AdmissionConfig,
+    ledger: Ledger,
+    pruner: Pruner,
+    /// By slot of the ledger.
+    batches: Vec<Option<Batch>>,
+    batch_slots: BTreeMap<BatchId, BatchSlot>,
+    /// Active batches by arrival, the oldest first.
+    arrivals: BTreeMap<u64, BatchSlot>,
+    arrivals_seen: u64,
+    requests: BTreeMap<RequestId, MemberSlot>,
+    /// `H`.
+    pruned: BTreeMap<RequestId, PruneCause>,
+    /// See [`Terms::pace`].
+    pace: u32,
+    /// When to run, if anything triggered.
+    due: Option<Time>,
+    decided_at: Time,
+    turns: Vec<Turn>,
+    order: Order,
+    counters: AdmissionCounters,
+}
+
+impl Admission {
+    /// Starts without batches.
+    ///
+    /// # Errors
+    /// The first field of `config` that makes no sense.
+    pub fn new(config: AdmissionConfig) -> Result<Self, InvalidConfig> {
+        config.validate()?;
+        Ok(Self {
+            ledger: Ledger::new(config.default_rate, config.ports_max),
+            config,
+            pruner: Pruner::default(),
+            batches: Vec::new(),
+            batch_slots: BTreeMap::new(),
+            arrivals: BTreeMap::new(),
+            arrivals_seen: 0,
+            requests: BTreeMap::new(),
+            pruned: BTreeMap::new(),
+            pace: PACE_UNIT,
+            due: None,
+            decided_at: Time::ZERO,
+            turns: Vec::new(),
+            order: Order::default(),
+            counters: AdmissionCounters::default(),
+        })
+    }
+
+    /// What is set.
+    #[must_use]
+    pub const fn config(&self) -> &AdmissionConfig {
+        &self.config
+    }
+
+    /// Changes the configuration and triggers a run. Requests pruned under a larger budget stay
+    /// pruned.
+    ///
+    /// # Errors
+    /// The first field that makes no sense; the old configuration stays.
+    pub fn set_config(&mut self, now: Time, config: AdmissionConfig) -> Result<(), InvalidConfig> {
+        config.validate()?;
+        if config.correction_permille == 0 {
+            self.pace = PACE_UNIT;
+        }
+        self.ledger.configure(config.default_rate, config.ports_max);
+        self.config = config;
+        for batch in self.batches.iter_mut().flatten() {
+            batch.red_stale = true;
+        }
+        self.make_room(0, 0, None);
+        self.trigger(now);
+        Ok(())
+    }
+
+    /// Takes note of an event. The work is done in [`Admission::poll_action`].
+    pub fn handle(&mut self, now: Time, event: AdmissionEvent) {
+        let known = match event {
+            AdmissionEvent::BatchArrived {
+                batch,
+                requests,
+                compute,
+            } => self.batch_arrived(now, batch, &requests, compute),
+            AdmissionEvent::RequestJoined { batch, load } => self.request_joined(now, batch, &load),
+            AdmissionEvent::RequestStarted { request } => {
+                self.with_request(request, |this, slot| this.ledger.started(slot))
+            }
+            AdmissionEvent::RequestEnded { request } => self.with_request(request, |this, slot| {
+                this.pruned.remove(&request);
+                this.leave(request, slot);
+            }),
+            AdmissionEvent::BytesCompleted {
+                request,
+                port,
+                bytes,
+            } => self.with_request(request, |this, slot| this.ledger.moved(slot, port, bytes)),
+            AdmissionEvent::BatchStarted { batch } => self.batch_started(now, batch),
+            AdmissionEvent::BatchDeparted { batch } => self.batch_departed(now, batch),
+            AdmissionEvent::PortRate {
+                port,
+                bytes_per_second,
+            } => {
+                let known = self.ledger.set_rate(port, bytes_per_second);
+                self.counters.loads_refused += u64::from(!known);
+                true
+            }
+        };
+        self.counters.events_ignored += u64::from(!known);
+    }
+
+    /// Runs if a run is due, and says what changed.
+    pub fn poll_action(&mut self, now: Time) -> Option<AdmissionAction> {
+        if self.due.is_none_or(|due| due > now) {
+            return None;
+        }
+        self.due = None;
+        self.run(now)
+            .then(|| AdmissionAction::OrderChanged(self.order.clone()))
+    }
+
+    /// When to call [`Admission::poll_action`] though nothing happens.
+    #[must_use]
+    pub const fn next_deadline(&self) -> Option<Time> {
+        self.due
+    }
+
+    /// The order that was issued last; epoch zero if none was.
+    #[must_use]
+    pub const fn order(&self) -> &Order {
+        &self.order
+    }
+
+    /// Counts since the start.
+    #[must_use]
+    pub const fn counters(&self) -> &AdmissionCounters {
+        &self.counters
+    }
+
+    /// How many batches are active.
+    #[must_use]
+    pub fn active_batches(&self) -> usize {
+        self.batch_slots.len()
+    }
+
+    /// What the last run decided about `batch`; `None` if it was not there.
+    #[must_use]
+    pub fn last_decision(&self, batch: BatchId) -> Option<Decision> {
+        let &slot = self.batch_slots.get(&batch)?;
+        let state = self.batches[slot as usize].as_ref()?;
+        let rank = state.rank? as usize;
+        let estimate = self.pruner.estimates()[rank];
+        let members = self.ledger.members_of(slot).iter();
+        let mut pruned: Vec<RequestId> = members
+            .map(|&member| self.ledger.member(member))
+            .filter(|member| member.pruned)
+            .map(|member| member.request)
+            .collect();
+        pruned.sort_unstable();
+        Some(Decision {
+            decided_at: self.decided_at,
+            rank,
+            red: state.red,
+            estimate,
+            feasible: !estimate.is_later_than(state.red.loose),
+            pruned,
+        })
+    }
+
+    /// Why a request is pruned; `None` if it is not.
+    #[must_use]
+    pub fn prune_cause(&self, request: RequestId) -> Option<PruneCause> {
+        self.pruned.get(&request).copied()
+    }
+
+    fn trigger(&mut self, now: Time) {
+        self.due = self.due.or(Some(now + self.config.debounce));
+    }
+
+    fn batch_arrived(
+        &mut self,
+        now: Time,
+        id: BatchId,
+        requests: &[RequestLoad],
+        compute: Span,
+    ) -> bool {
+        if id == BatchId::default() {
+            return false;
+        }
+        let slot = match self.batch_slots.get(&id) {
+            Some(&slot) => slot,
+            None => self.open(id),
+        };
+        self.batch_mut(slot).compute = compute;
+        for load in requests {
+            self.join(slot, load);
+        }
+        self.trigger(now);
+        true
+    }
+
+    fn request_joined(&mut self, now: Time, batch: BatchId, load: &RequestLoad) -> bool {
+        let Some(&slot) = self.batch_slots.get(&batch) else {
+            return false;
+        };
+        self.join(slot, load);
+        self.trigger(now);
+        true
+    }
+
+    fn batch_started(&mut self, now: Time, batch: BatchId) -> bool {
+        let Some(&slot) = self.batch_slots.get(&batch) else {
+            return false;
+        };
+        self.batch_mut(slot).started.get_or_insert(now);
+        for index in 0..self.ledger.members_of(slot).len() {
+            let member = self.ledger.members_of(slot)[index];
+            self.ledger.started(member);
+        }
+        true
+    }
+
+    fn batch_departed(&mut self, now: Time, batch: BatchId) -> bool {
+        let Some(&slot) = self.batch_slots.get(&batch) else {
+            return false;
+        };
+        self.observe_pace(now, slot);
+        self.close(slot);
+        self.trigger(now);
+        true
+    }
+
+    fn with_request(
+        &mut self,
+        request: RequestId,
+        act: impl FnOnce(&mut Self, MemberSlot),
+    ) -> bool {
+        let slot = self.requests.get(&request).copied();
+        match slot {
+            Some(slot) => {
+                act(self, slot);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn batch_mut(&mut self, slot: BatchSlot) -> &mut Batch {
+        self.batches[slot as usize]
+            .as_mut()
+            .expect("slots in the maps are of active batches")
+    }
+
+    fn open(&mut self, id: BatchId) -> BatchSlot {
+        while self.batch_slots.len() >= self.config.batches_max && self.forget_oldest(None) {}
+        let slot = self.ledger.open_batch();
+        self.arrivals_seen += 1;
+        let batch = Batch {
+            id,
+            arrival: self.arrivals_seen,
+            compute: Span::ZERO,
+            started: None,
+            red: Red::NONE,
+            red_stale: false,
+            rank: None,
+            forecast: None,
+        };
+        if self.batches.len() <= slot as usize {
+            self.batches.resize_with(slot as usize + 1, || None);
+        }
+        self.arrivals.insert(batch.arrival, slot);
+        self.batches[slot as usize] = Some(batch);
+        self.batch_slots.insert(id, slot);
+        slot
+    }
+
+    fn close(&mut self, slot: BatchSlot) {
+        let Some(batch) = self.batches[slot as usize].take() else {
+            return;
+        };
+        self.batch_slots.remove(&batch.id);
+        self.arrivals.remove(&batch.arrival);
+        for &member in self.ledger.members_of(slot) {
+            let request = self.ledger.member(member).request;
+            self.requests.remove(&request);
+            self.pruned.remove(&request);
+        }
+        self.ledger.close_batch(slot);
+    }
+
+    /// Makes `load` a member of the batch, instead of what was known of the request before.
+    fn join(&mut self, batch: BatchSlot, load: &RequestLoad) {
+        if load.request == RequestId::default() {
+            self.counters.events_ignored += 1;
+            return;
+        }
+        if let Some(&known) = self.requests.get(&load.request) {
+            self.leave(load.request, known);
+        }
+        if !self.make_room(1, load.ports.len(), Some(batch)) {
+            self.pruned.remove(&load.request);
+            self.counters.loads_refused += 1;
+            return;
+        }
+        let member = Member {
+            request: load.request,
+            deadline: load.deadline,
+            started: load.started,
+            pruned: self.pruned.contains_key(&load.request),
+        };
+        let (slot, refused) = self.ledger.join(batch, member, &load.ports);
+        self.counters.loads_refused += refused as u64;
+        self.requests.insert(load.request, slot);
+        self.batch_mut(batch).red_stale = true;
+    }
+
+    fn leave(&mut self, request: RequestId, slot: MemberSlot) {
+        let batch = self.ledger.batch_of(slot);
+        self.ledger.leave(slot);
+        self.requests.remove(&request);
+        self.batch_mut(batch).red_stale = true;
+    }
+
+    /// Forgets old batches, but not `keep`, until so many more fit; false if they never do.
+    fn make_room(&mut self, requests: usize, loads: usize, keep: Option<BatchSlot>) -> bool {
+        while self.batch_slots.len() > self.config.batches_max
+            || self.requests.len() + requests > self.config.requests_max
+            || self.ledger.load_count() + loads > self.config.loads_max
+        {
+            if loads > self.config.loads_max || !self.forget_oldest(keep) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn forget_oldest(&mut self, keep: Option<BatchSlot>) -> bool {
+        let Some(&slot) = self.arrivals.values().find(|&&slot| Some(slot) != keep) else {
+            return false;
+        };
+        self.close(slot);
+        self.counters.batches_forgotten += 1;
+        true
+    }
+
+    /// Algorithm 1. True if the order changed.
+    fn run(&mut self, now: Time) -> bool {
+        self.counters.runs += 1;
+        self.decided_at = now;
+        let sigma = self.sort_by_red();
+        self.turns.clear();
+        for (rank, &(_, _, slot)) in sigma.iter().enumerate() {
+            let batch = self.batch_mut(slot);
+            batch.rank = Some(rank as u32);
+            let elapsed = batch
+                .started
+                .map_or(Span::ZERO, |started| now.since(started));
+            let ready = now + Span(batch.compute.0.saturating_sub(elapsed.0));
+            let (limit, first_due) = (batch.red.loose, batch.red.tight);
+            self.turns.push(Turn {
+                batch: slot,
+                ready,
+                limit,
+                first_due,
+            });
+        }
+        let drops = self.config.drop_budget.saturating_sub(self.pruned.len());
+        let terms = Terms {
+            drops,
+            doomed: self.config.doomed,
+            pace: self.pace,
+        };
+        self.pruner.run(&mut self.ledger, &self.turns, &terms);
+        for pruning in self.pruner.pruned() {
+            let batch = sigma[pruning.turn].1;
+            self.pruned.insert(
+                pruning.request,
+                PruneCause {
+                    batch,
+                    port: pruning.port,
+                },
+            );
+            let loser = self.ledger.batch_of(pruning.member) as usize;
+            if let Some(batch) = self.batches[loser].as_mut() {
+                batch.red_stale = true;
+            }
+        }
+        self.counters.pruned += self.pruner.pruned().len() as u64;
+        self.note_forecasts(now);
+
+        let same_sigma = self
+            .order
+            .sigma
+            .iter()
+            .eq(sigma.iter().map(|(_, id, _)| id));
+        if same_sigma && self.order.pruned.iter().eq(self.pruned.keys()) {
+            return false;
+        }
+        self.order.epoch += 1;
+        self.order.sigma.clear();
+        self.order.sigma.extend(sigma.iter().map(|&(_, id, _)| id));
+        self.order.pruned.clear();
+        self.order.pruned.extend(self.pruned.keys());
+        self.counters.orders += 1;
+        true
+    }
+
+    /// Step 1: the active batches by ascending RED.
+    fn sort_by_red(&mut self) -> Vec<(Time, BatchId, BatchSlot)> {
+        let set_aside = self.config.doomed == Doomed::SetAside;
+        let mut deadlines = Vec::new();
+        let mut sigma = Vec::with_capacity(self.batch_slots.len());
+        for (slot, batch) in self.batches.iter_mut().enumerate() {
+            let Some(batch) = batch else { continue };
+            if batch.red_stale {
+                let members = self.ledger.members_of(slot as BatchSlot).iter();
+                let members = members.map(|&member| self.ledger.member(member));
+                deadlines.clear();
+                deadlines.extend(
+                    members
+                        .filter(|m| !(set_aside && m.pruned))
+                        .map(|member| member.deadline),
+                );
+                deadlines.sort_unstable();
+                batch.red = Red::of_sorted(&deadlines);
+                batch.red_stale = false;
+            }
+            sigma.push((batch.red.score, batch.id, slot as BatchSlot));
+        }
+        sigma.sort_unstable();
+        sigma
+    }
+
+    /// Remembers the first estimate of each batch, to compare it with what happens.
+    fn note_forecasts(&mut self, now: Time) {
+        if self.config.correction_permille == 0 {
+            return;
+        }
+        for (turn, estimate) in self.turns.iter().zip(self.pruner.estimates()) {
+            if let Some(batch) = self.batches[turn.batch as usize].as_mut()
+                && estimate.bytes > 0
+            {
+                batch
+                    .forecast
+                    .get_or_insert((now, estimate.communication()));
+            }
+        }
+    }
+
+    /// A batch whose requests all ended shows how good its estimate was. One with members left
+    /// was aborted and shows nothing.
+    fn observe_pace(&mut self, now: Time, slot: BatchSlot) {
+        if !self.ledger.members_of(slot).is_empty() {
+            return;
+        }
+        let batch = self.batch_mut(slot);
+        let Some((made, Span(forecast_ns @ 1..))) = batch.forecast else {
+            return;
+        };
+        let observed_ns = now.since(made).0.saturating_sub(batch.compute.0);
+        let ratio = u128::from(observed_ns) * u128::from(PACE_UNIT) / u128::from(forecast_ns);
+        let sample = u64::try_from(ratio).unwrap_or(u64::MAX);
+        let sample = sample.clamp(*PACE_RANGE.start(), *PACE_RANGE.end());
+        let weight = u64::from(self.config.correction_permille);
+        self.pace = ((u64::from(self.pace) * (1000 - weight) + sample * weight) / 1000) as u32;
+    }
+}
