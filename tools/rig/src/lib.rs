@@ -1,1 +1,23 @@
-//! Placeholder.
+//! The lab: real hosts on one machine, to show what scheduling is worth.
+//!
+//! Each host is a network namespace with its own TCP stack, its own `laxityd` and one worker
+//! that replays its part of a model's prefill (MFS §2.2, §3.1): layers with their compute time,
+//! KV-reuse fetches, all-to-alls that block the next layer, layer-wise hand-over to decode.
+//! [`lab::run`] plays the same arrivals under several policies and reports TTFT attainment, and
+//! what the fabric saw.
+//!
+//! ```text
+//! laxity lab run ── lab::run ──▶ sandbox (user, mount, net, pid namespaces of its own)
+//!                                └─ controller, pid 1: fabric, daemons, workers; one policy at a time
+//!                                     ├─ host0: laxityd ◀─lane─ worker ══ TCP, marked per class ══▶ switch
+//!                                     └─ host1: …
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod fabric;
+pub mod frame;
+pub mod ideal;
+pub mod plan;
+pub mod trace;
+pub mod workload;

@@ -1,0 +1,362 @@
+//! What a lab run is made of: hosts, fabric, model, workload. Plain structs with defaults that
+//! need nothing from the user.
+//!
+//! The testbed of MFS §6 (16 GPUs, 100 Gbit/s, Mixtral-8x7B) does not fit on two cores, so the
+//! lab keeps the *ratios* that decide about contention and scales the rest ([`Scaling`]):
+//!
+//! * collectives are `comm_share` of an uncontended layer (MFS §2.2: 40–60 %);
+//! * KV bytes against all-to-all bytes of a token at a layer are `1 : collective_to_kv` (for
+//!   Mixtral-8x7B with EP 8: 2 × 8 × 128 × 2 B = 4 KiB of KV against 28 KiB of dispatch and combine);
+//! * neighbouring layers are merged, 32 into 8, so that there are fewer and larger transfers.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::fabric::WireClass;
+
+/// Where the requests come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkloadSource {
+    /// Built in: 2k tokens on average, half of them reusable (MFS §6.2, QwenA-Conv).
+    #[default]
+    Conversation,
+    /// Built in: 1k tokens on average, 65 % of them reusable (MFS §6.2, QwenB-Agent).
+    Agent,
+    /// A request file: Mooncake jsonl or Azure csv, possibly gzipped.
+    File(PathBuf),
+}
+
+/// Everything that can be set about a lab run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LabConfig {
+    /// Policies to run, in turn, on the same arrivals. `none` runs without a daemon; every other
+    /// name is passed on to `laxityd`.
+    pub policies: Vec<String>,
+    /// Seed of everything random.
+    pub seed: u64,
+    /// Where the requests come from.
+    pub workload: WorkloadSource,
+    /// Seconds over which requests arrive.
+    pub duration_s: f64,
+    /// Seconds after the last arrival until unfinished requests are given up as missed.
+    pub drain_s: f64,
+    /// Offered load of the prefill units: arrival rate over what they could prefill one request
+    /// at a time on an idle fabric. Ignored where `requests_per_second` is set.
+    pub load: f64,
+    /// Arrival rate over all units, requests per second.
+    pub requests_per_second: Option<f64>,
+    /// A request's first token is due after this multiple of its own contention-free TTFT.
+    pub slo_scale: f64,
+    /// Prefill units.
+    pub units: usize,
+    /// Hosts of one prefill unit.
+    pub ranks: usize,
+    /// Decode hosts.
+    pub decodes: usize,
+    /// Rate of every port, Mbit/s.
+    pub port_mbit: u32,
+    /// The model.
+    pub model: ModelConfig,
+    /// The longest prompt; longer ones are clipped to it.
+    pub tokens_max: u32,
+    /// Share of the reused tokens whose prefixes live on the first unit, the victim (MFS §2.2).
+    pub victim_share: f64,
+    /// Bytes that a daemon permits at once.
+    pub chunk_bytes: u64,
+    /// Bytes that a daemon lets be in flight on its port.
+    pub window_bytes: u64,
+    /// Send and receive buffer of every data connection: what a connection may have in the
+    /// network. Without it the fabric's queues would only be bounded by TCP's auto-tuning.
+    pub socket_buffer_bytes: u32,
+    /// Length of each class's queue on each port. Large enough for every connection's buffer, so
+    /// that nothing is dropped, as in a RoCE fabric; the connections' buffers bound the delay.
+    pub queue_bytes: u32,
+    /// DSCP of level 1, 2, …; fewer than the levels is not allowed.
+    pub level_dscp: Vec<u8>,
+    /// DSCP of the scavenger.
+    pub scavenger_dscp: u8,
+    /// Seconds into each scheduled run at which one daemon, the victim's, is killed by SIGKILL.
+    pub kill_daemon_at: Option<f64>,
+    /// Run a few requests one by one first and report how far the analytic contention-free TTFT
+    /// is from what they measured.
+    pub validate_ideal: bool,
+    /// The daemon to run; found next to this program or in `PATH` if not given.
+    pub laxityd: Option<PathBuf>,
+}
+
+impl Default for LabConfig {
+    fn default() -> Self {
+        Self {
+            policies: ["none", "two_class", "mfs", "laxity"].map(str::to_owned).into(),
+            seed: 1,
+            workload: WorkloadSource::default(),
+            duration_s: 25.0,
+            drain_s: 15.0,
+            load: 0.8,
+            requests_per_second: None,
+            slo_scale: 3.0,
+            units: 3,
+            ranks: 2,
+            decodes: 2,
+            port_mbit: 200,
+            model: ModelConfig::default(),
+            tokens_max: 8192,
+            victim_share: 0.6,
+            chunk_bytes: 32 << 10,
+            window_bytes: 128 << 10,
+            socket_buffer_bytes: 64 << 10,
+            queue_bytes: 4 << 20,
+            level_dscp: vec![46, 34, 26, 18, 18, 10, 10, 10],
+            scavenger_dscp: 8,
+            kill_daemon_at: None,
+            validate_ideal: true,
+            laxityd: None,
+        }
+    }
+}
+
+/// The model whose prefill is replayed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Layers, after merging.
+    pub layers: u16,
+    /// Compute time of a layer that does not depend on the tokens (weights are read), µs.
+    pub layer_base_us: f64,
+    /// Compute time of a layer per new token, µs.
+    pub layer_token_us: f64,
+    /// New tokens that a unit puts into one batch; a longer request runs alone.
+    pub batch_tokens: u32,
+    /// New tokens at which collectives take `comm_share` of an uncontended layer.
+    pub reference_tokens: u32,
+    /// Share of an uncontended layer of `reference_tokens` that collectives take.
+    pub comm_share: f64,
+    /// All-to-all bytes of a token at a layer, over its KV bytes there.
+    pub collective_to_kv: f64,
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self {
+            layers: 8,
+            layer_base_us: 4_000.0,
+            layer_token_us: 8.0,
+            batch_tokens: 2048,
+            reference_tokens: 1000,
+            comm_share: 0.5,
+            collective_to_kv: 7.0,
+        }
+    }
+}
+
+/// A value of [`LabConfig`] that makes no sense.
+#[derive(Debug, thiserror::Error)]
+#[error("{field}: {problem}")]
+pub struct InvalidLab {
+    /// The field.
+    pub field: &'static str,
+    /// What is wrong and what to put instead.
+    pub problem: String,
+}
+
+impl LabConfig {
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// The first field that is out of range; show it to whoever configured the run.
+    pub fn validate(&self) -> Result<(), InvalidLab> {
+        let check = |good: bool, field, problem: &str| {
+            if good { Ok(()) } else { Err(InvalidLab { field, problem: problem.to_owned() }) }
+        };
+        check(!self.policies.is_empty(), "policies", "name at least one, `none` for instance")?;
+        for (i, policy) in self.policies.iter().enumerate() {
+            check(
+                !self.policies[..i].contains(policy),
+                "policies",
+                &format!("`{policy}` is listed twice"),
+            )?;
+        }
+        check((1..=8).contains(&self.units), "units", "must be 1 to 8")?;
+        check((2..=8).contains(&self.ranks), "ranks", "must be 2 to 8: a collective needs peers")?;
+        check((1..=8).contains(&self.decodes), "decodes", "must be 1 to 8")?;
+        check((10..=2000).contains(&self.port_mbit), "port_mbit", "must be 10 to 2000")?;
+        check(
+            self.duration_s.is_finite() && (0.5..=3600.0).contains(&self.duration_s),
+            "duration_s",
+            "must be 0.5 to 3600 seconds",
+        )?;
+        check(self.drain_s >= 0.0 && self.drain_s <= 600.0, "drain_s", "must be 0 to 600")?;
+        check(self.load > 0.0 && self.load <= 5.0, "load", "must be above 0, at most 5")?;
+        check(
+            self.requests_per_second.is_none_or(|r| r > 0.0 && r <= 10_000.0),
+            "requests_per_second",
+            "must be above 0",
+        )?;
+        check(self.slo_scale >= 1.0, "slo_scale", "must be at least 1")?;
+        check((0.0..=1.0).contains(&self.victim_share), "victim_share", "must be 0 to 1")?;
+        check(self.tokens_max >= 64, "tokens_max", "must be at least 64")?;
+        check(self.chunk_bytes >= 1024, "chunk_bytes", "must be at least 1024")?;
+        check(self.window_bytes >= self.chunk_bytes, "window_bytes", "is less than a chunk")?;
+        check(self.socket_buffer_bytes >= 8192, "socket_buffer_bytes", "must be at least 8192")?;
+        check((1..=64).contains(&self.model.layers), "model.layers", "must be 1 to 64")?;
+        check(self.model.layer_base_us >= 0.0, "model.layer_base_us", "must not be negative")?;
+        check(self.model.layer_token_us > 0.0, "model.layer_token_us", "must be above 0")?;
+        check(self.model.batch_tokens > 0, "model.batch_tokens", "must be above 0")?;
+        check(self.model.reference_tokens > 0, "model.reference_tokens", "must be above 0")?;
+        check(
+            self.model.comm_share > 0.0 && self.model.comm_share < 1.0,
+            "model.comm_share",
+            "must lie between 0 and 1",
+        )?;
+        check(self.model.collective_to_kv > 0.0, "model.collective_to_kv", "must be above 0")?;
+        check(
+            (2..=16).contains(&self.level_dscp.len()),
+            "level_dscp",
+            "needs one DSCP for each of 2 to 16 levels",
+        )?;
+        check(
+            WireClass::table(&self.level_dscp, self.scavenger_dscp).is_some(),
+            "level_dscp",
+            "at most 7 different DSCPs, each below 64 and none of them 0, falling into classes \
+             that never rise again from one level to the next",
+        )
+    }
+
+    /// Hosts in all.
+    #[must_use]
+    pub fn hosts(&self) -> usize {
+        self.units * self.ranks + self.decodes
+    }
+
+    /// The host of a rank of a unit.
+    #[must_use]
+    pub fn prefill_host(&self, unit: usize, rank: usize) -> usize {
+        unit * self.ranks + rank
+    }
+
+    /// The host of a decode worker.
+    #[must_use]
+    pub fn decode_host(&self, decode: usize) -> usize {
+        self.units * self.ranks + decode
+    }
+
+    /// What a host is called in reports.
+    #[must_use]
+    pub fn host_name(&self, host: usize) -> String {
+        match host.checked_sub(self.units * self.ranks) {
+            Some(decode) => format!("decode{decode}"),
+            None => format!("unit{}.{}", host / self.ranks, host % self.ranks),
+        }
+    }
+
+    /// The scaled sizes and times of the model.
+    #[must_use]
+    pub fn scaling(&self) -> Scaling {
+        let goodput = f64::from(self.port_mbit) * 1e6 / 8.0 * GOODPUT_SHARE;
+        let reference = f64::from(self.model.reference_tokens);
+        let compute_s =
+            (self.model.layer_base_us + self.model.layer_token_us * reference) / 1e6;
+        let comm_s = compute_s * self.model.comm_share / (1.0 - self.model.comm_share);
+        let collective = comm_s / 2.0 * goodput / reference;
+        Scaling {
+            goodput_bytes_per_s: goodput,
+            collective_bytes_per_token: collective,
+            kv_bytes_per_token: 2.0 * collective / self.model.collective_to_kv,
+            layers: self.model.layers,
+            layer_base_us: self.model.layer_base_us,
+            layer_token_us: self.model.layer_token_us,
+            ranks: self.ranks,
+        }
+    }
+}
+
+/// What Ethernet, IP, TCP and the lab's own frame headers leave of a port's rate with the
+/// fabric's MTU of [`crate::fabric::MTU`].
+const GOODPUT_SHARE: f64 = 0.985;
+
+/// The model's sizes and times as this lab uses them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Scaling {
+    /// Payload that a port carries, bytes per second.
+    pub goodput_bytes_per_s: f64,
+    /// Bytes that one rank sends in one all-to-all phase at one layer per new token of the batch,
+    /// to all its peers together.
+    pub collective_bytes_per_token: f64,
+    /// KV bytes that one rank holds per token at one layer.
+    pub kv_bytes_per_token: f64,
+    /// Layers.
+    pub layers: u16,
+    /// Compute time of a layer, constant part, µs.
+    pub layer_base_us: f64,
+    /// Compute time of a layer per new token, µs.
+    pub layer_token_us: f64,
+    /// Ranks of a unit.
+    pub ranks: usize,
+}
+
+impl Scaling {
+    /// Bytes that one rank sends to *each* of its peers in one all-to-all phase.
+    #[must_use]
+    pub fn collective_bytes(&self, new_tokens: u32) -> u64 {
+        bytes(self.collective_bytes_per_token * f64::from(new_tokens) / (self.ranks as f64 - 1.0))
+    }
+
+    /// KV bytes of one rank and layer for so many tokens.
+    #[must_use]
+    pub fn kv_bytes(&self, tokens: u32) -> u64 {
+        if tokens == 0 { 0 } else { bytes(self.kv_bytes_per_token * f64::from(tokens)) }
+    }
+
+    /// Compute time of one layer of a batch, ns.
+    #[must_use]
+    pub fn compute_ns(&self, new_tokens: u32) -> u64 {
+        ((self.layer_base_us + self.layer_token_us * f64::from(new_tokens)) * 1e3) as u64
+    }
+}
+
+fn bytes(exact: f64) -> u64 {
+    (exact.round() as u64).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid() {
+        LabConfig::default().validate().unwrap();
+    }
+
+    #[test]
+    fn scaling_keeps_the_ratios_of_the_paper() {
+        let config = LabConfig::default();
+        let scaling = config.scaling();
+        let tokens = config.model.reference_tokens;
+        let comm_s = 2.0 * scaling.collective_bytes(tokens) as f64 * (config.ranks as f64 - 1.0)
+            / scaling.goodput_bytes_per_s;
+        let compute_s = scaling.compute_ns(tokens) as f64 / 1e9;
+        assert!((comm_s / (comm_s + compute_s) - config.model.comm_share).abs() < 0.01);
+        let collective = 2.0 * scaling.collective_bytes_per_token;
+        let ratio = collective / scaling.kv_bytes_per_token;
+        assert!((ratio - config.model.collective_to_kv).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_nonsense_value_is_named() {
+        let config = LabConfig { ranks: 1, ..LabConfig::default() };
+        assert!(config.validate().unwrap_err().to_string().starts_with("ranks"));
+        let config = LabConfig { level_dscp: vec![0, 1], ..LabConfig::default() };
+        assert!(config.validate().unwrap_err().to_string().starts_with("level_dscp"));
+    }
+
+    #[test]
+    fn hosts_are_numbered_units_first() {
+        let config = LabConfig::default();
+        assert_eq!(config.hosts(), 8);
+        assert_eq!(config.host_name(config.prefill_host(1, 1)), "unit1.1");
+        assert_eq!(config.host_name(config.decode_host(0)), "decode0");
+    }
+}

@@ -1,0 +1,303 @@
+//! Request files: Mooncake's jsonl (`timestamp` ms, `input_length`, `hash_ids` of 512-token
+//! blocks) and Azure's csv (`TIMESTAMP,ContextTokens,GeneratedTokens`), gzipped or not.
+//!
+//! A recording of an hour of a large cluster is fitted to a lab of seconds in three steps, each
+//! of which is reported ([`Fitting`]): the first requests only warm the prefix cache up (MFS §6.2
+//! clips 512 likewise); prompt lengths are multiplied by one factor, so that their distribution
+//! keeps its shape and the mean is what the lab's model is scaled for; time is multiplied by one
+//! factor, so that the arrival rate is the wanted one and bursts stay bursts.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::workload::Request;
+
+/// A request file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The file cannot be opened or read: check the path.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A line is not of the format: correct it or leave it out.
+    #[error("{path}, line {line}: {problem}")]
+    Line {
+        /// Which file.
+        path: PathBuf,
+        /// Which line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The file holds too few requests to replay.
+    #[error("{path}: holds {found} requests; at least 2 are needed")]
+    TooShort {
+        /// Which file.
+        path: PathBuf,
+        /// How many it holds.
+        found: usize,
+    },
+}
+
+/// A request as it was recorded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recorded {
+    /// Seconds since the first request.
+    pub at_s: f64,
+    /// Tokens of the prompt.
+    pub tokens: u32,
+    /// Prefix blocks, first to last; empty where the format has none.
+    pub blocks: Vec<u64>,
+}
+
+/// Tokens of a Mooncake block.
+const MOONCAKE_BLOCK_TOKENS: u32 = 512;
+
+/// Requests at the start of a recording that only warm the prefix cache up, at most.
+const WARM_UP_REQUESTS: usize = 512;
+
+/// How a recording was fitted to the lab.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Fitting {
+    /// Requests of the file.
+    pub recorded: usize,
+    /// Requests that only warmed the prefix cache up.
+    pub warm_up: usize,
+    /// Factor on the prompt lengths.
+    pub token_factor: f64,
+    /// Factor on the arrival times.
+    pub time_factor: f64,
+    /// Requests whose prompt was clipped to the longest allowed.
+    pub clipped: usize,
+}
+
+/// Reads a request file. Its first line tells the format, its first bytes whether it is gzipped.
+///
+/// # Errors
+/// See [`TraceError`].
+pub fn read(path: &Path) -> Result<Vec<Recorded>, TraceError> {
+    let failed = |source| TraceError::Read { path: path.to_owned(), source };
+    let mut raw = BufReader::new(File::open(path).map_err(failed)?);
+    let gzipped = raw.fill_buf().map_err(failed)?.starts_with(&[0x1f, 0x8b]);
+    let plain: Box<dyn Read> =
+        if gzipped { Box::new(flate2::read::MultiGzDecoder::new(raw)) } else { Box::new(raw) };
+    let mut text = BufReader::new(plain);
+    let jsonl = text.fill_buf().map_err(failed)?.starts_with(b"{");
+    let mut recorded =
+        if jsonl { read_mooncake(path, text)? } else { read_azure(path, text)? };
+    if recorded.len() < 2 {
+        return Err(TraceError::TooShort { path: path.to_owned(), found: recorded.len() });
+    }
+    recorded.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+    let first = recorded[0].at_s;
+    for request in &mut recorded {
+        request.at_s -= first;
+    }
+    Ok(recorded)
+}
+
+#[derive(Deserialize)]
+struct MooncakeLine {
+    timestamp: f64,
+    input_length: u32,
+    #[serde(default)]
+    hash_ids: Vec<u64>,
+}
+
+fn read_mooncake(path: &Path, text: impl BufRead) -> Result<Vec<Recorded>, TraceError> {
+    let mut recorded = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let line = line.map_err(|source| TraceError::Read { path: path.to_owned(), source })?;
+        if line.trim().is_empty() {
+            continue;
+        }
+        let line: MooncakeLine = serde_json::from_str(&line).map_err(|error| TraceError::Line {
+            path: path.to_owned(),
+            line: index + 1,
+            problem: format!("not a Mooncake request: {error}"),
+        })?;
+        recorded.push(Recorded {
+            at_s: line.timestamp / 1000.0,
+            tokens: line.input_length.max(1),
+            blocks: line.hash_ids,
+        });
+    }
+    Ok(recorded)
+}
+
+#[derive(Deserialize)]
+struct AzureLine {
+    #[serde(rename = "TIMESTAMP")]
+    timestamp: String,
+    #[serde(rename = "ContextTokens")]
+    context_tokens: u32,
+}
+
+fn read_azure(path: &Path, text: impl Read) -> Result<Vec<Recorded>, TraceError> {
+    let mut recorded = Vec::new();
+    for (index, line) in csv::Reader::from_reader(text).deserialize().enumerate() {
+        let wrong = |problem| TraceError::Line { path: path.to_owned(), line: index + 2, problem };
+        let line: AzureLine =
+            line.map_err(|error| wrong(format!("not an Azure request: {error}")))?;
+        let at_s = seconds(&line.timestamp)
+            .ok_or_else(|| wrong(format!("`{}` is no time", line.timestamp)))?;
+        recorded.push(Recorded { at_s, tokens: line.context_tokens.max(1), blocks: Vec::new() });
+    }
+    Ok(recorded)
+}
+
+/// Seconds of `2023-11-16 18:17:03.9799600` since 1970-01-01, taking the time as UTC.
+fn seconds(timestamp: &str) -> Option<f64> {
+    let (date, time) = timestamp.trim().split_once([' ', 'T'])?;
+    let mut date = date.splitn(3, '-').map(|part| part.parse::<i64>().ok());
+    let (year, month, day) = (date.next()??, date.next()??, date.next()??);
+    let time = time.trim_end_matches('Z').split('+').next()?;
+    let mut time = time.splitn(3, ':').map(|part| part.parse::<f64>().ok());
+    let (hour, minute, second) = (time.next()??, time.next()??, time.next()??);
+    // Days from the civil date, with years that begin in March (H. Hinnant's algorithm).
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let era = year.div_euclid(400);
+    let of_era = year.rem_euclid(400);
+    let day_of_year = (153 * month + 2) / 5 + day - 1;
+    let days = era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + day_of_year - 719_468;
+    Some(days as f64 * 86_400.0 + hour * 3600.0 + minute * 60.0 + second)
+}
+
+/// Fits a recording to the lab: see the head of this file.
+#[must_use]
+pub fn fit(
+    recorded: &[Recorded],
+    requests_per_s: f64,
+    duration_s: f64,
+    tokens_mean: f64,
+    tokens_max: u32,
+) -> (Vec<Request>, Fitting) {
+    let warm_up = WARM_UP_REQUESTS.min(recorded.len() / 4);
+    let replayed = &recorded[warm_up..];
+    let mean = |of: &dyn Fn(&Recorded) -> f64| {
+        replayed.iter().map(of).sum::<f64>() / replayed.len().max(1) as f64
+    };
+    let token_factor = tokens_mean / mean(&|r| f64::from(r.tokens)).max(1.0);
+    let first_s = replayed.first().map_or(0.0, |r| r.at_s);
+    let span_s = (replayed.last().map_or(0.0, |r| r.at_s) - first_s).max(1e-9);
+    let time_factor = (replayed.len().max(2) - 1) as f64 / span_s / requests_per_s;
+    let mut fitting = Fitting {
+        recorded: recorded.len(),
+        warm_up,
+        token_factor,
+        time_factor,
+        clipped: 0,
+    };
+    let mut known: HashSet<u64> = HashSet::new();
+    for request in &recorded[..warm_up] {
+        known.extend(&request.blocks);
+    }
+    let mut requests = Vec::new();
+    for request in replayed {
+        let arrival_s = (request.at_s - first_s) * time_factor;
+        if arrival_s >= duration_s {
+            break;
+        }
+        let hits = request.blocks.iter().take_while(|block| known.contains(block)).count();
+        known.extend(&request.blocks);
+        let reused_share = (hits as f64 * f64::from(MOONCAKE_BLOCK_TOKENS)
+            / f64::from(request.tokens))
+        .min(1.0);
+        let scaled = (f64::from(request.tokens) * token_factor).round().max(16.0);
+        fitting.clipped += usize::from(scaled > f64::from(tokens_max));
+        let tokens = scaled.min(f64::from(tokens_max)) as u32;
+        let reused = (f64::from(tokens) * reused_share) as u32;
+        // The first block is a system prompt that nearly all share; the second tells
+        // conversations apart, and a conversation's blocks live together.
+        let prefix = request.blocks.get(usize::from(hits > 1)).copied().unwrap_or_default();
+        requests.push(Request { arrival_s, tokens, reused: reused.min(tokens - 1), prefix });
+    }
+    (requests, fitting)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write as _;
+
+    fn file(name: &str, content: &[u8]) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        (folder, path)
+    }
+
+    const MOONCAKE: &str = r#"{"timestamp": 1000, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}
+{"timestamp": 3000, "input_length": 1600, "output_length": 5, "hash_ids": [0, 1, 3, 4]}
+{"timestamp": 5000, "input_length": 512, "output_length": 5, "hash_ids": [9]}
+"#;
+
+    #[test]
+    fn mooncake_is_read_gzipped_or_not() {
+        let (_folder, plain) = file("t.jsonl", MOONCAKE.as_bytes());
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(MOONCAKE.as_bytes()).unwrap();
+        let (_folder, gzipped) = file("t.jsonl.gz", &encoder.finish().unwrap());
+        let recorded = read(&plain).unwrap();
+        assert_eq!(recorded, read(&gzipped).unwrap());
+        assert_eq!(recorded.len(), 3);
+        assert_eq!(recorded[1].at_s, 2.0);
+        assert_eq!(recorded[1].blocks, [0, 1, 3, 4]);
+    }
+
+    #[test]
+    fn azure_is_read_and_its_times_are_relative() {
+        let (_folder, path) = file(
+            "t.csv",
+            b"TIMESTAMP,ContextTokens,GeneratedTokens\n\
+              2023-11-16 23:59:59.5000000,4808,10\n2023-11-17 00:00:01.0000000,3180,8\n",
+        );
+        let recorded = read(&path).unwrap();
+        assert_eq!(recorded[0].tokens, 4808);
+        assert!((recorded[1].at_s - 1.5).abs() < 1e-3);
+    }
+
+    #[test]
+    fn a_line_that_is_no_request_is_named() {
+        let (_folder, path) = file("t.jsonl", b"{\"timestamp\": 1}\n");
+        let message = read(&path).unwrap_err().to_string();
+        assert!(message.contains("line 1"), "{message}");
+        let (_folder, path) =
+            file("t.csv", b"TIMESTAMP,ContextTokens,GeneratedTokens\nnever,1,1\n");
+        assert!(read(&path).unwrap_err().to_string().contains("line 2"));
+    }
+
+    #[test]
+    fn days_are_counted_as_the_calendar_does() {
+        assert_eq!(seconds("1970-01-01 00:00:00"), Some(0.0));
+        assert_eq!(seconds("2000-03-01T00:00:00Z"), Some(951_868_800.0));
+        assert_eq!(seconds("2024-02-29 12:00:00.5"), Some(1_709_208_000.5));
+        assert_eq!(seconds("yesterday"), None);
+    }
+
+    #[test]
+    fn fitting_keeps_reuse_and_reaches_the_wanted_rate_and_mean() {
+        let recorded: Vec<Recorded> = (0..400_u32)
+            .map(|i| Recorded {
+                at_s: f64::from(i) * 3.0,
+                tokens: 5120,
+                blocks: (0..5).map(|b| u64::from(i % 7) * 100 + b).chain(
+                    (0..5).map(|b| 1_000_000 + u64::from(i) * 10 + b)).collect(),
+            })
+            .collect();
+        let (requests, fitting) = fit(&recorded, 10.0, 5.0, 2000.0, 8192);
+        assert_eq!(fitting.warm_up, 100);
+        assert!((48..=52).contains(&requests.len()), "{}", requests.len());
+        assert!(requests.iter().all(|r| r.tokens == 2000 && r.reused == 1000));
+        assert_eq!(requests[0].prefix, requests[7].prefix);
+        assert_ne!(requests[0].prefix, requests[1].prefix);
+    }
+}

@@ -1,0 +1,212 @@
+//! The requests of a run: built-in generators with published statistics, or a request file.
+//!
+//! *Conversation* and *agent* follow what MFS §6.2 states of its Qwen traces: 2k tokens on
+//! average and half of them reusable, 1k and 65 %; Poisson arrivals; lengths with a heavy tail
+//! (log-normal); prefixes shared with Zipf popularity, so that a few are hot.
+//!
+//! Same seed, same requests: [`digest`] is printed with the results so that anybody can check.
+
+use rand::RngExt as _;
+use rand::SeedableRng as _;
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution as _, Exp, LogNormal, Zipf};
+use serde::{Deserialize, Serialize};
+
+/// One prompt, before it is placed anywhere.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    /// Seconds after the start of the run.
+    pub arrival_s: f64,
+    /// Tokens of the prompt.
+    pub tokens: u32,
+    /// Leading tokens whose KV cache exists somewhere already. Less than `tokens`.
+    pub reused: u32,
+    /// Which prefix those tokens are; equal numbers live in the same place.
+    pub prefix: u64,
+}
+
+impl Request {
+    /// Tokens that have to be computed.
+    #[must_use]
+    pub fn new_tokens(&self) -> u32 {
+        self.tokens - self.reused
+    }
+}
+
+/// Statistics of a built-in workload.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Synthetic {
+    /// Mean tokens of a prompt.
+    pub tokens_mean: f64,
+    /// Standard deviation of the logarithm of the length: how heavy the tail is.
+    pub tokens_sigma: f64,
+    /// Share of all tokens that is reusable.
+    pub reuse: f64,
+    /// Distinct prefixes.
+    pub prefixes: u32,
+    /// Exponent of their Zipf popularity.
+    pub zipf: f64,
+}
+
+/// QwenA-Conv of MFS §6.2.
+pub const CONVERSATION: Synthetic =
+    Synthetic { tokens_mean: 2000.0, tokens_sigma: 0.7, reuse: 0.5, prefixes: 256, zipf: 1.0 };
+
+/// QwenB-Agent of MFS §6.2: shorter, and more requests share the same prefixes.
+pub const AGENT: Synthetic =
+    Synthetic { tokens_mean: 1000.0, tokens_sigma: 0.7, reuse: 0.65, prefixes: 64, zipf: 1.2 };
+
+/// Share of requests that open a conversation; they reuse no more than a system prompt.
+const OPENING_SHARE: f64 = 0.2;
+
+/// Makes the requests of a built-in workload that arrive in `duration_s` seconds.
+#[must_use]
+pub fn synthesise(
+    what: &Synthetic,
+    seed: u64,
+    requests_per_s: f64,
+    duration_s: f64,
+    tokens_max: u32,
+) -> Vec<Request> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let gap = Exp::new(requests_per_s).expect("the rate is above zero");
+    let sigma = what.tokens_sigma;
+    let length = LogNormal::new(what.tokens_mean.ln() - sigma * sigma / 2.0, sigma)
+        .expect("sigma is finite");
+    let popularity = Zipf::new(f64::from(what.prefixes), what.zipf).expect("zipf is valid");
+    // An opening request reuses up to a tenth; what the others reuse makes up the published mean.
+    let opening_mean = 0.05;
+    let turn_mean = (what.reuse - OPENING_SHARE * opening_mean) / (1.0 - OPENING_SHARE);
+    let spread = (0.97 - turn_mean).min(turn_mean).min(0.2);
+    let mut requests = Vec::new();
+    let mut arrival_s = 0.0;
+    loop {
+        // Every request draws the same number of times, so that clipping one does not shift the
+        // rest of the sequence.
+        arrival_s += gap.sample(&mut rng);
+        let tokens = length.sample(&mut rng).round().clamp(64.0, f64::from(tokens_max)) as u32;
+        let opening = rng.random::<f64>() < OPENING_SHARE;
+        let place = rng.random::<f64>();
+        let prefix = popularity.sample(&mut rng) as u64;
+        if arrival_s >= duration_s {
+            return requests;
+        }
+        let share = if opening {
+            2.0 * opening_mean * place
+        } else {
+            turn_mean + spread * (2.0 * place - 1.0)
+        };
+        let reused = (f64::from(tokens) * share) as u32 / BLOCK_TOKENS * BLOCK_TOKENS;
+        requests.push(Request { arrival_s, tokens, reused: reused.min(tokens - 1), prefix });
+    }
+}
+
+/// Granularity of reuse of the built-in workloads, tokens (a vLLM block).
+const BLOCK_TOKENS: u32 = 16;
+
+/// FNV-1a over every field of the requests: two runs with the same digest had the same arrivals.
+#[must_use]
+pub fn digest(requests: &[Request]) -> String {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut take = |word: u64| {
+        for byte in word.to_le_bytes() {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    };
+    for request in requests {
+        take(request.arrival_s.to_bits());
+        take(u64::from(request.tokens));
+        take(u64::from(request.reused));
+        take(request.prefix);
+    }
+    format!("{hash:016x}")
+}
+
+/// What a workload turned out to be.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Statistics {
+    /// Number of requests.
+    pub requests: usize,
+    /// Mean tokens of a prompt.
+    pub tokens_mean: f64,
+    /// Share of all tokens that was reusable.
+    pub reuse: f64,
+    /// Requests per second.
+    pub requests_per_s: f64,
+}
+
+/// Measures a workload.
+#[must_use]
+pub fn statistics(requests: &[Request], duration_s: f64) -> Statistics {
+    let tokens: f64 = requests.iter().map(|r| f64::from(r.tokens)).sum();
+    let reused: f64 = requests.iter().map(|r| f64::from(r.reused)).sum();
+    let count = requests.len().max(1) as f64;
+    Statistics {
+        requests: requests.len(),
+        tokens_mean: tokens / count,
+        reuse: if tokens > 0.0 { reused / tokens } else { 0.0 },
+        requests_per_s: requests.len() as f64 / duration_s,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn long(what: &Synthetic) -> Vec<Request> {
+        synthesise(what, 7, 50.0, 400.0, u32::MAX)
+    }
+
+    #[test]
+    fn conversation_has_its_published_statistics() {
+        let requests = long(&CONVERSATION);
+        let found = statistics(&requests, 400.0);
+        assert!((found.tokens_mean / 2000.0 - 1.0).abs() < 0.05, "{found:?}");
+        assert!((found.reuse - 0.5).abs() < 0.03, "{found:?}");
+        assert!((found.requests_per_s / 50.0 - 1.0).abs() < 0.05, "{found:?}");
+    }
+
+    #[test]
+    fn agent_has_its_published_statistics() {
+        let found = statistics(&long(&AGENT), 400.0);
+        assert!((found.tokens_mean / 1000.0 - 1.0).abs() < 0.05, "{found:?}");
+        assert!((found.reuse - 0.65).abs() < 0.03, "{found:?}");
+    }
+
+    #[test]
+    fn arrivals_are_poisson_so_gaps_vary_as_much_as_they_last() {
+        let requests = long(&CONVERSATION);
+        let gaps: Vec<f64> =
+            requests.windows(2).map(|pair| pair[1].arrival_s - pair[0].arrival_s).collect();
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        let variance =
+            gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
+        assert!((variance.sqrt() / mean - 1.0).abs() < 0.05);
+    }
+
+    #[test]
+    fn lengths_have_a_heavy_tail_and_prefixes_have_hot_ones() {
+        let requests = long(&CONVERSATION);
+        let mut lengths: Vec<u32> = requests.iter().map(|r| r.tokens).collect();
+        lengths.sort_unstable();
+        let p50 = lengths[lengths.len() / 2];
+        let p99 = lengths[lengths.len() * 99 / 100];
+        assert!(p99 > 4 * p50, "p50 {p50}, p99 {p99}");
+        let hottest = requests.iter().filter(|r| r.prefix == 1).count() as f64;
+        assert!(hottest / requests.len() as f64 > 0.1);
+    }
+
+    proptest! {
+        #[test]
+        fn the_same_seed_gives_the_same_arrivals_and_another_seed_others(seed in any::<u64>()) {
+            let once = synthesise(&AGENT, seed, 20.0, 5.0, 4096);
+            let again = synthesise(&AGENT, seed, 20.0, 5.0, 4096);
+            let other = synthesise(&AGENT, seed ^ 1, 20.0, 5.0, 4096);
+            prop_assert_eq!(digest(&once), digest(&again));
+            prop_assert_ne!(digest(&once), digest(&other));
+            prop_assert!(once.iter().all(|r| r.reused < r.tokens && r.tokens <= 4096));
+            prop_assert!(once.is_sorted_by(|a, b| a.arrival_s <= b.arrival_s));
+        }
+    }
+}
