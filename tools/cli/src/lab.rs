@@ -1,1 +1,202 @@
 //! `laxity lab`: parses what the lab needs and hands it to `laxity-rig`.
+
+use std::fs;
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use laxity_rig::config::{LabConfig, WorkloadSource};
+use laxity_rig::{lab, report};
+
+/// The commands of the lab.
+#[derive(Subcommand)]
+pub(crate) enum LabCommand {
+    /// Run the same requests under several policies and compare how many meet their TTFT objective
+    #[command(after_help = RUN_HELP)]
+    Run(Box<RunArgs>),
+    /// Check whether this machine can run the lab, and say what is missing
+    Probe,
+}
+
+const RUN_HELP: &str = "\
+Policies: none (no daemon at all), fair, sjf, edf, edf_low, karuna, karuna_wc, two_class, tent_edf,
+mfs, laxity.
+
+Examples:
+  laxity lab run
+  laxity lab run --policies none,two_class,mfs,laxity --seed 7 --json -
+  laxity lab run --workload agent --load 0.9 --html report.html
+  laxity lab run --workload trace.jsonl.gz --duration 40 --requests-per-second 4
+  laxity lab run --policies laxity --kill-daemon-at 8";
+
+/// Arguments of `laxity lab run`. What is not given comes from --config, else from the defaults.
+#[derive(Args)]
+pub(crate) struct RunArgs {
+    /// Policies to run, one after the other, on the same arrivals
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    policies: Option<Vec<String>>,
+    /// Seed of the arrivals and of everything else that is random
+    #[arg(long)]
+    seed: Option<u64>,
+    /// conversation, agent, or a request file: Mooncake .jsonl or Azure .csv, gzipped or not
+    #[arg(long, value_name = "NAME|FILE")]
+    workload: Option<String>,
+    /// Seconds over which requests arrive, for each policy
+    #[arg(long, value_name = "S")]
+    duration: Option<f64>,
+    /// Seconds to wait for unfinished requests after the last arrival
+    #[arg(long, value_name = "S")]
+    drain: Option<f64>,
+    /// Offered load: arrivals over what the prefill units could do on an idle fabric
+    #[arg(long)]
+    load: Option<f64>,
+    /// Arrival rate over all units; overrides --load
+    #[arg(long, value_name = "R")]
+    requests_per_second: Option<f64>,
+    /// A request is due after this multiple of its own contention-free TTFT
+    #[arg(long, value_name = "X")]
+    slo_scale: Option<f64>,
+    /// Prefill units
+    #[arg(long)]
+    units: Option<usize>,
+    /// Hosts of one prefill unit
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// Decode hosts
+    #[arg(long)]
+    decodes: Option<usize>,
+    /// Rate of every port, Mbit/s
+    #[arg(long, value_name = "MBIT")]
+    port_mbit: Option<u32>,
+    /// Share of the reused tokens that live on the first unit
+    #[arg(long, value_name = "SHARE")]
+    victim_share: Option<f64>,
+    /// Kill the victim unit's daemon (SIGKILL) this many seconds into each scheduled run
+    #[arg(long, value_name = "S")]
+    kill_daemon_at: Option<f64>,
+    /// Everything that can be set about the lab, as TOML; see --show-config
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print the configuration that would run, as TOML, and stop
+    #[arg(long)]
+    show_config: bool,
+    /// The daemon to run; by default the one beside this program, or in PATH
+    #[arg(long, value_name = "PATH")]
+    laxityd: Option<PathBuf>,
+    /// Write the report as JSON; `-` is standard output, and then nothing else goes there
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the report as one self-contained HTML page
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Show no progress
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+impl RunArgs {
+    /// The configuration file or the defaults, with the flags laid over them.
+    fn lab_config(&self) -> Result<LabConfig> {
+        let mut config = match &self.config {
+            None => LabConfig::default(),
+            Some(path) => {
+                let text = fs::read_to_string(path)
+                    .with_context(|| format!("cannot read {}", path.display()))?;
+                toml::from_str(&text).with_context(|| format!("{} is no lab configuration", path.display()))?
+            }
+        };
+        macro_rules! lay_over {
+            ($($field:ident <- $flag:ident),* $(,)?) => {
+                $(if let Some(value) = self.$flag.clone() { config.$field = value; })*
+            };
+        }
+        lay_over!(policies <- policies, seed <- seed, duration_s <- duration, drain_s <- drain,
+            load <- load, slo_scale <- slo_scale, units <- units, ranks <- ranks,
+            decodes <- decodes, port_mbit <- port_mbit, victim_share <- victim_share);
+        if let Some(workload) = &self.workload {
+            config.workload = match workload.as_str() {
+                "conversation" => WorkloadSource::Conversation,
+                "agent" => WorkloadSource::Agent,
+                file => WorkloadSource::File(existing_file(file)?),
+            };
+        }
+        config.requests_per_second = self.requests_per_second.or(config.requests_per_second);
+        config.kill_daemon_at = self.kill_daemon_at.or(config.kill_daemon_at);
+        config.laxityd = self.laxityd.clone().or(config.laxityd);
+        config.validate()?;
+        Ok(config)
+    }
+}
+
+fn existing_file(name: &str) -> Result<PathBuf> {
+    let path = Path::new(name);
+    if !path.is_file() {
+        bail!("workload `{name}` is neither `conversation` nor `agent` nor a file that exists");
+    }
+    // The lab's processes run elsewhere: a relative path would not lead there.
+    path.canonicalize().with_context(|| format!("cannot resolve {name}"))
+}
+
+/// Runs this process's part of a lab when the lab itself started it.
+pub(crate) fn internal_call() -> Option<ExitCode> {
+    lab::internal_call()
+}
+
+pub(crate) fn run(command: LabCommand) -> Result<()> {
+    match command {
+        LabCommand::Probe => probe(),
+        LabCommand::Run(args) => compare(&args),
+    }
+}
+
+fn probe() -> Result<()> {
+    let found = lab::probe(&LabConfig::default());
+    writeln!(io::stdout(), "{found}").context("cannot write to standard output")?;
+    if !found.can_run() {
+        bail!("this machine cannot run the lab; see above for what is missing");
+    }
+    Ok(())
+}
+
+fn compare(args: &RunArgs) -> Result<()> {
+    let config = args.lab_config()?;
+    if args.show_config {
+        let text = toml::to_string_pretty(&config).context("cannot show the configuration")?;
+        return write!(io::stdout(), "{text}").context("cannot write to standard output");
+    }
+    // Before the minutes are spent: can the results be written at all?
+    for path in [&args.json, &args.html].into_iter().flatten().filter(|p| p.as_os_str() != "-") {
+        fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let progress = !args.quiet && io::stderr().is_terminal();
+    let outcome = lab::run(&config, progress)?;
+
+    let to_stdout = args.json.as_deref() == Some(Path::new("-"));
+    if let Some(path) = &args.json {
+        let json = serde_json::to_string_pretty(&outcome).context("cannot write the report as JSON")?;
+        if to_stdout {
+            writeln!(io::stdout(), "{json}").context("cannot write to standard output")?;
+        } else {
+            fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+    }
+    if let Some(path) = &args.html {
+        fs::write(path, report::html(&outcome))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let table = report::table(&outcome);
+    if to_stdout {
+        eprintln!("{table}");
+    } else {
+        writeln!(io::stdout(), "{table}").context("cannot write to standard output")?;
+        for (what, path) in [("data", &args.json), ("page", &args.html)] {
+            if let Some(path) = path {
+                let shown = path.canonicalize().unwrap_or_else(|_| path.clone());
+                writeln!(io::stdout(), "{what}: {}", shown.display())?;
+            }
+        }
+    }
+    Ok(())
+}

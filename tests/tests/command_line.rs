@@ -1,0 +1,74 @@
+//! `laxity` as an operator types it, against a real daemon and without one.
+
+use std::process::{Command, Output};
+
+use crate::process::{Daemon, binary};
+
+fn laxity(arguments: &[&str]) -> Output {
+    Command::new(binary("laxity")).args(arguments).output().expect("laxity runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn status_and_bypass_speak_to_the_daemon_of_the_named_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(folder.path(), "");
+    let control = daemon.control().display().to_string();
+
+    let seen = laxity(&["status", "--control", &control]);
+    assert!(seen.status.success(), "{}", text(&seen.stderr));
+    let page = text(&seen.stdout);
+    assert!(page.contains("policy laxity") && page.contains("enforce"), "{page}");
+    assert!(page.contains("No client is attached."), "{page}");
+
+    let json = laxity(&["status", "--json", "--control", &control]);
+    let status: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    assert_eq!(status["pid"].as_u64(), Some(u64::from(daemon.pid())));
+    assert_eq!(status["bypass"].as_bool(), Some(false));
+
+    let on = laxity(&["bypass", "on", "--control", &control]);
+    assert!(on.status.success(), "{}", text(&on.stderr));
+    assert!(daemon.status().bypass);
+    let page = text(&laxity(&["status", "--control", &control]).stdout);
+    assert!(page.lines().next().unwrap().contains("BYPASSED"), "{page}");
+
+    assert!(laxity(&["bypass", "off", "--control", &control]).status.success());
+    assert!(!daemon.status().bypass);
+}
+
+#[test]
+fn without_a_daemon_the_error_names_the_socket_and_the_next_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("nobody.sock").display().to_string();
+    let refused = laxity(&["status", "--control", &control]);
+    assert_eq!(refused.status.code(), Some(1));
+    let message = text(&refused.stderr);
+    assert!(message.contains(&control) && message.contains("is it running"), "{message}");
+}
+
+#[test]
+fn completions_and_manual_pages_cover_every_command() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = laxity(&["completions", shell]);
+        assert!(script.status.success());
+        assert!(text(&script.stdout).contains("bypass"), "{shell}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("man");
+    let pages = laxity(&["man", "--out", out.to_str().unwrap()]);
+    assert!(pages.status.success(), "{}", text(&pages.stderr));
+    for page in ["laxity.1", "laxity-status.1", "laxity-bypass.1", "laxity-lab-run.1"] {
+        assert!(out.join(page).exists(), "{page} is missing");
+    }
+    assert!(text(&laxity(&["man"]).stdout).contains(".TH laxity"));
+}
+
+#[test]
+fn a_wrong_argument_is_answered_with_usage_and_exit_code_two() {
+    let wrong = laxity(&["bypass", "perhaps"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(text(&wrong.stderr).contains("on, off"), "{}", text(&wrong.stderr));
+}
