@@ -18,6 +18,8 @@ pub mod config;
 pub mod fabric;
 pub mod frame;
 pub mod ideal;
+pub mod message;
 pub mod plan;
+pub mod prefill;
 pub mod trace;
 pub mod workload;

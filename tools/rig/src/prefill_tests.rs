@@ -1,0 +1,192 @@
+//! A unit of two ranks and one decode host, played without a network: every flow that a rank
+//! wants to send arrives after a fixed time.
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+const HOP_NS: u64 = 1_000_000;
+
+#[derive(Debug)]
+enum Due {
+    Compute(usize),
+    Flow(NewFlow, usize),
+    Post(usize, Message),
+}
+
+struct Play {
+    ranks: Vec<Rank>,
+    setting: Rc<Setting>,
+    due: BTreeMap<(u64, u64), Due>,
+    count: u64,
+    flows: Vec<(u64, usize, NewFlow)>,
+    hints: Vec<(usize, Progress)>,
+}
+
+fn request(id: u64, new_tokens: u32, reused: u32, holder: usize) -> PlannedRequest {
+    PlannedRequest {
+        id,
+        arrival_ns: 0,
+        new_tokens,
+        reused,
+        unit: 0,
+        holder,
+        decode: 0,
+        ideal_ns: 1_000_000_000,
+        slo_ns: 3_000_000_000,
+    }
+}
+
+impl Play {
+    fn new(plan: Vec<PlannedRequest>) -> Self {
+        let config = LabConfig { units: 2, ranks: 2, decodes: 1, ..LabConfig::default() };
+        let scaling = config.scaling();
+        let setting =
+            Rc::new(Setting { config, scaling, plan, begin_ns: 0, decode_bound: false });
+        let ranks = (0..4).map(|host| Rank::new(Rc::clone(&setting), host / 2, host % 2)).collect();
+        Self { ranks, setting, due: BTreeMap::new(), count: 0, flows: vec![], hints: vec![] }
+    }
+
+    fn at(&mut self, ns: u64, due: Due) {
+        self.count += 1;
+        self.due.insert((ns, self.count), due);
+    }
+
+    fn collect(&mut self, now: u64) {
+        for host in 0..self.ranks.len() {
+            for effect in self.ranks[host].take_effects() {
+                match effect {
+                    Effect::Send(flow) => {
+                        self.flows.push((now, host, flow));
+                        self.at(now + HOP_NS, Due::Flow(flow, host));
+                    }
+                    Effect::Post(to, message) => self.at(now + 1, Due::Post(to, message)),
+                    Effect::Hint(hint) => self.hints.push((host, hint)),
+                    Effect::ComputeUntil(ns) => self.at(ns, Due::Compute(host)),
+                }
+            }
+        }
+    }
+
+    fn run(&mut self) -> u64 {
+        let mut now = 0;
+        self.collect(now);
+        while let Some(((ns, _), due)) = self.due.pop_first() {
+            now = ns;
+            match due {
+                Due::Compute(host) => self.ranks[host].computed(now),
+                Due::Post(to, message) => self.ranks[to].message(now, &message),
+                Due::Flow(flow, from) => {
+                    let head = Head {
+                        flow: 0,
+                        offset: 0,
+                        total: flow.bytes,
+                        len: 0,
+                        kind: flow.kind,
+                        layer: flow.layer,
+                        batch: flow.batch,
+                        request: flow.request,
+                        from: from as u16,
+                    };
+                    if flow.to < self.ranks.len() {
+                        self.ranks[flow.to].received(now, &head);
+                    }
+                }
+            }
+            self.collect(now);
+        }
+        now
+    }
+
+    fn count(&self, kind: Kind) -> usize {
+        self.flows.iter().filter(|(_, _, flow)| flow.kind == kind).count()
+    }
+}
+
+#[test]
+fn every_layer_exchanges_twice_and_hands_over_its_kv() {
+    let mut play = Play::new(vec![request(1, 1000, 0, 0)]);
+    play.ranks[0].request_arrived(0, 1);
+    play.run();
+    let layers = usize::from(play.setting.scaling.layers);
+    assert_eq!(play.count(Kind::Dispatch), 2 * layers);
+    assert_eq!(play.count(Kind::Combine), 2 * layers);
+    assert_eq!(play.count(Kind::P2d), 2 * layers);
+    assert_eq!(play.count(Kind::KvReuse), 0);
+    let (collectives, records) = play.ranks[1].take_records();
+    assert_eq!(collectives.len(), 2 * layers);
+    assert!(collectives.iter().all(|&ns| (HOP_NS - 1..=HOP_NS + 1).contains(&ns)));
+    assert_eq!(records[0].requests, [1]);
+    let compute = play.setting.scaling.compute_ns(1000);
+    let expected = layers as u64 * (compute + 2 * HOP_NS);
+    let took = records[0].computed_ns - records[0].begun_ns;
+    assert!(took.abs_diff(expected) < 1000, "{took} instead of {expected}");
+}
+
+#[test]
+fn reused_kv_is_asked_for_at_once_lowest_layer_first_and_awaited() {
+    let mut play = Play::new(vec![request(1, 100, 500, 1)]);
+    play.ranks[0].request_arrived(0, 1);
+    play.run();
+    let layers = play.setting.scaling.layers;
+    let fetches: Vec<_> =
+        play.flows.iter().filter(|(_, host, f)| f.kind == Kind::KvReuse && *host == 2).collect();
+    assert_eq!(fetches.iter().map(|(_, _, f)| f.layer).collect::<Vec<_>>(), Vec::from_iter(0..layers));
+    assert!(fetches.iter().all(|(_, _, f)| f.to == 0 && f.request == 1));
+    let (_, records) = play.ranks[0].take_records();
+    assert!(records[0].kv_stall_ns >= HOP_NS, "the first layer waited for its KV");
+    let holder_saw_layers = play
+        .hints
+        .iter()
+        .filter(|(host, hint)| *host == 2 && matches!(hint, Progress::LayerBegin { .. }))
+        .count();
+    assert_eq!(holder_saw_layers, usize::from(layers), "progress reaches the holder's daemon");
+}
+
+#[test]
+fn requests_that_arrive_meanwhile_form_one_batch_within_the_budget() {
+    // 2048 tokens is the budget: the second and third fit together, the fourth does not.
+    let sizes = [1000, 1000, 1000, 500];
+    let plan = sizes.iter().zip(1..).map(|(&size, id)| request(id, size, 0, 0)).collect();
+    let mut play = Play::new(plan);
+    for id in 1..=4 {
+        play.ranks[0].request_arrived(0, id);
+    }
+    play.run();
+    let (_, records) = play.ranks[0].take_records();
+    let batches: Vec<_> = records.iter().map(|r| r.requests.clone()).collect();
+    assert_eq!(batches, [vec![1], vec![2, 3], vec![4]]);
+    assert!(records.windows(2).all(|w| w[1].begun_ns >= w[0].computed_ns), "one at a time");
+    let queued = play.hints.iter().any(|(_, hint)| matches!(hint, Progress::BatchQueued { .. }));
+    assert!(queued, "the scheduler hears which batch waits behind which");
+}
+
+#[test]
+fn a_batch_is_forgotten_when_its_requests_have_their_first_token() {
+    let mut play = Play::new(vec![request(1, 100, 50, 1), request(2, 100, 0, 0)]);
+    play.ranks[0].request_arrived(0, 1);
+    play.ranks[0].request_arrived(0, 2);
+    let now = play.run();
+    for id in [1, 2] {
+        for rank in 0..2 {
+            play.ranks[rank].message(now, &Message::Finished { request: id });
+        }
+    }
+    play.collect(now);
+    play.run();
+    assert!(play.ranks[0].batches.is_empty() && play.ranks[1].batches.is_empty());
+    let ends = |host: usize| {
+        let end = |hint: &Progress| matches!(hint, Progress::BatchEnd { .. });
+        play.hints.iter().filter(|(at, hint)| *at == host && end(hint)).count()
+    };
+    assert_eq!((ends(0), ends(1), ends(2)), (2, 2, 1), "at the holder only what it served");
+}
+
+#[test]
+fn an_unknown_request_or_batch_is_ignored() {
+    let mut play = Play::new(vec![request(1, 100, 0, 0)]);
+    play.ranks[0].message(0, &Message::Join { batch: 1, request: 99, behind: 0 });
+    play.ranks[0].message(0, &Message::Finished { request: 99 });
+    play.ranks[0].request_arrived(0, 99);
+    assert!(play.ranks[0].take_effects().is_empty());
+}
