@@ -1,1 +1,37 @@
-//! Placeholder.
+//! What a process that submits to laxityd links: attach, submit, await, complete, fail open.
+//!
+//! ```no_run
+//! use laxity_client::{Client, Flow, Options, Stage};
+//!
+//! let client = Client::attach(Options::from_env()); // never fails
+//! let mut lane = client.lane(); // one per thread
+//! let flow = Flow { stage: Stage::KvReuse, bytes: 64 << 20, layer: 7, ..Flow::default() };
+//! let mut ticket = lane.submit(&flow); // never blocks
+//! while !ticket.is_done() {
+//!     let grant = lane.wait(&mut ticket); // ends also when the daemon does
+//!     // … send `grant.bytes` more, marked `grant.dscp` …
+//!     lane.complete(&ticket, grant.bytes); // once they have left the wire
+//! }
+//! ```
+//!
+//! Without a daemon everything is granted at once, in order, each byte once, and counted in
+//! [`Stats::bypassed_bytes`]. No thread is started, no signal handled; after `fork` the child
+//! attaches for itself.
+
+mod client;
+mod hint;
+mod lane;
+mod options;
+mod session;
+mod stats;
+mod ticket;
+mod wait;
+
+pub use client::Client;
+pub use hint::Hint;
+pub use lane::Lane;
+pub use laxity_shm::layout::{LEVEL_SCAVENGER, Mode};
+pub use laxity_shm::record::{Direction, Flow, Stage};
+pub use options::Options;
+pub use stats::Stats;
+pub use ticket::{Grant, Ticket};

@@ -1,0 +1,125 @@
+//! A lane: one thread's way to the daemon, and the memory-ordering protocol of it.
+//!
+//! # The chain
+//! A plain ring would let one deferred flow block everything behind it, because its slot cannot
+//! be reused before its last permit. So a lane is a *chain*: the producer keeps a private FIFO of
+//! free slots, and each record names (`next`) the slot where the next one of this lane will
+//! appear, which the producer reserves for that. The consumer therefore polls exactly one known
+//! slot per lane, records arrive in order, and slots come back in any order. Slot 0 holds the
+//! first record. Sequences count records from 1.
+//!
+//! # Who owns a slot
+//! Every slot has one writer at any time, so no store on this path is a read-modify-write:
+//!
+//! | from → to | how it is passed on | pairs with |
+//! |---|---|---|
+//! | producer → consumer | descriptor (Relaxed), then `state = published(seq)`, **Release** | consumer's **Acquire** load of `state` that equals `published(seq)` |
+//! | consumer → producer, gated flow | consumer's copy of the descriptor, then `state = permit(.., last)`, **Release** | producer's **Acquire** load of `state` |
+//! | consumer → producer, other records | consumer's copy, then `consumed ≥ seq`, **Release** | producer's **Acquire** load of `consumed`, made when its free list runs dry |
+//! | consumer → producer, withdrawn flow | consumer forgets the flow, then `consumed ≥` the sequence of `Cancelled` | the same load |
+//!
+//! `published(seq)` differs for each record, so the stale word of a slot's last use can never be
+//! taken for the next record: the consumer compares with the one word it expects.
+//!
+//! # Permit against withdrawal
+//! A client that stops waiting (bypass, stall, cancellation) may race with a permit. There is no
+//! compare-and-swap for this, because none is needed: the *client* alone decides what it sends,
+//! from the last permit it has **read**. It fixes that count, sends the rest as bypassed, never
+//! looks at the word again, and tells the daemon (`Cancelled`, with the count). A permit that
+//! crosses is a store into a slot that still belongs to the daemon, read by nobody; the daemon
+//! takes it back when it consumes `Cancelled`, before which the slot is not used again. If the
+//! daemon is gone or has stalled, the whole region is abandoned instead and no slot of it is used
+//! again, so a permit that a daemon writes minutes late lands in memory that nobody reads. A CAS
+//! on either side would cost the daemon one cache-line transfer per permit (≈ 100 ns, 10 M
+//! permits/s) where plain stores overlap.
+//!
+//! # Distrust
+//! The consumer believes nothing: it reads each word once, checks `next`, and keeps in its own
+//! memory which slots hold a living flow. A producer that breaks the protocol can stop its own
+//! lane or feed itself nonsense permits, no more. The producer believes the daemon's counters
+//! only as far as its own: a `consumed` that runs ahead is clamped.
+
+use core::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::layout::{LaneHeader, Slot};
+
+/// No slot left: one is always reserved for the next record, the others are in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the lane is full: send this one unscheduled, or try again once the daemon has consumed")]
+pub struct LaneFull;
+
+/// A lane in ordinary memory, for models and tests.
+#[derive(Debug)]
+struct HeapLane {
+    header: LaneHeader,
+    slots: Box<[Slot]>,
+}
+
+/// Keeps a lane's bytes where they are.
+#[derive(Clone, Debug)]
+enum Keep {
+    Heap(#[expect(dead_code, reason = "held for its Drop only")] Arc<HeapLane>),
+    #[cfg(not(loom))]
+    Mapped(#[expect(dead_code, reason = "held for its Drop only")] Arc<crate::region::Region>),
+}
+
+/// Where a lane's bytes are: in a mapped region, or on the heap.
+#[derive(Clone, Debug)]
+pub struct LaneMemory {
+    header: NonNull<LaneHeader>,
+    slots: NonNull<[Slot]>,
+    _keep: Keep,
+}
+
+// SAFETY: the pointers lead into memory that `_keep` keeps in place; what they point to is
+// atomics only, which any thread may access. Upheld by the two constructors.
+unsafe impl Send for LaneMemory {}
+// SAFETY: as above; `&LaneMemory` gives out `&` to atomics only.
+unsafe impl Sync for LaneMemory {}
+
+impl LaneMemory {
+    /// A lane of `slots` slots on the heap.
+    #[must_use]
+    pub fn heap(slots: u16) -> Self {
+        let lane = Arc::new(HeapLane {
+            header: LaneHeader::new(),
+            slots: (0..slots).map(|_| Slot::new()).collect(),
+        });
+        Self {
+            header: NonNull::from(&lane.header),
+            slots: NonNull::from(&*lane.slots),
+            _keep: Keep::Heap(lane),
+        }
+    }
+
+    /// Lane `index` of a mapped region, `None` if it has no such lane.
+    #[cfg(not(loom))]
+    #[must_use]
+    pub fn mapped(region: &Arc<crate::region::Region>, index: u16) -> Option<Self> {
+        let (header, slots) = region.lane_parts(index)?;
+        Some(Self {
+            header,
+            slots,
+            _keep: Keep::Mapped(Arc::clone(region)),
+        })
+    }
+
+    /// The lines before the slots.
+    #[inline]
+    #[must_use]
+    pub fn header(&self) -> &LaneHeader {
+        // SAFETY: the constructors point it at a whole, aligned lane header that `_keep` keeps in
+        // place for as long as `self` lives. It is accessed as atomics only, here and by other
+        // processes.
+        unsafe { self.header.as_ref() }
+    }
+
+    /// The slots.
+    #[inline]
+    #[must_use]
+    pub fn slots(&self) -> &[Slot] {
+        // SAFETY: as in `header`, for the slots that follow it.
+        unsafe { self.slots.as_ref() }
+    }
+}

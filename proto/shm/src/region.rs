@@ -1,0 +1,262 @@
+//! A region: one sealed memfd per client process, made by the daemon, mapped by both.
+//!
+//! The daemon creates it, sizes it, reserves its pages, seals it against shrinking and growing
+//! (a client that truncated it would otherwise kill the daemon with SIGBUS), and only then hands
+//! it over. The client refuses a file that is not sealed, has another size than announced, or
+//! speaks another version: it then runs unscheduled.
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::layout::{Geometry, HEADER_BYTES, Header, LaneHeader, MAGIC, Slot, VERSION};
+
+/// Why there is no region.
+#[derive(Debug, thiserror::Error)]
+pub enum RegionError {
+    /// Lanes, slots or colour out of range.
+    #[error("{0:?} is no valid geometry: see the limits in laxity_shm::layout")]
+    Geometry(Geometry),
+    /// A system call failed. Daemon: refuse the client. Client: run unscheduled.
+    #[error("{call} of a shared region failed: {source}")]
+    System {
+        /// Which call.
+        call: &'static str,
+        /// How.
+        source: io::Error,
+    },
+    /// The file could be truncated under us. Client: run unscheduled.
+    #[error("the region is not sealed against shrinking (seals {0:#x}): not made by laxityd")]
+    Unsealed(i32),
+    /// The file has another size than announced. Client: run unscheduled.
+    #[error("the region has {found} bytes where {expected} were announced")]
+    Size {
+        /// As announced.
+        expected: u64,
+        /// As found.
+        found: u64,
+    },
+    /// Made by another version. Client: run unscheduled; restart it with the new library.
+    #[error("the region's magic {magic:#x}, version {version} are not {MAGIC:#x}, {VERSION}")]
+    Version {
+        /// Found magic number.
+        magic: u64,
+        /// Found version.
+        version: u32,
+    },
+}
+
+fn system(call: &'static str) -> RegionError {
+    RegionError::System {
+        call,
+        source: io::Error::last_os_error(),
+    }
+}
+
+/// A mapped region.
+#[derive(Debug)]
+pub struct Region {
+    base: NonNull<u8>,
+    bytes: usize,
+    geometry: Geometry,
+    fd: OwnedFd,
+}
+
+// SAFETY: `Region` owns its mapping; everything in it is accessed as atomics only, through shared
+// references, which any thread may do.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+/// Seals that the daemon sets. `F_SEAL_WRITE` is not among them: both sides write.
+const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+impl Region {
+    /// Daemon: makes, reserves, seals and maps a region.
+    ///
+    /// # Errors
+    /// [`RegionError::Geometry`] or [`RegionError::System`]: refuse the client.
+    pub fn create(geometry: Geometry) -> Result<Arc<Self>, RegionError> {
+        if !geometry.is_valid() {
+            return Err(RegionError::Geometry(geometry));
+        }
+        let bytes = geometry.region_bytes();
+        let fd = memfd()?;
+        let length = bytes as libc::off_t;
+        // SAFETY: plain calls on a file descriptor that we own.
+        if unsafe { libc::ftruncate(fd.as_raw_fd(), length) } != 0 {
+            return Err(system("ftruncate"));
+        }
+        // Reserved now, so that a host without memory refuses the client here instead of killing
+        // the daemon at the first touch.
+        // SAFETY: as above.
+        if unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, length) } != 0 {
+            return Err(system("fallocate"));
+        }
+        // SAFETY: as above.
+        if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } != 0 {
+            return Err(system("fcntl(F_ADD_SEALS)"));
+        }
+        let region = Self::map_fd(fd, bytes, geometry)?;
+        let identity = &region.header().identity;
+        identity.lanes.store(geometry.lanes, Ordering::Relaxed);
+        identity.slots.store(geometry.slots, Ordering::Relaxed);
+        identity.colour.store(geometry.colour, Ordering::Relaxed);
+        identity.region_bytes.store(bytes as u64, Ordering::Relaxed);
+        identity
+            .daemon_pid
+            .store(std::process::id(), Ordering::Relaxed);
+        identity.version.store(VERSION, Ordering::Relaxed);
+        region.header().set_daemon_cpu(None);
+        // Release for form's sake: the region is handed over by a system call.
+        identity.magic.store(MAGIC, Ordering::Release);
+        Ok(Arc::new(region))
+    }
+
+    /// Client: checks and maps a region that was received with the `geometry` of the Welcome.
+    ///
+    /// # Errors
+    /// Every [`RegionError`]: run unscheduled.
+    pub fn map(fd: OwnedFd, geometry: Geometry) -> Result<Arc<Self>, RegionError> {
+        if !geometry.is_valid() {
+            return Err(RegionError::Geometry(geometry));
+        }
+        // SAFETY: plain call on a file descriptor that we own.
+        let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+        if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
+            return Err(RegionError::Unsealed(seals));
+        }
+        let expected = geometry.region_bytes() as u64;
+        let found = file_bytes(fd.as_fd())?;
+        if found != expected {
+            return Err(RegionError::Size { expected, found });
+        }
+        let region = Self::map_fd(fd, geometry.region_bytes(), geometry)?;
+        let identity = &region.header().identity;
+        let magic = identity.magic.load(Ordering::Acquire);
+        let version = identity.version.load(Ordering::Relaxed);
+        if magic != MAGIC || version != VERSION {
+            return Err(RegionError::Version { magic, version });
+        }
+        let stated = identity.region_bytes.load(Ordering::Relaxed);
+        if stated != expected {
+            return Err(RegionError::Size {
+                expected,
+                found: stated,
+            });
+        }
+        Ok(Arc::new(region))
+    }
+
+    fn map_fd(fd: OwnedFd, bytes: usize, geometry: Geometry) -> Result<Self, RegionError> {
+        // SAFETY: a new mapping at an address of the kernel's choice; nothing else refers to it.
+        let base = unsafe {
+            libc::mmap(
+                core::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        match NonNull::new(base.cast::<u8>()) {
+            Some(base) if base.as_ptr().cast() != libc::MAP_FAILED => Ok(Self {
+                base,
+                bytes,
+                geometry,
+                fd,
+            }),
+            _ => Err(system("mmap")),
+        }
+    }
+
+    /// The header page.
+    #[inline]
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        // SAFETY: the mapping is page-aligned, at least `HEADER_BYTES` long and lives as long as
+        // `self`; `Header` consists of atomics, for which every bit pattern is valid.
+        unsafe { self.base.cast::<Header>().as_ref() }
+    }
+
+    /// Our own copy of the shape; never read back from the region.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Size of the mapping.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The memfd, to be handed to the client.
+    #[must_use]
+    pub fn memfd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Where the mapping is, for [`crate::fork`].
+    pub(crate) fn address(&self) -> usize {
+        self.base.as_ptr() as usize
+    }
+
+    /// The header and the slots of lane `index`, `None` if there is no such lane.
+    pub(crate) fn lane_parts(&self, index: u16) -> Option<(NonNull<LaneHeader>, NonNull<[Slot]>)> {
+        if index >= self.geometry.lanes {
+            return None;
+        }
+        let offset = self.geometry.lane_offset(index);
+        let slots_at = offset + size_of::<LaneHeader>();
+        debug_assert!(offset >= HEADER_BYTES);
+        debug_assert!(slots_at + usize::from(self.geometry.slots) * 64 <= self.bytes);
+        // SAFETY: `Geometry::region_bytes` covers every lane (tested), so both offsets lie inside
+        // the mapping; both are multiples of 64 from a page-aligned base.
+        unsafe {
+            let header = self.base.add(offset).cast::<LaneHeader>();
+            let slots = self.base.add(slots_at).cast::<Slot>();
+            Some((
+                header,
+                NonNull::slice_from_raw_parts(slots, usize::from(self.geometry.slots)),
+            ))
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: `base` and `bytes` are those of our own mapping, and nobody holds a reference
+        // into it: `LaneMemory` keeps the region alive.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+fn memfd() -> Result<OwnedFd, RegionError> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: the name is a C string; the result is checked.
+    let open = |flags| unsafe { libc::memfd_create(c"laxity-region".as_ptr(), flags) };
+    // Older kernels (before 6.3) do not know MFD_NOEXEC_SEAL.
+    let mut fd = open(flags | libc::MFD_NOEXEC_SEAL);
+    if fd < 0 {
+        fd = open(flags);
+    }
+    if fd < 0 {
+        return Err(system("memfd_create"));
+    }
+    // SAFETY: a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn file_bytes(fd: BorrowedFd<'_>) -> Result<u64, RegionError> {
+    // SAFETY: `stat` is plain data, for which zero is a valid value.
+    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: `stat` is valid to write to.
+    if unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) } != 0 {
+        return Err(system("fstat"));
+    }
+    Ok(u64::try_from(stat.st_size).unwrap_or(0))
+}

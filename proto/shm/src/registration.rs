@@ -1,0 +1,671 @@
+//! The messages by which a client gets its region, and the socket that they travel on.
+//!
+//! `SOCK_SEQPACKET`, one packet each way: [`Hello`] from the client, [`Reply`] from the daemon,
+//! with `[memfd, eventfd]` as SCM_RIGHTS if it is a welcome. The socket then stays open and
+//! silent: its hangup tells either side that the other is gone. Fixed layout, little-endian, no
+//! serializer: the client part runs inside other people's processes.
+//!
+//! Everything here is non-blocking except where a `wait` says how long.
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::layout::{Geometry, Mode, VERSION};
+
+/// Where the daemon listens, unless `LAXITY_SOCKET` says otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/laxity/laxityd.sock";
+/// `"LXHI"`: begins a [`Hello`].
+pub const HELLO_MAGIC: u32 = u32::from_le_bytes(*b"LXHI");
+/// `"LXRE"`: begins a [`Reply`].
+pub const REPLY_MAGIC: u32 = u32::from_le_bytes(*b"LXRE");
+/// [`Hello::flags`]: this process could not register for `membarrier`.
+pub const HELLO_FENCED: u8 = 1;
+
+/// The socket to use: `LAXITY_SOCKET`, or the default.
+#[must_use]
+pub fn socket_path() -> PathBuf {
+    std::env::var_os("LAXITY_SOCKET")
+        .filter(|path| !path.is_empty())
+        .map_or_else(|| PathBuf::from(DEFAULT_SOCKET), PathBuf::from)
+}
+
+/// What a client says of itself. The daemon trusts `SO_PEERCRED` ([`peer`]), not `pid`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Hello {
+    /// [`HELLO_MAGIC`].
+    pub magic: u32,
+    /// [`VERSION`] of the client.
+    pub version: u32,
+    /// Process id as the client sees it, for the log.
+    pub pid: u32,
+    /// [`Mode`] that the client asks for; the more cautious of its and the daemon's counts.
+    pub mode: u8,
+    /// [`HELLO_FENCED`].
+    pub flags: u8,
+    /// Zero.
+    pub reserved: [u8; 2],
+    /// Name for people, UTF-8, padded with zeros.
+    pub name: [u8; 32],
+}
+
+/// Kinds of reply.
+const WELCOME: u32 = 1;
+const REJECT: u32 = 2;
+
+/// The daemon's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Reply {
+    /// [`REPLY_MAGIC`].
+    pub magic: u32,
+    /// [`VERSION`] of the daemon.
+    pub version: u32,
+    kind: u32,
+    reason: u32,
+    region_bytes: u64,
+    lanes: u16,
+    slots: u16,
+    colour: u8,
+    reserved: [u8; 3],
+}
+
+/// Why the daemon refuses a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[repr(u32)]
+pub enum Reason {
+    /// Versions differ.
+    #[error("client and daemon are of different versions")]
+    Version = 1,
+    /// The greeting makes no sense.
+    #[error("malformed greeting")]
+    Malformed = 2,
+    /// Not this user.
+    #[error("not permitted for this user")]
+    Forbidden = 3,
+    /// Out of memory or of clients.
+    #[error("the daemon has no room for another client")]
+    Full = 4,
+    /// The daemon stops.
+    #[error("the daemon is stopping")]
+    Stopping = 5,
+}
+
+/// A registration message that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistrationError {
+    /// A system call on the socket failed, or nobody listens. Client: run unscheduled, retry.
+    #[error("registration: {call}: {source}")]
+    System {
+        /// Which call.
+        call: &'static str,
+        /// How.
+        source: io::Error,
+    },
+    /// The other side hung up, or did not answer in time. Client: run unscheduled, retry.
+    #[error("registration: no answer from the other side")]
+    NoAnswer,
+    /// The packet is not of this protocol. Close the connection.
+    #[error("registration: malformed message of {0} bytes")]
+    Malformed(usize),
+    /// The versions differ. Daemon: send [`Reply::reject`] with [`Reason::Version`]. Client: run
+    /// unscheduled and do not retry soon.
+    #[error("registration: the other side has version {0}, this one {VERSION}")]
+    Version(u32),
+    /// The daemon said no. Client: run unscheduled.
+    #[error("registration: refused by the daemon (version {version}): {reason}")]
+    Rejected {
+        /// Why.
+        reason: Reason,
+        /// The daemon's version.
+        version: u32,
+    },
+}
+
+impl Hello {
+    /// The greeting of this process.
+    #[must_use]
+    pub fn new(name: &str, mode: Mode, fenced: bool) -> Self {
+        let mut bytes = [0; 32];
+        let mut end = name.len().min(bytes.len());
+        while !name.is_char_boundary(end) {
+            end -= 1;
+        }
+        bytes[..end].copy_from_slice(&name.as_bytes()[..end]);
+        Self {
+            magic: HELLO_MAGIC,
+            version: VERSION,
+            pid: std::process::id(),
+            mode: mode as u8,
+            flags: if fenced { HELLO_FENCED } else { 0 },
+            reserved: [0; 2],
+            name: bytes,
+        }
+    }
+
+    /// The name, with whatever a terminal or a label could choke on replaced.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let end = self
+            .name
+            .iter()
+            .position(|&b| b == 0)
+            .unwrap_or(self.name.len());
+        String::from_utf8_lossy(&self.name[..end])
+            .chars()
+            .map(|c| if c.is_control() { '?' } else { c })
+            .collect()
+    }
+
+    /// The mode asked for.
+    #[must_use]
+    pub fn mode(&self) -> Option<Mode> {
+        Mode::from_number(self.mode)
+    }
+
+    /// Daemon: reads a packet.
+    ///
+    /// # Errors
+    /// [`RegistrationError::Malformed`] or [`RegistrationError::Version`].
+    pub fn parse(packet: &[u8]) -> Result<Self, RegistrationError> {
+        let malformed = || RegistrationError::Malformed(packet.len());
+        // Magic and version come first in every version, so that a stranger can be told.
+        let head = packet.get(..8).ok_or_else(malformed)?;
+        let word =
+            |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        if word(0) != HELLO_MAGIC {
+            return Err(malformed());
+        }
+        if word(4) != VERSION {
+            return Err(RegistrationError::Version(word(4)));
+        }
+        let hello: Self = bytemuck::try_pod_read_unaligned(packet).map_err(|_| malformed())?;
+        let known = hello.flags & !HELLO_FENCED == 0 && hello.reserved == [0; 2];
+        if known && hello.mode().is_some() {
+            Ok(hello)
+        } else {
+            Err(malformed())
+        }
+    }
+}
+
+impl Reply {
+    /// Yes; the descriptors go with it.
+    #[must_use]
+    pub fn welcome(geometry: Geometry) -> Self {
+        Self {
+            magic: REPLY_MAGIC,
+            version: VERSION,
+            kind: WELCOME,
+            reason: 0,
+            region_bytes: geometry.region_bytes() as u64,
+            lanes: geometry.lanes,
+            slots: geometry.slots,
+            colour: geometry.colour,
+            reserved: [0; 3],
+        }
+    }
+
+    /// No.
+    #[must_use]
+    pub fn reject(reason: Reason) -> Self {
+        Self {
+            kind: REJECT,
+            reason: reason as u32,
+            ..Self::zeroed().addressed()
+        }
+    }
+
+    fn addressed(self) -> Self {
+        Self {
+            magic: REPLY_MAGIC,
+            version: VERSION,
+            ..self
+        }
+    }
+
+    /// Client: reads a packet; `Ok` is a welcome with the shape of the region.
+    ///
+    /// # Errors
+    /// Every [`RegistrationError`] but `System`.
+    pub fn parse(packet: &[u8]) -> Result<Geometry, RegistrationError> {
+        let malformed = || RegistrationError::Malformed(packet.len());
+        let reply: Self = bytemuck::try_pod_read_unaligned(packet).map_err(|_| malformed())?;
+        if reply.magic != REPLY_MAGIC {
+            return Err(malformed());
+        }
+        let version = reply.version;
+        match (reply.kind, reply.reason) {
+            (REJECT, reason) => {
+                let reason = match reason {
+                    1 => Reason::Version,
+                    3 => Reason::Forbidden,
+                    4 => Reason::Full,
+                    5 => Reason::Stopping,
+                    _ => Reason::Malformed,
+                };
+                Err(RegistrationError::Rejected { reason, version })
+            }
+            (WELCOME, _) if version != VERSION => Err(RegistrationError::Version(version)),
+            (WELCOME, _) => {
+                let (lanes, slots, colour) = (reply.lanes, reply.slots, reply.colour);
+                let geometry = Geometry {
+                    lanes,
+                    slots,
+                    colour,
+                };
+                if geometry.is_valid() && geometry.region_bytes() as u64 == reply.region_bytes {
+                    Ok(geometry)
+                } else {
+                    Err(malformed())
+                }
+            }
+            _ => Err(malformed()),
+        }
+    }
+}
+
+fn failed(call: &'static str) -> RegistrationError {
+    RegistrationError::System {
+        call,
+        source: io::Error::last_os_error(),
+    }
+}
+
+fn socket() -> Result<OwnedFd, RegistrationError> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: plain integers; the result is checked.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    if fd < 0 {
+        return Err(failed("socket"));
+    }
+    // SAFETY: a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn address(path: &Path) -> Result<(libc::sockaddr_un, libc::socklen_t), RegistrationError> {
+    // SAFETY: `sockaddr_un` is plain data, for which zero is a valid value.
+    let mut address: libc::sockaddr_un = unsafe { core::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let bytes = path.as_os_str().as_bytes();
+    if bytes.is_empty() || bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
+        return Err(RegistrationError::System {
+            call: "socket path",
+            source: io::Error::from(io::ErrorKind::InvalidFilename),
+        });
+    }
+    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = *from as libc::c_char;
+    }
+    let length = core::mem::offset_of!(libc::sockaddr_un, sun_path) + bytes.len() + 1;
+    Ok((address, length as libc::socklen_t))
+}
+
+/// Daemon: listens at `path`, non-blocking. Replaces a socket that nobody listens on any more.
+///
+/// # Errors
+/// [`RegistrationError::System`]; `AddrInUse` means that another daemon runs.
+pub fn listen(path: &Path) -> Result<OwnedFd, RegistrationError> {
+    if path.exists() {
+        if connect(path).is_ok() {
+            let source = io::Error::from(io::ErrorKind::AddrInUse);
+            return Err(RegistrationError::System {
+                call: "bind",
+                source,
+            });
+        }
+        // Nobody answers: left over from a daemon that was killed. If this fails, bind says why.
+        let _ = std::fs::remove_file(path);
+    }
+    let fd = socket()?;
+    let (address, length) = address(path)?;
+    // SAFETY: `address` is a valid sockaddr_un of `length` bytes.
+    if unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) } != 0 {
+        return Err(failed("bind"));
+    }
+    // SAFETY: plain call on a descriptor that we own.
+    if unsafe { libc::listen(fd.as_raw_fd(), 128) } != 0 {
+        return Err(failed("listen"));
+    }
+    Ok(fd)
+}
+
+/// Daemon: accepts one connection, non-blocking and close-on-exec; `None` if none waits.
+///
+/// # Errors
+/// [`RegistrationError::System`].
+pub fn accept(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>, RegistrationError> {
+    // SAFETY: null address is allowed; the result is checked.
+    let fd = unsafe {
+        libc::accept4(
+            listener.as_raw_fd(),
+            core::ptr::null_mut(),
+            core::ptr::null_mut(),
+            libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+        )
+    };
+    if fd >= 0 {
+        // SAFETY: a fresh descriptor that nobody else owns.
+        return Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }));
+    }
+    match io::Error::last_os_error() {
+        e if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        // The peer was gone before we came.
+        e if e.kind() == io::ErrorKind::ConnectionAborted => Ok(None),
+        source => Err(RegistrationError::System {
+            call: "accept",
+            source,
+        }),
+    }
+}
+
+/// Client: connects, without blocking: a listener whose backlog is full is an error.
+///
+/// # Errors
+/// [`RegistrationError::System`]: nobody listens, or not for us.
+pub fn connect(path: &Path) -> Result<OwnedFd, RegistrationError> {
+    let fd = socket()?;
+    let (address, length) = address(path)?;
+    // SAFETY: `address` is a valid sockaddr_un of `length` bytes.
+    if unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), length) } != 0 {
+        return Err(failed("connect"));
+    }
+    Ok(fd)
+}
+
+/// Who is at the other end, as the kernel knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Process that connected, in our pid namespace; 0 if it is in none that we see.
+    pub pid: u32,
+    /// Its effective user then.
+    pub uid: u32,
+    /// Its effective group then.
+    pub gid: u32,
+}
+
+/// `SO_PEERCRED`.
+///
+/// # Errors
+/// [`RegistrationError::System`].
+pub fn peer(socket: BorrowedFd<'_>) -> Result<Peer, RegistrationError> {
+    let mut cred = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `cred` and `length` are valid to write to and belong together.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut cred).cast(),
+            &raw mut length,
+        )
+    };
+    if rc != 0 {
+        return Err(failed("getsockopt(SO_PEERCRED)"));
+    }
+    Ok(Peer {
+        pid: cred.pid as u32,
+        uid: cred.uid,
+        gid: cred.gid,
+    })
+}
+
+/// Room for two descriptors, aligned as `cmsghdr` wants it.
+#[repr(C, align(8))]
+struct Control([u8; 64]);
+
+const RIGHTS: usize = 2;
+const RIGHTS_BYTES: u32 = (RIGHTS * size_of::<RawFd>()) as u32;
+
+fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    rights: Option<[BorrowedFd<'_>; RIGHTS]>,
+) -> Result<(), RegistrationError> {
+    let mut part = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    let mut control = Control([0; 64]);
+    // SAFETY: `msghdr` is plain data, for which zero is a valid value.
+    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    if let Some(rights) = rights {
+        message.msg_control = control.0.as_mut_ptr().cast();
+        // SAFETY: CMSG_SPACE and CMSG_LEN only compute; CMSG_FIRSTHDR returns a pointer into
+        // `control`, which is aligned and has room for `RIGHTS` descriptors (asserted below).
+        unsafe {
+            message.msg_controllen = libc::CMSG_SPACE(RIGHTS_BYTES) as usize;
+            let first = libc::CMSG_FIRSTHDR(&raw const message);
+            (*first).cmsg_level = libc::SOL_SOCKET;
+            (*first).cmsg_type = libc::SCM_RIGHTS;
+            (*first).cmsg_len = libc::CMSG_LEN(RIGHTS_BYTES) as usize;
+            let data = libc::CMSG_DATA(first).cast::<RawFd>();
+            for (i, fd) in rights.iter().enumerate() {
+                data.add(i).write_unaligned(fd.as_raw_fd());
+            }
+        }
+    }
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: `message` and all that it points to live until the call returns.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
+    if sent == bytes.len() as isize {
+        Ok(())
+    } else {
+        Err(failed("sendmsg"))
+    }
+}
+
+/// What [`receive`] found.
+#[derive(Debug)]
+struct Packet {
+    bytes: [u8; 128],
+    length: usize,
+    rights: Vec<OwnedFd>,
+}
+
+/// One packet, without blocking; `None` if none is there yet.
+fn receive(socket: BorrowedFd<'_>) -> Result<Option<Packet>, RegistrationError> {
+    let mut packet = Packet {
+        bytes: [0; 128],
+        length: 0,
+        rights: Vec::new(),
+    };
+    let mut part = libc::iovec {
+        iov_base: packet.bytes.as_mut_ptr().cast(),
+        iov_len: packet.bytes.len(),
+    };
+    let mut control = Control([0; 64]);
+    // SAFETY: `msghdr` is plain data, for which zero is a valid value.
+    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.0.as_mut_ptr().cast();
+    message.msg_controllen = control.0.len();
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: `message` and all that it points to are valid to write to until the call returns.
+    let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
+    if length < 0 {
+        let source = io::Error::last_os_error();
+        return match source.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+            _ => Err(RegistrationError::System {
+                call: "recvmsg",
+                source,
+            }),
+        };
+    }
+    // SAFETY: the kernel filled `control` with well-formed headers up to `msg_controllen`, which
+    // the CMSG functions walk; each descriptor in SCM_RIGHTS is fresh and ours alone.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(&raw const message);
+        while !header.is_null() {
+            if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
+                let bytes = (*header).cmsg_len - libc::CMSG_LEN(0) as usize;
+                let data = libc::CMSG_DATA(header).cast::<RawFd>();
+                for i in 0..bytes / size_of::<RawFd>() {
+                    packet
+                        .rights
+                        .push(OwnedFd::from_raw_fd(data.add(i).read_unaligned()));
+                }
+            }
+            header = libc::CMSG_NXTHDR(&raw const message, header);
+        }
+    }
+    if length == 0 {
+        return Err(RegistrationError::NoAnswer);
+    }
+    packet.length = length as usize;
+    if message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+        return Err(RegistrationError::Malformed(packet.length));
+    }
+    Ok(Some(packet))
+}
+
+/// Client: greets the daemon.
+///
+/// # Errors
+/// [`RegistrationError::System`].
+pub fn send_hello(socket: BorrowedFd<'_>, hello: &Hello) -> Result<(), RegistrationError> {
+    send(socket, bytemuck::bytes_of(hello), None)
+}
+
+/// Daemon: reads the greeting; `None` if it has not come yet.
+///
+/// # Errors
+/// Every [`RegistrationError`]: answer with [`send_reject`] and close.
+pub fn receive_hello(socket: BorrowedFd<'_>) -> Result<Option<Hello>, RegistrationError> {
+    match receive(socket)? {
+        None => Ok(None),
+        Some(packet) => Hello::parse(&packet.bytes[..packet.length]).map(Some),
+    }
+}
+
+/// Daemon: hands the region over.
+///
+/// # Errors
+/// [`RegistrationError::System`]: drop the client.
+pub fn send_welcome(
+    socket: BorrowedFd<'_>,
+    geometry: Geometry,
+    memfd: BorrowedFd<'_>,
+    eventfd: BorrowedFd<'_>,
+) -> Result<(), RegistrationError> {
+    send(
+        socket,
+        bytemuck::bytes_of(&Reply::welcome(geometry)),
+        Some([memfd, eventfd]),
+    )
+}
+
+/// Daemon: says no.
+///
+/// # Errors
+/// [`RegistrationError::System`]: the client is gone already.
+pub fn send_reject(socket: BorrowedFd<'_>, reason: Reason) -> Result<(), RegistrationError> {
+    send(socket, bytemuck::bytes_of(&Reply::reject(reason)), None)
+}
+
+/// What a welcome brings.
+#[derive(Debug)]
+pub struct Welcome {
+    /// Shape of the region.
+    pub geometry: Geometry,
+    /// The region, to be given to [`crate::region::Region::map`].
+    pub memfd: OwnedFd,
+    /// To be written when the daemon sleeps.
+    pub eventfd: OwnedFd,
+}
+
+/// Client: reads the answer; `None` if it has not come yet.
+///
+/// # Errors
+/// Every [`RegistrationError`]: run unscheduled.
+pub fn receive_reply(socket: BorrowedFd<'_>) -> Result<Option<Welcome>, RegistrationError> {
+    let Some(packet) = receive(socket)? else {
+        return Ok(None);
+    };
+    let geometry = Reply::parse(&packet.bytes[..packet.length])?;
+    let mut rights = packet.rights.into_iter();
+    match (rights.next(), rights.next(), rights.next()) {
+        (Some(memfd), Some(eventfd), None) => Ok(Some(Welcome {
+            geometry,
+            memfd,
+            eventfd,
+        })),
+        _ => Err(RegistrationError::Malformed(packet.length)),
+    }
+}
+
+/// Waits until the socket has something to read or was hung up, at most `limit`.
+#[must_use]
+pub fn wait_readable(socket: BorrowedFd<'_>, limit: Duration) -> bool {
+    poll(socket, libc::POLLIN, limit) != 0
+}
+
+/// Whether the other side is gone. After the registration nothing is ever sent, so anything
+/// readable that is not a packet is a hangup. One system call.
+#[must_use]
+pub fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
+    let gone = libc::POLLHUP | libc::POLLERR | libc::POLLNVAL | libc::POLLRDHUP;
+    poll(socket, libc::POLLRDHUP, Duration::ZERO) & gone != 0
+}
+
+fn poll(socket: BorrowedFd<'_>, events: libc::c_short, limit: Duration) -> libc::c_short {
+    let mut entry = libc::pollfd {
+        fd: socket.as_raw_fd(),
+        events,
+        revents: 0,
+    };
+    let millis = i32::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+    // SAFETY: one valid pollfd.
+    let ready = unsafe { libc::poll(&raw mut entry, 1, millis) };
+    if ready > 0 { entry.revents } else { 0 }
+}
+
+/// Daemon: a non-blocking eventfd for one client.
+///
+/// # Errors
+/// [`RegistrationError::System`]: refuse the client.
+pub fn eventfd() -> Result<OwnedFd, RegistrationError> {
+    // SAFETY: plain integers; the result is checked.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(failed("eventfd"));
+    }
+    // SAFETY: a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Client: wakes the daemon. A full counter means that it is being woken already.
+pub fn ring(eventfd: BorrowedFd<'_>) {
+    let one = 1_u64;
+    // SAFETY: eight bytes are read from `one`. The result does not matter: EAGAIN is a full
+    // counter, anything else a daemon that is gone, which the waiting side finds out.
+    unsafe { libc::write(eventfd.as_raw_fd(), (&raw const one).cast(), 8) };
+}
+
+/// Daemon: empties the eventfd after a wake-up.
+pub fn drain(eventfd: BorrowedFd<'_>) {
+    let mut count = 0_u64;
+    // SAFETY: eight bytes are written to `count`. EAGAIN: nothing was there.
+    unsafe { libc::read(eventfd.as_raw_fd(), (&raw mut count).cast(), 8) };
+}
+
+const _: () = {
+    assert!(size_of::<Hello>() == 48);
+    assert!(size_of::<Reply>() == 32);
+    assert!(cfg!(target_endian = "little"));
+};

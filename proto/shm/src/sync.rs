@@ -1,0 +1,39 @@
+//! The one place that chooses between the processor's atomics and loom's model of them.
+//!
+//! The asymmetric barrier lives here too. The side that runs often (a submit, a permit) executes
+//! [`light_fence`], which costs nothing; the side that is about to sleep executes
+//! [`heavy_fence`], a system call that makes every running thread of the registered processes
+//! execute a full barrier. Together they order "I stored, then looked" on both sides as two
+//! sequentially consistent fences would. Loom knows no such pair, so there both are a
+//! `SeqCst` fence: the model is as strong as the pair, not stronger.
+
+#[cfg(not(loom))]
+pub(crate) use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+
+/// The cheap half of the asymmetric barrier: the compiler may not move accesses across, the
+/// processor is stopped from doing so by the other side's [`heavy_fence`].
+#[inline(always)]
+pub fn light_fence() {
+    #[cfg(not(loom))]
+    core::sync::atomic::compiler_fence(Ordering::SeqCst);
+    #[cfg(loom)]
+    fence(Ordering::SeqCst);
+}
+
+/// The expensive half of the asymmetric barrier. Returns `false` where the kernel refuses
+/// `membarrier`: then only a real fence on the other side would do, and the caller has to bound
+/// its sleep instead.
+#[cfg(not(loom))]
+pub fn heavy_fence() -> bool {
+    fence(Ordering::SeqCst);
+    crate::sleep::membarrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED)
+}
+
+/// The expensive half of the asymmetric barrier, as loom models it.
+#[cfg(loom)]
+pub fn heavy_fence() -> bool {
+    fence(Ordering::SeqCst);
+    true
+}

@@ -1,0 +1,285 @@
+//! The process's end: finding a daemon, losing it, finding it again.
+//!
+//! # Why no thread
+//! Attaching anew is a non-blocking state machine (connect and greet; later, is the answer
+//! there?) that submits without a scheduler advance, at most once per `reattach_every`, a poll
+//! for the answer once a millisecond. A background thread would do it sooner in a process that
+//! submits rarely, which gains nothing from it, and would be a stranger in the application: it
+//! does not survive fork, inherits signal masks, appears in its thread counts. All calls are
+//! non-blocking, so the price is a few microseconds in a submit that would go out unscheduled.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use laxity_shm::layout::{Mode, attention};
+use laxity_shm::registration::{self, Hello, RegistrationError};
+use laxity_shm::sleep::{self, now_ns};
+
+use crate::lane::Lane;
+use crate::options::Options;
+use crate::session::Session;
+use crate::stats::{LaneCounters, Stats};
+
+/// Between two looks whether the daemon has answered.
+const ANSWER_POLL_NS: u64 = 1_000_000;
+/// A connection that is not answered for this long is given up. A daemon that is stopped keeps
+/// accepting connections, in its backlog; it answers when it goes on.
+const ANSWER_LIMIT_NS: u64 = 5_000_000_000;
+/// A daemon that refuses is asked again after this many times `reattach_every`.
+const REFUSED_FACTOR: u64 = 10;
+
+#[derive(Debug)]
+enum Link {
+    Detached,
+    /// Greeted; `pid` is that of the process that did, which a forked child is not.
+    Asked {
+        socket: OwnedFd,
+        since_ns: u64,
+        pid: u32,
+    },
+    Attached(Arc<Session>),
+}
+
+#[derive(Debug)]
+struct Attachment {
+    link: Link,
+    /// Since when there is no scheduler, `None` while there is one.
+    detached_ns: Option<u64>,
+    /// Closed periods without one.
+    unscheduled_ns: u64,
+    attached: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) options: Options,
+    attachment: Mutex<Attachment>,
+    /// Nothing is to be tried before this time. Relaxed everywhere: a hint.
+    next_ns: AtomicU64,
+    lanes: Mutex<Registry>,
+}
+
+#[derive(Debug, Default)]
+struct Registry {
+    living: Vec<Arc<LaneCounters>>,
+    gone: Stats,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What these locks protect is valid after every statement.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A process's attachment to laxityd. Cheap to clone; all clones are one.
+#[derive(Clone, Debug)]
+pub struct Client {
+    core: Arc<Core>,
+}
+
+impl Client {
+    /// Attaches. Never fails: without a daemon (or with one that does not answer within
+    /// `attach_timeout`, refuses, or is of another version) all flows are bypassed, and lanes
+    /// look for a daemon now and then.
+    #[must_use]
+    pub fn attach(options: Options) -> Self {
+        let now = now_ns();
+        let limit = options.attach_timeout;
+        let off = options.mode == Mode::Off;
+        let core = Arc::new(Core {
+            options,
+            attachment: Mutex::new(Attachment {
+                link: Link::Detached,
+                detached_ns: Some(now),
+                unscheduled_ns: 0,
+                attached: 0,
+            }),
+            next_ns: AtomicU64::new(if off { u64::MAX } else { 0 }),
+            lanes: Mutex::default(),
+        });
+        if !off {
+            core.attach_within(limit);
+        }
+        Self { core }
+    }
+
+    /// Whether a daemon schedules this process now: attached, neither bypassed nor off.
+    #[must_use]
+    pub fn is_scheduled(&self) -> bool {
+        self.core.standing().is_some_and(|session| {
+            session.header().attention() & attention::NOT_ENFORCED == 0 && !session.is_hung_up()
+        })
+    }
+
+    /// A lane for one thread. Without a daemon, or if all lanes are taken, it works too: its
+    /// flows are bypassed until a later submit finds one.
+    #[must_use]
+    pub fn lane(&self) -> Lane {
+        let counters = Arc::new(LaneCounters::default());
+        lock(&self.core.lanes).living.push(Arc::clone(&counters));
+        Lane::new(Arc::clone(&self.core), counters)
+    }
+
+    /// Counters of all lanes.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let registry = lock(&self.core.lanes);
+        let mut stats = registry.gone;
+        for lane in &registry.living {
+            lane.add_to(&mut stats);
+        }
+        drop(registry);
+        let now = now_ns();
+        let attachment = lock(&self.core.attachment);
+        stats.reattaches = attachment.attached.saturating_sub(1);
+        let detached_ns = match &attachment.link {
+            Link::Attached(session) => session.lost_at(),
+            _ => attachment.detached_ns,
+        };
+        stats.unscheduled_ns =
+            attachment.unscheduled_ns + detached_ns.map_or(0, |since| now.saturating_sub(since));
+        stats
+    }
+
+    /// The DSCP that the daemon gives a level; 0 (unmarked) without a daemon.
+    #[must_use]
+    pub fn dscp(&self, level: u8) -> u8 {
+        self.core
+            .standing()
+            .map_or(0, |session| session.header().dscp(level))
+    }
+}
+
+impl Core {
+    /// The session, if there is one and it was not lost.
+    fn standing(&self) -> Option<Arc<Session>> {
+        match &lock(&self.attachment).link {
+            Link::Attached(session) if session.lost_at().is_none() => Some(Arc::clone(session)),
+            _ => None,
+        }
+    }
+
+    /// For a lane without a seat: the session to sit in, or one step towards having one. Never
+    /// blocks; a lock that another thread holds (or held when this process was forked) counts as
+    /// "not now".
+    pub(crate) fn session(&self) -> Option<Arc<Session>> {
+        let next = self.next_ns.load(Ordering::Relaxed);
+        if next == u64::MAX {
+            return None;
+        }
+        let now = now_ns();
+        if now < next {
+            return None;
+        }
+        let mut attachment = self.attachment.try_lock().ok()?;
+        let (session, next) = attachment.advance(&self.options, now);
+        self.next_ns.store(next, Ordering::Relaxed);
+        session
+    }
+
+    /// For a lane that found its session lost or full: when to look again.
+    pub(crate) fn look_again(&self, at_ns: u64) {
+        if self.next_ns.load(Ordering::Relaxed) != u64::MAX {
+            self.next_ns.store(at_ns, Ordering::Relaxed);
+        }
+    }
+
+    fn attach_within(&self, limit: Duration) {
+        let end = now_ns().saturating_add(limit.as_nanos() as u64);
+        let mut attachment = lock(&self.attachment);
+        loop {
+            let (session, next) = attachment.advance(&self.options, now_ns());
+            self.next_ns.store(next, Ordering::Relaxed);
+            let Link::Asked { ref socket, .. } = attachment.link else {
+                return;
+            };
+            let left = end.saturating_sub(now_ns());
+            if session.is_some() || left == 0 {
+                return;
+            }
+            let _ = registration::wait_readable(socket.as_fd(), Duration::from_nanos(left));
+        }
+    }
+
+    pub(crate) fn retire(&self, counters: &Arc<LaneCounters>) {
+        let mut registry = lock(&self.lanes);
+        registry.living.retain(|lane| !Arc::ptr_eq(lane, counters));
+        counters.add_to(&mut registry.gone);
+    }
+}
+
+impl Attachment {
+    /// One step, and the time before which the next makes no sense.
+    fn advance(&mut self, options: &Options, now: u64) -> (Option<Arc<Session>>, u64) {
+        let retry = now.saturating_add(options.reattach_every.as_nanos() as u64);
+        if let Link::Attached(session) = &self.link {
+            match session.lost_at() {
+                None => return (Some(Arc::clone(session)), 0),
+                Some(since) => {
+                    self.detached_ns = Some(since);
+                    self.link = Link::Detached;
+                }
+            }
+        }
+        if let Link::Asked { since_ns, pid, .. } = self.link
+            && (pid != std::process::id() || now.saturating_sub(since_ns) > ANSWER_LIMIT_NS)
+        {
+            self.link = Link::Detached;
+        }
+        match std::mem::replace(&mut self.link, Link::Detached) {
+            Link::Asked {
+                socket,
+                since_ns,
+                pid,
+            } => match registration::receive_reply(socket.as_fd()) {
+                Ok(None) => {
+                    self.link = Link::Asked {
+                        socket,
+                        since_ns,
+                        pid,
+                    };
+                    (None, now + ANSWER_POLL_NS)
+                }
+                Ok(Some(welcome)) => match Session::new(socket, welcome) {
+                    Some(session) => {
+                        let session = Arc::new(session);
+                        self.link = Link::Attached(Arc::clone(&session));
+                        self.attached += 1;
+                        if let Some(since) = self.detached_ns.take() {
+                            self.unscheduled_ns += now.saturating_sub(since);
+                        }
+                        (Some(session), 0)
+                    }
+                    None => (None, retry),
+                },
+                Err(RegistrationError::Rejected { .. } | RegistrationError::Version(_)) => {
+                    let every = options.reattach_every.as_nanos() as u64;
+                    (
+                        None,
+                        now.saturating_add(every.saturating_mul(REFUSED_FACTOR)),
+                    )
+                }
+                Err(_) => (None, retry),
+            },
+            _ => match greet(options) {
+                Ok(socket) => {
+                    self.link = Link::Asked {
+                        socket,
+                        since_ns: now,
+                        pid: std::process::id(),
+                    };
+                    (None, now + ANSWER_POLL_NS)
+                }
+                Err(_) => (None, retry),
+            },
+        }
+    }
+}
+
+fn greet(options: &Options) -> Result<OwnedFd, RegistrationError> {
+    let socket = registration::connect(&options.socket)?;
+    let hello = Hello::new(&options.name, options.mode, !sleep::register());
+    registration::send_hello(socket.as_fd(), &hello)?;
+    Ok(socket)
+}

@@ -1,0 +1,328 @@
+//! Awaiting permits: poll, adaptive spin, futex; and noticing that there is nobody to wait for.
+//!
+//! # How long a wait can be
+//! As long as the daemon says so, and no longer: while it gives signs of life a flow may wait for
+//! its turn. It is given up (all lanes of the process detach, every waiting flow resolves as
+//! bypassed) when the registration socket hangs up, or when no heartbeat came for `stall_timeout`
+//! while something waited here. Bypass, release and a change of mode resolve it too. Sleeps are
+//! cut in slices of at most [`SLICE`], so each of these is noticed even if a wake-up is lost.
+//!
+//! # How long to spin
+//! Waking a sleeper takes 17 to 43 µs and costs the daemon 10 to 14 µs, so spinning about as long
+//! as one wake-up costs at most a factor of two. If the last few spins were in vain, the queue is
+//! evidently long and the spin is cut short. If the daemon runs on this very CPU, spinning keeps
+//! it from answering (8 ms, against 1.7 µs with a sleep at once), so then there is none.
+
+use std::time::Duration;
+
+use laxity_shm::layout::attention;
+use laxity_shm::permit::{self, State};
+use laxity_shm::sleep::{Awaited, current_cpu, now_ns};
+
+use crate::lane::{Lane, Place};
+use crate::ticket::{Grant, Phase, Ticket};
+
+/// Longest sleep without a look around.
+const SLICE: Duration = Duration::from_millis(20);
+/// The same where `membarrier` is refused and a wake-up can be missed.
+const SLICE_UNORDERED: Duration = Duration::from_millis(1);
+const SPIN_MAX_NS: u64 = 50_000;
+const SPIN_MIN_NS: u64 = 20_000;
+/// After this many spins in vain, spin only [`SPIN_SHORT_NS`].
+const SPINS_IN_VAIN: u32 = 8;
+const SPIN_SHORT_NS: u64 = 2_000;
+/// Looks at the word between two looks at the clock and at the daemon.
+const LOOKS: u32 = 64;
+/// Misses of `poll` between two looks at the clock.
+const MISSES: u32 = 16;
+/// Time between two looks at the socket.
+const HANGUP_NS: u64 = 5_000_000;
+
+/// What a lane remembers about waiting.
+#[derive(Debug)]
+pub(crate) struct Spin {
+    budget_ns: u64,
+    in_vain: u32,
+    misses: u32,
+    /// Since when this lane waits without any permit; 0 if it does not.
+    pub(crate) quiet_since_ns: u64,
+    looked_ns: u64,
+}
+
+impl Default for Spin {
+    fn default() -> Self {
+        Self {
+            budget_ns: SPIN_MAX_NS,
+            in_vain: 0,
+            misses: 0,
+            quiet_since_ns: 0,
+            looked_ns: 0,
+        }
+    }
+}
+
+impl Spin {
+    fn limit_ns(&self) -> u64 {
+        if self.in_vain >= SPINS_IN_VAIN {
+            SPIN_SHORT_NS
+        } else {
+            self.budget_ns
+        }
+    }
+
+    fn succeeded(&mut self) {
+        self.in_vain = 0;
+        self.budget_ns = SPIN_MAX_NS;
+    }
+
+    fn failed(&mut self) {
+        self.in_vain = self.in_vain.saturating_add(1);
+        self.budget_ns = (self.budget_ns / 2).max(SPIN_MIN_NS);
+    }
+}
+
+impl Lane {
+    /// What may be sent now beyond what earlier grants said, `None` if nothing. Never blocks.
+    #[inline]
+    pub fn poll(&mut self, ticket: &mut Ticket) -> Option<Grant> {
+        match ticket.phase {
+            Phase::Gated => {}
+            Phase::Ready {
+                level,
+                dscp,
+                bypassed,
+            } => {
+                ticket.phase = Phase::Done;
+                ticket.granted = ticket.total;
+                return Some(Grant {
+                    bytes: ticket.total,
+                    level,
+                    dscp,
+                    last: true,
+                    bypassed,
+                });
+            }
+            Phase::Done => return None,
+        }
+        if let Some(place) = &mut self.place
+            && ticket.seat == self.seat
+        {
+            let word = place.producer.word(ticket.at.slot);
+            if word != place.pending.seen[usize::from(ticket.at.slot)] {
+                return self.take(ticket, word);
+            }
+            if place.region.header().attention() & attention::UNSCHEDULED == 0 {
+                self.spin.misses += 1;
+                if self.spin.misses < MISSES {
+                    return None;
+                }
+                self.spin.misses = 0;
+                if self.is_daemon_alive(now_ns()) {
+                    return None;
+                }
+            }
+        }
+        Some(self.bypass_rest(ticket))
+    }
+
+    /// Collects what a changed word grants.
+    #[inline]
+    fn take(&mut self, ticket: &mut Ticket, word: u64) -> Option<Grant> {
+        let place = self.place.as_mut()?;
+        place.pending.seen[usize::from(ticket.at.slot)] = word;
+        let State::Permit {
+            cumulative,
+            level,
+            last,
+        } = permit::decode(word)
+        else {
+            return None;
+        };
+        // After a last permit nothing more comes, so whatever it counts, the rest may go.
+        let upto = if last {
+            ticket.total
+        } else {
+            cumulative.min(ticket.total)
+        };
+        let bytes = upto.saturating_sub(ticket.granted);
+        if last {
+            place.pending.remove(ticket.at.slot);
+            place.producer.release(ticket.at);
+            ticket.phase = Phase::Done;
+        }
+        let dscp = place.region.header().dscp(level);
+        ticket.granted += bytes;
+        self.spin.quiet_since_ns = 0;
+        self.counters.scheduled_bytes.add(bytes);
+        Some(Grant {
+            bytes,
+            level,
+            dscp,
+            last,
+            bypassed: false,
+        })
+    }
+
+    /// Grants what is left of a flow without the daemon, and tells it so if it is there.
+    ///
+    /// This is the moment that makes every byte go out once: `granted` is what was read from the
+    /// word so far, nothing after this reads the word again, and what is left is granted here.
+    /// A permit that crosses lands in a slot that nobody reads (see `laxity_shm::lane`).
+    #[cold]
+    fn bypass_rest(&mut self, ticket: &mut Ticket) -> Grant {
+        let bytes = ticket.total - ticket.granted;
+        if ticket.seat == self.seat && self.place.is_some() {
+            self.withdraw(ticket);
+            if self
+                .place
+                .as_ref()
+                .is_some_and(|place| place.session.lost_at().is_some())
+            {
+                self.lose_place();
+            }
+        }
+        ticket.phase = Phase::Done;
+        ticket.granted = ticket.total;
+        self.counters.bypassed_bytes.add(bytes);
+        self.counters.bypassed_flows.add(1);
+        Grant {
+            bytes,
+            level: 0,
+            dscp: 0,
+            last: true,
+            bypassed: true,
+        }
+    }
+
+    /// Looks for signs of life; gives the daemon up if there are none.
+    #[cold]
+    fn is_daemon_alive(&mut self, now: u64) -> bool {
+        let Some(place) = &self.place else {
+            return false;
+        };
+        if place.session.lost_at().is_some() {
+            return false;
+        }
+        if self.spin.quiet_since_ns == 0 {
+            self.spin.quiet_since_ns = now;
+        }
+        let sign = self
+            .spin
+            .quiet_since_ns
+            .max(place.region.header().heartbeat_ns());
+        let stalled = now.saturating_sub(sign) > self.core.options.stall_timeout.as_nanos() as u64;
+        let mut hung_up = false;
+        if now.saturating_sub(self.spin.looked_ns) > HANGUP_NS {
+            self.spin.looked_ns = now;
+            hung_up = place.session.is_hung_up();
+        }
+        if stalled || hung_up {
+            place.session.lose();
+        }
+        !(stalled || hung_up)
+    }
+
+    /// Waits until more of the flow may be sent. Ends in any case: see the module's text. A ticket
+    /// that is done gives an empty last grant.
+    pub fn wait(&mut self, ticket: &mut Ticket) -> Grant {
+        loop {
+            if let Some(grant) = self.poll(ticket) {
+                return grant;
+            }
+            if ticket.is_done() {
+                return Grant {
+                    last: true,
+                    ..Grant::default()
+                };
+            }
+            let slot = ticket.at.slot;
+            self.doze(Awaited::Slot(slot), SLICE, |place| {
+                place.producer.word(slot) != place.pending.seen[usize::from(slot)]
+            });
+        }
+    }
+
+    /// Sleeps until some ticket of this lane may have more to say, or `timeout` has passed;
+    /// whether the former. Returns at once if no ticket waits for a permit.
+    pub fn wait_any(&mut self, timeout: Duration) -> bool {
+        let end = now_ns().saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+        loop {
+            match &self.place {
+                None => return true,
+                Some(place) if place.pending.slots.is_empty() || any_news(place) => return true,
+                Some(place) => {
+                    if place.region.header().attention() & attention::UNSCHEDULED != 0 {
+                        return true;
+                    }
+                }
+            }
+            let now = now_ns();
+            if !self.is_daemon_alive(now) {
+                return true;
+            }
+            if now >= end {
+                return false;
+            }
+            self.doze(
+                Awaited::Any,
+                SLICE.min(Duration::from_nanos(end - now)),
+                any_news,
+            );
+        }
+    }
+
+    /// Spins, then sleeps one slice, until `news` or something that the caller should look at.
+    fn doze(&mut self, what: Awaited, limit: Duration, news: impl Fn(&Place) -> bool) {
+        if !self.owed_nothing() {
+            self.pay();
+        }
+        let Some(place) = &mut self.place else { return };
+        let header = place.region.header();
+        let stop = |place: &Place| {
+            news(place) || place.region.header().attention() & attention::UNSCHEDULED != 0
+        };
+        let elsewhere = match (header.daemon_cpu(), current_cpu()) {
+            (Some(daemon), Some(own)) => daemon != own,
+            _ => true,
+        };
+        if elsewhere {
+            let began = now_ns();
+            let until = self.spin.limit_ns().min(limit.as_nanos() as u64);
+            loop {
+                for _ in 0..LOOKS {
+                    if stop(place) {
+                        self.spin.succeeded();
+                        return;
+                    }
+                    core::hint::spin_loop();
+                }
+                if now_ns().saturating_sub(began) >= until {
+                    break;
+                }
+            }
+            self.spin.failed();
+        }
+        let waiter = &place.producer.memory().header().waiter;
+        place.turn += 1;
+        let announced = waiter.announce(what, place.turn);
+        if !stop(place) {
+            let slice = if announced.ordered {
+                limit
+            } else {
+                limit.min(SLICE_UNORDERED)
+            };
+            waiter.sleep(announced, slice);
+        }
+        waiter.awake();
+        // A slice is long: the next miss looks at the clock.
+        self.spin.misses = MISSES;
+    }
+}
+
+fn any_news(place: &Place) -> bool {
+    let pending = &place.pending;
+    pending
+        .slots
+        .iter()
+        .any(|&slot| place.producer.word(slot) != pending.seen[usize::from(slot)])
+}
