@@ -1,14 +1,15 @@
 //! One run: how long to measure, which rows are wanted, and what came of each.
 
 use std::fmt;
+use std::time::Duration;
 
 use anyhow::Context;
 
 use crate::clock::Clock;
-use crate::figure::{Figure, Gate, Outcome, References, Unit};
+use crate::figure::{Figure, Gate, Outcome, Unit};
 use crate::machine::Cores;
 use crate::reference;
-use crate::sample::{Percentiles, Summary};
+use crate::sample::{Paired, Percentiles, Summary};
 
 /// How much to measure.
 #[derive(Clone, Copy, Debug)]
@@ -37,12 +38,21 @@ impl Effort {
     };
 }
 
+impl Effort {
+    /// How long a rate is measured for in one repetition.
+    pub(crate) fn stretch(self) -> Duration {
+        Duration::from_millis(if self.repetitions < 5 { 60 } else { 250 })
+    }
+}
+
 /// The state of a run.
 pub(crate) struct Bench {
     pub(crate) clock: Clock,
     pub(crate) cores: Cores,
     pub(crate) effort: Effort,
-    pub(crate) references: References,
+    /// All repetitions of P1 and P, made beside those of the figures.
+    pub(crate) p1: Vec<Percentiles>,
+    pub(crate) p: Vec<Percentiles>,
     pub(crate) figures: Vec<Figure>,
     only: Vec<String>,
 }
@@ -123,7 +133,8 @@ impl Bench {
             clock,
             cores,
             effort,
-            references: References::default(),
+            p1: Vec::new(),
+            p: Vec::new(),
             figures: Vec::new(),
             only,
         }
@@ -179,16 +190,42 @@ impl Bench {
             .ok_or_else(|| Skip("needs two cores".into()))?)
     }
 
-    /// Repeats a latency measurement, P1 and P beside each repetition.
+    /// Repeats a round trip, with P1 and P before and after each repetition. One during which the
+    /// machine changed is repeated.
     pub(crate) fn latencies(
         &mut self,
         mut repetition: impl FnMut(&Self) -> anyhow::Result<Percentiles>,
     ) -> anyhow::Result<Summary> {
         let mut all = Vec::with_capacity(self.effort.repetitions);
-        for i in 0..self.effort.repetitions {
-            self.repeat_references()?;
-            all.push(repetition(self).with_context(|| format!("repetition {}", i + 1))?);
+        let mut before = self.references_now()?;
+        let mut patience = 2 * self.effort.repetitions;
+        while all.len() < self.effort.repetitions {
+            let percentiles =
+                repetition(self).with_context(|| format!("repetition {}", all.len() + 1))?;
+            let after = self.references_now()?;
+            if patience == 0 || before.agrees_with(after) {
+                let beside = before.between(after);
+                all.push(Paired {
+                    percentiles,
+                    p: beside.p,
+                    p1: beside.p1,
+                });
+            } else {
+                patience -= 1;
+            }
+            before = after;
         }
+        Ok(Summary::of_paired(&all))
+    }
+
+    /// Repeats a latency measurement that crosses no cores.
+    pub(crate) fn latencies_alone(
+        &mut self,
+        mut repetition: impl FnMut(&Self) -> anyhow::Result<Percentiles>,
+    ) -> anyhow::Result<Summary> {
+        let all = (0..self.effort.repetitions)
+            .map(|i| repetition(self).with_context(|| format!("repetition {}", i + 1)))
+            .collect::<anyhow::Result<Vec<_>>>()?;
         Ok(Summary::of_latencies(&all))
     }
 
@@ -204,17 +241,45 @@ impl Bench {
         Ok(Summary::of_numbers(all))
     }
 
-    /// One more repetition of P1 and P, where there are two cores.
-    pub(crate) fn repeat_references(&mut self) -> anyhow::Result<()> {
-        if let Some(far) = self.cores.far {
-            let round_trips = self.effort.round_trips / 2;
-            self.references
-                .p1
-                .push(reference::one_line(self.clock, far, round_trips)?);
-            self.references
-                .p
-                .push(reference::two_lines(self.clock, far, round_trips)?);
+    /// One more repetition of P1 and P, where there are two cores; their medians.
+    pub(crate) fn references_now(&mut self) -> anyhow::Result<Beside> {
+        let Some(far) = self.cores.far else {
+            return Ok(Beside::default());
+        };
+        let round_trips = self.effort.round_trips / 4;
+        let p1 = reference::one_line(self.clock, far, round_trips)?;
+        let p = reference::two_lines(self.clock, far, round_trips)?;
+        self.p1.push(p1);
+        self.p.push(p);
+        Ok(Beside {
+            p: Some(p.p50),
+            p1: Some(p1.p50),
+        })
+    }
+}
+
+/// P and P1 at one moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Beside {
+    p: Option<f64>,
+    p1: Option<f64>,
+}
+
+impl Beside {
+    /// Whether the cores were as far apart at both moments.
+    fn agrees_with(self, other: Self) -> bool {
+        let close = |a: Option<f64>, b: Option<f64>| match (a, b) {
+            (Some(a), Some(b)) => (a - b).abs() <= 0.15 * a.max(b),
+            _ => true,
+        };
+        close(self.p, other.p) && close(self.p1, other.p1)
+    }
+
+    fn between(self, other: Self) -> Self {
+        let middle = |a: Option<f64>, b: Option<f64>| Some(f64::midpoint(a?, b?));
+        Self {
+            p: middle(self.p, other.p),
+            p1: middle(self.p1, other.p1),
         }
-        Ok(())
     }
 }

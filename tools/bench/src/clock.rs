@@ -12,6 +12,7 @@ pub(crate) struct Clock {
     counter: bool,
     ns_per_tick: f64,
     overhead_ticks: u64,
+    resolution_ticks: u64,
 }
 
 /// Iterations used to learn what an empty bracket costs.
@@ -24,6 +25,7 @@ impl Clock {
             counter: counter_is_usable(),
             ns_per_tick: 1.0,
             overhead_ticks: 0,
+            resolution_ticks: 1,
         };
         if clock.counter {
             clock.ns_per_tick = clock.measure_rate();
@@ -36,6 +38,12 @@ impl Clock {
             .collect();
         empty.sort_unstable();
         clock.overhead_ticks = empty[OVERHEAD_SAMPLES / 2];
+        clock.resolution_ticks = empty
+            .windows(2)
+            .map(|pair| pair[1] - pair[0])
+            .filter(|step| *step > 0)
+            .min()
+            .unwrap_or(1);
         clock
     }
 
@@ -96,6 +104,11 @@ impl Clock {
             * self.ns_per_tick
     }
 
+    /// The step in which the clock advances: 10 ns on some processors, whatever their frequency.
+    pub(crate) fn resolution_ns(self) -> f64 {
+        self.resolution_ticks as f64 * self.ns_per_tick
+    }
+
     /// Ticks that make up `ns`, for pauses.
     pub(crate) fn ticks(self, ns: f64) -> u64 {
         (ns / self.ns_per_tick) as u64
@@ -113,11 +126,12 @@ impl Clock {
         let overhead = self.overhead_ticks as f64 * self.ns_per_tick;
         if self.counter {
             format!(
-                "lfence+rdtsc … rdtscp at {:.3} GHz, {overhead:.1} ns per bracket, subtracted",
-                1.0 / self.ns_per_tick
+                "lfence+rdtsc … rdtscp at {:.3} GHz in steps of {:.1} ns (interpolated), {overhead:.1} ns per bracket subtracted",
+                1.0 / self.ns_per_tick,
+                self.resolution_ns()
             )
         } else {
-            format!("CLOCK_MONOTONIC, {overhead:.1} ns per bracket, subtracted")
+            format!("CLOCK_MONOTONIC, {overhead:.1} ns per bracket subtracted")
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use crate::sample::{Percentiles, Summary};
+use crate::sample::{Ratios, Summary};
 
 /// What the numbers of a figure count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -30,6 +30,7 @@ pub(crate) enum Quantile {
     P50,
     P99,
     P999,
+    Mean,
 }
 
 /// What a gate compares with.
@@ -89,25 +90,47 @@ impl Gate {
         self
     }
 
-    fn judge(&self, summary: &Summary, references: &References) -> Verdict {
-        let value = match self.quantile {
-            Quantile::P50 => Some(summary.p50),
-            Quantile::P99 => summary.p99,
-            Quantile::P999 => summary.p999,
+    fn judge(&self, summary: &Summary) -> Verdict {
+        let verdict = |limit: Limit| {
+            let (value, limit) = limit.compare(self.quantile, summary)?;
+            Some(match self.side {
+                Side::AtMost => value <= limit,
+                Side::AtLeast => value >= limit,
+            })
         };
-        let (Some(value), Some(limit)) = (value, references.resolve(self.limit)) else {
-            return Verdict::None;
-        };
-        let passes = |limit: f64| match self.side {
-            Side::AtMost => value <= limit,
-            Side::AtLeast => value >= limit,
-        };
-        if !passes(limit) {
-            return Verdict::Missed;
+        match (verdict(self.limit), self.excellent.and_then(verdict)) {
+            (None, _) => Verdict::None,
+            (Some(false), _) => Verdict::Missed,
+            (Some(true), Some(true)) => Verdict::Excellent,
+            (Some(true), _) => Verdict::Ok,
         }
-        match self.excellent.and_then(|limit| references.resolve(limit)) {
-            Some(limit) if passes(limit) => Verdict::Excellent,
-            _ => Verdict::Ok,
+    }
+}
+
+impl Limit {
+    /// What has to be compared with what; `None` if the figure or its reference lacks it.
+    fn compare(self, quantile: Quantile, summary: &Summary) -> Option<(f64, f64)> {
+        let of = |ratios: Option<Ratios>| {
+            let ratios = ratios?;
+            match quantile {
+                Quantile::P50 => Some(ratios.p50),
+                Quantile::P99 => Some(ratios.p99),
+                Quantile::P999 => Some(ratios.p999),
+                Quantile::Mean => None,
+            }
+        };
+        match self {
+            Self::TimesP(limit) => Some((of(summary.of_p)?, limit)),
+            Self::TimesP1(limit) => Some((of(summary.of_p1)?, limit)),
+            Self::Value(limit) => {
+                let value = match quantile {
+                    Quantile::P50 => Some(summary.p50),
+                    Quantile::P99 => summary.p99,
+                    Quantile::P999 => summary.p999,
+                    Quantile::Mean => summary.mean,
+                };
+                Some((value?, limit))
+            }
         }
     }
 }
@@ -153,17 +176,13 @@ pub(crate) enum Outcome {
 impl Figure {
     /// Worst verdict of the gates; `excellent` if one of them has such a mark and it is reached
     /// while all others pass.
-    pub(crate) fn verdict(&self, references: &References) -> Verdict {
+    pub(crate) fn verdict(&self) -> Verdict {
         let summary = match &self.outcome {
             Outcome::Measured(summary) => summary,
             Outcome::Skipped(_) => return Verdict::Skipped,
             Outcome::Failed(_) => return Verdict::Failed,
         };
-        let verdicts: Vec<Verdict> = self
-            .gates
-            .iter()
-            .map(|gate| gate.judge(summary, references))
-            .collect();
+        let verdicts: Vec<Verdict> = self.gates.iter().map(|gate| gate.judge(summary)).collect();
         [Verdict::Missed, Verdict::Excellent, Verdict::Ok]
             .into_iter()
             .find(|verdict| verdicts.contains(verdict))
@@ -171,52 +190,16 @@ impl Figure {
     }
 }
 
-/// The machine's own round trips. They are repeated beside each group of figures, because a
-/// virtual machine's cores drift apart and together within minutes.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct References {
-    pub(crate) p1: Vec<Percentiles>,
-    pub(crate) p: Vec<Percentiles>,
-}
-
-impl References {
-    /// P1 over all repetitions so far.
-    pub(crate) fn p1_ns(&self) -> Option<f64> {
-        (!self.p1.is_empty()).then(|| Summary::of_latencies(&self.p1).p50)
-    }
-
-    /// P over all repetitions so far.
-    pub(crate) fn p_ns(&self) -> Option<f64> {
-        (!self.p.is_empty()).then(|| Summary::of_latencies(&self.p).p50)
-    }
-
-    fn resolve(&self, limit: Limit) -> Option<f64> {
-        match limit {
-            Limit::TimesP(ratio) => Some(ratio * self.p_ns()?),
-            Limit::TimesP1(ratio) => Some(ratio * self.p1_ns()?),
-            Limit::Value(value) => Some(value),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn references(p: f64, p1: f64) -> References {
-        let of = |p50| {
-            vec![Percentiles {
-                p50,
-                ..Percentiles::default()
-            }]
+    fn figure(p50: f64, p99: f64, p: f64, p1: f64) -> Figure {
+        let ratios = |ns| Ratios {
+            p50: p50 / ns,
+            p99: p99 / ns,
+            p999: 0.0,
         };
-        References {
-            p1: of(p1),
-            p: of(p),
-        }
-    }
-
-    fn figure(p50: f64, p99: f64) -> Figure {
         Figure {
             name: "x".into(),
             title: "x".into(),
@@ -228,6 +211,8 @@ mod tests {
             outcome: Outcome::Measured(Summary {
                 p50,
                 p99: Some(p99),
+                of_p: Some(ratios(p)),
+                of_p1: Some(ratios(p1)),
                 ..Summary::default()
             }),
             note: None,
@@ -237,7 +222,7 @@ mod tests {
     #[test]
     fn one_missed_gate_decides_whatever_the_others_say() {
         assert_eq!(
-            figure(200.0, 900.0).verdict(&references(280.0, 220.0)),
+            figure(200.0, 900.0, 280.0, 220.0).verdict(),
             Verdict::Missed
         );
     }
@@ -245,20 +230,19 @@ mod tests {
     #[test]
     fn excellence_needs_its_own_limit_and_all_gates_passed() {
         assert_eq!(
-            figure(230.0, 300.0).verdict(&references(280.0, 220.0)),
+            figure(230.0, 300.0, 280.0, 220.0).verdict(),
             Verdict::Excellent
         );
-        assert_eq!(
-            figure(300.0, 300.0).verdict(&references(280.0, 220.0)),
-            Verdict::Ok
-        );
+        assert_eq!(figure(300.0, 300.0, 280.0, 220.0).verdict(), Verdict::Ok);
     }
 
     #[test]
     fn without_a_reference_no_ratio_is_judged() {
-        assert_eq!(
-            figure(230.0, 300.0).verdict(&References::default()),
-            Verdict::None
-        );
+        let mut figure = figure(230.0, 300.0, 1.0, 1.0);
+        figure.outcome = Outcome::Measured(Summary {
+            p50: 230.0,
+            ..Summary::default()
+        });
+        assert_eq!(figure.verdict(), Verdict::None);
     }
 }

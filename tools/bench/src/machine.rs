@@ -164,15 +164,6 @@ pub(crate) fn pin_thread(cpu: usize) -> anyhow::Result<()> {
     sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("pin to core {cpu}"))
 }
 
-/// Lets the calling thread run on every core again.
-pub(crate) fn unpin_thread(cores: &Cores) -> anyhow::Result<()> {
-    let mut set = CpuSet::new();
-    for cpu in &cores.all {
-        set.set(*cpu)?;
-    }
-    sched_setaffinity(Pid::from_raw(0), &set).context("undo the pinning")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,15 +4,23 @@
 //! Every figure of the hot path is taken from the shipped `laxityd`, started as a process of its
 //! own with a generated configuration; nothing of the daemon is linked into this program.
 
+mod admission_cost;
 mod bench;
+mod calls;
 mod clock;
+mod draw;
 mod figure;
+mod hotpath;
 #[cfg(feature = "iceoryx2")]
 mod iceoryx;
+mod instructions;
 mod machine;
 mod peer;
+mod policy_cost;
 mod reference;
 mod sample;
+mod service;
+mod sleepers;
 mod sockets;
 mod table;
 
@@ -75,6 +83,9 @@ struct PeerArguments {
     /// The name of what the pair shares, where it has one
     #[arg(long, default_value = "")]
     name: String,
+    /// How often, for roles that end by themselves
+    #[arg(long, default_value_t = 0)]
+    count: usize,
 }
 
 fn main() -> ExitCode {
@@ -98,6 +109,8 @@ fn serve(peer: &PeerArguments) -> anyhow::Result<()> {
     match peer.role.as_str() {
         reference::BOUNCE_ROLE | reference::ANSWER_ROLE => reference::serve(&peer.role),
         sockets::ECHO_ROLE => sockets::serve(),
+        calls::PERMITS_ROLE => calls::serve(&peer.name),
+        instructions::CREDIT_ROLE => instructions::serve(&peer.name, peer.count),
         #[cfg(feature = "iceoryx2")]
         iceoryx::PUBSUB_ROLE => iceoryx::serve_publish_subscribe(&peer.name),
         #[cfg(feature = "iceoryx2")]
@@ -124,16 +137,22 @@ fn run(arguments: &RunArguments) -> anyhow::Result<bool> {
     let mut bench = Bench::new(clock, cores, effort, arguments.only.clone());
 
     for _ in 0..effort.repetitions {
-        bench.repeat_references()?;
+        bench.references_now()?;
     }
+    hotpath::rows(&mut bench);
+    instructions::rows(&mut bench);
+    calls::rows(&mut bench);
+    sleepers::rows(&mut bench);
     others(&mut bench);
+    policy_cost::rows(&mut bench);
+    admission_cost::rows(&mut bench);
 
     let mut figures = reference_figures(&bench);
     figures.append(&mut bench.figures);
     report(arguments, &machine, &bench, &figures)?;
     let failed = figures
         .iter()
-        .map(|figure| figure.verdict(&bench.references))
+        .map(|figure| figure.verdict())
         .any(|verdict| matches!(verdict, Verdict::Missed | Verdict::Failed));
     Ok(!(arguments.strict && failed))
 }
@@ -141,12 +160,8 @@ fn run(arguments: &RunArguments) -> anyhow::Result<bool> {
 /// P1 and P, over all repetitions that were made beside the other figures.
 fn reference_figures(bench: &Bench) -> Vec<Figure> {
     [
-        ("p1", "P1: one cache line bouncing", &bench.references.p1),
-        (
-            "p",
-            "P: a request line and a reply line",
-            &bench.references.p,
-        ),
+        ("p1", "P1: one cache line bouncing", &bench.p1),
+        ("p", "P: a request line and a reply line", &bench.p),
     ]
     .into_iter()
     .map(|(name, title, repetitions)| Figure {
@@ -223,7 +238,7 @@ fn report(
     figures: &[Figure],
 ) -> anyhow::Result<()> {
     if let Some(path) = &arguments.json {
-        let document = table::json(machine, &bench.cores, figures, &bench.references)?;
+        let document = table::json(machine, &bench.cores, figures)?;
         let text = format!("{document:#}\n");
         if path.as_os_str() == "-" {
             print!("{text}");
@@ -241,6 +256,6 @@ fn report(
             .map_or_else(|| "the same".to_owned(), |far| far.to_string()),
         bench.effort.repetitions
     );
-    println!("{}", table::render(figures, &bench.references));
+    println!("{}", table::render(figures));
     Ok(())
 }

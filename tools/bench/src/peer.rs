@@ -12,6 +12,7 @@ use anyhow::{Context, bail};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 
 use crate::machine::pin_thread;
 
@@ -39,6 +40,11 @@ impl Peer {
             .spawn()
             .with_context(|| format!("start the {role} peer"))?;
         Ok(Self { child })
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().cast_signed())
     }
 
     /// Waits for a peer that was told to stop; kills it if it does not.

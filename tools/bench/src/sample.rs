@@ -24,6 +24,11 @@ impl Recorder {
         self.ticks.push((begin, end));
     }
 
+    /// Forgets what was noted, such as a warm-up.
+    pub(crate) fn clear(&mut self) {
+        self.ticks.clear();
+    }
+
     /// Sorts and reduces, and is ready for the next repetition.
     pub(crate) fn finish(&mut self, clock: Clock) -> Percentiles {
         let mut ns: Vec<f64> = self
@@ -31,7 +36,7 @@ impl Recorder {
             .drain(..)
             .map(|(begin, end)| clock.between_ns(begin, end))
             .collect();
-        Percentiles::of(&mut ns)
+        Percentiles::of(&mut ns, clock.resolution_ns())
     }
 }
 
@@ -46,15 +51,27 @@ pub(crate) struct Percentiles {
 }
 
 impl Percentiles {
-    /// Sorts `values` and takes nearest ranks. All zero if there are none.
-    pub(crate) fn of(values: &mut [f64]) -> Self {
+    /// Sorts `values` and takes their percentiles. All zero if there are none.
+    ///
+    /// Where the clock advances in steps, many samples are equal; a percentile is then
+    /// interpolated within its step, as the median of grouped data is, since a step of 10 ns
+    /// would be a tenth of the fastest round trips.
+    pub(crate) fn of(values: &mut [f64], step: f64) -> Self {
         if values.is_empty() {
             return Self::default();
         }
         values.sort_by(f64::total_cmp);
         let rank = |quantile: f64| {
             let index = (quantile * values.len() as f64).ceil() as usize;
-            values[index.clamp(1, values.len()) - 1]
+            let value = values[index.clamp(1, values.len()) - 1];
+            let begin = values.partition_point(|v| *v < value);
+            let equal = values.partition_point(|v| *v <= value) - begin;
+            let share = (quantile * values.len() as f64 - begin as f64) / equal as f64;
+            if equal == 1 {
+                value
+            } else {
+                (value + step * (share - 0.5)).max(0.0)
+            }
         };
         Self {
             p50: rank(0.5),
@@ -66,6 +83,55 @@ impl Percentiles {
     }
 }
 
+impl Percentiles {
+    /// Per element, where each sample is a burst of `count`.
+    pub(crate) fn divided_by(self, count: f64) -> Self {
+        Self {
+            p50: self.p50 / count,
+            p99: self.p99 / count,
+            p999: self.p999 / count,
+            mean: self.mean / count,
+            max: self.max / count,
+        }
+    }
+}
+
+/// What one repetition of a round trip says, with P and P1 as they were beside it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Paired {
+    pub(crate) percentiles: Percentiles,
+    /// Medians of P and P1, `None` on a machine with one core.
+    pub(crate) p: Option<f64>,
+    pub(crate) p1: Option<f64>,
+}
+
+/// Medians of the ratios to P and P1 that were measured beside each repetition. A virtual
+/// machine's cores may be hyper-threads of one core now and far apart a second later (P was seen
+/// between 100 and 480 ns), so the ratio of two medians would compare different machines.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Ratios {
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+    pub(crate) p999: f64,
+}
+
+impl Ratios {
+    fn of(repetitions: &[Paired], reference: fn(&Paired) -> Option<f64>) -> Option<Self> {
+        let ratios = |of: fn(&Percentiles) -> f64| {
+            repetitions
+                .iter()
+                .map(|r| Some(of(&r.percentiles) / reference(r).filter(|ns| *ns > 0.0)?))
+                .collect::<Option<Vec<f64>>>()
+                .map(|ratios| median(ratios).0)
+        };
+        Some(Self {
+            p50: ratios(|p| p.p50)?,
+            p99: ratios(|p| p.p99)?,
+            p999: ratios(|p| p.p999)?,
+        })
+    }
+}
+
 /// Medians over the repetitions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Summary {
@@ -73,6 +139,12 @@ pub(crate) struct Summary {
     /// `None` for figures that are one number per repetition (rates, counts).
     pub(crate) p99: Option<f64>,
     pub(crate) p999: Option<f64>,
+    /// Of latencies.
+    pub(crate) mean: Option<f64>,
+    /// To P.
+    pub(crate) of_p: Option<Ratios>,
+    /// To P1.
+    pub(crate) of_p1: Option<Ratios>,
     /// Least and greatest of the repetitions' `p50`.
     pub(crate) spread: (f64, f64),
     pub(crate) repetitions: usize,
@@ -87,8 +159,20 @@ impl Summary {
             p50,
             p99: Some(median(take(|p| p.p99)).0),
             p999: Some(median(take(|p| p.p999)).0),
+            mean: Some(median(take(|p| p.mean)).0),
             spread,
             repetitions: repetitions.len(),
+            ..Self::default()
+        }
+    }
+
+    /// Medians of each percentile and of each ratio.
+    pub(crate) fn of_paired(repetitions: &[Paired]) -> Self {
+        let percentiles: Vec<Percentiles> = repetitions.iter().map(|r| r.percentiles).collect();
+        Self {
+            of_p: Ratios::of(repetitions, |r| r.p),
+            of_p1: Ratios::of(repetitions, |r| r.p1),
+            ..Self::of_latencies(&percentiles)
         }
     }
 
@@ -98,10 +182,9 @@ impl Summary {
         let (p50, spread) = median(values);
         Self {
             p50,
-            p99: None,
-            p999: None,
             spread,
             repetitions,
+            ..Self::default()
         }
     }
 }
@@ -126,9 +209,35 @@ mod tests {
     #[test]
     fn percentiles_are_nearest_ranks() {
         let mut values: Vec<f64> = (1..=1000).rev().map(f64::from).collect();
-        let p = Percentiles::of(&mut values);
+        let p = Percentiles::of(&mut values, 1.0);
         assert_eq!((p.p50, p.p99, p.p999, p.max), (500.0, 990.0, 999.0, 1000.0));
-        assert_eq!(Percentiles::of(&mut []), Percentiles::default());
+        assert_eq!(Percentiles::of(&mut [], 1.0), Percentiles::default());
+    }
+
+    #[test]
+    fn a_percentile_is_interpolated_within_a_step_of_the_clock() {
+        // A quarter of the samples fell into one step, the rest into the next.
+        let mut values = [vec![100.0; 25], vec![110.0; 75]].concat();
+        let p50 = Percentiles::of(&mut values, 10.0).p50;
+        assert!((p50 - (105.0 + 10.0 / 3.0)).abs() < 1e-9, "{p50}");
+    }
+
+    #[test]
+    fn ratios_are_taken_beside_each_repetition_and_not_between_medians() {
+        let pair = |p50, p| Paired {
+            percentiles: Percentiles {
+                p50,
+                p99: 2.0 * p50,
+                ..Percentiles::default()
+            },
+            p: Some(p),
+            p1: None,
+        };
+        let summary =
+            Summary::of_paired(&[pair(100.0, 100.0), pair(400.0, 400.0), pair(90.0, 100.0)]);
+        let ratios = summary.of_p.expect("P was measured");
+        assert_eq!((ratios.p50, ratios.p99), (1.0, 2.0));
+        assert_eq!(summary.of_p1, None);
     }
 
     #[test]

@@ -5,11 +5,12 @@ use std::fmt::Write as _;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use serde_json::{Value, json};
 
-use crate::figure::{Figure, Gate, Limit, Outcome, Quantile, References, Side, Unit, Verdict};
+use crate::figure::{Figure, Gate, Limit, Outcome, Quantile, Side, Unit, Verdict};
 use crate::machine::{Cores, Machine};
+use crate::sample::Ratios;
 
 /// The table, and below it the notes that its rows refer to.
-pub(crate) fn render(figures: &[Figure], references: &References) -> String {
+pub(crate) fn render(figures: &[Figure]) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
     table.set_content_arrangement(ContentArrangement::Disabled);
@@ -18,6 +19,7 @@ pub(crate) fn render(figures: &[Figure], references: &References) -> String {
         "p50",
         "p99",
         "p99.9",
+        "mean",
         "min–max of p50",
         "× P",
         "× P1",
@@ -40,7 +42,7 @@ pub(crate) fn render(figures: &[Figure], references: &References) -> String {
         }
         let mut cells = vec![Cell::new(title)];
         cells.extend(
-            numbers(figure, references)
+            numbers(figure)
                 .into_iter()
                 .map(|text| Cell::new(text).set_alignment(CellAlignment::Right)),
         );
@@ -50,33 +52,31 @@ pub(crate) fn render(figures: &[Figure], references: &References) -> String {
             .map(|gate| show_gate(gate, figure.unit))
             .collect();
         cells.push(Cell::new(gates.join("\n")));
-        cells.push(Cell::new(show_verdict(figure.verdict(references))));
+        cells.push(Cell::new(show_verdict(figure.verdict())));
         table.add_row(cells);
     }
     format!("{table}\n{notes}")
 }
 
-fn numbers(figure: &Figure, references: &References) -> Vec<String> {
+fn numbers(figure: &Figure) -> Vec<String> {
     let dash = || "–".to_owned();
     let Outcome::Measured(summary) = &figure.outcome else {
-        return vec![dash(); 6];
+        return vec![dash(); 7];
     };
     let optional = |value: Option<f64>| value.map_or_else(dash, |value| show(value, figure.unit));
-    let ratio = |reference: Option<f64>| match (figure.unit, reference) {
-        (Unit::Nanoseconds, Some(reference)) => format!("{:.2}", summary.p50 / reference),
-        _ => dash(),
-    };
+    let ratio = |ratios: Option<Ratios>| ratios.map_or_else(dash, |r| format!("{:.2}", r.p50));
     vec![
         show(summary.p50, figure.unit),
         optional(summary.p99),
         optional(summary.p999),
+        optional(summary.mean),
         format!(
             "{} … {}",
             show(summary.spread.0, figure.unit),
             show(summary.spread.1, figure.unit)
         ),
-        ratio(references.p_ns()),
-        ratio(references.p1_ns()),
+        ratio(summary.of_p),
+        ratio(summary.of_p1),
     ]
 }
 
@@ -102,6 +102,7 @@ fn show_gate(gate: &Gate, unit: Unit) -> String {
         Quantile::P50 => "",
         Quantile::P99 => "p99 ",
         Quantile::P999 => "p99.9 ",
+        Quantile::Mean => "mean ",
     };
     let limit = |limit: Limit| match limit {
         Limit::TimesP(ratio) => format!("{ratio:.2} P"),
@@ -132,21 +133,18 @@ pub(crate) fn json(
     machine: &Machine,
     cores: &Cores,
     figures: &[Figure],
-    references: &References,
 ) -> serde_json::Result<Value> {
     let rows = figures
         .iter()
         .map(|figure| {
             let mut row = serde_json::to_value(figure)?;
-            row["verdict"] = serde_json::to_value(figure.verdict(references))?;
+            row["verdict"] = serde_json::to_value(figure.verdict())?;
             Ok(row)
         })
         .collect::<serde_json::Result<Vec<Value>>>()?;
     Ok(json!({
         "machine": machine,
         "cores": cores,
-        "p_ns": references.p_ns(),
-        "p1_ns": references.p1_ns(),
         "figures": rows,
     }))
 }
@@ -166,15 +164,12 @@ mod tests {
             outcome,
             note: None,
         };
-        let text = render(
-            &[
-                figure(Outcome::Measured(Summary::of_numbers(vec![
-                    12.0, 13.0, 14.0,
-                ]))),
-                figure(Outcome::Skipped("no valgrind".into())),
-            ],
-            &References::default(),
-        );
+        let text = render(&[
+            figure(Outcome::Measured(Summary::of_numbers(vec![
+                12.0, 13.0, 14.0,
+            ]))),
+            figure(Outcome::Skipped("no valgrind".into())),
+        ]);
         for part in [
             "13.0 ns",
             "12.0 ns … 14.0 ns",

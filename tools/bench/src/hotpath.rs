@@ -1,0 +1,403 @@
+//! The hot path against the shipped daemon: the round trip of a gated submit, the cost of one
+//! with credit, and how many of either pass in a second.
+//!
+//! Every repetition starts a daemon of its own, so that the placement of its pages is part of
+//! the spread. A flow is completed after its permit, outside the timed bracket, because a
+//! daemon whose books only grow is not one that anybody runs.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use laxity_client::{Client, Flow, Lane, Stage, Ticket};
+
+use crate::bench::{Bench, Measured, Row, Skip};
+use crate::clock::Clock;
+use crate::figure::{Gate, Limit, Quantile, Unit};
+use crate::machine::pin_thread;
+use crate::sample::{Percentiles, Recorder};
+use crate::service::{Laxityd, Port, Setup};
+
+/// Bytes of a measured flow: less than any chunk, so that one permit is all of it.
+pub(crate) const FLOW_BYTES: u64 = 4096;
+/// What a paced client does between two submits.
+const PAUSE_NS: f64 = 1_000.0;
+/// Credited submits in one timed bracket; one alone is shorter than the bracket.
+const CREDIT_BURST: usize = 32;
+/// Gated flows kept waiting in the closed loop.
+const WINDOW: usize = 64;
+
+/// A flow of `stage` through the first port.
+pub(crate) fn flow(stage: Stage) -> Flow {
+    Flow {
+        stage,
+        layer: 1,
+        bytes: FLOW_BYTES,
+        batch: 1,
+        request: 1,
+        ..Flow::default()
+    }
+}
+
+/// All rows of this file.
+pub(crate) fn rows(bench: &mut Bench) {
+    round_trips(bench);
+    credit(bench);
+    throughput(bench);
+}
+
+fn round_trips(bench: &mut Bench) {
+    let gates = || {
+        [
+            Gate::at_most(Quantile::P50, Limit::TimesP(1.15)).excellent(Limit::TimesP1(1.05)),
+            Gate::at_most(Quantile::P99, Limit::TimesP(1.4)),
+            Gate::at_most(Quantile::P999, Limit::TimesP(2.5)),
+        ]
+    };
+    let row = Row::latency("submit-permit", "submit → permit").gates(gates()).note(format!(
+        "open port; {PAUSE_NS} ns between the completion of one flow and the submit of the next."
+    ));
+    bench.measure(row, |bench| {
+        round_trip(bench, Port::Open, 1, Some(PAUSE_NS))
+    });
+    let row = Row::latency(
+        "submit-permit-back-to-back",
+        "submit → permit, back to back",
+    )
+    .gates(gates())
+    .note(
+        "the next submit follows the completion at once, so it also waits for the daemon's books.",
+    );
+    bench.measure(row, |bench| round_trip(bench, Port::Open, 1, None));
+    let row = Row::latency("submit-permit-bounded", "submit → permit, default port")
+        .gates(gates())
+        .note("100 Gbit/s, 1 MiB chunks, 4 MiB window; paced as above.");
+    bench.measure(row, |bench| {
+        round_trip(bench, Port::Bounded, 1, Some(PAUSE_NS))
+    });
+    let row = Row::latency("submit-permit-64", "submit → permit, 64 clients registered")
+        .gates([Gate::at_most(Quantile::P50, Limit::TimesP(1.2))]);
+    bench.measure(row, |bench| {
+        round_trip(bench, Port::Open, 64, Some(PAUSE_NS))
+    });
+    let row = Row::latency("submit-permit-same-core", "submit → permit, same core")
+        .note("client and daemon pinned to one core: both sleep at once instead of spinning.");
+    bench.measure(row, same_core);
+}
+
+/// `clients` are registered, one of them submits.
+fn round_trip(
+    bench: &mut Bench,
+    port: Port,
+    clients: usize,
+    pause_ns: Option<f64>,
+) -> anyhow::Result<Measured> {
+    let far = bench.far_core()?;
+    let summary = bench.latencies(|bench| {
+        let daemon = Laxityd::start(Setup {
+            core: far,
+            port,
+            spin_us: None,
+        })?;
+        let mut bystanders = Vec::new();
+        for i in 1..clients {
+            let client = daemon.attach(&format!("bystander-{i}"))?;
+            // Each has a lane in use: one that was never used need not be scanned.
+            let mut lane = client.lane();
+            one_flow(&mut lane, bench.clock, None)?;
+            bystanders.push((client, lane));
+        }
+        let client = daemon.attach("bench")?;
+        let percentiles =
+            gated_flows(&client, bench.clock, bench.effort.round_trips / 2, pause_ns)?;
+        Ok(percentiles)
+    })?;
+    Ok(summary.into())
+}
+
+/// `count` gated flows, one after the other.
+fn gated_flows(
+    client: &Client,
+    clock: Clock,
+    count: usize,
+    pause_ns: Option<f64>,
+) -> anyhow::Result<Percentiles> {
+    let mut lane = client.lane();
+    let pause = pause_ns.map(|ns| clock.ticks(ns));
+    let mut recorder = Recorder::with_room_for(count + count / 10);
+    for _ in 0..count / 10 {
+        one_flow(&mut lane, clock, Some(&mut recorder))?;
+    }
+    recorder.clear();
+    for _ in 0..count {
+        one_flow(&mut lane, clock, Some(&mut recorder))?;
+        if let Some(ticks) = pause {
+            clock.pause(ticks);
+        }
+    }
+    ensure!(
+        client.stats().bypassed_flows == 0,
+        "flows were bypassed: {:?}",
+        client.stats()
+    );
+    Ok(recorder.finish(clock))
+}
+
+/// Submits, awaits the permit by polling, completes. Only submit to permit is timed.
+#[inline(always)]
+fn one_flow(lane: &mut Lane, clock: Clock, recorder: Option<&mut Recorder>) -> anyhow::Result<()> {
+    let flow = flow(Stage::KvReuse);
+    let begin = clock.begin();
+    let mut ticket = lane.submit(&flow);
+    let grant = lane.wait(&mut ticket);
+    let end = clock.end();
+    ensure!(
+        grant.last && !grant.bypassed,
+        "an unexpected grant: {grant:?}"
+    );
+    lane.complete(&ticket, grant.bytes);
+    if let Some(recorder) = recorder {
+        recorder.note(begin, end);
+    }
+    Ok(())
+}
+
+/// Both on one core. The daemon does not know better than to spin unless it is told.
+fn same_core(bench: &mut Bench) -> anyhow::Result<Measured> {
+    let core = bench.cores.near;
+    let count = bench.effort.round_trips / 20;
+    let summary = bench.latencies_alone(|bench| {
+        let daemon = Laxityd::start(Setup {
+            core,
+            port: Port::Open,
+            spin_us: None,
+        })?;
+        let client = daemon.attach("bench")?;
+        gated_flows(&client, bench.clock, count, None)
+    })?;
+    Ok(summary.into())
+}
+
+fn credit(bench: &mut Bench) {
+    let row = Row::latency("credit-submit", "submit with credit")
+        .gates([Gate::at_most(Quantile::P50, Limit::Value(15.0))])
+        .note(format!(
+            "per submit, in bursts of {CREDIT_BURST}, completions not timed."
+        ));
+    bench.measure(row, |bench| {
+        let far = bench.far_core()?;
+        bench.latencies(|bench| {
+            let daemon = Laxityd::start(Setup {
+                core: far,
+                port: Port::Open,
+                spin_us: None,
+            })?;
+            let client = daemon.attach("bench")?;
+            credited_bursts(&client, bench.clock, bench.effort.round_trips / 10)
+        })
+    });
+}
+
+fn credited_bursts(client: &Client, clock: Clock, bursts: usize) -> anyhow::Result<Percentiles> {
+    let mut lane = client.lane();
+    let flow = flow(Stage::Collective);
+    let pause = clock.ticks(20_000.0);
+    let mut tickets: Vec<Ticket> = Vec::with_capacity(CREDIT_BURST);
+    let mut recorder = Recorder::with_room_for(bursts);
+    let (mut credited, mut gated) = (0_usize, 0_usize);
+    for i in 0..bursts + bursts / 10 {
+        let begin = clock.begin();
+        for _ in 0..CREDIT_BURST {
+            tickets.push(lane.submit(&flow));
+        }
+        let end = clock.end();
+        // A flow that has credit is granted at once, a gated one after a round trip.
+        let mut all_credited = true;
+        for mut ticket in tickets.drain(..) {
+            let grant = lane.poll(&mut ticket).unwrap_or_else(|| {
+                all_credited = false;
+                lane.wait(&mut ticket)
+            });
+            ensure!(!grant.bypassed, "a flow was bypassed: {:?}", client.stats());
+            lane.complete(&ticket, grant.bytes);
+        }
+        // The daemon takes the records and renews the credit.
+        clock.pause(pause);
+        if i < bursts / 10 {
+            continue;
+        }
+        if all_credited {
+            credited += 1;
+            recorder.note(begin, end);
+        } else {
+            gated += 1;
+        }
+    }
+    ensure!(
+        credited > 9 * gated,
+        "credit ran out in {gated} of {} bursts",
+        credited + gated
+    );
+    Ok(recorder.finish(clock).divided_by(CREDIT_BURST as f64))
+}
+
+fn throughput(bench: &mut Bench) {
+    let cores = bench.cores.all.len();
+    for (name, producers) in [("producers-1", 1), ("producers-2", 2), ("producers-4", 4)] {
+        let mut row = Row::counting(
+            name,
+            format!(
+                "records, {producers} producer{}",
+                if producers == 1 { "" } else { "s" }
+            ),
+            Unit::PerSecond,
+        )
+        .note("credited submits and their completions, both counted.");
+        if producers == 1 {
+            row = row.gates([Gate::at_least(Limit::Value(20e6)).excellent(Limit::Value(100e6))]);
+        } else if producers >= cores {
+            row = row.note(format!(
+                "credited submits and their completions; {producers} producers share {} core{}.",
+                cores - 1,
+                if cores == 2 { "" } else { "s" }
+            ));
+        }
+        bench.measure(row, |bench| records_per_second(bench, producers));
+    }
+    let row = Row::counting(
+        "permits-closed-loop",
+        format!("permits, closed loop, window {WINDOW}"),
+        Unit::PerSecond,
+    )
+    .gates([Gate::at_least(Limit::Value(15e6)).excellent(Limit::Value(60e6))])
+    .note("each flow is submitted, permitted and completed.");
+    bench.measure(row, |bench| {
+        let far = bench.far_core()?;
+        bench.numbers(|bench| {
+            let daemon = Laxityd::start(Setup {
+                core: far,
+                port: Port::Open,
+                spin_us: None,
+            })?;
+            let client = daemon.attach("bench")?;
+            permits_per_second(&client, bench.effort.stretch())
+        })
+    });
+}
+
+fn records_per_second(bench: &mut Bench, producers: usize) -> anyhow::Result<Measured> {
+    let far = bench.far_core()?;
+    let mut gated_share = 0.0_f64;
+    let summary = bench.numbers(|bench| {
+        let daemon = Laxityd::start(Setup {
+            core: far,
+            port: Port::Open,
+            spin_us: None,
+        })?;
+        let client = daemon.attach("bench")?;
+        // Producers beside the daemon's core, as far as there are cores.
+        let near: Vec<usize> = bench
+            .cores
+            .all
+            .iter()
+            .copied()
+            .filter(|core| *core != far)
+            .collect();
+        if near.is_empty() {
+            return Err(Skip("needs two cores".into()).into());
+        }
+        let (records, gated) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (stop, start) = (AtomicBool::new(false), Barrier::new(producers + 1));
+        let seconds = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..producers)
+                .map(|i| {
+                    let (client, core) = (client.clone(), near[i % near.len()]);
+                    let (records, gated, stop, start) = (&records, &gated, &stop, &start);
+                    scope.spawn(move || {
+                        let pinned = pin_thread(core);
+                        start.wait();
+                        let (r, g) = credited_stream(&client, stop);
+                        records.fetch_add(r, Ordering::Relaxed);
+                        gated.fetch_add(g, Ordering::Relaxed);
+                        pinned
+                    })
+                })
+                .collect();
+            start.wait();
+            let begin = Instant::now();
+            std::thread::sleep(bench.effort.stretch());
+            stop.store(true, Ordering::Relaxed);
+            for worker in workers {
+                worker
+                    .join()
+                    .map_err(|_| anyhow::anyhow!("a producer panicked"))??;
+            }
+            anyhow::Ok(begin.elapsed().as_secs_f64())
+        })?;
+        let records = records.load(Ordering::Relaxed) as f64;
+        gated_share = gated_share.max(2.0 * gated.load(Ordering::Relaxed) as f64 / records);
+        Ok(records / seconds)
+    })?;
+    Ok(Measured {
+        remark: Some(format!(
+            "{:.1} % found no credit and waited.",
+            100.0 * gated_share
+        )),
+        summary,
+    })
+}
+
+/// Submits and completes until told to stop; how many records the daemon was sent, and how many
+/// submits found no credit.
+fn credited_stream(client: &Client, stop: &AtomicBool) -> (u64, u64) {
+    let mut lane = client.lane();
+    let flow = flow(Stage::Collective);
+    let (mut records, mut gated) = (0, 0);
+    while !stop.load(Ordering::Relaxed) {
+        for _ in 0..256 {
+            let mut ticket = lane.submit(&flow);
+            let grant = lane.poll(&mut ticket).unwrap_or_else(|| {
+                gated += 1;
+                lane.wait(&mut ticket)
+            });
+            if grant.bypassed {
+                // The lane is full: the producer is faster than the daemon. Not a record.
+                core::hint::spin_loop();
+            } else {
+                lane.complete(&ticket, grant.bytes);
+                records += 2;
+            }
+        }
+    }
+    (records, gated)
+}
+
+fn permits_per_second(client: &Client, stretch: Duration) -> anyhow::Result<f64> {
+    let mut lane = client.lane();
+    let flow = flow(Stage::KvReuse);
+    let mut tickets: Vec<Ticket> = (0..WINDOW).map(|_| lane.submit(&flow)).collect();
+    let mut permits = 0_u64;
+    let begin = Instant::now();
+    while begin.elapsed() < stretch {
+        for _ in 0..64 {
+            for ticket in &mut tickets {
+                if let Some(grant) = lane.poll(ticket) {
+                    ensure!(
+                        grant.last && !grant.bypassed,
+                        "an unexpected grant: {grant:?}"
+                    );
+                    lane.complete(ticket, grant.bytes);
+                    permits += 1;
+                    *ticket = lane.submit(&flow);
+                }
+            }
+        }
+    }
+    let rate = permits as f64 / begin.elapsed().as_secs_f64();
+    for mut ticket in tickets {
+        let grant = lane.wait(&mut ticket);
+        lane.complete(&ticket, grant.bytes);
+    }
+    Ok(rate)
+}

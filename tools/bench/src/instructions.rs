@@ -1,0 +1,150 @@
+//! Instructions of a submit with credit, counted by callgrind: this program again, under
+//! `valgrind --tool=callgrind`, collecting only inside [`laxity_bench_credited_burst`]. Two runs
+//! of different length are compared, so that what is paid once does not count.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail, ensure};
+use laxity_client::{Flow, Lane, Stage, Ticket};
+
+use crate::bench::{Bench, Measured, Row, Skip};
+use crate::figure::{Gate, Limit, Quantile, Unit};
+use crate::hotpath::flow;
+use crate::sample::Summary;
+use crate::service::{self, Laxityd, Port, Setup};
+
+/// The peer that valgrind runs.
+pub(crate) const CREDIT_ROLE: &str = "credit";
+
+const BURST: usize = 32;
+const BURSTS_SHORT: usize = 20;
+const BURSTS_LONG: usize = 120;
+
+/// The row of this file.
+pub(crate) fn rows(bench: &mut Bench) {
+    let row = Row::counting(
+        "credit-instructions",
+        "submit with credit",
+        Unit::Instructions,
+    )
+    .gates([Gate::at_most(Quantile::P50, Limit::Value(50.0))])
+    .note("callgrind, the loop around it included.");
+    bench.measure(row, |bench| {
+        let version = Command::new("valgrind")
+            .arg("--version")
+            .stdout(Stdio::null())
+            .status();
+        if !version.is_ok_and(|status| status.success()) {
+            return Err(Skip("valgrind is not installed".into()).into());
+        }
+        let core = bench.cores.far.unwrap_or(bench.cores.near);
+        let short = collect(core, bench.cores.near, BURSTS_SHORT)?;
+        let long = collect(core, bench.cores.near, BURSTS_LONG)?;
+        let submits = (BURSTS_LONG - BURSTS_SHORT) * BURST;
+        let each = long.saturating_sub(short) as f64 / submits as f64;
+        Ok(Measured::from(Summary::of_numbers(vec![each])))
+    });
+}
+
+/// Runs the peer under callgrind; instructions inside the bursts.
+fn collect(daemon_core: usize, core: usize, bursts: usize) -> anyhow::Result<u64> {
+    let daemon = Laxityd::start(Setup {
+        core: daemon_core,
+        port: Port::Open,
+        spin_us: None,
+    })?;
+    let program = std::env::current_exe().context("find this program")?;
+    let folder = tempfile::TempDir::with_prefix("laxity-callgrind-")?;
+    let counts = folder.path().join("counts");
+    let output = Command::new("valgrind")
+        .arg("--tool=callgrind")
+        .arg("--collect-atstart=no")
+        .arg("--toggle-collect=laxity_bench_credited_burst")
+        .arg(format!("--callgrind-out-file={}", counts.display()))
+        .arg(program)
+        .args([
+            "peer",
+            "--core",
+            &core.to_string(),
+            "--count",
+            &bursts.to_string(),
+        ])
+        .arg("--name")
+        .arg(daemon.socket())
+        .arg(CREDIT_ROLE)
+        .stdin(Stdio::null())
+        .output()
+        .context("run valgrind")?;
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    let last = complaint
+        .lines()
+        .rev()
+        .take(4)
+        .collect::<Vec<_>>()
+        .join(" / ");
+    ensure!(output.status.success(), "under valgrind: {last}");
+    let text = std::fs::read_to_string(&counts).context("read callgrind's counts")?;
+    parse_total(&text).with_context(|| format!("no total in callgrind's counts: {last}"))
+}
+
+/// The count of a callgrind file: `summary:`, or `totals:` where the former is zero.
+fn parse_total(text: &str) -> Option<u64> {
+    text.lines()
+        .filter_map(|line| {
+            line.strip_prefix("summary: ")
+                .or_else(|| line.strip_prefix("totals: "))
+        })
+        .filter_map(|counts| counts.split_whitespace().next()?.parse().ok())
+        .max()
+}
+
+/// The peer's side.
+pub(crate) fn serve(socket: &str, bursts: usize) -> anyhow::Result<()> {
+    let client = service::attach(PathBuf::from(socket), "credit")?;
+    let mut lane = client.lane();
+    let flow = flow(Stage::Collective);
+    let mut tickets = Vec::with_capacity(BURST);
+    let mut gated = 0;
+    for _ in 0..bursts {
+        laxity_bench_credited_burst(&mut lane, &flow, &mut tickets);
+        for mut ticket in tickets.drain(..) {
+            let grant = lane.poll(&mut ticket).unwrap_or_else(|| {
+                gated += 1;
+                lane.wait(&mut ticket)
+            });
+            ensure!(!grant.bypassed, "a flow was bypassed");
+            lane.complete(&ticket, grant.bytes);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    if gated > bursts / 10 {
+        bail!("{gated} of {} submits found no credit", bursts * BURST);
+    }
+    Ok(())
+}
+
+/// What is counted. Not mangled, so that callgrind finds it by its name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "Rust" fn laxity_bench_credited_burst(
+    lane: &mut Lane,
+    flow: &Flow,
+    tickets: &mut Vec<Ticket>,
+) {
+    for _ in 0..BURST {
+        tickets.push(lane.submit(flow));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_total_of_a_callgrind_file_is_found() {
+        let text = "version: 1\nevents: Ir\nfn=(1) x\n1 5\ntotals: 4242\n";
+        assert_eq!(parse_total(text), Some(4242));
+        assert_eq!(parse_total("version: 1\n"), None);
+    }
+}

@@ -1,0 +1,111 @@
+//! What it costs that the daemon sleeps: the first permit after a pause, the submit that has to
+//! wake it, and the CPU that an idle daemon uses.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use laxity_client::Stage;
+
+use crate::bench::{Bench, Measured, Row};
+use crate::figure::{Gate, Limit, Quantile, Unit};
+use crate::hotpath::flow;
+use crate::sample::{Recorder, Summary};
+use crate::service::{Laxityd, Port, Setup};
+
+/// Long enough for the daemon to have gone to sleep, whatever kept it awake.
+const NAP: Duration = Duration::from_millis(12);
+/// Naps in a repetition.
+const NAPS: usize = 60;
+/// Clients that are attached and silent while the idle daemon is watched.
+const SILENT: usize = 8;
+
+/// All rows of this file.
+pub(crate) fn rows(bench: &mut Bench) {
+    let row = Row::latency("first-permit", "first permit from a sleeping daemon").note(format!(
+        "the client spins, the daemon has slept for {} ms; futex or epoll wake-ups of this machine are most of it.",
+        NAP.as_millis()
+    ));
+    bench.measure(row, |bench| {
+        let far = bench.far_core()?;
+        bench.latencies_alone(|bench| naps(bench, far, true))
+    });
+    let row = Row::latency("waking-submit", "submit that wakes the daemon")
+        .note("the submitter's share of the figure above: one write to an eventfd.");
+    bench.measure(row, |bench| {
+        let far = bench.far_core()?;
+        bench.latencies_alone(|bench| naps(bench, far, false))
+    });
+    let gate = || [Gate::at_most(Quantile::P50, Limit::Value(0.1))];
+    let row = Row::counting("idle", "idle laxityd, no client", Unit::PercentOfCore).gates(gate());
+    bench.measure(row, |bench| idle(bench, 0));
+    let title = format!("idle laxityd, {SILENT} silent clients");
+    let row = Row::counting("idle-attached", title, Unit::PercentOfCore).gates(gate());
+    bench.measure(row, |bench| idle(bench, SILENT));
+}
+
+/// Submits once per nap; `whole` times until the permit, else only the submit.
+fn naps(bench: &Bench, core: usize, whole: bool) -> anyhow::Result<crate::sample::Percentiles> {
+    let clock = bench.clock;
+    let daemon = Laxityd::start(Setup {
+        core,
+        port: Port::Open,
+        spin_us: None,
+    })?;
+    let client = daemon.attach("bench")?;
+    let mut lane = client.lane();
+    let flow = flow(Stage::KvReuse);
+    let mut recorder = Recorder::with_room_for(NAPS);
+    for _ in 0..NAPS {
+        std::thread::sleep(NAP);
+        let begin = clock.begin();
+        let mut ticket = lane.submit(&flow);
+        let submitted = clock.end();
+        let grant = loop {
+            if let Some(grant) = lane.poll(&mut ticket) {
+                break grant;
+            }
+        };
+        let permitted = clock.end();
+        ensure!(
+            !grant.bypassed,
+            "the flow was bypassed: {:?}",
+            client.stats()
+        );
+        lane.complete(&ticket, grant.bytes);
+        recorder.note(begin, if whole { permitted } else { submitted });
+    }
+    Ok(recorder.finish(clock))
+}
+
+/// CPU time of the daemon's process while nobody wants anything, in percent of a core.
+fn idle(bench: &mut Bench, clients: usize) -> anyhow::Result<Measured> {
+    let seconds = bench.effort.idle_seconds;
+    let core = bench.cores.far.unwrap_or(bench.cores.near);
+    let daemon = Laxityd::start(Setup {
+        core,
+        port: Port::Bounded,
+        spin_us: None,
+    })?;
+    let mut attached = Vec::new();
+    for i in 0..clients {
+        let client = daemon.attach(&format!("silent-{i}"))?;
+        let mut lane = client.lane();
+        let mut ticket = lane.submit(&flow(Stage::KvReuse));
+        let grant = lane.wait(&mut ticket);
+        lane.complete(&ticket, grant.bytes);
+        attached.push((client, lane));
+    }
+    // Whatever a start or an attach still has to do is not idleness.
+    std::thread::sleep(Duration::from_millis(500));
+    let before = daemon.cpu_time()?;
+    std::thread::sleep(Duration::from_secs(seconds));
+    let used = daemon.cpu_time()?.saturating_sub(before);
+    drop(attached);
+    Ok(Measured {
+        summary: Summary::of_numbers(vec![100.0 * used.as_secs_f64() / seconds as f64]),
+        remark: Some(format!(
+            "over {seconds} s: user and system time of all its threads, {:.2} ms.",
+            used.as_secs_f64() * 1e3
+        )),
+    })
+}
