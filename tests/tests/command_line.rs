@@ -5,7 +5,10 @@ use std::process::{Command, Output};
 use crate::process::{Daemon, binary};
 
 fn laxity(arguments: &[&str]) -> Output {
-    Command::new(binary("laxity")).args(arguments).output().expect("laxity runs")
+    Command::new(binary("laxity"))
+        .args(arguments)
+        .output()
+        .expect("laxity runs")
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -21,7 +24,10 @@ fn status_and_bypass_speak_to_the_daemon_of_the_named_socket() {
     let seen = laxity(&["status", "--control", &control]);
     assert!(seen.status.success(), "{}", text(&seen.stderr));
     let page = text(&seen.stdout);
-    assert!(page.contains("policy laxity") && page.contains("enforce"), "{page}");
+    assert!(
+        page.contains("policy laxity") && page.contains("enforce"),
+        "{page}"
+    );
     assert!(page.contains("No client is attached."), "{page}");
 
     let json = laxity(&["status", "--json", "--control", &control]);
@@ -35,7 +41,11 @@ fn status_and_bypass_speak_to_the_daemon_of_the_named_socket() {
     let page = text(&laxity(&["status", "--control", &control]).stdout);
     assert!(page.lines().next().unwrap().contains("BYPASSED"), "{page}");
 
-    assert!(laxity(&["bypass", "off", "--control", &control]).status.success());
+    assert!(
+        laxity(&["bypass", "off", "--control", &control])
+            .status
+            .success()
+    );
     assert!(!daemon.status().bypass);
 }
 
@@ -46,7 +56,10 @@ fn without_a_daemon_the_error_names_the_socket_and_the_next_step() {
     let refused = laxity(&["status", "--control", &control]);
     assert_eq!(refused.status.code(), Some(1));
     let message = text(&refused.stderr);
-    assert!(message.contains(&control) && message.contains("is it running"), "{message}");
+    assert!(
+        message.contains(&control) && message.contains("is it running"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -60,7 +73,12 @@ fn completions_and_manual_pages_cover_every_command() {
     let out = folder.path().join("man");
     let pages = laxity(&["man", "--out", out.to_str().unwrap()]);
     assert!(pages.status.success(), "{}", text(&pages.stderr));
-    for page in ["laxity.1", "laxity-status.1", "laxity-bypass.1", "laxity-lab-run.1"] {
+    for page in [
+        "laxity.1",
+        "laxity-status.1",
+        "laxity-bypass.1",
+        "laxity-lab-run.1",
+    ] {
         assert!(out.join(page).exists(), "{page} is missing");
     }
     assert!(text(&laxity(&["man"]).stdout).contains(".TH laxity"));
@@ -70,5 +88,9 @@ fn completions_and_manual_pages_cover_every_command() {
 fn a_wrong_argument_is_answered_with_usage_and_exit_code_two() {
     let wrong = laxity(&["bypass", "perhaps"]);
     assert_eq!(wrong.status.code(), Some(2));
-    assert!(text(&wrong.stderr).contains("on, off"), "{}", text(&wrong.stderr));
+    assert!(
+        text(&wrong.stderr).contains("on, off"),
+        "{}",
+        text(&wrong.stderr)
+    );
 }

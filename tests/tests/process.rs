@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::io::Read;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -12,15 +11,18 @@ use laxity_wire::ControlClient;
 
 /// Longest that anything here may take before a test calls it a hang. Generous: the machine may
 /// be building something else.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Names the role that a child process of this binary plays.
 const ROLE: &str = "LAXITY_TEST_ROLE";
 
 /// The built program `name`, beside this test's own executable.
-pub fn binary(name: &str) -> PathBuf {
+pub(crate) fn binary(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("own path");
-    let folder = own.parent().and_then(Path::parent).expect("target/<profile>/deps");
+    let folder = own
+        .parent()
+        .and_then(Path::parent)
+        .expect("target/<profile>/deps");
     let path = folder.join(name);
     assert!(
         path.exists(),
@@ -31,24 +33,30 @@ pub fn binary(name: &str) -> PathBuf {
 }
 
 /// Polls `condition` until it holds; panics with `what` after [`PATIENCE`].
-pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < PATIENCE, "still not so after {PATIENCE:?}: {what}");
+        assert!(
+            start.elapsed() < PATIENCE,
+            "still not so after {PATIENCE:?}: {what}"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 /// A `laxityd` with a folder of its own; killed when dropped.
-pub struct Daemon {
+pub(crate) struct Daemon {
     folder: PathBuf,
     child: Option<Child>,
 }
 
 impl Daemon {
     /// Starts one in `folder` with `extra` lines of configuration, and waits until it answers.
-    pub fn start(folder: &Path, extra: &str) -> Self {
-        let mut daemon = Self { folder: folder.to_owned(), child: None };
+    pub(crate) fn start(folder: &Path, extra: &str) -> Self {
+        let mut daemon = Self {
+            folder: folder.to_owned(),
+            child: None,
+        };
         fs::write(daemon.config(), daemon.config_text(extra)).expect("config written");
         daemon.launch();
         daemon
@@ -63,8 +71,12 @@ impl Daemon {
     }
 
     /// Starts the program again with the same configuration.
-    pub fn launch(&mut self) {
-        let log = fs::OpenOptions::new().create(true).append(true).open(self.log()).expect("log");
+    pub(crate) fn launch(&mut self) {
+        let log = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.log())
+            .expect("log");
         let child = Command::new(binary("laxityd"))
             .arg("--config")
             .arg(self.config())
@@ -74,32 +86,38 @@ impl Daemon {
             .spawn()
             .expect("laxityd starts");
         self.child = Some(child);
-        eventually("laxityd answers on its control socket", || self.ask().is_some());
+        eventually("laxityd answers on its control socket", || {
+            self.ask().is_some()
+        });
     }
 
     fn ask(&self) -> Option<laxity_wire::Status> {
-        ControlClient::connect(self.control(), Duration::from_secs(5)).ok()?.status().ok()
+        ControlClient::connect(self.control(), Duration::from_secs(5))
+            .ok()?
+            .status()
+            .ok()
     }
 
     /// Its status now.
-    pub fn status(&self) -> laxity_wire::Status {
-        self.ask().unwrap_or_else(|| panic!("laxityd gives no status; its log:\n{}", self.log_text()))
+    pub(crate) fn status(&self) -> laxity_wire::Status {
+        self.ask()
+            .unwrap_or_else(|| panic!("laxityd gives no status; its log:\n{}", self.log_text()))
     }
 
     /// A connection to its control socket.
-    pub fn operator(&self) -> ControlClient {
+    pub(crate) fn operator(&self) -> ControlClient {
         ControlClient::connect(self.control(), Duration::from_secs(10)).expect("control socket")
     }
 
-    pub fn config(&self) -> PathBuf {
+    pub(crate) fn config(&self) -> PathBuf {
         self.folder.join("laxityd.toml")
     }
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.folder.join("laxityd.sock")
     }
 
-    pub fn control(&self) -> PathBuf {
+    pub(crate) fn control(&self) -> PathBuf {
         self.folder.join("control.sock")
     }
 
@@ -107,22 +125,22 @@ impl Daemon {
         self.folder.join("laxityd.log")
     }
 
-    pub fn log_text(&self) -> String {
+    pub(crate) fn log_text(&self) -> String {
         fs::read_to_string(self.log()).unwrap_or_default()
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.as_ref().expect("running").id()
     }
 
     /// Sends a signal by its number.
-    pub fn signal(&self, signal: nix::sys::signal::Signal) {
+    pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
         let pid = nix::unistd::Pid::from_raw(self.pid().cast_signed());
         nix::sys::signal::kill(pid, signal).expect("signal sent");
     }
 
     /// SIGKILL, and waits for the end.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();
@@ -130,14 +148,16 @@ impl Daemon {
     }
 
     /// Waits for it to end by itself.
-    pub fn wait(&mut self) -> ExitStatus {
+    pub(crate) fn wait(&mut self) -> ExitStatus {
         let child = self.child.take().expect("running");
         wait_bounded(child).0
     }
 
     /// Whether it still runs.
-    pub fn is_running(&mut self) -> bool {
-        self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child
+            .as_mut()
+            .is_some_and(|child| matches!(child.try_wait(), Ok(None)))
     }
 }
 
@@ -148,7 +168,7 @@ impl Drop for Daemon {
 }
 
 /// Runs test `name` of this binary as a child that plays `role`; see [`role`].
-pub fn child(test: &str, role: &str, environment: &[(&str, &str)]) -> Child {
+pub(crate) fn child(test: &str, role: &str, environment: &[(&str, &str)]) -> Child {
     Command::new(std::env::current_exe().expect("own path"))
         .args(["--exact", test, "--nocapture"])
         .env(ROLE, role)
@@ -160,12 +180,12 @@ pub fn child(test: &str, role: &str, environment: &[(&str, &str)]) -> Child {
 }
 
 /// The role that this process was started for, if any.
-pub fn role() -> Option<String> {
+pub(crate) fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
 /// Waits for `child` at most [`PATIENCE`]; its status and standard output.
-pub fn wait_bounded(mut child: Child) -> (ExitStatus, String) {
+pub(crate) fn wait_bounded(mut child: Child) -> (ExitStatus, String) {
     let stdout = child.stdout.take();
     let reader = std::thread::spawn(move || {
         let mut text = String::new();
@@ -186,9 +206,4 @@ pub fn wait_bounded(mut child: Child) -> (ExitStatus, String) {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// A connected pair of stream sockets, one for a sender, one for whoever checks what arrives.
-pub fn stream_pair() -> (UnixStream, UnixStream) {
-    UnixStream::pair().expect("socketpair")
 }

@@ -8,7 +8,10 @@ use std::process::Command;
 
 /// Crates that may contain `unsafe`, and why.
 const MAY_BE_UNSAFE: &[(&str, &str)] = &[
-    ("laxity-shm", "shared memory, futexes, file descriptors over sockets"),
+    (
+        "laxity-shm",
+        "shared memory, futexes, file descriptors over sockets",
+    ),
     ("laxity-client", "the C ABI"),
     ("laxity-bench", "time-stamp counters and pinned threads"),
 ];
@@ -19,15 +22,27 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("laxity-shm", &[]),
     ("laxity-wire", &[]),
     ("laxity-client", &["laxity-shm"]),
-    ("laxity-daemon", &["laxity-policy", "laxity-shm", "laxity-wire"]),
-    ("laxity-rig", &["laxity-policy", "laxity-client", "laxity-wire"]),
+    (
+        "laxity-daemon",
+        &["laxity-policy", "laxity-shm", "laxity-wire"],
+    ),
+    (
+        "laxity-rig",
+        &["laxity-policy", "laxity-client", "laxity-wire"],
+    ),
     ("laxity-cli", &["laxity-rig", "laxity-wire"]),
-    ("laxity-bench", &["laxity-policy", "laxity-shm", "laxity-client"]),
+    (
+        "laxity-bench",
+        &["laxity-policy", "laxity-shm", "laxity-client"],
+    ),
     ("laxity-tests", &[]),
 ];
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ has a parent").to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("tests/ has a parent")
+        .to_owned()
 }
 
 struct Package {
@@ -37,11 +52,21 @@ struct Package {
 
 fn packages() -> BTreeMap<String, Package> {
     let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .args([
+            "metadata",
+            "--no-deps",
+            "--offline",
+            "--format-version",
+            "1",
+        ])
         .current_dir(root())
         .output()
         .expect("cargo metadata runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let text = |value: &serde_json::Value| value.as_str().expect("a string").to_owned();
     metadata["packages"]
@@ -93,16 +118,27 @@ fn dependencies_between_crates_point_one_way() {
     let packages = packages();
     let allowed: BTreeMap<_, _> = MAY_DEPEND_ON.iter().copied().collect();
     let known: BTreeSet<&str> = packages.keys().map(String::as_str).collect();
-    assert_eq!(known, allowed.keys().copied().collect(), "list every crate in MAY_DEPEND_ON");
+    assert_eq!(
+        known,
+        allowed.keys().copied().collect(),
+        "list every crate in MAY_DEPEND_ON"
+    );
     for (name, package) in &packages {
-        for dependency in package.dependencies.iter().filter(|d| known.contains(d.as_str())) {
+        for dependency in package
+            .dependencies
+            .iter()
+            .filter(|d| known.contains(d.as_str()))
+        {
             assert!(
                 allowed[name.as_str()].contains(&dependency.as_str()),
                 "{name} may not depend on {dependency}; see docs/architecture.md"
             );
         }
     }
-    assert!(packages["laxity-policy"].dependencies.is_empty(), "the policy has no dependency");
+    assert!(
+        packages["laxity-policy"].dependencies.is_empty(),
+        "the policy has no dependency"
+    );
 }
 
 #[test]
@@ -130,10 +166,20 @@ fn every_file_says_what_it_is_and_stays_readable() {
     for package in packages().values() {
         for file in sources(package) {
             let text = fs::read_to_string(&file).expect("a readable file");
-            let shown = file.strip_prefix(root()).unwrap_or(&file).display().to_string();
-            assert!(text.starts_with("//!"), "{shown}: the first line must be a `//!` header");
+            let shown = file
+                .strip_prefix(root())
+                .unwrap_or(&file)
+                .display()
+                .to_string();
+            assert!(
+                text.starts_with("//!"),
+                "{shown}: the first line must be a `//!` header"
+            );
             let lines = text.lines().count();
-            assert!(lines <= 800, "{shown} has {lines} lines: it is two concepts");
+            assert!(
+                lines <= 800,
+                "{shown} has {lines} lines: it is two concepts"
+            );
         }
     }
 }

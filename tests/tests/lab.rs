@@ -1,0 +1,1 @@
+//! The lab, run as a person runs it.

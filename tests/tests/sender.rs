@@ -1,0 +1,228 @@
+//! A client process for the fault tests: it submits many flows at once and writes what it is
+//! granted, in order, as counted words that the receiving test can check.
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use laxity_client::{Client, Direction, Flow, Hint, Options, Stage};
+
+use crate::process::{PATIENCE, child, role, wait_bounded};
+
+/// Flows that one sender submits.
+pub(crate) const FLOWS: u64 = 40;
+/// Bytes of each flow.
+pub(crate) const FLOW_BYTES: u64 = 96 * 1024;
+/// All of them.
+pub(crate) const TOTAL_BYTES: u64 = FLOWS * FLOW_BYTES;
+
+/// What a sender prints when it is done.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Summary {
+    pub(crate) scheduled_bytes: u64,
+    pub(crate) bypassed_bytes: u64,
+    pub(crate) unscheduled_ns: u64,
+    pub(crate) reattaches: u64,
+}
+
+const MARK: &str = "SENDER ";
+
+/// Not a test by itself: the part of a child process. Without a role it has nothing to do.
+#[test]
+fn sender_role() {
+    match role().as_deref() {
+        Some("hold") => send(Completion::Withheld),
+        Some("complete") => send(Completion::AtOnce),
+        Some("linger") => linger(),
+        _ => {}
+    }
+}
+
+/// Starts a sender that reports no completion, so that a bounded window keeps flows waiting.
+pub(crate) fn start(role: &str, socket: &Path, sink: &Path) -> Child {
+    let socket = socket.display().to_string();
+    let sink = sink.display().to_string();
+    child(
+        "sender::sender_role",
+        role,
+        &[("LAXITY_SOCKET", &socket), ("SINK", &sink)],
+    )
+}
+
+/// The child's summary, once it has ended well.
+pub(crate) fn finish(child: Child) -> Summary {
+    let (status, output) = wait_bounded(child);
+    assert!(status.success(), "the sender failed: {output}");
+    // The test harness prints on the same line before it.
+    let at = output
+        .find(MARK)
+        .unwrap_or_else(|| panic!("no summary in: {output}"));
+    let numbers: Vec<u64> = output[at + MARK.len()..]
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .map(|word| word.parse().expect("a number"))
+        .collect();
+    Summary {
+        scheduled_bytes: numbers[0],
+        bypassed_bytes: numbers[1],
+        unscheduled_ns: numbers[2],
+        reattaches: numbers[3],
+    }
+}
+
+/// Receives everything a sender writes and checks that each word comes once and in order.
+pub(crate) struct Sink {
+    reader: std::thread::JoinHandle<u64>,
+}
+
+impl Sink {
+    pub(crate) fn listen(path: &Path) -> Self {
+        let listener = UnixListener::bind(path).expect("sink");
+        Self {
+            reader: std::thread::spawn(move || check(&mut listener.accept().expect("sender").0)),
+        }
+    }
+
+    /// Bytes received in all.
+    pub(crate) fn bytes(self) -> u64 {
+        self.reader.join().expect("every word once, in order")
+    }
+}
+
+fn check(stream: &mut UnixStream) -> u64 {
+    stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    let mut expected = 0_u64;
+    let mut word = [0; 8];
+    loop {
+        match stream.read_exact(&mut word) {
+            Ok(()) => {
+                assert_eq!(u64::from_le_bytes(word), expected, "word out of order");
+                expected += 1;
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => return expected * 8,
+            Err(e) => panic!("the sender went quiet: {e}"),
+        }
+    }
+}
+
+enum Completion {
+    Withheld,
+    AtOnce,
+}
+
+fn flow(number: u64) -> Flow {
+    let stage = match number % 3 {
+        0 => Stage::P2d,
+        1 => Stage::KvReuse,
+        _ => Stage::Collective,
+    };
+    Flow {
+        stage,
+        direction: Direction::Egress,
+        nic: 0,
+        layer: (number % 8) as u16,
+        bytes: FLOW_BYTES,
+        batch: 1 + number / 8,
+        request: 1 + number / 4,
+        deadline_ns: 0,
+        receiver_bound: false,
+    }
+}
+
+fn send(completion: Completion) {
+    let mut sink = UnixStream::connect(std::env::var("SINK").expect("SINK")).expect("sink");
+    let mut options = Options::from_env();
+    options.attach_timeout = Duration::from_secs(20);
+    options.reattach_every = Duration::from_millis(50);
+    let client = Client::attach(options);
+    assert!(client.is_scheduled(), "no daemon at the start");
+    let mut lane = client.lane();
+    for batch in 1..=FLOWS / 8 + 1 {
+        lane.hint(Hint::BatchBegin {
+            batch,
+            layers: 8,
+            layer_time_ns: 1_000_000,
+        });
+    }
+    let mut tickets: Vec<_> = (0..FLOWS).map(|n| lane.submit(&flow(n))).collect();
+    let mut word = 0_u64;
+    let mut write = |bytes: u64| {
+        assert!(
+            bytes.is_multiple_of(8),
+            "chunks are whole words in this test"
+        );
+        let chunk: Vec<u8> = (word..word + bytes / 8)
+            .flat_map(u64::to_le_bytes)
+            .collect();
+        sink.write_all(&chunk).expect("sink takes it");
+        word += bytes / 8;
+    };
+    match completion {
+        // In the order of submission, as a queue pair must.
+        Completion::Withheld => {
+            for ticket in &mut tickets {
+                while !ticket.is_done() {
+                    write(lane.wait(ticket).bytes);
+                }
+            }
+        }
+        // In the order of permits: whoever completes what it sends must not wait for another flow
+        // first, or the window fills with flows whose turn never comes.
+        Completion::AtOnce => {
+            while !tickets.is_empty() {
+                let mut granted = false;
+                for ticket in &mut tickets {
+                    if let Some(grant) = lane.poll(ticket) {
+                        write(grant.bytes);
+                        lane.complete(ticket, grant.bytes);
+                        granted = true;
+                    }
+                }
+                tickets.retain(|ticket| !ticket.is_done());
+                if !granted {
+                    lane.wait_any(Duration::from_millis(20));
+                }
+            }
+        }
+    }
+    drop(sink);
+    let stats = client.stats();
+    println!(
+        "\n{MARK}{} {} {} {}",
+        stats.scheduled_bytes, stats.bypassed_bytes, stats.unscheduled_ns, stats.reattaches
+    );
+}
+
+/// Sends small flows, completing each, until the parent closes the sink.
+fn linger() {
+    let mut sink = UnixStream::connect(std::env::var("SINK").expect("SINK")).expect("sink");
+    let mut options = Options::from_env();
+    options.attach_timeout = Duration::from_secs(20);
+    options.reattach_every = Duration::from_millis(50);
+    let client = Client::attach(options);
+    let mut lane = client.lane();
+    let start = Instant::now();
+    for number in 0.. {
+        let mut ticket = lane.submit(&Flow {
+            bytes: 4096,
+            ..flow(number)
+        });
+        loop {
+            let grant = lane.wait(&mut ticket);
+            lane.complete(&ticket, grant.bytes);
+            if grant.last {
+                break;
+            }
+        }
+        // One byte tells the parent how the flow went: scheduled or not.
+        let how = [u8::from(client.is_scheduled())];
+        if sink.write_all(&how).is_err() || start.elapsed() > PATIENCE {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
