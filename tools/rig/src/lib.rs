@@ -15,11 +15,17 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod daemons;
 pub mod fabric;
 pub mod frame;
+pub mod gate;
 pub mod ideal;
+pub mod mailbox;
 pub mod message;
 pub mod plan;
 pub mod prefill;
+pub mod sandbox;
 pub mod trace;
+pub mod transport;
+pub mod worker;
 pub mod workload;

@@ -139,6 +139,27 @@ pub fn rate_for_load(config: &LabConfig, sample: &[Request]) -> f64 {
     config.load * config.units as f64 * sample.len().max(1) as f64 / busy_s.max(1e-9)
 }
 
+/// Whether the plan loads a decode port more than a prefill port: only then is the receiving side
+/// of a hand-over its bottleneck.
+#[must_use]
+pub fn decode_bound(plan: &[PlannedRequest], config: &LabConfig) -> bool {
+    let scaling = config.scaling();
+    let layers = u64::from(scaling.layers);
+    let mut decode = vec![0_u64; config.decodes];
+    let mut prefill = vec![0_u64; config.units];
+    for request in plan {
+        let kv = layers * scaling.kv_bytes(request.tokens());
+        let peers = scaling.ranks as u64 - 1;
+        let collective = 2 * layers * peers * scaling.collective_bytes(request.new_tokens);
+        decode[request.decode] += kv * scaling.ranks as u64;
+        prefill[request.unit] += kv + collective;
+        if request.fetched() > 0 {
+            prefill[request.holder] += layers * scaling.kv_bytes(request.fetched());
+        }
+    }
+    decode.iter().max() > prefill.iter().max()
+}
+
 /// A few requests of the plan, far enough apart to have the fabric to themselves.
 #[must_use]
 pub fn one_by_one(plan: &[PlannedRequest], count: usize) -> Vec<PlannedRequest> {
@@ -148,8 +169,9 @@ pub fn one_by_one(plan: &[PlannedRequest], count: usize) -> Vec<PlannedRequest> 
     plan.iter()
         .step_by(step)
         .take(count)
-        .map(|request| {
-            let alone = PlannedRequest { arrival_ns, ..request.clone() };
+        .zip(1..)
+        .map(|(request, id)| {
+            let alone = PlannedRequest { id, arrival_ns, ..request.clone() };
             arrival_ns += request.ideal_ns * 3 / 2;
             alone
         })

@@ -1,0 +1,289 @@
+//! The `laxityd` of each host during one run: its configuration, and a supervisor that starts it
+//! again one second after it died, as the systemd unit's `Restart=always` does.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::Serialize;
+
+use crate::config::LabConfig;
+use crate::fabric;
+use crate::sandbox;
+use crate::worker::daemon_socket;
+
+const RESTART_AFTER: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+const START_WITHIN: Duration = Duration::from_secs(10);
+const STOP_WITHIN: Duration = Duration::from_secs(2);
+
+#[derive(Serialize)]
+struct DaemonConfig<'a> {
+    mode: &'a str,
+    policy: &'a str,
+    socket: PathBuf,
+    control: PathBuf,
+    metrics: &'a str,
+    scheduler: Scheduler,
+    nic: Vec<Nic>,
+    levels: Levels<'a>,
+}
+
+#[derive(Serialize)]
+struct Scheduler {
+    spin_us: u64,
+    slots: u32,
+}
+
+#[derive(Serialize)]
+struct Nic {
+    name: String,
+    rate: String,
+    chunk: u64,
+    window: u64,
+}
+
+#[derive(Serialize)]
+struct Levels<'a> {
+    count: usize,
+    dscp: &'a [u8],
+    scavenger_dscp: u8,
+}
+
+/// Slots of a lane. A holder of hot prefixes has every layer of many requests waiting at once.
+pub const LANE_SLOTS: u32 = 1024;
+
+/// The configuration file of one host's daemon.
+///
+/// # Errors
+/// Never: the values of a [`LabConfig`] have a TOML form.
+pub fn daemon_toml(
+    config: &LabConfig,
+    policy: &str,
+    folder: &Path,
+    host: usize,
+) -> Result<String, toml::ser::Error> {
+    toml::to_string(&DaemonConfig {
+        mode: "enforce",
+        policy,
+        socket: daemon_socket(folder, host),
+        control: folder.join(format!("control{host}.sock")),
+        metrics: "",
+        // Eight daemons and eight workers share two cores: sleep at once.
+        scheduler: Scheduler { spin_us: 0, slots: LANE_SLOTS },
+        nic: vec![Nic {
+            name: fabric::HOST_PORT.to_owned(),
+            rate: format!("{}Mbit", config.port_mbit),
+            chunk: config.chunk_bytes,
+            window: config.window_bytes,
+        }],
+        levels: Levels {
+            count: config.level_dscp.len(),
+            dscp: &config.level_dscp,
+            scavenger_dscp: config.scavenger_dscp,
+        },
+    })
+}
+
+struct Supervised {
+    pid: Arc<AtomicI32>,
+    thread: JoinHandle<()>,
+}
+
+/// The daemons of all hosts.
+pub struct Daemons {
+    stop: Arc<AtomicBool>,
+    restarts: Arc<AtomicU32>,
+    refused: Arc<Mutex<Option<String>>>,
+    supervised: Vec<Supervised>,
+}
+
+impl Daemons {
+    /// Starts one daemon per host and waits until all take clients.
+    ///
+    /// # Errors
+    /// A daemon does not start; its log is in the message.
+    pub fn start(
+        config: &LabConfig,
+        policy: &str,
+        folder: &Path,
+        laxityd: &Path,
+    ) -> anyhow::Result<Self> {
+        let mut daemons = Self {
+            stop: Arc::default(),
+            restarts: Arc::default(),
+            refused: Arc::default(),
+            supervised: Vec::new(),
+        };
+        for host in 0..config.hosts() {
+            let file = folder.join(format!("laxityd{host}.toml"));
+            fs::write(&file, daemon_toml(config, policy, folder, host)?)?;
+            let log = log_path(folder, host);
+            let (laxityd, pid) = (laxityd.to_owned(), Arc::<AtomicI32>::default());
+            let (stop, restarts) = (Arc::clone(&daemons.stop), Arc::clone(&daemons.restarts));
+            let (refused, shared_pid) = (Arc::clone(&daemons.refused), Arc::clone(&pid));
+            let thread = std::thread::spawn(move || {
+                let start = || start_one(&laxityd, &file, &log, host);
+                if let Err(error) = supervise(start, &stop, &shared_pid, &restarts) {
+                    *refused.lock().unwrap_or_else(PoisonError::into_inner) =
+                        Some(format!("{error:#}"));
+                }
+            });
+            daemons.supervised.push(Supervised { pid, thread });
+        }
+        let give_up = Instant::now() + START_WITHIN;
+        while !(0..config.hosts()).all(|host| daemon_socket(folder, host).exists()) {
+            let refused = daemons.refused.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let restarts = daemons.restarts.load(Ordering::Relaxed);
+            if refused.is_some() || restarts > 0 || Instant::now() > give_up {
+                let logs: String = (0..config.hosts())
+                    .map(|host| tail(&log_path(folder, host)))
+                    .find(|log| !log.is_empty())
+                    .unwrap_or_default();
+                daemons.stop();
+                anyhow::bail!(
+                    "laxityd takes no clients with policy `{policy}`: {}{logs}",
+                    refused.unwrap_or_default()
+                );
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(daemons)
+    }
+
+    /// Kills the daemon of a host as a crash would. Its supervisor starts another.
+    pub fn kill(&self, host: usize) {
+        if let Some(daemon) = self.supervised.get(host) {
+            signal(&daemon.pid, Signal::SIGKILL);
+        }
+    }
+
+    /// Daemons that were started again.
+    #[must_use]
+    pub fn restarts(&self) -> u32 {
+        self.restarts.load(Ordering::Relaxed)
+    }
+
+    /// Stops all daemons.
+    pub fn stop(self) {
+        self.stop.store(true, Ordering::Release);
+        for daemon in self.supervised {
+            // The supervisor ends its daemon when it sees the flag; it cannot fail.
+            let _ = daemon.thread.join();
+        }
+    }
+}
+
+fn log_path(folder: &Path, host: usize) -> PathBuf {
+    folder.join(format!("laxityd{host}.log"))
+}
+
+fn start_one(laxityd: &Path, config: &Path, log: &Path, host: usize) -> anyhow::Result<Child> {
+    let log = File::options().create(true).append(true).open(log)?;
+    sandbox::internal("in")
+        .arg(fabric::namespace(host))
+        .arg(laxityd)
+        .arg("--config")
+        .arg(config)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .context("starting laxityd")
+}
+
+/// Sends a signal to a process if there is one. That it has just died is no error.
+fn signal(pid: &AtomicI32, signal: Signal) {
+    let pid = pid.load(Ordering::Acquire);
+    if pid > 0 {
+        let _ = kill(Pid::from_raw(pid), signal);
+    }
+}
+
+fn supervise(
+    start: impl Fn() -> anyhow::Result<Child>,
+    stop: &AtomicBool,
+    pid: &AtomicI32,
+    restarts: &AtomicU32,
+) -> anyhow::Result<()> {
+    loop {
+        let mut child = start()?;
+        pid.store(child.id().cast_signed(), Ordering::Release);
+        let mut stop_by = None;
+        while child.try_wait()?.is_none() {
+            if stop.load(Ordering::Acquire) {
+                let now = Instant::now();
+                let by = *stop_by.get_or_insert_with(|| {
+                    signal(pid, Signal::SIGTERM);
+                    now + STOP_WITHIN
+                });
+                if now > by {
+                    signal(pid, Signal::SIGKILL);
+                }
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        pid.store(0, Ordering::Release);
+        let again_at = Instant::now() + RESTART_AFTER;
+        while Instant::now() < again_at {
+            if stop.load(Ordering::Acquire) {
+                return Ok(());
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        restarts.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The end of a log, to be shown.
+#[must_use]
+pub fn tail(log: &Path) -> String {
+    const LINES: usize = 15;
+    let Ok(text) = fs::read(log) else { return String::new() };
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    let last = &lines[lines.len().saturating_sub(LINES)..];
+    if last.is_empty() { String::new() } else { format!("\n  {}", last.join("\n  ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemons_configuration_names_its_policy_port_and_levels() {
+        let config = LabConfig::default();
+        let text = daemon_toml(&config, "mfs", Path::new("/run/lab/0"), 3).unwrap();
+        let value: toml::Table = text.parse().unwrap();
+        assert_eq!(value["policy"].as_str(), Some("mfs"));
+        assert_eq!(value["socket"].as_str(), Some("/run/lab/0/laxityd3.sock"));
+        assert_eq!(value["nic"][0]["rate"].as_str(), Some("200Mbit"));
+        assert_eq!(value["levels"]["dscp"].as_array().unwrap().len(), 8);
+    }
+
+    #[test]
+    fn a_program_that_dies_is_started_again_until_it_is_told_to_stop() {
+        let (stop, pid) = (AtomicBool::new(false), AtomicI32::new(0));
+        let restarts = AtomicU32::new(0);
+        let start = || Ok(std::process::Command::new("sleep").arg("60").spawn()?);
+        std::thread::scope(|scope| {
+            scope.spawn(|| supervise(start, &stop, &pid, &restarts).unwrap());
+            while pid.load(Ordering::Acquire) == 0 {
+                std::thread::sleep(LOOK_EVERY);
+            }
+            signal(&pid, Signal::SIGKILL);
+            while restarts.load(Ordering::Relaxed) == 0 || pid.load(Ordering::Acquire) == 0 {
+                std::thread::sleep(LOOK_EVERY);
+            }
+            stop.store(true, Ordering::Release);
+        });
+        assert_eq!(pid.load(Ordering::Acquire), 0, "nothing is left running");
+    }
+}
