@@ -1,0 +1,518 @@
+//! What the admission state machine does, one situation at a time (MFS §4.4.2, Appendix B;
+//! DESIGN §4.2, §4.4). One port moves a byte a nanosecond, so bytes read as nanoseconds.
+
+use laxity_policy::admission::{
+    Admission, AdmissionAction, AdmissionConfig, AdmissionEvent, PruneCause, RequestLoad,
+};
+use laxity_policy::event::Order;
+use laxity_policy::prune::Doomed;
+use laxity_policy::{BatchId, PolicyKind, PortId, RequestId, Span, Time};
+use proptest::prelude::*;
+
+const PORT: u32 = 1;
+
+fn config() -> AdmissionConfig {
+    AdmissionConfig {
+        default_rate: 1_000_000_000,
+        ..AdmissionConfig::default()
+    }
+}
+
+fn admission(config: AdmissionConfig) -> Admission {
+    Admission::new(config).expect("the configuration is valid")
+}
+
+fn load(request: u64, deadline: u64, ports: &[(u32, u64)]) -> RequestLoad {
+    RequestLoad {
+        request: RequestId(request),
+        deadline: Time(deadline),
+        ports: ports
+            .iter()
+            .map(|&(port, bytes)| (PortId(port), bytes))
+            .collect(),
+        started: false,
+    }
+}
+
+/// A batch that does not compute to speak of; each request is `(id, deadline, bytes)`.
+fn arrival(batch: u64, requests: &[(u64, u64, u64)]) -> AdmissionEvent {
+    AdmissionEvent::BatchArrived {
+        batch: BatchId(batch),
+        requests: requests
+            .iter()
+            .map(|&(request, deadline, bytes)| load(request, deadline, &[(PORT, bytes)]))
+            .collect(),
+        compute: Span::ZERO,
+    }
+}
+
+fn departure(batch: u64) -> AdmissionEvent {
+    AdmissionEvent::BatchDeparted {
+        batch: BatchId(batch),
+    }
+}
+
+/// The order that a poll at `now` issues.
+fn order(admission: &mut Admission, now: u64) -> Option<Order> {
+    admission
+        .poll_action(Time(now))
+        .map(|AdmissionAction::OrderChanged(order)| order)
+}
+
+fn ids(order: &Order) -> (Vec<u64>, Vec<u64>) {
+    let sigma = order.sigma.iter().map(|batch| batch.0).collect();
+    (
+        sigma,
+        order.pruned.iter().map(|request| request.0).collect(),
+    )
+}
+
+#[test]
+fn batches_are_ordered_by_red_and_not_by_their_most_urgent_member() {
+    let mut admission = admission(config());
+    // Batch 1 carries one request due at 10 among nine due at 1000 (RED 901), batch 2 is due at 500.
+    let mut piggyback = vec![(1, 10, 0)];
+    piggyback.extend((2..=10).map(|id| (id, 1000, 0)));
+    admission.handle(Time(0), arrival(1, &piggyback));
+    admission.handle(Time(0), arrival(2, &[(20, 500, 0)]));
+    let order = order(&mut admission, 0).expect("two batches arrived");
+    assert_eq!(ids(&order).0, [2, 1]);
+}
+
+#[test]
+fn a_batch_whose_traffic_does_not_fit_loses_its_heaviest_requests() {
+    let mut admission = admission(config());
+    // 600 ns of traffic until 400: without the 250, 350 remain.
+    admission.handle(
+        Time(0),
+        arrival(1, &[(1, 400, 200), (2, 400, 250), (3, 400, 150)]),
+    );
+    let order = order(&mut admission, 0).expect("a batch arrived");
+    assert_eq!(ids(&order), (vec![1], vec![2]));
+    let decision = admission
+        .last_decision(BatchId(1))
+        .expect("it was decided on");
+    assert_eq!(decision.estimate.finish(), Time(350));
+    assert_eq!(decision.estimate.bottleneck, Some(PortId(PORT)));
+    assert!(decision.feasible);
+    assert_eq!(decision.pruned, [RequestId(2)]);
+    let cause = PruneCause {
+        batch: BatchId(1),
+        port: Some(PortId(PORT)),
+    };
+    assert_eq!(admission.prune_cause(RequestId(2)), Some(cause));
+    assert_eq!(admission.prune_cause(RequestId(1)), None);
+}
+
+#[test]
+fn an_earlier_batch_that_loses_a_request_is_estimated_again() {
+    let mut admission = admission(config());
+    // Batch 1 alone is fine (900 by 1000); with it batch 2 would end at 1100, due at 1050.
+    admission.handle(Time(0), arrival(1, &[(1, 1000, 600), (2, 1000, 300)]));
+    admission.handle(Time(0), arrival(2, &[(3, 1050, 200)]));
+    let order = order(&mut admission, 0).expect("batches arrived");
+    assert_eq!(ids(&order), (vec![1, 2], vec![1]));
+    let finish = |batch| {
+        admission
+            .last_decision(BatchId(batch))
+            .expect("it was decided on")
+            .estimate
+            .finish()
+    };
+    assert_eq!((finish(1), finish(2)), (Time(300), Time(500)));
+    assert_eq!(
+        admission.prune_cause(RequestId(1)).map(|cause| cause.batch),
+        Some(BatchId(2))
+    );
+}
+
+#[test]
+fn the_bottleneck_is_the_port_that_takes_longest_not_the_one_with_most_bytes() {
+    let mut admission = admission(config());
+    let slow = AdmissionEvent::PortRate {
+        port: PortId(2),
+        bytes_per_second: 100_000_000,
+    };
+    admission.handle(Time(0), slow);
+    admission.handle(
+        Time(0),
+        AdmissionEvent::BatchArrived {
+            batch: BatchId(1),
+            requests: vec![load(1, 5000, &[(1, 400), (2, 100)])],
+            compute: Span(50),
+        },
+    );
+    order(&mut admission, 7).expect("a batch arrived");
+    let decision = admission
+        .last_decision(BatchId(1))
+        .expect("it was decided on");
+    assert_eq!(decision.estimate.bottleneck, Some(PortId(2)));
+    assert_eq!(decision.estimate.finish(), Time(7 + 50 + 1000));
+}
+
+#[test]
+fn of_equal_loads_one_that_does_not_compute_yet_goes_first() {
+    let mut admission = admission(config());
+    let mut computing = load(9, 100, &[(PORT, 80)]);
+    computing.started = true;
+    let requests = vec![load(1, 100, &[(PORT, 80)]), computing];
+    let compute = Span::ZERO;
+    admission.handle(
+        Time(0),
+        AdmissionEvent::BatchArrived {
+            batch: BatchId(1),
+            requests,
+            compute,
+        },
+    );
+    let order = order(&mut admission, 0).expect("a batch arrived");
+    assert_eq!(ids(&order).1, [1]);
+}
+
+#[test]
+fn the_paper_prunes_innocents_for_a_lost_batch_and_setting_aside_does_not() {
+    let tell = |doomed| {
+        let mut admission = admission(AdmissionConfig { doomed, ..config() });
+        admission.handle(Time(0), arrival(1, &[(1, 1000, 300)]));
+        admission.handle(
+            Time(0),
+            AdmissionEvent::BatchArrived {
+                batch: BatchId(2),
+                requests: vec![load(2, 1100, &[(PORT, 100)])],
+                compute: Span(2000),
+            },
+        );
+        let order = order(&mut admission, 0).expect("batches arrived");
+        let cause = admission.prune_cause(RequestId(2));
+        (ids(&order).1, cause.and_then(|cause| cause.port))
+    };
+    assert_eq!(tell(Doomed::Counted), (vec![1, 2], Some(PortId(PORT))));
+    assert_eq!(tell(Doomed::SetAside), (vec![2], None));
+}
+
+#[test]
+fn doomed_work_does_not_set_its_batchs_urgency() {
+    let mut admission = admission(config());
+    // Request 1 is late already; the rest of batch 1 has more time than batch 2.
+    admission.handle(Time(100), arrival(1, &[(1, 50, 10), (2, 5000, 10)]));
+    admission.handle(Time(100), arrival(2, &[(3, 4000, 10)]));
+    let first = order(&mut admission, 100).expect("batches arrived");
+    assert_eq!(ids(&first), (vec![1, 2], vec![1]), "RED 2525 before 4000");
+    admission.handle(Time(200), arrival(3, &[]));
+    let second = order(&mut admission, 200).expect("a batch arrived");
+    assert_eq!(ids(&second).0, [2, 1, 3], "RED 5000 after 4000");
+}
+
+#[test]
+fn the_computing_that_remains_shrinks_while_a_batch_runs() {
+    let mut admission = admission(config());
+    let (batch, compute) = (BatchId(1), Span(1000));
+    let requests = vec![load(1, 9000, &[])];
+    admission.handle(
+        Time(0),
+        AdmissionEvent::BatchArrived {
+            batch,
+            requests,
+            compute,
+        },
+    );
+    admission.handle(Time(100), AdmissionEvent::BatchStarted { batch });
+    for (now, finish) in [(400, 1100), (5000, 5000)] {
+        admission.handle(Time(now), departure(99));
+        admission.handle(Time(now), arrival(2, &[]));
+        admission.poll_action(Time(now));
+        let decision = admission.last_decision(batch).expect("it was decided on");
+        assert_eq!(decision.estimate.finish(), Time(finish));
+    }
+}
+
+#[test]
+fn a_pruned_request_stays_pruned_until_it_ends_and_then_frees_the_budget() {
+    let mut admission = admission(AdmissionConfig {
+        drop_budget: 1,
+        ..config()
+    });
+    admission.handle(Time(0), arrival(1, &[(1, 100, 90), (2, 100, 80)]));
+    assert_eq!(
+        ids(&order(&mut admission, 0).expect("a batch arrived")).1,
+        [1]
+    );
+    // The budget is spent: batch 2 is late and nobody can be pruned for it.
+    admission.handle(Time(0), arrival(2, &[(3, 150, 85)]));
+    assert_eq!(
+        ids(&order(&mut admission, 0).expect("a batch arrived")),
+        (vec![1, 2], vec![1])
+    );
+    assert!(
+        !admission
+            .last_decision(BatchId(2))
+            .expect("it was decided on")
+            .feasible
+    );
+    // Moving on to another batch does not rehabilitate it.
+    admission.handle(Time(0), arrival(3, &[(1, 800, 90)]));
+    assert_eq!(
+        ids(&order(&mut admission, 0).expect("a batch arrived")).1,
+        [1]
+    );
+    admission.handle(
+        Time(0),
+        AdmissionEvent::RequestEnded {
+            request: RequestId(1),
+        },
+    );
+    assert_eq!(order(&mut admission, 0), None, "an end triggers nothing");
+    admission.handle(Time(0), arrival(4, &[]));
+    assert_eq!(
+        ids(&order(&mut admission, 0).expect("a batch arrived")).1,
+        [3]
+    );
+}
+
+#[test]
+fn bytes_that_left_the_wire_load_it_no_longer() {
+    let mut admission = admission(config());
+    admission.handle(Time(0), arrival(1, &[(1, 1000, 700)]));
+    order(&mut admission, 0);
+    let (request, port) = (RequestId(1), PortId(PORT));
+    admission.handle(
+        Time(0),
+        AdmissionEvent::BytesCompleted {
+            request,
+            port,
+            bytes: 600,
+        },
+    );
+    assert_eq!(order(&mut admission, 0), None, "progress triggers nothing");
+    admission.handle(Time(0), arrival(2, &[]));
+    order(&mut admission, 0);
+    let decision = admission
+        .last_decision(BatchId(1))
+        .expect("it was decided on");
+    assert_eq!(decision.estimate.finish(), Time(100));
+}
+
+#[test]
+fn triggers_within_the_debounce_are_covered_by_one_run() {
+    let mut admission = admission(AdmissionConfig {
+        debounce: Span(100),
+        ..config()
+    });
+    assert_eq!(admission.next_deadline(), None);
+    admission.handle(Time(10), arrival(1, &[(1, 500, 1)]));
+    admission.handle(Time(90), arrival(2, &[(2, 400, 1)]));
+    assert_eq!(
+        admission.next_deadline(),
+        Some(Time(110)),
+        "the second does not postpone the run"
+    );
+    assert_eq!(order(&mut admission, 109), None);
+    assert_eq!(
+        ids(&order(&mut admission, 110).expect("it is due")).0,
+        [2, 1]
+    );
+    assert_eq!(admission.next_deadline(), None);
+    assert_eq!(admission.counters().runs, 1);
+}
+
+#[test]
+fn an_order_is_issued_only_when_it_differs() {
+    let mut admission = admission(config());
+    admission.handle(Time(0), arrival(1, &[(1, 500, 1)]));
+    assert_eq!(order(&mut admission, 0).expect("a batch arrived").epoch, 1);
+    admission.handle(Time(5), arrival(1, &[(1, 600, 2)]));
+    assert_eq!(
+        order(&mut admission, 5),
+        None,
+        "the same batch alone, announced again"
+    );
+    admission.handle(Time(6), departure(1));
+    let order = order(&mut admission, 6).expect("it departed");
+    assert_eq!((order.epoch, ids(&order)), (2, (vec![], vec![])));
+    assert_eq!(
+        (admission.counters().runs, admission.counters().orders),
+        (3, 2)
+    );
+}
+
+#[test]
+fn the_oldest_batch_makes_room_for_the_newest() {
+    let mut admission = admission(AdmissionConfig {
+        batches_max: 2,
+        ..config()
+    });
+    for batch in [7, 3, 5] {
+        admission.handle(Time(0), arrival(batch, &[(batch, 100 * batch, 1)]));
+    }
+    let order = order(&mut admission, 0).expect("batches arrived");
+    assert_eq!(ids(&order).0, [3, 5]);
+    assert_eq!(admission.counters().batches_forgotten, 1);
+    assert_eq!(admission.last_decision(BatchId(7)), None);
+}
+
+#[test]
+fn a_request_that_alone_exceeds_a_cap_is_refused_and_pushes_nobody_out() {
+    let mut admission = admission(AdmissionConfig {
+        loads_max: 3,
+        ..config()
+    });
+    admission.handle(Time(0), arrival(1, &[(1, 100, 1)]));
+    let requests = vec![load(2, 100, &[(1, 1), (2, 1), (3, 1), (4, 1)])];
+    let batch = BatchId(2);
+    admission.handle(
+        Time(0),
+        AdmissionEvent::BatchArrived {
+            batch,
+            requests,
+            compute: Span::ZERO,
+        },
+    );
+    assert_eq!(admission.active_batches(), 2);
+    assert_eq!(admission.counters().loads_refused, 1);
+}
+
+#[test]
+fn estimates_follow_what_was_observed_if_they_are_asked_to() {
+    let mut admission = admission(AdmissionConfig {
+        correction_permille: 500,
+        ..config()
+    });
+    admission.handle(Time(0), arrival(1, &[(1, 10_000, 1000)]));
+    order(&mut admission, 0);
+    // It took twice as long as it was estimated to: the next is estimated at 1.5 times.
+    admission.handle(
+        Time(2000),
+        AdmissionEvent::RequestEnded {
+            request: RequestId(1),
+        },
+    );
+    admission.handle(Time(2000), departure(1));
+    admission.handle(Time(2000), arrival(2, &[(2, 10_000, 1000)]));
+    order(&mut admission, 2000);
+    let decision = admission
+        .last_decision(BatchId(2))
+        .expect("it was decided on");
+    assert_eq!(decision.estimate.finish(), Time(3500));
+    // A batch that was aborted says nothing about estimates.
+    admission.handle(Time(9000), departure(2));
+    admission.handle(Time(9000), arrival(3, &[(3, 20_000, 1000)]));
+    order(&mut admission, 9000);
+    let decision = admission
+        .last_decision(BatchId(3))
+        .expect("it was decided on");
+    assert_eq!(decision.estimate.finish(), Time(10_500));
+}
+
+#[test]
+fn a_new_configuration_takes_effect_and_a_senseless_one_does_not() {
+    let mut admission = admission(AdmissionConfig {
+        drop_budget: 0,
+        ..config()
+    });
+    admission.handle(Time(0), arrival(1, &[(1, 100, 200)]));
+    assert_eq!(
+        ids(&order(&mut admission, 0).expect("a batch arrived")).1,
+        []
+    );
+    let senseless = AdmissionConfig {
+        default_rate: 0,
+        ..config()
+    };
+    let error = admission
+        .set_config(Time(1), senseless)
+        .expect_err("no port is that slow");
+    assert_eq!(error.field, "default_rate");
+    admission
+        .set_config(Time(1), config())
+        .expect("it is valid");
+    assert_eq!(
+        ids(&order(&mut admission, 1).expect("the budget grew")).1,
+        [1]
+    );
+}
+
+#[test]
+fn the_paper_is_followed_to_the_letter_under_mfs_alone() {
+    for policy in PolicyKind::ALL {
+        let config = AdmissionConfig::for_policy(policy);
+        assert_eq!(config.doomed == Doomed::Counted, policy == PolicyKind::Mfs);
+        assert_eq!(config.validate(), Ok(()));
+    }
+}
+
+/// Anything that another process could say.
+fn garbage() -> impl Strategy<Value = AdmissionEvent> {
+    let number = || prop_oneof![0..4_u64, u64::MAX - 2..=u64::MAX, any::<u64>()];
+    let batch = move || number().prop_map(BatchId);
+    let request = move || number().prop_map(RequestId);
+    let port = || prop_oneof![0..4_u32, any::<u32>()].prop_map(PortId);
+    let load = move || {
+        let ports = proptest::collection::vec((port(), number()), 0..6);
+        (request(), number(), ports, any::<bool>()).prop_map(
+            |(request, deadline, ports, started)| RequestLoad {
+                request,
+                deadline: Time(deadline),
+                ports,
+                started,
+            },
+        )
+    };
+    prop_oneof![
+        4 => (batch(), proptest::collection::vec(load(), 0..6), number()).prop_map(
+            |(batch, requests, compute)| AdmissionEvent::BatchArrived {
+                batch,
+                requests,
+                compute: Span(compute)
+            }
+        ),
+        2 => (batch(), load())
+            .prop_map(|(batch, load)| AdmissionEvent::RequestJoined { batch, load }),
+        1 => request().prop_map(|request| AdmissionEvent::RequestStarted { request }),
+        1 => request().prop_map(|request| AdmissionEvent::RequestEnded { request }),
+        1 => (request(), port(), number()).prop_map(|(request, port, bytes)| {
+            AdmissionEvent::BytesCompleted { request, port, bytes }
+        }),
+        1 => batch().prop_map(|batch| AdmissionEvent::BatchStarted { batch }),
+        1 => batch().prop_map(|batch| AdmissionEvent::BatchDeparted { batch }),
+        1 => (port(), number()).prop_map(|(port, bytes_per_second)| AdmissionEvent::PortRate {
+            port,
+            bytes_per_second
+        }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn garbage_neither_panics_nor_grows_without_bound(
+        events in proptest::collection::vec((any::<u64>(), garbage()), 0..80),
+        tight in any::<bool>(),
+        correction_permille in 0..=1000_u16,
+        budget in 0..4_usize,
+    ) {
+        let caps = AdmissionConfig {
+            batches_max: 3, requests_max: 4, loads_max: 9, ports_max: 5, ..config()
+        };
+        let mut admission = admission(AdmissionConfig {
+            drop_budget: budget,
+            correction_permille,
+            ..if tight { caps } else { config() }
+        });
+        let mut epoch = 0;
+        for (now, event) in events {
+            // Not even the clock has to be monotonic.
+            admission.handle(Time(now), event);
+            if let Some(order) = order(&mut admission, u64::MAX) {
+                prop_assert!(order.epoch > epoch, "epochs increase");
+                epoch = order.epoch;
+                prop_assert!(order.pruned.is_sorted() && order.pruned.len() <= budget);
+                for &batch in &order.sigma {
+                    let said = admission.last_decision(batch).expect("it was decided on");
+                    prop_assert!(said.estimate.finish() >= said.estimate.ready);
+                }
+            }
+            prop_assert!(!tight || admission.active_batches() <= 3);
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The admission state machine against a naive, dense Algorithm 1 (MFS Appendix B).
+
+#[path = "admission_naive/mod.rs"]
+mod naive;
+
+use laxity_policy::admission::{
+    Admission, AdmissionAction, AdmissionConfig, AdmissionEvent, RequestLoad,
+};
+use laxity_policy::prune::Doomed;
+use laxity_policy::{BatchId, PortId, RequestId, Span, Time};
+use naive::{Naive, PORTS};
+use proptest::prelude::*;
+
+/// A byte takes a nanosecond.
+const RATE: u64 = 1_000_000_000;
+
+/// Small ranges, so that ids meet, loads tie and deadlines are missed.
+fn load() -> impl Strategy<Value = RequestLoad> {
+    let port = (0..PORTS as u32).prop_map(PortId);
+    let bytes = prop_oneof![0..4_u64, 0..400_u64];
+    let deadline = prop_oneof![
+        8 => 0..1500_u64,
+        1 => Just(u64::MAX),
+        1 => u64::MAX - 3..u64::MAX,
+    ];
+    let ports = proptest::collection::vec((port, bytes), 0..5);
+    (1..16_u64, deadline, ports, any::<bool>()).prop_map(|(request, deadline, ports, started)| {
+        let (request, deadline) = (RequestId(request), Time(deadline));
+        RequestLoad {
+            request,
+            deadline,
+            ports,
+            started,
+        }
+    })
+}
+
+fn event() -> impl Strategy<Value = AdmissionEvent> {
+    let batch = || (1..7_u64).prop_map(BatchId);
+    let request = || (1..16_u64).prop_map(RequestId);
+    let port = || (0..PORTS as u32).prop_map(PortId);
+    let rate = prop_oneof![Just(0), Just(RATE / 3), Just(RATE), Just(3 * RATE)];
+    prop_oneof![
+        8 => (batch(), proptest::collection::vec(load(), 0..5), 0..300_u64).prop_map(
+            |(batch, requests, compute)| AdmissionEvent::BatchArrived {
+                batch,
+                requests,
+                compute: Span(compute)
+            }
+        ),
+        4 => (batch(), load())
+            .prop_map(|(batch, load)| AdmissionEvent::RequestJoined { batch, load }),
+        1 => request().prop_map(|request| AdmissionEvent::RequestStarted { request }),
+        2 => request().prop_map(|request| AdmissionEvent::RequestEnded { request }),
+        2 => (request(), port(), 0..200_u64).prop_map(|(request, port, bytes)| {
+            AdmissionEvent::BytesCompleted { request, port, bytes }
+        }),
+        1 => batch().prop_map(|batch| AdmissionEvent::BatchStarted { batch }),
+        2 => batch().prop_map(|batch| AdmissionEvent::BatchDeparted { batch }),
+        1 => (port(), rate)
+            .prop_map(|(port, bytes_per_second)| AdmissionEvent::PortRate { port, bytes_per_second }),
+    ]
+}
+
+/// Events, the time that passes before each, and whether the machine is polled after it.
+fn story() -> impl Strategy<Value = Vec<(u64, AdmissionEvent, bool)>> {
+    proptest::collection::vec((0..60_u64, event(), any::<bool>()), 1..40)
+}
+
+fn admission(budget: usize, doomed: Doomed) -> Admission {
+    let config = AdmissionConfig {
+        drop_budget: budget,
+        doomed,
+        default_rate: RATE,
+        ..AdmissionConfig::default()
+    };
+    Admission::new(config).expect("the configuration is valid")
+}
+
+fn doomed() -> impl Strategy<Value = Doomed> {
+    prop_oneof![Just(Doomed::Counted), Just(Doomed::SetAside)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn order_pruned_set_and_estimates_are_those_of_the_naive_algorithm(
+        story in story(), budget in 0..8_usize, doomed in doomed(),
+    ) {
+        let mut subject = admission(budget, doomed);
+        let mut oracle = Naive::new(budget, doomed == Doomed::SetAside, RATE);
+        let (mut now, mut epoch) = (0, 0);
+        for (passed, event, poll) in story {
+            now += passed;
+            oracle.handle(now, &event);
+            subject.handle(Time(now), event);
+            if !poll || subject.next_deadline().is_none() {
+                continue;
+            }
+            let verdicts = oracle.run(now);
+            let sigma: Vec<BatchId> = verdicts.iter().map(|v| BatchId(v.batch)).collect();
+            let pruned: Vec<RequestId> = oracle.pruned.iter().map(|&r| RequestId(r)).collect();
+            let changed = (&sigma, &pruned) != (&subject.order().sigma, &subject.order().pruned);
+            let action = subject.poll_action(Time(now));
+            prop_assert_eq!(action.is_some(), changed, "an order is issued when it differs");
+            prop_assert_eq!(subject.poll_action(Time(now)), None);
+            if let Some(AdmissionAction::OrderChanged(order)) = action {
+                prop_assert_eq!(order.epoch, epoch + 1);
+                epoch = order.epoch;
+            }
+            prop_assert_eq!(&subject.order().sigma, &sigma);
+            prop_assert_eq!(&subject.order().pruned, &pruned);
+            for (rank, verdict) in verdicts.iter().enumerate() {
+                let said = subject.last_decision(BatchId(verdict.batch)).expect("it is active");
+                prop_assert_eq!(said.rank, rank);
+                prop_assert_eq!(said.red.loose, Time(verdict.limit));
+                prop_assert_eq!(said.estimate.finish(), Time(verdict.finish));
+                let bottleneck = said.estimate.bottleneck.map(|port| port.0 as usize);
+                prop_assert_eq!(bottleneck, verdict.bottleneck);
+                prop_assert_eq!(said.feasible, verdict.finish <= verdict.limit);
+                let pruned: Vec<u64> = said.pruned.iter().map(|request| request.0).collect();
+                prop_assert_eq!(&pruned, &verdict.pruned);
+            }
+        }
+    }
+
+    #[test]
+    fn a_run_frees_every_bottleneck_or_says_why_it_stopped(
+        story in story(), budget in 0..8_usize, doomed in doomed(),
+    ) {
+        let mut subject = admission(budget, doomed);
+        let mut oracle = Naive::new(budget, doomed == Doomed::SetAside, RATE);
+        let mut now = 0;
+        for (passed, event, poll) in story {
+            now += passed;
+            oracle.handle(now, &event);
+            subject.handle(Time(now), event);
+            if !poll || subject.next_deadline().is_none() {
+                continue;
+            }
+            let verdicts = oracle.run(now);
+            subject.poll_action(Time(now));
+            if subject.order().pruned.len() >= budget {
+                continue; // The budget is spent.
+            }
+            for &batch in &subject.order().sigma {
+                let said = subject.last_decision(batch).expect("it is active");
+                let in_vain =
+                    doomed == Doomed::SetAside && said.estimate.ready > said.red.loose;
+                let relieved = said
+                    .estimate
+                    .bottleneck
+                    .is_none_or(|u| !oracle.has_candidate(&verdicts, batch.0, u.0 as usize));
+                prop_assert!(said.feasible || in_vain || relieved, "{:?}", said);
+            }
+        }
+    }
+
+    #[test]
+    fn the_order_in_which_one_windows_events_come_in_does_not_matter(
+        arrivals in proptest::collection::btree_map(
+            1..9_u64,
+            proptest::collection::vec(load(), 0..4),
+            1..8,
+        ),
+        budget in 0..8_usize,
+        doomed in doomed(),
+    ) {
+        let mut next = 0;
+        let mut events: Vec<AdmissionEvent> = arrivals
+            .into_iter()
+            .map(|(batch, mut requests)| {
+                for load in &mut requests {
+                    next += 1;
+                    load.request = RequestId(next);
+                }
+                AdmissionEvent::BatchArrived { batch: BatchId(batch), requests, compute: Span(50) }
+            })
+            .collect();
+        let mut outcomes = Vec::new();
+        for _ in 0..2 {
+            let mut subject = admission(budget, doomed);
+            events.iter().for_each(|event| subject.handle(Time(10), event.clone()));
+            outcomes.push((subject.poll_action(Time(10)), subject.order().clone()));
+            events.reverse();
+        }
+        prop_assert_eq!(&outcomes[0], &outcomes[1]);
+    }
+
+    #[test]
+    fn the_same_events_give_the_same_orders(
+        story in story(), budget in 0..8_usize, doomed in doomed(),
+    ) {
+        let tell = || {
+            let mut subject = admission(budget, doomed);
+            let (mut now, mut said) = (0, Vec::new());
+            for (passed, event, poll) in story.clone() {
+                now += passed;
+                subject.handle(Time(now), event);
+                said.extend(poll.then(|| subject.poll_action(Time(now))));
+            }
+            (said, format!("{:?}", subject.counters()))
+        };
+        prop_assert_eq!(tell(), tell());
+    }
+}
