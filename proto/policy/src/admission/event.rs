@@ -67,7 +67,8 @@ pub enum AdmissionEvent {
         /// Which batch.
         batch: BatchId,
     },
-    /// The rate of a port is known or has changed.
+    /// The rate of a port is known or has changed. This comes from whoever owns the port, not
+    /// from a client: such a port is never forgotten.
     PortRate {
         /// Which port.
         port: PortId,
