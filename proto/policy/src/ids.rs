@@ -40,8 +40,13 @@ pub enum Stage {
 
 impl Stage {
     /// All stages, in the order of their numbers.
-    pub const ALL: [Self; 5] =
-        [Self::KvReuse, Self::Collective, Self::P2d, Self::Weights, Self::Background];
+    pub const ALL: [Self; 5] = [
+        Self::KvReuse,
+        Self::Collective,
+        Self::P2d,
+        Self::Weights,
+        Self::Background,
+    ];
 
     /// The stage of a wire number, or `None` if it names no stage: the number may come from
     /// another process, so it is never trusted.
@@ -118,6 +123,10 @@ impl Level {
 
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if *self == Self::SCAVENGER { f.write_str("scavenger") } else { write!(f, "P{}", self.0) }
+        if *self == Self::SCAVENGER {
+            f.write_str("scavenger")
+        } else {
+            write!(f, "P{}", self.0)
+        }
     }
 }

@@ -10,13 +10,23 @@
 //! the same times give the same actions, bit for bit.
 #![forbid(unsafe_code)]
 
+mod baseline;
+mod discipline;
+mod laxity;
+mod lookup;
+mod mfs;
+mod scavenger;
+
 pub mod admission;
 pub mod config;
 pub mod event;
 pub mod ids;
 pub mod link;
+pub mod mlu;
 pub mod prune;
 pub mod red;
+pub mod rli;
+pub mod rmlq;
 pub mod time;
 
 pub use config::{Granularity, LastStage, LinkConfig, PolicyKind, Ties};

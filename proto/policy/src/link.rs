@@ -1,12 +1,45 @@
 //! Arbitration of one port: which waiting flow may put which bytes on the wire, at which level.
 //!
-//! Implements MFS §4.5 (arbitration) and the `submit` / `permit` / `completion` primitives of §5.
-use std::collections::BTreeMap;
+//! Implements the frame of MFS §4.5 (strict priority over one substrate for all stages, the
+//! scavenger below it), §4.3 (promotion at layer boundaries, then periodic) and the `submit`,
+//! `permit`, `completion` primitives of §5. What differs between policies is a
+//! `Discipline` (see `discipline.rs`); everything else is here, for all of them:
+//!
+//! 1. bytes are permitted in chunks of at most `chunk_bytes`, while those in flight stay within
+//!    `window_bytes`; bytes on credit count as in flight and may exceed it;
+//! 2. the best-ranked group is served, its head flow first; if no level has work the scavenger
+//!    gets the port, and it is sure of `scavenger_permille` of it in any case;
+//! 3. a flow's level only climbs, except into the scavenger; on the wire it keeps the level of
+//!    its first permit;
+//! 4. equals are served in the order of arrival.
+//!
+//! The driver passes time in and asks for actions until there are none; nothing here reads a
+//! clock. Cost is O(log n) per event; one layer boundary touches the groups of its batch, not
+//! its flows. Ids in events come from untrusted processes: unknown ones are ignored, and what
+//! hints can make a port remember is bounded (`link/roster.rs`).
+
+pub(crate) mod flows;
+mod hints;
+pub(crate) mod queue;
+pub(crate) mod roster;
+mod waiting;
+
+use std::collections::{BTreeSet, VecDeque};
+
+use flows::{Flow, Flows, Life, NONE, Slot};
+use queue::Queue;
+use roster::{NULL_BATCH, Roster};
 
 use crate::config::{InvalidConfig, LinkConfig};
+use crate::discipline::{self, Discipline};
 use crate::event::{Action, Event, FlowSpec};
-use crate::ids::{FlowId, Level, Stage};
+use crate::ids::{FlowId, Layer, Level, RequestId, Stage};
+use crate::mlu::LoadMeter;
+use crate::rmlq::{Ladder, promoted};
+use crate::scavenger::Guarantee;
 use crate::time::Time;
+
+pub use roster::{BATCHES_MAX, FOLLOWERS_MAX, REQUESTS_MAX};
 
 /// Leave to put bytes of one flow on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +61,18 @@ pub struct Tally {
     pub bytes: u64,
 }
 
+impl Tally {
+    fn add(&mut self, bytes: u64) {
+        self.flows += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    fn remove(&mut self, bytes: u64) {
+        self.flows -= 1;
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+}
+
 /// What a port looks like at one instant, for reports.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LinkSnapshot {
@@ -39,7 +84,7 @@ pub struct LinkSnapshot {
     pub in_flight_bytes: u64,
     /// `ρ`, share of the port's rate that early stages took lately, 0 to 1.
     pub rho: f64,
-    /// Flows that climbed a level, since the link was made.
+    /// Flows that climbed a level while they waited, since the link was made.
     pub promotions: u64,
     /// Flows that fell into the scavenger after they arrived, since the link was made.
     pub demotions: u64,
@@ -49,24 +94,63 @@ pub struct LinkSnapshot {
     pub requests: usize,
 }
 
+/// What a discipline can see of the port.
 #[derive(Debug)]
-struct Flow {
-    level: Level,
-    seq: u64,
-    stage: Stage,
-    remaining: u64,
-    outstanding: u64,
-    waits: bool,
+pub(crate) struct Port {
+    pub(crate) config: LinkConfig,
+    pub(crate) ladder: Ladder,
+    pub(crate) load: LoadMeter,
+    pub(crate) flows: Flows,
+    pub(crate) roster: Roster,
+    pub(crate) queue: Queue,
+    /// `H`, ascending.
+    pub(crate) pruned: Vec<RequestId>,
+}
+
+impl Port {
+    fn new(config: LinkConfig) -> Self {
+        Self {
+            ladder: Ladder::new(config.levels, config.threshold_scale, config.threshold_base),
+            load: LoadMeter::new(config.rate, config.load_time_constant),
+            config,
+            flows: Flows::default(),
+            roster: Roster::new(),
+            queue: Queue::new(),
+            pruned: Vec::new(),
+        }
+    }
+
+    /// Whether admission has pruned the request.
+    pub(crate) fn is_pruned(&self, request: RequestId) -> bool {
+        !self.pruned.is_empty() && self.pruned.binary_search(&request).is_ok()
+    }
+
+    /// `RLI` of an early-stage flow of the batch.
+    pub(crate) fn rli(&self, batch: Slot, layer: Layer) -> u32 {
+        self.roster.batch(batch).rli(layer)
+    }
 }
 
 /// The state of one port. See the module.
 #[derive(Debug)]
 pub struct Link {
-    config: LinkConfig,
-    flows: BTreeMap<FlowId, Flow>,
-    waiting: BTreeMap<(Level, u64), FlowId>,
+    port: Port,
+    discipline: Box<dyn Discipline>,
+    collective_level: Option<Level>,
+    guarantee: Guarantee,
+    /// Batches with flows that are to be looked at, by when.
+    due: BTreeSet<(Time, Slot)>,
+    moved: VecDeque<Action>,
+    waiting: usize,
     in_flight: u64,
-    seq: u64,
+    arrivals: u64,
+    by_level: [Tally; Level::ROWS],
+    by_stage: [Tally; Stage::ALL.len()],
+    promotions: u64,
+    demotions: u64,
+    order_epoch: Option<u64>,
+    /// The latest instant that the driver has passed in.
+    told: Time,
 }
 
 impl Link {
@@ -76,189 +160,259 @@ impl Link {
     /// The first field of `config` that makes no sense.
     pub fn new(config: LinkConfig) -> Result<Self, InvalidConfig> {
         config.validate()?;
+        let discipline = discipline::of(&config);
         Ok(Self {
-            config,
-            flows: BTreeMap::new(),
-            waiting: BTreeMap::new(),
+            collective_level: discipline.collective_level(),
+            discipline,
+            guarantee: Guarantee::new(config.scavenger_permille, config.chunk_bytes),
+            port: Port::new(config),
+            due: BTreeSet::new(),
+            moved: VecDeque::new(),
+            waiting: 0,
             in_flight: 0,
-            seq: 0,
+            arrivals: 0,
+            by_level: [Tally::default(); Level::ROWS],
+            by_stage: [Tally::default(); Stage::ALL.len()],
+            promotions: 0,
+            demotions: 0,
+            order_epoch: None,
+            told: Time::ZERO,
         })
     }
 
     /// The configuration in force.
     #[must_use]
     pub fn config(&self) -> &LinkConfig {
-        &self.config
+        &self.port.config
     }
 
-    /// Changes the configuration, the policy included.
+    /// Changes the configuration, the policy included. Flows that wait are queued anew, in the
+    /// order of their arrival; what is in flight and what is known of batches stays. Scavenged
+    /// work stays scavenged as long as the policy is the same.
     ///
     /// # Errors
     /// The first field that makes no sense; the old configuration stays in force.
-    pub fn set_config(&mut self, _now: Time, config: LinkConfig) -> Result<(), InvalidConfig> {
+    pub fn set_config(&mut self, now: Time, config: LinkConfig) -> Result<(), InvalidConfig> {
         config.validate()?;
-        self.config = config;
+        let old = &self.port.config;
+        let same = config.policy == old.policy && config.levels == old.levels;
+        let slots = self.port.flows.waiting_by_arrival();
+        for &slot in &slots {
+            self.dequeue(now, slot);
+        }
+        self.discipline = discipline::of(&config);
+        self.collective_level = self.discipline.collective_level();
+        self.guarantee = Guarantee::new(config.scavenger_permille, config.chunk_bytes);
+        self.port.ladder =
+            Ladder::new(config.levels, config.threshold_scale, config.threshold_base);
+        self.port.load = LoadMeter::new(config.rate, config.load_time_constant);
+        self.port.config = config;
+        for slot in slots {
+            let flow = self.port.flows.get_mut(slot);
+            flow.share = 0;
+            if !same {
+                flow.level = Level(Level::COUNT_MAX);
+            }
+            let floor = flow.level;
+            let mut place = discipline::Place::scavenger();
+            if floor != Level::SCAVENGER {
+                place = self
+                    .discipline
+                    .place(&self.port, now, self.port.flows.get(slot));
+                if place.lane != queue::SCAVENGER {
+                    place.level = promoted(floor, place.level);
+                }
+            }
+            self.enqueue(now, slot, place);
+        }
         Ok(())
     }
 
-    fn level(&self, spec: &FlowSpec) -> Level {
-        match spec.stage {
-            Stage::Collective => Level(2),
-            Stage::KvReuse => Level(self.config.levels.min(3)),
-            Stage::P2d => Level(self.config.levels),
-            Stage::Weights | Stage::Background => Level::SCAVENGER,
-        }
-    }
-
-    /// The first permit of a flow that finds the port free, `None` if it has to queue.
+    /// Fast path: the first permit of a flow that finds nothing waiting and room in the window,
+    /// `None` if it has to go through [`Event::FlowArrived`]. O(1), and decides what the slow
+    /// path would. Changes nothing: follow up with [`Link::commit_permit`], possibly after the
+    /// permit was published.
     #[must_use]
-    pub fn peek_permit(&self, _now: Time, spec: &FlowSpec) -> Option<Permit> {
-        let bytes = spec.bytes.min(self.config.chunk_bytes);
-        (self.waiting.is_empty() && self.in_flight + bytes <= self.config.window_bytes).then(|| {
-            Permit {
-                bytes,
-                level: self.level(spec),
-                last: bytes == spec.bytes,
-            }
+    pub fn peek_permit(&self, now: Time, spec: &FlowSpec) -> Option<Permit> {
+        let bytes = spec.bytes.min(self.port.config.chunk_bytes);
+        if self.waiting != 0 || !self.fits(bytes) {
+            return None;
+        }
+        let level = match self.collective_level {
+            Some(level) if spec.stage == Stage::Collective => level,
+            _ => self.lone_level(now, spec),
+        };
+        Some(Permit {
+            bytes,
+            level,
+            last: bytes == spec.bytes,
         })
     }
 
     /// Accounts for the permit that [`Link::peek_permit`] gave for the same `spec`.
-    pub fn commit_permit(&mut self, now: Time, spec: &FlowSpec, _permit: Permit) {
-        self.handle(now, Event::FlowArrived(*spec));
-        let _ = self.poll_action(now);
+    pub fn commit_permit(&mut self, now: Time, spec: &FlowSpec, permit: Permit) {
+        if permit.last {
+            if self.port.flows.insert_in_flight(spec.flow, permit.bytes) {
+                self.account(now, spec.stage, permit.bytes);
+                if permit.level == Level::SCAVENGER {
+                    self.guarantee.spend(permit.bytes);
+                }
+            }
+            return;
+        }
+        let Some(slot) = self.arrive(now, *spec) else {
+            return;
+        };
+        let flow = self.port.flows.get_mut(slot);
+        flow.wire = Some(permit.level);
+        self.serve(now, slot, permit.bytes);
     }
 
     /// Takes note of what happened.
-    pub fn handle(&mut self, _now: Time, event: Event) {
+    pub fn handle(&mut self, now: Time, event: Event) {
+        self.told = now;
         match event {
             Event::FlowArrived(spec) => {
-                if self.flows.contains_key(&spec.flow) {
-                    return;
-                }
-                self.seq += 1;
-                let level = self.level(&spec);
-                let flow = Flow {
-                    level,
-                    seq: self.seq,
-                    stage: spec.stage,
-                    remaining: spec.bytes,
-                    outstanding: 0,
-                    waits: true,
-                };
-                self.waiting.insert((level, self.seq), spec.flow);
-                self.flows.insert(spec.flow, flow);
+                self.arrive(now, spec);
             }
             Event::FlowOnCredit(spec) => {
-                if self.flows.contains_key(&spec.flow) {
-                    return;
+                if self.port.flows.insert_in_flight(spec.flow, spec.bytes) {
+                    self.account(now, spec.stage, spec.bytes);
                 }
-                self.seq += 1;
-                let flow = Flow {
-                    level: self.level(&spec),
-                    seq: self.seq,
-                    stage: spec.stage,
-                    remaining: 0,
-                    outstanding: spec.bytes,
-                    waits: false,
-                };
-                self.in_flight = self.in_flight.saturating_add(spec.bytes);
-                self.flows.insert(spec.flow, flow);
             }
             Event::BytesCompleted { flow, bytes } => {
-                let Some(known) = self.flows.get_mut(&flow) else {
-                    return;
-                };
-                let bytes = bytes.min(known.outstanding);
-                known.outstanding -= bytes;
-                self.in_flight = self.in_flight.saturating_sub(bytes);
-                if known.outstanding == 0 && !known.waits {
-                    self.flows.remove(&flow);
-                }
+                let done = self.port.flows.complete(flow, bytes);
+                self.in_flight = self.in_flight.saturating_sub(done);
             }
-            Event::FlowCancelled { flow } => {
-                let Some(known) = self.flows.remove(&flow) else {
-                    return;
-                };
-                self.waiting.remove(&(known.level, known.seq));
-                self.in_flight = self.in_flight.saturating_sub(known.outstanding);
+            Event::FlowCancelled { flow } => self.cancel(now, flow),
+            Event::BatchBegan(spec) => self.batch_began(now, &spec),
+            Event::RequestJoined {
+                batch,
+                request,
+                deadline,
+                bytes: _,
+            } => {
+                self.request_joined(now, batch, request, deadline);
             }
-            _ => {}
+            Event::RequestEnded { request } => self.request_ended(now, request),
+            Event::BatchQueued { batch, ahead } => self.batch_queued(now, batch, ahead),
+            Event::LayerBegan { batch, layer } => self.layer_began(now, batch, layer),
+            Event::ComputeFinished { batch } => self.compute_finished(now, batch),
+            Event::BatchEnded { batch } => self.batch_ended(now, batch),
+            Event::OrderChanged(order) => self.order_changed(now, &order),
         }
     }
 
     /// What to do next; call until `None`.
-    pub fn poll_action(&mut self, _now: Time) -> Option<Action> {
-        let (&key, &id) = self.waiting.first_key_value()?;
-        let flow = self.flows.get_mut(&id)?;
-        let bytes = flow.remaining.min(self.config.chunk_bytes);
-        if self.in_flight + bytes > self.config.window_bytes {
+    pub fn poll_action(&mut self, now: Time) -> Option<Action> {
+        self.told = now;
+        if let Some(moved) = self.moved.pop_front() {
+            return Some(moved);
+        }
+        if self.waiting == 0 {
             return None;
         }
-        self.in_flight += bytes;
-        flow.remaining -= bytes;
-        flow.outstanding += bytes;
-        let last = flow.remaining == 0;
-        let level = flow.level;
-        if last {
-            flow.waits = false;
-            let gone = flow.outstanding == 0;
-            self.waiting.remove(&key);
-            if gone {
-                self.flows.remove(&id);
-            }
-        }
-        Some(Action::Permit {
-            flow: id,
-            bytes,
-            level,
-            last,
-        })
+        self.look_and_pick(now)
     }
 
-    /// When to call [`Link::poll_action`] again though nothing happened.
+    /// When to call [`Link::poll_action`] again though nothing happened. A time that has come
+    /// already means: now.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
-        None
+        self.due.first().map(|&(due, _)| due)
     }
 
-    /// What the port looks like now.
+    /// What the port looks like, as of the last `now` that it was told of. Cost grows with the
+    /// number of waiting groups, not flows: fit for ten times a second.
     #[must_use]
     pub fn snapshot(&self) -> LinkSnapshot {
-        let mut snapshot = LinkSnapshot {
-            in_flight_bytes: self.in_flight,
-            ..LinkSnapshot::default()
-        };
-        for flow in self.flows.values().filter(|flow| flow.waits) {
-            for tally in [
-                &mut snapshot.waiting_by_level[flow.level.row()],
-                &mut snapshot.waiting_by_stage[flow.stage.index()],
-            ] {
-                tally.flows += 1;
-                tally.bytes += flow.remaining;
+        let mut waiting_by_level = self.by_level;
+        for group in self.port.queue.climbing() {
+            for (&layer, tally) in &group.layers {
+                let rli = self.port.rli(group.batch, Layer(layer));
+                let row = &mut waiting_by_level[self.discipline.climb(&self.port, rli).row()];
+                row.flows += tally.flows;
+                row.bytes = row.bytes.saturating_add(tally.bytes);
             }
         }
-        snapshot
+        LinkSnapshot {
+            waiting_by_level,
+            waiting_by_stage: self.by_stage,
+            in_flight_bytes: self.in_flight,
+            rho: self.port.load.rho(self.told),
+            promotions: self.promotions,
+            demotions: self.demotions,
+            batches: self.port.roster.batches_known(),
+            requests: self.port.roster.requests_known(),
+        }
     }
 
-    /// Bytes of collectives that the port can take ahead of any permit, right now.
+    /// Bytes of collectives that the port can take ahead of any permit, right now: what is left
+    /// of the window, nothing while something waits that stands at or above them.
     #[must_use]
     pub fn credit_allowance(&self, _now: Time) -> u64 {
-        match self.waiting.first_key_value() {
-            Some(((level, _), _)) if *level <= Level::FIRST_UNRESERVED => 0,
-            _ => self.config.window_bytes.saturating_sub(self.in_flight),
+        match self.port.queue.first() {
+            Some((rank, _)) if rank <= self.discipline.credit_bar() => 0,
+            _ => self.port.config.window_bytes.saturating_sub(self.in_flight),
         }
     }
 
     /// Flows that have bytes still to be permitted.
     #[must_use]
     pub fn waiting_flows(&self) -> usize {
-        self.waiting.len()
+        self.waiting
     }
 
     /// Bytes permitted, or sent on credit, and not yet completed.
     #[must_use]
     pub fn in_flight_bytes(&self) -> u64 {
         self.in_flight
+    }
+
+    fn fits(&self, bytes: u64) -> bool {
+        bytes == 0 || self.in_flight.saturating_add(bytes) <= self.port.config.window_bytes
+    }
+
+    /// The level of a flow that nothing waits beside.
+    fn lone_level(&self, now: Time, spec: &FlowSpec) -> Level {
+        let batch = self
+            .port
+            .roster
+            .find_batch(spec.batch)
+            .unwrap_or(NULL_BATCH);
+        let request = self.port.roster.find_request(spec.request).unwrap_or(NONE);
+        let flow = Flow::new(*spec, self.deadline(spec, request), batch, request);
+        self.discipline.lone_level(&self.port, now, &flow)
+    }
+
+    /// The flow's own deadline, or what is known of its request.
+    fn deadline(&self, spec: &FlowSpec, request: Slot) -> Time {
+        if spec.deadline == Time::NEVER && request != NONE {
+            self.port.roster.request(request).deadline
+        } else {
+            spec.deadline
+        }
+    }
+
+    /// Bytes go on the wire.
+    fn account(&mut self, now: Time, stage: Stage, bytes: u64) {
+        self.in_flight = self.in_flight.saturating_add(bytes);
+        if stage.is_early() {
+            self.port.load.add(now, bytes);
+        }
+    }
+
+    fn cancel(&mut self, now: Time, id: FlowId) {
+        match self.port.flows.life(id) {
+            None => return,
+            Some(Life::InFlight(bytes)) => self.in_flight = self.in_flight.saturating_sub(bytes),
+            Some(Life::Waits(slot)) => {
+                let outstanding = self.port.flows.get(slot).outstanding;
+                self.in_flight = self.in_flight.saturating_sub(outstanding);
+                self.dequeue(now, slot);
+                self.depart(slot);
+            }
+        }
+        self.port.flows.remove(id);
     }
 }

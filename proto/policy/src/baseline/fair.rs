@@ -1,0 +1,36 @@
+//! Fair sharing: max-min between flows (or coflows), which is what a network does by itself.
+//!
+//! The "FS" of MFS §6.3. Start-time fair queueing in chunks: the flow that has had the fewest
+//! bytes since it joined is next. One class on the wire, the lowest.
+
+use super::{share_rank, shared};
+use crate::config::{Granularity, LinkConfig};
+use crate::discipline::{Discipline, Place};
+use crate::link::Port;
+use crate::link::flows::Flow;
+use crate::link::queue::{Group, Rank};
+use crate::time::Time;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Fair {
+    granularity: Granularity,
+}
+
+impl Fair {
+    pub(crate) fn new(config: &LinkConfig) -> Self {
+        Self {
+            granularity: config.granularity,
+        }
+    }
+}
+
+impl Discipline for Fair {
+    fn place(&self, port: &Port, _now: Time, _flow: &Flow) -> Place {
+        shared(0, self.granularity, port.ladder.lowest())
+    }
+
+    fn rank(&self, _port: &Port, _now: Time, group: &Group) -> Option<Rank> {
+        share_rank(1, group)
+    }
+}

@@ -1,0 +1,119 @@
+//! Karuna: flows with a deadline get just the rate that meets it, the others go by size.
+//!
+//! Chen et al., SIGCOMM 2016, as MFS §6.3 uses it. A deadline flow is paced at
+//! `r = size_rem / time_rem`: after a chunk of `c` bytes at `t` its next one is due at
+//!
+//! ```text
+//! t + c / r = t + c · (D − t) / size_rem        size_rem before the chunk, [bytes]; D − t [ns]
+//! ```
+//!
+//! and a chunk that is due precedes everything, so that the minimal rate is met although it is
+//! minimal. `karuna` holds a deadline flow back even on an idle port (that is its rule, and why
+//! it is not work-conserving); `karuna_wc` gives it what nobody else wants. A flow whose
+//! deadline has passed goes by size like one without. On the wire: deadline flows `P_1`, the
+//! others by size from `P_2`.
+
+use super::{is_explicit, size_level};
+use crate::config::LinkConfig;
+use crate::discipline::{Check, Discipline, Place};
+use crate::ids::Level;
+use crate::link::Port;
+use crate::link::flows::Flow;
+use crate::link::queue::{Group, Lane, Rank, Scope};
+use crate::time::{Span, Time};
+
+const DUE: Lane = 0;
+const BY_SIZE: Lane = 1;
+const PACED: Lane = 2;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Karuna {
+    work_conserving: bool,
+}
+
+impl Karuna {
+    /// `karuna`.
+    pub(crate) fn strict(_config: &LinkConfig) -> Self {
+        Self {
+            work_conserving: false,
+        }
+    }
+
+    /// `karuna_wc`.
+    pub(crate) fn work_conserving(_config: &LinkConfig) -> Self {
+        Self {
+            work_conserving: true,
+        }
+    }
+
+    fn due(at: Time) -> Place {
+        Place::new(DUE, Scope::Port, at.0, Level::HIGHEST)
+    }
+
+    fn by_size(port: &Port, flow: &Flow) -> Place {
+        let level = size_level(port, Level::FIRST_UNRESERVED, flow.remaining);
+        Place::new(BY_SIZE, Scope::Port, flow.remaining, level)
+    }
+}
+
+impl Discipline for Karuna {
+    fn place(&self, port: &Port, now: Time, flow: &Flow) -> Place {
+        if is_explicit(flow) && flow.deadline > now {
+            Self::due(now)
+        } else {
+            Self::by_size(port, flow)
+        }
+    }
+
+    fn rank(&self, _port: &Port, _now: Time, group: &Group) -> Option<Rank> {
+        let (_, _, seq, _) = group.head()?;
+        let tier = match group.lane {
+            DUE => 1,
+            BY_SIZE => 2,
+            _ if self.work_conserving => 3,
+            _ => return None,
+        };
+        Some(Rank {
+            tier,
+            major: 0,
+            minor: 0,
+            seq,
+        })
+    }
+
+    fn served(&self, port: &Port, now: Time, flow: &Flow, bytes: u64) -> Option<Place> {
+        if !is_explicit(flow) || flow.deadline <= now {
+            return Some(Self::by_size(port, flow));
+        }
+        let left = u128::from(flow.deadline.since(now).0);
+        let size = u128::from(flow.remaining) + u128::from(bytes);
+        let pause = Span((u128::from(bytes) * left / size) as u64);
+        let next = now + pause;
+        if pause == Span::ZERO {
+            return Some(Self::due(next));
+        }
+        Some(Place {
+            check_at: next,
+            ..Place::new(PACED, Scope::Port, next.0, Level::HIGHEST)
+        })
+    }
+
+    fn check(&self, port: &Port, now: Time, flow: &Flow) -> Check {
+        if flow.deadline <= now {
+            Check::Move(Self::by_size(port, flow))
+        } else {
+            Check::Move(Self::due(flow.check_at))
+        }
+    }
+
+    fn credit_bar(&self) -> Rank {
+        // A deadline flow that is held back bars nothing.
+        Rank {
+            tier: 2,
+            major: u64::MAX,
+            minor: u64::MAX,
+            seq: u64::MAX,
+        }
+    }
+}

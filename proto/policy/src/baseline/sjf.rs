@@ -1,0 +1,57 @@
+//! Shortest job first: the flow (or coflow) with the fewest bytes left is next.
+//!
+//! The "SJF" of MFS §6.3, preemptive by chunk (shortest *remaining* first, as pFabric does).
+//! A coflow's size is what has arrived of it and waits. On the wire, levels by size.
+
+use super::{key_rank, scope, size_level, tie};
+use crate::config::{Granularity, LinkConfig, Ties};
+use crate::discipline::{Discipline, Place};
+use crate::ids::Level;
+use crate::link::Port;
+use crate::link::flows::Flow;
+use crate::link::queue::{Group, Rank, Scope};
+use crate::time::Time;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Sjf {
+    granularity: Granularity,
+    ties: Ties,
+}
+
+impl Sjf {
+    pub(crate) fn new(config: &LinkConfig) -> Self {
+        Self {
+            granularity: config.granularity,
+            ties: config.ties,
+        }
+    }
+}
+
+impl Discipline for Sjf {
+    fn place(&self, port: &Port, _now: Time, flow: &Flow) -> Place {
+        let level = size_level(port, Level::HIGHEST, flow.remaining);
+        let order = if self.granularity == Granularity::Flow {
+            flow.remaining
+        } else {
+            0
+        };
+        Place {
+            tie: tie(self.ties),
+            ..Place::new(0, scope(self.granularity), order, level)
+        }
+    }
+
+    fn rank(&self, _port: &Port, _now: Time, group: &Group) -> Option<Rank> {
+        let key = if group.scope == Scope::Coflow {
+            group.bytes
+        } else {
+            0
+        };
+        key_rank(1, key, self.ties, group)
+    }
+
+    fn served(&self, port: &Port, now: Time, flow: &Flow, _bytes: u64) -> Option<Place> {
+        (self.granularity == Granularity::Flow).then(|| self.place(port, now, flow))
+    }
+}

@@ -1,0 +1,104 @@
+//! Priority, then deadline, with promotion on slack: as Mooncake's TENT orders its own traffic.
+//!
+//! Not in the paper. Each stage has a static priority (collectives, KV reuse, last stage), equal
+//! priorities go by deadline, and a flow whose slack
+//!
+//! ```text
+//! slack = D − t − size_rem / B   [ns]
+//! ```
+//!
+//! falls below `slack_threshold` moves to a class above all. TENT itself sees no collectives;
+//! they get the first priority here, the most favourable place that its rule has for them. A
+//! flow whose deadline has passed is not promoted, one that was promoted stays. On the wire:
+//! `P_1` for promoted flows, then one level for each stage.
+
+use super::{key_rank, tie};
+use crate::config::{LinkConfig, Ties};
+use crate::discipline::{Check, Discipline, Place};
+use crate::ids::{Level, Stage};
+use crate::link::Port;
+use crate::link::flows::Flow;
+use crate::link::queue::{Group, Lane, Rank, Scope};
+use crate::time::{Span, Time};
+
+const PROMOTED: Lane = 0;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Tent {
+    ties: Ties,
+    threshold: Span,
+}
+
+impl Tent {
+    pub(crate) fn new(config: &LinkConfig) -> Self {
+        Self {
+            ties: config.ties,
+            threshold: config.slack_threshold,
+        }
+    }
+
+    /// When the flow's slack falls to the threshold.
+    fn promoted_at(&self, port: &Port, flow: &Flow) -> Time {
+        if flow.deadline == Time::NEVER {
+            return Time::NEVER;
+        }
+        flow.deadline - Span::transfer(flow.remaining, port.config.rate) - self.threshold
+    }
+
+    fn in_lane(&self, lane: Lane, flow: &Flow, level: Level) -> Place {
+        Place {
+            tie: tie(self.ties),
+            ..Place::new(lane, Scope::Port, flow.deadline.0, level)
+        }
+    }
+}
+
+impl Discipline for Tent {
+    fn place(&self, port: &Port, now: Time, flow: &Flow) -> Place {
+        let lane: Lane = match flow.spec.stage {
+            Stage::Collective => 1,
+            Stage::KvReuse => 2,
+            Stage::P2d => 3,
+            Stage::Weights | Stage::Background => return Place::scavenger(),
+        };
+        let promoted_at = self.promoted_at(port, flow);
+        if promoted_at <= now && flow.deadline > now {
+            return self.in_lane(PROMOTED, flow, Level::HIGHEST);
+        }
+        let level = Level(lane + 1).min(port.ladder.lowest());
+        let check_at = if flow.deadline > now {
+            promoted_at
+        } else {
+            Time::NEVER
+        };
+        Place {
+            check_at,
+            ..self.in_lane(lane, flow, level)
+        }
+    }
+
+    fn rank(&self, _port: &Port, _now: Time, group: &Group) -> Option<Rank> {
+        key_rank(group.lane, 0, self.ties, group)
+    }
+
+    fn check(&self, port: &Port, now: Time, flow: &Flow) -> Check {
+        let promoted_at = self.promoted_at(port, flow);
+        if flow.deadline <= now {
+            Check::Later(Time::NEVER)
+        } else if promoted_at <= now {
+            Check::Move(self.in_lane(PROMOTED, flow, Level::HIGHEST))
+        } else {
+            Check::Later(promoted_at)
+        }
+    }
+
+    fn credit_bar(&self) -> Rank {
+        Rank {
+            tier: 1,
+            major: u64::MAX,
+            minor: u64::MAX,
+            seq: u64::MAX,
+        }
+    }
+}

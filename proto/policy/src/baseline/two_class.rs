@@ -1,0 +1,54 @@
+//! Two classes, static: collectives above all KV traffic. What operators configure today.
+//!
+//! Not in the paper; the baseline that a sceptic asks for, since it takes one line of switch
+//! configuration. Inside a class flows share fairly, as they do under static DSCP. Collectives
+//! have `P_2`, KV traffic `P_K`; weights and background are left to the scavenger.
+
+use super::{share_rank, shared};
+use crate::config::{Granularity, LinkConfig};
+use crate::discipline::{Discipline, Place};
+use crate::ids::{Level, Stage};
+use crate::link::Port;
+use crate::link::flows::Flow;
+use crate::link::queue::{Group, Lane, Rank};
+use crate::time::Time;
+
+const COLLECTIVE: Lane = 0;
+const KV: Lane = 1;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct TwoClass;
+
+impl TwoClass {
+    pub(crate) fn new(_config: &LinkConfig) -> Self {
+        Self
+    }
+}
+
+impl Discipline for TwoClass {
+    fn place(&self, port: &Port, _now: Time, flow: &Flow) -> Place {
+        match flow.spec.stage {
+            Stage::Collective => shared(COLLECTIVE, Granularity::Flow, Level::FIRST_UNRESERVED),
+            Stage::KvReuse | Stage::P2d => shared(KV, Granularity::Flow, port.ladder.lowest()),
+            Stage::Weights | Stage::Background => Place::scavenger(),
+        }
+    }
+
+    fn rank(&self, _port: &Port, _now: Time, group: &Group) -> Option<Rank> {
+        share_rank(1 + group.lane, group)
+    }
+
+    fn collective_level(&self) -> Option<Level> {
+        Some(Level::FIRST_UNRESERVED)
+    }
+
+    fn credit_bar(&self) -> Rank {
+        Rank {
+            tier: 1,
+            major: u64::MAX,
+            minor: u64::MAX,
+            seq: u64::MAX,
+        }
+    }
+}

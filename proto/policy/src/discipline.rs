@@ -1,0 +1,163 @@
+//! What makes a policy: where a flow waits, how groups stand against each other, when to promote.
+//!
+//! [`Link`](crate::link::Link) keeps the queues, the window, the accounts and the timers; a
+//! [`Discipline`] is the rule that fills them in (MFS §4.5 for `mfs`, DESIGN §4.2 for the
+//! others). Every rule is a pure function of the port's state and `now`.
+
+use core::fmt::Debug;
+
+use crate::baseline::{
+    edf::Edf, fair::Fair, karuna::Karuna, sjf::Sjf, tent::Tent, two_class::TwoClass,
+};
+use crate::config::{LinkConfig, PolicyKind};
+use crate::ids::Level;
+use crate::laxity::Laxity;
+use crate::link::Port;
+use crate::link::flows::Flow;
+use crate::link::queue::{Group, Lane, Rank, SCAVENGER, Scope};
+use crate::mfs::Mfs;
+use crate::time::Time;
+
+/// How members of a group with the same order stand to each other, before arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tie {
+    /// First come, first served.
+    Arrival,
+    /// They share: the one that has had the fewest bytes is next (start-time fair queueing).
+    Share,
+    /// The one with the fewest bytes left is next.
+    Shortest,
+}
+
+/// Where a flow waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) lane: Lane,
+    pub(crate) scope: Scope,
+    /// Order among the members of the group.
+    pub(crate) order: u64,
+    pub(crate) tie: Tie,
+    pub(crate) level: Level,
+    /// The level is that of [`Discipline::climb`] at each moment, for the group as a whole.
+    pub(crate) climbs: bool,
+    /// When to ask [`Discipline::check`], [`Time::NEVER`] for not at all.
+    pub(crate) check_at: Time,
+}
+
+impl Place {
+    /// In `lane`, with what most places have in common.
+    pub(crate) const fn new(lane: Lane, scope: Scope, order: u64, level: Level) -> Self {
+        Self {
+            lane,
+            scope,
+            order,
+            tie: Tie::Arrival,
+            level,
+            climbs: false,
+            check_at: Time::NEVER,
+        }
+    }
+
+    /// In the scavenger, in the order of arrival.
+    pub(crate) const fn scavenger() -> Self {
+        Self::new(SCAVENGER, Scope::Port, 0, Level::SCAVENGER)
+    }
+}
+
+/// Outcome of looking at a waiting flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Check {
+    /// Nothing to do; look again then.
+    Later(Time),
+    /// It belongs elsewhere now.
+    Move(Place),
+}
+
+/// Whether a flow can still make its deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hope {
+    /// It can, or has none.
+    Alive,
+    /// It cannot: scavenger.
+    FlowLost,
+    /// Its whole request cannot: scavenger for this flow and the last-stage flows after it.
+    RequestLost,
+}
+
+/// One policy.
+pub(crate) trait Discipline: Debug + Send + Sync {
+    /// Where `flow` waits when it arrives (or when the policy changes under it). `flow.level`
+    /// is the lowest level that it may get.
+    fn place(&self, port: &Port, now: Time, flow: &Flow) -> Place;
+
+    /// Standing of a group that has members, `None` while none of them may be served.
+    fn rank(&self, port: &Port, now: Time, group: &Group) -> Option<Rank>;
+
+    /// Level of the flow at the head of `group` for a permit now. The link takes the higher of
+    /// this and the level that the flow has.
+    fn level(&self, _port: &Port, _now: Time, flow: &Flow, _group: &Group) -> Level {
+        flow.level
+    }
+
+    /// Level of a climbing flow at this RLI.
+    fn climb(&self, _port: &Port, _rli: u32) -> Level {
+        Level::SCAVENGER
+    }
+
+    /// Level of `flow` if it is alone on the port: what [`Discipline::place`] and
+    /// [`Discipline::level`] would come to.
+    fn lone_level(&self, port: &Port, now: Time, flow: &Flow) -> Level {
+        self.place(port, now, flow).level
+    }
+
+    /// The level that every collective gets, if that is one: spares the fast path the rest.
+    fn collective_level(&self) -> Option<Level> {
+        None
+    }
+
+    /// Where `flow` waits after a permit that left something over, `None` if that is where it is.
+    fn served(&self, _port: &Port, _now: Time, _flow: &Flow, _bytes: u64) -> Option<Place> {
+        None
+    }
+
+    /// Looks at a flow whose time to be looked at has come.
+    fn check(&self, _port: &Port, _now: Time, _flow: &Flow) -> Check {
+        Check::Later(Time::NEVER)
+    }
+
+    /// Whether the flow at the head of `group` is worth serving.
+    fn hope(&self, _port: &Port, _now: Time, _flow: &Flow, _group: &Group) -> Hope {
+        Hope::Alive
+    }
+
+    /// Whether checks wait for a layer boundary while the batch computes (MFS §4.3).
+    fn checks_at_boundaries(&self) -> bool {
+        false
+    }
+
+    /// Whether pruned requests go to the scavenger.
+    fn prunes(&self) -> bool {
+        false
+    }
+
+    /// A waiting group of this rank or above leaves no credit for collectives.
+    fn credit_bar(&self) -> Rank {
+        Rank::LAST
+    }
+}
+
+/// The rule of each policy.
+pub(crate) fn of(config: &LinkConfig) -> Box<dyn Discipline> {
+    match config.policy {
+        PolicyKind::Laxity => Box::new(Laxity::new(config)),
+        PolicyKind::Mfs => Box::new(Mfs::new(config)),
+        PolicyKind::Fair => Box::new(Fair::new(config)),
+        PolicyKind::Sjf => Box::new(Sjf::new(config)),
+        PolicyKind::Edf => Box::new(Edf::explicit_first(config)),
+        PolicyKind::EdfLow => Box::new(Edf::explicit_last(config)),
+        PolicyKind::Karuna => Box::new(Karuna::strict(config)),
+        PolicyKind::KarunaWc => Box::new(Karuna::work_conserving(config)),
+        PolicyKind::TwoClass => Box::new(TwoClass::new(config)),
+        PolicyKind::TentEdf => Box::new(Tent::new(config)),
+    }
+}

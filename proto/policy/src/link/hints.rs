@@ -1,0 +1,203 @@
+//! What hints and orders change: membership, progress, `σ` and the pruned set.
+//!
+//! Progress implements MFS §4.4.1, the order and the pruned set §4.4.2 and App. B step 3.
+
+use super::Link;
+use super::flows::{NONE, Slot};
+use super::queue::SCAVENGER;
+use super::roster::NULL_BATCH;
+use crate::discipline::Place;
+use crate::event::{BatchSpec, Order};
+use crate::ids::{BatchId, Layer, RequestId, Stage};
+use crate::rli;
+use crate::scavenger;
+use crate::time::Time;
+
+impl Link {
+    pub(super) fn batch_began(&mut self, now: Time, spec: &BatchSpec) {
+        if spec.batch != BatchId(0) {
+            let slot = self.port.roster.announce(spec);
+            self.progressed(now, slot);
+        }
+    }
+
+    pub(super) fn request_joined(
+        &mut self,
+        now: Time,
+        batch: BatchId,
+        request: RequestId,
+        deadline: Time,
+    ) {
+        if request == RequestId(0) {
+            return;
+        }
+        let batch = self.port.roster.find_batch(batch).unwrap_or(NULL_BATCH);
+        let request = self.port.roster.enter_request(request);
+        self.port.roster.join(batch, request, deadline, true);
+        for slot in self.flows_of(request) {
+            let flow = self.port.flows.get_mut(slot);
+            if flow.spec.deadline == Time::NEVER && flow.deadline != deadline {
+                flow.deadline = deadline;
+                if self.port.queue.get(flow.group).lane != SCAVENGER {
+                    let place = self
+                        .discipline
+                        .place(&self.port, now, self.port.flows.get(slot));
+                    let moved = self.relocate(now, slot, place);
+                    self.moved.extend(moved);
+                }
+            }
+        }
+        self.rerank_batch(now, batch);
+    }
+
+    pub(super) fn request_ended(&mut self, now: Time, request: RequestId) {
+        let Some(slot) = self.port.roster.find_request(request) else {
+            return;
+        };
+        let batch = self.port.roster.end_request(slot);
+        if batch != NONE {
+            self.rerank_batch(now, batch);
+        }
+    }
+
+    pub(super) fn batch_queued(&mut self, now: Time, batch: BatchId, ahead: BatchId) {
+        let roster = &mut self.port.roster;
+        let (Some(batch), Some(ahead)) = (roster.find_batch(batch), roster.find_batch(ahead))
+        else {
+            return;
+        };
+        if roster.follow(batch, ahead) {
+            self.progressed(now, batch);
+        }
+    }
+
+    pub(super) fn layer_began(&mut self, now: Time, batch: BatchId, layer: Layer) {
+        let Some(slot) = self.port.roster.find_batch(batch) else {
+            return;
+        };
+        let ran = self.port.roster.batch(slot).may_run();
+        if !self.port.roster.advance(slot, layer, now) {
+            return;
+        }
+        if !ran && !self.port.pruned.is_empty() {
+            self.rescue(now, slot);
+        }
+        self.schedule(slot);
+        self.progressed(now, slot);
+    }
+
+    pub(super) fn compute_finished(&mut self, now: Time, batch: BatchId) {
+        let Some(slot) = self.port.roster.find_batch(batch) else {
+            return;
+        };
+        if slot != NULL_BATCH {
+            self.port.roster.batch_mut(slot).finished = true;
+            self.schedule(slot);
+            self.progressed(now, slot);
+        }
+    }
+
+    pub(super) fn batch_ended(&mut self, now: Time, batch: BatchId) {
+        let Some(slot) = self.port.roster.find_batch(batch) else {
+            return;
+        };
+        if slot == NULL_BATCH {
+            return;
+        }
+        for follower in self.port.roster.end_batch(slot) {
+            self.progressed(now, follower);
+        }
+        if self.port.roster.find_batch(batch) == Some(slot) {
+            self.schedule(slot);
+            self.progressed(now, slot);
+        }
+    }
+
+    /// An order that is older than the one in force is ignored: it was overtaken on its way.
+    pub(super) fn order_changed(&mut self, now: Time, order: &Order) {
+        if self.order_epoch.is_some_and(|epoch| order.epoch < epoch) {
+            return;
+        }
+        self.order_epoch = Some(order.epoch);
+        self.port.pruned.clone_from(&order.pruned);
+        self.port.pruned.sort_unstable();
+        for batch in self.port.roster.set_sigma(&order.sigma) {
+            self.rerank_batch(now, batch);
+        }
+        for i in 0..self.port.pruned.len() {
+            let Some(request) = self.port.roster.find_request(self.port.pruned[i]) else {
+                continue;
+            };
+            for slot in self.flows_of(request) {
+                let flow = self.port.flows.get(slot);
+                if self.port.queue.get(flow.group).lane != SCAVENGER
+                    && self.discipline.prunes()
+                    && scavenger::claims(&self.port, flow)
+                {
+                    let moved = self.relocate(now, slot, Place::scavenger());
+                    self.moved.extend(moved);
+                }
+            }
+        }
+    }
+
+    /// A batch runs although requests of it are pruned: it would stall on their KV reuse, so
+    /// that comes back from the scavenger. (Upwards, so promotion stays monotonic.)
+    fn rescue(&mut self, now: Time, batch: Slot) {
+        let members = self
+            .port
+            .roster
+            .batch(batch)
+            .members
+            .iter()
+            .map(|&(_, id)| id);
+        let pruned: Vec<RequestId> = members.filter(|&id| self.port.is_pruned(id)).collect();
+        for id in pruned {
+            let Some(request) = self.port.roster.find_request(id) else {
+                continue;
+            };
+            for slot in self.flows_of(request) {
+                let flow = self.port.flows.get(slot);
+                if flow.spec.stage == Stage::KvReuse
+                    && self.port.queue.get(flow.group).lane == SCAVENGER
+                {
+                    let place = self.discipline.place(&self.port, now, flow);
+                    let moved = self.relocate(now, slot, place);
+                    self.moved.extend(moved);
+                }
+            }
+        }
+    }
+
+    /// The batch, and with it those queued behind, stands elsewhere in its computation.
+    fn progressed(&mut self, now: Time, batch: Slot) {
+        for (slot, was) in self.port.roster.refresh(batch) {
+            let batch = self.port.roster.batch(slot);
+            if batch.climbing > 0 && batch.progress != was {
+                for &group in &batch.groups {
+                    for (&layer, tally) in &self.port.queue.get(group).layers {
+                        let before = self
+                            .discipline
+                            .climb(&self.port, rli::rli(Layer(layer), was));
+                        let after = self.discipline.climb(&self.port, batch.rli(Layer(layer)));
+                        if after < before {
+                            self.promotions += tally.flows;
+                        }
+                    }
+                }
+            }
+            self.rerank_batch(now, slot);
+        }
+    }
+
+    /// The waiting flows of a request.
+    fn flows_of(&self, request: Slot) -> Vec<Slot> {
+        let mut flows = Vec::new();
+        let mut next = self.port.roster.request(request).first;
+        while next != NONE {
+            flows.push(next);
+            next = self.port.flows.get(next).siblings.0;
+        }
+        flows
+    }
+}

@@ -1,0 +1,206 @@
+//! Where flows wait: groups of flows that rise and fall together, and one index over the groups.
+//!
+//! Re-ranking one by one the flows of a batch whenever a layer begins would cost O(n). But the
+//! order *inside* a batch never changes when it advances (MFS §4.4.1: RLI falls by the same
+//! amount for all), so flows are grouped (by port, batch, request or coflow, as the policy says),
+//! only the group's standing is in the port-wide index, and an event moves one entry.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Tally;
+use super::flows::{NONE, Slot};
+use crate::lookup::Lookup;
+
+/// A queue discipline's name for one kind of group, below [`LANES`].
+pub(crate) type Lane = u8;
+/// How many lanes there can be.
+pub(crate) const LANES: usize = 32;
+/// The lane of scavenged work, the same in every policy.
+pub(crate) const SCAVENGER: Lane = LANES as Lane - 1;
+
+/// What the flows of a group have in common, besides the lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// The port.
+    Port,
+    /// The batch.
+    Batch,
+    /// The request.
+    Request,
+    /// Batch, stage and layer.
+    Coflow,
+}
+
+/// Standing of a group among the groups of the port: smaller is served first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rank {
+    pub(crate) tier: u8,
+    pub(crate) major: u64,
+    pub(crate) minor: u64,
+    pub(crate) seq: u64,
+}
+
+impl Rank {
+    /// After everything that is not scavenged.
+    pub(crate) const LAST: Self = Self {
+        tier: u8::MAX - 1,
+        major: u64::MAX,
+        minor: u64::MAX,
+        seq: u64::MAX,
+    };
+    /// Below all levels.
+    pub(crate) const SCAVENGER: Self = Self {
+        tier: u8::MAX,
+        major: 0,
+        minor: 0,
+        seq: 0,
+    };
+}
+
+/// Standing of a flow in its group: the policy's order, its tie rule, arrival.
+pub(crate) type Member = (u64, u64, u64, Slot);
+
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    key: u64,
+    pub(crate) lane: Lane,
+    pub(crate) scope: Scope,
+    /// The batch, where the scope is the batch.
+    pub(crate) batch: Slot,
+    pub(crate) members: BTreeSet<Member>,
+    /// Bytes that its members have still to be permitted.
+    pub(crate) bytes: u64,
+    /// Virtual time inside the group: what the member served last had had.
+    pub(crate) virtual_time: u64,
+    /// What the group itself has had of its lane, in virtual time.
+    pub(crate) share: u64,
+    /// Waiting flows by target layer, kept where the level follows the batch's progress.
+    pub(crate) layers: BTreeMap<u16, Tally>,
+    rank: Option<Rank>,
+}
+
+impl Group {
+    /// The member that is served next.
+    pub(crate) fn head(&self) -> Option<Member> {
+        self.members.first().copied()
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Queue {
+    slots: Vec<Group>,
+    free: Vec<Slot>,
+    by_key: Lookup<u64, Slot>,
+    index: BTreeMap<Rank, Slot>,
+    virtual_time: [u64; LANES],
+    scavenger: Slot,
+}
+
+impl Queue {
+    pub(crate) fn new() -> Self {
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+            by_key: Lookup::default(),
+            index: BTreeMap::new(),
+            virtual_time: [0; LANES],
+            scavenger: NONE,
+        }
+    }
+
+    /// The group `name` of `lane`, made if there is none; and whether it was made.
+    pub(crate) fn group(&mut self, lane: Lane, scope: Scope, name: u64) -> (Slot, bool) {
+        let key = name | u64::from(lane) << 56 | (scope as u64) << 52;
+        if let Some(&slot) = self.by_key.get(&key) {
+            return (slot, false);
+        }
+        let group = Group {
+            key,
+            lane,
+            scope,
+            batch: NONE,
+            members: BTreeSet::new(),
+            bytes: 0,
+            virtual_time: 0,
+            share: self.virtual_time[usize::from(lane)],
+            layers: BTreeMap::new(),
+            rank: None,
+        };
+        let slot = if let Some(slot) = self.free.pop() {
+            self.slots[slot as usize] = group;
+            slot
+        } else {
+            self.slots.push(group);
+            (self.slots.len() - 1) as Slot
+        };
+        if lane == SCAVENGER {
+            self.scavenger = slot;
+        }
+        self.by_key.insert(key, slot);
+        (slot, true)
+    }
+
+    /// Forgets an empty group.
+    pub(crate) fn drop_group(&mut self, slot: Slot) {
+        self.set_rank(slot, None);
+        let group = &self.slots[slot as usize];
+        self.by_key.remove(&group.key);
+        if slot == self.scavenger {
+            self.scavenger = NONE;
+        }
+        self.free.push(slot);
+    }
+
+    /// Moves the group to `rank` in the index; a group without a rank is not eligible.
+    pub(crate) fn set_rank(&mut self, slot: Slot, rank: Option<Rank>) {
+        let group = &mut self.slots[slot as usize];
+        if group.rank == rank {
+            return;
+        }
+        if let Some(old) = group.rank {
+            self.index.remove(&old);
+        }
+        if let Some(new) = rank {
+            self.index.insert(new, slot);
+        }
+        group.rank = rank;
+    }
+
+    /// Charges `bytes` of service, to a member that had had `share`, to the group and its lane.
+    pub(crate) fn charge(&mut self, slot: Slot, share: u64, bytes: u64) {
+        let group = &mut self.slots[slot as usize];
+        group.virtual_time = group.virtual_time.max(share);
+        let lane = &mut self.virtual_time[usize::from(group.lane)];
+        *lane = group.share.max(*lane);
+        group.share = group.share.saturating_add(bytes);
+    }
+
+    pub(crate) fn get(&self, slot: Slot) -> &Group {
+        &self.slots[slot as usize]
+    }
+
+    pub(crate) fn get_mut(&mut self, slot: Slot) -> &mut Group {
+        &mut self.slots[slot as usize]
+    }
+
+    /// The best standing of all.
+    pub(crate) fn first(&self) -> Option<(Rank, Slot)> {
+        self.index
+            .first_key_value()
+            .map(|(&rank, &slot)| (rank, slot))
+    }
+
+    /// The group of scavenged work, if any waits.
+    pub(crate) fn scavenger(&self) -> Option<Slot> {
+        (self.scavenger != NONE).then_some(self.scavenger)
+    }
+
+    /// Groups whose levels follow the progress of their batch, with flows in them.
+    pub(crate) fn climbing(&self) -> impl Iterator<Item = &Group> {
+        // Which groups these are is found through the index, so that the order is that of ranks.
+        self.index
+            .values()
+            .map(|&slot| self.get(slot))
+            .filter(|group| !group.layers.is_empty())
+    }
+}

@@ -1,0 +1,485 @@
+//! Flows come, wait, are looked at, are served and leave.
+//!
+//! Promotion implements MFS §4.3 and §4.5: at layer boundaries while the batch computes, then
+//! periodically. A batch whose boundaries stop coming (its process hangs, or sends no hints) is
+//! treated as periodic after [`PATIENCE_LAYERS`] layer times or [`PATIENCE_PERIODS`] periods,
+//! because its flows' deadlines do not stop.
+
+use super::Link;
+use super::flows::{Flow, NONE, Slot};
+use super::queue::{Group, Rank, SCAVENGER, Scope};
+use super::roster::NULL_BATCH;
+use crate::discipline::{Check, Hope, Place, Tie};
+use crate::event::{Action, FlowSpec};
+use crate::ids::{Layer, Level, RequestId};
+use crate::rmlq::promoted;
+use crate::time::{Span, Time};
+
+/// Looks at due flows before each pick: bounds the time until the next permit.
+const CHECKS_PER_PICK: usize = 8;
+/// Layer times without a boundary after which promotion becomes periodic.
+const PATIENCE_LAYERS: u64 = 16;
+/// Promotion periods without a boundary after which it does, if the layer time is shorter.
+const PATIENCE_PERIODS: u64 = 64;
+
+impl Link {
+    /// Registers a flow and queues it. `None` if its name is taken.
+    pub(super) fn arrive(&mut self, now: Time, spec: FlowSpec) -> Option<Slot> {
+        if self.port.flows.life(spec.flow).is_some() {
+            return None;
+        }
+        let roster = &mut self.port.roster;
+        let batch = roster.enter_batch(spec.batch);
+        let request = if spec.request == RequestId(0) {
+            NONE
+        } else {
+            roster.enter_request(spec.request)
+        };
+        let deadline = self.deadline(&spec, request);
+        let mut flow = Flow::new(spec, deadline, batch, request);
+        self.arrivals += 1;
+        flow.seq = self.arrivals;
+        if request != NONE {
+            let roster = &mut self.port.roster;
+            let known = roster.request(request);
+            let next = known.first;
+            let joins = known.batch == NONE && deadline != Time::NEVER && batch != NULL_BATCH;
+            if joins {
+                // A flow that names batch, request and deadline says as much as a hint.
+                roster.join(batch, request, deadline, false);
+            }
+            flow.siblings = (next, NONE);
+            let slot = self.port.flows.insert(flow)?;
+            if joins {
+                self.rerank_batch(now, batch);
+            }
+            if next != NONE {
+                self.port.flows.get_mut(next).siblings.1 = slot;
+            }
+            self.port.roster.request_mut(request).first = slot;
+            return Some(self.settle(now, slot));
+        }
+        let slot = self.port.flows.insert(flow)?;
+        Some(self.settle(now, slot))
+    }
+
+    fn settle(&mut self, now: Time, slot: Slot) -> Slot {
+        let batch = self.port.flows.get(slot).batch;
+        self.port.roster.batch_mut(batch).waiting += 1;
+        let place = self
+            .discipline
+            .place(&self.port, now, self.port.flows.get(slot));
+        self.enqueue(now, slot, place);
+        slot
+    }
+
+    /// The flow waits no more: nothing refers to its record from here on.
+    pub(super) fn depart(&mut self, slot: Slot) {
+        let flow = self.port.flows.get(slot);
+        let (batch, request, (next, previous)) = (flow.batch, flow.request, flow.siblings);
+        if next != NONE {
+            self.port.flows.get_mut(next).siblings.1 = previous;
+        }
+        if previous != NONE {
+            self.port.flows.get_mut(previous).siblings.0 = next;
+        } else if request != NONE {
+            self.port.roster.request_mut(request).first = next;
+        }
+        if request != NONE {
+            self.port.roster.tidy_request(request);
+        }
+        self.port.roster.batch_mut(batch).waiting -= 1;
+        self.port.roster.tidy_batch(batch);
+    }
+
+    /// Puts the flow where `place` says.
+    pub(super) fn enqueue(&mut self, now: Time, slot: Slot, place: Place) {
+        let flow = self.port.flows.get(slot);
+        let name = match place.scope {
+            Scope::Port => 0,
+            Scope::Batch => u64::from(flow.batch),
+            Scope::Request => u64::from(flow.request),
+            Scope::Coflow => {
+                let stage = flow.spec.stage.index() as u64;
+                u64::from(flow.batch) | u64::from(flow.spec.layer.0) << 32 | stage << 48
+            }
+        };
+        let (group, made) = self.port.queue.group(place.lane, place.scope, name);
+        let batch = self.port.flows.get(slot).batch;
+        if made && place.scope == Scope::Batch {
+            self.port.queue.get_mut(group).batch = batch;
+            self.port.roster.batch_mut(batch).groups.push(group);
+        }
+        let standing = self.port.queue.get_mut(group);
+        let flow = self.port.flows.get_mut(slot);
+        flow.group = group;
+        flow.level = if place.lane == SCAVENGER {
+            Level::SCAVENGER
+        } else {
+            place.level
+        };
+        flow.share = flow.share.max(standing.virtual_time);
+        flow.tie = place.tie;
+        flow.order = (place.order, tie_order(flow));
+        flow.check_at = place.check_at;
+        let (remaining, layer, stage) = (flow.remaining, flow.spec.layer, flow.spec.stage);
+        standing
+            .members
+            .insert((flow.order.0, flow.order.1, flow.seq, slot));
+        standing.bytes = standing.bytes.saturating_add(remaining);
+        if place.climbs {
+            standing.layers.entry(layer.0).or_default().add(remaining);
+        } else {
+            self.by_level[flow.level.row()].add(remaining);
+        }
+        let (check_at, seq) = (flow.check_at, flow.seq);
+        let known = self.port.roster.batch_mut(batch);
+        known.climbing += u32::from(place.climbs);
+        if check_at != Time::NEVER {
+            known.checks.insert((check_at, seq, slot));
+            self.schedule(batch);
+        }
+        self.by_stage[stage.index()].add(remaining);
+        self.waiting += 1;
+        self.rerank(now, group);
+    }
+
+    /// Takes the flow out of the queue.
+    pub(super) fn dequeue(&mut self, now: Time, slot: Slot) {
+        let flow = self.port.flows.get(slot);
+        let (batch, group, remaining) = (flow.batch, flow.group, flow.remaining);
+        let (layer, stage, level) = (flow.spec.layer, flow.spec.stage, flow.level);
+        let check = (flow.check_at, flow.seq, slot);
+        let member = (flow.order.0, flow.order.1, flow.seq, slot);
+        self.port.flows.get_mut(slot).group = NONE;
+        let standing = self.port.queue.get_mut(group);
+        standing.members.remove(&member);
+        standing.bytes = standing.bytes.saturating_sub(remaining);
+        let climbs = take_layer(standing, layer, remaining);
+        if !climbs {
+            self.by_level[level.row()].remove(remaining);
+        }
+        let known = self.port.roster.batch_mut(batch);
+        known.climbing -= u32::from(climbs);
+        if check.0 != Time::NEVER {
+            known.checks.remove(&check);
+            self.schedule(batch);
+        }
+        self.by_stage[stage.index()].remove(remaining);
+        self.waiting -= 1;
+        self.rerank(now, group);
+    }
+
+    /// Brings the standing of a group up to date; forgets it if it is empty.
+    pub(super) fn rerank(&mut self, now: Time, group: Slot) {
+        let standing = self.port.queue.get(group);
+        if standing.members.is_empty() {
+            if standing.scope == Scope::Batch {
+                let batch = standing.batch;
+                self.port
+                    .roster
+                    .batch_mut(batch)
+                    .groups
+                    .retain(|&other| other != group);
+            }
+            self.port.queue.drop_group(group);
+            return;
+        }
+        let rank = self.rank(now, standing);
+        self.port.queue.set_rank(group, rank);
+    }
+
+    fn rank(&self, now: Time, group: &Group) -> Option<Rank> {
+        if group.lane == SCAVENGER {
+            return Some(Rank::SCAVENGER);
+        }
+        self.discipline.rank(&self.port, now, group)
+    }
+
+    /// Moves a waiting flow and says so if its level changed.
+    pub(super) fn relocate(&mut self, now: Time, slot: Slot, mut place: Place) -> Option<Action> {
+        let flow = self.port.flows.get(slot);
+        let (id, mut from) = (flow.spec.flow, flow.level);
+        if self
+            .port
+            .queue
+            .get(flow.group)
+            .layers
+            .contains_key(&flow.spec.layer.0)
+        {
+            let rli = self.port.rli(flow.batch, flow.spec.layer);
+            from = promoted(from, self.discipline.climb(&self.port, rli));
+        }
+        if place.lane != SCAVENGER && from != Level::SCAVENGER {
+            place.level = promoted(from, place.level);
+        }
+        self.dequeue(now, slot);
+        self.enqueue(now, slot, place);
+        let to = self.port.flows.get(slot).level;
+        if to == from {
+            return None;
+        }
+        if to == Level::SCAVENGER {
+            self.demotions += 1;
+        } else {
+            self.promotions += 1;
+        }
+        Some(Action::Moved { flow: id, from, to })
+    }
+
+    /// Registers when the first check of `batch` is due.
+    pub(super) fn schedule(&mut self, batch: Slot) {
+        let gated = self.discipline.checks_at_boundaries();
+        let known = self.port.roster.batch_mut(batch);
+        let due = match known.checks.first() {
+            None => Time::NEVER,
+            Some(&(first, ..)) => {
+                if gated && known.started && !known.finished && first > known.boundary {
+                    let period = self.port.config.promotion_period;
+                    let patience = known
+                        .layer_time
+                        .times(PATIENCE_LAYERS)
+                        .max(period.times(PATIENCE_PERIODS));
+                    first.max(known.boundary + patience)
+                } else {
+                    first
+                }
+            }
+        };
+        if due != known.due {
+            self.due.remove(&(known.due, batch));
+            if due != Time::NEVER {
+                self.due.insert((due, batch));
+            }
+            known.due = due;
+        }
+    }
+
+    /// Looks at the first flow whose time has come. `None` if there is none, else what moved.
+    fn look(&mut self, now: Time) -> Option<Option<Action>> {
+        let &(due, batch) = self.due.first()?;
+        if due > now {
+            return None;
+        }
+        let &(_, _, slot) = self.port.roster.batch(batch).checks.first()?;
+        Some(
+            match self
+                .discipline
+                .check(&self.port, now, self.port.flows.get(slot))
+            {
+                Check::Move(place) => self.relocate(now, slot, place),
+                Check::Later(at) => {
+                    self.recheck(slot, at.max(now + Span(1)));
+                    None
+                }
+            },
+        )
+    }
+
+    fn recheck(&mut self, slot: Slot, at: Time) {
+        let flow = self.port.flows.get_mut(slot);
+        let (batch, old, seq) = (flow.batch, flow.check_at, flow.seq);
+        flow.check_at = at;
+        let checks = &mut self.port.roster.batch_mut(batch).checks;
+        checks.remove(&(old, seq, slot));
+        if at != Time::NEVER {
+            checks.insert((at, seq, slot));
+        }
+        self.schedule(batch);
+    }
+
+    /// Looks at flows whose time has come, then serves the best.
+    pub(super) fn look_and_pick(&mut self, now: Time) -> Option<Action> {
+        loop {
+            let mut looked = 0;
+            while looked < CHECKS_PER_PICK {
+                let Some(outcome) = self.look(now) else { break };
+                if outcome.is_some() {
+                    return outcome;
+                }
+                looked += 1;
+            }
+            let action = self.pick(now);
+            if action.is_some() || looked < CHECKS_PER_PICK {
+                return action;
+            }
+        }
+    }
+
+    fn pick(&mut self, now: Time) -> Option<Action> {
+        loop {
+            let group = self.next_group()?;
+            // A rank may be stale, but only too high: time passes and members become hopeless.
+            // So a stale group comes to the front, and is put right here.
+            let best = self.port.queue.first()?.1;
+            if group == best {
+                let rank = self.rank(now, self.port.queue.get(group));
+                self.port.queue.set_rank(group, rank);
+                if self.port.queue.first()?.1 != group {
+                    continue;
+                }
+            }
+            let standing = self.port.queue.get(group);
+            let (_, _, _, slot) = standing.head()?;
+            let flow = self.port.flows.get(slot);
+            if standing.lane != SCAVENGER {
+                let hope = self.discipline.hope(&self.port, now, flow, standing);
+                if hope != Hope::Alive {
+                    if hope == Hope::RequestLost && flow.request != NONE {
+                        let request = flow.request;
+                        self.port.roster.request_mut(request).lost = true;
+                    }
+                    return self.relocate(now, slot, Place::scavenger());
+                }
+            }
+            let bytes = flow.remaining.min(self.port.config.chunk_bytes);
+            if !self.fits(bytes) {
+                return None;
+            }
+            return Some(self.permit(now, slot, bytes));
+        }
+    }
+
+    /// The scavenger, if its guaranteed share covers its next chunk, else the best group.
+    fn next_group(&self) -> Option<Slot> {
+        if let Some(scavenger) = self.port.queue.scavenger()
+            && let Some((_, _, _, slot)) = self.port.queue.get(scavenger).head()
+        {
+            let bytes = self
+                .port
+                .flows
+                .get(slot)
+                .remaining
+                .min(self.port.config.chunk_bytes);
+            if self.guarantee.covers(bytes) {
+                return Some(scavenger);
+            }
+        }
+        self.port.queue.first().map(|(_, group)| group)
+    }
+
+    fn permit(&mut self, now: Time, slot: Slot, bytes: u64) -> Action {
+        let flow = self.port.flows.get(slot);
+        let standing = self.port.queue.get(flow.group);
+        let mut level = flow.level;
+        if standing.lane != SCAVENGER {
+            level = promoted(
+                level,
+                self.discipline.level(&self.port, now, flow, standing),
+            );
+            let climbs = !standing.layers.is_empty();
+            if level != flow.level && !climbs {
+                let (from, remaining) = (flow.level, flow.remaining);
+                self.by_level[from.row()].remove(remaining);
+                self.by_level[level.row()].add(remaining);
+                self.promotions += 1;
+            }
+        }
+        let flow = self.port.flows.get_mut(slot);
+        flow.level = level;
+        let level = *flow.wire.get_or_insert(level);
+        let (id, last) = (flow.spec.flow, flow.remaining == bytes);
+        self.serve(now, slot, bytes);
+        Action::Permit {
+            flow: id,
+            bytes,
+            level,
+            last,
+        }
+    }
+
+    /// `bytes` of a waiting flow go on the wire.
+    pub(super) fn serve(&mut self, now: Time, slot: Slot, bytes: u64) {
+        let flow = self.port.flows.get(slot);
+        let (group, stage, share) = (flow.group, flow.spec.stage, flow.share);
+        let (scavenged, whole) = (flow.level == Level::SCAVENGER, flow.remaining == bytes);
+        self.account(now, stage, bytes);
+        if scavenged {
+            self.guarantee.spend(bytes);
+        } else if self.port.queue.scavenger().is_some() {
+            self.guarantee.earn(bytes);
+        }
+        self.port.queue.charge(group, share, bytes);
+        if whole {
+            self.dequeue(now, slot);
+            self.depart(slot);
+            let flow = self.port.flows.get_mut(slot);
+            flow.outstanding = flow.outstanding.saturating_add(bytes);
+            self.port.flows.fly(slot);
+            return;
+        }
+        self.shrink(slot, bytes);
+        let flow = self.port.flows.get(slot);
+        let elsewhere = if scavenged {
+            None
+        } else {
+            self.discipline.served(&self.port, now, flow, bytes)
+        };
+        if let Some(place) = elsewhere {
+            // Level changes by service are climbs that the next permit's level tells of.
+            let _ = self.relocate(now, slot, place);
+        } else {
+            self.reorder(slot);
+            self.rerank(now, group);
+        }
+    }
+
+    /// Takes permitted bytes off every account of a flow that has more.
+    fn shrink(&mut self, slot: Slot, bytes: u64) {
+        let flow = self.port.flows.get_mut(slot);
+        flow.remaining -= bytes;
+        flow.outstanding = flow.outstanding.saturating_add(bytes);
+        flow.share = flow.share.saturating_add(bytes);
+        let (group, layer, level) = (flow.group, flow.spec.layer, flow.level);
+        self.by_stage[flow.spec.stage.index()].bytes -= bytes;
+        let standing = self.port.queue.get_mut(group);
+        standing.bytes = standing.bytes.saturating_sub(bytes);
+        if let Some(tally) = standing.layers.get_mut(&layer.0) {
+            tally.bytes = tally.bytes.saturating_sub(bytes);
+        } else {
+            let row = &mut self.by_level[level.row()];
+            row.bytes = row.bytes.saturating_sub(bytes);
+        }
+    }
+
+    /// Gives a flow that was served its new place among its equals.
+    fn reorder(&mut self, slot: Slot) {
+        let flow = self.port.flows.get_mut(slot);
+        let old = (flow.order.0, flow.order.1, flow.seq, slot);
+        flow.order.1 = tie_order(flow);
+        let new = (flow.order.0, flow.order.1, flow.seq, slot);
+        if new != old {
+            let members = &mut self.port.queue.get_mut(flow.group).members;
+            members.remove(&old);
+            members.insert(new);
+        }
+    }
+
+    /// Brings every group of the batch up to date.
+    pub(super) fn rerank_batch(&mut self, now: Time, batch: Slot) {
+        for i in 0..self.port.roster.batch(batch).groups.len() {
+            let group = self.port.roster.batch(batch).groups[i];
+            self.rerank(now, group);
+        }
+    }
+}
+
+fn tie_order(flow: &Flow) -> u64 {
+    match flow.tie {
+        Tie::Arrival => 0,
+        Tie::Share => flow.share,
+        Tie::Shortest => flow.remaining,
+    }
+}
+
+/// Takes a flow out of the count by layers; false if the group keeps none.
+fn take_layer(group: &mut Group, layer: Layer, bytes: u64) -> bool {
+    let Some(tally) = group.layers.get_mut(&layer.0) else {
+        return false;
+    };
+    tally.remove(bytes);
+    if tally.flows == 0 {
+        group.layers.remove(&layer.0);
+    }
+    true
+}

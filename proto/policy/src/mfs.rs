@@ -1,0 +1,184 @@
+//! The policy of the paper, to the letter.
+//!
+//! Implements MFS §4.5 over §4.3 (MLU for the last stage) and §4.4.1 (RLI for early stages):
+//!
+//! 1. `P_1`: urgent last-stage flows, and nothing else;
+//! 2. early stages, by level, then RLI, then the batch's position in `σ`, then arrival;
+//! 3. last stage `P_2 … P_K`, by level, `σ`, arrival;
+//! 4. the scavenger.
+//!
+//! Ambiguities, each resolved here:
+//! * MLU is taken per flow, that is per request and layer. (Over a whole request it performs
+//!   below fair sharing.)
+//! * §4.5 gives early stages precedence over *waiting* last-stage flows of every level (rule 2
+//!   before rule 3); §4.2 reads as if the level came first and the stage only inside a level.
+//!   The default is §4.5, the other reading is [`LastStage::WithinLevel`].
+//! * A last-stage flow with no deadline is infinitely loose: `P_K`. One whose deadline has
+//!   passed is lost (§4.3) and goes to the scavenger.
+
+use crate::config::{LastStage, LinkConfig};
+use crate::discipline::{Check, Discipline, Hope, Place};
+use crate::ids::{Level, Stage};
+use crate::link::Port;
+use crate::link::flows::Flow;
+use crate::link::queue::{Group, Lane, Rank, Scope};
+use crate::mlu;
+use crate::rmlq::promoted;
+use crate::scavenger;
+use crate::time::{Span, Time};
+
+const REUSE: Lane = 0;
+const COLLECTIVE: Lane = 1;
+/// The lane of last-stage flows of `P_l` is `LAST_STAGE + l`.
+const LAST_STAGE: Lane = 2;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Mfs {
+    last_stage: LastStage,
+}
+
+impl Mfs {
+    pub(crate) fn new(config: &LinkConfig) -> Self {
+        Self {
+            last_stage: config.last_stage,
+        }
+    }
+
+    /// Rules 1 to 3 as numbers.
+    fn standing(&self, level: Level, last_stage: bool, rli: u32) -> (u8, u64) {
+        let tier = match (level, last_stage, self.last_stage) {
+            (Level::HIGHEST, true, _) => 0,
+            (_, true, LastStage::BelowEarly) => 2,
+            _ => 1,
+        };
+        let rli = u64::from(rli.min(u32::from(u16::MAX) + 1));
+        (
+            tier,
+            u64::from(level.0) << 32 | u64::from(last_stage) << 31 | rli,
+        )
+    }
+
+    /// Where a last-stage flow waits. `None` if its deadline is lost.
+    fn place_last(port: &Port, now: Time, flow: &Flow) -> Option<Place> {
+        let rho = port.load.rho(now);
+        let rate = port.config.rate;
+        let urgency = mlu::mlu(flow.remaining, flow.deadline, now, rate, rho)?;
+        let level = promoted(
+            port.ladder.level_of(urgency),
+            flow.level.min(port.ladder.lowest()),
+        );
+        let mut place = Place::new(LAST_STAGE + level.0, Scope::Batch, 0, level);
+        place.check_at = Self::next_look(port, now, flow, level, rho);
+        Some(place)
+    }
+
+    fn next_look(port: &Port, now: Time, flow: &Flow, level: Level, rho: f64) -> Time {
+        let crossing = port.ladder.leaves_at(level).and_then(|threshold| {
+            mlu::crossing(
+                flow.remaining,
+                flow.deadline,
+                port.config.rate,
+                rho,
+                threshold,
+            )
+        });
+        let Some(crossing) = crossing else {
+            return Time::NEVER;
+        };
+        let batch = port.roster.batch(flow.batch);
+        let at_boundaries = batch.started && !batch.finished;
+        let period = if at_boundaries {
+            Span(1)
+        } else {
+            port.config.promotion_period
+        };
+        mlu::look_again(now, crossing, period)
+    }
+}
+
+impl Discipline for Mfs {
+    fn place(&self, port: &Port, now: Time, flow: &Flow) -> Place {
+        if scavenger::claims(port, flow) {
+            return Place::scavenger();
+        }
+        match flow.spec.stage {
+            Stage::Collective => Place::new(COLLECTIVE, Scope::Batch, 0, Level::FIRST_UNRESERVED),
+            Stage::KvReuse => {
+                let level = port.ladder.early(port.rli(flow.batch, flow.spec.layer));
+                let order = u64::from(flow.spec.layer.0);
+                Place {
+                    climbs: true,
+                    ..Place::new(REUSE, Scope::Batch, order, level)
+                }
+            }
+            _ => Self::place_last(port, now, flow).unwrap_or(Place::scavenger()),
+        }
+    }
+
+    fn rank(&self, port: &Port, _now: Time, group: &Group) -> Option<Rank> {
+        let (_, _, seq, slot) = group.head()?;
+        let (tier, major) = match group.lane {
+            COLLECTIVE => self.standing(Level::FIRST_UNRESERVED, false, 0),
+            REUSE => {
+                let rli = port.rli(group.batch, port.flows.get(slot).spec.layer);
+                self.standing(port.ladder.early(rli), false, rli)
+            }
+            lane => self.standing(Level(lane - LAST_STAGE), true, 0),
+        };
+        let minor = u64::from(port.roster.batch(group.batch).sigma);
+        Some(Rank {
+            tier,
+            major,
+            minor,
+            seq,
+        })
+    }
+
+    fn level(&self, port: &Port, _now: Time, flow: &Flow, group: &Group) -> Level {
+        if group.lane == REUSE {
+            port.ladder.early(port.rli(flow.batch, flow.spec.layer))
+        } else {
+            flow.level
+        }
+    }
+
+    fn climb(&self, port: &Port, rli: u32) -> Level {
+        port.ladder.early(rli)
+    }
+
+    fn collective_level(&self) -> Option<Level> {
+        Some(Level::FIRST_UNRESERVED)
+    }
+
+    fn check(&self, port: &Port, now: Time, flow: &Flow) -> Check {
+        match Self::place_last(port, now, flow) {
+            None => Check::Move(Place::scavenger()),
+            Some(place) if place.level < flow.level => Check::Move(place),
+            Some(place) => Check::Later(place.check_at),
+        }
+    }
+
+    fn hope(&self, _port: &Port, now: Time, flow: &Flow, group: &Group) -> Hope {
+        let lost = group.lane > LAST_STAGE && flow.remaining > 0 && flow.deadline <= now;
+        if lost { Hope::FlowLost } else { Hope::Alive }
+    }
+
+    fn checks_at_boundaries(&self) -> bool {
+        true
+    }
+
+    fn prunes(&self) -> bool {
+        true
+    }
+
+    fn credit_bar(&self) -> Rank {
+        let (tier, major) = self.standing(Level::FIRST_UNRESERVED, false, 0);
+        Rank {
+            tier,
+            major,
+            minor: u64::MAX,
+            seq: u64::MAX,
+        }
+    }
+}

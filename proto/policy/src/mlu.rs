@@ -1,0 +1,195 @@
+//! Minimal link utilisation: how urgent a flow with an explicit deadline is, and when it will
+//! cross the next threshold.
+//!
+//! Implements MFS §4.3. For one flow, that is one request **and layer**:
+//!
+//! ```text
+//!                size_rem [bytes]
+//! mlu = ─────────────────────────────────────────────        (a share, 1 = needs the whole rest)
+//!       time_rem [s] · B [bytes/s] · (1 − ρ)
+//! ```
+//!
+//! `B` is the port's rate and `ρ` the share of it that precedes the flow's class: the early
+//! stages. `time_rem ≤ 0` with bytes left means that the deadline is lost.
+//!
+//! Departures. The paper does not say how `ρ` is measured: here it is an EWMA in steps of an
+//! eighth of the time constant ([`LoadMeter`]). It is capped at [`RHO_MAX`], because promotion
+//! is irrevocable: a burst of collectives that fills the port for one time constant must not
+//! make every flow look infeasible for good.
+
+use crate::time::{Span, Time};
+
+/// Highest load that the urgency metric believes.
+pub const RHO_MAX: f64 = 0.95;
+
+/// `mlu` of a flow at `now`. `None` once the deadline is lost: no time, but bytes left.
+#[must_use]
+pub fn mlu(size_rem: u64, deadline: Time, now: Time, rate: u64, rho: f64) -> Option<f64> {
+    if size_rem == 0 || deadline == Time::NEVER {
+        return Some(0.0);
+    }
+    if deadline <= now {
+        return None;
+    }
+    let time_rem_s = deadline.since(now).0 as f64 * 1e-9;
+    Some(size_rem as f64 / (time_rem_s * rate as f64 * (1.0 - rho.clamp(0.0, RHO_MAX))))
+}
+
+/// When a flow that is not served reaches `threshold`, if `ρ` stays: the `t` where
+/// `mlu(t) = threshold`. `None` if it never does.
+#[must_use]
+pub fn crossing(
+    size_rem: u64,
+    deadline: Time,
+    rate: u64,
+    rho: f64,
+    threshold: f64,
+) -> Option<Time> {
+    if size_rem == 0 || deadline == Time::NEVER {
+        return None;
+    }
+    let share = threshold * rate as f64 * (1.0 - rho.clamp(0.0, RHO_MAX));
+    // The cast saturates: a flow that needs longer than time itself is due at the origin.
+    let needs = Span((size_rem as f64 / share * 1e9) as u64);
+    Some(deadline - needs)
+}
+
+/// When to look again at a flow that should cross at `crossing`. Service and `ρ` both move the
+/// crossing, so a flow is looked at halfway, but at most once in a `period`: a load that rises
+/// meanwhile is seen while it still matters, at O(log) looks per level, and a flow is promoted
+/// at most one period after it crossed.
+#[must_use]
+pub fn look_again(now: Time, crossing: Time, period: Span) -> Time {
+    let left = crossing.since(now);
+    (now + Span(left.0 / 2)).max(now + period)
+}
+
+/// Steps per time constant of a [`LoadMeter`].
+const STEPS: u64 = 8;
+
+/// EWMA of the share of a port's rate that some class takes.
+///
+/// Time is cut into steps of `τ/8`; each finished step moves the average by an eighth towards
+/// its own load, an exponential with time constant `τ` up to the discretisation. Only additions,
+/// multiplications and divisions: no `exp`, whose last bit differs between machines.
+#[derive(Clone, Debug)]
+pub struct LoadMeter {
+    step: Span,
+    step_capacity: f64,
+    step_end: Time,
+    step_bytes: u64,
+    average: f64,
+}
+
+impl LoadMeter {
+    /// A meter for a port of `rate` bytes per second.
+    #[must_use]
+    pub fn new(rate: u64, time_constant: Span) -> Self {
+        let step = Span((time_constant.0 / STEPS).max(1));
+        Self {
+            step,
+            step_capacity: rate as f64 * step.0 as f64 * 1e-9,
+            step_end: Time::ZERO,
+            step_bytes: 0,
+            average: 0.0,
+        }
+    }
+
+    /// Counts `bytes` that were given leave at `now`.
+    pub fn add(&mut self, now: Time, bytes: u64) {
+        self.advance(now);
+        self.step_bytes = self.step_bytes.saturating_add(bytes);
+    }
+
+    /// `ρ` at `now`, 0 to 1.
+    #[must_use]
+    pub fn rho(&self, now: Time) -> f64 {
+        if now < self.step_end {
+            self.average.min(1.0)
+        } else {
+            self.advanced(now).0.min(1.0)
+        }
+    }
+
+    fn advance(&mut self, now: Time) {
+        if now < self.step_end {
+            return;
+        }
+        let (average, step_end) = self.advanced(now);
+        (self.average, self.step_end, self.step_bytes) = (average, step_end, 0);
+    }
+
+    /// The average once every step that ended by `now` is in it, and the end of the step of `now`.
+    fn advanced(&self, now: Time) -> (f64, Time) {
+        let passed = now.since(self.step_end).0 / self.step.0;
+        let mut average = self.average
+            + (self.step_bytes as f64 / self.step_capacity - self.average) / STEPS as f64;
+        // After 512 empty steps nothing is left of the average: (7/8)^512 < 1e-29.
+        for _ in 0..passed.min(512) {
+            average -= average / STEPS as f64;
+        }
+        let step_end = self.step_end + self.step.times(passed.saturating_add(1));
+        (average, step_end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GB: u64 = 1_000_000_000;
+
+    #[test]
+    fn mlu_is_the_share_of_the_rest_of_the_link_that_the_deadline_needs() {
+        // 1 GB/s, 10 ms left, 1 MB: needs 1 ms of 10.
+        let at = |rho| mlu(1_000_000, Time(10_000_000), Time::ZERO, GB, rho).unwrap();
+        assert!((at(0.0) - 0.1).abs() < 1e-12);
+        assert!((at(0.5) - 0.2).abs() < 1e-12);
+        assert!(
+            (at(1.0) - at(RHO_MAX)).abs() < 1e-12,
+            "a full link is not infinitely urgent"
+        );
+    }
+
+    #[test]
+    fn mlu_at_and_past_the_deadline_is_lost_unless_nothing_is_left() {
+        let d = Time(100);
+        assert_eq!(mlu(1, d, Time(100), GB, 0.0), None);
+        assert_eq!(mlu(1, d, Time(101), GB, 0.0), None);
+        assert_eq!(mlu(0, d, Time(101), GB, 0.0), Some(0.0));
+        assert!(mlu(1, d, Time(99), GB, 0.0).is_some());
+        assert_eq!(mlu(1, Time::NEVER, Time(u64::MAX - 1), GB, 0.0), Some(0.0));
+    }
+
+    #[test]
+    fn at_the_crossing_time_the_metric_equals_the_threshold() {
+        for (size, rho, q) in [
+            (1_000_000, 0.0, 0.125),
+            (77_777, 0.4, 0.03125),
+            (5, 0.9, 0.5),
+        ] {
+            let d = Time(3_000_000_000);
+            let t = crossing(size, d, GB, rho, q).unwrap();
+            let before = mlu(size, d, Time(t.0 - 2), GB, rho).unwrap();
+            let after = mlu(size, d, Time(t.0 + 2), GB, rho).unwrap();
+            assert!(before <= q && after >= q, "{before} {q} {after}");
+        }
+        assert_eq!(crossing(0, Time(5), GB, 0.0, 0.1), None);
+        assert_eq!(crossing(u64::MAX, Time(5), 1, 0.0, 0.1), Some(Time::ZERO));
+    }
+
+    #[test]
+    fn the_meter_settles_at_the_load_and_forgets_it() {
+        let mut meter = LoadMeter::new(GB, Span::from_millis(10));
+        assert_eq!(meter.rho(Time(7)), 0.0);
+        for ms in 0..200 {
+            meter.add(Time(ms * 1_000_000), 250_000); // a quarter of 1 MB/ms
+        }
+        let rho = meter.rho(Time(200_000_000));
+        assert!((rho - 0.25).abs() < 0.02, "{rho}");
+        assert!(meter.rho(Time(210_000_000)) < 0.37 * 0.25 + 0.03);
+        assert!(meter.rho(Time(10_000_000_000)) < 1e-12);
+        meter.add(Time(5), 1); // time running backwards is survived
+        assert!(meter.rho(Time::NEVER) >= 0.0);
+    }
+}

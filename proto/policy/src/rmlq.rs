@@ -1,0 +1,163 @@
+//! The reverse multi-level queue: which level a flow belongs to, and that it only ever climbs.
+//!
+//! Implements MFS §4.2 (a flow starts low and is promoted), §4.3 (geometric thresholds) and §5
+//! (RLI mapped to the levels). `K` levels, `P_1` highest; thresholds
+//!
+//! ```text
+//! Q_i = U · E^(−i)        1 ≤ i ≤ K−1
+//! level(mlu) = 1 + #{ i : mlu < Q_i }
+//! ```
+//!
+//! so that `P_1` is `mlu ≥ Q_1` and `P_K` takes whatever is looser than `Q_{K−1}`.
+//!
+//! Departure: the paper names the threshold for leaving `P_j` upwards `τ_j` and sets `τ_K = +∞`
+//! "so that even the loosest flows are captured in the lowest queue". Promotion on `mlu ≥ τ_K`
+//! could then never happen, and no flow would leave `P_K`. We take the intent: the bounds of
+//! `P_K` capture everything, and `Q_{j−1}` is what a flow has to reach to leave `P_j`.
+
+use crate::ids::Level;
+
+/// Most thresholds there can be.
+const THRESHOLDS_MAX: usize = Level::COUNT_MAX as usize - 1;
+
+/// The levels of one port and the thresholds between them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ladder {
+    levels: u8,
+    thresholds: [f64; THRESHOLDS_MAX],
+}
+
+impl Ladder {
+    /// `levels` is `K`, `scale` is `U`, `base` is `E`, as checked by
+    /// [`LinkConfig::validate`](crate::LinkConfig::validate). `K` is clamped to what exists.
+    #[must_use]
+    pub fn new(levels: u8, scale: f64, base: f64) -> Self {
+        let levels = levels.clamp(2, Level::COUNT_MAX);
+        let mut thresholds = [0.0; THRESHOLDS_MAX];
+        let mut threshold = scale;
+        for slot in thresholds.iter_mut().take(usize::from(levels) - 1) {
+            // Repeated division instead of `powi`, whose precision is not specified: the same
+            // configuration must give the same thresholds on every machine.
+            threshold /= base;
+            *slot = threshold;
+        }
+        Self { levels, thresholds }
+    }
+
+    /// `K`.
+    #[must_use]
+    pub fn levels(&self) -> u8 {
+        self.levels
+    }
+
+    /// `P_K`.
+    #[must_use]
+    pub fn lowest(&self) -> Level {
+        Level(self.levels)
+    }
+
+    /// `Q_i`, for `1 ≤ i ≤ K−1`.
+    #[must_use]
+    pub fn threshold(&self, i: u8) -> Option<f64> {
+        (i >= 1 && i < self.levels).then(|| self.thresholds[usize::from(i) - 1])
+    }
+
+    /// The level of a last-stage flow with this MLU. NaN counts as loosest.
+    #[must_use]
+    pub fn level_of(&self, mlu: f64) -> Level {
+        let thresholds = &self.thresholds[..usize::from(self.levels) - 1];
+        // Counting those that are reached leaves NaN, which reaches none, in `P_K`.
+        let reached = thresholds.iter().filter(|&&q| mlu >= q).count();
+        Level(self.levels - reached as u8)
+    }
+
+    /// The MLU at which a flow of `level` has to be promoted, `None` from `P_1`, which has
+    /// nothing above it, and from the scavenger, which nothing leaves by urgency.
+    #[must_use]
+    pub fn leaves_at(&self, level: Level) -> Option<f64> {
+        if level.0 > self.levels {
+            return None;
+        }
+        self.threshold(level.0.saturating_sub(1))
+    }
+
+    /// The level of an early-stage flow: `min(1 + rli, K − 1)` below the reserved `P_1`.
+    /// Collectives have `rli = 0` and so enter `P_2`.
+    #[must_use]
+    pub fn early(&self, rli: u32) -> Level {
+        Level(1 + rli.saturating_add(1).min(u32::from(self.levels) - 1) as u8)
+    }
+}
+
+/// Monotonic promotion (MFS §4.3): the higher of where a flow is and where it belongs now.
+#[must_use]
+pub fn promoted(current: Level, candidate: Level) -> Level {
+    current.min(candidate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thresholds_are_a_geometric_progression_from_u_over_e() {
+        let ladder = Ladder::new(8, 0.5, 4.0);
+        assert_eq!(ladder.threshold(1), Some(0.125));
+        for i in 1..7 {
+            assert_eq!(
+                ladder.threshold(i).unwrap() / ladder.threshold(i + 1).unwrap(),
+                4.0
+            );
+        }
+        assert_eq!(ladder.threshold(0), None);
+        assert_eq!(ladder.threshold(8), None);
+    }
+
+    #[test]
+    fn the_level_counts_the_thresholds_above_the_urgency() {
+        let ladder = Ladder::new(4, 0.5, 4.0); // Q = 0.125, 0.03125, 0.0078125
+        for (mlu, level) in [
+            (f64::INFINITY, 1),
+            (1.0, 1),
+            (0.125, 1),
+            (0.1249, 2),
+            (0.03125, 2),
+            (0.03, 3),
+            (0.0078, 4),
+            (0.0, 4),
+            (f64::NAN, 4),
+        ] {
+            assert_eq!(ladder.level_of(mlu), Level(level), "mlu {mlu}");
+        }
+    }
+
+    #[test]
+    fn a_flow_leaves_a_level_exactly_where_the_one_above_begins() {
+        for k in 2..=16 {
+            let ladder = Ladder::new(k, 0.5, 4.0);
+            assert_eq!(ladder.leaves_at(Level(1)), None);
+            assert_eq!(ladder.leaves_at(Level::SCAVENGER), None);
+            for j in 2..=k {
+                let q = ladder.leaves_at(Level(j)).unwrap();
+                assert_eq!(ladder.level_of(q), Level(j - 1));
+                assert!(ladder.level_of(q * 0.999) >= Level(j));
+            }
+        }
+    }
+
+    #[test]
+    fn early_stages_stay_below_the_reserved_level_and_inside_the_ladder() {
+        let ladder = Ladder::new(8, 0.5, 4.0);
+        let levels: Vec<u8> = (0..10).map(|rli| ladder.early(rli).0).collect();
+        assert_eq!(levels, [2, 3, 4, 5, 6, 7, 8, 8, 8, 8]);
+        assert_eq!(ladder.early(u32::MAX), Level(8));
+        assert_eq!(Ladder::new(2, 0.5, 4.0).early(0), Level(2));
+        assert_eq!(Ladder::new(2, 0.5, 4.0).early(9), Level(2));
+    }
+
+    #[test]
+    fn promotion_never_lowers() {
+        assert_eq!(promoted(Level(3), Level(5)), Level(3));
+        assert_eq!(promoted(Level(5), Level(3)), Level(3));
+    }
+}

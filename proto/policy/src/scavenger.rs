@@ -1,0 +1,103 @@
+//! The class below all levels: who is in it, and the share that it is sure of.
+//!
+//! Implements MFS App. B step 3 (soft enforcement: pruned work is demoted, never dropped, and
+//! served when the port is idle) and DESIGN §4.3.
+//!
+//! Departure: the paper serves the scavenger "only when the network is detected to be idle", so
+//! that a port which is never idle would starve it for ever. Here it is also sure of a small
+//! share `p` of the port: while it waits, every byte of the levels earns it `p` credits and every
+//! byte of its own costs `1 − p`, so its long-run share is exactly `p`.
+
+use crate::ids::Stage;
+use crate::link::Port;
+use crate::link::flows::{Flow, NONE};
+
+/// Whether `flow` belongs in the scavenger whatever its urgency: weights and background; the
+/// last stage of a pruned or lost request; KV reuse of a pruned request whose batch has not
+/// started (taking it from a running batch would stall all of it).
+pub(crate) fn claims(port: &Port, flow: &Flow) -> bool {
+    match flow.spec.stage {
+        Stage::Weights | Stage::Background => true,
+        Stage::Collective => false,
+        Stage::P2d => {
+            let lost = flow.request != NONE && port.roster.request(flow.request).lost;
+            lost || port.is_pruned(flow.spec.request)
+        }
+        Stage::KvReuse => {
+            port.is_pruned(flow.spec.request) && !port.roster.batch(flow.batch).may_run()
+        }
+    }
+}
+
+/// Credit of the scavenger, in thousandths of bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Guarantee {
+    permille: u64,
+    credit: u64,
+    credit_max: u64,
+}
+
+impl Guarantee {
+    pub(crate) fn new(permille: u16, chunk_bytes: u64) -> Self {
+        Self {
+            permille: u64::from(permille),
+            credit: 0,
+            // Enough for one chunk: the guarantee is a rate, not a right to a burst later.
+            credit_max: chunk_bytes.saturating_mul(1000),
+        }
+    }
+
+    /// The levels had `bytes` while scavenged work waited.
+    pub(crate) fn earn(&mut self, bytes: u64) {
+        let credit = self
+            .credit
+            .saturating_add(bytes.saturating_mul(self.permille));
+        self.credit = credit.min(self.credit_max);
+    }
+
+    /// Scavenged work had `bytes`, by right or because the port was idle.
+    pub(crate) fn spend(&mut self, bytes: u64) {
+        self.credit = self.credit.saturating_sub(self.price(bytes));
+    }
+
+    /// Whether scavenged work may have `bytes` before the levels.
+    pub(crate) fn covers(&self, bytes: u64) -> bool {
+        self.permille > 0 && self.credit >= self.price(bytes)
+    }
+
+    fn price(&self, bytes: u64) -> u64 {
+        bytes.saturating_mul(1000 - self.permille)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Share that the scavenger gets of a port on which both sides always want more.
+    fn share(permille: u16) -> f64 {
+        let mut guarantee = Guarantee::new(permille, 100);
+        let (mut levels, mut scavenged) = (0u64, 0u64);
+        for _ in 0..100_000 {
+            if guarantee.covers(100) {
+                guarantee.spend(100);
+                scavenged += 100;
+            } else {
+                guarantee.earn(100);
+                levels += 100;
+            }
+        }
+        scavenged as f64 / (scavenged + levels) as f64
+    }
+
+    #[test]
+    fn the_share_under_permanent_load_is_what_was_configured() {
+        for permille in [0, 1, 10, 250, 500, 900, 1000] {
+            let got = share(permille);
+            assert!(
+                (got - f64::from(permille) / 1000.0).abs() < 0.001,
+                "{permille}: {got}"
+            );
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! A port in virtual time: drives a [`Link`] exactly as a daemon would, without a clock.
+//!
+//! The wire serves permitted chunks one after the other at the port's rate, so with a window of
+//! one small chunk it approaches the fluid, preemptive model of MFS Appendix A. Sizes are in
+//! units, times in ticks: one unit takes one tick.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test crate uses its part of the driver"
+)]
+
+use std::collections::{BTreeMap, VecDeque};
+
+use laxity_policy::{
+    Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, Link, LinkConfig, RequestId,
+    Span, Stage, Time,
+};
+
+/// Bytes of one unit.
+pub const UNIT: u64 = 1_000_000;
+/// Nanoseconds of one tick.
+pub const TICK: u64 = 1_000_000_000;
+/// Bytes of one chunk: a hundredth of a unit.
+pub const CHUNK: u64 = UNIT / 100;
+
+/// Time after `ticks`.
+pub fn at(ticks: f64) -> Time {
+    Time((ticks * TICK as f64).round() as u64)
+}
+
+/// Ticks at `time`.
+pub fn ticks(time: Time) -> f64 {
+    time.0 as f64 / TICK as f64
+}
+
+/// Near-fluid configuration: one unit takes one tick, one chunk in flight.
+pub fn fluid() -> LinkConfig {
+    LinkConfig {
+        rate: UNIT,
+        chunk_bytes: CHUNK,
+        window_bytes: CHUNK,
+        promotion_period: Span(TICK / 1000),
+        load_time_constant: Span(u64::MAX / 2), // ρ stays 0
+        ..LinkConfig::default()
+    }
+}
+
+/// A flow of `units`, with no batch, request or deadline.
+pub fn flow(id: u64, stage: Stage, units: f64) -> FlowSpec {
+    FlowSpec {
+        flow: FlowId(id),
+        stage,
+        batch: BatchId(0),
+        request: RequestId(0),
+        layer: Layer(0),
+        bytes: (units * UNIT as f64).round() as u64,
+        deadline: Time::NEVER,
+        receiver_bound: false,
+    }
+}
+
+/// A batch of `layers` layers of `layer_ticks`.
+pub fn batch(id: u64, layers: u16, layer_ticks: f64) -> Event {
+    Event::BatchBegan(BatchSpec {
+        batch: BatchId(id),
+        layers,
+        layer_time: Span((layer_ticks * TICK as f64) as u64),
+    })
+}
+
+/// A link, a wire and a time.
+pub struct Port {
+    pub link: Link,
+    pub now: Time,
+    wire: VecDeque<(FlowId, u64)>,
+    wire_free_at: Time,
+    left: BTreeMap<FlowId, u64>,
+    /// When the last byte of each flow left the wire.
+    pub finished: BTreeMap<FlowId, Time>,
+    /// Every action, with its time.
+    pub actions: Vec<(Time, Action)>,
+    /// Bytes that left the wire by level.
+    pub bytes_by_level: BTreeMap<Level, u64>,
+}
+
+impl Port {
+    pub fn new(config: LinkConfig) -> Self {
+        Self {
+            link: Link::new(config).expect("a valid configuration"),
+            now: Time::ZERO,
+            wire: VecDeque::new(),
+            wire_free_at: Time::ZERO,
+            left: BTreeMap::new(),
+            finished: BTreeMap::new(),
+            actions: Vec::new(),
+            bytes_by_level: BTreeMap::new(),
+        }
+    }
+
+    pub fn tell(&mut self, event: Event) {
+        if let Event::FlowArrived(spec) = &event {
+            self.left.insert(spec.flow, spec.bytes);
+        }
+        self.link.handle(self.now, event);
+    }
+
+    pub fn submit(&mut self, spec: FlowSpec) {
+        self.tell(Event::FlowArrived(spec));
+    }
+
+    /// Takes every action that is to be had now.
+    pub fn poll(&mut self) {
+        while let Some(action) = self.link.poll_action(self.now) {
+            self.actions.push((self.now, action));
+            if let Action::Permit {
+                flow, bytes, level, ..
+            } = action
+            {
+                if self.wire.is_empty() {
+                    self.wire_free_at = self.now + self.span(bytes);
+                }
+                self.wire.push_back((flow, bytes));
+                *self.bytes_by_level.entry(level).or_default() += bytes;
+            }
+        }
+    }
+
+    fn span(&self, bytes: u64) -> Span {
+        Span::transfer(bytes, self.link.config().rate)
+    }
+
+    /// When something happens next by itself.
+    pub fn next_event(&self) -> Option<Time> {
+        let wire = (!self.wire.is_empty()).then_some(self.wire_free_at);
+        let timer = self.link.next_deadline().map(|at| at.max(self.now));
+        wire.into_iter().chain(timer).min()
+    }
+
+    /// Lets time pass until `until`, or until a flow finishes; true in the latter case.
+    pub fn step(&mut self, until: Time) -> bool {
+        loop {
+            self.poll();
+            let next = self.next_event().unwrap_or(Time::NEVER);
+            if next > until {
+                self.now = until;
+                return false;
+            }
+            if next == self.now && self.wire.is_empty() {
+                // A timer that is due must have been dealt with by polling.
+                assert!(
+                    self.link.next_deadline().is_none_or(|due| due > self.now),
+                    "busy loop"
+                );
+            }
+            self.now = next;
+            if !self.wire.is_empty() && self.wire_free_at <= self.now {
+                let (flow, bytes) = self.wire.pop_front().expect("checked above");
+                if let Some(&(_, bytes)) = self.wire.front() {
+                    self.wire_free_at = self.now + self.span(bytes);
+                }
+                self.link
+                    .handle(self.now, Event::BytesCompleted { flow, bytes });
+                let left = self.left.get_mut(&flow).expect("permitted, so submitted");
+                *left -= bytes;
+                if *left == 0 {
+                    self.finished.insert(flow, self.now);
+                    return true;
+                }
+            }
+        }
+    }
+
+    /// Lets time pass until `until`.
+    pub fn run_until(&mut self, until: Time) {
+        while self.step(until) {}
+    }
+
+    /// Lets time pass until every flow has finished; panics if that takes a million ticks.
+    pub fn run_out(&mut self) {
+        while self.finished.len() < self.left.len() {
+            assert!(self.step(at(1e6)), "some flow never finishes");
+        }
+    }
+
+    /// When flow `id` finished, in ticks.
+    pub fn finish(&self, id: u64) -> f64 {
+        ticks(self.finished[&FlowId(id)])
+    }
+}
