@@ -15,15 +15,19 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod controller;
 pub mod daemons;
 pub mod fabric;
 pub mod frame;
 pub mod gate;
 pub mod ideal;
+pub mod lab;
 pub mod mailbox;
 pub mod message;
 pub mod plan;
 pub mod prefill;
+pub mod probe;
+pub mod report;
 pub mod sandbox;
 pub mod trace;
 pub mod transport;

@@ -45,7 +45,7 @@ pub fn internal(part: &str) -> Command {
 /// The kernel, or whoever confines this process, allows none of the ways in. Says which and what
 /// to do.
 pub fn enter() -> anyhow::Result<i32> {
-    leave()?;
+    leave(CloneFlags::CLONE_NEWPID)?;
     let status = internal("init")
         .stdin(Stdio::inherit())
         .stdout(Stdio::inherit())
@@ -54,12 +54,13 @@ pub fn enter() -> anyhow::Result<i32> {
     Ok(status.code().unwrap_or(1))
 }
 
-/// Leaves the caller's namespaces. Must be called by a process with a single thread.
+/// Leaves the caller's mount and network namespaces, and those in `also`. Must be called by a
+/// process with a single thread.
 ///
 /// # Errors
 /// As [`enter`].
-pub fn leave() -> anyhow::Result<()> {
-    let lab = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWPID;
+pub fn leave(also: CloneFlags) -> anyhow::Result<()> {
+    let lab = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET | also;
     let (user, group) = (nix::unistd::geteuid(), nix::unistd::getegid());
     if user.is_root() && unshare(lab).is_ok() {
         return Ok(());

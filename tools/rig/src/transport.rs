@@ -160,6 +160,8 @@ impl Transport {
             let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
             let socket = socket::socket(AddressFamily::Inet, SockType::Stream, flags, None)?;
             limit_buffers(&socket, socket_buffer)?;
+            // Connections of the run before may linger.
+            socket::setsockopt(&socket, sockopt::ReuseAddr, &true)?;
             socket::setsockopt(&socket, sockopt::Ipv4Tos, &tos(class))?;
             let address = SockaddrIn::from(std::net::SocketAddrV4::new(fabric::address(host), port));
             socket::bind(std::os::fd::AsRawFd::as_raw_fd(&socket), &address)?;

@@ -1,0 +1,32 @@
+//! Runs the lab with its defaults, or with a configuration in JSON given as the first argument,
+//! and prints table and JSON: `cargo run --release --example lab -- '{"policies":["none"]}'`.
+
+use std::process::ExitCode;
+
+use laxity_rig::lab::{self, INTERNAL, LabConfig, Progress};
+use laxity_rig::report;
+
+fn main() -> ExitCode {
+    let mut args = std::env::args_os().skip(1);
+    let first = args.next();
+    if first.as_deref().is_some_and(|arg| arg == INTERNAL) {
+        return lab::internal_main(args);
+    }
+    let outcome = first
+        .map_or_else(
+            || Ok(LabConfig::default()),
+            |json| serde_json::from_str(&json.to_string_lossy()).map_err(Into::into),
+        )
+        .and_then(|config| lab::run(&config, &Progress::bar()));
+    match outcome {
+        Ok(report) => {
+            eprintln!("{}", report::table(&report));
+            println!("{}", serde_json::to_string_pretty(&report).unwrap_or_default());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("lab: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

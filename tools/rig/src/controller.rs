@@ -1,0 +1,465 @@
+//! The first process of the sandbox: builds the fabric once, then plays one policy after another
+//! on it and measures. It reports to the caller on its standard output, a line of JSON at a time.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::config::LabConfig;
+use crate::daemons::{self, Daemons};
+use crate::fabric::{self, PortCounters, WireClass};
+use crate::message::{self, Notice, Order, WorkerReport};
+use crate::plan::PlannedRequest;
+use crate::probe::Tools;
+use crate::sandbox;
+use crate::worker::{RunSpec, SPEC_FILE, now_ns};
+
+/// Name of the run without daemons.
+pub const NONE: &str = "none";
+
+/// What the caller sends first; its end of the pipe then stays open for as long as it lives.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LabSpec {
+    /// Configuration.
+    pub config: LabConfig,
+    /// The runs to make.
+    pub runs: Vec<Play>,
+    /// Programs.
+    pub tools: Tools,
+}
+
+/// One run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Play {
+    /// Policy, or [`NONE`].
+    pub policy: String,
+    /// The requests.
+    pub plan: Vec<PlannedRequest>,
+}
+
+/// What the controller tells the caller.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Event {
+    /// How far a run is.
+    Progress {
+        /// Which run, from 0.
+        run: usize,
+        /// Requests that have their first token.
+        finished: usize,
+        /// Seconds since the first arrival could come.
+        elapsed_s: f64,
+    },
+    /// A run is over.
+    Measured(Box<RunRecord>),
+    /// The lab cannot go on.
+    Failed(String),
+}
+
+/// What both ports of a host's link counted during a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LinkRecord {
+    /// The host's own port, towards the switch.
+    pub egress: PortCounters,
+    /// The switch's port, towards the host.
+    pub ingress: PortCounters,
+}
+
+/// What was measured in one run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RunRecord {
+    /// The policy.
+    pub policy: String,
+    /// Time zero, CLOCK_MONOTONIC ns.
+    pub begin_ns: u64,
+    /// When the last request had its first token, or was given up.
+    pub end_ns: u64,
+    /// When each request had its first token; those that never had are missing.
+    pub finished: Vec<(u64, u64)>,
+    /// What the workers measured, by host.
+    pub workers: Vec<WorkerReport>,
+    /// What the fabric counted, by host.
+    pub links: Vec<LinkRecord>,
+    /// Daemons that were started again.
+    pub daemon_restarts: u32,
+    /// Processors that were busy on average, over the whole machine.
+    pub busy_cores: f64,
+}
+
+/// *init*: the body of the first process.
+pub fn init() -> i32 {
+    let outcome = sandbox::furnish().and_then(|()| {
+        let spec = read_spec()?;
+        Controller::new(&spec)?.run()
+    });
+    match outcome {
+        Ok(()) => 0,
+        Err(error) => {
+            tell(&Event::Failed(format!("{error:#}")));
+            1
+        }
+    }
+}
+
+fn tell(event: &Event) {
+    // If the caller is gone, so is this process in a moment.
+    let _ = std::io::stdout().lock().write_all(&message::line(event));
+}
+
+fn read_spec() -> anyhow::Result<LabSpec> {
+    let mut stdin = BufReader::new(std::io::stdin());
+    let mut line = String::new();
+    stdin.read_line(&mut line)?;
+    std::thread::spawn(move || {
+        // Ends when the caller does, whatever ended it. As this is pid 1, everything ends with it.
+        let _ = stdin.read_to_end(&mut Vec::new());
+        std::process::exit(1);
+    });
+    serde_json::from_str(&line).context("reading what to run")
+}
+
+struct Worker {
+    child: Child,
+    orders: ChildStdin,
+}
+
+struct Controller<'a> {
+    spec: &'a LabSpec,
+    classes: Vec<WireClass>,
+}
+
+impl<'a> Controller<'a> {
+    /// Builds the fabric.
+    fn new(spec: &'a LabSpec) -> anyhow::Result<Self> {
+        let config = &spec.config;
+        let classes = WireClass::table(&config.level_dscp, config.scavenger_dscp)
+            .context("level_dscp: the fabric cannot keep this order")?;
+        let controller = Self { spec, classes };
+        let (ip, tc) = (&spec.tools.ip, &spec.tools.tc);
+        let hosts = config.hosts();
+        let namespaces: String =
+            (0..hosts).map(|host| format!("netns add {}\n", fabric::namespace(host))).collect();
+        batch(None, ip, &namespaces)?;
+        batch(None, ip, &fabric::switch_script(hosts))?;
+        let congestion_control = congestion_control();
+        for host in 0..hosts {
+            let inside = Some(fabric::namespace(host));
+            let addresses = fabric::host_script(host, hosts, &congestion_control);
+            batch(inside.as_deref(), ip, &addresses)?;
+            let shape = |device: &str| fabric::shaping_script(device, config, &controller.classes);
+            batch(inside.as_deref(), tc, &shape(fabric::HOST_PORT))?;
+            batch(None, tc, &shape(&fabric::switch_port(host)))?;
+        }
+        Ok(controller)
+    }
+
+    fn run(&self) -> anyhow::Result<()> {
+        for (index, play) in self.spec.runs.iter().enumerate() {
+            let record = self
+                .play(index, play)
+                .with_context(|| format!("running policy `{}`", play.policy))?;
+            tell(&Event::Measured(Box::new(record)));
+        }
+        Ok(())
+    }
+
+    fn counters(&self) -> anyhow::Result<Vec<LinkRecord>> {
+        let read = |namespace: Option<&str>, device: &str| -> anyhow::Result<PortCounters> {
+            let show = ["-s", "-j", "qdisc", "show", "dev", device];
+            let output = program(namespace, &self.spec.tools.tc)
+                .args(show)
+                .stdin(Stdio::null())
+                .output()?;
+            let text = String::from_utf8_lossy(&output.stdout);
+            fabric::parse_counters(&text, &self.classes)
+                .with_context(|| format!("reading the counters of {device}: {text}"))
+        };
+        (0..self.spec.config.hosts())
+            .map(|host| {
+                Ok(LinkRecord {
+                    egress: read(Some(&fabric::namespace(host)), fabric::HOST_PORT)?,
+                    ingress: read(None, &fabric::switch_port(host))?,
+                })
+            })
+            .collect()
+    }
+
+    fn play(&self, index: usize, play: &Play) -> anyhow::Result<RunRecord> {
+        let config = &self.spec.config;
+        let folder = Path::new(sandbox::FOLDER).join(index.to_string());
+        fs::create_dir_all(&folder)?;
+        let scheduled = play.policy != NONE;
+        let spec = RunSpec { config: config.clone(), plan: play.plan.clone(), scheduled };
+        fs::write(folder.join(SPEC_FILE), serde_json::to_vec(&spec)?)?;
+        let daemons = match (&self.spec.tools.laxityd, scheduled) {
+            (_, false) => None,
+            (Some(laxityd), true) => Some(Daemons::start(config, &play.policy, &folder, laxityd)?),
+            (None, true) => bail!("there is no laxityd"),
+        };
+        let mut run = Running::start(config.hosts(), &folder)?;
+        let record = run.measure(self, index, play, daemons.as_ref());
+        run.end();
+        let restarts = daemons.as_ref().map_or(0, Daemons::restarts);
+        if let Some(daemons) = daemons {
+            daemons.stop();
+        }
+        Ok(RunRecord { daemon_restarts: restarts, ..record? })
+    }
+}
+
+/// The workers of one run.
+struct Running {
+    folder: PathBuf,
+    workers: Vec<Worker>,
+    notices: Receiver<(usize, Option<Notice>)>,
+}
+
+/// Workers have this long to start, to connect, to report.
+const STEP_WITHIN: Duration = Duration::from_secs(20);
+
+/// Between "connected" and time zero, so that every worker knows it before it comes.
+const LEAD_NS: u64 = 200_000_000;
+
+impl Running {
+    fn start(hosts: usize, folder: &Path) -> anyhow::Result<Self> {
+        let (sender, notices) = channel();
+        let mut run = Self { folder: folder.to_owned(), workers: Vec::new(), notices };
+        for host in 0..hosts {
+            match start_worker(folder, host, sender.clone()) {
+                Ok(worker) => run.workers.push(worker),
+                Err(error) => {
+                    run.end();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(run)
+    }
+
+    fn order(&mut self, order: &Order) -> anyhow::Result<()> {
+        let line = message::line(order);
+        for worker in &mut self.workers {
+            worker.orders.write_all(&line).context("a worker takes no orders")?;
+        }
+        Ok(())
+    }
+
+    /// The next notice, `None` if there is none until then.
+    fn next(&self, until: Instant) -> anyhow::Result<Option<(usize, Notice)>> {
+        match self.notices.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok((host, Some(notice))) => Ok(Some((host, notice))),
+            Ok((host, None)) => {
+                // Its last words may still be on their way to the file.
+                std::thread::sleep(Duration::from_millis(20));
+                bail!("the worker of host {host} ended early{}", daemons::tail(&self.log(host)))
+            }
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => bail!("all workers are gone"),
+        }
+    }
+
+    fn log(&self, host: usize) -> PathBuf {
+        worker_log(&self.folder, host)
+    }
+
+    fn await_all(&self, expected: &Notice) -> anyhow::Result<()> {
+        let until = Instant::now() + STEP_WITHIN;
+        let mut missing = self.workers.len();
+        while missing > 0 {
+            match self.next(until)? {
+                Some((_, notice)) if notice == *expected => missing -= 1,
+                Some(_) => {}
+                None => bail!("{missing} workers are not `{expected:?}` after {STEP_WITHIN:?}"),
+            }
+        }
+        Ok(())
+    }
+
+    fn measure(
+        &mut self,
+        controller: &Controller<'_>,
+        index: usize,
+        play: &Play,
+        daemons: Option<&Daemons>,
+    ) -> anyhow::Result<RunRecord> {
+        let config = &controller.spec.config;
+        self.await_all(&Notice::Listening)?;
+        self.order(&Order::Connect)?;
+        self.await_all(&Notice::Connected)?;
+        let before = controller.counters()?;
+        let begin_ns = now_ns()? + LEAD_NS;
+        let busy_before = busy_jiffies();
+        self.order(&Order::Begin(begin_ns))?;
+        let begun = Instant::now() + Duration::from_nanos(LEAD_NS);
+
+        let last_arrival = play.plan.last().map_or(0, |request| request.arrival_ns);
+        let give_up =
+            begun + Duration::from_nanos(last_arrival) + Duration::from_secs_f64(config.drain_s);
+        let mut kill_at =
+            config.kill_daemon_at.map(|seconds| begun + Duration::from_secs_f64(seconds));
+        let mut finished = Vec::new();
+        let mut tell_at = Instant::now();
+        while finished.len() < play.plan.len() && Instant::now() < give_up {
+            let now = Instant::now();
+            if kill_at.is_some_and(|at| at <= now) {
+                kill_at = None;
+                if let Some(daemons) = daemons {
+                    daemons.kill(0);
+                }
+            }
+            if tell_at <= now {
+                tell_at = now + Duration::from_millis(200);
+                let elapsed_s = now.saturating_duration_since(begun).as_secs_f64();
+                tell(&Event::Progress { run: index, finished: finished.len(), elapsed_s });
+            }
+            let until = kill_at.map_or(tell_at, |at| at.min(tell_at)).min(give_up);
+            if let Some((_, Notice::Finished { request, at_ns })) = self.next(until)? {
+                finished.push((request, at_ns));
+            }
+        }
+        let end_ns = now_ns()?;
+        let busy_after = busy_jiffies();
+        let after = controller.counters()?;
+        self.order(&Order::Finish)?;
+        let mut workers = Vec::new();
+        let until = Instant::now() + STEP_WITHIN;
+        while workers.len() < self.workers.len() {
+            match self.next(until)? {
+                Some((_, Notice::Report(report))) => workers.push(*report),
+                Some(_) => {}
+                None => bail!("workers do not report"),
+            }
+        }
+        workers.sort_by_key(|report: &WorkerReport| report.host);
+        let links = before
+            .iter()
+            .zip(&after)
+            .map(|(before, after)| LinkRecord {
+                egress: fabric::since(&before.egress, &after.egress),
+                ingress: fabric::since(&before.ingress, &after.ingress),
+            })
+            .collect();
+        // Jiffies are 10 ms: USER_HZ is 100 on every Linux.
+        let busy_s = busy_after.saturating_sub(busy_before) as f64 / 100.0;
+        Ok(RunRecord {
+            policy: play.policy.clone(),
+            begin_ns,
+            end_ns,
+            finished,
+            workers,
+            links,
+            daemon_restarts: 0,
+            busy_cores: busy_s / (end_ns.saturating_sub(begin_ns) as f64 / 1e9).max(1e-3),
+        })
+    }
+
+    /// Ends the workers: they leave when their standard input does.
+    fn end(self) {
+        for Worker { mut child, orders } in self.workers {
+            drop(orders);
+            let until = Instant::now() + Duration::from_secs(2);
+            while matches!(child.try_wait(), Ok(None)) {
+                if Instant::now() > until {
+                    // It may have ended just now; nothing is lost either way.
+                    let _ = child.kill();
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+    }
+}
+
+fn worker_log(folder: &Path, host: usize) -> PathBuf {
+    folder.join(format!("worker{host}.log"))
+}
+
+fn start_worker(
+    folder: &Path,
+    host: usize,
+    sender: Sender<(usize, Option<Notice>)>,
+) -> anyhow::Result<Worker> {
+    let mut child = sandbox::internal("worker")
+        .arg(folder)
+        .arg(host.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(File::create(worker_log(folder, host))?)
+        .spawn()
+        .context("starting a worker")?;
+    let (Some(orders), Some(notices)) = (child.stdin.take(), child.stdout.take()) else {
+        bail!("a worker has no pipes");
+    };
+    std::thread::spawn(move || {
+        let mut reported = false;
+        for line in BufReader::new(notices).lines() {
+            let notice = line.ok().and_then(|line| serde_json::from_str::<Notice>(&line).ok());
+            reported |= matches!(notice, Some(Notice::Report(_)));
+            if sender.send((host, notice)).is_err() {
+                return;
+            }
+        }
+        if !reported {
+            // Nobody listens any more if the run is over.
+            let _ = sender.send((host, None));
+        }
+    });
+    Ok(Worker { child, orders })
+}
+
+/// A program, inside the namespace of a host if one is given.
+fn program(namespace: Option<&str>, path: &Path) -> std::process::Command {
+    match namespace {
+        None => std::process::Command::new(path),
+        Some(namespace) => {
+            let mut command = sandbox::internal("in");
+            command.arg(namespace).arg(path);
+            command
+        }
+    }
+}
+
+/// Feeds `ip` or `tc` a script.
+fn batch(namespace: Option<&str>, path: &Path, script: &str) -> anyhow::Result<()> {
+    let mut child = program(namespace, path)
+        .args(["-batch", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("starting {}", path.display()))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A program that rejects a line stops reading; what it says is below.
+        let _ = stdin.write_all(script.as_bytes());
+    }
+    let output = child.wait_with_output()?;
+    if !output.status.success() {
+        bail!(
+            "{} refused a part of the fabric: {}",
+            path.display(),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(())
+}
+
+/// CUBIC, the default of nearly every host, or Reno, which every kernel has.
+fn congestion_control() -> String {
+    let available = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
+    let cubic = available.is_ok_and(|list| list.split_whitespace().any(|name| name == "cubic"));
+    if cubic { "cubic" } else { "reno" }.to_owned()
+}
+
+/// Time that the machine's processors were busy, in jiffies.
+fn busy_jiffies() -> u64 {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let Some(line) = stat.lines().next() else { return 0 };
+    let columns: Vec<u64> =
+        line.split_whitespace().skip(1).filter_map(|column| column.parse().ok()).collect();
+    // user nice system idle iowait irq softirq steal; what follows is contained in user and nice.
+    columns.iter().take(8).enumerate().filter(|(i, _)| *i != 3 && *i != 4).map(|(_, n)| n).sum()
+}

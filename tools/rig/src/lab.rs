@@ -1,0 +1,221 @@
+//! The lab, as its callers see it: a configuration in, a report out.
+//!
+//! A program that calls [`run`] has to hand calls of itself whose first argument is
+//! [`INTERNAL`] to [`internal_main`], before it starts any thread: the lab runs this
+//! same program again as the first process of its sandbox, as workers and as helpers.
+
+use std::ffi::OsString;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{ExitCode, Stdio};
+use std::str::FromStr as _;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use laxity_policy::PolicyKind;
+
+pub use crate::config::{LabConfig, ModelConfig, WorkloadSource};
+use crate::controller::{Event, LabSpec, NONE, Play, RunRecord};
+use crate::plan::{self, PlannedRequest};
+pub use crate::probe::{CannotRun, probe};
+pub use crate::report::measure::LabReport;
+use crate::report::measure::{self, Machine};
+pub use crate::sandbox::INTERNAL;
+use crate::trace::{self, Fitting};
+use crate::workload::{self, AGENT, CONVERSATION, Request};
+use crate::{controller, sandbox, worker};
+
+/// Requests that are played one by one to check the analytic contention-free TTFT.
+const VALIDATION_REQUESTS: usize = 10;
+
+/// Where the lab shows how far it is.
+#[derive(Debug)]
+pub struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    /// A bar on standard error, if that is a terminal.
+    #[must_use]
+    pub fn bar() -> Self {
+        let bar = ProgressBar::new(1000);
+        let style = ProgressStyle::with_template("{prefix:>18} {bar:40} {msg}");
+        if let Ok(style) = style {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(500));
+        Self { bar }
+    }
+
+    /// Nothing is shown.
+    #[must_use]
+    pub fn silent() -> Self {
+        Self { bar: ProgressBar::hidden() }
+    }
+}
+
+/// The requests of a run, placed, and how they came to be.
+#[derive(Clone, Debug)]
+pub struct Arrivals {
+    /// As generated or read.
+    pub requests: Vec<Request>,
+    /// With place and deadline.
+    pub plan: Vec<PlannedRequest>,
+    /// How a recording was fitted.
+    pub fitting: Option<Fitting>,
+}
+
+/// Makes the arrivals of a configuration. The same configuration gives the same arrivals.
+///
+/// # Errors
+/// The request file cannot be used, or nothing arrives within the duration.
+pub fn arrivals(config: &LabConfig) -> anyhow::Result<Arrivals> {
+    // The rate that offers a certain load depends on the requests: take a long look at them.
+    const SAMPLE_RATE: f64 = 100.0;
+    const SAMPLE_S: f64 = 50.0;
+    let (duration, longest) = (config.duration_s, config.tokens_max);
+    let synthetic = match &config.workload {
+        WorkloadSource::Conversation => Some(CONVERSATION),
+        WorkloadSource::Agent => Some(AGENT),
+        WorkloadSource::File(_) => None,
+    };
+    let (requests, fitting) = match (&config.workload, synthetic) {
+        (WorkloadSource::File(path), _) => {
+            let recorded = trace::read(path)?;
+            let mean = CONVERSATION.tokens_mean;
+            let fit = |rate, seconds| trace::fit(&recorded, rate, seconds, mean, longest);
+            let rate = config.requests_per_second.unwrap_or_else(|| {
+                plan::rate_for_load(config, &fit(SAMPLE_RATE, SAMPLE_S).0)
+            });
+            let (requests, fitting) = fit(rate, duration);
+            (requests, Some(fitting))
+        }
+        (_, what) => {
+            let what = what.unwrap_or(CONVERSATION);
+            let make = |rate, s| workload::synthesise(&what, config.seed, rate, s, longest);
+            let rate = config
+                .requests_per_second
+                .unwrap_or_else(|| plan::rate_for_load(config, &make(SAMPLE_RATE, SAMPLE_S)));
+            (make(rate, duration), None)
+        }
+    };
+    if requests.is_empty() {
+        bail!("nothing arrives in {duration} s: raise the load, the rate or the duration");
+    }
+    let plan = plan::route(&requests, config);
+    Ok(Arrivals { requests, plan, fitting })
+}
+
+/// Runs the lab.
+///
+/// # Errors
+/// The configuration makes no sense, the machine lacks something ([`CannotRun`]), or a part of
+/// the lab failed; the message says what to do.
+pub fn run(config: &LabConfig, progress: &Progress) -> anyhow::Result<LabReport> {
+    config.validate()?;
+    for policy in config.policies.iter().filter(|policy| *policy != NONE) {
+        PolicyKind::from_str(policy).with_context(|| format!("`{NONE}` runs without a daemon"))?;
+    }
+    progress.bar.set_prefix("probing");
+    let tools = probe(config)?;
+    let arrivals = arrivals(config)?;
+    let validation = Play {
+        policy: NONE.to_owned(),
+        plan: plan::one_by_one(&arrivals.plan, VALIDATION_REQUESTS),
+    };
+    let policies = config
+        .policies
+        .iter()
+        .map(|policy| Play { policy: policy.clone(), plan: arrivals.plan.clone() });
+    let runs: Vec<Play> =
+        config.validate_ideal.then_some(validation).into_iter().chain(policies).collect();
+    let mut records = play(&LabSpec { config: config.clone(), runs: runs.clone(), tools }, progress)?;
+    let ideal_check = config
+        .validate_ideal
+        .then(|| measure::ideal_check(&runs[0].plan, &records.remove(0)));
+    progress.bar.finish_and_clear();
+    Ok(measure::report(config, &arrivals, &records, ideal_check, Machine::of_this()))
+}
+
+/// Starts the sandbox and listens to what its controller has to say.
+fn play(spec: &LabSpec, progress: &Progress) -> anyhow::Result<Vec<RunRecord>> {
+    let mut sandbox = sandbox::internal("enter")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("starting the sandbox")?;
+    // Dropped when this function returns, which ends whatever is left in the sandbox.
+    let lifeline = sandbox.stdin.take();
+    let listen = || -> anyhow::Result<Vec<RunRecord>> {
+        let (Some(mut lifeline), Some(events)) = (lifeline, sandbox.stdout.take()) else {
+            bail!("the sandbox has no pipes");
+        };
+        // If it is gone already, what it said below tells why.
+        let _ = lifeline.write_all(&crate::message::line(spec));
+        let mut records = Vec::new();
+        for line in BufReader::new(events).lines() {
+            match serde_json::from_str(&line?).context("the sandbox speaks another version")? {
+                Event::Progress { run, finished, elapsed_s } => {
+                    show(progress, spec, run, finished, elapsed_s);
+                }
+                Event::Measured(record) => records.push(*record),
+                Event::Failed(message) => bail!(message),
+            }
+        }
+        if records.len() < spec.runs.len() {
+            bail!("the lab ended after {} of {} runs", records.len(), spec.runs.len());
+        }
+        Ok(records)
+    };
+    let records = listen();
+    sandbox.wait().context("waiting for the sandbox")?;
+    records
+}
+
+fn show(progress: &Progress, spec: &LabSpec, run: usize, finished: usize, elapsed_s: f64) {
+    let Some(play) = spec.runs.get(run) else { return };
+    let validation = spec.config.validate_ideal && run == 0;
+    let label = if validation { "one by one" } else { &play.policy };
+    let last_s = play.plan.last().map_or(0.0, |request| request.arrival_ns as f64 / 1e9);
+    let share = (elapsed_s / (last_s + 1.0)).min(1.0);
+    let of_all = (run as f64 + share) / spec.runs.len() as f64;
+    progress.bar.set_prefix(label.to_owned());
+    progress.bar.set_position((of_all * 1000.0) as u64);
+    progress.bar.set_message(format!("{finished}/{} requests", play.plan.len()));
+}
+
+/// The lab's own calls of this program: everything after [`INTERNAL`].
+pub fn internal_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let text = |index: usize| args.get(index).and_then(|arg| arg.to_str()).unwrap_or_default();
+    let outcome = match text(0) {
+        "enter" => match sandbox::enter() {
+            Ok(code) => return ExitCode::from(u8::try_from(code).unwrap_or(1)),
+            Err(error) => {
+                let event = Event::Failed(format!("{error:#}"));
+                std::io::stdout().write_all(&crate::message::line(&event)).map_err(Into::into)
+            }
+        },
+        "init" => return ExitCode::from(u8::try_from(controller::init()).unwrap_or(1)),
+        "probe" => crate::probe::try_all(),
+        "worker" => run_worker(Path::new(text(1)), text(2)),
+        "in" if args.len() >= 3 => {
+            Err(sandbox::become_program(text(1), &args[2], &args[3..]))
+        }
+        other => Err(anyhow::anyhow!("`{other}` is no part of the lab; use `laxity lab`")),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_worker(folder: &Path, host: &str) -> anyhow::Result<()> {
+    let host = host.parse().context("a host's number")?;
+    sandbox::enter_host(&crate::fabric::namespace(host))?;
+    worker::run(folder, host)
+}

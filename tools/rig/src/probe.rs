@@ -1,0 +1,217 @@
+//! Whether this machine can run the lab, found out before anything is started, and said in terms
+//! of what to do.
+//!
+//! The kernel is asked by doing: a small fabric with one of everything the lab needs is built in
+//! a sandbox of its own and thrown away.
+
+use std::fmt;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use nix::sched::CloneFlags;
+use serde::{Deserialize, Serialize};
+
+use crate::config::LabConfig;
+use crate::controller::NONE;
+use crate::fabric::{self, WireClass};
+use crate::sandbox::{self, find_program};
+
+/// Variable that names the daemon to run.
+pub const LAXITYD_VARIABLE: &str = "LAXITY_LAXITYD";
+
+/// Programs that the lab runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tools {
+    /// `ip` of iproute2.
+    pub ip: PathBuf,
+    /// `tc` of iproute2.
+    pub tc: PathBuf,
+    /// `laxityd`, if a policy needs it.
+    pub laxityd: Option<PathBuf>,
+}
+
+/// Something that is lacking, and the next step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lack {
+    /// What is lacking.
+    pub what: String,
+    /// What to do.
+    pub next_step: String,
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.next_step)
+    }
+}
+
+/// Everything that keeps this machine from running the lab.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+#[error("this machine cannot run the lab{}", .0.iter().fold(String::new(), |text, lack| format!("{text}\n  - {lack}")))]
+pub struct CannotRun(pub Vec<Lack>);
+
+fn lack(what: &str, next_step: impl Into<String>) -> Lack {
+    Lack { what: what.to_owned(), next_step: next_step.into() }
+}
+
+/// The daemon: the configured one, `LAXITY_LAXITYD`, next to this program, in `PATH`.
+fn find_laxityd(config: &LabConfig) -> Result<PathBuf, Lack> {
+    let named = config
+        .laxityd
+        .clone()
+        .or_else(|| std::env::var_os(LAXITYD_VARIABLE).map(PathBuf::from));
+    if let Some(path) = named {
+        return std::fs::canonicalize(&path).map_err(|error| {
+            lack("laxityd", format!("{} is not there: {error}", path.display()))
+        });
+    }
+    let beside = std::env::current_exe().ok().and_then(|exe| {
+        // Examples and tests of a cargo build lie one folder below the programs.
+        exe.ancestors().skip(1).take(2).map(|folder| folder.join("laxityd")).find(|f| f.is_file())
+    });
+    beside.or_else(|| find_program("laxityd")).ok_or_else(|| {
+        lack(
+            "laxityd",
+            format!(
+                "not next to this program nor in PATH; build it with `cargo build --release -p \
+                 laxity-daemon` or name it in {LAXITYD_VARIABLE}"
+            ),
+        )
+    })
+}
+
+/// Checks everything and finds the programs.
+///
+/// # Errors
+/// All that is lacking, not only the first.
+pub fn probe(config: &LabConfig) -> Result<Tools, CannotRun> {
+    let mut lacks = Vec::new();
+    let mut tool = |name: &str| {
+        find_program(name).or_else(|| {
+            lacks.push(lack(name, "install iproute2 (Debian, Ubuntu: apt install iproute2)"));
+            None
+        })
+    };
+    let (ip, tc) = (tool("ip"), tool("tc"));
+    let laxityd = if config.policies.iter().all(|policy| policy == NONE) {
+        None
+    } else {
+        find_laxityd(config).map_err(|problem| lacks.push(problem)).ok()
+    };
+    if let (Some(ip), Some(tc)) = (&ip, &tc) {
+        let tools = Tools { ip: ip.clone(), tc: tc.clone(), laxityd: None };
+        lacks.extend(probe_kernel(&tools));
+    }
+    match (ip, tc) {
+        (Some(ip), Some(tc)) if lacks.is_empty() => Ok(Tools { ip, tc, laxityd }),
+        _ => Err(CannotRun(lacks)),
+    }
+}
+
+/// Builds one of everything in a sandbox of its own.
+fn probe_kernel(tools: &Tools) -> Vec<Lack> {
+    let ask = || -> anyhow::Result<Vec<Lack>> {
+        let mut child = sandbox::internal("probe")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(&serde_json::to_vec(tools)?)?;
+        }
+        Ok(serde_json::from_slice(&child.wait_with_output()?.stdout)?)
+    };
+    ask().unwrap_or_else(|error| {
+        vec![lack("the probe", format!("could not run this program again ({error:#})"))]
+    })
+}
+
+/// *probe*: tries each thing and prints what is lacking.
+///
+/// # Errors
+/// The tools were not given.
+pub fn try_all() -> anyhow::Result<()> {
+    let tools: Tools = serde_json::from_reader(std::io::stdin())?;
+    let lacks = match sandbox::leave(CloneFlags::empty()) {
+        Err(error) => vec![lack("namespaces", format!("{error:#}"))],
+        Ok(()) => try_kernel(&tools),
+    };
+    println!("{}", serde_json::to_string(&lacks)?);
+    Ok(())
+}
+
+fn try_kernel(tools: &Tools) -> Vec<Lack> {
+    let config = LabConfig::default();
+    let classes = WireClass::table(&config.level_dscp, config.scavenger_dscp).unwrap_or_default();
+    let module = |name: &str, option: &str| {
+        format!("the kernel has no {name}; load the module `{option}` or use a kernel that has it")
+    };
+    let steps: [(&str, &PathBuf, String, String); 6] = [
+        ("bridge", &tools.ip, "link add probe0 type bridge".into(), module("bridge", "bridge")),
+        (
+            "veth",
+            &tools.ip,
+            "link add probe1 type veth peer name probe2".into(),
+            module("veth", "veth"),
+        ),
+        (
+            "gso_max_size",
+            &tools.ip,
+            "link set probe1 gso_max_size 16384 up".into(),
+            "this iproute2 cannot bound segmentation; 5.19 or later can".into(),
+        ),
+        (
+            "HTB",
+            &tools.tc,
+            "qdisc add dev probe1 root handle 1: htb default 10".into(),
+            module("HTB queueing discipline", "sch_htb"),
+        ),
+        (
+            "u32",
+            &tools.tc,
+            "filter add dev probe1 parent 1: protocol ip prio 1 u32 match ip dsfield 0xb8 0xfc \
+             flowid 1:10"
+                .into(),
+            module("u32 classifier", "cls_u32"),
+        ),
+        (
+            "shaping",
+            &tools.tc,
+            fabric::shaping_script("probe2", &config, &classes),
+            "tc refused the lab's shaping as a whole; the parts above work".into(),
+        ),
+    ];
+    let mut lacks = Vec::new();
+    for (what, tool, script, next_step) in steps {
+        if let Err(said) = feed(tool, &script) {
+            let said = if said.is_empty() { next_step } else { format!("{next_step} ({said})") };
+            lacks.push(lack(what, said));
+        }
+    }
+    lacks
+}
+
+fn feed(tool: &PathBuf, script: &str) -> Result<(), String> {
+    let attempt = || -> std::io::Result<std::process::Output> {
+        let mut child = Command::new(tool)
+            .args(["-batch", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // A program that rejects a line stops reading; what it says is below.
+            let _ = writeln!(stdin, "{script}");
+        }
+        child.wait_with_output()
+    };
+    match attempt() {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Err(said.lines().next().unwrap_or_default().to_owned())
+        }
+        Err(error) => Err(error.to_string()),
+    }
+}

@@ -1,0 +1,9 @@
+//! What a lab run found: numbers ([`measure`]), a table for the terminal, a page.
+
+pub mod distribution;
+pub mod html;
+pub mod measure;
+pub mod table;
+
+pub use html::html;
+pub use table::table;
