@@ -29,7 +29,7 @@ pub const MTU: u32 = 9000;
 const GSO_BYTES_MAX: u32 = 16 << 10;
 
 /// HTB's burst, bytes: one GSO unit must fit.
-const BURST_BYTES: u32 = 20 << 10;
+pub const BURST_BYTES: u32 = 20 << 10;
 
 /// First minor number of the classes, and handle of their queues.
 const MINOR_FIRST: u32 = 0x10;
