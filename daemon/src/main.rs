@@ -1,2 +1,127 @@
-//! Placeholder.
-fn main() {}
+//! `laxityd`: arguments, log, runtime. Everything else is in the library.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Parser;
+use laxity_daemon::config::{Config, LogFormat};
+use laxity_daemon::daemon::Daemon;
+use laxity_daemon::service::{SetLog, Source};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, reload};
+
+/// Schedules the network traffic of LLM inference on this host.
+///
+/// Runs without a configuration. SIGHUP reads it again, SIGTERM stops in order: clients are released
+/// and go on unscheduled.
+#[derive(Debug, Parser)]
+#[command(name = "laxityd", version, max_term_width = 100)]
+struct Arguments {
+    /// Configuration file [default: /etc/laxity/laxityd.toml, if it exists]
+    #[arg(long, value_name = "FILE", env = "LAXITY_CONFIG")]
+    config: Option<PathBuf>,
+    /// Checks the configuration and exits
+    #[arg(long)]
+    check_config: bool,
+    /// Prints the configuration that would hold, as TOML, and exits
+    #[arg(long)]
+    show_config: bool,
+    /// Socket that clients register at (`socket` of the configuration)
+    #[arg(long, value_name = "PATH", env = "LAXITY_SOCKET")]
+    socket: Option<PathBuf>,
+    /// Socket that operators use (`control` of the configuration)
+    #[arg(long, value_name = "PATH", env = "LAXITY_CONTROL")]
+    control: Option<PathBuf>,
+    /// How log lines look (`log_format` of the configuration)
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<LogFormat>,
+    /// What is logged: a level or a filter (`log` of the configuration)
+    #[arg(long, value_name = "FILTER", env = "LAXITY_LOG")]
+    log: Option<String>,
+    /// Overrides one key of the configuration, such as scheduler.spin_us=0 or nic.0.rate=25Gbit
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+}
+
+impl Arguments {
+    /// All overrides as `key=value`; what was given last wins.
+    fn sets(&self) -> Vec<String> {
+        let quoted = |text: &str| toml::Value::String(text.to_owned()).to_string();
+        let mut sets = Vec::new();
+        if let Some(path) = &self.socket {
+            sets.push(format!("socket={}", quoted(&path.to_string_lossy())));
+        }
+        if let Some(path) = &self.control {
+            sets.push(format!("control={}", quoted(&path.to_string_lossy())));
+        }
+        if let Some(format) = self.log_format {
+            let name = if format == LogFormat::Json {
+                "json"
+            } else {
+                "text"
+            };
+            sets.push(format!("log_format={}", quoted(name)));
+        }
+        if let Some(filter) = &self.log {
+            sets.push(format!("log={}", quoted(filter)));
+        }
+        sets.extend(self.sets.iter().cloned());
+        sets
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("laxityd: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let source = Source {
+        file: arguments.config.clone(),
+        sets: arguments.sets(),
+    };
+    let config = Config::load(source.file.as_deref(), &source.sets)?;
+    if arguments.show_config {
+        print!("{}", config.to_toml());
+        return Ok(());
+    }
+    if arguments.check_config {
+        println!("the configuration is valid");
+        return Ok(());
+    }
+    let set_log = start_log(&config)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(2)
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(async { Daemon::bind(config, source, set_log)?.run().await })?;
+    Ok(())
+}
+
+/// Starts logging to standard error, and gives the means to change what is logged.
+fn start_log(config: &Config) -> anyhow::Result<SetLog> {
+    let (filter, handle) = reload::Layer::new(EnvFilter::try_new(&config.log)?);
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = match config.log_format {
+        LogFormat::Text => lines.with_target(false).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    tracing_subscriber::registry()
+        .with(filter)
+        .with(lines)
+        .try_init()?;
+    Ok(Box::new(move |text| {
+        if let Ok(filter) = EnvFilter::try_new(text) {
+            let _ = handle.reload(filter);
+        }
+    }))
+}

@@ -181,6 +181,9 @@ pub struct Totals {
     pub credited_bytes: u64,
     /// Bytes completed.
     pub completed_bytes: u64,
+    /// Permitted bytes whose completion never came and was given up on.
+    #[serde(default)]
+    pub written_off_bytes: u64,
     /// Bytes that clients reported to have sent unscheduled.
     pub bypassed_bytes: u64,
     /// Flows that completed after their deadline.
@@ -206,6 +209,9 @@ pub struct SchedulerStatus {
     pub records: u64,
     /// Permits published.
     pub permits: u64,
+    /// Of those, permits published on the fast path, before any bookkeeping.
+    #[serde(default)]
+    pub permits_at_once: u64,
     /// Times it went to sleep.
     pub sleeps: u64,
     /// Wakes of sleeping clients.

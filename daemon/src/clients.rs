@@ -1,0 +1,217 @@
+//! An attached process as the scheduler sees it: its shared memory, and the book kept of it.
+//!
+//! The two are separate fields, because while the lanes of a client are scanned (its memory is
+//! borrowed) every record changes its book.
+
+use std::sync::Arc;
+
+use laxity_policy::Time;
+use laxity_shm::layout::{CREDIT_PORTS, Geometry, attention};
+use laxity_shm::served::{ServeError, Served};
+
+use crate::config::Mode;
+use crate::flows::Tags;
+use crate::stats::{ClientCounters, ClientSnapshot};
+
+/// Number of an attachment; never used twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u64);
+
+/// Who a client is.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Number of the attachment.
+    pub id: ClientId,
+    /// Process, as the kernel says.
+    pub pid: u32,
+    /// User, as the kernel says.
+    pub uid: u32,
+    /// What it calls itself.
+    pub name: Arc<str>,
+    /// Mode it asked for.
+    pub mode: Mode,
+}
+
+/// A process that has registered and waits to be served.
+#[derive(Debug)]
+pub struct Newcomer {
+    /// Who.
+    pub identity: Identity,
+    /// Its memory.
+    pub served: Served,
+}
+
+impl Newcomer {
+    /// Makes the memory of a client.
+    ///
+    /// # Errors
+    /// The system is out of memory or descriptors: refuse the client.
+    pub fn new(identity: Identity, geometry: Geometry, fenced: bool) -> Result<Self, ServeError> {
+        Ok(Self {
+            identity,
+            served: Served::new(geometry, fenced)?,
+        })
+    }
+}
+
+/// What a client leaves behind; dropping it unmaps its memory.
+#[derive(Debug)]
+pub struct Leaving {
+    /// Who it was.
+    pub identity: Identity,
+    /// What it did.
+    pub counters: ClientCounters,
+    /// Its memory.
+    pub served: Served,
+}
+
+/// What is kept of one lane.
+#[derive(Debug)]
+pub struct LaneBook {
+    /// Its living flows.
+    pub tags: Tags,
+    /// Ports whose credit this lane ran out of while there was none to give.
+    pub hungry: [bool; CREDIT_PORTS],
+}
+
+/// What is kept of one client, apart from its memory.
+#[derive(Debug)]
+pub struct Book {
+    /// Who.
+    pub identity: Identity,
+    /// Since when.
+    pub attached: Time,
+    /// Its counters.
+    pub counters: ClientCounters,
+    /// Living flows.
+    pub flows: usize,
+    /// Living flows that it may have.
+    pub flows_max: usize,
+    /// Lanes that have spoken, by number.
+    lanes: Vec<Option<Box<LaneBook>>>,
+    slots: usize,
+    /// Lanes that turned out garbage. The client is released at the first, so this is more than
+    /// zero only until its socket hangs up.
+    pub quarantined_lanes: u32,
+    /// It was released: nothing of it is read any more.
+    pub released: bool,
+}
+
+impl Book {
+    /// The book of `lane`, opened at the first call.
+    #[inline]
+    pub fn lane(&mut self, lane: u16) -> &mut LaneBook {
+        let slots = self.slots;
+        let index = usize::from(lane);
+        if index >= self.lanes.len() {
+            self.lanes.resize_with(index + 1, || None);
+        }
+        self.lanes[index].get_or_insert_with(|| {
+            Box::new(LaneBook {
+                tags: Tags::new(slots),
+                hungry: [false; CREDIT_PORTS],
+            })
+        })
+    }
+
+    /// Numbers of the lanes that have spoken.
+    #[must_use]
+    pub fn lanes(&self) -> Vec<u16> {
+        (0..self.lanes.len() as u16)
+            .filter(|lane| self.lanes[usize::from(*lane)].is_some())
+            .collect()
+    }
+}
+
+/// An attached process.
+#[derive(Debug)]
+pub struct Client {
+    /// What is kept of it.
+    pub book: Book,
+    /// Its memory.
+    pub served: Served,
+    /// Empty scans since its last record: how cold it is.
+    pub idle_scans: u32,
+    /// The mode that holds for it.
+    pub mode: Mode,
+}
+
+impl Client {
+    /// Takes `newcomer` in.
+    #[must_use]
+    pub fn new(newcomer: Newcomer, now: Time, flows_max: usize) -> Self {
+        let Newcomer { identity, served } = newcomer;
+        let slots = usize::from(served.region().geometry().slots);
+        let mode = identity.mode;
+        Self {
+            book: Book {
+                identity,
+                attached: now,
+                counters: ClientCounters::default(),
+                flows: 0,
+                flows_max,
+                lanes: Vec::new(),
+                slots,
+                quarantined_lanes: 0,
+                released: false,
+            },
+            served,
+            idle_scans: 0,
+            mode,
+        }
+    }
+
+    /// Makes `daemon`'s mode, or the client's own if that is more lenient, and the bypass hold.
+    pub fn set_mode(&mut self, daemon: Mode, bypass: bool) {
+        self.mode = daemon.min(self.book.identity.mode);
+        let mut raise = match self.mode {
+            Mode::Off => attention::OFF,
+            Mode::Observe => attention::OBSERVE,
+            Mode::Enforce => 0,
+        };
+        if bypass {
+            raise |= attention::BYPASS;
+        }
+        let all = attention::OFF | attention::OBSERVE | attention::BYPASS;
+        let lower = all & !raise;
+        let held = self.served.header().attention() & all;
+        if held != raise {
+            self.served.announce(raise, lower);
+        }
+    }
+
+    /// Lets go of it: all that waits in it resolves, and it will not submit any more.
+    pub fn release(&mut self) {
+        self.book.released = true;
+        self.served.announce(attention::RELEASED, 0);
+    }
+
+    /// For the snapshot. `waiting` is how many of its flows wait.
+    #[must_use]
+    pub fn snapshot(&self, waiting: u64) -> ClientSnapshot {
+        let identity = &self.book.identity;
+        ClientSnapshot {
+            id: identity.id.0,
+            pid: identity.pid,
+            uid: identity.uid,
+            name: Arc::clone(&identity.name),
+            mode: self.mode,
+            attached: self.book.attached,
+            lanes: self.served.claimed_lanes() as u32,
+            flows: self.book.flows as u64,
+            waiting_flows: waiting,
+            quarantined_lanes: self.book.quarantined_lanes,
+            counters: self.book.counters,
+        }
+    }
+
+    /// What it leaves behind.
+    #[must_use]
+    pub fn leave(self) -> Leaving {
+        Leaving {
+            identity: self.book.identity,
+            counters: self.book.counters,
+            served: self.served,
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! A whole daemon: the scheduler's thread, and everything else on one tokio thread beside it.
+//!
+//! Start and stop in order. Start: the listeners are bound before anything runs, so that a second
+//! daemon, or a path that cannot be bound, is an error and not half a daemon. Stop: no new clients,
+//! the scheduler releases those that are there (whatever they wait for resolves unscheduled), the
+//! sockets are removed.
+
+use std::fs::Permissions;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use laxity_shm::registration::{RegistrationError, listen};
+use metrics_exporter_prometheus::{BuildError, ExporterFuture};
+use sd_notify::NotifyState;
+use thiserror::Error;
+use tokio::net::UnixListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{oneshot, watch};
+use tracing::{debug, error, info, warn};
+
+use crate::config::Config;
+use crate::driver::{Driver, DriverError};
+use crate::mailbox::{Board, Command, Mailbox, mailbox};
+use crate::metrics::Exporter;
+use crate::service::{Service, SetLog, Source};
+use crate::stats::Snapshot;
+use crate::watched::{Watched, watch};
+use crate::{control, registration};
+
+/// Why the daemon did not start, or ended.
+#[derive(Debug, Error)]
+pub enum DaemonError {
+    /// A socket cannot be made.
+    #[error("cannot listen at {path}: {source}; stop the daemon that does, fix the folder's permissions, or set another path (`{key}` in the configuration)", path = .path.display())]
+    Listen {
+        /// The socket.
+        path: PathBuf,
+        /// Its key.
+        key: &'static str,
+        /// What went wrong.
+        source: io::Error,
+    },
+    /// The metrics endpoint cannot be made.
+    #[error(
+        "cannot serve metrics at {address}: {source:?}; set another address, or \"\" for none (`metrics` in the configuration)"
+    )]
+    Metrics {
+        /// The address.
+        address: String,
+        /// What went wrong.
+        source: BuildError,
+    },
+    /// The scheduler cannot be made.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The system refuses something basic.
+    #[error("cannot start: {0}")]
+    System(#[from] io::Error),
+    /// The scheduler's thread died. That is a bug; the clients were released.
+    #[error(
+        "the scheduler's thread died; its clients go on unscheduled. Please report this with the log above"
+    )]
+    SchedulerDied,
+}
+
+/// A daemon that has bound its sockets and does not yet serve.
+#[derive(Debug)]
+pub struct Daemon {
+    config: Arc<Config>,
+    service: Arc<Service>,
+    mailbox: Mailbox,
+    board: Arc<Board>,
+    snapshots: watch::Sender<Option<Arc<Snapshot>>>,
+    registration: Watched,
+    control: UnixListener,
+    exporter: Option<Exporting>,
+    driver: Driver,
+}
+
+struct Exporting {
+    exporter: Exporter,
+    serve: ExporterFuture,
+}
+
+impl std::fmt::Debug for Exporting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.exporter.fmt(f)
+    }
+}
+
+impl Daemon {
+    /// Binds everything. Call inside a tokio runtime.
+    ///
+    /// # Errors
+    /// See [`DaemonError`]; nothing is left behind.
+    pub fn bind(config: Config, source: Source, set_log: SetLog) -> Result<Self, DaemonError> {
+        let config = Arc::new(config);
+        let (mailbox, inbox) = mailbox().map_err(io::Error::from)?;
+        let board = Arc::new(Board::new().map_err(io::Error::from)?);
+        let driver = Driver::new(inbox, Arc::clone(&board), Arc::clone(&config))?;
+        let exporter = match config.metrics_address() {
+            Some(address) => {
+                let (exporter, serve) =
+                    Exporter::new(address).map_err(|source| DaemonError::Metrics {
+                        address: config.metrics.clone(),
+                        source,
+                    })?;
+                Some(Exporting { exporter, serve })
+            }
+            None => None,
+        };
+        let registration = bind_registration(&config)?;
+        let control = bind_control(&config).inspect_err(|_| remove(&config.socket))?;
+        let (snapshots, seen) = watch::channel(None);
+        let service = Arc::new(Service::new(
+            Arc::clone(&config),
+            source,
+            set_log,
+            mailbox.clone(),
+            seen,
+        ));
+        Ok(Self {
+            config,
+            service,
+            mailbox,
+            board,
+            snapshots,
+            registration,
+            control,
+            exporter,
+            driver,
+        })
+    }
+
+    /// Serves until SIGTERM, SIGINT or the death of the scheduler.
+    ///
+    /// # Errors
+    /// [`DaemonError::SchedulerDied`], or what the system refuses at the start.
+    pub async fn run(self) -> Result<(), DaemonError> {
+        let mut stop = [
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::interrupt())?,
+        ];
+        let hangup = signal(SignalKind::hangup())?;
+        let (scheduler, died) = start(self.driver)?;
+        let config = self.config;
+        let mut tasks = vec![
+            tokio::spawn(publish(
+                Arc::clone(&self.board),
+                self.snapshots,
+                Arc::clone(&self.service),
+                self.exporter.map(|exporting| {
+                    tokio::spawn(async move {
+                        if let Err(error) = exporting.serve.await {
+                            error!(?error, "the metrics endpoint ended");
+                        }
+                    });
+                    exporting.exporter
+                }),
+            )),
+            tokio::spawn(registration::serve(
+                self.registration,
+                Arc::clone(&self.service),
+            )),
+            tokio::spawn(control::serve(self.control, Arc::clone(&self.service))),
+            tokio::spawn(reload_on(hangup, Arc::clone(&self.service))),
+        ];
+        if let Some(period) = sd_notify::watchdog_enabled() {
+            let (mailbox, board) = (self.mailbox.clone(), Arc::clone(&self.board));
+            tasks.push(tokio::spawn(watch_over(mailbox, board, period)));
+        }
+        info!(
+            version = env!("CARGO_PKG_VERSION"), policy = %config.policy,
+            mode = config.mode.name(), socket = %config.socket.display(),
+            control = %config.control.display(), metrics = %config.metrics,
+            nics = config.nic.len(), "laxityd is ready"
+        );
+        notify(&[NotifyState::Ready]);
+
+        let [terminate, interrupt] = &mut stop;
+        let died = tokio::select! {
+            _ = terminate.recv() => false,
+            _ = interrupt.recv() => false,
+            _ = died => true,
+        };
+        notify(&[NotifyState::Stopping]);
+        info!("laxityd stops");
+        // No new clients from here on; then the scheduler lets go of those it has.
+        for task in &tasks[1..] {
+            task.abort();
+        }
+        remove(&config.socket);
+        self.mailbox.send(Command::Stop);
+        let joined = tokio::task::spawn_blocking(move || scheduler.join()).await;
+        remove(&config.control);
+        tasks[0].abort();
+        match joined {
+            Ok(Ok(())) if !died => Ok(()),
+            _ => Err(DaemonError::SchedulerDied),
+        }
+    }
+}
+
+/// Starts the scheduler's thread. The receiver resolves when it ends, however it does.
+fn start(driver: Driver) -> io::Result<(JoinHandle<()>, oneshot::Receiver<()>)> {
+    let (alive, died) = oneshot::channel::<()>();
+    let thread = std::thread::Builder::new()
+        .name("scheduler".into())
+        .spawn(move || {
+            let _alive = alive;
+            driver.run();
+        })?;
+    Ok((thread, died))
+}
+
+/// Takes snapshots off the board: to whoever waits for one, and to the endpoint.
+async fn publish(
+    board: Arc<Board>,
+    snapshots: watch::Sender<Option<Arc<Snapshot>>>,
+    service: Arc<Service>,
+    mut exporter: Option<Exporter>,
+) {
+    let pinned = board.fd().and_then(watch);
+    let pinned = match pinned {
+        Ok(pinned) => pinned,
+        Err(error) => return error!(%error, "cannot watch the board; no status, no metrics"),
+    };
+    loop {
+        let Ok(mut ready) = pinned.readable().await else {
+            return;
+        };
+        // Cleared before the look: what is pinned up meanwhile makes it readable again.
+        ready.clear_ready();
+        if let Some(snapshot) = board.take() {
+            if let Some(exporter) = &mut exporter {
+                exporter.publish(&snapshot, service.refusals());
+            }
+            snapshots.send_replace(Some(snapshot));
+        }
+    }
+}
+
+async fn reload_on(mut hangup: Signal, service: Arc<Service>) {
+    while hangup.recv().await.is_some() {
+        if let Ok(now) = NotifyState::monotonic_usec_now() {
+            notify(&[NotifyState::Reloading, now]);
+        }
+        // What is wrong with it was logged; the old configuration holds.
+        let _ = service.reload();
+        notify(&[NotifyState::Ready]);
+    }
+}
+
+/// Pets systemd's watchdog for as long as the scheduler answers.
+async fn watch_over(mailbox: Mailbox, board: Arc<Board>, period: Duration) {
+    let mut ticks = tokio::time::interval(period / 2);
+    loop {
+        let before = board.signs_of_life();
+        mailbox.send(Command::Publish);
+        ticks.tick().await;
+        if board.signs_of_life() == before {
+            // The first look may come too early; the next is half a period later.
+            tokio::time::sleep(period / 4).await;
+        }
+        if board.signs_of_life() == before {
+            warn!("the scheduler gives no sign of life; the watchdog is not told otherwise");
+        } else {
+            notify(&[NotifyState::Watchdog]);
+        }
+    }
+}
+
+/// Tells the service manager, if there is one.
+fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        debug!(%error, "cannot notify the service manager");
+    }
+}
+
+fn bind_registration(config: &Config) -> Result<Watched, DaemonError> {
+    let path = &config.socket;
+    let fail = |source| DaemonError::Listen {
+        path: path.clone(),
+        key: "socket",
+        source,
+    };
+    make_folder(path).map_err(fail)?;
+    let fd = listen(path).map_err(|error| match error {
+        RegistrationError::System { source, .. } => fail(source),
+        other => fail(io::Error::other(other)),
+    })?;
+    let guard = |error| {
+        remove(path);
+        fail(error)
+    };
+    set_mode(path, config.access.socket_mode).map_err(guard)?;
+    watch(fd).map_err(guard)
+}
+
+fn bind_control(config: &Config) -> Result<UnixListener, DaemonError> {
+    let path = &config.control;
+    let fail = |source| DaemonError::Listen {
+        path: path.clone(),
+        key: "control",
+        source,
+    };
+    make_folder(path).map_err(fail)?;
+    if path.exists() {
+        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+            return Err(fail(io::ErrorKind::AddrInUse.into()));
+        }
+        // Left over from a daemon that was killed. If this fails, bind says why.
+        remove(path);
+    }
+    let listener = UnixListener::bind(path).map_err(fail)?;
+    set_mode(path, config.access.control_mode).map_err(|error| {
+        remove(path);
+        fail(error)
+    })?;
+    Ok(listener)
+}
+
+fn make_folder(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => std::fs::create_dir_all(folder),
+        _ => Ok(()),
+    }
+}
+
+fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
+    std::fs::set_permissions(path, Permissions::from_mode(mode))
+}
+
+fn remove(path: &Path) {
+    let _ = std::fs::remove_file(path);
+}

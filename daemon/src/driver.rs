@@ -1,0 +1,697 @@
+//! The scheduler thread: the only place that reads the clock and calls the policy.
+//!
+//! One thread serves all clients and ports, so no decision needs a lock. A round scans the lanes
+//! (hot clients every round, cold ones in turns, a budget for each so that none starves the
+//! others), publishes permits, asks the links that something happened to, and wakes the sleepers
+//! last. Between rounds it takes commands, runs what is due, and looks whether it may sleep.
+//!
+//! * *Hot path.* [`intake`]: decide, write the permit, keep the books afterwards. Counters are
+//!   plain integers of this thread.
+//! * *Spin, then sleep.* It spins for `scheduler.spin_us` after the last record. Where a client was
+//!   just woken, it yields between rounds, in case that client shares its core (HOTPATH.md: then
+//!   pure spinning costs 54 µs and yielding 1). The sleep itself is the protocol of
+//!   [`laxity_shm::sleep`].
+//! * *Heartbeat.* Every millisecond while awake; while flows wait, a sleep ends after
+//!   [`WAITING_SLEEP_MAX`]. With nothing waiting there is none to give: whoever submits wakes us.
+//! * *Distrust.* A record that does not decode releases its client at once, at the first one: its
+//!   memory is corrupt, and everything it waits for resolves unscheduled. Nobody else notices.
+
+pub mod hints;
+pub mod intake;
+pub mod ports;
+mod rest;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use laxity_policy::config::InvalidConfig;
+use laxity_policy::{Level, Span, Time};
+use laxity_shm::layout::attention;
+use laxity_shm::record::Garbage;
+use laxity_shm::sleep::{current_cpu, now_ns};
+use laxity_shm::sync::heavy_fence;
+use tracing::{debug, info, warn};
+
+use crate::clients::{Client, ClientId, Leaving, Newcomer};
+use crate::config::{Config, Mode};
+use crate::driver::hints::Hints;
+use crate::driver::intake::Intake;
+use crate::driver::rest::Rest;
+use crate::flows::FlowTable;
+use crate::mailbox::{Board, Command, Inbox};
+use crate::stats::{ClientCounters, LoopCounters, Snapshot};
+
+/// Records taken from one lane before the next has its turn.
+const BUDGET: usize = 32;
+/// Empty scans after which a client is looked at in turns only.
+const COLD_AFTER: u32 = 4096;
+/// Rounds between looks at which lanes a client has claimed.
+const REFRESH_EVERY: u64 = 64;
+/// Claimed lanes, over all clients, above which doorbells pay (HOTPATH.md).
+const DOORBELL_ABOVE: usize = 256;
+/// Empty rounds between readings of the clock.
+const CLOCK_EVERY: u32 = 8;
+/// Time between heartbeats while awake.
+const BEAT: Span = Span::from_millis(1);
+/// Longest sleep while flows wait: clients take a scheduler for stalled after 100 ms.
+const WAITING_SLEEP_MAX: Span = Span::from_millis(20);
+/// Time between snapshots while something happens.
+const PUBLISH_EVERY: Span = Span::from_millis(100);
+/// Time between looks for completions that never came, and flows looked at each time.
+const WRITE_OFF_EVERY: Span = Span::from_millis(10);
+const WRITE_OFF_COUNT: usize = 1024;
+/// Warnings about garbage: one per this time, the others are counted.
+const WARN_EVERY: Span = Span::from_millis(1000);
+/// Stage 2, the only one that may be sent on credit: it enters the highest level that is not
+/// reserved, so nothing that may precede it is ever behind it.
+const CREDIT_STAGES: u8 = laxity_shm::record::Stage::Collective.bit();
+
+/// Why there is no scheduler.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    /// A field is out of range for the policy. Fix the configuration.
+    #[error(transparent)]
+    Config(#[from] InvalidConfig),
+    /// The system is out of descriptors. Raise `LimitNOFILE`.
+    #[error("cannot make the scheduler's epoll: {0}")]
+    System(#[from] nix::Error),
+}
+
+/// The scheduler. Made on any thread, then [`Driver::run`] on its own.
+#[derive(Debug)]
+pub struct Driver {
+    inbox: Inbox,
+    board: Arc<Board>,
+    config: Arc<Config>,
+    intake: Intake,
+    clients: Vec<Option<Client>>,
+    /// Indices of clients that are scanned every round, and of the others.
+    hot: Vec<u32>,
+    cold: Vec<u32>,
+    cold_next: usize,
+    doorbells: bool,
+    /// Counters of clients that are gone.
+    gone: ClientCounters,
+    rest: Rest,
+    spin: Span,
+    /// Something happened since the last snapshot, or somebody asked for one.
+    unpublished: bool,
+    publish_now: bool,
+    published: Time,
+    active: Time,
+    woke_client: Time,
+    beaten: Time,
+    swept: Time,
+    sweep_at: usize,
+    warned: Time,
+    empty_rounds: u32,
+}
+
+impl Driver {
+    /// A scheduler with no clients.
+    ///
+    /// # Errors
+    /// See [`DriverError`].
+    pub fn new(inbox: Inbox, board: Arc<Board>, config: Arc<Config>) -> Result<Self, DriverError> {
+        let now = Time(now_ns());
+        let rest = Rest::new(inbox.fd())?;
+        let mut driver = Self {
+            inbox,
+            board,
+            intake: Intake {
+                now,
+                ports: ports::ports(&config)?,
+                flows: FlowTable::default(),
+                hints: Hints::new(now, &config)?,
+                counters: LoopCounters::default(),
+                wakes: Vec::new(),
+                credit: false,
+                bypass: false,
+                credit_level: Level::FIRST_UNRESERVED,
+            },
+            config: Arc::clone(&config),
+            clients: Vec::new(),
+            hot: Vec::new(),
+            cold: Vec::new(),
+            cold_next: 0,
+            doorbells: false,
+            gone: ClientCounters::default(),
+            rest,
+            spin: Span::ZERO,
+            unpublished: true,
+            publish_now: true,
+            published: Time::ZERO,
+            active: now,
+            woke_client: Time::ZERO,
+            beaten: Time::ZERO,
+            swept: now,
+            sweep_at: 0,
+            warned: Time::ZERO,
+            empty_rounds: 0,
+        };
+        driver.configure(&config)?;
+        Ok(driver)
+    }
+
+    /// Schedules until it is told to stop. All clients are released at the end, however it comes.
+    pub fn run(mut self) {
+        if let Some(cpu) = self.config.scheduler.cpu {
+            pin(cpu);
+        }
+        while self.turn() {}
+        for client in self.clients.iter_mut().flatten() {
+            client.release();
+        }
+        self.publish();
+        info!("the scheduler has released its clients and ends");
+    }
+
+    /// One round and what is due after it. False to stop.
+    fn turn(&mut self) -> bool {
+        if self.inbox.is_pending() && !self.obey() {
+            return false;
+        }
+        let records = self.round();
+        if records > 0 {
+            self.intake.now = Time(now_ns());
+            self.active = self.intake.now;
+            self.empty_rounds = 0;
+            self.unpublished = true;
+        } else {
+            self.empty_rounds = self.empty_rounds.wrapping_add(1);
+            if self.empty_rounds % CLOCK_EVERY == 0 {
+                self.intake.now = Time(now_ns());
+            }
+        }
+        self.due();
+        if records == 0 {
+            let now = self.intake.now;
+            if now.since(self.active) >= self.spin || self.clients.is_empty() {
+                self.sleep();
+            } else if now.since(self.woke_client) < self.spin {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+        true
+    }
+
+    /// Scans lanes, serves links, wakes sleepers. Returns the number of records.
+    fn round(&mut self) -> usize {
+        self.intake.counters.rounds += 1;
+        let mut records = 0;
+        let mut at = 0;
+        while let Some(&index) = self.hot.get(at) {
+            let taken = self.scan(index, false);
+            records += taken;
+            if taken == 0 && self.cools(index) {
+                self.hot.swap_remove(at);
+                self.cold.push(index);
+            } else {
+                at += 1;
+            }
+        }
+        // Cold clients: a thirty-second of them each round, so that the first record of one waits
+        // for about as long as a few dozen scans.
+        let turns = self.cold.len().div_ceil(32);
+        for _ in 0..turns {
+            if self.cold_next >= self.cold.len() {
+                self.cold_next = 0;
+            }
+            let Some(&index) = self.cold.get(self.cold_next) else {
+                break;
+            };
+            let taken = self.scan(index, true);
+            if taken > 0 {
+                records += taken;
+                self.cold.swap_remove(self.cold_next);
+                self.hot.push(index);
+            } else {
+                self.cold_next += 1;
+            }
+        }
+        if self.intake.counters.rounds % REFRESH_EVERY == 0 {
+            self.refresh();
+        }
+        self.intake.serve(&mut self.clients);
+        self.wake_clients();
+        records
+    }
+
+    /// Takes records of one client. `refresh` looks for newly claimed lanes first.
+    #[inline]
+    fn scan(&mut self, index: u32, refresh: bool) -> usize {
+        let Some(client) = self.clients[index as usize].as_mut() else {
+            return 0;
+        };
+        let Client {
+            book,
+            served,
+            idle_scans,
+            ..
+        } = client;
+        if book.released {
+            return 0;
+        }
+        if refresh {
+            served.refresh();
+        }
+        let intake = &mut self.intake;
+        let mut garbage = None;
+        let mut depth = (u16::MAX, 0);
+        let taken = served.scan(BUDGET, |lane, consumer, incoming| {
+            depth = if depth.0 == lane {
+                (lane, depth.1 + 1)
+            } else {
+                (lane, 1)
+            };
+            intake.counters.ring_depth = intake.counters.ring_depth.max(depth.1);
+            match incoming {
+                Ok(incoming) => intake.take(index, book, lane, consumer, incoming),
+                Err(problem) => garbage = Some((lane, problem)),
+            }
+        });
+        if taken > 0 {
+            *idle_scans = 0;
+            intake.counters.records += taken as u64;
+        }
+        if let Some((lane, problem)) = garbage {
+            self.quarantine(index, lane, &problem);
+        }
+        taken
+    }
+
+    fn cools(&mut self, index: u32) -> bool {
+        match self.clients[index as usize].as_mut() {
+            Some(client) => {
+                client.idle_scans = client.idle_scans.saturating_add(1);
+                client.idle_scans >= COLD_AFTER
+            }
+            None => true,
+        }
+    }
+
+    /// Looks for newly claimed lanes of hot clients, and whether there are so many that doorbells
+    /// pay. Cold clients are refreshed when they are scanned.
+    fn refresh(&mut self) {
+        let mut claimed = 0;
+        for client in self.clients.iter_mut().flatten() {
+            client.served.refresh();
+            claimed += client.served.claimed_lanes();
+        }
+        // Half as many switch them off again, so that a count at the border does not flap.
+        let wanted = claimed
+            > if self.doorbells {
+                DOORBELL_ABOVE / 2
+            } else {
+                DOORBELL_ABOVE
+            };
+        if wanted != self.doorbells {
+            self.doorbells = wanted;
+            for client in self.clients.iter_mut().flatten() {
+                client.served.set_doorbell(wanted);
+            }
+            heavy_fence();
+            self.sweep_lanes();
+        }
+    }
+
+    /// Looks at every lane of every client, whatever claims and doorbells say.
+    fn sweep_lanes(&mut self) -> usize {
+        let mut records = 0;
+        for index in 0..self.clients.len() {
+            let Some(client) = self.clients[index].as_mut() else {
+                continue;
+            };
+            let Client { book, served, .. } = client;
+            if book.released {
+                continue;
+            }
+            let intake = &mut self.intake;
+            let mut garbage = None;
+            let taken = served.sweep(BUDGET, |lane, consumer, incoming| match incoming {
+                Ok(incoming) => intake.take(index as u32, book, lane, consumer, incoming),
+                Err(problem) => garbage = Some((lane, problem)),
+            });
+            self.intake.counters.records += taken as u64;
+            records += taken;
+            if taken > 0 {
+                self.warm(index as u32);
+            }
+            if let Some((lane, problem)) = garbage {
+                self.quarantine(index as u32, lane, &problem);
+            }
+        }
+        records
+    }
+
+    fn warm(&mut self, index: u32) {
+        if let Some(client) = self.clients[index as usize].as_mut() {
+            client.idle_scans = 0;
+        }
+        if let Some(at) = self.cold.iter().position(|cold| *cold == index) {
+            self.cold.swap_remove(at);
+            self.hot.push(index);
+        }
+    }
+
+    fn wake_clients(&mut self) {
+        if self.intake.wakes.is_empty() {
+            return;
+        }
+        for (index, lane) in core::mem::take(&mut self.intake.wakes) {
+            let client = self
+                .clients
+                .get_mut(index as usize)
+                .and_then(Option::as_mut);
+            if let Some(consumer) = client.and_then(|client| client.served.consumer(lane))
+                && consumer.wake()
+            {
+                self.intake.counters.client_wakes += 1;
+                self.woke_client = self.intake.now;
+            }
+        }
+    }
+
+    /// What is due by the clock: links, admission, heartbeats, lost completions, the snapshot.
+    fn due(&mut self) {
+        let now = self.intake.now;
+        let mut serve = false;
+        for port in &mut self.intake.ports {
+            if port.due <= now {
+                port.dirty = true;
+                serve = true;
+            }
+        }
+        if self.intake.hints.due() <= now {
+            let intake = &mut self.intake;
+            if let Some(pruned) = intake.hints.decide(now, &mut intake.ports) {
+                intake.counters.orders += 1;
+                intake.counters.pruned_requests = pruned as u64;
+                self.unpublished = true;
+                serve = true;
+            }
+        }
+        if now.since(self.beaten) >= BEAT {
+            self.beat();
+        }
+        if now.since(self.swept) >= WRITE_OFF_EVERY && !self.intake.flows.is_empty() {
+            self.swept = now;
+            let since = now - Span(self.config.tuning.completion_timeout.0);
+            self.sweep_at =
+                self.intake
+                    .write_off(&mut self.clients, since, self.sweep_at, WRITE_OFF_COUNT);
+            serve = true;
+        }
+        if serve {
+            self.intake.serve(&mut self.clients);
+            self.wake_clients();
+        }
+        if self.publish_now || self.unpublished && now.since(self.published) >= PUBLISH_EVERY {
+            self.publish();
+        }
+    }
+
+    fn beat(&mut self) {
+        self.beaten = self.intake.now;
+        self.board.progress();
+        let cpu = current_cpu();
+        for client in self.clients.iter().flatten() {
+            client.served.header().set_daemon_cpu(cpu);
+            client.served.header().beat(self.beaten.0);
+        }
+    }
+
+    /// Sleeps until something can have happened. See [`laxity_shm::sleep`] for why nothing is
+    /// missed.
+    fn sleep(&mut self) {
+        for client in self.clients.iter().flatten() {
+            client.served.header().raise(attention::SLEEPING);
+        }
+        let ordered = self.clients.is_empty() || heavy_fence();
+        if self.sweep_lanes() == 0 && !self.inbox.is_pending() {
+            // What this look or the round before it left to do is due now, not after the sleep.
+            self.intake.serve(&mut self.clients);
+            self.wake_clients();
+            self.intake.now = Time(now_ns());
+            let limit = self.sleep_limit(ordered);
+            if limit > Span::ZERO {
+                self.beat();
+                self.intake.counters.sleeps += 1;
+                let woken = self.rest.sleep(limit);
+                for index in woken {
+                    self.warm(index);
+                }
+            }
+        } else {
+            self.active = self.intake.now;
+            self.unpublished = true;
+        }
+        for client in self.clients.iter().flatten() {
+            client.served.header().lower(attention::SLEEPING);
+        }
+        self.intake.now = Time(now_ns());
+        self.intake.serve(&mut self.clients);
+        self.wake_clients();
+        self.beat();
+        self.empty_rounds = 0;
+    }
+
+    fn sleep_limit(&self, ordered: bool) -> Span {
+        let now = self.intake.now;
+        let ports = &self.intake.ports;
+        let mut until = ports
+            .iter()
+            .map(|port| port.due)
+            .min()
+            .unwrap_or(Time::NEVER);
+        until = until.min(self.intake.hints.due());
+        if self.publish_now {
+            until = now;
+        } else if self.unpublished {
+            until = until.min(self.published + PUBLISH_EVERY);
+        }
+        if ports.iter().any(|port| port.link.waiting_flows() > 0) || !ordered {
+            until = until.min(now + WAITING_SLEEP_MAX);
+        }
+        until.since(now)
+    }
+
+    /// Carries out what the rest of the daemon asked for. False to stop.
+    fn obey(&mut self) -> bool {
+        self.intake.now = Time(now_ns());
+        self.unpublished = true;
+        for command in self.inbox.take() {
+            match command {
+                Command::Attach(newcomer) => self.attach(*newcomer),
+                Command::Detach { client, leaving } => {
+                    let _ = leaving.send(self.detach(client));
+                }
+                Command::Bypass(on) => {
+                    self.intake.bypass = on;
+                    self.apply_modes();
+                }
+                Command::Configure(config) => {
+                    if let Err(error) = self.configure(&config) {
+                        warn!(%error, "the new configuration does not work; the old one holds");
+                    }
+                }
+                Command::Publish => self.publish_now = true,
+                Command::Stop => return false,
+            }
+        }
+        self.board.progress();
+        true
+    }
+
+    fn attach(&mut self, newcomer: Newcomer) {
+        let index = self
+            .clients
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or_else(|| {
+                self.clients.push(None);
+                self.clients.len() - 1
+            });
+        let now = self.intake.now;
+        let mut client = Client::new(newcomer, now, self.config.scheduler.flows_per_client_max);
+        if let Err(error) = self.rest.watch(index as u32, client.served.eventfd()) {
+            // It is served all the same, at the pace of the bounded sleeps.
+            warn!(%error, client = %client.book.identity.name, "cannot watch a client's eventfd");
+        }
+        let header = client.served.header();
+        header.set_dscp(&self.config.dscp_of_region());
+        header.set_credit_class(CREDIT_STAGES, self.intake.credit_level.0);
+        header.set_daemon_cpu(current_cpu());
+        header.beat(now.0);
+        client.served.set_doorbell(self.doorbells);
+        client.set_mode(self.config.mode, self.intake.bypass);
+        let identity = &client.book.identity;
+        info!(
+            client = %identity.name, id = identity.id.0, pid = identity.pid, uid = identity.uid,
+            mode = client.mode.name(), "a client attached"
+        );
+        self.intake.counters.attachments += 1;
+        self.clients[index] = Some(client);
+        self.hot.push(index as u32);
+        self.active = now;
+    }
+
+    fn detach(&mut self, id: ClientId) -> Option<Leaving> {
+        let index = self
+            .clients
+            .iter()
+            .position(|c| c.as_ref().is_some_and(|c| c.book.identity.id == id))?;
+        let mut client = self.clients[index].take()?;
+        self.hot.retain(|hot| *hot as usize != index);
+        self.cold.retain(|cold| *cold as usize != index);
+        self.rest.forget(client.served.eventfd());
+        self.intake.client_gone(&mut client);
+        self.gone.add(&client.book.counters);
+        while matches!(self.clients.last(), Some(None)) {
+            self.clients.pop();
+        }
+        self.intake.serve(&mut self.clients);
+        self.wake_clients();
+        Some(client.leave())
+    }
+
+    /// Garbage came out of a lane: lets go of its client.
+    #[cold]
+    fn quarantine(&mut self, index: u32, lane: u16, problem: &Garbage) {
+        let Some(client) = self.clients[index as usize].as_mut() else {
+            return;
+        };
+        client.book.counters.garbage_records += 1;
+        client.book.quarantined_lanes += 1;
+        client.release();
+        self.intake.client_gone(client);
+        let identity = &client.book.identity;
+        if self.intake.now.since(self.warned) >= WARN_EVERY {
+            self.warned = self.intake.now;
+            warn!(
+                client = %identity.name, id = identity.id.0, pid = identity.pid, lane, %problem,
+                "released a client for garbage in its memory; its traffic goes on unscheduled"
+            );
+        } else {
+            debug!(client = %identity.name, lane, %problem, "released a client for garbage");
+        }
+    }
+
+    fn configure(&mut self, config: &Arc<Config>) -> Result<(), InvalidConfig> {
+        let now = self.intake.now;
+        for (index, port) in self.intake.ports.iter_mut().enumerate() {
+            if let Some(nic) = config.nic.get(index / 2) {
+                port.configure(now, config.link(nic))?;
+            }
+        }
+        self.intake.hints.configure(now, config)?;
+        self.config = Arc::clone(config);
+        // On one core, whoever spins keeps away whom it waits for.
+        let alone = std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1);
+        self.spin = if alone {
+            Span::ZERO
+        } else {
+            Span::from_micros(config.scheduler.spin_us)
+        };
+        if let Some(port) = self.intake.ports.first() {
+            self.intake.credit_level = Level(port.credit_level(now));
+        }
+        for client in self.clients.iter_mut().flatten() {
+            client.book.flows_max = config.scheduler.flows_per_client_max;
+            let header = client.served.header();
+            header.set_dscp(&config.dscp_of_region());
+            header.set_credit_class(CREDIT_STAGES, self.intake.credit_level.0);
+        }
+        self.apply_modes();
+        Ok(())
+    }
+
+    fn apply_modes(&mut self) {
+        self.intake.credit = self.config.mode == Mode::Enforce && !self.intake.bypass;
+        for client in self
+            .clients
+            .iter_mut()
+            .flatten()
+            .filter(|c| !c.book.released)
+        {
+            client.set_mode(self.config.mode, self.intake.bypass);
+        }
+        self.publish_now = true;
+    }
+
+    /// Pins up a snapshot; if the board is being looked at, tries again in the next round.
+    fn publish(&mut self) {
+        let intake = &mut self.intake;
+        intake.counters.ring_depth_max = intake
+            .counters
+            .ring_depth_max
+            .max(intake.counters.ring_depth);
+        let mut waiting = vec![0_u64; self.clients.len()];
+        for entry in 0..intake.flows.entries() {
+            if let Some((_, flow)) = intake.flows.at(entry)
+                && flow.waits()
+                && let Some(count) = waiting.get_mut(flow.client as usize)
+            {
+                *count += 1;
+            }
+        }
+        let mut all_clients = self.gone;
+        let mut clients = Vec::new();
+        for (client, waiting) in self.clients.iter().zip(waiting) {
+            if let Some(client) = client {
+                all_clients.add(&client.book.counters);
+                clients.push(client.snapshot(waiting));
+            }
+        }
+        clients.sort_unstable_by_key(|client| client.id);
+        let snapshot = Snapshot {
+            at: intake.now,
+            mode: self.config.mode,
+            policy: self.config.policy,
+            bypass: intake.bypass,
+            dscp: self.config.dscp_by_row(),
+            ports: intake.ports.iter().map(ports::Port::snapshot).collect(),
+            clients,
+            all_clients,
+            scheduler: intake.counters,
+        };
+        if self.board.try_pin(Arc::new(snapshot)) {
+            self.published = intake.now;
+            self.unpublished = false;
+            self.publish_now = false;
+            intake.counters.ring_depth = 0;
+        }
+    }
+}
+
+impl Drop for Driver {
+    /// Also when the thread panics: clients must not wait for a scheduler that is gone.
+    fn drop(&mut self) {
+        for client in self
+            .clients
+            .iter_mut()
+            .flatten()
+            .filter(|c| !c.book.released)
+        {
+            client.release();
+        }
+    }
+}
+
+fn pin(cpu: usize) {
+    let mut set = nix::sched::CpuSet::new();
+    let pinned = set
+        .set(cpu)
+        .and_then(|()| nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set));
+    match pinned {
+        Ok(()) => debug!(cpu, "the scheduler is pinned"),
+        Err(error) => warn!(cpu, %error, "cannot pin the scheduler; check scheduler.cpu"),
+    }
+}
+
+/// `span` as the standard library has it.
+fn duration(span: Span) -> Duration {
+    Duration::from_nanos(span.0)
+}

@@ -1,0 +1,137 @@
+//! One direction of one NIC: its arbitration, what is counted there, and its credit.
+
+use std::sync::Arc;
+
+use laxity_policy::config::InvalidConfig;
+use laxity_policy::link::Link;
+use laxity_policy::{BatchId, FlowId, FlowSpec, Layer, LinkConfig, RequestId, Stage, Time};
+use laxity_shm::consumer::Consumer;
+use laxity_shm::layout::CREDIT_PORTS;
+
+use crate::config::Config;
+use crate::stats::{PortCounters, PortSnapshot};
+
+/// A port: egress is even, ingress odd.
+#[derive(Debug)]
+pub struct Port {
+    /// Its arbitration.
+    pub link: Link,
+    /// What was counted.
+    pub counters: PortCounters,
+    /// Something happened since `poll_action` said `None`.
+    pub dirty: bool,
+    /// When to call `poll_action` though nothing happens.
+    pub due: Time,
+    /// Lanes that ran out of credit while there was none, as (client, lane).
+    pub hungry: Vec<(u32, u16)>,
+    /// Credit that is handed out and not spent, over all lanes, in bytes.
+    credit_out: u64,
+    nic: u8,
+    name: Arc<str>,
+    direction: &'static str,
+}
+
+/// The ports of a configuration.
+///
+/// # Errors
+/// A field of the arbitration is out of range.
+pub fn ports(config: &Config) -> Result<Vec<Port>, InvalidConfig> {
+    let mut ports = Vec::new();
+    for (index, nic) in config.nic.iter().enumerate() {
+        let name: Arc<str> = nic.name.as_str().into();
+        for direction in ["egress", "ingress"] {
+            ports.push(Port {
+                link: Link::new(config.link(nic))?,
+                counters: PortCounters::default(),
+                dirty: false,
+                due: Time::NEVER,
+                hungry: Vec::new(),
+                credit_out: 0,
+                nic: index as u8,
+                name: Arc::clone(&name),
+                direction,
+            });
+        }
+    }
+    Ok(ports)
+}
+
+impl Port {
+    /// Takes a new configuration.
+    ///
+    /// # Errors
+    /// A field is out of range; the old configuration stays in force.
+    pub fn configure(&mut self, now: Time, config: LinkConfig) -> Result<(), InvalidConfig> {
+        self.dirty = true;
+        self.link.set_config(now, config)
+    }
+
+    /// The level at which a collective goes out of an idle port: that of credit.
+    #[must_use]
+    pub fn credit_level(&self, now: Time) -> u8 {
+        let spec = FlowSpec {
+            flow: FlowId(u64::MAX),
+            stage: Stage::Collective,
+            batch: BatchId(0),
+            request: RequestId(0),
+            layer: Layer(0),
+            bytes: 1,
+            deadline: Time::NEVER,
+            receiver_bound: false,
+        };
+        self.link
+            .peek_permit(now, &spec)
+            .map_or(2, |permit| permit.level.0)
+    }
+
+    /// Hands credit to a lane that has used up half of its share. False if the port has none to
+    /// give now, so that the lane is to be fed later.
+    ///
+    /// A lane's share is an eighth of the window, and it gets at most a quarter of what is left
+    /// for credit at all, half the window: later lanes get less, never nothing. Credit cannot be
+    /// taken back, so what is out bounds by how much a port may exceed its window.
+    #[inline]
+    pub fn feed(&mut self, now: Time, index: usize, consumer: &mut Consumer) -> bool {
+        if index >= CREDIT_PORTS {
+            return true;
+        }
+        let (granted, spent) = consumer.credit(index);
+        let held = granted.saturating_sub(spent);
+        let window = self.link.config().window_bytes;
+        let share = window / 8;
+        if held > share / 2 {
+            return true;
+        }
+        let allowance = self.link.credit_allowance(now).min(window / 2);
+        let left = allowance.saturating_sub(self.credit_out);
+        let give = (share - held).min(left / 4);
+        if give == 0 {
+            return false;
+        }
+        consumer.grant_credit(index, granted.saturating_add(give));
+        self.credit_out += give;
+        true
+    }
+
+    /// Credit was spent, or is held by a lane that is gone.
+    #[inline]
+    pub fn credit_back(&mut self, bytes: u64) {
+        self.credit_out = self.credit_out.saturating_sub(bytes);
+    }
+
+    /// For the snapshot.
+    #[must_use]
+    pub fn snapshot(&self) -> PortSnapshot {
+        let config = self.link.config();
+        PortSnapshot {
+            nic: self.nic,
+            name: Arc::clone(&self.name),
+            direction: self.direction,
+            rate: config.rate,
+            window_bytes: config.window_bytes,
+            levels: config.levels,
+            link: self.link.snapshot(),
+            counters: self.counters.clone(),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Where the scheduler sleeps: an epoll of the clients' eventfds, the mailbox's bell and a timer.
+//!
+//! The eventfds are watched edge-triggered, so they need not be read: each write is an edge. The
+//! timer exists because epoll counts in milliseconds and the policy does not.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use laxity_policy::Span;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+
+use crate::driver::duration;
+
+const BELL: u64 = u64::MAX;
+const TIMER: u64 = u64::MAX - 1;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Rest {
+    epoll: Epoll,
+    timer: TimerFd,
+}
+
+impl Rest {
+    /// Watches `bell`.
+    pub(crate) fn new(bell: BorrowedFd<'_>) -> nix::Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let timer = TimerFd::new(
+            ClockId::CLOCK_MONOTONIC,
+            TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC,
+        )?;
+        let edge = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
+        epoll.add(bell, EpollEvent::new(EpollFlags::EPOLLIN, BELL))?;
+        epoll.add(timer.as_fd(), EpollEvent::new(edge, TIMER))?;
+        Ok(Self { epoll, timer })
+    }
+
+    /// Watches the eventfd of the client with index `client`.
+    pub(crate) fn watch(&self, client: u32, eventfd: BorrowedFd<'_>) -> nix::Result<()> {
+        let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
+        self.epoll
+            .add(eventfd, EpollEvent::new(flags, u64::from(client)))
+    }
+
+    /// Watches it no more. The client holds a duplicate, so closing ours would not end it.
+    pub(crate) fn forget(&self, eventfd: BorrowedFd<'_>) {
+        let _ = self.epoll.delete(eventfd);
+    }
+
+    /// Sleeps for at most `limit`. Returns the clients that rang.
+    pub(crate) fn sleep(&self, limit: Span) -> Vec<u32> {
+        let mut events = [EpollEvent::empty(); 64];
+        let forever = limit.0 > 1 << 60;
+        if !forever {
+            let at = TimeSpec::from_duration(duration(limit).max(Duration::from_nanos(1)));
+            let _ = self
+                .timer
+                .set(Expiration::OneShot(at), TimerSetTimeFlags::empty());
+        }
+        // An interrupted or failed wait is an early wake-up: the caller looks at everything again.
+        let count = self
+            .epoll
+            .wait(&mut events, EpollTimeout::NONE)
+            .unwrap_or(0);
+        if !forever {
+            let _ = self.timer.unset();
+        }
+        events[..count]
+            .iter()
+            .map(EpollEvent::data)
+            .filter(|data| *data < TIMER)
+            .map(|data| data as u32)
+            .collect()
+    }
+}

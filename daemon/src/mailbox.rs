@@ -1,0 +1,207 @@
+//! The two ways between the scheduler thread and the rest of the daemon.
+//!
+//! Inwards: [`Command`]s over a channel, and a bell (a flag for a scheduler that is awake, an
+//! eventfd for one that sleeps). Outwards: a [`Board`] that holds the latest snapshot. The
+//! scheduler never waits for the other side: it reads the flag once a round, and where the board
+//! is being looked at it pins its snapshot up later.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError, mpsc};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use tokio::sync::oneshot;
+
+use crate::clients::{ClientId, Leaving, Newcomer};
+use crate::config::Config;
+use crate::stats::Snapshot;
+
+/// What the rest of the daemon tells the scheduler.
+#[derive(Debug)]
+pub enum Command {
+    /// A process has registered; serve it.
+    Attach(Box<Newcomer>),
+    /// Its socket hung up: forget it, and hand back what it held, so that unmapping its memory
+    /// is not the scheduler's work.
+    Detach {
+        /// Which.
+        client: ClientId,
+        /// Takes what was its.
+        leaving: oneshot::Sender<Option<Leaving>>,
+    },
+    /// Let everything out unscheduled, or stop that.
+    Bypass(bool),
+    /// A new configuration. What needs a restart is as it was.
+    Configure(Arc<Config>),
+    /// Somebody waits for a snapshot that is newer than this command.
+    Publish,
+    /// Release all clients and end.
+    Stop,
+}
+
+/// The sending end; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Mailbox {
+    commands: mpsc::Sender<Command>,
+    bell: Arc<Bell>,
+}
+
+/// Says that there is a command.
+#[derive(Debug)]
+pub struct Bell {
+    pending: AtomicBool,
+    fd: EventFd,
+}
+
+/// The receiving end, the scheduler's.
+#[derive(Debug)]
+pub struct Inbox {
+    commands: mpsc::Receiver<Command>,
+    bell: Arc<Bell>,
+}
+
+/// Makes both ends.
+///
+/// # Errors
+/// The process is out of file descriptors.
+pub fn mailbox() -> nix::Result<(Mailbox, Inbox)> {
+    let (sender, receiver) = mpsc::channel();
+    let fd = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
+    let bell = Arc::new(Bell {
+        pending: AtomicBool::new(false),
+        fd,
+    });
+    Ok((
+        Mailbox {
+            commands: sender,
+            bell: Arc::clone(&bell),
+        },
+        Inbox {
+            commands: receiver,
+            bell,
+        },
+    ))
+}
+
+impl Mailbox {
+    /// Sends `command`. False if the scheduler has ended.
+    pub fn send(&self, command: Command) -> bool {
+        if self.commands.send(command).is_err() {
+            return false;
+        }
+        // Release: pairs with the Acquire swap in `take`, which then finds the command in the
+        // channel. The eventfd is written whether or not the scheduler sleeps: commands are rare.
+        self.bell.pending.store(true, Ordering::Release);
+        let _ = self.bell.fd.write(1);
+        true
+    }
+}
+
+impl Inbox {
+    /// Whether a command is there: one load of a line that rarely changes.
+    #[inline]
+    #[must_use]
+    pub fn is_pending(&self) -> bool {
+        self.bell.pending.load(Ordering::Relaxed)
+    }
+
+    /// All commands that are there.
+    pub fn take(&self) -> Vec<Command> {
+        self.bell.pending.swap(false, Ordering::AcqRel);
+        let _ = self.bell.fd.read();
+        self.commands.try_iter().collect()
+    }
+
+    /// Becomes readable when there is a command.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.bell.fd.as_fd()
+    }
+}
+
+/// Where the scheduler pins its latest snapshot.
+#[derive(Debug)]
+pub struct Board {
+    latest: Mutex<Option<Arc<Snapshot>>>,
+    pinned: EventFd,
+    progress: AtomicU64,
+}
+
+impl Board {
+    /// An empty board.
+    ///
+    /// # Errors
+    /// The process is out of file descriptors.
+    pub fn new() -> nix::Result<Self> {
+        let pinned = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
+        Ok(Self {
+            latest: Mutex::new(None),
+            pinned,
+            progress: AtomicU64::new(0),
+        })
+    }
+
+    /// Pins `snapshot` up, unless somebody holds the board right now. Never waits.
+    #[must_use]
+    pub fn try_pin(&self, snapshot: Arc<Snapshot>) -> bool {
+        let mut latest = match self.latest.try_lock() {
+            Ok(latest) => latest,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        *latest = Some(snapshot);
+        drop(latest);
+        let _ = self.pinned.write(1);
+        true
+    }
+
+    /// The latest snapshot since the last call.
+    #[must_use]
+    pub fn take(&self) -> Option<Arc<Snapshot>> {
+        let _ = self.pinned.read();
+        self.latest
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+
+    /// A descriptor that becomes readable when a snapshot was pinned.
+    ///
+    /// # Errors
+    /// The process is out of file descriptors.
+    pub fn fd(&self) -> std::io::Result<OwnedFd> {
+        self.pinned.as_fd().try_clone_to_owned()
+    }
+
+    /// Scheduler: counts a sign of life. For the watchdog: a command that is not taken within a
+    /// watchdog period while this stands still means a thread that hangs.
+    #[inline]
+    pub fn progress(&self) {
+        let seen = self.progress.load(Ordering::Relaxed);
+        self.progress.store(seen.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Signs of life so far.
+    #[must_use]
+    pub fn signs_of_life(&self) -> u64 {
+        self.progress.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_rings_until_it_is_taken() {
+        let (mailbox, inbox) = mailbox().unwrap();
+        assert!(!inbox.is_pending());
+        assert!(mailbox.send(Command::Publish));
+        assert!(mailbox.send(Command::Bypass(true)));
+        assert!(inbox.is_pending());
+        assert_eq!(inbox.take().len(), 2);
+        assert!(!inbox.is_pending());
+        drop(inbox);
+        assert!(!mailbox.send(Command::Stop));
+    }
+}

@@ -1,0 +1,271 @@
+//! What operators and registrations act on: the configuration in force, who is attached, and the
+//! way to the scheduler. Lives on the tokio side.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use laxity_shm::layout::attention;
+use laxity_shm::region::Region;
+use laxity_shm::sleep::now_ns;
+use laxity_wire::Status;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use crate::clients::ClientId;
+use crate::config::{Config, ConfigError, Mode};
+use crate::mailbox::{Command, Mailbox};
+use crate::stats::Snapshot;
+use crate::status::status;
+
+/// How long the scheduler may take to answer a request for a snapshot.
+const SNAPSHOT_MAX: Duration = Duration::from_secs(2);
+
+/// Where the configuration came from, to read it again.
+#[derive(Clone, Debug, Default)]
+pub struct Source {
+    /// `--config`.
+    pub file: Option<PathBuf>,
+    /// Overrides of the command line, `key=value`.
+    pub sets: Vec<String>,
+}
+
+/// Changes what is logged; the argument is `log` of the configuration.
+pub type SetLog = Box<dyn Fn(&str) + Send + Sync>;
+
+/// See the module.
+pub struct Service {
+    started: Instant,
+    source: Source,
+    set_log: SetLog,
+    mailbox: Mailbox,
+    snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
+    refusals: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    config: Arc<Config>,
+    bypass: bool,
+    next_id: u64,
+    attached: usize,
+    /// So that a bypass reaches the clients even if the scheduler hangs.
+    regions: BTreeMap<ClientId, Arc<Region>>,
+}
+
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service")
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Service {
+    /// A service in front of the scheduler behind `mailbox`.
+    #[must_use]
+    pub fn new(
+        config: Arc<Config>,
+        source: Source,
+        set_log: SetLog,
+        mailbox: Mailbox,
+        snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
+    ) -> Self {
+        Self {
+            started: Instant::now(),
+            source,
+            set_log,
+            mailbox,
+            snapshots,
+            refusals: AtomicU64::new(0),
+            state: Mutex::new(State {
+                config,
+                bypass: false,
+                next_id: 1,
+                attached: 0,
+                regions: BTreeMap::new(),
+            }),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The configuration in force.
+    #[must_use]
+    pub fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.state().config)
+    }
+
+    /// Passes `command` on. False if the scheduler has ended.
+    pub fn send(&self, command: Command) -> bool {
+        self.mailbox.send(command)
+    }
+
+    /// Room for one more client: its number, or `None` if there are as many as may be.
+    #[must_use]
+    pub fn admit(&self) -> Option<ClientId> {
+        let mut state = self.state();
+        if state.attached >= state.config.scheduler.clients_max {
+            return None;
+        }
+        state.attached += 1;
+        let id = ClientId(state.next_id);
+        state.next_id += 1;
+        Some(id)
+    }
+
+    /// Remembers the memory of an admitted client.
+    pub fn keep_region(&self, id: ClientId, region: Arc<Region>) {
+        self.state().regions.insert(id, region);
+    }
+
+    /// An admitted client is gone.
+    pub fn departed(&self, id: ClientId) {
+        let mut state = self.state();
+        state.attached = state.attached.saturating_sub(1);
+        state.regions.remove(&id);
+    }
+
+    /// Counts a registration that was refused.
+    pub fn refused(&self) {
+        self.refusals.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Registrations refused so far.
+    #[must_use]
+    pub fn refusals(&self) -> u64 {
+        self.refusals.load(Ordering::Relaxed)
+    }
+
+    /// The state of the daemon now.
+    ///
+    /// # Errors
+    /// The scheduler does not answer; text for the operator.
+    pub async fn status(&self) -> Result<Status, String> {
+        let asked_ns = now_ns();
+        if !self.send(Command::Publish) {
+            return Err("the scheduler has ended; laxityd is stopping".to_owned());
+        }
+        let mut snapshots = self.snapshots.clone();
+        let fresh = snapshots.wait_for(|seen| {
+            seen.as_ref()
+                .is_some_and(|snapshot| snapshot.at.0 >= asked_ns)
+        });
+        match tokio::time::timeout(SNAPSHOT_MAX, fresh).await {
+            Ok(Ok(seen)) => {
+                let uptime_ms = self.started.elapsed().as_millis() as u64;
+                seen.as_ref()
+                    .map(|snapshot| status(snapshot, uptime_ms, self.refusals()))
+                    .ok_or_else(|| "there is no snapshot yet; ask again".to_owned())
+            }
+            Ok(Err(_)) => Err("laxityd is stopping".to_owned()),
+            Err(_) => Err(format!(
+                "the scheduler did not answer within {SNAPSHOT_MAX:?}; clients go on unscheduled after their stall timeout. Restart laxityd, and report this with its log"
+            )),
+        }
+    }
+
+    /// Turns the bypass on or off; what was done, for the operator.
+    pub fn bypass(&self, on: bool) -> String {
+        let mut state = self.state();
+        state.bypass = on;
+        // The word of each region is set here and now, so that it works with a scheduler that
+        // hangs, too; the scheduler then wakes the sleepers. Off is the scheduler's alone: it
+        // must have made up its mind before anybody waits for it again.
+        if on {
+            for region in state.regions.values() {
+                region.header().raise(attention::BYPASS);
+            }
+        }
+        let clients = state.attached;
+        drop(state);
+        self.send(Command::Bypass(on));
+        let said = if on {
+            "on: everything goes out unscheduled"
+        } else {
+            "off"
+        };
+        warn!(on, clients, "bypass switched by an operator");
+        format!("bypass is {said} ({clients} clients attached)")
+    }
+
+    /// Changes the policy until the next reload.
+    ///
+    /// # Errors
+    /// There is no such policy; text for the operator.
+    pub fn set_policy(&self, policy: &str) -> Result<String, String> {
+        let policy: laxity_policy::PolicyKind = policy
+            .parse()
+            .map_err(|error: laxity_policy::config::UnknownPolicy| error.to_string())?;
+        self.change(|config| config.policy = policy);
+        info!(%policy, "policy changed by an operator");
+        Ok(format!(
+            "the policy is {policy} until the next reload or restart"
+        ))
+    }
+
+    /// Changes the mode until the next reload.
+    ///
+    /// # Errors
+    /// There is no such mode; text for the operator.
+    pub fn set_mode(&self, mode: &str) -> Result<String, String> {
+        let mode = Mode::from_name(mode)
+            .ok_or_else(|| format!("unknown mode `{mode}`; known are off, observe, enforce"))?;
+        self.change(|config| config.mode = mode);
+        info!(mode = mode.name(), "mode changed by an operator");
+        Ok(format!(
+            "the mode is {} until the next reload or restart",
+            mode.name()
+        ))
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Config)) {
+        let mut state = self.state();
+        let mut config = Config::clone(&state.config);
+        change(&mut config);
+        state.config = Arc::new(config);
+        let config = Arc::clone(&state.config);
+        drop(state);
+        self.send(Command::Configure(config));
+    }
+
+    /// Reads the configuration again. Gives the keys that changed and need a restart.
+    ///
+    /// # Errors
+    /// The new configuration is wrong; the old one holds.
+    pub fn reload(&self) -> Result<Vec<&'static str>, ConfigError> {
+        let loaded = Config::load(self.source.file.as_deref(), &self.source.sets);
+        let file = match loaded {
+            Ok(file) => file,
+            Err(error) => {
+                warn!(%error, "the configuration was not reloaded; the old one holds");
+                return Err(error);
+            }
+        };
+        let mut state = self.state();
+        let running = Arc::clone(&state.config);
+        let needs_restart = file.needs_restart(&running);
+        let effective = Arc::new(file.reloaded_over(&running));
+        let changed = effective != running;
+        state.config = Arc::clone(&effective);
+        drop(state);
+        (self.set_log)(&effective.log);
+        info!(
+            changed, policy = %effective.policy, mode = effective.mode.name(),
+            "the configuration was reloaded"
+        );
+        for key in &needs_restart {
+            warn!(
+                key,
+                "changed in the configuration; takes effect after a restart only"
+            );
+        }
+        self.send(Command::Configure(effective));
+        Ok(needs_restart)
+    }
+}

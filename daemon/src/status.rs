@@ -1,0 +1,149 @@
+//! A snapshot as the operator's `status`.
+
+use laxity_policy::{Level, Stage};
+use laxity_wire::{
+    ClientStatus, LevelStatus, PermittedBytes, PortStatus, SchedulerStatus, StageStatus, Status,
+    Totals, WaitStatus,
+};
+
+use crate::metrics::{level_name, rows};
+use crate::stats::{ClientSnapshot, PortSnapshot, Snapshot, WaitHistogram};
+
+/// `snapshot` for an operator; `uptime_ms` and `refusals` are known outside the scheduler.
+#[must_use]
+pub fn status(snapshot: &Snapshot, uptime_ms: u64, refusals: u64) -> Status {
+    let ports: Vec<PortStatus> = snapshot.ports.iter().map(|p| port(snapshot, p)).collect();
+    let all = &snapshot.all_clients;
+    let scheduler = &snapshot.scheduler;
+    let stages = || snapshot.ports.iter().flat_map(|port| &port.counters.stages);
+    let totals = Totals {
+        attached_clients: snapshot.clients.len() as u64,
+        attachments: scheduler.attachments,
+        refusals,
+        flows: all.flows,
+        cancelled_flows: all.cancelled_flows,
+        overflowed_flows: all.overflowed_flows,
+        submitted_bytes: all.submitted_bytes,
+        permitted_bytes: all.permitted_bytes,
+        credited_bytes: stages().map(|stage| stage.credited_bytes).sum(),
+        completed_bytes: all.completed_bytes,
+        written_off_bytes: all.written_off_bytes,
+        bypassed_bytes: all.bypassed_bytes,
+        deadline_misses: stages().map(|stage| stage.deadline_misses).sum(),
+        promotions: snapshot.ports.iter().map(|port| port.link.promotions).sum(),
+        demotions: snapshot.ports.iter().map(|port| port.link.demotions).sum(),
+        pruned_requests: scheduler.pruned_requests,
+        orders: scheduler.orders,
+        garbage_records: all.garbage_records,
+    };
+    Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        uptime_ms,
+        policy: snapshot.policy.name().to_owned(),
+        mode: snapshot.mode.name().to_owned(),
+        bypass: snapshot.bypass,
+        clients: snapshot
+            .clients
+            .iter()
+            .map(|c| client(snapshot, c))
+            .collect(),
+        ports,
+        totals,
+        scheduler: SchedulerStatus {
+            rounds: scheduler.rounds,
+            records: scheduler.records,
+            permits: scheduler.permits,
+            permits_at_once: scheduler.permits_at_once,
+            sleeps: scheduler.sleeps,
+            client_wakes: scheduler.client_wakes,
+            ring_depth_max: scheduler.ring_depth_max,
+        },
+    }
+}
+
+fn client(snapshot: &Snapshot, client: &ClientSnapshot) -> ClientStatus {
+    ClientStatus {
+        id: client.id,
+        pid: client.pid,
+        uid: client.uid,
+        name: client.name.to_string(),
+        mode: client.mode.name().to_owned(),
+        attached_ms: snapshot.at.since(client.attached).0 / 1_000_000,
+        lanes: client.lanes,
+        flows: client.flows,
+        waiting_flows: client.waiting_flows,
+        submitted_bytes: client.counters.submitted_bytes,
+        permitted_bytes: client.counters.permitted_bytes,
+        completed_bytes: client.counters.completed_bytes,
+        bypassed_bytes: client.counters.bypassed_bytes,
+        garbage_records: client.counters.garbage_records,
+        quarantined_lanes: client.quarantined_lanes,
+    }
+}
+
+fn port(snapshot: &Snapshot, port: &PortSnapshot) -> PortStatus {
+    let link = &port.link;
+    let levels = rows(port.levels).map(|row| LevelStatus {
+        level: level_name(row),
+        dscp: snapshot.dscp[row],
+        waiting_flows: link.waiting_by_level[row].flows,
+        waiting_bytes: link.waiting_by_level[row].bytes,
+        permitted_bytes: port
+            .counters
+            .stages
+            .iter()
+            .map(|s| s.permitted_bytes[row])
+            .sum(),
+    });
+    let stages = Stage::ALL.map(|stage| {
+        let counted = &port.counters.stages[stage.index()];
+        let waiting = link.waiting_by_stage[stage.index()];
+        StageStatus {
+            stage: stage.name().to_owned(),
+            waiting_flows: waiting.flows,
+            waiting_bytes: waiting.bytes,
+            submitted_bytes: counted.submitted_bytes,
+            permitted_bytes: counted.permitted_bytes.iter().sum(),
+            completed_bytes: counted.completed_bytes,
+            deadline_misses: counted.deadline_misses,
+            wait: wait(&counted.wait),
+        }
+    });
+    let permitted = Stage::ALL.into_iter().flat_map(|stage| {
+        let bytes = port.counters.stages[stage.index()].permitted_bytes;
+        (0..Level::ROWS)
+            .filter(move |row| bytes[*row] > 0)
+            .map(move |row| PermittedBytes {
+                stage: stage.name().to_owned(),
+                level: level_name(row),
+                bytes: bytes[row],
+            })
+    });
+    PortStatus {
+        nic: port.nic,
+        name: port.name.to_string(),
+        direction: port.direction.to_owned(),
+        rate_bytes_per_s: port.rate,
+        policy: snapshot.policy.name().to_owned(),
+        in_flight_bytes: link.in_flight_bytes,
+        window_bytes: port.window_bytes,
+        load: link.rho,
+        waiting_flows: link.waiting_by_stage.iter().map(|tally| tally.flows).sum(),
+        waiting_bytes: link.waiting_by_stage.iter().map(|tally| tally.bytes).sum(),
+        levels: levels.collect(),
+        stages: stages.into(),
+        permitted: permitted.collect(),
+        promotions: link.promotions,
+        demotions: link.demotions,
+    }
+}
+
+fn wait(waits: &WaitHistogram) -> WaitStatus {
+    WaitStatus {
+        flows: waits.count(),
+        mean_ns: waits.mean_ns(),
+        p50_ns: waits.quantile_ns(500),
+        p99_ns: waits.quantile_ns(990),
+    }
+}

@@ -1,0 +1,65 @@
+//! What the binary says when it is asked, and when it is asked wrongly.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that panics is a test that fails"
+)]
+
+use std::process::{Command, Output};
+
+fn laxityd(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_laxityd"))
+        .args(arguments)
+        .env_remove("LAXITY_SOCKET")
+        .env_remove("LAXITY_CONTROL")
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn show_config_prints_a_file_that_check_config_accepts() {
+    let shown = laxityd(&["--show-config", "--set", "policy=mfs", "--socket", "/tmp/s"]);
+    assert!(shown.status.success());
+    let text = String::from_utf8(shown.stdout).unwrap();
+    assert!(
+        text.contains("policy = \"mfs\"") && text.contains("socket = \"/tmp/s\""),
+        "{text}"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("shown.toml");
+    std::fs::write(&file, text).unwrap();
+    let checked = laxityd(&["--config", file.to_str().unwrap(), "--check-config"]);
+    assert!(checked.status.success());
+}
+
+#[test]
+fn a_wrong_file_is_named_with_its_line_and_the_exit_code_is_not_zero() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("laxityd.toml");
+    std::fs::write(
+        &file,
+        "mode = \"enforce\"\n\n[[nic]]\nname = \"a\"\nrate = \"fast\"\n",
+    )
+    .unwrap();
+    let checked = laxityd(&["--config", file.to_str().unwrap(), "--check-config"]);
+    assert_eq!(checked.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&checked.stderr);
+    assert!(
+        said.contains("laxityd.toml:5") && said.contains("`fast`"),
+        "{said}"
+    );
+}
+
+#[test]
+fn the_sample_configuration_is_the_defaults() {
+    let sample = concat!(env!("CARGO_MANIFEST_DIR"), "/../dist/laxityd.toml");
+    let from_sample = laxityd(&["--config", sample, "--show-config"]);
+    assert!(
+        from_sample.status.success(),
+        "{}",
+        String::from_utf8_lossy(&from_sample.stderr)
+    );
+    let defaults = laxityd(&["--set", "mode=enforce", "--show-config"]);
+    let text = |output: Output| String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text(from_sample), text(defaults));
+}

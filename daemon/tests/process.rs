@@ -1,0 +1,542 @@
+//! The real binary with real clients.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that panics is a test that fails"
+)]
+
+mod support;
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use laxity_client::{Client, Direction, Flow, Hint, Options, Stage};
+use nix::sys::signal::Signal;
+use support::{Laxityd, SOON, eventually};
+
+/// One NIC with a small window, so that flows wait: 4 chunks of 64 KiB.
+const SMALL: &str = r#"
+[[nic]]
+name = "eth0"
+rate = "1Gbit"
+chunk = "64KiB"
+window = "256KiB"
+"#;
+
+fn flow(stage: Stage, bytes: u64) -> Flow {
+    Flow {
+        stage,
+        bytes,
+        ..Flow::default()
+    }
+}
+
+/// Sends a flow to its end, as an application would; returns the grants.
+fn send(lane: &mut laxity_client::Lane, flow: &Flow) -> Vec<laxity_client::Grant> {
+    let mut ticket = lane.submit(flow);
+    let mut grants = Vec::new();
+    loop {
+        let grant = lane.wait(&mut ticket);
+        grants.push(grant);
+        lane.complete(&ticket, grant.bytes);
+        if grant.last {
+            return grants;
+        }
+    }
+}
+
+#[test]
+fn a_flow_is_permitted_in_chunks_each_byte_once_and_status_and_metrics_say_so() {
+    let daemon = Laxityd::start(SMALL);
+    let client = daemon.client("worker");
+    let mut lane = client.lane();
+    let grants = send(&mut lane, &flow(Stage::P2d, 1 << 20));
+    assert_eq!(grants.iter().map(|g| g.bytes).sum::<u64>(), 1 << 20);
+    assert!(
+        grants.len() >= 4,
+        "a window of four chunks allows no fewer grants than {grants:?}"
+    );
+    assert!(grants.iter().all(|g| !g.bypassed && g.level > 0));
+
+    let status = eventually("the last completion is counted", || {
+        let status = daemon.status();
+        (status.totals.completed_bytes == 1 << 20).then_some(status)
+    });
+    assert_eq!(status.policy, "laxity");
+    assert_eq!(status.mode, "enforce");
+    assert_eq!(status.totals.permitted_bytes, 1 << 20);
+    assert_eq!(status.totals.bypassed_bytes, 0);
+    assert_eq!(status.clients.len(), 1);
+    assert_eq!(status.clients[0].name, "worker");
+    assert_eq!(status.clients[0].pid, std::process::id());
+    assert_eq!(status.clients[0].flows, 0);
+    assert_eq!(status.ports.len(), 2);
+    let egress = &status.ports[0];
+    assert_eq!(
+        (egress.name.as_str(), egress.direction.as_str()),
+        ("eth0", "egress")
+    );
+    assert_eq!(egress.rate_bytes_per_s, 125_000_000);
+    assert_eq!(egress.in_flight_bytes, 0);
+    let p2d = egress
+        .stages
+        .iter()
+        .find(|stage| stage.stage == "p2d")
+        .unwrap();
+    assert_eq!(
+        (p2d.submitted_bytes, p2d.permitted_bytes),
+        (1 << 20, 1 << 20)
+    );
+    assert_eq!(
+        egress.permitted.iter().map(|p| p.bytes).sum::<u64>(),
+        1 << 20
+    );
+
+    eventually("the metrics follow", || {
+        (daemon.metric("laxity_completed_bytes_total", "p2d") == f64::from(1 << 20)).then_some(())
+    });
+    assert_eq!(
+        daemon.metric("laxity_permitted_bytes_total", "egress"),
+        f64::from(1 << 20)
+    );
+    assert_eq!(daemon.metric("laxity_attached_clients", ""), 1.0);
+    assert_eq!(daemon.metric("laxity_wait_seconds_count", "p2d"), 1.0);
+}
+
+#[test]
+fn every_documented_metric_is_served_and_nothing_else() {
+    let daemon = Laxityd::start(SMALL);
+    let client = daemon.client("worker");
+    send(&mut client.lane(), &flow(Stage::KvReuse, 1000));
+    let text = eventually("the first flow shows", || {
+        let text = daemon.scrape();
+        text.contains("laxity_wait_seconds_count").then_some(text)
+    });
+    let documented: Vec<&str> = include_str!("../../docs/metrics.md")
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `"))
+        .filter_map(|rest| rest.split_once('`').map(|(name, _)| name))
+        .collect();
+    assert!(documented.len() > 30);
+    for name in &documented {
+        assert!(
+            text.contains(&format!("# TYPE {name} ")),
+            "{name} is documented and not served"
+        );
+        assert!(
+            text.contains(&format!("# HELP {name} ")),
+            "{name} has no help text"
+        );
+    }
+    for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let name = line.split(' ').next().unwrap();
+        assert!(
+            documented.contains(&name),
+            "{name} is served and not documented"
+        );
+    }
+}
+
+#[test]
+fn collectives_of_an_idle_port_go_out_on_credit_after_the_first() {
+    let daemon = Laxityd::start(SMALL);
+    let client = daemon.client("rank");
+    let mut lane = client.lane();
+    for _ in 0..200 {
+        send(&mut lane, &flow(Stage::Collective, 1000));
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    let status = eventually("all is completed", || {
+        let status = daemon.status();
+        (status.totals.completed_bytes == 200_000).then_some(status)
+    });
+    assert!(status.totals.credited_bytes > 0, "no credit was ever used");
+    assert_eq!(status.totals.permitted_bytes, 200_000);
+    assert_eq!(status.totals.garbage_records, 0);
+    assert_eq!(status.ports[0].in_flight_bytes, 0);
+}
+
+#[test]
+fn a_higher_flow_of_another_client_overtakes_a_lower_one_that_waits() {
+    let daemon = Laxityd::start(&format!("policy = \"two_class\"\n{SMALL}"));
+    let (low, high) = (daemon.client("low"), daemon.client("high"));
+    let (mut low_lane, mut high_lane) = (low.lane(), high.lane());
+    // Fills the window and waits with the rest; nothing of it is completed.
+    let mut bulk = low_lane.submit(&flow(Stage::P2d, 10 << 20));
+    let mut sent = 0;
+    while sent < 256 << 10 {
+        sent += low_lane.wait(&mut bulk).bytes;
+    }
+    let mut urgent = high_lane.submit(&flow(Stage::Collective, 64 << 10));
+    let waiting = eventually("both wait", || {
+        let port = &daemon.status().ports[0];
+        (port.waiting_flows == 2).then(|| port.clone())
+    });
+    assert_eq!(waiting.in_flight_bytes, 256 << 10);
+    // Room for one chunk: it is the collective's, though the bulk waits for longer.
+    low_lane.complete(&bulk, 64 << 10);
+    let grant = high_lane.wait(&mut urgent);
+    assert_eq!(
+        (grant.bytes, grant.last, grant.bypassed),
+        (64 << 10, true, false)
+    );
+    assert!(low_lane.poll(&mut bulk).is_none());
+}
+
+#[test]
+fn bypass_lets_everything_out_at_once_and_new_clients_too_until_it_is_switched_off() {
+    let daemon = Laxityd::start(SMALL);
+    let client = daemon.client("worker");
+    let mut lane = client.lane();
+    let mut ticket = lane.submit(&flow(Stage::P2d, 1 << 20));
+    let mut got = 0;
+    while got < 256 << 10 {
+        got += lane.wait(&mut ticket).bytes;
+    }
+    assert!(lane.poll(&mut ticket).is_none());
+    let waiter = std::thread::spawn(move || {
+        let mut got = 0;
+        loop {
+            let grant = lane.wait(&mut ticket);
+            got += grant.bytes;
+            if grant.last {
+                return (lane, grant, got);
+            }
+        }
+    });
+    let said = daemon.control().bypass(true).unwrap();
+    assert!(said.contains("on") && said.contains("1 client"), "{said}");
+    let (mut lane, last, rest) = waiter.join().unwrap();
+    assert!(last.bypassed);
+    assert_eq!(got + rest, 1 << 20);
+    assert!(send(&mut lane, &flow(Stage::P2d, 100))[0].bypassed);
+    assert!(daemon.status().bypass);
+    let other = daemon.client("other");
+    assert!(send(&mut other.lane(), &flow(Stage::P2d, 100))[0].bypassed);
+    eventually("the withdrawn bytes are counted", || {
+        (daemon.status().totals.bypassed_bytes == rest).then_some(())
+    });
+
+    daemon.control().bypass(false).unwrap();
+    eventually("flows are scheduled again", || {
+        (!send(&mut lane, &flow(Stage::P2d, 100))[0].bypassed).then_some(())
+    });
+}
+
+#[test]
+fn sighup_changes_what_can_change_and_names_what_cannot() {
+    let mut daemon = Laxityd::start(SMALL);
+    let old = std::fs::read_to_string(daemon.config_file()).unwrap();
+    let new = old
+        .replace("rate = \"1Gbit\"", "rate = \"10Gbit\"")
+        .replace("control.sock", "elsewhere.sock");
+    std::fs::write(
+        daemon.config_file(),
+        format!("policy = \"mfs\"\nmode = \"observe\"\n{new}"),
+    )
+    .unwrap();
+    daemon.signal(Signal::SIGHUP);
+    daemon.await_log("takes effect after a restart");
+    let status = eventually("the new policy holds", || {
+        let status = daemon.status();
+        (status.policy == "mfs").then_some(status)
+    });
+    assert_eq!(status.mode, "observe");
+    assert_eq!(status.ports[0].rate_bytes_per_s, 1_250_000_000);
+
+    // Wrong: the old one holds, and the line is named.
+    std::fs::write(daemon.config_file(), "polciy = \"mfs\"\n").unwrap();
+    let error = daemon.control().reload().unwrap_err().to_string();
+    assert!(
+        error.contains("laxityd.toml:1") && error.contains("polciy"),
+        "{error}"
+    );
+    assert_eq!(daemon.status().policy, "mfs");
+}
+
+#[test]
+fn observe_accounts_for_bytes_and_delays_none() {
+    let daemon = Laxityd::start(&format!("mode = \"observe\"\n{SMALL}"));
+    let client = daemon.client("worker");
+    let mut lane = client.lane();
+    // Far more than the window, and nothing is completed: it goes out all the same.
+    let mut ticket = lane.submit(&flow(Stage::P2d, 100 << 20));
+    let grant = lane.poll(&mut ticket).unwrap();
+    assert_eq!(
+        (grant.bytes, grant.last, grant.bypassed),
+        (100 << 20, true, false)
+    );
+    eventually("it is accounted", || {
+        let totals = daemon.status().totals;
+        (totals.submitted_bytes == 100 << 20 && totals.permitted_bytes == 0).then_some(())
+    });
+    lane.complete(&ticket, 100 << 20);
+    eventually("so is its completion", || {
+        (daemon.status().totals.completed_bytes == 100 << 20).then_some(())
+    });
+}
+
+#[test]
+fn sigterm_releases_the_clients_and_leaves_nothing_behind() {
+    let mut daemon = Laxityd::start(SMALL);
+    let client = daemon.client("worker");
+    let mut lane = client.lane();
+    let mut ticket = lane.submit(&flow(Stage::P2d, 1 << 20));
+    let mut got = 0;
+    while got < 256 << 10 {
+        got += lane.wait(&mut ticket).bytes;
+    }
+    daemon.signal(Signal::SIGTERM);
+    // The stall timeout is as long as the test: only the release can end this wait.
+    let started = Instant::now();
+    loop {
+        let grant = lane.wait(&mut ticket);
+        got += grant.bytes;
+        if grant.last {
+            assert!(grant.bypassed);
+            break;
+        }
+    }
+    assert!(started.elapsed() < SOON);
+    assert_eq!(got, 1 << 20);
+    assert!(daemon.end().success());
+    assert!(!daemon.socket().exists());
+    assert!(!daemon.folder.path().join("control.sock").exists());
+}
+
+#[test]
+fn a_client_that_ends_leaves_no_descriptor_no_mapping_and_no_flow() {
+    let daemon = Laxityd::start(SMALL);
+    let waiting = daemon.client("waiting");
+    let mut waiting_lane = waiting.lane();
+    let before = eventually("the daemon has settled", || {
+        let first = daemon.holdings();
+        std::thread::sleep(Duration::from_millis(20));
+        (first == daemon.holdings() && daemon.status().clients.len() == 1).then_some(first)
+    });
+    for round in 0..100 {
+        let client = daemon.client("short-lived");
+        let mut lane = client.lane();
+        // A whole window is permitted and never completed: it must come back with the client.
+        let mut ticket = lane.submit(&flow(Stage::P2d, 1 << 20));
+        assert!(lane.wait(&mut ticket).bytes > 0, "round {round}");
+        if round % 2 == 0 {
+            // Dies without a word: the region and the socket close, nothing is withdrawn.
+            std::mem::forget(ticket);
+        } else {
+            lane.cancel(ticket);
+        }
+    }
+    eventually("all of it is gone", || {
+        let status = daemon.status();
+        (status.clients.len() == 1
+            && status.ports[0].in_flight_bytes == 0
+            && status.ports[0].waiting_flows == 0
+            && daemon.holdings() == before)
+            .then_some(())
+    });
+    assert_eq!(send(&mut waiting_lane, &flow(Stage::P2d, 5)).len(), 1);
+    assert_eq!(daemon.status().totals.attachments, 101);
+}
+
+#[test]
+fn a_client_of_another_version_is_told_so_and_one_that_says_nothing_is_dropped() {
+    use laxity_shm::registration::{
+        Hello, Reason, RegistrationError, connect, receive_reply, send_hello, wait_readable,
+    };
+    let mut daemon = Laxityd::start(SMALL);
+    let socket = connect(&daemon.socket()).unwrap();
+    let mut hello = Hello::new("old", laxity_client::Mode::Enforce, false);
+    hello.version += 1;
+    send_hello(socket.as_fd(), &hello).unwrap();
+    assert!(wait_readable(socket.as_fd(), SOON));
+    match receive_reply(socket.as_fd()) {
+        Err(RegistrationError::Rejected {
+            reason: Reason::Version,
+            ..
+        }) => {}
+        other => panic!("{other:?}"),
+    }
+    let silent = connect(&daemon.socket()).unwrap();
+    assert!(wait_readable(silent.as_fd(), SOON));
+    assert!(matches!(
+        receive_reply(silent.as_fd()),
+        Err(RegistrationError::Rejected {
+            reason: Reason::Malformed,
+            ..
+        })
+    ));
+    daemon.await_log("refused a client");
+    assert_eq!(daemon.status().totals.refusals, 2);
+    assert_eq!(daemon.status().totals.attached_clients, 0);
+}
+
+#[test]
+fn clients_beyond_the_limit_are_refused_and_served_once_there_is_room() {
+    let daemon = Laxityd::start(&format!("[scheduler]\nclients_max = 1\n{SMALL}"));
+    let first = daemon.client("first");
+    let options = Options {
+        socket: daemon.socket(),
+        name: "second".to_owned(),
+        attach_timeout: SOON,
+        reattach_every: Duration::from_millis(20),
+        ..Options::default()
+    };
+    let second = Client::attach(options);
+    assert!(!second.is_scheduled());
+    let mut lane = second.lane();
+    assert!(send(&mut lane, &flow(Stage::P2d, 10))[0].bypassed);
+    drop(first);
+    eventually("the second is taken in", || {
+        std::thread::sleep(Duration::from_millis(20));
+        (!send(&mut lane, &flow(Stage::P2d, 10))[0].bypassed).then_some(())
+    });
+}
+
+#[test]
+fn flows_beyond_the_limit_of_a_client_and_of_unknown_nics_go_out_unscheduled() {
+    let daemon = Laxityd::start(&format!("[scheduler]\nflows_per_client_max = 2\n{SMALL}"));
+    let client = daemon.client("greedy");
+    let mut lane = client.lane();
+    let mut tickets: Vec<_> = (0..3)
+        .map(|_| lane.submit(&flow(Stage::P2d, 1 << 20)))
+        .collect();
+    let third = lane.wait(&mut tickets[2]);
+    assert_eq!((third.bytes, third.last), (1 << 20, true));
+    for ticket in tickets {
+        lane.cancel(ticket);
+    }
+    let elsewhere = Flow {
+        nic: 9,
+        direction: Direction::Ingress,
+        ..flow(Stage::P2d, 7 << 20)
+    };
+    let mut ticket = lane.submit(&elsewhere);
+    let grant = lane.wait(&mut ticket);
+    assert_eq!((grant.bytes, grant.last), (7 << 20, true));
+    eventually("both are counted", || {
+        let totals = daemon.status().totals;
+        (totals.overflowed_flows == 1 && totals.garbage_records == 1).then_some(())
+    });
+}
+
+#[test]
+fn hints_reach_admission_and_deadlines_are_judged() {
+    let daemon = Laxityd::start(&format!("slo_ttft = \"1ns\"\n{SMALL}"));
+    let client = daemon.client("engine");
+    let mut lane = client.lane();
+    lane.hint(Hint::BatchBegin {
+        batch: 1,
+        layers: 4,
+        layer_time_ns: 1_000_000,
+    });
+    lane.hint(Hint::RequestJoin {
+        batch: 1,
+        request: 11,
+        deadline_ns: 0,
+        bytes: 1000,
+    });
+    lane.hint(Hint::LayerBegin { batch: 1, layer: 0 });
+    send(
+        &mut lane,
+        &Flow {
+            batch: 1,
+            request: 11,
+            ..flow(Stage::P2d, 1000)
+        },
+    );
+    lane.hint(Hint::ComputeEnd { batch: 1 });
+    lane.hint(Hint::RequestEnd { request: 11 });
+    lane.hint(Hint::BatchEnd { batch: 1 });
+    eventually("an order was issued and the miss counted", || {
+        let totals = daemon.status().totals;
+        (totals.orders >= 1 && totals.deadline_misses == 1).then_some(())
+    });
+}
+
+#[test]
+fn permitted_bytes_that_never_complete_are_written_off() {
+    let daemon = Laxityd::start(&format!("[tuning]\ncompletion_timeout = \"50ms\"\n{SMALL}"));
+    let (lossy, honest) = (daemon.client("lossy"), daemon.client("honest"));
+    let mut lossy_lane = lossy.lane();
+    let mut lost = lossy_lane.submit(&flow(Stage::P2d, 256 << 10));
+    while !lossy_lane.wait(&mut lost).last {}
+    // The window is full for ever, were it not for the timeout.
+    let grants = send(&mut honest.lane(), &flow(Stage::P2d, 128 << 10));
+    assert!(grants.iter().all(|grant| !grant.bypassed));
+    eventually("it is counted", || {
+        (daemon.status().totals.written_off_bytes == 256 << 10).then_some(())
+    });
+}
+
+#[test]
+fn an_idle_daemon_with_clients_attached_uses_next_to_no_processor_time() {
+    let daemon = Laxityd::start(SMALL);
+    let clients: Vec<_> = (0..4)
+        .map(|i| daemon.client(&format!("idle-{i}")))
+        .collect();
+    let mut lanes: Vec<_> = clients.iter().map(Client::lane).collect();
+    for lane in &mut lanes {
+        send(lane, &flow(Stage::P2d, 10));
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let ticks = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.child.id())).unwrap();
+        let fields: Vec<&str> = stat
+            .rsplit(')')
+            .next()
+            .unwrap()
+            .split_whitespace()
+            .collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    };
+    let before = ticks();
+    std::thread::sleep(Duration::from_secs(2));
+    // A tick is 10 ms: 1 % of a core over this time, ten times the budget, would be two.
+    assert!(
+        ticks() - before <= 2,
+        "an idle daemon used {} ticks in 2 s",
+        ticks() - before
+    );
+}
+
+#[test]
+fn a_client_that_does_not_spin_is_served_by_a_daemon_that_does_not_either() {
+    let daemon = Laxityd::start(&format!("[scheduler]\nspin_us = 0\n{SMALL}"));
+    let clients: Vec<_> = (0..4).map(|i| daemon.client(&format!("c{i}"))).collect();
+    std::thread::scope(|scope| {
+        for client in &clients {
+            scope.spawn(|| {
+                let mut lane = client.lane();
+                for _ in 0..500 {
+                    let grants = send(&mut lane, &flow(Stage::KvReuse, 100 << 10));
+                    assert!(grants.iter().all(|grant| !grant.bypassed));
+                }
+            });
+        }
+    });
+    let totals = eventually("all is completed", || {
+        let totals = daemon.status().totals;
+        (totals.completed_bytes == 4 * 500 * (100 << 10)).then_some(totals)
+    });
+    assert_eq!(totals.permitted_bytes, totals.completed_bytes);
+}
+
+#[test]
+fn a_second_daemon_on_the_same_sockets_says_so_and_the_first_goes_on() {
+    let daemon = Laxityd::start(SMALL);
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_laxityd"))
+        .arg("--config")
+        .arg(daemon.config_file())
+        .args(["--set", "metrics="])
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("laxityd.sock") && said.contains("stop the daemon"),
+        "{said}"
+    );
+    let client = daemon.client("worker");
+    assert!(!send(&mut client.lane(), &flow(Stage::P2d, 10))[0].bypassed);
+}

@@ -1,0 +1,192 @@
+//! A real laxityd in a folder of its own, and clients of it.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use laxity_client::{Client, Options};
+use laxity_wire::{ControlClient, Status};
+
+/// Bound of everything that should happen soon: generous, machines are busy.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// A running daemon; killed when dropped.
+pub struct Laxityd {
+    pub folder: tempfile::TempDir,
+    pub child: Child,
+    pub metrics: u16,
+    log: Receiver<String>,
+    pub seen: Vec<String>,
+}
+
+/// Ends with what was looked for, or panics after [`SOON`].
+pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + SOON;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < end, "never happened: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+impl Laxityd {
+    /// Starts a daemon with the given lines at the head of its configuration.
+    pub fn start(lines: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let metrics = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        let config = format!(
+            "socket = {:?}\ncontrol = {:?}\nmetrics = \"127.0.0.1:{metrics}\"\nlog = \"debug\"\n{lines}\n",
+            folder.path().join("laxityd.sock"),
+            folder.path().join("control.sock"),
+        );
+        std::fs::write(folder.path().join("laxityd.toml"), config).unwrap();
+        Self::spawn(folder, metrics)
+    }
+
+    fn spawn(folder: tempfile::TempDir, metrics: u16) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_laxityd"))
+            .arg("--config")
+            .arg(folder.path().join("laxityd.toml"))
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("LAXITY_SOCKET")
+            .env_remove("LAXITY_CONTROL")
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let (sender, log) = channel();
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        let mut daemon = Self {
+            folder,
+            child,
+            metrics,
+            log,
+            seen: Vec::new(),
+        };
+        daemon.await_log("laxityd is ready");
+        daemon
+    }
+
+    /// Waits for a line of the log that contains `text`.
+    pub fn await_log(&mut self, text: &str) -> String {
+        if let Some(line) = self.seen.iter().find(|line| line.contains(text)) {
+            return line.clone();
+        }
+        let end = Instant::now() + SOON;
+        while let Ok(line) = self
+            .log
+            .recv_timeout(end.saturating_duration_since(Instant::now()))
+        {
+            self.seen.push(line.clone());
+            if line.contains(text) {
+                return line;
+            }
+        }
+        panic!("`{text}` is not in the log: {:#?}", self.seen);
+    }
+
+    pub fn config_file(&self) -> PathBuf {
+        self.folder.path().join("laxityd.toml")
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("laxityd.sock")
+    }
+
+    pub fn control(&self) -> ControlClient {
+        ControlClient::connect(self.folder.path().join("control.sock"), SOON).unwrap()
+    }
+
+    pub fn status(&self) -> Status {
+        self.control().status().unwrap()
+    }
+
+    /// A client of this daemon, scheduled.
+    pub fn client(&self, name: &str) -> Client {
+        let client = Client::attach(Options {
+            socket: self.socket(),
+            name: name.to_owned(),
+            stall_timeout: SOON,
+            attach_timeout: SOON,
+            ..Options::default()
+        });
+        assert!(client.is_scheduled(), "`{name}` could not attach");
+        client
+    }
+
+    pub fn signal(&self, signal: nix::sys::signal::Signal) {
+        let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
+        nix::sys::signal::kill(pid, signal).unwrap();
+    }
+
+    /// Waits for the daemon's end.
+    pub fn end(&mut self) -> ExitStatus {
+        eventually("the daemon's end", || self.child.try_wait().unwrap())
+    }
+
+    /// One scrape of the metrics.
+    pub fn scrape(&self) -> String {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.metrics)).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        stream
+            .write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            .unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+        text
+    }
+
+    /// Sum of a metric over all its series whose labels contain `labels`.
+    pub fn metric(&self, name: &str, labels: &str) -> f64 {
+        self.scrape()
+            .lines()
+            .filter(|line| {
+                line.strip_prefix(name)
+                    .is_some_and(|rest| rest.starts_with(['{', ' ']))
+            })
+            .filter(|line| line.contains(labels))
+            .filter_map(|line| line.rsplit_once(' '))
+            .map(|(_, value)| value.parse::<f64>().unwrap())
+            .sum()
+    }
+
+    /// Descriptors and mappings of the daemon that have to do with clients.
+    pub fn holdings(&self) -> (usize, usize) {
+        let proc = PathBuf::from(format!("/proc/{}", self.child.id()));
+        let descriptors = std::fs::read_dir(proc.join("fd")).unwrap().count();
+        let maps = std::fs::read_to_string(proc.join("maps")).unwrap();
+        (
+            descriptors,
+            maps.lines()
+                .filter(|line| line.contains("laxity-region"))
+                .count(),
+        )
+    }
+}
+
+impl Drop for Laxityd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            self.seen.extend(self.log.try_iter());
+            eprintln!("the daemon's log: {:#?}", self.seen);
+        }
+    }
+}
