@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use laxity_shm::layout::{CREDIT_PORTS, attention};
 use laxity_shm::permit::{FLOW_BYTES_MAX, published};
@@ -120,6 +121,14 @@ impl Pending {
             })
             .collect()
     }
+}
+
+/// A number for a place that no other place of this process has, so that a ticket can be used on
+/// the lane that gave it only: any other takes it for one of a place that is lost.
+fn next_number() -> u64 {
+    static NUMBER: AtomicU64 = AtomicU64::new(1);
+    // Relaxed: only that it is unique matters.
+    NUMBER.fetch_add(1, Ordering::Relaxed)
 }
 
 /// A message that found no slot.
@@ -427,7 +436,7 @@ impl Lane {
             self.counters.lane_full.add(1);
             return;
         };
-        self.seat += 1;
+        self.seat = next_number();
         self.place = Some(Place::new(session, seat));
     }
 
@@ -436,7 +445,7 @@ impl Lane {
     pub(crate) fn lose_place(&mut self) {
         if self.place.take().is_some() {
             // Tickets carry the old number.
-            self.seat += 1;
+            self.seat = next_number();
             self.owed.clear();
             self.core.look_again(0);
         }

@@ -1,0 +1,403 @@
+//! A daemon of one page, for tests of the client: it keeps the protocol of `laxity_shm` in full
+//! (registration, permits in chunks, credit, sleep and wake, heartbeat, release) and has no policy
+//! at all. Tests turn its knobs while it runs.
+
+#![allow(dead_code, reason = "each test binary uses some of it")]
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use laxity_shm::consumer::Wake;
+use laxity_shm::layout::{Geometry, attention};
+use laxity_shm::producer::SlotRef;
+use laxity_shm::record::{Flow, Record};
+use laxity_shm::registration::{self, Reason};
+use laxity_shm::served::Served;
+use laxity_shm::sleep::{self, now_ns};
+use laxity_shm::sync::heavy_fence;
+
+/// What a test may turn, and what it may read.
+#[derive(Debug)]
+pub(crate) struct Knobs {
+    /// Largest permit. Default: everything at once.
+    pub(crate) chunk: AtomicU64,
+    /// Grant nothing to gated flows.
+    pub(crate) hold: AtomicBool,
+    /// Do nothing at all, as a daemon that was stopped by a signal.
+    pub(crate) stalled: AtomicBool,
+    /// Consume nothing, but give signs of life.
+    pub(crate) deaf: AtomicBool,
+    /// Credit that every lane has for each port, in bytes; what is spent is given anew.
+    pub(crate) credit: AtomicU64,
+    /// Bits to raise in every attention word; those not set are lowered.
+    pub(crate) attention: AtomicU32,
+    /// Refuse clients, with this reason.
+    pub(crate) refuse: Mutex<Option<Reason>>,
+    /// Rounds without work before the daemon sleeps.
+    pub(crate) patience: AtomicU32,
+    /// Times that it slept.
+    pub(crate) sleeps: AtomicU64,
+    pub(crate) records: AtomicU64,
+    pub(crate) submitted_bytes: AtomicU64,
+    pub(crate) permitted_bytes: AtomicU64,
+    pub(crate) completed_bytes: AtomicU64,
+    pub(crate) garbage: AtomicU64,
+    pub(crate) clients: AtomicU64,
+    /// All records but flows, in order.
+    pub(crate) heard: Mutex<Vec<Record>>,
+    geometry: Geometry,
+    stop: AtomicBool,
+    killed: AtomicBool,
+}
+
+pub(crate) struct TestDaemon {
+    pub(crate) socket: PathBuf,
+    pub(crate) knobs: Arc<Knobs>,
+    thread: Option<JoinHandle<()>>,
+    _dir: Option<tempfile::TempDir>,
+}
+
+/// A flow that waits.
+struct Waiting {
+    lane: u16,
+    at: SlotRef,
+    flow: Flow,
+    permitted: u64,
+}
+
+struct Attached {
+    socket: OwnedFd,
+    served: Served,
+    waiting: Vec<Waiting>,
+    bad: bool,
+}
+
+impl TestDaemon {
+    pub(crate) fn start() -> Self {
+        Self::with(Geometry::default())
+    }
+
+    pub(crate) fn with(geometry: Geometry) -> Self {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let mut daemon = Self::at(&dir.path().join("laxityd.sock"), geometry);
+        daemon._dir = Some(dir);
+        daemon
+    }
+
+    /// At a path that outlives it, so that another can take its place.
+    pub(crate) fn at(socket: &Path, geometry: Geometry) -> Self {
+        let knobs = Arc::new(Knobs {
+            chunk: AtomicU64::new(u64::MAX),
+            hold: AtomicBool::new(false),
+            stalled: AtomicBool::new(false),
+            deaf: AtomicBool::new(false),
+            credit: AtomicU64::new(0),
+            attention: AtomicU32::new(0),
+            refuse: Mutex::new(None),
+            patience: AtomicU32::new(100),
+            sleeps: AtomicU64::new(0),
+            records: AtomicU64::new(0),
+            submitted_bytes: AtomicU64::new(0),
+            permitted_bytes: AtomicU64::new(0),
+            completed_bytes: AtomicU64::new(0),
+            garbage: AtomicU64::new(0),
+            clients: AtomicU64::new(0),
+            heard: Mutex::default(),
+            geometry,
+            stop: AtomicBool::new(false),
+            killed: AtomicBool::new(false),
+        });
+        let listener = registration::listen(socket).expect("socket of the test daemon");
+        let theirs = Arc::clone(&knobs);
+        let thread = std::thread::spawn(move || run(&theirs, &listener));
+        Self {
+            socket: socket.to_owned(),
+            knobs,
+            thread: Some(thread),
+            _dir: None,
+        }
+    }
+
+    pub(crate) fn options(&self) -> laxity_client::Options {
+        laxity_client::Options {
+            socket: self.socket.clone(),
+            name: "test".into(),
+            attach_timeout: Duration::from_secs(10),
+            stall_timeout: Duration::from_secs(10),
+            reattach_every: Duration::from_millis(5),
+            ..laxity_client::Options::default()
+        }
+    }
+
+    pub(crate) fn set(&self, knob: &AtomicBool, on: bool) {
+        knob.store(on, Ordering::SeqCst);
+    }
+
+    /// Stops as SIGTERM would have it: clients are released.
+    pub(crate) fn stop(mut self) {
+        self.join();
+    }
+
+    /// Vanishes as SIGKILL would have it: nothing is said to anybody.
+    pub(crate) fn kill(mut self) {
+        self.knobs.killed.store(true, Ordering::SeqCst);
+        self.join();
+        let _ = std::fs::remove_file(&self.socket);
+    }
+
+    fn join(&mut self) {
+        self.knobs.stop.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+            && !std::thread::panicking()
+        {
+            panic!("the test daemon panicked");
+        }
+    }
+}
+
+impl Drop for TestDaemon {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+/// Waits, generously, until something holds.
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < end, "never happened: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn run(knobs: &Knobs, listener: &OwnedFd) {
+    let mut greeting: Vec<OwnedFd> = Vec::new();
+    let mut clients: Vec<Attached> = Vec::new();
+    let mut idle = 0;
+    let mut round = 0_u64;
+    loop {
+        if knobs.stop.load(Ordering::SeqCst) {
+            if !knobs.killed.load(Ordering::SeqCst) {
+                for client in &mut clients {
+                    client.served.announce(attention::RELEASED, 0);
+                }
+            }
+            return;
+        }
+        if knobs.stalled.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+            continue;
+        }
+        round += 1;
+        let mut work = 0;
+        if round % 64 == 0 || idle > 0 {
+            work += register(knobs, listener, &mut greeting, &mut clients);
+        }
+        for client in &mut clients {
+            work += serve(knobs, client, round);
+        }
+        clients.retain(|client| {
+            !client.bad && !(idle > 0 && registration::is_hung_up(client.socket.as_fd()))
+        });
+        knobs.clients.store(clients.len() as u64, Ordering::SeqCst);
+        idle = if work > 0 { 0 } else { idle + 1 };
+        if idle > knobs.patience.load(Ordering::Relaxed) {
+            doze(knobs, listener, &mut clients);
+            idle = 1;
+        }
+    }
+}
+
+fn register(
+    knobs: &Knobs,
+    listener: &OwnedFd,
+    greeting: &mut Vec<OwnedFd>,
+    clients: &mut Vec<Attached>,
+) -> usize {
+    if let Ok(Some(socket)) = registration::accept(listener.as_fd()) {
+        greeting.push(socket);
+    }
+    let mut done = 0;
+    greeting.retain(|socket| match registration::receive_hello(socket.as_fd()) {
+        Ok(None) => true,
+        Err(_) => {
+            let _ = registration::send_reject(socket.as_fd(), Reason::Version);
+            false
+        }
+        Ok(Some(hello)) => {
+            done += 1;
+            if let Some(reason) = *knobs.refuse.lock().expect("knob") {
+                let _ = registration::send_reject(socket.as_fd(), reason);
+                return false;
+            }
+            let colour = (clients.len() % 64) as u8;
+            let geometry = Geometry {
+                colour,
+                ..knobs.geometry
+            };
+            let fenced = hello.flags & registration::HELLO_FENCED != 0;
+            let served = Served::new(geometry, fenced).expect("region");
+            let header = served.header();
+            header.set_credit_class(1 << 2, 2);
+            header.set_dscp(&std::array::from_fn(|i| i as u8 + 10));
+            header.raise(hello.mode().expect("checked").attention());
+            header.raise(knobs.attention.load(Ordering::SeqCst));
+            header.set_daemon_cpu(sleep::current_cpu());
+            header.beat(now_ns());
+            if served.welcome(socket.as_fd()).is_ok() {
+                let socket = socket.try_clone().expect("dup");
+                clients.push(Attached {
+                    socket,
+                    served,
+                    waiting: Vec::new(),
+                    bad: false,
+                });
+            }
+            false
+        }
+    });
+    done
+}
+
+fn serve(knobs: &Knobs, client: &mut Attached, round: u64) -> usize {
+    let wanted = knobs.attention.load(Ordering::Relaxed);
+    let managed = attention::BYPASS | attention::OBSERVE | attention::OFF;
+    if client.served.header().attention() & managed != wanted && wanted != 0 {
+        client.served.announce(wanted, 0);
+    }
+    if round % 32 == 0 {
+        client.served.header().set_daemon_cpu(sleep::current_cpu());
+    }
+    client.served.header().beat(now_ns());
+    if knobs.deaf.load(Ordering::SeqCst) {
+        return 0;
+    }
+    if round % 16 == 0 {
+        client.served.refresh();
+    }
+    let credit = knobs.credit.load(Ordering::Relaxed);
+    let Attached {
+        served,
+        waiting,
+        bad,
+        ..
+    } = client;
+    let mut work = served.scan(32, |lane, consumer, incoming| {
+        knobs.records.fetch_add(1, Ordering::Relaxed);
+        let Ok(incoming) = incoming else {
+            knobs.garbage.fetch_add(1, Ordering::SeqCst);
+            *bad = true;
+            return;
+        };
+        match incoming.record {
+            Record::Submit(flow) => {
+                knobs
+                    .submitted_bytes
+                    .fetch_add(flow.bytes, Ordering::Relaxed);
+                waiting.push(Waiting {
+                    lane,
+                    at: incoming.at,
+                    flow,
+                    permitted: 0,
+                });
+            }
+            Record::SubmitOnCredit { flow, .. } => {
+                knobs
+                    .submitted_bytes
+                    .fetch_add(flow.bytes, Ordering::Relaxed);
+            }
+            Record::Completed { bytes, .. } => {
+                knobs.completed_bytes.fetch_add(bytes, Ordering::SeqCst);
+            }
+            Record::Cancelled { tag, .. } => {
+                waiting.retain(|flow| flow.lane != lane || flow.at.tag != tag);
+                knobs.heard.lock().expect("heard").push(incoming.record);
+            }
+            Record::LaneReset => {
+                waiting.retain(|flow| flow.lane != lane);
+                knobs.heard.lock().expect("heard").push(incoming.record);
+            }
+            other => knobs.heard.lock().expect("heard").push(other),
+        }
+        let _ = consumer;
+    });
+    if *bad {
+        // Thrown out: the hangup tells the client.
+        return 1;
+    }
+    if credit > 0 {
+        for (_, consumer) in served.consumers() {
+            for port in 0..2 {
+                let (_, spent) = consumer.credit(port);
+                consumer.grant_credit(port, spent + credit);
+            }
+        }
+    }
+    if !knobs.hold.load(Ordering::SeqCst) {
+        let chunk = knobs.chunk.load(Ordering::Relaxed);
+        waiting.retain_mut(|flow| {
+            work += 1;
+            let more = chunk.min(flow.flow.bytes - flow.permitted);
+            let permitted = flow.permitted + more;
+            let last = permitted == flow.flow.bytes;
+            let Some(consumer) = served.consumer(flow.lane) else {
+                return false;
+            };
+            match consumer.permit(flow.at, permitted, 3, last) {
+                Ok(wake) => {
+                    knobs.permitted_bytes.fetch_add(more, Ordering::Relaxed);
+                    flow.permitted = permitted;
+                    if wake == Wake::Needed {
+                        consumer.wake();
+                    }
+                    !last
+                }
+                Err(_) => false,
+            }
+        });
+    }
+    work
+}
+
+/// The daemon's side of the sleep protocol.
+fn doze(knobs: &Knobs, listener: &OwnedFd, clients: &mut [Attached]) {
+    for client in clients.iter() {
+        client.served.header().raise(attention::SLEEPING);
+    }
+    let ordered = heavy_fence();
+    let mut found = 0;
+    if !knobs.deaf.load(Ordering::SeqCst) {
+        for client in clients.iter_mut() {
+            client.served.refresh();
+            found += serve(knobs, client, 1);
+        }
+    }
+    if found == 0 {
+        knobs.sleeps.fetch_add(1, Ordering::Relaxed);
+        let entry = |fd: i32| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let mut fds = vec![entry(listener.as_raw_fd())];
+        fds.extend(
+            clients
+                .iter()
+                .map(|client| entry(client.served.eventfd().as_raw_fd())),
+        );
+        let limit = if ordered { 20 } else { 1 };
+        // SAFETY: a valid array of that many entries.
+        unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, limit) };
+        for client in clients.iter() {
+            registration::drain(client.served.eventfd());
+        }
+    }
+    for client in clients.iter() {
+        client.served.header().lower(attention::SLEEPING);
+    }
+}
