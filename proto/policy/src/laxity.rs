@@ -34,6 +34,7 @@ use crate::ids::{Level, Stage};
 use crate::link::Port;
 use crate::link::flows::{Flow, NONE};
 use crate::link::queue::{Group, Lane, Rank, Scope};
+use crate::link::roster::NULL_BATCH;
 use crate::scavenger;
 use crate::time::{Span, Time};
 
@@ -41,6 +42,11 @@ const COLLECTIVE: Lane = 0;
 const REUSE: Lane = 1;
 const LAST_STAGE: Lane = 2;
 const URGENT: Lane = 3;
+
+/// Key of a batch of which no deadline is known: after all that have one.
+const UNKNOWN: u64 = u64::MAX - 1;
+/// Key of a batch none of whose members can make it: after all others.
+const DOOMED: u64 = u64::MAX;
 
 /// Promotion periods of slack below which a last-stage flow has the highest level of its stage.
 const SLACK_PERIODS: u64 = 16;
@@ -120,22 +126,20 @@ impl Laxity {
 
     /// The batch's key; `now` decides only who can still make it.
     fn batch_key(port: &Port, now: Time, group: &Group) -> u64 {
-        let batch = port.roster.batch(group.batch);
-        if batch.members.is_empty() {
-            // Nobody said who is in it: the flow's own word counts.
-            let deadline = group
-                .head()
-                .map_or(Time::NEVER, |head| port.flows.get(head.3).deadline);
-            let lost = deadline < now + batch.compute_left;
-            return if deadline == Time::NEVER || lost {
-                u64::MAX - u64::from(!lost)
-            } else {
-                (deadline - batch.compute_left).0
-            };
+        if group.batch == NULL_BATCH {
+            return UNKNOWN;
         }
-        batch
-            .tightest_viable(now)
-            .map_or(u64::MAX, |deadline| (deadline - batch.compute_left).0)
+        let batch = port.roster.batch(group.batch);
+        let key = |deadline: Time| (deadline - batch.compute_left).0;
+        if !batch.members.is_empty() {
+            return batch.tightest_viable(now).map_or(DOOMED, key);
+        }
+        // Nobody said who is in it: the flow's own word counts.
+        match group.head().map(|head| port.flows.get(head.3).deadline) {
+            None | Some(Time::NEVER) => UNKNOWN,
+            Some(deadline) if deadline < now + batch.compute_left => DOOMED,
+            Some(deadline) => key(deadline),
+        }
     }
 
     /// Last-stage bytes that wait with `flow`, whose group may not exist yet.

@@ -126,7 +126,7 @@ pub(crate) struct Request {
     pub(crate) batch: Slot,
     pub(crate) deadline: Time,
     /// A hint told of it, so it stays known when nothing waits.
-    joined: bool,
+    pub(crate) joined: bool,
     /// Its deadline cannot be met on this port.
     pub(crate) lost: bool,
     /// First of its waiting flows, [`NONE`] if none waits.

@@ -43,7 +43,7 @@ impl Link {
             let roster = &mut self.port.roster;
             let known = roster.request(request);
             let next = known.first;
-            let joins = known.batch == NONE && deadline != Time::NEVER && batch != NULL_BATCH;
+            let joins = !known.joined && deadline != Time::NEVER && batch != NULL_BATCH;
             if joins {
                 // A flow that names batch, request and deadline says as much as a hint.
                 roster.join(batch, request, deadline, false);

@@ -1,0 +1,498 @@
+//! `mfs` and `laxity` against a naive model that recomputes every key from scratch, O(n), at
+//! every permit: the flow served must be one that the written rules put first, and promotion
+//! must be neither early, nor late, nor downwards.
+//!
+//! The model shares no code with the policies. Its only inputs are the events; of what the link
+//! does it believes one thing, the level of a last-stage flow between two `Moved`s, and checks
+//! each of those.
+
+mod random_events;
+
+use std::collections::BTreeMap;
+
+use laxity_policy::{
+    Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, LastStage, Layer, Level, Link, LinkConfig,
+    Order, PolicyKind, RequestId, Span, Stage, Time,
+};
+use proptest::prelude::*;
+use random_events::{config, flow};
+
+const BATCHES: u64 = 4;
+const LAYERS: u16 = 12;
+const LAYER_NS: u64 = 3000;
+const PERIOD_NS: u64 = 2000;
+const RATE: u64 = 1_000_000_000;
+const K: u8 = 8;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Arrive(FlowSpec),
+    CompleteAll,
+    NextLayer(u64),
+    Order(Vec<u64>),
+    Pass(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        12 => flow().prop_map(Step::Arrive),
+        6 => Just(Step::CompleteAll),
+        3 => (1..=BATCHES).prop_map(Step::NextLayer),
+        1 => prop::collection::vec(1..=BATCHES, 0..5).prop_map(Step::Order),
+        4 => (0u64..6000).prop_map(Step::Pass),
+    ]
+}
+
+#[derive(Clone, Debug)]
+struct Waiting {
+    spec: FlowSpec,
+    seq: u64,
+    left: u64,
+    level: u8,
+    scavenged: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Batch {
+    current: u16,
+    started: bool,
+    finished: bool,
+    boundary: u64,
+    ahead: Option<u64>,
+    members: Vec<u64>,
+    sigma: Option<usize>,
+}
+
+struct Model {
+    link: Link,
+    policy: PolicyKind,
+    last_stage: LastStage,
+    now: u64,
+    seq: u64,
+    flows: BTreeMap<FlowId, Waiting>,
+    flying: BTreeMap<FlowId, u64>,
+    batches: BTreeMap<u64, Batch>,
+    lost: Vec<RequestId>,
+}
+
+/// The deadline of member `r` of batch `b`: spread over the run, one long past.
+fn member_deadline(request: u64) -> u64 {
+    [1, 20_000, 45_000, 60_000, 90_000, 120_000, 200_000, 400_000][request as usize % 8]
+}
+
+impl Model {
+    fn new(policy: PolicyKind, last_stage: LastStage) -> Self {
+        let config = LinkConfig {
+            policy,
+            last_stage,
+            levels: K,
+            scavenger_permille: 0,
+            load_time_constant: Span(u64::MAX / 2), // ρ = 0, so that crossings are exact
+            promotion_period: Span(PERIOD_NS),
+            ..config(policy)
+        };
+        let mut model = Self {
+            link: Link::new(config).expect("valid"),
+            policy,
+            last_stage,
+            now: 1000,
+            seq: 0,
+            flows: BTreeMap::new(),
+            flying: BTreeMap::new(),
+            batches: BTreeMap::new(),
+            lost: Vec::new(),
+        };
+        for b in 1..=BATCHES {
+            let mut batch = Batch::default();
+            model.tell(Event::BatchBegan(BatchSpec {
+                batch: BatchId(b),
+                layers: LAYERS,
+                layer_time: Span(LAYER_NS),
+            }));
+            for r in [2 * b - 1, 2 * b] {
+                batch.members.push(member_deadline(r));
+                model.tell(Event::RequestJoined {
+                    batch: BatchId(b),
+                    request: RequestId(r),
+                    deadline: Time(member_deadline(r)),
+                    bytes: 0,
+                });
+            }
+            // 3 waits behind 2, and 4 behind 3.
+            if b >= 3 {
+                batch.ahead = Some(b - 1);
+                model.tell(Event::BatchQueued {
+                    batch: BatchId(b),
+                    ahead: BatchId(b - 1),
+                });
+            }
+            model.batches.insert(b, batch);
+        }
+        model
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.link.handle(Time(self.now), event);
+    }
+
+    fn layers_left(&self, b: u64) -> u64 {
+        let batch = &self.batches[&b];
+        if batch.finished {
+            0
+        } else {
+            u64::from(LAYERS - batch.current)
+        }
+    }
+
+    /// Layers that have to be computed before layer 0 of `b` can, minus its own progress.
+    fn layers_before(&self, b: u64) -> i64 {
+        let mut before = 0;
+        let mut ahead = self.batches[&b].ahead;
+        while let Some(a) = ahead {
+            before += self.layers_left(a) as i64;
+            ahead = self.batches[&a].ahead;
+        }
+        before - i64::from(self.batches[&b].current)
+    }
+
+    fn rli(&self, spec: &FlowSpec) -> u64 {
+        let before = if spec.batch.0 == 0 {
+            0
+        } else {
+            self.layers_before(spec.batch.0)
+        };
+        (i64::from(spec.layer.0) + before).max(0) as u64
+    }
+
+    fn mlu(&self, flow: &Waiting) -> f64 {
+        let left_s = (flow.spec.deadline.0 as f64 - self.now as f64) / 1e9;
+        flow.left as f64 / (left_s * RATE as f64)
+    }
+
+    /// `1 + #{i : mlu < Q_i}`, with the last bits of `mlu` pushed up or down.
+    fn mfs_level(&self, flow: &Waiting, push: f64) -> u8 {
+        if flow.spec.deadline == Time::NEVER || flow.left == 0 {
+            return K;
+        }
+        let mlu = self.mlu(flow) * push;
+        1 + (1..K)
+            .filter(|&i| mlu < 0.5 * 4f64.powi(-i32::from(i)))
+            .count() as u8
+    }
+
+    fn ns(bytes: u64) -> u64 {
+        (bytes * 1_000_000_000).div_ceil(RATE)
+    }
+
+    /// Bytes that the flow's request has waiting in the last stage, scavenged ones apart.
+    fn with_request(&self, flow: &Waiting) -> u64 {
+        if flow.spec.request == RequestId(0) {
+            return flow.left;
+        }
+        let same = |other: &&Waiting| {
+            other.spec.request == flow.spec.request
+                && other.spec.stage == Stage::P2d
+                && !other.scavenged
+                && other.level != 1
+        };
+        self.flows
+            .values()
+            .filter(same)
+            .map(|other| other.left)
+            .sum()
+    }
+
+    fn batch_key(&self, b: u64) -> u64 {
+        if b == 0 {
+            return u64::MAX - 1; // nothing is known of it: after all that have a deadline
+        }
+        let compute = (self.layers_left(b)
+            + (self.layers_before(b) + i64::from(self.batches[&b].current)) as u64)
+            * LAYER_NS;
+        let viable = |d: &&u64| **d >= self.now + compute;
+        let tightest = self.batches[&b].members.iter().filter(viable).min();
+        tightest.map_or(u64::MAX, |d| d - compute)
+    }
+
+    /// The written rules, as one comparable key without the last tie (arrival).
+    fn key(&self, flow: &Waiting) -> [u64; 5] {
+        let spec = &flow.spec;
+        if flow.scavenged {
+            return [9, 0, 0, 0, 0];
+        }
+        if self.policy == PolicyKind::Mfs {
+            let batch = self.batches.get(&spec.batch.0);
+            let sigma = batch.and_then(|b| b.sigma).map_or(u64::MAX, |s| s as u64);
+            let early = |rli: u64| (1 + (1 + rli).min(u64::from(K) - 1), rli);
+            let (level, rli) = match spec.stage {
+                Stage::Collective => early(0),
+                Stage::KvReuse => early(self.rli(spec)),
+                _ => (u64::from(flow.level), 0),
+            };
+            return match (spec.stage, self.last_stage) {
+                (Stage::P2d, _) if flow.level == 1 => [0, 0, 0, 0, sigma],
+                (Stage::P2d, LastStage::BelowEarly) => [2, level, 1, 0, sigma],
+                (Stage::P2d, LastStage::WithinLevel) => [1, level, 1, 0, sigma],
+                _ => [1, level, 0, rli, sigma],
+            };
+        }
+        match spec.stage {
+            Stage::Collective => [2, self.batch_key(spec.batch.0), 0, 0, 0],
+            Stage::KvReuse => [3, self.rli(spec), self.batch_key(spec.batch.0), 0, 0],
+            _ if flow.level == 1 => [1, spec.deadline.0 - Self::ns(flow.left), 0, 0, 0],
+            _ if spec.deadline == Time::NEVER => [4, u64::MAX, 0, 0, 0],
+            _ => [
+                4,
+                spec.deadline
+                    .0
+                    .saturating_sub(Self::ns(self.with_request(flow))),
+                0,
+                0,
+                0,
+            ],
+        }
+    }
+
+    fn hopeless(&self, flow: &Waiting) -> bool {
+        if flow.spec.deadline == Time::NEVER || flow.left == 0 {
+            return false;
+        }
+        let deadline = flow.spec.deadline.0;
+        match self.policy {
+            PolicyKind::Mfs => deadline <= self.now,
+            _ if flow.level == 1 => deadline < self.now + Self::ns(flow.left),
+            _ => deadline < self.now + Self::ns(self.with_request(flow)),
+        }
+    }
+
+    fn arrive(&mut self, spec: FlowSpec) {
+        self.seq += 1;
+        // Members keep the deadline with which they joined, as a request has only one.
+        let batch = BatchId(spec.batch.0.min(BATCHES));
+        let (request, deadline) = match (spec.stage, batch.0) {
+            (Stage::Collective, _) | (_, 0) => (RequestId(0), spec.deadline),
+            (_, b) => {
+                let request = RequestId(2 * b - spec.request.0 % 2);
+                (request, Time(member_deadline(request.0)))
+            }
+        };
+        let layer = Layer(spec.layer.0 % LAYERS);
+        let spec = FlowSpec {
+            flow: FlowId(self.seq),
+            batch,
+            request,
+            deadline,
+            layer,
+            ..spec
+        };
+        let mut flow = Waiting {
+            spec,
+            seq: self.seq,
+            left: spec.bytes,
+            level: K,
+            scavenged: false,
+        };
+        flow.scavenged = match spec.stage {
+            Stage::Weights | Stage::Background => true,
+            Stage::P2d if self.lost.contains(&request) => true,
+            Stage::P2d => {
+                let alone = flow.left > 0 && deadline != Time::NEVER;
+                let margin = if self.policy == PolicyKind::Mfs {
+                    1
+                } else {
+                    Self::ns(flow.left)
+                };
+                alone && deadline.0 < self.now + margin
+            }
+            _ => false,
+        };
+        if self.policy == PolicyKind::Mfs && !flow.scavenged {
+            flow.level = self.mfs_level(&flow, 1.0);
+        }
+        let urgent = spec.receiver_bound && spec.stage == Stage::P2d && !flow.scavenged;
+        if self.policy == PolicyKind::Laxity
+            && urgent
+            && deadline != Time::NEVER
+            && deadline.0 <= self.now + 2 * Self::ns(flow.left)
+        {
+            flow.level = 1;
+        }
+        self.flows.insert(spec.flow, flow);
+        self.tell(Event::FlowArrived(spec));
+    }
+
+    fn note(&mut self, action: Action) {
+        match action {
+            Action::Permit {
+                flow: id,
+                bytes,
+                last,
+                ..
+            } => {
+                let flow = self.flows[&id].clone();
+                let best = self.flows.values().map(|flow| self.key(flow)).min();
+                assert_eq!(
+                    Some(self.key(&flow)),
+                    best,
+                    "{} served {flow:?}",
+                    self.policy
+                );
+                for other in self.flows.values() {
+                    let equal = other.spec.batch == flow.spec.batch
+                        && other.spec.stage == flow.spec.stage
+                        && other.spec.layer == flow.spec.layer
+                        && self.key(other) == self.key(&flow)
+                        && flow.spec.stage != Stage::P2d;
+                    assert!(
+                        !equal || other.seq >= flow.seq,
+                        "{other:?} came before {flow:?}"
+                    );
+                }
+                assert!(flow.scavenged || flow.spec.stage != Stage::P2d || !self.hopeless(&flow));
+                *self.flying.entry(id).or_default() += bytes;
+                let flow = self.flows.get_mut(&id).expect("waits");
+                flow.left -= bytes;
+                if last {
+                    self.flows.remove(&id);
+                }
+            }
+            Action::Moved { flow: id, to, .. } => {
+                let flow = self.flows[&id].clone();
+                assert_eq!(
+                    flow.spec.stage,
+                    Stage::P2d,
+                    "only the last stage moves here"
+                );
+                if to == Level::SCAVENGER {
+                    let lost = self.lost.contains(&flow.spec.request);
+                    assert!(lost || self.hopeless(&flow), "{flow:?} at {}", self.now);
+                    if self.policy == PolicyKind::Laxity && flow.spec.request != RequestId(0) {
+                        self.lost.push(flow.spec.request);
+                    }
+                    self.flows.get_mut(&id).expect("waits").scavenged = true;
+                    return;
+                }
+                assert!(to.0 < flow.level, "demoted from {} to {to}", flow.level);
+                if self.policy == PolicyKind::Mfs {
+                    let right = [1.0 - 1e-9, 1.0 + 1e-9].map(|push| self.mfs_level(&flow, push));
+                    assert!(
+                        right.contains(&to.0),
+                        "to {to} instead of {right:?}: {flow:?}"
+                    );
+                } else {
+                    let needs = 2 * Self::ns(self.with_request(&flow)) + 2;
+                    assert!(flow.spec.receiver_bound && to == Level(1));
+                    assert!(
+                        flow.spec.deadline.0 <= self.now + needs,
+                        "urgent early: {flow:?}"
+                    );
+                }
+                self.flows.get_mut(&id).expect("waits").level = to.0;
+            }
+        }
+    }
+
+    /// No flow that waits should have been promoted by now.
+    fn check_promotions(&self) {
+        for flow in self.flows.values() {
+            if flow.spec.stage != Stage::P2d || flow.scavenged || self.policy != PolicyKind::Mfs {
+                continue;
+            }
+            if flow.level == 1 || flow.spec.deadline == Time::NEVER || flow.left == 0 {
+                continue;
+            }
+            let threshold = 0.5 * 4f64.powi(1 - i32::from(flow.level));
+            let needs = flow.left as f64 / (threshold * RATE as f64) * 1e9;
+            let crossing = flow.spec.deadline.0 as f64 - needs;
+            let batch = self.batches.get(&flow.spec.batch.0);
+            let by = match batch {
+                Some(b) if b.started && !b.finished => b.boundary,
+                _ => self.now,
+            } as f64
+                - PERIOD_NS as f64
+                - 1.0;
+            assert!(
+                crossing > by,
+                "not promoted though it crossed at {crossing}: {flow:?}"
+            );
+        }
+    }
+
+    fn next_layer(&mut self, b: u64) {
+        let now = self.now;
+        let batch = self.batches.get_mut(&b).expect("known");
+        if batch.finished {
+            return;
+        }
+        if batch.started && batch.current + 1 == LAYERS {
+            batch.finished = true;
+            self.tell(Event::ComputeFinished { batch: BatchId(b) });
+            return;
+        }
+        batch.current += u16::from(batch.started);
+        batch.started = true;
+        batch.boundary = now;
+        batch.ahead = None;
+        let layer = Layer(batch.current);
+        self.tell(Event::LayerBegan {
+            batch: BatchId(b),
+            layer,
+        });
+    }
+
+    fn apply(&mut self, step: &Step, epoch: u64) {
+        match step {
+            Step::Arrive(spec) => self.arrive(*spec),
+            Step::CompleteAll => {
+                for (flow, bytes) in core::mem::take(&mut self.flying) {
+                    self.tell(Event::BytesCompleted { flow, bytes });
+                }
+            }
+            Step::NextLayer(b) => self.next_layer(*b),
+            Step::Order(order) => {
+                for (&b, batch) in &mut self.batches {
+                    batch.sigma = order.iter().position(|&other| other == b);
+                }
+                let sigma = order.iter().copied().map(BatchId).collect();
+                self.tell(Event::OrderChanged(Order {
+                    epoch,
+                    sigma,
+                    pruned: Vec::new(),
+                }));
+            }
+            Step::Pass(ns) => self.now += ns,
+        }
+        while let Some(action) = self.link.poll_action(Time(self.now)) {
+            self.note(action);
+        }
+        self.check_promotions();
+    }
+}
+
+fn follow(policy: PolicyKind, last_stage: LastStage, steps: &[Step]) {
+    let mut model = Model::new(policy, last_stage);
+    for (step, epoch) in steps.iter().zip(1..) {
+        model.apply(step, epoch);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn mfs_serves_by_the_rules_of_section_4_5(steps in prop::collection::vec(step(), 1..150)) {
+        follow(PolicyKind::Mfs, LastStage::BelowEarly, &steps);
+    }
+
+    #[test]
+    fn mfs_within_levels_serves_by_the_other_reading(
+        steps in prop::collection::vec(step(), 1..150)
+    ) {
+        follow(PolicyKind::Mfs, LastStage::WithinLevel, &steps);
+    }
+
+    #[test]
+    fn laxity_serves_by_least_laxity(steps in prop::collection::vec(step(), 1..150)) {
+        follow(PolicyKind::Laxity, LastStage::BelowEarly, &steps);
+    }
+}

@@ -1,0 +1,427 @@
+//! Random events, sensible and absurd, and a shadow that keeps the simplest possible accounts.
+#![allow(dead_code, unreachable_pub, reason = "each test crate uses its part")]
+
+use std::collections::BTreeMap;
+
+use laxity_policy::{
+    Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, Link, LinkConfig, Order,
+    PolicyKind, RequestId, Span, Stage, Time,
+};
+use proptest::prelude::*;
+
+pub const CHUNK: u64 = 1000;
+pub const WINDOW: u64 = 3500;
+
+/// Small chunks and short periods, so that a few microseconds are eventful.
+pub fn config(policy: PolicyKind) -> LinkConfig {
+    LinkConfig {
+        policy,
+        rate: 1_000_000_000,
+        chunk_bytes: CHUNK,
+        window_bytes: WINDOW,
+        promotion_period: Span::from_micros(2),
+        load_time_constant: Span::from_micros(20),
+        slack_threshold: Span::from_micros(5),
+        ..LinkConfig::default()
+    }
+}
+
+/// One random thing; numbers are reduced to what exists when it is applied.
+#[derive(Clone, Debug)]
+pub enum Op {
+    Arrive { spec: FlowSpec, credit: bool },
+    Complete { which: usize, bytes: u64 },
+    Cancel { which: usize },
+    Hint(Event),
+    Pass { ns: u64 },
+    Reconfigure { policy: PolicyKind, levels: u8 },
+}
+
+fn batch_id() -> impl Strategy<Value = BatchId> {
+    (0u64..6).prop_map(BatchId)
+}
+
+fn request_id() -> impl Strategy<Value = RequestId> {
+    (0u64..9).prop_map(RequestId)
+}
+
+fn deadline() -> impl Strategy<Value = Time> {
+    prop_oneof![2 => Just(Time::NEVER), 1 => Just(Time(0)), 7 => (0u64..200_000).prop_map(Time)]
+}
+
+fn layer() -> impl Strategy<Value = Layer> {
+    prop_oneof![9 => (0u16..12).prop_map(Layer), 1 => any::<u16>().prop_map(Layer)]
+}
+
+/// A flow of random nature; the name is given when it arrives.
+pub fn flow() -> impl Strategy<Value = FlowSpec> {
+    let bytes = prop_oneof![1 => Just(0u64), 5 => 1u64..1500, 4 => 1500u64..8000];
+    let stage = (1u8..=5).prop_map(|n| Stage::from_number(n).expect("a stage"));
+    (
+        stage,
+        batch_id(),
+        request_id(),
+        layer(),
+        bytes,
+        deadline(),
+        any::<bool>(),
+    )
+        .prop_map(
+            |(stage, batch, request, layer, bytes, deadline, receiver_bound)| FlowSpec {
+                flow: FlowId(0),
+                stage,
+                batch,
+                request,
+                layer,
+                bytes,
+                deadline,
+                receiver_bound,
+            },
+        )
+}
+
+fn hint() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        (batch_id(), any::<u8>(), 0u64..5000).prop_map(|(batch, layers, ns)| {
+            let (layers, layer_time) = (u16::from(layers % 16), Span(ns));
+            Event::BatchBegan(BatchSpec {
+                batch,
+                layers,
+                layer_time,
+            })
+        }),
+        (batch_id(), request_id(), deadline()).prop_map(|(batch, request, deadline)| {
+            Event::RequestJoined {
+                batch,
+                request,
+                deadline,
+                bytes: 0,
+            }
+        }),
+        request_id().prop_map(|request| Event::RequestEnded { request }),
+        (batch_id(), batch_id()).prop_map(|(batch, ahead)| Event::BatchQueued { batch, ahead }),
+        (batch_id(), layer()).prop_map(|(batch, layer)| Event::LayerBegan { batch, layer }),
+        (batch_id(), layer()).prop_map(|(batch, layer)| Event::LayerBegan { batch, layer }),
+        batch_id().prop_map(|batch| Event::ComputeFinished { batch }),
+        batch_id().prop_map(|batch| Event::BatchEnded { batch }),
+        (
+            0u64..8,
+            prop::collection::vec(batch_id(), 0..6),
+            prop::collection::vec(request_id(), 0..4)
+        )
+            .prop_map(|(epoch, sigma, pruned)| {
+                Event::OrderChanged(Order {
+                    epoch,
+                    sigma,
+                    pruned,
+                })
+            }),
+    ]
+}
+
+fn policy() -> impl Strategy<Value = PolicyKind> {
+    prop::sample::select(PolicyKind::ALL.to_vec())
+}
+
+/// Any of everything.
+pub fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        10 => (flow(), prop::bool::weighted(0.1))
+            .prop_map(|(spec, credit)| Op::Arrive { spec, credit }),
+        8 => (any::<usize>(), 0u64..3000)
+            .prop_map(|(which, bytes)| Op::Complete { which, bytes }),
+        1 => any::<usize>().prop_map(|which| Op::Cancel { which }),
+        6 => hint().prop_map(Op::Hint),
+        4 => (0u64..8000).prop_map(|ns| Op::Pass { ns }),
+    ]
+}
+
+/// Any of everything, and changes of the configuration.
+pub fn op_or_reload() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        40 => op(),
+        1 => (policy(), 2u8..=16).prop_map(|(policy, levels)| Op::Reconfigure { policy, levels }),
+    ]
+}
+
+/// What the shadow knows of one flow.
+#[derive(Clone, Debug)]
+pub struct Account {
+    pub spec: FlowSpec,
+    pub permitted: u64,
+    pub in_flight: u64,
+    pub last: bool,
+    pub credit: bool,
+    pub cancelled: bool,
+    pub wire: Option<Level>,
+    pub host: Option<Level>,
+}
+
+impl Account {
+    pub fn waits(&self) -> bool {
+        !self.credit && !self.cancelled && !self.last
+    }
+}
+
+/// A link with its shadow.
+pub struct Shadowed {
+    pub link: Link,
+    pub now: Time,
+    pub accounts: BTreeMap<FlowId, Account>,
+    pub actions: Vec<Action>,
+    /// Uses the fast path where the link offers it.
+    pub fast: bool,
+    /// Skips what would need an answer for every single policy (see `check_rest`).
+    pub credit_in_flight: bool,
+    arrivals: u64,
+}
+
+impl Shadowed {
+    pub fn new(config: LinkConfig) -> Self {
+        Self {
+            link: Link::new(config).expect("a valid configuration"),
+            now: Time::ZERO,
+            accounts: BTreeMap::new(),
+            actions: Vec::new(),
+            fast: false,
+            credit_in_flight: false,
+            arrivals: 0,
+        }
+    }
+
+    pub fn in_flight(&self) -> u64 {
+        self.accounts
+            .values()
+            .map(|account| account.in_flight)
+            .sum()
+    }
+
+    /// Applies `op`, takes every action and checks the accounts.
+    pub fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Arrive { spec, credit } => {
+                self.arrivals += 1;
+                self.arrive(
+                    FlowSpec {
+                        flow: FlowId(self.arrivals),
+                        ..*spec
+                    },
+                    *credit,
+                );
+            }
+            Op::Complete { which, bytes } => {
+                let flying: Vec<FlowId> = self
+                    .accounts
+                    .iter()
+                    .filter(|(_, account)| account.in_flight > 0)
+                    .map(|(&id, _)| id)
+                    .collect();
+                if let Some(&flow) = flying.get(which % flying.len().max(1)) {
+                    let account = self.accounts.get_mut(&flow).expect("listed");
+                    account.in_flight -= (*bytes).min(account.in_flight); // over-completion
+                    self.link.handle(
+                        self.now,
+                        Event::BytesCompleted {
+                            flow,
+                            bytes: *bytes,
+                        },
+                    );
+                } else {
+                    let flow = FlowId(u64::MAX - 1);
+                    self.link.handle(
+                        self.now,
+                        Event::BytesCompleted {
+                            flow,
+                            bytes: *bytes,
+                        },
+                    );
+                }
+            }
+            Op::Cancel { which } => {
+                let flow = FlowId(*which as u64 % (self.arrivals + 2));
+                self.link.handle(self.now, Event::FlowCancelled { flow });
+                if let Some(account) = self.accounts.get_mut(&flow) {
+                    account.cancelled |= account.waits();
+                    account.in_flight = 0;
+                }
+            }
+            Op::Hint(event) => self.link.handle(self.now, event.clone()),
+            Op::Pass { ns } => self.now = self.now + Span(*ns),
+            Op::Reconfigure { policy, levels } => {
+                let config = LinkConfig {
+                    levels: *levels,
+                    ..config(*policy)
+                };
+                self.link
+                    .set_config(self.now, config)
+                    .expect("a valid configuration");
+                for account in self.accounts.values_mut() {
+                    account.host = None;
+                }
+            }
+        }
+        self.drain();
+        self.check_rest();
+    }
+
+    fn arrive(&mut self, spec: FlowSpec, credit: bool) {
+        let bytes = spec.bytes;
+        let account = Account {
+            spec,
+            permitted: if credit { bytes } else { 0 },
+            in_flight: if credit { bytes } else { 0 },
+            last: credit,
+            credit,
+            cancelled: false,
+            wire: None,
+            host: None,
+        };
+        self.accounts.insert(spec.flow, account);
+        if credit {
+            self.link.handle(self.now, Event::FlowOnCredit(spec));
+            return;
+        }
+        if self.fast
+            && let Some(permit) = self.link.peek_permit(self.now, &spec)
+        {
+            self.link.commit_permit(self.now, &spec, permit);
+            let laxity_policy::Permit { bytes, level, last } = permit;
+            self.note(Action::Permit {
+                flow: spec.flow,
+                bytes,
+                level,
+                last,
+            });
+            return;
+        }
+        self.link.handle(self.now, Event::FlowArrived(spec));
+    }
+
+    /// Takes every action.
+    pub fn drain(&mut self) {
+        while let Some(action) = self.link.poll_action(self.now) {
+            self.note(action);
+        }
+    }
+
+    /// Books one action and checks what holds for every policy.
+    fn note(&mut self, action: Action) {
+        self.actions.push(action);
+        match action {
+            Action::Permit {
+                flow,
+                bytes,
+                level,
+                last,
+            } => {
+                let account = self.accounts.get_mut(&flow).expect("a flow that arrived");
+                assert!(
+                    account.waits(),
+                    "permit for a flow that is done: {action:?}"
+                );
+                account.permitted += bytes;
+                account.in_flight += bytes;
+                assert!(
+                    account.permitted <= account.spec.bytes,
+                    "too much: {action:?}"
+                );
+                assert_eq!(last, account.permitted == account.spec.bytes, "{action:?}");
+                account.last = last;
+                assert!(
+                    bytes <= CHUNK && (bytes > 0 || account.spec.bytes == 0),
+                    "{action:?}"
+                );
+                assert_eq!(
+                    *account.wire.get_or_insert(level),
+                    level,
+                    "the wire level changed"
+                );
+                if let Some(host) = account.host {
+                    assert!(level != Level::SCAVENGER || host == Level::SCAVENGER);
+                }
+                let in_window = bytes == 0 || self.in_flight() <= WINDOW;
+                assert!(in_window, "window exceeded by {action:?}");
+            }
+            Action::Moved { flow, from, to } => {
+                let account = self.accounts.get_mut(&flow).expect("a flow that arrived");
+                assert!(account.waits(), "moved though it does not wait: {action:?}");
+                if let Some(host) = account.host {
+                    assert_eq!(host, from, "moved from where it was not");
+                }
+                let rescued = from == Level::SCAVENGER && account.spec.stage == Stage::KvReuse;
+                let up = to < from && (from != Level::SCAVENGER || rescued);
+                assert!(
+                    up || (to == Level::SCAVENGER && from != to),
+                    "demoted: {action:?}"
+                );
+                account.host = Some(to);
+            }
+        }
+    }
+
+    /// What holds whenever there is no action left.
+    pub fn check_rest(&self) {
+        let link = &self.link;
+        assert_eq!(link.in_flight_bytes(), self.in_flight());
+        let waiting: Vec<&Account> = self.accounts.values().filter(|a| a.waits()).collect();
+        assert_eq!(link.waiting_flows(), waiting.len());
+        let bytes: u64 = waiting.iter().map(|a| a.spec.bytes - a.permitted).sum();
+        let snapshot = link.snapshot();
+        for rows in [
+            &snapshot.waiting_by_level[..],
+            &snapshot.waiting_by_stage[..],
+        ] {
+            assert_eq!(
+                rows.iter().map(|row| row.flows).sum::<u64>(),
+                waiting.len() as u64
+            );
+            assert_eq!(rows.iter().map(|row| row.bytes).sum::<u64>(), bytes);
+        }
+        if let Some(due) = link.next_deadline() {
+            assert!(
+                due > self.now,
+                "a timer that is due was left: {due:?} at {:?}",
+                self.now
+            );
+        }
+        let room = self.in_flight() + CHUNK <= WINDOW;
+        if room && !waiting.is_empty() {
+            // Only Karuna holds work back on an idle port, and only until a known time.
+            assert_eq!(
+                link.config().policy,
+                PolicyKind::Karuna,
+                "idle with work waiting"
+            );
+            assert!(link.next_deadline().is_some());
+        }
+    }
+
+    /// Completes everything, and lets time pass as the link asks, until nothing waits.
+    pub fn run_out(&mut self) {
+        for _ in 0..100_000 {
+            self.drain();
+            self.check_rest();
+            if self.link.waiting_flows() == 0 {
+                return;
+            }
+            let flying: Vec<(FlowId, u64)> = self
+                .accounts
+                .iter()
+                .filter(|(_, account)| account.in_flight > 0)
+                .map(|(&id, account)| (id, account.in_flight))
+                .collect();
+            if flying.is_empty() {
+                self.now = self
+                    .link
+                    .next_deadline()
+                    .expect("held back until some time");
+            }
+            for (flow, bytes) in flying {
+                self.accounts.get_mut(&flow).expect("listed").in_flight = 0;
+                self.link
+                    .handle(self.now, Event::BytesCompleted { flow, bytes });
+            }
+        }
+        panic!("flows wait for ever");
+    }
+}
