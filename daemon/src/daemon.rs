@@ -101,7 +101,7 @@ impl Daemon {
         let config = Arc::new(config);
         let (mailbox, inbox) = mailbox().map_err(io::Error::from)?;
         let board = Arc::new(Board::new().map_err(io::Error::from)?);
-        let driver = Driver::new(inbox, Arc::clone(&board), Arc::clone(&config))?;
+        let driver = Driver::new(inbox, Arc::clone(&board), &config)?;
         let exporter = match config.metrics_address() {
             Some(address) => {
                 let (exporter, serve) =

@@ -112,7 +112,7 @@ impl Driver {
     ///
     /// # Errors
     /// See [`DriverError`].
-    pub fn new(inbox: Inbox, board: Arc<Board>, config: Arc<Config>) -> Result<Self, DriverError> {
+    pub fn new(inbox: Inbox, board: Arc<Board>, config: &Arc<Config>) -> Result<Self, DriverError> {
         let now = Time(now_ns());
         let rest = Rest::new(inbox.fd())?;
         let mut driver = Self {
@@ -120,16 +120,16 @@ impl Driver {
             board,
             intake: Intake {
                 now,
-                ports: ports::ports(&config)?,
+                ports: ports::ports(config)?,
                 flows: FlowTable::default(),
-                hints: Hints::new(now, &config)?,
+                hints: Hints::new(now, config)?,
                 counters: LoopCounters::default(),
                 wakes: Vec::new(),
                 credit: false,
                 bypass: false,
                 credit_level: Level::FIRST_UNRESERVED,
             },
-            config: Arc::clone(&config),
+            config: Arc::clone(config),
             clients: Vec::new(),
             hot: Vec::new(),
             cold: Vec::new(),
@@ -149,7 +149,7 @@ impl Driver {
             warned: Time::ZERO,
             empty_rounds: 0,
         };
-        driver.configure(&config)?;
+        driver.configure(config)?;
         Ok(driver)
     }
 
@@ -179,7 +179,7 @@ impl Driver {
             self.unpublished = true;
         } else {
             self.empty_rounds = self.empty_rounds.wrapping_add(1);
-            if self.empty_rounds % CLOCK_EVERY == 0 {
+            if self.empty_rounds.is_multiple_of(CLOCK_EVERY) {
                 self.intake.now = Time(now_ns());
             }
         }
@@ -231,7 +231,7 @@ impl Driver {
                 self.cold_next += 1;
             }
         }
-        if self.intake.counters.rounds % REFRESH_EVERY == 0 {
+        if self.intake.counters.rounds.is_multiple_of(REFRESH_EVERY) {
             self.refresh();
         }
         self.intake.serve(&mut self.clients);
@@ -484,7 +484,10 @@ impl Driver {
         self.unpublished = true;
         for command in self.inbox.take() {
             match command {
-                Command::Attach(newcomer) => self.attach(*newcomer),
+                Command::Attach { newcomer, attached } => {
+                    self.attach(*newcomer);
+                    let _ = attached.send(());
+                }
                 Command::Detach { client, leaving } => {
                     let _ = leaving.send(self.detach(client));
                 }

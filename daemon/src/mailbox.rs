@@ -20,7 +20,13 @@ use crate::stats::Snapshot;
 #[derive(Debug)]
 pub enum Command {
     /// A process has registered; serve it.
-    Attach(Box<Newcomer>),
+    Attach {
+        /// The process.
+        newcomer: Box<Newcomer>,
+        /// Told once its memory says what holds (mode, bypass, DSCP) and is scanned. Only then
+        /// is it handed over, so that its first flow is treated like all others.
+        attached: oneshot::Sender<()>,
+    },
     /// Its socket hung up: forget it, and hand back what it held, so that unmapping its memory
     /// is not the scheduler's work.
     Detach {

@@ -1,5 +1,6 @@
 //! `laxityd`: arguments, log, runtime. Everything else is in the library.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -112,7 +113,10 @@ fn start_log(config: &Config) -> anyhow::Result<SetLog> {
     let (filter, handle) = reload::Layer::new(EnvFilter::try_new(&config.log)?);
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let lines = match config.log_format {
-        LogFormat::Text => lines.with_target(false).boxed(),
+        LogFormat::Text => lines
+            .with_target(false)
+            .with_ansi(std::io::stderr().is_terminal())
+            .boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
     tracing_subscriber::registry()

@@ -179,33 +179,30 @@ fn may_attach(access: &AccessConfig, peer: Peer) -> bool {
 async fn attend(socket: &Watched, newcomer: Newcomer, service: &Service) {
     let id = newcomer.identity.id;
     let geometry = newcomer.served.region().geometry();
-    // Duplicates of what the welcome carries would keep the memory alive after its end, so the
-    // message is sent from the region itself, after the scheduler was told to scan it: a client
-    // that is welcome is never unattended.
     let region = Arc::clone(newcomer.served.region());
-    let sent = match newcomer.served.eventfd().try_clone_to_owned() {
-        Ok(eventfd) => {
-            service.keep_region(id, Arc::clone(&region));
-            if !service.send(Command::Attach(Box::new(newcomer))) {
-                let _ = send_reject(socket.get_ref().as_fd(), Reason::Stopping);
-                service.departed(id);
-                return;
-            }
-            registration::send_welcome(
-                socket.get_ref().as_fd(),
-                geometry,
-                region.memfd(),
-                eventfd.as_fd(),
-            )
-            .map_err(|error| error.to_string())
-        }
+    let fd = socket.get_ref().as_fd();
+    let eventfd = match newcomer.served.eventfd().try_clone_to_owned() {
+        Ok(eventfd) => eventfd,
         Err(error) => {
             service.departed(id);
             warn!(%error, "out of descriptors; a client runs unscheduled");
-            let _ = send_reject(socket.get_ref().as_fd(), Reason::Full);
+            let _ = send_reject(fd, Reason::Full);
             return;
         }
     };
+    service.keep_region(id, Arc::clone(&region));
+    let (attached, ready) = oneshot::channel();
+    if !service.send(Command::Attach {
+        newcomer: Box::new(newcomer),
+        attached,
+    }) || ready.await.is_err()
+    {
+        let _ = send_reject(fd, Reason::Stopping);
+        service.departed(id);
+        return;
+    }
+    let sent = registration::send_welcome(fd, geometry, region.memfd(), eventfd.as_fd());
+    drop(eventfd);
     drop(region);
     match sent {
         Ok(()) => hangup(socket).await,

@@ -13,19 +13,19 @@ use laxity_client::{Client, Options};
 use laxity_wire::{ControlClient, Status};
 
 /// Bound of everything that should happen soon: generous, machines are busy.
-pub const SOON: Duration = Duration::from_secs(20);
+pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// A running daemon; killed when dropped.
-pub struct Laxityd {
-    pub folder: tempfile::TempDir,
-    pub child: Child,
-    pub metrics: u16,
+pub(crate) struct Laxityd {
+    pub(crate) folder: tempfile::TempDir,
+    pub(crate) child: Child,
+    pub(crate) metrics: u16,
     log: Receiver<String>,
-    pub seen: Vec<String>,
+    pub(crate) seen: Vec<String>,
 }
 
 /// Ends with what was looked for, or panics after [`SOON`].
-pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + SOON;
     loop {
         if let Some(found) = look() {
@@ -38,7 +38,7 @@ pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 
 impl Laxityd {
     /// Starts a daemon with the given lines at the head of its configuration.
-    pub fn start(lines: &str) -> Self {
+    pub(crate) fn start(lines: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let metrics = TcpListener::bind("127.0.0.1:0")
             .unwrap()
@@ -83,7 +83,7 @@ impl Laxityd {
     }
 
     /// Waits for a line of the log that contains `text`.
-    pub fn await_log(&mut self, text: &str) -> String {
+    pub(crate) fn await_log(&mut self, text: &str) -> String {
         if let Some(line) = self.seen.iter().find(|line| line.contains(text)) {
             return line.clone();
         }
@@ -100,47 +100,52 @@ impl Laxityd {
         panic!("`{text}` is not in the log: {:#?}", self.seen);
     }
 
-    pub fn config_file(&self) -> PathBuf {
+    pub(crate) fn config_file(&self) -> PathBuf {
         self.folder.path().join("laxityd.toml")
     }
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.folder.path().join("laxityd.sock")
     }
 
-    pub fn control(&self) -> ControlClient {
+    pub(crate) fn control(&self) -> ControlClient {
         ControlClient::connect(self.folder.path().join("control.sock"), SOON).unwrap()
     }
 
-    pub fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         self.control().status().unwrap()
     }
 
     /// A client of this daemon, scheduled.
-    pub fn client(&self, name: &str) -> Client {
-        let client = Client::attach(Options {
+    pub(crate) fn client(&self, name: &str) -> Client {
+        let client = self.attach(name);
+        assert!(client.is_scheduled(), "`{name}` could not attach");
+        client
+    }
+
+    /// A client of this daemon, whatever its mode.
+    pub(crate) fn attach(&self, name: &str) -> Client {
+        Client::attach(Options {
             socket: self.socket(),
             name: name.to_owned(),
             stall_timeout: SOON,
             attach_timeout: SOON,
             ..Options::default()
-        });
-        assert!(client.is_scheduled(), "`{name}` could not attach");
-        client
+        })
     }
 
-    pub fn signal(&self, signal: nix::sys::signal::Signal) {
+    pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
         let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
         nix::sys::signal::kill(pid, signal).unwrap();
     }
 
     /// Waits for the daemon's end.
-    pub fn end(&mut self) -> ExitStatus {
+    pub(crate) fn end(&mut self) -> ExitStatus {
         eventually("the daemon's end", || self.child.try_wait().unwrap())
     }
 
     /// One scrape of the metrics.
-    pub fn scrape(&self) -> String {
+    pub(crate) fn scrape(&self) -> String {
         let mut stream = TcpStream::connect(("127.0.0.1", self.metrics)).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
         stream
@@ -153,7 +158,7 @@ impl Laxityd {
     }
 
     /// Sum of a metric over all its series whose labels contain `labels`.
-    pub fn metric(&self, name: &str, labels: &str) -> f64 {
+    pub(crate) fn metric(&self, name: &str, labels: &str) -> f64 {
         self.scrape()
             .lines()
             .filter(|line| {
@@ -167,7 +172,7 @@ impl Laxityd {
     }
 
     /// Descriptors and mappings of the daemon that have to do with clients.
-    pub fn holdings(&self) -> (usize, usize) {
+    pub(crate) fn holdings(&self) -> (usize, usize) {
         let proc = PathBuf::from(format!("/proc/{}", self.child.id()));
         let descriptors = std::fs::read_dir(proc.join("fd")).unwrap().count();
         let maps = std::fs::read_to_string(proc.join("maps")).unwrap();
