@@ -445,15 +445,15 @@ fn hints_reach_admission_and_deadlines_are_judged() {
             ..flow(Stage::P2d, 1000)
         },
     );
-    eventually("an order was issued and the miss counted", || {
+    let orders = eventually("an order was issued and the miss counted", || {
         let totals = daemon.status().totals;
-        (totals.orders == 1 && totals.deadline_misses == 1).then_some(())
+        (totals.orders > 0 && totals.deadline_misses == 1).then_some(totals.orders)
     });
     lane.hint(Hint::ComputeEnd { batch: 1 });
     lane.hint(Hint::RequestEnd { request: 11 });
     lane.hint(Hint::BatchEnd { batch: 1 });
     eventually("its end changes the order", || {
-        (daemon.status().totals.orders == 2).then_some(())
+        (daemon.status().totals.orders > orders).then_some(())
     });
 }
 
