@@ -3,21 +3,20 @@
 
 use std::process::ExitCode;
 
-use laxity_rig::lab::{self, INTERNAL, LabConfig, Progress};
+use laxity_rig::lab::{self, LabConfig};
 use laxity_rig::report;
 
 fn main() -> ExitCode {
-    let mut args = std::env::args_os().skip(1);
-    let first = args.next();
-    if first.as_deref().is_some_and(|arg| arg == INTERNAL) {
-        return lab::internal_main(args);
+    if let Some(code) = lab::internal_call() {
+        return code;
     }
-    let outcome = first
+    let outcome = std::env::args_os()
+        .nth(1)
         .map_or_else(
             || Ok(LabConfig::default()),
             |json| serde_json::from_str(&json.to_string_lossy()).map_err(Into::into),
         )
-        .and_then(|config| lab::run(&config, &Progress::bar()));
+        .and_then(|config| lab::run(&config, true));
     match outcome {
         Ok(report) => {
             eprintln!("{}", report::table(&report));

@@ -1,8 +1,8 @@
 //! The lab, as its callers see it: a configuration in, a report out.
 //!
-//! A program that calls [`run`] has to hand calls of itself whose first argument is
-//! [`INTERNAL`] to [`internal_main`], before it starts any thread: the lab runs this
-//! same program again as the first process of its sandbox, as workers and as helpers.
+//! A program that calls [`run`] has to begin its `main` with [`internal_call`], before it starts
+//! any thread: the lab runs this same program again as the first process of its sandbox, as
+//! workers and as helpers.
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -18,7 +18,8 @@ use laxity_policy::PolicyKind;
 pub use crate::config::{LabConfig, ModelConfig, WorkloadSource};
 use crate::controller::{Event, LabSpec, NONE, Play, RunRecord};
 use crate::plan::{self, PlannedRequest};
-pub use crate::probe::{CannotRun, probe};
+use crate::probe;
+pub use crate::probe::{CannotRun, Findings};
 pub use crate::report::measure::LabReport;
 use crate::report::measure::{self, Machine};
 pub use crate::sandbox::INTERNAL;
@@ -29,30 +30,17 @@ use crate::{controller, sandbox, worker};
 /// Requests that are played one by one to check the analytic contention-free TTFT.
 const VALIDATION_REQUESTS: usize = 10;
 
-/// Where the lab shows how far it is.
-#[derive(Debug)]
-pub struct Progress {
-    bar: ProgressBar,
-}
-
-impl Progress {
-    /// A bar on standard error, if that is a terminal.
-    #[must_use]
-    pub fn bar() -> Self {
-        let bar = ProgressBar::new(1000);
-        let style = ProgressStyle::with_template("{prefix:>18} {bar:40} {msg}");
-        if let Ok(style) = style {
-            bar.set_style(style);
-        }
-        bar.enable_steady_tick(Duration::from_millis(500));
-        Self { bar }
+/// A bar on standard error, or nothing.
+fn progress_bar(shown: bool) -> ProgressBar {
+    if !shown {
+        return ProgressBar::hidden();
     }
-
-    /// Nothing is shown.
-    #[must_use]
-    pub fn silent() -> Self {
-        Self { bar: ProgressBar::hidden() }
+    let bar = ProgressBar::new(1000);
+    if let Ok(style) = ProgressStyle::with_template("{prefix:>12} {bar:40} {msg}") {
+        bar.set_style(style);
     }
+    bar.enable_steady_tick(Duration::from_millis(500));
+    bar
 }
 
 /// The requests of a run, placed, and how they came to be.
@@ -107,18 +95,19 @@ pub fn arrivals(config: &LabConfig) -> anyhow::Result<Arrivals> {
     Ok(Arrivals { requests, plan, fitting })
 }
 
-/// Runs the lab.
+/// Runs the lab, with a progress bar on standard error if `progress` is set.
 ///
 /// # Errors
 /// The configuration makes no sense, the machine lacks something ([`CannotRun`]), or a part of
 /// the lab failed; the message says what to do.
-pub fn run(config: &LabConfig, progress: &Progress) -> anyhow::Result<LabReport> {
+pub fn run(config: &LabConfig, progress: bool) -> anyhow::Result<LabReport> {
     config.validate()?;
     for policy in config.policies.iter().filter(|policy| *policy != NONE) {
         PolicyKind::from_str(policy).with_context(|| format!("`{NONE}` runs without a daemon"))?;
     }
-    progress.bar.set_prefix("probing");
-    let tools = probe(config)?;
+    let bar = progress_bar(progress);
+    bar.set_prefix("probing");
+    let tools = probe::find(config)?;
     let arrivals = arrivals(config)?;
     let validation = Play {
         policy: NONE.to_owned(),
@@ -130,16 +119,16 @@ pub fn run(config: &LabConfig, progress: &Progress) -> anyhow::Result<LabReport>
         .map(|policy| Play { policy: policy.clone(), plan: arrivals.plan.clone() });
     let runs: Vec<Play> =
         config.validate_ideal.then_some(validation).into_iter().chain(policies).collect();
-    let mut records = play(&LabSpec { config: config.clone(), runs: runs.clone(), tools }, progress)?;
+    let mut records = play(&LabSpec { config: config.clone(), runs: runs.clone(), tools }, &bar)?;
     let ideal_check = config
         .validate_ideal
         .then(|| measure::ideal_check(&runs[0].plan, &records.remove(0)));
-    progress.bar.finish_and_clear();
+    bar.finish_and_clear();
     Ok(measure::report(config, &arrivals, &records, ideal_check, Machine::of_this()))
 }
 
 /// Starts the sandbox and listens to what its controller has to say.
-fn play(spec: &LabSpec, progress: &Progress) -> anyhow::Result<Vec<RunRecord>> {
+fn play(spec: &LabSpec, bar: &ProgressBar) -> anyhow::Result<Vec<RunRecord>> {
     let mut sandbox = sandbox::internal("enter")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -157,7 +146,7 @@ fn play(spec: &LabSpec, progress: &Progress) -> anyhow::Result<Vec<RunRecord>> {
         for line in BufReader::new(events).lines() {
             match serde_json::from_str(&line?).context("the sandbox speaks another version")? {
                 Event::Progress { run, finished, elapsed_s } => {
-                    show(progress, spec, run, finished, elapsed_s);
+                    show(bar, spec, run, finished, elapsed_s);
                 }
                 Event::Measured(record) => records.push(*record),
                 Event::Failed(message) => bail!(message),
@@ -173,16 +162,28 @@ fn play(spec: &LabSpec, progress: &Progress) -> anyhow::Result<Vec<RunRecord>> {
     records
 }
 
-fn show(progress: &Progress, spec: &LabSpec, run: usize, finished: usize, elapsed_s: f64) {
+fn show(bar: &ProgressBar, spec: &LabSpec, run: usize, finished: usize, elapsed_s: f64) {
     let Some(play) = spec.runs.get(run) else { return };
     let validation = spec.config.validate_ideal && run == 0;
     let label = if validation { "one by one" } else { &play.policy };
     let last_s = play.plan.last().map_or(0.0, |request| request.arrival_ns as f64 / 1e9);
     let share = (elapsed_s / (last_s + 1.0)).min(1.0);
     let of_all = (run as f64 + share) / spec.runs.len() as f64;
-    progress.bar.set_prefix(label.to_owned());
-    progress.bar.set_position((of_all * 1000.0) as u64);
-    progress.bar.set_message(format!("{finished}/{} requests", play.plan.len()));
+    bar.set_prefix(label.to_owned());
+    bar.set_position((of_all * 1000.0) as u64);
+    bar.set_message(format!("{finished}/{} requests", play.plan.len()));
+}
+
+/// What this machine has of what the lab needs.
+#[must_use]
+pub fn probe(config: &LabConfig) -> Findings {
+    probe::findings(config)
+}
+
+/// Does this process's part if the lab itself started it. To be called first of all in `main`.
+pub fn internal_call() -> Option<ExitCode> {
+    let mut args = std::env::args_os().skip(1);
+    args.next().is_some_and(|first| first == INTERNAL).then(|| internal_main(args))
 }
 
 /// The lab's own calls of this program: everything after [`INTERNAL`].
@@ -198,7 +199,7 @@ pub fn internal_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             }
         },
         "init" => return ExitCode::from(u8::try_from(controller::init()).unwrap_or(1)),
-        "probe" => crate::probe::try_all(),
+        "probe" => probe::try_all(),
         "worker" => run_worker(Path::new(text(1)), text(2)),
         "in" if args.len() >= 3 => {
             Err(sandbox::become_program(text(1), &args[2], &args[3..]))

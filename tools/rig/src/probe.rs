@@ -81,31 +81,71 @@ fn find_laxityd(config: &LabConfig) -> Result<PathBuf, Lack> {
     })
 }
 
-/// Checks everything and finds the programs.
+/// What this machine has, and what it lacks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// Programs, by what they are needed for.
+    pub found: Vec<(&'static str, PathBuf)>,
+    /// What is lacking.
+    pub lacks: Vec<Lack>,
+}
+
+impl Findings {
+    /// Nothing is lacking.
+    #[must_use]
+    pub fn can_run(&self) -> bool {
+        self.lacks.is_empty()
+    }
+}
+
+impl fmt::Display for Findings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (what, path) in &self.found {
+            writeln!(f, "{what:>10}  {}", path.display())?;
+        }
+        for lack in &self.lacks {
+            writeln!(f, "{:>10}  {lack}", "MISSING")?;
+        }
+        let verdict = if self.can_run() { "can" } else { "cannot" };
+        write!(f, "this machine {verdict} run the lab")
+    }
+}
+
+/// Checks everything: all that is lacking, not only the first.
+#[must_use]
+pub fn findings(config: &LabConfig) -> Findings {
+    let mut findings = Findings::default();
+    for name in ["ip", "tc"] {
+        match find_program(name) {
+            Some(path) => findings.found.push((name, path)),
+            None => findings
+                .lacks
+                .push(lack(name, "install iproute2 (Debian, Ubuntu: apt install iproute2)")),
+        }
+    }
+    if let [(_, ip), (_, tc)] = &findings.found[..] {
+        let tools = Tools { ip: ip.clone(), tc: tc.clone(), laxityd: None };
+        findings.lacks.extend(probe_kernel(&tools));
+    }
+    if config.policies.iter().any(|policy| policy != NONE) {
+        match find_laxityd(config) {
+            Ok(path) => findings.found.push(("laxityd", path)),
+            Err(lack) => findings.lacks.push(lack),
+        }
+    }
+    findings
+}
+
+/// The programs that a run needs.
 ///
 /// # Errors
-/// All that is lacking, not only the first.
-pub fn probe(config: &LabConfig) -> Result<Tools, CannotRun> {
-    let mut lacks = Vec::new();
-    let mut tool = |name: &str| {
-        find_program(name).or_else(|| {
-            lacks.push(lack(name, "install iproute2 (Debian, Ubuntu: apt install iproute2)"));
-            None
-        })
-    };
-    let (ip, tc) = (tool("ip"), tool("tc"));
-    let laxityd = if config.policies.iter().all(|policy| policy == NONE) {
-        None
-    } else {
-        find_laxityd(config).map_err(|problem| lacks.push(problem)).ok()
-    };
-    if let (Some(ip), Some(tc)) = (&ip, &tc) {
-        let tools = Tools { ip: ip.clone(), tc: tc.clone(), laxityd: None };
-        lacks.extend(probe_kernel(&tools));
-    }
-    match (ip, tc) {
-        (Some(ip), Some(tc)) if lacks.is_empty() => Ok(Tools { ip, tc, laxityd }),
-        _ => Err(CannotRun(lacks)),
+/// All that is lacking on this machine.
+pub fn find(config: &LabConfig) -> Result<Tools, CannotRun> {
+    let findings = findings(config);
+    let path = |name| findings.found.iter().find(|(n, _)| *n == name).map(|(_, path)| path.clone());
+    match (path("ip"), path("tc")) {
+        (Some(ip), Some(tc)) if findings.can_run() => Ok(Tools { ip, tc, laxityd: path("laxityd") }),
+        _ => Err(CannotRun(findings.lacks)),
     }
 }
 

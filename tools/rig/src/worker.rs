@@ -102,6 +102,8 @@ struct Worker {
     timer: TimerFd,
     orders: Vec<u8>,
     acknowledge: HashMap<usize, Vec<(u64, u64)>>,
+    /// Time without a scheduler before the run began: attaching takes a moment.
+    unscheduled_before_ns: u64,
     finished: bool,
 }
 
@@ -156,6 +158,7 @@ impl Worker {
             )?,
             orders: Vec::new(),
             acknowledge: HashMap::new(),
+            unscheduled_before_ns: 0,
             finished: false,
         };
         let stdin = io::stdin();
@@ -311,6 +314,7 @@ impl Worker {
     }
 
     fn begin(&mut self, at_ns: u64) {
+        self.unscheduled_before_ns = self.gate.record().unscheduled_ns;
         let old = &self.setting;
         let setting = Rc::new(Setting {
             config: old.config.clone(),
@@ -418,12 +422,14 @@ impl Worker {
     fn report(&mut self) -> WorkerReport {
         let (collective_ns, batches) =
             self.rank.as_mut().map(Rank::take_records).unwrap_or_default();
+        let mut client = self.gate.record();
+        client.unscheduled_ns -= self.unscheduled_before_ns.min(client.unscheduled_ns);
         WorkerReport {
             host: self.host,
             collective_ns,
             batches,
             traffic: self.transport.traffic(),
-            client: self.gate.record(),
+            client,
         }
     }
 }
