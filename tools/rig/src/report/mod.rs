@@ -3,6 +3,7 @@
 pub mod distribution;
 pub mod html;
 pub mod measure;
+pub mod plot;
 pub mod table;
 
 pub use html::html;

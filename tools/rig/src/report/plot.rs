@@ -1,0 +1,180 @@
+//! The plots of the page, as SVG text.
+//!
+//! Two stand-in colours are replaced afterwards, so that axes and grid follow the page's light or
+//! dark theme; the series' colours are readable on both.
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+const SIZE: (u32, u32) = (620, 320);
+
+/// Stand-in for the page's text colour.
+const INK: RGBColor = RGBColor(1, 2, 3);
+/// Stand-in for the page's grid colour.
+const GRID: RGBColor = RGBColor(4, 5, 6);
+
+/// Colours that tell series apart on light and on dark ground, and for most colour-blind readers
+/// (after Okabe and Ito).
+const COLOURS: [RGBColor; 10] = [
+    RGBColor(136, 136, 136),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(0, 114, 178),
+    RGBColor(204, 121, 167),
+    RGBColor(213, 94, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(160, 120, 60),
+    RGBColor(120, 94, 240),
+    RGBColor(100, 180, 60),
+];
+
+/// Colour of the series with this number.
+fn colour(series: usize) -> RGBColor {
+    COLOURS[series % COLOURS.len()]
+}
+
+/// The same as CSS writes it.
+#[must_use]
+pub fn css_colour(series: usize) -> String {
+    let RGBColor(r, g, b) = colour(series);
+    format!("rgb({r},{g},{b})")
+}
+
+/// A plot that could not be drawn, in words.
+type Drawn = Result<(), Box<dyn std::error::Error>>;
+
+fn svg(draw: impl FnOnce(&DrawingArea<SVGBackend<'_>, Shift>) -> Drawn) -> String {
+    let mut text = String::new();
+    let drawn = {
+        let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
+        draw(&area).and_then(|()| area.present().map_err(Into::into))
+    };
+    if let Err(error) = drawn {
+        return format!("<svg viewBox=\"0 0 400 20\"><text y=\"15\">no plot: {error}</text></svg>");
+    }
+    // A view box instead of a size lets the page scale it.
+    let size = format!("width=\"{}\" height=\"{}\" ", SIZE.0, SIZE.1);
+    text.replacen(&size, "", 1)
+        .replace("#010203", "currentColor")
+        .replace("#040506", "var(--grid)")
+}
+
+fn ink(size: u32) -> TextStyle<'static> {
+    TextStyle::from(("sans-serif", size).into_font()).color(&INK)
+}
+
+/// Lines over a common horizontal axis; the vertical one runs from 0 to 1.
+#[must_use]
+pub fn shares(
+    horizontal: &str,
+    vertical: &str,
+    range: (f64, f64),
+    mark: Option<f64>,
+    series: &[Vec<(f64, f64)>],
+) -> String {
+    let (low, high) = (range.0, if range.1 > range.0 { range.1 } else { range.0 + 1.0 });
+    svg(|area| {
+        let mut chart = ChartBuilder::on(area)
+            .margin(8)
+            .x_label_area_size(40)
+            .y_label_area_size(48)
+            .build_cartesian_2d(low..high, 0.0..1.0)?;
+        chart
+            .configure_mesh()
+            .x_desc(horizontal)
+            .y_desc(vertical)
+            .axis_style(INK)
+            .bold_line_style(GRID)
+            .light_line_style(TRANSPARENT)
+            .label_style(ink(13))
+            .axis_desc_style(ink(14))
+            .y_label_formatter(&|share| format!("{:.0} %", share * 100.0))
+            .draw()?;
+        if let Some(at) = mark.filter(|at| (low..=high).contains(at)) {
+            chart.draw_series(LineSeries::new([(at, 0.0), (at, 1.0)], INK.stroke_width(1)))?;
+        }
+        for (number, points) in series.iter().enumerate() {
+            let clipped = points.iter().map(|&(x, y)| (x.clamp(low, high), y.clamp(0.0, 1.0)));
+            chart.draw_series(LineSeries::new(clipped, colour(number).stroke_width(2)))?;
+        }
+        Ok(())
+    })
+}
+
+/// Bars in groups: side by side, or stacked on each other. `values[series][group]`.
+#[must_use]
+pub fn bars(vertical: &str, groups: &[String], values: &[Vec<f64>], stacked: bool) -> String {
+    let width = if stacked { 0.6 } else { 0.8 / values.len().max(1) as f64 };
+    let top = 1.0_f64.max(if stacked {
+        0.0
+    } else {
+        values.iter().flatten().copied().fold(0.0, f64::max)
+    });
+    svg(|area| {
+        let mut chart = ChartBuilder::on(area)
+            .margin(8)
+            .x_label_area_size(32)
+            .y_label_area_size(48)
+            .build_cartesian_2d(0.0..groups.len().max(1) as f64, 0.0..top)?;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .disable_x_axis()
+            .y_desc(vertical)
+            .axis_style(INK)
+            .bold_line_style(GRID)
+            .light_line_style(TRANSPARENT)
+            .label_style(ink(13))
+            .axis_desc_style(ink(14))
+            .y_label_formatter(&|share| format!("{:.0} %", share * 100.0))
+            .draw()?;
+        for (group, name) in groups.iter().enumerate() {
+            let left = group as f64;
+            let mut below = 0.0;
+            for (number, heights) in values.iter().enumerate() {
+                let height = heights.get(group).copied().unwrap_or(0.0);
+                let (start, base) = if stacked {
+                    (left + 0.2, below)
+                } else {
+                    (left + 0.1 + width * number as f64, 0.0)
+                };
+                let corners = [(start, base), (start + width * 0.94, base + height)];
+                chart.draw_series([Rectangle::new(corners, colour(number).filled())])?;
+                below += height;
+                if values.len() == 1 {
+                    let place = chart.backend_coord(&(start + width * 0.47, base + height));
+                    let above = ink(14).pos(Pos::new(HPos::Center, VPos::Bottom));
+                    let label = format!("{:.1} %", height * 100.0);
+                    area.draw(&Text::new(label, (place.0, (place.1 - 3).max(14)), above))?;
+                }
+            }
+            let (x, y) = chart.backend_coord(&(left + 0.5, 0.0));
+            let under = ink(13).pos(Pos::new(HPos::Center, VPos::Top));
+            area.draw(&Text::new(name.clone(), (x, y + 6), under))?;
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plot_is_svg_that_follows_the_theme() {
+        let lines = shares("ms", "requests", (0.0, 10.0), Some(5.0), &[vec![(0.0, 0.0), (20.0, 1.0)]]);
+        let bars = bars("share", &["a".into(), "b".into()], &[vec![0.5, 0.25]], false);
+        for text in [lines, bars] {
+            assert!(text.contains("<svg") && text.contains("</svg>"));
+            assert!(text.contains("currentColor") && !text.contains("#010203"));
+            assert!(!text.contains("width=\"620\""), "it scales with the page");
+        }
+    }
+
+    #[test]
+    fn an_empty_plot_is_drawn_all_the_same() {
+        assert!(shares("ms", "requests", (0.0, 0.0), None, &[]).contains("</svg>"));
+        assert!(bars("share", &[], &[], true).contains("</svg>"));
+    }
+}
