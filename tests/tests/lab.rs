@@ -1,1 +1,185 @@
-//! The lab, run as a person runs it.
+//! The lab, run as a person runs it: real namespaces, real TCP, real daemons. Runs are short; what
+//! is asserted are counts, orders of magnitude apart at the least, never speeds.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::process::{binary, eventually};
+
+/// The lab loads the whole machine: one at a time inside this process (`.config/nextest.toml`
+/// says the same to nextest, which runs each test in a process of its own).
+fn alone() -> MutexGuard<'static, ()> {
+    static LAB: Mutex<()> = Mutex::new(());
+    LAB.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The report of a run, or `None` where the machine can't run the lab and says why.
+fn run(arguments: &[&str]) -> Option<Value> {
+    let probe = Command::new(binary("laxity")).args(["lab", "probe"]).output().expect("probe");
+    if !probe.status.success() {
+        eprintln!("skipped: {}", String::from_utf8_lossy(&probe.stderr));
+        return None;
+    }
+    let output = Command::new(binary("laxity"))
+        .args(["lab", "run", "--quiet", "--json", "-"])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .expect("laxity runs");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    Some(serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {errors}")))
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+/// Every byte that was sent came once, unharmed.
+fn nothing_lost(run: &Value) {
+    assert!(number(&run["bytes_sent"]) > 0.0, "{run}");
+    assert_eq!(run["bytes_sent"], run["bytes_received"]);
+    for fault in ["bytes_missing", "bytes_duplicated", "bytes_corrupted"] {
+        assert_eq!(number(&run[fault]), 0.0, "{fault}: {run}");
+    }
+    assert_eq!(run["completed"], run["requests"]);
+}
+
+fn dscp_bytes(run: &Value, stage: &str, dscp: &[&str]) -> f64 {
+    dscp.iter().filter_map(|d| run["stage_bytes"][stage][d].as_f64()).sum()
+}
+
+#[test]
+fn a_scheduled_run_marks_each_stage_and_loses_no_byte() {
+    let _alone = alone();
+    let arguments = ["--policies", "none,two_class,mfs,laxity", "--duration", "3", "--seed", "5"];
+    let Some(report) = run(&arguments) else { return };
+    let runs = report["runs"].as_array().expect("runs");
+    let names: Vec<_> = runs.iter().map(|run| run["policy"].as_str().expect("name")).collect();
+    assert_eq!(names, ["none", "two_class", "mfs", "laxity"]);
+    for run in runs {
+        nothing_lost(run);
+        for field in ["ttft_slo_attainment", "earliness", "link_utilisation"] {
+            assert!((-1.0..=1.0).contains(&number(&run[field])), "{field}: {run}");
+        }
+        for field in ["mean", "p50", "p99"] {
+            assert!(number(&run["ttft_ms"][field]) > 0.0);
+        }
+        assert!(number(&run["collective_ms"]["mean"]) > 0.0);
+        assert!(number(&run["collective_ms"]["p99"]) >= number(&run["collective_ms"]["mean"]));
+    }
+
+    let unmarked = |run: &Value| {
+        let by_dscp = run["fabric_bytes"].as_object().expect("bytes by DSCP");
+        let all: f64 = by_dscp.values().map(number).sum();
+        number(&run["fabric_bytes"]["0"]) / all
+    };
+    assert!(unmarked(&runs[0]) > 0.99, "`none` marks nothing: {}", runs[0]["fabric_bytes"]);
+    for run in &runs[1..] {
+        assert!(unmarked(run) < 0.01, "the fabric saw unmarked bytes: {}", run["fabric_bytes"]);
+        assert_eq!(number(&run["bypassed_bytes"]), 0.0, "{run}");
+        // Collectives never share a class with waiting KV, and outrank it.
+        let collectives = dscp_bytes(run, "collective", &["46", "34"]);
+        let all = dscp_bytes(run, "collective", &["46", "34", "26", "18", "10", "8"]);
+        assert_eq!(collectives, all, "{}", run["stage_bytes"]);
+    }
+    let laxity = &runs[3];
+    assert_eq!(dscp_bytes(laxity, "p2d", &["34", "26"]), 0.0, "{}", laxity["stage_bytes"]);
+    assert!(dscp_bytes(laxity, "p2d", &["10", "8"]) > 0.0);
+    assert!(dscp_bytes(laxity, "kv_reuse", &["26", "18"]) > 0.0);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_arrivals_and_another_seed_others() {
+    let _alone = alone();
+    let arrivals = |seed: &str| {
+        let arguments = ["--policies", "none", "--duration", "1", "--load", "0.3", "--seed", seed];
+        run(&arguments).map(|report| report["workload"]["arrivals_digest"].clone())
+    };
+    let Some(first) = arrivals("11") else { return };
+    assert!(first.is_string(), "{first}");
+    assert_eq!(Some(&first), arrivals("11").as_ref());
+    assert_ne!(Some(&first), arrivals("12").as_ref());
+}
+
+#[test]
+fn a_daemon_killed_in_the_middle_costs_no_byte_and_is_reported() {
+    let _alone = alone();
+    let arguments = ["--policies", "laxity", "--duration", "4", "--kill-daemon-at", "1.5"];
+    let Some(report) = run(&arguments) else { return };
+    let run = &report["runs"][0];
+    nothing_lost(run);
+    assert!(number(&run["unscheduled_ms"]) > 0.0, "{run}");
+    assert_eq!(number(&run["daemon_restarts"]), 1.0, "{run}");
+    assert!(number(&run["scheduled_bytes"]) > 0.0, "{run}");
+}
+
+/// Network namespaces that any process lives in.
+fn network_namespaces() -> std::collections::BTreeSet<PathBuf> {
+    fs::read_dir("/proc")
+        .expect("/proc")
+        .flatten()
+        .filter_map(|entry| fs::read_link(entry.path().join("ns/net")).ok())
+        .collect()
+}
+
+/// Processes whose command line has `word`.
+fn processes_with(word: &str) -> usize {
+    fs::read_dir("/proc")
+        .expect("/proc")
+        .flatten()
+        .filter_map(|entry| fs::read(entry.path().join("cmdline")).ok())
+        .filter(|line| String::from_utf8_lossy(line).contains(word))
+        .count()
+}
+
+#[test]
+fn a_lab_that_is_killed_leaves_neither_namespace_nor_process() {
+    let _alone = alone();
+    if run(&["--policies", "none", "--duration", "1", "--load", "0.2"]).is_none() {
+        return;
+    }
+    for signal in ["INT", "KILL"] {
+        let before = network_namespaces();
+        let mut lab = Command::new(binary("laxity"))
+            .args(["lab", "run", "--quiet", "--policies", "laxity", "--duration", "30"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("laxity runs");
+        eventually("the lab's daemons run", || processes_with("/run/lab/") > 8);
+        std::thread::sleep(Duration::from_millis(300));
+        let pid = nix::unistd::Pid::from_raw(lab.id().cast_signed());
+        let signal = match signal {
+            "INT" => nix::sys::signal::Signal::SIGINT,
+            _ => nix::sys::signal::Signal::SIGKILL,
+        };
+        nix::sys::signal::kill(pid, signal).expect("signal");
+        lab.wait().expect("it ends");
+        eventually("every process of the lab is gone", || processes_with("/run/lab/") == 0);
+        eventually("every namespace of the lab is gone", || {
+            network_namespaces().is_subset(&before)
+        });
+    }
+}
+
+#[test]
+fn recorded_requests_are_replayed() {
+    let _alone = alone();
+    let Some(folder) = std::env::var_os("LAXITY_DATA").map(PathBuf::from) else {
+        eprintln!("skipped: LAXITY_DATA names no folder with traces");
+        return;
+    };
+    for trace in ["mooncake_conversation.jsonl.gz", "azure_llm_2023_code.csv.gz"] {
+        let trace = folder.join("traces").join(trace).display().to_string();
+        let arguments = ["--policies", "laxity", "--duration", "2", "--workload", &trace];
+        let Some(report) = run(&arguments) else { return };
+        nothing_lost(&report["runs"][0]);
+    }
+}
