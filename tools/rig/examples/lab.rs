@@ -20,7 +20,10 @@ fn main() -> ExitCode {
     match outcome {
         Ok(report) => {
             eprintln!("{}", report::table(&report));
-            println!("{}", serde_json::to_string_pretty(&report).unwrap_or_default());
+            println!(
+                "{}",
+                serde_json::to_string_pretty(&report).unwrap_or_default()
+            );
             ExitCode::SUCCESS
         }
         Err(error) => {

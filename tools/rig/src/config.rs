@@ -90,7 +90,9 @@ pub struct LabConfig {
 impl Default for LabConfig {
     fn default() -> Self {
         Self {
-            policies: ["none", "two_class", "mfs", "laxity"].map(str::to_owned).into(),
+            policies: ["none", "two_class", "mfs", "laxity"]
+                .map(str::to_owned)
+                .into(),
             seed: 1,
             workload: WorkloadSource::default(),
             duration_s: 25.0,
@@ -169,9 +171,20 @@ impl LabConfig {
     /// The first field that is out of range; show it to whoever configured the run.
     pub fn validate(&self) -> Result<(), InvalidLab> {
         let check = |good: bool, field, problem: &str| {
-            if good { Ok(()) } else { Err(InvalidLab { field, problem: problem.to_owned() }) }
+            if good {
+                Ok(())
+            } else {
+                Err(InvalidLab {
+                    field,
+                    problem: problem.to_owned(),
+                })
+            }
         };
-        check(!self.policies.is_empty(), "policies", "name at least one, `none` for instance")?;
+        check(
+            !self.policies.is_empty(),
+            "policies",
+            "name at least one, `none` for instance",
+        )?;
         for (i, policy) in self.policies.iter().enumerate() {
             check(
                 !self.policies[..i].contains(policy),
@@ -180,38 +193,95 @@ impl LabConfig {
             )?;
         }
         check((1..=8).contains(&self.units), "units", "must be 1 to 8")?;
-        check((2..=8).contains(&self.ranks), "ranks", "must be 2 to 8: a collective needs peers")?;
+        check(
+            (2..=8).contains(&self.ranks),
+            "ranks",
+            "must be 2 to 8: a collective needs peers",
+        )?;
         check((1..=8).contains(&self.decodes), "decodes", "must be 1 to 8")?;
-        check((10..=2000).contains(&self.port_mbit), "port_mbit", "must be 10 to 2000")?;
+        check(
+            (10..=2000).contains(&self.port_mbit),
+            "port_mbit",
+            "must be 10 to 2000",
+        )?;
         check(
             self.duration_s.is_finite() && (0.5..=3600.0).contains(&self.duration_s),
             "duration_s",
             "must be 0.5 to 3600 seconds",
         )?;
-        check(self.drain_s >= 0.0 && self.drain_s <= 600.0, "drain_s", "must be 0 to 600")?;
-        check(self.load > 0.0 && self.load <= 5.0, "load", "must be above 0, at most 5")?;
         check(
-            self.requests_per_second.is_none_or(|r| r > 0.0 && r <= 10_000.0),
+            self.drain_s >= 0.0 && self.drain_s <= 600.0,
+            "drain_s",
+            "must be 0 to 600",
+        )?;
+        check(
+            self.load > 0.0 && self.load <= 5.0,
+            "load",
+            "must be above 0, at most 5",
+        )?;
+        check(
+            self.requests_per_second
+                .is_none_or(|r| r > 0.0 && r <= 10_000.0),
             "requests_per_second",
             "must be above 0",
         )?;
         check(self.slo_scale >= 1.0, "slo_scale", "must be at least 1")?;
-        check((0.0..=1.0).contains(&self.victim_share), "victim_share", "must be 0 to 1")?;
+        check(
+            (0.0..=1.0).contains(&self.victim_share),
+            "victim_share",
+            "must be 0 to 1",
+        )?;
         check(self.tokens_max >= 64, "tokens_max", "must be at least 64")?;
-        check(self.chunk_bytes >= 1024, "chunk_bytes", "must be at least 1024")?;
-        check(self.window_bytes >= self.chunk_bytes, "window_bytes", "is less than a chunk")?;
-        check(self.socket_buffer_bytes >= 8192, "socket_buffer_bytes", "must be at least 8192")?;
-        check((1..=64).contains(&self.model.layers), "model.layers", "must be 1 to 64")?;
-        check(self.model.layer_base_us >= 0.0, "model.layer_base_us", "must not be negative")?;
-        check(self.model.layer_token_us > 0.0, "model.layer_token_us", "must be above 0")?;
-        check(self.model.batch_tokens > 0, "model.batch_tokens", "must be above 0")?;
-        check(self.model.reference_tokens > 0, "model.reference_tokens", "must be above 0")?;
+        check(
+            self.chunk_bytes >= 1024,
+            "chunk_bytes",
+            "must be at least 1024",
+        )?;
+        check(
+            self.window_bytes >= self.chunk_bytes,
+            "window_bytes",
+            "is less than a chunk",
+        )?;
+        check(
+            self.socket_buffer_bytes >= 8192,
+            "socket_buffer_bytes",
+            "must be at least 8192",
+        )?;
+        check(
+            (1..=64).contains(&self.model.layers),
+            "model.layers",
+            "must be 1 to 64",
+        )?;
+        check(
+            self.model.layer_base_us >= 0.0,
+            "model.layer_base_us",
+            "must not be negative",
+        )?;
+        check(
+            self.model.layer_token_us > 0.0,
+            "model.layer_token_us",
+            "must be above 0",
+        )?;
+        check(
+            self.model.batch_tokens > 0,
+            "model.batch_tokens",
+            "must be above 0",
+        )?;
+        check(
+            self.model.reference_tokens > 0,
+            "model.reference_tokens",
+            "must be above 0",
+        )?;
         check(
             self.model.comm_share > 0.0 && self.model.comm_share < 1.0,
             "model.comm_share",
             "must lie between 0 and 1",
         )?;
-        check(self.model.collective_to_kv > 0.0, "model.collective_to_kv", "must be above 0")?;
+        check(
+            self.model.collective_to_kv > 0.0,
+            "model.collective_to_kv",
+            "must be above 0",
+        )?;
         check(
             (2..=16).contains(&self.level_dscp.len()),
             "level_dscp",
@@ -257,8 +327,7 @@ impl LabConfig {
     pub fn scaling(&self) -> Scaling {
         let goodput = f64::from(self.port_mbit) * 1e6 / 8.0 * GOODPUT_SHARE;
         let reference = f64::from(self.model.reference_tokens);
-        let compute_s =
-            (self.model.layer_base_us + self.model.layer_token_us * reference) / 1e6;
+        let compute_s = (self.model.layer_base_us + self.model.layer_token_us * reference) / 1e6;
         let comm_s = compute_s * self.model.comm_share / (1.0 - self.model.comm_share);
         let collective = comm_s / 2.0 * goodput / reference;
         Scaling {
@@ -307,7 +376,11 @@ impl Scaling {
     /// KV bytes of one rank and layer for so many tokens.
     #[must_use]
     pub fn kv_bytes(&self, tokens: u32) -> u64 {
-        if tokens == 0 { 0 } else { bytes(self.kv_bytes_per_token * f64::from(tokens)) }
+        if tokens == 0 {
+            0
+        } else {
+            bytes(self.kv_bytes_per_token * f64::from(tokens))
+        }
     }
 
     /// Compute time of one layer of a batch, ns.
@@ -346,10 +419,28 @@ mod tests {
 
     #[test]
     fn a_nonsense_value_is_named() {
-        let config = LabConfig { ranks: 1, ..LabConfig::default() };
-        assert!(config.validate().unwrap_err().to_string().starts_with("ranks"));
-        let config = LabConfig { level_dscp: vec![0, 1], ..LabConfig::default() };
-        assert!(config.validate().unwrap_err().to_string().starts_with("level_dscp"));
+        let config = LabConfig {
+            ranks: 1,
+            ..LabConfig::default()
+        };
+        assert!(
+            config
+                .validate()
+                .unwrap_err()
+                .to_string()
+                .starts_with("ranks")
+        );
+        let config = LabConfig {
+            level_dscp: vec![0, 1],
+            ..LabConfig::default()
+        };
+        assert!(
+            config
+                .validate()
+                .unwrap_err()
+                .to_string()
+                .starts_with("level_dscp")
+        );
     }
 
     #[test]

@@ -142,8 +142,9 @@ impl<'a> Controller<'a> {
         let controller = Self { spec, classes };
         let (ip, tc) = (&spec.tools.ip, &spec.tools.tc);
         let hosts = config.hosts();
-        let namespaces: String =
-            (0..hosts).map(|host| format!("netns add {}\n", fabric::namespace(host))).collect();
+        let namespaces: String = (0..hosts)
+            .map(|host| format!("netns add {}\n", fabric::namespace(host)))
+            .collect();
         batch(None, ip, &namespaces)?;
         batch(None, ip, &fabric::switch_script(hosts))?;
         let congestion_control = congestion_control();
@@ -194,7 +195,11 @@ impl<'a> Controller<'a> {
         let folder = Path::new(sandbox::FOLDER).join(index.to_string());
         fs::create_dir_all(&folder)?;
         let scheduled = play.policy != NONE;
-        let spec = RunSpec { config: config.clone(), plan: play.plan.clone(), scheduled };
+        let spec = RunSpec {
+            config: config.clone(),
+            plan: play.plan.clone(),
+            scheduled,
+        };
         fs::write(folder.join(SPEC_FILE), serde_json::to_vec(&spec)?)?;
         let daemons = match (&self.spec.tools.laxityd, scheduled) {
             (_, false) => None,
@@ -208,7 +213,10 @@ impl<'a> Controller<'a> {
         if let Some(daemons) = daemons {
             daemons.stop();
         }
-        Ok(RunRecord { daemon_restarts: restarts, ..record? })
+        Ok(RunRecord {
+            daemon_restarts: restarts,
+            ..record?
+        })
     }
 }
 
@@ -228,7 +236,11 @@ const LEAD_NS: u64 = 200_000_000;
 impl Running {
     fn start(hosts: usize, folder: &Path) -> anyhow::Result<Self> {
         let (sender, notices) = channel();
-        let mut run = Self { folder: folder.to_owned(), workers: Vec::new(), notices };
+        let mut run = Self {
+            folder: folder.to_owned(),
+            workers: Vec::new(),
+            notices,
+        };
         for host in 0..hosts {
             match start_worker(folder, host, sender.clone()) {
                 Ok(worker) => run.workers.push(worker),
@@ -244,19 +256,28 @@ impl Running {
     fn order(&mut self, order: &Order) -> anyhow::Result<()> {
         let line = message::line(order);
         for worker in &mut self.workers {
-            worker.orders.write_all(&line).context("a worker takes no orders")?;
+            worker
+                .orders
+                .write_all(&line)
+                .context("a worker takes no orders")?;
         }
         Ok(())
     }
 
     /// The next notice, `None` if there is none until then.
     fn next(&self, until: Instant) -> anyhow::Result<Option<(usize, Notice)>> {
-        match self.notices.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        match self
+            .notices
+            .recv_timeout(until.saturating_duration_since(Instant::now()))
+        {
             Ok((host, Some(notice))) => Ok(Some((host, notice))),
             Ok((host, None)) => {
                 // Its last words may still be on their way to the file.
                 std::thread::sleep(Duration::from_millis(20));
-                bail!("the worker of host {host} ended early{}", daemons::tail(&self.log(host)))
+                bail!(
+                    "the worker of host {host} ended early{}",
+                    daemons::tail(&self.log(host))
+                )
             }
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => bail!("all workers are gone"),
@@ -300,8 +321,9 @@ impl Running {
         let last_arrival = play.plan.last().map_or(0, |request| request.arrival_ns);
         let give_up =
             begun + Duration::from_nanos(last_arrival) + Duration::from_secs_f64(config.drain_s);
-        let mut kill_at =
-            config.kill_daemon_at.map(|seconds| begun + Duration::from_secs_f64(seconds));
+        let mut kill_at = config
+            .kill_daemon_at
+            .map(|seconds| begun + Duration::from_secs_f64(seconds));
         let mut finished = Vec::new();
         let mut tell_at = Instant::now();
         while finished.len() < play.plan.len() && Instant::now() < give_up {
@@ -315,7 +337,11 @@ impl Running {
             if tell_at <= now {
                 tell_at = now + Duration::from_millis(200);
                 let elapsed_s = now.saturating_duration_since(begun).as_secs_f64();
-                tell(&Event::Progress { run: index, finished: finished.len(), elapsed_s });
+                tell(&Event::Progress {
+                    run: index,
+                    finished: finished.len(),
+                    elapsed_s,
+                });
             }
             let until = kill_at.map_or(tell_at, |at| at.min(tell_at)).min(give_up);
             if let Some((_, Notice::Finished { request, at_ns })) = self.next(until)? {
@@ -397,7 +423,9 @@ fn start_worker(
     std::thread::spawn(move || {
         let mut reported = false;
         for line in BufReader::new(notices).lines() {
-            let notice = line.ok().and_then(|line| serde_json::from_str::<Notice>(&line).ok());
+            let notice = line
+                .ok()
+                .and_then(|line| serde_json::from_str::<Notice>(&line).ok());
             reported |= matches!(notice, Some(Notice::Report(_)));
             if sender.send((host, notice)).is_err() {
                 return;
@@ -457,9 +485,20 @@ fn congestion_control() -> String {
 /// Time that the machine's processors were busy, in jiffies.
 fn busy_jiffies() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-    let Some(line) = stat.lines().next() else { return 0 };
-    let columns: Vec<u64> =
-        line.split_whitespace().skip(1).filter_map(|column| column.parse().ok()).collect();
+    let Some(line) = stat.lines().next() else {
+        return 0;
+    };
+    let columns: Vec<u64> = line
+        .split_whitespace()
+        .skip(1)
+        .filter_map(|column| column.parse().ok())
+        .collect();
     // user nice system idle iowait irq softirq steal; what follows is contained in user and nice.
-    columns.iter().take(8).enumerate().filter(|(i, _)| *i != 3 && *i != 4).map(|(_, n)| n).sum()
+    columns
+        .iter()
+        .take(8)
+        .enumerate()
+        .filter(|(i, _)| *i != 3 && *i != 4)
+        .map(|(_, n)| n)
+        .sum()
 }

@@ -77,7 +77,10 @@ pub fn daemon_toml(
         control: folder.join(format!("control{host}.sock")),
         metrics: "",
         // Eight daemons and eight workers share two cores: sleep at once.
-        scheduler: Scheduler { spin_us: 0, slots: LANE_SLOTS },
+        scheduler: Scheduler {
+            spin_us: 0,
+            slots: LANE_SLOTS,
+        },
         nic: vec![Nic {
             name: fabric::HOST_PORT.to_owned(),
             rate: format!("{}Mbit", config.port_mbit),
@@ -140,7 +143,11 @@ impl Daemons {
         }
         let give_up = Instant::now() + START_WITHIN;
         while !(0..config.hosts()).all(|host| daemon_socket(folder, host).exists()) {
-            let refused = daemons.refused.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let refused = daemons
+                .refused
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone();
             let restarts = daemons.restarts.load(Ordering::Relaxed);
             if refused.is_some() || restarts > 0 || Instant::now() > give_up {
                 let logs: String = (0..config.hosts())
@@ -246,11 +253,17 @@ fn supervise(
 #[must_use]
 pub fn tail(log: &Path) -> String {
     const LINES: usize = 15;
-    let Ok(text) = fs::read(log) else { return String::new() };
+    let Ok(text) = fs::read(log) else {
+        return String::new();
+    };
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<&str> = text.lines().collect();
     let last = &lines[lines.len().saturating_sub(LINES)..];
-    if last.is_empty() { String::new() } else { format!("\n  {}", last.join("\n  ")) }
+    if last.is_empty() {
+        String::new()
+    } else {
+        format!("\n  {}", last.join("\n  "))
+    }
 }
 
 #[cfg(test)]

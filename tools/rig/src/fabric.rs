@@ -134,8 +134,11 @@ pub fn host_script(host: usize, hosts: usize, congestion_control: &str) -> Strin
     );
     for peer in (0..hosts).filter(|&peer| peer != host) {
         let (address, mac) = (self::address(peer), mac(peer));
-        writeln!(script, "neigh replace {address} lladdr {mac} dev {HOST_PORT} nud permanent")
-            .expect("a String takes all");
+        writeln!(
+            script,
+            "neigh replace {address} lladdr {mac} dev {HOST_PORT} nud permanent"
+        )
+        .expect("a String takes all");
     }
     script
 }
@@ -205,14 +208,25 @@ struct QdiscLine {
 ///
 /// # Errors
 /// The output is not the JSON that iproute2 prints.
-pub fn parse_counters(json: &str, classes: &[WireClass]) -> Result<PortCounters, serde_json::Error> {
+pub fn parse_counters(
+    json: &str,
+    classes: &[WireClass],
+) -> Result<PortCounters, serde_json::Error> {
     let lines: Vec<QdiscLine> = serde_json::from_str(json)?;
     let mut counters = PortCounters::new();
     for line in lines {
         let handle = u32::from_str_radix(line.handle.trim_end_matches(':'), 16).unwrap_or(0);
-        let class = handle.checked_sub(MINOR_FIRST).and_then(|i| classes.get(i as usize));
+        let class = handle
+            .checked_sub(MINOR_FIRST)
+            .and_then(|i| classes.get(i as usize));
         if let Some(class) = class {
-            counters.insert(class.dscp, QueueCounters { bytes: line.bytes, drops: line.drops });
+            counters.insert(
+                class.dscp,
+                QueueCounters {
+                    bytes: line.bytes,
+                    drops: line.drops,
+                },
+            );
         }
     }
     Ok(counters)
@@ -239,7 +253,12 @@ mod tests {
     use super::*;
 
     fn dscps(levels: &[u8], scavenger: u8) -> Option<Vec<u8>> {
-        Some(WireClass::table(levels, scavenger)?.iter().map(|class| class.dscp).collect())
+        Some(
+            WireClass::table(levels, scavenger)?
+                .iter()
+                .map(|class| class.dscp)
+                .collect(),
+        )
     }
 
     #[test]
@@ -267,7 +286,10 @@ mod tests {
         assert_eq!(script.matches("class add").count(), classes.len() + 1);
         assert_eq!(script.matches("bfifo").count(), classes.len());
         assert_eq!(script.matches("protocol ip ").count(), classes.len() - 1);
-        assert!(script.contains("htb default 14 "), "unmarked is the fifth class: {script}");
+        assert!(
+            script.contains("htb default 14 "),
+            "unmarked is the fifth class: {script}"
+        );
         assert!(script.contains("match ip dsfield 0xb8 0xfc flowid 1:10\n"));
         assert!(script.contains("prio 6 quantum"));
         assert!(script.lines().all(|line| line.contains("dev port3")));
@@ -280,11 +302,29 @@ mod tests {
             {"kind":"bfifo","handle":"10:","parent":"1:10","bytes":70,"packets":1,"drops":2},
             {"kind":"bfifo","handle":"12:","parent":"1:12","bytes":5,"drops":0}]"#;
         let counters = parse_counters(json, &classes).unwrap();
-        assert_eq!(counters[&46], QueueCounters { bytes: 70, drops: 2 });
+        assert_eq!(
+            counters[&46],
+            QueueCounters {
+                bytes: 70,
+                drops: 2
+            }
+        );
         assert_eq!(counters[&34], QueueCounters { bytes: 5, drops: 0 });
         assert_eq!(counters.len(), 2);
-        let later = PortCounters::from([(46, QueueCounters { bytes: 100, drops: 2 })]);
-        assert_eq!(since(&counters, &later)[&46], QueueCounters { bytes: 30, drops: 0 });
+        let later = PortCounters::from([(
+            46,
+            QueueCounters {
+                bytes: 100,
+                drops: 2,
+            },
+        )]);
+        assert_eq!(
+            since(&counters, &later)[&46],
+            QueueCounters {
+                bytes: 30,
+                drops: 0
+            }
+        );
     }
 
     #[test]

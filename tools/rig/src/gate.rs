@@ -67,7 +67,11 @@ impl Gate {
     /// Without a daemon.
     #[must_use]
     pub fn open(classes: &[WireClass]) -> Self {
-        Self { classes: classes.to_vec(), unmarked: class_of(classes, 0), scheduled: None }
+        Self {
+            classes: classes.to_vec(),
+            unmarked: class_of(classes, 0),
+            scheduled: None,
+        }
     }
 
     /// With the daemon that listens on `socket`. That it is not there is no error: flows then go
@@ -89,7 +93,10 @@ impl Gate {
             waiting: Vec::new(),
             backlog: VecDeque::new(),
         };
-        Self { scheduled: Some(scheduled), ..Self::open(classes) }
+        Self {
+            scheduled: Some(scheduled),
+            ..Self::open(classes)
+        }
     }
 
     /// Takes a flow.
@@ -105,7 +112,9 @@ impl Gate {
 
     /// Puts what has been permitted on the wire.
     pub fn poll(&mut self, transport: &mut Transport) {
-        let Some(scheduled) = self.scheduled.as_mut() else { return };
+        let Some(scheduled) = self.scheduled.as_mut() else {
+            return;
+        };
         loop {
             scheduled.collect(&self.classes, transport);
             // Permits make room in the lane for what waits here.
@@ -122,8 +131,12 @@ impl Gate {
 
     /// The receiver has bytes of a flow.
     pub fn arrived(&mut self, flow: u64, bytes: u64) {
-        let Some(scheduled) = self.scheduled.as_mut() else { return };
-        let Some(sending) = scheduled.sending.get_mut(&flow) else { return };
+        let Some(scheduled) = self.scheduled.as_mut() else {
+            return;
+        };
+        let Some(sending) = scheduled.sending.get_mut(&flow) else {
+            return;
+        };
         sending.arrived += bytes;
         scheduled.lane.complete(&sending.ticket, bytes);
         if sending.arrived >= sending.head.total {
@@ -133,12 +146,25 @@ impl Gate {
 
     /// Tells the daemon how the model is getting on.
     pub fn hint(&mut self, now_ns: u64, progress: Progress) {
-        let Some(scheduled) = self.scheduled.as_mut() else { return };
+        let Some(scheduled) = self.scheduled.as_mut() else {
+            return;
+        };
         scheduled.lane.hint(match progress {
-            Progress::BatchBegin { batch, layers, layer_time_ns } => {
-                Hint::BatchBegin { batch, layers, layer_time_ns }
-            }
-            Progress::RequestJoin { batch, request, remaining_ns, bytes } => Hint::RequestJoin {
+            Progress::BatchBegin {
+                batch,
+                layers,
+                layer_time_ns,
+            } => Hint::BatchBegin {
+                batch,
+                layers,
+                layer_time_ns,
+            },
+            Progress::RequestJoin {
+                batch,
+                request,
+                remaining_ns,
+                bytes,
+            } => Hint::RequestJoin {
                 batch,
                 request,
                 deadline_ns: now_ns.saturating_add_signed(remaining_ns),
@@ -155,21 +181,25 @@ impl Gate {
     /// Something waits for a permit.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
-        self.scheduled.as_ref().is_some_and(|scheduled| !scheduled.waiting.is_empty())
+        self.scheduled
+            .as_ref()
+            .is_some_and(|scheduled| !scheduled.waiting.is_empty())
     }
 
     /// What the client library counted.
     #[must_use]
     pub fn record(&self) -> ClientRecord {
-        self.scheduled.as_ref().map_or_else(ClientRecord::default, |scheduled| {
-            let stats = scheduled.client.stats();
-            ClientRecord {
-                scheduled_bytes: stats.scheduled_bytes,
-                bypassed_bytes: stats.bypassed_bytes,
-                unscheduled_ns: stats.unscheduled_ns,
-                reattaches: stats.reattaches,
-            }
-        })
+        self.scheduled
+            .as_ref()
+            .map_or_else(ClientRecord::default, |scheduled| {
+                let stats = scheduled.client.stats();
+                ClientRecord {
+                    scheduled_bytes: stats.scheduled_bytes,
+                    bypassed_bytes: stats.bypassed_bytes,
+                    unscheduled_ns: stats.unscheduled_ns,
+                    reattaches: stats.reattaches,
+                }
+            })
     }
 }
 
@@ -185,9 +215,15 @@ impl Scheduled {
             request: flow.request,
             deadline_ns: flow.deadline_ns,
             receiver_bound: flow.receiver_bound,
-            ..Flow::default()
         });
-        let sending = Sending { ticket, head, to: flow.to, class: None, granted: 0, arrived: 0 };
+        let sending = Sending {
+            ticket,
+            head,
+            to: flow.to,
+            class: None,
+            granted: 0,
+            arrived: 0,
+        };
         self.sending.insert(head.flow, sending);
         self.waiting.push(head.flow);
     }
@@ -195,10 +231,17 @@ impl Scheduled {
     fn collect(&mut self, classes: &[WireClass], transport: &mut Transport) {
         let (lane, all) = (&mut self.lane, &mut self.sending);
         self.waiting.retain(|flow| {
-            let Some(sending) = all.get_mut(flow) else { return false };
+            let Some(sending) = all.get_mut(flow) else {
+                return false;
+            };
             while let Some(grant) = lane.poll(&mut sending.ticket) {
-                let class = *sending.class.get_or_insert_with(|| class_of(classes, grant.dscp));
-                let head = Head { offset: sending.granted, ..sending.head };
+                let class = *sending
+                    .class
+                    .get_or_insert_with(|| class_of(classes, grant.dscp));
+                let head = Head {
+                    offset: sending.granted,
+                    ..sending.head
+                };
                 transport.send(sending.to, class, &head, grant.bytes);
                 sending.granted += grant.bytes;
                 if grant.last {

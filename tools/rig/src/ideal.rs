@@ -42,8 +42,11 @@ pub fn ttft_ns(scaling: &Scaling, new_tokens: u32, reused: u32, fetched: u32) ->
     let compute = scaling.compute_ns(new_tokens) as f64;
     let (mut done, mut handed_over) = (0.0_f64, 0.0_f64);
     for layer in 0..scaling.layers {
-        let ready =
-            if fetched == 0 { 0.0 } else { message_ns(scaling, u64::from(layer + 1) * fetch) };
+        let ready = if fetched == 0 {
+            0.0
+        } else {
+            message_ns(scaling, u64::from(layer + 1) * fetch)
+        };
         done = done.max(ready) + compute + 2.0 * phase;
         handed_over = done.max(handed_over) + p2d;
     }

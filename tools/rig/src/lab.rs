@@ -73,9 +73,9 @@ pub fn arrivals(config: &LabConfig) -> anyhow::Result<Arrivals> {
             let recorded = trace::read(path)?;
             let mean = CONVERSATION.tokens_mean;
             let fit = |rate, seconds| trace::fit(&recorded, rate, seconds, mean, longest);
-            let rate = config.requests_per_second.unwrap_or_else(|| {
-                plan::rate_for_load(config, &fit(SAMPLE_RATE, SAMPLE_S).0)
-            });
+            let rate = config
+                .requests_per_second
+                .unwrap_or_else(|| plan::rate_for_load(config, &fit(SAMPLE_RATE, SAMPLE_S).0));
             let (requests, fitting) = fit(rate, duration);
             (requests, Some(fitting))
         }
@@ -92,7 +92,11 @@ pub fn arrivals(config: &LabConfig) -> anyhow::Result<Arrivals> {
         bail!("nothing arrives in {duration} s: raise the load, the rate or the duration");
     }
     let plan = plan::route(&requests, config);
-    Ok(Arrivals { requests, plan, fitting })
+    Ok(Arrivals {
+        requests,
+        plan,
+        fitting,
+    })
 }
 
 /// Runs the lab, with a progress bar on standard error if `progress` is set.
@@ -113,18 +117,35 @@ pub fn run(config: &LabConfig, progress: bool) -> anyhow::Result<LabReport> {
         policy: NONE.to_owned(),
         plan: plan::one_by_one(&arrivals.plan, VALIDATION_REQUESTS),
     };
-    let policies = config
-        .policies
-        .iter()
-        .map(|policy| Play { policy: policy.clone(), plan: arrivals.plan.clone() });
-    let runs: Vec<Play> =
-        config.validate_ideal.then_some(validation).into_iter().chain(policies).collect();
-    let mut records = play(&LabSpec { config: config.clone(), runs: runs.clone(), tools }, &bar)?;
+    let policies = config.policies.iter().map(|policy| Play {
+        policy: policy.clone(),
+        plan: arrivals.plan.clone(),
+    });
+    let runs: Vec<Play> = config
+        .validate_ideal
+        .then_some(validation)
+        .into_iter()
+        .chain(policies)
+        .collect();
+    let mut records = play(
+        &LabSpec {
+            config: config.clone(),
+            runs: runs.clone(),
+            tools,
+        },
+        &bar,
+    )?;
     let ideal_check = config
         .validate_ideal
         .then(|| measure::ideal_check(&runs[0].plan, &records.remove(0)));
     bar.finish_and_clear();
-    Ok(measure::report(config, &arrivals, &records, ideal_check, Machine::of_this()))
+    Ok(measure::report(
+        config,
+        &arrivals,
+        &records,
+        ideal_check,
+        Machine::of_this(),
+    ))
 }
 
 /// Starts the sandbox and listens to what its controller has to say.
@@ -145,7 +166,11 @@ fn play(spec: &LabSpec, bar: &ProgressBar) -> anyhow::Result<Vec<RunRecord>> {
         let mut records = Vec::new();
         for line in BufReader::new(events).lines() {
             match serde_json::from_str(&line?).context("the sandbox speaks another version")? {
-                Event::Progress { run, finished, elapsed_s } => {
+                Event::Progress {
+                    run,
+                    finished,
+                    elapsed_s,
+                } => {
                     show(bar, spec, run, finished, elapsed_s);
                 }
                 Event::Measured(record) => records.push(*record),
@@ -153,7 +178,11 @@ fn play(spec: &LabSpec, bar: &ProgressBar) -> anyhow::Result<Vec<RunRecord>> {
             }
         }
         if records.len() < spec.runs.len() {
-            bail!("the lab ended after {} of {} runs", records.len(), spec.runs.len());
+            bail!(
+                "the lab ended after {} of {} runs",
+                records.len(),
+                spec.runs.len()
+            );
         }
         Ok(records)
     };
@@ -163,10 +192,19 @@ fn play(spec: &LabSpec, bar: &ProgressBar) -> anyhow::Result<Vec<RunRecord>> {
 }
 
 fn show(bar: &ProgressBar, spec: &LabSpec, run: usize, finished: usize, elapsed_s: f64) {
-    let Some(play) = spec.runs.get(run) else { return };
+    let Some(play) = spec.runs.get(run) else {
+        return;
+    };
     let validation = spec.config.validate_ideal && run == 0;
-    let label = if validation { "one by one" } else { &play.policy };
-    let last_s = play.plan.last().map_or(0.0, |request| request.arrival_ns as f64 / 1e9);
+    let label = if validation {
+        "one by one"
+    } else {
+        &play.policy
+    };
+    let last_s = play
+        .plan
+        .last()
+        .map_or(0.0, |request| request.arrival_ns as f64 / 1e9);
     let share = (elapsed_s / (last_s + 1.0)).min(1.0);
     let of_all = (run as f64 + share) / spec.runs.len() as f64;
     bar.set_prefix(label.to_owned());
@@ -183,28 +221,36 @@ pub fn probe(config: &LabConfig) -> Findings {
 /// Does this process's part if the lab itself started it. To be called first of all in `main`.
 pub fn internal_call() -> Option<ExitCode> {
     let mut args = std::env::args_os().skip(1);
-    args.next().is_some_and(|first| first == INTERNAL).then(|| internal_main(args))
+    args.next()
+        .is_some_and(|first| first == INTERNAL)
+        .then(|| internal_main(args))
 }
 
 /// The lab's own calls of this program: everything after [`INTERNAL`].
 pub fn internal_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let args: Vec<OsString> = args.into_iter().collect();
-    let text = |index: usize| args.get(index).and_then(|arg| arg.to_str()).unwrap_or_default();
+    let text = |index: usize| {
+        args.get(index)
+            .and_then(|arg| arg.to_str())
+            .unwrap_or_default()
+    };
     let outcome = match text(0) {
         "enter" => match sandbox::enter() {
             Ok(code) => return ExitCode::from(u8::try_from(code).unwrap_or(1)),
             Err(error) => {
                 let event = Event::Failed(format!("{error:#}"));
-                std::io::stdout().write_all(&crate::message::line(&event)).map_err(Into::into)
+                std::io::stdout()
+                    .write_all(&crate::message::line(&event))
+                    .map_err(Into::into)
             }
         },
         "init" => return ExitCode::from(u8::try_from(controller::init()).unwrap_or(1)),
         "probe" => probe::try_all(),
         "worker" => run_worker(Path::new(text(1)), text(2)),
-        "in" if args.len() >= 3 => {
-            Err(sandbox::become_program(text(1), &args[2], &args[3..]))
-        }
-        other => Err(anyhow::anyhow!("`{other}` is no part of the lab; use `laxity lab`")),
+        "in" if args.len() >= 3 => Err(sandbox::become_program(text(1), &args[2], &args[3..])),
+        other => Err(anyhow::anyhow!(
+            "`{other}` is no part of the lab; use `laxity lab`"
+        )),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -54,7 +54,13 @@ impl Mailbox {
     pub fn connect(&mut self, host: usize) -> io::Result<()> {
         let stream = UnixStream::connect(socket_path(&self.folder, host))?;
         stream.set_nonblocking(true)?;
-        self.outgoing.insert(host, Outgoing { stream, pending: Vec::new() });
+        self.outgoing.insert(
+            host,
+            Outgoing {
+                stream,
+                pending: Vec::new(),
+            },
+        );
         Ok(())
     }
 
@@ -67,7 +73,10 @@ impl Mailbox {
     /// An incoming stream, to be polled.
     #[must_use]
     pub fn incoming(&self, number: usize) -> Option<BorrowedFd<'_>> {
-        self.incoming.get(number)?.as_ref().map(|incoming| incoming.stream.as_fd())
+        self.incoming
+            .get(number)?
+            .as_ref()
+            .map(|incoming| incoming.stream.as_fd())
     }
 
     /// Accepts what waits and returns the numbers of the new streams.
@@ -81,7 +90,10 @@ impl Mailbox {
                 Ok((stream, _)) => {
                     stream.set_nonblocking(true)?;
                     accepted.push(self.incoming.len());
-                    self.incoming.push(Some(Incoming { stream, pending: Vec::new() }));
+                    self.incoming.push(Some(Incoming {
+                        stream,
+                        pending: Vec::new(),
+                    }));
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(accepted),
                 Err(error) => return Err(error),
@@ -123,7 +135,9 @@ impl Mailbox {
     /// # Errors
     /// The peer speaks something else. That it is gone is no error.
     pub fn receive(&mut self, number: usize) -> io::Result<Vec<Message>> {
-        let Some(incoming) = self.incoming[number].as_mut() else { return Ok(Vec::new()) };
+        let Some(incoming) = self.incoming[number].as_mut() else {
+            return Ok(Vec::new());
+        };
         let mut buffer = [0; 16 << 10];
         loop {
             match incoming.stream.read(&mut buffer) {
@@ -164,9 +178,14 @@ mod tests {
             }
         }
         got.extend(b.receive(0).unwrap());
-        let expected: Vec<_> = (0..5000).map(|request| Message::Finished { request }).collect();
+        let expected: Vec<_> = (0..5000)
+            .map(|request| Message::Finished { request })
+            .collect();
         assert_eq!(got, expected);
         a.post(7, &Message::Finished { request: 1 });
-        assert!(!a.flush().unwrap(), "a host without mailbox takes nothing and harms nothing");
+        assert!(
+            !a.flush().unwrap(),
+            "a host without mailbox takes nothing and harms nothing"
+        );
     }
 }

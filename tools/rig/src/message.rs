@@ -208,11 +208,18 @@ pub fn line<T: Serialize>(message: &T) -> Vec<u8> {
 ///
 /// # Errors
 /// A line is not the expected message: the two ends are not the same program.
-pub fn lines<T: for<'a> Deserialize<'a>>(buffer: &mut Vec<u8>) -> Result<Vec<T>, serde_json::Error> {
-    let Some(end) = buffer.iter().rposition(|&byte| byte == b'\n') else { return Ok(Vec::new()) };
+pub fn lines<T: for<'a> Deserialize<'a>>(
+    buffer: &mut Vec<u8>,
+) -> Result<Vec<T>, serde_json::Error> {
+    let Some(end) = buffer.iter().rposition(|&byte| byte == b'\n') else {
+        return Ok(Vec::new());
+    };
     let rest = buffer.split_off(end + 1);
     let whole = std::mem::replace(buffer, rest);
-    whole[..end].split(|&byte| byte == b'\n').map(serde_json::from_slice).collect()
+    whole[..end]
+        .split(|&byte| byte == b'\n')
+        .map(serde_json::from_slice)
+        .collect()
 }
 
 #[cfg(test)]
@@ -222,7 +229,11 @@ mod tests {
     #[test]
     fn messages_cut_anywhere_arrive_whole_and_in_order() {
         let sent = [
-            Message::Join { batch: 1, request: 2, behind: 0 },
+            Message::Join {
+                batch: 1,
+                request: 2,
+                behind: 0,
+            },
             Message::Arrived(vec![(1, 2), (3, 4)]),
             Message::Progress(Progress::LayerBegin { batch: 1, layer: 3 }),
         ];

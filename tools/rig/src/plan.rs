@@ -46,7 +46,11 @@ impl PlannedRequest {
     /// Tokens whose KV cache comes over the network.
     #[must_use]
     pub fn fetched(&self) -> u32 {
-        if self.holder == self.unit { 0 } else { self.reused }
+        if self.holder == self.unit {
+            0
+        } else {
+            self.reused
+        }
     }
 
     /// Tokens whose KV cache decode needs.
@@ -58,7 +62,11 @@ impl PlannedRequest {
 
 /// Which unit holds which prefix.
 #[must_use]
-pub fn place_prefixes(requests: &[Request], units: usize, victim_share: f64) -> HashMap<u64, usize> {
+pub fn place_prefixes(
+    requests: &[Request],
+    units: usize,
+    victim_share: f64,
+) -> HashMap<u64, usize> {
     let mut reused: BTreeMap<u64, u64> = BTreeMap::new();
     for request in requests {
         *reused.entry(request.prefix).or_default() += u64::from(request.reused);
@@ -99,14 +107,17 @@ pub fn route(requests: &[Request], config: &LabConfig) -> Vec<PlannedRequest> {
             let unit = (0..config.units)
                 .min_by_key(|&unit| {
                     let wait = idle_at_ns[unit].saturating_sub(arrival_ns);
-                    let fetch = if unit == holder { 0 } else { fetch_ns(&scaling, request.reused) };
+                    let fetch = if unit == holder {
+                        0
+                    } else {
+                        fetch_ns(&scaling, request.reused)
+                    };
                     (wait + fetch, unit)
                 })
                 .unwrap_or(0);
             idle_at_ns[unit] = idle_at_ns[unit].max(arrival_ns) + service;
             let fetched = if unit == holder { 0 } else { request.reused };
-            let ideal_ns =
-                ideal::ttft_ns(&scaling, request.new_tokens(), request.reused, fetched);
+            let ideal_ns = ideal::ttft_ns(&scaling, request.new_tokens(), request.reused, fetched);
             PlannedRequest {
                 id: index as u64 + 1,
                 arrival_ns,
@@ -171,7 +182,11 @@ pub fn one_by_one(plan: &[PlannedRequest], count: usize) -> Vec<PlannedRequest> 
         .take(count)
         .zip(1..)
         .map(|(request, id)| {
-            let alone = PlannedRequest { id, arrival_ns, ..request.clone() };
+            let alone = PlannedRequest {
+                id,
+                arrival_ns,
+                ..request.clone()
+            };
             arrival_ns += request.ideal_ns * 3 / 2;
             alone
         })
@@ -199,7 +214,10 @@ mod tests {
             .map(|r| u64::from(r.reused))
             .sum();
         assert!((victim as f64 / total as f64 - 0.6).abs() < 0.05);
-        assert_eq!(places[&1], 0, "the hottest prefix of a Zipf law is number 1");
+        assert_eq!(
+            places[&1], 0,
+            "the hottest prefix of a Zipf law is number 1"
+        );
         assert!(places.values().any(|&unit| unit == 1) && places.values().any(|&unit| unit == 2));
     }
 
@@ -212,13 +230,21 @@ mod tests {
             assert!((0.2..0.5).contains(&share), "unit {unit} has {share}");
         }
         let fetched = plan.iter().filter(|r| r.fetched() > 0).count() as f64;
-        assert!(fetched / plan.len() as f64 > 0.2, "units fetch from each other");
+        assert!(
+            fetched / plan.len() as f64 > 0.2,
+            "units fetch from each other"
+        );
     }
 
     #[test]
     fn an_idle_holder_gets_the_request() {
         let config = LabConfig::default();
-        let one = Request { arrival_s: 0.0, tokens: 2000, reused: 1000, prefix: 5 };
+        let one = Request {
+            arrival_s: 0.0,
+            tokens: 2000,
+            reused: 1000,
+            prefix: 5,
+        };
         let plan = route(&[one], &config);
         assert_eq!(plan[0].unit, plan[0].holder);
         assert_eq!(plan[0].fetched(), 0);
@@ -226,8 +252,14 @@ mod tests {
 
     #[test]
     fn the_rate_for_a_load_is_proportional_to_it() {
-        let config = LabConfig { load: 0.5, ..LabConfig::default() };
-        let double = LabConfig { load: 1.0, ..LabConfig::default() };
+        let config = LabConfig {
+            load: 0.5,
+            ..LabConfig::default()
+        };
+        let double = LabConfig {
+            load: 1.0,
+            ..LabConfig::default()
+        };
         let sample = requests();
         let ratio = rate_for_load(&double, &sample) / rate_for_load(&config, &sample);
         assert!((ratio - 2.0).abs() < 1e-9);

@@ -37,7 +37,9 @@ impl Setting {
     /// A request by its id; `None` if there is none such.
     #[must_use]
     pub fn request(&self, id: u64) -> Option<&PlannedRequest> {
-        self.plan.get(usize::try_from(id).ok()?.checked_sub(1)?).filter(|r| r.id == id)
+        self.plan
+            .get(usize::try_from(id).ok()?.checked_sub(1)?)
+            .filter(|r| r.id == id)
     }
 
     fn deadline_ns(&self, request: &PlannedRequest) -> u64 {
@@ -155,7 +157,10 @@ impl Rank {
 
     /// Durations of the all-to-all phases and the batches run so far.
     pub fn take_records(&mut self) -> (Vec<u64>, Vec<BatchRecord>) {
-        (std::mem::take(&mut self.collective_ns), std::mem::take(&mut self.records))
+        (
+            std::mem::take(&mut self.collective_ns),
+            std::mem::take(&mut self.records),
+        )
     }
 
     /// A request arrived at the unit (leader only).
@@ -167,14 +172,24 @@ impl Rank {
     /// A control message arrived.
     pub fn message(&mut self, now_ns: u64, message: &Message) {
         match *message {
-            Message::Join { batch, request, behind } => self.join(now_ns, batch, request, behind),
+            Message::Join {
+                batch,
+                request,
+                behind,
+            } => self.join(now_ns, batch, request, behind),
             Message::Start { batch } => {
                 self.started.push_back(batch);
                 if self.started.len() == 1 {
                     self.begin_batch(now_ns);
                 }
             }
-            Message::Fetch { batch, request, to, layer_bytes, remaining_ns } => {
+            Message::Fetch {
+                batch,
+                request,
+                to,
+                layer_bytes,
+                remaining_ns,
+            } => {
                 for layer in 0..self.setting.scaling.layers {
                     self.effects.push(Effect::Send(NewFlow {
                         kind: Kind::KvReuse,
@@ -232,7 +247,7 @@ impl Rank {
     }
 
     /// Leader: to all ranks of the unit, itself included.
-    fn to_unit(&mut self, now_ns: u64, message: &Message) {
+    fn tell_unit(&mut self, now_ns: u64, message: &Message) {
         for peer in self.peers() {
             self.effects.push(Effect::Post(peer, message.clone()));
         }
@@ -258,12 +273,19 @@ impl Rank {
             });
             self.queue.pop_front();
             let behind = self.started.front().copied().unwrap_or(0);
-            self.to_unit(now_ns, &Message::Join { batch, request: request.id, behind });
+            self.tell_unit(
+                now_ns,
+                &Message::Join {
+                    batch,
+                    request: request.id,
+                    behind,
+                },
+            );
         }
         if self.started.is_empty()
             && let Some(batch) = self.forming.take()
         {
-            self.to_unit(now_ns, &Message::Start { batch });
+            self.tell_unit(now_ns, &Message::Start { batch });
             // The unit is busy now: what did not fit forms the batch behind.
             self.fill(now_ns);
         }
@@ -271,7 +293,9 @@ impl Rank {
 
     fn join(&mut self, now_ns: u64, batch: u64, request: u64, behind: u64) {
         let setting = Rc::clone(&self.setting);
-        let Some(request) = setting.request(request) else { return };
+        let Some(request) = setting.request(request) else {
+            return;
+        };
         let scaling = &setting.scaling;
         let deadline_ns = setting.deadline_ns(request);
         let remaining_ns = deadline_ns.cast_signed() - now_ns.cast_signed();
@@ -280,7 +304,11 @@ impl Rank {
         entry.requests.push(request.id);
         entry.unfinished += 1;
         entry.new_tokens += request.new_tokens;
-        entry.deadline_ns = if first { deadline_ns } else { entry.deadline_ns.min(deadline_ns) };
+        entry.deadline_ns = if first {
+            deadline_ns
+        } else {
+            entry.deadline_ns.min(deadline_ns)
+        };
         entry.to_fetch.resize(usize::from(scaling.layers), 0);
         let layers = u64::from(scaling.layers);
         let collective =
@@ -290,7 +318,10 @@ impl Rank {
             layers: scaling.layers,
             layer_time_ns: crate::ideal::service_ns(scaling, request.new_tokens) / layers,
         };
-        let queued = (behind != 0).then_some(Progress::BatchQueued { batch, ahead: behind });
+        let queued = (behind != 0).then_some(Progress::BatchQueued {
+            batch,
+            ahead: behind,
+        });
         let joins = |bytes| Progress::RequestJoin {
             batch,
             request: request.id,
@@ -299,7 +330,8 @@ impl Rank {
         };
         let new_batch = [Some(begin), queued];
         if first {
-            self.effects.extend(new_batch.into_iter().flatten().map(Effect::Hint));
+            self.effects
+                .extend(new_batch.into_iter().flatten().map(Effect::Hint));
         }
         let through_port = layers * (collective + scaling.kv_bytes(request.tokens()));
         self.effects.push(Effect::Hint(joins(through_port)));
@@ -315,26 +347,40 @@ impl Rank {
         }
         if entry.holders.insert(holder) {
             let tell = new_batch.into_iter().flatten();
-            self.effects.extend(tell.map(|hint| Effect::Post(holder, Message::Progress(hint))));
+            self.effects
+                .extend(tell.map(|hint| Effect::Post(holder, Message::Progress(hint))));
         }
         let to = self.host(self.rank);
         let joined = joins(layers * layer_bytes);
-        self.effects.push(Effect::Post(holder, Message::Progress(joined)));
-        let fetch =
-            Message::Fetch { batch, request: request.id, to, layer_bytes, remaining_ns };
+        self.effects
+            .push(Effect::Post(holder, Message::Progress(joined)));
+        let fetch = Message::Fetch {
+            batch,
+            request: request.id,
+            to,
+            layer_bytes,
+            remaining_ns,
+        };
         self.effects.push(Effect::Post(holder, fetch));
     }
 
     /// Progress of the running batch, to this host's daemon and to those that serve the batch.
     fn progress(&mut self, batch: u64, progress: Progress) {
         self.effects.push(Effect::Hint(progress));
-        for &holder in self.batches.get(&batch).map_or(&BTreeSet::new(), |b| &b.holders) {
-            self.effects.push(Effect::Post(holder, Message::Progress(progress)));
+        for &holder in self
+            .batches
+            .get(&batch)
+            .map_or(&BTreeSet::new(), |b| &b.holders)
+        {
+            self.effects
+                .push(Effect::Post(holder, Message::Progress(progress)));
         }
     }
 
     fn begin_batch(&mut self, now_ns: u64) {
-        let Some(&batch) = self.started.front() else { return };
+        let Some(&batch) = self.started.front() else {
+            return;
+        };
         if let Some(entry) = self.batches.get_mut(&batch) {
             entry.record.begun_ns = now_ns;
         }
@@ -356,8 +402,12 @@ impl Rank {
     }
 
     fn exchange(&mut self, now_ns: u64, step: Step, kind: Kind) {
-        let Some(&batch) = self.started.front() else { return };
-        let Some(entry) = self.batches.get(&batch) else { return };
+        let Some(&batch) = self.started.front() else {
+            return;
+        };
+        let Some(entry) = self.batches.get(&batch) else {
+            return;
+        };
         self.step = step;
         self.step_since_ns = now_ns;
         let bytes = self.setting.scaling.collective_bytes(entry.new_tokens);
@@ -378,12 +428,19 @@ impl Rank {
 
     /// Takes the running batch as far as what has arrived allows.
     fn advance(&mut self, now_ns: u64) {
-        let Some(&id) = self.started.front() else { return };
+        let Some(&id) = self.started.front() else {
+            return;
+        };
         let peers = self.setting.config.ranks - 1;
-        let Some(batch) = self.batches.get_mut(&id) else { return };
+        let Some(batch) = self.batches.get_mut(&id) else {
+            return;
+        };
         let waited_ns = now_ns - self.step_since_ns;
         let exchanged = |batch: &Batch, layer, kind| {
-            batch.arrived.get(&(layer, kind)).is_some_and(|&count| count >= peers)
+            batch
+                .arrived
+                .get(&(layer, kind))
+                .is_some_and(|&count| count >= peers)
         };
         match self.step {
             Step::AwaitKv if batch.to_fetch.get(usize::from(self.layer)) == Some(&0) => {
@@ -409,8 +466,14 @@ impl Rank {
     fn layer_done(&mut self, now_ns: u64, id: u64) {
         let setting = Rc::clone(&self.setting);
         let layer = self.layer;
-        let Some(batch) = self.batches.get_mut(&id) else { return };
-        for request in batch.requests.iter().filter_map(|&request| setting.request(request)) {
+        let Some(batch) = self.batches.get_mut(&id) else {
+            return;
+        };
+        for request in batch
+            .requests
+            .iter()
+            .filter_map(|&request| setting.request(request))
+        {
             self.effects.push(Effect::Send(NewFlow {
                 kind: Kind::P2d,
                 to: setting.config.decode_host(request.decode),
@@ -442,7 +505,10 @@ impl Rank {
 
     /// A request has its first token. (A request is in one batch; few batches live.)
     fn finished(&mut self, request: u64) {
-        let found = self.batches.iter().find(|(_, batch)| batch.requests.contains(&request));
+        let found = self
+            .batches
+            .iter()
+            .find(|(_, batch)| batch.requests.contains(&request));
         let Some((&id, _)) = found else { return };
         self.progress(id, Progress::RequestEnd { request });
         if let Some(batch) = self.batches.get_mut(&id) {
@@ -452,7 +518,11 @@ impl Rank {
     }
 
     fn retire(&mut self, id: u64) {
-        if self.batches.get(&id).is_some_and(|batch| batch.computed && batch.unfinished == 0) {
+        if self
+            .batches
+            .get(&id)
+            .is_some_and(|batch| batch.computed && batch.unfinished == 0)
+        {
             self.progress(id, Progress::BatchEnd { batch: id });
             self.batches.remove(&id);
         }

@@ -39,12 +39,31 @@ fn request(id: u64, new_tokens: u32, reused: u32, holder: usize) -> PlannedReque
 
 impl Play {
     fn new(plan: Vec<PlannedRequest>) -> Self {
-        let config = LabConfig { units: 2, ranks: 2, decodes: 1, ..LabConfig::default() };
+        let config = LabConfig {
+            units: 2,
+            ranks: 2,
+            decodes: 1,
+            ..LabConfig::default()
+        };
         let scaling = config.scaling();
-        let setting =
-            Rc::new(Setting { config, scaling, plan, begin_ns: 0, decode_bound: false });
-        let ranks = (0..4).map(|host| Rank::new(Rc::clone(&setting), host / 2, host % 2)).collect();
-        Self { ranks, setting, due: BTreeMap::new(), count: 0, flows: vec![], hints: vec![] }
+        let setting = Rc::new(Setting {
+            config,
+            scaling,
+            plan,
+            begin_ns: 0,
+            decode_bound: false,
+        });
+        let ranks = (0..4)
+            .map(|host| Rank::new(Rc::clone(&setting), host / 2, host % 2))
+            .collect();
+        Self {
+            ranks,
+            setting,
+            due: BTreeMap::new(),
+            count: 0,
+            flows: vec![],
+            hints: vec![],
+        }
     }
 
     fn at(&mut self, ns: u64, due: Due) {
@@ -99,7 +118,10 @@ impl Play {
     }
 
     fn count(&self, kind: Kind) -> usize {
-        self.flows.iter().filter(|(_, _, flow)| flow.kind == kind).count()
+        self.flows
+            .iter()
+            .filter(|(_, _, flow)| flow.kind == kind)
+            .count()
     }
 }
 
@@ -115,12 +137,19 @@ fn every_layer_exchanges_twice_and_hands_over_its_kv() {
     assert_eq!(play.count(Kind::KvReuse), 0);
     let (collectives, records) = play.ranks[1].take_records();
     assert_eq!(collectives.len(), 2 * layers);
-    assert!(collectives.iter().all(|&ns| (HOP_NS - 1..=HOP_NS + 1).contains(&ns)));
+    assert!(
+        collectives
+            .iter()
+            .all(|&ns| (HOP_NS - 1..=HOP_NS + 1).contains(&ns))
+    );
     assert_eq!(records[0].requests, [1]);
     let compute = play.setting.scaling.compute_ns(1000);
     let expected = layers as u64 * (compute + 2 * HOP_NS);
     let took = records[0].computed_ns - records[0].begun_ns;
-    assert!(took.abs_diff(expected) < 1000, "{took} instead of {expected}");
+    assert!(
+        took.abs_diff(expected) < 1000,
+        "{took} instead of {expected}"
+    );
 }
 
 #[test]
@@ -129,25 +158,42 @@ fn reused_kv_is_asked_for_at_once_lowest_layer_first_and_awaited() {
     play.ranks[0].request_arrived(0, 1);
     play.run();
     let layers = play.setting.scaling.layers;
-    let fetches: Vec<_> =
-        play.flows.iter().filter(|(_, host, f)| f.kind == Kind::KvReuse && *host == 2).collect();
-    assert_eq!(fetches.iter().map(|(_, _, f)| f.layer).collect::<Vec<_>>(), Vec::from_iter(0..layers));
+    let fetches: Vec<_> = play
+        .flows
+        .iter()
+        .filter(|(_, host, f)| f.kind == Kind::KvReuse && *host == 2)
+        .collect();
+    assert_eq!(
+        fetches.iter().map(|(_, _, f)| f.layer).collect::<Vec<_>>(),
+        Vec::from_iter(0..layers)
+    );
     assert!(fetches.iter().all(|(_, _, f)| f.to == 0 && f.request == 1));
     let (_, records) = play.ranks[0].take_records();
-    assert!(records[0].kv_stall_ns >= HOP_NS, "the first layer waited for its KV");
+    assert!(
+        records[0].kv_stall_ns >= HOP_NS,
+        "the first layer waited for its KV"
+    );
     let holder_saw_layers = play
         .hints
         .iter()
         .filter(|(host, hint)| *host == 2 && matches!(hint, Progress::LayerBegin { .. }))
         .count();
-    assert_eq!(holder_saw_layers, usize::from(layers), "progress reaches the holder's daemon");
+    assert_eq!(
+        holder_saw_layers,
+        usize::from(layers),
+        "progress reaches the holder's daemon"
+    );
 }
 
 #[test]
 fn requests_that_arrive_meanwhile_form_one_batch_within_the_budget() {
     // 2048 tokens is the budget: the second and third fit together, the fourth does not.
     let sizes = [1000, 1000, 1000, 500];
-    let plan = sizes.iter().zip(1..).map(|(&size, id)| request(id, size, 0, 0)).collect();
+    let plan = sizes
+        .iter()
+        .zip(1..)
+        .map(|(&size, id)| request(id, size, 0, 0))
+        .collect();
     let mut play = Play::new(plan);
     for id in 1..=4 {
         play.ranks[0].request_arrived(0, id);
@@ -156,8 +202,16 @@ fn requests_that_arrive_meanwhile_form_one_batch_within_the_budget() {
     let (_, records) = play.ranks[0].take_records();
     let batches: Vec<_> = records.iter().map(|r| r.requests.clone()).collect();
     assert_eq!(batches, [vec![1], vec![2, 3], vec![4]]);
-    assert!(records.windows(2).all(|w| w[1].begun_ns >= w[0].computed_ns), "one at a time");
-    let queued = play.hints.iter().any(|(_, hint)| matches!(hint, Progress::BatchQueued { .. }));
+    assert!(
+        records
+            .windows(2)
+            .all(|w| w[1].begun_ns >= w[0].computed_ns),
+        "one at a time"
+    );
+    let queued = play
+        .hints
+        .iter()
+        .any(|(_, hint)| matches!(hint, Progress::BatchQueued { .. }));
     assert!(queued, "the scheduler hears which batch waits behind which");
 }
 
@@ -177,15 +231,29 @@ fn a_batch_is_forgotten_when_its_requests_have_their_first_token() {
     assert!(play.ranks[0].batches.is_empty() && play.ranks[1].batches.is_empty());
     let ends = |host: usize| {
         let end = |hint: &Progress| matches!(hint, Progress::BatchEnd { .. });
-        play.hints.iter().filter(|(at, hint)| *at == host && end(hint)).count()
+        play.hints
+            .iter()
+            .filter(|(at, hint)| *at == host && end(hint))
+            .count()
     };
-    assert_eq!((ends(0), ends(1), ends(2)), (2, 2, 1), "at the holder only what it served");
+    assert_eq!(
+        (ends(0), ends(1), ends(2)),
+        (2, 2, 1),
+        "at the holder only what it served"
+    );
 }
 
 #[test]
 fn an_unknown_request_or_batch_is_ignored() {
     let mut play = Play::new(vec![request(1, 100, 0, 0)]);
-    play.ranks[0].message(0, &Message::Join { batch: 1, request: 99, behind: 0 });
+    play.ranks[0].message(
+        0,
+        &Message::Join {
+            batch: 1,
+            request: 99,
+            behind: 0,
+        },
+    );
     play.ranks[0].message(0, &Message::Finished { request: 99 });
     play.ranks[0].request_arrived(0, 99);
     assert!(play.ranks[0].take_effects().is_empty());

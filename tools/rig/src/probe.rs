@@ -52,7 +52,10 @@ impl fmt::Display for Lack {
 pub struct CannotRun(pub Vec<Lack>);
 
 fn lack(what: &str, next_step: impl Into<String>) -> Lack {
-    Lack { what: what.to_owned(), next_step: next_step.into() }
+    Lack {
+        what: what.to_owned(),
+        next_step: next_step.into(),
+    }
 }
 
 /// The daemon: the configured one, `LAXITY_LAXITYD`, next to this program, in `PATH`.
@@ -63,12 +66,19 @@ fn find_laxityd(config: &LabConfig) -> Result<PathBuf, Lack> {
         .or_else(|| std::env::var_os(LAXITYD_VARIABLE).map(PathBuf::from));
     if let Some(path) = named {
         return std::fs::canonicalize(&path).map_err(|error| {
-            lack("laxityd", format!("{} is not there: {error}", path.display()))
+            lack(
+                "laxityd",
+                format!("{} is not there: {error}", path.display()),
+            )
         });
     }
     let beside = std::env::current_exe().ok().and_then(|exe| {
         // Examples and tests of a cargo build lie one folder below the programs.
-        exe.ancestors().skip(1).take(2).map(|folder| folder.join("laxityd")).find(|f| f.is_file())
+        exe.ancestors()
+            .skip(1)
+            .take(2)
+            .map(|folder| folder.join("laxityd"))
+            .find(|f| f.is_file())
     });
     beside.or_else(|| find_program("laxityd")).ok_or_else(|| {
         lack(
@@ -118,13 +128,18 @@ pub fn findings(config: &LabConfig) -> Findings {
     for name in ["ip", "tc"] {
         match find_program(name) {
             Some(path) => findings.found.push((name, path)),
-            None => findings
-                .lacks
-                .push(lack(name, "install iproute2 (Debian, Ubuntu: apt install iproute2)")),
+            None => findings.lacks.push(lack(
+                name,
+                "install iproute2 (Debian, Ubuntu: apt install iproute2)",
+            )),
         }
     }
     if let [(_, ip), (_, tc)] = &findings.found[..] {
-        let tools = Tools { ip: ip.clone(), tc: tc.clone(), laxityd: None };
+        let tools = Tools {
+            ip: ip.clone(),
+            tc: tc.clone(),
+            laxityd: None,
+        };
         findings.lacks.extend(probe_kernel(&tools));
     }
     if config.policies.iter().any(|policy| policy != NONE) {
@@ -142,9 +157,19 @@ pub fn findings(config: &LabConfig) -> Findings {
 /// All that is lacking on this machine.
 pub fn find(config: &LabConfig) -> Result<Tools, CannotRun> {
     let findings = findings(config);
-    let path = |name| findings.found.iter().find(|(n, _)| *n == name).map(|(_, path)| path.clone());
+    let path = |name| {
+        findings
+            .found
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map(|(_, path)| path.clone())
+    };
     match (path("ip"), path("tc")) {
-        (Some(ip), Some(tc)) if findings.can_run() => Ok(Tools { ip, tc, laxityd: path("laxityd") }),
+        (Some(ip), Some(tc)) if findings.can_run() => Ok(Tools {
+            ip,
+            tc,
+            laxityd: path("laxityd"),
+        }),
         _ => Err(CannotRun(findings.lacks)),
     }
 }
@@ -163,7 +188,10 @@ fn probe_kernel(tools: &Tools) -> Vec<Lack> {
         Ok(serde_json::from_slice(&child.wait_with_output()?.stdout)?)
     };
     ask().unwrap_or_else(|error| {
-        vec![lack("the probe", format!("could not run this program again ({error:#})"))]
+        vec![lack(
+            "the probe",
+            format!("could not run this program again ({error:#})"),
+        )]
     })
 }
 
@@ -188,7 +216,12 @@ fn try_kernel(tools: &Tools) -> Vec<Lack> {
         format!("the kernel has no {name}; load the module `{option}` or use a kernel that has it")
     };
     let steps: [(&str, &PathBuf, String, String); 6] = [
-        ("bridge", &tools.ip, "link add probe0 type bridge".into(), module("bridge", "bridge")),
+        (
+            "bridge",
+            &tools.ip,
+            "link add probe0 type bridge".into(),
+            module("bridge", "bridge"),
+        ),
         (
             "veth",
             &tools.ip,
@@ -225,7 +258,11 @@ fn try_kernel(tools: &Tools) -> Vec<Lack> {
     let mut lacks = Vec::new();
     for (what, tool, script, next_step) in steps {
         if let Err(said) = feed(tool, &script) {
-            let said = if said.is_empty() { next_step } else { format!("{next_step} ({said})") };
+            let said = if said.is_empty() {
+                next_step
+            } else {
+                format!("{next_step} ({said})")
+            };
             lacks.push(lack(what, said));
         }
     }

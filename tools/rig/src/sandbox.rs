@@ -81,13 +81,31 @@ pub fn leave(also: CloneFlags) -> anyhow::Result<()> {
 /// A mount is refused.
 pub fn furnish() -> anyhow::Result<()> {
     let nothing = None::<&Path>;
-    mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing)
-        .context("making mounts private")?;
+    mount(
+        nothing,
+        "/",
+        nothing,
+        MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+        nothing,
+    )
+    .context("making mounts private")?;
     // Processes of the new pid namespace see themselves in a new /proc. Where a container hides
     // parts of /proc this is refused, and the old one serves too.
-    let _ = mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), nothing);
-    mount(Some("lab"), "/run", Some("tmpfs"), MsFlags::empty(), Some("mode=0755"))
-        .context("mounting a tmpfs over /run")?;
+    let _ = mount(
+        Some("proc"),
+        "/proc",
+        Some("proc"),
+        MsFlags::empty(),
+        nothing,
+    );
+    mount(
+        Some("lab"),
+        "/run",
+        Some("tmpfs"),
+        MsFlags::empty(),
+        Some("mode=0755"),
+    )
+    .context("mounting a tmpfs over /run")?;
     for folder in ["/run/netns", FOLDER] {
         fs::create_dir_all(folder).with_context(|| format!("creating {folder}"))?;
     }

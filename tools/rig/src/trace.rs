@@ -84,17 +84,29 @@ pub struct Fitting {
 /// # Errors
 /// See [`TraceError`].
 pub fn read(path: &Path) -> Result<Vec<Recorded>, TraceError> {
-    let failed = |source| TraceError::Read { path: path.to_owned(), source };
+    let failed = |source| TraceError::Read {
+        path: path.to_owned(),
+        source,
+    };
     let mut raw = BufReader::new(File::open(path).map_err(failed)?);
     let gzipped = raw.fill_buf().map_err(failed)?.starts_with(&[0x1f, 0x8b]);
-    let plain: Box<dyn Read> =
-        if gzipped { Box::new(flate2::read::MultiGzDecoder::new(raw)) } else { Box::new(raw) };
+    let plain: Box<dyn Read> = if gzipped {
+        Box::new(flate2::read::MultiGzDecoder::new(raw))
+    } else {
+        Box::new(raw)
+    };
     let mut text = BufReader::new(plain);
     let jsonl = text.fill_buf().map_err(failed)?.starts_with(b"{");
-    let mut recorded =
-        if jsonl { read_mooncake(path, text)? } else { read_azure(path, text)? };
+    let mut recorded = if jsonl {
+        read_mooncake(path, text)?
+    } else {
+        read_azure(path, text)?
+    };
     if recorded.len() < 2 {
-        return Err(TraceError::TooShort { path: path.to_owned(), found: recorded.len() });
+        return Err(TraceError::TooShort {
+            path: path.to_owned(),
+            found: recorded.len(),
+        });
     }
     recorded.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
     let first = recorded[0].at_s;
@@ -115,7 +127,10 @@ struct MooncakeLine {
 fn read_mooncake(path: &Path, text: impl BufRead) -> Result<Vec<Recorded>, TraceError> {
     let mut recorded = Vec::new();
     for (index, line) in text.lines().enumerate() {
-        let line = line.map_err(|source| TraceError::Read { path: path.to_owned(), source })?;
+        let line = line.map_err(|source| TraceError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
         if line.trim().is_empty() {
             continue;
         }
@@ -144,12 +159,20 @@ struct AzureLine {
 fn read_azure(path: &Path, text: impl Read) -> Result<Vec<Recorded>, TraceError> {
     let mut recorded = Vec::new();
     for (index, line) in csv::Reader::from_reader(text).deserialize().enumerate() {
-        let wrong = |problem| TraceError::Line { path: path.to_owned(), line: index + 2, problem };
+        let wrong = |problem| TraceError::Line {
+            path: path.to_owned(),
+            line: index + 2,
+            problem,
+        };
         let line: AzureLine =
             line.map_err(|error| wrong(format!("not an Azure request: {error}")))?;
         let at_s = seconds(&line.timestamp)
             .ok_or_else(|| wrong(format!("`{}` is no time", line.timestamp)))?;
-        recorded.push(Recorded { at_s, tokens: line.context_tokens.max(1), blocks: Vec::new() });
+        recorded.push(Recorded {
+            at_s,
+            tokens: line.context_tokens.max(1),
+            blocks: Vec::new(),
+        });
     }
     Ok(recorded)
 }
@@ -163,7 +186,11 @@ fn seconds(timestamp: &str) -> Option<f64> {
     let mut time = time.splitn(3, ':').map(|part| part.parse::<f64>().ok());
     let (hour, minute, second) = (time.next()??, time.next()??, time.next()??);
     // Days from the civil date, with years that begin in March (H. Hinnant's algorithm).
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let (year, month) = if month > 2 {
+        (year, month - 3)
+    } else {
+        (year - 1, month + 9)
+    };
     let era = year.div_euclid(400);
     let of_era = year.rem_euclid(400);
     let day_of_year = (153 * month + 2) / 5 + day - 1;
@@ -206,19 +233,31 @@ pub fn fit(
         if arrival_s >= duration_s {
             break;
         }
-        let hits = request.blocks.iter().take_while(|block| known.contains(block)).count();
+        let hits = request
+            .blocks
+            .iter()
+            .take_while(|block| known.contains(block))
+            .count();
         known.extend(&request.blocks);
-        let reused_share = (hits as f64 * f64::from(MOONCAKE_BLOCK_TOKENS)
-            / f64::from(request.tokens))
-        .min(1.0);
+        let reused_share =
+            (hits as f64 * f64::from(MOONCAKE_BLOCK_TOKENS) / f64::from(request.tokens)).min(1.0);
         let scaled = (f64::from(request.tokens) * token_factor).round().max(16.0);
         fitting.clipped += usize::from(scaled > f64::from(tokens_max));
         let tokens = scaled.min(f64::from(tokens_max)) as u32;
         let reused = (f64::from(tokens) * reused_share) as u32;
         // The first block is a system prompt that nearly all share; the second tells
         // conversations apart, and a conversation's blocks live together.
-        let prefix = request.blocks.get(usize::from(hits > 1)).copied().unwrap_or_default();
-        requests.push(Request { arrival_s, tokens, reused: reused.min(tokens - 1), prefix });
+        let prefix = request
+            .blocks
+            .get(usize::from(hits > 1))
+            .copied()
+            .unwrap_or_default();
+        requests.push(Request {
+            arrival_s,
+            tokens,
+            reused: reused.min(tokens - 1),
+            prefix,
+        });
     }
     (requests, fitting)
 }
@@ -270,8 +309,10 @@ mod tests {
         let (_folder, path) = file("t.jsonl", b"{\"timestamp\": 1}\n");
         let message = read(&path).unwrap_err().to_string();
         assert!(message.contains("line 1"), "{message}");
-        let (_folder, path) =
-            file("t.csv", b"TIMESTAMP,ContextTokens,GeneratedTokens\nnever,1,1\n");
+        let (_folder, path) = file(
+            "t.csv",
+            b"TIMESTAMP,ContextTokens,GeneratedTokens\nnever,1,1\n",
+        );
         assert!(read(&path).unwrap_err().to_string().contains("line 2"));
     }
 
@@ -289,14 +330,20 @@ mod tests {
             .map(|i| Recorded {
                 at_s: f64::from(i) * 3.0,
                 tokens: 5120,
-                blocks: (0..5).map(|b| u64::from(i % 7) * 100 + b).chain(
-                    (0..5).map(|b| 1_000_000 + u64::from(i) * 10 + b)).collect(),
+                blocks: (0..5)
+                    .map(|b| u64::from(i % 7) * 100 + b)
+                    .chain((0..5).map(|b| 1_000_000 + u64::from(i) * 10 + b))
+                    .collect(),
             })
             .collect();
         let (requests, fitting) = fit(&recorded, 10.0, 5.0, 2000.0, 8192);
         assert_eq!(fitting.warm_up, 100);
         assert!((48..=52).contains(&requests.len()), "{}", requests.len());
-        assert!(requests.iter().all(|r| r.tokens == 2000 && r.reused == 1000));
+        assert!(
+            requests
+                .iter()
+                .all(|r| r.tokens == 2000 && r.reused == 1000)
+        );
         assert_eq!(requests[0].prefix, requests[7].prefix);
         assert_ne!(requests[0].prefix, requests[1].prefix);
     }

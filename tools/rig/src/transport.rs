@@ -47,7 +47,10 @@ impl Outgoing {
     fn flush(&mut self) -> io::Result<()> {
         while let Some(frame) = self.queue.front() {
             let slices = if self.written < HEAD_BYTES {
-                [IoSlice::new(&frame.head[self.written..]), IoSlice::new(frame.payload)]
+                [
+                    IoSlice::new(&frame.head[self.written..]),
+                    IoSlice::new(frame.payload),
+                ]
             } else {
                 let payload = &frame.payload[self.written - HEAD_BYTES..];
                 [IoSlice::new(payload), IoSlice::new(&[])]
@@ -119,7 +122,10 @@ impl Ledger {
             self.next.remove(&head.flow);
             self.done.insert(head.flow);
         }
-        Some(Arrival { head: *head, complete })
+        Some(Arrival {
+            head: *head,
+            complete,
+        })
     }
 }
 
@@ -163,7 +169,8 @@ impl Transport {
             // Connections of the run before may linger.
             socket::setsockopt(&socket, sockopt::ReuseAddr, &true)?;
             socket::setsockopt(&socket, sockopt::Ipv4Tos, &tos(class))?;
-            let address = SockaddrIn::from(std::net::SocketAddrV4::new(fabric::address(host), port));
+            let address =
+                SockaddrIn::from(std::net::SocketAddrV4::new(fabric::address(host), port));
             socket::bind(std::os::fd::AsRawFd::as_raw_fd(&socket), &address)?;
             socket::listen(&socket, socket::Backlog::new(BACKLOG)?)?;
             listeners.push(TcpListener::from(socket));
@@ -194,7 +201,9 @@ impl Transport {
             limit_buffers(&socket, self.socket_buffer)?;
             socket::setsockopt(&socket, sockopt::Ipv4Tos, &tos(class))?;
             let address = SocketAddr::from((fabric::address(peer), PORT_FIRST + index as u16));
-            let SocketAddr::V4(address) = address else { continue };
+            let SocketAddr::V4(address) = address else {
+                continue;
+            };
             socket::connect(
                 std::os::fd::AsRawFd::as_raw_fd(&socket),
                 &SockaddrIn::from(address),
@@ -228,7 +237,10 @@ impl Transport {
     /// An incoming connection, to be polled for bytes.
     #[must_use]
     pub fn incoming(&self, number: usize) -> Option<BorrowedFd<'_>> {
-        self.incoming.get(number)?.as_ref().map(|incoming| incoming.stream.as_fd())
+        self.incoming
+            .get(number)?
+            .as_ref()
+            .map(|incoming| incoming.stream.as_fd())
     }
 
     /// Accepts what waits at a listener and returns the numbers of the new connections.
@@ -261,13 +273,19 @@ impl Transport {
     ///
     /// `head.offset` and `head.len` say which; they are cut into frames here.
     pub fn send(&mut self, peer: usize, class: usize, head: &Head, bytes: u64) {
-        let Some(&number) = self.by_peer.get(&(peer, class)) else { return };
+        let Some(&number) = self.by_peer.get(&(peer, class)) else {
+            return;
+        };
         let outgoing = &mut self.outgoing[number];
         let mut offset = head.offset;
         let end = offset + bytes;
         while offset < end {
             let len = (end - offset).min(PAYLOAD_BYTES_MAX as u64);
-            let cut = Head { offset, len: len as u32, ..*head };
+            let cut = Head {
+                offset,
+                len: len as u32,
+                ..*head
+            };
             outgoing.queue.push_back(OutFrame {
                 head: cut.encode(),
                 payload: frame::payload(head.flow, offset, len as usize),
@@ -276,7 +294,13 @@ impl Transport {
         }
         let stage = stage_name(head.kind).to_owned();
         let dscp = self.classes[class].dscp;
-        *self.sent.sent.entry(stage).or_default().entry(dscp).or_default() += bytes;
+        *self
+            .sent
+            .sent
+            .entry(stage)
+            .or_default()
+            .entry(dscp)
+            .or_default() += bytes;
     }
 
     /// An outgoing connection has room again.
@@ -302,7 +326,9 @@ impl Transport {
     /// # Errors
     /// The peer speaks something else. That it closed the connection is no error.
     pub fn receive(&mut self, number: usize, arrivals: &mut Vec<Arrival>) -> io::Result<()> {
-        let Some(incoming) = self.incoming[number].as_mut() else { return Ok(()) };
+        let Some(incoming) = self.incoming[number].as_mut() else {
+            return Ok(());
+        };
         loop {
             match incoming.stream.read(&mut self.buffer) {
                 Ok(0) => {
@@ -329,7 +355,10 @@ impl Transport {
     /// What was sent and received. Flows that never ended count as missing.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
-        Traffic { sent: self.sent.sent.clone(), ..self.ledger.traffic.clone() }
+        Traffic {
+            sent: self.sent.sent.clone(),
+            ..self.ledger.traffic.clone()
+        }
     }
 
     /// The host these connections belong to.
@@ -405,7 +434,11 @@ mod tests {
         assert_eq!(ledger.traffic.duplicated, 50);
         assert!(ledger.frame(&head(1, 200, 100, 300)).unwrap().complete);
         assert_eq!(ledger.traffic.missing, 50);
-        assert_eq!(ledger.frame(&head(1, 0, 300, 300)), None, "a replay of the whole flow");
+        assert_eq!(
+            ledger.frame(&head(1, 0, 300, 300)),
+            None,
+            "a replay of the whole flow"
+        );
         assert_eq!(ledger.traffic.duplicated, 350);
         assert_eq!(ledger.traffic.received["p2d"], 250);
     }

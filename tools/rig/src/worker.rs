@@ -132,14 +132,23 @@ impl Worker {
         let prefill_hosts = config.units * config.ranks;
         let rank = (host < prefill_hosts).then_some((host / config.ranks, host % config.ranks));
         let gate = if spec.scheduled {
-            Gate::scheduled(&daemon_socket(folder, host), &config.host_name(host), &classes)
+            Gate::scheduled(
+                &daemon_socket(folder, host),
+                &config.host_name(host),
+                &classes,
+            )
         } else {
             Gate::open(&classes)
         };
         let transport = Transport::listen(host, classes, config.socket_buffer_bytes)?;
         let decode_bound = crate::plan::decode_bound(&spec.plan, &config);
-        let setting =
-            Rc::new(Setting { config, scaling, plan: spec.plan, begin_ns: 0, decode_bound });
+        let setting = Rc::new(Setting {
+            config,
+            scaling,
+            plan: spec.plan,
+            begin_ns: 0,
+            decode_bound,
+        });
         let worker = Self {
             host,
             rank: rank.map(|(unit, rank)| Rank::new(Rc::clone(&setting), unit, rank)),
@@ -178,7 +187,8 @@ impl Worker {
             Source::DataOutgoing => EpollFlags::EPOLLOUT | EpollFlags::EPOLLET,
             _ => EpollFlags::EPOLLIN,
         };
-        self.epoll.add(fd, EpollEvent::new(interest, token(source, index)))
+        self.epoll
+            .add(fd, EpollEvent::new(interest, token(source, index)))
     }
 
     fn notify(&self, notice: &Notice) -> anyhow::Result<()> {
@@ -215,7 +225,10 @@ impl Worker {
         }
         if wake != u64::MAX {
             let at = TimeSpec::new((wake / 1_000_000_000) as i64, (wake % 1_000_000_000) as i64);
-            self.timer.set(Expiration::OneShot(at), TimerSetTimeFlags::TFD_TIMER_ABSTIME)?;
+            self.timer.set(
+                Expiration::OneShot(at),
+                TimerSetTimeFlags::TFD_TIMER_ABSTIME,
+            )?;
         }
         let mut events = [EpollEvent::empty(); 64];
         let count = match self.epoll.wait(&mut events, EpollTimeout::NONE) {
@@ -301,13 +314,20 @@ impl Worker {
             return Ok(());
         }
         let (unit, rank) = (self.host / ranks, self.host % ranks);
-        let collective = (0..ranks).filter(|&r| r != rank).map(|r| config.prefill_host(unit, r));
-        let fetchers =
-            (0..config.units).filter(|&u| u != unit).map(|u| config.prefill_host(u, rank));
+        let collective = (0..ranks)
+            .filter(|&r| r != rank)
+            .map(|r| config.prefill_host(unit, r));
+        let fetchers = (0..config.units)
+            .filter(|&u| u != unit)
+            .map(|u| config.prefill_host(u, rank));
         let decodes = (0..config.decodes).map(|decode| config.decode_host(decode));
         for peer in collective.chain(fetchers).chain(decodes) {
             for number in self.transport.connect(peer)? {
-                self.watch(self.transport.outgoing(number), Source::DataOutgoing, number)?;
+                self.watch(
+                    self.transport.outgoing(number),
+                    Source::DataOutgoing,
+                    number,
+                )?;
             }
         }
         Ok(())
@@ -329,9 +349,8 @@ impl Worker {
             self.rank = Some(Rank::new(Rc::clone(&setting), unit, rank));
             if rank == 0 {
                 let arrivals = setting.plan.iter().filter(|request| request.unit == unit);
-                self.due.extend(
-                    arrivals.map(|r| Reverse((at_ns + r.arrival_ns, Due::Arrival(r.id)))),
-                );
+                self.due
+                    .extend(arrivals.map(|r| Reverse((at_ns + r.arrival_ns, Due::Arrival(r.id)))));
             }
         }
         self.setting = setting;
@@ -366,7 +385,10 @@ impl Worker {
             return Ok(());
         }
         let setting = Rc::clone(&self.setting);
-        let Some(request) = setting.request(head.request).filter(|_| head.kind == Kind::P2d) else {
+        let Some(request) = setting
+            .request(head.request)
+            .filter(|_| head.kind == Kind::P2d)
+        else {
             return Ok(());
         };
         let handover = self.handovers.entry(request.id).or_default();
@@ -375,10 +397,18 @@ impl Worker {
         let flows = u64::from(scaling.layers) * scaling.ranks as u64;
         if handover.received >= flows * scaling.kv_bytes(request.tokens()) {
             self.handovers.remove(&request.id);
-            self.notify(&Notice::Finished { request: request.id, at_ns: now })?;
+            self.notify(&Notice::Finished {
+                request: request.id,
+                at_ns: now,
+            })?;
             for rank in 0..setting.config.ranks {
                 let host = setting.config.prefill_host(request.unit, rank);
-                self.mailbox.post(host, &Message::Finished { request: request.id });
+                self.mailbox.post(
+                    host,
+                    &Message::Finished {
+                        request: request.id,
+                    },
+                );
             }
         }
         Ok(())
@@ -387,7 +417,9 @@ impl Worker {
     /// Does what the rank wants done.
     fn carry_out(&mut self, now: u64) {
         loop {
-            let Some(rank) = self.rank.as_mut() else { return };
+            let Some(rank) = self.rank.as_mut() else {
+                return;
+            };
             let effects = rank.take_effects();
             if effects.is_empty() {
                 return;
@@ -420,8 +452,11 @@ impl Worker {
     }
 
     fn report(&mut self) -> WorkerReport {
-        let (collective_ns, batches) =
-            self.rank.as_mut().map(Rank::take_records).unwrap_or_default();
+        let (collective_ns, batches) = self
+            .rank
+            .as_mut()
+            .map(Rank::take_records)
+            .unwrap_or_default();
         let mut client = self.gate.record();
         client.unscheduled_ns -= self.unscheduled_before_ns.min(client.unscheduled_ns);
         WorkerReport {

@@ -10,7 +10,10 @@ impl Sample {
     /// Sorts the values; what is no number is left out.
     #[must_use]
     pub fn new(values: impl IntoIterator<Item = f64>) -> Self {
-        let mut values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
+        let mut values: Vec<f64> = values
+            .into_iter()
+            .filter(|value| value.is_finite())
+            .collect();
         values.sort_by(f64::total_cmp);
         Self(values)
     }
@@ -18,14 +21,21 @@ impl Sample {
     /// Mean, 0 of nothing.
     #[must_use]
     pub fn mean(&self) -> f64 {
-        if self.0.is_empty() { 0.0 } else { self.0.iter().sum::<f64>() / self.0.len() as f64 }
+        if self.0.is_empty() {
+            0.0
+        } else {
+            self.0.iter().sum::<f64>() / self.0.len() as f64
+        }
     }
 
     /// The value below which a share of the sample lies (nearest rank), 0 of nothing.
     #[must_use]
     pub fn quantile(&self, share: f64) -> f64 {
         let rank = (share * self.0.len() as f64).ceil() as usize;
-        self.0.get(rank.clamp(1, self.0.len().max(1)) - 1).copied().unwrap_or(0.0)
+        self.0
+            .get(rank.clamp(1, self.0.len().max(1)) - 1)
+            .copied()
+            .unwrap_or(0.0)
     }
 
     /// Number of values.
@@ -46,7 +56,9 @@ impl Sample {
         if self.0.is_empty() {
             return Vec::new();
         }
-        (0..=100).map(|percent| self.quantile(f64::from(percent) / 100.0)).collect()
+        (0..=100)
+            .map(|percent| self.quantile(f64::from(percent) / 100.0))
+            .collect()
     }
 
     /// Its numbers.
@@ -82,7 +94,10 @@ mod tests {
     fn quantiles_are_values_of_the_sample() {
         let sample = Sample::new([4.0, 1.0, f64::NAN, 3.0, 2.0]);
         assert_eq!((sample.len(), sample.mean()), (4, 2.5));
-        assert_eq!([0.0, 0.25, 0.5, 0.99, 1.0].map(|q| sample.quantile(q)), [1.0, 1.0, 2.0, 4.0, 4.0]);
+        assert_eq!(
+            [0.0, 0.25, 0.5, 0.99, 1.0].map(|q| sample.quantile(q)),
+            [1.0, 1.0, 2.0, 4.0, 4.0]
+        );
         assert_eq!(sample.percentiles().len(), 101);
     }
 

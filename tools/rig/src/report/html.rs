@@ -38,7 +38,11 @@ fn policies(report: &LabReport) -> Markup {
 
 /// A sample's percentiles as the points of its distribution.
 fn cumulative(percentiles: &[f64]) -> Vec<(f64, f64)> {
-    percentiles.iter().enumerate().map(|(i, &value)| (value, i as f64 / 100.0)).collect()
+    percentiles
+        .iter()
+        .enumerate()
+        .map(|(i, &value)| (value, i as f64 / 100.0))
+        .collect()
 }
 
 /// Far enough right to see where every run's tail is, not its last sample.
@@ -95,7 +99,11 @@ fn lead(report: &LabReport) -> String {
 }
 
 fn numbers(report: &LabReport) -> Markup {
-    let best = report.runs.iter().map(|run| run.ttft_slo_attainment).fold(0.0, f64::max);
+    let best = report
+        .runs
+        .iter()
+        .map(|run| run.ttft_slo_attainment)
+        .fold(0.0, f64::max);
     html! {
         table {
             thead { tr {
@@ -130,7 +138,13 @@ fn numbers(report: &LabReport) -> Markup {
 
 fn figures(report: &LabReport) -> Markup {
     let names: Vec<String> = report.runs.iter().map(|run| run.policy.clone()).collect();
-    let attainment = vec![report.runs.iter().map(|run| run.ttft_slo_attainment).collect()];
+    let attainment = vec![
+        report
+            .runs
+            .iter()
+            .map(|run| run.ttft_slo_attainment)
+            .collect(),
+    ];
     let series = |of: fn(&PolicyRun) -> &Vec<f64>| -> Vec<Vec<(f64, f64)>> {
         report.runs.iter().map(|run| cumulative(of(run))).collect()
     };
@@ -207,7 +221,12 @@ fn by_host(report: &LabReport) -> Markup {
     let values: Vec<Vec<f64>> = report
         .runs
         .iter()
-        .map(|run| run.hosts.iter().map(|host| host.egress.max(host.ingress)).collect())
+        .map(|run| {
+            run.hosts
+                .iter()
+                .map(|host| host.egress.max(host.ingress))
+                .collect()
+        })
         .collect();
     figure(
         "Utilisation by host",

@@ -198,11 +198,15 @@ impl Machine {
     pub fn of_this() -> Self {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         let cpu = read("/proc/cpuinfo");
-        let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+        let model = cpu
+            .lines()
+            .find_map(|line| line.strip_prefix("model name")?.split_once(':'));
         Self {
             cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-            model: model.map(|(_, model)| model.trim().to_owned()).unwrap_or_default(),
+            model: model
+                .map(|(_, model)| model.trim().to_owned())
+                .unwrap_or_default(),
         }
     }
 }
@@ -219,7 +223,10 @@ pub fn ideal_check(plan: &[PlannedRequest], record: &RunRecord) -> IdealCheck {
         let ttft = finished.get(&request.id)? - record.begin_ns - request.arrival_ns;
         Some(ttft as f64 / request.ideal_ns as f64)
     }));
-    let collectives = record.workers.iter().flat_map(|worker| &worker.collective_ns);
+    let collectives = record
+        .workers
+        .iter()
+        .flat_map(|worker| &worker.collective_ns);
     IdealCheck {
         requests: ratios.len(),
         measured_over_computed: ratios.mean(),
@@ -247,7 +254,10 @@ pub fn report(
         * 1e9;
     let compute_ns = scaling.compute_ns(mean_new as u32) as f64;
     LabReport {
-        runs: records.iter().map(|record| policy_run(config, plan, record)).collect(),
+        runs: records
+            .iter()
+            .map(|record| policy_run(config, plan, record))
+            .collect(),
         workload: WorkloadReport {
             arrivals_digest: workload::digest(&arrivals.requests),
             statistics: workload::statistics(&arrivals.requests, config.duration_s),
@@ -277,39 +287,56 @@ fn policy_run(config: &LabConfig, plan: &[PlannedRequest], record: &RunRecord) -
     let in_time = |request: &&PlannedRequest| {
         finished.contains_key(&request.id) && ttft_ns(request) <= request.slo_ns
     };
-    let earliness = Sample::new(plan.iter().map(|request| {
-        (request.slo_ns as f64 - ttft_ns(request) as f64) / request.slo_ns as f64
-    }));
+    let earliness =
+        Sample::new(plan.iter().map(|request| {
+            (request.slo_ns as f64 - ttft_ns(request) as f64) / request.slo_ns as f64
+        }));
     let early = Sample::new(plan.iter().map(|request| {
         ((request.slo_ns as f64 - ttft_ns(request) as f64) / request.slo_ns as f64).max(0.0)
     }));
     let ttft = Sample::new(plan.iter().map(|request| ms(ttft_ns(request))));
-    let collectives =
-        Sample::new(record.workers.iter().flat_map(|w| &w.collective_ns).map(|&ns| ms(ns)));
+    let collectives = Sample::new(
+        record
+            .workers
+            .iter()
+            .flat_map(|w| &w.collective_ns)
+            .map(|&ns| ms(ns)),
+    );
     let traffic = || record.workers.iter().map(|worker| &worker.traffic);
     let mut run = PolicyRun {
         policy: record.policy.clone(),
         requests: plan.len(),
         completed: finished.len(),
-        ttft_slo_attainment: plan.iter().filter(in_time).count() as f64
-            / plan.len().max(1) as f64,
+        ttft_slo_attainment: plan.iter().filter(in_time).count() as f64 / plan.len().max(1) as f64,
         ttft_ms: ttft.summary(),
         slowdown: Sample::new(
-            plan.iter().map(|request| ttft_ns(request) as f64 / request.ideal_ns as f64),
+            plan.iter()
+                .map(|request| ttft_ns(request) as f64 / request.ideal_ns as f64),
         )
         .summary(),
         collective_ms: collectives.summary(),
         earliness: early.mean(),
         stages_ms: stages(config, plan, record, &finished),
         hosts: utilisation(config, record, span_ns),
-        bytes_sent: traffic().flat_map(|t| t.sent.values()).flat_map(BTreeMap::values).sum(),
+        bytes_sent: traffic()
+            .flat_map(|t| t.sent.values())
+            .flat_map(BTreeMap::values)
+            .sum(),
         bytes_received: traffic().flat_map(|t| t.received.values()).sum(),
         bytes_duplicated: traffic().map(|t| t.duplicated).sum(),
         bytes_missing: traffic().map(|t| t.missing).sum(),
         bytes_corrupted: traffic().map(|t| t.corrupted).sum(),
-        scheduled_bytes: record.workers.iter().map(|w| w.client.scheduled_bytes).sum(),
+        scheduled_bytes: record
+            .workers
+            .iter()
+            .map(|w| w.client.scheduled_bytes)
+            .sum(),
         bypassed_bytes: record.workers.iter().map(|w| w.client.bypassed_bytes).sum(),
-        unscheduled_ms: record.workers.iter().map(|w| ms(w.client.unscheduled_ns)).sum(),
+        unscheduled_ms: record
+            .workers
+            .iter()
+            .map(|w| ms(w.client.unscheduled_ns))
+            .sum(),
         daemon_restarts: record.daemon_restarts,
         busy_cores: record.busy_cores,
         wall_s: span_ns as f64 / 1e9,
@@ -326,7 +353,11 @@ fn policy_run(config: &LabConfig, plan: &[PlannedRequest], record: &RunRecord) -
         for (&dscp, counters) in ingress {
             *run.fabric_bytes.entry(dscp).or_default() += counters.bytes;
         }
-        run.fabric_drops += egress.values().chain(ingress.values()).map(|c| c.drops).sum::<u64>();
+        run.fabric_drops += egress
+            .values()
+            .chain(ingress.values())
+            .map(|c| c.drops)
+            .sum::<u64>();
     }
     for (stage, by_dscp) in traffic().flat_map(|t| &t.sent) {
         for (&dscp, &bytes) in by_dscp {
@@ -347,7 +378,11 @@ fn utilisation(config: &LabConfig, record: &RunRecord, span_ns: u64) -> Vec<Host
         .iter()
         .enumerate()
         .map(|(host, link)| {
-            let client = record.workers.get(host).map(|w| w.client).unwrap_or_default();
+            let client = record
+                .workers
+                .get(host)
+                .map(|w| w.client)
+                .unwrap_or_default();
             HostUtilisation {
                 host: config.host_name(host),
                 egress: share(&link.egress),
@@ -367,20 +402,24 @@ fn stages(
     finished: &HashMap<u64, u64>,
 ) -> Stages {
     let leaders = (0..config.units).map(|unit| config.prefill_host(unit, 0));
-    let batches =
-        leaders.filter_map(|host| record.workers.get(host)).flat_map(|worker| &worker.batches);
+    let batches = leaders
+        .filter_map(|host| record.workers.get(host))
+        .flat_map(|worker| &worker.batches);
     let (mut sum, mut count) = (Stages::default(), 0.0_f64);
     for batch in batches {
         for id in &batch.requests {
             let request = plan.get(*id as usize - 1);
-            let (Some(request), Some(&end_ns)) = (request, finished.get(id)) else { continue };
+            let (Some(request), Some(&end_ns)) = (request, finished.get(id)) else {
+                continue;
+            };
             count += 1.0;
-            sum.queued += ms(batch.begun_ns.saturating_sub(record.begin_ns + request.arrival_ns));
+            sum.queued += ms(batch
+                .begun_ns
+                .saturating_sub(record.begin_ns + request.arrival_ns));
             sum.kv_reuse_stall += ms(batch.kv_stall_ns);
             sum.collective += ms(batch.collective_ns);
             let layers = batch.computed_ns - batch.begun_ns;
-            sum.compute +=
-                ms(layers.saturating_sub(batch.kv_stall_ns + batch.collective_ns));
+            sum.compute += ms(layers.saturating_sub(batch.kv_stall_ns + batch.collective_ns));
             sum.p2d_tail += ms(end_ns.saturating_sub(batch.computed_ns));
         }
     }

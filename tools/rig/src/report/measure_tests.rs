@@ -20,7 +20,12 @@ fn request(id: u64, arrival_ms: u64) -> PlannedRequest {
 }
 
 pub(crate) fn example() -> LabReport {
-    let config = LabConfig { units: 1, ranks: 2, decodes: 1, ..LabConfig::default() };
+    let config = LabConfig {
+        units: 1,
+        ranks: 2,
+        decodes: 1,
+        ..LabConfig::default()
+    };
     let begin_ns = 5_000_000_000;
     let counters = |bytes| [(46, QueueCounters { bytes, drops: 0 })].into();
     let worker = |host| WorkerReport {
@@ -38,7 +43,11 @@ pub(crate) fn example() -> LabReport {
             received: [("p2d".to_owned(), 1000)].into(),
             ..Traffic::default()
         },
-        client: ClientRecord { bypassed_bytes: 7, unscheduled_ns: 2_000_000, ..Default::default() },
+        client: ClientRecord {
+            bypassed_bytes: 7,
+            unscheduled_ns: 2_000_000,
+            ..Default::default()
+        },
     };
     let record = RunRecord {
         policy: "mfs".into(),
@@ -48,17 +57,34 @@ pub(crate) fn example() -> LabReport {
         finished: vec![(1, begin_ns + 150_000_000)],
         workers: (0..3).map(worker).collect(),
         links: vec![
-            LinkRecord { egress: counters(12_500_000), ingress: counters(5_000_000) };
+            LinkRecord {
+                egress: counters(12_500_000),
+                ingress: counters(5_000_000)
+            };
             3
         ],
         ..RunRecord::default()
     };
     let requests = vec![
-        Request { arrival_s: 0.0, tokens: 200, reused: 100, prefix: 1 },
-        Request { arrival_s: 0.5, tokens: 200, reused: 100, prefix: 1 },
+        Request {
+            arrival_s: 0.0,
+            tokens: 200,
+            reused: 100,
+            prefix: 1,
+        },
+        Request {
+            arrival_s: 0.5,
+            tokens: 200,
+            reused: 100,
+            prefix: 1,
+        },
     ];
     let plan = vec![request(1, 0), request(2, 500)];
-    let arrivals = Arrivals { requests, plan, fitting: None };
+    let arrivals = Arrivals {
+        requests,
+        plan,
+        fitting: None,
+    };
     report(&config, &arrivals, &[record], None, Machine::default())
 }
 
@@ -72,13 +98,22 @@ fn numbers_are_what_the_definitions_say() {
     assert_eq!(run.ttft_ms.p99, 500.0, "given up after 500 ms");
     assert_eq!(run.collective_ms.mean, 20.0);
     assert_eq!(run.earliness, 0.25, "half of its SLO early, and one late");
-    assert!((run.link_utilisation - 0.35).abs() < 1e-9, "12.5 and 5 of 25 MB");
+    assert!(
+        (run.link_utilisation - 0.35).abs() < 1e-9,
+        "12.5 and 5 of 25 MB"
+    );
     assert_eq!(run.fabric_bytes[&46], 15_000_000);
     assert_eq!((run.bytes_sent, run.bytes_received), (3000, 3000));
     assert_eq!((run.bypassed_bytes, run.unscheduled_ms), (21, 6.0));
     let stages = run.stages_ms;
     assert_eq!(
-        [stages.queued, stages.kv_reuse_stall, stages.collective, stages.compute, stages.p2d_tail],
+        [
+            stages.queued,
+            stages.kv_reuse_stall,
+            stages.collective,
+            stages.compute,
+            stages.p2d_tail
+        ],
         [10.0, 20.0, 40.0, 40.0, 40.0]
     );
 }
@@ -87,13 +122,21 @@ fn numbers_are_what_the_definitions_say() {
 fn the_json_has_the_fields_that_others_read() {
     let json = serde_json::to_value(example()).unwrap();
     let run = &json["runs"][0];
-    for field in ["requests", "ttft_slo_attainment", "earliness", "link_utilisation"] {
+    for field in [
+        "requests",
+        "ttft_slo_attainment",
+        "earliness",
+        "link_utilisation",
+    ] {
         assert!(run[field].is_number(), "{field}");
     }
     assert_eq!(run["policy"], "mfs");
     assert!(run["ttft_ms"]["mean"].is_number() && run["ttft_ms"]["p99"].is_number());
     assert!(run["collective_ms"]["mean"].is_number() && run["collective_ms"]["p99"].is_number());
     assert_eq!(run["fabric_bytes"]["46"], 15_000_000);
-    assert_eq!(json["workload"]["arrivals_digest"].as_str().unwrap().len(), 16);
+    assert_eq!(
+        json["workload"]["arrivals_digest"].as_str().unwrap().len(),
+        16
+    );
     assert!(json["machine"].is_object() && json["scaling"]["layers"].is_number());
 }

@@ -21,7 +21,11 @@ fn classes(report: &LabReport, run: &PolicyRun) -> String {
         let bytes = run.fabric_bytes.get(&dscp).copied().unwrap_or(0);
         let percent = bytes as f64 * 100.0 / total as f64;
         if percent >= 0.05 {
-            let name = if dscp == 0 { "unmarked".to_owned() } else { dscp.to_string() };
+            let name = if dscp == 0 {
+                "unmarked".to_owned()
+            } else {
+                dscp.to_string()
+            };
             let separator = if text.is_empty() { "" } else { " " };
             write!(text, "{separator}{name}:{percent:.0}%").expect("a String takes all");
         }
@@ -60,8 +64,11 @@ pub fn table(report: &LabReport) -> String {
         ];
         table.add_row(cells.into_iter().enumerate().map(|(column, text)| {
             let numeric = (1..9).contains(&column);
-            Cell::new(text)
-                .set_alignment(if numeric { CellAlignment::Right } else { CellAlignment::Left })
+            Cell::new(text).set_alignment(if numeric {
+                CellAlignment::Right
+            } else {
+                CellAlignment::Left
+            })
         }));
     }
     format!("{}\n{table}\n{}", heading(report), remarks(report))
@@ -124,7 +131,11 @@ fn remarks(report: &LabReport) -> String {
         let mut note = format!("{}: {} MB sent", run.policy, megabytes(run.bytes_sent));
         let exact = run.bytes_sent == run.bytes_received
             && run.bytes_duplicated + run.bytes_missing + run.bytes_corrupted == 0;
-        note += if exact { ", each byte received once" } else { "" };
+        note += if exact {
+            ", each byte received once"
+        } else {
+            ""
+        };
         if !exact {
             write!(
                 note,
@@ -150,7 +161,8 @@ fn remarks(report: &LabReport) -> String {
             .expect("a String takes all");
         }
         if run.daemon_restarts > 0 {
-            write!(note, "; {} daemons restarted", run.daemon_restarts).expect("a String takes all");
+            write!(note, "; {} daemons restarted", run.daemon_restarts)
+                .expect("a String takes all");
         }
         if run.fabric_drops > 0 {
             write!(note, "; {} packets dropped", run.fabric_drops).expect("a String takes all");

@@ -1,0 +1,211 @@
+//! Short real runs of the lab in namespaces: what it reports, and that nothing is left behind.
+//!
+//! Without the usual test harness, since the lab runs this program again for its parts. Skipped,
+//! with the reason, where the machine allows no namespaces.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use laxity_rig::lab::{self, LabConfig};
+use laxity_rig::report;
+
+/// Argument with which this program only runs a lab, to be killed.
+const VICTIM: &str = "victim-of-the-kill-test";
+
+fn short() -> LabConfig {
+    LabConfig {
+        policies: vec!["none".into()],
+        units: 2,
+        ranks: 2,
+        decodes: 1,
+        duration_s: 2.0,
+        drain_s: 20.0,
+        load: 0.3,
+        validate_ideal: false,
+        ..LabConfig::default()
+    }
+}
+
+fn main() -> ExitCode {
+    if let Some(code) = lab::internal_call() {
+        return code;
+    }
+    if std::env::args().nth(1).as_deref() == Some(VICTIM) {
+        // It is killed before this ends.
+        let _ = lab::run(
+            &LabConfig {
+                duration_s: 60.0,
+                ..short()
+            },
+            false,
+        );
+        return ExitCode::SUCCESS;
+    }
+    let findings = lab::probe(&short());
+    if !findings.can_run() {
+        println!("skipped: {findings}");
+        return ExitCode::SUCCESS;
+    }
+    let tests: [(&str, fn()); 3] = [
+        (
+            "a_run_moves_every_byte_once_and_reports_it",
+            a_run_moves_every_byte_once,
+        ),
+        (
+            "a_killed_lab_leaves_nothing_behind",
+            a_killed_lab_leaves_nothing_behind,
+        ),
+        (
+            "an_impossible_run_is_refused_with_a_reason",
+            an_impossible_run_is_refused,
+        ),
+    ];
+    for (name, test) in tests {
+        print!("test {name} ... ");
+        test();
+        println!("ok");
+    }
+    ExitCode::SUCCESS
+}
+
+fn a_run_moves_every_byte_once() {
+    let config = short();
+    let report = lab::run(&config, false).expect("the lab runs");
+    let run = &report.runs[0];
+    assert!(run.requests > 0 && run.completed == run.requests, "{run:?}");
+    assert!(run.bytes_sent > 0);
+    assert_eq!(run.bytes_sent, run.bytes_received);
+    assert_eq!(
+        (run.bytes_duplicated, run.bytes_missing, run.bytes_corrupted),
+        (0, 0, 0)
+    );
+    assert_eq!(run.fabric_drops, 0, "the fabric is lossless");
+    assert_eq!(
+        run.fabric_bytes
+            .keys()
+            .filter(|&&d| run.fabric_bytes[&d] > 0)
+            .count(),
+        1
+    );
+    assert!(
+        run.fabric_bytes[&0] >= run.bytes_sent,
+        "unmarked, and headers come on top"
+    );
+    let planned = lab::arrivals(&config).expect("arrivals").plan;
+    let scaling = config.scaling();
+    let kv: u64 = planned.iter().map(|r| scaling.kv_bytes(r.tokens())).sum();
+    let expected = kv * u64::from(scaling.layers) * config.ranks as u64;
+    assert_eq!(
+        run.stage_bytes["p2d"][&0], expected,
+        "all KV of all layers went to decode"
+    );
+    assert!(run.ttft_ms.mean > 0.0 && run.collective_ms.mean > 0.0);
+    let json = serde_json::to_value(&report).expect("JSON");
+    assert_eq!(json["runs"][0]["policy"], "none");
+    assert!(report::table(&report).contains("none"));
+    let left = descendants(std::process::id());
+    assert!(
+        left.is_empty(),
+        "processes of the sandbox are left: {left:?}"
+    );
+}
+
+fn processes() -> Vec<u32> {
+    let entries = fs::read_dir("/proc").expect("/proc");
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+/// Parent and start time of a process: together with its number they name it for ever.
+fn parent_and_start(pid: u32) -> Option<(u32, u64)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may contain anything.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    if fields.first() == Some(&"Z") {
+        return None;
+    }
+    Some((fields.get(1)?.parse().ok()?, fields.get(19)?.parse().ok()?))
+}
+
+fn descendants(root: u32) -> BTreeSet<(u32, u64)> {
+    let mut found = BTreeSet::new();
+    let mut known = BTreeSet::from([root]);
+    loop {
+        let before = known.len();
+        for pid in processes() {
+            if let Some((parent, start)) = parent_and_start(pid)
+                && known.contains(&parent)
+                && known.insert(pid)
+            {
+                found.insert((pid, start));
+            }
+        }
+        if known.len() == before {
+            return found;
+        }
+    }
+}
+
+fn a_killed_lab_leaves_nothing_behind() {
+    let this = std::env::current_exe().expect("this program");
+    let mut victim = Command::new(this)
+        .arg(VICTIM)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("starts");
+    // The sandbox's two processes and a worker per host.
+    let whole = 2 + short().hosts();
+    let give_up = Instant::now() + Duration::from_secs(30);
+    let parts = loop {
+        let parts = descendants(victim.id());
+        if parts.len() >= whole {
+            break parts;
+        }
+        assert!(
+            Instant::now() < give_up,
+            "the lab does not start: {parts:?}"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    victim.kill().expect("SIGKILL");
+    victim.wait().expect("reaped");
+    let give_up = Instant::now() + Duration::from_secs(10);
+    loop {
+        let left: Vec<_> = parts
+            .iter()
+            .filter(|(pid, start)| parent_and_start(*pid).is_some_and(|(_, s)| s == *start))
+            .collect();
+        if left.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < give_up, "still there: {left:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn an_impossible_run_is_refused() {
+    let refused = |config: LabConfig| format!("{:#}", lab::run(&config, false).unwrap_err());
+    let message = refused(LabConfig {
+        ranks: 1,
+        ..short()
+    });
+    assert!(message.starts_with("ranks"), "{message}");
+    let message = refused(LabConfig {
+        policies: vec!["best".into()],
+        ..short()
+    });
+    assert!(
+        message.contains("laxity") && message.contains("best"),
+        "{message}"
+    );
+    let file = lab::WorkloadSource::File("/nowhere/requests.jsonl".into());
+    let message = refused(LabConfig {
+        workload: file,
+        ..short()
+    });
+    assert!(message.contains("/nowhere/requests.jsonl"), "{message}");
+}
