@@ -166,8 +166,10 @@ impl Bench {
                 };
                 Outcome::Measured(summary)
             }
-            Err(error) if error.is::<Skip>() => Outcome::Skipped(error.to_string()),
-            Err(error) => Outcome::Failed(format!("{error:#}")),
+            Err(error) => match error.downcast_ref::<Skip>() {
+                Some(skip) => Outcome::Skipped(skip.to_string()),
+                None => Outcome::Failed(format!("{error:#}")),
+            },
         };
         self.figures.push(Figure {
             name: row.name.to_owned(),

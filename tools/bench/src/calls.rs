@@ -18,6 +18,7 @@ use nix::unistd::Pid;
 use crate::bench::{Bench, Measured, Row, Skip};
 use crate::figure::{Gate, Limit, Quantile, Unit};
 use crate::hotpath::flow;
+use crate::machine::Cores;
 use crate::peer::{Peer, SharedPage, medium};
 use crate::sample::Summary;
 use crate::service::{self, Laxityd, Port, Setup};
@@ -39,12 +40,11 @@ pub(crate) fn rows(bench: &mut Bench) {
     bench.measure(row, |bench| {
         let far = bench.far_core()?;
         let stretch = 2 * bench.effort.stretch();
-        let near = bench.cores.near;
         let mut calls = Calls::default();
         let mut permits = 0;
         let mut rates = Vec::new();
         for _ in 0..bench.effort.repetitions.min(5) {
-            let (counted, passed) = count(near, far, stretch)?;
+            let (counted, passed) = count(&bench.cores, far, stretch)?;
             rates.push(1e6 * counted.total() as f64 / passed as f64);
             calls.add(&counted);
             permits += passed;
@@ -124,17 +124,20 @@ fn call_name(number: u64) -> String {
 }
 
 /// One repetition: the calls of both sides, and the permits that passed meanwhile.
-fn count(near: usize, far: usize, stretch: Duration) -> anyhow::Result<(Calls, u64)> {
-    let daemon = Laxityd::start(Setup {
-        core: far,
-        port: Port::Open,
-        spin_us: None,
-    })?;
+fn count(cores: &Cores, far: usize, stretch: Duration) -> anyhow::Result<(Calls, u64)> {
+    let daemon = Laxityd::start(
+        cores,
+        Setup {
+            core: far,
+            port: Port::Open,
+            spin_us: None,
+        },
+    )?;
     let (page, memory) = SharedPage::create()?;
     let socket = daemon.socket();
     let peer = Peer::spawn(
         PERMITS_ROLE,
-        near,
+        cores.near,
         Some(memory),
         &["--name", &socket.to_string_lossy()],
     )?;
@@ -221,17 +224,12 @@ impl Tracer {
 
     fn detach(&mut self) -> anyhow::Result<()> {
         ptrace::interrupt(self.thread).context("stop the traced thread")?;
-        loop {
-            match waitpid(self.thread, Some(WaitPidFlag::__WALL))? {
-                WaitStatus::PtraceEvent(..) | WaitStatus::PtraceSyscall(_) => {
-                    return ptrace::detach(self.thread, None).context("let the thread go");
-                }
-                WaitStatus::Stopped(_, signal) => {
-                    return ptrace::detach(self.thread, signal).context("let the thread go");
-                }
-                other => anyhow::bail!("the traced thread ended: {other:?}"),
-            }
-        }
+        let signal = match waitpid(self.thread, Some(WaitPidFlag::__WALL))? {
+            WaitStatus::PtraceEvent(..) | WaitStatus::PtraceSyscall(_) => None,
+            WaitStatus::Stopped(_, signal) => Some(signal),
+            other => anyhow::bail!("the traced thread ended: {other:?}"),
+        };
+        ptrace::detach(self.thread, signal).context("let the thread go")
     }
 }
 

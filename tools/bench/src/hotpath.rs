@@ -95,11 +95,14 @@ fn round_trip(
 ) -> anyhow::Result<Measured> {
     let far = bench.far_core()?;
     let summary = bench.latencies(|bench| {
-        let daemon = Laxityd::start(Setup {
-            core: far,
-            port,
-            spin_us: None,
-        })?;
+        let daemon = Laxityd::start(
+            &bench.cores,
+            Setup {
+                core: far,
+                port,
+                spin_us: None,
+            },
+        )?;
         let mut bystanders = Vec::new();
         for i in 1..clients {
             let client = daemon.attach(&format!("bystander-{i}"))?;
@@ -168,11 +171,14 @@ fn same_core(bench: &mut Bench) -> anyhow::Result<Measured> {
     let core = bench.cores.near;
     let count = bench.effort.round_trips / 20;
     let summary = bench.latencies_alone(|bench| {
-        let daemon = Laxityd::start(Setup {
-            core,
-            port: Port::Open,
-            spin_us: None,
-        })?;
+        let daemon = Laxityd::start(
+            &bench.cores,
+            Setup {
+                core,
+                port: Port::Open,
+                spin_us: None,
+            },
+        )?;
         let client = daemon.attach("bench")?;
         gated_flows(&client, bench.clock, count, None)
     })?;
@@ -188,11 +194,14 @@ fn credit(bench: &mut Bench) {
     bench.measure(row, |bench| {
         let far = bench.far_core()?;
         bench.latencies(|bench| {
-            let daemon = Laxityd::start(Setup {
-                core: far,
-                port: Port::Open,
-                spin_us: None,
-            })?;
+            let daemon = Laxityd::start(
+                &bench.cores,
+                Setup {
+                    core: far,
+                    port: Port::Open,
+                    spin_us: None,
+                },
+            )?;
             let client = daemon.attach("bench")?;
             credited_bursts(&client, bench.clock, bench.effort.round_trips / 10)
         })
@@ -219,11 +228,16 @@ fn credited_bursts(client: &Client, clock: Clock, bursts: usize) -> anyhow::Resu
                 all_credited = false;
                 lane.wait(&mut ticket)
             });
-            ensure!(!grant.bypassed, "a flow was bypassed: {:?}", client.stats());
+            all_credited &= !grant.bypassed;
             lane.complete(&ticket, grant.bytes);
         }
-        // The daemon takes the records and renews the credit.
-        clock.pause(pause);
+        // The daemon takes the records and renews the credit. If it lost its core meanwhile, the
+        // lane is full, flows are bypassed, and it needs more than this pause.
+        if all_credited {
+            clock.pause(pause);
+        } else {
+            std::thread::sleep(Duration::from_millis(2));
+        }
         if i < bursts / 10 {
             continue;
         }
@@ -236,7 +250,7 @@ fn credited_bursts(client: &Client, clock: Clock, bursts: usize) -> anyhow::Resu
     }
     ensure!(
         credited > 9 * gated,
-        "credit ran out in {gated} of {} bursts",
+        "{gated} of {} bursts found no credit or a full lane",
         credited + gated
     );
     Ok(recorder.finish(clock).divided_by(CREDIT_BURST as f64))
@@ -275,11 +289,14 @@ fn throughput(bench: &mut Bench) {
     bench.measure(row, |bench| {
         let far = bench.far_core()?;
         bench.numbers(|bench| {
-            let daemon = Laxityd::start(Setup {
-                core: far,
-                port: Port::Open,
-                spin_us: None,
-            })?;
+            let daemon = Laxityd::start(
+                &bench.cores,
+                Setup {
+                    core: far,
+                    port: Port::Open,
+                    spin_us: None,
+                },
+            )?;
             let client = daemon.attach("bench")?;
             permits_per_second(&client, bench.effort.stretch())
         })
@@ -290,11 +307,14 @@ fn records_per_second(bench: &mut Bench, producers: usize) -> anyhow::Result<Mea
     let far = bench.far_core()?;
     let mut gated_share = 0.0_f64;
     let summary = bench.numbers(|bench| {
-        let daemon = Laxityd::start(Setup {
-            core: far,
-            port: Port::Open,
-            spin_us: None,
-        })?;
+        let daemon = Laxityd::start(
+            &bench.cores,
+            Setup {
+                core: far,
+                port: Port::Open,
+                spin_us: None,
+            },
+        )?;
         let client = daemon.attach("bench")?;
         // Producers beside the daemon's core, as far as there are cores.
         let near: Vec<usize> = bench

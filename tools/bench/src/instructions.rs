@@ -5,12 +5,13 @@
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use laxity_client::{Flow, Lane, Stage, Ticket};
 
 use crate::bench::{Bench, Measured, Row, Skip};
 use crate::figure::{Gate, Limit, Quantile, Unit};
 use crate::hotpath::flow;
+use crate::machine::Cores;
 use crate::sample::Summary;
 use crate::service::{self, Laxityd, Port, Setup};
 
@@ -20,6 +21,7 @@ pub(crate) const CREDIT_ROLE: &str = "credit";
 const BURST: usize = 32;
 const BURSTS_SHORT: usize = 20;
 const BURSTS_LONG: usize = 120;
+const ATTEMPTS: usize = 4;
 
 /// The row of this file.
 pub(crate) fn rows(bench: &mut Bench) {
@@ -38,22 +40,36 @@ pub(crate) fn rows(bench: &mut Bench) {
         if !version.is_ok_and(|status| status.success()) {
             return Err(Skip("valgrind is not installed".into()).into());
         }
-        let core = bench.cores.far.unwrap_or(bench.cores.near);
-        let short = collect(core, bench.cores.near, BURSTS_SHORT)?;
-        let long = collect(core, bench.cores.near, BURSTS_LONG)?;
+        let short = collect_patiently(&bench.cores, BURSTS_SHORT)?;
+        let long = collect_patiently(&bench.cores, BURSTS_LONG)?;
         let submits = (BURSTS_LONG - BURSTS_SHORT) * BURST;
         let each = long.saturating_sub(short) as f64 / submits as f64;
         Ok(Measured::from(Summary::of_numbers(vec![each])))
     });
 }
 
+/// A daemon that loses its core to somebody else renews no credit meanwhile: try again.
+fn collect_patiently(cores: &Cores, bursts: usize) -> anyhow::Result<u64> {
+    let mut result = collect(cores, bursts);
+    for _ in 0..ATTEMPTS {
+        if result.is_ok() {
+            break;
+        }
+        result = collect(cores, bursts);
+    }
+    result
+}
+
 /// Runs the peer under callgrind; instructions inside the bursts.
-fn collect(daemon_core: usize, core: usize, bursts: usize) -> anyhow::Result<u64> {
-    let daemon = Laxityd::start(Setup {
-        core: daemon_core,
-        port: Port::Open,
-        spin_us: None,
-    })?;
+fn collect(cores: &Cores, bursts: usize) -> anyhow::Result<u64> {
+    let daemon = Laxityd::start(
+        cores,
+        Setup {
+            core: cores.far.unwrap_or(cores.near),
+            port: Port::Open,
+            spin_us: None,
+        },
+    )?;
     let program = std::env::current_exe().context("find this program")?;
     let folder = tempfile::TempDir::with_prefix("laxity-callgrind-")?;
     let counts = folder.path().join("counts");
@@ -66,7 +82,7 @@ fn collect(daemon_core: usize, core: usize, bursts: usize) -> anyhow::Result<u64
         .args([
             "peer",
             "--core",
-            &core.to_string(),
+            &cores.near.to_string(),
             "--count",
             &bursts.to_string(),
         ])
@@ -105,22 +121,25 @@ pub(crate) fn serve(socket: &str, bursts: usize) -> anyhow::Result<()> {
     let mut lane = client.lane();
     let flow = flow(Stage::Collective);
     let mut tickets = Vec::with_capacity(BURST);
-    let mut gated = 0;
+    let mut otherwise = 0;
     for _ in 0..bursts {
         laxity_bench_credited_burst(&mut lane, &flow, &mut tickets);
         for mut ticket in tickets.drain(..) {
-            let grant = lane.poll(&mut ticket).unwrap_or_else(|| {
-                gated += 1;
-                lane.wait(&mut ticket)
-            });
-            ensure!(!grant.bypassed, "a flow was bypassed");
+            let grant = lane.poll(&mut ticket);
+            if grant.is_none_or(|grant| grant.bypassed) {
+                otherwise += 1;
+            }
+            let grant = grant.unwrap_or_else(|| lane.wait(&mut ticket));
             lane.complete(&ticket, grant.bytes);
         }
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        std::thread::sleep(std::time::Duration::from_millis(2));
     }
-    if gated > bursts / 10 {
-        bail!("{gated} of {} submits found no credit", bursts * BURST);
-    }
+    // Another path was counted: the run says nothing about this one.
+    ensure!(
+        otherwise == 0,
+        "{otherwise} of {} submits found no credit or a full lane",
+        bursts * BURST
+    );
     Ok(())
 }
 

@@ -164,6 +164,26 @@ pub(crate) fn pin_thread(cpu: usize) -> anyhow::Result<()> {
     sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("pin to core {cpu}"))
 }
 
+/// Runs `start` with the affinity that this program was given, then pins the thread again: what
+/// it starts inherits the mask, and the daemon must see the machine as it will in service.
+///
+/// # Errors
+/// What `start` says, or the affinity cannot be changed.
+pub(crate) fn with_all_cores<T>(
+    cores: &Cores,
+    start: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let pinned = sched_getaffinity(Pid::from_raw(0)).context("read the CPU affinity")?;
+    let mut all = CpuSet::new();
+    for cpu in &cores.all {
+        all.set(*cpu)?;
+    }
+    sched_setaffinity(Pid::from_raw(0), &all).context("undo the pinning")?;
+    let started = start();
+    sched_setaffinity(Pid::from_raw(0), &pinned).context("pin again")?;
+    started
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

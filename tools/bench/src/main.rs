@@ -152,7 +152,7 @@ fn run(arguments: &RunArguments) -> anyhow::Result<bool> {
     report(arguments, &machine, &bench, &figures)?;
     let failed = figures
         .iter()
-        .map(|figure| figure.verdict())
+        .map(Figure::verdict)
         .any(|verdict| matches!(verdict, Verdict::Missed | Verdict::Failed));
     Ok(!(arguments.strict && failed))
 }

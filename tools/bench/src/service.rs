@@ -12,6 +12,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::bench::Skip;
+use crate::machine::{Cores, with_all_cores};
 
 /// What the daemon's only port looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +62,7 @@ pub(crate) fn binary() -> anyhow::Result<PathBuf> {
 
 impl Laxityd {
     /// Starts it and waits until it listens.
-    pub(crate) fn start(setup: Setup) -> anyhow::Result<Self> {
+    pub(crate) fn start(cores: &Cores, setup: Setup) -> anyhow::Result<Self> {
         let folder = TempDir::with_prefix("laxity-bench-").context("make a folder")?;
         let path = |name: &str| folder.path().join(name);
         let mut config = format!(
@@ -79,14 +80,16 @@ impl Laxityd {
         fs::write(path("laxityd.toml"), config).context("write the configuration")?;
         let log = fs::File::create(path("log")).context("create the log")?;
         let program = binary()?;
-        let child = Command::new(&program)
-            .arg("--config")
-            .arg(path("laxityd.toml"))
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .with_context(|| format!("start {}", program.display()))?;
+        let child = with_all_cores(cores, || {
+            Command::new(&program)
+                .arg("--config")
+                .arg(path("laxityd.toml"))
+                .stdin(Stdio::null())
+                .stdout(log.try_clone()?)
+                .stderr(log)
+                .spawn()
+                .with_context(|| format!("start {}", program.display()))
+        })?;
         let mut daemon = Self { child, folder };
         let begin = Instant::now();
         while !daemon.socket().exists() {

@@ -46,11 +46,14 @@ pub(crate) fn rows(bench: &mut Bench) {
 /// Submits once per nap; `whole` times until the permit, else only the submit.
 fn naps(bench: &Bench, core: usize, whole: bool) -> anyhow::Result<crate::sample::Percentiles> {
     let clock = bench.clock;
-    let daemon = Laxityd::start(Setup {
-        core,
-        port: Port::Open,
-        spin_us: None,
-    })?;
+    let daemon = Laxityd::start(
+        &bench.cores,
+        Setup {
+            core,
+            port: Port::Open,
+            spin_us: None,
+        },
+    )?;
     let client = daemon.attach("bench")?;
     let mut lane = client.lane();
     let flow = flow(Stage::KvReuse);
@@ -81,11 +84,14 @@ fn naps(bench: &Bench, core: usize, whole: bool) -> anyhow::Result<crate::sample
 fn idle(bench: &mut Bench, clients: usize) -> anyhow::Result<Measured> {
     let seconds = bench.effort.idle_seconds;
     let core = bench.cores.far.unwrap_or(bench.cores.near);
-    let daemon = Laxityd::start(Setup {
-        core,
-        port: Port::Bounded,
-        spin_us: None,
-    })?;
+    let daemon = Laxityd::start(
+        &bench.cores,
+        Setup {
+            core,
+            port: Port::Bounded,
+            spin_us: None,
+        },
+    )?;
     let mut attached = Vec::new();
     for i in 0..clients {
         let client = daemon.attach(&format!("silent-{i}"))?;

@@ -26,19 +26,23 @@ pub(crate) fn render(figures: &[Figure]) -> String {
         "gate",
         "verdict",
     ]);
-    let mut notes = String::new();
-    let mut count = 0;
+    let mut notes: Vec<String> = Vec::new();
     for figure in figures {
         let mut title = figure.title.clone();
-        let outcome = match &figure.outcome {
-            Outcome::Measured(_) => None,
+        let note = match &figure.outcome {
+            Outcome::Measured(_) => figure.note.clone(),
             Outcome::Skipped(why) => Some(format!("skipped: {why}")),
             Outcome::Failed(why) => Some(format!("failed: {why}")),
         };
-        for note in [outcome, figure.note.clone()].into_iter().flatten() {
-            count += 1;
-            let _ = write!(title, " [{count}]");
-            let _ = writeln!(notes, "[{count}] {note}");
+        if let Some(note) = note {
+            let number = notes
+                .iter()
+                .position(|known| *known == note)
+                .unwrap_or_else(|| {
+                    notes.push(note);
+                    notes.len() - 1
+                });
+            let _ = write!(title, " [{}]", number + 1);
         }
         let mut cells = vec![Cell::new(title)];
         cells.extend(
@@ -55,7 +59,11 @@ pub(crate) fn render(figures: &[Figure]) -> String {
         cells.push(Cell::new(show_verdict(figure.verdict())));
         table.add_row(cells);
     }
-    format!("{table}\n{notes}")
+    let mut text = table.to_string();
+    for (number, note) in notes.iter().enumerate() {
+        let _ = write!(text, "\n[{}] {note}", number + 1);
+    }
+    text
 }
 
 fn numbers(figure: &Figure) -> Vec<String> {
