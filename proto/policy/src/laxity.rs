@@ -321,6 +321,12 @@ impl Discipline for Laxity {
         if flow.remaining == 0 || flow.deadline == Time::NEVER {
             return Hope::Alive;
         }
+        if flow.request != NONE && port.roster.request(flow.request).lost {
+            return match group.lane {
+                LAST_STAGE | URGENT => Hope::FlowLost,
+                _ => Hope::Alive,
+            };
+        }
         match group.lane {
             LAST_STAGE if self.last_stage_key(port, group) < now => Hope::RequestLost,
             URGENT if self.latest_start(flow.deadline, flow.remaining) < now => Hope::RequestLost,

@@ -306,6 +306,7 @@ impl Link {
     /// What to do next; call until `None`.
     pub fn poll_action(&mut self, now: Time) -> Option<Action> {
         self.told = now;
+        self.port.load.advance(now);
         if let Some(moved) = self.moved.pop_front() {
             return Some(moved);
         }

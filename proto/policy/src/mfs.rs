@@ -116,6 +116,16 @@ impl Discipline for Mfs {
         }
     }
 
+    fn lone_level(&self, port: &Port, now: Time, flow: &Flow) -> Level {
+        if flow.spec.stage != Stage::P2d || scavenger::claims(port, flow) {
+            return self.place(port, now, flow).level;
+        }
+        // What `place` would say, without working out when to look again.
+        let rho = port.load.rho(now);
+        let urgency = mlu::mlu(flow.remaining, flow.deadline, now, port.config.rate, rho);
+        urgency.map_or(Level::SCAVENGER, |urgency| port.ladder.level_of(urgency))
+    }
+
     fn rank(&self, port: &Port, _now: Time, group: &Group) -> Option<Rank> {
         let (_, _, seq, slot) = group.head()?;
         let (tier, major) = match group.lane {

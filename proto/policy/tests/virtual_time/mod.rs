@@ -75,6 +75,8 @@ pub struct Port {
     wire: VecDeque<(FlowId, u64)>,
     wire_free_at: Time,
     left: BTreeMap<FlowId, u64>,
+    /// The flow that finished last.
+    pub latest: Option<FlowId>,
     /// When the last byte of each flow left the wire.
     pub finished: BTreeMap<FlowId, Time>,
     /// Every action, with its time.
@@ -91,6 +93,7 @@ impl Port {
             wire: VecDeque::new(),
             wire_free_at: Time::ZERO,
             left: BTreeMap::new(),
+            latest: None,
             finished: BTreeMap::new(),
             actions: Vec::new(),
             bytes_by_level: BTreeMap::new(),
@@ -164,6 +167,7 @@ impl Port {
                 *left -= bytes;
                 if *left == 0 {
                     self.finished.insert(flow, self.now);
+                    self.latest = Some(flow);
                     return true;
                 }
             }
