@@ -188,7 +188,8 @@ fn a_killed_lab_leaves_nothing_behind() {
 }
 
 fn an_impossible_run_is_refused() {
-    let refused = |config: LabConfig| format!("{:#}", lab::run(&config, false).unwrap_err());
+    let refused =
+        |config: LabConfig| format!("{:#}", lab::run(&config, false).expect_err("refused"));
     let message = refused(LabConfig {
         ranks: 1,
         ..short()
