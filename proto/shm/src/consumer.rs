@@ -7,7 +7,7 @@ use crate::permit;
 use crate::producer::SlotRef;
 use crate::record::{Flow, Garbage, Record};
 use crate::sleep::Awaited;
-use crate::sync::{Ordering, fence, light_fence};
+use crate::sync::{Ordering, fence, light_fence, prefetch};
 
 /// A record with its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +54,7 @@ pub struct Consumer {
     /// The `awaited` word that was answered last: one wake-up is enough for each.
     woken: u64,
     poisoned: bool,
+    ahead: usize,
     /// Execute a real fence before looking for a sleeper: `membarrier` does not reach us.
     fenced: bool,
 }
@@ -74,6 +75,9 @@ impl Consumer {
             spent: [0; CREDIT_PORTS],
             woken: 0,
             poisoned: false,
+            ahead: std::env::var("AHEAD")
+                .ok()
+                .map_or(16, |x| x.parse().unwrap()),
             fenced,
             memory,
         }
@@ -86,6 +90,10 @@ impl Consumer {
         // Acquire: pairs with the Release store in `Producer::put`.
         if slot.state.load(Ordering::Acquire) != permit::published(self.seq) || self.poisoned {
             return None;
+        }
+        let slots = self.memory.slots();
+        if let Some(ahead) = slots.get(usize::from(self.at) + self.ahead) {
+            prefetch(ahead);
         }
         let descriptor = slot.read();
         let result = self.accept(Record::decode(&descriptor), descriptor.next());

@@ -533,7 +533,7 @@ impl Header {
 
     /// Daemon: how often the doorbell was rung, modulo 2^16. Pairs with `answer`.
     #[inline]
-    pub(crate) fn rings(&self, lane: u16) -> u16 {
+    pub fn rings(&self, lane: u16) -> u16 {
         self.doorbells
             .rings
             .get(usize::from(lane))

@@ -37,3 +37,25 @@ pub fn heavy_fence() -> bool {
     fence(Ordering::SeqCst);
     true
 }
+
+/// Asks for the cache line of `place`, which will be read soon. A hint: nothing depends on it.
+#[inline(always)]
+pub(crate) fn prefetch<T>(place: &T) {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    // SAFETY: a prefetch reads nothing and never faults; SSE is part of x86-64.
+    unsafe {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(core::ptr::from_ref(place).cast());
+    }
+    #[cfg(all(target_arch = "aarch64", not(loom)))]
+    // SAFETY: a prefetch reads nothing and never faults.
+    unsafe {
+        core::arch::asm!(
+            "prfm pldl1keep, [{0}]",
+            in(reg) core::ptr::from_ref(place),
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+    #[cfg(any(loom, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+    let _ = place;
+}
