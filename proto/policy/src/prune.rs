@@ -45,10 +45,13 @@ mod ledger;
 
 use core::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
+use std::collections::binary_heap::PeekMut;
 
 pub use ledger::{
     BatchSlot, LOAD_BYTES_MAX, Ledger, MEMBERS_MAX, Member, MemberSlot, PortSlot, RATE_MAX,
 };
+
+use ledger::Weight;
 
 use crate::ids::{PortId, RequestId};
 use crate::time::{Span, Time};
@@ -178,8 +181,8 @@ pub struct Pruner {
     pool_of: Vec<u32>,
     pruned: Vec<Pruning>,
     estimates: Vec<Estimate>,
-    /// The earliest batch in `σ` that lost a request to a later one.
-    first_loser: usize,
+    /// The last turn in which an earlier batch lost a request.
+    last_loss: usize,
 }
 
 /// Not in `σ`, or no pool yet.
@@ -197,15 +200,14 @@ struct Worst {
 #[derive(Debug, Default)]
 struct Pool {
     candidates: BinaryHeap<Candidate>,
-    /// The next to become candidates are last.
-    later: Vec<Candidate>,
+    /// The next to become candidates are the greatest: a heap, because few ever do.
+    later: BinaryHeap<(Reverse<u32>, Candidate)>,
 }
 
 /// A request in a pool. The greatest is pruned first; equal loads as the module says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
-    bytes: u64,
-    waits: bool,
+    weight: Weight,
     position: u32,
     request: RequestId,
     member: MemberSlot,
@@ -257,7 +259,7 @@ impl Pruner {
     fn reset(&mut self, ledger: &Ledger, turns: &[Turn]) {
         self.pruned.clear();
         self.estimates.clear();
-        self.first_loser = turns.len();
+        self.last_loss = 0;
         self.total.clear();
         self.total.resize(ledger.rates().len(), 0);
         self.pools.clear();
@@ -330,7 +332,7 @@ impl Pruner {
         ledger.take_out(member, &mut self.total);
         let loser = self.positions[ledger.batch_of(member) as usize] as usize;
         if loser < turn {
-            self.first_loser = self.first_loser.min(loser);
+            self.last_loss = turn;
         }
         let request = ledger.member(member).request;
         let port = port.map(|port| ledger.port_id(port));
@@ -356,59 +358,56 @@ impl Pruner {
         self.pools[index].take_heaviest(ledger, position)
     }
 
-    /// Takes the estimates of all batches from the first that lost a request to a later one
-    /// again. `total` is now `S` after the last batch, so the prefixes come out backwards.
+    /// Takes the estimates again that were taken before the last loss of an earlier batch: those
+    /// after it know all of `H` already.
     fn estimate_again(&mut self, ledger: &Ledger, turns: &[Turn], terms: &Terms) {
-        for position in (self.first_loser..turns.len()).rev() {
-            let turn = &turns[position];
-            let worst = self.worst(ledger, turn.batch);
+        self.total.fill(0);
+        for (position, turn) in turns[..self.last_loss].iter().enumerate() {
+            let worst = self.charge(ledger, turn.batch);
             self.estimates[position] = estimate(ledger, turn, worst, terms);
-            for sum in ledger.sums(turn.batch) {
-                self.total[sum.port as usize] -= sum.bytes;
-            }
         }
     }
 }
 
 impl Pool {
-    /// Everybody that loads `port` and is not pruned.
+    /// Everybody that loads `port`, the pruned included: most are never asked for.
     fn of_port(ledger: &Ledger, port: PortSlot, turn: usize, positions: &[u32]) -> Self {
-        let mut candidates = Vec::new();
-        let mut later = Vec::new();
-        for user in ledger.users(port) {
+        let users = ledger.users(port);
+        let mut candidates = Vec::with_capacity(users.len());
+        let mut later = Vec::with_capacity(users.len());
+        for user in users {
             let position = positions[user.batch as usize];
-            let member = ledger.member(user.member);
-            if user.bytes == 0 || member.pruned || position == NONE {
+            if user.weight.bytes() == 0 || position == NONE {
                 continue;
             }
             let candidate = Candidate {
-                bytes: user.bytes,
-                waits: !member.started,
+                weight: user.weight,
                 position,
-                request: member.request,
+                request: user.request,
                 member: user.member,
             };
-            let pool = if position as usize <= turn {
-                &mut candidates
+            if position as usize <= turn {
+                candidates.push(candidate);
             } else {
-                &mut later
-            };
-            pool.push(candidate);
+                later.push((Reverse(position), candidate));
+            }
         }
-        later.sort_unstable_by_key(|candidate: &Candidate| Reverse(candidate.position));
         Self {
             candidates: candidates.into(),
-            later,
+            later: later.into(),
         }
     }
 
     /// Removes and returns the heaviest whose batch had its turn and which is not pruned yet.
     fn take_heaviest(&mut self, ledger: &Ledger, turn: usize) -> Option<MemberSlot> {
-        while let Some(next) = self.later.pop_if(|next| next.position as usize <= turn) {
-            self.candidates.push(next);
+        while let Some(next) = self.later.peek_mut() {
+            if next.0.0 as usize > turn {
+                break;
+            }
+            self.candidates.push(PeekMut::pop(next).1);
         }
         while let Some(heaviest) = self.candidates.pop() {
-            // It may have been pruned for the sake of another port.
+            // It may have been pruned in an earlier run, or for the sake of another port.
             if !ledger.member(heaviest.member).pruned {
                 return Some(heaviest.member);
             }

@@ -45,14 +45,28 @@ struct Load {
     bytes: u64,
 }
 
-/// One line of a port's list: the other end of a [`Load`].
+/// One line of a port's list: the other end of a [`Load`], with all that ranks the request
+/// among those that load the port, so that ranking them reads one list from end to end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct User {
+    pub(super) request: RequestId,
+    pub(super) weight: Weight,
     pub(super) member: MemberSlot,
     pub(super) batch: BatchSlot,
-    /// Index into the member's loads.
-    load: u32,
-    pub(super) bytes: u64,
+}
+
+/// What a request loads a port with, and, of equal loads, whether it does not compute yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Weight(u64);
+
+impl Weight {
+    const fn new(bytes: u64, started: bool) -> Self {
+        Self(bytes << 1 | !started as u64)
+    }
+
+    pub(super) const fn bytes(self) -> u64 {
+        self.0 >> 1
+    }
 }
 
 #[derive(Debug)]
@@ -192,14 +206,14 @@ impl Ledger {
             .free_members
             .pop()
             .unwrap_or(self.members.len() as MemberSlot);
-        for (index, load) in loads.iter_mut().enumerate() {
+        for load in &mut loads {
             let users = &mut self.ports[load.port as usize].users;
             load.at = users.len() as u32;
             users.push(User {
+                request: member.request,
+                weight: Weight::new(load.bytes, member.started),
                 member: slot,
                 batch,
-                load: index as u32,
-                bytes: load.bytes,
             });
         }
         let members = &mut self.batches[batch as usize].members;
@@ -258,7 +272,8 @@ impl Ledger {
         let load = &mut entry.loads[index];
         let gone = bytes.min(load.bytes);
         load.bytes -= gone;
-        self.ports[port as usize].users[load.at as usize].bytes = load.bytes;
+        self.ports[port as usize].users[load.at as usize].weight =
+            Weight::new(load.bytes, entry.member.started);
         if !entry.member.pruned {
             subtract(&mut self.batches[entry.batch as usize].sums, port, gone);
         }
@@ -266,7 +281,12 @@ impl Ledger {
 
     /// The request computes now.
     pub fn started(&mut self, slot: MemberSlot) {
-        self.members[slot as usize].member.started = true;
+        let entry = &mut self.members[slot as usize];
+        entry.member.started = true;
+        for load in &entry.loads {
+            self.ports[load.port as usize].users[load.at as usize].weight =
+                Weight::new(load.bytes, true);
+        }
     }
 
     /// The port has so many bytes per second. False if the table of ports is full.
@@ -373,7 +393,10 @@ impl Ledger {
         let port = &mut self.ports[load.port as usize];
         port.users.swap_remove(load.at as usize);
         if let Some(&moved) = port.users.get(load.at as usize) {
-            self.members[moved.member as usize].loads[moved.load as usize].at = load.at;
+            let loads = &mut self.members[moved.member as usize].loads;
+            if let Ok(index) = loads.binary_search_by_key(&load.port, |other| other.port) {
+                loads[index].at = load.at;
+            }
         }
         if port.users.is_empty() && !port.reported {
             self.port_slots.remove(&port.id);
@@ -412,9 +435,10 @@ mod tests {
             for (slot, port) in self.ports.iter().enumerate() {
                 for (at, user) in port.users.iter().enumerate() {
                     let entry = &self.members[user.member as usize];
-                    let load = entry.loads[user.load as usize];
-                    assert_eq!((load.port, load.at), (slot as u32, at as u32));
-                    assert_eq!((load.bytes, entry.batch), (user.bytes, user.batch));
+                    let port = slot as u32;
+                    let load = entry.loads.iter().find(|load| load.port == port).unwrap();
+                    assert_eq!((load.at, entry.batch), (at as u32, user.batch));
+                    assert_eq!(Weight::new(load.bytes, entry.member.started), user.weight);
                 }
             }
             let listed: usize = self.ports.iter().map(|port| port.users.len()).sum();
@@ -482,6 +506,7 @@ mod tests {
         Join(usize, bool, Vec<(PortId, u64)>),
         Leave(usize),
         Moved(usize, u32, u64),
+        Started(usize),
         TakeOut(usize),
         Reopen(usize),
     }
@@ -492,6 +517,7 @@ mod tests {
             4 => (0..3_usize, any::<bool>(), ports).prop_map(|(b, p, l)| Step::Join(b, p, l)),
             2 => (0..9_usize).prop_map(Step::Leave),
             2 => (0..9_usize, 0..7_u32, 0..60_u64).prop_map(|(m, p, b)| Step::Moved(m, p, b)),
+            1 => (0..9_usize).prop_map(Step::Started),
             1 => (0..9_usize).prop_map(Step::TakeOut),
             1 => (0..3_usize).prop_map(Step::Reopen),
         ];
@@ -515,6 +541,7 @@ mod tests {
                     Step::Moved(nth, port, bytes) => {
                         pick(nth).into_iter().for_each(|m| ledger.moved(m, PortId(port), bytes));
                     }
+                    Step::Started(nth) => pick(nth).into_iter().for_each(|m| ledger.started(m)),
                     Step::TakeOut(nth) => {
                         if let Some(m) = pick(nth).filter(|&m| !ledger.member(m).pruned) {
                             ledger.take_out(m, &mut [u64::MAX; 8]);
