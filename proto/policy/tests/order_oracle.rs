@@ -238,15 +238,15 @@ impl Model {
         }
         match spec.stage {
             Stage::Collective => [2, self.batch_key(spec.batch.0), 0, 0, 0],
-            Stage::KvReuse => [3, self.rli(spec), self.batch_key(spec.batch.0), 0, 0],
+            Stage::KvReuse => [3, self.batch_key(spec.batch.0), 0, self.rli(spec), 0],
             _ if flow.level == 1 => [1, spec.deadline.0 - Self::ns(flow.left), 0, 0, 0],
-            _ if spec.deadline == Time::NEVER => [4, u64::MAX, 0, 0, 0],
+            _ if spec.deadline == Time::NEVER => [3, u64::MAX, 1, 0, 0],
             _ => [
-                4,
+                3,
                 spec.deadline
                     .0
                     .saturating_sub(Self::ns(self.with_request(flow))),
-                0,
+                1,
                 0,
                 0,
             ],

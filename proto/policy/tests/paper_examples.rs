@@ -133,6 +133,17 @@ fn table_1_defer_and_promote_meets_every_deadline_just_in_time() {
     assert_eq!(met(finish), [true, true, true]);
 }
 
+#[test]
+fn table_1_laxity_meets_every_deadline_with_its_defaults() {
+    // B blocks a computation; then C, whose laxity is 4, before A, whose batch has 8.
+    let finish = table_1(config(PolicyKind::Laxity));
+    assert!(
+        near(finish[0], 9.0) && near(finish[1], 4.0) && near(finish[2], 7.0),
+        "{finish:?}"
+    );
+    assert_eq!(met(finish), [true, true, true]);
+}
+
 /// One collective that blocks the computation, and one KV transfer that does not, arrive
 /// together. Returns when the collective is done.
 fn collective_beside(config: LinkConfig, collective: f64, kv: FlowSpec) -> f64 {
