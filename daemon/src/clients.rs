@@ -10,7 +10,7 @@ use laxity_shm::layout::{CREDIT_PORTS, Geometry, attention};
 use laxity_shm::served::{ServeError, Served};
 
 use crate::config::Mode;
-use crate::flows::Tags;
+use crate::flows::Flows;
 use crate::stats::{ClientCounters, ClientSnapshot};
 
 /// Number of an attachment; never used twice.
@@ -69,7 +69,7 @@ pub struct Leaving {
 #[derive(Debug)]
 pub struct LaneBook {
     /// Its living flows.
-    pub tags: Tags,
+    pub flows: Flows,
     /// Ports whose credit this lane ran out of while there was none to give.
     pub hungry: [bool; CREDIT_PORTS],
 }
@@ -87,9 +87,10 @@ pub struct Book {
     pub flows: usize,
     /// Living flows that it may have.
     pub flows_max: usize,
-    /// Lanes that have spoken, by number.
-    lanes: Vec<Option<Box<LaneBook>>>,
-    slots: usize,
+    /// Its lanes.
+    pub lanes: Lanes,
+    /// Flows with bytes not yet permitted.
+    pub waiting: usize,
     /// Lanes that turned out garbage. The client is released at the first, so this is more than
     /// zero only until its socket hangs up.
     pub quarantined_lanes: u32,
@@ -97,29 +98,45 @@ pub struct Book {
     pub released: bool,
 }
 
-impl Book {
+/// The books of the lanes of a client that have spoken.
+#[derive(Debug)]
+pub struct Lanes {
+    lanes: Vec<Option<Box<LaneBook>>>,
+    slots: usize,
+}
+
+impl Lanes {
     /// The book of `lane`, opened at the first call.
     #[inline]
-    pub fn lane(&mut self, lane: u16) -> &mut LaneBook {
-        let slots = self.slots;
+    pub fn at(&mut self, lane: u16) -> &mut LaneBook {
         let index = usize::from(lane);
         if index >= self.lanes.len() {
-            self.lanes.resize_with(index + 1, || None);
+            self.grow(index);
         }
+        let slots = self.slots;
         self.lanes[index].get_or_insert_with(|| {
             Box::new(LaneBook {
-                tags: Tags::new(slots),
+                flows: Flows::new(slots),
                 hungry: [false; CREDIT_PORTS],
             })
         })
     }
 
-    /// Numbers of the lanes that have spoken.
+    #[cold]
+    fn grow(&mut self, index: usize) {
+        self.lanes.resize_with(index + 1, || None);
+    }
+
+    /// One more than the highest lane that has spoken.
     #[must_use]
-    pub fn lanes(&self) -> Vec<u16> {
-        (0..self.lanes.len() as u16)
-            .filter(|lane| self.lanes[usize::from(*lane)].is_some())
-            .collect()
+    pub fn count(&self) -> u16 {
+        self.lanes.len() as u16
+    }
+
+    /// The book of `lane`, if it has spoken.
+    #[must_use]
+    pub fn get(&self, lane: u16) -> Option<&LaneBook> {
+        self.lanes.get(usize::from(lane))?.as_deref()
     }
 }
 
@@ -150,8 +167,11 @@ impl Client {
                 counters: ClientCounters::default(),
                 flows: 0,
                 flows_max,
-                lanes: Vec::new(),
-                slots,
+                lanes: Lanes {
+                    lanes: Vec::new(),
+                    slots,
+                },
+                waiting: 0,
                 quarantined_lanes: 0,
                 released: false,
             },
@@ -186,9 +206,9 @@ impl Client {
         self.served.announce(attention::RELEASED, 0);
     }
 
-    /// For the snapshot. `waiting` is how many of its flows wait.
+    /// For the snapshot.
     #[must_use]
-    pub fn snapshot(&self, waiting: u64) -> ClientSnapshot {
+    pub fn snapshot(&self) -> ClientSnapshot {
         let identity = &self.book.identity;
         ClientSnapshot {
             id: identity.id.0,
@@ -199,7 +219,7 @@ impl Client {
             attached: self.book.attached,
             lanes: self.served.claimed_lanes() as u32,
             flows: self.book.flows as u64,
-            waiting_flows: waiting,
+            waiting_flows: self.book.waiting as u64,
             quarantined_lanes: self.book.quarantined_lanes,
             counters: self.book.counters,
         }

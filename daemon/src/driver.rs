@@ -35,9 +35,8 @@ use tracing::{debug, info, warn};
 use crate::clients::{Client, ClientId, Leaving, Newcomer};
 use crate::config::{Config, Mode};
 use crate::driver::hints::Hints;
-use crate::driver::intake::Intake;
+use crate::driver::intake::{From, Intake};
 use crate::driver::rest::Rest;
-use crate::flows::FlowTable;
 use crate::mailbox::{Board, Command, Inbox};
 use crate::stats::{ClientCounters, LoopCounters, Snapshot};
 
@@ -45,21 +44,21 @@ use crate::stats::{ClientCounters, LoopCounters, Snapshot};
 const BUDGET: usize = 32;
 /// Empty scans after which a client is looked at in turns only.
 const COLD_AFTER: u32 = 4096;
-/// Rounds between looks at which lanes a client has claimed.
-const REFRESH_EVERY: u64 = 64;
+/// Turns between looks at which lanes a client has claimed.
+const REFRESH_EVERY: u32 = 16;
 /// Claimed lanes, over all clients, above which doorbells pay (HOTPATH.md).
 const DOORBELL_ABOVE: usize = 256;
-/// Empty rounds between readings of the clock.
-const CLOCK_EVERY: u32 = 8;
+/// Empty rounds in a turn, i.e. between readings of the clock.
+const ROUNDS_PER_TURN: u32 = 8;
 /// Time between heartbeats while awake.
 const BEAT: Span = Span::from_millis(1);
 /// Longest sleep while flows wait: clients take a scheduler for stalled after 100 ms.
 const WAITING_SLEEP_MAX: Span = Span::from_millis(20);
 /// Time between snapshots while something happens.
 const PUBLISH_EVERY: Span = Span::from_millis(100);
-/// Time between looks for completions that never came, and flows looked at each time.
+/// Time between looks for completions that never came, and places looked at each time.
 const WRITE_OFF_EVERY: Span = Span::from_millis(10);
-const WRITE_OFF_COUNT: usize = 1024;
+const WRITE_OFF_PLACES: usize = 4096;
 /// Warnings about garbage: one per this time, the others are counted.
 const WARN_EVERY: Span = Span::from_millis(1000);
 /// Stage 2, the only one that may be sent on credit: it enters the highest level that is not
@@ -102,9 +101,10 @@ pub struct Driver {
     woke_client: Time,
     beaten: Time,
     swept: Time,
-    sweep_at: usize,
+    /// Client and lane where the next such look begins.
+    sweep_at: (u32, u16),
     warned: Time,
-    empty_rounds: u32,
+    turns: u32,
 }
 
 impl Driver {
@@ -121,7 +121,6 @@ impl Driver {
             intake: Intake {
                 now,
                 ports: ports::ports(config)?,
-                flows: FlowTable::default(),
                 hints: Hints::new(now, config)?,
                 counters: LoopCounters::default(),
                 wakes: Vec::new(),
@@ -145,9 +144,9 @@ impl Driver {
             woke_client: Time::ZERO,
             beaten: Time::ZERO,
             swept: now,
-            sweep_at: 0,
+            sweep_at: (0, 0),
             warned: Time::ZERO,
-            empty_rounds: 0,
+            turns: 0,
         };
         driver.configure(config)?;
         Ok(driver)
@@ -166,22 +165,28 @@ impl Driver {
         info!("the scheduler has released its clients and ends");
     }
 
-    /// One round and what is due after it. False to stop.
+    /// Rounds until something came or the clock is to be looked at, and what is due then. False to
+    /// stop.
     fn turn(&mut self) -> bool {
         if self.inbox.is_pending() && !self.obey() {
             return false;
         }
-        let records = self.round();
-        if records > 0 {
-            self.intake.now = Time(now_ns());
-            self.active = self.intake.now;
-            self.empty_rounds = 0;
-            self.unpublished = true;
-        } else {
-            self.empty_rounds = self.empty_rounds.wrapping_add(1);
-            if self.empty_rounds.is_multiple_of(CLOCK_EVERY) {
-                self.intake.now = Time(now_ns());
+        // The inner loop looks at lanes and does nothing else: half of its length is part of the
+        // time that a submit waits for its permit.
+        let mut records = 0;
+        for _ in 0..ROUNDS_PER_TURN {
+            records = self.scan_hot();
+            if records > 0 {
+                break;
             }
+        }
+        records += self.scan_cold();
+        self.intake.serve(&mut self.clients);
+        self.wake_clients();
+        self.intake.now = Time(now_ns());
+        if records > 0 {
+            self.active = self.intake.now;
+            self.unpublished = true;
         }
         self.due();
         if records == 0 {
@@ -197,8 +202,9 @@ impl Driver {
         true
     }
 
-    /// Scans lanes, serves links, wakes sleepers. Returns the number of records.
-    fn round(&mut self) -> usize {
+    /// One round over the hot clients. Returns the number of records.
+    #[inline]
+    fn scan_hot(&mut self) -> usize {
         self.intake.counters.rounds += 1;
         let mut records = 0;
         let mut at = 0;
@@ -212,10 +218,14 @@ impl Driver {
                 at += 1;
             }
         }
-        // Cold clients: a thirty-second of them each round, so that the first record of one waits
-        // for about as long as a few dozen scans.
-        let turns = self.cold.len().div_ceil(32);
-        for _ in 0..turns {
+        records
+    }
+
+    /// Looks at some cold clients: a thirty-second of them, so that the first record of one waits
+    /// for about as long as a few dozen scans. Now and then at newly claimed lanes.
+    fn scan_cold(&mut self) -> usize {
+        let mut records = 0;
+        for _ in 0..self.cold.len().div_ceil(32) {
             if self.cold_next >= self.cold.len() {
                 self.cold_next = 0;
             }
@@ -231,11 +241,10 @@ impl Driver {
                 self.cold_next += 1;
             }
         }
-        if self.intake.counters.rounds.is_multiple_of(REFRESH_EVERY) {
+        self.turns = self.turns.wrapping_add(1);
+        if self.turns.is_multiple_of(REFRESH_EVERY) {
             self.refresh();
         }
-        self.intake.serve(&mut self.clients);
-        self.wake_clients();
         records
     }
 
@@ -268,7 +277,17 @@ impl Driver {
             };
             intake.counters.ring_depth = intake.counters.ring_depth.max(depth.1);
             match incoming {
-                Ok(incoming) => intake.take(index, book, lane, consumer, incoming),
+                Ok(incoming) => {
+                    intake.take(
+                        &mut From {
+                            client: index,
+                            book,
+                            lane,
+                            consumer,
+                        },
+                        incoming,
+                    );
+                }
                 Err(problem) => garbage = Some((lane, problem)),
             }
         });
@@ -331,7 +350,18 @@ impl Driver {
             let intake = &mut self.intake;
             let mut garbage = None;
             let taken = served.sweep(BUDGET, |lane, consumer, incoming| match incoming {
-                Ok(incoming) => intake.take(index as u32, book, lane, consumer, incoming),
+                Ok(incoming) => {
+                    let client = index as u32;
+                    intake.take(
+                        &mut From {
+                            client,
+                            book,
+                            lane,
+                            consumer,
+                        },
+                        incoming,
+                    );
+                }
                 Err(problem) => garbage = Some((lane, problem)),
             });
             self.intake.counters.records += taken as u64;
@@ -396,12 +426,9 @@ impl Driver {
         if now.since(self.beaten) >= BEAT {
             self.beat();
         }
-        if now.since(self.swept) >= WRITE_OFF_EVERY && !self.intake.flows.is_empty() {
+        if now.since(self.swept) >= WRITE_OFF_EVERY {
             self.swept = now;
-            let since = now - Span(self.config.tuning.completion_timeout.0);
-            self.sweep_at =
-                self.intake
-                    .write_off(&mut self.clients, since, self.sweep_at, WRITE_OFF_COUNT);
+            self.write_off();
             serve = true;
         }
         if serve {
@@ -411,6 +438,43 @@ impl Driver {
         if self.publish_now || self.unpublished && now.since(self.published) >= PUBLISH_EVERY {
             self.publish();
         }
+    }
+
+    /// Looks at the next few thousand places for completions that never came.
+    fn write_off(&mut self) {
+        let since = self.intake.now - Span(self.config.tuning.completion_timeout.0);
+        let (mut index, mut lane) = self.sweep_at;
+        let mut places = 0;
+        // At most once around.
+        for _ in 0..=self.clients.len() {
+            let client = self
+                .clients
+                .get_mut(index as usize)
+                .and_then(Option::as_mut);
+            if let Some(client) = client
+                && client.book.flows > 0
+            {
+                while lane < client.book.lanes.count() && places < WRITE_OFF_PLACES {
+                    if let Some(book) = client.book.lanes.get(lane)
+                        && !book.flows.is_empty()
+                    {
+                        places += book.flows.places();
+                        self.intake.write_off(index, client, lane, since);
+                    }
+                    lane += 1;
+                }
+                if places >= WRITE_OFF_PLACES {
+                    break;
+                }
+            }
+            lane = 0;
+            index = if index as usize + 1 < self.clients.len() {
+                index + 1
+            } else {
+                0
+            };
+        }
+        self.sweep_at = (index, lane);
     }
 
     fn beat(&mut self) {
@@ -455,7 +519,6 @@ impl Driver {
         self.intake.serve(&mut self.clients);
         self.wake_clients();
         self.beat();
-        self.empty_rounds = 0;
     }
 
     fn sleep_limit(&self, ordered: bool) -> Span {
@@ -550,7 +613,7 @@ impl Driver {
         self.hot.retain(|hot| *hot as usize != index);
         self.cold.retain(|cold| *cold as usize != index);
         self.rest.forget(client.served.eventfd());
-        self.intake.client_gone(&mut client);
+        self.intake.client_gone(index as u32, &mut client);
         self.gone.add(&client.book.counters);
         while matches!(self.clients.last(), Some(None)) {
             self.clients.pop();
@@ -569,7 +632,7 @@ impl Driver {
         client.book.counters.garbage_records += 1;
         client.book.quarantined_lanes += 1;
         client.release();
-        self.intake.client_gone(client);
+        self.intake.client_gone(index, client);
         let identity = &client.book.identity;
         if self.intake.now.since(self.warned) >= WARN_EVERY {
             self.warned = self.intake.now;
@@ -631,22 +694,11 @@ impl Driver {
             .counters
             .ring_depth_max
             .max(intake.counters.ring_depth);
-        let mut waiting = vec![0_u64; self.clients.len()];
-        for entry in 0..intake.flows.entries() {
-            if let Some((_, flow)) = intake.flows.at(entry)
-                && flow.waits()
-                && let Some(count) = waiting.get_mut(flow.client as usize)
-            {
-                *count += 1;
-            }
-        }
         let mut all_clients = self.gone;
         let mut clients = Vec::new();
-        for (client, waiting) in self.clients.iter().zip(waiting) {
-            if let Some(client) = client {
-                all_clients.add(&client.book.counters);
-                clients.push(client.snapshot(waiting));
-            }
+        for client in self.clients.iter().flatten() {
+            all_clients.add(&client.book.counters);
+            clients.push(client.snapshot());
         }
         clients.sort_unstable_by_key(|client| client.id);
         let snapshot = Snapshot {

@@ -1,232 +1,207 @@
-//! The living flows: what the driver must remember between a flow's submit and its last
-//! completion, and how the names that clients use lead to it.
+//! The living flows of one lane: what the driver must remember between a flow's submit and its
+//! last completion.
 //!
-//! A client names a flow by the sequence number of the record that submitted it, in its lane. The
-//! policy names it by a [`FlowId`]: index and generation in a slab, so that an action for a flow
-//! that is gone finds nothing instead of its successor.
+//! A client names a flow by the sequence number of the record that submitted it, in its lane; the
+//! policy names it by a [`FlowId`]. Both lead here without a search: the id is client, lane and
+//! sequence packed into one word ([`name`]), and the table of a lane is direct-mapped by the low
+//! bits of the sequence, because almost always the living flows of a lane are its latest ones. What
+//! collides goes to a hash map. That map is the standard library's keyed one: which sequences
+//! collide is the client's choice.
 
 use std::collections::HashMap;
 
 use laxity_policy::{FlowId, RequestId, Stage, Time};
 
-/// What the driver remembers of a flow.
+const SEQ_BITS: u32 = 40;
+const LANE_BITS: u32 = 10;
+const SEQ_MASK: u64 = (1 << SEQ_BITS) - 1;
+const _: () = assert!(laxity_shm::layout::LANES_MAX as u64 <= 1 << LANE_BITS);
+
+/// The policy's name of the flow that record `seq` of `lane` of the client with index `client`
+/// submitted. Unique among living flows: two sequences of a lane that agree in 40 bits are more than
+/// 10^12 records apart, fifteen hours of the fastest lane there is, and nothing lives that long here
+/// (`completion_timeout`).
+#[must_use]
+#[inline]
+pub const fn name(client: u32, lane: u16, seq: u64) -> FlowId {
+    FlowId((client as u64) << (SEQ_BITS + LANE_BITS) | (lane as u64) << SEQ_BITS | (seq & SEQ_MASK))
+}
+
+/// Client, lane and sequence (its low bits) of a name.
+#[must_use]
+#[inline]
+pub const fn place(id: FlowId) -> (u32, u16, u64) {
+    (
+        (id.0 >> (SEQ_BITS + LANE_BITS)) as u32,
+        (id.0 >> SEQ_BITS) as u16 & ((1 << LANE_BITS) - 1),
+        id.0 & SEQ_MASK,
+    )
+}
+
+/// What the driver remembers of a flow. One cache line.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub struct Flow {
-    /// Index of the client.
-    pub client: u32,
-    /// Lane that it was submitted in.
-    pub lane: u16,
-    /// Slot that takes its permits; meaningless if it is not `gated`.
-    pub slot: u16,
-    /// Index of the port.
-    pub port: u16,
-    /// What it is for.
-    pub stage: Stage,
-    /// It waits for permits; otherwise it was sent on credit or observed.
-    pub gated: bool,
-    /// Level on the wire: that of the first permit, 0 before it. A message keeps one DSCP for its
-    /// whole life (DESIGN §4.3), so later permits repeat it.
-    pub level: u8,
-    /// Sequence of the submitting record.
+    /// Sequence of the submitting record; [`FREE`] in a free place of the table.
     pub seq: u64,
-    /// Request that it serves, zero if unknown.
-    pub request: RequestId,
     /// Bytes in all.
     pub bytes: u64,
     /// Bytes permitted.
     pub permitted: u64,
     /// Bytes completed.
     pub completed: u64,
-    /// When the driver read the submit.
-    pub submitted: Time,
     /// TTFT deadline, [`Time::NEVER`] if there is none.
     pub deadline: Time,
-    /// Last permit or completion: from here on the completion is overdue.
+    /// When it was submitted, permitted or completed last: how long it waits, or its completion is
+    /// overdue.
     pub touched: Time,
+    /// Request that it serves, zero if unknown.
+    pub request: RequestId,
+    /// Slot that takes its permits; meaningless if it was sent on credit.
+    pub slot: u16,
+    /// Index of the port.
+    pub port: u16,
+    /// What it is for.
+    pub stage: Stage,
+    /// Level on the wire: that of the first permit, 0 before it. A message keeps one DSCP for its
+    /// whole life (DESIGN §4.3), so later permits repeat it.
+    pub level: u8,
 }
 
+const _: () = assert!(size_of::<Flow>() == 64);
+
+/// No sequence that a lane reaches.
+const FREE: u64 = u64::MAX;
+
 impl Flow {
+    const NONE: Self = Self {
+        seq: FREE,
+        bytes: 0,
+        permitted: 0,
+        completed: 0,
+        deadline: Time::NEVER,
+        touched: Time::ZERO,
+        request: RequestId(0),
+        slot: 0,
+        port: 0,
+        stage: Stage::Background,
+        level: 0,
+    };
+
     /// Bytes permitted and not completed.
     #[must_use]
+    #[inline]
     pub const fn outstanding(&self) -> u64 {
         self.permitted.saturating_sub(self.completed)
     }
 
     /// Whether it has bytes not yet permitted, or has had no permit at all.
     #[must_use]
+    #[inline]
     pub const fn waits(&self) -> bool {
         self.permitted < self.bytes || self.level == 0
     }
 }
 
+/// The living flows of a lane. Sequences are given in full or by their low 40 bits.
 #[derive(Debug)]
-struct Entry {
-    generation: u32,
-    flow: Option<Flow>,
+pub struct Flows {
+    direct: Box<[Flow]>,
+    spilled: HashMap<u64, Flow>,
+    len: usize,
 }
 
-/// All living flows of all clients.
-#[derive(Debug, Default)]
-pub struct FlowTable {
-    entries: Vec<Entry>,
-    free: Vec<u32>,
-}
-
-impl FlowTable {
-    /// The id that the next [`Self::insert`] will give. The fast path needs it before it inserts.
-    #[must_use]
-    #[inline]
-    pub fn next_id(&self) -> FlowId {
-        match self.free.last() {
-            Some(&index) => id(index, self.entries[index as usize].generation),
-            None => id(self.entries.len() as u32, 0),
-        }
-    }
-
-    /// Keeps `flow`; its id is what [`Self::next_id`] said.
-    #[inline]
-    pub fn insert(&mut self, flow: Flow) -> FlowId {
-        if let Some(index) = self.free.pop() {
-            let entry = &mut self.entries[index as usize];
-            entry.flow = Some(flow);
-            id(index, entry.generation)
-        } else {
-            self.entries.push(Entry {
-                generation: 0,
-                flow: Some(flow),
-            });
-            id(self.entries.len() as u32 - 1, 0)
-        }
-    }
-
-    /// The flow of `id`, unless it is gone.
-    #[must_use]
-    #[inline]
-    pub fn get_mut(&mut self, id: FlowId) -> Option<&mut Flow> {
-        let entry = self.entries.get_mut(id.0 as u32 as usize)?;
-        if u64::from(entry.generation) == id.0 >> 32 {
-            entry.flow.as_mut()
-        } else {
-            None
-        }
-    }
-
-    /// Forgets the flow of `id`.
-    #[inline]
-    pub fn remove(&mut self, id: FlowId) -> Option<Flow> {
-        let index = id.0 as u32;
-        let entry = self.entries.get_mut(index as usize)?;
-        if u64::from(entry.generation) != id.0 >> 32 {
-            return None;
-        }
-        let flow = entry.flow.take()?;
-        entry.generation = entry.generation.wrapping_add(1);
-        self.free.push(index);
-        Some(flow)
-    }
-
-    /// Living flows.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.entries.len() - self.free.len()
-    }
-
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Entries, living or not: the range of [`Self::at`].
-    #[must_use]
-    pub fn entries(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// The living flow at entry `index`, for a sweep over all of them in pieces.
-    #[must_use]
-    pub fn at(&self, index: usize) -> Option<(FlowId, &Flow)> {
-        let entry = self.entries.get(index)?;
-        Some((id(index as u32, entry.generation), entry.flow.as_ref()?))
-    }
-}
-
-const fn id(index: u32, generation: u32) -> FlowId {
-    FlowId((generation as u64) << 32 | index as u64)
-}
-
-/// From a sequence number in a lane to the flow that it submitted.
-///
-/// Direct-mapped by the low bits of the sequence, because almost always the living flows of a
-/// lane are its latest ones; what collides goes to a hash map. The map is the standard library's
-/// keyed one: which sequences collide is the client's choice.
-#[derive(Debug)]
-pub struct Tags {
-    direct: Box<[(u64, FlowId)]>,
-    spilled: HashMap<u64, FlowId>,
-}
-
-/// No sequence that a lane reaches.
-const FREE: u64 = u64::MAX;
-
-impl Tags {
+impl Flows {
     /// An empty table that holds about `expected` living flows without spilling.
     #[must_use]
     pub fn new(expected: usize) -> Self {
         let size = (expected * 2).next_power_of_two().max(16);
         Self {
-            direct: vec![(FREE, FlowId(0)); size].into(),
+            direct: vec![Flow::NONE; size].into(),
             spilled: HashMap::new(),
+            len: 0,
         }
     }
 
-    /// Notes that record `seq` submitted `flow`.
     #[inline]
-    pub fn insert(&mut self, seq: u64, flow: FlowId) {
-        let place = seq as usize & (self.direct.len() - 1);
-        if self.direct[place].0 == FREE {
-            self.direct[place] = (seq, flow);
+    fn index(&self, seq: u64) -> usize {
+        seq as usize & (self.direct.len() - 1)
+    }
+
+    /// Keeps `flow`. Its sequence is new.
+    #[inline]
+    pub fn insert(&mut self, flow: Flow) {
+        self.len += 1;
+        let index = self.index(flow.seq);
+        if self.direct[index].seq == FREE {
+            self.direct[index] = flow;
         } else {
-            self.spilled.insert(seq, flow);
+            self.spilled.insert(flow.seq & SEQ_MASK, flow);
         }
     }
 
-    /// The flow that record `seq` submitted.
+    /// The flow that record `seq` submitted, if it lives.
     #[must_use]
     #[inline]
-    pub fn get(&self, seq: u64) -> Option<FlowId> {
-        let (held, flow) = self.direct[seq as usize & (self.direct.len() - 1)];
-        if held == seq && seq != FREE {
-            Some(flow)
+    pub fn get_mut(&mut self, seq: u64) -> Option<&mut Flow> {
+        let index = self.index(seq);
+        let held = &mut self.direct[index];
+        if held.seq != FREE && (held.seq ^ seq) & SEQ_MASK == 0 {
+            Some(held)
         } else if self.spilled.is_empty() {
             None
         } else {
-            self.spilled.get(&seq).copied()
+            self.spilled.get_mut(&(seq & SEQ_MASK))
         }
     }
 
-    /// Forgets `seq`.
+    /// Forgets the flow of `seq`; whether there was one.
     #[inline]
-    pub fn remove(&mut self, seq: u64) {
-        let place = seq as usize & (self.direct.len() - 1);
-        if self.direct[place].0 == seq {
-            self.direct[place].0 = FREE;
-        } else if !self.spilled.is_empty() {
-            self.spilled.remove(&seq);
-        }
+    pub fn remove(&mut self, seq: u64) -> bool {
+        let index = self.index(seq);
+        let held = &mut self.direct[index];
+        let removed = if held.seq != FREE && (held.seq ^ seq) & SEQ_MASK == 0 {
+            held.seq = FREE;
+            true
+        } else {
+            !self.spilled.is_empty() && self.spilled.remove(&(seq & SEQ_MASK)).is_some()
+        };
+        self.len -= usize::from(removed);
+        removed
     }
 
-    /// Empties the table and gives what it held, by sequence.
-    pub fn drain(&mut self) -> Vec<FlowId> {
-        let mut all: Vec<(u64, FlowId)> = self.spilled.drain().collect();
-        for held in &mut self.direct {
-            if held.0 != FREE {
-                all.push(*held);
-                held.0 = FREE;
-            }
-        }
-        all.sort_unstable_by_key(|(seq, _)| *seq);
-        all.into_iter().map(|(_, flow)| flow).collect()
+    /// Living flows.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Places that [`Self::iter`] looks at.
+    #[must_use]
+    pub fn places(&self) -> usize {
+        self.direct.len() + self.spilled.len()
+    }
+
+    /// The living flows, in no order that matters.
+    pub fn iter(&self) -> impl Iterator<Item = &Flow> {
+        self.direct
+            .iter()
+            .filter(|flow| flow.seq != FREE)
+            .chain(self.spilled.values())
+    }
+
+    /// Sequences of the living flows, ascending.
+    #[must_use]
+    pub fn seqs(&self) -> Vec<u64> {
+        let mut seqs: Vec<u64> = self.iter().map(|flow| flow.seq).collect();
+        seqs.sort_unstable();
+        seqs
     }
 }
 
@@ -234,69 +209,53 @@ impl Tags {
 mod tests {
     use super::*;
 
-    fn flow(seq: u64) -> Flow {
-        Flow {
-            client: 0,
-            lane: 0,
-            slot: 0,
-            port: 0,
-            stage: Stage::P2d,
-            gated: true,
-            level: 0,
-            seq,
-            request: RequestId(0),
-            bytes: 10,
-            permitted: 0,
-            completed: 0,
-            submitted: Time::ZERO,
-            deadline: Time::NEVER,
-            touched: Time::ZERO,
+    #[test]
+    fn a_name_leads_back_to_its_place_at_the_edges_of_every_field() {
+        for client in [0, 1, 16_383] {
+            for lane in [0, 1, 1023] {
+                for seq in [0, 1, SEQ_MASK, SEQ_MASK + 1, u64::MAX - 1] {
+                    let expected = (client, lane, seq & SEQ_MASK);
+                    assert_eq!(place(name(client, lane, seq)), expected);
+                }
+            }
         }
     }
 
     #[test]
-    fn an_id_of_a_flow_that_is_gone_does_not_find_its_successor() {
-        let mut table = FlowTable::default();
-        let foreseen = table.next_id();
-        let first = table.insert(flow(1));
-        assert_eq!(first, foreseen);
-        assert_eq!(table.remove(first).unwrap().seq, 1);
-        let foreseen = table.next_id();
-        let second = table.insert(flow(2));
-        assert_eq!(second, foreseen);
-        assert_ne!(first, second);
-        assert!(table.get_mut(first).is_none());
-        assert!(table.remove(first).is_none());
-        assert_eq!(table.get_mut(second).unwrap().seq, 2);
-        assert_eq!(table.len(), 1);
-        assert!(table.get_mut(FlowId(u64::MAX)).is_none());
-    }
-
-    #[test]
-    fn tags_agree_with_a_map_under_collisions() {
-        let mut tags = Tags::new(8);
+    fn the_table_agrees_with_a_map_under_collisions_and_short_sequences() {
+        let mut flows = Flows::new(8);
         let mut oracle = std::collections::BTreeMap::new();
         let mut random = 7_u64;
+        let base = 5 << SEQ_BITS;
         for step in 0..10_000_u64 {
             random = random
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1);
-            let seq = (random >> 33) % 64;
+            let seq = base + (random >> 33) % 64;
             if random >> 63 == 0 {
                 if let std::collections::btree_map::Entry::Vacant(entry) = oracle.entry(seq) {
-                    tags.insert(seq, FlowId(step));
-                    entry.insert(FlowId(step));
+                    flows.insert(Flow {
+                        seq,
+                        bytes: step,
+                        ..Flow::NONE
+                    });
+                    entry.insert(step);
                 }
             } else {
-                tags.remove(seq);
-                oracle.remove(&seq);
+                assert_eq!(flows.remove(seq & SEQ_MASK), oracle.remove(&seq).is_some());
             }
-            for seq in 0..64 {
-                assert_eq!(tags.get(seq), oracle.get(&seq).copied());
+            assert_eq!(flows.len(), oracle.len());
+            for seq in base..base + 64 {
+                let expected = oracle.get(&seq).copied();
+                assert_eq!(flows.get_mut(seq).map(|flow| flow.bytes), expected);
+                assert_eq!(
+                    flows.get_mut(seq & SEQ_MASK).map(|flow| flow.bytes),
+                    expected
+                );
             }
         }
-        assert_eq!(tags.get(u64::MAX), None);
-        assert_eq!(tags.drain(), oracle.into_values().collect::<Vec<_>>());
-        assert!(tags.drain().is_empty());
+        assert!(flows.get_mut(u64::MAX).is_none());
+        assert!(!flows.remove(u64::MAX));
+        assert_eq!(flows.seqs(), oracle.into_keys().collect::<Vec<_>>());
     }
 }
