@@ -1,0 +1,450 @@
+//! What a port does at its edges: queued batches, layer boundaries, credit, names that mean
+//! nothing, and hints without end.
+
+mod virtual_time;
+
+use laxity_policy::link::{BATCHES_MAX, FOLLOWERS_MAX, REQUESTS_MAX};
+use laxity_policy::{
+    Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, Link, LinkConfig,
+    PolicyKind, RequestId, Span, Stage, Time,
+};
+use virtual_time::{CHUNK, Port, TICK, at, batch, flow, fluid};
+
+fn mfs() -> Port {
+    let mut port = Port::new(LinkConfig {
+        policy: PolicyKind::Mfs,
+        ..fluid()
+    });
+    // Something on the wire, so that what comes next waits.
+    port.submit(flow(1000, Stage::Collective, 100.0));
+    port.poll();
+    port
+}
+
+fn reuse(id: u64, batch: u64, layer: u16) -> FlowSpec {
+    FlowSpec {
+        batch: BatchId(batch),
+        layer: Layer(layer),
+        ..flow(id, Stage::KvReuse, 1.0)
+    }
+}
+
+fn layer_began(batch: u64, layer: u16) -> Event {
+    Event::LayerBegan {
+        batch: BatchId(batch),
+        layer: Layer(layer),
+    }
+}
+
+/// Levels of the waiting stage-1 flows, highest first.
+fn levels(port: &Port) -> Vec<u8> {
+    let snapshot = port.link.snapshot();
+    let mut levels = Vec::new();
+    for level in 1..=Level::COUNT_MAX {
+        let mut flows = snapshot.waiting_by_level[Level(level).row()].flows;
+        if level == 2 {
+            flows -= 1; // the collective that keeps the wire busy
+        }
+        levels.extend(core::iter::repeat_n(level, flows as usize));
+    }
+    levels
+}
+
+#[test]
+fn stage_1_climbs_at_layer_boundaries_as_its_layer_draws_near() {
+    let mut port = mfs();
+    port.tell(batch(1, 32, 1.0));
+    for (id, layer) in [(1, 0), (2, 1), (3, 4), (4, 30)] {
+        port.submit(reuse(id, 1, layer));
+    }
+    assert_eq!(levels(&port), [2, 3, 6, 8]);
+    port.tell(layer_began(1, 3));
+    assert_eq!(levels(&port), [2, 2, 3, 8]);
+    assert_eq!(port.link.snapshot().promotions, 2);
+    port.tell(layer_began(1, 1)); // a boundary that was overtaken changes nothing
+    assert_eq!(levels(&port), [2, 2, 3, 8]);
+    port.tell(layer_began(1, 29));
+    assert_eq!(levels(&port), [2, 2, 2, 3]);
+}
+
+#[test]
+fn a_queued_batch_counts_the_layers_of_those_that_run_before_it() {
+    let mut port = mfs();
+    for id in 1..=3 {
+        port.tell(batch(id, 4, 1.0));
+    }
+    port.tell(layer_began(1, 0));
+    port.tell(Event::BatchQueued {
+        batch: BatchId(2),
+        ahead: BatchId(1),
+    });
+    port.tell(Event::BatchQueued {
+        batch: BatchId(3),
+        ahead: BatchId(2),
+    });
+    port.submit(reuse(1, 2, 0)); // RLI 4
+    port.submit(reuse(2, 3, 0)); // RLI 8
+    assert_eq!(levels(&port), [6, 8]);
+    port.tell(layer_began(1, 2)); // RLI 2 and 6
+    assert_eq!(levels(&port), [4, 8]);
+    port.tell(Event::ComputeFinished { batch: BatchId(1) }); // RLI 0 and 4
+    assert_eq!(levels(&port), [2, 6]);
+    port.tell(Event::BatchEnded { batch: BatchId(1) });
+    port.tell(layer_began(2, 3)); // RLI 0 and 1
+    assert_eq!(levels(&port), [2, 3]);
+}
+
+#[test]
+fn a_batch_that_is_put_behind_another_late_lowers_nothing() {
+    let mut port = mfs();
+    port.tell(batch(1, 8, 1.0));
+    port.tell(batch(2, 8, 1.0));
+    port.submit(reuse(1, 2, 1));
+    assert_eq!(levels(&port), [3]);
+    port.tell(Event::BatchQueued {
+        batch: BatchId(2),
+        ahead: BatchId(1),
+    });
+    assert_eq!(levels(&port), [3]);
+}
+
+#[test]
+fn batches_queued_in_a_ring_or_behind_themselves_are_survived() {
+    let mut port = mfs();
+    for id in 1..=4 {
+        port.tell(batch(id, 8, 1.0));
+        port.submit(reuse(id, id, 2));
+    }
+    for (b, ahead) in [(1, 2), (2, 3), (3, 1), (4, 4), (3, 4), (4, 1)] {
+        port.tell(Event::BatchQueued {
+            batch: BatchId(b),
+            ahead: BatchId(ahead),
+        });
+        port.tell(layer_began(b, 1));
+        port.poll();
+    }
+    port.run_out();
+}
+
+/// A last-stage flow that needs `Q_1` of the port from `crossing` on.
+fn urgent_from(id: u64, batch: u64, crossing: f64) -> FlowSpec {
+    // size / (left · B) = 1/8: one unit needs eight ticks.
+    FlowSpec {
+        batch: BatchId(batch),
+        request: RequestId(id),
+        deadline: at(crossing + 8.0),
+        ..flow(id, Stage::P2d, 1.0)
+    }
+}
+
+fn moved(port: &Port, id: u64) -> Vec<(f64, u8)> {
+    port.actions
+        .iter()
+        .filter_map(|(time, action)| match *action {
+            Action::Moved { flow, to, .. } if flow == FlowId(id) => {
+                Some((time.0 as f64 / TICK as f64, to.0))
+            }
+            _ => None,
+        })
+        .collect()
+}
+
+#[test]
+fn the_last_stage_is_promoted_at_layer_boundaries_while_its_batch_computes() {
+    let mut port = mfs();
+    port.tell(batch(1, 8, 3.0));
+    port.tell(layer_began(1, 0));
+    port.submit(urgent_from(1, 1, 4.5));
+    port.run_until(at(5.9));
+    assert!(
+        moved(&port, 1).is_empty(),
+        "between boundaries: {:?}",
+        moved(&port, 1)
+    );
+    port.tell(layer_began(1, 1));
+    port.run_until(at(6.5));
+    assert_eq!(moved(&port, 1), [(5.9, 1)]);
+}
+
+#[test]
+fn the_last_stage_is_promoted_periodically_once_its_batch_has_computed() {
+    let mut port = mfs();
+    port.tell(batch(1, 8, 3.0));
+    port.tell(layer_began(1, 7));
+    port.submit(urgent_from(1, 1, 4.5));
+    port.run_until(at(2.0));
+    port.tell(Event::ComputeFinished { batch: BatchId(1) });
+    port.run_until(at(6.0));
+    let moves = moved(&port, 1);
+    assert_eq!(moves.len(), 1);
+    assert!(
+        (4.5..4.502).contains(&moves[0].0) && moves[0].1 == 1,
+        "{moves:?}"
+    );
+}
+
+#[test]
+fn a_batch_whose_boundaries_stop_coming_is_promoted_nevertheless() {
+    let mut port = mfs();
+    port.tell(batch(1, 8, 0.5)); // patience: 16 layers of half a tick
+    port.tell(layer_began(1, 0));
+    port.submit(urgent_from(1, 1, 4.5));
+    port.run_until(at(7.9));
+    assert!(moved(&port, 1).is_empty());
+    port.run_until(at(8.1));
+    assert_eq!(moved(&port, 1).len(), 1);
+}
+
+#[test]
+fn receiver_bound_p2d_passes_collectives_when_its_slack_is_gone_and_no_other_does() {
+    let config = LinkConfig {
+        policy: PolicyKind::Laxity,
+        ..fluid()
+    };
+    for receiver_bound in [true, false] {
+        let mut port = Port::new(config.clone());
+        port.submit(flow(9, Stage::Collective, 20.0));
+        let deadline = at(6.0); // needs half of the port, U, from 4 on
+        port.submit(FlowSpec {
+            deadline,
+            receiver_bound,
+            ..flow(1, Stage::P2d, 1.0)
+        });
+        port.run_out();
+        let finish = port.finish(1);
+        if receiver_bound {
+            assert!((4.9..5.2).contains(&finish), "{finish}");
+        } else {
+            assert!(finish > 20.0, "{finish}");
+        }
+    }
+}
+
+#[test]
+fn credit_is_what_is_left_of_the_window_unless_something_waits_at_or_above() {
+    for policy in PolicyKind::ALL {
+        let config = LinkConfig {
+            policy,
+            window_bytes: 10 * CHUNK,
+            ..fluid()
+        };
+        let mut link = Link::new(config).expect("valid");
+        let now = Time(1);
+        assert_eq!(link.credit_allowance(now), 10 * CHUNK);
+        let credited = FlowSpec {
+            bytes: 3 * CHUNK,
+            ..flow(1, Stage::Collective, 0.0)
+        };
+        link.handle(now, Event::FlowOnCredit(credited));
+        assert_eq!(link.credit_allowance(now), 7 * CHUNK, "{policy}");
+        assert_eq!(link.in_flight_bytes(), 3 * CHUNK);
+        link.handle(now, Event::FlowArrived(flow(2, Stage::Collective, 1.0)));
+        assert_eq!(
+            link.credit_allowance(now),
+            0,
+            "{policy}: a collective waits"
+        );
+        link.handle(now, Event::FlowCancelled { flow: FlowId(2) });
+        link.handle(
+            now,
+            Event::BytesCompleted {
+                flow: FlowId(1),
+                bytes: u64::MAX,
+            },
+        );
+        assert_eq!(link.credit_allowance(now), 10 * CHUNK, "{policy}");
+        // Credit in excess of the window is survived: the bytes are on the wire already.
+        link.handle(now, Event::FlowOnCredit(flow(3, Stage::Collective, 5.0)));
+        assert_eq!(link.credit_allowance(now), 0);
+        assert_eq!(
+            link.peek_permit(now, &flow(4, Stage::Collective, 1.0)),
+            None
+        );
+    }
+}
+
+#[test]
+fn a_name_that_is_taken_and_names_that_mean_nothing_are_ignored() {
+    for policy in PolicyKind::ALL {
+        let mut port = Port::new(LinkConfig { policy, ..fluid() });
+        port.submit(flow(1, Stage::KvReuse, 1.0));
+        port.poll();
+        port.link
+            .handle(port.now, Event::FlowArrived(flow(1, Stage::P2d, 9.0)));
+        port.link
+            .handle(port.now, Event::FlowOnCredit(flow(1, Stage::P2d, 9.0)));
+        assert_eq!(port.link.waiting_flows(), 1);
+        let nobody = BatchId(77);
+        for event in [
+            Event::BytesCompleted {
+                flow: FlowId(99),
+                bytes: 5,
+            },
+            Event::FlowCancelled { flow: FlowId(99) },
+            Event::RequestEnded {
+                request: RequestId(99),
+            },
+            Event::BatchQueued {
+                batch: nobody,
+                ahead: BatchId(78),
+            },
+            Event::LayerBegan {
+                batch: nobody,
+                layer: Layer(u16::MAX),
+            },
+            Event::LayerBegan {
+                batch: BatchId(0),
+                layer: Layer(3),
+            },
+            Event::ComputeFinished { batch: nobody },
+            Event::ComputeFinished { batch: BatchId(0) },
+            Event::BatchEnded { batch: nobody },
+            Event::BatchEnded { batch: BatchId(0) },
+            Event::BatchBegan(BatchSpec {
+                batch: BatchId(0),
+                layers: u16::MAX,
+                layer_time: Span(u64::MAX),
+            }),
+        ] {
+            port.tell(event);
+        }
+        let snapshot = port.link.snapshot();
+        assert_eq!((snapshot.batches, snapshot.requests), (0, 0), "{policy}");
+        port.run_out();
+    }
+}
+
+#[test]
+fn extreme_numbers_are_survived() {
+    for policy in PolicyKind::ALL {
+        let mut link = Link::new(LinkConfig {
+            policy,
+            rate: 1,
+            ..fluid()
+        })
+        .expect("valid");
+        let far = Time(u64::MAX - 1);
+        link.handle(
+            Time(0),
+            Event::BatchBegan(BatchSpec {
+                batch: BatchId(u64::MAX),
+                layers: u16::MAX,
+                layer_time: Span(u64::MAX),
+            }),
+        );
+        for (id, now) in [(1, Time(0)), (2, far), (3, Time(5)), (4, Time::NEVER)] {
+            for (stage, nth) in Stage::ALL.into_iter().zip(0..) {
+                link.handle(
+                    now,
+                    Event::FlowArrived(FlowSpec {
+                        flow: FlowId(id * 10 + nth),
+                        stage,
+                        batch: BatchId(u64::MAX),
+                        request: RequestId(u64::MAX),
+                        layer: Layer(u16::MAX),
+                        bytes: u64::MAX,
+                        deadline: [Time(0), Time(1), far, Time::NEVER][id as usize % 4],
+                        receiver_bound: nth % 2 == 0,
+                    }),
+                );
+            }
+            for _ in 0..50 {
+                if link.poll_action(now).is_none() {
+                    break;
+                }
+            }
+            let _ = (
+                link.snapshot(),
+                link.next_deadline(),
+                link.credit_allowance(now),
+            );
+        }
+    }
+}
+
+#[test]
+fn hints_without_end_are_forgotten_oldest_first() {
+    let mut link = Link::new(LinkConfig::default()).expect("valid");
+    let waits = FlowSpec {
+        batch: BatchId(1),
+        request: RequestId(1),
+        ..flow(1, Stage::P2d, 1e4)
+    };
+    link.handle(Time(0), Event::FlowArrived(waits));
+    let total = REQUESTS_MAX as u64 + 5000;
+    for id in 1..=total {
+        let batch = BatchId(id);
+        let spec = BatchSpec {
+            batch,
+            layers: 1,
+            layer_time: Span::ZERO,
+        };
+        link.handle(Time(id), Event::BatchBegan(spec));
+        let request = RequestId(id);
+        let deadline = Time(id + 1);
+        link.handle(
+            Time(id),
+            Event::RequestJoined {
+                batch,
+                request,
+                deadline,
+                bytes: 0,
+            },
+        );
+        link.handle(
+            Time(id),
+            Event::BatchQueued {
+                batch,
+                ahead: BatchId(1),
+            },
+        );
+    }
+    let snapshot = link.snapshot();
+    assert_eq!(snapshot.batches, BATCHES_MAX);
+    assert!(snapshot.requests <= REQUESTS_MAX);
+    assert!(snapshot.requests >= BATCHES_MAX);
+    assert_eq!(link.waiting_flows(), 1, "what waits is never forgotten");
+    const { assert!(FOLLOWERS_MAX < 1000) };
+    for id in 1..=total {
+        link.handle(Time(total), Event::BatchEnded { batch: BatchId(id) });
+    }
+    let snapshot = link.snapshot();
+    assert_eq!(
+        (snapshot.batches, snapshot.requests),
+        (1, 1),
+        "the one that waits"
+    );
+    link.handle(Time(total), Event::FlowCancelled { flow: FlowId(1) });
+    let snapshot = link.snapshot();
+    assert_eq!((snapshot.batches, snapshot.requests), (0, 0));
+}
+
+#[test]
+fn without_hints_what_flows_name_is_known_only_while_they_wait() {
+    let mut link = Link::new(LinkConfig {
+        window_bytes: CHUNK,
+        ..fluid()
+    })
+    .expect("valid");
+    for id in 0..10_000 {
+        let spec = FlowSpec {
+            batch: BatchId(id + 1),
+            request: RequestId(id + 1),
+            bytes: CHUNK,
+            deadline: at(50.0),
+            ..flow(id, Stage::KvReuse, 0.0)
+        };
+        link.handle(Time(id), Event::FlowArrived(spec));
+        while link.poll_action(Time(id)).is_some() {}
+        link.handle(
+            Time(id),
+            Event::BytesCompleted {
+                flow: FlowId(id),
+                bytes: CHUNK,
+            },
+        );
+    }
+    let snapshot = link.snapshot();
+    assert_eq!((snapshot.batches, snapshot.requests), (0, 0));
+    assert_eq!((link.waiting_flows(), link.in_flight_bytes()), (0, 0));
+}
