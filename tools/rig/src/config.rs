@@ -5,9 +5,17 @@
 //! lab keeps the *ratios* that decide about contention and scales the rest ([`Scaling`]):
 //!
 //! * collectives are `comm_share` of an uncontended layer (MFS §2.2: 40–60 %);
-//! * KV bytes against all-to-all bytes of a token at a layer are `1 : collective_to_kv` (for
-//!   Mixtral-8x7B with EP 8: 2 × 8 × 128 × 2 B = 4 KiB of KV against 28 KiB of dispatch and combine);
-//! * neighbouring layers are merged, 32 into 8, so that there are fewer and larger transfers.
+//! * KV bytes against collective bytes of a token at a layer are `1 : collective_to_kv`. For
+//!   Mixtral-8x7B with EP 8 that is 7 (2 × 8 × 128 × 2 B = 4 KiB of KV, 28 KiB of dispatch and
+//!   combine), 5 if dispatch is in FP8; for Llama-3-8B with SP 4, 3 (each token's KV goes to three
+//!   peers). The default, 4, lies between these two families of MFS §6;
+//! * neighbouring layers are merged, 32 into 8, so that there are fewer and larger transfers;
+//! * a layer's compute time has a floor, as that of any model whose weights have to be read.
+//!
+//! What is *not* to scale: a port's window. It is a bandwidth-delay product on a fabric where a
+//! sender's queue is short. Here a chunk counts as in flight until its receiver has it, so that
+//! what stands in line at a busy decode port counts too; the window has to be larger than all
+//! connections' buffers together, or the port would idle while others wait for it.
 
 use std::path::PathBuf;
 
@@ -108,7 +116,7 @@ impl Default for LabConfig {
             tokens_max: 8192,
             victim_share: 0.6,
             chunk_bytes: 32 << 10,
-            window_bytes: 128 << 10,
+            window_bytes: 1 << 20,
             socket_buffer_bytes: 64 << 10,
             queue_bytes: 4 << 20,
             level_dscp: vec![46, 34, 26, 18, 18, 10, 10, 10],
@@ -144,12 +152,12 @@ impl Default for ModelConfig {
     fn default() -> Self {
         Self {
             layers: 8,
-            layer_base_us: 4_000.0,
-            layer_token_us: 8.0,
+            layer_base_us: 8_000.0,
+            layer_token_us: 7.0,
             batch_tokens: 2048,
             reference_tokens: 1000,
             comm_share: 0.5,
-            collective_to_kv: 7.0,
+            collective_to_kv: 4.0,
         }
     }
 }

@@ -9,6 +9,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeVal;
 use serde::{Deserialize, Serialize};
 
 use crate::config::LabConfig;
@@ -89,6 +91,9 @@ pub struct RunRecord {
     pub daemon_restarts: u32,
     /// Processors that were busy on average, over the whole machine.
     pub busy_cores: f64,
+    /// Processors that the lab's workers and daemons kept busy on average. The kernel's work on
+    /// their packets is not in it.
+    pub lab_cores: f64,
 }
 
 /// *init*: the body of the first process.
@@ -206,6 +211,7 @@ impl<'a> Controller<'a> {
             (Some(laxityd), true) => Some(Daemons::start(config, &play.policy, &folder, laxityd)?),
             (None, true) => bail!("there is no laxityd"),
         };
+        let cpu_before = children_cpu_s();
         let mut run = Running::start(config.hosts(), &folder)?;
         let record = run.measure(self, index, play, daemons.as_ref());
         run.end();
@@ -213,9 +219,12 @@ impl<'a> Controller<'a> {
         if let Some(daemons) = daemons {
             daemons.stop();
         }
+        let record = record?;
+        let span_s = (record.end_ns - record.begin_ns) as f64 / 1e9;
         Ok(RunRecord {
             daemon_restarts: restarts,
-            ..record?
+            lab_cores: (children_cpu_s() - cpu_before) / span_s.max(1e-3),
+            ..record
         })
     }
 }
@@ -380,6 +389,7 @@ impl Running {
             workers,
             links,
             daemon_restarts: 0,
+            lab_cores: 0.0,
             busy_cores: busy_s / (end_ns.saturating_sub(begin_ns) as f64 / 1e9).max(1e-3),
         })
     }
@@ -480,6 +490,15 @@ fn congestion_control() -> String {
     let available = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
     let cubic = available.is_ok_and(|list| list.split_whitespace().any(|name| name == "cubic"));
     if cubic { "cubic" } else { "reno" }.to_owned()
+}
+
+/// Processor time of all children that have ended, s.
+fn children_cpu_s() -> f64 {
+    let Ok(usage) = getrusage(UsageWho::RUSAGE_CHILDREN) else {
+        return 0.0;
+    };
+    let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    seconds(usage.user_time()) + seconds(usage.system_time())
 }
 
 /// Time that the machine's processors were busy, in jiffies.

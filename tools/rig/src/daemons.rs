@@ -34,6 +34,7 @@ struct DaemonConfig<'a> {
     scheduler: Scheduler,
     nic: Vec<Nic>,
     levels: Levels<'a>,
+    tuning: Tuning<'a>,
 }
 
 #[derive(Serialize)]
@@ -48,6 +49,13 @@ struct Nic {
     rate: String,
     chunk: u64,
     window: u64,
+}
+
+/// A layer of the lab takes ten times as long as one of the testbed; so do these.
+#[derive(Serialize)]
+struct Tuning<'a> {
+    load_time_constant: &'a str,
+    promotion_period: &'a str,
 }
 
 #[derive(Serialize)]
@@ -91,6 +99,10 @@ pub fn daemon_toml(
             count: config.level_dscp.len(),
             dscp: &config.level_dscp,
             scavenger_dscp: config.scavenger_dscp,
+        },
+        tuning: Tuning {
+            load_time_constant: "100ms",
+            promotion_period: "10ms",
         },
     })
 }

@@ -249,7 +249,7 @@ fn background(report: &LabReport) -> Markup {
                 "Ratios are those of MFS §2.2 and §6.2; sizes and times are scaled to ports of "
                 (report.config.port_mbit) " Mbit/s on " (machine.cores) " cores ("
                 (machine.model) ", Linux " (machine.kernel) "). Processors busy during the runs: "
-                (report.runs.iter().map(|run| format!("{} {:.2}", run.policy, run.busy_cores))
+                (report.runs.iter().map(|run| format!("{} {:.2} ({:.2} by the lab itself)", run.policy, run.busy_cores, run.lab_cores))
                     .collect::<Vec<_>>().join(", ")) "."
             }
             pre { (scaling) }

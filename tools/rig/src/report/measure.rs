@@ -65,6 +65,8 @@ pub struct PolicyRun {
     pub hosts: Vec<HostUtilisation>,
     /// Bytes that the switch's ports sent, by DSCP; `0` is unmarked.
     pub fabric_bytes: BTreeMap<u8, u64>,
+    /// Bytes that the hosts' own ports sent, by DSCP.
+    pub nic_bytes: BTreeMap<u8, u64>,
     /// Packets that any queue dropped.
     pub fabric_drops: u64,
     /// Payload that was sent, by stage and DSCP: what `fabric_bytes` has to agree with.
@@ -89,6 +91,8 @@ pub struct PolicyRun {
     pub daemon_restarts: u32,
     /// Processors that were busy, over the whole machine.
     pub busy_cores: f64,
+    /// Processors that the lab's own processes kept busy.
+    pub lab_cores: f64,
     /// How long it took, s.
     pub wall_s: f64,
     /// Percentiles 0 … 100 for plots.
@@ -339,6 +343,7 @@ fn policy_run(config: &LabConfig, plan: &[PlannedRequest], record: &RunRecord) -
             .sum(),
         daemon_restarts: record.daemon_restarts,
         busy_cores: record.busy_cores,
+        lab_cores: record.lab_cores,
         wall_s: span_ns as f64 / 1e9,
         percentiles: Percentiles {
             ttft_ms: ttft.percentiles(),
@@ -352,6 +357,9 @@ fn policy_run(config: &LabConfig, plan: &[PlannedRequest], record: &RunRecord) -
     for LinkRecord { egress, ingress } in &record.links {
         for (&dscp, counters) in ingress {
             *run.fabric_bytes.entry(dscp).or_default() += counters.bytes;
+        }
+        for (&dscp, counters) in egress {
+            *run.nic_bytes.entry(dscp).or_default() += counters.bytes;
         }
         run.fabric_drops += egress
             .values()

@@ -169,6 +169,18 @@ fn remarks(report: &LabReport) -> String {
         }
         writeln!(text, "{note}").expect("a String takes all");
     }
+    let cores = report.machine.cores as f64;
+    if report
+        .runs
+        .iter()
+        .any(|run| run.busy_cores - run.lab_cores > 0.5 * cores)
+    {
+        writeln!(
+            text,
+            "the machine was busy with other work: repeat on a quiet one to compare"
+        )
+        .expect("a String takes all");
+    }
     text.trim_end().to_owned()
 }
 
