@@ -9,7 +9,7 @@ use crate::time::Span;
 /// Which policy arbitrates a port. All of them run behind the same interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PolicyKind {
-    /// What beats the paper: collectives, then KV reuse, then P2D by least laxity.
+    /// What beats the paper: collectives, then KV reuse and P2D together, by least laxity.
     #[default]
     Laxity,
     /// The paper to the letter.
@@ -143,9 +143,10 @@ pub struct LinkConfig {
     pub window_bytes: u64,
     /// `K`, number of levels, 2 to [`Level::COUNT_MAX`].
     pub levels: u8,
-    /// `U` of the thresholds `Q_i = U · E^(−i)` (MFS §4.3).
+    /// `U` of the thresholds `Q_i = U · E^(−i)` (MFS §4.3). In `laxity`, the share of the port
+    /// from which a receiver-bound P2D flow is urgent.
     pub threshold_scale: f64,
-    /// `E` of the thresholds, greater than one.
+    /// `E` of the thresholds, greater than one. In `laxity`, the ratio of slack between levels.
     pub threshold_base: f64,
     /// Time constant of the EWMA that measures `ρ`.
     pub load_time_constant: Span,
