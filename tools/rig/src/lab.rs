@@ -62,6 +62,7 @@ pub fn arrivals(config: &LabConfig) -> anyhow::Result<Arrivals> {
     // The rate that offers a certain load depends on the requests: take a long look at them.
     const SAMPLE_RATE: f64 = 100.0;
     const SAMPLE_S: f64 = 50.0;
+    const WINDOW_FITS: usize = 4;
     let (duration, longest) = (config.duration_s, config.tokens_max);
     let synthetic = match &config.workload {
         WorkloadSource::Conversation => Some(CONVERSATION),
@@ -73,9 +74,15 @@ pub fn arrivals(config: &LabConfig) -> anyhow::Result<Arrivals> {
             let recorded = trace::read(path)?;
             let mean = CONVERSATION.tokens_mean;
             let fit = |rate, seconds| trace::fit(&recorded, rate, seconds, mean, longest);
-            let rate = config
-                .requests_per_second
-                .unwrap_or_else(|| plan::rate_for_load(config, &fit(SAMPLE_RATE, SAMPLE_S).0));
+            let rate = config.requests_per_second.unwrap_or_else(|| {
+                let mut rate = plan::rate_for_load(config, &fit(SAMPLE_RATE, SAMPLE_S).0);
+                // What a short window of a bursty recording offers is not what all of it does.
+                for _ in 0..WINDOW_FITS {
+                    let offered = plan::offered_load(config, &fit(rate, duration).0);
+                    rate *= (config.load / offered.max(1e-3)).clamp(0.5, 2.0);
+                }
+                rate
+            });
             let (requests, fitting) = fit(rate, duration);
             (requests, Some(fitting))
         }

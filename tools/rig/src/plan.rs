@@ -139,15 +139,25 @@ fn fetch_ns(scaling: &Scaling, tokens: u32) -> u64 {
     (bytes as f64 * 1e9 / scaling.goodput_bytes_per_s) as u64
 }
 
-/// Requests per second that offer `load` to the units, given what the requests are like.
+/// Time for which the requests keep units busy when each runs alone, s.
+fn busy_s(config: &LabConfig, requests: &[Request]) -> f64 {
+    let scaling = config.scaling();
+    let service = |r: &Request| ideal::service_ns(&scaling, r.new_tokens()) as f64 / 1e9;
+    requests.iter().map(service).sum()
+}
+
+/// Requests per second that offer the configured load to the units, given what the requests are
+/// like.
 #[must_use]
 pub fn rate_for_load(config: &LabConfig, sample: &[Request]) -> f64 {
-    let scaling = config.scaling();
-    let busy_s: f64 = sample
-        .iter()
-        .map(|request| ideal::service_ns(&scaling, request.new_tokens()) as f64 / 1e9)
-        .sum();
-    config.load * config.units as f64 * sample.len().max(1) as f64 / busy_s.max(1e-9)
+    let count = sample.len().max(1) as f64;
+    config.load * config.units as f64 * count / busy_s(config, sample).max(1e-9)
+}
+
+/// Load that requests which arrive within the configured duration offer.
+#[must_use]
+pub fn offered_load(config: &LabConfig, requests: &[Request]) -> f64 {
+    busy_s(config, requests) / (config.units as f64 * config.duration_s)
 }
 
 /// Whether the plan loads a decode port more than a prefill port: only then is the receiving side

@@ -148,6 +148,9 @@ pub struct WorkloadReport {
     /// Statistics of the requests.
     #[serde(flatten)]
     pub statistics: Statistics,
+    /// What they offer to the prefill units: busy time of each alone on an idle fabric, over the
+    /// units' time.
+    pub offered_load: f64,
     /// Share of the requests that fetch their prefix from another unit.
     pub fetched_share: f64,
     /// Mean contention-free TTFT, ms.
@@ -265,6 +268,7 @@ pub fn report(
         workload: WorkloadReport {
             arrivals_digest: workload::digest(&arrivals.requests),
             statistics: workload::statistics(&arrivals.requests, config.duration_s),
+            offered_load: crate::plan::offered_load(config, &arrivals.requests),
             fetched_share: plan.iter().filter(|r| r.fetched() > 0).count() as f64 / count,
             ideal_ttft_ms: plan.iter().map(|r| ms(r.ideal_ns)).sum::<f64>() / count,
             fitting: arrivals.fitting.clone(),

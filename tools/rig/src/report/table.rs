@@ -79,14 +79,15 @@ fn heading(report: &LabReport) -> String {
     let (config, workload, scaling) = (&report.config, &report.workload, &report.scaling);
     let statistics = &workload.statistics;
     let mut text = format!(
-        "{} requests in {:.0} s, {:.0} tokens on average, {:.0} % reused, {:.0} % fetch from \
-         another unit; seed {}, arrivals {}\n\
+        "{} requests in {:.0} s (load {:.2}), {:.0} tokens on average, {:.0} % reused, {:.0} % \
+         fetch from another unit; seed {}, arrivals {}\n\
          {} prefill units of {} hosts, {} decode hosts, ports of {} Mbit/s; SLO {} × the \
          request's contention-free TTFT ({:.0} ms on average)\n\
          scaled: {} layers, per token and layer {:.0} B of KV and {:.0} B of all-to-all at each \
          rank, compute {:.1} ms + {:.1} µs per token; collectives {:.0} % of an uncontended layer\n",
         statistics.requests,
         config.duration_s,
+        workload.offered_load,
         statistics.tokens_mean,
         statistics.reuse * 100.0,
         workload.fetched_share * 100.0,
