@@ -24,6 +24,11 @@ pub struct Incoming {
 #[error("no flow waits in this slot under this tag: forget the flow")]
 pub struct Stale;
 
+/// How many slots ahead of the one that is read the next cache line is asked for. Records that are
+/// given back in order lie in order, so the chain can be guessed though it is followed one link at
+/// a time: without this each link of a backlog is a cache miss of its own.
+const AHEAD: usize = 16;
+
 /// Whether somebody sleeps on the permit just written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a client that sleeps on this permit must be woken"]
@@ -54,7 +59,6 @@ pub struct Consumer {
     /// The `awaited` word that was answered last: one wake-up is enough for each.
     woken: u64,
     poisoned: bool,
-    ahead: usize,
     /// Execute a real fence before looking for a sleeper: `membarrier` does not reach us.
     fenced: bool,
 }
@@ -75,9 +79,6 @@ impl Consumer {
             spent: [0; CREDIT_PORTS],
             woken: 0,
             poisoned: false,
-            ahead: std::env::var("AHEAD")
-                .ok()
-                .map_or(16, |x| x.parse().unwrap()),
             fenced,
             memory,
         }
@@ -92,7 +93,7 @@ impl Consumer {
             return None;
         }
         let slots = self.memory.slots();
-        if let Some(ahead) = slots.get(usize::from(self.at) + self.ahead) {
+        if let Some(ahead) = slots.get(usize::from(self.at) + AHEAD) {
             prefetch(ahead);
         }
         let descriptor = slot.read();

@@ -38,6 +38,9 @@ pub enum RegionError {
         /// As found.
         found: u64,
     },
+    /// The region was made with another shape than announced. Client: run unscheduled.
+    #[error("the region has the shape {0:?}, which is not the one announced")]
+    Shape(Geometry),
     /// Made by another version. Client: run unscheduled; restart it with the new library.
     #[error("the region's magic {magic:#x}, version {version} are not {MAGIC:#x}, {VERSION}")]
     Version {
@@ -139,6 +142,14 @@ impl Region {
         let version = identity.version.load(Ordering::Relaxed);
         if magic != MAGIC || version != VERSION {
             return Err(RegionError::Version { magic, version });
+        }
+        let found = Geometry {
+            lanes: identity.lanes.load(Ordering::Relaxed),
+            slots: identity.slots.load(Ordering::Relaxed),
+            colour: identity.colour.load(Ordering::Relaxed),
+        };
+        if found != geometry {
+            return Err(RegionError::Shape(found));
         }
         let stated = identity.region_bytes.load(Ordering::Relaxed);
         if stated != expected {

@@ -195,14 +195,14 @@ fn run(knobs: &Knobs, listener: &OwnedFd) {
         }
         round += 1;
         let mut work = 0;
-        if round % 64 == 0 || idle > 0 {
+        if round.is_multiple_of(64) || idle > 0 {
             work += register(knobs, listener, &mut greeting, &mut clients);
         }
         for client in &mut clients {
             work += serve(knobs, client, round);
         }
         clients.retain(|client| {
-            !client.bad && !(idle > 0 && registration::is_hung_up(client.socket.as_fd()))
+            !(client.bad || idle > 0 && registration::is_hung_up(client.socket.as_fd()))
         });
         knobs.clients.store(clients.len() as u64, Ordering::SeqCst);
         idle = if work > 0 { 0 } else { idle + 1 };
@@ -270,14 +270,14 @@ fn serve(knobs: &Knobs, client: &mut Attached, round: u64) -> usize {
     if client.served.header().attention() & managed != wanted && wanted != 0 {
         client.served.announce(wanted, 0);
     }
-    if round % 32 == 0 {
+    if round.is_multiple_of(32) {
         client.served.header().set_daemon_cpu(sleep::current_cpu());
     }
     client.served.header().beat(now_ns());
     if knobs.deaf.load(Ordering::SeqCst) {
         return 0;
     }
-    if round % 16 == 0 {
+    if round.is_multiple_of(16) {
         client.served.refresh();
     }
     let credit = knobs.credit.load(Ordering::Relaxed);

@@ -1,0 +1,299 @@
+//! Regions and registration: what is handed over cannot be resized, and what was not made by this
+//! daemon's version is not touched.
+
+#![cfg(not(loom))]
+
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use laxity_shm::layout::{Geometry, Mode, VERSION};
+use laxity_shm::region::{Region, RegionError};
+use laxity_shm::registration::{
+    self, Hello, Reason, RegistrationError, Reply, receive_hello, receive_reply,
+};
+use laxity_shm::served::Served;
+
+const SMALL: Geometry = Geometry {
+    lanes: 2,
+    slots: 16,
+    colour: 1,
+};
+
+fn copy(fd: impl AsFd) -> OwnedFd {
+    fd.as_fd().try_clone_to_owned().expect("dup")
+}
+
+#[test]
+fn a_region_can_be_mapped_again_and_both_see_the_same_bytes() {
+    let daemon = Region::create(SMALL).expect("created");
+    let client = Region::map(copy(daemon.memfd()), SMALL).expect("mapped");
+    daemon.header().beat(77);
+    assert_eq!(client.header().heartbeat_ns(), 77);
+    client.header().set_claimed(1, true);
+    assert_eq!(daemon.header().claimed(0), 2);
+    client.header().set_claimed(1, false);
+    assert_eq!(daemon.header().claimed(0), 0);
+}
+
+#[test]
+fn nobody_can_shrink_or_grow_a_region() {
+    let region = Region::create(SMALL).expect("created");
+    let file = File::from(copy(region.memfd()));
+    let bytes = region.bytes() as u64;
+    assert!(file.set_len(bytes - 4096).is_err());
+    assert!(file.set_len(0).is_err());
+    assert!(file.set_len(bytes + 4096).is_err());
+    assert_eq!(file.metadata().expect("stat").len(), bytes);
+}
+
+#[test]
+fn a_file_that_could_be_truncated_is_refused() {
+    let file = tempfile::tempfile().expect("file");
+    file.set_len(SMALL.region_bytes() as u64).expect("sized");
+    match Region::map(file.into(), SMALL) {
+        Err(RegionError::Unsealed(_)) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_region_of_another_size_or_shape_is_refused() {
+    let region = Region::create(SMALL).expect("created");
+    for other in [
+        Geometry { lanes: 3, ..SMALL },
+        Geometry { slots: 17, ..SMALL },
+        Geometry { colour: 2, ..SMALL },
+    ] {
+        match Region::map(copy(region.memfd()), other) {
+            Err(RegionError::Shape(SMALL)) => {}
+            answer => panic!("{other:?}: {answer:?}"),
+        }
+    }
+    for other in [
+        Geometry { lanes: 30, ..SMALL },
+        Geometry {
+            slots: 256,
+            ..SMALL
+        },
+    ] {
+        match Region::map(copy(region.memfd()), other) {
+            Err(RegionError::Size { .. }) => {}
+            answer => panic!("{other:?}: {answer:?}"),
+        }
+    }
+    for invalid in [
+        Geometry { lanes: 0, ..SMALL },
+        Geometry {
+            lanes: 1025,
+            ..SMALL
+        },
+        Geometry { slots: 7, ..SMALL },
+        Geometry {
+            slots: 4097,
+            ..SMALL
+        },
+        Geometry {
+            colour: 64,
+            ..SMALL
+        },
+    ] {
+        assert!(matches!(
+            Region::create(invalid),
+            Err(RegionError::Geometry(_))
+        ));
+        let fd = copy(region.memfd());
+        assert!(matches!(
+            Region::map(fd, invalid),
+            Err(RegionError::Geometry(_))
+        ));
+    }
+}
+
+#[test]
+fn a_region_of_another_version_or_magic_is_refused() {
+    for (offset, bytes) in [(8, (VERSION + 1).to_le_bytes()), (0, [0; 4])] {
+        let region = Region::create(SMALL).expect("created");
+        let mut file = File::from(copy(region.memfd()));
+        file.seek(SeekFrom::Start(offset)).expect("seeks");
+        file.write_all(&bytes).expect("writes");
+        match Region::map(copy(region.memfd()), SMALL) {
+            Err(RegionError::Version { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// A listening socket, a client's end and the daemon's end.
+fn connected() -> (tempfile::TempDir, OwnedFd, OwnedFd) {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let path = dir.path().join("s");
+    let listener = registration::listen(&path).expect("listens");
+    assert!(
+        registration::accept(listener.as_fd())
+            .expect("accepts")
+            .is_none(),
+        "nobody yet"
+    );
+    let client = registration::connect(&path).expect("connects");
+    let daemon = registration::accept(listener.as_fd())
+        .expect("accepts")
+        .expect("one waits");
+    (dir, client, daemon)
+}
+
+#[test]
+fn a_client_registers_and_gets_a_region_and_an_eventfd() {
+    let (_dir, client, daemon) = connected();
+    assert!(
+        receive_hello(daemon.as_fd()).expect("open").is_none(),
+        "has not spoken yet"
+    );
+    let hello = Hello::new("näme\u{7}", Mode::Observe, true);
+    registration::send_hello(client.as_fd(), &hello).expect("greets");
+    let heard = receive_hello(daemon.as_fd())
+        .expect("valid")
+        .expect("arrived");
+    assert_eq!(heard, hello);
+    assert_eq!(
+        (heard.name().as_str(), heard.mode()),
+        ("näme?", Some(Mode::Observe))
+    );
+    assert_eq!(
+        heard.flags & registration::HELLO_FENCED,
+        registration::HELLO_FENCED
+    );
+    let peer = registration::peer(daemon.as_fd()).expect("credentials");
+    assert_eq!(peer.pid, std::process::id());
+
+    let served = Served::new(SMALL, false).expect("served");
+    assert!(receive_reply(client.as_fd()).expect("open").is_none());
+    served.welcome(daemon.as_fd()).expect("sends");
+    assert!(registration::wait_readable(
+        client.as_fd(),
+        Duration::from_secs(5)
+    ));
+    let welcome = receive_reply(client.as_fd())
+        .expect("valid")
+        .expect("arrived");
+    assert_eq!(welcome.geometry, SMALL);
+    let region = Region::map(welcome.memfd, welcome.geometry).expect("maps");
+    assert_eq!(region.header().daemon_pid(), std::process::id());
+    registration::ring(welcome.eventfd.as_fd());
+    assert!(registration::wait_readable(
+        served.eventfd(),
+        Duration::from_secs(5)
+    ));
+    registration::drain(served.eventfd());
+    assert!(!registration::wait_readable(
+        served.eventfd(),
+        Duration::ZERO
+    ));
+
+    assert!(!registration::is_hung_up(client.as_fd()));
+    drop(daemon);
+    assert!(registration::is_hung_up(client.as_fd()));
+}
+
+#[test]
+fn a_long_name_is_cut_at_a_character() {
+    let hello = Hello::new(&"ä".repeat(40), Mode::Enforce, false);
+    assert_eq!(hello.name(), "ä".repeat(16));
+    let hello = Hello::new(&format!("x{}", "ä".repeat(40)), Mode::Enforce, false);
+    assert_eq!(hello.name(), format!("x{}", "ä".repeat(15)));
+}
+
+#[test]
+fn another_version_is_told_apart_from_nonsense() {
+    let good = Hello::new("x", Mode::Enforce, false);
+    let bytes = bytemuck::bytes_of(&good).to_vec();
+    assert!(Hello::parse(&bytes).is_ok());
+    let mut newer = bytes.clone();
+    newer[4..8].copy_from_slice(&(VERSION + 1).to_le_bytes());
+    assert!(matches!(Hello::parse(&newer), Err(RegistrationError::Version(v)) if v == VERSION + 1));
+    newer.extend_from_slice(&[0; 40]);
+    assert!(
+        matches!(Hello::parse(&newer), Err(RegistrationError::Version(_))),
+        "of any length"
+    );
+    for wrong in [
+        &bytes[..0],
+        &bytes[..7],
+        &bytes[..47],
+        b"GET / HTTP/1.1\r\n\r\n".as_slice(),
+    ] {
+        assert!(matches!(
+            Hello::parse(wrong),
+            Err(RegistrationError::Malformed(_))
+        ));
+    }
+    for (offset, value) in [(12, 3), (13, 2), (14, 1)] {
+        let mut wrong = bytes.clone();
+        wrong[offset] = value;
+        assert!(matches!(
+            Hello::parse(&wrong),
+            Err(RegistrationError::Malformed(_))
+        ));
+    }
+}
+
+#[test]
+fn a_rejection_says_why_and_by_which_version() {
+    let (_dir, client, daemon) = connected();
+    registration::send_reject(daemon.as_fd(), Reason::Version).expect("sends");
+    match receive_reply(client.as_fd()) {
+        Err(RegistrationError::Rejected {
+            reason: Reason::Version,
+            version: VERSION,
+        }) => {}
+        other => panic!("{other:?}"),
+    }
+    let mut reply = bytemuck::bytes_of(&Reply::welcome(SMALL)).to_vec();
+    assert_eq!(Reply::parse(&reply).expect("valid"), SMALL);
+    reply[4] += 1;
+    assert!(matches!(
+        Reply::parse(&reply),
+        Err(RegistrationError::Version(_))
+    ));
+    reply[4] -= 1;
+    reply[17] += 1;
+    assert!(
+        matches!(Reply::parse(&reply), Err(RegistrationError::Malformed(_))),
+        "size disagrees"
+    );
+}
+
+#[test]
+fn a_welcome_without_its_descriptors_is_refused() {
+    let (_dir, client, daemon) = connected();
+    let stream = UnixStream::from(copy(&daemon));
+    (&stream)
+        .write_all(bytemuck::bytes_of(&Reply::welcome(SMALL)))
+        .expect("sends");
+    assert!(matches!(
+        receive_reply(client.as_fd()),
+        Err(RegistrationError::Malformed(_))
+    ));
+    drop(stream);
+    drop(daemon);
+    match receive_reply(client.as_fd()) {
+        Err(RegistrationError::NoAnswer) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_socket_left_by_a_dead_daemon_is_replaced_and_one_in_use_is_not() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let path = dir.path().join("s");
+    let first = registration::listen(&path).expect("listens");
+    assert!(registration::listen(&path).is_err(), "in use");
+    drop(first);
+    assert!(path.exists());
+    registration::listen(&path).expect("replaces what nobody listens on");
+    let long = dir.path().join("x".repeat(120));
+    assert!(registration::listen(&long).is_err());
+    assert!(registration::connect(&dir.path().join("none")).is_err());
+}
