@@ -24,7 +24,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::config::Config;
 use crate::driver::{Driver, DriverError};
-use crate::mailbox::{Board, Command, Mailbox, mailbox};
+use crate::mailbox::{Board, Command, LOOK_EVERY, LOOKS_MAX, Mailbox, mailbox};
 use crate::metrics::Exporter;
 use crate::service::{Service, SetLog, Source};
 use crate::stats::Snapshot;
@@ -233,13 +233,33 @@ async fn publish(
         let Ok(mut ready) = pinned.readable().await else {
             return;
         };
-        // Cleared before the look: what is pinned up meanwhile makes it readable again.
+        // Cleared before the look: a ring meanwhile makes it readable again.
         ready.clear_ready();
-        if let Some(snapshot) = board.take() {
-            if let Some(exporter) = &mut exporter {
-                exporter.publish(&snapshot, service.refusals());
+        drop(ready);
+        board.hear();
+        let mut looks = 0;
+        while looks < LOOKS_MAX {
+            match board.take() {
+                Some(snapshot) => {
+                    looks = 0;
+                    if let Some(exporter) = &mut exporter {
+                        exporter.publish(&snapshot, service.refusals());
+                    }
+                    snapshots.send_replace(Some(snapshot));
+                }
+                None => looks += 1,
             }
-            snapshots.send_replace(Some(snapshot));
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+                // Somebody waits for a snapshot.
+                rung = pinned.readable() => match rung {
+                    Ok(mut ready) => {
+                        ready.clear_ready();
+                        board.hear();
+                    }
+                    Err(_) => return,
+                },
+            }
         }
     }
 }

@@ -37,7 +37,7 @@ use crate::config::{Config, Mode};
 use crate::driver::hints::Hints;
 use crate::driver::intake::{From, Intake};
 use crate::driver::rest::Rest;
-use crate::mailbox::{Board, Command, Inbox};
+use crate::mailbox::{Board, Command, Inbox, LOOK_EVERY, RING_AFTER};
 use crate::stats::{ClientCounters, LoopCounters, Snapshot};
 
 /// Records taken from one lane before the next has its turn.
@@ -55,7 +55,7 @@ const BEAT: Span = Span::from_millis(1);
 /// Longest sleep while flows wait: clients take a scheduler for stalled after 100 ms.
 const WAITING_SLEEP_MAX: Span = Span::from_millis(20);
 /// Time between snapshots while something happens.
-const PUBLISH_EVERY: Span = Span::from_millis(100);
+const PUBLISH_EVERY: Span = Span(LOOK_EVERY.as_nanos() as u64);
 /// Time between looks for completions that never came, and places looked at each time.
 const WRITE_OFF_EVERY: Span = Span::from_millis(10);
 const WRITE_OFF_PLACES: usize = 4096;
@@ -712,7 +712,11 @@ impl Driver {
             all_clients,
             scheduler: intake.counters,
         };
-        if self.board.try_pin(Arc::new(snapshot)) {
+        let quiet = intake.now.since(self.published) > Span(RING_AFTER.as_nanos() as u64);
+        if self
+            .board
+            .try_pin(Arc::new(snapshot), self.publish_now || quiet)
+        {
             self.published = intake.now;
             self.unpublished = false;
             self.publish_now = false;

@@ -2,12 +2,15 @@
 //!
 //! Inwards: [`Command`]s over a channel, and a bell (a flag for a scheduler that is awake, an
 //! eventfd for one that sleeps). Outwards: a [`Board`] that holds the latest snapshot. The
-//! scheduler never waits for the other side: it reads the flag once a round, and where the board
-//! is being looked at it pins its snapshot up later.
+//! scheduler never waits for the other side: it reads the flag once a turn, and where the board
+//! is being looked at it pins its snapshot up later. Nor does it make a system call while it is
+//! busy: the other side looks at the board by itself for as long as there is news, and only the
+//! first news after a pause rings.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError, mpsc};
+use std::time::Duration;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::sync::oneshot;
@@ -114,16 +117,22 @@ impl Inbox {
     /// All commands that are there.
     pub fn take(&self) -> Vec<Command> {
         self.bell.pending.swap(false, Ordering::AcqRel);
-        let _ = self.bell.fd.read();
         self.commands.try_iter().collect()
     }
 
-    /// Becomes readable when there is a command.
+    /// Becomes readable when there is a command. To be watched edge-triggered: nobody reads it.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.bell.fd.as_fd()
     }
 }
+
+/// Time between two looks at the board while there is news, and between two snapshots.
+pub const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Looks without news after which the reader waits for the ring.
+pub const LOOKS_MAX: u32 = 10;
+/// A scheduler that has pinned nothing for this long rings: well before the reader stops looking.
+pub const RING_AFTER: Duration = Duration::from_millis(300);
 
 /// Where the scheduler pins its latest snapshot.
 #[derive(Debug)]
@@ -147,9 +156,11 @@ impl Board {
         })
     }
 
-    /// Pins `snapshot` up, unless somebody holds the board right now. Never waits.
+    /// Pins `snapshot` up, unless somebody holds the board right now. Never waits. `ring` if the
+    /// reader may not be looking: nothing was pinned for longer than [`LOOKS_MAX`] looks take, or
+    /// somebody waits.
     #[must_use]
-    pub fn try_pin(&self, snapshot: Arc<Snapshot>) -> bool {
+    pub fn try_pin(&self, snapshot: Arc<Snapshot>, ring: bool) -> bool {
         let mut latest = match self.latest.try_lock() {
             Ok(latest) => latest,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -157,21 +168,27 @@ impl Board {
         };
         *latest = Some(snapshot);
         drop(latest);
-        let _ = self.pinned.write(1);
+        if ring {
+            let _ = self.pinned.write(1);
+        }
         true
+    }
+
+    /// The ring was heard.
+    pub fn hear(&self) {
+        let _ = self.pinned.read();
     }
 
     /// The latest snapshot since the last call.
     #[must_use]
     pub fn take(&self) -> Option<Arc<Snapshot>> {
-        let _ = self.pinned.read();
         self.latest
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take()
     }
 
-    /// A descriptor that becomes readable when a snapshot was pinned.
+    /// A descriptor that becomes readable when the scheduler rings.
     ///
     /// # Errors
     /// The process is out of file descriptors.

@@ -372,6 +372,96 @@ fn a_client_of_another_version_is_told_so_and_one_that_says_nothing_is_dropped()
 }
 
 #[test]
+fn a_client_whose_memory_holds_garbage_is_released_and_nobody_else_notices() {
+    use laxity_shm::lane::LaneMemory;
+    use laxity_shm::layout::attention;
+    use laxity_shm::producer::Producer;
+    use laxity_shm::record::Record;
+    use laxity_shm::region::Region;
+    use laxity_shm::registration::{
+        Hello, connect, receive_reply, ring, send_hello, wait_readable,
+    };
+
+    let mut daemon = Laxityd::start(SMALL);
+    let honest = daemon.client("honest");
+    let mut lane = honest.lane();
+    send(&mut lane, &flow(Stage::P2d, 10));
+
+    let socket = connect(&daemon.socket()).unwrap();
+    let hello = Hello::new("hostile", laxity_client::Mode::Enforce, false);
+    send_hello(socket.as_fd(), &hello).unwrap();
+    assert!(wait_readable(socket.as_fd(), SOON));
+    let welcome = receive_reply(socket.as_fd()).unwrap().unwrap();
+    let region = Region::map(welcome.memfd, welcome.geometry).unwrap();
+    region.header().set_claimed(0, true);
+    let mut producer = Producer::new(LaneMemory::mapped(&region, 0).unwrap());
+    // Sound work first: it occupies the whole window.
+    let sound = flow(Stage::P2d, 256 << 10);
+    producer.publish_gated(&Record::Submit(sound)).unwrap();
+    // More bytes than a permit can count: no record decodes to this.
+    let garbage = Flow {
+        bytes: u64::MAX,
+        ..sound
+    };
+    producer.publish_gated(&Record::Submit(garbage)).unwrap();
+    ring(welcome.eventfd.as_fd());
+    eventually("it is released", || {
+        (region.header().attention() & attention::RELEASED != 0).then_some(())
+    });
+    daemon.await_log("released a client for garbage");
+
+    // What it held is free for the others, and it stays visible until it hangs up.
+    let grants = send(&mut lane, &flow(Stage::P2d, 512 << 10));
+    assert!(grants.iter().all(|grant| !grant.bypassed));
+    let status = daemon.status();
+    assert_eq!(status.totals.garbage_records, 1);
+    let shown = status
+        .clients
+        .iter()
+        .find(|client| client.name == "hostile")
+        .unwrap();
+    assert_eq!((shown.quarantined_lanes, shown.flows), (1, 0));
+    drop(socket);
+    eventually("it is gone", || {
+        (daemon.status().clients.len() == 1).then_some(())
+    });
+}
+
+#[test]
+fn the_service_manager_is_told_when_it_is_ready_alive_and_stopping() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notify.sock");
+    let manager = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(SOON)).unwrap();
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_laxityd"))
+        .arg("--socket")
+        .arg(folder.path().join("laxityd.sock"))
+        .arg("--control")
+        .arg(folder.path().join("control.sock"))
+        .args(["--set", "metrics=", "--set", "log=error"])
+        .env("NOTIFY_SOCKET", &path)
+        .env("WATCHDOG_USEC", "200000")
+        .spawn()
+        .unwrap();
+    let next = |wanted: &str| {
+        let mut buffer = [0; 1024];
+        loop {
+            let length = manager.recv(&mut buffer).unwrap();
+            if String::from_utf8_lossy(&buffer[..length]).contains(wanted) {
+                return;
+            }
+        }
+    };
+    next("READY=1");
+    next("WATCHDOG=1");
+    next("WATCHDOG=1");
+    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+    nix::sys::signal::kill(pid, Signal::SIGTERM).unwrap();
+    next("STOPPING=1");
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
 fn clients_beyond_the_limit_are_refused_and_served_once_there_is_room() {
     let daemon = Laxityd::start(&format!("[scheduler]\nclients_max = 1\n{SMALL}"));
     let first = daemon.client("first");

@@ -1,7 +1,8 @@
 //! Where the scheduler sleeps: an epoll of the clients' eventfds, the mailbox's bell and a timer.
 //!
-//! The eventfds are watched edge-triggered, so they need not be read: each write is an edge. The
-//! timer exists because epoll counts in milliseconds and the policy does not.
+//! All are watched edge-triggered, so none needs to be read: each write is an edge. (The bell must
+//! be: its flag can be taken before its write comes, and a level would then stay up.) The timer
+//! exists because epoll counts in milliseconds and the policy does not.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -32,7 +33,7 @@ impl Rest {
             TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC,
         )?;
         let edge = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
-        epoll.add(bell, EpollEvent::new(EpollFlags::EPOLLIN, BELL))?;
+        epoll.add(bell, EpollEvent::new(edge, BELL))?;
         epoll.add(timer.as_fd(), EpollEvent::new(edge, TIMER))?;
         Ok(Self { epoll, timer })
     }
