@@ -4,58 +4,24 @@
 //! none of them can drift from the others. No file is needed. Names end in their unit unless the
 //! value carries it (`"20ms"`, `"100Gbit"`).
 
-use std::fmt::Write as _;
+mod check;
+mod file;
+mod names;
+mod reload;
+
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use laxity_policy::config::{Granularity, LastStage, Ties};
 use laxity_policy::{Level, LinkConfig, PolicyKind, Span};
-use laxity_shm::layout::{self, LANES_MAX, LEVELS, SLOTS_MAX, SLOTS_MIN};
+use laxity_shm::layout::{self, LEVELS};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
+pub use self::file::{ConfigError, FILE_DEFAULT};
 use crate::quantity::{Bytes, Nanos, Rate};
-
-/// The file that is read if no other is named, and may be missing.
-pub const FILE_DEFAULT: &str = "/etc/laxity/laxityd.toml";
 
 /// Most NICs: a record names its NIC in a byte, and clients index tables with it.
 pub const NICS_MAX: usize = 64;
-
-/// A configuration that cannot be used. The text names the file, the line and what to do.
-#[derive(Debug, Error)]
-pub enum ConfigError {
-    /// The file cannot be read. Create it, fix its permissions, or start without `--config`.
-    #[error("cannot read {path}: {source}", path = .path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the kernel said.
-        source: std::io::Error,
-    },
-    /// Something in the file is wrong: the place, the line itself, and what would be right.
-    #[error(
-        "{origin}:{line}: {problem}\n{excerpt}  fix it, then test with `laxityd --check-config`; `laxityd --show-config` lists every key"
-    )]
-    File {
-        /// The file.
-        origin: String,
-        /// Line, from 1.
-        line: usize,
-        /// What is wrong.
-        problem: String,
-        /// The line as written.
-        excerpt: String,
-    },
-    /// A `--set` is wrong.
-    #[error("--set {assignment}: {problem}")]
-    Set {
-        /// As given.
-        assignment: String,
-        /// What is wrong.
-        problem: String,
-    },
-}
 
 /// Whether traffic is delayed at all (DESIGN §3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -118,7 +84,7 @@ pub struct Config {
     /// Whether traffic is delayed.
     pub mode: Mode,
     /// Policy of all ports.
-    #[serde(with = "policy_name")]
+    #[serde(with = "names::policy_name")]
     pub policy: PolicyKind,
     /// Where clients register.
     pub socket: PathBuf,
@@ -181,11 +147,11 @@ pub struct AccessConfig {
     /// Mode of the registration socket. It is open by default and the daemon decides by
     /// SO_PEERCRED: a refusal is then counted, logged and explained to the client, where a
     /// closed socket would leave it to guess.
-    #[serde(with = "octal")]
+    #[serde(with = "names::octal")]
     pub socket_mode: u32,
     /// Mode of the control socket. Whoever can write to it can switch the scheduling off, so
     /// owner and group only.
-    #[serde(with = "octal")]
+    #[serde(with = "names::octal")]
     pub control_mode: u32,
 }
 
@@ -214,15 +180,15 @@ pub struct TuningConfig {
     /// Period of promotion after a request has finished computing.
     pub promotion_period: Nanos,
     /// `below_early` (the paper's §4.5) or `within_level` (its §4.2); `mfs` only.
-    #[serde(with = "last_stage_name")]
+    #[serde(with = "names::last_stage_name")]
     pub last_stage: LastStage,
     /// Share of a port, in thousandths, that scavenged work is sure of.
     pub scavenger_permille: u16,
     /// What `fair`, `sjf`, `edf` and `edf_low` take for one job: `flow` or `coflow`.
-    #[serde(with = "granularity_name")]
+    #[serde(with = "names::granularity_name")]
     pub granularity: Granularity,
     /// How `sjf`, `edf`, `edf_low` and `tent_edf` order equals: `arrival`, `fair` or `shortest`.
-    #[serde(with = "ties_name")]
+    #[serde(with = "names::ties_name")]
     pub ties: Ties,
     /// Slack below which `tent_edf` promotes a flow.
     pub slack_threshold: Nanos,
@@ -347,120 +313,12 @@ impl Default for TuningConfig {
             slack_threshold: Nanos(link.slack_threshold.0),
             drop_budget: laxity_policy::admission::AdmissionConfig::default().drop_budget,
             order_debounce: Nanos(500_000),
-            completion_timeout: Nanos(2_000_000_000),
+            completion_timeout: Nanos(10_000_000_000),
         }
     }
-}
-
-/// A value that parses and makes no sense: where, what, and what to put instead.
-struct Nonsense {
-    key: String,
-    problem: String,
 }
 
 impl Config {
-    /// Reads `path`, or the defaults if it is `None` and there is no default file, and applies
-    /// the `key=value` assignments of `sets` on top.
-    ///
-    /// # Errors
-    /// The first thing that is wrong; show it and exit, or keep the old configuration on reload.
-    pub fn load(path: Option<&Path>, sets: &[String]) -> Result<Self, ConfigError> {
-        let config = match path {
-            Some(path) => Self::from_file(path)?,
-            None if Path::new(FILE_DEFAULT).exists() => Self::from_file(Path::new(FILE_DEFAULT))?,
-            None => Self::default(),
-        };
-        config.with_assignments(sets)
-    }
-
-    fn from_file(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
-        Self::parse(&text, &path.display().to_string())
-    }
-
-    /// Parses and checks `text`; `origin` names it in errors.
-    ///
-    /// # Errors
-    /// [`ConfigError::File`].
-    pub fn parse(text: &str, origin: &str) -> Result<Self, ConfigError> {
-        let fail = |problem: String, offset: usize| {
-            let line = text[..offset.min(text.len())].matches('\n').count() + 1;
-            let mut excerpt = String::new();
-            if let Some(written) = text.lines().nth(line - 1) {
-                let _ = writeln!(excerpt, "{line:>5} | {written}");
-            }
-            ConfigError::File {
-                origin: origin.to_owned(),
-                line,
-                problem,
-                excerpt,
-            }
-        };
-        let config: Self = toml::from_str(text).map_err(|error| {
-            fail(
-                error.message().to_owned(),
-                error.span().map_or(0, |span| span.start),
-            )
-        })?;
-        config.check().map_err(|nonsense| {
-            fail(
-                format!("{}: {}", nonsense.key, nonsense.problem),
-                locate(text, &nonsense.key),
-            )
-        })?;
-        Ok(config)
-    }
-
-    /// Applies `key=value` assignments; keys are dotted, elements of lists are numbers
-    /// (`nic.0.rate=25Gbit`).
-    fn with_assignments(self, sets: &[String]) -> Result<Self, ConfigError> {
-        if sets.is_empty() {
-            return Ok(self);
-        }
-        let mut config = self;
-        for assignment in sets {
-            let fail = |problem: String| ConfigError::Set {
-                assignment: assignment.clone(),
-                problem,
-            };
-            let (key, text) = assignment
-                .split_once('=')
-                .ok_or_else(|| fail("write key=value, such as scheduler.spin_us=0".into()))?;
-            let value = toml::from_str::<toml::Table>(&format!("v = {text}"))
-                .ok()
-                .and_then(|mut table| table.remove("v"))
-                .unwrap_or_else(|| toml::Value::String(text.trim().to_owned()));
-            let mut root =
-                toml::Value::try_from(&config).map_err(|error| fail(error.to_string()))?;
-            *place(&mut root, key.trim()).ok_or_else(|| {
-                fail("no such place; `laxityd --show-config` lists every key".into())
-            })? = value;
-            config = root.try_into().map_err(|error: toml::de::Error| {
-                fail(
-                    error
-                        .message()
-                        .lines()
-                        .next()
-                        .unwrap_or_default()
-                        .to_owned(),
-                )
-            })?;
-            config
-                .check()
-                .map_err(|e| fail(format!("{}: {}", e.key, e.problem)))?;
-        }
-        Ok(config)
-    }
-
-    /// The configuration as a file that, when read, gives it again.
-    #[must_use]
-    pub fn to_toml(&self) -> String {
-        toml::to_string(self).unwrap_or_else(|error| format!("# cannot be shown: {error}\n"))
-    }
-
     /// The arbitration of one direction of `nic`.
     #[must_use]
     pub fn link(&self, nic: &NicConfig) -> LinkConfig {
@@ -504,307 +362,7 @@ impl Config {
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.parse().ok()
     }
-
-    fn check(&self) -> Result<(), Nonsense> {
-        let fail = |key: &str, problem: String| {
-            Err(Nonsense {
-                key: key.to_owned(),
-                problem,
-            })
-        };
-        if !self.metrics.is_empty() && self.metrics_address().is_none() {
-            return fail(
-                "metrics",
-                format!("`{}` is not ADDRESS:PORT; use \"\" for none", self.metrics),
-            );
-        }
-        if self.socket == self.control {
-            return fail("control", "must be another path than `socket`".into());
-        }
-        if let Err(error) = tracing_subscriber::EnvFilter::try_new(&self.log) {
-            return fail("log", format!("{error}; write a level such as \"info\""));
-        }
-        let scheduler = &self.scheduler;
-        if !(1..=LANES_MAX).contains(&scheduler.lanes) {
-            return fail(
-                "scheduler.lanes",
-                format!("{} is not in 1..={LANES_MAX}", scheduler.lanes),
-            );
-        }
-        if !(SLOTS_MIN..=SLOTS_MAX).contains(&scheduler.slots) {
-            return fail(
-                "scheduler.slots",
-                format!("{} is not in {SLOTS_MIN}..={SLOTS_MAX}", scheduler.slots),
-            );
-        }
-        if !(1..=16_384).contains(&scheduler.clients_max) {
-            return fail(
-                "scheduler.clients_max",
-                format!("{} is not in 1..=16384", scheduler.clients_max),
-            );
-        }
-        if scheduler.flows_per_client_max == 0 {
-            return fail(
-                "scheduler.flows_per_client_max",
-                "must be at least 1".into(),
-            );
-        }
-        if scheduler.spin_us > 1_000_000 {
-            return fail(
-                "scheduler.spin_us",
-                "more than a second; did you mean less?".into(),
-            );
-        }
-        for (key, mode) in [
-            ("access.socket_mode", self.access.socket_mode),
-            ("access.control_mode", self.access.control_mode),
-        ] {
-            if mode > 0o777 {
-                return fail(key, format!("{mode:o} is not a file mode; write \"0660\""));
-            }
-        }
-        let levels = &self.levels;
-        if levels.dscp.len() != usize::from(levels.count) {
-            return fail(
-                "levels.dscp",
-                format!(
-                    "has {} entries for {} levels; give one per level, the highest first (levels may share a DSCP)",
-                    levels.dscp.len(),
-                    levels.count
-                ),
-            );
-        }
-        if let Some(dscp) = levels.dscp.iter().find(|dscp| **dscp > 63) {
-            return fail("levels.dscp", format!("{dscp} is not in 0..=63"));
-        }
-        if levels.scavenger_dscp > 63 {
-            return fail(
-                "levels.scavenger_dscp",
-                format!("{} is not in 0..=63", levels.scavenger_dscp),
-            );
-        }
-        if self.slo_ttft == Some(Nanos(0)) {
-            return fail(
-                "slo_ttft",
-                "must be more than zero; leave it out for none".into(),
-            );
-        }
-        if self.nic.is_empty() || self.nic.len() > NICS_MAX {
-            return fail(
-                "nic",
-                format!("{} NICs; give 1 to {NICS_MAX}", self.nic.len()),
-            );
-        }
-        for (index, nic) in self.nic.iter().enumerate() {
-            self.check_nic(index, nic)?;
-        }
-        Ok(())
-    }
-
-    fn check_nic(&self, index: usize, nic: &NicConfig) -> Result<(), Nonsense> {
-        if let Some(other) = self.nic[..index]
-            .iter()
-            .position(|other| other.name == nic.name)
-        {
-            return Err(Nonsense {
-                key: format!("nic.{index}.name"),
-                problem: format!("`{}` is the name of NIC {other} already", nic.name),
-            });
-        }
-        self.link(nic).validate().map_err(|invalid| Nonsense {
-            key: match invalid.field {
-                "rate" => format!("nic.{index}.rate"),
-                "chunk_bytes" => format!("nic.{index}.chunk"),
-                "window_bytes" => format!("nic.{index}.window"),
-                "levels" => "levels.count".into(),
-                field => format!("tuning.{field}"),
-            },
-            problem: invalid.problem,
-        })
-    }
-
-    /// What differs from `running` and only takes effect after a restart, by key.
-    #[must_use]
-    pub fn needs_restart(&self, running: &Self) -> Vec<&'static str> {
-        let mut keys = Vec::new();
-        let mut differs = |key, differs| {
-            if differs {
-                keys.push(key);
-            }
-        };
-        differs("socket", self.socket != running.socket);
-        differs("control", self.control != running.control);
-        differs("metrics", self.metrics != running.metrics);
-        differs("log_format", self.log_format != running.log_format);
-        differs("scheduler.cpu", self.scheduler.cpu != running.scheduler.cpu);
-        differs(
-            "access.socket_mode",
-            self.access.socket_mode != running.access.socket_mode,
-        );
-        differs(
-            "access.control_mode",
-            self.access.control_mode != running.access.control_mode,
-        );
-        differs(
-            "nic (names and their number)",
-            !self
-                .nic
-                .iter()
-                .map(|n| &n.name)
-                .eq(running.nic.iter().map(|n| &n.name)),
-        );
-        keys
-    }
-
-    /// This configuration with what needs a restart taken from `running`: what holds after a
-    /// reload.
-    #[must_use]
-    pub fn reloaded_over(&self, running: &Self) -> Self {
-        let same_nics = self
-            .nic
-            .iter()
-            .map(|n| &n.name)
-            .eq(running.nic.iter().map(|n| &n.name));
-        Self {
-            socket: running.socket.clone(),
-            control: running.control.clone(),
-            metrics: running.metrics.clone(),
-            log_format: running.log_format,
-            scheduler: SchedulerConfig {
-                cpu: running.scheduler.cpu,
-                ..self.scheduler.clone()
-            },
-            access: AccessConfig {
-                socket_mode: running.access.socket_mode,
-                control_mode: running.access.control_mode,
-                ..self.access.clone()
-            },
-            nic: if same_nics {
-                self.nic.clone()
-            } else {
-                running.nic.clone()
-            },
-            ..self.clone()
-        }
-    }
-}
-
-/// The value at a dotted `key`; a leaf that is absent is made if its table is there, so that
-/// optional keys can be set.
-fn place<'v>(root: &'v mut toml::Value, key: &str) -> Option<&'v mut toml::Value> {
-    let mut at = root;
-    for part in key.split('.') {
-        at = match at {
-            toml::Value::Table(table) => table
-                .entry(part.to_owned())
-                .or_insert(toml::Value::Boolean(false)),
-            toml::Value::Array(array) => array.get_mut(part.parse::<usize>().ok()?)?,
-            _ => return None,
-        };
-    }
-    Some(at)
-}
-
-/// Offset of the dotted `key` in `text`, or of the deepest part of it that is written there.
-fn locate(text: &str, key: &str) -> usize {
-    use toml::de::{DeTable, DeValue};
-    let Ok(root) = DeTable::parse(text) else {
-        return 0;
-    };
-    let mut found = 0;
-    let mut at = &DeValue::Table(root.into_inner());
-    for part in key.split('.') {
-        let next = match at {
-            DeValue::Table(table) => table
-                .iter()
-                .find(|(name, _)| name.get_ref() == part)
-                .map(|(name, value)| (name.span().start, value)),
-            DeValue::Array(array) => part
-                .parse::<usize>()
-                .ok()
-                .and_then(|index| array.get(index))
-                .map(|value| (value.span().start, value)),
-            _ => None,
-        };
-        let Some((offset, value)) = next else { break };
-        found = offset;
-        at = value.get_ref();
-    }
-    found
-}
-
-mod policy_name {
-    //! [`PolicyKind`](super::PolicyKind) by its name; the policy crate depends on nothing, serde
-    //! included.
-    use laxity_policy::PolicyKind;
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub(super) fn serialize<S: Serializer>(kind: &PolicyKind, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_str(kind.name())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<PolicyKind, D::Error> {
-        String::deserialize(d)?.parse().map_err(D::Error::custom)
-    }
-}
-
-/// Enums of the policy by name, in a module for `#[serde(with = …)]`.
-macro_rules! names {
-    ($module:ident, $type:ident, $($name:literal = $variant:ident),+) => {
-        mod $module {
-            //! The policy depends on nothing, serde included, so its names are given here.
-            use laxity_policy::config::$type;
-            use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-            pub(super) fn serialize<S: Serializer>(value: &$type, s: S) -> Result<S::Ok, S::Error> {
-                s.serialize_str(match value { $($type::$variant => $name),+ })
-            }
-
-            pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<$type, D::Error> {
-                match String::deserialize(d)?.as_str() {
-                    $($name => Ok($type::$variant),)+
-                    other => Err(D::Error::unknown_variant(other, &[$($name),+])),
-                }
-            }
-        }
-    };
-}
-
-names!(
-    last_stage_name,
-    LastStage,
-    "below_early" = BelowEarly,
-    "within_level" = WithinLevel
-);
-names!(
-    granularity_name,
-    Granularity,
-    "flow" = Flow,
-    "coflow" = Coflow
-);
-names!(
-    ties_name,
-    Ties,
-    "arrival" = Arrival,
-    "fair" = Fair,
-    "shortest" = Shortest
-);
-
-mod octal {
-    //! File modes, as text in octal: `0o660` would be read back as 432 by a person.
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub(super) fn serialize<S: Serializer>(mode: &u32, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_str(&format!("{mode:04o}"))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<u32, D::Error> {
-        let text = String::deserialize(d)?;
-        u32::from_str_radix(&text, 8)
-            .map_err(|_| D::Error::custom(format!("`{text}` is not a file mode; write \"0660\"")))
-    }
 }
 
 #[cfg(test)]
-#[path = "config_tests.rs"]
 mod tests;

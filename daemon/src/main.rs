@@ -1,4 +1,5 @@
 //! `laxityd`: arguments, log, runtime. Everything else is in the library.
+#![forbid(unsafe_code)]
 
 use std::io::IsTerminal;
 use std::path::PathBuf;

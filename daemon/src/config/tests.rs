@@ -1,3 +1,9 @@
+//! Reading, showing, overriding and reloading configurations, and the errors of each.
+
+use std::path::Path;
+
+use laxity_policy::PolicyKind;
+
 use super::*;
 
 fn error(text: &str) -> String {

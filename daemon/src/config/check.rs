@@ -1,0 +1,133 @@
+//! What parses and still cannot be meant.
+
+use laxity_shm::layout::{LANES_MAX, SLOTS_MAX, SLOTS_MIN};
+
+use super::{Config, NICS_MAX, NicConfig};
+use crate::quantity::Nanos;
+
+/// A value that parses and makes no sense: where, what, and what to put instead.
+pub(super) struct Nonsense {
+    pub(super) key: String,
+    pub(super) problem: String,
+}
+
+impl Config {
+    /// The first value that makes no sense.
+    pub(super) fn check(&self) -> Result<(), Nonsense> {
+        let fail = |key: &str, problem: String| {
+            Err(Nonsense {
+                key: key.to_owned(),
+                problem,
+            })
+        };
+        if !self.metrics.is_empty() && self.metrics_address().is_none() {
+            return fail(
+                "metrics",
+                format!("`{}` is not ADDRESS:PORT; use \"\" for none", self.metrics),
+            );
+        }
+        if self.socket == self.control {
+            return fail("control", "must be another path than `socket`".into());
+        }
+        if let Err(error) = tracing_subscriber::EnvFilter::try_new(&self.log) {
+            return fail("log", format!("{error}; write a level such as \"info\""));
+        }
+        let scheduler = &self.scheduler;
+        if !(1..=LANES_MAX).contains(&scheduler.lanes) {
+            return fail(
+                "scheduler.lanes",
+                format!("{} is not in 1..={LANES_MAX}", scheduler.lanes),
+            );
+        }
+        if !(SLOTS_MIN..=SLOTS_MAX).contains(&scheduler.slots) {
+            return fail(
+                "scheduler.slots",
+                format!("{} is not in {SLOTS_MIN}..={SLOTS_MAX}", scheduler.slots),
+            );
+        }
+        if !(1..=16_384).contains(&scheduler.clients_max) {
+            return fail(
+                "scheduler.clients_max",
+                format!("{} is not in 1..=16384", scheduler.clients_max),
+            );
+        }
+        if scheduler.flows_per_client_max == 0 {
+            return fail(
+                "scheduler.flows_per_client_max",
+                "must be at least 1".into(),
+            );
+        }
+        if scheduler.spin_us > 1_000_000 {
+            return fail(
+                "scheduler.spin_us",
+                "more than a second; did you mean less?".into(),
+            );
+        }
+        for (key, mode) in [
+            ("access.socket_mode", self.access.socket_mode),
+            ("access.control_mode", self.access.control_mode),
+        ] {
+            if mode > 0o777 {
+                return fail(key, format!("{mode:o} is not a file mode; write \"0660\""));
+            }
+        }
+        let levels = &self.levels;
+        if levels.dscp.len() != usize::from(levels.count) {
+            return fail(
+                "levels.dscp",
+                format!(
+                    "has {} entries for {} levels; give one per level, the highest first (levels may share a DSCP)",
+                    levels.dscp.len(),
+                    levels.count
+                ),
+            );
+        }
+        if let Some(dscp) = levels.dscp.iter().find(|dscp| **dscp > 63) {
+            return fail("levels.dscp", format!("{dscp} is not in 0..=63"));
+        }
+        if levels.scavenger_dscp > 63 {
+            return fail(
+                "levels.scavenger_dscp",
+                format!("{} is not in 0..=63", levels.scavenger_dscp),
+            );
+        }
+        if self.slo_ttft == Some(Nanos(0)) {
+            return fail(
+                "slo_ttft",
+                "must be more than zero; leave it out for none".into(),
+            );
+        }
+        if self.nic.is_empty() || self.nic.len() > NICS_MAX {
+            return fail(
+                "nic",
+                format!("{} NICs; give 1 to {NICS_MAX}", self.nic.len()),
+            );
+        }
+        for (index, nic) in self.nic.iter().enumerate() {
+            self.check_nic(index, nic)?;
+        }
+        Ok(())
+    }
+
+    fn check_nic(&self, index: usize, nic: &NicConfig) -> Result<(), Nonsense> {
+        if let Some(other) = self.nic[..index]
+            .iter()
+            .position(|other| other.name == nic.name)
+        {
+            return Err(Nonsense {
+                key: format!("nic.{index}.name"),
+                problem: format!("`{}` is the name of NIC {other} already", nic.name),
+            });
+        }
+        self.link(nic).validate().map_err(|invalid| Nonsense {
+            key: match invalid.field {
+                "rate" => format!("nic.{index}.rate"),
+                "chunk_bytes" => format!("nic.{index}.chunk"),
+                "window_bytes" => format!("nic.{index}.window"),
+                "levels" => "levels.count".into(),
+                field => format!("tuning.{field}"),
+            },
+            problem: invalid.problem,
+        })
+    }
+}

@@ -1,0 +1,194 @@
+//! From a file, its absence and the command line to a configuration, and back to a file.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use super::Config;
+
+/// The file that is read if no other is named, and may be missing.
+pub const FILE_DEFAULT: &str = "/etc/laxity/laxityd.toml";
+
+/// A configuration that cannot be used. The text names the file, the line and what to do.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file cannot be read. Create it, fix its permissions, or start without `--config`.
+    #[error("cannot read {path}: {source}", path = .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// Something in the file is wrong: the place, the line itself, and what would be right.
+    #[error(
+        "{origin}:{line}: {problem}\n{excerpt}  fix it, then test with `laxityd --check-config`; `laxityd --show-config` lists every key"
+    )]
+    File {
+        /// The file.
+        origin: String,
+        /// Line, from 1.
+        line: usize,
+        /// What is wrong.
+        problem: String,
+        /// The line as written.
+        excerpt: String,
+    },
+    /// A `--set` is wrong.
+    #[error("--set {assignment}: {problem}")]
+    Set {
+        /// As given.
+        assignment: String,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+impl Config {
+    /// Reads `path`, or the defaults if it is `None` and there is no default file, and applies
+    /// the `key=value` assignments of `sets` on top.
+    ///
+    /// # Errors
+    /// The first thing that is wrong; show it and exit, or keep the old configuration on reload.
+    pub fn load(path: Option<&Path>, sets: &[String]) -> Result<Self, ConfigError> {
+        let config = match path {
+            Some(path) => Self::from_file(path)?,
+            None if Path::new(FILE_DEFAULT).exists() => Self::from_file(Path::new(FILE_DEFAULT))?,
+            None => Self::default(),
+        };
+        config.with_assignments(sets)
+    }
+
+    fn from_file(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        Self::parse(&text, &path.display().to_string())
+    }
+
+    /// Parses and checks `text`; `origin` names it in errors.
+    ///
+    /// # Errors
+    /// [`ConfigError::File`].
+    pub fn parse(text: &str, origin: &str) -> Result<Self, ConfigError> {
+        let fail = |problem: String, offset: usize| {
+            let line = text[..offset.min(text.len())].matches('\n').count() + 1;
+            let mut excerpt = String::new();
+            if let Some(written) = text.lines().nth(line - 1) {
+                let _ = writeln!(excerpt, "{line:>5} | {written}");
+            }
+            ConfigError::File {
+                origin: origin.to_owned(),
+                line,
+                problem,
+                excerpt,
+            }
+        };
+        let config: Self = toml::from_str(text).map_err(|error| {
+            fail(
+                error.message().to_owned(),
+                error.span().map_or(0, |span| span.start),
+            )
+        })?;
+        config.check().map_err(|nonsense| {
+            fail(
+                format!("{}: {}", nonsense.key, nonsense.problem),
+                locate(text, &nonsense.key),
+            )
+        })?;
+        Ok(config)
+    }
+
+    /// Applies `key=value` assignments; keys are dotted, elements of lists are numbers
+    /// (`nic.0.rate=25Gbit`).
+    pub(super) fn with_assignments(self, sets: &[String]) -> Result<Self, ConfigError> {
+        if sets.is_empty() {
+            return Ok(self);
+        }
+        let mut config = self;
+        for assignment in sets {
+            let fail = |problem: String| ConfigError::Set {
+                assignment: assignment.clone(),
+                problem,
+            };
+            let (key, text) = assignment
+                .split_once('=')
+                .ok_or_else(|| fail("write key=value, such as scheduler.spin_us=0".into()))?;
+            let value = toml::from_str::<toml::Table>(&format!("v = {text}"))
+                .ok()
+                .and_then(|mut table| table.remove("v"))
+                .unwrap_or_else(|| toml::Value::String(text.trim().to_owned()));
+            let mut root =
+                toml::Value::try_from(&config).map_err(|error| fail(error.to_string()))?;
+            *place(&mut root, key.trim()).ok_or_else(|| {
+                fail("no such place; `laxityd --show-config` lists every key".into())
+            })? = value;
+            config = root.try_into().map_err(|error: toml::de::Error| {
+                fail(
+                    error
+                        .message()
+                        .lines()
+                        .next()
+                        .unwrap_or_default()
+                        .to_owned(),
+                )
+            })?;
+            config
+                .check()
+                .map_err(|e| fail(format!("{}: {}", e.key, e.problem)))?;
+        }
+        Ok(config)
+    }
+
+    /// The configuration as a file that, when read, gives it again.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).unwrap_or_else(|error| format!("# cannot be shown: {error}\n"))
+    }
+}
+
+/// The value at a dotted `key`; a leaf that is absent is made if its table is there, so that
+/// optional keys can be set.
+fn place<'v>(root: &'v mut toml::Value, key: &str) -> Option<&'v mut toml::Value> {
+    let mut at = root;
+    for part in key.split('.') {
+        at = match at {
+            toml::Value::Table(table) => table
+                .entry(part.to_owned())
+                .or_insert(toml::Value::Boolean(false)),
+            toml::Value::Array(array) => array.get_mut(part.parse::<usize>().ok()?)?,
+            _ => return None,
+        };
+    }
+    Some(at)
+}
+
+/// Offset of the dotted `key` in `text`, or of the deepest part of it that is written there.
+fn locate(text: &str, key: &str) -> usize {
+    use toml::de::{DeTable, DeValue};
+    let Ok(root) = DeTable::parse(text) else {
+        return 0;
+    };
+    let mut found = 0;
+    let mut at = &DeValue::Table(root.into_inner());
+    for part in key.split('.') {
+        let next = match at {
+            DeValue::Table(table) => table
+                .iter()
+                .find(|(name, _)| name.get_ref() == part)
+                .map(|(name, value)| (name.span().start, value)),
+            DeValue::Array(array) => part
+                .parse::<usize>()
+                .ok()
+                .and_then(|index| array.get(index))
+                .map(|value| (value.span().start, value)),
+            _ => None,
+        };
+        let Some((offset, value)) = next else { break };
+        found = offset;
+        at = value.get_ref();
+    }
+    found
+}

@@ -1,0 +1,169 @@
+//! Who is there and what holds for them: commands from the rest of the daemon, and the end of
+//! clients whose memory is garbage. Rare, so nothing here is on the hot path.
+
+use std::sync::Arc;
+
+use laxity_policy::config::InvalidConfig;
+use laxity_policy::{Level, Span, Time};
+use laxity_shm::record::Garbage;
+use laxity_shm::sleep::{current_cpu, now_ns};
+use tracing::{debug, info, warn};
+
+use super::Driver;
+use crate::clients::{Client, ClientId, Leaving, Newcomer};
+use crate::config::{Config, Mode};
+use crate::mailbox::Command;
+
+/// Warnings about garbage: one per this time, the others are counted.
+const WARN_EVERY: Span = Span::from_millis(1000);
+/// Stage 2, the only one that may be sent on credit: it enters the highest level that is not
+/// reserved, so nothing that may precede it is ever behind it.
+const CREDIT_STAGES: u8 = laxity_shm::record::Stage::Collective.bit();
+
+impl Driver {
+    /// Carries out what the rest of the daemon asked for. False to stop.
+    pub(super) fn obey(&mut self) -> bool {
+        self.intake.now = Time(now_ns());
+        self.unpublished = true;
+        for command in self.inbox.take() {
+            match command {
+                Command::Attach { newcomer, attached } => {
+                    self.attach(*newcomer);
+                    let _ = attached.send(());
+                }
+                Command::Detach { client, leaving } => {
+                    let _ = leaving.send(self.detach(client));
+                }
+                Command::Bypass(on) => {
+                    self.intake.bypass = on;
+                    self.apply_modes();
+                }
+                Command::Configure(config) => {
+                    if let Err(error) = self.configure(&config) {
+                        warn!(%error, "the new configuration does not work; the old one holds");
+                    }
+                }
+                Command::Publish => self.publish_now = true,
+                Command::Stop => return false,
+            }
+        }
+        self.board.progress();
+        true
+    }
+
+    fn attach(&mut self, newcomer: Newcomer) {
+        let index = self
+            .clients
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or_else(|| {
+                self.clients.push(None);
+                self.clients.len() - 1
+            });
+        let now = self.intake.now;
+        let mut client = Client::new(newcomer, now, self.config.scheduler.flows_per_client_max);
+        if let Err(error) = self.rest.watch(index as u32, client.served.eventfd()) {
+            // It is served all the same, at the pace of the bounded sleeps.
+            warn!(%error, client = %client.book.identity.name, "cannot watch a client's eventfd");
+        }
+        let header = client.served.header();
+        header.set_dscp(&self.config.dscp_of_region());
+        header.set_credit_class(CREDIT_STAGES, self.intake.credit_level.0);
+        header.set_daemon_cpu(current_cpu());
+        header.beat(now.0);
+        client.served.set_doorbell(self.doorbells);
+        client.set_mode(self.config.mode, self.intake.bypass);
+        let identity = &client.book.identity;
+        info!(
+            client = %identity.name, id = identity.id.0, pid = identity.pid, uid = identity.uid,
+            mode = client.mode.name(), "a client attached"
+        );
+        self.intake.counters.attachments += 1;
+        self.clients[index] = Some(client);
+        self.hot.push(index as u32);
+        self.active = now;
+    }
+
+    fn detach(&mut self, id: ClientId) -> Option<Leaving> {
+        let index = self
+            .clients
+            .iter()
+            .position(|c| c.as_ref().is_some_and(|c| c.book.identity.id == id))?;
+        let mut client = self.clients[index].take()?;
+        self.hot.retain(|hot| *hot as usize != index);
+        self.cold.retain(|cold| *cold as usize != index);
+        self.rest.forget(client.served.eventfd());
+        self.intake.client_gone(index as u32, &mut client);
+        self.gone.add(&client.book.counters);
+        while matches!(self.clients.last(), Some(None)) {
+            self.clients.pop();
+        }
+        self.intake.serve(&mut self.clients);
+        self.wake_clients();
+        Some(client.leave())
+    }
+
+    /// Garbage came out of a lane: lets go of its client.
+    #[cold]
+    pub(super) fn quarantine(&mut self, index: u32, lane: u16, problem: &Garbage) {
+        let Some(client) = self.clients[index as usize].as_mut() else {
+            return;
+        };
+        client.book.counters.garbage_records += 1;
+        client.book.quarantined_lanes += 1;
+        client.release();
+        self.intake.client_gone(index, client);
+        let identity = &client.book.identity;
+        if self.intake.now.since(self.warned) >= WARN_EVERY {
+            self.warned = self.intake.now;
+            warn!(
+                client = %identity.name, id = identity.id.0, pid = identity.pid, lane, %problem,
+                "released a client for garbage in its memory; its traffic goes on unscheduled"
+            );
+        } else {
+            debug!(client = %identity.name, lane, %problem, "released a client for garbage");
+        }
+    }
+
+    pub(super) fn configure(&mut self, config: &Arc<Config>) -> Result<(), InvalidConfig> {
+        let now = self.intake.now;
+        for (index, port) in self.intake.ports.iter_mut().enumerate() {
+            if let Some(nic) = config.nic.get(index / 2) {
+                port.configure(now, config.link(nic))?;
+            }
+        }
+        self.intake.hints.configure(now, config)?;
+        self.config = Arc::clone(config);
+        // On one core, whoever spins keeps away whom it waits for.
+        let alone = std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1);
+        self.spin = if alone {
+            Span::ZERO
+        } else {
+            Span::from_micros(config.scheduler.spin_us)
+        };
+        if let Some(port) = self.intake.ports.first() {
+            self.intake.credit_level = Level(port.credit_level(now));
+        }
+        for client in self.clients.iter_mut().flatten() {
+            client.book.flows_max = config.scheduler.flows_per_client_max;
+            let header = client.served.header();
+            header.set_dscp(&config.dscp_of_region());
+            header.set_credit_class(CREDIT_STAGES, self.intake.credit_level.0);
+        }
+        self.apply_modes();
+        Ok(())
+    }
+
+    fn apply_modes(&mut self) {
+        self.intake.credit = self.config.mode == Mode::Enforce && !self.intake.bypass;
+        for client in self
+            .clients
+            .iter_mut()
+            .flatten()
+            .filter(|c| !c.book.released)
+        {
+            client.set_mode(self.config.mode, self.intake.bypass);
+        }
+        self.publish_now = true;
+    }
+}
