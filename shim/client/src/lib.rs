@@ -19,6 +19,7 @@
 //! attaches for itself.
 
 mod client;
+pub mod ffi;
 mod hint;
 mod lane;
 mod options;

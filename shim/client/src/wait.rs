@@ -108,8 +108,15 @@ impl Lane {
             && ticket.seat == self.seat
         {
             let word = place.producer.word(ticket.at.slot);
-            if word != place.pending.seen[usize::from(ticket.at.slot)] {
-                return self.take(ticket, word);
+            if word != place.pending.seen[usize::from(ticket.at.slot)]
+                && let State::Permit {
+                    cumulative,
+                    level,
+                    last,
+                } = permit::decode(word)
+            {
+                place.pending.seen[usize::from(ticket.at.slot)] = word;
+                return Some(self.take(ticket, cumulative, level, last));
             }
             if place.region.header().attention() & attention::UNSCHEDULED == 0 {
                 self.spin.misses += 1;
@@ -125,19 +132,9 @@ impl Lane {
         Some(self.bypass_rest(ticket))
     }
 
-    /// Collects what a changed word grants.
+    /// Collects a permit.
     #[inline]
-    fn take(&mut self, ticket: &mut Ticket, word: u64) -> Option<Grant> {
-        let place = self.place.as_mut()?;
-        place.pending.seen[usize::from(ticket.at.slot)] = word;
-        let State::Permit {
-            cumulative,
-            level,
-            last,
-        } = permit::decode(word)
-        else {
-            return None;
-        };
+    fn take(&mut self, ticket: &mut Ticket, cumulative: u64, level: u8, last: bool) -> Grant {
         // After a last permit nothing more comes, so whatever it counts, the rest may go.
         let upto = if last {
             ticket.total
@@ -145,22 +142,27 @@ impl Lane {
             cumulative.min(ticket.total)
         };
         let bytes = upto.saturating_sub(ticket.granted);
+        let mut dscp = 0;
+        if let Some(place) = &mut self.place {
+            dscp = place.region.header().dscp(level);
+            if last {
+                place.pending.remove(ticket.at.slot);
+                place.producer.release(ticket.at);
+            }
+        }
         if last {
-            place.pending.remove(ticket.at.slot);
-            place.producer.release(ticket.at);
             ticket.phase = Phase::Done;
         }
-        let dscp = place.region.header().dscp(level);
         ticket.granted += bytes;
         self.spin.quiet_since_ns = 0;
         self.counters.scheduled_bytes.add(bytes);
-        Some(Grant {
+        Grant {
             bytes,
             level,
             dscp,
             last,
             bypassed: false,
-        })
+        }
     }
 
     /// Grants what is left of a flow without the daemon, and tells it so if it is there.

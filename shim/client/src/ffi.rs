@@ -1,0 +1,680 @@
+//! The C interface, as documented in `include/laxity.h`.
+//!
+//! No panic crosses into C: each function catches it and answers as if there were no daemon. No
+//! argument is trusted to be non-null; pointers that are not null must be valid, which only the
+//! caller can uphold. `tests/c_abi.rs` compiles a C program against the header and compares sizes
+//! and offsets with the structs here.
+
+use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use laxity_shm::producer::SlotRef;
+
+use crate::ticket::Phase;
+use crate::{Client, Direction, Flow, Grant, Hint, Lane, Mode, Options, Stage, Ticket};
+
+const ABI_VERSION: u32 = 1;
+const INVALID: c_int = -libc::EINVAL;
+
+/// `lax_options`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct LaxOptions {
+    size: u32,
+    mode: u32,
+    socket: *const c_char,
+    name: *const c_char,
+    stall_timeout_ms: u32,
+    reattach_every_ms: u32,
+    attach_timeout_ms: u32,
+    reserved: u32,
+}
+
+/// `lax_flow`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LaxFlow {
+    size: u32,
+    layer: u16,
+    stage: u8,
+    direction: u8,
+    nic: u8,
+    receiver_bound: u8,
+    reserved: [u8; 6],
+    bytes: u64,
+    batch: u64,
+    request: u64,
+    deadline_ns: u64,
+}
+
+/// `lax_ticket`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LaxTicket {
+    tag: u64,
+    seat: u64,
+    total: u64,
+    granted: u64,
+    slot: u16,
+    phase: u8,
+    level: u8,
+    dscp: u8,
+    bypassed: u8,
+    reserved: [u8; 26],
+}
+
+/// `lax_grant`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LaxGrant {
+    bytes: u64,
+    level: u8,
+    dscp: u8,
+    last: u8,
+    bypassed: u8,
+    reserved: [u8; 4],
+}
+
+/// `lax_stats`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LaxStats {
+    size: u32,
+    scheduled: u32,
+    scheduled_bytes: u64,
+    bypassed_bytes: u64,
+    bypassed_flows: u64,
+    observed_bytes: u64,
+    unscheduled_ns: u64,
+    reattaches: u64,
+    lane_full: u64,
+}
+
+const _: () = {
+    assert!(size_of::<LaxOptions>() == 40);
+    assert!(size_of::<LaxFlow>() == 48);
+    assert!(size_of::<LaxTicket>() == 64);
+    assert!(size_of::<LaxGrant>() == 16);
+    assert!(size_of::<LaxStats>() == 64);
+};
+
+const GATED: u8 = 1;
+const READY: u8 = 2;
+const DONE: u8 = 3;
+
+impl LaxTicket {
+    fn of(ticket: &Ticket) -> Self {
+        let mut c = Self {
+            tag: ticket.at.tag,
+            slot: ticket.at.slot,
+            seat: ticket.seat,
+            total: ticket.total,
+            granted: ticket.granted,
+            ..Self::default()
+        };
+        match ticket.phase {
+            Phase::Gated => c.phase = GATED,
+            Phase::Done => c.phase = DONE,
+            Phase::Ready {
+                level,
+                dscp,
+                bypassed,
+            } => {
+                (c.phase, c.level, c.dscp, c.bypassed) = (READY, level, dscp, u8::from(bypassed));
+            }
+        }
+        c
+    }
+
+    /// A ticket that C never initialised is one that is done.
+    fn ticket(&self) -> Ticket {
+        let phase = match self.phase {
+            GATED => Phase::Gated,
+            READY => Phase::Ready {
+                level: self.level,
+                dscp: self.dscp,
+                bypassed: self.bypassed != 0,
+            },
+            _ => Phase::Done,
+        };
+        let at = SlotRef {
+            slot: self.slot,
+            tag: self.tag,
+        };
+        let granted = self.granted.min(self.total);
+        Ticket {
+            at,
+            seat: self.seat,
+            total: self.total,
+            granted,
+            phase,
+        }
+    }
+
+    /// All of `bytes`, without the daemon.
+    fn bypassed(bytes: u64) -> Self {
+        Self {
+            total: bytes,
+            phase: READY,
+            bypassed: 1,
+            ..Self::default()
+        }
+    }
+
+    /// What is left, without the daemon.
+    fn rest(&mut self) -> Option<Grant> {
+        if self.phase != GATED && self.phase != READY {
+            return None;
+        }
+        let bytes = self.total.saturating_sub(self.granted);
+        (self.granted, self.phase) = (self.total, DONE);
+        Some(Grant {
+            bytes,
+            last: true,
+            bypassed: true,
+            ..Grant::default()
+        })
+    }
+}
+
+impl LaxGrant {
+    fn of(grant: Grant) -> Self {
+        Self {
+            bytes: grant.bytes,
+            level: grant.level,
+            dscp: grant.dscp,
+            last: u8::from(grant.last),
+            bypassed: u8::from(grant.bypassed),
+            reserved: [0; 4],
+        }
+    }
+}
+
+impl LaxFlow {
+    fn flow(&self) -> Option<Flow> {
+        let direction = match self.direction {
+            0 => Direction::Egress,
+            1 => Direction::Ingress,
+            _ => return None,
+        };
+        Some(Flow {
+            stage: Stage::from_number(self.stage)?,
+            direction,
+            nic: self.nic,
+            layer: self.layer,
+            bytes: self.bytes,
+            batch: self.batch,
+            request: self.request,
+            deadline_ns: self.deadline_ns,
+            receiver_bound: self.receiver_bound != 0,
+        })
+    }
+}
+
+/// Runs `body`; `otherwise` if it panics. What a panic leaves behind is the client's own state,
+/// which stays safe to use.
+fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or(otherwise)
+}
+
+/// # Safety
+/// `text` is null or a C string.
+unsafe fn text<'a>(text: *const c_char) -> Option<&'a CStr> {
+    // SAFETY: not null, so the caller vouches for a C string.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
+}
+
+/// Version of the interface.
+#[unsafe(no_mangle)]
+pub extern "C" fn lax_abi_version() -> u32 {
+    ABI_VERSION
+}
+
+/// Attaches; options from the environment for null.
+///
+/// # Safety
+/// `options` is null or valid, with the size it says and C strings in it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_attach(options: *const LaxOptions) -> *mut Client {
+    guarded(core::ptr::null_mut(), || {
+        let options = if options.is_null() {
+            Options::from_env()
+        } else {
+            // SAFETY: upheld by the caller. Later versions may be larger, none is smaller.
+            let given = unsafe {
+                if ((&raw const (*options).size).read() as usize) < size_of::<LaxOptions>() {
+                    return core::ptr::null_mut();
+                }
+                &*options
+            };
+            // SAFETY: upheld by the caller.
+            match unsafe { given.options() } {
+                Some(options) => options,
+                None => return core::ptr::null_mut(),
+            }
+        };
+        Box::into_raw(Box::new(Client::attach(options)))
+    })
+}
+
+impl LaxOptions {
+    /// # Safety
+    /// The strings are null or C strings.
+    unsafe fn options(&self) -> Option<Options> {
+        let mut options = Options {
+            mode: mode(self.mode)?,
+            ..Options::default()
+        };
+        // SAFETY: upheld by the caller.
+        if let Some(socket) = unsafe { text(self.socket) } {
+            options.socket = PathBuf::from(OsStr::from_bytes(socket.to_bytes()));
+        }
+        // SAFETY: upheld by the caller.
+        if let Some(name) = unsafe { text(self.name) } {
+            options.name = name.to_string_lossy().into_owned();
+        }
+        for (field, millis) in [
+            (&mut options.stall_timeout, self.stall_timeout_ms),
+            (&mut options.reattach_every, self.reattach_every_ms),
+            (&mut options.attach_timeout, self.attach_timeout_ms),
+        ] {
+            if millis != 0 {
+                *field = Duration::from_millis(u64::from(millis));
+            }
+        }
+        Some(options)
+    }
+}
+
+fn mode(number: u32) -> Option<Mode> {
+    Mode::from_number(u8::try_from(number).ok()?)
+}
+
+/// Lets go of the client.
+///
+/// # Safety
+/// `client` is null or came from `lax_attach` and is not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_detach(client: *mut Client) {
+    if !client.is_null() {
+        // SAFETY: upheld by the caller.
+        guarded((), || drop(unsafe { Box::from_raw(client) }));
+    }
+}
+
+/// Whether a daemon schedules this process now.
+///
+/// # Safety
+/// `client` is null or came from `lax_attach`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_is_scheduled(client: *const Client) -> c_int {
+    guarded(0, || {
+        // SAFETY: upheld by the caller.
+        unsafe { client.as_ref() }.map_or(0, |client| client.is_scheduled().into())
+    })
+}
+
+/// DSCP of a level.
+///
+/// # Safety
+/// `client` is null or came from `lax_attach`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_dscp(client: *const Client, level: u8) -> u8 {
+    guarded(0, || {
+        // SAFETY: upheld by the caller.
+        unsafe { client.as_ref() }.map_or(0, |client| client.dscp(level))
+    })
+}
+
+/// Counters.
+///
+/// # Safety
+/// `client` is null or came from `lax_attach`; `stats` is null or valid for the size it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_get_stats(client: *const Client, stats: *mut LaxStats) -> c_int {
+    guarded(INVALID, || {
+        // SAFETY: upheld by the caller; the size is read before anything else is touched.
+        let (client, stats) = unsafe {
+            let (Some(client), false) = (client.as_ref(), stats.is_null()) else {
+                return INVALID;
+            };
+            if ((&raw const (*stats).size).read() as usize) < size_of::<LaxStats>() {
+                return INVALID;
+            }
+            (client, &mut *stats)
+        };
+        let now = client.stats();
+        *stats = LaxStats {
+            size: stats.size,
+            scheduled: client.is_scheduled().into(),
+            scheduled_bytes: now.scheduled_bytes,
+            bypassed_bytes: now.bypassed_bytes,
+            bypassed_flows: now.bypassed_flows,
+            observed_bytes: now.observed_bytes,
+            unscheduled_ns: now.unscheduled_ns,
+            reattaches: now.reattaches,
+            lane_full: now.lane_full,
+        };
+        0
+    })
+}
+
+/// Opens a lane.
+///
+/// # Safety
+/// `client` is null or came from `lax_attach`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_lane_open(client: *const Client) -> *mut Lane {
+    guarded(core::ptr::null_mut(), || {
+        // SAFETY: upheld by the caller.
+        match unsafe { client.as_ref() } {
+            Some(client) => Box::into_raw(Box::new(client.lane())),
+            None => core::ptr::null_mut(),
+        }
+    })
+}
+
+/// Closes a lane.
+///
+/// # Safety
+/// `lane` is null or came from `lax_lane_open` and is not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_lane_close(lane: *mut Lane) {
+    if !lane.is_null() {
+        // SAFETY: upheld by the caller.
+        guarded((), || drop(unsafe { Box::from_raw(lane) }));
+    }
+}
+
+/// Submits a flow.
+///
+/// # Safety
+/// Each pointer is null or valid; `lane` came from `lax_lane_open` and no other thread uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_submit(
+    lane: *mut Lane,
+    flow: *const LaxFlow,
+    ticket: *mut LaxTicket,
+) -> c_int {
+    // SAFETY: upheld by the caller; the size is read before anything else is touched.
+    let (lane, flow, ticket) = unsafe {
+        let Some(ticket) = ticket.as_mut() else {
+            return INVALID;
+        };
+        *ticket = LaxTicket::bypassed(0);
+        if flow.is_null() || ((&raw const (*flow).size).read() as usize) < size_of::<LaxFlow>() {
+            return INVALID;
+        }
+        (lane.as_mut(), *flow, ticket)
+    };
+    *ticket = LaxTicket::bypassed(flow.bytes);
+    let (Some(lane), Some(flow)) = (lane, flow.flow()) else {
+        return INVALID;
+    };
+    guarded(0, || {
+        *ticket = LaxTicket::of(&lane.submit(&flow));
+        0
+    })
+}
+
+/// One grant, by `Lane::poll` or `Lane::wait`.
+///
+/// # Safety
+/// As for `lax_poll`.
+unsafe fn grant(
+    lane: *mut Lane,
+    ticket: *mut LaxTicket,
+    grant: *mut LaxGrant,
+    how: impl FnOnce(&mut Lane, &mut Ticket) -> Option<Grant>,
+) -> c_int {
+    // SAFETY: upheld by the caller.
+    let (lane, ticket, grant) = unsafe { (lane.as_mut(), ticket.as_mut(), grant.as_mut()) };
+    let (Some(ticket), Some(grant)) = (ticket, grant) else {
+        return INVALID;
+    };
+    *grant = LaxGrant {
+        last: 1,
+        ..LaxGrant::default()
+    };
+    let done = ticket.phase != GATED && ticket.phase != READY;
+    let result = match lane {
+        _ if done => None,
+        None => ticket.rest(),
+        Some(lane) => {
+            let mut rust = ticket.ticket();
+            let result = catch_unwind(AssertUnwindSafe(|| how(lane, &mut rust)));
+            match result {
+                Ok(result) => {
+                    *ticket = LaxTicket::of(&rust);
+                    result
+                }
+                Err(_) => ticket.rest(),
+            }
+        }
+    };
+    match result {
+        Some(result) => {
+            *grant = LaxGrant::of(result);
+            1
+        }
+        None => {
+            grant.last = u8::from(ticket.phase != GATED);
+            0
+        }
+    }
+}
+
+/// What may be sent now.
+///
+/// # Safety
+/// Each pointer is null or valid; `lane` came from `lax_lane_open` and no other thread uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_poll(
+    lane: *mut Lane,
+    ticket: *mut LaxTicket,
+    out: *mut LaxGrant,
+) -> c_int {
+    // SAFETY: upheld by the caller.
+    unsafe { grant(lane, ticket, out, Lane::poll) }
+}
+
+/// Waits for the next grant.
+///
+/// # Safety
+/// As for [`lax_poll`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_wait(
+    lane: *mut Lane,
+    ticket: *mut LaxTicket,
+    out: *mut LaxGrant,
+) -> c_int {
+    // SAFETY: upheld by the caller.
+    unsafe { grant(lane, ticket, out, |lane, ticket| Some(lane.wait(ticket))) }
+}
+
+/// Runs `body` on a lane that is not null.
+///
+/// # Safety
+/// `lane` is null or came from `lax_lane_open` and no other thread uses it.
+unsafe fn on_lane(lane: *mut Lane, body: impl FnOnce(&mut Lane) -> c_int) -> c_int {
+    // SAFETY: upheld by the caller.
+    let Some(lane) = (unsafe { lane.as_mut() }) else {
+        return INVALID;
+    };
+    guarded(INVALID, || body(lane))
+}
+
+/// Sleeps until some ticket may have more to say.
+///
+/// # Safety
+/// `lane` is null or came from `lax_lane_open` and no other thread uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_wait_any(lane: *mut Lane, timeout_ns: u64) -> c_int {
+    // SAFETY: upheld by the caller.
+    unsafe {
+        on_lane(lane, |lane| {
+            lane.wait_any(Duration::from_nanos(timeout_ns)).into()
+        })
+    }
+}
+
+/// Bytes have left the wire.
+///
+/// # Safety
+/// Each pointer is null or valid; `lane` came from `lax_lane_open` and no other thread uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_complete(
+    lane: *mut Lane,
+    ticket: *const LaxTicket,
+    bytes: u64,
+) -> c_int {
+    // SAFETY: upheld by the caller.
+    let Some(ticket) = (unsafe { ticket.as_ref() }) else {
+        return INVALID;
+    };
+    let ticket = ticket.ticket();
+    // SAFETY: upheld by the caller.
+    unsafe {
+        on_lane(lane, |lane| {
+            lane.complete(&ticket, bytes);
+            0
+        })
+    }
+}
+
+/// Gives up a flow.
+///
+/// # Safety
+/// As for [`lax_complete`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_cancel(lane: *mut Lane, ticket: *mut LaxTicket) -> c_int {
+    // SAFETY: upheld by the caller.
+    let Some(ticket) = (unsafe { ticket.as_mut() }) else {
+        return INVALID;
+    };
+    let rust = ticket.ticket();
+    ticket.phase = DONE;
+    ticket.tag = 0;
+    // SAFETY: upheld by the caller.
+    unsafe {
+        on_lane(lane, |lane| {
+            lane.cancel(rust);
+            0
+        })
+    }
+}
+
+/// # Safety
+/// As for [`lax_wait_any`].
+unsafe fn hint(lane: *mut Lane, hint: Hint) -> c_int {
+    // SAFETY: upheld by the caller.
+    unsafe {
+        on_lane(lane, |lane| {
+            lane.hint(hint);
+            0
+        })
+    }
+}
+
+/// A batch was formed.
+///
+/// # Safety
+/// As for [`lax_wait_any`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_hint_batch_begin(
+    lane: *mut Lane,
+    batch: u64,
+    layers: u16,
+    layer_time_ns: u64,
+) -> c_int {
+    // SAFETY: upheld by the caller.
+    unsafe {
+        hint(
+            lane,
+            Hint::BatchBegin {
+                batch,
+                layers,
+                layer_time_ns,
+            },
+        )
+    }
+}
+
+/// A request is a member of a batch.
+///
+/// # Safety
+/// As for [`lax_wait_any`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_hint_request_join(
+    lane: *mut Lane,
+    batch: u64,
+    request: u64,
+    deadline_ns: u64,
+    bytes: u64,
+) -> c_int {
+    // SAFETY: upheld by the caller.
+    unsafe {
+        hint(
+            lane,
+            Hint::RequestJoin {
+                batch,
+                request,
+                deadline_ns,
+                bytes,
+            },
+        )
+    }
+}
+
+/// A request has its first token, or was aborted.
+///
+/// # Safety
+/// As for [`lax_wait_any`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_hint_request_end(lane: *mut Lane, request: u64) -> c_int {
+    // SAFETY: upheld by the caller.
+    unsafe { hint(lane, Hint::RequestEnd { request }) }
+}
+
+/// A batch waits behind another.
+///
+/// # Safety
+/// As for [`lax_wait_any`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_hint_batch_queued(lane: *mut Lane, batch: u64, ahead: u64) -> c_int {
+    // SAFETY: upheld by the caller.
+    unsafe { hint(lane, Hint::BatchQueued { batch, ahead }) }
+}
+
+/// A batch now computes a layer.
+///
+/// # Safety
+/// As for [`lax_wait_any`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_hint_layer_begin(lane: *mut Lane, batch: u64, layer: u16) -> c_int {
+    // SAFETY: upheld by the caller.
+    unsafe { hint(lane, Hint::LayerBegin { batch, layer }) }
+}
+
+/// A batch has computed its last layer.
+///
+/// # Safety
+/// As for [`lax_wait_any`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_hint_compute_end(lane: *mut Lane, batch: u64) -> c_int {
+    // SAFETY: upheld by the caller.
+    unsafe { hint(lane, Hint::ComputeEnd { batch }) }
+}
+
+/// Nothing of a batch is left.
+///
+/// # Safety
+/// As for [`lax_wait_any`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_hint_batch_end(lane: *mut Lane, batch: u64) -> c_int {
+    // SAFETY: upheld by the caller.
+    unsafe { hint(lane, Hint::BatchEnd { batch }) }
+}

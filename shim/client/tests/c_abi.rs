@@ -1,0 +1,137 @@
+//! A C program, compiled against `laxity.h` and linked with the library, with and without a
+//! daemon; and as C++, which must accept the header.
+
+mod daemon;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::Ordering;
+
+use daemon::{TestDaemon, eventually};
+use laxity_shm::record::Record;
+
+/// Where cargo put `liblaxity_client.a`: next to this test's own directory, or in it.
+fn library() -> PathBuf {
+    let own = std::env::current_exe().expect("own path");
+    let deps = own.parent().expect("deps").to_owned();
+    let named = [
+        deps.join("liblaxity_client.a"),
+        deps.join("../liblaxity_client.a"),
+    ];
+    named
+        .into_iter()
+        .find(|path| path.exists())
+        .unwrap_or_else(|| {
+            // Hashed names: the newest.
+            let mut found: Vec<_> = std::fs::read_dir(&deps)
+                .expect("deps")
+                .flatten()
+                .filter(|entry| {
+                    let name = entry.file_name().to_string_lossy().into_owned();
+                    name.starts_with("liblaxity_client") && name.ends_with(".a")
+                })
+                .collect();
+            found.sort_by_key(|entry| entry.metadata().and_then(|m| m.modified()).ok());
+            found.pop().expect("a static library").path()
+        })
+}
+
+fn compile(compiler: &str, flags: &[&str], into: &Path) -> Output {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    Command::new(compiler)
+        .args(["-Wall", "-Wextra", "-Werror", "-pedantic"])
+        .args(flags)
+        .arg("-I")
+        .arg(root.join("include"))
+        .arg(root.join("examples/send.c"))
+        .args(["-x", "none"])
+        .arg(library())
+        .args(["-lpthread", "-ldl", "-lm", "-o"])
+        .arg(into)
+        .output()
+        .expect("a C compiler is installed")
+}
+
+fn run(program: &Path, socket: &Path) -> Vec<String> {
+    let output = Command::new(program)
+        .env("LAXITY_SOCKET", socket)
+        .output()
+        .expect("the program runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    text.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_c_program_sends_under_the_scheduler_and_without_it() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let program = dir.path().join("send");
+    let compiled = compile("cc", &["-std=c99"], &program);
+    assert!(
+        compiled.status.success(),
+        "{}",
+        String::from_utf8_lossy(&compiled.stderr)
+    );
+
+    let alone = run(&program, &dir.path().join("none.sock"));
+    assert_eq!(alone[0], "sizes 40 48 64 16 64");
+    assert_eq!(alone[1], "offsets 32 9 40 11 56");
+    assert_eq!(alone[2], "sent 141005 scheduled 0 bypassed 141077");
+
+    let daemon = TestDaemon::start();
+    daemon.knobs.chunk.store(1000, Ordering::SeqCst);
+    let together = run(&program, &daemon.socket);
+    assert!(
+        together[2].starts_with("sent 141005 scheduled 141000 bypassed 0"),
+        "{together:?}"
+    );
+    eventually("completions arrive", || {
+        daemon.knobs.completed_bytes.load(Ordering::SeqCst) == 141_000
+    });
+    eventually("hints arrive in order", || {
+        let heard = daemon.knobs.heard.lock().expect("heard");
+        let hints: Vec<_> = heard
+            .iter()
+            .filter(|r| !matches!(r, Record::Cancelled { .. } | Record::LaneReset))
+            .collect();
+        matches!(
+            hints[..],
+            [
+                Record::BatchBegin {
+                    batch: 1,
+                    layers: 32,
+                    layer_time_ns: 2_000_000
+                },
+                Record::RequestJoin {
+                    batch: 1,
+                    request: 7,
+                    ..
+                },
+                Record::LayerBegin { batch: 1, layer: 3 },
+                Record::ComputeEnd { batch: 1 },
+                Record::RequestEnd { request: 7 },
+                Record::BatchEnd { batch: 1 },
+            ]
+        )
+    });
+    assert_eq!(daemon.knobs.garbage.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn the_header_is_accepted_by_a_cpp_compiler() {
+    if Command::new("c++").arg("--version").output().is_err() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let flags = ["-std=c++11", "-x", "c++", "-Wno-missing-field-initializers"];
+    let compiled = compile("c++", &flags, &dir.path().join("send"));
+    assert!(
+        compiled.status.success(),
+        "{}",
+        String::from_utf8_lossy(&compiled.stderr)
+    );
+}

@@ -1,0 +1,119 @@
+//! A forked child has nothing of its parent's attachment, and can have one of its own.
+
+mod daemon;
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use daemon::{TestDaemon, eventually};
+use laxity_client::{Client, Flow, Lane, Ticket};
+
+fn flow(bytes: u64) -> Flow {
+    Flow {
+        bytes,
+        ..Flow::default()
+    }
+}
+
+/// What the child finds; 0 if all is as it should be. No assertion: a panic in the child would
+/// unwind into the parent's test harness.
+fn child(client: &Client, lane: &mut Lane, waiting: &mut Ticket) -> i32 {
+    // The parent's flow resolves here too, since the child cannot know who is to send it; an
+    // application that forks with transfers in flight knows.
+    match lane.poll(waiting) {
+        Some(grant) if grant.bypassed && grant.last => {}
+        _ => return 1,
+    }
+    let mut ticket = lane.submit(&flow(5));
+    if lane.poll(&mut ticket).is_none_or(|grant| grant.bytes != 5) {
+        return 2;
+    }
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        let mut ticket = lane.submit(&flow(111));
+        let mut bypassed = false;
+        while !ticket.is_done() {
+            bypassed |= lane.wait(&mut ticket).bypassed;
+        }
+        if !bypassed {
+            break;
+        }
+        if Instant::now() > end {
+            return 3;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    if !client.is_scheduled() {
+        return 4;
+    }
+    0
+}
+
+#[test]
+fn a_forked_child_leaves_its_parents_lanes_alone_and_attaches_for_itself() {
+    let daemon = TestDaemon::start();
+    daemon.set(&daemon.knobs.hold, true);
+    let client = Client::attach(daemon.options());
+    let mut lane = client.lane();
+    let mut ticket = lane.submit(&flow(10));
+    // SAFETY: the child runs code that takes no lock another thread of this process may hold
+    // (malloc's are handled by glibc), and leaves by _exit.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork");
+    if pid == 0 {
+        let code = child(&client, &mut lane, &mut ticket);
+        // SAFETY: ends the child without running the parent's destructors or exit handlers.
+        unsafe { libc::_exit(code) };
+    }
+    eventually("the child attaches under its own connection", || {
+        daemon.knobs.clients.load(Ordering::SeqCst) == 2
+    });
+    assert_eq!(
+        lane.poll(&mut ticket),
+        None,
+        "the parent still waits, as the daemon wants it"
+    );
+    daemon.set(&daemon.knobs.hold, false);
+    let grant = lane.wait(&mut ticket);
+    assert_eq!((grant.bytes, grant.last, grant.bypassed), (10, true, false));
+    let mut status = 0;
+    // SAFETY: waits for our own child.
+    unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    assert!(libc::WIFEXITED(status), "status {status:#x}");
+    assert_eq!(libc::WEXITSTATUS(status), 0);
+    assert_eq!(daemon.knobs.garbage.load(Ordering::SeqCst), 0);
+    assert!(client.is_scheduled());
+    assert_eq!(
+        client.stats().bypassed_bytes,
+        0,
+        "what the child did is the child's"
+    );
+}
+
+#[test]
+fn a_child_that_lives_on_does_not_keep_its_parents_attachment_alive() {
+    let daemon = TestDaemon::start();
+    let client = Client::attach(daemon.options());
+    eventually("attached", || {
+        daemon.knobs.clients.load(Ordering::SeqCst) == 1
+    });
+    // SAFETY: the child only sleeps and leaves by _exit, or by the signal below.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork");
+    if pid == 0 {
+        // SAFETY: as above.
+        unsafe {
+            libc::sleep(60);
+            libc::_exit(0);
+        }
+    }
+    drop(client);
+    eventually("the daemon sees the parent leave", || {
+        daemon.knobs.clients.load(Ordering::SeqCst) == 0
+    });
+    // SAFETY: our own child, which was not waited for yet.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        libc::waitpid(pid, core::ptr::null_mut(), 0);
+    }
+}
