@@ -117,6 +117,17 @@ pub(crate) struct Measured {
     pub(crate) remark: Option<String>,
 }
 
+impl Measured {
+    /// With one more thing to say.
+    pub(crate) fn and(mut self, remark: String) -> Self {
+        self.remark = Some(match self.remark {
+            Some(before) => format!("{remark} {before}"),
+            None => remark,
+        });
+        self
+    }
+}
+
 impl From<Summary> for Measured {
     fn from(summary: Summary) -> Self {
         Self {
@@ -231,16 +242,23 @@ impl Bench {
         Ok(Summary::of_latencies(&all))
     }
 
-    /// Repeats a measurement that gives one number.
+    /// Repeats a measurement that gives one number, and says how far apart the cores were.
     pub(crate) fn numbers(
         &mut self,
         mut repetition: impl FnMut(&Self) -> anyhow::Result<f64>,
-    ) -> anyhow::Result<Summary> {
+    ) -> anyhow::Result<Measured> {
         let mut all = Vec::with_capacity(self.effort.repetitions);
+        let mut beside = vec![self.references_now()?];
         for i in 0..self.effort.repetitions {
             all.push(repetition(self).with_context(|| format!("repetition {}", i + 1))?);
+            beside.push(self.references_now()?);
         }
-        Ok(Summary::of_numbers(all))
+        let p = || beside.iter().filter_map(|beside| beside.p);
+        let (least, most) = (p().fold(f64::MAX, f64::min), p().fold(0.0, f64::max));
+        Ok(Measured {
+            summary: Summary::of_numbers(all),
+            remark: Some(format!("P was {least:.0} to {most:.0} ns meanwhile.")),
+        })
     }
 
     /// One more repetition of P1 and P, where there are two cores; their medians.

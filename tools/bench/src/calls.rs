@@ -169,7 +169,7 @@ fn count(cores: &Cores, far: usize, stretch: Duration) -> anyhow::Result<(Calls,
     client_tracer.detach()?;
     daemon_tracer.detach()?;
     page.word(STOP).store(1, Ordering::Release);
-    drop(peer);
+    peer.join(Duration::from_secs(5))?;
     ensure!(passed > 0, "no permit passed while the two were traced");
     Ok((calls, passed))
 }
