@@ -172,20 +172,25 @@ impl Drop for Laxityd {
     }
 }
 
-/// A client of the daemon at `socket`, once it is scheduled.
+/// A client of the daemon at `socket` that is scheduled. A socket that exists is not one that
+/// listens yet, and a client looks again only when it submits: attach until it works.
 pub(crate) fn attach(socket: PathBuf, name: &str) -> anyhow::Result<Client> {
-    let client = Client::attach(Options {
+    let options = Options {
         socket,
         name: name.to_owned(),
         mode: Mode::Enforce,
+        attach_timeout: Duration::from_secs(1),
         ..Options::default()
-    });
+    };
     let begin = Instant::now();
-    while !client.is_scheduled() {
-        if begin.elapsed() > PATIENCE {
-            bail!("the client is not scheduled after {PATIENCE:?}");
+    loop {
+        let client = Client::attach(options.clone());
+        if client.is_scheduled() {
+            return Ok(client);
         }
-        std::thread::sleep(Duration::from_millis(1));
+        if begin.elapsed() > PATIENCE {
+            bail!("no client could attach within {PATIENCE:?}");
+        }
+        std::thread::sleep(Duration::from_millis(2));
     }
-    Ok(client)
 }
