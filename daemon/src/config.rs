@@ -23,7 +23,7 @@ use crate::quantity::{Bytes, Nanos, Rate};
 /// Most NICs: a record names its NIC in a byte, and clients index tables with it.
 pub const NICS_MAX: usize = 64;
 
-/// Whether traffic is delayed at all (DESIGN §3).
+/// Whether traffic is delayed at all (architecture §3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
@@ -155,7 +155,7 @@ pub struct AccessConfig {
     pub control_mode: u32,
 }
 
-/// Levels and their classes on the wire (DESIGN §4.2).
+/// Levels and their classes on the wire (architecture §4.2).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LevelsConfig {

@@ -8,7 +8,7 @@
 //! * *Hot path.* [`intake`]: decide, write the permit, keep the books afterwards. Counters are
 //!   plain integers of this thread.
 //! * *Spin, then sleep.* It spins for `scheduler.spin_us` after the last record. Where a client was
-//!   just woken, it yields between rounds, in case that client shares its core (HOTPATH.md: then
+//!   just woken, it yields between rounds, in case that client shares its core (docs/performance.md: then
 //!   pure spinning costs 54 µs and yielding 1). The sleep itself is the protocol of
 //!   [`laxity_shm::sleep`].
 //! * *Heartbeat.* Every millisecond while awake; while flows wait, a sleep ends after
@@ -47,7 +47,7 @@ const BUDGET: usize = 32;
 const COLD_AFTER: u32 = 4096;
 /// Turns between looks at which lanes a client has claimed.
 const REFRESH_EVERY: u32 = 16;
-/// Claimed lanes, over all clients, above which doorbells pay (HOTPATH.md).
+/// Claimed lanes, over all clients, above which doorbells pay (docs/performance.md).
 const DOORBELL_ABOVE: usize = 256;
 /// Empty rounds in a turn, i.e. between readings of the clock.
 const ROUNDS_PER_TURN: u32 = 8;

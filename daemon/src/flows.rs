@@ -64,7 +64,7 @@ pub struct Flow {
     /// What it is for.
     pub stage: Stage,
     /// Level on the wire: that of the first permit, 0 before it. A message keeps one DSCP for its
-    /// whole life (DESIGN §4.3), so later permits repeat it.
+    /// whole life (architecture §4.3), so later permits repeat it.
     pub level: u8,
 }
 

@@ -1,4 +1,4 @@
-//! laxityd, the per-host scheduler: DESIGN §3 to §5.
+//! laxityd, the per-host scheduler: architecture §3 to §5.
 //!
 //! One thread schedules ([`driver`]); everything else (registration, operators, metrics, signals)
 //! runs on one tokio thread beside it ([`daemon`]) and speaks with it through a [`mailbox`].

@@ -20,7 +20,10 @@ fn alone() -> MutexGuard<'static, ()> {
 
 /// The report of a run, or `None` where the machine can't run the lab and says why.
 fn run(arguments: &[&str]) -> Option<Value> {
-    let probe = Command::new(binary("laxity")).args(["lab", "probe"]).output().expect("probe");
+    let probe = Command::new(binary("laxity"))
+        .args(["lab", "probe"])
+        .output()
+        .expect("probe");
     if !probe.status.success() {
         eprintln!("skipped: {}", String::from_utf8_lossy(&probe.stderr));
         return None;
@@ -37,7 +40,9 @@ fn run(arguments: &[&str]) -> Option<Value> {
 }
 
 fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+    value
+        .as_f64()
+        .unwrap_or_else(|| panic!("{value} is no number"))
 }
 
 /// Every byte that was sent came once, unharmed.
@@ -51,21 +56,38 @@ fn nothing_lost(run: &Value) {
 }
 
 fn dscp_bytes(run: &Value, stage: &str, dscp: &[&str]) -> f64 {
-    dscp.iter().filter_map(|d| run["stage_bytes"][stage][d].as_f64()).sum()
+    dscp.iter()
+        .filter_map(|d| run["stage_bytes"][stage][d].as_f64())
+        .sum()
 }
 
 #[test]
 fn a_scheduled_run_marks_each_stage_and_loses_no_byte() {
     let _alone = alone();
-    let arguments = ["--policies", "none,two_class,mfs,laxity", "--duration", "3", "--seed", "5"];
-    let Some(report) = run(&arguments) else { return };
+    let arguments = [
+        "--policies",
+        "none,two_class,mfs,laxity",
+        "--duration",
+        "3",
+        "--seed",
+        "5",
+    ];
+    let Some(report) = run(&arguments) else {
+        return;
+    };
     let runs = report["runs"].as_array().expect("runs");
-    let names: Vec<_> = runs.iter().map(|run| run["policy"].as_str().expect("name")).collect();
+    let names: Vec<_> = runs
+        .iter()
+        .map(|run| run["policy"].as_str().expect("name"))
+        .collect();
     assert_eq!(names, ["none", "two_class", "mfs", "laxity"]);
     for run in runs {
         nothing_lost(run);
         for field in ["ttft_slo_attainment", "earliness", "link_utilisation"] {
-            assert!((-1.0..=1.0).contains(&number(&run[field])), "{field}: {run}");
+            assert!(
+                (-1.0..=1.0).contains(&number(&run[field])),
+                "{field}: {run}"
+            );
         }
         for field in ["mean", "p50", "p99"] {
             assert!(number(&run["ttft_ms"][field]) > 0.0);
@@ -79,9 +101,17 @@ fn a_scheduled_run_marks_each_stage_and_loses_no_byte() {
         let all: f64 = by_dscp.values().map(number).sum();
         number(&run["fabric_bytes"]["0"]) / all
     };
-    assert!(unmarked(&runs[0]) > 0.99, "`none` marks nothing: {}", runs[0]["fabric_bytes"]);
+    assert!(
+        unmarked(&runs[0]) > 0.99,
+        "`none` marks nothing: {}",
+        runs[0]["fabric_bytes"]
+    );
     for run in &runs[1..] {
-        assert!(unmarked(run) < 0.01, "the fabric saw unmarked bytes: {}", run["fabric_bytes"]);
+        assert!(
+            unmarked(run) < 0.01,
+            "the fabric saw unmarked bytes: {}",
+            run["fabric_bytes"]
+        );
         assert_eq!(number(&run["bypassed_bytes"]), 0.0, "{run}");
         // Collectives never share a class with waiting KV, and outrank it.
         let collectives = dscp_bytes(run, "collective", &["46", "34"]);
@@ -89,7 +119,12 @@ fn a_scheduled_run_marks_each_stage_and_loses_no_byte() {
         assert_eq!(collectives, all, "{}", run["stage_bytes"]);
     }
     let laxity = &runs[3];
-    assert_eq!(dscp_bytes(laxity, "p2d", &["34", "26"]), 0.0, "{}", laxity["stage_bytes"]);
+    assert_eq!(
+        dscp_bytes(laxity, "p2d", &["34", "26"]),
+        0.0,
+        "{}",
+        laxity["stage_bytes"]
+    );
     assert!(dscp_bytes(laxity, "p2d", &["10", "8"]) > 0.0);
     assert!(dscp_bytes(laxity, "kv_reuse", &["26", "18"]) > 0.0);
 }
@@ -98,7 +133,16 @@ fn a_scheduled_run_marks_each_stage_and_loses_no_byte() {
 fn the_same_seed_gives_the_same_arrivals_and_another_seed_others() {
     let _alone = alone();
     let arrivals = |seed: &str| {
-        let arguments = ["--policies", "none", "--duration", "1", "--load", "0.3", "--seed", seed];
+        let arguments = [
+            "--policies",
+            "none",
+            "--duration",
+            "1",
+            "--load",
+            "0.3",
+            "--seed",
+            seed,
+        ];
         run(&arguments).map(|report| report["workload"]["arrivals_digest"].clone())
     };
     let Some(first) = arrivals("11") else { return };
@@ -110,8 +154,17 @@ fn the_same_seed_gives_the_same_arrivals_and_another_seed_others() {
 #[test]
 fn a_daemon_killed_in_the_middle_costs_no_byte_and_is_reported() {
     let _alone = alone();
-    let arguments = ["--policies", "laxity", "--duration", "4", "--kill-daemon-at", "1.5"];
-    let Some(report) = run(&arguments) else { return };
+    let arguments = [
+        "--policies",
+        "laxity",
+        "--duration",
+        "4",
+        "--kill-daemon-at",
+        "1.5",
+    ];
+    let Some(report) = run(&arguments) else {
+        return;
+    };
     let run = &report["runs"][0];
     nothing_lost(run);
     assert!(number(&run["unscheduled_ms"]) > 0.0, "{run}");
@@ -147,7 +200,15 @@ fn a_lab_that_is_killed_leaves_neither_namespace_nor_process() {
     for signal in ["INT", "KILL"] {
         let before = network_namespaces();
         let mut lab = Command::new(binary("laxity"))
-            .args(["lab", "run", "--quiet", "--policies", "laxity", "--duration", "30"])
+            .args([
+                "lab",
+                "run",
+                "--quiet",
+                "--policies",
+                "laxity",
+                "--duration",
+                "30",
+            ])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -162,7 +223,9 @@ fn a_lab_that_is_killed_leaves_neither_namespace_nor_process() {
         };
         nix::sys::signal::kill(pid, signal).expect("signal");
         lab.wait().expect("it ends");
-        eventually("every process of the lab is gone", || processes_with("/run/lab/") == 0);
+        eventually("every process of the lab is gone", || {
+            processes_with("/run/lab/") == 0
+        });
         eventually("every namespace of the lab is gone", || {
             network_namespaces().is_subset(&before)
         });
@@ -176,10 +239,22 @@ fn recorded_requests_are_replayed() {
         eprintln!("skipped: LAXITY_DATA names no folder with traces");
         return;
     };
-    for trace in ["mooncake_conversation.jsonl.gz", "azure_llm_2023_code.csv.gz"] {
+    for trace in [
+        "mooncake_conversation.jsonl.gz",
+        "azure_llm_2023_code.csv.gz",
+    ] {
         let trace = folder.join("traces").join(trace).display().to_string();
-        let arguments = ["--policies", "laxity", "--duration", "2", "--workload", &trace];
-        let Some(report) = run(&arguments) else { return };
+        let arguments = [
+            "--policies",
+            "laxity",
+            "--duration",
+            "2",
+            "--workload",
+            &trace,
+        ];
+        let Some(report) = run(&arguments) else {
+            return;
+        };
         nothing_lost(&report["runs"][0]);
     }
 }

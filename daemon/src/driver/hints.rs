@@ -9,7 +9,7 @@
 //! trust each other, they get daemons of their own, or do not get access to this one.
 //!
 //! A daemon runs admission (RED, Algorithm 1) on what it sees; a coordinator would replace its
-//! order (DESIGN §4.4).
+//! order (architecture §4.4).
 
 use std::collections::{HashMap, VecDeque};
 

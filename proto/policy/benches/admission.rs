@@ -1,4 +1,4 @@
-//! What one run of Algorithm 1 costs (DESIGN §6: at most 5 ms over 10 000 active batches).
+//! What one run of Algorithm 1 costs (architecture §6: at most 5 ms over 10 000 active batches).
 //!
 //! Each batch has 4 requests, each of which loads 8 of 4096 ports. A measured run is the poll that
 //! follows the departure of one batch and the arrival of another. Three situations:

@@ -1,4 +1,4 @@
-//! What one event costs on a port with many flows queued (DESIGN §6: at most 1 µs at 100 000,
+//! What one event costs on a port with many flows queued (architecture §6: at most 1 µs at 100 000,
 //! O(log n)), for the paper's policy and the default one.
 //!
 //! 64 batches of 8 requests have KV reuse, collectives and P2D arriving in equal parts; flows

@@ -1,4 +1,4 @@
-//! Order and pruning between batches: MFS §4.4.2, Algorithm 1 (Appendix B), DESIGN §4.4.
+//! Order and pruning between batches: MFS §4.4.2, Algorithm 1 (Appendix B), architecture §4.4.
 //!
 //! Driven by the coordinator on what the daemons report, by a daemon that has no coordinator on
 //! what it sees, and by the simulator. It keeps the active batches with their deadlines and

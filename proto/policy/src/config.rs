@@ -1,4 +1,4 @@
-//! What can be set, with the defaults of DESIGN §4.2.
+//! What can be set, with the defaults of architecture §4.2.
 
 use core::fmt;
 use core::str::FromStr;
@@ -155,7 +155,7 @@ pub struct LinkConfig {
     /// Standing of waiting last-stage flows, `mfs` only.
     pub last_stage: LastStage,
     /// Share of the port, in parts per thousand, that scavenged work is sure of, so that it
-    /// finishes though the levels never run empty (DESIGN §4.3).
+    /// finishes though the levels never run empty (architecture §4.3).
     pub scavenger_permille: u16,
     /// What `fair`, `sjf`, `edf` and `edf_low` take for one job.
     pub granularity: Granularity,

@@ -1,7 +1,7 @@
 //! What makes a policy: where a flow waits, how groups stand against each other, when to promote.
 //!
 //! [`Link`](crate::link::Link) keeps the queues, the window, the accounts and the timers; a
-//! [`Discipline`] is the rule that fills them in (MFS §4.5 for `mfs`, DESIGN §4.2 for the
+//! [`Discipline`] is the rule that fills them in (MFS §4.5 for `mfs`, architecture §4.2 for the
 //! others). Every rule is a pure function of the port's state and `now`.
 
 use core::fmt::Debug;

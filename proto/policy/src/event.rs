@@ -124,7 +124,7 @@ pub enum Action {
         /// How many bytes more.
         bytes: u64,
         /// With which level they are to be tagged. A message keeps one level on the wire for its
-        /// whole life (DESIGN §4.3), so every permit of a flow says the level of its first one,
+        /// whole life (architecture §4.3), so every permit of a flow says the level of its first one,
         /// though the host may have promoted the rest of it meanwhile ([`Action::Moved`]).
         level: Level,
         /// No further permit will follow for this flow.

@@ -1,4 +1,4 @@
-//! The names of things that are scheduled (DESIGN §1).
+//! The names of things that are scheduled (architecture §1).
 
 use core::fmt;
 

@@ -1,6 +1,6 @@
 //! The default policy: the paper's structure, with least laxity wherever laxity is known.
 //!
-//! DESIGN §4.2; builds on MFS §3.2 (defer and promote), §4.4.1 (RLI) and §4.4.2 (doomed work
+//! architecture §4.2; builds on MFS §3.2 (defer and promote), §4.4.1 (RLI) and §4.4.2 (doomed work
 //! must not hijack the order). Rules, in order:
 //!
 //! 1. `P_1`: last-stage flows bound by their *receiver* whose slack has run out. Elsewhere the
@@ -23,14 +23,14 @@
 //! after all others of its kind. A request with `key < t` is doomed too: its last stage goes to
 //! the scavenger, as a whole, since a first token needs all of it.
 //!
-//! Departure from DESIGN §4.2, which puts all KV reuse above all of the last stage and compares
+//! Departure from the first design (architecture §9), which put all KV reuse above all of the last stage and compared
 //! RLI across batches before laxity. Theorem 1, the reason for RLI, is about one request: across
 //! batches "RLI 0 of a loose batch" is not more urgent than "RLI 2 of a tight one", and blocks
 //! fetched for a batch that waits in a queue are not more urgent than the last bytes of a
 //! request that is due. Chosen among some dozen variants on a few instances of
 //! `tests/stages.rs`, then compared on fresh ones (12 seeds, five mixes of stages, offered load
 //! 0.4, 0.6 and 0.8; one port, one request a batch): it met 4 % to 100 % more deadlines than the
-//! order of DESIGN, in all fifteen. Urgency inherited from the batches queued behind one was
+//! order of that design, in all fifteen. Urgency inherited from the batches queued behind one was
 //! tried too, and gained nothing.
 //!
 //! Levels tell the fabric the same order: `P_1` and `P_2` as above, the rest by slack in steps of

@@ -35,7 +35,7 @@
 //!    and `H` only grows: a feasible batch stays so. It changes what is reported: each
 //!    [`Estimate`] is what Algorithm 1 would say of the batch, given all of `H`.
 //! 6. *Persistence.* Line 3 starts from an empty `H`. Here a pruned request stays pruned, counts
-//!    against the budget and loads nothing, until it ends (DESIGN §4.2): otherwise each
+//!    against the budget and loads nothing, until it ends (architecture §4.2): otherwise each
 //!    trigger would take it back and prune another, and the victims would flap.
 //! 7. *Nothing to prune.* A batch that loads no port (any more) has no bottleneck; the loop stops.
 //!
@@ -66,7 +66,7 @@ pub enum Doomed {
     Counted,
     /// They are pruned themselves, the earliest deadline first, and nobody is pruned for the
     /// sake of a batch that cannot meet `D^Lo` anyhow. RED and `D^Lo` are those of the members
-    /// that are not pruned: doomed work never sets a batch's urgency (DESIGN §4.2).
+    /// that are not pruned: doomed work never sets a batch's urgency (architecture §4.2).
     #[default]
     SetAside,
 }

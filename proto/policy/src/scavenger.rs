@@ -1,7 +1,7 @@
 //! The class below all levels: who is in it, and the share that it is sure of.
 //!
 //! Implements MFS App. B step 3 (soft enforcement: pruned work is demoted, never dropped, and
-//! served when the port is idle) and DESIGN §4.3.
+//! served when the port is idle) and architecture §4.3.
 //!
 //! Departure: the paper serves the scavenger "only when the network is detected to be idle", so
 //! that a port which is never idle would starve it for ever. Here it is also sure of a small

@@ -1,5 +1,5 @@
 //! What the admission state machine does, one situation at a time (MFS §4.4.2, Appendix B;
-//! DESIGN §4.2, §4.4). One port moves a byte a nanosecond, so bytes read as nanoseconds.
+//! architecture §4.2, §4.4). One port moves a byte a nanosecond, so bytes read as nanoseconds.
 
 use laxity_policy::admission::{
     Admission, AdmissionAction, AdmissionConfig, AdmissionEvent, PruneCause, RequestLoad,

@@ -1,5 +1,5 @@
 //! Scavenged work: who falls into it, that it finishes, and what share it is sure of
-//! (MFS App. B step 3, DESIGN §4.3).
+//! (MFS App. B step 3, architecture §4.3).
 
 mod virtual_time;
 

@@ -1,6 +1,6 @@
 //! Control-plane messages between laxityd and its operators.
 //!
-//! [`control`] is the local control socket of DESIGN §3: what `laxity status` and
+//! [`control`] is the local control socket of architecture §3: what `laxity status` and
 //! `laxity bypass` speak. Nothing on the data path passes through this crate; that is
 //! `laxity-shm`.
 #![forbid(unsafe_code)]

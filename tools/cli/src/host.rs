@@ -23,7 +23,10 @@ pub(crate) struct Endpoint {
 
 impl Endpoint {
     fn connect(&self) -> Result<ControlClient> {
-        Ok(ControlClient::connect(&self.control, Duration::from_millis(self.timeout_ms))?)
+        Ok(ControlClient::connect(
+            &self.control,
+            Duration::from_millis(self.timeout_ms),
+        )?)
     }
 }
 
@@ -88,7 +91,11 @@ fn overview(status: &Status) -> String {
 
 fn headline(status: &Status) -> String {
     let totals = &status.totals;
-    let state = if status.bypass { "BYPASSED: nothing is scheduled" } else { status.mode.as_str() };
+    let state = if status.bypass {
+        "BYPASSED: nothing is scheduled"
+    } else {
+        status.mode.as_str()
+    };
     let mut line = format!(
         "laxityd {} (pid {}), up {}, policy {}, {state}",
         status.version,
@@ -106,13 +113,26 @@ fn headline(status: &Status) -> String {
         totals.pruned_requests,
     ));
     if totals.garbage_records > 0 {
-        line.push_str(&format!("\n{} records made no sense; see the daemon's log", totals.garbage_records));
+        line.push_str(&format!(
+            "\n{} records made no sense; see the daemon's log",
+            totals.garbage_records
+        ));
     }
     line
 }
 
 fn clients(status: &Status) -> String {
-    let mut table = table(&["client", "pid", "mode", "lanes", "flows", "waiting", "submitted", "permitted", "bypassed"]);
+    let mut table = table(&[
+        "client",
+        "pid",
+        "mode",
+        "lanes",
+        "flows",
+        "waiting",
+        "submitted",
+        "permitted",
+        "bypassed",
+    ]);
     for client in &status.clients {
         table.add_row(vec![
             client.name.clone(),
@@ -131,7 +151,13 @@ fn clients(status: &Status) -> String {
 }
 
 fn port_lines(port: &PortStatus) -> String {
-    let mut table = table(&["level", "dscp", "waiting flows", "waiting bytes", "permitted"]);
+    let mut table = table(&[
+        "level",
+        "dscp",
+        "waiting flows",
+        "waiting bytes",
+        "permitted",
+    ]);
     for level in &port.levels {
         table.add_row(vec![
             level.level.clone(),
@@ -210,8 +236,17 @@ mod tests {
 
     #[test]
     fn the_overview_says_first_whether_anything_is_scheduled() {
-        let status = Status { bypass: true, version: "1".into(), ..Status::default() };
-        assert!(overview(&status).lines().next().is_some_and(|line| line.contains("BYPASSED")));
+        let status = Status {
+            bypass: true,
+            version: "1".into(),
+            ..Status::default()
+        };
+        assert!(
+            overview(&status)
+                .lines()
+                .next()
+                .is_some_and(|line| line.contains("BYPASSED"))
+        );
         assert!(overview(&status).contains("No client is attached."));
     }
 }

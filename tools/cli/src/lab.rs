@@ -104,7 +104,8 @@ impl RunArgs {
             Some(path) => {
                 let text = fs::read_to_string(path)
                     .with_context(|| format!("cannot read {}", path.display()))?;
-                toml::from_str(&text).with_context(|| format!("{} is no lab configuration", path.display()))?
+                toml::from_str(&text)
+                    .with_context(|| format!("{} is no lab configuration", path.display()))?
             }
         };
         macro_rules! lay_over {
@@ -136,7 +137,8 @@ fn existing_file(name: &str) -> Result<PathBuf> {
         bail!("workload `{name}` is neither `conversation` nor `agent` nor a file that exists");
     }
     // The lab's processes run elsewhere: a relative path would not lead there.
-    path.canonicalize().with_context(|| format!("cannot resolve {name}"))
+    path.canonicalize()
+        .with_context(|| format!("cannot resolve {name}"))
 }
 
 /// Runs this process's part of a lab when the lab itself started it.
@@ -167,7 +169,11 @@ fn compare(args: &RunArgs) -> Result<()> {
         return write!(io::stdout(), "{text}").context("cannot write to standard output");
     }
     // Before the minutes are spent: can the results be written at all?
-    for path in [&args.json, &args.html].into_iter().flatten().filter(|p| p.as_os_str() != "-") {
+    for path in [&args.json, &args.html]
+        .into_iter()
+        .flatten()
+        .filter(|p| p.as_os_str() != "-")
+    {
         fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
     }
     let progress = !args.quiet && io::stderr().is_terminal();
@@ -175,7 +181,8 @@ fn compare(args: &RunArgs) -> Result<()> {
 
     let to_stdout = args.json.as_deref() == Some(Path::new("-"));
     if let Some(path) = &args.json {
-        let json = serde_json::to_string_pretty(&outcome).context("cannot write the report as JSON")?;
+        let json =
+            serde_json::to_string_pretty(&outcome).context("cannot write the report as JSON")?;
         if to_stdout {
             writeln!(io::stdout(), "{json}").context("cannot write to standard output")?;
         } else {

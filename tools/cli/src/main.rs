@@ -16,7 +16,12 @@ use clap::{Parser, Subcommand};
 /// Schedules the network traffic of LLM inference: looks at a host's daemon, switches scheduling
 /// off and on, and runs the lab.
 #[derive(Parser)]
-#[command(name = "laxity", version, arg_required_else_help = true, max_term_width = 100)]
+#[command(
+    name = "laxity",
+    version,
+    arg_required_else_help = true,
+    max_term_width = 100
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -13,7 +13,9 @@ use crate::Cli;
 pub(crate) fn completions(shell: clap_complete::Shell) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "laxity", &mut script);
-    io::stdout().write_all(&script).context("cannot write to standard output")
+    io::stdout()
+        .write_all(&script)
+        .context("cannot write to standard output")
 }
 
 /// Writes `laxity(1)` to standard output, or all pages into `folder`.
@@ -23,12 +25,12 @@ pub(crate) fn pages(folder: Option<&Path>) -> Result<()> {
         None => {
             let mut page = Vec::new();
             clap_mangen::Man::new(command).render(&mut page)?;
-            io::stdout().write_all(&page).context("cannot write to standard output")
+            io::stdout()
+                .write_all(&page)
+                .context("cannot write to standard output")
         }
-        Some(folder) => {
-            fs::create_dir_all(folder)
-                .and_then(|()| clap_mangen::generate_to(command, folder))
-                .with_context(|| format!("cannot write manual pages into {}", folder.display()))
-        }
+        Some(folder) => fs::create_dir_all(folder)
+            .and_then(|()| clap_mangen::generate_to(command, folder))
+            .with_context(|| format!("cannot write manual pages into {}", folder.display())),
     }
 }

@@ -457,7 +457,7 @@ impl Roster {
 
     /// Brings progress and computation left up to date, for `slot` and those queued behind it.
     /// Returns each with the progress that it had. With flows whose levels follow it, progress
-    /// never falls (DESIGN §4.3: promotion is monotonic).
+    /// never falls (architecture §4.3: promotion is monotonic).
     pub(crate) fn refresh(&mut self, slot: Slot) -> Vec<(Slot, i64)> {
         let mut affected = vec![slot];
         let mut changed = Vec::new();
