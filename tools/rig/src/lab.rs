@@ -54,6 +54,9 @@ pub struct Arrivals {
     pub fitting: Option<Fitting>,
 }
 
+/// Makes the requests that arrive at so many a second within so many seconds.
+type Source = dyn Fn(f64, f64) -> (Vec<Request>, Option<Fitting>);
+
 /// Makes the arrivals of a configuration. The same configuration gives the same arrivals.
 ///
 /// # Errors
@@ -64,37 +67,33 @@ pub fn arrivals(config: &LabConfig) -> anyhow::Result<Arrivals> {
     const SAMPLE_S: f64 = 50.0;
     const WINDOW_FITS: usize = 4;
     let (duration, longest) = (config.duration_s, config.tokens_max);
-    let synthetic = match &config.workload {
-        WorkloadSource::Conversation => Some(CONVERSATION),
-        WorkloadSource::Agent => Some(AGENT),
-        WorkloadSource::File(_) => None,
-    };
-    let (requests, fitting) = match (&config.workload, synthetic) {
-        (WorkloadSource::File(path), _) => {
+    let make: Box<Source> = match &config.workload {
+        WorkloadSource::File(path) => {
             let recorded = trace::read(path)?;
-            let mean = CONVERSATION.tokens_mean;
-            let fit = |rate, seconds| trace::fit(&recorded, rate, seconds, mean, longest);
-            let rate = config.requests_per_second.unwrap_or_else(|| {
-                let mut rate = plan::rate_for_load(config, &fit(SAMPLE_RATE, SAMPLE_S).0);
-                // What a short window of a bursty recording offers is not what all of it does.
-                for _ in 0..WINDOW_FITS {
-                    let offered = plan::offered_load(config, &fit(rate, duration).0);
-                    rate *= (config.load / offered.max(1e-3)).clamp(0.5, 2.0);
-                }
-                rate
-            });
-            let (requests, fitting) = fit(rate, duration);
-            (requests, Some(fitting))
+            Box::new(move |rate, seconds| {
+                let mean = CONVERSATION.tokens_mean;
+                let (requests, fitting) = trace::fit(&recorded, rate, seconds, mean, longest);
+                (requests, Some(fitting))
+            })
         }
-        (_, what) => {
-            let what = what.unwrap_or(CONVERSATION);
-            let make = |rate, s| workload::synthesise(&what, config.seed, rate, s, longest);
-            let rate = config
-                .requests_per_second
-                .unwrap_or_else(|| plan::rate_for_load(config, &make(SAMPLE_RATE, SAMPLE_S)));
-            (make(rate, duration), None)
+        built_in => {
+            let agent = *built_in == WorkloadSource::Agent;
+            let what = if agent { AGENT } else { CONVERSATION };
+            let seed = config.seed;
+            Box::new(move |rate, s| (workload::synthesise(&what, seed, rate, s, longest), None))
         }
     };
+    let rate = config.requests_per_second.unwrap_or_else(|| {
+        let mut rate = plan::rate_for_load(config, &make(SAMPLE_RATE, SAMPLE_S).0);
+        // What arrives in a short window is not the average, of a bursty recording least of all:
+        // move towards the rate at which just these requests offer the load, so that seeds compare.
+        for _ in 0..WINDOW_FITS {
+            let offered = plan::offered_load(config, &make(rate, duration).0);
+            rate *= (config.load / offered.max(1e-3)).clamp(0.5, 2.0);
+        }
+        rate
+    });
+    let (requests, fitting) = make(rate, duration);
     if requests.is_empty() {
         bail!("nothing arrives in {duration} s: raise the load, the rate or the duration");
     }
