@@ -164,6 +164,11 @@ fn probe() -> Result<()> {
 
 fn compare(args: &RunArgs) -> Result<()> {
     let config = args.lab_config()?;
+    if args.html.as_deref() == Some(Path::new("-")) {
+        bail!(
+            "a page goes into a file: give --html a name (only --json writes to standard output)"
+        );
+    }
     if args.show_config {
         let text = toml::to_string_pretty(&config).context("cannot show the configuration")?;
         return write!(io::stdout(), "{text}").context("cannot write to standard output");

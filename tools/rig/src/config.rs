@@ -233,7 +233,17 @@ impl LabConfig {
             "requests_per_second",
             "must be above 0",
         )?;
-        check(self.slo_scale >= 1.0, "slo_scale", "must be at least 1")?;
+        check(
+            (1.0..=1e6).contains(&self.slo_scale),
+            "slo_scale",
+            "must be 1 to 1000000",
+        )?;
+        check(
+            self.kill_daemon_at
+                .is_none_or(|at| (0.0..=self.duration_s).contains(&at)),
+            "kill_daemon_at",
+            "must lie between 0 and duration_s, while requests arrive",
+        )?;
         check(
             (0.0..=1.0).contains(&self.victim_share),
             "victim_share",
@@ -261,12 +271,12 @@ impl LabConfig {
             "must be 1 to 64",
         )?;
         check(
-            self.model.layer_base_us >= 0.0,
+            (0.0..=1e9).contains(&self.model.layer_base_us),
             "model.layer_base_us",
-            "must not be negative",
+            "must be 0 to 1000000000",
         )?;
         check(
-            self.model.layer_token_us > 0.0,
+            self.model.layer_token_us > 0.0 && self.model.layer_token_us <= 1e9,
             "model.layer_token_us",
             "must be above 0",
         )?;

@@ -29,8 +29,6 @@ pub struct Setting {
     pub plan: Vec<PlannedRequest>,
     /// When time began.
     pub begin_ns: u64,
-    /// Decode ports are loaded more than those of prefill hosts.
-    pub decode_bound: bool,
 }
 
 impl Setting {
@@ -43,7 +41,18 @@ impl Setting {
     }
 
     fn deadline_ns(&self, request: &PlannedRequest) -> u64 {
-        self.begin_ns + request.arrival_ns + request.slo_ns
+        self.begin_ns
+            .saturating_add(request.arrival_ns)
+            .saturating_add(request.slo_ns)
+    }
+
+    /// Whether decode ports have so far been loaded more than those of prefill hosts. From what
+    /// has arrived, not from the plan: no deployed host knows the future either.
+    fn decode_bound(&self, now_ns: u64) -> bool {
+        let arrived = self
+            .plan
+            .partition_point(|r| self.begin_ns.saturating_add(r.arrival_ns) <= now_ns);
+        crate::plan::decode_bound(&self.plan[..arrived], &self.config)
     }
 }
 
@@ -311,30 +320,32 @@ impl Rank {
         };
         entry.to_fetch.resize(usize::from(scaling.layers), 0);
         let layers = u64::from(scaling.layers);
-        let collective =
-            2 * scaling.collective_bytes(request.new_tokens) * (scaling.ranks as u64 - 1);
-        let begin = Progress::BatchBegin {
-            batch,
-            layers: scaling.layers,
-            layer_time_ns: crate::ideal::service_ns(scaling, request.new_tokens) / layers,
-        };
-        let queued = (behind != 0).then_some(Progress::BatchQueued {
-            batch,
-            ahead: behind,
-        });
+        let new_tokens = entry.new_tokens;
+        let holders: Vec<_> = entry.holders.iter().copied().collect();
         let joins = |bytes| Progress::RequestJoin {
             batch,
             request: request.id,
             remaining_ns,
             bytes,
         };
-        let new_batch = [Some(begin), queued];
+        // Said again with every member: the layer time is that of the batch as it is now.
+        let begin = Self::batch_begin(scaling, batch, new_tokens);
+        let queued = (behind != 0).then_some(Progress::BatchQueued {
+            batch,
+            ahead: behind,
+        });
+        self.effects.push(Effect::Hint(begin));
         if first {
-            self.effects
-                .extend(new_batch.into_iter().flatten().map(Effect::Hint));
+            self.effects.extend(queued.map(Effect::Hint));
         }
-        let through_port = layers * (collective + scaling.kv_bytes(request.tokens()));
-        self.effects.push(Effect::Hint(joins(through_port)));
+        for holder in holders {
+            self.effects
+                .push(Effect::Post(holder, Message::Progress(begin)));
+        }
+        // What this host sends in the name of the request. Collectives belong to the batch, and
+        // its layer time has them in it.
+        let handed_over = layers * scaling.kv_bytes(request.tokens());
+        self.effects.push(Effect::Hint(joins(handed_over)));
         if request.fetched() == 0 {
             return;
         }
@@ -346,7 +357,8 @@ impl Rank {
             *layer += layer_bytes;
         }
         if entry.holders.insert(holder) {
-            let tell = new_batch.into_iter().flatten();
+            self.introduce(holder, behind);
+            let tell = [Some(begin), queued].into_iter().flatten();
             self.effects
                 .extend(tell.map(|hint| Effect::Post(holder, Message::Progress(hint))));
         }
@@ -362,6 +374,33 @@ impl Rank {
             remaining_ns,
         };
         self.effects.push(Effect::Post(holder, fetch));
+    }
+
+    fn batch_begin(scaling: &Scaling, batch: u64, new_tokens: u32) -> Progress {
+        Progress::BatchBegin {
+            batch,
+            layers: scaling.layers,
+            layer_time_ns: crate::ideal::service_ns(scaling, new_tokens)
+                / u64::from(scaling.layers),
+        }
+    }
+
+    /// Makes the running batch known at a host that serves the one behind it: how soon the blocks
+    /// there are needed depends on how far this one is (MFS §4.4.1, RLI of a queued batch).
+    fn introduce(&mut self, holder: usize, ahead: u64) {
+        let runs = self.started.front() == Some(&ahead);
+        let Some(entry) = self.batches.get_mut(&ahead).filter(|_| runs) else {
+            return;
+        };
+        if entry.holders.insert(holder) {
+            let begin = Self::batch_begin(&self.setting.scaling, ahead, entry.new_tokens);
+            let layer = Progress::LayerBegin {
+                batch: ahead,
+                layer: self.layer,
+            };
+            self.effects
+                .extend([begin, layer].map(|hint| Effect::Post(holder, Message::Progress(hint))));
+        }
     }
 
     /// Progress of the running batch, to this host's daemon and to those that serve the batch.
@@ -466,6 +505,7 @@ impl Rank {
     fn layer_done(&mut self, now_ns: u64, id: u64) {
         let setting = Rc::clone(&self.setting);
         let layer = self.layer;
+        let receiver_bound = setting.decode_bound(now_ns);
         let Some(batch) = self.batches.get_mut(&id) else {
             return;
         };
@@ -482,7 +522,7 @@ impl Rank {
                 request: request.id,
                 bytes: setting.scaling.kv_bytes(request.tokens()),
                 deadline_ns: setting.deadline_ns(request),
-                receiver_bound: setting.decode_bound,
+                receiver_bound,
             }));
         }
         if layer + 1 < setting.scaling.layers {

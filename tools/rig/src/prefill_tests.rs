@@ -51,7 +51,6 @@ impl Play {
             scaling,
             plan,
             begin_ns: 0,
-            decode_bound: false,
         });
         let ranks = (0..4)
             .map(|host| Rank::new(Rc::clone(&setting), host / 2, host % 2))
@@ -241,6 +240,75 @@ fn a_batch_is_forgotten_when_its_requests_have_their_first_token() {
         (2, 2, 1),
         "at the holder only what it served"
     );
+}
+
+#[test]
+fn what_is_announced_for_a_request_is_what_is_sent_in_its_name() {
+    let mut play = Play::new(vec![request(1, 700, 300, 1), request(2, 100, 50, 1)]);
+    play.ranks[0].request_arrived(0, 1);
+    play.ranks[0].request_arrived(0, 2);
+    play.run();
+    let sum = |flows: &mut dyn Iterator<Item = u64>| flows.sum::<u64>();
+    for host in 0..4 {
+        for id in [1, 2] {
+            let announced = sum(&mut play.hints.iter().filter_map(|(at, hint)| match hint {
+                Progress::RequestJoin { request, bytes, .. } if *at == host && *request == id => {
+                    Some(*bytes)
+                }
+                _ => None,
+            }));
+            let sent = sum(&mut play
+                .flows
+                .iter()
+                .filter(|(_, at, flow)| *at == host && flow.request == id)
+                .map(|(_, _, flow)| flow.bytes));
+            assert_eq!(announced, sent, "request {id} at host {host}");
+        }
+    }
+    assert!(
+        play.flows
+            .iter()
+            .any(|(_, at, flow)| *at >= 2 && flow.request == 1),
+        "none was served"
+    );
+}
+
+#[test]
+fn a_holder_knows_the_batch_ahead_of_the_one_that_it_serves() {
+    // The second request fetches from another unit while the first, which fetches nothing, runs.
+    let mut play = Play::new(vec![request(1, 2000, 0, 0), request(2, 500, 300, 1)]);
+    play.ranks[0].request_arrived(0, 1);
+    play.ranks[0].request_arrived(0, 2);
+    play.run();
+    let holder = play
+        .hints
+        .iter()
+        .find_map(|(at, hint)| {
+            matches!(hint, Progress::BatchQueued { .. })
+                .then_some(*at)
+                .filter(|at| *at >= 2)
+        })
+        .expect("a holder hears what the batch waits for");
+    let at_holder: Vec<_> = play
+        .hints
+        .iter()
+        .filter(|(at, _)| *at == holder)
+        .map(|(_, hint)| *hint)
+        .collect();
+    let ahead = at_holder.iter().find_map(|hint| match hint {
+        Progress::BatchQueued { ahead, .. } => Some(*ahead),
+        _ => None,
+    });
+    let ahead = ahead.expect("queued");
+    let position = |wanted: &dyn Fn(&Progress) -> bool| at_holder.iter().position(wanted);
+    let begun = position(&|h| matches!(h, Progress::BatchBegin { batch, .. } if *batch == ahead));
+    let queued = position(&|h| matches!(h, Progress::BatchQueued { .. }));
+    assert!(begun.is_some() && begun < queued, "{at_holder:?}");
+    let layers = at_holder
+        .iter()
+        .filter(|h| matches!(h, Progress::LayerBegin { batch, .. } if *batch == ahead))
+        .count();
+    assert!(layers > 1, "its progress is followed: {at_holder:?}");
 }
 
 #[test]

@@ -65,15 +65,18 @@ pub fn leave(also: CloneFlags) -> anyhow::Result<()> {
     if user.is_root() && unshare(lab).is_ok() {
         return Ok(());
     }
-    unshare(lab | CloneFlags::CLONE_NEWUSER).context(
-        "the kernel allows this user no namespaces: run as root, or set \
-         kernel.unprivileged_userns_clone=1, user.max_user_namespaces above 0 and, on Ubuntu, \
-         kernel.apparmor_restrict_unprivileged_userns=0",
-    )?;
-    fs::write("/proc/self/setgroups", "deny").context("writing /proc/self/setgroups")?;
-    fs::write("/proc/self/uid_map", format!("0 {user} 1")).context("writing the uid map")?;
-    fs::write("/proc/self/gid_map", format!("0 {group} 1")).context("writing the gid map")
+    // Some kernels refuse the namespace, others (Ubuntu's) allow it and refuse to fill it.
+    unshare(lab | CloneFlags::CLONE_NEWUSER)
+        .map_err(std::io::Error::from)
+        .and_then(|()| fs::write("/proc/self/setgroups", "deny"))
+        .and_then(|()| fs::write("/proc/self/uid_map", format!("0 {user} 1")))
+        .and_then(|()| fs::write("/proc/self/gid_map", format!("0 {group} 1")))
+        .context(NO_NAMESPACES)
 }
+
+const NO_NAMESPACES: &str = "the kernel allows this user no namespaces of its own: run as root, or \
+     set kernel.unprivileged_userns_clone=1, user.max_user_namespaces above 0 and, on Ubuntu, \
+     kernel.apparmor_restrict_unprivileged_userns=0";
 
 /// *init*: makes the mount namespace the lab's own.
 ///
@@ -88,6 +91,7 @@ pub fn furnish() -> anyhow::Result<()> {
         MsFlags::MS_REC | MsFlags::MS_PRIVATE,
         nothing,
     )
+    .context(NO_NAMESPACES)
     .context("making mounts private")?;
     // Processes of the new pid namespace see themselves in a new /proc. Where a container hides
     // parts of /proc this is refused, and the old one serves too.

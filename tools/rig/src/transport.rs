@@ -352,7 +352,7 @@ impl Transport {
         }
     }
 
-    /// What was sent and received. Flows that never ended count as missing.
+    /// What was sent and received. Of flows that never ended, what did not come is the difference.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         Traffic {

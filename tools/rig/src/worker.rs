@@ -141,13 +141,11 @@ impl Worker {
             Gate::open(&classes)
         };
         let transport = Transport::listen(host, classes, config.socket_buffer_bytes)?;
-        let decode_bound = crate::plan::decode_bound(&spec.plan, &config);
         let setting = Rc::new(Setting {
             config,
             scaling,
             plan: spec.plan,
             begin_ns: 0,
-            decode_bound,
         });
         let worker = Self {
             host,
@@ -341,7 +339,6 @@ impl Worker {
             scaling: old.scaling.clone(),
             plan: old.plan.clone(),
             begin_ns: at_ns,
-            decode_bound: old.decode_bound,
         });
         let ranks = setting.config.ranks;
         if self.rank.is_some() {

@@ -85,7 +85,8 @@ pub struct PolicyRun {
     pub scheduled_bytes: u64,
     /// Payload that went out without one though a daemon was asked for.
     pub bypassed_bytes: u64,
-    /// Time without a scheduler, summed over the hosts, ms.
+    /// Time without a scheduler at the host that was longest without, ms; each host's own is in
+    /// [`Self::hosts`].
     pub unscheduled_ms: f64,
     /// Daemons that died and were started again.
     pub daemon_restarts: u32,
@@ -344,7 +345,7 @@ fn policy_run(config: &LabConfig, plan: &[PlannedRequest], record: &RunRecord) -
             .workers
             .iter()
             .map(|w| ms(w.client.unscheduled_ns))
-            .sum(),
+            .fold(0.0, f64::max),
         daemon_restarts: record.daemon_restarts,
         busy_cores: record.busy_cores,
         lab_cores: record.lab_cores,

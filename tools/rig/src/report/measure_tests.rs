@@ -104,7 +104,7 @@ fn numbers_are_what_the_definitions_say() {
     );
     assert_eq!(run.fabric_bytes[&46], 15_000_000);
     assert_eq!((run.bytes_sent, run.bytes_received), (3000, 3000));
-    assert_eq!((run.bypassed_bytes, run.unscheduled_ms), (21, 6.0));
+    assert_eq!((run.bypassed_bytes, run.unscheduled_ms), (21, 2.0));
     let stages = run.stages_ms;
     assert_eq!(
         [

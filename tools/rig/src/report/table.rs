@@ -155,7 +155,7 @@ fn remarks(report: &LabReport) -> String {
         if run.unscheduled_ms > 0.0 || run.bypassed_bytes > 0 {
             write!(
                 note,
-                "; unscheduled for {:.0} ms (all hosts), {} MB without a permit",
+                "; unscheduled for {:.0} ms (the longest at any host), {} MB without a permit",
                 run.unscheduled_ms,
                 megabytes(run.bypassed_bytes)
             )
@@ -197,6 +197,6 @@ mod tests {
         assert!(text.contains("46:100%"), "{text}");
         assert!(text.contains("1 requests unfinished"), "{text}");
         assert!(text.contains("each byte received once"), "{text}");
-        assert!(text.contains("unscheduled for 6 ms"), "{text}");
+        assert!(text.contains("unscheduled for 2 ms"), "{text}");
     }
 }
