@@ -189,10 +189,12 @@ impl Hints {
                     .handle(now, AdmissionEvent::RequestEnded { request });
                 Event::RequestEnded { request }
             }
-            Record::BatchQueued { batch, ahead } => Event::BatchQueued {
-                batch: BatchId(batch),
-                ahead: BatchId(ahead),
-            },
+            Record::BatchQueued { batch, ahead } => {
+                let (batch, ahead) = (BatchId(batch), BatchId(ahead));
+                self.admission
+                    .handle(now, AdmissionEvent::BatchQueued { batch, ahead });
+                Event::BatchQueued { batch, ahead }
+            }
             Record::LayerBegin { batch, layer } => {
                 let batch = BatchId(batch);
                 self.admission

@@ -13,7 +13,9 @@
 //!   can neither postpone it nor have it happen more often.
 //! * *Ties.* Equal RED: the smaller [`BatchId`]. Not arrival, so that the outcome of a run does not
 //!   depend on the order in which its triggers came in.
-//! * *Computing.* `compute_i` is what a batch announced, less the time since it started.
+//! * *Computing.* `compute_i` is what a batch announced, less the time since it started; before
+//!   that come the batches that it is queued behind ([`AdmissionEvent::BatchQueued`]), up to
+//!   [`QUEUE_MAX`] of them. What is told of a queue is part of an arrival and triggers.
 //! * *Trust.* Events come from other processes. Unknown ids are ignored and counted, loads are
 //!   clamped, and what exceeds a cap pushes out the oldest batch. A request is a member of one
 //!   batch, the last that named it (chunked prefill moves requests on).
@@ -35,6 +37,9 @@ use crate::prune::{BatchSlot, Doomed, Ledger, Member, MemberSlot, PACE_UNIT, Pru
 use crate::red::Red;
 use crate::time::{Span, Time};
 
+/// How far back a queue of batches is followed.
+pub const QUEUE_MAX: usize = 32;
+
 /// Bounds of the observed over estimated communication time that are believed.
 const PACE_RANGE: core::ops::RangeInclusive<u64> = PACE_UNIT as u64 / 8..=PACE_UNIT as u64 * 8;
 
@@ -44,12 +49,14 @@ struct Batch {
     arrival: u64,
     compute: Span,
     started: Option<Time>,
+    /// The batch directly before it on its unit: its slot, and its arrival, since a slot is used again.
+    ahead: Option<(BatchSlot, u64)>,
     red: Red,
     /// Members changed since `red` was taken.
     red_stale: bool,
     /// Position in the last run, if it was there.
     rank: Option<u32>,
-    /// When it was first estimated, and for how long it would communicate.
+    /// By its first estimate: when it would have computed, and for how long it would communicate.
     forecast: Option<(Time, Span)>,
 }
 
@@ -154,6 +161,7 @@ impl Admission {
                 bytes,
             } => self.with_request(request, |this, slot| this.ledger.moved(slot, port, bytes)),
             AdmissionEvent::BatchStarted { batch } => self.batch_started(now, batch),
+            AdmissionEvent::BatchQueued { batch, ahead } => self.batch_queued(now, batch, ahead),
             AdmissionEvent::BatchDeparted { batch } => self.batch_departed(now, batch),
             AdmissionEvent::PortRate {
                 port,
@@ -270,12 +278,53 @@ impl Admission {
         let Some(&slot) = self.batch_slots.get(&batch) else {
             return false;
         };
-        self.batch_mut(slot).started.get_or_insert(now);
+        let state = self.batch_mut(slot);
+        state.started.get_or_insert(now);
+        state.ahead = None;
         for index in 0..self.ledger.members_of(slot).len() {
             let member = self.ledger.members_of(slot)[index];
             self.ledger.started(member);
         }
         true
+    }
+
+    fn batch_queued(&mut self, now: Time, batch: BatchId, ahead: BatchId) -> bool {
+        let known = |id| self.batch_slots.get(id).copied();
+        let (Some(slot), Some(before)) = (known(&batch), known(&ahead)) else {
+            return false;
+        };
+        let starts_a_ring = slot == before || self.ahead_of(before).any(|other| other == slot);
+        if starts_a_ring || self.batch_mut(slot).started.is_some() {
+            return false;
+        }
+        let ahead = Some((before, self.batch_mut(before).arrival));
+        if self.batch_mut(slot).ahead != ahead {
+            self.batch_mut(slot).ahead = ahead;
+            self.trigger(now);
+        }
+        true
+    }
+
+    /// Those that compute before the batch on its unit, the next first. Never more than
+    /// [`QUEUE_MAX`], so that a ring longer than that ends as well.
+    fn ahead_of(&self, slot: BatchSlot) -> impl Iterator<Item = BatchSlot> {
+        let next = |slot: &BatchSlot| {
+            let (before, arrival) = self.batches[*slot as usize].as_ref()?.ahead?;
+            let same = self.batches[before as usize].as_ref()?.arrival == arrival;
+            same.then_some(before)
+        };
+        core::iter::successors(next(&slot), next).take(QUEUE_MAX)
+    }
+
+    /// What is left of the batch's own computing.
+    fn compute_left(&self, now: Time, slot: BatchSlot) -> Span {
+        let left = |batch: &Batch| {
+            let elapsed = batch.started.map_or(Span::ZERO, |at| now.since(at));
+            Span(batch.compute.0.saturating_sub(elapsed.0))
+        };
+        self.batches[slot as usize]
+            .as_ref()
+            .map_or(Span::ZERO, left)
     }
 
     fn batch_departed(&mut self, now: Time, batch: BatchId) -> bool {
@@ -318,6 +367,7 @@ impl Admission {
             arrival: self.arrivals_seen,
             compute: Span::ZERO,
             started: None,
+            ahead: None,
             red: Red::NONE,
             red_stale: false,
             rank: None,
@@ -410,11 +460,11 @@ impl Admission {
         for (rank, &(_, _, slot)) in sigma.iter().enumerate() {
             let batch = self.batch_mut(slot);
             batch.rank = Some(rank as u32);
-            let elapsed = batch
-                .started
-                .map_or(Span::ZERO, |started| now.since(started));
-            let ready = now + Span(batch.compute.0.saturating_sub(elapsed.0));
             let (limit, first_due) = (batch.red.loose, batch.red.tight);
+            let mut ready = now + self.compute_left(now, slot);
+            for before in self.ahead_of(slot) {
+                ready = ready + self.compute_left(now, before);
+            }
             self.turns.push(Turn {
                 batch: slot,
                 ready,
@@ -444,7 +494,7 @@ impl Admission {
             }
         }
         self.counters.pruned += self.pruner.pruned().len() as u64;
-        self.note_forecasts(now);
+        self.note_forecasts();
 
         let same_sigma = self
             .order
@@ -490,7 +540,7 @@ impl Admission {
     }
 
     /// Remembers the first estimate of each batch, to compare it with what happens.
-    fn note_forecasts(&mut self, now: Time) {
+    fn note_forecasts(&mut self) {
         if self.config.correction_permille == 0 {
             return;
         }
@@ -500,7 +550,7 @@ impl Admission {
             {
                 batch
                     .forecast
-                    .get_or_insert((now, estimate.communication()));
+                    .get_or_insert((estimate.ready, estimate.communication()));
             }
         }
     }
@@ -511,11 +561,10 @@ impl Admission {
         if !self.ledger.members_of(slot).is_empty() {
             return;
         }
-        let batch = self.batch_mut(slot);
-        let Some((made, Span(forecast_ns @ 1..))) = batch.forecast else {
+        let Some((ready, Span(forecast_ns @ 1..))) = self.batch_mut(slot).forecast else {
             return;
         };
-        let observed_ns = now.since(made).0.saturating_sub(batch.compute.0);
+        let observed_ns = now.since(ready).0;
         let ratio = u128::from(observed_ns) * u128::from(PACE_UNIT) / u128::from(forecast_ns);
         let sample = u64::try_from(ratio).unwrap_or(u64::MAX);
         let sample = sample.clamp(*PACE_RANGE.start(), *PACE_RANGE.end());

@@ -4,7 +4,8 @@
 //! that batch `i` has still to move through port `u` and `S(u)` those of all batches before it:
 //!
 //! ```text
-//! F̂_i = now + compute_i + max over u in ports(i) of (S(u) + L_i(u)) / rate(u)     instant, ns
+//! F̂_i = now + (compute left of those ahead of i on its unit, and of i)
+//!           + max over u in ports(i) of (S(u) + L_i(u)) / rate(u)     instant, ns
 //! while F̂_i > D_i^Lo, drops are left and a candidate loads u*
 //!     u* = the port at which that maximum is taken
 //!     r* = the candidate that loads u* most, of the requests of batches 1 … i
@@ -38,6 +39,13 @@
 //!    against the budget and loads nothing, until it ends (architecture §4.2): otherwise each
 //!    trigger would take it back and prune another, and the victims would flap.
 //! 7. *Nothing to prune.* A batch that loads no port (any more) has no bottleneck; the loop stops.
+//! 8. *What accumulates.* Delays are "strictly accumulated, no overlap between batches" (step 2).
+//!    Taken is: of communication, the bytes of every batch that precedes `i` in `σ` (`S`); of
+//!    computing, what is left of the batches that `i` is queued behind on its own unit, since a
+//!    unit computes one batch at a time; and both after each other, though they overlap. Not
+//!    taken is the computing of batches on other units, which goes on at the same time: summed
+//!    over `σ` it would make every batch of a cluster late. Nor is the time that a batch ahead
+//!    will stall for the network, except for its bytes, if it precedes `i` in `σ` too.
 //!
 //! [`Doomed::SetAside`] departs from the paper on one point, and says why.
 
@@ -90,7 +98,8 @@ pub struct Terms {
 pub struct Turn {
     /// Which.
     pub batch: BatchSlot,
-    /// When it would be done if it never waited for the network: `now + compute_i`.
+    /// When it would be done if nobody waited for the network: `now` plus what is left to
+    /// compute of the batches ahead of it on its unit, and of itself.
     pub ready: Time,
     /// `D_i^Lo`, by which it has to be done. [`Time::NEVER`]: it is never late.
     pub limit: Time,
@@ -101,7 +110,7 @@ pub struct Turn {
 /// `F̂_i`, kept as its parts: the division is only made for those who ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Estimate {
-    /// `now + compute_i`.
+    /// When it has computed, see [`Turn::ready`].
     pub ready: Time,
     /// The port `u*` at which the batch waits longest, `None` if it loads none.
     pub bottleneck: Option<PortId>,

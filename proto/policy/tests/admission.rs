@@ -2,7 +2,7 @@
 //! architecture §4.2, §4.4). One port moves a byte a nanosecond, so bytes read as nanoseconds.
 
 use laxity_policy::admission::{
-    Admission, AdmissionAction, AdmissionConfig, AdmissionEvent, PruneCause, RequestLoad,
+    Admission, AdmissionAction, AdmissionConfig, AdmissionEvent, PruneCause, QUEUE_MAX, RequestLoad,
 };
 use laxity_policy::event::Order;
 use laxity_policy::prune::Doomed;
@@ -224,6 +224,113 @@ fn the_computing_that_remains_shrinks_while_a_batch_runs() {
         let decision = admission.last_decision(batch).expect("it was decided on");
         assert_eq!(decision.estimate.finish(), Time(finish));
     }
+}
+
+fn computing(batch: u64, compute: u64, requests: &[(u64, u64, u64)]) -> AdmissionEvent {
+    let AdmissionEvent::BatchArrived {
+        batch, requests, ..
+    } = arrival(batch, requests)
+    else {
+        unreachable!("an arrival is an arrival")
+    };
+    AdmissionEvent::BatchArrived {
+        batch,
+        requests,
+        compute: Span(compute),
+    }
+}
+
+fn queued(batch: u64, ahead: u64) -> AdmissionEvent {
+    AdmissionEvent::BatchQueued {
+        batch: BatchId(batch),
+        ahead: BatchId(ahead),
+    }
+}
+
+fn ready(admission: &mut Admission, now: u64, batch: u64) -> u64 {
+    // Everything that is not a trigger enters the next run: here is one.
+    admission.handle(Time(now), arrival(99, &[]));
+    order(admission, now);
+    let said = admission.last_decision(BatchId(batch)).expect("active");
+    said.estimate.ready.0
+}
+
+#[test]
+fn a_batch_that_waits_behind_others_computes_after_what_is_left_of_them() {
+    let mut admission = admission(config());
+    for (batch, compute) in [(1, 100), (2, 30), (3, 7), (4, 1000)] {
+        admission.handle(Time(0), computing(batch, compute, &[(batch, 5000, 1)]));
+    }
+    let started = |batch| AdmissionEvent::BatchStarted {
+        batch: BatchId(batch),
+    };
+    admission.handle(Time(0), started(1));
+    admission.handle(Time(0), started(4)); // on another unit: delays nobody here
+    admission.handle(Time(0), queued(2, 1));
+    admission.handle(Time(0), queued(3, 2));
+    assert_eq!(ready(&mut admission, 40, 3), 40 + (60 + 30 + 7));
+    assert_eq!(ready(&mut admission, 40, 1), 40 + 60);
+    assert_eq!(
+        ready(&mut admission, 150, 3),
+        150 + 37,
+        "1 takes longer than it said"
+    );
+    admission.handle(Time(150), started(2));
+    admission.handle(Time(150), queued(2, 1)); // too late: it computes
+    assert_eq!(ready(&mut admission, 160, 3), 160 + (20 + 7));
+    admission.handle(Time(160), departure(2));
+    admission.handle(Time(160), computing(2, 500, &[])); // another batch of that name
+    assert_eq!(ready(&mut admission, 160, 3), 160 + 7);
+}
+
+#[test]
+fn a_request_that_the_queue_alone_makes_late_is_doomed_and_prunes_nobody_else() {
+    let mut admission = admission(config());
+    admission.handle(Time(0), computing(1, 800, &[(1, 5000, 100)]));
+    admission.handle(Time(0), computing(2, 300, &[(2, 1000, 100)]));
+    admission.handle(Time(0), queued(2, 1));
+    let order = order(&mut admission, 0).expect("two batches arrived");
+    assert_eq!(ids(&order).1, [2]);
+    let cause = admission.prune_cause(RequestId(2)).expect("it is pruned");
+    assert_eq!(cause.port, None);
+}
+
+#[test]
+fn being_queued_triggers_a_run_if_it_says_something_new() {
+    let mut admission = admission(config());
+    admission.handle(Time(0), computing(1, 800, &[(1, 5000, 100)]));
+    admission.handle(Time(0), computing(2, 300, &[(2, 1000, 100)]));
+    order(&mut admission, 0);
+    admission.handle(Time(5), queued(2, 1));
+    assert_eq!(admission.next_deadline(), Some(Time(5)));
+    let order = order(&mut admission, 5).expect("request 2 cannot be in time any more");
+    assert_eq!(ids(&order).1, [2]);
+    let ignored = admission.counters().events_ignored;
+    admission.handle(Time(6), queued(2, 1));
+    admission.handle(Time(6), queued(2, 2));
+    admission.handle(Time(6), queued(1, 2));
+    admission.handle(Time(6), queued(2, 77));
+    admission.handle(Time(6), queued(77, 2));
+    assert_eq!(admission.next_deadline(), None);
+    assert_eq!(admission.counters().events_ignored, ignored + 4);
+}
+
+#[test]
+fn a_long_queue_is_counted_as_far_as_the_bound_and_a_ring_is_cut() {
+    let mut admission = admission(config());
+    let batches = 3 * QUEUE_MAX as u64;
+    for batch in 1..=batches {
+        admission.handle(Time(0), computing(batch, 10, &[]));
+    }
+    for batch in 2..=batches {
+        admission.handle(Time(0), queued(batch, batch - 1));
+    }
+    assert_eq!(ready(&mut admission, 0, 3), 30);
+    let whole = (QUEUE_MAX as u64 + 1) * 10;
+    assert_eq!(ready(&mut admission, 0, batches), whole);
+    // Longer than what is walked when it is closed, so it is not seen; no estimate runs around it.
+    admission.handle(Time(0), queued(1, batches));
+    assert_eq!(ready(&mut admission, 0, 1), whole);
 }
 
 #[test]
@@ -474,6 +581,8 @@ fn garbage() -> impl Strategy<Value = AdmissionEvent> {
         }),
         1 => batch().prop_map(|batch| AdmissionEvent::BatchStarted { batch }),
         1 => batch().prop_map(|batch| AdmissionEvent::BatchDeparted { batch }),
+        1 => (batch(), batch())
+            .prop_map(|(batch, ahead)| AdmissionEvent::BatchQueued { batch, ahead }),
         1 => (port(), number()).prop_map(|(port, bytes_per_second)| AdmissionEvent::PortRate {
             port,
             bytes_per_second

@@ -57,6 +57,8 @@ fn event() -> impl Strategy<Value = AdmissionEvent> {
         }),
         1 => batch().prop_map(|batch| AdmissionEvent::BatchStarted { batch }),
         2 => batch().prop_map(|batch| AdmissionEvent::BatchDeparted { batch }),
+        4 => (batch(), batch())
+            .prop_map(|(batch, ahead)| AdmissionEvent::BatchQueued { batch, ahead }),
         1 => (port(), rate)
             .prop_map(|(port, bytes_per_second)| AdmissionEvent::PortRate { port, bytes_per_second }),
     ]

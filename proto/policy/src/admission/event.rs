@@ -62,6 +62,14 @@ pub enum AdmissionEvent {
         /// Which batch.
         batch: BatchId,
     },
+    /// The batch computes after `ahead`, on the same unit, until it starts or `ahead` departs.
+    /// Ignored if it computes already, or if `ahead` waits behind it.
+    BatchQueued {
+        /// The batch that waits.
+        batch: BatchId,
+        /// The batch directly before it.
+        ahead: BatchId,
+    },
     /// Nothing of the batch is left. Members that did not end before were aborted.
     BatchDeparted {
         /// Which batch.
@@ -124,6 +132,6 @@ pub struct AdmissionCounters {
     pub batches_forgotten: u64,
     /// Requests that alone exceed a cap, and loads of ports beyond the cap.
     pub loads_refused: u64,
-    /// Events that named no active batch or request.
+    /// Events that named no active batch or request, or a queue that cannot be.
     pub events_ignored: u64,
 }

@@ -40,6 +40,8 @@ pub(crate) struct Naive {
     pub(crate) set_aside: bool,
     pub(crate) rates: [u64; PORTS],
     batches: BTreeMap<u64, Batch>,
+    /// Who waits behind whom: pairs `(batch, ahead)`, one for each batch at most.
+    queued: BTreeSet<(u64, u64)>,
     pub(crate) pruned: BTreeSet<u64>,
 }
 
@@ -50,6 +52,7 @@ impl Naive {
             set_aside,
             rates: [rate; PORTS],
             batches: BTreeMap::new(),
+            queued: BTreeSet::new(),
             pruned: BTreeSet::new(),
         }
     }
@@ -96,8 +99,24 @@ impl Naive {
                     batch.started = batch.started.or(Some(now));
                     batch.requests.iter_mut().for_each(|r| r.started = true);
                 }
+                let started = batch.0;
+                self.queued.retain(|&(waits, _)| waits != started);
+            }
+            AdmissionEvent::BatchQueued { batch, ahead } => {
+                let known = |id| self.batches.contains_key(id);
+                let may_wait = known(&batch.0)
+                    && known(&ahead.0)
+                    && self.batches[&batch.0].started.is_none()
+                    && batch != ahead
+                    && !self.all_before(ahead.0).contains(&batch.0);
+                if may_wait {
+                    self.queued.retain(|&(waits, _)| waits != batch.0);
+                    self.queued.insert((batch.0, ahead.0));
+                }
             }
             AdmissionEvent::BatchDeparted { batch } => {
+                self.queued
+                    .retain(|pair| pair.0 != batch.0 && pair.1 != batch.0);
                 for request in self.batches.remove(&batch.0).unwrap_or_default().requests {
                     self.pruned.remove(&request.id);
                 }
@@ -109,6 +128,31 @@ impl Naive {
                 self.rates[port.0 as usize] = *bytes_per_second;
             }
         }
+    }
+
+    /// Every batch that computes before `batch` on its unit: the transitive closure, by
+    /// adding pairs until nothing is new.
+    fn all_before(&self, batch: u64) -> BTreeSet<u64> {
+        let mut before = BTreeSet::new();
+        loop {
+            let more: BTreeSet<u64> = self
+                .queued
+                .iter()
+                .filter(|(waits, _)| *waits == batch || before.contains(waits))
+                .map(|&(_, ahead)| ahead)
+                .collect();
+            if more.is_subset(&before) {
+                return before;
+            }
+            before.extend(more);
+        }
+    }
+
+    /// What is left of a batch's own computing.
+    fn compute_left(&self, now: u64, batch: u64) -> u64 {
+        let batch = &self.batches[&batch];
+        let end = batch.started.unwrap_or(now).saturating_add(batch.compute);
+        end.saturating_sub(now)
     }
 
     fn requests(&mut self) -> impl Iterator<Item = &mut Request> {
@@ -214,11 +258,12 @@ impl Naive {
             .iter()
             .map(|(_, id, _)| self.batches[id].clone())
             .collect();
-        let ready: Vec<u64> = sorted
+        let ready: Vec<u64> = sigma
             .iter()
-            .map(|b| {
-                let elapsed = b.started.map_or(0, |started| now - started);
-                now.saturating_add(b.compute.saturating_sub(elapsed))
+            .map(|&(_, id, _)| {
+                let before = self.all_before(id);
+                let on_the_unit = before.iter().chain([&id]);
+                on_the_unit.fold(now, |at, &b| at.saturating_add(self.compute_left(now, b)))
             })
             .collect();
 
