@@ -5,8 +5,12 @@
 //! `permit`, `completion` primitives of §5. What differs between policies is a
 //! `Discipline` (see `discipline.rs`); everything else is here, for all of them:
 //!
-//! 1. bytes are permitted in chunks of at most `chunk_bytes`, while those in flight stay within
-//!    `window_bytes`; bytes on credit count as in flight and may exceed it;
+//! 1. bytes are permitted in chunks of at most `chunk_bytes`, while those in flight *at their
+//!    level or above* stay within `window_bytes`; bytes on credit count as in flight and may
+//!    exceed it. Lower levels do not count: what stands in line for a busy receiver in a lower
+//!    class of the fabric would otherwise fill the window, and hold up the collectives of a port
+//!    that is idle. The highest level with bytes in flight fills its window, so all of them
+//!    together exceed it only while higher work overtakes;
 //! 2. the best-ranked group is served, its head flow first; if no level has work the scavenger
 //!    gets the port, and it is sure of `scavenger_permille` of it in any case;
 //! 3. a flow's level only climbs, except into the scavenger; on the wire it keeps the level of
@@ -131,6 +135,34 @@ impl Port {
     }
 }
 
+/// Bytes on the wire, by the level that they carry there.
+#[derive(Clone, Copy, Debug, Default)]
+struct InFlight {
+    all: u64,
+    by_level: [u64; Level::ROWS],
+}
+
+impl InFlight {
+    fn add(&mut self, level: Level, bytes: u64) {
+        self.all = self.all.saturating_add(bytes);
+        let row = &mut self.by_level[level.row()];
+        *row = row.saturating_add(bytes);
+    }
+
+    fn remove(&mut self, level: Level, bytes: u64) {
+        self.all = self.all.saturating_sub(bytes);
+        let row = &mut self.by_level[level.row()];
+        *row = row.saturating_sub(bytes);
+    }
+
+    /// What competes with a chunk of `level` in a fabric of strict priorities.
+    fn at_or_above(&self, level: Level) -> u64 {
+        self.by_level[..=level.row()]
+            .iter()
+            .fold(0, |sum, &bytes| sum.saturating_add(bytes))
+    }
+}
+
 /// The state of one port. See the module.
 #[derive(Debug)]
 pub struct Link {
@@ -142,7 +174,7 @@ pub struct Link {
     due: BTreeSet<(Time, Slot)>,
     moved: VecDeque<Action>,
     waiting: usize,
-    in_flight: u64,
+    in_flight: InFlight,
     arrivals: u64,
     by_level: [Tally; Level::ROWS],
     by_stage: [Tally; Stage::ALL.len()],
@@ -169,7 +201,7 @@ impl Link {
             due: BTreeSet::new(),
             moved: VecDeque::new(),
             waiting: 0,
-            in_flight: 0,
+            in_flight: InFlight::default(),
             arrivals: 0,
             by_level: [Tally::default(); Level::ROWS],
             by_stage: [Tally::default(); Stage::ALL.len()],
@@ -235,14 +267,11 @@ impl Link {
     #[must_use]
     pub fn peek_permit(&self, now: Time, spec: &FlowSpec) -> Option<Permit> {
         let bytes = spec.bytes.min(self.port.config.chunk_bytes);
-        if self.waiting != 0 || !self.fits(bytes) {
+        if self.waiting != 0 {
             return None;
         }
-        let level = match self.collective_level {
-            Some(level) if spec.stage == Stage::Collective => level,
-            _ => self.lone_level(now, spec),
-        };
-        Some(Permit {
+        let level = self.level_alone(now, spec);
+        self.fits(level, bytes).then_some(Permit {
             bytes,
             level,
             last: bytes == spec.bytes,
@@ -252,8 +281,12 @@ impl Link {
     /// Accounts for the permit that [`Link::peek_permit`] gave for the same `spec`.
     pub fn commit_permit(&mut self, now: Time, spec: &FlowSpec, permit: Permit) {
         if permit.last {
-            if self.port.flows.insert_in_flight(spec.flow, permit.bytes) {
-                self.account(now, spec.stage, permit.bytes);
+            let inserted = self
+                .port
+                .flows
+                .insert_in_flight(spec.flow, permit.bytes, permit.level);
+            if inserted {
+                self.account(now, spec.stage, permit.level, permit.bytes);
                 if permit.level == Level::SCAVENGER {
                     self.guarantee.spend(permit.bytes);
                 }
@@ -276,13 +309,19 @@ impl Link {
                 self.arrive(now, spec);
             }
             Event::FlowOnCredit(spec) => {
-                if self.port.flows.insert_in_flight(spec.flow, spec.bytes) {
-                    self.account(now, spec.stage, spec.bytes);
+                let level = self.level_alone(now, &spec);
+                if self
+                    .port
+                    .flows
+                    .insert_in_flight(spec.flow, spec.bytes, level)
+                {
+                    self.account(now, spec.stage, level, spec.bytes);
                 }
             }
             Event::BytesCompleted { flow, bytes } => {
-                let done = self.port.flows.complete(flow, bytes);
-                self.in_flight = self.in_flight.saturating_sub(done);
+                if let Some((done, level)) = self.port.flows.complete(flow, bytes) {
+                    self.in_flight.remove(level, done);
+                }
             }
             Event::FlowCancelled { flow } => self.cancel(now, flow),
             Event::BatchBegan(spec) => self.batch_began(now, &spec),
@@ -339,7 +378,7 @@ impl Link {
         LinkSnapshot {
             waiting_by_level,
             waiting_by_stage: self.by_stage,
-            in_flight_bytes: self.in_flight,
+            in_flight_bytes: self.in_flight.all,
             rho: self.port.load.rho(self.told),
             promotions: self.promotions,
             demotions: self.demotions,
@@ -354,7 +393,13 @@ impl Link {
     pub fn credit_allowance(&self, _now: Time) -> u64 {
         match self.port.queue.first() {
             Some((rank, _)) if rank <= self.discipline.credit_bar() => 0,
-            _ => self.port.config.window_bytes.saturating_sub(self.in_flight),
+            _ => {
+                let level = self.collective_level.unwrap_or(Level::SCAVENGER);
+                self.port
+                    .config
+                    .window_bytes
+                    .saturating_sub(self.in_flight.at_or_above(level))
+            }
         }
     }
 
@@ -367,11 +412,22 @@ impl Link {
     /// Bytes permitted, or sent on credit, and not yet completed.
     #[must_use]
     pub fn in_flight_bytes(&self) -> u64 {
-        self.in_flight
+        self.in_flight.all
     }
 
-    fn fits(&self, bytes: u64) -> bool {
-        bytes == 0 || self.in_flight.saturating_add(bytes) <= self.port.config.window_bytes
+    fn fits(&self, level: Level, bytes: u64) -> bool {
+        let window = self.port.config.window_bytes;
+        bytes == 0
+            || self.in_flight.all.saturating_add(bytes) <= window
+            || self.in_flight.at_or_above(level).saturating_add(bytes) <= window
+    }
+
+    /// The level of the first permit of a flow that nothing waits beside.
+    fn level_alone(&self, now: Time, spec: &FlowSpec) -> Level {
+        match self.collective_level {
+            Some(level) if spec.stage == Stage::Collective => level,
+            _ => self.lone_level(now, spec),
+        }
     }
 
     /// The level of a flow that nothing waits beside.
@@ -396,8 +452,8 @@ impl Link {
     }
 
     /// Bytes go on the wire.
-    fn account(&mut self, now: Time, stage: Stage, bytes: u64) {
-        self.in_flight = self.in_flight.saturating_add(bytes);
+    fn account(&mut self, now: Time, stage: Stage, level: Level, bytes: u64) {
+        self.in_flight.add(level, bytes);
         if stage.is_early() {
             self.port.load.add(now, bytes);
         }
@@ -406,10 +462,12 @@ impl Link {
     fn cancel(&mut self, now: Time, id: FlowId) {
         match self.port.flows.life(id) {
             None => return,
-            Some(Life::InFlight(bytes)) => self.in_flight = self.in_flight.saturating_sub(bytes),
+            Some(Life::InFlight(bytes, level)) => self.in_flight.remove(level, bytes),
             Some(Life::Waits(slot)) => {
-                let outstanding = self.port.flows.get(slot).outstanding;
-                self.in_flight = self.in_flight.saturating_sub(outstanding);
+                let flow = self.port.flows.get(slot);
+                if let Some(level) = flow.wire {
+                    self.in_flight.remove(level, flow.outstanding);
+                }
                 self.dequeue(now, slot);
                 self.depart(slot);
             }

@@ -257,7 +257,7 @@ fn credit_is_what_is_left_of_the_window_unless_something_waits_at_or_above() {
         link.handle(now, Event::FlowOnCredit(flow(3, Stage::Collective, 5.0)));
         assert_eq!(link.credit_allowance(now), 0);
         assert_eq!(
-            link.peek_permit(now, &flow(4, Stage::Collective, 1.0)),
+            link.peek_permit(now, &flow(4, Stage::Collective, 5.0)),
             None
         );
     }
@@ -420,6 +420,40 @@ fn hints_without_end_are_forgotten_oldest_first() {
 }
 
 #[test]
+fn more_waiting_batches_than_can_be_known_are_all_served() {
+    let mut link = Link::new(LinkConfig {
+        window_bytes: CHUNK,
+        ..fluid()
+    })
+    .expect("valid");
+    let total = REQUESTS_MAX as u64 + 5000;
+    for id in 1..=total {
+        let spec = FlowSpec {
+            batch: BatchId(id),
+            request: RequestId(id),
+            bytes: CHUNK,
+            deadline: at(1e9),
+            ..flow(id, Stage::P2d, 0.0)
+        };
+        link.handle(Time(id), Event::FlowArrived(spec));
+    }
+    let snapshot = link.snapshot();
+    let known = (snapshot.batches, snapshot.requests);
+    assert_eq!(known, (BATCHES_MAX, REQUESTS_MAX));
+    assert_eq!(link.waiting_flows() as u64, total);
+    let mut permitted = 0;
+    while let Some(action) = link.poll_action(Time(total)) {
+        if let Action::Permit { flow, bytes, .. } = action {
+            permitted += 1;
+            link.handle(Time(total), Event::BytesCompleted { flow, bytes });
+        }
+    }
+    assert_eq!(permitted, total);
+    let snapshot = link.snapshot();
+    assert_eq!((snapshot.batches, snapshot.requests), (0, 0));
+}
+
+#[test]
 fn without_hints_what_flows_name_is_known_only_while_they_wait() {
     let mut link = Link::new(LinkConfig {
         window_bytes: CHUNK,
@@ -447,4 +481,56 @@ fn without_hints_what_flows_name_is_known_only_while_they_wait() {
     let snapshot = link.snapshot();
     assert_eq!((snapshot.batches, snapshot.requests), (0, 0));
     assert_eq!((link.waiting_flows(), link.in_flight_bytes()), (0, 0));
+}
+
+#[test]
+fn bytes_stuck_in_a_lower_class_do_not_hold_up_a_collective() {
+    for policy in [PolicyKind::Mfs, PolicyKind::Laxity, PolicyKind::TwoClass] {
+        let mut link = Link::new(LinkConfig {
+            policy,
+            chunk_bytes: CHUNK,
+            window_bytes: 4 * CHUNK,
+            ..LinkConfig::default()
+        })
+        .unwrap();
+        let spec = |flow, stage, bytes| FlowSpec {
+            flow: FlowId(flow),
+            stage,
+            batch: BatchId(0),
+            request: RequestId(0),
+            layer: Layer(0),
+            bytes,
+            deadline: Time::NEVER,
+            receiver_bound: false,
+        };
+        // A transfer to a busy receiver fills the window, and none of it completes.
+        link.handle(
+            Time(1),
+            Event::FlowArrived(spec(1, Stage::P2d, 100 * CHUNK)),
+        );
+        while link.poll_action(Time(1)).is_some() {}
+        assert_eq!(link.in_flight_bytes(), 4 * CHUNK, "{policy}");
+        // A collective to an idle receiver goes all the same, within a window of its own.
+        link.handle(
+            Time(2),
+            Event::FlowArrived(spec(2, Stage::Collective, 100 * CHUNK)),
+        );
+        let mut permitted = 0;
+        while let Some(action) = link.poll_action(Time(2)) {
+            if let Action::Permit { flow, bytes, .. } = action {
+                assert_eq!(flow, FlowId(2), "{policy}");
+                permitted += bytes;
+            }
+        }
+        assert_eq!(permitted, 4 * CHUNK, "{policy}");
+        // The lower class gets nothing more until what is above it has left room.
+        link.handle(
+            Time(3),
+            Event::BytesCompleted {
+                flow: FlowId(1),
+                bytes: CHUNK,
+            },
+        );
+        assert_eq!(link.poll_action(Time(3)), None, "{policy}");
+    }
 }

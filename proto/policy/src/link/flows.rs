@@ -76,8 +76,8 @@ impl Flow {
 pub(crate) enum Life {
     /// It has bytes to be permitted: the record at this index.
     Waits(Slot),
-    /// Everything is permitted; so many bytes are not completed.
-    InFlight(u64),
+    /// Everything is permitted; so many bytes, sent at this level, are not completed.
+    InFlight(u64, Level),
 }
 
 #[derive(Clone, Debug, Default)]
@@ -109,12 +109,12 @@ impl Flows {
     }
 
     /// Registers a flow that is wholly on the wire; false if the name is taken.
-    pub(crate) fn insert_in_flight(&mut self, id: FlowId, bytes: u64) -> bool {
+    pub(crate) fn insert_in_flight(&mut self, id: FlowId, bytes: u64, level: Level) -> bool {
         let Entry::Vacant(life) = self.lives.entry(id) else {
             return false;
         };
         if bytes > 0 {
-            life.insert(Life::InFlight(bytes));
+            life.insert(Life::InFlight(bytes, level));
         }
         true
     }
@@ -123,11 +123,12 @@ impl Flows {
     pub(crate) fn fly(&mut self, slot: Slot) {
         let flow = &self.slots[slot as usize];
         let (id, bytes) = (flow.spec.flow, flow.outstanding);
+        let level = flow.wire.unwrap_or(flow.level);
         self.free.push(slot);
         if bytes == 0 {
             self.lives.remove(&id);
         } else {
-            self.lives.insert(id, Life::InFlight(bytes));
+            self.lives.insert(id, Life::InFlight(bytes, level));
         }
     }
 
@@ -138,21 +139,25 @@ impl Flows {
         }
     }
 
-    /// Takes up to `bytes` off what `id` has in flight; returns how many those were.
-    pub(crate) fn complete(&mut self, id: FlowId, bytes: u64) -> u64 {
+    /// Takes up to `bytes` off what `id` has in flight; returns how many those were, and the
+    /// level at which they went.
+    pub(crate) fn complete(&mut self, id: FlowId, bytes: u64) -> Option<(u64, Level)> {
         let Entry::Occupied(mut entry) = self.lives.entry(id) else {
-            return 0;
+            return None;
         };
-        let outstanding = match entry.get_mut() {
-            Life::Waits(slot) => &mut self.slots[*slot as usize].outstanding,
-            Life::InFlight(outstanding) => outstanding,
+        let (outstanding, level) = match entry.get_mut() {
+            Life::Waits(slot) => {
+                let flow = &mut self.slots[*slot as usize];
+                (&mut flow.outstanding, flow.wire?)
+            }
+            Life::InFlight(outstanding, level) => (outstanding, *level),
         };
         let done = bytes.min(*outstanding);
         *outstanding -= done;
-        if matches!(entry.get(), Life::InFlight(0)) {
+        if matches!(entry.get(), Life::InFlight(0, _)) {
             entry.remove();
         }
-        done
+        Some((done, level))
     }
 
     pub(crate) fn get(&self, slot: Slot) -> &Flow {
@@ -170,7 +175,7 @@ impl Flows {
             .values()
             .filter_map(|life| match life {
                 Life::Waits(slot) => Some(*slot),
-                Life::InFlight(_) => None,
+                Life::InFlight(..) => None,
             })
             .collect();
         slots.sort_unstable_by_key(|&slot| self.get(slot).seq);

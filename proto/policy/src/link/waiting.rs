@@ -333,10 +333,11 @@ impl Link {
                 }
             }
             let bytes = flow.remaining.min(self.port.config.chunk_bytes);
-            if !self.fits(bytes) {
+            let level = self.level_now(now, flow, standing);
+            if !self.fits(flow.wire.unwrap_or(level), bytes) {
                 return None;
             }
-            return Some(self.permit(now, slot, bytes));
+            return Some(self.permit(now, slot, level, bytes));
         }
     }
 
@@ -351,22 +352,28 @@ impl Link {
                 .get(slot)
                 .remaining
                 .min(self.port.config.chunk_bytes);
-            if self.guarantee.covers(bytes) {
+            if self.guarantee.covers(bytes) && self.fits(Level::SCAVENGER, bytes) {
                 return Some(scavenger);
             }
         }
         self.port.queue.first().map(|(_, group)| group)
     }
 
-    fn permit(&mut self, now: Time, slot: Slot, bytes: u64) -> Action {
+    /// The level that a permit for the head of a group raises it to.
+    fn level_now(&self, now: Time, flow: &Flow, standing: &Group) -> Level {
+        if standing.lane == SCAVENGER {
+            return flow.level;
+        }
+        promoted(
+            flow.level,
+            self.discipline.level(&self.port, now, flow, standing),
+        )
+    }
+
+    fn permit(&mut self, now: Time, slot: Slot, level: Level, bytes: u64) -> Action {
         let flow = self.port.flows.get(slot);
         let standing = self.port.queue.get(flow.group);
-        let mut level = flow.level;
         if standing.lane != SCAVENGER {
-            level = promoted(
-                level,
-                self.discipline.level(&self.port, now, flow, standing),
-            );
             let climbs = !standing.layers.is_empty();
             if level != flow.level && !climbs {
                 let (from, remaining) = (flow.level, flow.remaining);
@@ -393,7 +400,8 @@ impl Link {
         let flow = self.port.flows.get(slot);
         let (group, stage, share) = (flow.group, flow.spec.stage, flow.share);
         let (scavenged, whole) = (flow.level == Level::SCAVENGER, flow.remaining == bytes);
-        self.account(now, stage, bytes);
+        let level = flow.wire.unwrap_or(flow.level);
+        self.account(now, stage, level, bytes);
         if scavenged {
             self.guarantee.spend(bytes);
         } else if self.port.queue.scavenger().is_some() {

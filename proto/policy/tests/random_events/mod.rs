@@ -189,6 +189,15 @@ impl Shadowed {
         }
     }
 
+    /// Permitted bytes on the wire at `level` or a higher one.
+    fn in_flight_at_or_above(&self, level: Level) -> u64 {
+        self.accounts
+            .values()
+            .filter(|account| account.wire.is_some_and(|wire| wire <= level))
+            .map(|account| account.in_flight)
+            .sum()
+    }
+
     pub fn in_flight(&self) -> u64 {
         self.accounts
             .values()
@@ -339,7 +348,7 @@ impl Shadowed {
                 if let Some(host) = account.host {
                     assert!(level != Level::SCAVENGER || host == Level::SCAVENGER);
                 }
-                let in_window = bytes == 0 || self.in_flight() <= WINDOW;
+                let in_window = bytes == 0 || self.in_flight_at_or_above(level) <= WINDOW;
                 assert!(in_window, "window exceeded by {action:?}");
             }
             Action::Moved { flow, from, to } => {
