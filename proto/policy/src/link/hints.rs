@@ -17,7 +17,9 @@ impl Link {
     pub(super) fn batch_began(&mut self, now: Time, spec: &BatchSpec) {
         if spec.batch != BatchId(0) {
             let slot = self.port.roster.announce(spec);
-            self.progressed(now, slot);
+            if slot != NULL_BATCH {
+                self.progressed(now, slot);
+            }
         }
     }
 
@@ -33,6 +35,9 @@ impl Link {
         }
         let batch = self.port.roster.find_batch(batch).unwrap_or(NULL_BATCH);
         let request = self.port.roster.enter_request(request);
+        if request == NONE {
+            return;
+        }
         self.port.roster.join(batch, request, deadline, true);
         for slot in self.flows_of(request) {
             let flow = self.port.flows.get_mut(slot);

@@ -1,9 +1,11 @@
 //! The batches and requests that a port knows of: from hints, and from the flows themselves.
 //!
 //! Hints come from other processes, so what they can make the port remember is bounded:
-//! [`BATCHES_MAX`] batches and [`REQUESTS_MAX`] requests, beyond which the oldest that nothing
-//! waits for is forgotten, and [`FOLLOWERS_MAX`] batches queued directly behind one. What is
-//! named by a flow alone is known only while that flow waits.
+//! [`BATCHES_MAX`] batches and [`REQUESTS_MAX`] requests, and [`FOLLOWERS_MAX`] batches queued
+//! directly behind one. Beyond, an old one that nothing waits for is forgotten; if there is none
+//! among the [`FORGET_TRIES`] oldest, it is the newcomer that stays unknown, and its flows wait as
+//! those do that name no batch or request. What is named by a flow alone is known only while that
+//! flow waits.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -21,6 +23,8 @@ pub const REQUESTS_MAX: usize = 262_144;
 pub const FOLLOWERS_MAX: usize = 64;
 /// How far back a queue of batches is followed.
 const CHAIN_MAX: usize = 16;
+/// How many old batches or requests are looked at for one to forget: bounds what an arrival costs.
+const FORGET_TRIES: usize = 16;
 /// Most batches that one layer boundary updates.
 const AFFECTED_MAX: usize = 1024;
 
@@ -203,13 +207,13 @@ impl Roster {
         self.request_by_id.get(&id).copied()
     }
 
-    /// The batch of that name, made if it is new.
+    /// The batch of that name, made if it is new; [`NULL_BATCH`] if there is no room for it.
     pub(crate) fn enter_batch(&mut self, id: BatchId) -> Slot {
         if let Some(slot) = self.find_batch(id) {
             return slot;
         }
-        if self.batch_by_id.len() >= BATCHES_MAX {
-            self.forget_oldest_batch();
+        if self.batch_by_id.len() >= BATCHES_MAX && !self.forget_old_batch() {
+            return NULL_BATCH;
         }
         self.births += 1;
         let sigma = self.sigma.get(&id).copied().unwrap_or(u32::MAX);
@@ -230,13 +234,13 @@ impl Roster {
         slot
     }
 
-    /// The request of that name, made if it is new.
+    /// The request of that name, made if it is new; [`NONE`] if there is no room for it.
     pub(crate) fn enter_request(&mut self, id: RequestId) -> Slot {
         if let Some(slot) = self.find_request(id) {
             return slot;
         }
-        if self.request_by_id.len() >= REQUESTS_MAX {
-            self.forget_oldest_request();
+        if self.request_by_id.len() >= REQUESTS_MAX && !self.forget_old_request() {
+            return NONE;
         }
         self.births += 1;
         let request = Request {
@@ -264,9 +268,12 @@ impl Roster {
         slot
     }
 
-    /// A hint announced the batch.
+    /// A hint announced the batch. [`NULL_BATCH`] if there is no room for it.
     pub(crate) fn announce(&mut self, spec: &BatchSpec) -> Slot {
         let slot = self.enter_batch(spec.batch);
+        if slot == NULL_BATCH {
+            return slot;
+        }
         let batch = self.batch_mut(slot);
         batch.announced = true;
         batch.layers = spec.layers;
@@ -372,29 +379,33 @@ impl Roster {
         self.free_batches.push(slot);
     }
 
-    fn forget_oldest_batch(&mut self) {
-        // Every batch has one entry; those with waiting flows go to the back of the line.
-        for _ in 0..self.batch_ages.len() {
-            let Some((slot, born)) = self.batch_ages.pop_front() else {
-                return;
-            };
+    /// Makes room for one batch; false if the oldest all have flows that wait. Those go to the back
+    /// of the line, so the next call looks at others.
+    fn forget_old_batch(&mut self) -> bool {
+        let mut tries = 0;
+        while tries < FORGET_TRIES
+            && let Some((slot, born)) = self.batch_ages.pop_front()
+        {
             let batch = self.batch(slot);
             if batch.born != born {
-                continue;
+                continue; // It was forgotten before: each such entry is met only once.
             }
             if batch.waiting == 0 {
                 self.drop_batch(slot);
-                return;
+                return true;
             }
             self.batch_ages.push_back((slot, born));
+            tries += 1;
         }
+        false
     }
 
-    fn forget_oldest_request(&mut self) {
-        for _ in 0..self.request_ages.len() {
-            let Some((slot, born)) = self.request_ages.pop_front() else {
-                return;
-            };
+    /// The same for a request.
+    fn forget_old_request(&mut self) -> bool {
+        let mut tries = 0;
+        while tries < FORGET_TRIES
+            && let Some((slot, born)) = self.request_ages.pop_front()
+        {
             let known = self.request(slot);
             if known.born != born {
                 continue;
@@ -402,10 +413,12 @@ impl Roster {
             if known.first == NONE {
                 self.leave(slot);
                 self.drop_request(slot);
-                return;
+                return true;
             }
             self.request_ages.push_back((slot, born));
+            tries += 1;
         }
+        false
     }
 
     /// Puts `batch` behind `ahead`; false if that cannot be (itself, a full queue, already runs).
@@ -514,3 +527,6 @@ impl Roster {
         moved
     }
 }
+
+#[cfg(test)]
+mod tests;
