@@ -7,6 +7,10 @@
 //! 3. last stage `P_2 … P_K`, by level, `σ`, arrival;
 //! 4. the scavenger.
 //!
+//! With the thresholds that §4.3 recommends (`U = 0.5, E = 4`, so `Q_1 = 0.125`) a flow is in `P_1`
+//! from an eighth of the port on. That is far from the last safe moment of §3: with the numbers
+//! of Table 1, C is promoted at once and B misses (`table_1_mfs_with_default_thresholds_misses_b`).
+//!
 //! Ambiguities, each resolved here:
 //! * MLU is taken per flow, that is per request and layer. (Over a whole request it performs
 //!   below fair sharing.)

@@ -133,6 +133,19 @@ fn table_1_defer_and_promote_meets_every_deadline_just_in_time() {
     assert_eq!(met(finish), [true, true, true]);
 }
 
+/// The ideal of §3 promotes at the last safe moment; the thresholds that §4.3 recommends
+/// (`U = 0.5, E = 4`) promote to the reserved `P_1` from an eighth of the port on. C needs 3 of
+/// the 7 ticks it has, `mlu = 0.43`: it is first at once, as under EDF, and B misses.
+#[test]
+fn table_1_mfs_with_default_thresholds_misses_b() {
+    let finish = table_1(config(PolicyKind::Mfs));
+    assert!(
+        near(finish[0], 9.0) && near(finish[1], 7.0) && near(finish[2], 3.0),
+        "{finish:?}"
+    );
+    assert_eq!(met(finish), [true, false, true]);
+}
+
 #[test]
 fn table_1_laxity_meets_every_deadline_with_its_defaults() {
     // B blocks a computation; then C, whose laxity is 4, before A, whose batch has 8.
