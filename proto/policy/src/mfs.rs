@@ -90,13 +90,10 @@ impl Mfs {
         let Some(crossing) = crossing else {
             return Time::NEVER;
         };
-        let batch = port.roster.batch(flow.batch);
-        let at_boundaries = batch.started && !batch.finished;
-        let period = if at_boundaries {
-            Span(1)
-        } else {
-            port.config.promotion_period
-        };
+        let period = port.config.promotion_period;
+        let at_boundaries = now < port.roster.batch(flow.batch).periodic_from(period);
+        // A boundary looks at what has crossed by then, so it has to be known to the instant.
+        let period = if at_boundaries { Span(1) } else { period };
         mlu::look_again(now, crossing, period)
     }
 }

@@ -196,6 +196,32 @@ fn a_batch_whose_boundaries_stop_coming_is_promoted_nevertheless() {
 }
 
 #[test]
+fn a_batch_that_hangs_is_looked_at_seldom_and_promoted_within_a_period() {
+    let mut port = mfs(); // on the wire is a collective that never completes
+    port.tell(batch(1, 8, 0.5)); // patience: 16 layers of half a tick
+    port.tell(layer_began(1, 0));
+    port.submit(urgent_from(1, 1, 100.0)); // Q_2 at 76, Q_1 at 100
+    let (mut looks, mut moves) = (0, Vec::new());
+    while moves.len() < 2 {
+        let now = port.link.next_deadline().expect("it is to be promoted");
+        looks += 1;
+        while let Some(action) = port.link.poll_action(now) {
+            if let Action::Moved { to, .. } = action {
+                moves.push((now.0 as f64 / TICK as f64, to.0));
+            }
+        }
+    }
+    assert!(
+        (76.0..76.002).contains(&moves[0].0) && (100.0..100.002).contains(&moves[1].0),
+        "{moves:?}"
+    );
+    assert_eq!((moves[0].1, moves[1].1), (2, 1));
+    // Three quarters of what is left each time, down to the period of a thousandth: log_4 of
+    // 68 000 and of 24 000.
+    assert!(looks <= 20, "{looks} looks");
+}
+
+#[test]
 fn receiver_bound_p2d_passes_collectives_when_its_slack_is_gone_and_no_other_does() {
     let config = LinkConfig {
         policy: PolicyKind::Laxity,

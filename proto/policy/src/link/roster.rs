@@ -28,6 +28,11 @@ const FORGET_TRIES: usize = 16;
 /// Most batches that one layer boundary updates.
 const AFFECTED_MAX: usize = 1024;
 
+/// Layer times without a boundary after which promotion becomes periodic.
+const PATIENCE_LAYERS: u64 = 16;
+/// Promotion periods without a boundary after which it does, if the layer time is shorter.
+const PATIENCE_PERIODS: u64 = 64;
+
 /// The batch of flows that name none.
 pub(crate) const NULL_BATCH: Slot = 0;
 
@@ -110,6 +115,16 @@ impl Batch {
     /// Whether its computation may have begun: nothing is known of one that no hint announced.
     pub(crate) fn may_run(&self) -> bool {
         self.started || !self.announced
+    }
+
+    /// From when on its flows are promoted by time: at once, unless it computes and its
+    /// boundaries are to be waited for; even then not for ever.
+    pub(crate) fn periodic_from(&self, period: Span) -> Time {
+        if !self.started || self.finished {
+            return Time::ZERO;
+        }
+        let by_layers = self.layer_time.times(PATIENCE_LAYERS);
+        self.boundary + by_layers.max(period.times(PATIENCE_PERIODS))
     }
 
     /// Deadline of the tightest member that can still make it, if the rest of the computation

@@ -2,7 +2,7 @@
 //!
 //! Promotion implements MFS §4.3 and §4.5: at layer boundaries while the batch computes, then
 //! periodically. A batch whose boundaries stop coming (its process hangs, or sends no hints) is
-//! treated as periodic after [`PATIENCE_LAYERS`] layer times or [`PATIENCE_PERIODS`] periods,
+//! treated as periodic after some layer times and periods (`Batch::periodic_from`),
 //! because its flows' deadlines do not stop.
 
 use super::Link;
@@ -17,10 +17,6 @@ use crate::time::{Span, Time};
 
 /// Looks at due flows before each pick: bounds the time until the next permit.
 const CHECKS_PER_PICK: usize = 8;
-/// Layer times without a boundary after which promotion becomes periodic.
-const PATIENCE_LAYERS: u64 = 16;
-/// Promotion periods without a boundary after which it does, if the layer time is shorter.
-const PATIENCE_PERIODS: u64 = 64;
 
 impl Link {
     /// Registers a flow and queues it. `None` if its name is taken.
@@ -234,13 +230,8 @@ impl Link {
         let due = match known.checks.first() {
             None => Time::NEVER,
             Some(&(first, ..)) => {
-                if gated && known.started && !known.finished && first > known.boundary {
-                    let period = self.port.config.promotion_period;
-                    let patience = known
-                        .layer_time
-                        .times(PATIENCE_LAYERS)
-                        .max(period.times(PATIENCE_PERIODS));
-                    first.max(known.boundary + patience)
+                if gated && first > known.boundary {
+                    first.max(known.periodic_from(self.port.config.promotion_period))
                 } else {
                     first
                 }
