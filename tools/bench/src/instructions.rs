@@ -21,8 +21,8 @@ pub(crate) const CREDIT_ROLE: &str = "credit";
 
 const BURST: usize = 32;
 const BURSTS_SHORT: usize = 20;
-const BURSTS_LONG: usize = 120;
-const ATTEMPTS: usize = 4;
+const BURSTS_LONG: usize = 70;
+const ATTEMPTS: usize = 8;
 
 /// The row of this file.
 pub(crate) fn rows(bench: &mut Bench) {

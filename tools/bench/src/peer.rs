@@ -3,7 +3,7 @@
 
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -48,7 +48,8 @@ impl Peer {
     }
 
     /// Waits for a peer that was told to stop; kills it if it does not.
-    pub(crate) fn join(mut self, patience: Duration) -> anyhow::Result<ExitStatus> {
+    #[cfg(feature = "iceoryx2")]
+    pub(crate) fn join(mut self, patience: Duration) -> anyhow::Result<std::process::ExitStatus> {
         let begin = Instant::now();
         while begin.elapsed() < patience {
             if let Some(status) = self.child.try_wait()? {
