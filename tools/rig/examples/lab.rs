@@ -1,5 +1,6 @@
 //! Runs the lab with its defaults, or with a configuration in JSON given as the first argument,
 //! and prints table and JSON: `cargo run --release --example lab -- '{"policies":["none"]}'`.
+//! A second argument names the file for the page.
 
 use std::process::ExitCode;
 
@@ -19,6 +20,11 @@ fn main() -> ExitCode {
         .and_then(|config| lab::run(&config, true));
     match outcome {
         Ok(report) => {
+            if let Some(page) = std::env::args_os().nth(2)
+                && let Err(error) = std::fs::write(&page, report::html(&report))
+            {
+                eprintln!("lab: cannot write {}: {error}", page.display());
+            }
             eprintln!("{}", report::table(&report));
             println!(
                 "{}",

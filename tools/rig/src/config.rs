@@ -114,7 +114,7 @@ impl Default for LabConfig {
             port_mbit: 200,
             model: ModelConfig::default(),
             tokens_max: 8192,
-            victim_share: 0.6,
+            victim_share: 0.75,
             chunk_bytes: 32 << 10,
             window_bytes: 1 << 20,
             socket_buffer_bytes: 64 << 10,
