@@ -1,0 +1,267 @@
+//! The baselines against the smallest statement of each: a key over the flows that wait, taken
+//! anew for all of them at every permit. Whoever is served must have the smallest key; each key
+//! ends with the arrival, so there is only one such flow. `karuna` proper is left out: what it
+//! holds back is a matter of time, not of order (`baselines.rs` has that).
+
+mod random_events;
+
+use std::collections::BTreeMap;
+
+use laxity_policy::{
+    Action, BatchId, Event, FlowId, FlowSpec, Level, Link, LinkConfig, PolicyKind, RequestId, Span,
+    Stage, Time,
+};
+use proptest::prelude::*;
+use random_events::{config, flow};
+
+const RATE: u64 = 1_000_000_000;
+const SLACK_NS: u64 = 5000;
+/// Due flows that one pick deals with: with no more of them no timer is left for the next one.
+const PACED_MAX: usize = 8;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Arrive(FlowSpec),
+    CompleteAll,
+    Pass(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        12 => flow().prop_map(Step::Arrive),
+        6 => Just(Step::CompleteAll),
+        4 => (0u64..9000).prop_map(Step::Pass),
+    ]
+}
+
+#[derive(Clone, Debug)]
+struct Waiting {
+    spec: FlowSpec,
+    seq: u64,
+    left: u64,
+    /// Fair sharing: what it has had, counted from what its class had had when it came.
+    share: u64,
+    /// Karuna: when its next chunk is due, `None` if it goes by size.
+    due: Option<u64>,
+    /// Tent: it was promoted.
+    promoted: bool,
+}
+
+impl Waiting {
+    fn explicit(&self) -> bool {
+        self.spec.stage == Stage::P2d && self.spec.deadline != Time::NEVER
+    }
+
+    /// The instant at which its slack is down to the threshold.
+    fn slack_is_gone_at(&self) -> u64 {
+        let needs = (self.left * 1_000_000_000).div_ceil(RATE) + SLACK_NS;
+        self.spec.deadline.0.saturating_sub(needs)
+    }
+}
+
+struct Model {
+    link: Link,
+    policy: PolicyKind,
+    now: u64,
+    seq: u64,
+    flows: BTreeMap<FlowId, Waiting>,
+    flying: BTreeMap<FlowId, u64>,
+    /// By class: the share of whoever was served last, 0 while the class is empty.
+    had: BTreeMap<u64, u64>,
+}
+
+impl Model {
+    fn new(policy: PolicyKind) -> Self {
+        let config = LinkConfig {
+            scavenger_permille: 0,
+            slack_threshold: Span(SLACK_NS),
+            ..config(policy)
+        };
+        Self {
+            link: Link::new(config).expect("valid"),
+            policy,
+            now: 1000,
+            seq: 0,
+            flows: BTreeMap::new(),
+            flying: BTreeMap::new(),
+            had: BTreeMap::new(),
+        }
+    }
+
+    /// Static class, the first before the second.
+    fn class(&self, flow: &Waiting) -> u64 {
+        let by_stage = |classes: [u64; 5]| classes[flow.spec.stage.index()];
+        match self.policy {
+            PolicyKind::Edf => u64::from(!flow.explicit()),
+            PolicyKind::EdfLow => u64::from(flow.explicit()),
+            // KV reuse, collectives, last stage, weights, background.
+            PolicyKind::TwoClass => by_stage([1, 0, 1, 2, 2]),
+            PolicyKind::TentEdf if flow.promoted => 0,
+            PolicyKind::TentEdf => by_stage([2, 1, 3, 4, 4]),
+            PolicyKind::KarunaWc => match flow.due {
+                Some(due) if due <= self.now => 0,
+                None => 1,
+                Some(_) => 2,
+            },
+            _ => 0,
+        }
+    }
+
+    fn key(&self, flow: &Waiting) -> (u64, u64, u64) {
+        let class = self.class(flow);
+        let order = match self.policy {
+            PolicyKind::Sjf => flow.left,
+            PolicyKind::Edf | PolicyKind::EdfLow if flow.explicit() => flow.spec.deadline.0,
+            PolicyKind::TwoClass if class == 2 => 0,
+            PolicyKind::TentEdf if class == 4 => 0,
+            PolicyKind::TentEdf => flow.spec.deadline.0,
+            PolicyKind::KarunaWc => flow.due.unwrap_or(flow.left),
+            _ => flow.share,
+        };
+        (class, order, flow.seq)
+    }
+
+    fn arrive(&mut self, spec: FlowSpec) {
+        let paced = self.flows.values().filter(|flow| flow.explicit()).count();
+        if paced >= PACED_MAX && spec.stage == Stage::P2d {
+            return;
+        }
+        self.seq += 1;
+        // Nothing else that is known of a request changes a flow's deadline.
+        let spec = FlowSpec {
+            flow: FlowId(self.seq),
+            batch: BatchId(0),
+            request: RequestId(0),
+            ..spec
+        };
+        let mut flow = Waiting {
+            spec,
+            seq: self.seq,
+            left: spec.bytes,
+            share: 0,
+            due: None,
+            promoted: false,
+        };
+        let deadline = spec.deadline.0;
+        if flow.explicit() && deadline > self.now {
+            flow.due = Some(self.now);
+        }
+        flow.share = self.had.get(&self.class(&flow)).copied().unwrap_or(0);
+        let scavenged = matches!(spec.stage, Stage::Weights | Stage::Background);
+        let late = spec.deadline == Time::NEVER || deadline <= self.now || scavenged;
+        flow.promoted = !late && flow.slack_is_gone_at() <= self.now;
+        self.flows.insert(spec.flow, flow);
+        self.link.handle(Time(self.now), Event::FlowArrived(spec));
+    }
+
+    fn served(&mut self, id: FlowId, bytes: u64, last: bool) {
+        let flow = self.flows[&id].clone();
+        let best = self.flows.values().min_by_key(|flow| self.key(flow));
+        let best = best.expect("one was served");
+        assert_eq!(
+            best.seq, flow.seq,
+            "{} at {}: {best:?} comes before {flow:?}",
+            self.policy, self.now
+        );
+        *self.flying.entry(id).or_default() += bytes;
+        let class = self.class(&flow);
+        let had = self.had.entry(class).or_default();
+        *had = flow.share.max(*had);
+        let now = self.now;
+        let known = self.flows.get_mut(&id).expect("waits");
+        known.share += bytes;
+        let pause = |deadline: u64| {
+            let left = u128::from(deadline - now);
+            (u128::from(bytes) * left / u128::from(flow.left.max(1))) as u64
+        };
+        let deadline = known.spec.deadline.0;
+        known.due = (known.explicit() && deadline > now).then(|| now + pause(deadline));
+        known.left -= bytes;
+        if last {
+            assert_eq!(known.left, 0);
+            self.flows.remove(&id);
+        }
+        if self.flows.values().all(|flow| self.class(flow) != class) {
+            self.had.remove(&class);
+        }
+    }
+
+    fn apply(&mut self, step: &Step) {
+        match step {
+            Step::Arrive(spec) => self.arrive(*spec),
+            Step::CompleteAll => {
+                for (flow, bytes) in core::mem::take(&mut self.flying) {
+                    self.link
+                        .handle(Time(self.now), Event::BytesCompleted { flow, bytes });
+                }
+            }
+            Step::Pass(ns) => self.pass(*ns),
+        }
+        self.drain();
+    }
+
+    /// Stops wherever the link wants to be asked, as a driver does.
+    fn pass(&mut self, ns: u64) {
+        let until = self.now + ns;
+        while let Some(Time(due)) = self.link.next_deadline()
+            && due <= until
+        {
+            self.now = self.now.max(due);
+            self.drain();
+        }
+        self.now = until;
+    }
+
+    fn drain(&mut self) {
+        let now = self.now;
+        // Karuna: what is due after its deadline goes by size from then on.
+        for flow in self.flows.values_mut() {
+            let late = flow.spec.deadline.0 <= now;
+            if late && flow.due.is_some_and(|due| due == now) {
+                flow.due = None;
+            }
+        }
+        while let Some(action) = self.link.poll_action(Time(now)) {
+            match action {
+                Action::Permit {
+                    flow, bytes, last, ..
+                } => self.served(flow, bytes, last),
+                Action::Moved { flow, to, .. } if self.policy == PolicyKind::TentEdf => {
+                    let flow = self.flows.get_mut(&flow).expect("waits");
+                    assert_eq!(to, Level::HIGHEST);
+                    assert!(flow.slack_is_gone_at() <= now && flow.spec.deadline.0 > now);
+                    flow.promoted = true;
+                }
+                Action::Moved { .. } => {}
+            }
+        }
+        for flow in self.flows.values() {
+            let scavenged = matches!(flow.spec.stage, Stage::Weights | Stage::Background);
+            let late = flow.spec.deadline == Time::NEVER || flow.spec.deadline.0 <= now;
+            let missed = !flow.promoted && !late && !scavenged && flow.slack_is_gone_at() <= now;
+            assert!(self.policy != PolicyKind::TentEdf || !missed, "{flow:?}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_baseline_serves_the_smallest_key(steps in prop::collection::vec(step(), 1..150)) {
+        for policy in [
+            PolicyKind::Fair,
+            PolicyKind::Sjf,
+            PolicyKind::Edf,
+            PolicyKind::EdfLow,
+            PolicyKind::TwoClass,
+            PolicyKind::TentEdf,
+            PolicyKind::KarunaWc,
+        ] {
+            let mut model = Model::new(policy);
+            for step in &steps {
+                model.apply(step);
+            }
+        }
+    }
+}
