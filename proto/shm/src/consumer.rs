@@ -27,7 +27,7 @@ pub struct Stale;
 /// How many slots ahead of the one that is read the next cache line is asked for. Records that are
 /// given back in order lie in order, so the chain can be guessed though it is followed one link at
 /// a time: without this each link of a backlog is a cache miss of its own.
-const AHEAD: usize = 16;
+const AHEAD: usize = 8;
 
 /// Whether somebody sleeps on the permit just written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,7 +158,7 @@ impl Consumer {
         let consumed = self.seq - 1;
         if consumed != self.flushed {
             self.flushed = consumed;
-            // Release: pairs with the Acquire load in `Producer::reclaim`. The copies of the
+            // Release: pairs with the Acquire load in `Producer::look_again`. The copies of the
             // descriptors come before it.
             self.memory
                 .header()

@@ -2,8 +2,8 @@
 //!
 //! # The chain
 //! A plain ring would let one deferred flow block everything behind it, because its slot cannot
-//! be reused before its last permit. So a lane is a *chain*: the producer keeps a private FIFO of
-//! free slots, and each record names (`next`) the slot where the next one of this lane will
+//! be reused before its last permit. So a lane is a *chain*: the producer keeps a private queue of
+//! slots, and each record names (`next`) the slot where the next one of this lane will
 //! appear, which the producer reserves for that. The consumer therefore polls exactly one known
 //! slot per lane, records arrive in order, and slots come back in any order. Slot 0 holds the
 //! first record. Sequences count records from 1.
@@ -15,7 +15,7 @@
 //! |---|---|---|
 //! | producer → consumer | descriptor (Relaxed), then `state = published(seq)`, **Release** | consumer's **Acquire** load of `state` that equals `published(seq)` |
 //! | consumer → producer, gated flow | consumer's copy of the descriptor, then `state = permit(.., last)`, **Release** | producer's **Acquire** load of `state` |
-//! | consumer → producer, other records | consumer's copy, then `consumed ≥ seq`, **Release** | producer's **Acquire** load of `consumed`, made when its free list runs dry |
+//! | consumer → producer, other records | consumer's copy, then `consumed ≥ seq`, **Release** | producer's **Acquire** load of `consumed`, made when the slot whose turn it is was not consumed as far as known |
 //! | consumer → producer, withdrawn flow | consumer forgets the flow, then `consumed ≥` the sequence of `Cancelled` | the same load |
 //!
 //! `published(seq)` differs for each record, so the stale word of a slot's last use can never be
@@ -37,7 +37,8 @@
 //! The consumer believes nothing: it reads each word once, checks `next`, and keeps in its own
 //! memory which slots hold a living flow. A producer that breaks the protocol can stop its own
 //! lane or feed itself nonsense permits, no more. The producer believes the daemon's counters
-//! only as far as its own: a `consumed` that runs ahead is clamped.
+//! only as far as it must: a `consumed` that runs ahead frees slots too early, which garbles the
+//! records of this one client and nothing else.
 
 use core::ptr::NonNull;
 use std::sync::Arc;

@@ -181,6 +181,8 @@ impl Geometry {
 #[derive(Debug)]
 pub struct Slot {
     words: [AtomicU64; WORDS],
+    /// Room for later versions: neither written nor read.
+    spare: AtomicU64,
     /// See [`crate::permit`].
     pub(crate) state: AtomicU64,
 }
@@ -206,6 +208,7 @@ impl Slot {
     pub(crate) fn new() -> Self {
         Self {
             words: core::array::from_fn(|_| AtomicU64::new(0)),
+            spare: AtomicU64::new(0),
             state: AtomicU64::new(0),
         }
     }
@@ -321,8 +324,8 @@ pub struct AttentionLine {
     pub(crate) attention: AtomicU32,
     /// CPU that the scheduler thread runs on, `u32::MAX` if unknown.
     pub(crate) daemon_cpu: AtomicU32,
-    /// Level of a flow that is sent on credit.
-    pub(crate) credit_level: AtomicU8,
+    /// Level of a flow that is sent on credit, and its DSCP in the upper half.
+    pub(crate) credit_mark: AtomicU16,
     /// Stages that may use credit, one bit each.
     pub(crate) credit_stages: AtomicU8,
     /// DSCP by level; index 0 is the scavenger.
@@ -375,7 +378,7 @@ impl Header {
             attention: AttentionLine {
                 attention: AtomicU32::new(0),
                 daemon_cpu: AtomicU32::new(u32::MAX),
-                credit_level: AtomicU8::new(0),
+                credit_mark: AtomicU16::new(0),
                 credit_stages: AtomicU8::new(0),
                 dscp: core::array::from_fn(|_| AtomicU8::new(0)),
             },
@@ -438,11 +441,11 @@ impl Header {
         self.identity.daemon_pid.load(Ordering::Relaxed)
     }
 
-    /// Level of a flow sent on credit.
+    /// Level of a flow sent on credit (low half) and its DSCP (high half).
     #[inline]
     #[must_use]
-    pub fn credit_level(&self) -> u8 {
-        self.attention.credit_level.load(Ordering::Relaxed)
+    pub fn credit_mark(&self) -> u16 {
+        self.attention.credit_mark.load(Ordering::Relaxed)
     }
 
     /// Stages that may use credit: a set of [`crate::record::Stage::bit`]s.
@@ -454,7 +457,8 @@ impl Header {
 
     /// Daemon: which stages may use credit, and the level that they then have.
     pub fn set_credit_class(&self, stages: u8, level: u8) {
-        self.attention.credit_level.store(level, Ordering::Relaxed);
+        let mark = u16::from(level) | u16::from(self.dscp(level)) << 8;
+        self.attention.credit_mark.store(mark, Ordering::Relaxed);
         self.attention
             .credit_stages
             .store(stages, Ordering::Relaxed);
@@ -477,9 +481,11 @@ impl Header {
         for (cell, value) in self.attention.dscp.iter().zip(table) {
             cell.store(*value, Ordering::Relaxed);
         }
+        self.set_credit_class(self.credit_stages(), self.credit_mark() as u8);
     }
 
-    /// Client: takes or gives up a lane.
+    /// Client: takes a lane, before it publishes there, or gives it up for good, after all of it was
+    /// consumed.
     pub fn set_claimed(&self, lane: u16, claimed: bool) {
         let Some(word) = self.claims.claimed.get(usize::from(lane) / 64) else {
             return;
@@ -557,7 +563,7 @@ const _: () = {
     assert!(core::mem::offset_of!(Header, attention) == 128);
     assert!(core::mem::offset_of!(Header, claims) == 192);
     assert!(core::mem::offset_of!(Header, doorbells) == 320);
-    assert!(core::mem::offset_of!(AttentionLine, dscp) == 10);
+    assert!(core::mem::offset_of!(AttentionLine, dscp) == 11);
     assert!(size_of::<AttentionLine>() == LINE_BYTES);
 };
 

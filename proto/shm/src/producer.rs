@@ -1,8 +1,6 @@
 //! The client's half of a lane: publishes records, reads permits, takes slots back.
 //! The protocol is described in [`crate::lane`].
 
-use std::collections::VecDeque;
-
 use crate::lane::{LaneFull, LaneMemory};
 use crate::permit::{self, State};
 use crate::record::{Descriptor, Record};
@@ -17,20 +15,71 @@ pub struct SlotRef {
     pub tag: u64,
 }
 
+/// The slots that are not held by gated flows, in the order in which they will be used.
+///
+/// A slot whose record needs no permit is put back at the moment it is used, together with the
+/// sequence that `consumed` must reach before its turn comes. So there is no second queue to move
+/// slots from, and publishing costs the same whether or not the daemon keeps up.
+#[derive(Debug)]
+struct Queue {
+    /// A power of two of them, so that an index is masked into range.
+    entries: Box<[SlotRef]>,
+    head: u32,
+    tail: u32,
+}
+
+impl Queue {
+    fn new(slots: usize) -> Self {
+        let entries = vec![SlotRef::default(); slots.next_power_of_two()].into_boxed_slice();
+        let mut queue = Self {
+            entries,
+            head: 0,
+            tail: 0,
+        };
+        for slot in 1..slots {
+            queue.push(SlotRef {
+                slot: slot as u16,
+                tag: 0,
+            });
+        }
+        queue
+    }
+
+    #[inline]
+    fn len(&self) -> u32 {
+        self.tail.wrapping_sub(self.head)
+    }
+
+    #[inline]
+    fn at(&self, index: u32) -> usize {
+        index as usize & (self.entries.len() - 1)
+    }
+
+    /// Each slot of the lane is in at most once, so there is room.
+    #[inline]
+    fn push(&mut self, entry: SlotRef) {
+        let at = self.at(self.tail);
+        self.entries[at] = entry;
+        self.tail = self.tail.wrapping_add(1);
+    }
+}
+
 /// The client's half. Owned by one thread at a time.
 #[derive(Debug)]
 pub struct Producer {
     memory: LaneMemory,
-    /// Sequence of the record that will be published next; the first is 1.
+    /// Sequence of the record that will be published next; the first is 1. At 100 million a
+    /// second it outgrows the 52 bits of a state word in 520 days of one lane: the daemon then
+    /// sees nothing new, the lane is full, and its flows are bypassed.
     seq: u64,
-    /// Where it will be published.
+    /// `consumed` as last read.
+    consumed: u64,
+    queue: Queue,
+    /// Where the next record will be published.
     reserved: u16,
-    free: VecDeque<u16>,
-    /// Slots that come back when `consumed` reaches the sequence, ascending.
-    sent: VecDeque<SlotRef>,
-    /// Free slots that gated flows leave to other records: a lane full of waiting flows must
-    /// still be able to say that bytes completed, or nothing would ever be permitted again.
-    spare: usize,
+    /// Slots that gated flows leave to other records: a lane full of waiting flows must still be
+    /// able to say that bytes completed, or nothing would ever be permitted again.
+    spare: u32,
 }
 
 impl Producer {
@@ -38,14 +87,12 @@ impl Producer {
     #[must_use]
     pub fn new(memory: LaneMemory) -> Self {
         let count = memory.slots().len();
-        let mut free = VecDeque::with_capacity(count);
-        free.extend((1..count).map(|slot| slot as u16));
         Self {
             seq: 1,
+            consumed: 0,
+            queue: Queue::new(count),
             reserved: 0,
-            free,
-            sent: VecDeque::with_capacity(count),
-            spare: count / 8,
+            spare: (count / 8) as u32,
             memory,
         }
     }
@@ -70,12 +117,9 @@ impl Producer {
     /// [`LaneFull`]: nothing was published.
     #[inline]
     pub fn publish(&mut self, record: &Record) -> Result<SlotRef, LaneFull> {
-        if self.free.is_empty() {
-            self.reclaim();
-        }
-        let next = self.free.pop_front().ok_or(LaneFull)?;
+        let next = self.next()?;
         let at = self.put(record.encode(), next);
-        self.sent.push_back(at);
+        self.queue.push(at);
         Ok(at)
     }
 
@@ -86,14 +130,40 @@ impl Producer {
     /// [`LaneFull`]: nothing was published.
     #[inline]
     pub fn publish_gated(&mut self, record: &Record) -> Result<SlotRef, LaneFull> {
-        if self.free.len() <= self.spare {
-            self.reclaim();
-            if self.free.len() <= self.spare {
-                return Err(LaneFull);
-            }
+        if self.queue.len() <= self.spare {
+            return Err(LaneFull);
         }
-        let next = self.free.pop_front().ok_or(LaneFull)?;
+        let next = self.next()?;
         Ok(self.put(record.encode(), next))
+    }
+
+    /// Takes the slot whose turn it is, if the daemon is done with it.
+    #[inline]
+    fn next(&mut self) -> Result<u16, LaneFull> {
+        let entry = self.queue.entries[self.queue.at(self.queue.head)];
+        if entry.tag > self.consumed || self.queue.len() == 0 {
+            self.look_again(entry)?;
+        }
+        self.queue.head = self.queue.head.wrapping_add(1);
+        Ok(entry.slot)
+    }
+
+    /// Looks how far the daemon has come.
+    #[cold]
+    fn look_again(&mut self, entry: SlotRef) -> Result<(), LaneFull> {
+        // Acquire: pairs with the Release store in `Consumer::flush`. The slots that come back
+        // are overwritten later, which must come after the daemon's copies.
+        self.consumed = self
+            .memory
+            .header()
+            .consumed
+            .consumed
+            .load(Ordering::Acquire);
+        if entry.tag > self.consumed || self.queue.len() == 0 {
+            Err(LaneFull)
+        } else {
+            Ok(())
+        }
     }
 
     #[inline]
@@ -133,7 +203,10 @@ impl Producer {
     /// Gives back the slot of a flow whose last permit was read.
     #[inline]
     pub fn release(&mut self, at: SlotRef) {
-        self.free.push_back(at.slot);
+        self.queue.push(SlotRef {
+            slot: at.slot,
+            tag: 0,
+        });
     }
 
     /// Withdraws a gated flow of which `granted` bytes were used. The slot comes back once the
@@ -146,7 +219,7 @@ impl Producer {
             tag: at.tag,
             granted,
         })?;
-        self.sent.push_back(SlotRef {
+        self.queue.push(SlotRef {
             slot: at.slot,
             tag: message.tag,
         });
@@ -160,31 +233,13 @@ impl Producer {
     /// [`LaneFull`]: nothing happened. Try again later.
     pub fn reset(&mut self, gated: impl IntoIterator<Item = SlotRef>) -> Result<(), LaneFull> {
         let message = self.publish(&Record::LaneReset)?;
-        self.sent.extend(gated.into_iter().map(|at| SlotRef {
-            slot: at.slot,
-            tag: message.tag,
-        }));
-        Ok(())
-    }
-
-    /// Takes back the slots of records that the daemon has consumed.
-    #[cold]
-    fn reclaim(&mut self) {
-        // Acquire: pairs with the Release store in `Consumer::flush`. The slots freed here are
-        // overwritten later, which must come after the daemon's copies.
-        let consumed = self
-            .memory
-            .header()
-            .consumed
-            .consumed
-            .load(Ordering::Acquire);
-        while let Some(at) = self.sent.front() {
-            if at.tag > consumed {
-                break;
-            }
-            self.free.push_back(at.slot);
-            self.sent.pop_front();
+        for at in gated {
+            self.queue.push(SlotRef {
+                slot: at.slot,
+                tag: message.tag,
+            });
         }
+        Ok(())
     }
 
     /// Records that the daemon has not consumed yet, for statistics.

@@ -1,10 +1,16 @@
-//! What a client tells the daemon: one [`Record`] per slot, encoded in 56 bytes.
+//! What a client tells the daemon: one [`Record`] per slot, encoded in 48 bytes.
 //!
-//! The encoding is seven little-endian words. Word 0 holds the small fields, and sixteen bits
-//! that belong to the lane and not to the record: `next`, the slot where the next record of this
-//! lane will appear (see [`crate::lane`]). Everything is untrusted when the daemon reads it:
-//! [`Record::decode`] accepts a word array only if encoding the result gives it back, apart from
-//! `next`, so there is one encoding of each record and no field without meaning.
+//! The encoding is six little-endian words; a seventh is spare and neither written nor read.
+//!
+//! ```text
+//! word 0  stage | direction << 8 | nic << 16 | receiver_bound << 24 | layer << 32 | opcode << 48
+//! word 1  bytes        word 2  batch, or tag        word 3  request        word 4  deadline
+//! word 5  `next`: the slot where the next record of this lane will appear (see [`crate::lane`])
+//! ```
+//!
+//! The small fields of word 0 lie as they do in [`Flow`], so that a submit copies them in two
+//! loads. Everything is untrusted when the daemon reads it: [`Record::decode`] accepts only what
+//! encoding gives back, so there is one encoding of each record and no field without meaning.
 
 use core::fmt;
 
@@ -59,8 +65,9 @@ pub enum Direction {
     Ingress = 1,
 }
 
-/// The metadata of one transfer.
+/// The metadata of one transfer. `repr(C)`: see the module's text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
 pub struct Flow {
     /// What it is for.
     pub stage: Stage,
@@ -68,6 +75,8 @@ pub struct Flow {
     pub direction: Direction,
     /// Which NIC, an index into the daemon's configuration.
     pub nic: u8,
+    /// The receiving side, not this port, is the bottleneck.
+    pub receiver_bound: bool,
     /// The layer that consumes (stages 1, 2) or produced (stage 3) the bytes.
     pub layer: u16,
     /// Bytes to move, at most [`FLOW_BYTES_MAX`].
@@ -78,8 +87,6 @@ pub struct Flow {
     pub request: u64,
     /// Deadline, absolute CLOCK_MONOTONIC nanoseconds; 0 if there is none.
     pub deadline_ns: u64,
-    /// The receiving side, not this port, is the bottleneck.
-    pub receiver_bound: bool,
 }
 
 impl Flow {
@@ -184,13 +191,13 @@ pub enum Record {
 pub enum Garbage {
     /// No such operation.
     #[error("record has unknown opcode {0}: the client is corrupt or of another version")]
-    Opcode(u8),
+    Opcode(u16),
     /// No such stage.
     #[error("record has unknown stage {0}")]
     Stage(u8),
     /// Bits or words are set that this record has no use for.
     #[error("record of opcode {0} has bits set that it does not define")]
-    Reserved(u8),
+    Reserved(u16),
     /// More bytes than a permit can count.
     #[error("flow of {0} bytes is larger than a permit can count")]
     Bytes(u64),
@@ -202,74 +209,59 @@ pub enum Garbage {
     Overdraft(u64),
 }
 
-const OP_SUBMIT: u8 = 1;
-const OP_CREDIT: u8 = 2;
-const OP_COMPLETED: u8 = 3;
-const OP_CANCELLED: u8 = 4;
-const OP_LANE_RESET: u8 = 5;
-const OP_BATCH_BEGIN: u8 = 16;
-const OP_REQUEST_JOIN: u8 = 17;
-const OP_REQUEST_END: u8 = 18;
-const OP_BATCH_QUEUED: u8 = 19;
-const OP_LAYER_BEGIN: u8 = 20;
-const OP_COMPUTE_END: u8 = 21;
-const OP_BATCH_END: u8 = 22;
+const OP_SUBMIT: u16 = 1;
+const OP_CREDIT: u16 = 2;
+const OP_OBSERVED: u16 = 3;
+const OP_COMPLETED: u16 = 4;
+const OP_CANCELLED: u16 = 5;
+const OP_LANE_RESET: u16 = 6;
+const OP_BATCH_BEGIN: u16 = 16;
+const OP_REQUEST_JOIN: u16 = 17;
+const OP_REQUEST_END: u16 = 18;
+const OP_BATCH_QUEUED: u16 = 19;
+const OP_LAYER_BEGIN: u16 = 20;
+const OP_COMPUTE_END: u16 = 21;
+const OP_BATCH_END: u16 = 22;
 
-const FLAG_INGRESS: u8 = 1;
-const FLAG_RECEIVER_BOUND: u8 = 2;
-const FLAG_OBSERVED: u8 = 4;
+/// Words of a descriptor that are used.
+pub const WORDS: usize = 6;
 
-/// Words of a descriptor.
-pub const WORDS: usize = 7;
-
-/// A record as it lies in a slot: 56 bytes.
+/// A record as it lies in a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Descriptor(pub [u64; WORDS]);
 
-const _: () = assert!(size_of::<Descriptor>() == 56);
-
 impl Descriptor {
-    /// Word 0 is `next (16) | layer (16) | nic (8) | flags (8) | stage (8) | opcode (8)`.
-    #[inline]
-    const fn head(opcode: u8, stage: u8, flags: u8, nic: u8, layer: u16) -> u64 {
-        opcode as u64
-            | (stage as u64) << 8
-            | (flags as u64) << 16
-            | (nic as u64) << 24
-            | (layer as u64) << 32
-    }
-
-    /// The slot where the next record of the lane will be.
+    /// The slot where the next record of the lane will be; `u16::MAX`, which no lane has, for
+    /// anything larger.
     #[inline]
     #[must_use]
     pub const fn next(&self) -> u16 {
-        (self.0[0] >> 48) as u16
+        let next = self.0[5];
+        if next > u16::MAX as u64 {
+            u16::MAX
+        } else {
+            next as u16
+        }
     }
 
     /// Sets the slot where the next record of the lane will be.
     #[inline]
     #[must_use]
     pub const fn with_next(mut self, next: u16) -> Self {
-        self.0[0] = (self.0[0] & 0x0000_ffff_ffff_ffff) | (next as u64) << 48;
+        self.0[5] = next as u64;
         self
     }
 }
 
 #[inline]
-fn encode_flow(opcode: u8, extra: u8, flow: &Flow) -> Descriptor {
-    let flags = extra
-        | if flow.direction as u8 != 0 {
-            FLAG_INGRESS
-        } else {
-            0
-        }
-        | if flow.receiver_bound {
-            FLAG_RECEIVER_BOUND
-        } else {
-            0
-        };
-    let head = Descriptor::head(opcode, flow.stage as u8, flags, flow.nic, flow.layer);
+const fn encode_flow(opcode: u16, flow: &Flow) -> Descriptor {
+    let head = flow.stage as u64
+        | (flow.direction as u64) << 8
+        | (flow.nic as u64) << 16
+        | (flow.receiver_bound as u64) << 24
+        | (flow.layer as u64) << 32
+        | (opcode as u64) << 48;
     Descriptor([
         head,
         flow.bytes,
@@ -277,25 +269,55 @@ fn encode_flow(opcode: u8, extra: u8, flow: &Flow) -> Descriptor {
         flow.request,
         flow.deadline_ns,
         0,
-        0,
     ])
 }
 
+/// A flow, if the words of one say so.
+#[inline]
+fn decode_flow(words: &[u64; WORDS]) -> Result<Flow, Garbage> {
+    let [head, bytes, batch, request, deadline_ns, _] = *words;
+    let stage = head as u8;
+    let stage = Stage::from_number(stage).ok_or(Garbage::Stage(stage))?;
+    // Direction and `receiver_bound` are 0 or 1, and bits 48 to 63 are the opcode.
+    if head & 0x0000_0000_fe00_fe00 != 0 {
+        return Err(Garbage::Reserved((head >> 48) as u16));
+    }
+    if bytes > FLOW_BYTES_MAX {
+        return Err(Garbage::Bytes(bytes));
+    }
+    Ok(Flow {
+        stage,
+        direction: if head & 1 << 8 != 0 {
+            Direction::Ingress
+        } else {
+            Direction::Egress
+        },
+        nic: (head >> 16) as u8,
+        receiver_bound: head & 1 << 24 != 0,
+        layer: (head >> 32) as u16,
+        bytes,
+        batch,
+        request,
+        deadline_ns,
+    })
+}
+
 impl Record {
-    /// The record as 56 bytes, `next` zero. A flow with more than [`FLOW_BYTES_MAX`] bytes
-    /// encodes to something that [`Record::decode`] refuses; the client splits or bypasses it.
+    /// The record as words, `next` zero. A flow with more than [`FLOW_BYTES_MAX`] bytes encodes
+    /// to something that [`Record::decode`] refuses; the client bypasses it.
     #[inline]
     #[must_use]
-    pub fn encode(&self) -> Descriptor {
-        let simple = |op, layer, words: [u64; 4]| {
-            let [a, b, c, d] = words;
-            Descriptor([Descriptor::head(op, 0, 0, 0, layer), a, b, c, d, 0, 0])
-        };
+    pub const fn encode(&self) -> Descriptor {
         match *self {
-            Self::Submit(ref flow) => encode_flow(OP_SUBMIT, 0, flow),
-            Self::SubmitOnCredit { ref flow, observed } => {
-                encode_flow(OP_CREDIT, if observed { FLAG_OBSERVED } else { 0 }, flow)
-            }
+            Self::Submit(ref flow) => encode_flow(OP_SUBMIT, flow),
+            Self::SubmitOnCredit {
+                ref flow,
+                observed: false,
+            } => encode_flow(OP_CREDIT, flow),
+            Self::SubmitOnCredit {
+                ref flow,
+                observed: true,
+            } => encode_flow(OP_OBSERVED, flow),
             Self::Completed { tag, bytes } => simple(OP_COMPLETED, 0, [bytes, tag, 0, 0]),
             Self::Cancelled { tag, granted } => simple(OP_CANCELLED, 0, [granted, tag, 0, 0]),
             Self::LaneReset => simple(OP_LANE_RESET, 0, [0; 4]),
@@ -318,64 +340,44 @@ impl Record {
         }
     }
 
-    /// Reads a descriptor that another process wrote; `next` is left to the lane.
+    /// Reads words that another process wrote; `next` is left to the lane.
     ///
     /// # Errors
     /// [`Garbage`] says what is wrong. Detach the client.
     #[inline]
     pub fn decode(descriptor: &Descriptor) -> Result<Self, Garbage> {
-        let [head, bytes, batch, request, deadline_ns, w5, w6] = descriptor.0;
-        let opcode = head as u8;
-        let stage = (head >> 8) as u8;
-        let flags = (head >> 16) as u8;
-        let nic = (head >> 24) as u8;
-        let layer = (head >> 32) as u16;
-        if w5 | w6 != 0 {
-            return Err(Garbage::Reserved(opcode));
-        }
-        if opcode == OP_SUBMIT || opcode == OP_CREDIT {
-            let known = FLAG_INGRESS
-                | FLAG_RECEIVER_BOUND
-                | if opcode == OP_CREDIT {
-                    FLAG_OBSERVED
-                } else {
-                    0
+        let words = &descriptor.0;
+        match (words[0] >> 48) as u16 {
+            OP_SUBMIT => Ok(Self::Submit(decode_flow(words)?)),
+            OP_CREDIT => Ok(Self::SubmitOnCredit {
+                flow: decode_flow(words)?,
+                observed: false,
+            }),
+            OP_OBSERVED => Ok(Self::SubmitOnCredit {
+                flow: decode_flow(words)?,
+                observed: true,
+            }),
+            OP_COMPLETED => {
+                let record = Self::Completed {
+                    tag: words[2],
+                    bytes: words[1],
                 };
-            if flags & !known != 0 {
-                return Err(Garbage::Reserved(opcode));
-            }
-            if bytes > FLOW_BYTES_MAX {
-                return Err(Garbage::Bytes(bytes));
-            }
-            let stage = Stage::from_number(stage).ok_or(Garbage::Stage(stage))?;
-            let direction = if flags & FLAG_INGRESS != 0 {
-                Direction::Ingress
-            } else {
-                Direction::Egress
-            };
-            let receiver_bound = flags & FLAG_RECEIVER_BOUND != 0;
-            let flow = Flow {
-                stage,
-                direction,
-                nic,
-                layer,
-                bytes,
-                batch,
-                request,
-                deadline_ns,
-                receiver_bound,
-            };
-            return Ok(if opcode == OP_SUBMIT {
-                Self::Submit(flow)
-            } else {
-                Self::SubmitOnCredit {
-                    flow,
-                    observed: flags & FLAG_OBSERVED != 0,
+                if words[0] == u64::from(OP_COMPLETED) << 48 && words[3] | words[4] == 0 {
+                    Ok(record)
+                } else {
+                    Err(Garbage::Reserved(OP_COMPLETED))
                 }
-            });
+            }
+            opcode => Self::decode_rare(opcode, descriptor),
         }
+    }
+
+    /// The records that do not come by the million.
+    #[cold]
+    fn decode_rare(opcode: u16, descriptor: &Descriptor) -> Result<Self, Garbage> {
+        let [head, bytes, batch, request, deadline_ns, _] = descriptor.0;
+        let layer = (head >> 32) as u16;
         let record = match opcode {
-            OP_COMPLETED => Self::Completed { tag: batch, bytes },
             OP_CANCELLED => Self::Cancelled {
                 tag: batch,
                 granted: bytes,
@@ -408,6 +410,13 @@ impl Record {
         }
         Ok(record)
     }
+}
+
+/// A record that is no flow.
+#[inline]
+const fn simple(opcode: u16, layer: u16, words: [u64; 4]) -> Descriptor {
+    let [a, b, c, d] = words;
+    Descriptor([(opcode as u64) << 48 | (layer as u64) << 32, a, b, c, d, 0])
 }
 
 impl fmt::Display for Stage {

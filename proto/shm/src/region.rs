@@ -92,8 +92,9 @@ impl Region {
         if unsafe { libc::ftruncate(fd.as_raw_fd(), length) } != 0 {
             return Err(system("ftruncate"));
         }
-        // Reserved now, so that a host without memory refuses the client here instead of killing
-        // the daemon at the first touch.
+        // Reserved now, so that a host without memory refuses the client here rather than at some
+        // later touch. No guarantee: a client can punch holes into its own region, and on a host
+        // that is out of memory then, the daemon's next touch is killed as any other would be.
         // SAFETY: as above.
         if unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, length) } != 0 {
             return Err(system("fallocate"));
@@ -209,6 +210,17 @@ impl Region {
     #[must_use]
     pub fn memfd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    /// Daemon: gives the memory back though the client may keep the file, once it is detached and
+    /// nothing of the region is read any more. To a client that still looks it is all zeros, in
+    /// which nothing is granted; what it writes there is its own to pay for.
+    pub fn discard(&self) {
+        let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let length = self.bytes as libc::off_t;
+        // SAFETY: plain call on a file descriptor that we own. Mappings stay valid and read zero,
+        // as any client could bring about itself. If it fails, the pages live as long as the file.
+        unsafe { libc::fallocate(self.fd.as_raw_fd(), flags, 0, length) };
     }
 
     /// Where the mapping is, for [`crate::fork`].

@@ -9,7 +9,7 @@
 
 use std::io;
 use std::mem::size_of;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -307,23 +307,67 @@ fn address(path: &Path) -> Result<(libc::sockaddr_un, libc::socklen_t), Registra
     Ok((address, length as libc::socklen_t))
 }
 
-/// Daemon: listens at `path`, non-blocking. Replaces a socket that nobody listens on any more.
+/// Daemon: the right to listen at `path`, for as long as the descriptor is open. Two daemons that
+/// start at the same time could otherwise each take the other's socket for a left-over one. It is a
+/// lock on a file of its own beside the socket, which stays: whoever removed it could remove one
+/// that somebody else has just locked.
+///
+/// # Errors
+/// [`RegistrationError::System`]; `AddrInUse` means that another daemon runs.
+pub fn claim(path: &Path) -> Result<OwnedFd, RegistrationError> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+        .open(&name)
+        .map_err(|source| RegistrationError::System {
+            call: "open of the socket's lock file",
+            source,
+        })?;
+    // SAFETY: plain call on a descriptor that we own.
+    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+        let source = match io::Error::last_os_error() {
+            held if held.kind() == io::ErrorKind::WouldBlock => io::ErrorKind::AddrInUse.into(),
+            other => other,
+        };
+        return Err(RegistrationError::System {
+            call: "flock of the socket's lock file",
+            source,
+        });
+    }
+    Ok(file.into())
+}
+
+/// Daemon: listens at `path`, non-blocking. Replaces a socket that nobody listens on any more;
+/// [`claim`] it first.
 ///
 /// # Errors
 /// [`RegistrationError::System`]; `AddrInUse` means that another daemon runs.
 pub fn listen(path: &Path) -> Result<OwnedFd, RegistrationError> {
     if path.exists() {
-        if connect(path).is_ok() {
-            let source = io::Error::from(io::ErrorKind::AddrInUse);
-            return Err(RegistrationError::System {
-                call: "bind",
-                source,
-            });
+        match connect(path) {
+            // Left over from a daemon that was killed. If this fails, bind says why.
+            Err(RegistrationError::System { source, .. })
+                if source.kind() == io::ErrorKind::ConnectionRefused =>
+            {
+                let _ = std::fs::remove_file(path);
+            }
+            // Somebody listens, though perhaps with a full backlog or not for us.
+            _ => {
+                return Err(RegistrationError::System {
+                    call: "bind",
+                    source: io::ErrorKind::AddrInUse.into(),
+                });
+            }
         }
-        // Nobody answers: left over from a daemon that was killed. If this fails, bind says why.
-        let _ = std::fs::remove_file(path);
     }
     let fd = socket()?;
+    refuse_rights(fd.as_fd());
     let (address, length) = address(path)?;
     // SAFETY: `address` is a valid sockaddr_un of `length` bytes.
     if unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) } != 0 {
@@ -352,7 +396,9 @@ pub fn accept(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>, RegistrationE
     };
     if fd >= 0 {
         // SAFETY: a fresh descriptor that nobody else owns.
-        return Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }));
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        refuse_rights(fd.as_fd());
+        return Ok(Some(fd));
     }
     match io::Error::last_os_error() {
         e if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
@@ -363,6 +409,24 @@ pub fn accept(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>, RegistrationE
             source,
         }),
     }
+}
+
+/// Has the kernel turn down descriptors that are sent to this socket. [`receive_hello`] takes none
+/// in any case; this keeps a client from queueing some, to be counted as ours while they wait.
+fn refuse_rights(socket: BorrowedFd<'_>) {
+    /// Since Linux 6.16; the number of asm-generic, which all our targets use.
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let off: libc::c_int = 0;
+    // SAFETY: an int is read from `off`. Older kernels do not know the option: no harm done.
+    unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const off).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
 }
 
 /// Client: connects, without blocking: a listener whose backlog is full is an error.
@@ -421,6 +485,48 @@ pub fn peer(socket: BorrowedFd<'_>) -> Result<Peer, RegistrationError> {
     })
 }
 
+/// Most groups that [`peer_groups`] reads: what Linux lets a process have.
+const GROUPS_MAX: usize = 65_536;
+
+/// Supplementary groups of the process at the other end, as they were when it connected.
+///
+/// # Errors
+/// [`RegistrationError::System`].
+pub fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>, RegistrationError> {
+    let mut groups: Vec<libc::gid_t> = vec![0; 64];
+    loop {
+        let mut length = size_of_val(groups.as_slice()) as libc::socklen_t;
+        // SAFETY: `groups` and `length` are valid to write to and belong together.
+        let rc = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        let count = length as usize / size_of::<libc::gid_t>();
+        if rc == 0 {
+            groups.truncate(count);
+            return Ok(groups);
+        }
+        let source = io::Error::last_os_error();
+        // Too short: `length` says how long it must be.
+        if source.raw_os_error() == Some(libc::ERANGE)
+            && count > groups.len()
+            && count <= GROUPS_MAX
+        {
+            groups.resize(count, 0);
+            continue;
+        }
+        return Err(RegistrationError::System {
+            call: "getsockopt(SO_PEERGROUPS)",
+            source,
+        });
+    }
+}
+
 /// Room for two descriptors, aligned as `cmsghdr` wants it.
 #[repr(C, align(8))]
 struct Control([u8; 64]);
@@ -476,8 +582,9 @@ struct Packet {
     rights: Vec<OwnedFd>,
 }
 
-/// One packet, without blocking; `None` if none is there yet.
-fn receive(socket: BorrowedFd<'_>) -> Result<Option<Packet>, RegistrationError> {
+/// One packet, without blocking; `None` if none is there yet. Without `rights` descriptors are not
+/// accepted: the kernel drops them and marks the packet, which is then malformed.
+fn receive(socket: BorrowedFd<'_>, rights: bool) -> Result<Option<Packet>, RegistrationError> {
     let mut packet = Packet {
         bytes: [0; 128],
         length: 0,
@@ -492,8 +599,10 @@ fn receive(socket: BorrowedFd<'_>) -> Result<Option<Packet>, RegistrationError> 
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
-    message.msg_control = control.0.as_mut_ptr().cast();
-    message.msg_controllen = control.0.len();
+    if rights {
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = control.0.len();
+    }
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: `message` and all that it points to are valid to write to until the call returns.
     let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
@@ -547,7 +656,7 @@ pub fn send_hello(socket: BorrowedFd<'_>, hello: &Hello) -> Result<(), Registrat
 /// # Errors
 /// Every [`RegistrationError`]: answer with [`send_reject`] and close.
 pub fn receive_hello(socket: BorrowedFd<'_>) -> Result<Option<Hello>, RegistrationError> {
-    match receive(socket)? {
+    match receive(socket, false)? {
         None => Ok(None),
         Some(packet) => Hello::parse(&packet.bytes[..packet.length]).map(Some),
     }
@@ -594,7 +703,7 @@ pub struct Welcome {
 /// # Errors
 /// Every [`RegistrationError`]: run unscheduled.
 pub fn receive_reply(socket: BorrowedFd<'_>) -> Result<Option<Welcome>, RegistrationError> {
-    let Some(packet) = receive(socket)? else {
+    let Some(packet) = receive(socket, true)? else {
         return Ok(None);
     };
     let geometry = Reply::parse(&packet.bytes[..packet.length])?;

@@ -107,8 +107,7 @@ impl Served {
     }
 
     /// Looks which lanes are claimed. One cache line per 512 lanes: do it every few dozen scans
-    /// while awake, and before sleeping. A lane stays polled after its owner left until it is
-    /// empty.
+    /// while awake, and before sleeping. A lane stays polled if its bit goes away again.
     pub fn refresh(&mut self) {
         let count = self.by_index.len();
         for active in &mut self.lanes {

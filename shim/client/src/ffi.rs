@@ -11,9 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use laxity_shm::producer::SlotRef;
-
-use crate::ticket::Phase;
+use crate::ticket::Mark;
 use crate::{Client, Direction, Flow, Grant, Hint, Lane, Mode, Options, Stage, Ticket};
 
 const ABI_VERSION: u32 = 1;
@@ -50,20 +48,12 @@ pub struct LaxFlow {
     deadline_ns: u64,
 }
 
-/// `lax_ticket`.
+/// `lax_ticket`: any bits that C may put there are a ticket, at worst a useless one.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug)]
 pub struct LaxTicket {
-    tag: u64,
-    seat: u64,
-    total: u64,
-    granted: u64,
-    slot: u16,
-    phase: u8,
-    level: u8,
-    dscp: u8,
-    bypassed: u8,
-    reserved: [u8; 26],
+    ticket: Ticket,
+    reserved: [u64; 3],
 }
 
 /// `lax_grant`.
@@ -101,82 +91,12 @@ const _: () = {
     assert!(size_of::<LaxStats>() == 64);
 };
 
-const GATED: u8 = 1;
-const READY: u8 = 2;
-const DONE: u8 = 3;
-
 impl LaxTicket {
-    fn of(ticket: &Ticket) -> Self {
-        let mut c = Self {
-            tag: ticket.at.tag,
-            slot: ticket.at.slot,
-            seat: ticket.seat,
-            total: ticket.total,
-            granted: ticket.granted,
-            ..Self::default()
-        };
-        match ticket.phase {
-            Phase::Gated => c.phase = GATED,
-            Phase::Done => c.phase = DONE,
-            Phase::Ready {
-                level,
-                dscp,
-                bypassed,
-            } => {
-                (c.phase, c.level, c.dscp, c.bypassed) = (READY, level, dscp, u8::from(bypassed));
-            }
-        }
-        c
-    }
-
-    /// A ticket that C never initialised is one that is done.
-    fn ticket(&self) -> Ticket {
-        let phase = match self.phase {
-            GATED => Phase::Gated,
-            READY => Phase::Ready {
-                level: self.level,
-                dscp: self.dscp,
-                bypassed: self.bypassed != 0,
-            },
-            _ => Phase::Done,
-        };
-        let at = SlotRef {
-            slot: self.slot,
-            tag: self.tag,
-        };
-        let granted = self.granted.min(self.total);
-        Ticket {
-            at,
-            seat: self.seat,
-            total: self.total,
-            granted,
-            phase,
-        }
-    }
-
-    /// All of `bytes`, without the daemon.
-    fn bypassed(bytes: u64) -> Self {
+    const fn new(ticket: Ticket) -> Self {
         Self {
-            total: bytes,
-            phase: READY,
-            bypassed: 1,
-            ..Self::default()
+            ticket,
+            reserved: [0; 3],
         }
-    }
-
-    /// What is left, without the daemon.
-    fn rest(&mut self) -> Option<Grant> {
-        if self.phase != GATED && self.phase != READY {
-            return None;
-        }
-        let bytes = self.total.saturating_sub(self.granted);
-        (self.granted, self.phase) = (self.total, DONE);
-        Some(Grant {
-            bytes,
-            last: true,
-            bypassed: true,
-            ..Grant::default()
-        })
     }
 }
 
@@ -399,25 +319,26 @@ pub unsafe extern "C" fn lax_submit(
     flow: *const LaxFlow,
     ticket: *mut LaxTicket,
 ) -> c_int {
+    if ticket.is_null() {
+        return INVALID;
+    }
+    // SAFETY: not null, so valid to write to; what was there is not read, C need not set it.
+    let answer = |ready: Ticket| unsafe { ticket.write(LaxTicket::new(ready)) };
     // SAFETY: upheld by the caller; the size is read before anything else is touched.
-    let (lane, flow, ticket) = unsafe {
-        let Some(ticket) = ticket.as_mut() else {
-            return INVALID;
-        };
-        *ticket = LaxTicket::bypassed(0);
+    let (lane, flow) = unsafe {
         if flow.is_null() || ((&raw const (*flow).size).read() as usize) < size_of::<LaxFlow>() {
+            answer(Ticket::bypassed(0));
             return INVALID;
         }
-        (lane.as_mut(), *flow, ticket)
+        (lane.as_mut(), *flow)
     };
-    *ticket = LaxTicket::bypassed(flow.bytes);
-    let (Some(lane), Some(flow)) = (lane, flow.flow()) else {
+    let (Some(lane), Some(valid)) = (lane, flow.flow()) else {
+        answer(Ticket::bypassed(flow.bytes));
         return INVALID;
     };
-    guarded(0, || {
-        *ticket = LaxTicket::of(&lane.submit(&flow));
-        0
-    })
+    let submitted = catch_unwind(AssertUnwindSafe(|| lane.submit(&valid)));
+    answer(submitted.unwrap_or(Ticket::bypassed(flow.bytes)));
+    0
 }
 
 /// One grant, by `Lane::poll` or `Lane::wait`.
@@ -435,36 +356,20 @@ unsafe fn grant(
     let (Some(ticket), Some(grant)) = (ticket, grant) else {
         return INVALID;
     };
-    *grant = LaxGrant {
-        last: 1,
-        ..LaxGrant::default()
-    };
-    let done = ticket.phase != GATED && ticket.phase != READY;
+    let ticket = &mut ticket.ticket;
     let result = match lane {
-        _ if done => None,
-        None => ticket.rest(),
-        Some(lane) => {
-            let mut rust = ticket.ticket();
-            let result = catch_unwind(AssertUnwindSafe(|| how(lane, &mut rust)));
-            match result {
-                Ok(result) => {
-                    *ticket = LaxTicket::of(&rust);
-                    result
-                }
-                Err(_) => ticket.rest(),
-            }
-        }
+        _ if ticket.is_done() => None,
+        None => Some(ticket.rest()),
+        Some(lane) => match catch_unwind(AssertUnwindSafe(|| how(lane, ticket))) {
+            Ok(result) => result,
+            Err(_) => Some(ticket.rest()),
+        },
     };
-    match result {
-        Some(result) => {
-            *grant = LaxGrant::of(result);
-            1
-        }
-        None => {
-            grant.last = u8::from(ticket.phase != GATED);
-            0
-        }
-    }
+    *grant = LaxGrant::of(result.unwrap_or(Grant {
+        last: ticket.is_done(),
+        ..Grant::default()
+    }));
+    c_int::from(result.is_some())
 }
 
 /// What may be sent now.
@@ -535,11 +440,10 @@ pub unsafe extern "C" fn lax_complete(
     let Some(ticket) = (unsafe { ticket.as_ref() }) else {
         return INVALID;
     };
-    let ticket = ticket.ticket();
     // SAFETY: upheld by the caller.
     unsafe {
         on_lane(lane, |lane| {
-            lane.complete(&ticket, bytes);
+            lane.complete(&ticket.ticket, bytes);
             0
         })
     }
@@ -555,13 +459,17 @@ pub unsafe extern "C" fn lax_cancel(lane: *mut Lane, ticket: *mut LaxTicket) -> 
     let Some(ticket) = (unsafe { ticket.as_mut() }) else {
         return INVALID;
     };
-    let rust = ticket.ticket();
-    ticket.phase = DONE;
-    ticket.tag = 0;
+    let ticket = core::mem::replace(
+        &mut ticket.ticket,
+        Ticket {
+            mark: Mark::DONE,
+            ..Ticket::bypassed(0)
+        },
+    );
     // SAFETY: upheld by the caller.
     unsafe {
         on_lane(lane, |lane| {
-            lane.cancel(rust);
+            lane.cancel(ticket);
             0
         })
     }

@@ -21,7 +21,7 @@ use crate::client::Core;
 use crate::hint::Hint;
 use crate::session::{Seat, Session};
 use crate::stats::LaneCounters;
-use crate::ticket::{Phase, Ticket};
+use crate::ticket::{Mark, Ticket};
 use crate::wait::Spin;
 
 /// Messages that may wait for a slot. A daemon that is alive never lets them; see `owe`.
@@ -76,20 +76,19 @@ impl Credit {
 #[derive(Debug)]
 pub(crate) struct Pending {
     /// Last seen state word of each slot's flow.
-    pub(crate) seen: Box<[u64]>,
-    tags: Box<[u64]>,
-    /// Where each slot is in `slots`.
-    positions: Box<[u16]>,
-    pub(crate) slots: Vec<u16>,
+    seen: Box<[u64]>,
+    /// One bit per slot that waits.
+    waits: Box<[u64]>,
+    count: u32,
 }
 
 impl Pending {
-    fn new(count: usize) -> Self {
+    fn new(slots: usize) -> Self {
+        let waits = vec![0; slots.div_ceil(64)].into_boxed_slice();
         Self {
-            seen: vec![0; count].into_boxed_slice(),
-            tags: vec![0; count].into_boxed_slice(),
-            positions: vec![0; count].into_boxed_slice(),
-            slots: Vec::with_capacity(count),
+            seen: vec![0; slots].into_boxed_slice(),
+            waits,
+            count: 0,
         }
     }
 
@@ -97,29 +96,40 @@ impl Pending {
     fn add(&mut self, at: SlotRef) {
         let slot = usize::from(at.slot);
         self.seen[slot] = published(at.tag);
-        self.tags[slot] = at.tag;
-        self.positions[slot] = self.slots.len() as u16;
-        self.slots.push(at.slot);
+        self.waits[slot / 64] |= 1 << (slot % 64);
+        self.count += 1;
+    }
+
+    /// The flow had its last permit or was withdrawn.
+    #[inline]
+    pub(crate) fn remove(&mut self, slot: u16) {
+        let slot = usize::from(slot);
+        self.waits[slot / 64] &= !(1 << (slot % 64));
+        self.count -= 1;
     }
 
     #[inline]
-    pub(crate) fn remove(&mut self, slot: u16) {
-        let position = usize::from(self.positions[usize::from(slot)]);
-        self.slots.swap_remove(position);
-        if let Some(&moved) = self.slots.get(position) {
-            self.positions[usize::from(moved)] = position as u16;
-        }
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
     }
 
-    fn all(&self) -> Vec<SlotRef> {
-        let tag = |slot: u16| self.tags[usize::from(slot)];
-        self.slots
-            .iter()
-            .map(|&slot| SlotRef {
-                slot,
-                tag: tag(slot),
-            })
-            .collect()
+    #[inline]
+    pub(crate) fn seen(&self, slot: u16) -> u64 {
+        self.seen[usize::from(slot)]
+    }
+
+    #[inline]
+    pub(crate) fn saw(&mut self, slot: u16, word: u64) {
+        self.seen[usize::from(slot)] = word;
+    }
+
+    /// The slots that wait.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = u16> {
+        self.waits.iter().enumerate().flat_map(|(i, &word)| {
+            let bits = core::iter::successors(Some(word), |bits| Some(bits & bits.wrapping_sub(1)));
+            bits.take_while(|bits| *bits != 0)
+                .map(move |bits| (i * 64) as u16 + bits.trailing_zeros() as u16)
+        })
     }
 }
 
@@ -191,20 +201,14 @@ impl Lane {
                 return self.submit_to_full_lane(flow);
             };
             self.counters.scheduled_bytes.add(flow.bytes);
-            let level = header.credit_level();
-            let dscp = header.dscp(level);
+            let mark = Mark::on_credit(header.credit_mark());
             place.notify();
-            let phase = Phase::Ready {
-                level,
-                dscp,
-                bypassed: false,
-            };
             return Ticket {
-                at,
+                tag: at.tag,
                 seat: self.seat,
                 total: flow.bytes,
                 granted: 0,
-                phase,
+                mark,
             };
         }
         if flow.bytes > FLOW_BYTES_MAX {
@@ -214,16 +218,17 @@ impl Lane {
             return self.submit_to_full_lane(flow);
         };
         place.notify();
-        if place.pending.slots.is_empty() {
+        if place.pending.is_empty() {
             self.spin.quiet_since_ns = 0;
         }
         place.pending.add(at);
+        let mark = Mark::gated(at.slot);
         Ticket {
-            at,
+            tag: at.tag,
             seat: self.seat,
             total: flow.bytes,
             granted: 0,
-            phase: Phase::Gated,
+            mark,
         }
     }
 
@@ -232,7 +237,7 @@ impl Lane {
     pub fn complete(&mut self, ticket: &Ticket, bytes: u64) {
         if self.knows(ticket) {
             self.say(Record::Completed {
-                tag: ticket.at.tag,
+                tag: ticket.tag,
                 bytes,
             });
         }
@@ -251,6 +256,13 @@ impl Lane {
         if self.place.is_none() {
             self.find_place();
         }
+        // Only hints are dropped in mode `off`: what became of flows that the daemon knows it must
+        // learn, or their slots and its books would be lost for good.
+        if let Some(place) = &self.place
+            && place.region.header().attention() & attention::OFF != 0
+        {
+            return;
+        }
         self.say(hint.record());
     }
 
@@ -264,26 +276,26 @@ impl Lane {
 
     /// The daemon was told of this flow, and it is the daemon that we have.
     fn knows(&self, ticket: &Ticket) -> bool {
-        ticket.at.tag != 0 && ticket.seat == self.seat && self.place.is_some()
+        ticket.tag != 0 && ticket.seat == self.seat && self.place.is_some()
     }
 
     /// Withdraws what is left of a flow that the daemon knows.
     pub(crate) fn withdraw(&mut self, ticket: &mut Ticket) {
-        let gated = ticket.phase == Phase::Gated;
-        ticket.phase = Phase::Done;
-        if gated {
+        let at = ticket.at();
+        if ticket.mark.is_gated() {
             if let Some(place) = &mut self.place {
-                place.pending.remove(ticket.at.slot);
+                place.pending.remove(at.slot);
             }
-            self.send(Owed::Withdraw(ticket.at, ticket.granted));
+            self.send(Owed::Withdraw(at, ticket.granted));
         } else {
             self.send(Owed::Say(Record::Cancelled {
-                tag: ticket.at.tag,
+                tag: at.tag,
                 granted: ticket.granted,
             }));
         }
+        ticket.mark = Mark::DONE;
         // No completion of it means anything from here on.
-        ticket.at.tag = 0;
+        ticket.tag = 0;
     }
 
     /// Every message found its slot.
@@ -300,7 +312,7 @@ impl Lane {
             self.pay();
         }
         let Some(place) = &mut self.place else { return };
-        if place.region.header().attention() & (attention::GONE | attention::OFF) != 0 {
+        if place.region.header().attention() & attention::GONE != 0 {
             if place.session.lost_at().is_some() {
                 self.lose_place();
             }
@@ -387,17 +399,13 @@ impl Lane {
         };
         place.notify();
         self.counters.observed_bytes.add(flow.bytes);
-        let phase = Phase::Ready {
-            level: 0,
-            dscp: 0,
-            bypassed: false,
-        };
+        let mark = Mark::OBSERVED;
         Ticket {
-            at,
+            tag: at.tag,
             seat: self.seat,
             total: flow.bytes,
             granted: 0,
-            phase,
+            mark,
         }
     }
 
@@ -411,18 +419,7 @@ impl Lane {
     fn bypassed(&mut self, bytes: u64) -> Ticket {
         self.counters.bypassed_bytes.add(bytes);
         self.counters.bypassed_flows.add(1);
-        let phase = Phase::Ready {
-            level: 0,
-            dscp: 0,
-            bypassed: true,
-        };
-        Ticket {
-            at: SlotRef::default(),
-            seat: 0,
-            total: bytes,
-            granted: 0,
-            phase,
-        }
+        Ticket::bypassed(bytes)
     }
 
     /// Takes a seat if there is a daemon, or goes one step towards finding one.
@@ -460,7 +457,7 @@ impl Drop for Lane {
             Owed::Say(_) => None,
         });
         if let Some(place) = self.place.take() {
-            let gated = owed.chain(place.pending.all()).collect();
+            let gated = owed.chain(place.pending_flows()).collect();
             place.leave(gated);
         }
         self.core.retire(&self.counters);
@@ -486,6 +483,14 @@ impl Place {
     fn leave(self, gated: Vec<SlotRef>) {
         let seat = Seat::taken(self.index, self.producer, self.credit.used(), self.turn);
         self.session.leave(seat, gated);
+    }
+
+    /// Flows that hold slots. Their tags are not needed any more.
+    fn pending_flows(&self) -> Vec<SlotRef> {
+        self.pending
+            .slots()
+            .map(|slot| SlotRef { slot, tag: 0 })
+            .collect()
     }
 
     /// Publishes a message; false if there is no slot.

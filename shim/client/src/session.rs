@@ -166,8 +166,10 @@ impl Session {
                 self.ring();
             }
         }
+        // The lane stays claimed: the daemon may not have looked yet, and what was published must
+        // be found. The next owner takes this seat before a new one, so that a process has as many
+        // claimed lanes as it ever had owners at once.
         seat.producer.memory().header().owner.set_thread(0);
-        self.header().set_claimed(seat.index, false);
         self.seats
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -2,31 +2,95 @@
 
 use laxity_shm::producer::SlotRef;
 
-/// A flow that was submitted. Poll or wait until a grant is `last`, or cancel it: dropped before
-/// that, it holds its slot until the lane is dropped.
+/// A flow that was submitted. Poll or wait until a grant is `last` and report every byte complete,
+/// or cancel it with [`crate::Lane::cancel`]; a dropped ticket does neither. Then its slot is in use
+/// until the lane is dropped, and what was permitted counts as in flight until the daemon gives up
+/// on it (`completion_timeout`), after which it does not schedule a process that loses much for a
+/// while. Dropping the lane withdraws whatever is left.
+///
+/// Five words, the same in C: a submit on credit writes little else.
 #[derive(Debug)]
 #[must_use = "a flow may be sent only as far as its ticket is granted"]
+#[repr(C)]
 pub struct Ticket {
-    /// Place and tag; tag 0 if the daemon was never told.
-    pub(crate) at: SlotRef,
+    /// Sequence of its record; 0 if the daemon was never told, or needs to hear no more.
+    pub(crate) tag: u64,
     /// The seat that it was submitted from.
     pub(crate) seat: u64,
     pub(crate) total: u64,
     pub(crate) granted: u64,
-    pub(crate) phase: Phase,
+    pub(crate) mark: Mark,
 }
 
+/// `slot (16) | phase (8) | bypassed (8) | level (8) | dscp (8)`, from the lowest bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// Waits for permits.
-    Gated,
-    /// All of it may go, with this grant, which was not collected yet.
-    Ready { level: u8, dscp: u8, bypassed: bool },
-    /// All of it was granted.
-    Done,
+#[repr(transparent)]
+pub(crate) struct Mark(u64);
+
+/// How far a flow is. Any other number, which only C can make, is `DONE`.
+const GATED: u64 = 1;
+const READY: u64 = 2;
+
+impl Mark {
+    /// All of it was granted and collected, or never will be.
+    pub(crate) const DONE: Self = Self(0);
+    /// All of it may go, without the daemon.
+    pub(crate) const BYPASSED: Self = Self(READY << 16 | 1 << 24);
+    /// All of it may go, reported.
+    pub(crate) const OBSERVED: Self = Self(READY << 16);
+
+    /// Waits for permits in this slot.
+    #[inline]
+    pub(crate) const fn gated(slot: u16) -> Self {
+        Self(slot as u64 | GATED << 16)
+    }
+
+    /// All of it may go on credit; `mark` is [`laxity_shm::layout::Header::credit_mark`].
+    #[inline]
+    pub(crate) const fn on_credit(mark: u16) -> Self {
+        Self(READY << 16 | (mark as u64) << 32)
+    }
+
+    #[inline]
+    pub(crate) const fn is_gated(self) -> bool {
+        self.0 >> 16 & 0xff == GATED
+    }
+
+    #[inline]
+    pub(crate) const fn is_ready(self) -> bool {
+        self.0 >> 16 & 0xff == READY
+    }
+
+    #[inline]
+    pub(crate) const fn slot(self) -> u16 {
+        self.0 as u16
+    }
+
+    const fn grant(self, bytes: u64) -> Grant {
+        let level = (self.0 >> 32) as u8;
+        let dscp = (self.0 >> 40) as u8;
+        Grant {
+            bytes,
+            level,
+            dscp,
+            last: true,
+            bypassed: self.0 >> 24 & 1 != 0,
+        }
+    }
 }
 
 impl Ticket {
+    /// A flow that the daemon is not told of.
+    pub(crate) const fn bypassed(bytes: u64) -> Self {
+        Self {
+            tag: 0,
+            seat: 0,
+            total: bytes,
+            granted: 0,
+            mark: Mark::BYPASSED,
+        }
+    }
+
     /// Bytes granted and collected so far.
     #[must_use]
     pub fn granted(&self) -> u64 {
@@ -39,10 +103,36 @@ impl Ticket {
         self.total
     }
 
-    /// Everything was granted and collected.
+    /// Everything was granted and collected, or the flow was withdrawn.
     #[must_use]
+    #[inline]
     pub fn is_done(&self) -> bool {
-        self.phase == Phase::Done
+        !self.mark.is_gated() && !self.mark.is_ready()
+    }
+
+    #[inline]
+    pub(crate) fn at(&self) -> SlotRef {
+        SlotRef {
+            slot: self.mark.slot(),
+            tag: self.tag,
+        }
+    }
+
+    /// The grant of a flow that may go as a whole.
+    #[inline]
+    pub(crate) fn collect(&mut self) -> Grant {
+        let grant = self.mark.grant(self.total);
+        self.granted = self.total;
+        self.mark = Mark::DONE;
+        grant
+    }
+
+    /// Bytes not granted so far, which from here on are: without the daemon.
+    pub(crate) fn rest(&mut self) -> Grant {
+        let bytes = self.total.saturating_sub(self.granted);
+        self.granted = self.total;
+        self.mark = Mark::DONE;
+        Mark::BYPASSED.grant(bytes)
     }
 }
 

@@ -20,7 +20,7 @@ use laxity_shm::permit::{self, State};
 use laxity_shm::sleep::{Awaited, current_cpu, now_ns};
 
 use crate::lane::{Lane, Place};
-use crate::ticket::{Grant, Phase, Ticket};
+use crate::ticket::{Grant, Mark, Ticket};
 
 /// Longest sleep without a look around.
 const SLICE: Duration = Duration::from_millis(20);
@@ -85,40 +85,30 @@ impl Lane {
     /// What may be sent now beyond what earlier grants said, `None` if nothing. Never blocks.
     #[inline]
     pub fn poll(&mut self, ticket: &mut Ticket) -> Option<Grant> {
-        match ticket.phase {
-            Phase::Gated => {}
-            Phase::Ready {
-                level,
-                dscp,
-                bypassed,
-            } => {
-                ticket.phase = Phase::Done;
-                ticket.granted = ticket.total;
-                return Some(Grant {
-                    bytes: ticket.total,
-                    level,
-                    dscp,
-                    last: true,
-                    bypassed,
-                });
-            }
-            Phase::Done => return None,
+        if !ticket.mark.is_gated() {
+            return ticket.mark.is_ready().then(|| ticket.collect());
         }
         if let Some(place) = &mut self.place
             && ticket.seat == self.seat
         {
-            let word = place.producer.word(ticket.at.slot);
-            if word != place.pending.seen[usize::from(ticket.at.slot)]
+            let slot = ticket.mark.slot();
+            let word = place.producer.word(slot);
+            if word != place.pending.seen(slot)
                 && let State::Permit {
                     cumulative,
                     level,
                     last,
                 } = permit::decode(word)
             {
-                place.pending.seen[usize::from(ticket.at.slot)] = word;
+                place.pending.saw(slot, word);
                 return Some(self.take(ticket, cumulative, level, last));
             }
             if place.region.header().attention() & attention::UNSCHEDULED == 0 {
+                // A thread that only polls must pay too: the permit that it waits for may come
+                // only after the completions that it owes.
+                if !self.owed_nothing() {
+                    self.pay();
+                }
                 self.spin.misses += 1;
                 if self.spin.misses < MISSES {
                     return None;
@@ -146,12 +136,12 @@ impl Lane {
         if let Some(place) = &mut self.place {
             dscp = place.region.header().dscp(level);
             if last {
-                place.pending.remove(ticket.at.slot);
-                place.producer.release(ticket.at);
+                place.pending.remove(ticket.mark.slot());
+                place.producer.release(ticket.at());
             }
         }
         if last {
-            ticket.phase = Phase::Done;
+            ticket.mark = Mark::DONE;
         }
         ticket.granted += bytes;
         self.spin.quiet_since_ns = 0;
@@ -172,7 +162,7 @@ impl Lane {
     /// A permit that crosses lands in a slot that nobody reads (see `laxity_shm::lane`).
     #[cold]
     fn bypass_rest(&mut self, ticket: &mut Ticket) -> Grant {
-        let bytes = ticket.total - ticket.granted;
+        // Before `rest`, so that the daemon learns how much went out with its leave.
         if ticket.seat == self.seat && self.place.is_some() {
             self.withdraw(ticket);
             if self
@@ -183,17 +173,10 @@ impl Lane {
                 self.lose_place();
             }
         }
-        ticket.phase = Phase::Done;
-        ticket.granted = ticket.total;
-        self.counters.bypassed_bytes.add(bytes);
+        let grant = ticket.rest();
+        self.counters.bypassed_bytes.add(grant.bytes);
         self.counters.bypassed_flows.add(1);
-        Grant {
-            bytes,
-            level: 0,
-            dscp: 0,
-            last: true,
-            bypassed: true,
-        }
+        grant
     }
 
     /// Looks for signs of life; gives the daemon up if there are none.
@@ -237,9 +220,9 @@ impl Lane {
                     ..Grant::default()
                 };
             }
-            let slot = ticket.at.slot;
+            let slot = ticket.mark.slot();
             self.doze(Awaited::Slot(slot), SLICE, |place| {
-                place.producer.word(slot) != place.pending.seen[usize::from(slot)]
+                place.producer.word(slot) != place.pending.seen(slot)
             });
         }
     }
@@ -251,7 +234,7 @@ impl Lane {
         loop {
             match &self.place {
                 None => return true,
-                Some(place) if place.pending.slots.is_empty() || any_news(place) => return true,
+                Some(place) if place.pending.is_empty() || any_news(place) => return true,
                 Some(place) => {
                     if place.region.header().attention() & attention::UNSCHEDULED != 0 {
                         return true;
@@ -279,6 +262,11 @@ impl Lane {
             self.pay();
         }
         let Some(place) = &mut self.place else { return };
+        if place.session.lost_at().is_some() {
+            // The region may be empty pages by now, which say nothing of it.
+            self.spin.misses = MISSES;
+            return;
+        }
         let header = place.region.header();
         let stop = |place: &Place| {
             news(place) || place.region.header().attention() & attention::UNSCHEDULED != 0
@@ -324,7 +312,6 @@ impl Lane {
 fn any_news(place: &Place) -> bool {
     let pending = &place.pending;
     pending
-        .slots
-        .iter()
-        .any(|&slot| place.producer.word(slot) != pending.seen[usize::from(slot)])
+        .slots()
+        .any(|slot| place.producer.word(slot) != pending.seen(slot))
 }

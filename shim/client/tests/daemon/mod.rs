@@ -29,6 +29,7 @@ pub(crate) struct Knobs {
     pub(crate) hold: AtomicBool,
     /// Do nothing at all, as a daemon that was stopped by a signal.
     pub(crate) stalled: AtomicBool,
+    is_stalled: AtomicBool,
     /// Consume nothing, but give signs of life.
     pub(crate) deaf: AtomicBool,
     /// Credit that every lane has for each port, in bytes; what is spent is given anew.
@@ -94,6 +95,7 @@ impl TestDaemon {
             chunk: AtomicU64::new(u64::MAX),
             hold: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
+            is_stalled: AtomicBool::new(false),
             deaf: AtomicBool::new(false),
             credit: AtomicU64::new(0),
             attention: AtomicU32::new(0),
@@ -131,6 +133,14 @@ impl TestDaemon {
             reattach_every: Duration::from_millis(5),
             ..laxity_client::Options::default()
         }
+    }
+
+    /// Stops doing anything, and returns once that is so.
+    pub(crate) fn stall(&self) {
+        self.knobs.stalled.store(true, Ordering::SeqCst);
+        eventually("the daemon stalls", || {
+            self.knobs.is_stalled.load(Ordering::SeqCst)
+        });
     }
 
     pub(crate) fn set(&self, knob: &AtomicBool, on: bool) {
@@ -189,7 +199,9 @@ fn run(knobs: &Knobs, listener: &OwnedFd) {
             }
             return;
         }
-        if knobs.stalled.load(Ordering::SeqCst) {
+        let stalled = knobs.stalled.load(Ordering::SeqCst);
+        knobs.is_stalled.store(stalled, Ordering::SeqCst);
+        if stalled {
             std::thread::sleep(Duration::from_millis(1));
             continue;
         }
