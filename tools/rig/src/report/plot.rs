@@ -85,7 +85,7 @@ pub fn shares(
         let mut chart = ChartBuilder::on(area)
             .margin(8)
             .x_label_area_size(40)
-            .y_label_area_size(48)
+            .y_label_area_size(64)
             .build_cartesian_2d(low..high, 0.0..1.0)?;
         chart
             .configure_mesh()
@@ -96,6 +96,13 @@ pub fn shares(
             .light_line_style(TRANSPARENT)
             .label_style(ink(13))
             .axis_desc_style(ink(14))
+            .x_label_formatter(&|value| {
+                if high > 10.0 {
+                    format!("{value:.0}")
+                } else {
+                    format!("{value:.1}")
+                }
+            })
             .y_label_formatter(&|share| format!("{:.0} %", share * 100.0))
             .draw()?;
         if let Some(at) = mark.filter(|at| (low..=high).contains(at)) {
@@ -128,7 +135,7 @@ pub fn bars(vertical: &str, groups: &[String], values: &[Vec<f64>], stacked: boo
         let mut chart = ChartBuilder::on(area)
             .margin(8)
             .x_label_area_size(32)
-            .y_label_area_size(48)
+            .y_label_area_size(64)
             .build_cartesian_2d(0.0..groups.len().max(1) as f64, 0.0..top)?;
         chart
             .configure_mesh()
@@ -153,7 +160,9 @@ pub fn bars(vertical: &str, groups: &[String], values: &[Vec<f64>], stacked: boo
                     (left + 0.1 + width * number as f64, 0.0)
                 };
                 let corners = [(start, base), (start + width * 0.94, base + height)];
-                chart.draw_series([Rectangle::new(corners, colour(number).filled())])?;
+                // A single series has one bar per policy, in the colour it has in the other plots.
+                let fill = colour(if values.len() == 1 { group } else { number });
+                chart.draw_series([Rectangle::new(corners, fill.filled())])?;
                 below += height;
                 if values.len() == 1 {
                     let place = chart.backend_coord(&(start + width * 0.47, base + height));
