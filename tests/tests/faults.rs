@@ -258,7 +258,7 @@ fn garbage_in_every_field_of_a_region_hurts_nobody_else() {
         while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
             // Whole sweeps of random words, then single words with likely values, so that some
             // records pass the first checks and reach the deeper ones.
-            if writes % 64 == 0 {
+            if writes.is_multiple_of(64) {
                 let noise: Vec<u8> = (0..length / 8)
                     .flat_map(|_| next(&mut seed).to_le_bytes())
                     .collect();

@@ -109,6 +109,7 @@ fn check(stream: &mut UnixStream) -> u64 {
     }
 }
 
+#[derive(Clone, Copy)]
 enum Completion {
     Withheld,
     AtOnce,
