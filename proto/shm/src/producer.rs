@@ -3,7 +3,7 @@
 
 use crate::lane::{LaneFull, LaneMemory};
 use crate::permit::{self, State};
-use crate::record::{Descriptor, Record};
+use crate::record::{Descriptor, Flow, Record};
 use crate::sync::Ordering;
 
 /// A slot in use, and the sequence of the record in it, which is the tag of its flow.
@@ -20,47 +20,64 @@ pub struct SlotRef {
 /// A slot whose record needs no permit is put back at the moment it is used, together with the
 /// sequence that `consumed` must reach before its turn comes. So there is no second queue to move
 /// slots from, and publishing costs the same whether or not the daemon keeps up.
+///
+/// An entry is `sequence (48) | slot (16)`. Sequences are compared modulo 2^48: what is in the
+/// queue is never that far apart.
 #[derive(Debug)]
 struct Queue {
-    /// A power of two of them, so that an index is masked into range.
-    entries: Box<[SlotRef]>,
+    /// `mask + 1` of them, a power of two.
+    entries: Box<[u64]>,
+    mask: u32,
     head: u32,
-    tail: u32,
+    /// Never below `spare`, which is at least 1: gated flows leave that many, and other records
+    /// put back what they take.
+    len: u32,
+    /// Entries up to this one are usable.
+    limit: u64,
 }
 
 impl Queue {
     fn new(slots: usize) -> Self {
-        let entries = vec![SlotRef::default(); slots.next_power_of_two()].into_boxed_slice();
+        let size = slots.next_power_of_two();
+        let entries = vec![0; size].into_boxed_slice();
+        let limit = u64::from(u16::MAX);
         let mut queue = Self {
             entries,
+            mask: size as u32 - 1,
             head: 0,
-            tail: 0,
+            len: 0,
+            limit,
         };
         for slot in 1..slots {
-            queue.push(SlotRef {
-                slot: slot as u16,
-                tag: 0,
-            });
+            queue.push(slot as u16, 0);
         }
         queue
     }
 
     #[inline]
-    fn len(&self) -> u32 {
-        self.tail.wrapping_sub(self.head)
-    }
-
-    #[inline]
-    fn at(&self, index: u32) -> usize {
-        index as usize & (self.entries.len() - 1)
+    fn entry(&mut self, index: u32) -> &mut u64 {
+        // SAFETY: `mask + 1` is the number of entries (`new`, the only place that sets either).
+        unsafe { self.entries.get_unchecked_mut((index & self.mask) as usize) }
     }
 
     /// Each slot of the lane is in at most once, so there is room.
     #[inline]
-    fn push(&mut self, entry: SlotRef) {
-        let at = self.at(self.tail);
-        self.entries[at] = entry;
-        self.tail = self.tail.wrapping_add(1);
+    fn push(&mut self, slot: u16, seq: u64) {
+        *self.entry(self.head.wrapping_add(self.len)) = seq << 16 | u64::from(slot);
+        self.len += 1;
+    }
+
+    /// The slot whose turn it is, `None` if the daemon, as far as known, is not done with it.
+    #[inline]
+    fn front(&mut self) -> Option<u16> {
+        let entry = *self.entry(self.head);
+        (self.limit.wrapping_sub(entry) as i64 >= 0).then_some(entry as u16)
+    }
+
+    #[inline]
+    fn pop(&mut self) {
+        self.head = self.head.wrapping_add(1);
+        self.len -= 1;
     }
 }
 
@@ -68,12 +85,8 @@ impl Queue {
 #[derive(Debug)]
 pub struct Producer {
     memory: LaneMemory,
-    /// Sequence of the record that will be published next; the first is 1. At 100 million a
-    /// second it outgrows the 52 bits of a state word in 520 days of one lane: the daemon then
-    /// sees nothing new, the lane is full, and its flows are bypassed.
+    /// Sequence of the record that will be published next; the first is 1.
     seq: u64,
-    /// `consumed` as last read.
-    consumed: u64,
     queue: Queue,
     /// Where the next record will be published.
     reserved: u16,
@@ -89,10 +102,9 @@ impl Producer {
         let count = memory.slots().len();
         Self {
             seq: 1,
-            consumed: 0,
             queue: Queue::new(count),
             reserved: 0,
-            spare: (count / 8) as u32,
+            spare: (count / 8).max(1) as u32,
             memory,
         }
     }
@@ -117,10 +129,24 @@ impl Producer {
     /// [`LaneFull`]: nothing was published.
     #[inline]
     pub fn publish(&mut self, record: &Record) -> Result<SlotRef, LaneFull> {
-        let next = self.next()?;
-        let at = self.put(record.encode(), next);
-        self.queue.push(at);
-        Ok(at)
+        match self.queue.front() {
+            Some(next) => Ok(self.put_ungated(record.encode(), next)),
+            None => {
+                let next = self.look_again()?;
+                Ok(self.put_ungated(record.encode(), next))
+            }
+        }
+    }
+
+    /// Publishes a flow on credit, if that takes no look at the daemon's counters.
+    #[inline]
+    pub fn publish_on_credit(&mut self, flow: &Flow) -> Option<u64> {
+        let next = self.queue.front()?;
+        let record = Record::SubmitOnCredit {
+            flow: *flow,
+            observed: false,
+        };
+        Some(self.put_ungated(record.encode(), next).tag)
     }
 
     /// Publishes a flow that waits for its permit. Its slot is in use until [`Producer::release`]
@@ -130,40 +156,39 @@ impl Producer {
     /// [`LaneFull`]: nothing was published.
     #[inline]
     pub fn publish_gated(&mut self, record: &Record) -> Result<SlotRef, LaneFull> {
-        if self.queue.len() <= self.spare {
+        if self.queue.len <= self.spare {
             return Err(LaneFull);
         }
-        let next = self.next()?;
+        let next = match self.queue.front() {
+            Some(next) => next,
+            None => self.look_again()?,
+        };
+        self.queue.pop();
         Ok(self.put(record.encode(), next))
-    }
-
-    /// Takes the slot whose turn it is, if the daemon is done with it.
-    #[inline]
-    fn next(&mut self) -> Result<u16, LaneFull> {
-        let entry = self.queue.entries[self.queue.at(self.queue.head)];
-        if entry.tag > self.consumed || self.queue.len() == 0 {
-            self.look_again(entry)?;
-        }
-        self.queue.head = self.queue.head.wrapping_add(1);
-        Ok(entry.slot)
     }
 
     /// Looks how far the daemon has come.
     #[cold]
-    fn look_again(&mut self, entry: SlotRef) -> Result<(), LaneFull> {
+    fn look_again(&mut self) -> Result<u16, LaneFull> {
         // Acquire: pairs with the Release store in `Consumer::flush`. The slots that come back
         // are overwritten later, which must come after the daemon's copies.
-        self.consumed = self
+        let consumed = self
             .memory
             .header()
             .consumed
             .consumed
             .load(Ordering::Acquire);
-        if entry.tag > self.consumed || self.queue.len() == 0 {
-            Err(LaneFull)
-        } else {
-            Ok(())
-        }
+        self.queue.limit = consumed << 16 | u64::from(u16::MAX);
+        self.queue.front().ok_or(LaneFull)
+    }
+
+    /// Publishes into the reserved slot, reserves `next`, and puts the slot at the end.
+    #[inline]
+    fn put_ungated(&mut self, descriptor: Descriptor, next: u16) -> SlotRef {
+        self.queue.pop();
+        let at = self.put(descriptor, next);
+        self.queue.push(at.slot, at.tag);
+        at
     }
 
     #[inline]
@@ -172,7 +197,10 @@ impl Producer {
             slot: self.reserved,
             tag: self.seq,
         };
-        let slot = &self.memory.slots()[usize::from(at.slot)];
+        // SAFETY: `reserved` is 0 or came out of the queue, which holds the slots of the lane and
+        // no others (`Queue::new`; `release` and `withdraw` put back what came from here, which
+        // they check).
+        let slot = unsafe { self.memory.slots().get_unchecked(usize::from(at.slot)) };
         slot.write(&descriptor.with_next(next));
         // Release: pairs with the consumer's Acquire load in `Consumer::poll`.
         slot.state
@@ -180,6 +208,16 @@ impl Producer {
         self.seq += 1;
         self.reserved = next;
         at
+    }
+
+    /// Puts a slot back; it is usable once the record `seq` is consumed.
+    #[inline]
+    fn put_back(&mut self, slot: u16, seq: u64) {
+        assert!(
+            usize::from(slot) < self.memory.slots().len(),
+            "a slot of this lane"
+        );
+        self.queue.push(slot, seq);
     }
 
     /// The state word of a slot, as last written by the daemon.
@@ -203,10 +241,8 @@ impl Producer {
     /// Gives back the slot of a flow whose last permit was read.
     #[inline]
     pub fn release(&mut self, at: SlotRef) {
-        self.queue.push(SlotRef {
-            slot: at.slot,
-            tag: 0,
-        });
+        // Usable at once: this sequence counts as consumed.
+        self.put_back(at.slot, self.queue.limit >> 16);
     }
 
     /// Withdraws a gated flow of which `granted` bytes were used. The slot comes back once the
@@ -219,10 +255,7 @@ impl Producer {
             tag: at.tag,
             granted,
         })?;
-        self.queue.push(SlotRef {
-            slot: at.slot,
-            tag: message.tag,
-        });
+        self.put_back(at.slot, message.tag);
         Ok(())
     }
 
@@ -234,10 +267,7 @@ impl Producer {
     pub fn reset(&mut self, gated: impl IntoIterator<Item = SlotRef>) -> Result<(), LaneFull> {
         let message = self.publish(&Record::LaneReset)?;
         for at in gated {
-            self.queue.push(SlotRef {
-                slot: at.slot,
-                tag: message.tag,
-            });
+            self.put_back(at.slot, message.tag);
         }
         Ok(())
     }

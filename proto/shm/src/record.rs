@@ -90,6 +90,16 @@ pub struct Flow {
 }
 
 impl Flow {
+    /// Stage, direction, NIC and `receiver_bound` as one number, never 0.
+    #[inline]
+    #[must_use]
+    pub const fn key(&self) -> u32 {
+        self.stage as u32
+            | (self.direction as u32) << 8
+            | (self.nic as u32) << 16
+            | (self.receiver_bound as u32) << 24
+    }
+
     /// Which of the lane's credit counters this flow draws on, `None` if it has none.
     #[inline]
     #[must_use]

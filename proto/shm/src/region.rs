@@ -250,6 +250,39 @@ impl Region {
     }
 }
 
+/// The header of a region, one pointer away.
+#[derive(Clone, Debug)]
+pub struct HeaderRef {
+    header: NonNull<Header>,
+    _region: Arc<Region>,
+}
+
+// SAFETY: a pointer to atomics in a mapping that `_region` keeps alive.
+unsafe impl Send for HeaderRef {}
+// SAFETY: as above.
+unsafe impl Sync for HeaderRef {}
+
+impl HeaderRef {
+    /// The header of `region`.
+    #[must_use]
+    pub fn new(region: &Arc<Region>) -> Self {
+        Self {
+            header: NonNull::from(region.header()),
+            _region: Arc::clone(region),
+        }
+    }
+}
+
+impl core::ops::Deref for HeaderRef {
+    type Target = Header;
+
+    #[inline]
+    fn deref(&self) -> &Header {
+        // SAFETY: `new` took it from a live region, which `_region` keeps mapped.
+        unsafe { self.header.as_ref() }
+    }
+}
+
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: `base` and `bytes` are those of our own mapping, and nobody holds a reference

@@ -10,16 +10,15 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use laxity_shm::layout::{CREDIT_PORTS, attention};
-use laxity_shm::permit::{FLOW_BYTES_MAX, published};
-use laxity_shm::producer::{Producer, SlotRef};
+use laxity_shm::layout::attention;
+use laxity_shm::permit::FLOW_BYTES_MAX;
+use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{Flow, Record};
-use laxity_shm::region::Region;
 use laxity_shm::sleep::now_ns;
 
 use crate::client::Core;
 use crate::hint::Hint;
-use crate::session::{Seat, Session};
+use crate::place::Place;
 use crate::stats::LaneCounters;
 use crate::ticket::{Mark, Ticket};
 use crate::wait::Spin;
@@ -28,110 +27,6 @@ use crate::wait::Spin;
 const OWED_MAX: usize = 1 << 16;
 /// Before a lane that found no free seat looks again.
 const SEAT_RETRY_NS: u64 = 10_000_000;
-
-/// A lane with a seat in a region.
-#[derive(Debug)]
-pub(crate) struct Place {
-    pub(crate) session: Arc<Session>,
-    pub(crate) region: Arc<Region>,
-    pub(crate) index: u16,
-    pub(crate) producer: Producer,
-    credit: Credit,
-    pub(crate) turn: u64,
-    pub(crate) pending: Pending,
-}
-
-/// Leave to send ahead of any permit, per port.
-#[derive(Debug)]
-struct Credit {
-    /// Left, as far as it was looked up.
-    left: [u64; CREDIT_PORTS],
-    /// Taken note of, in bytes since the lane began.
-    seen: [u64; CREDIT_PORTS],
-}
-
-impl Credit {
-    /// Takes `bytes`, looking the shared counter up only when short.
-    #[inline]
-    fn take(&mut self, producer: &Producer, port: usize, bytes: u64) -> bool {
-        if self.left[port] < bytes {
-            let more = producer.credit(port).saturating_sub(self.seen[port]);
-            self.seen[port] += more;
-            self.left[port] += more;
-            if self.left[port] < bytes {
-                return false;
-            }
-        }
-        self.left[port] -= bytes;
-        true
-    }
-
-    /// Used up, in bytes since the lane began.
-    fn used(&self) -> [u64; CREDIT_PORTS] {
-        core::array::from_fn(|port| self.seen[port] - self.left[port])
-    }
-}
-
-/// Gated flows that wait, by slot.
-#[derive(Debug)]
-pub(crate) struct Pending {
-    /// Last seen state word of each slot's flow.
-    seen: Box<[u64]>,
-    /// One bit per slot that waits.
-    waits: Box<[u64]>,
-    count: u32,
-}
-
-impl Pending {
-    fn new(slots: usize) -> Self {
-        let waits = vec![0; slots.div_ceil(64)].into_boxed_slice();
-        Self {
-            seen: vec![0; slots].into_boxed_slice(),
-            waits,
-            count: 0,
-        }
-    }
-
-    #[inline]
-    fn add(&mut self, at: SlotRef) {
-        let slot = usize::from(at.slot);
-        self.seen[slot] = published(at.tag);
-        self.waits[slot / 64] |= 1 << (slot % 64);
-        self.count += 1;
-    }
-
-    /// The flow had its last permit or was withdrawn.
-    #[inline]
-    pub(crate) fn remove(&mut self, slot: u16) {
-        let slot = usize::from(slot);
-        self.waits[slot / 64] &= !(1 << (slot % 64));
-        self.count -= 1;
-    }
-
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    #[inline]
-    pub(crate) fn seen(&self, slot: u16) -> u64 {
-        self.seen[usize::from(slot)]
-    }
-
-    #[inline]
-    pub(crate) fn saw(&mut self, slot: u16, word: u64) {
-        self.seen[usize::from(slot)] = word;
-    }
-
-    /// The slots that wait.
-    pub(crate) fn slots(&self) -> impl Iterator<Item = u16> {
-        self.waits.iter().enumerate().flat_map(|(i, &word)| {
-            let bits = core::iter::successors(Some(word), |bits| Some(bits & bits.wrapping_sub(1)));
-            bits.take_while(|bits| *bits != 0)
-                .map(move |bits| (i * 64) as u16 + bits.trailing_zeros() as u16)
-        })
-    }
-}
 
 /// A number for a place that no other place of this process has, so that a ticket can be used on
 /// the lane that gave it only: any other takes it for one of a place that is lost.
@@ -143,7 +38,7 @@ fn next_number() -> u64 {
 
 /// A message that found no slot.
 #[derive(Clone, Copy, Debug)]
-enum Owed {
+pub(crate) enum Owed {
     Say(Record),
     Withdraw(SlotRef, u64),
 }
@@ -178,41 +73,51 @@ impl Lane {
 
     /// Submits a flow. Never blocks: the ticket is granted at once (credit, bypass, `observe`) or
     /// waits for its permit.
+    ///
+    /// The body is the path on credit, and only as long as nothing is unusual: one comparison
+    /// finds out that this kind of flow has credit at hand, one look at the attention word,
+    /// after the record is out, that nobody wants anything. All calls are in tail position, so
+    /// that no register has to be saved.
     #[inline]
     pub fn submit(&mut self, flow: &Flow) -> Ticket {
-        let Some(place) = &mut self.place else {
-            return self.submit_without_place(flow);
-        };
-        let header = place.region.header();
-        let seen = header.attention();
-        if seen & attention::NOT_ENFORCED != 0 || !self.owed.is_empty() {
-            return self.submit_slowly(flow);
-        }
-        if header.credit_stages() & flow.stage.bit() != 0
-            && let Some(port) = flow.credit_port()
-            && place.credit.take(&place.producer, port, flow.bytes)
+        if let Some(place) = &mut self.place
+            && flow.key() == place.credit.key
+            && let Some(left) = place.credit.left.checked_sub(flow.bytes)
+            && let Some(tag) = place.producer.publish_on_credit(flow)
         {
-            let record = Record::SubmitOnCredit {
-                flow: *flow,
-                observed: false,
-            };
-            let Ok(at) = place.producer.publish(&record) else {
-                place.credit.left[port] += flow.bytes;
-                return self.submit_to_full_lane(flow);
-            };
-            self.counters.scheduled_bytes.add(flow.bytes);
-            let mark = Mark::on_credit(header.credit_mark());
-            place.notify();
-            return Ticket {
-                tag: at.tag,
-                seat: self.seat,
+            place.credit.left = left;
+            let (seat, mark) = (self.seat, place.credit.mark);
+            let ticket = Ticket {
+                tag,
+                seat,
                 total: flow.bytes,
                 granted: 0,
                 mark,
             };
+            if place.header.after_publish() != 0 {
+                return self.attend(ticket);
+            }
+            return ticket;
+        }
+        self.submit_gated(flow)
+    }
+
+    /// A flow for which no credit is at hand: gated, unless credit can be found.
+    #[inline(never)]
+    fn submit_gated(&mut self, flow: &Flow) -> Ticket {
+        let Some(place) = &mut self.place else {
+            return self.submit_without_place(flow);
+        };
+        let seen = place.header.attention();
+        if seen & attention::NOT_ENFORCED != 0 || !self.owed.is_empty() {
+            return self.submit_slowly(flow);
         }
         if flow.bytes > FLOW_BYTES_MAX {
             return self.bypassed(flow.bytes);
+        }
+        let stages = place.header.credit_stages();
+        if stages & flow.stage.bit() != 0 && place.find_credit(flow) {
+            return self.submit_on_credit(flow);
         }
         let Ok(at) = place.producer.publish_gated(&Record::Submit(*flow)) else {
             return self.submit_to_full_lane(flow);
@@ -230,6 +135,52 @@ impl Lane {
             granted: 0,
             mark,
         }
+    }
+
+    /// On credit that was just found: the lane may be full as far as known.
+    fn submit_on_credit(&mut self, flow: &Flow) -> Ticket {
+        let Some(place) = &mut self.place else {
+            return self.bypassed(flow.bytes);
+        };
+        let record = Record::SubmitOnCredit {
+            flow: *flow,
+            observed: false,
+        };
+        let Ok(at) = place.producer.publish(&record) else {
+            return self.submit_to_full_lane(flow);
+        };
+        place.credit.left -= flow.bytes;
+        let mark = place.credit.mark;
+        self.attend(Ticket {
+            tag: at.tag,
+            seat: self.seat,
+            total: flow.bytes,
+            granted: 0,
+            mark,
+        })
+    }
+
+    /// A flow on credit was published and the daemon may want something: to be woken, or that
+    /// nothing goes out on credit any more, this flow included.
+    #[cold]
+    #[inline(never)]
+    fn attend(&mut self, mut ticket: Ticket) -> Ticket {
+        let Some(place) = &mut self.place else {
+            return ticket;
+        };
+        place.notify();
+        let seen = place.header.attention();
+        if seen & attention::NOT_ENFORCED == 0 {
+            return ticket;
+        }
+        place.credit.key = 0;
+        if seen & attention::UNSCHEDULED != 0 {
+            self.withdraw(&mut ticket);
+            return self.bypassed(ticket.total);
+        }
+        self.counters.observed_bytes.add(ticket.total);
+        ticket.mark = Mark::OBSERVED;
+        ticket
     }
 
     /// `bytes` of the flow have left the wire. Tell the daemon for every byte that was granted:
@@ -259,7 +210,7 @@ impl Lane {
         // Only hints are dropped in mode `off`: what became of flows that the daemon knows it must
         // learn, or their slots and its books would be lost for good.
         if let Some(place) = &self.place
-            && place.region.header().attention() & attention::OFF != 0
+            && place.header.attention() & attention::OFF != 0
         {
             return;
         }
@@ -312,7 +263,7 @@ impl Lane {
             self.pay();
         }
         let Some(place) = &mut self.place else { return };
-        if place.region.header().attention() & attention::GONE != 0 {
+        if place.header.attention() & attention::GONE != 0 {
             if place.session.lost_at().is_some() {
                 self.lose_place();
             }
@@ -335,6 +286,10 @@ impl Lane {
             }
             self.lose_place();
             return;
+        }
+        // The path on credit must not overtake what is owed.
+        if let Some(place) = &mut self.place {
+            place.credit.key = 0;
         }
         self.owed.push_back(message);
     }
@@ -373,7 +328,7 @@ impl Lane {
         let Some(place) = &mut self.place else {
             return self.submit_without_place(flow);
         };
-        let seen = place.region.header().attention();
+        let seen = place.header.attention();
         if seen & attention::GONE != 0 || place.session.lost_at().is_some() {
             self.lose_place();
             return self.submit_without_place(flow);
@@ -457,58 +412,9 @@ impl Drop for Lane {
             Owed::Say(_) => None,
         });
         if let Some(place) = self.place.take() {
-            let gated = owed.chain(place.pending_flows()).collect();
+            let gated = owed.chain(place.waiting()).collect();
             place.leave(gated);
         }
         self.core.retire(&self.counters);
-    }
-}
-
-impl Place {
-    fn new(session: Arc<Session>, seat: Seat) -> Self {
-        Self {
-            region: Arc::clone(&session.region),
-            session,
-            index: seat.index,
-            pending: Pending::new(seat.producer.memory().slots().len()),
-            producer: seat.producer,
-            credit: Credit {
-                left: [0; CREDIT_PORTS],
-                seen: seat.credit_used,
-            },
-            turn: seat.turn,
-        }
-    }
-
-    fn leave(self, gated: Vec<SlotRef>) {
-        let seat = Seat::taken(self.index, self.producer, self.credit.used(), self.turn);
-        self.session.leave(seat, gated);
-    }
-
-    /// Flows that hold slots. Their tags are not needed any more.
-    fn pending_flows(&self) -> Vec<SlotRef> {
-        self.pending
-            .slots()
-            .map(|slot| SlotRef { slot, tag: 0 })
-            .collect()
-    }
-
-    /// Publishes a message; false if there is no slot.
-    #[inline]
-    fn publish(&mut self, message: Owed) -> bool {
-        match message {
-            Owed::Say(record) => self.producer.publish(&record).is_ok(),
-            Owed::Withdraw(at, granted) => self.producer.withdraw(at, granted).is_ok(),
-        }
-    }
-
-    /// After publishing: wakes the daemon if it asked for it.
-    #[inline]
-    pub(crate) fn notify(&self) {
-        let header = self.region.header();
-        let seen = header.after_publish();
-        if seen != 0 && header.answer(self.index, seen) {
-            self.session.ring();
-        }
     }
 }

@@ -23,6 +23,7 @@ pub mod ffi;
 mod hint;
 mod lane;
 mod options;
+mod place;
 mod session;
 mod stats;
 mod ticket;

@@ -22,7 +22,7 @@ pub struct Ticket {
     pub(crate) mark: Mark,
 }
 
-/// `slot (16) | phase (8) | bypassed (8) | level (8) | dscp (8)`, from the lowest bit.
+/// `slot (16) | phase (8) | how (8) | level (8) | dscp (8)`, from the lowest bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Mark(u64);
@@ -30,12 +30,15 @@ pub(crate) struct Mark(u64);
 /// How far a flow is. Any other number, which only C can make, is `DONE`.
 const GATED: u64 = 1;
 const READY: u64 = 2;
+/// Bits of `how`.
+const BYPASS: u64 = 1;
+const CREDIT: u64 = 2;
 
 impl Mark {
     /// All of it was granted and collected, or never will be.
     pub(crate) const DONE: Self = Self(0);
     /// All of it may go, without the daemon.
-    pub(crate) const BYPASSED: Self = Self(READY << 16 | 1 << 24);
+    pub(crate) const BYPASSED: Self = Self(READY << 16 | BYPASS << 24);
     /// All of it may go, reported.
     pub(crate) const OBSERVED: Self = Self(READY << 16);
 
@@ -48,7 +51,12 @@ impl Mark {
     /// All of it may go on credit; `mark` is [`laxity_shm::layout::Header::credit_mark`].
     #[inline]
     pub(crate) const fn on_credit(mark: u16) -> Self {
-        Self(READY << 16 | (mark as u64) << 32)
+        Self(READY << 16 | CREDIT << 24 | (mark as u64) << 32)
+    }
+
+    #[inline]
+    pub(crate) const fn is_on_credit(self) -> bool {
+        self.0 >> 24 & CREDIT != 0
     }
 
     #[inline]
@@ -74,7 +82,7 @@ impl Mark {
             level,
             dscp,
             last: true,
-            bypassed: self.0 >> 24 & 1 != 0,
+            bypassed: self.0 >> 24 & BYPASS != 0,
         }
     }
 }

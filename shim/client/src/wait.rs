@@ -19,7 +19,8 @@ use laxity_shm::layout::attention;
 use laxity_shm::permit::{self, State};
 use laxity_shm::sleep::{Awaited, current_cpu, now_ns};
 
-use crate::lane::{Lane, Place};
+use crate::lane::Lane;
+use crate::place::Place;
 use crate::ticket::{Grant, Mark, Ticket};
 
 /// Longest sleep without a look around.
@@ -86,6 +87,9 @@ impl Lane {
     #[inline]
     pub fn poll(&mut self, ticket: &mut Ticket) -> Option<Grant> {
         if !ticket.mark.is_gated() {
+            if ticket.mark.is_on_credit() && !ticket.is_done() {
+                self.counters.scheduled_bytes.add(ticket.total);
+            }
             return ticket.mark.is_ready().then(|| ticket.collect());
         }
         if let Some(place) = &mut self.place
@@ -103,7 +107,7 @@ impl Lane {
                 place.pending.saw(slot, word);
                 return Some(self.take(ticket, cumulative, level, last));
             }
-            if place.region.header().attention() & attention::UNSCHEDULED == 0 {
+            if place.header.attention() & attention::UNSCHEDULED == 0 {
                 // A thread that only polls must pay too: the permit that it waits for may come
                 // only after the completions that it owes.
                 if !self.owed_nothing() {
@@ -134,7 +138,7 @@ impl Lane {
         let bytes = upto.saturating_sub(ticket.granted);
         let mut dscp = 0;
         if let Some(place) = &mut self.place {
-            dscp = place.region.header().dscp(level);
+            dscp = place.header.dscp(level);
             if last {
                 place.pending.remove(ticket.mark.slot());
                 place.producer.release(ticket.at());
@@ -191,10 +195,7 @@ impl Lane {
         if self.spin.quiet_since_ns == 0 {
             self.spin.quiet_since_ns = now;
         }
-        let sign = self
-            .spin
-            .quiet_since_ns
-            .max(place.region.header().heartbeat_ns());
+        let sign = self.spin.quiet_since_ns.max(place.header.heartbeat_ns());
         let stalled = now.saturating_sub(sign) > self.core.options.stall_timeout.as_nanos() as u64;
         let mut hung_up = false;
         if now.saturating_sub(self.spin.looked_ns) > HANGUP_NS {
@@ -236,7 +237,7 @@ impl Lane {
                 None => return true,
                 Some(place) if place.pending.is_empty() || any_news(place) => return true,
                 Some(place) => {
-                    if place.region.header().attention() & attention::UNSCHEDULED != 0 {
+                    if place.header.attention() & attention::UNSCHEDULED != 0 {
                         return true;
                     }
                 }
@@ -267,10 +268,9 @@ impl Lane {
             self.spin.misses = MISSES;
             return;
         }
-        let header = place.region.header();
-        let stop = |place: &Place| {
-            news(place) || place.region.header().attention() & attention::UNSCHEDULED != 0
-        };
+        let header = &place.header;
+        let stop =
+            |place: &Place| news(place) || place.header.attention() & attention::UNSCHEDULED != 0;
         let elsewhere = match (header.daemon_cpu(), current_cpu()) {
             (Some(daemon), Some(own)) => daemon != own,
             _ => true,

@@ -1,0 +1,197 @@
+//! What a lane has while it has a seat: the producer's half of a shared lane, the credit that was
+//! handed to it, and the flows that wait.
+
+use std::sync::Arc;
+
+use laxity_shm::layout::CREDIT_PORTS;
+use laxity_shm::permit::published;
+use laxity_shm::producer::{Producer, SlotRef};
+use laxity_shm::record::Flow;
+use laxity_shm::region::HeaderRef;
+
+use crate::lane::Owed;
+use crate::session::{Seat, Session};
+use crate::ticket::Mark;
+
+/// A lane with a seat in a region. Fields in the order in which a submit on credit needs them.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) header: HeaderRef,
+    pub(crate) credit: Credit,
+    pub(crate) producer: Producer,
+    pub(crate) pending: Pending,
+    pub(crate) session: Arc<Session>,
+    pub(crate) index: u16,
+    pub(crate) turn: u64,
+}
+
+/// Leave to send ahead of any permit. What is left for the kind of flow that used it last is at
+/// hand; for other ports it is kept in a table.
+#[derive(Debug)]
+pub(crate) struct Credit {
+    /// [`Flow::key`] of the flows that may use what is at hand; 0 for none.
+    pub(crate) key: u32,
+    /// Level and DSCP of such a flow.
+    pub(crate) mark: Mark,
+    /// Bytes at hand.
+    pub(crate) left: u64,
+    /// Whose bytes they are.
+    port: usize,
+    /// Bytes left per port; not counting those at hand.
+    parked: [u64; CREDIT_PORTS],
+    /// Bytes taken note of per port, since the lane began.
+    seen: [u64; CREDIT_PORTS],
+}
+
+impl Credit {
+    /// `used` is what earlier owners of the seat have used.
+    fn new(used: [u64; CREDIT_PORTS]) -> Self {
+        Self {
+            key: 0,
+            mark: Mark::DONE,
+            left: 0,
+            port: 0,
+            parked: [0; CREDIT_PORTS],
+            seen: used,
+        }
+    }
+
+    /// Used up per port, in bytes since the lane began.
+    fn used(&self) -> [u64; CREDIT_PORTS] {
+        let mut used = self.seen;
+        used[self.port] -= self.left;
+        for (used, parked) in used.iter_mut().zip(self.parked) {
+            *used -= parked;
+        }
+        used
+    }
+
+    /// Brings the credit of `port` to hand, with what was granted since.
+    fn switch(&mut self, port: usize, granted: u64) {
+        self.parked[self.port] += self.left;
+        self.port = port;
+        let more = granted.saturating_sub(self.seen[port]);
+        self.seen[port] += more;
+        self.left = core::mem::take(&mut self.parked[port]) + more;
+    }
+}
+
+/// Gated flows that wait, by slot.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    /// Last seen state word of each slot's flow.
+    seen: Box<[u64]>,
+    /// One bit per slot that waits.
+    waits: Box<[u64]>,
+    count: u32,
+}
+
+impl Pending {
+    fn new(slots: usize) -> Self {
+        let waits = vec![0; slots.div_ceil(64)].into_boxed_slice();
+        Self {
+            seen: vec![0; slots].into_boxed_slice(),
+            waits,
+            count: 0,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn add(&mut self, at: SlotRef) {
+        let slot = usize::from(at.slot);
+        self.seen[slot] = published(at.tag);
+        self.waits[slot / 64] |= 1 << (slot % 64);
+        self.count += 1;
+    }
+
+    /// The flow had its last permit or was withdrawn.
+    #[inline]
+    pub(crate) fn remove(&mut self, slot: u16) {
+        let slot = usize::from(slot);
+        self.waits[slot / 64] &= !(1 << (slot % 64));
+        self.count -= 1;
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    #[inline]
+    pub(crate) fn seen(&self, slot: u16) -> u64 {
+        self.seen[usize::from(slot)]
+    }
+
+    #[inline]
+    pub(crate) fn saw(&mut self, slot: u16, word: u64) {
+        self.seen[usize::from(slot)] = word;
+    }
+
+    /// The slots that wait.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = u16> {
+        self.waits.iter().enumerate().flat_map(|(i, &word)| {
+            let bits = core::iter::successors(Some(word), |bits| Some(bits & bits.wrapping_sub(1)));
+            bits.take_while(|bits| *bits != 0)
+                .map(move |bits| (i * 64) as u16 + bits.trailing_zeros() as u16)
+        })
+    }
+}
+
+impl Place {
+    pub(crate) fn new(session: Arc<Session>, seat: Seat) -> Self {
+        Self {
+            header: HeaderRef::new(&session.region),
+            credit: Credit::new(seat.credit_used),
+            pending: Pending::new(seat.producer.memory().slots().len()),
+            producer: seat.producer,
+            index: seat.index,
+            turn: seat.turn,
+            session,
+        }
+    }
+
+    /// Gives the seat back; `gated` are the flows that hold slots.
+    pub(crate) fn leave(self, gated: Vec<SlotRef>) {
+        let seat = Seat::taken(self.index, self.producer, self.credit.used(), self.turn);
+        self.session.leave(seat, gated);
+    }
+
+    /// Whether there is credit for this flow; brings it to hand if so.
+    pub(crate) fn find_credit(&mut self, flow: &Flow) -> bool {
+        let Some(port) = flow.credit_port() else {
+            return false;
+        };
+        self.credit.switch(port, self.producer.credit(port));
+        let enough = self.credit.left >= flow.bytes;
+        self.credit.key = if enough { flow.key() } else { 0 };
+        self.credit.mark = Mark::on_credit(self.header.credit_mark());
+        enough
+    }
+
+    /// Flows that hold slots. Their tags are not needed any more.
+    pub(crate) fn waiting(&self) -> Vec<SlotRef> {
+        self.pending
+            .slots()
+            .map(|slot| SlotRef { slot, tag: 0 })
+            .collect()
+    }
+
+    /// Publishes a message; false if there is no slot.
+    #[inline]
+    pub(crate) fn publish(&mut self, message: Owed) -> bool {
+        match message {
+            Owed::Say(record) => self.producer.publish(&record).is_ok(),
+            Owed::Withdraw(at, granted) => self.producer.withdraw(at, granted).is_ok(),
+        }
+    }
+
+    /// After publishing: wakes the daemon if it asked for it.
+    #[inline]
+    pub(crate) fn notify(&self) {
+        let header = &self.header;
+        let seen = header.after_publish();
+        if seen != 0 && header.answer(self.index, seen) {
+            self.session.ring();
+        }
+    }
+}
