@@ -1,8 +1,9 @@
 //! The state word of a slot: what the client put in, what the daemon answered.
 //!
 //! ```text
-//! bit 63      60 59       52 51                                               0
-//!    | kind (4) | level (8) | sequence of the record, or cumulative bytes (52) |
+//! bit 63      60 59       52 51                     0
+//!    |     0    |     sequence of the record (60)    |   published, by the client
+//!    |  1 or 2  | level (8) | cumulative bytes (52)  |   permitted, by the daemon; 2 is the last
 //! ```
 //!
 //! The daemon answers in the word that announced the record, so that one cache line carries both
@@ -18,9 +19,9 @@ const LEVEL_SHIFT: u32 = PAYLOAD_BITS;
 const KIND_SHIFT: u32 = 60;
 const PAYLOAD_MASK: u64 = (1 << PAYLOAD_BITS) - 1;
 
-const PUBLISHED: u64 = 1;
-const PERMIT: u64 = 2;
-const PERMIT_LAST: u64 = 3;
+const PUBLISHED: u64 = 0;
+const PERMIT: u64 = 1;
+const PERMIT_LAST: u64 = 2;
 
 /// The most bytes that one flow may have: 4 PiB − 1.
 pub const FLOW_BYTES_MAX: u64 = PAYLOAD_MASK;
@@ -45,13 +46,12 @@ pub enum State {
     Invalid,
 }
 
-/// The word that announces the record with sequence `seq`, which is below 2^60 for the next 365
-/// years of 100 million a second. Beyond 2^52 it runs into the bits of the level, which says
-/// nothing in this kind of word.
+/// The word that announces the record with sequence `seq`: the sequence itself, which starts at 1
+/// and stays below 2^60 for 365 years of 100 million a second.
 #[inline]
 #[must_use]
 pub const fn published(seq: u64) -> u64 {
-    (PUBLISHED << KIND_SHIFT) | seq
+    seq
 }
 
 /// The word that permits `cumulative` bytes, capped at [`FLOW_BYTES_MAX`].
@@ -74,8 +74,8 @@ pub const fn decode(word: u64) -> State {
     let payload = word & PAYLOAD_MASK;
     let level = (word >> LEVEL_SHIFT) as u8;
     match word >> KIND_SHIFT {
-        0 if word == 0 => State::Empty,
-        PUBLISHED => State::Published(word & !(0xf << KIND_SHIFT)),
+        PUBLISHED if word == 0 => State::Empty,
+        PUBLISHED => State::Published(word),
         PERMIT => State::Permit {
             cumulative: payload,
             level,
@@ -110,7 +110,7 @@ mod tests {
         }
 
         #[test]
-        fn a_sequence_reads_back(seq in 0_u64..1 << 60) {
+        fn a_sequence_reads_back(seq in 1_u64..1 << 60) {
             prop_assert_eq!(decode(published(seq)), State::Published(seq));
         }
 

@@ -28,7 +28,9 @@ struct Queue {
     /// `mask + 1` of them, a power of two.
     entries: Box<[u64]>,
     mask: u32,
+    /// Where the next slot is taken from, and put back to. Both are masked.
     head: u32,
+    tail: u32,
     /// Never below `spare`, which is at least 1: gated flows leave that many, and other records
     /// put back what they take.
     len: u32,
@@ -45,6 +47,7 @@ impl Queue {
             entries,
             mask: size as u32 - 1,
             head: 0,
+            tail: 0,
             len: 0,
             limit,
         };
@@ -54,30 +57,41 @@ impl Queue {
         queue
     }
 
+    /// The slot whose turn it is, `None` if the daemon, as far as known, is not done with it.
     #[inline]
-    fn entry(&mut self, index: u32) -> &mut u64 {
-        // SAFETY: `mask + 1` is the number of entries (`new`, the only place that sets either).
-        unsafe { self.entries.get_unchecked_mut((index & self.mask) as usize) }
+    fn front(&self) -> Option<u16> {
+        // SAFETY: `head` is masked, and `mask + 1` is the number of entries (`new`).
+        let entry = unsafe { *self.entries.get_unchecked(self.head as usize) };
+        (self.limit.wrapping_sub(entry) as i64 >= 0).then_some(entry as u16)
+    }
+
+    /// Takes the front.
+    #[inline]
+    fn pop(&mut self) {
+        self.head = (self.head + 1) & self.mask;
+        self.len -= 1;
     }
 
     /// Each slot of the lane is in at most once, so there is room.
     #[inline]
     fn push(&mut self, slot: u16, seq: u64) {
-        *self.entry(self.head.wrapping_add(self.len)) = seq << 16 | u64::from(slot);
+        self.append(slot, seq);
         self.len += 1;
     }
 
-    /// The slot whose turn it is, `None` if the daemon, as far as known, is not done with it.
+    /// Takes the front and puts a slot at the end.
     #[inline]
-    fn front(&mut self) -> Option<u16> {
-        let entry = *self.entry(self.head);
-        (self.limit.wrapping_sub(entry) as i64 >= 0).then_some(entry as u16)
+    fn rotate(&mut self, slot: u16, seq: u64) {
+        self.head = (self.head + 1) & self.mask;
+        self.append(slot, seq);
     }
 
     #[inline]
-    fn pop(&mut self) {
-        self.head = self.head.wrapping_add(1);
-        self.len -= 1;
+    fn append(&mut self, slot: u16, seq: u64) {
+        // SAFETY: as in `front`, for `tail`.
+        let entry = unsafe { self.entries.get_unchecked_mut(self.tail as usize) };
+        *entry = seq << 16 | u64::from(slot);
+        self.tail = (self.tail + 1) & self.mask;
     }
 }
 
@@ -138,15 +152,25 @@ impl Producer {
         }
     }
 
-    /// Publishes a flow on credit, if that takes no look at the daemon's counters.
+    /// Takes the flow's bytes out of `credit`, publishes it and returns its tag; `None`, and
+    /// nothing happened, if the credit does not reach or if it takes a look at the daemon's
+    /// counters to find a slot. The same as [`Producer::publish`], in the order that keeps the
+    /// fewest values alive: it is the shortest path there is.
     #[inline]
-    pub fn publish_on_credit(&mut self, flow: &Flow) -> Option<u64> {
+    pub fn publish_on_credit(&mut self, flow: &Flow, credit: &mut u64) -> Option<u64> {
+        let left = credit.checked_sub(flow.bytes)?;
         let next = self.queue.front()?;
-        let record = Record::SubmitOnCredit {
-            flow: *flow,
-            observed: false,
-        };
-        Some(self.put_ungated(record.encode(), next).tag)
+        *credit = left;
+        let (reserved, seq) = (self.reserved, self.seq);
+        self.queue.rotate(reserved, seq);
+        self.reserved = next;
+        self.seq += 1;
+        // SAFETY: as in `put`.
+        let slot = unsafe { self.memory.slots().get_unchecked(usize::from(reserved)) };
+        slot.write_on_credit(flow, next);
+        // Release: as in `put`.
+        slot.state.store(permit::published(seq), Ordering::Release);
+        Some(seq)
     }
 
     /// Publishes a flow that waits for its permit. Its slot is in use until [`Producer::release`]
@@ -185,9 +209,8 @@ impl Producer {
     /// Publishes into the reserved slot, reserves `next`, and puts the slot at the end.
     #[inline]
     fn put_ungated(&mut self, descriptor: Descriptor, next: u16) -> SlotRef {
-        self.queue.pop();
         let at = self.put(descriptor, next);
-        self.queue.push(at.slot, at.tag);
+        self.queue.rotate(at.slot, at.tag);
         at
     }
 
@@ -197,9 +220,8 @@ impl Producer {
             slot: self.reserved,
             tag: self.seq,
         };
-        // SAFETY: `reserved` is 0 or came out of the queue, which holds the slots of the lane and
-        // no others (`Queue::new`; `release` and `withdraw` put back what came from here, which
-        // they check).
+        // SAFETY: `reserved` is 0 or came out of the queue, which holds slots of this lane only:
+        // `Queue::new` puts in those there are, and `put_back` checks.
         let slot = unsafe { self.memory.slots().get_unchecked(usize::from(at.slot)) };
         slot.write(&descriptor.with_next(next));
         // Release: pairs with the consumer's Acquire load in `Consumer::poll`.

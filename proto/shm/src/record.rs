@@ -3,11 +3,12 @@
 //! The encoding is six little-endian words; a seventh is spare and neither written nor read.
 //!
 //! ```text
-//! word 0  stage | direction << 8 | nic << 16 | receiver_bound << 24 | layer << 32 | opcode << 48
+//! word 0  stage | direction << 8 | nic << 16 | receiver_bound << 24 | layer << 32
 //! word 1  bytes        word 2  batch, or tag        word 3  request        word 4  deadline
-//! word 5  `next`: the slot where the next record of this lane will appear (see [`crate::lane`])
+//! word 5  next | opcode << 16
 //! ```
 //!
+//! `next` belongs to the lane: the slot where its next record will appear (see [`crate::lane`]).
 //! The small fields of word 0 lie as they do in [`Flow`], so that a submit copies them in two
 //! loads. Everything is untrusted when the daemon reads it: [`Record::decode`] accepts only what
 //! encoding gives back, so there is one encoding of each record and no field without meaning.
@@ -201,13 +202,13 @@ pub enum Record {
 pub enum Garbage {
     /// No such operation.
     #[error("record has unknown opcode {0}: the client is corrupt or of another version")]
-    Opcode(u16),
+    Opcode(u32),
     /// No such stage.
     #[error("record has unknown stage {0}")]
     Stage(u8),
     /// Bits or words are set that this record has no use for.
     #[error("record of opcode {0} has bits set that it does not define")]
-    Reserved(u16),
+    Reserved(u32),
     /// More bytes than a permit can count.
     #[error("flow of {0} bytes is larger than a permit can count")]
     Bytes(u64),
@@ -219,19 +220,19 @@ pub enum Garbage {
     Overdraft(u64),
 }
 
-const OP_SUBMIT: u16 = 1;
-const OP_CREDIT: u16 = 2;
-const OP_OBSERVED: u16 = 3;
-const OP_COMPLETED: u16 = 4;
-const OP_CANCELLED: u16 = 5;
-const OP_LANE_RESET: u16 = 6;
-const OP_BATCH_BEGIN: u16 = 16;
-const OP_REQUEST_JOIN: u16 = 17;
-const OP_REQUEST_END: u16 = 18;
-const OP_BATCH_QUEUED: u16 = 19;
-const OP_LAYER_BEGIN: u16 = 20;
-const OP_COMPUTE_END: u16 = 21;
-const OP_BATCH_END: u16 = 22;
+const OP_SUBMIT: u32 = 1;
+pub(crate) const OP_CREDIT: u32 = 2;
+const OP_OBSERVED: u32 = 3;
+const OP_COMPLETED: u32 = 4;
+const OP_CANCELLED: u32 = 5;
+const OP_LANE_RESET: u32 = 6;
+const OP_BATCH_BEGIN: u32 = 16;
+const OP_REQUEST_JOIN: u32 = 17;
+const OP_REQUEST_END: u32 = 18;
+const OP_BATCH_QUEUED: u32 = 19;
+const OP_LAYER_BEGIN: u32 = 20;
+const OP_COMPUTE_END: u32 = 21;
+const OP_BATCH_END: u32 = 22;
 
 /// Words of a descriptor that are used.
 pub const WORDS: usize = 6;
@@ -242,55 +243,69 @@ pub const WORDS: usize = 6;
 pub struct Descriptor(pub [u64; WORDS]);
 
 impl Descriptor {
-    /// The slot where the next record of the lane will be; `u16::MAX`, which no lane has, for
-    /// anything larger.
+    /// The slot where the next record of the lane will be.
     #[inline]
     #[must_use]
     pub const fn next(&self) -> u16 {
-        let next = self.0[5];
-        if next > u16::MAX as u64 {
-            u16::MAX
-        } else {
-            next as u16
-        }
+        self.0[5] as u16
     }
 
     /// Sets the slot where the next record of the lane will be.
     #[inline]
     #[must_use]
     pub const fn with_next(mut self, next: u16) -> Self {
-        self.0[5] = next as u64;
+        self.0[5] = tail(self.opcode(), next);
         self
+    }
+
+    /// Which record this is; `u32::MAX`, which none is, for anything larger.
+    #[inline]
+    const fn opcode(&self) -> u32 {
+        let opcode = self.0[5] >> 16;
+        if opcode > u32::MAX as u64 {
+            u32::MAX
+        } else {
+            opcode as u32
+        }
+    }
+}
+
+/// Word 5.
+#[inline]
+pub(crate) const fn tail(opcode: u32, next: u16) -> u64 {
+    (opcode as u64) << 16 | next as u64
+}
+
+impl Flow {
+    /// Word 0.
+    #[inline]
+    pub(crate) const fn head(&self) -> u64 {
+        self.key() as u64 | (self.layer as u64) << 32
     }
 }
 
 #[inline]
-const fn encode_flow(opcode: u16, flow: &Flow) -> Descriptor {
-    let head = flow.stage as u64
-        | (flow.direction as u64) << 8
-        | (flow.nic as u64) << 16
-        | (flow.receiver_bound as u64) << 24
-        | (flow.layer as u64) << 32
-        | (opcode as u64) << 48;
+const fn encode_flow(opcode: u32, flow: &Flow) -> Descriptor {
+    let last = tail(opcode, 0);
     Descriptor([
-        head,
+        flow.head(),
         flow.bytes,
         flow.batch,
         flow.request,
         flow.deadline_ns,
-        0,
+        last,
     ])
 }
 
 /// A flow, if the words of one say so.
 #[inline]
-fn decode_flow(words: &[u64; WORDS]) -> Result<Flow, Garbage> {
-    let [head, bytes, batch, request, deadline_ns, _] = *words;
+fn decode_flow(descriptor: &Descriptor) -> Result<Flow, Garbage> {
+    let [head, bytes, batch, request, deadline_ns, _] = descriptor.0;
     let stage = head as u8;
     let stage = Stage::from_number(stage).ok_or(Garbage::Stage(stage))?;
-    // Direction and `receiver_bound` are 0 or 1, and bits 48 to 63 are the opcode.
-    if head & 0x0000_0000_fe00_fe00 != 0 {
-        return Err(Garbage::Reserved((head >> 48) as u16));
+    // Direction and `receiver_bound` are 0 or 1, and above the layer there is nothing.
+    if head & 0xffff_0000_fe00_fe00 != 0 {
+        return Err(Garbage::Reserved(descriptor.opcode()));
     }
     if bytes > FLOW_BYTES_MAX {
         return Err(Garbage::Bytes(bytes));
@@ -357,23 +372,22 @@ impl Record {
     #[inline]
     pub fn decode(descriptor: &Descriptor) -> Result<Self, Garbage> {
         let words = &descriptor.0;
-        match (words[0] >> 48) as u16 {
-            OP_SUBMIT => Ok(Self::Submit(decode_flow(words)?)),
+        match descriptor.opcode() {
+            OP_SUBMIT => Ok(Self::Submit(decode_flow(descriptor)?)),
             OP_CREDIT => Ok(Self::SubmitOnCredit {
-                flow: decode_flow(words)?,
+                flow: decode_flow(descriptor)?,
                 observed: false,
             }),
             OP_OBSERVED => Ok(Self::SubmitOnCredit {
-                flow: decode_flow(words)?,
+                flow: decode_flow(descriptor)?,
                 observed: true,
             }),
             OP_COMPLETED => {
-                let record = Self::Completed {
-                    tag: words[2],
-                    bytes: words[1],
-                };
-                if words[0] == u64::from(OP_COMPLETED) << 48 && words[3] | words[4] == 0 {
-                    Ok(record)
+                if words[0] | words[3] | words[4] == 0 {
+                    Ok(Self::Completed {
+                        tag: words[2],
+                        bytes: words[1],
+                    })
                 } else {
                     Err(Garbage::Reserved(OP_COMPLETED))
                 }
@@ -384,7 +398,7 @@ impl Record {
 
     /// The records that do not come by the million.
     #[cold]
-    fn decode_rare(opcode: u16, descriptor: &Descriptor) -> Result<Self, Garbage> {
+    fn decode_rare(opcode: u32, descriptor: &Descriptor) -> Result<Self, Garbage> {
         let [head, bytes, batch, request, deadline_ns, _] = descriptor.0;
         let layer = (head >> 32) as u16;
         let record = match opcode {
@@ -424,9 +438,9 @@ impl Record {
 
 /// A record that is no flow.
 #[inline]
-const fn simple(opcode: u16, layer: u16, words: [u64; 4]) -> Descriptor {
+const fn simple(opcode: u32, layer: u16, words: [u64; 4]) -> Descriptor {
     let [a, b, c, d] = words;
-    Descriptor([(opcode as u64) << 48 | (layer as u64) << 32, a, b, c, d, 0])
+    Descriptor([(layer as u64) << 32, a, b, c, d, tail(opcode, 0)])
 }
 
 impl fmt::Display for Stage {

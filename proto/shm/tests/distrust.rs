@@ -69,11 +69,11 @@ proptest! {
         opcode in 0_u16..25, stage in 0_u8..8, flags in 0_u8..4, rest: u32,
         words: [u64; 4], small: bool,
     ) {
-        let head = u64::from(opcode) << 48 | u64::from(stage) | u64::from(flags) << 8
+        let head = u64::from(stage) | u64::from(flags) << 8
             | u64::from(rest) << 16 & 0x0000_ffff_03ff_0000;
         let mask = if small { 0xff } else { u64::MAX };
         let [a, b, c, d] = words.map(|w| w & mask);
-        let descriptor = Descriptor([head, a, b, c, d, 0]);
+        let descriptor = Descriptor([head, a, b, c, d, u64::from(opcode) << 16]);
         if let Ok(record) = Record::decode(&descriptor) {
             prop_assert_eq!(record.encode(), descriptor.with_next(0));
         }
@@ -171,7 +171,7 @@ proptest! {
 #[test]
 fn garbage_kills_the_lane_and_only_the_lane() {
     let (mut served, file) = served();
-    publish(&file, 0, 1, [99 << 48, 0, 0, 0, 0, 0]);
+    publish(&file, 0, 1, [0, 0, 0, 0, 0, 99 << 16]);
     assert_eq!(first(&mut served), Some(Err(Garbage::Opcode(99))));
     publish(&file, 0, 1, Record::LaneReset.encode().with_next(1).0);
     assert_eq!(first(&mut served), None, "dead");

@@ -53,7 +53,7 @@ pub struct LaxFlow {
 #[derive(Debug)]
 pub struct LaxTicket {
     ticket: Ticket,
-    reserved: [u64; 3],
+    reserved: [u64; 4],
 }
 
 /// `lax_grant`.
@@ -95,7 +95,7 @@ impl LaxTicket {
     const fn new(ticket: Ticket) -> Self {
         Self {
             ticket,
-            reserved: [0; 3],
+            reserved: [0; 4],
         }
     }
 }

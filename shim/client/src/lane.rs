@@ -20,7 +20,7 @@ use crate::client::Core;
 use crate::hint::Hint;
 use crate::place::Place;
 use crate::stats::LaneCounters;
-use crate::ticket::{Mark, Ticket};
+use crate::ticket::{Mark, SEATS, Ticket};
 use crate::wait::Spin;
 
 /// Messages that may wait for a slot. A daemon that is alive never lets them; see `owe`.
@@ -33,7 +33,7 @@ const SEAT_RETRY_NS: u64 = 10_000_000;
 fn next_number() -> u64 {
     static NUMBER: AtomicU64 = AtomicU64::new(1);
     // Relaxed: only that it is unique matters.
-    NUMBER.fetch_add(1, Ordering::Relaxed)
+    NUMBER.fetch_add(1, Ordering::Relaxed) % (SEATS - 1) + 1
 }
 
 /// A message that found no slot.
@@ -49,7 +49,7 @@ pub struct Lane {
     pub(crate) core: Arc<Core>,
     pub(crate) counters: Arc<LaneCounters>,
     pub(crate) place: Option<Place>,
-    /// Number of the current place; tickets of others are bypassed.
+    /// Number of the current place, 0 before the first; tickets of others are bypassed.
     pub(crate) seat: u64,
     owed: VecDeque<Owed>,
     pub(crate) spin: Spin,
@@ -82,22 +82,19 @@ impl Lane {
     pub fn submit(&mut self, flow: &Flow) -> Ticket {
         if let Some(place) = &mut self.place
             && flow.key() == place.credit.key
-            && let Some(left) = place.credit.left.checked_sub(flow.bytes)
-            && let Some(tag) = place.producer.publish_on_credit(flow)
+            && let Some(tag) = place
+                .producer
+                .publish_on_credit(flow, &mut place.credit.left)
         {
-            place.credit.left = left;
-            let (seat, mark) = (self.seat, place.credit.mark);
-            let ticket = Ticket {
+            if place.header.after_publish() != 0 {
+                return self.attend(tag, flow.bytes);
+            }
+            return Ticket {
                 tag,
-                seat,
                 total: flow.bytes,
                 granted: 0,
-                mark,
+                mark: place.credit.mark,
             };
-            if place.header.after_publish() != 0 {
-                return self.attend(ticket);
-            }
-            return ticket;
         }
         self.submit_gated(flow)
     }
@@ -127,10 +124,9 @@ impl Lane {
             self.spin.quiet_since_ns = 0;
         }
         place.pending.add(at);
-        let mark = Mark::gated(at.slot);
+        let mark = Mark::of(self.seat).gated(at.slot);
         Ticket {
             tag: at.tag,
-            seat: self.seat,
             total: flow.bytes,
             granted: 0,
             mark,
@@ -150,26 +146,26 @@ impl Lane {
             return self.submit_to_full_lane(flow);
         };
         place.credit.left -= flow.bytes;
-        let mark = place.credit.mark;
-        self.attend(Ticket {
-            tag: at.tag,
-            seat: self.seat,
-            total: flow.bytes,
-            granted: 0,
-            mark,
-        })
+        self.attend(at.tag, flow.bytes)
     }
 
     /// A flow on credit was published and the daemon may want something: to be woken, or that
     /// nothing goes out on credit any more, this flow included.
     #[cold]
     #[inline(never)]
-    fn attend(&mut self, mut ticket: Ticket) -> Ticket {
+    fn attend(&mut self, tag: u64, bytes: u64) -> Ticket {
         let Some(place) = &mut self.place else {
-            return ticket;
+            return self.bypassed(bytes);
         };
         place.notify();
         let seen = place.header.attention();
+        let mark = place.credit.mark;
+        let mut ticket = Ticket {
+            tag,
+            total: bytes,
+            granted: 0,
+            mark,
+        };
         if seen & attention::NOT_ENFORCED == 0 {
             return ticket;
         }
@@ -179,7 +175,7 @@ impl Lane {
             return self.bypassed(ticket.total);
         }
         self.counters.observed_bytes.add(ticket.total);
-        ticket.mark = Mark::OBSERVED;
+        ticket.mark = mark.observed();
         ticket
     }
 
@@ -227,7 +223,7 @@ impl Lane {
 
     /// The daemon was told of this flow, and it is the daemon that we have.
     fn knows(&self, ticket: &Ticket) -> bool {
-        ticket.tag != 0 && ticket.seat == self.seat && self.place.is_some()
+        ticket.mark.is_of(self.seat) && self.place.is_some()
     }
 
     /// Withdraws what is left of a flow that the daemon knows.
@@ -244,9 +240,8 @@ impl Lane {
                 granted: ticket.granted,
             }));
         }
-        ticket.mark = Mark::DONE;
         // No completion of it means anything from here on.
-        ticket.tag = 0;
+        ticket.mark = Mark::DONE;
     }
 
     /// Every message found its slot.
@@ -354,10 +349,9 @@ impl Lane {
         };
         place.notify();
         self.counters.observed_bytes.add(flow.bytes);
-        let mark = Mark::OBSERVED;
+        let mark = Mark::of(self.seat).observed();
         Ticket {
             tag: at.tag,
-            seat: self.seat,
             total: flow.bytes,
             granted: 0,
             mark,
@@ -389,7 +383,7 @@ impl Lane {
             return;
         };
         self.seat = next_number();
-        self.place = Some(Place::new(session, seat));
+        self.place = Some(Place::new(session, seat, self.seat));
     }
 
     /// The session is lost: flows of this place resolve as bypassed when they are polled.

@@ -45,10 +45,10 @@ pub(crate) struct Credit {
 
 impl Credit {
     /// `used` is what earlier owners of the seat have used.
-    fn new(used: [u64; CREDIT_PORTS]) -> Self {
+    fn new(used: [u64; CREDIT_PORTS], mark: Mark) -> Self {
         Self {
             key: 0,
-            mark: Mark::DONE,
+            mark,
             left: 0,
             port: 0,
             parked: [0; CREDIT_PORTS],
@@ -138,10 +138,11 @@ impl Pending {
 }
 
 impl Place {
-    pub(crate) fn new(session: Arc<Session>, seat: Seat) -> Self {
+    /// `number` is that of the place, for tickets.
+    pub(crate) fn new(session: Arc<Session>, seat: Seat, number: u64) -> Self {
         Self {
             header: HeaderRef::new(&session.region),
-            credit: Credit::new(seat.credit_used),
+            credit: Credit::new(seat.credit_used, Mark::of(number)),
             pending: Pending::new(seat.producer.memory().slots().len()),
             producer: seat.producer,
             index: seat.index,
@@ -164,7 +165,7 @@ impl Place {
         self.credit.switch(port, self.producer.credit(port));
         let enough = self.credit.left >= flow.bytes;
         self.credit.key = if enough { flow.key() } else { 0 };
-        self.credit.mark = Mark::on_credit(self.header.credit_mark());
+        self.credit.mark = self.credit.mark.on_credit(self.header.credit_mark());
         enough
     }
 

@@ -8,65 +8,89 @@ use laxity_shm::producer::SlotRef;
 /// on it (`completion_timeout`), after which it does not schedule a process that loses much for a
 /// while. Dropping the lane withdraws whatever is left.
 ///
-/// Five words, the same in C: a submit on credit writes little else.
+/// Four words, the same in C: a submit on credit writes little else.
 #[derive(Debug)]
 #[must_use = "a flow may be sent only as far as its ticket is granted"]
 #[repr(C)]
 pub struct Ticket {
     /// Sequence of its record; 0 if the daemon was never told, or needs to hear no more.
     pub(crate) tag: u64,
-    /// The seat that it was submitted from.
-    pub(crate) seat: u64,
     pub(crate) total: u64,
     pub(crate) granted: u64,
     pub(crate) mark: Mark,
 }
 
-/// `slot (16) | phase (8) | how (8) | level (8) | dscp (8)`, from the lowest bit.
+/// `slot (16) | phase (2) | how (2) | level (8) | dscp (8) | seat (28)`, from the lowest bit. The
+/// seat is the number of the place that the flow was submitted from: 0 if none, or not any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Mark(u64);
 
-/// How far a flow is. Any other number, which only C can make, is `DONE`.
-const GATED: u64 = 1;
-const READY: u64 = 2;
-/// Bits of `how`.
-const BYPASS: u64 = 1;
-const CREDIT: u64 = 2;
+/// Phases. Any other number, which only C can make, is as good as "done".
+const GATED: u64 = 1 << 16;
+const READY: u64 = 2 << 16;
+const PHASE: u64 = 3 << 16;
+/// How a flow that is ready got so.
+const BYPASS: u64 = 1 << 18;
+const CREDIT: u64 = 2 << 18;
+const LEVEL_SHIFT: u32 = 20;
+const DSCP_SHIFT: u32 = 28;
+const SEAT_SHIFT: u32 = 36;
 
 impl Mark {
     /// All of it was granted and collected, or never will be.
     pub(crate) const DONE: Self = Self(0);
-    /// All of it may go, without the daemon.
-    pub(crate) const BYPASSED: Self = Self(READY << 16 | BYPASS << 24);
-    /// All of it may go, reported.
-    pub(crate) const OBSERVED: Self = Self(READY << 16);
+    /// All of it may go, without the daemon, which does not know of it.
+    pub(crate) const BYPASSED: Self = Self(READY | BYPASS);
+
+    /// A flow of the place `seat` that is done; to be turned into another.
+    pub(crate) const fn of(seat: u64) -> Self {
+        Self(seat << SEAT_SHIFT)
+    }
 
     /// Waits for permits in this slot.
     #[inline]
-    pub(crate) const fn gated(slot: u16) -> Self {
-        Self(slot as u64 | GATED << 16)
+    pub(crate) const fn gated(self, slot: u16) -> Self {
+        Self(self.0 & SEAT_MASK | slot as u64 | GATED)
     }
 
     /// All of it may go on credit; `mark` is [`laxity_shm::layout::Header::credit_mark`].
     #[inline]
-    pub(crate) const fn on_credit(mark: u16) -> Self {
-        Self(READY << 16 | CREDIT << 24 | (mark as u64) << 32)
+    pub(crate) const fn on_credit(self, mark: u16) -> Self {
+        let (level, dscp) = (mark as u64 & 0xff, mark as u64 >> 8);
+        Self(self.0 & SEAT_MASK | READY | CREDIT | level << LEVEL_SHIFT | dscp << DSCP_SHIFT)
     }
 
+    /// All of it may go, reported.
+    pub(crate) const fn observed(self) -> Self {
+        Self(self.0 & SEAT_MASK | READY)
+    }
+
+    /// Nothing more to grant; completions still count.
     #[inline]
-    pub(crate) const fn is_on_credit(self) -> bool {
-        self.0 >> 24 & CREDIT != 0
+    const fn done(self) -> Self {
+        Self(self.0 & SEAT_MASK)
+    }
+
+    /// Whether it was submitted from the place `seat`, and the daemon knows of it.
+    #[inline]
+    pub(crate) const fn is_of(self, seat: u64) -> bool {
+        self.0 >> SEAT_SHIFT == seat && seat != 0
     }
 
     #[inline]
     pub(crate) const fn is_gated(self) -> bool {
-        self.0 >> 16 & 0xff == GATED
+        self.0 & PHASE == GATED
     }
 
     #[inline]
     pub(crate) const fn is_ready(self) -> bool {
-        self.0 >> 16 & 0xff == READY
+        self.0 & PHASE == READY
+    }
+
+    #[inline]
+    pub(crate) const fn is_on_credit(self) -> bool {
+        self.0 & (PHASE | CREDIT) == READY | CREDIT
     }
 
     #[inline]
@@ -74,25 +98,29 @@ impl Mark {
         self.0 as u16
     }
 
+    #[inline]
     const fn grant(self, bytes: u64) -> Grant {
-        let level = (self.0 >> 32) as u8;
-        let dscp = (self.0 >> 40) as u8;
+        let level = (self.0 >> LEVEL_SHIFT) as u8;
+        let dscp = (self.0 >> DSCP_SHIFT) as u8;
         Grant {
             bytes,
             level,
             dscp,
             last: true,
-            bypassed: self.0 >> 24 & BYPASS != 0,
+            bypassed: self.0 & BYPASS != 0,
         }
     }
 }
+
+const SEAT_MASK: u64 = u64::MAX << SEAT_SHIFT;
+/// Numbers of places wrap here.
+pub(crate) const SEATS: u64 = 1 << (64 - SEAT_SHIFT);
 
 impl Ticket {
     /// A flow that the daemon is not told of.
     pub(crate) const fn bypassed(bytes: u64) -> Self {
         Self {
             tag: 0,
-            seat: 0,
             total: bytes,
             granted: 0,
             mark: Mark::BYPASSED,
@@ -131,8 +159,14 @@ impl Ticket {
     pub(crate) fn collect(&mut self) -> Grant {
         let grant = self.mark.grant(self.total);
         self.granted = self.total;
-        self.mark = Mark::DONE;
+        self.finish();
         grant
+    }
+
+    /// Nothing more to grant.
+    #[inline]
+    pub(crate) fn finish(&mut self) {
+        self.mark = self.mark.done();
     }
 
     /// Bytes not granted so far, which from here on are: without the daemon.

@@ -21,7 +21,7 @@ use laxity_shm::sleep::{Awaited, current_cpu, now_ns};
 
 use crate::lane::Lane;
 use crate::place::Place;
-use crate::ticket::{Grant, Mark, Ticket};
+use crate::ticket::{Grant, Ticket};
 
 /// Longest sleep without a look around.
 const SLICE: Duration = Duration::from_millis(20);
@@ -87,13 +87,13 @@ impl Lane {
     #[inline]
     pub fn poll(&mut self, ticket: &mut Ticket) -> Option<Grant> {
         if !ticket.mark.is_gated() {
-            if ticket.mark.is_on_credit() && !ticket.is_done() {
+            if ticket.mark.is_on_credit() {
                 self.counters.scheduled_bytes.add(ticket.total);
             }
             return ticket.mark.is_ready().then(|| ticket.collect());
         }
         if let Some(place) = &mut self.place
-            && ticket.seat == self.seat
+            && ticket.mark.is_of(self.seat)
         {
             let slot = ticket.mark.slot();
             let word = place.producer.word(slot);
@@ -145,7 +145,7 @@ impl Lane {
             }
         }
         if last {
-            ticket.mark = Mark::DONE;
+            ticket.finish();
         }
         ticket.granted += bytes;
         self.spin.quiet_since_ns = 0;
@@ -167,7 +167,7 @@ impl Lane {
     #[cold]
     fn bypass_rest(&mut self, ticket: &mut Ticket) -> Grant {
         // Before `rest`, so that the daemon learns how much went out with its leave.
-        if ticket.seat == self.seat && self.place.is_some() {
+        if ticket.mark.is_of(self.seat) && self.place.is_some() {
             self.withdraw(ticket);
             if self
                 .place

@@ -211,7 +211,7 @@ fn bypass_resolves_waiting_flows_at_once_and_new_ones_too() {
     let mut third = lane.submit(&flow(7));
     assert_eq!(drain(&mut lane, &mut third), (7, true));
     eventually("the daemon is told", || {
-        daemon.knobs.heard.lock().expect("heard").len() >= 2
+        !daemon.knobs.heard.lock().expect("heard").is_empty()
     });
     let stats = client.stats();
     assert_eq!(stats.scheduled_bytes + stats.bypassed_bytes, 1507);
