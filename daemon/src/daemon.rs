@@ -5,15 +5,12 @@
 //! the scheduler releases those that are there (whatever they wait for resolves unscheduled), the
 //! sockets are removed.
 
-use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use laxity_shm::registration::{RegistrationError, listen};
 use metrics_exporter_prometheus::{BuildError, ExporterFuture};
 use sd_notify::NotifyState;
 use thiserror::Error;
@@ -27,6 +24,7 @@ use crate::driver::{Driver, DriverError};
 use crate::mailbox::{Board, Command, LOOK_EVERY, LOOKS_MAX, Mailbox, mailbox};
 use crate::metrics::Exporter;
 use crate::service::{Service, SetLog, Source};
+use crate::sockets::{self, Bound};
 use crate::stats::Snapshot;
 use crate::watched::{Watched, watch};
 use crate::{control, registration};
@@ -76,7 +74,9 @@ pub struct Daemon {
     board: Arc<Board>,
     snapshots: watch::Sender<Option<Arc<Snapshot>>>,
     registration: Watched,
+    registration_path: Bound,
     control: UnixListener,
+    control_path: Bound,
     exporter: Option<Exporting>,
     driver: Driver,
 }
@@ -113,8 +113,17 @@ impl Daemon {
             }
             None => None,
         };
-        let registration = bind_registration(&config)?;
-        let control = bind_control(&config).inspect_err(|_| remove(&config.socket))?;
+        let fail = |key, path: &Path| {
+            let path = path.to_owned();
+            move |source| DaemonError::Listen { path, key, source }
+        };
+        let (registration, registration_path) =
+            sockets::bind_registration(&config.socket, config.access.socket_mode)
+                .map_err(fail("socket", &config.socket))?;
+        let registration = watch(registration).map_err(fail("socket", &config.socket))?;
+        let (control, control_path) =
+            sockets::bind_control(&config.control, config.access.control_mode)
+                .map_err(fail("control", &config.control))?;
         let (snapshots, seen) = watch::channel(None);
         let service = Arc::new(Service::new(
             Arc::clone(&config),
@@ -130,7 +139,9 @@ impl Daemon {
             board,
             snapshots,
             registration,
+            registration_path,
             control,
+            control_path,
             exporter,
             driver,
         })
@@ -193,10 +204,10 @@ impl Daemon {
         for task in &tasks[1..] {
             task.abort();
         }
-        remove(&config.socket);
+        drop(self.registration_path);
         self.mailbox.send(Command::Stop);
         let joined = tokio::task::spawn_blocking(move || scheduler.join()).await;
-        remove(&config.control);
+        drop(self.control_path);
         tasks[0].abort();
         match joined {
             Ok(Ok(())) if !died => Ok(()),
@@ -299,62 +310,4 @@ fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         debug!(%error, "cannot notify the service manager");
     }
-}
-
-fn bind_registration(config: &Config) -> Result<Watched, DaemonError> {
-    let path = &config.socket;
-    let fail = |source| DaemonError::Listen {
-        path: path.clone(),
-        key: "socket",
-        source,
-    };
-    make_folder(path).map_err(fail)?;
-    let fd = listen(path).map_err(|error| match error {
-        RegistrationError::System { source, .. } => fail(source),
-        other => fail(io::Error::other(other)),
-    })?;
-    let guard = |error| {
-        remove(path);
-        fail(error)
-    };
-    set_mode(path, config.access.socket_mode).map_err(guard)?;
-    watch(fd).map_err(guard)
-}
-
-fn bind_control(config: &Config) -> Result<UnixListener, DaemonError> {
-    let path = &config.control;
-    let fail = |source| DaemonError::Listen {
-        path: path.clone(),
-        key: "control",
-        source,
-    };
-    make_folder(path).map_err(fail)?;
-    if path.exists() {
-        if std::os::unix::net::UnixStream::connect(path).is_ok() {
-            return Err(fail(io::ErrorKind::AddrInUse.into()));
-        }
-        // Left over from a daemon that was killed. If this fails, bind says why.
-        remove(path);
-    }
-    let listener = UnixListener::bind(path).map_err(fail)?;
-    set_mode(path, config.access.control_mode).map_err(|error| {
-        remove(path);
-        fail(error)
-    })?;
-    Ok(listener)
-}
-
-fn make_folder(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => std::fs::create_dir_all(folder),
-        _ => Ok(()),
-    }
-}
-
-fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
-    std::fs::set_permissions(path, Permissions::from_mode(mode))
-}
-
-fn remove(path: &Path) {
-    let _ = std::fs::remove_file(path);
 }

@@ -16,6 +16,7 @@ pub mod metrics;
 pub mod quantity;
 pub mod registration;
 pub mod service;
+pub mod sockets;
 pub mod stats;
 pub mod status;
 pub mod watched;
