@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use laxity_shm::layout::Geometry;
 use laxity_shm::registration::{
-    self, HELLO_FENCED, Hello, Peer, Reason, RegistrationError, accept, peer, receive_hello,
-    send_reject,
+    self, HELLO_FENCED, Hello, Peer, Reason, RegistrationError, accept, peer, peer_groups,
+    receive_hello, send_reject,
 };
 use tokio::sync::{Semaphore, oneshot};
 use tracing::{debug, info, warn};
@@ -108,7 +108,8 @@ async fn register(socket: &Watched, service: &Service) -> Result<Newcomer, Refus
         reason,
     };
     let config = service.config();
-    if !may_attach(&config.access, from) {
+    let groups = || peer_groups(fd).unwrap_or_default();
+    if !may_attach(&config.access, from, groups) {
         let why = "its user is not admitted; see [access] in the configuration".to_owned();
         return Err(refuse(Some(Reason::Forbidden), why));
     }
@@ -166,13 +167,15 @@ async fn greeting(socket: &Watched) -> Result<Hello, RegistrationError> {
     }
 }
 
-/// Root, the daemon's own user, and whom the configuration names, by user or by group.
-fn may_attach(access: &AccessConfig, peer: Peer) -> bool {
+/// Root, the daemon's own user, and whom the configuration names, by user or by group. `groups`
+/// gives those of the process besides its effective one.
+fn may_attach(access: &AccessConfig, peer: Peer, groups: impl FnOnce() -> Vec<u32>) -> bool {
     access.anyone
         || peer.uid == 0
         || peer.uid == nix::unistd::geteuid().as_raw()
         || access.uids.contains(&peer.uid)
         || access.gids.contains(&peer.gid)
+        || !access.gids.is_empty() && groups().iter().any(|gid| access.gids.contains(gid))
 }
 
 /// Serves a client until its socket hangs up.
@@ -223,10 +226,14 @@ async fn attend(socket: &Watched, newcomer: Newcomer, service: &Service) {
             garbage_records = counters.garbage_records,
             "a client left"
         );
-        // Unmapped here, not on the scheduler's thread.
+        // After this nobody else has the region. It is emptied and unmapped here, not on the
+        // scheduler's thread; the client may keep the file.
+        service.departed(id);
+        leaving.served.region().discard();
         drop(leaving);
+    } else {
+        service.departed(id);
     }
-    service.departed(id);
 }
 
 /// Returns when the other side is gone. Whoever speaks after the welcome breaks the protocol and
@@ -256,22 +263,41 @@ mod tests {
             uid: 54_321,
             gid: 54_321,
         };
-        assert!(may_attach(&access, Peer { uid: 0, ..stranger }));
-        assert!(may_attach(
+        let may = |access: &AccessConfig, peer| may_attach(access, peer, || vec![11, 12]);
+        assert!(may(&access, Peer { uid: 0, ..stranger }));
+        assert!(may(
             &access,
             Peer {
                 uid: own,
                 ..stranger
             }
         ));
-        assert!(!may_attach(&access, stranger));
+        assert!(!may(&access, stranger));
         access.uids = vec![54_321];
-        assert!(may_attach(&access, stranger));
+        assert!(may(&access, stranger));
         access.uids.clear();
         access.gids = vec![54_321];
-        assert!(may_attach(&access, stranger));
+        assert!(may(&access, stranger));
+        access.gids = vec![12];
+        assert!(may(&access, stranger), "a member, by a supplementary group");
+        access.gids = vec![13];
+        assert!(!may(&access, stranger));
         access.gids.clear();
         access.anyone = true;
-        assert!(may_attach(&access, stranger));
+        assert!(may(&access, stranger));
+    }
+
+    #[test]
+    fn the_groups_of_a_peer_are_those_of_its_process() {
+        let (ours, _theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+        let mut seen = peer_groups(ours.as_fd()).expect("Linux 4.13 or later");
+        let mut own: Vec<u32> = nix::unistd::getgroups()
+            .expect("own groups")
+            .iter()
+            .map(|gid| gid.as_raw())
+            .collect();
+        seen.sort_unstable();
+        own.sort_unstable();
+        assert_eq!(seen, own);
     }
 }
