@@ -11,7 +11,7 @@
 //! A daemon runs admission (RED, Algorithm 1) on what it sees; a coordinator would replace its
 //! order (architecture §4.4).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use laxity_policy::admission::{
     Admission, AdmissionAction, AdmissionConfig, AdmissionEvent, RequestLoad,
@@ -26,6 +26,9 @@ use crate::driver::ports::Port;
 /// Requests whose deadlines are remembered; the oldest are forgotten.
 const REQUESTS_MAX: usize = 1 << 16;
 
+/// Time between two runs of admission, in durations of the last one.
+const DUTY: u64 = 20;
+
 /// The port that a request's announced bytes are taken to cross: a prefill unit sends its KV cache
 /// out of the first NIC.
 const REQUEST_PORT: usize = 0;
@@ -34,9 +37,23 @@ const REQUEST_PORT: usize = 0;
 #[derive(Debug)]
 pub struct Hints {
     admission: Admission,
-    deadlines: HashMap<RequestId, Time>,
-    ages: VecDeque<RequestId>,
+    deadlines: HashMap<RequestId, Known>,
+    members: HashMap<BatchId, HashSet<RequestId>>,
+    /// In the order of first sight; `Known::sight` says whether an entry still holds.
+    ages: VecDeque<(RequestId, u64)>,
+    sights: u64,
     slo: Option<Span>,
+    /// Admission does not run before this time.
+    rested: Time,
+}
+
+/// What is remembered of a request.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    deadline: Time,
+    /// Its batch, zero if none was named.
+    batch: BatchId,
+    sight: u64,
 }
 
 impl Hints {
@@ -48,8 +65,11 @@ impl Hints {
         let mut hints = Self {
             admission: Admission::new(admission_config(config))?,
             deadlines: HashMap::new(),
+            members: HashMap::new(),
             ages: VecDeque::new(),
+            sights: 0,
             slo: None,
+            rested: Time::ZERO,
         };
         hints.configure(now, config)?;
         Ok(hints)
@@ -90,25 +110,51 @@ impl Hints {
     }
 
     fn request_deadline(&mut self, now: Time, request: RequestId) -> Time {
-        if let Some(&deadline) = self.deadlines.get(&request) {
-            return deadline;
+        if let Some(known) = self.deadlines.get(&request) {
+            return known.deadline;
         }
         match self.slo {
-            Some(slo) => self.remember(request, now + slo),
+            Some(slo) => self.remember(request, BatchId(0), now + slo),
             None => Time::NEVER,
         }
     }
 
-    fn remember(&mut self, request: RequestId, deadline: Time) -> Time {
-        if self.deadlines.insert(request, deadline).is_none() {
-            self.ages.push_back(request);
-            if self.ages.len() > REQUESTS_MAX
-                && let Some(oldest) = self.ages.pop_front()
-            {
-                self.deadlines.remove(&oldest);
-            }
+    fn remember(&mut self, request: RequestId, batch: BatchId, deadline: Time) -> Time {
+        self.forget(request);
+        self.sights += 1;
+        let sight = self.sights;
+        let known = Known {
+            deadline,
+            batch,
+            sight,
+        };
+        self.deadlines.insert(request, known);
+        if batch != BatchId(0) {
+            self.members.entry(batch).or_default().insert(request);
+        }
+        self.ages.push_back((request, sight));
+        if self.ages.len() > REQUESTS_MAX
+            && let Some((oldest, sight)) = self.ages.pop_front()
+            && self
+                .deadlines
+                .get(&oldest)
+                .is_some_and(|k| k.sight == sight)
+        {
+            self.forget(oldest);
         }
         deadline
+    }
+
+    /// A request has ended: its id may come again, and is then another's.
+    fn forget(&mut self, request: RequestId) {
+        if let Some(known) = self.deadlines.remove(&request)
+            && let Some(members) = self.members.get_mut(&known.batch)
+        {
+            members.remove(&request);
+            if members.is_empty() {
+                self.members.remove(&known.batch);
+            }
+        }
     }
 
     /// Bytes of `request` have left the port with this index.
@@ -160,8 +206,11 @@ impl Hints {
                 let deadline = if deadline_ns == 0 {
                     self.request_deadline(now, request)
                 } else {
-                    self.remember(request, Time(deadline_ns))
+                    Time(deadline_ns)
                 };
+                if deadline != Time::NEVER {
+                    self.remember(request, batch, deadline);
+                }
                 let load = RequestLoad {
                     request,
                     deadline,
@@ -185,6 +234,7 @@ impl Hints {
             }
             Record::RequestEnd { request } => {
                 let request = RequestId(request);
+                self.forget(request);
                 self.admission
                     .handle(now, AdmissionEvent::RequestEnded { request });
                 Event::RequestEnded { request }
@@ -209,6 +259,9 @@ impl Hints {
             },
             Record::BatchEnd { batch } => {
                 let batch = BatchId(batch);
+                for request in self.members.remove(&batch).unwrap_or_default() {
+                    self.deadlines.remove(&request);
+                }
                 self.admission
                     .handle(now, AdmissionEvent::BatchDeparted { batch });
                 Event::BatchEnded { batch }
@@ -230,7 +283,16 @@ impl Hints {
     /// When [`Self::decide`] is due.
     #[must_use]
     pub fn due(&self) -> Time {
-        self.admission.next_deadline().unwrap_or(Time::NEVER)
+        match self.admission.next_deadline() {
+            Some(due) => due.max(self.rested),
+            None => Time::NEVER,
+        }
+    }
+
+    /// [`Self::decide`] took this long, until `now`. It has at most one part in [`DUTY`] of the
+    /// scheduler's time, however many batches there are and however often hints change them.
+    pub fn rest(&mut self, now: Time, took: Span) {
+        self.rested = now + took.times(DUTY);
     }
 }
 
@@ -246,5 +308,71 @@ fn broadcast(now: Time, event: &Event, ports: &mut [Port]) {
     for port in ports {
         port.link.handle(now, event.clone());
         port.dirty = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quantity::Nanos;
+
+    const SLO: Span = Span::from_millis(100);
+
+    fn hints() -> Hints {
+        let config = Config {
+            slo_ttft: Some(Nanos(SLO.0)),
+            ..Config::default()
+        };
+        Hints::new(Time::ZERO, &config).expect("the defaults are valid")
+    }
+
+    #[test]
+    fn a_deadline_is_forgotten_with_its_request_and_with_its_batch() {
+        let mut hints = hints();
+        let (first, later) = (Time(1000), Time(5_000_000_000));
+        let end = Record::RequestEnd { request: 7 };
+        assert_eq!(hints.deadline(first, 0, 7), first + SLO);
+        assert_eq!(hints.deadline(later, 0, 7), first + SLO);
+        hints.take(later, &end, &mut []);
+        assert_eq!(hints.deadline(later, 0, 7), later + SLO);
+
+        let join = Record::RequestJoin {
+            batch: 3,
+            request: 8,
+            deadline_ns: 0,
+            bytes: 1,
+        };
+        hints.take(first, &join, &mut []);
+        assert_eq!(hints.deadline(later, 0, 8), first + SLO);
+        hints.take(later, &Record::BatchEnd { batch: 3 }, &mut []);
+        assert_eq!(hints.deadline(later, 0, 8), later + SLO);
+        assert!(hints.members.is_empty());
+    }
+
+    #[test]
+    fn what_is_remembered_of_requests_is_bounded_though_they_end_and_return() {
+        let mut hints = hints();
+        for round in 0..3 * REQUESTS_MAX as u64 {
+            let request = 1 + round % 100;
+            hints.deadline(Time(round), 0, request);
+            hints.take(Time(round), &Record::RequestEnd { request }, &mut []);
+            hints.deadline(Time(round), 0, 1_000_000 + round);
+        }
+        assert!(hints.ages.len() <= REQUESTS_MAX && hints.deadlines.len() <= REQUESTS_MAX);
+    }
+
+    #[test]
+    fn admission_rests_for_a_multiple_of_what_it_took() {
+        let mut hints = hints();
+        let begin = Record::BatchBegin {
+            batch: 1,
+            layers: 1,
+            layer_time_ns: 1,
+        };
+        hints.take(Time::ZERO, &begin, &mut []);
+        assert!(hints.due() < Time::NEVER);
+        let now = Time(9_000_000);
+        hints.rest(now, Span(1_000_000));
+        assert_eq!(hints.due(), Time(29_000_000));
     }
 }
