@@ -10,6 +10,7 @@ use laxity_shm::layout::{CREDIT_PORTS, Geometry, attention};
 use laxity_shm::served::{ServeError, Served};
 
 use crate::config::Mode;
+use crate::driver::overdue::Record;
 use crate::flows::Flows;
 use crate::stats::{ClientCounters, ClientSnapshot};
 
@@ -85,8 +86,15 @@ pub struct Book {
     pub counters: ClientCounters,
     /// Living flows.
     pub flows: usize,
+    /// Living flows that it may have now: `flows_max`, or none while it is not scheduled (mode
+    /// `off`, or [`crate::driver::overdue`]). Flows beyond go out unscheduled.
+    pub room: usize,
     /// Living flows that it may have.
     pub flows_max: usize,
+    /// It holds the window and completes nothing; see [`crate::driver::overdue`].
+    pub record: Record,
+    /// It was in mode `observe` at some time, so records that say so may still come.
+    pub may_observe: bool,
     /// Its lanes.
     pub lanes: Lanes,
     /// Flows with bytes not yet permitted.
@@ -96,6 +104,8 @@ pub struct Book {
     pub quarantined_lanes: u32,
     /// It was released: nothing of it is read any more.
     pub released: bool,
+    /// Its flows have ended and its credit has returned.
+    pub settled: bool,
 }
 
 /// The books of the lanes of a client that have spoken.
@@ -151,6 +161,8 @@ pub struct Client {
     pub idle_scans: u32,
     /// The mode that holds for it.
     pub mode: Mode,
+    /// Records that may be taken from each of its lanes in a round.
+    pub budget: usize,
 }
 
 impl Client {
@@ -166,7 +178,10 @@ impl Client {
                 attached: now,
                 counters: ClientCounters::default(),
                 flows: 0,
+                room: flows_max,
                 flows_max,
+                record: Record::default(),
+                may_observe: false,
                 lanes: Lanes {
                     lanes: Vec::new(),
                     slots,
@@ -174,16 +189,22 @@ impl Client {
                 waiting: 0,
                 quarantined_lanes: 0,
                 released: false,
+                settled: false,
             },
             served,
             idle_scans: 0,
             mode,
+            budget: 1,
         }
     }
 
     /// Makes `daemon`'s mode, or the client's own if that is more lenient, and the bypass hold.
-    pub fn set_mode(&mut self, daemon: Mode, bypass: bool) {
+    /// `always` wakes its sleepers though the word says it all already: somebody who cannot wake
+    /// them has set it.
+    pub fn set_mode(&mut self, daemon: Mode, bypass: bool, always: bool) {
         self.mode = daemon.min(self.book.identity.mode);
+        self.book.may_observe |= self.mode == Mode::Observe;
+        self.set_room();
         let mut raise = match self.mode {
             Mode::Off => attention::OFF,
             Mode::Observe => attention::OBSERVE,
@@ -195,9 +216,18 @@ impl Client {
         let all = attention::OFF | attention::OBSERVE | attention::BYPASS;
         let lower = all & !raise;
         let held = self.served.header().attention() & all;
-        if held != raise {
+        if always || held != raise {
             self.served.announce(raise, lower);
         }
+    }
+
+    /// How many flows it may have now.
+    pub fn set_room(&mut self) {
+        self.book.room = if self.mode == Mode::Off || self.book.record.is_distrusted() {
+            0
+        } else {
+            self.book.flows_max
+        };
     }
 
     /// Lets go of it: all that waits in it resolves, and it will not submit any more.
@@ -233,5 +263,36 @@ impl Client {
             counters: self.book.counters,
             served: self.served,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use laxity_shm::lane::LaneMemory;
+    use laxity_shm::sleep::Awaited;
+
+    use super::*;
+
+    #[test]
+    fn a_bypass_wakes_sleepers_though_its_bit_is_up_already() {
+        let identity = Identity {
+            id: ClientId(1),
+            pid: 1,
+            uid: 1,
+            name: "sleeper".into(),
+            mode: Mode::Enforce,
+        };
+        let newcomer = Newcomer::new(identity, Geometry::default(), false).expect("a region");
+        let region = Arc::clone(newcomer.served.region());
+        let mut client = Client::new(newcomer, Time::ZERO, 10);
+        region.header().set_claimed(0, true);
+        client.served.refresh();
+        let memory = LaneMemory::mapped(&region, 0).expect("a lane");
+        let _ = memory.header().waiter.announce(Awaited::Any, 1);
+        // As the service does, so that the bypass holds even if the scheduler hangs.
+        region.header().raise(attention::BYPASS);
+        client.set_mode(Mode::Enforce, true, true);
+        let woken_already = !client.served.consumer(0).expect("claimed").wake();
+        assert!(woken_already, "the sleeper was left to its slice");
     }
 }

@@ -19,6 +19,7 @@
 mod attendance;
 pub mod hints;
 pub mod intake;
+pub mod overdue;
 pub mod ports;
 mod report;
 mod rest;
@@ -29,6 +30,7 @@ use std::time::Duration;
 use laxity_policy::config::InvalidConfig;
 use laxity_policy::{Level, Span, Time};
 use laxity_shm::layout::attention;
+use laxity_shm::served::Served;
 use laxity_shm::sleep::{current_cpu, now_ns};
 use laxity_shm::sync::heavy_fence;
 use tracing::{debug, info, warn};
@@ -43,6 +45,9 @@ use crate::stats::{ClientCounters, LoopCounters};
 
 /// Records taken from one lane before the next has its turn.
 const BUDGET: usize = 32;
+/// Records taken from one client before the next has its turn, though one of each lane at least: a
+/// client gains nothing by spreading its records over many lanes.
+const CLIENT_BUDGET: usize = 256;
 /// Empty scans after which a client is looked at in turns only.
 const COLD_AFTER: u32 = 4096;
 /// Turns between looks at which lanes a client has claimed.
@@ -60,6 +65,9 @@ const PUBLISH_EVERY: Span = Span(LOOK_EVERY.as_nanos() as u64);
 /// Time between looks for completions that never came, and places looked at each time.
 const WRITE_OFF_EVERY: Span = Span::from_millis(10);
 const WRITE_OFF_PLACES: usize = 4096;
+/// What is wrong with a record that [`Intake::forbidden`] names.
+const FORBIDDEN: &str = "a flow sent without leave by a client that was never in mode observe";
+
 /// Why there is no scheduler.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
@@ -122,6 +130,7 @@ impl Driver {
                 credit: false,
                 bypass: false,
                 credit_level: Level::FIRST_UNRESERVED,
+                forbidden: None,
             },
             config: Arc::clone(config),
             clients: Vec::new(),
@@ -253,6 +262,7 @@ impl Driver {
             book,
             served,
             idle_scans,
+            budget,
             ..
         } = client;
         if book.released {
@@ -260,11 +270,12 @@ impl Driver {
         }
         if refresh {
             served.refresh();
+            *budget = lane_budget(served);
         }
         let intake = &mut self.intake;
         let mut garbage = None;
         let mut depth = (u16::MAX, 0);
-        let taken = served.scan(BUDGET, |lane, consumer, incoming| {
+        let taken = served.scan(*budget, |lane, consumer, incoming| {
             depth = if depth.0 == lane {
                 (lane, depth.1 + 1)
             } else {
@@ -286,12 +297,16 @@ impl Driver {
                 Err(problem) => garbage = Some((lane, problem)),
             }
         });
+        let mut forbidden = None;
         if taken > 0 {
             *idle_scans = 0;
             intake.counters.records += taken as u64;
+            forbidden = intake.forbidden.take();
         }
         if let Some((lane, problem)) = garbage {
             self.quarantine(index, lane, &problem);
+        } else if let Some(lane) = forbidden {
+            self.quarantine(index, lane, &FORBIDDEN);
         }
         taken
     }
@@ -312,6 +327,7 @@ impl Driver {
         let mut claimed = 0;
         for client in self.clients.iter_mut().flatten() {
             client.served.refresh();
+            client.budget = lane_budget(&mut client.served);
             claimed += client.served.claimed_lanes();
         }
         // Half as many switch them off again, so that a count at the border does not flap.
@@ -360,12 +376,15 @@ impl Driver {
                 Err(problem) => garbage = Some((lane, problem)),
             });
             self.intake.counters.records += taken as u64;
+            let forbidden = self.intake.forbidden.take();
             records += taken;
             if taken > 0 {
                 self.warm(index as u32);
             }
             if let Some((lane, problem)) = garbage {
                 self.quarantine(index as u32, lane, &problem);
+            } else if let Some(lane) = forbidden {
+                self.quarantine(index as u32, lane, &FORBIDDEN);
             }
         }
         records
@@ -411,7 +430,10 @@ impl Driver {
         }
         if self.intake.hints.due() <= now {
             let intake = &mut self.intake;
-            if let Some(pruned) = intake.hints.decide(now, &mut intake.ports) {
+            let decided = intake.hints.decide(now, &mut intake.ports);
+            let ended = Time(now_ns());
+            intake.hints.rest(ended, ended.since(now));
+            if let Some(pruned) = decided {
                 intake.counters.orders += 1;
                 intake.counters.pruned_requests = pruned as u64;
                 self.unpublished = true;
@@ -437,7 +459,10 @@ impl Driver {
 
     /// Looks at the next few thousand places for completions that never came.
     fn write_off(&mut self) {
-        let since = self.intake.now - Span(self.config.tuning.completion_timeout.0);
+        let timeout = Span(self.config.tuning.completion_timeout.0);
+        for client in self.clients.iter_mut().flatten() {
+            self.intake.forgive(client, timeout);
+        }
         let (mut index, mut lane) = self.sweep_at;
         let mut places = 0;
         // At most once around.
@@ -454,7 +479,7 @@ impl Driver {
                         && !book.flows.is_empty()
                     {
                         places += book.flows.places();
-                        self.intake.write_off(index, client, lane, since);
+                        self.intake.write_off(index, client, lane, timeout);
                     }
                     lane += 1;
                 }
@@ -535,6 +560,13 @@ impl Driver {
         }
         until.since(now)
     }
+}
+
+/// Records that may be taken from each lane of a client in a round.
+fn lane_budget(served: &mut Served) -> usize {
+    // Every lane that was ever claimed is scanned.
+    let lanes = served.consumers().size_hint().0;
+    (CLIENT_BUDGET / lanes.max(1)).clamp(1, BUDGET)
 }
 
 impl Drop for Driver {

@@ -52,8 +52,8 @@ pub struct Flow {
     pub completed: u64,
     /// TTFT deadline, [`Time::NEVER`] if there is none.
     pub deadline: Time,
-    /// When it was submitted, permitted or completed last: how long it waits, or its completion is
-    /// overdue.
+    /// When it was submitted or permitted, or when it last made progress: how long it waits, or its
+    /// completion is overdue.
     pub touched: Time,
     /// Request that it serves, zero if unknown.
     pub request: RequestId,
@@ -66,6 +66,8 @@ pub struct Flow {
     /// Level on the wire: that of the first permit, 0 before it. A message keeps one DSCP for its
     /// whole life (architecture §4.3), so later permits repeat it.
     pub level: u8,
+    /// Sent without leave in mode `observe`: it is in the books only, not in the link.
+    pub observed: bool,
 }
 
 const _: () = assert!(size_of::<Flow>() == 64);
@@ -86,6 +88,7 @@ impl Flow {
         port: 0,
         stage: Stage::Background,
         level: 0,
+        observed: false,
     };
 
     /// Bytes permitted and not completed.

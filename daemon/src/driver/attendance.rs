@@ -1,11 +1,11 @@
 //! Who is there and what holds for them: commands from the rest of the daemon, and the end of
 //! clients whose memory is garbage. Rare, so nothing here is on the hot path.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use laxity_policy::config::InvalidConfig;
 use laxity_policy::{Level, Span, Time};
-use laxity_shm::record::Garbage;
 use laxity_shm::sleep::{current_cpu, now_ns};
 use tracing::{debug, info, warn};
 
@@ -36,7 +36,7 @@ impl Driver {
                 }
                 Command::Bypass(on) => {
                     self.intake.bypass = on;
-                    self.apply_modes();
+                    self.apply_modes(true);
                 }
                 Command::Configure(config) => {
                     if let Err(error) = self.configure(&config) {
@@ -72,7 +72,7 @@ impl Driver {
         header.set_daemon_cpu(current_cpu());
         header.beat(now.0);
         client.served.set_doorbell(self.doorbells);
-        client.set_mode(self.config.mode, self.intake.bypass);
+        client.set_mode(self.config.mode, self.intake.bypass, false);
         let identity = &client.book.identity;
         info!(
             client = %identity.name, id = identity.id.0, pid = identity.pid, uid = identity.uid,
@@ -105,7 +105,7 @@ impl Driver {
 
     /// Garbage came out of a lane: lets go of its client.
     #[cold]
-    pub(super) fn quarantine(&mut self, index: u32, lane: u16, problem: &Garbage) {
+    pub(super) fn quarantine(&mut self, index: u32, lane: u16, problem: &dyn Display) {
         let Some(client) = self.clients[index as usize].as_mut() else {
             return;
         };
@@ -146,23 +146,25 @@ impl Driver {
         }
         for client in self.clients.iter_mut().flatten() {
             client.book.flows_max = config.scheduler.flows_per_client_max;
+            client.set_room();
             let header = client.served.header();
             header.set_dscp(&config.dscp_of_region());
             header.set_credit_class(CREDIT_STAGES, self.intake.credit_level.0);
         }
-        self.apply_modes();
+        self.apply_modes(false);
         Ok(())
     }
 
-    fn apply_modes(&mut self) {
+    fn apply_modes(&mut self, always: bool) {
         self.intake.credit = self.config.mode == Mode::Enforce && !self.intake.bypass;
-        for client in self
-            .clients
-            .iter_mut()
-            .flatten()
-            .filter(|c| !c.book.released)
-        {
-            client.set_mode(self.config.mode, self.intake.bypass);
+        let (mode, bypass) = (self.config.mode, self.intake.bypass);
+        for (index, client) in self.clients.iter_mut().enumerate() {
+            if let Some(client) = client.as_mut().filter(|c| !c.book.released) {
+                client.set_mode(mode, bypass, always);
+                if client.mode == Mode::Off {
+                    self.intake.let_go(index as u32, client);
+                }
+            }
         }
         self.publish_now = true;
     }

@@ -19,6 +19,11 @@ use crate::stats::LoopCounters;
 
 /// A link that has just been asked is not asked again sooner, unless something happens to it.
 const DUE_MIN: Span = Span::from_micros(10);
+/// A completion of no more than this share of a flow's bytes in flight, a sixteenth, does not put
+/// off the time at which they are written off.
+const TRICKLE_SHIFT: u32 = 4;
+/// Hungry lanes fed with credit each time that a port is served.
+const FEEDS: usize = 8;
 
 /// Everything that records change, apart from the clients.
 #[derive(Debug)]
@@ -40,6 +45,9 @@ pub struct Intake {
     pub bypass: bool,
     /// Level of flows sent on credit, as the clients were told.
     pub credit_level: Level,
+    /// Lane whose last record decodes, and is none that its client may send. Whoever scans takes
+    /// it as garbage.
+    pub forbidden: Option<u16>,
 }
 
 /// The lane that a record came from.
@@ -60,9 +68,11 @@ impl Intake {
     pub fn take(&mut self, from: &mut From<'_>, incoming: Incoming) {
         match incoming.record {
             Record::Submit(ref flow) => self.submit(from, incoming.at, flow),
-            Record::SubmitOnCredit { ref flow, observed } => {
-                self.submit_on_credit(from, incoming.at, flow, observed);
-            }
+            Record::SubmitOnCredit {
+                ref flow,
+                observed: false,
+            } => self.submit_on_credit(from, incoming.at, flow),
+            Record::SubmitOnCredit { ref flow, .. } => self.observe(from, incoming.at, flow),
             Record::Completed { tag, bytes } => self.completed(from, tag, bytes),
             Record::Cancelled { tag, granted } => self.cancelled(from, tag, granted),
             Record::LaneReset => self.lane_gone(from.client, from.book, from.lane),
@@ -95,7 +105,7 @@ impl Intake {
     /// The hot path: decide, publish the permit, and only then keep the books.
     #[inline]
     fn submit(&mut self, from: &mut From<'_>, at: SlotRef, flow: &record::Flow) {
-        let room = from.book.flows < from.book.flows_max;
+        let room = from.book.flows < from.book.room;
         let id = name(from.client, from.lane, at.tag);
         let Some((index, spec)) = self.spec(id, flow).filter(|_| room) else {
             return self.pass(from, at, flow, room);
@@ -163,6 +173,7 @@ impl Intake {
             port,
             stage: spec.stage,
             level,
+            observed: false,
         };
         from.book.flows += 1;
         from.book.waiting += usize::from(flow.waits());
@@ -181,39 +192,62 @@ impl Intake {
     }
 
     #[inline]
-    fn submit_on_credit(
-        &mut self,
-        from: &mut From<'_>,
-        at: SlotRef,
-        flow: &record::Flow,
-        observed: bool,
-    ) {
-        let room = from.book.flows < from.book.flows_max;
+    fn submit_on_credit(&mut self, from: &mut From<'_>, at: SlotRef, flow: &record::Flow) {
+        let room = from.book.flows < from.book.room;
         let id = name(from.client, from.lane, at.tag);
-        let Some((index, spec)) = self.spec(id, flow).filter(|_| room) else {
+        let spec = self.spec(id, flow);
+        let Some((index, spec)) = spec else {
             return unscheduled(from.book, flow, room);
         };
         let port = &mut self.ports[usize::from(index)];
-        port.link.handle(self.now, Event::FlowOnCredit(spec));
-        port.dirty = true;
+        // Spent credit returns to the port whatever becomes of the flow.
+        port.credit_back(flow.bytes);
+        if room {
+            port.link.handle(self.now, Event::FlowOnCredit(spec));
+            port.dirty = true;
+        }
+        if self.credit {
+            feed(port, self.now, from, index);
+        }
+        if !room {
+            return unscheduled(from.book, flow, room);
+        }
+        let level = self.credit_level;
         let counted = &mut port.counters.stages[spec.stage.index()];
         counted.submitted_flows += 1;
         counted.submitted_bytes += spec.bytes;
         counted.credited_flows += 1;
         counted.credited_bytes += spec.bytes;
-        let mut level = Level::SCAVENGER;
-        // What a client does by itself in `observe` mode is not a permit of ours.
-        if !observed {
-            level = self.credit_level;
-            counted.permits[level.row()] += 1;
-            counted.permitted_bytes[level.row()] += spec.bytes;
-            from.book.counters.permitted_bytes += spec.bytes;
-            port.credit_back(spec.bytes);
-            if self.credit {
-                feed(port, self.now, from, index);
-            }
-        }
+        counted.permits[level.row()] += 1;
+        counted.permitted_bytes[level.row()] += spec.bytes;
+        from.book.counters.permitted_bytes += spec.bytes;
         self.keep(from, at, index, &spec, level.0, spec.bytes);
+    }
+
+    /// Books a flow that its client sends without asking, because the mode that holds for it is
+    /// `observe`. The link does not hear of it: nobody granted these bytes, so they must not fill
+    /// the window of the clients that do ask.
+    fn observe(&mut self, from: &mut From<'_>, at: SlotRef, flow: &record::Flow) {
+        if !from.book.may_observe {
+            // Credit without end, for a client that is to be scheduled.
+            self.forbidden = Some(from.lane);
+            return;
+        }
+        let room = from.book.flows < from.book.room;
+        let id = name(from.client, from.lane, at.tag);
+        let Some((index, spec)) = self.spec(id, flow).filter(|_| room) else {
+            return unscheduled(from.book, flow, room);
+        };
+        let counted = &mut self.ports[usize::from(index)].counters.stages[spec.stage.index()];
+        counted.submitted_flows += 1;
+        counted.submitted_bytes += spec.bytes;
+        counted.credited_flows += 1;
+        counted.credited_bytes += spec.bytes;
+        let level = Level::SCAVENGER.0;
+        self.keep(from, at, index, &spec, level, spec.bytes);
+        if let Some(kept) = from.book.lanes.at(from.lane).flows.get_mut(at.tag) {
+            kept.observed = true;
+        }
     }
 
     #[inline]
@@ -225,9 +259,20 @@ impl Intake {
             return;
         };
         // More than was permitted cannot have been sent; the excess is the client's mistake.
-        let bytes = bytes.min(flow.outstanding());
+        let outstanding = flow.outstanding();
+        let bytes = bytes.min(outstanding);
         flow.completed += bytes;
-        flow.touched = now;
+        // A trickle is no progress: it would hold the window for as long as it lasts. What is only
+        // observed holds nothing.
+        if bytes
+            > if flow.observed {
+                0
+            } else {
+                outstanding >> TRICKLE_SHIFT
+            }
+        {
+            flow.touched = now;
+        }
         let done = flow.completed >= flow.bytes;
         book.counters.completed_bytes += bytes;
         self.hints.completed(now, flow.request, flow.port, bytes);
@@ -261,7 +306,7 @@ impl Intake {
     }
 
     /// Ends a flow that will not complete.
-    fn cancel(&mut self, client: u32, book: &mut Book, lane: u16, seq: u64) {
+    pub(super) fn cancel(&mut self, client: u32, book: &mut Book, lane: u16, seq: u64) {
         let flows = &mut book.lanes.at(lane).flows;
         let Some(flow) = flows.get_mut(seq) else {
             return;
@@ -288,7 +333,13 @@ impl Intake {
     }
 
     /// A client is gone: all its flows end, and the credit it holds comes back to the ports.
+    ///
+    /// A client released for garbage is gone twice, then and when it hangs up; its credit returns
+    /// once.
     pub fn client_gone(&mut self, index: u32, client: &mut Client) {
+        if core::mem::replace(&mut client.book.settled, true) {
+            return;
+        }
         for lane in 0..client.book.lanes.count() {
             self.lane_gone(index, &mut client.book, lane);
         }
@@ -397,14 +448,22 @@ impl Intake {
         }
     }
 
+    /// Feeds some of the lanes that ran out of credit while there was none.
     fn feed_hungry(&mut self, clients: &mut [Option<Client>], index: usize) {
-        for (client, lane) in core::mem::take(&mut self.ports[index].hungry) {
+        let port = &mut self.ports[index];
+        for _ in 0..FEEDS.min(port.hungry.len()) {
+            if !port.has_credit(self.now) {
+                return;
+            }
+            let Some((client, lane)) = port.hungry.pop_front() else {
+                return;
+            };
             let Some(state) = clients.get_mut(client as usize).and_then(Option::as_mut) else {
                 continue;
             };
             let Client { book, served, .. } = state;
             book.lanes.at(lane).hungry[index] = false;
-            let Some(consumer) = served.consumer(lane) else {
+            let Some(consumer) = served.consumer(lane).filter(|_| !book.released) else {
                 continue;
             };
             let mut from = From {
@@ -413,39 +472,10 @@ impl Intake {
                 lane,
                 consumer,
             };
-            feed(&mut self.ports[index], self.now, &mut from, index as u16);
+            feed(port, self.now, &mut from, index as u16);
         }
-    }
-
-    /// Gives up on the bytes of a client that were permitted before `since` and never completed: a
-    /// client that lost track of a flow, or means harm, must not shrink the window for all others.
-    pub fn write_off(&mut self, index: u32, client: &mut Client, lane: u16, since: Time) {
-        let book = &mut client.book;
-        let flows = &mut book.lanes.at(lane).flows;
-        let overdue = |flow: &&Flow| flow.outstanding() > 0 && flow.touched < since;
-        let seqs: Vec<u64> = flows.iter().filter(overdue).map(|flow| flow.seq).collect();
-        for seq in seqs {
-            let Some(flow) = flows.get_mut(seq) else {
-                continue;
-            };
-            let bytes = flow.outstanding();
-            flow.completed += bytes;
-            flow.touched = self.now;
-            book.counters.written_off_bytes += bytes;
-            let port = &mut self.ports[usize::from(flow.port)];
-            let flow_id = name(index, lane, seq);
-            port.link.handle(
-                self.now,
-                Event::BytesCompleted {
-                    flow: flow_id,
-                    bytes,
-                },
-            );
-            port.dirty = true;
-            if flow.completed >= flow.bytes {
-                book.flows -= usize::from(flows.remove(seq));
-            }
-        }
+        // The others have their turn in the next round.
+        port.dirty |= !port.hungry.is_empty() && port.has_credit(self.now);
     }
 }
 
@@ -463,11 +493,12 @@ fn unscheduled(book: &mut Book, flow: &record::Flow, room: bool) {
 #[inline]
 fn feed(port: &mut Port, now: Time, from: &mut From<'_>, index: u16) {
     let at = usize::from(index);
-    if !port.feed(now, at, from.consumer) {
+    // No room at all: it is not scheduled now.
+    if from.book.room > 0 && !port.feed(now, at, from.consumer) {
         let hungry = &mut from.book.lanes.at(from.lane).hungry[at];
         if !*hungry {
             *hungry = true;
-            port.hungry.push((from.client, from.lane));
+            port.hungry.push_back((from.client, from.lane));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! One direction of one NIC: its arbitration, what is counted there, and its credit.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use laxity_policy::config::InvalidConfig;
@@ -23,7 +24,7 @@ pub struct Port {
     /// When to call `poll_action` though nothing happens.
     pub due: Time,
     /// Lanes that ran out of credit while there was none, as (client, lane).
-    pub hungry: Vec<(u32, u16)>,
+    pub hungry: VecDeque<(u32, u16)>,
     /// Credit that is handed out and not spent, over all lanes, in bytes.
     credit_out: u64,
     nic: u8,
@@ -45,7 +46,7 @@ pub fn ports(config: &Config) -> Result<Vec<Port>, InvalidConfig> {
                 counters: PortCounters::default(),
                 dirty: false,
                 due: Time::NEVER,
-                hungry: Vec::new(),
+                hungry: VecDeque::new(),
                 credit_out: 0,
                 nic: index as u8,
                 name: Arc::clone(&name),
@@ -97,20 +98,30 @@ impl Port {
         }
         let (granted, spent) = consumer.credit(index);
         let held = granted.saturating_sub(spent);
-        let window = self.link.config().window_bytes;
-        let share = window / 8;
+        let share = self.link.config().window_bytes / 8;
         if held > share / 2 {
             return true;
         }
-        let allowance = self.link.credit_allowance(now).min(window / 2);
-        let left = allowance.saturating_sub(self.credit_out);
-        let give = (share - held).min(left / 4);
+        let give = (share - held).min(self.credit_left(now) / 4);
         if give == 0 {
             return false;
         }
         consumer.grant_credit(index, granted.saturating_add(give));
         self.credit_out += give;
         true
+    }
+
+    /// Bytes of credit that may be handed out now, over all lanes.
+    fn credit_left(&self, now: Time) -> u64 {
+        let most = self.link.config().window_bytes / 2;
+        let allowance = self.link.credit_allowance(now).min(most);
+        allowance.saturating_sub(self.credit_out)
+    }
+
+    /// Whether [`Port::feed`] would give anything to a lane that has nothing.
+    #[must_use]
+    pub fn has_credit(&self, now: Time) -> bool {
+        self.credit_left(now) >= 4
     }
 
     /// Credit was spent, or is held by a lane that is gone.

@@ -1,0 +1,358 @@
+//! Clients that break the rules, by mistake or by malice, and what becomes of the others.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that panics is a test that fails"
+)]
+
+mod support;
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+use laxity_client::{Client, Flow, Lane, Mode, Options, Stage};
+use laxity_shm::lane::LaneMemory;
+use laxity_shm::layout::attention;
+use laxity_shm::producer::Producer;
+use laxity_shm::record::Record;
+use laxity_shm::region::Region;
+use laxity_shm::registration::{
+    Hello, Reason, RegistrationError, Welcome, connect, receive_reply, ring, send_hello,
+    wait_readable,
+};
+use laxity_wire::{Request, Response};
+use nix::sys::signal::Signal;
+use support::{Laxityd, SOON, eventually};
+
+/// A window of four chunks.
+const SMALL: &str = r#"
+[[nic]]
+name = "eth0"
+rate = "1Gbit"
+chunk = "64KiB"
+window = "256KiB"
+"#;
+const WINDOW: u64 = 256 << 10;
+
+fn flow(stage: Stage, bytes: u64) -> Flow {
+    Flow {
+        stage,
+        bytes,
+        ..Flow::default()
+    }
+}
+
+/// Sends a flow to its end; whether any of it was bypassed.
+fn send(lane: &mut Lane, flow: &Flow) -> bool {
+    let mut ticket = lane.submit(flow);
+    let mut bypassed = false;
+    loop {
+        let grant = lane.wait(&mut ticket);
+        bypassed |= grant.bypassed;
+        lane.complete(&ticket, grant.bytes);
+        if grant.last {
+            return bypassed;
+        }
+    }
+}
+
+fn set_mode(daemon: &Laxityd, mode: &str) {
+    let mode = mode.to_owned();
+    let answer = daemon.control().call(&Request::SetMode { mode }).unwrap();
+    assert!(matches!(answer, Response::Done { .. }), "{answer:?}");
+}
+
+fn in_flight(daemon: &Laxityd) -> u64 {
+    daemon.status().ports[0].in_flight_bytes
+}
+
+/// What a process that speaks the protocol by hand is given.
+fn raw(daemon: &Laxityd) -> (std::os::fd::OwnedFd, Welcome) {
+    let socket = connect(&daemon.socket()).unwrap();
+    let hello = Hello::new("raw", Mode::Enforce, false);
+    send_hello(socket.as_fd(), &hello).unwrap();
+    assert!(wait_readable(socket.as_fd(), SOON));
+    let welcome = receive_reply(socket.as_fd()).unwrap().unwrap();
+    (socket, welcome)
+}
+
+#[test]
+fn a_flow_whose_client_went_silent_gets_the_window_once_and_not_chunk_after_chunk() {
+    let daemon = Laxityd::start(&format!(
+        "[tuning]\ncompletion_timeout = \"200ms\"\n{SMALL}"
+    ));
+    let (dead, honest) = (daemon.client("dead"), daemon.client("honest"));
+    let mut dead_lane = dead.lane();
+    // Its ticket is dropped, its process and heartbeat are well. At a window per timeout it would
+    // take a quarter of an hour.
+    drop(dead_lane.submit(&flow(Stage::P2d, 1 << 30)));
+    eventually("it holds the window", || {
+        (in_flight(&daemon) == WINDOW).then_some(())
+    });
+    assert!(!send(&mut honest.lane(), &flow(Stage::P2d, 1 << 20)));
+    let totals = daemon.status().totals;
+    assert_eq!(totals.written_off_bytes, WINDOW);
+    assert_eq!(totals.bypassed_bytes, (1 << 30) - WINDOW);
+    assert_eq!(totals.cancelled_flows, 1);
+    let status = daemon.status();
+    assert!(status.clients.iter().all(|client| client.flows == 0));
+    eventually("nothing is left of it", || {
+        (in_flight(&daemon) == 0).then_some(())
+    });
+}
+
+#[test]
+fn a_client_that_never_completes_is_not_scheduled_for_a_while() {
+    let daemon = Laxityd::start(&format!("[tuning]\ncompletion_timeout = \"1s\"\n{SMALL}"));
+    let dead = daemon.client("dead");
+    let mut lane = dead.lane();
+    let mut waiting: Vec<_> = (0..8)
+        .map(|_| lane.submit(&flow(Stage::P2d, WINDOW)))
+        .collect();
+    let mut told = 0;
+    // Every one of them is let out at the first loss, not one per timeout.
+    while told < 8 * WINDOW {
+        told += waiting
+            .iter_mut()
+            .filter_map(|ticket| lane.poll(ticket))
+            .map(|grant| {
+                assert!(!grant.bypassed, "the daemon said so");
+                grant.bytes
+            })
+            .sum::<u64>();
+        lane.wait_any(Duration::from_millis(5));
+    }
+    assert!(daemon.status().totals.written_off_bytes <= WINDOW);
+    let mut next = lane.submit(&flow(Stage::P2d, 1 << 30));
+    let grant = lane.wait(&mut next);
+    assert_eq!((grant.bytes, grant.level, grant.last), (1 << 30, 255, true));
+    assert_eq!(in_flight(&daemon), 0);
+    eventually("it is trusted again", || {
+        let mut ticket = lane.submit(&flow(Stage::P2d, 1));
+        let scheduled = lane.wait(&mut ticket).level != 255;
+        lane.complete(&ticket, 1);
+        std::thread::sleep(Duration::from_millis(20));
+        scheduled.then_some(())
+    });
+}
+
+#[test]
+fn completions_of_nothing_do_not_put_the_write_off_off() {
+    let daemon = Laxityd::start(&format!(
+        "[tuning]\ncompletion_timeout = \"100ms\"\n{SMALL}"
+    ));
+    let sly = daemon.client("sly");
+    let mut lane = sly.lane();
+    let mut ticket = lane.submit(&flow(Stage::P2d, WINDOW));
+    while !lane.wait(&mut ticket).last {}
+    eventually("it is written off", || {
+        lane.complete(&ticket, 0);
+        lane.complete(&ticket, 1);
+        (daemon.status().totals.written_off_bytes > 0).then_some(())
+    });
+}
+
+#[test]
+fn a_client_that_only_wants_to_be_observed_does_not_fill_the_window_of_the_others() {
+    let daemon = Laxityd::start(SMALL);
+    let observed = Client::attach(Options {
+        socket: daemon.socket(),
+        mode: Mode::Observe,
+        attach_timeout: SOON,
+        stall_timeout: SOON,
+        ..Options::default()
+    });
+    let mut lane = observed.lane();
+    let mut ticket = lane.submit(&flow(Stage::P2d, 100 << 20));
+    assert!(lane.wait(&mut ticket).last);
+    eventually("it is booked", || {
+        (daemon.status().totals.submitted_bytes == 100 << 20).then_some(())
+    });
+    assert_eq!(in_flight(&daemon), 0);
+    let enforced = daemon.client("enforced");
+    let mut other = enforced.lane();
+    let mut urgent = other.submit(&flow(Stage::P2d, 64 << 10));
+    let grant = other.wait(&mut urgent);
+    assert_eq!((grant.bytes, grant.last), (64 << 10, true));
+    assert_eq!(in_flight(&daemon), 64 << 10);
+    lane.complete(&ticket, 100 << 20);
+    eventually("its completion is booked too", || {
+        (daemon.status().totals.completed_bytes == 100 << 20).then_some(())
+    });
+    assert_eq!(in_flight(&daemon), 64 << 10);
+    assert_eq!(daemon.status().totals.garbage_records, 0);
+}
+
+#[test]
+fn a_client_that_is_to_be_scheduled_cannot_say_that_it_was_only_observed() {
+    let daemon = Laxityd::start(SMALL);
+    let (_socket, welcome) = raw(&daemon);
+    let region = Region::map(welcome.memfd, welcome.geometry).unwrap();
+    region.header().set_claimed(0, true);
+    let mut producer = Producer::new(LaneMemory::mapped(&region, 0).unwrap());
+    let record = Record::SubmitOnCredit {
+        flow: flow(Stage::P2d, 1 << 40),
+        observed: true,
+    };
+    producer.publish(&record).unwrap();
+    ring(welcome.eventfd.as_fd());
+    eventually("it is released", || {
+        (region.header().attention() & attention::RELEASED != 0).then_some(())
+    });
+    let status = daemon.status();
+    assert_eq!(status.totals.garbage_records, 1);
+    assert_eq!(status.ports[0].in_flight_bytes, 0);
+}
+
+#[test]
+fn flows_that_wait_when_the_mode_becomes_off_go_out_once_and_are_scheduled_again_later() {
+    let daemon = Laxityd::start(SMALL);
+    let client = daemon.client("worker");
+    let mut lane = client.lane();
+    for round in 0..20 {
+        // Few enough that a lane has slots for all that is to be said of them at once.
+        let mut tickets: Vec<_> = (0..100)
+            .map(|_| lane.submit(&flow(Stage::P2d, 16 << 10)))
+            .collect();
+        eventually("the window is full and the rest waits", || {
+            (daemon.status().ports[0].waiting_flows == 100 - 16).then_some(())
+        });
+        set_mode(&daemon, "off");
+        let mut bytes = 0;
+        for ticket in &mut tickets {
+            while !ticket.is_done() {
+                let grant = lane.wait(ticket);
+                bytes += grant.bytes;
+                lane.complete(ticket, grant.bytes);
+            }
+        }
+        assert_eq!(bytes, 100 * (16 << 10), "round {round}");
+        let port = eventually("the books are closed", || {
+            let status = daemon.status();
+            (status.clients[0].flows == 0).then(|| status.ports[0].clone())
+        });
+        assert_eq!((port.in_flight_bytes, port.waiting_flows), (0, 0));
+        assert!(send(&mut lane, &flow(Stage::P2d, 10)));
+        set_mode(&daemon, "enforce");
+        eventually("flows are scheduled again", || {
+            client.is_scheduled().then_some(())
+        });
+        assert!(!send(&mut lane, &flow(Stage::P2d, 1 << 20)));
+        eventually("nothing is in flight", || {
+            (in_flight(&daemon) == 0).then_some(())
+        });
+    }
+    let stats = client.stats();
+    assert_eq!((stats.lane_full, stats.reattaches), (0, 0));
+    assert_eq!(daemon.status().totals.garbage_records, 0);
+}
+
+#[test]
+fn credit_that_is_spent_on_flows_beyond_the_limit_returns_to_the_port() {
+    let daemon = Laxityd::start(&format!("[scheduler]\nflows_per_client_max = 1\n{SMALL}"));
+    let client = daemon.client("rank");
+    let mut lane = client.lane();
+    let credited = || daemon.status().totals.credited_bytes;
+    let mut prime = || {
+        eventually("credit is handed out", || {
+            let before = credited();
+            send(&mut lane, &flow(Stage::Collective, 100));
+            (credited() > before).then_some(())
+        });
+    };
+    prime();
+    // Holds the only place. All collectives are beyond the limit, and cost more credit than there
+    // is at a time.
+    let mut held = lane.submit(&flow(Stage::P2d, 1000));
+    assert!(lane.wait(&mut held).last);
+    for _ in 0..1000 {
+        let mut ticket = lane.submit(&flow(Stage::Collective, 1000));
+        assert!(lane.wait(&mut ticket).last);
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    assert!(daemon.status().totals.overflowed_flows >= 500);
+    lane.complete(&held, 1000);
+    let before = credited();
+    eventually("there is credit still", || {
+        send(&mut lane, &flow(Stage::Collective, 10_000));
+        (credited() > before + 10 * 10_000).then_some(())
+    });
+}
+
+#[test]
+fn a_client_that_keeps_its_memory_after_it_left_pins_none() {
+    let daemon = Laxityd::start(SMALL);
+    let (socket, welcome) = raw(&daemon);
+    let blocks = || nix::sys::stat::fstat(&welcome.memfd).unwrap().st_blocks;
+    assert!(blocks() > 0);
+    drop(socket);
+    eventually("the file is empty", || (blocks() == 0).then_some(()));
+}
+
+#[test]
+fn descriptors_sent_to_the_daemon_do_not_arrive() {
+    use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+    let daemon = Laxityd::start(SMALL);
+    let socket = connect(&daemon.socket()).unwrap();
+    let hello = Hello::new("smuggler", Mode::Enforce, false);
+    let bytes = [std::io::IoSlice::new(bytemuck::bytes_of(&hello))];
+    let rights = [socket.as_raw_fd(); 3];
+    let sent = sendmsg::<()>(
+        socket.as_raw_fd(),
+        &bytes,
+        &[ControlMessage::ScmRights(&rights)],
+        MsgFlags::empty(),
+        None,
+    );
+    // Kernels that know SO_PASSRIGHTS refuse them on this side already.
+    if let Err(error) = sent {
+        assert_eq!(error, nix::Error::EPERM);
+        return;
+    }
+    assert!(wait_readable(socket.as_fd(), SOON));
+    assert!(matches!(
+        receive_reply(socket.as_fd()),
+        Err(RegistrationError::Rejected {
+            reason: Reason::Malformed,
+            ..
+        })
+    ));
+}
+
+#[test]
+fn a_second_daemon_keeps_off_though_the_first_does_not_answer_and_has_a_full_backlog() {
+    let daemon = Laxityd::start(SMALL);
+    daemon.signal(Signal::SIGSTOP);
+    let mut backlog = Vec::new();
+    while let Ok(socket) = connect(&daemon.socket()) {
+        backlog.push(socket);
+    }
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_laxityd"))
+        .arg("--config")
+        .arg(daemon.config_file())
+        .args(["--set", "metrics="])
+        .output()
+        .unwrap();
+    daemon.signal(Signal::SIGCONT);
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("stop the daemon"), "{said}");
+    drop(backlog);
+    let client = eventually("the first has worked off its backlog", || {
+        let client = daemon.attach("worker");
+        client.is_scheduled().then_some(client)
+    });
+    assert!(!send(&mut client.lane(), &flow(Stage::P2d, 10)));
+}
+
+#[test]
+fn a_daemon_that_ends_removes_its_own_sockets_only() {
+    let mut daemon = Laxityd::start(SMALL);
+    let control = daemon.folder.path().join("control.sock");
+    std::fs::remove_file(&control).unwrap();
+    std::fs::write(&control, "another's").unwrap();
+    daemon.signal(Signal::SIGTERM);
+    assert!(daemon.end().success());
+    assert!(!daemon.socket().exists());
+    assert_eq!(std::fs::read_to_string(&control).unwrap(), "another's");
+}
