@@ -2,7 +2,7 @@
 //!
 //! # The chain
 //! A plain ring would let one deferred flow block everything behind it, because its slot cannot
-//! be reused before its last permit. So a lane is a *chain*: the producer keeps a private queue of
+//! be reused before its last permit. So a lane is a *chain*: the producer keeps a private circle of
 //! slots, and each record names (`next`) the slot where the next one of this lane will
 //! appear, which the producer reserves for that. The consumer therefore polls exactly one known
 //! slot per lane, records arrive in order, and slots come back in any order. Slot 0 holds the

@@ -2,6 +2,7 @@
 //! The protocol is described in [`crate::lane`].
 
 use crate::lane::{LaneFull, LaneMemory};
+use crate::layout::{SLOTS_MIN, Slot};
 use crate::permit::{self, State};
 use crate::record::{Descriptor, Flow, Record};
 use crate::sync::Ordering;
@@ -15,83 +16,75 @@ pub struct SlotRef {
     pub tag: u64,
 }
 
-/// The slots that are not held by gated flows, in the order in which they will be used.
+/// The slots that are not held by gated flows: a circle, in the order in which they are used.
 ///
-/// A slot whose record needs no permit is put back at the moment it is used, together with the
-/// sequence that `consumed` must reach before its turn comes. So there is no second queue to move
-/// slots from, and publishing costs the same whether or not the daemon keeps up.
-///
-/// An entry is `sequence (48) | slot (16)`. Sequences are compared modulo 2^48: what is in the
-/// queue is never that far apart.
+/// A record that needs no permit leaves its slot where it is in the circle, with its sequence, so
+/// that when the turn comes round again one comparison says whether the daemon is done with it.
+/// Nothing is moved: the next record's slot is a link away. A gated flow takes its slot out of the
+/// circle; it comes back as the last, so that slots are used in the order in which they came back.
 #[derive(Debug)]
-struct Queue {
-    /// `mask + 1` of them, a power of two.
-    entries: Box<[u64]>,
-    mask: u32,
-    /// Where the next slot is taken from, and put back to. Both are masked.
-    head: u32,
-    tail: u32,
-    /// Never below `spare`, which is at least 1: gated flows leave that many, and other records
-    /// put back what they take.
-    len: u32,
-    /// Entries up to this one are usable.
-    limit: u64,
+struct Circle {
+    /// By slot: the one after it. All are slots of the lane (`new`, `insert`).
+    links: Box<[u16]>,
+    /// By slot: the sequence of the record that was last in it and needed no permit.
+    tags: Box<[u64]>,
+    /// Whose turn it is: the slot of the next record, which the last one has named.
+    turn: u16,
+    /// The one before it.
+    last: u16,
+    /// How many there are, never below 2: gated flows leave that many.
+    count: u32,
 }
 
-impl Queue {
+impl Circle {
     fn new(slots: usize) -> Self {
-        let size = slots.next_power_of_two();
-        let entries = vec![0; size].into_boxed_slice();
-        let limit = u64::from(u16::MAX);
-        let mut queue = Self {
-            entries,
-            mask: size as u32 - 1,
-            head: 0,
-            tail: 0,
-            len: 0,
-            limit,
-        };
-        for slot in 1..slots {
-            queue.push(slot as u16, 0);
+        let count = slots as u16;
+        Self {
+            links: (0..count).map(|slot| (slot + 1) % count).collect(),
+            tags: vec![0; slots].into_boxed_slice(),
+            turn: 0,
+            last: count - 1,
+            count: slots as u32,
         }
-        queue
     }
 
-    /// The slot whose turn it is, `None` if the daemon, as far as known, is not done with it.
+    /// The slot after this turn, if the daemon has `consumed` what was in it.
     #[inline]
-    fn front(&self) -> Option<u16> {
-        // SAFETY: `head` is masked, and `mask + 1` is the number of entries (`new`).
-        let entry = unsafe { *self.entries.get_unchecked(self.head as usize) };
-        (self.limit.wrapping_sub(entry) as i64 >= 0).then_some(entry as u16)
+    fn next(&self, consumed: u64) -> Option<u16> {
+        // SAFETY: `turn` and all links are slots of the lane, for which both tables have entries.
+        unsafe {
+            let next = *self.links.get_unchecked(usize::from(self.turn));
+            (*self.tags.get_unchecked(usize::from(next)) <= consumed).then_some(next)
+        }
     }
 
-    /// Takes the front.
+    /// This turn was used by the record `seq`, which needs no permit.
     #[inline]
-    fn pop(&mut self) {
-        self.head = (self.head + 1) & self.mask;
-        self.len -= 1;
+    fn pass(&mut self, turn: u16, next: u16, seq: u64) {
+        self.last = turn;
+        self.turn = next;
+        debug_assert!(usize::from(turn) < self.tags.len());
+        // SAFETY: `turn` is what `self.turn` was: a slot of the lane. Both callers pass that; a
+        // load of it here would only be repeated, since the compiler cannot know.
+        unsafe { *self.tags.get_unchecked_mut(usize::from(turn)) = seq };
     }
 
-    /// Each slot of the lane is in at most once, so there is room.
+    /// The turn was used by a gated flow.
     #[inline]
-    fn push(&mut self, slot: u16, seq: u64) {
-        self.append(slot, seq);
-        self.len += 1;
+    fn remove(&mut self, next: u16) {
+        self.links[usize::from(self.last)] = next;
+        self.turn = next;
+        self.count -= 1;
     }
 
-    /// Takes the front and puts a slot at the end.
+    /// A slot comes back as the last, to be used once `seq` is consumed.
     #[inline]
-    fn rotate(&mut self, slot: u16, seq: u64) {
-        self.head = (self.head + 1) & self.mask;
-        self.append(slot, seq);
-    }
-
-    #[inline]
-    fn append(&mut self, slot: u16, seq: u64) {
-        // SAFETY: as in `front`, for `tail`.
-        let entry = unsafe { self.entries.get_unchecked_mut(self.tail as usize) };
-        *entry = seq << 16 | u64::from(slot);
-        self.tail = (self.tail + 1) & self.mask;
+    fn insert(&mut self, slot: u16, seq: u64) {
+        self.tags[usize::from(slot)] = seq;
+        self.links[usize::from(slot)] = self.turn;
+        self.links[usize::from(self.last)] = slot;
+        self.last = slot;
+        self.count += 1;
     }
 }
 
@@ -101,9 +94,9 @@ pub struct Producer {
     memory: LaneMemory,
     /// Sequence of the record that will be published next; the first is 1.
     seq: u64,
-    queue: Queue,
-    /// Where the next record will be published.
-    reserved: u16,
+    /// `consumed` as last read.
+    consumed: u64,
+    circle: Circle,
     /// Slots that gated flows leave to other records: a lane full of waiting flows must still be
     /// able to say that bytes completed, or nothing would ever be permitted again.
     spare: u32,
@@ -113,13 +106,18 @@ impl Producer {
     /// The producer of a lane that was never used.
     #[must_use]
     pub fn new(memory: LaneMemory) -> Self {
-        let count = memory.slots().len();
+        let slots = memory.slots().len();
+        assert!(
+            slots >= usize::from(SLOTS_MIN),
+            "a lane has at least {SLOTS_MIN} slots"
+        );
+        let (circle, spare) = (Circle::new(slots), (slots / 8) as u32);
         Self {
-            seq: 1,
-            queue: Queue::new(count),
-            reserved: 0,
-            spare: (count / 8).max(1) as u32,
             memory,
+            seq: 1,
+            consumed: 0,
+            circle,
+            spare,
         }
     }
 
@@ -143,30 +141,25 @@ impl Producer {
     /// [`LaneFull`]: nothing was published.
     #[inline]
     pub fn publish(&mut self, record: &Record) -> Result<SlotRef, LaneFull> {
-        match self.queue.front() {
-            Some(next) => Ok(self.put_ungated(record.encode(), next)),
-            None => {
-                let next = self.look_again()?;
-                Ok(self.put_ungated(record.encode(), next))
-            }
-        }
+        let next = self.next()?;
+        let at = self.put(&record.encode().with_next(next));
+        self.circle.pass(at.slot, next, at.tag);
+        Ok(at)
     }
 
     /// Takes the flow's bytes out of `credit`, publishes it and returns its tag; `None`, and
     /// nothing happened, if the credit does not reach or if it takes a look at the daemon's
     /// counters to find a slot. The same as [`Producer::publish`], in the order that keeps the
     /// fewest values alive: it is the shortest path there is.
-    #[inline]
+    #[inline(always)]
     pub fn publish_on_credit(&mut self, flow: &Flow, credit: &mut u64) -> Option<u64> {
         let left = credit.checked_sub(flow.bytes)?;
-        let next = self.queue.front()?;
+        let next = self.circle.next(self.consumed)?;
         *credit = left;
-        let (reserved, seq) = (self.reserved, self.seq);
-        self.queue.rotate(reserved, seq);
-        self.reserved = next;
-        self.seq += 1;
-        // SAFETY: as in `put`.
-        let slot = unsafe { self.memory.slots().get_unchecked(usize::from(reserved)) };
+        let (turn, seq) = (self.circle.turn, self.seq);
+        self.circle.pass(turn, next, seq);
+        self.seq = seq + 1;
+        let slot = self.slot(turn);
         slot.write_on_credit(flow, next);
         // Release: as in `put`.
         slot.state.store(permit::published(seq), Ordering::Release);
@@ -180,15 +173,23 @@ impl Producer {
     /// [`LaneFull`]: nothing was published.
     #[inline]
     pub fn publish_gated(&mut self, record: &Record) -> Result<SlotRef, LaneFull> {
-        if self.queue.len <= self.spare {
+        // One more than `spare`: the slot of the next record is reserved.
+        if self.circle.count - 1 <= self.spare {
             return Err(LaneFull);
         }
-        let next = match self.queue.front() {
-            Some(next) => next,
-            None => self.look_again()?,
-        };
-        self.queue.pop();
-        Ok(self.put(record.encode(), next))
+        let next = self.next()?;
+        let at = self.put(&record.encode().with_next(next));
+        self.circle.remove(next);
+        Ok(at)
+    }
+
+    /// The slot to name as the next record's.
+    #[inline]
+    fn next(&mut self) -> Result<u16, LaneFull> {
+        match self.circle.next(self.consumed) {
+            Some(next) => Ok(next),
+            None => self.look_again(),
+        }
     }
 
     /// Looks how far the daemon has come.
@@ -196,50 +197,37 @@ impl Producer {
     fn look_again(&mut self) -> Result<u16, LaneFull> {
         // Acquire: pairs with the Release store in `Consumer::flush`. The slots that come back
         // are overwritten later, which must come after the daemon's copies.
-        let consumed = self
+        self.consumed = self
             .memory
             .header()
             .consumed
             .consumed
             .load(Ordering::Acquire);
-        self.queue.limit = consumed << 16 | u64::from(u16::MAX);
-        self.queue.front().ok_or(LaneFull)
+        self.circle.next(self.consumed).ok_or(LaneFull)
     }
 
-    /// Publishes into the reserved slot, reserves `next`, and puts the slot at the end.
+    /// Publishes into the slot whose turn it is.
     #[inline]
-    fn put_ungated(&mut self, descriptor: Descriptor, next: u16) -> SlotRef {
-        let at = self.put(descriptor, next);
-        self.queue.rotate(at.slot, at.tag);
-        at
-    }
-
-    #[inline]
-    fn put(&mut self, descriptor: Descriptor, next: u16) -> SlotRef {
+    fn put(&mut self, descriptor: &Descriptor) -> SlotRef {
         let at = SlotRef {
-            slot: self.reserved,
+            slot: self.circle.turn,
             tag: self.seq,
         };
-        // SAFETY: `reserved` is 0 or came out of the queue, which holds slots of this lane only:
-        // `Queue::new` puts in those there are, and `put_back` checks.
-        let slot = unsafe { self.memory.slots().get_unchecked(usize::from(at.slot)) };
-        slot.write(&descriptor.with_next(next));
+        let slot = self.slot(at.slot);
+        slot.write(descriptor);
         // Release: pairs with the consumer's Acquire load in `Consumer::poll`.
         slot.state
             .store(permit::published(at.tag), Ordering::Release);
         self.seq += 1;
-        self.reserved = next;
         at
     }
 
-    /// Puts a slot back; it is usable once the record `seq` is consumed.
+    /// A slot that came out of the circle.
     #[inline]
-    fn put_back(&mut self, slot: u16, seq: u64) {
-        assert!(
-            usize::from(slot) < self.memory.slots().len(),
-            "a slot of this lane"
-        );
-        self.queue.push(slot, seq);
+    fn slot(&self, slot: u16) -> &Slot {
+        debug_assert!(usize::from(slot) < self.memory.slots().len());
+        // SAFETY: the circle holds slots of this lane only, see `Circle::links`.
+        unsafe { self.memory.slots().get_unchecked(usize::from(slot)) }
     }
 
     /// The state word of a slot, as last written by the daemon.
@@ -263,8 +251,8 @@ impl Producer {
     /// Gives back the slot of a flow whose last permit was read.
     #[inline]
     pub fn release(&mut self, at: SlotRef) {
-        // Usable at once: this sequence counts as consumed.
-        self.put_back(at.slot, self.queue.limit >> 16);
+        // Usable at once: nothing of it remains to be consumed.
+        self.circle.insert(at.slot, 0);
     }
 
     /// Withdraws a gated flow of which `granted` bytes were used. The slot comes back once the
@@ -277,7 +265,7 @@ impl Producer {
             tag: at.tag,
             granted,
         })?;
-        self.put_back(at.slot, message.tag);
+        self.circle.insert(at.slot, message.tag);
         Ok(())
     }
 
@@ -289,7 +277,7 @@ impl Producer {
     pub fn reset(&mut self, gated: impl IntoIterator<Item = SlotRef>) -> Result<(), LaneFull> {
         let message = self.publish(&Record::LaneReset)?;
         for at in gated {
-            self.put_back(at.slot, message.tag);
+            self.circle.insert(at.slot, message.tag);
         }
         Ok(())
     }

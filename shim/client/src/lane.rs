@@ -78,7 +78,7 @@ impl Lane {
     /// finds out that this kind of flow has credit at hand, one look at the attention word,
     /// after the record is out, that nobody wants anything. All calls are in tail position, so
     /// that no register has to be saved.
-    #[inline]
+    #[inline(always)]
     pub fn submit(&mut self, flow: &Flow) -> Ticket {
         if let Some(place) = &mut self.place
             && flow.key() == place.credit.key
