@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use laxity_rig::lab::{self, LabConfig};
 use laxity_rig::report;
+use libtest_mimic::{Arguments, Trial};
 
 /// Argument with which this program only runs a lab, to be killed.
 const VICTIM: &str = "victim-of-the-kill-test";
@@ -43,31 +44,36 @@ fn main() -> ExitCode {
         );
         return ExitCode::SUCCESS;
     }
-    let findings = lab::probe(&short());
-    if !findings.can_run() {
-        println!("skipped: {findings}");
-        return ExitCode::SUCCESS;
-    }
-    let tests: [(&str, fn()); 3] = [
-        (
+    // Speaks the test harness's protocol, so that nextest can list and pick.
+    let trial = |name: &str, test: fn()| {
+        Trial::test(name, move || {
+            let findings = lab::probe(&short());
+            if findings.can_run() {
+                test();
+            } else {
+                println!("skipped: {findings}");
+            }
+            Ok(())
+        })
+    };
+    let trials = vec![
+        trial(
             "a_run_moves_every_byte_once_and_reports_it",
             a_run_moves_every_byte_once,
         ),
-        (
+        trial(
             "a_killed_lab_leaves_nothing_behind",
             a_killed_lab_leaves_nothing_behind,
         ),
-        (
+        trial(
             "an_impossible_run_is_refused_with_a_reason",
             an_impossible_run_is_refused,
         ),
     ];
-    for (name, test) in tests {
-        print!("test {name} ... ");
-        test();
-        println!("ok");
-    }
-    ExitCode::SUCCESS
+    let mut arguments = Arguments::from_args();
+    // Each run loads the machine, and the kill test looks at all processes.
+    arguments.test_threads = Some(1);
+    libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 fn a_run_moves_every_byte_once() {
