@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use laxity_shm::fork::ForkGuard;
 use laxity_shm::layout::{Mode, attention};
 use laxity_shm::registration::{self, Hello, RegistrationError};
 use laxity_shm::sleep::{self, now_ns};
@@ -35,6 +36,8 @@ enum Link {
     Detached,
     /// Greeted; `pid` is that of the process that did, which a forked child is not.
     Asked {
+        /// First, because it must go before the socket.
+        guard: ForkGuard,
         socket: OwnedFd,
         since_ns: u64,
         pid: u32,
@@ -228,20 +231,23 @@ impl Attachment {
             self.link = Link::Detached;
         }
         match std::mem::replace(&mut self.link, Link::Detached) {
+            // The guard is bound last, so it is dropped first.
             Link::Asked {
                 socket,
                 since_ns,
                 pid,
+                guard,
             } => match registration::receive_reply(socket.as_fd()) {
                 Ok(None) => {
                     self.link = Link::Asked {
+                        guard,
                         socket,
                         since_ns,
                         pid,
                     };
                     (None, now + ANSWER_POLL_NS)
                 }
-                Ok(Some(welcome)) => match Session::new(socket, welcome) {
+                Ok(Some(welcome)) => match Session::new(socket, welcome, guard) {
                     Some(session) => {
                         let session = Arc::new(session);
                         self.link = Link::Attached(Arc::clone(&session));
@@ -263,8 +269,9 @@ impl Attachment {
                 Err(_) => (None, retry),
             },
             _ => match greet(options) {
-                Ok(socket) => {
+                Ok((socket, guard)) => {
                     self.link = Link::Asked {
+                        guard,
                         socket,
                         since_ns: now,
                         pid: std::process::id(),
@@ -277,9 +284,10 @@ impl Attachment {
     }
 }
 
-fn greet(options: &Options) -> Result<OwnedFd, RegistrationError> {
+fn greet(options: &Options) -> Result<(OwnedFd, ForkGuard), RegistrationError> {
     let socket = registration::connect(&options.socket)?;
+    let guard = ForkGuard::socket(socket.as_fd()).map_err(|_| RegistrationError::NoAnswer)?;
     let hello = Hello::new(&options.name, options.mode, !sleep::register());
     registration::send_hello(socket.as_fd(), &hello)?;
-    Ok(socket)
+    Ok((socket, guard))
 }

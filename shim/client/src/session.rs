@@ -64,10 +64,13 @@ impl Seat {
 }
 
 impl Session {
-    /// Maps what the daemon sent. `None` if it cannot be used.
-    pub(crate) fn new(socket: OwnedFd, welcome: Welcome) -> Option<Self> {
+    /// Maps what the daemon sent. `None` if it cannot be used. `asked` guards the socket so far; as
+    /// the last parameter it goes before the socket does.
+    pub(crate) fn new(socket: OwnedFd, welcome: Welcome, asked: ForkGuard) -> Option<Self> {
         let region = Region::map(welcome.memfd, welcome.geometry).ok()?;
         let guard = ForkGuard::new(&region, socket.as_fd(), welcome.eventfd.as_fd()).ok()?;
+        // Guarded twice for a moment rather than not at all.
+        drop(asked);
         Some(Self {
             _guard: guard,
             region,

@@ -117,3 +117,39 @@ fn a_child_that_lives_on_does_not_keep_its_parents_attachment_alive() {
         libc::waitpid(pid, core::ptr::null_mut(), 0);
     }
 }
+
+#[test]
+fn a_child_holds_no_socket_on_which_its_parent_waits_for_an_answer() {
+    use laxity_shm::registration;
+    use std::os::fd::AsFd;
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("laxityd.sock");
+    let listener = registration::listen(&path).expect("listens");
+    let client = Client::attach(laxity_client::Options {
+        socket: path,
+        attach_timeout: Duration::from_millis(10),
+        ..laxity_client::Options::default()
+    });
+    let socket = registration::accept(listener.as_fd())
+        .expect("accepts")
+        .expect("it has connected");
+    // SAFETY: the child only sleeps and leaves by _exit, or by the signal below.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork");
+    if pid == 0 {
+        // SAFETY: as above.
+        unsafe {
+            libc::sleep(60);
+            libc::_exit(0);
+        }
+    }
+    drop(client);
+    eventually("the daemon sees the parent leave", || {
+        registration::is_hung_up(socket.as_fd())
+    });
+    // SAFETY: our own child, which was not waited for yet.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        libc::waitpid(pid, core::ptr::null_mut(), 0);
+    }
+}
