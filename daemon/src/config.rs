@@ -197,7 +197,9 @@ pub struct TuningConfig {
     /// How long hints are gathered before batches are ordered anew: an arrival comes in pieces.
     pub order_debounce: Nanos,
     /// Permitted bytes whose completion is not reported for this long no longer count as in
-    /// flight: a client that loses track of a flow must not shrink the window for all others.
+    /// flight, and what is left of their flow goes out unscheduled: a client that loses track of a
+    /// flow must not shrink the window for all others. One that loses more than a quarter of a
+    /// window is not scheduled for a while.
     pub completion_timeout: Nanos,
 }
 
