@@ -85,55 +85,69 @@ impl Consumer {
     }
 
     /// The next record, if there is one. After garbage the lane is dead and yields nothing more.
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self) -> Option<Result<Incoming, Garbage>> {
-        let slot = &self.memory.slots()[usize::from(self.at)];
+        let slots = self.memory.slots();
+        let slot = &slots[usize::from(self.at)];
         // Acquire: pairs with the Release store in `Producer::put`.
         if slot.state.load(Ordering::Acquire) != permit::published(self.seq) || self.poisoned {
             return None;
         }
-        let slots = self.memory.slots();
         if let Some(ahead) = slots.get(usize::from(self.at) + AHEAD) {
             prefetch(ahead);
         }
         let descriptor = slot.read();
-        let result = self.accept(Record::decode(&descriptor), descriptor.next());
-        self.poisoned = result.is_err();
-        Some(result)
-    }
-
-    #[inline]
-    fn accept(&mut self, record: Result<Record, Garbage>, next: u16) -> Result<Incoming, Garbage> {
-        let record = record?;
+        let record = match Record::decode(&descriptor) {
+            Ok(record) => record,
+            Err(garbage) => return Some(Err(self.poison(garbage))),
+        };
         let at = SlotRef {
             slot: self.at,
             tag: self.seq,
         };
-        match record {
-            Record::Submit(_) => self.live[usize::from(at.slot)] = at.tag,
-            Record::SubmitOnCredit {
-                ref flow,
-                observed: false,
-            } => self.spend(flow)?,
-            Record::Cancelled { tag, .. } => self.forget(tag),
-            Record::LaneReset => self.live.fill(0),
-            _ => {}
+        if let Err(garbage) = self.account(at, &record) {
+            return Some(Err(self.poison(garbage)));
         }
+        let next = descriptor.next();
         // A chain into a slot that waits for a permit would make both sides write it.
         if self.live.get(usize::from(next)) != Some(&0) || next == at.slot {
-            return Err(Garbage::Next(next));
+            return Some(Err(self.poison(Garbage::Next(next))));
         }
         self.at = next;
         self.seq += 1;
-        if self.seq - 1 - self.flushed >= self.flush_every {
+        if at.tag - self.flushed >= self.flush_every {
             self.flush();
         }
-        Ok(Incoming { at, record })
+        Some(Ok(Incoming { at, record }))
     }
 
+    #[cold]
+    fn poison(&mut self, garbage: Garbage) -> Garbage {
+        self.poisoned = true;
+        garbage
+    }
+
+    /// What the lane itself has to know of a record.
+    #[inline(always)]
+    fn account(&mut self, at: SlotRef, record: &Record) -> Result<(), Garbage> {
+        match record {
+            Record::Submit(_) => self.live[usize::from(at.slot)] = at.tag,
+            Record::SubmitOnCredit {
+                flow,
+                observed: false,
+            } => return self.spend(flow),
+            Record::Cancelled { tag, .. } => self.forget(*tag),
+            Record::LaneReset => self.live.fill(0),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
     fn spend(&mut self, flow: &Flow) -> Result<(), Garbage> {
-        let port = flow.credit_port().ok_or(Garbage::Overdraft(flow.bytes))?;
-        // Both are below 2^52 and 2^64: a sum of flows cannot wrap before it overdraws.
+        let Some(port) = flow.credit_port() else {
+            return Err(Garbage::Overdraft(flow.bytes));
+        };
         let spent = self.spent[port].saturating_add(flow.bytes);
         if spent > self.granted[port] {
             return Err(Garbage::Overdraft(spent - self.granted[port]));
@@ -143,6 +157,7 @@ impl Consumer {
     }
 
     /// A withdrawn flow: O(slots), and rare. Tags of credited flows are not in the table.
+    #[cold]
     fn forget(&mut self, tag: u64) {
         if tag != 0
             && let Some(cell) = self.live.iter_mut().find(|cell| **cell == tag)

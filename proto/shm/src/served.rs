@@ -234,7 +234,7 @@ impl Served {
 }
 
 /// Takes at most `budget` records out of a lane.
-#[inline]
+#[inline(always)]
 fn drain<F>(lane: &mut Active, budget: usize, sink: &mut F) -> usize
 where
     F: FnMut(u16, &mut Consumer, Result<Incoming, Garbage>),
