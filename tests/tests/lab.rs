@@ -119,14 +119,12 @@ fn a_scheduled_run_marks_each_stage_and_loses_no_byte() {
         assert_eq!(collectives, all, "{}", run["stage_bytes"]);
     }
     let laxity = &runs[3];
-    assert_eq!(
-        dscp_bytes(laxity, "p2d", &["34", "26"]),
-        0.0,
-        "{}",
-        laxity["stage_bytes"]
-    );
-    assert!(dscp_bytes(laxity, "p2d", &["10", "8"]) > 0.0);
-    assert!(dscp_bytes(laxity, "kv_reuse", &["26", "18"]) > 0.0);
+    // P2D is never in the collectives' class, and above it only where the receiver is the
+    // bottleneck, which is rare.
+    let p2d = |dscp: &[&str]| dscp_bytes(laxity, "p2d", dscp);
+    assert_eq!(p2d(&["34"]), 0.0, "{}", laxity["stage_bytes"]);
+    assert!(p2d(&["26", "18", "10", "8"]) > 0.9 * p2d(&["46", "26", "18", "10", "8"]));
+    assert!(dscp_bytes(laxity, "kv_reuse", &["26", "18", "10"]) > 0.0);
 }
 
 #[test]
