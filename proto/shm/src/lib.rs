@@ -42,6 +42,7 @@
 compile_error!("laxity-shm needs Linux: memfd seals, futex, membarrier");
 
 pub mod consumer;
+mod header;
 pub mod lane;
 pub mod layout;
 pub mod permit;

@@ -4,6 +4,11 @@
 //! the atomics by ones whose every allowed outcome it tries, under the C11 model, weak reorderings
 //! included. Bounds: lanes of eight slots (the least), two threads, and at most three preemptions
 //! where said. `membarrier` is modelled as a `SeqCst` fence on both sides, see `sync.rs`.
+//!
+//! Each ordering that is named in the tables was weakened once to see a model fail, and did, but
+//! for two that loom cannot see: it never lets a load return what is stored later, so a copy that
+//! is torn by an *early* overwrite (Release of a permit or of `consumed` weakened, Acquire of
+//! `wakes` weakened) does not show. Those rest on the argument in `lane.rs` and `sleep.rs`.
 
 #![cfg(loom)]
 

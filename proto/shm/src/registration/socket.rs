@@ -1,0 +1,513 @@
+//! The system calls of a registration: sockets, descriptors that travel, credentials, eventfds.
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::layout::Geometry;
+use crate::registration::{Hello, Reason, RegistrationError, Reply};
+
+fn failed(call: &'static str) -> RegistrationError {
+    RegistrationError::System {
+        call,
+        source: io::Error::last_os_error(),
+    }
+}
+
+fn socket() -> Result<OwnedFd, RegistrationError> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: plain integers; the result is checked.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    if fd < 0 {
+        return Err(failed("socket"));
+    }
+    // SAFETY: a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn address(path: &Path) -> Result<(libc::sockaddr_un, libc::socklen_t), RegistrationError> {
+    // SAFETY: `sockaddr_un` is plain data, for which zero is a valid value.
+    let mut address: libc::sockaddr_un = unsafe { core::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let bytes = path.as_os_str().as_bytes();
+    if bytes.is_empty() || bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
+        return Err(RegistrationError::System {
+            call: "socket path",
+            source: io::Error::from(io::ErrorKind::InvalidFilename),
+        });
+    }
+    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = *from as libc::c_char;
+    }
+    let length = core::mem::offset_of!(libc::sockaddr_un, sun_path) + bytes.len() + 1;
+    Ok((address, length as libc::socklen_t))
+}
+
+/// Daemon: the right to listen at `path`, for as long as the descriptor is open. Two daemons that
+/// start at the same time could otherwise each take the other's socket for a left-over one. It is a
+/// lock on a file of its own beside the socket, which stays: whoever removed it could remove one
+/// that somebody else has just locked.
+///
+/// # Errors
+/// [`RegistrationError::System`]; `AddrInUse` means that another daemon runs.
+pub fn claim(path: &Path) -> Result<OwnedFd, RegistrationError> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+        .open(&name)
+        .map_err(|source| RegistrationError::System {
+            call: "open of the socket's lock file",
+            source,
+        })?;
+    // SAFETY: plain call on a descriptor that we own.
+    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+        let source = match io::Error::last_os_error() {
+            held if held.kind() == io::ErrorKind::WouldBlock => io::ErrorKind::AddrInUse.into(),
+            other => other,
+        };
+        return Err(RegistrationError::System {
+            call: "flock of the socket's lock file",
+            source,
+        });
+    }
+    Ok(file.into())
+}
+
+/// Daemon: listens at `path`, non-blocking. Replaces a socket that nobody listens on any more;
+/// [`claim`] it first.
+///
+/// # Errors
+/// [`RegistrationError::System`]; `AddrInUse` means that another daemon runs.
+pub fn listen(path: &Path) -> Result<OwnedFd, RegistrationError> {
+    if path.exists() {
+        match connect(path) {
+            // Left over from a daemon that was killed. If this fails, bind says why.
+            Err(RegistrationError::System { source, .. })
+                if source.kind() == io::ErrorKind::ConnectionRefused =>
+            {
+                let _ = std::fs::remove_file(path);
+            }
+            // Somebody listens, though perhaps with a full backlog or not for us.
+            _ => {
+                return Err(RegistrationError::System {
+                    call: "bind",
+                    source: io::ErrorKind::AddrInUse.into(),
+                });
+            }
+        }
+    }
+    let fd = socket()?;
+    refuse_rights(fd.as_fd());
+    let (address, length) = address(path)?;
+    // SAFETY: `address` is a valid sockaddr_un of `length` bytes.
+    if unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) } != 0 {
+        return Err(failed("bind"));
+    }
+    // SAFETY: plain call on a descriptor that we own.
+    if unsafe { libc::listen(fd.as_raw_fd(), 128) } != 0 {
+        return Err(failed("listen"));
+    }
+    Ok(fd)
+}
+
+/// Daemon: accepts one connection, non-blocking and close-on-exec; `None` if none waits.
+///
+/// # Errors
+/// [`RegistrationError::System`].
+pub fn accept(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>, RegistrationError> {
+    // SAFETY: null address is allowed; the result is checked.
+    let fd = unsafe {
+        libc::accept4(
+            listener.as_raw_fd(),
+            core::ptr::null_mut(),
+            core::ptr::null_mut(),
+            libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+        )
+    };
+    if fd >= 0 {
+        // SAFETY: a fresh descriptor that nobody else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        refuse_rights(fd.as_fd());
+        return Ok(Some(fd));
+    }
+    match io::Error::last_os_error() {
+        e if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        // The peer was gone before we came.
+        e if e.kind() == io::ErrorKind::ConnectionAborted => Ok(None),
+        source => Err(RegistrationError::System {
+            call: "accept",
+            source,
+        }),
+    }
+}
+
+/// Has the kernel turn down descriptors that are sent to this socket. [`receive_hello`] takes none
+/// in any case; this keeps a client from queueing some, to be counted as ours while they wait.
+fn refuse_rights(socket: BorrowedFd<'_>) {
+    /// Since Linux 6.16; the number of asm-generic, which all our targets use.
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let off: libc::c_int = 0;
+    // SAFETY: an int is read from `off`. Older kernels do not know the option: no harm done.
+    unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const off).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+}
+
+/// Client: connects, without blocking: a listener whose backlog is full is an error.
+///
+/// # Errors
+/// [`RegistrationError::System`]: nobody listens, or not for us.
+pub fn connect(path: &Path) -> Result<OwnedFd, RegistrationError> {
+    let fd = socket()?;
+    let (address, length) = address(path)?;
+    // SAFETY: `address` is a valid sockaddr_un of `length` bytes.
+    if unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), length) } != 0 {
+        return Err(failed("connect"));
+    }
+    Ok(fd)
+}
+
+/// Who is at the other end, as the kernel knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Process that connected, in our pid namespace; 0 if it is in none that we see.
+    pub pid: u32,
+    /// Its effective user then.
+    pub uid: u32,
+    /// Its effective group then.
+    pub gid: u32,
+}
+
+/// `SO_PEERCRED`.
+///
+/// # Errors
+/// [`RegistrationError::System`].
+pub fn peer(socket: BorrowedFd<'_>) -> Result<Peer, RegistrationError> {
+    let mut cred = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `cred` and `length` are valid to write to and belong together.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut cred).cast(),
+            &raw mut length,
+        )
+    };
+    if rc != 0 {
+        return Err(failed("getsockopt(SO_PEERCRED)"));
+    }
+    Ok(Peer {
+        pid: cred.pid as u32,
+        uid: cred.uid,
+        gid: cred.gid,
+    })
+}
+
+/// Most groups that [`peer_groups`] reads: what Linux lets a process have.
+const GROUPS_MAX: usize = 65_536;
+
+/// Supplementary groups of the process at the other end, as they were when it connected.
+///
+/// # Errors
+/// [`RegistrationError::System`].
+pub fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>, RegistrationError> {
+    let mut groups: Vec<libc::gid_t> = vec![0; 64];
+    loop {
+        let mut length = size_of_val(groups.as_slice()) as libc::socklen_t;
+        // SAFETY: `groups` and `length` are valid to write to and belong together.
+        let rc = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        let count = length as usize / size_of::<libc::gid_t>();
+        if rc == 0 {
+            groups.truncate(count);
+            return Ok(groups);
+        }
+        let source = io::Error::last_os_error();
+        // Too short: `length` says how long it must be.
+        if source.raw_os_error() == Some(libc::ERANGE)
+            && count > groups.len()
+            && count <= GROUPS_MAX
+        {
+            groups.resize(count, 0);
+            continue;
+        }
+        return Err(RegistrationError::System {
+            call: "getsockopt(SO_PEERGROUPS)",
+            source,
+        });
+    }
+}
+
+/// Room for two descriptors, aligned as `cmsghdr` wants it.
+#[repr(C, align(8))]
+struct Control([u8; 64]);
+
+const RIGHTS: usize = 2;
+const RIGHTS_BYTES: u32 = (RIGHTS * size_of::<RawFd>()) as u32;
+
+fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    rights: Option<[BorrowedFd<'_>; RIGHTS]>,
+) -> Result<(), RegistrationError> {
+    let mut part = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    let mut control = Control([0; 64]);
+    // SAFETY: `msghdr` is plain data, for which zero is a valid value.
+    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    if let Some(rights) = rights {
+        message.msg_control = control.0.as_mut_ptr().cast();
+        // SAFETY: CMSG_SPACE and CMSG_LEN only compute; CMSG_FIRSTHDR returns a pointer into
+        // `control`, which is aligned and has room for `RIGHTS` descriptors (asserted below).
+        unsafe {
+            message.msg_controllen = libc::CMSG_SPACE(RIGHTS_BYTES) as usize;
+            let first = libc::CMSG_FIRSTHDR(&raw const message);
+            (*first).cmsg_level = libc::SOL_SOCKET;
+            (*first).cmsg_type = libc::SCM_RIGHTS;
+            (*first).cmsg_len = libc::CMSG_LEN(RIGHTS_BYTES) as usize;
+            let data = libc::CMSG_DATA(first).cast::<RawFd>();
+            for (i, fd) in rights.iter().enumerate() {
+                data.add(i).write_unaligned(fd.as_raw_fd());
+            }
+        }
+    }
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: `message` and all that it points to live until the call returns.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
+    if sent == bytes.len() as isize {
+        Ok(())
+    } else {
+        Err(failed("sendmsg"))
+    }
+}
+
+/// What [`receive`] found.
+#[derive(Debug)]
+struct Packet {
+    bytes: [u8; 128],
+    length: usize,
+    rights: Vec<OwnedFd>,
+}
+
+/// One packet, without blocking; `None` if none is there yet. Without `rights` descriptors are not
+/// accepted: the kernel drops them and marks the packet, which is then malformed.
+fn receive(socket: BorrowedFd<'_>, rights: bool) -> Result<Option<Packet>, RegistrationError> {
+    let mut packet = Packet {
+        bytes: [0; 128],
+        length: 0,
+        rights: Vec::new(),
+    };
+    let mut part = libc::iovec {
+        iov_base: packet.bytes.as_mut_ptr().cast(),
+        iov_len: packet.bytes.len(),
+    };
+    let mut control = Control([0; 64]);
+    // SAFETY: `msghdr` is plain data, for which zero is a valid value.
+    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    if rights {
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = control.0.len();
+    }
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: `message` and all that it points to are valid to write to until the call returns.
+    let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
+    if length < 0 {
+        let source = io::Error::last_os_error();
+        return match source.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+            _ => Err(RegistrationError::System {
+                call: "recvmsg",
+                source,
+            }),
+        };
+    }
+    // SAFETY: the kernel filled `control` with well-formed headers up to `msg_controllen`, which
+    // the CMSG functions walk; each descriptor in SCM_RIGHTS is fresh and ours alone.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(&raw const message);
+        while !header.is_null() {
+            if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
+                let bytes = (*header).cmsg_len - libc::CMSG_LEN(0) as usize;
+                let data = libc::CMSG_DATA(header).cast::<RawFd>();
+                for i in 0..bytes / size_of::<RawFd>() {
+                    packet
+                        .rights
+                        .push(OwnedFd::from_raw_fd(data.add(i).read_unaligned()));
+                }
+            }
+            header = libc::CMSG_NXTHDR(&raw const message, header);
+        }
+    }
+    if length == 0 {
+        return Err(RegistrationError::NoAnswer);
+    }
+    packet.length = length as usize;
+    if message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+        return Err(RegistrationError::Malformed(packet.length));
+    }
+    Ok(Some(packet))
+}
+
+/// Client: greets the daemon.
+///
+/// # Errors
+/// [`RegistrationError::System`].
+pub fn send_hello(socket: BorrowedFd<'_>, hello: &Hello) -> Result<(), RegistrationError> {
+    send(socket, bytemuck::bytes_of(hello), None)
+}
+
+/// Daemon: reads the greeting; `None` if it has not come yet.
+///
+/// # Errors
+/// Every [`RegistrationError`]: answer with [`send_reject`] and close.
+pub fn receive_hello(socket: BorrowedFd<'_>) -> Result<Option<Hello>, RegistrationError> {
+    match receive(socket, false)? {
+        None => Ok(None),
+        Some(packet) => Hello::parse(&packet.bytes[..packet.length]).map(Some),
+    }
+}
+
+/// Daemon: hands the region over.
+///
+/// # Errors
+/// [`RegistrationError::System`]: drop the client.
+pub fn send_welcome(
+    socket: BorrowedFd<'_>,
+    geometry: Geometry,
+    memfd: BorrowedFd<'_>,
+    eventfd: BorrowedFd<'_>,
+) -> Result<(), RegistrationError> {
+    send(
+        socket,
+        bytemuck::bytes_of(&Reply::welcome(geometry)),
+        Some([memfd, eventfd]),
+    )
+}
+
+/// Daemon: says no.
+///
+/// # Errors
+/// [`RegistrationError::System`]: the client is gone already.
+pub fn send_reject(socket: BorrowedFd<'_>, reason: Reason) -> Result<(), RegistrationError> {
+    send(socket, bytemuck::bytes_of(&Reply::reject(reason)), None)
+}
+
+/// What a welcome brings.
+#[derive(Debug)]
+pub struct Welcome {
+    /// Shape of the region.
+    pub geometry: Geometry,
+    /// The region, to be given to [`crate::region::Region::map`].
+    pub memfd: OwnedFd,
+    /// To be written when the daemon sleeps.
+    pub eventfd: OwnedFd,
+}
+
+/// Client: reads the answer; `None` if it has not come yet.
+///
+/// # Errors
+/// Every [`RegistrationError`]: run unscheduled.
+pub fn receive_reply(socket: BorrowedFd<'_>) -> Result<Option<Welcome>, RegistrationError> {
+    let Some(packet) = receive(socket, true)? else {
+        return Ok(None);
+    };
+    let geometry = Reply::parse(&packet.bytes[..packet.length])?;
+    let mut rights = packet.rights.into_iter();
+    match (rights.next(), rights.next(), rights.next()) {
+        (Some(memfd), Some(eventfd), None) => Ok(Some(Welcome {
+            geometry,
+            memfd,
+            eventfd,
+        })),
+        _ => Err(RegistrationError::Malformed(packet.length)),
+    }
+}
+
+/// Waits until the socket has something to read or was hung up, at most `limit`.
+#[must_use]
+pub fn wait_readable(socket: BorrowedFd<'_>, limit: Duration) -> bool {
+    poll(socket, libc::POLLIN, limit) != 0
+}
+
+/// Whether the other side is gone. After the registration nothing is ever sent, so anything
+/// readable that is not a packet is a hangup. One system call.
+#[must_use]
+pub fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
+    let gone = libc::POLLHUP | libc::POLLERR | libc::POLLNVAL | libc::POLLRDHUP;
+    poll(socket, libc::POLLRDHUP, Duration::ZERO) & gone != 0
+}
+
+fn poll(socket: BorrowedFd<'_>, events: libc::c_short, limit: Duration) -> libc::c_short {
+    let mut entry = libc::pollfd {
+        fd: socket.as_raw_fd(),
+        events,
+        revents: 0,
+    };
+    let millis = i32::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+    // SAFETY: one valid pollfd.
+    let ready = unsafe { libc::poll(&raw mut entry, 1, millis) };
+    if ready > 0 { entry.revents } else { 0 }
+}
+
+/// Daemon: a non-blocking eventfd for one client.
+///
+/// # Errors
+/// [`RegistrationError::System`]: refuse the client.
+pub fn eventfd() -> Result<OwnedFd, RegistrationError> {
+    // SAFETY: plain integers; the result is checked.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(failed("eventfd"));
+    }
+    // SAFETY: a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Client: wakes the daemon. A full counter means that it is being woken already.
+pub fn ring(eventfd: BorrowedFd<'_>) {
+    let one = 1_u64;
+    // SAFETY: eight bytes are read from `one`. The result does not matter: EAGAIN is a full
+    // counter, anything else a daemon that is gone, which the waiting side finds out.
+    unsafe { libc::write(eventfd.as_raw_fd(), (&raw const one).cast(), 8) };
+}
+
+/// Daemon: empties the eventfd after a wake-up.
+pub fn drain(eventfd: BorrowedFd<'_>) {
+    let mut count = 0_u64;
+    // SAFETY: eight bytes are written to `count`. EAGAIN: nothing was there.
+    unsafe { libc::read(eventfd.as_raw_fd(), (&raw mut count).cast(), 8) };
+}
