@@ -5,10 +5,10 @@
 //! included. Bounds: lanes of eight slots (the least), two threads, and at most three preemptions
 //! where said. `membarrier` is modelled as a `SeqCst` fence on both sides, see `sync.rs`.
 //!
-//! Each ordering that is named in the tables was weakened once to see a model fail, and did, but
-//! for two that loom cannot see: it never lets a load return what is stored later, so a copy that
-//! is torn by an *early* overwrite (Release of a permit or of `consumed` weakened, Acquire of
-//! `wakes` weakened) does not show. Those rest on the argument in `lane.rs` and `sleep.rs`.
+//! Orderings were weakened one at a time to see a model fail, and one did, but for what loom cannot
+//! see: it never lets a load return what is stored later, so a copy that is torn by an *early*
+//! overwrite (the Release of a permit or of `consumed`) and a load of `wakes` that sinks below the
+//! store of `awaited` do not show. Those rest on the argument in `lane.rs` and `sleep.rs`.
 
 #![cfg(loom)]
 
