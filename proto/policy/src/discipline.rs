@@ -135,8 +135,8 @@ pub(crate) trait Discipline: Debug + Send + Sync {
         false
     }
 
-    /// Whether pruned requests go to the scavenger.
-    fn prunes(&self) -> bool {
+    /// Whether the order that holds puts `flow` into the scavenger.
+    fn prunes(&self, _port: &Port, _flow: &Flow) -> bool {
         false
     }
 

@@ -223,9 +223,15 @@ impl Laxity {
     }
 }
 
+/// Whether `flow` belongs in the scavenger. KV reuse never does: a batch runs with all its members,
+/// pruned or not, and without the blocks of one all of them stall (docs/notes/pruned-kv-reuse.md).
+fn gives_way(port: &Port, flow: &Flow) -> bool {
+    flow.spec.stage != Stage::KvReuse && scavenger::claims(port, flow)
+}
+
 impl Discipline for Laxity {
     fn place(&self, port: &Port, now: Time, flow: &Flow) -> Place {
-        if scavenger::claims(port, flow) {
+        if gives_way(port, flow) {
             return Place::scavenger();
         }
         match flow.spec.stage {
@@ -240,7 +246,7 @@ impl Discipline for Laxity {
     }
 
     fn lone_level(&self, port: &Port, now: Time, flow: &Flow) -> Level {
-        if flow.spec.stage == Stage::KvReuse && !scavenger::claims(port, flow) {
+        if flow.spec.stage == Stage::KvReuse {
             self.slack_level(now, Time(Self::lone_key(port, now, flow)))
         } else {
             self.place(port, now, flow).level
@@ -325,8 +331,8 @@ impl Discipline for Laxity {
         }
     }
 
-    fn prunes(&self) -> bool {
-        true
+    fn prunes(&self, port: &Port, flow: &Flow) -> bool {
+        gives_way(port, flow)
     }
 
     fn credit_bar(&self) -> Rank {

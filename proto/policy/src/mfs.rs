@@ -179,8 +179,8 @@ impl Discipline for Mfs {
         true
     }
 
-    fn prunes(&self) -> bool {
-        true
+    fn prunes(&self, port: &Port, flow: &Flow) -> bool {
+        scavenger::claims(port, flow)
     }
 
     fn credit_bar(&self) -> Rank {

@@ -318,13 +318,13 @@ impl Model {
     }
 
     /// Whether the flow is demoted because its request is pruned: the last stage always, KV
-    /// reuse unless its batch computes.
+    /// reuse in `mfs` unless its batch computes.
     fn pruning_takes(&self, spec: &FlowSpec) -> bool {
         let started = self.batches.get(&spec.batch.0).is_none_or(|b| b.started);
         self.pruned.contains(&spec.request.0)
             && match spec.stage {
                 Stage::P2d => true,
-                Stage::KvReuse => !started,
+                Stage::KvReuse => self.policy == PolicyKind::Mfs && !started,
                 _ => false,
             }
     }

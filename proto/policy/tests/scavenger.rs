@@ -137,12 +137,19 @@ fn pruning_takes_the_last_stage_and_what_has_not_started_and_nothing_else() {
                 _ => None,
             })
             .collect();
-        assert_eq!(moved, [FlowId(2), FlowId(4)], "{policy}");
+        // `laxity` leaves KV reuse alone: the batch would stall on it.
+        let reuse_gives_way = policy == PolicyKind::Mfs;
+        let gave_way = if reuse_gives_way {
+            vec![FlowId(2), FlowId(4)]
+        } else {
+            vec![FlowId(2)]
+        };
+        assert_eq!(moved, gave_way, "{policy}");
         // What comes later for a pruned request is pruned too.
         port.submit(of_request(flow(5, Stage::P2d, 1.0), 1, 1, 1));
         assert_eq!(
             port.link.snapshot().waiting_by_level[Level::SCAVENGER.row()].flows,
-            3
+            1 + gave_way.len() as u64
         );
         port.run_out();
         for (early, late) in [(1, 2), (3, 4), (1, 5)] {
@@ -156,7 +163,7 @@ fn pruning_takes_the_last_stage_and_what_has_not_started_and_nothing_else() {
 
 #[test]
 fn a_pruned_request_whose_batch_runs_after_all_gets_its_blocks_back() {
-    for policy in OURS {
+    for policy in [PolicyKind::Mfs] {
         let mut port = Port::new(LinkConfig { policy, ..fluid() });
         port.tell(batch(1, 8, 1.0));
         port.tell(Event::RequestJoined {

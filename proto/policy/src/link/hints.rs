@@ -10,7 +10,6 @@ use crate::discipline::Place;
 use crate::event::{BatchSpec, Order};
 use crate::ids::{BatchId, Layer, RequestId, Stage};
 use crate::rli;
-use crate::scavenger;
 use crate::time::Time;
 
 impl Link {
@@ -136,8 +135,7 @@ impl Link {
             for slot in self.flows_of(request) {
                 let flow = self.port.flows.get(slot);
                 if self.port.queue.get(flow.group).lane != SCAVENGER
-                    && self.discipline.prunes()
-                    && scavenger::claims(&self.port, flow)
+                    && self.discipline.prunes(&self.port, flow)
                 {
                     let moved = self.relocate(now, slot, Place::scavenger());
                     self.moved.extend(moved);
