@@ -430,9 +430,9 @@ impl Driver {
         }
         if self.intake.hints.due() <= now {
             let intake = &mut self.intake;
+            let began = processor_time();
             let decided = intake.hints.decide(now, &mut intake.ports);
-            let ended = Time(now_ns());
-            intake.hints.rest(ended, ended.since(now));
+            intake.hints.rest(now, processor_time().since(began));
             if let Some(pruned) = decided {
                 intake.counters.orders += 1;
                 intake.counters.pruned_requests = pruned as u64;
@@ -592,6 +592,13 @@ fn pin(cpu: usize) {
         Ok(()) => debug!(cpu, "the scheduler is pinned"),
         Err(error) => warn!(cpu, %error, "cannot pin the scheduler; check scheduler.cpu"),
     }
+}
+
+/// What this thread has used. Being preempted is not work that should be done less often.
+fn processor_time() -> Time {
+    let clock = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID;
+    let used = nix::time::clock_gettime(clock).map_or(Duration::ZERO, Duration::from);
+    Time(used.as_nanos() as u64)
 }
 
 /// `span` as the standard library has it.
