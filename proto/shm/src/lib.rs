@@ -1,4 +1,4 @@
-//! What crosses between a client process and laxityd, and nothing else: DESIGN §3, HOTPATH.md.
+//! What crosses between a client process and laxityd, and nothing else: architecture §3.
 //!
 //! One sealed memfd per client process ([`region`]) holds lanes ([`lane`]), one per submitting
 //! thread, of 64-byte slots ([`layout`]): a record goes in ([`record`]), the permit comes back in

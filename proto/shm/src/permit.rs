@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The daemon answers in the word that announced the record, so that one cache line carries both
-//! ways (HOTPATH.md: 207 ns against 290 with a line of its own for the permit). 52 bits count
+//! ways (measured when this was designed: 207 ns against 290 with a line of its own for the permit). 52 bits count
 //! 4 PiB, so a permit counts bytes and needs no unit. The count is cumulative: a client that
 //! looks late, or twice, still grants each byte once.
 

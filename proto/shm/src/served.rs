@@ -5,7 +5,7 @@
 //! keeps a bitmap of those in the header; it is re-read with [`Served::refresh`], now and then
 //! while awake and always before a sleep. It is untrusted and harmless: it says where to look,
 //! not what to believe. With more than a few hundred claimed lanes over all clients
-//! (HOTPATH.md: 256) looking at each one costs more than the work, so the daemon raises
+//! (docs/performance.md: about 256) looking at each one costs more than the work, so the daemon raises
 //! [`attention::DOORBELL`]: submitters then also count up a 16-bit doorbell, 32 to a line, and a
 //! lane is polled only when its bell rang. [`Served::sweep`] looks at every lane regardless; it is
 //! due after raising the flag and before sleeping (see [`crate::sleep`]).
