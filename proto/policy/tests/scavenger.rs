@@ -163,35 +163,34 @@ fn pruning_takes_the_last_stage_and_what_has_not_started_and_nothing_else() {
 
 #[test]
 fn a_pruned_request_whose_batch_runs_after_all_gets_its_blocks_back() {
-    for policy in [PolicyKind::Mfs] {
-        let mut port = Port::new(LinkConfig { policy, ..fluid() });
-        port.tell(batch(1, 8, 1.0));
-        port.tell(Event::RequestJoined {
-            batch: BatchId(1),
-            request: RequestId(1),
-            deadline: at(50.0),
-            bytes: 0,
-        });
-        port.submit(flow(9, Stage::Collective, 1.0));
-        port.poll();
-        port.tell(order(1, &[1]));
-        port.submit(of_request(flow(1, Stage::KvReuse, 1.0), 1, 1, 0));
-        port.submit(flow(2, Stage::P2d, 3.0));
-        assert_eq!(
-            port.link.snapshot().waiting_by_level[Level::SCAVENGER.row()].flows,
-            1
-        );
-        port.tell(Event::LayerBegan {
-            batch: BatchId(1),
-            layer: Layer(0),
-        });
-        assert_eq!(
-            port.link.snapshot().waiting_by_level[Level::SCAVENGER.row()].flows,
-            0
-        );
-        port.run_out();
-        assert!(port.finish(1) < port.finish(2), "{policy}");
-    }
+    let policy = PolicyKind::Mfs;
+    let mut port = Port::new(LinkConfig { policy, ..fluid() });
+    port.tell(batch(1, 8, 1.0));
+    port.tell(Event::RequestJoined {
+        batch: BatchId(1),
+        request: RequestId(1),
+        deadline: at(50.0),
+        bytes: 0,
+    });
+    port.submit(flow(9, Stage::Collective, 1.0));
+    port.poll();
+    port.tell(order(1, &[1]));
+    port.submit(of_request(flow(1, Stage::KvReuse, 1.0), 1, 1, 0));
+    port.submit(flow(2, Stage::P2d, 3.0));
+    assert_eq!(
+        port.link.snapshot().waiting_by_level[Level::SCAVENGER.row()].flows,
+        1
+    );
+    port.tell(Event::LayerBegan {
+        batch: BatchId(1),
+        layer: Layer(0),
+    });
+    assert_eq!(
+        port.link.snapshot().waiting_by_level[Level::SCAVENGER.row()].flows,
+        0
+    );
+    port.run_out();
+    assert!(port.finish(1) < port.finish(2), "{policy}");
 }
 
 #[test]
