@@ -35,8 +35,11 @@ const FILLING: usize = 1;
 const NO_REGION: usize = 2;
 /// In place of a descriptor.
 const NONE: i32 = -1;
-/// Regions of one process at a time: the current one, and old ones that a thread still holds.
-const ENTRIES: usize = 64;
+/// Regions and sockets of one process at a time: of each of its clients the current region, the
+/// socket on which the next one is asked for, and old ones that a thread still holds. A process has
+/// one client or a few; the table is large enough that nobody counts them, and costs 24 KiB of zero
+/// pages of which only the used ones exist.
+const ENTRIES: usize = 1024;
 
 static TABLE: [Entry; ENTRIES] = [const {
     Entry {

@@ -153,3 +153,19 @@ fn a_child_holds_no_socket_on_which_its_parent_waits_for_an_answer() {
         libc::waitpid(pid, core::ptr::null_mut(), 0);
     }
 }
+
+#[test]
+fn a_process_may_have_more_clients_than_anyone_counts() {
+    const CLIENTS: u64 = 130;
+    let daemon = TestDaemon::start();
+    let clients: Vec<Client> = (0..CLIENTS)
+        .map(|_| Client::attach(daemon.options()))
+        .collect();
+    eventually("every client attaches, and is guarded against fork", || {
+        // Attaching is the lanes' business.
+        clients.iter().all(|client| {
+            drop(client.lane());
+            client.is_scheduled()
+        })
+    });
+}
