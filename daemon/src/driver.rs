@@ -38,7 +38,7 @@ use tracing::{debug, info, warn};
 use crate::clients::Client;
 use crate::config::Config;
 use crate::driver::hints::Hints;
-use crate::driver::intake::{From, Intake};
+use crate::driver::intake::{Intake, Taking};
 use crate::driver::rest::Rest;
 use crate::mailbox::{Board, Inbox, LOOK_EVERY};
 use crate::stats::{ClientCounters, LoopCounters};
@@ -272,36 +272,13 @@ impl Driver {
             served.refresh();
             *budget = lane_budget(served);
         }
-        let intake = &mut self.intake;
-        let mut garbage = None;
-        let mut depth = (u16::MAX, 0);
-        let taken = served.scan(*budget, |lane, consumer, incoming| {
-            depth = if depth.0 == lane {
-                (lane, depth.1 + 1)
-            } else {
-                (lane, 1)
-            };
-            intake.counters.ring_depth = intake.counters.ring_depth.max(depth.1);
-            match incoming {
-                Ok(incoming) => {
-                    intake.take(
-                        &mut From {
-                            client: index,
-                            book,
-                            lane,
-                            consumer,
-                        },
-                        incoming,
-                    );
-                }
-                Err(problem) => garbage = Some((lane, problem)),
-            }
-        });
+        let mut taking = Taking::new(&mut self.intake, index, book);
+        let taken = served.scan_into(*budget, &mut taking);
+        let garbage = taking.garbage;
         let mut forbidden = None;
         if taken > 0 {
             *idle_scans = 0;
-            intake.counters.records += taken as u64;
-            forbidden = intake.forbidden.take();
+            forbidden = self.intake.forbidden.take();
         }
         if let Some((lane, problem)) = garbage {
             self.quarantine(index, lane, &problem);
@@ -358,24 +335,9 @@ impl Driver {
             if book.released {
                 continue;
             }
-            let intake = &mut self.intake;
-            let mut garbage = None;
-            let taken = served.sweep(BUDGET, |lane, consumer, incoming| match incoming {
-                Ok(incoming) => {
-                    let client = index as u32;
-                    intake.take(
-                        &mut From {
-                            client,
-                            book,
-                            lane,
-                            consumer,
-                        },
-                        incoming,
-                    );
-                }
-                Err(problem) => garbage = Some((lane, problem)),
-            });
-            self.intake.counters.records += taken as u64;
+            let mut taking = Taking::new(&mut self.intake, index as u32, book);
+            let taken = served.sweep_into(BUDGET, &mut taking);
+            let garbage = taking.garbage;
             let forbidden = self.intake.forbidden.take();
             records += taken;
             if taken > 0 {

@@ -7,9 +7,9 @@
 use laxity_policy::{
     Action, BatchId, Event, FlowId, FlowSpec, Layer, Level, RequestId, Span, Stage, Time,
 };
-use laxity_shm::consumer::{Consumer, Incoming, Wake};
+use laxity_shm::consumer::{Consumer, Sink, Wake};
 use laxity_shm::producer::SlotRef;
-use laxity_shm::record::{self, Record};
+use laxity_shm::record::{self, Garbage, Record};
 
 use crate::clients::{Book, Client};
 use crate::driver::hints::Hints;
@@ -62,24 +62,100 @@ pub struct From<'a> {
     pub consumer: &'a mut Consumer,
 }
 
-impl Intake {
-    /// Takes one record.
+/// What takes the records of one client: an [`Intake`] and the book to write them into.
+pub struct Taking<'a> {
+    /// Everything else that they change.
+    pub intake: &'a mut Intake,
+    /// Index of the client.
+    pub client: u32,
+    /// Its book.
+    pub book: &'a mut Book,
+    /// A lane that turned out garbage, and how.
+    pub garbage: Option<(u16, Garbage)>,
+}
+
+impl<'a> Taking<'a> {
+    /// Takes records of the client with index `client`.
     #[inline]
-    pub fn take(&mut self, from: &mut From<'_>, incoming: Incoming) {
-        match incoming.record {
-            Record::Submit(ref flow) => self.submit(from, incoming.at, flow),
-            Record::SubmitOnCredit {
-                ref flow,
-                observed: false,
-            } => self.submit_on_credit(from, incoming.at, flow),
-            Record::SubmitOnCredit { ref flow, .. } => self.observe(from, incoming.at, flow),
-            Record::Completed { tag, bytes } => self.completed(from, tag, bytes),
-            Record::Cancelled { tag, granted } => self.cancelled(from, tag, granted),
-            Record::LaneReset => self.lane_gone(from.client, from.book, from.lane),
-            ref hint => self.hints.take(self.now, hint, &mut self.ports),
+    pub fn new(intake: &'a mut Intake, client: u32, book: &'a mut Book) -> Self {
+        Self {
+            intake,
+            client,
+            book,
+            garbage: None,
         }
     }
 
+    #[inline(always)]
+    fn split<'b>(
+        &'b mut self,
+        lane: u16,
+        consumer: &'b mut Consumer,
+    ) -> (&'b mut Intake, From<'b>) {
+        let from = From {
+            client: self.client,
+            book: self.book,
+            lane,
+            consumer,
+        };
+        (self.intake, from)
+    }
+}
+
+impl Sink for Taking<'_> {
+    #[inline]
+    fn submit(&mut self, lane: u16, consumer: &mut Consumer, at: SlotRef, flow: record::Flow) {
+        let (intake, mut from) = self.split(lane, consumer);
+        intake.submit(&mut from, at, &flow);
+    }
+
+    #[inline]
+    fn on_credit(
+        &mut self,
+        lane: u16,
+        consumer: &mut Consumer,
+        at: SlotRef,
+        flow: record::Flow,
+        observed: bool,
+    ) {
+        let (intake, mut from) = self.split(lane, consumer);
+        if observed {
+            intake.observe(&mut from, at, &flow);
+        } else {
+            intake.submit_on_credit(&mut from, at, &flow);
+        }
+    }
+
+    #[inline]
+    fn completed(&mut self, lane: u16, consumer: &mut Consumer, _: SlotRef, tag: u64, bytes: u64) {
+        let (intake, mut from) = self.split(lane, consumer);
+        intake.completed(&mut from, tag, bytes);
+    }
+
+    #[cold]
+    fn message(&mut self, lane: u16, consumer: &mut Consumer, _: SlotRef, record: Record) {
+        let (intake, mut from) = self.split(lane, consumer);
+        match record {
+            Record::Cancelled { tag, granted } => intake.cancelled(&mut from, tag, granted),
+            Record::LaneReset => intake.lane_gone(from.client, from.book, lane),
+            hint => intake.hints.take(intake.now, &hint, &mut intake.ports),
+        }
+    }
+
+    #[cold]
+    fn garbage(&mut self, lane: u16, _: &mut Consumer, garbage: Garbage) {
+        self.garbage = Some((lane, garbage));
+    }
+
+    #[inline]
+    fn drained(&mut self, _lane: u16, records: usize) {
+        let counters = &mut self.intake.counters;
+        counters.records += records as u64;
+        counters.ring_depth = counters.ring_depth.max(records as u64);
+    }
+}
+
+impl Intake {
     /// The flow as the policy sees it, with the index of its port; `None` if there is no such NIC.
     #[inline]
     fn spec(&mut self, id: FlowId, flow: &record::Flow) -> Option<(u16, FlowSpec)> {

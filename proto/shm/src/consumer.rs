@@ -5,7 +5,10 @@ use crate::lane::LaneMemory;
 use crate::layout::CREDIT_PORTS;
 use crate::permit;
 use crate::producer::SlotRef;
-use crate::record::{Flow, Garbage, Record};
+use crate::record::{
+    Descriptor, Flow, Garbage, OP_COMPLETED, OP_CREDIT, OP_OBSERVED, OP_SUBMIT, Record,
+    decode_completed, decode_flow,
+};
 use crate::sleep::Awaited;
 use crate::sync::{Ordering, fence, light_fence, prefetch};
 
@@ -17,6 +20,72 @@ pub struct Incoming {
     pub at: SlotRef,
     /// What it says.
     pub record: Record,
+}
+
+/// Takes what comes out of lanes, the frequent records each by a call of their own.
+///
+/// Closures that take an [`Incoming`] are sinks too, and good enough for anything but a scheduler:
+/// a record that comes in an enum is put together in memory in pieces of one size and read back in
+/// others, and the processor waits for each of these, for longer than the rest takes.
+pub trait Sink {
+    /// [`Record::Submit`]; its permits go to `at`, through `consumer`.
+    fn submit(&mut self, lane: u16, consumer: &mut Consumer, at: SlotRef, flow: Flow);
+
+    /// [`Record::SubmitOnCredit`].
+    fn on_credit(
+        &mut self,
+        lane: u16,
+        consumer: &mut Consumer,
+        at: SlotRef,
+        flow: Flow,
+        observed: bool,
+    );
+
+    /// [`Record::Completed`].
+    fn completed(&mut self, lane: u16, consumer: &mut Consumer, at: SlotRef, tag: u64, bytes: u64);
+
+    /// Any other record.
+    fn message(&mut self, lane: u16, consumer: &mut Consumer, at: SlotRef, record: Record);
+
+    /// The lane is dead.
+    fn garbage(&mut self, lane: u16, consumer: &mut Consumer, garbage: Garbage);
+
+    /// So many records came out of the lane in one go.
+    #[inline]
+    fn drained(&mut self, _lane: u16, _records: usize) {}
+}
+
+impl<F> Sink for F
+where
+    F: FnMut(u16, &mut Consumer, Result<Incoming, Garbage>),
+{
+    fn submit(&mut self, lane: u16, consumer: &mut Consumer, at: SlotRef, flow: Flow) {
+        self.message(lane, consumer, at, Record::Submit(flow));
+    }
+
+    fn on_credit(
+        &mut self,
+        lane: u16,
+        consumer: &mut Consumer,
+        at: SlotRef,
+        flow: Flow,
+        observed: bool,
+    ) {
+        let record = Record::SubmitOnCredit { flow, observed };
+        self.message(lane, consumer, at, record);
+    }
+
+    fn completed(&mut self, lane: u16, consumer: &mut Consumer, at: SlotRef, tag: u64, bytes: u64) {
+        self.message(lane, consumer, at, Record::Completed { tag, bytes });
+    }
+
+    fn message(&mut self, lane: u16, consumer: &mut Consumer, at: SlotRef, record: Record) {
+        self(lane, consumer, Ok(Incoming { at, record }));
+    }
+
+    fn garbage(&mut self, lane: u16, consumer: &mut Consumer, garbage: Garbage) {
+        self(lane, consumer, Err(garbage));
+    }
 }
 
 /// The flow was withdrawn, has had its last permit, or never was: nothing was written. Forget it.
@@ -85,60 +154,95 @@ impl Consumer {
     }
 
     /// The next record, if there is one. After garbage the lane is dead and yields nothing more.
-    #[inline(always)]
     pub fn poll(&mut self) -> Option<Result<Incoming, Garbage>> {
+        let mut next = None;
+        self.poll_into(0, &mut |_, _: &mut Self, incoming| next = Some(incoming));
+        next
+    }
+
+    /// Gives the next record, if there is one, to `sink`, which is told that it came from `lane`;
+    /// whether there was one. After garbage the lane is dead and yields nothing more.
+    #[inline(always)]
+    pub fn poll_into<S: Sink>(&mut self, lane: u16, sink: &mut S) -> bool {
         let slots = self.memory.slots();
         let slot = &slots[usize::from(self.at)];
         // Acquire: pairs with the Release store in `Producer::put`.
         if slot.state.load(Ordering::Acquire) != permit::published(self.seq) || self.poisoned {
-            return None;
+            return false;
         }
         if let Some(ahead) = slots.get(usize::from(self.at) + AHEAD) {
             prefetch(ahead);
         }
         let descriptor = slot.read();
-        let record = match Record::decode(&descriptor) {
-            Ok(record) => record,
-            Err(garbage) => return Some(Err(self.poison(garbage))),
-        };
+        if let Err(garbage) = self.take(lane, sink, &descriptor) {
+            self.poisoned = true;
+            sink.garbage(lane, self, garbage);
+        }
+        true
+    }
+
+    /// Takes the record whose turn it is.
+    #[inline(always)]
+    fn take<S: Sink>(
+        &mut self,
+        lane: u16,
+        sink: &mut S,
+        descriptor: &Descriptor,
+    ) -> Result<(), Garbage> {
         let at = SlotRef {
             slot: self.at,
             tag: self.seq,
         };
-        if let Err(garbage) = self.account(at, &record) {
-            return Some(Err(self.poison(garbage)));
+        match descriptor.opcode() {
+            OP_SUBMIT => {
+                let flow = decode_flow(descriptor)?;
+                self.live[usize::from(at.slot)] = at.tag;
+                self.advance(descriptor)?;
+                sink.submit(lane, self, at, flow);
+            }
+            OP_COMPLETED => {
+                let (tag, bytes) = decode_completed(descriptor)?;
+                self.advance(descriptor)?;
+                sink.completed(lane, self, at, tag, bytes);
+            }
+            OP_CREDIT => {
+                let flow = decode_flow(descriptor)?;
+                self.spend(&flow)?;
+                self.advance(descriptor)?;
+                sink.on_credit(lane, self, at, flow, false);
+            }
+            OP_OBSERVED => {
+                let flow = decode_flow(descriptor)?;
+                self.advance(descriptor)?;
+                sink.on_credit(lane, self, at, flow, true);
+            }
+            opcode => {
+                let record = Record::decode_rare(opcode, descriptor)?;
+                match record {
+                    Record::Cancelled { tag, .. } => self.forget(tag),
+                    Record::LaneReset => self.live.fill(0),
+                    _ => {}
+                }
+                self.advance(descriptor)?;
+                sink.message(lane, self, at, record);
+            }
         }
+        Ok(())
+    }
+
+    /// Goes on to the slot that the record names.
+    #[inline(always)]
+    fn advance(&mut self, descriptor: &Descriptor) -> Result<(), Garbage> {
         let next = descriptor.next();
         // A chain into a slot that waits for a permit would make both sides write it.
-        if self.live.get(usize::from(next)) != Some(&0) || next == at.slot {
-            return Some(Err(self.poison(Garbage::Next(next))));
+        if self.live.get(usize::from(next)) != Some(&0) || next == self.at {
+            return Err(Garbage::Next(next));
         }
+        let seq = self.seq;
         self.at = next;
         self.seq += 1;
-        if at.tag - self.flushed >= self.flush_every {
+        if seq - self.flushed >= self.flush_every {
             self.flush();
-        }
-        Some(Ok(Incoming { at, record }))
-    }
-
-    #[cold]
-    fn poison(&mut self, garbage: Garbage) -> Garbage {
-        self.poisoned = true;
-        garbage
-    }
-
-    /// What the lane itself has to know of a record.
-    #[inline(always)]
-    fn account(&mut self, at: SlotRef, record: &Record) -> Result<(), Garbage> {
-        match record {
-            Record::Submit(_) => self.live[usize::from(at.slot)] = at.tag,
-            Record::SubmitOnCredit {
-                flow,
-                observed: false,
-            } => return self.spend(flow),
-            Record::Cancelled { tag, .. } => self.forget(*tag),
-            Record::LaneReset => self.live.fill(0),
-            _ => {}
         }
         Ok(())
     }

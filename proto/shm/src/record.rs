@@ -220,10 +220,10 @@ pub enum Garbage {
     Overdraft(u64),
 }
 
-const OP_SUBMIT: u32 = 1;
+pub(crate) const OP_SUBMIT: u32 = 1;
 pub(crate) const OP_CREDIT: u32 = 2;
-const OP_OBSERVED: u32 = 3;
-const OP_COMPLETED: u32 = 4;
+pub(crate) const OP_OBSERVED: u32 = 3;
+pub(crate) const OP_COMPLETED: u32 = 4;
 const OP_CANCELLED: u32 = 5;
 const OP_LANE_RESET: u32 = 6;
 const OP_BATCH_BEGIN: u32 = 16;
@@ -260,7 +260,7 @@ impl Descriptor {
 
     /// Which record this is; `u32::MAX`, which none is, for anything larger.
     #[inline]
-    const fn opcode(&self) -> u32 {
+    pub(crate) const fn opcode(&self) -> u32 {
         let opcode = self.0[5] >> 16;
         if opcode > u32::MAX as u64 {
             u32::MAX
@@ -299,7 +299,7 @@ const fn encode_flow(opcode: u32, flow: &Flow) -> Descriptor {
 
 /// A flow, if the words of one say so.
 #[inline(always)]
-fn decode_flow(descriptor: &Descriptor) -> Result<Flow, Garbage> {
+pub(crate) fn decode_flow(descriptor: &Descriptor) -> Result<Flow, Garbage> {
     let [head, bytes, batch, request, deadline_ns, _] = descriptor.0;
     let stage = head as u8;
     if Stage::from_number(stage).is_none() {
@@ -319,6 +319,17 @@ fn decode_flow(descriptor: &Descriptor) -> Result<Flow, Garbage> {
     Ok(unsafe {
         core::mem::transmute::<[u64; 5], Flow>([head, bytes, batch, request, deadline_ns])
     })
+}
+
+/// Tag and bytes of a completion, if the words are one.
+#[inline(always)]
+pub(crate) fn decode_completed(descriptor: &Descriptor) -> Result<(u64, u64), Garbage> {
+    let [head, bytes, tag, request, deadline_ns, _] = descriptor.0;
+    if head | request | deadline_ns == 0 {
+        Ok((tag, bytes))
+    } else {
+        Err(Garbage::Reserved(OP_COMPLETED))
+    }
 }
 
 const _: () = {
@@ -375,7 +386,6 @@ impl Record {
     /// [`Garbage`] says what is wrong. Detach the client.
     #[inline(always)]
     pub fn decode(descriptor: &Descriptor) -> Result<Self, Garbage> {
-        let words = &descriptor.0;
         match descriptor.opcode() {
             OP_SUBMIT => Ok(Self::Submit(decode_flow(descriptor)?)),
             OP_CREDIT => Ok(Self::SubmitOnCredit {
@@ -387,14 +397,8 @@ impl Record {
                 observed: true,
             }),
             OP_COMPLETED => {
-                if words[0] | words[3] | words[4] == 0 {
-                    Ok(Self::Completed {
-                        tag: words[2],
-                        bytes: words[1],
-                    })
-                } else {
-                    Err(Garbage::Reserved(OP_COMPLETED))
-                }
+                let (tag, bytes) = decode_completed(descriptor)?;
+                Ok(Self::Completed { tag, bytes })
             }
             opcode => Self::decode_rare(opcode, descriptor),
         }
@@ -402,7 +406,7 @@ impl Record {
 
     /// The records that do not come by the million.
     #[cold]
-    fn decode_rare(opcode: u32, descriptor: &Descriptor) -> Result<Self, Garbage> {
+    pub(crate) fn decode_rare(opcode: u32, descriptor: &Descriptor) -> Result<Self, Garbage> {
         let [head, bytes, batch, request, deadline_ns, _] = descriptor.0;
         let layer = (head >> 32) as u16;
         let record = match opcode {

@@ -13,7 +13,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::consumer::{Consumer, Incoming};
+use crate::consumer::{Consumer, Incoming, Sink};
 use crate::lane::LaneMemory;
 use crate::layout::{Geometry, Header, attention};
 use crate::record::Garbage;
@@ -148,27 +148,32 @@ impl Served {
     /// Polls the lanes that may have something, at most `budget` records of each, and gives each
     /// record to `sink` with the consumer of its lane, so that the permit can be written before
     /// anything else is done. Returns how many records came.
-    #[inline]
     pub fn scan<F>(&mut self, budget: usize, mut sink: F) -> usize
     where
         F: FnMut(u16, &mut Consumer, Result<Incoming, Garbage>),
     {
+        self.scan_into(budget, &mut sink)
+    }
+
+    /// [`Served::scan`] for a scheduler: see [`Sink`].
+    #[inline]
+    pub fn scan_into(&mut self, budget: usize, sink: &mut impl Sink) -> usize {
         let mut total = 0;
         for lane in &mut self.lanes {
+            let mut rings = lane.rings;
             if self.doorbell {
-                let rings = self.region.header().rings(lane.index);
+                rings = self.region.header().rings(lane.index);
                 if rings == lane.rings {
                     continue;
                 }
-                let taken = drain(lane, budget, &mut sink);
-                // Stopped by the budget: leave the bell unanswered.
-                if taken < budget {
-                    lane.rings = rings;
-                }
-                total += taken;
-            } else {
-                total += drain(lane, budget, &mut sink);
             }
+            // The one place, so that `sink` is inlined into it.
+            let taken = drain(lane, budget, sink);
+            // Stopped by the budget: leave the bell unanswered.
+            if taken < budget {
+                lane.rings = rings;
+            }
+            total += taken;
         }
         total
     }
@@ -178,10 +183,15 @@ impl Served {
     where
         F: FnMut(u16, &mut Consumer, Result<Incoming, Garbage>),
     {
+        self.sweep_into(budget, &mut sink)
+    }
+
+    /// [`Served::sweep`] for a scheduler: see [`Sink`].
+    pub fn sweep_into(&mut self, budget: usize, sink: &mut impl Sink) -> usize {
         self.refresh();
         self.lanes
             .iter_mut()
-            .map(|lane| drain(lane, budget, &mut sink))
+            .map(|lane| drain(lane, budget, sink))
             .sum()
     }
 
@@ -235,20 +245,14 @@ impl Served {
 
 /// Takes at most `budget` records out of a lane.
 #[inline(always)]
-fn drain<F>(lane: &mut Active, budget: usize, sink: &mut F) -> usize
-where
-    F: FnMut(u16, &mut Consumer, Result<Incoming, Garbage>),
-{
+fn drain(lane: &mut Active, budget: usize, sink: &mut impl Sink) -> usize {
     let mut taken = 0;
-    while taken < budget {
-        let Some(incoming) = lane.consumer.poll() else {
-            break;
-        };
+    while taken < budget && lane.consumer.poll_into(lane.index, sink) {
         taken += 1;
-        sink(lane.index, &mut lane.consumer, incoming);
     }
     if taken > 0 {
         lane.consumer.flush();
+        sink.drained(lane.index, taken);
     }
     taken
 }

@@ -411,6 +411,7 @@ fn permits_per_second(client: &Client, stretch: Duration) -> anyhow::Result<f64>
                 if let Some(grant) = lane.poll(ticket) {
                     break grant;
                 }
+                std::hint::spin_loop();
             };
             lane.complete(ticket, grant.bytes);
             permits += u64::from(!grant.bypassed);
