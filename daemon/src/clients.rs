@@ -14,6 +14,12 @@ use crate::driver::overdue::Record;
 use crate::flows::Flows;
 use crate::stats::{ClientCounters, ClientSnapshot};
 
+/// Records taken from one lane before the next has its turn.
+pub const BUDGET: usize = 32;
+/// Records taken from one client before the next has its turn, though one of each lane at least: a
+/// client gains nothing by spreading its records over many lanes.
+const CLIENT_BUDGET: usize = 256;
+
 /// Number of an attachment; never used twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
@@ -163,6 +169,8 @@ pub struct Client {
     pub mode: Mode,
     /// Records that may be taken from each of its lanes in a round.
     pub budget: usize,
+    /// Lanes that it had claimed when they were last looked at.
+    pub claimed: usize,
 }
 
 impl Client {
@@ -195,6 +203,7 @@ impl Client {
             idle_scans: 0,
             mode,
             budget: 1,
+            claimed: 0,
         }
     }
 
@@ -219,6 +228,15 @@ impl Client {
         if always || held != raise {
             self.served.announce(raise, lower);
         }
+    }
+
+    /// Looks for newly claimed lanes.
+    pub fn refresh(&mut self) {
+        self.served.refresh();
+        self.claimed = self.served.claimed_lanes();
+        // Every lane that was ever claimed is scanned.
+        let lanes = self.served.consumers().size_hint().0;
+        self.budget = (CLIENT_BUDGET / lanes.max(1)).clamp(1, BUDGET);
     }
 
     /// How many flows it may have now.

@@ -30,12 +30,11 @@ use std::time::Duration;
 use laxity_policy::config::InvalidConfig;
 use laxity_policy::{Level, Span, Time};
 use laxity_shm::layout::attention;
-use laxity_shm::served::Served;
 use laxity_shm::sleep::{current_cpu, now_ns};
 use laxity_shm::sync::heavy_fence;
 use tracing::{debug, info, warn};
 
-use crate::clients::Client;
+use crate::clients::{BUDGET, Client};
 use crate::config::Config;
 use crate::driver::hints::Hints;
 use crate::driver::intake::{Intake, Taking};
@@ -43,19 +42,20 @@ use crate::driver::rest::Rest;
 use crate::mailbox::{Board, Inbox, LOOK_EVERY};
 use crate::stats::{ClientCounters, LoopCounters};
 
-/// Records taken from one lane before the next has its turn.
-const BUDGET: usize = 32;
-/// Records taken from one client before the next has its turn, though one of each lane at least: a
-/// client gains nothing by spreading its records over many lanes.
-const CLIENT_BUDGET: usize = 256;
-/// Empty scans after which a client is looked at in turns only.
+/// Empty rounds after which a client is looked at in turns only.
 const COLD_AFTER: u32 = 4096;
-/// Turns between looks at which lanes a client has claimed.
-const REFRESH_EVERY: u32 = 16;
 /// Claimed lanes, over all clients, above which doorbells pay (docs/performance.md).
 const DOORBELL_ABOVE: usize = 256;
-/// Empty rounds in a turn, i.e. between readings of the clock.
-const ROUNDS_PER_TURN: u32 = 8;
+/// Looks at clients in a turn, i.e. between readings of the clock, and rounds that those are at
+/// least. What is done between turns takes as long as a dozen looks, and a submit that comes
+/// meanwhile waits. So turns are long: some microseconds, half of [`intake::DUE_MIN`].
+const LOOKS_PER_TURN: usize = 1024;
+const ROUNDS_MIN: usize = 4;
+/// Rounds over the hot clients between looks at a cold one, and at claims.
+const ROUNDS_PER_COLD: u64 = 8;
+const ROUNDS_PER_REFRESH: u64 = 64;
+/// Records after which a turn ends, since the clock goes on meanwhile.
+const RECORDS_PER_TURN: usize = 64;
 /// Time between heartbeats while awake.
 const BEAT: Span = Span::from_millis(1);
 /// Longest sleep while flows wait: clients take a scheduler for stalled after 100 ms.
@@ -92,6 +92,8 @@ pub struct Driver {
     cold: Vec<u32>,
     cold_next: usize,
     doorbells: bool,
+    /// Index of the client whose claims were looked at last.
+    refreshed: usize,
     /// Counters of clients that are gone.
     gone: ClientCounters,
     rest: Rest,
@@ -107,7 +109,6 @@ pub struct Driver {
     /// Client and lane where the next such look begins.
     sweep_at: (u32, u16),
     warned: Time,
-    turns: u32,
 }
 
 impl Driver {
@@ -138,6 +139,7 @@ impl Driver {
             cold: Vec::new(),
             cold_next: 0,
             doorbells: false,
+            refreshed: 0,
             gone: ClientCounters::default(),
             rest,
             spin: Span::ZERO,
@@ -150,7 +152,6 @@ impl Driver {
             swept: now,
             sweep_at: (0, 0),
             warned: Time::ZERO,
-            turns: 0,
         };
         driver.configure(config)?;
         Ok(driver)
@@ -178,15 +179,18 @@ impl Driver {
         // The inner loop looks at lanes and does nothing else: half of its length is part of the
         // time that a submit waits for its permit.
         let mut records = 0;
-        for _ in 0..ROUNDS_PER_TURN {
-            records = self.scan_hot();
-            if records > 0 {
-                break;
+        let rounds = LOOKS_PER_TURN / self.hot.len().max(1);
+        for _ in 0..rounds.max(ROUNDS_MIN) {
+            let taken = self.round();
+            if taken > 0 {
+                self.intake.serve(&mut self.clients);
+                self.wake_clients();
+                records += taken;
+                if records >= RECORDS_PER_TURN {
+                    break;
+                }
             }
         }
-        records += self.scan_cold();
-        self.intake.serve(&mut self.clients);
-        self.wake_clients();
         self.intake.now = Time(now_ns());
         if records > 0 {
             self.active = self.intake.now;
@@ -206,14 +210,28 @@ impl Driver {
         true
     }
 
-    /// One round over the hot clients. Returns the number of records.
+    /// One look at every hot client, now and then at a cold one and at claims. Returns the number of
+    /// records.
+    #[inline]
+    fn round(&mut self) -> usize {
+        self.intake.counters.rounds += 1;
+        let rounds = self.intake.counters.rounds;
+        let mut records = self.scan_hot();
+        if rounds.is_multiple_of(ROUNDS_PER_COLD) || self.hot.is_empty() {
+            records += self.scan_cold();
+        }
+        if rounds.is_multiple_of(ROUNDS_PER_REFRESH) {
+            self.refresh();
+        }
+        records
+    }
+
     #[inline]
     fn scan_hot(&mut self) -> usize {
-        self.intake.counters.rounds += 1;
         let mut records = 0;
         let mut at = 0;
         while let Some(&index) = self.hot.get(at) {
-            let taken = self.scan(index, false);
+            let taken = self.scan(index);
             records += taken;
             if taken == 0 && self.cools(index) {
                 self.hot.swap_remove(at);
@@ -225,36 +243,27 @@ impl Driver {
         records
     }
 
-    /// Looks at some cold clients: a thirty-second of them, so that the first record of one waits
-    /// for about as long as a few dozen scans. Now and then at newly claimed lanes.
+    /// Looks at the next cold client.
     fn scan_cold(&mut self) -> usize {
-        let mut records = 0;
-        for _ in 0..self.cold.len().div_ceil(32) {
-            if self.cold_next >= self.cold.len() {
-                self.cold_next = 0;
-            }
-            let Some(&index) = self.cold.get(self.cold_next) else {
-                break;
-            };
-            let taken = self.scan(index, true);
-            if taken > 0 {
-                records += taken;
-                self.cold.swap_remove(self.cold_next);
-                self.hot.push(index);
-            } else {
-                self.cold_next += 1;
-            }
+        if self.cold_next >= self.cold.len() {
+            self.cold_next = 0;
         }
-        self.turns = self.turns.wrapping_add(1);
-        if self.turns.is_multiple_of(REFRESH_EVERY) {
-            self.refresh();
+        let Some(&index) = self.cold.get(self.cold_next) else {
+            return 0;
+        };
+        let taken = self.scan(index);
+        if taken > 0 {
+            self.cold.swap_remove(self.cold_next);
+            self.hot.push(index);
+        } else {
+            self.cold_next += 1;
         }
-        records
+        taken
     }
 
-    /// Takes records of one client. `refresh` looks for newly claimed lanes first.
+    /// Takes records of one client.
     #[inline]
-    fn scan(&mut self, index: u32, refresh: bool) -> usize {
+    fn scan(&mut self, index: u32) -> usize {
         let Some(client) = self.clients[index as usize].as_mut() else {
             return 0;
         };
@@ -267,10 +276,6 @@ impl Driver {
         } = client;
         if book.released {
             return 0;
-        }
-        if refresh {
-            served.refresh();
-            *budget = lane_budget(served);
         }
         let mut taking = Taking::new(&mut self.intake, index, book);
         let taken = served.scan_into(*budget, &mut taking);
@@ -298,15 +303,24 @@ impl Driver {
         }
     }
 
-    /// Looks for newly claimed lanes of hot clients, and whether there are so many that doorbells
-    /// pay. Cold clients are refreshed when they are scanned.
+    /// Looks for newly claimed lanes of the next client, and whether there are so many over all that
+    /// doorbells pay.
     fn refresh(&mut self) {
-        let mut claimed = 0;
-        for client in self.clients.iter_mut().flatten() {
-            client.served.refresh();
-            client.budget = lane_budget(&mut client.served);
-            claimed += client.served.claimed_lanes();
+        self.refreshed += 1;
+        if self.refreshed >= self.clients.len() {
+            self.refreshed = 0;
         }
+        if let Some(Some(client)) = self.clients.get_mut(self.refreshed) {
+            client.refresh();
+        }
+        if self.refreshed == 0 {
+            self.ring_or_not();
+        }
+    }
+
+    fn ring_or_not(&mut self) {
+        let clients = self.clients.iter().flatten();
+        let claimed: usize = clients.map(|client| client.claimed).sum();
         // Half as many switch them off again, so that a count at the border does not flap.
         let wanted = claimed
             > if self.doorbells {
@@ -522,13 +536,6 @@ impl Driver {
         }
         until.since(now)
     }
-}
-
-/// Records that may be taken from each lane of a client in a round.
-fn lane_budget(served: &mut Served) -> usize {
-    // Every lane that was ever claimed is scanned.
-    let lanes = served.consumers().size_hint().0;
-    (CLIENT_BUDGET / lanes.max(1)).clamp(1, BUDGET)
 }
 
 impl Drop for Driver {

@@ -18,7 +18,7 @@ use crate::flows::{Flow, name, place};
 use crate::stats::LoopCounters;
 
 /// A link that has just been asked is not asked again sooner, unless something happens to it.
-const DUE_MIN: Span = Span::from_micros(10);
+pub const DUE_MIN: Span = Span::from_micros(10);
 /// A completion of no more than this share of a flow's bytes in flight, a sixteenth, does not put
 /// off the time at which they are written off.
 const TRICKLE_SHIFT: u32 = 4;
@@ -156,14 +156,17 @@ impl Sink for Taking<'_> {
 }
 
 impl Intake {
-    /// The flow as the policy sees it, with the index of its port; `None` if there is no such NIC.
-    #[inline]
-    fn spec(&mut self, id: FlowId, flow: &record::Flow) -> Option<(u16, FlowSpec)> {
+    /// Index of the flow's port; `None` if there is no such NIC.
+    #[inline(always)]
+    fn port(&self, flow: &record::Flow) -> Option<u16> {
         let port = u16::from(flow.nic) * 2 + flow.direction as u16;
-        if usize::from(port) >= self.ports.len() {
-            return None;
-        }
-        let spec = FlowSpec {
+        (usize::from(port) < self.ports.len()).then_some(port)
+    }
+
+    /// The flow as the policy sees it.
+    #[inline(always)]
+    fn spec(&mut self, id: FlowId, flow: &record::Flow) -> FlowSpec {
+        FlowSpec {
             flow: id,
             stage: stage(flow.stage),
             batch: BatchId(flow.batch),
@@ -174,8 +177,7 @@ impl Intake {
                 .hints
                 .deadline(self.now, flow.deadline_ns, flow.request),
             receiver_bound: flow.receiver_bound,
-        };
-        Some((port, spec))
+        }
     }
 
     /// The hot path: decide, publish the permit, and only then keep the books.
@@ -183,9 +185,10 @@ impl Intake {
     fn submit(&mut self, from: &mut From<'_>, at: SlotRef, flow: &record::Flow) {
         let room = from.book.flows < from.book.room;
         let id = name(from.client, from.lane, at.tag);
-        let Some((index, spec)) = self.spec(id, flow).filter(|_| room) else {
+        let Some(index) = self.port(flow).filter(|_| room) else {
             return self.pass(from, at, flow, room);
         };
+        let spec = self.spec(id, flow);
         let now = self.now;
         let port = &mut self.ports[usize::from(index)];
         let mut level = 0;
@@ -271,10 +274,10 @@ impl Intake {
     fn submit_on_credit(&mut self, from: &mut From<'_>, at: SlotRef, flow: &record::Flow) {
         let room = from.book.flows < from.book.room;
         let id = name(from.client, from.lane, at.tag);
-        let spec = self.spec(id, flow);
-        let Some((index, spec)) = spec else {
+        let Some(index) = self.port(flow) else {
             return unscheduled(from.book, flow, room);
         };
+        let spec = self.spec(id, flow);
         let port = &mut self.ports[usize::from(index)];
         // Spent credit returns to the port whatever becomes of the flow.
         port.credit_back(flow.bytes);
@@ -311,9 +314,10 @@ impl Intake {
         }
         let room = from.book.flows < from.book.room;
         let id = name(from.client, from.lane, at.tag);
-        let Some((index, spec)) = self.spec(id, flow).filter(|_| room) else {
+        let Some(index) = self.port(flow).filter(|_| room) else {
             return unscheduled(from.book, flow, room);
         };
+        let spec = self.spec(id, flow);
         let counted = &mut self.ports[usize::from(index)].counters.stages[spec.stage.index()];
         counted.submitted_flows += 1;
         counted.submitted_bytes += spec.bytes;

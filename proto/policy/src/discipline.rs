@@ -10,10 +10,11 @@ use crate::baseline::{
     edf::Edf, fair::Fair, karuna::Karuna, sjf::Sjf, tent::Tent, two_class::TwoClass,
 };
 use crate::config::{LinkConfig, PolicyKind};
+use crate::event::FlowSpec;
 use crate::ids::Level;
 use crate::laxity::Laxity;
 use crate::link::Port;
-use crate::link::flows::Flow;
+use crate::link::flows::{Flow, Slot};
 use crate::link::queue::{Group, Lane, Rank, SCAVENGER, Scope};
 use crate::mfs::Mfs;
 use crate::time::Time;
@@ -84,6 +85,25 @@ pub(crate) enum Hope {
     RequestLost,
 }
 
+/// A flow that nothing waits beside, and that need not wait itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lone<'a> {
+    pub(crate) spec: &'a FlowSpec,
+    /// The flow's own deadline, or its request's.
+    pub(crate) deadline: Time,
+    /// Its batch; [`NULL_BATCH`](crate::link::roster::NULL_BATCH) if none is known.
+    pub(crate) batch: Slot,
+    /// Its request, [`NONE`](crate::link::flows::NONE) if none is known.
+    pub(crate) request: Slot,
+}
+
+impl Lone<'_> {
+    /// The record that it would have if it waited.
+    pub(crate) fn waiting(&self) -> Flow {
+        Flow::new(*self.spec, self.deadline, self.batch, self.request)
+    }
+}
+
 /// One policy.
 pub(crate) trait Discipline: Debug + Send + Sync {
     /// Where `flow` waits when it arrives (or when the policy changes under it). `flow.level`
@@ -106,8 +126,8 @@ pub(crate) trait Discipline: Debug + Send + Sync {
 
     /// Level of `flow` if it is alone on the port: what [`Discipline::place`] and
     /// [`Discipline::level`] would come to.
-    fn lone_level(&self, port: &Port, now: Time, flow: &Flow) -> Level {
-        self.place(port, now, flow).level
+    fn lone_level(&self, port: &Port, now: Time, flow: &Lone<'_>) -> Level {
+        self.place(port, now, &flow.waiting()).level
     }
 
     /// The level that every collective gets, if that is one: spares the fast path the rest.

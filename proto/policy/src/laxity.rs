@@ -38,7 +38,7 @@
 //! shared with the collectives.
 
 use crate::config::LinkConfig;
-use crate::discipline::{Check, Discipline, Hope, Place};
+use crate::discipline::{Check, Discipline, Hope, Lone, Place};
 use crate::ids::{BatchId, Level, RequestId, Stage};
 use crate::link::Port;
 use crate::link::flows::{Flow, NONE, Slot};
@@ -65,26 +65,33 @@ const SLACK_PERIODS: u64 = 4;
 pub(crate) struct Laxity {
     /// Level of collectives.
     collective: Level,
-    /// `P_K`.
-    lowest: Level,
     rate: u64,
     /// A receiver-bound flow is urgent once it needs this share of the port.
     urgent_share: f64,
     period: Span,
-    slack_step: Span,
-    slack_base: f64,
+    /// Slack from which a flow of rule 3 is one level lower, in ns, ascending; infinite where
+    /// there is no lower level.
+    edges_ns: [f64; Level::COUNT_MAX as usize],
 }
 
 impl Laxity {
     pub(crate) fn new(config: &LinkConfig) -> Self {
+        let collective = Level::FIRST_UNRESERVED.min(Level(config.levels - 1));
+        let mut edges_ns = [f64::INFINITY; Level::COUNT_MAX as usize];
+        let mut edge_ns = config.promotion_period.times(SLACK_PERIODS).0 as f64;
+        for edge in edges_ns
+            .iter_mut()
+            .take(usize::from(config.levels - collective.0 - 1))
+        {
+            *edge = edge_ns;
+            edge_ns *= config.threshold_base;
+        }
         Self {
-            collective: Level::FIRST_UNRESERVED.min(Level(config.levels - 1)),
-            lowest: Level(config.levels),
+            collective,
             rate: config.rate,
             urgent_share: config.threshold_scale.min(1.0),
             period: config.promotion_period,
-            slack_step: config.promotion_period.times(SLACK_PERIODS),
-            slack_base: config.threshold_base,
+            edges_ns,
         }
     }
 
@@ -117,7 +124,7 @@ impl Laxity {
 
     /// The key that the batch of `flow` would have once `flow` waits: by naming its request and
     /// deadline it makes its request a member.
-    fn lone_key(port: &Port, now: Time, flow: &Flow) -> u64 {
+    fn lone_key(port: &Port, now: Time, flow: &Lone<'_>) -> u64 {
         if flow.spec.batch == BatchId(0) {
             return UNKNOWN;
         }
@@ -157,13 +164,8 @@ impl Laxity {
     /// Level of a flow of rule 3 with this key.
     fn slack_level(&self, now: Time, key: Time) -> Level {
         let slack_ns = key.since(now).0 as f64;
-        let mut level = Level(self.collective.0 + 1);
-        let mut edge_ns = self.slack_step.0 as f64;
-        while level < self.lowest && slack_ns >= edge_ns {
-            edge_ns *= self.slack_base;
-            level.0 += 1;
-        }
-        level
+        let below = |edge_ns: &&f64| slack_ns >= **edge_ns;
+        Level(self.collective.0 + 1 + self.edges_ns.iter().filter(below).count() as u8)
     }
 
     /// When a receiver-bound flow becomes urgent: when it needs `urgent_share` of the port.
@@ -226,7 +228,8 @@ impl Laxity {
 /// Whether `flow` belongs in the scavenger. KV reuse never does: a batch runs with all its members,
 /// pruned or not, and without the blocks of one all of them stall (docs/notes/pruned-kv-reuse.md).
 fn gives_way(port: &Port, flow: &Flow) -> bool {
-    flow.spec.stage != Stage::KvReuse && scavenger::claims(port, flow)
+    flow.spec.stage != Stage::KvReuse
+        && scavenger::claims(port, &flow.spec, flow.batch, flow.request)
 }
 
 impl Discipline for Laxity {
@@ -245,11 +248,11 @@ impl Discipline for Laxity {
         }
     }
 
-    fn lone_level(&self, port: &Port, now: Time, flow: &Flow) -> Level {
+    fn lone_level(&self, port: &Port, now: Time, flow: &Lone<'_>) -> Level {
         if flow.spec.stage == Stage::KvReuse {
             self.slack_level(now, Time(Self::lone_key(port, now, flow)))
         } else {
-            self.place(port, now, flow).level
+            self.place(port, now, &flow.waiting()).level
         }
     }
 

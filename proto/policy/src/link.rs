@@ -30,12 +30,12 @@ mod waiting;
 
 use std::collections::{BTreeSet, VecDeque};
 
-use flows::{Flow, Flows, Life, NONE, Slot};
+use flows::{Flows, Life, NONE, Slot};
 use queue::Queue;
 use roster::{NULL_BATCH, Roster};
 
 use crate::config::{InvalidConfig, LinkConfig};
-use crate::discipline::{self, Discipline};
+use crate::discipline::{self, Discipline, Lone};
 use crate::event::{Action, Event, FlowSpec};
 use crate::ids::{FlowId, Layer, Level, RequestId, Stage};
 use crate::mlu::LoadMeter;
@@ -438,8 +438,13 @@ impl Link {
             .find_batch(spec.batch)
             .unwrap_or(NULL_BATCH);
         let request = self.port.roster.find_request(spec.request).unwrap_or(NONE);
-        let flow = Flow::new(*spec, self.deadline(spec, request), batch, request);
-        self.discipline.lone_level(&self.port, now, &flow)
+        let lone = Lone {
+            spec,
+            deadline: self.deadline(spec, request),
+            batch,
+            request,
+        };
+        self.discipline.lone_level(&self.port, now, &lone)
     }
 
     /// The flow's own deadline, or what is known of its request.

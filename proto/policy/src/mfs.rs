@@ -21,7 +21,7 @@
 //!   passed is lost (§4.3) and goes to the scavenger.
 
 use crate::config::{LastStage, LinkConfig};
-use crate::discipline::{Check, Discipline, Hope, Place};
+use crate::discipline::{Check, Discipline, Hope, Lone, Place};
 use crate::ids::{Level, Stage};
 use crate::link::Port;
 use crate::link::flows::Flow;
@@ -100,7 +100,7 @@ impl Mfs {
 
 impl Discipline for Mfs {
     fn place(&self, port: &Port, now: Time, flow: &Flow) -> Place {
-        if scavenger::claims(port, flow) {
+        if scavenger::claims(port, &flow.spec, flow.batch, flow.request) {
             return Place::scavenger();
         }
         match flow.spec.stage {
@@ -117,14 +117,20 @@ impl Discipline for Mfs {
         }
     }
 
-    fn lone_level(&self, port: &Port, now: Time, flow: &Flow) -> Level {
-        if flow.spec.stage != Stage::P2d || scavenger::claims(port, flow) {
-            return self.place(port, now, flow).level;
+    fn lone_level(&self, port: &Port, now: Time, flow: &Lone<'_>) -> Level {
+        if scavenger::claims(port, flow.spec, flow.batch, flow.request) {
+            return Level::SCAVENGER;
         }
-        // What `place` would say, without working out when to look again.
-        let rho = port.load.rho(now);
-        let urgency = mlu::mlu(flow.remaining, flow.deadline, now, port.config.rate, rho);
-        urgency.map_or(Level::SCAVENGER, |urgency| port.ladder.level_of(urgency))
+        match flow.spec.stage {
+            Stage::P2d => {
+                // What `place` would say, without working out when to look again.
+                let rho = port.load.rho(now);
+                let urgency = mlu::mlu(flow.spec.bytes, flow.deadline, now, port.config.rate, rho);
+                urgency.map_or(Level::SCAVENGER, |urgency| port.ladder.level_of(urgency))
+            }
+            Stage::KvReuse => port.ladder.early(port.rli(flow.batch, flow.spec.layer)),
+            _ => self.place(port, now, &flow.waiting()).level,
+        }
     }
 
     fn rank(&self, port: &Port, _now: Time, group: &Group) -> Option<Rank> {
@@ -180,7 +186,7 @@ impl Discipline for Mfs {
     }
 
     fn prunes(&self, port: &Port, flow: &Flow) -> bool {
-        scavenger::claims(port, flow)
+        scavenger::claims(port, &flow.spec, flow.batch, flow.request)
     }
 
     fn credit_bar(&self) -> Rank {

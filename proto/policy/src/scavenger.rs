@@ -8,24 +8,23 @@
 //! share `p` of the port: while it waits, every byte of the levels earns it `p` credits and every
 //! byte of its own costs `1 − p`, so its long-run share is exactly `p`.
 
+use crate::event::FlowSpec;
 use crate::ids::Stage;
 use crate::link::Port;
-use crate::link::flows::{Flow, NONE};
+use crate::link::flows::{NONE, Slot};
 
 /// Whether `flow` belongs in the scavenger whatever its urgency: weights and background; the
 /// last stage of a pruned or lost request; KV reuse of a pruned request whose batch has not
 /// started (taking it from a running batch would stall all of it).
-pub(crate) fn claims(port: &Port, flow: &Flow) -> bool {
-    match flow.spec.stage {
+pub(crate) fn claims(port: &Port, spec: &FlowSpec, batch: Slot, request: Slot) -> bool {
+    match spec.stage {
         Stage::Weights | Stage::Background => true,
         Stage::Collective => false,
         Stage::P2d => {
-            let lost = flow.request != NONE && port.roster.request(flow.request).lost;
-            lost || port.is_pruned(flow.spec.request)
+            let lost = request != NONE && port.roster.request(request).lost;
+            lost || port.is_pruned(spec.request)
         }
-        Stage::KvReuse => {
-            port.is_pruned(flow.spec.request) && !port.roster.batch(flow.batch).may_run()
-        }
+        Stage::KvReuse => port.is_pruned(spec.request) && !port.roster.batch(batch).may_run(),
     }
 }
 

@@ -34,6 +34,8 @@ const SPINS_IN_VAIN: u32 = 8;
 const SPIN_SHORT_NS: u64 = 2_000;
 /// Looks at the word between two looks at the clock and at the daemon.
 const LOOKS: u32 = 64;
+/// Looks at the word before anything else is looked at: about two round trips.
+const GLANCES: u32 = 256;
 /// Misses of `poll` between two looks at the clock.
 const MISSES: u32 = 16;
 /// Time between two looks at the socket.
@@ -222,10 +224,23 @@ impl Lane {
                 };
             }
             let slot = ticket.mark.slot();
+            if self.glance(slot) {
+                continue;
+            }
             self.doze(Awaited::Slot(slot), SLICE, |place| {
                 place.producer.word(slot) != place.pending.seen(slot)
             });
         }
+    }
+
+    /// Looks for as long as an answer takes that comes at once, without a look at anything else.
+    #[inline]
+    fn glance(&self, slot: u16) -> bool {
+        let Some(place) = &self.place else {
+            return false;
+        };
+        let seen = place.pending.seen(slot);
+        (0..GLANCES).any(|_| place.producer.word(slot) != seen)
     }
 
     /// Sleeps until some ticket of this lane may have more to say, or `timeout` has passed;
