@@ -526,14 +526,15 @@ fn hints_reach_admission_and_deadlines_are_judged() {
         bytes: 1000,
     });
     lane.hint(Hint::LayerBegin { batch: 1, layer: 0 });
-    send(
-        &mut lane,
-        &Flow {
-            batch: 1,
-            request: 11,
-            ..flow(Stage::P2d, 1000)
-        },
-    );
+    let mut ticket = lane.submit(&Flow {
+        batch: 1,
+        request: 11,
+        ..flow(Stage::P2d, 1000)
+    });
+    while !lane.wait(&mut ticket).last {}
+    // The scheduler reads the clock every few microseconds.
+    std::thread::sleep(Duration::from_millis(1));
+    lane.complete(&ticket, 1000);
     let orders = eventually("an order was issued and the miss counted", || {
         let totals = daemon.status().totals;
         (totals.orders > 0 && totals.deadline_misses == 1).then_some(totals.orders)

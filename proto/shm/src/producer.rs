@@ -21,17 +21,18 @@ pub struct SlotRef {
 /// A record that needs no permit leaves its slot where it is in the circle, with its sequence, so
 /// that when the turn comes round again one comparison says whether the daemon is done with it.
 /// Nothing is moved: the next record's slot is a link away. A gated flow takes its slot out of the
-/// circle; it comes back as the last, so that slots are used in the order in which they came back.
+/// circle; it comes back as the last, which is the one before the turn, so that slots are used in
+/// the order in which they came back.
 #[derive(Debug)]
 struct Circle {
     /// By slot: the one after it. All are slots of the lane (`new`, `insert`).
     links: Box<[u16]>,
+    /// By slot: the one before it, so that a turn that only passes writes no link.
+    back: Box<[u16]>,
     /// By slot: the sequence of the record that was last in it and needed no permit.
     tags: Box<[u64]>,
     /// Whose turn it is: the slot of the next record, which the last one has named.
     turn: u16,
-    /// The one before it.
-    last: u16,
     /// How many there are, never below 2: gated flows leave that many.
     count: u32,
 }
@@ -41,9 +42,9 @@ impl Circle {
         let count = slots as u16;
         Self {
             links: (0..count).map(|slot| (slot + 1) % count).collect(),
+            back: (0..count).map(|slot| (slot + count - 1) % count).collect(),
             tags: vec![0; slots].into_boxed_slice(),
             turn: 0,
-            last: count - 1,
             count: slots as u32,
         }
     }
@@ -61,7 +62,6 @@ impl Circle {
     /// This turn was used by the record `seq`, which needs no permit.
     #[inline]
     fn pass(&mut self, turn: u16, next: u16, seq: u64) {
-        self.last = turn;
         self.turn = next;
         debug_assert!(usize::from(turn) < self.tags.len());
         // SAFETY: `turn` is what `self.turn` was: a slot of the lane. Both callers pass that; a
@@ -72,7 +72,7 @@ impl Circle {
     /// The turn was used by a gated flow.
     #[inline]
     fn remove(&mut self, next: u16) {
-        self.links[usize::from(self.last)] = next;
+        self.link(self.back[usize::from(self.turn)], next);
         self.turn = next;
         self.count -= 1;
     }
@@ -81,10 +81,15 @@ impl Circle {
     #[inline]
     fn insert(&mut self, slot: u16, seq: u64) {
         self.tags[usize::from(slot)] = seq;
-        self.links[usize::from(slot)] = self.turn;
-        self.links[usize::from(self.last)] = slot;
-        self.last = slot;
+        self.link(self.back[usize::from(self.turn)], slot);
+        self.link(slot, self.turn);
         self.count += 1;
+    }
+
+    #[inline]
+    fn link(&mut self, slot: u16, next: u16) {
+        self.links[usize::from(slot)] = next;
+        self.back[usize::from(next)] = slot;
     }
 }
 
@@ -158,11 +163,11 @@ impl Producer {
         *credit = left;
         let (turn, seq) = (self.circle.turn, self.seq);
         self.circle.pass(turn, next, seq);
-        self.seq = seq + 1;
         let slot = self.slot(turn);
         slot.write_on_credit(flow, next);
         // Release: as in `put`.
         slot.state.store(permit::published(seq), Ordering::Release);
+        self.seq += 1;
         Some(seq)
     }
 

@@ -73,34 +73,51 @@ impl Lane {
 
     /// Submits a flow. Never blocks: the ticket is granted at once (credit, bypass, `observe`) or
     /// waits for its permit.
+    #[inline(always)]
+    pub fn submit(&mut self, flow: &Flow) -> Ticket {
+        let mut ticket = Ticket::default();
+        self.submit_into(flow, &mut ticket);
+        ticket
+    }
+
+    /// [`Lane::submit`], with the ticket where it is to stay. What was in it is forgotten, as if
+    /// dropped.
     ///
     /// The body is the path on credit, and only as long as nothing is unusual: one comparison
     /// finds out that this kind of flow has credit at hand, one look at the attention word,
     /// after the record is out, that nobody wants anything. All calls are in tail position, so
     /// that no register has to be saved.
     #[inline(always)]
-    pub fn submit(&mut self, flow: &Flow) -> Ticket {
+    pub fn submit_into(&mut self, flow: &Flow, ticket: &mut Ticket) {
         if let Some(place) = &mut self.place
             && flow.key() == place.credit.key
             && let Some(tag) = place
                 .producer
                 .publish_on_credit(flow, &mut place.credit.left)
         {
-            if place.header.after_publish() != 0 {
-                return self.attend(tag, flow.bytes);
-            }
-            return Ticket {
+            let attention = place.header.after_publish();
+            *ticket = Ticket {
                 tag,
                 total: flow.bytes,
                 granted: 0,
                 mark: place.credit.mark,
             };
+            if attention != 0 {
+                self.attend(ticket);
+            }
+        } else {
+            self.submit_otherwise(flow, ticket);
         }
-        self.submit_gated(flow)
+    }
+
+    /// No credit is at hand.
+    #[inline(never)]
+    fn submit_otherwise(&mut self, flow: &Flow, ticket: &mut Ticket) {
+        *ticket = self.submit_gated(flow);
     }
 
     /// A flow for which no credit is at hand: gated, unless credit can be found.
-    #[inline(never)]
+    #[inline]
     fn submit_gated(&mut self, flow: &Flow) -> Ticket {
         let Some(place) = &mut self.place else {
             return self.submit_without_place(flow);
@@ -146,37 +163,35 @@ impl Lane {
             return self.submit_to_full_lane(flow);
         };
         place.credit.left -= flow.bytes;
-        self.attend(at.tag, flow.bytes)
+        let mut ticket = Ticket {
+            tag: at.tag,
+            total: flow.bytes,
+            granted: 0,
+            mark: place.credit.mark,
+        };
+        self.attend(&mut ticket);
+        ticket
     }
 
     /// A flow on credit was published and the daemon may want something: to be woken, or that
     /// nothing goes out on credit any more, this flow included.
     #[cold]
     #[inline(never)]
-    fn attend(&mut self, tag: u64, bytes: u64) -> Ticket {
-        let Some(place) = &mut self.place else {
-            return self.bypassed(bytes);
-        };
+    fn attend(&mut self, ticket: &mut Ticket) {
+        let Some(place) = &mut self.place else { return };
         place.notify();
         let seen = place.header.attention();
-        let mark = place.credit.mark;
-        let mut ticket = Ticket {
-            tag,
-            total: bytes,
-            granted: 0,
-            mark,
-        };
         if seen & attention::NOT_ENFORCED == 0 {
-            return ticket;
+            return;
         }
         place.credit.key = 0;
         if seen & attention::UNSCHEDULED != 0 {
-            self.withdraw(&mut ticket);
-            return self.bypassed(ticket.total);
+            self.withdraw(ticket);
+            *ticket = self.bypassed(ticket.total);
+        } else {
+            self.counters.observed_bytes.add(ticket.total);
+            ticket.mark = ticket.mark.observed();
         }
-        self.counters.observed_bytes.add(ticket.total);
-        ticket.mark = mark.observed();
-        ticket
     }
 
     /// `bytes` of the flow have left the wire. Tell the daemon for every byte that was granted:

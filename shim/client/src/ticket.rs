@@ -8,8 +8,9 @@ use laxity_shm::producer::SlotRef;
 /// on it (`completion_timeout`), after which it does not schedule a process that loses much for a
 /// while. Dropping the lane withdraws whatever is left.
 ///
-/// Four words, the same in C: a submit on credit writes little else.
-#[derive(Debug)]
+/// Four words, the same in C: a submit on credit writes little else. The default is one that is
+/// done.
+#[derive(Debug, Default)]
 #[must_use = "a flow may be sent only as far as its ticket is granted"]
 #[repr(C)]
 pub struct Ticket {
@@ -22,7 +23,7 @@ pub struct Ticket {
 
 /// `slot (16) | phase (2) | how (2) | level (8) | dscp (8) | seat (28)`, from the lowest bit. The
 /// seat is the number of the place that the flow was submitted from: 0 if none, or not any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Mark(u64);
 

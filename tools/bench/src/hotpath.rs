@@ -209,24 +209,24 @@ fn credited_bursts(client: &Client, clock: Clock, bursts: usize) -> anyhow::Resu
     let mut lane = client.lane();
     let flow = flow(Stage::Collective);
     let pause = clock.ticks(20_000.0);
-    let mut tickets: Vec<Ticket> = Vec::with_capacity(CREDIT_BURST);
+    let mut tickets: [Ticket; CREDIT_BURST] = std::array::from_fn(|_| Ticket::default());
     let mut recorder = Recorder::with_room_for(bursts);
     let (mut credited, mut gated) = (0_usize, 0_usize);
     for i in 0..bursts + bursts / 10 {
         let begin = clock.begin();
-        for _ in 0..CREDIT_BURST {
-            tickets.push(lane.submit(&flow));
+        for ticket in &mut tickets {
+            lane.submit_into(&flow, ticket);
         }
         let end = clock.end();
         // A flow that has credit is granted at once, a gated one after a round trip.
         let mut all_credited = true;
-        for mut ticket in tickets.drain(..) {
-            let grant = lane.poll(&mut ticket).unwrap_or_else(|| {
+        for ticket in &mut tickets {
+            let grant = lane.poll(ticket).unwrap_or_else(|| {
                 all_credited = false;
-                lane.wait(&mut ticket)
+                lane.wait(ticket)
             });
             all_credited &= !grant.bypassed;
-            lane.complete(&ticket, grant.bytes);
+            lane.complete(ticket, grant.bytes);
         }
         // The daemon takes the records and renews the credit. If it lost its core meanwhile, the
         // lane is full, flows are bypassed, and it needs more than this pause.
@@ -415,7 +415,7 @@ fn permits_per_second(client: &Client, stretch: Duration) -> anyhow::Result<f64>
             };
             lane.complete(ticket, grant.bytes);
             permits += u64::from(!grant.bypassed);
-            *ticket = lane.submit(&flow);
+            lane.submit_into(&flow, ticket);
         }
     }
     let rate = permits as f64 / begin.elapsed().as_secs_f64();
