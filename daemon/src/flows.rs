@@ -66,8 +66,19 @@ pub struct Flow {
     /// Level on the wire: that of the first permit, 0 before it. A message keeps one DSCP for its
     /// whole life (architecture §4.3), so later permits repeat it.
     pub level: u8,
-    /// Sent without leave in mode `observe`: it is in the books only, not in the link.
-    pub observed: bool,
+    /// Who accounts for its bytes on the wire.
+    pub books: Books,
+}
+
+/// Who accounts for the bytes of a flow on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Books {
+    /// The link knows the flow: it had to wait.
+    Link,
+    /// The flow was launched whole, at [`Flow::level`]: the driver tells the link when it lands.
+    Driver,
+    /// Nobody: sent without leave in mode `observe`.
+    Nobody,
 }
 
 const _: () = assert!(size_of::<Flow>() == 64);
@@ -88,7 +99,7 @@ impl Flow {
         port: 0,
         stage: Stage::Background,
         level: 0,
-        observed: false,
+        books: Books::Link,
     };
 
     /// Bytes permitted and not completed.

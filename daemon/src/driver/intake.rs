@@ -14,7 +14,7 @@ use laxity_shm::record::{self, Garbage, Record};
 use crate::clients::{Book, Client};
 use crate::driver::hints::Hints;
 use crate::driver::ports::Port;
-use crate::flows::{Flow, name, place};
+use crate::flows::{Books, Flow, name, place};
 use crate::stats::LoopCounters;
 
 /// A link that has just been asked is not asked again sooner, unless something happens to it.
@@ -48,6 +48,14 @@ pub struct Intake {
     /// Lane whose last record decodes, and is none that its client may send. Whoever scans takes
     /// it as garbage.
     pub forbidden: Option<u16>,
+}
+
+/// What a flow may do from the start.
+struct Granted {
+    /// 0 if it has to wait.
+    level: u8,
+    bytes: u64,
+    books: Books,
 }
 
 /// The lane that a record came from.
@@ -191,16 +199,28 @@ impl Intake {
         let spec = self.spec(id, flow);
         let now = self.now;
         let port = &mut self.ports[usize::from(index)];
-        let mut level = 0;
-        let mut permitted = 0;
+        let mut granted = Granted {
+            level: 0,
+            bytes: 0,
+            books: Books::Link,
+        };
         if let Some(permit) = port.link.peek_permit(now, &spec) {
-            level = permit.level.0;
-            permitted = permit.bytes;
+            let (level, permitted) = (permit.level.0, permit.bytes);
             // A submit was consumed just now, so its slot waits: the permit cannot be stale.
             if let Ok(Wake::Needed) = from.consumer.permit(at, permitted, level, permit.last) {
                 self.wakes.push((from.client, from.lane));
             }
             port.link.commit_permit(now, &spec, permit);
+            let books = if permit.last {
+                Books::Driver
+            } else {
+                Books::Link
+            };
+            granted = Granted {
+                level,
+                bytes: permitted,
+                books,
+            };
             let counted = &mut port.counters.stages[spec.stage.index()];
             let row = permit.level.row();
             counted.permits[row] += 1;
@@ -219,7 +239,7 @@ impl Intake {
         if self.credit && spec.stage == Stage::Collective {
             feed(port, now, from, index);
         }
-        self.keep(from, at, index, &spec, level, permitted);
+        self.keep(from, at, index, &spec, granted);
     }
 
     /// Remembers a flow that was submitted.
@@ -230,12 +250,11 @@ impl Intake {
         at: SlotRef,
         port: u16,
         spec: &FlowSpec,
-        level: u8,
-        permitted: u64,
+        granted: Granted,
     ) {
         from.book.counters.flows += 1;
         from.book.counters.submitted_bytes += spec.bytes;
-        if spec.bytes == 0 && level != 0 {
+        if spec.bytes == 0 && granted.level != 0 {
             // Nothing of it will ever complete. It is over.
             self.ports[usize::from(port)].counters.stages[spec.stage.index()].completed_flows += 1;
             return;
@@ -243,7 +262,7 @@ impl Intake {
         let flow = Flow {
             seq: at.tag,
             bytes: spec.bytes,
-            permitted,
+            permitted: granted.bytes,
             completed: 0,
             deadline: spec.deadline,
             touched: self.now,
@@ -251,8 +270,8 @@ impl Intake {
             slot: at.slot,
             port,
             stage: spec.stage,
-            level,
-            observed: false,
+            level: granted.level,
+            books: granted.books,
         };
         from.book.flows += 1;
         from.book.waiting += usize::from(flow.waits());
@@ -282,7 +301,8 @@ impl Intake {
         // Spent credit returns to the port whatever becomes of the flow.
         port.credit_back(flow.bytes);
         if room {
-            port.link.handle(self.now, Event::FlowOnCredit(spec));
+            port.link
+                .launch(self.now, spec.stage, self.credit_level, spec.bytes);
             port.dirty = true;
         }
         if self.credit {
@@ -300,7 +320,17 @@ impl Intake {
         counted.permits[level.row()] += 1;
         counted.permitted_bytes[level.row()] += spec.bytes;
         from.book.counters.permitted_bytes += spec.bytes;
-        self.keep(from, at, index, &spec, level.0, spec.bytes);
+        self.keep(
+            from,
+            at,
+            index,
+            &spec,
+            Granted {
+                level: level.0,
+                bytes: spec.bytes,
+                books: Books::Driver,
+            },
+        );
     }
 
     /// Books a flow that its client sends without asking, because the mode that holds for it is
@@ -324,10 +354,17 @@ impl Intake {
         counted.credited_flows += 1;
         counted.credited_bytes += spec.bytes;
         let level = Level::SCAVENGER.0;
-        self.keep(from, at, index, &spec, level, spec.bytes);
-        if let Some(kept) = from.book.lanes.at(from.lane).flows.get_mut(at.tag) {
-            kept.observed = true;
-        }
+        self.keep(
+            from,
+            at,
+            index,
+            &spec,
+            Granted {
+                level,
+                bytes: spec.bytes,
+                books: Books::Nobody,
+            },
+        );
     }
 
     #[inline]
@@ -345,7 +382,7 @@ impl Intake {
         // A trickle is no progress: it would hold the window for as long as it lasts. What is only
         // observed holds nothing.
         if bytes
-            > if flow.observed {
+            > if flow.books == Books::Nobody {
                 0
             } else {
                 outstanding >> TRICKLE_SHIFT
@@ -357,13 +394,14 @@ impl Intake {
         book.counters.completed_bytes += bytes;
         self.hints.completed(now, flow.request, flow.port, bytes);
         let port = &mut self.ports[usize::from(flow.port)];
-        port.link.handle(
-            now,
-            Event::BytesCompleted {
-                flow: name(from.client, from.lane, tag),
-                bytes,
-            },
-        );
+        match flow.books {
+            Books::Link => {
+                let flow = name(from.client, from.lane, tag);
+                port.link.handle(now, Event::BytesCompleted { flow, bytes });
+            }
+            Books::Driver => port.link.land(Level(flow.level), bytes),
+            Books::Nobody => {}
+        }
         port.dirty = true;
         let counted = &mut port.counters.stages[flow.stage.index()];
         counted.completed_bytes += bytes;
@@ -393,12 +431,14 @@ impl Intake {
         };
         book.waiting -= usize::from(flow.waits());
         let port = &mut self.ports[usize::from(flow.port)];
-        port.link.handle(
-            self.now,
-            Event::FlowCancelled {
-                flow: name(client, lane, seq),
-            },
-        );
+        match flow.books {
+            Books::Link => {
+                let flow = name(client, lane, seq);
+                port.link.handle(self.now, Event::FlowCancelled { flow });
+            }
+            Books::Driver => port.link.land(Level(flow.level), flow.outstanding()),
+            Books::Nobody => {}
+        }
         port.dirty = true;
         book.counters.cancelled_flows += 1;
         book.flows -= usize::from(flows.remove(seq));

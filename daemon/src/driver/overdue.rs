@@ -20,7 +20,7 @@ use laxity_shm::producer::SlotRef;
 use crate::clients::Client;
 use crate::config::Mode;
 use crate::driver::intake::Intake;
-use crate::flows::Flow;
+use crate::flows::{Books, Flow};
 
 /// Length of the first distrust, in timeouts.
 const FIRST: u64 = 4;
@@ -95,7 +95,7 @@ impl Intake {
             };
             let bytes = flow.outstanding();
             client.book.counters.written_off_bytes += bytes;
-            if !flow.observed {
+            if flow.books != Books::Nobody {
                 let window = self.ports[usize::from(flow.port)]
                     .link
                     .config()
@@ -123,7 +123,7 @@ impl Intake {
     pub fn let_go(&mut self, index: u32, client: &mut Client) {
         for lane in 0..client.book.lanes.count() {
             let off = client.mode == Mode::Off;
-            let wanted = |flow: &&Flow| off || flow.waits() && !flow.observed;
+            let wanted = |flow: &&Flow| off || flow.waits();
             let flows = &client.book.lanes.at(lane).flows;
             let mut seqs: Vec<u64> = flows.iter().filter(wanted).map(|flow| flow.seq).collect();
             seqs.sort_unstable();
@@ -153,12 +153,7 @@ impl Intake {
                 self.wakes.push((index, lane));
             }
         }
-        if flow.observed {
-            let book = &mut client.book;
-            book.flows -= usize::from(book.lanes.at(lane).flows.remove(seq));
-        } else {
-            self.cancel(index, &mut client.book, lane, seq);
-        }
+        self.cancel(index, &mut client.book, lane, seq);
     }
 }
 

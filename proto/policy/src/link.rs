@@ -279,17 +279,15 @@ impl Link {
     }
 
     /// Accounts for the permit that [`Link::peek_permit`] gave for the same `spec`.
+    ///
+    /// A flow that was permitted whole is not remembered: the driver has its own books, and a second
+    /// lookup for each flow of an uncontended port would be most of the work. Report its bytes with
+    /// [`Link::land`], not with [`Event::BytesCompleted`] or [`Event::FlowCancelled`].
     pub fn commit_permit(&mut self, now: Time, spec: &FlowSpec, permit: Permit) {
         if permit.last {
-            let inserted = self
-                .port
-                .flows
-                .insert_in_flight(spec.flow, permit.bytes, permit.level);
-            if inserted {
-                self.account(now, spec.stage, permit.level, permit.bytes);
-                if permit.level == Level::SCAVENGER {
-                    self.guarantee.spend(permit.bytes);
-                }
+            self.launch(now, spec.stage, permit.level, permit.bytes);
+            if permit.level == Level::SCAVENGER {
+                self.guarantee.spend(permit.bytes);
             }
             return;
         }
@@ -299,6 +297,17 @@ impl Link {
         let flow = self.port.flows.get_mut(slot);
         flow.wire = Some(permit.level);
         self.serve(now, slot, permit.bytes);
+    }
+
+    /// Bytes go on the wire at `level` of which the driver keeps the book: a flow on credit whose
+    /// level is known. [`Link::land`] takes them off again.
+    pub fn launch(&mut self, now: Time, stage: Stage, level: Level, bytes: u64) {
+        self.account(now, stage, level, bytes);
+    }
+
+    /// Bytes that were launched at `level` have left the wire, or never will.
+    pub fn land(&mut self, level: Level, bytes: u64) {
+        self.in_flight.remove(level, bytes);
     }
 
     /// Takes note of what happened.

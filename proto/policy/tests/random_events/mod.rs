@@ -152,6 +152,8 @@ pub struct Account {
     pub in_flight: u64,
     pub last: bool,
     pub credit: bool,
+    /// Launched: the link does not know it.
+    pub launched: bool,
     pub cancelled: bool,
     pub wire: Option<Level>,
     pub host: Option<Level>,
@@ -226,15 +228,7 @@ impl Shadowed {
                     .map(|(&id, _)| id)
                     .collect();
                 if let Some(&flow) = flying.get(which % flying.len().max(1)) {
-                    let account = self.accounts.get_mut(&flow).expect("listed");
-                    account.in_flight -= (*bytes).min(account.in_flight); // over-completion
-                    self.link.handle(
-                        self.now,
-                        Event::BytesCompleted {
-                            flow,
-                            bytes: *bytes,
-                        },
-                    );
+                    self.complete(flow, *bytes);
                 } else {
                     let flow = FlowId(u64::MAX - 1);
                     self.link.handle(
@@ -248,7 +242,13 @@ impl Shadowed {
             }
             Op::Cancel { which } => {
                 let flow = FlowId(*which as u64 % (self.arrivals + 2));
-                self.link.handle(self.now, Event::FlowCancelled { flow });
+                match self.accounts.get(&flow) {
+                    Some(account) if account.launched => {
+                        let level = account.wire.expect("launched at a level");
+                        self.link.land(level, account.in_flight);
+                    }
+                    _ => self.link.handle(self.now, Event::FlowCancelled { flow }),
+                }
                 if let Some(account) = self.accounts.get_mut(&flow) {
                     account.cancelled |= account.waits();
                     account.in_flight = 0;
@@ -273,6 +273,20 @@ impl Shadowed {
         self.check_rest();
     }
 
+    /// Reports `bytes` of `flow`, which may be more than there are.
+    pub fn complete(&mut self, flow: FlowId, bytes: u64) {
+        let account = self.accounts.get_mut(&flow).expect("a flow that arrived");
+        let landed = bytes.min(account.in_flight);
+        account.in_flight -= landed;
+        if account.launched {
+            let level = account.wire.expect("launched at a level");
+            self.link.land(level, landed);
+        } else {
+            self.link
+                .handle(self.now, Event::BytesCompleted { flow, bytes });
+        }
+    }
+
     fn arrive(&mut self, spec: FlowSpec, credit: bool) {
         let bytes = spec.bytes;
         let account = Account {
@@ -281,6 +295,7 @@ impl Shadowed {
             in_flight: if credit { bytes } else { 0 },
             last: credit,
             credit,
+            launched: false,
             cancelled: false,
             wire: None,
             host: None,
@@ -295,6 +310,7 @@ impl Shadowed {
         {
             self.link.commit_permit(self.now, &spec, permit);
             let laxity_policy::Permit { bytes, level, last } = permit;
+            self.accounts.get_mut(&spec.flow).expect("arrived").launched = last;
             self.note(Action::Permit {
                 flow: spec.flow,
                 bytes,
@@ -340,14 +356,16 @@ impl Shadowed {
                     bytes <= CHUNK && (bytes > 0 || account.spec.bytes == 0),
                     "{action:?}"
                 );
+                // A flow that was rescued from the scavenger after its first permit keeps that
+                // level on the wire.
+                if let Some(host) = account.host.filter(|_| account.wire.is_none()) {
+                    assert!(level != Level::SCAVENGER || host == Level::SCAVENGER);
+                }
                 assert_eq!(
                     *account.wire.get_or_insert(level),
                     level,
                     "the wire level changed"
                 );
-                if let Some(host) = account.host {
-                    assert!(level != Level::SCAVENGER || host == Level::SCAVENGER);
-                }
                 let in_window = bytes == 0 || self.in_flight_at_or_above(level) <= WINDOW;
                 assert!(in_window, "window exceeded by {action:?}");
             }
@@ -355,7 +373,10 @@ impl Shadowed {
                 let account = self.accounts.get_mut(&flow).expect("a flow that arrived");
                 assert!(account.waits(), "moved though it does not wait: {action:?}");
                 if let Some(host) = account.host {
-                    assert_eq!(host, from, "moved from where it was not");
+                    // Being served lets a flow climb without a word; the next permit or move tells.
+                    let scavenged = (host == Level::SCAVENGER, from == Level::SCAVENGER);
+                    let was_there = from <= host && scavenged.0 == scavenged.1;
+                    assert!(was_there, "moved from {from:?}, was at {host:?}");
                 }
                 let rescued = from == Level::SCAVENGER && account.spec.stage == Stage::KvReuse;
                 let up = to < from && (from != Level::SCAVENGER || rescued);
@@ -426,9 +447,7 @@ impl Shadowed {
                     .expect("held back until some time");
             }
             for (flow, bytes) in flying {
-                self.accounts.get_mut(&flow).expect("listed").in_flight = 0;
-                self.link
-                    .handle(self.now, Event::BytesCompleted { flow, bytes });
+                self.complete(flow, bytes);
             }
         }
         panic!("flows wait for ever");
