@@ -35,7 +35,7 @@ const SPIN_SHORT_NS: u64 = 2_000;
 /// Looks at the word between two looks at the clock and at the daemon.
 const LOOKS: u32 = 64;
 /// Looks at the word before anything else is looked at: about two round trips.
-const GLANCES: u32 = 256;
+const GLANCES: u32 = 32;
 /// Misses of `poll` between two looks at the clock.
 const MISSES: u32 = 16;
 /// Time between two looks at the socket.
@@ -240,7 +240,10 @@ impl Lane {
             return false;
         };
         let seen = place.pending.seen(slot);
-        (0..GLANCES).any(|_| place.producer.word(slot) != seen)
+        (0..GLANCES).any(|_| {
+            core::hint::spin_loop();
+            place.producer.word(slot) != seen
+        })
     }
 
     /// Sleeps until some ticket of this lane may have more to say, or `timeout` has passed;
