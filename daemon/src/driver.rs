@@ -11,7 +11,7 @@
 //!   just woken, it yields between rounds, in case that client shares its core (docs/performance.md: then
 //!   pure spinning costs 54 µs and yielding 1). The sleep itself is the protocol of
 //!   [`laxity_shm::sleep`].
-//! * *Heartbeat.* Every millisecond while awake; while flows wait, a sleep ends after
+//! * *Heartbeat.* Every five milliseconds while awake; while flows wait, a sleep ends after
 //!   [`WAITING_SLEEP_MAX`]. With nothing waiting there is none to give: whoever submits wakes us.
 //! * *Distrust.* A record that does not decode releases its client at once, at the first one: its
 //!   memory is corrupt, and everything it waits for resolves unscheduled. Nobody else notices.
@@ -51,13 +51,15 @@ const DOORBELL_ABOVE: usize = 256;
 /// meanwhile waits. So turns are long: some microseconds, half of [`intake::DUE_MIN`].
 const LOOKS_PER_TURN: usize = 1024;
 const ROUNDS_MIN: usize = 4;
+/// The same after a client was woken: if it shares this core, looking keeps it from answering.
+const LOOKS_AFTER_WAKE: usize = 8;
 /// Rounds over the hot clients between looks at a cold one, and at claims.
 const ROUNDS_PER_COLD: u64 = 8;
 const ROUNDS_PER_REFRESH: u64 = 64;
 /// Records after which a turn ends, since the clock goes on meanwhile.
 const RECORDS_PER_TURN: usize = 64;
 /// Time between heartbeats while awake.
-const BEAT: Span = Span::from_millis(1);
+const BEAT: Span = Span::from_millis(5);
 /// Longest sleep while flows wait: clients take a scheduler for stalled after 100 ms.
 const WAITING_SLEEP_MAX: Span = Span::from_millis(20);
 /// Time between snapshots while something happens.
@@ -179,8 +181,12 @@ impl Driver {
         // The inner loop looks at lanes and does nothing else: half of its length is part of the
         // time that a submit waits for its permit.
         let mut records = 0;
-        let rounds = LOOKS_PER_TURN / self.hot.len().max(1);
-        for _ in 0..rounds.max(ROUNDS_MIN) {
+        let looks = if self.woke_lately() {
+            LOOKS_AFTER_WAKE
+        } else {
+            LOOKS_PER_TURN
+        };
+        for _ in 0..(looks / self.hot.len().max(1)).max(ROUNDS_MIN) {
             let taken = self.round();
             if taken > 0 {
                 self.intake.serve(&mut self.clients);
@@ -201,13 +207,18 @@ impl Driver {
             let now = self.intake.now;
             if now.since(self.active) >= self.spin || self.clients.is_empty() {
                 self.sleep();
-            } else if now.since(self.woke_client) < self.spin {
+            } else if self.woke_lately() {
                 std::thread::yield_now();
             } else {
                 std::hint::spin_loop();
             }
         }
         true
+    }
+
+    /// A client slept a moment ago: perhaps because it shares this core.
+    fn woke_lately(&self) -> bool {
+        self.intake.now.since(self.woke_client) < self.spin
     }
 
     /// One look at every hot client, now and then at a cold one and at claims. Returns the number of
@@ -389,7 +400,8 @@ impl Driver {
                 && consumer.wake()
             {
                 self.intake.counters.client_wakes += 1;
-                self.woke_client = self.intake.now;
+                // Read anew: where the two share a core, the client has run meanwhile.
+                self.woke_client = Time(now_ns());
             }
         }
     }

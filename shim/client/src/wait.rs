@@ -35,7 +35,7 @@ const SPIN_SHORT_NS: u64 = 2_000;
 /// Looks at the word between two looks at the clock and at the daemon.
 const LOOKS: u32 = 64;
 /// Looks at the word before anything else is looked at: about two round trips.
-const GLANCES: u32 = 32;
+const GLANCES: u32 = 16;
 /// Misses of `poll` between two looks at the clock.
 const MISSES: u32 = 16;
 /// Time between two looks at the socket.
@@ -200,7 +200,8 @@ impl Lane {
         let sign = self.spin.quiet_since_ns.max(place.header.heartbeat_ns());
         let stalled = now.saturating_sub(sign) > self.core.options.stall_timeout.as_nanos() as u64;
         let mut hung_up = false;
-        if now.saturating_sub(self.spin.looked_ns) > HANGUP_NS {
+        // While permits come nobody has hung up, and no system call is made to find that out.
+        if now.saturating_sub(self.spin.looked_ns.max(self.spin.quiet_since_ns)) > HANGUP_NS {
             self.spin.looked_ns = now;
             hung_up = place.session.is_hung_up();
         }
