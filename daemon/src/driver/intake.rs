@@ -51,6 +51,7 @@ pub struct Intake {
 }
 
 /// What a flow may do from the start.
+#[derive(Clone, Copy)]
 struct Granted {
     /// 0 if it has to wait.
     level: u8,
