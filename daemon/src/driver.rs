@@ -46,7 +46,7 @@ use crate::stats::{ClientCounters, LoopCounters};
 const COLD_AFTER: u32 = 4096;
 /// Claimed lanes, over all clients, above which doorbells pay (docs/performance.md).
 const DOORBELL_ABOVE: usize = 256;
-/// Looks at clients in a turn, i.e. between readings of the clock, and rounds that those are at
+/// Looks at lanes in a turn, i.e. between readings of the clock, and rounds that those are at
 /// least. What is done between turns takes as long as a dozen looks, and a submit that comes
 /// meanwhile waits. So turns are long: some microseconds, half of [`intake::DUE_MIN`].
 const LOOKS_PER_TURN: usize = 1024;
@@ -96,6 +96,8 @@ pub struct Driver {
     doorbells: bool,
     /// Index of the client whose claims were looked at last.
     refreshed: usize,
+    /// Claimed lanes over all clients, when last counted.
+    claimed: usize,
     /// Counters of clients that are gone.
     gone: ClientCounters,
     rest: Rest,
@@ -142,6 +144,7 @@ impl Driver {
             cold_next: 0,
             doorbells: false,
             refreshed: 0,
+            claimed: 0,
             gone: ClientCounters::default(),
             rest,
             spin: Span::ZERO,
@@ -186,7 +189,8 @@ impl Driver {
         } else {
             LOOKS_PER_TURN
         };
-        for _ in 0..(looks / self.hot.len().max(1)).max(ROUNDS_MIN) {
+        let lanes = self.claimed.max(self.hot.len()).max(1);
+        for _ in 0..(looks / lanes).max(ROUNDS_MIN) {
             let taken = self.round();
             if taken > 0 {
                 self.intake.serve(&mut self.clients);
@@ -331,9 +335,9 @@ impl Driver {
 
     fn ring_or_not(&mut self) {
         let clients = self.clients.iter().flatten();
-        let claimed: usize = clients.map(|client| client.claimed).sum();
+        self.claimed = clients.map(|client| client.claimed).sum();
         // Half as many switch them off again, so that a count at the border does not flap.
-        let wanted = claimed
+        let wanted = self.claimed
             > if self.doorbells {
                 DOORBELL_ABOVE / 2
             } else {

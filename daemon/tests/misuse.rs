@@ -356,3 +356,58 @@ fn a_daemon_that_ends_removes_its_own_sockets_only() {
     assert!(!daemon.socket().exists());
     assert_eq!(std::fs::read_to_string(&control).unwrap(), "another's");
 }
+
+#[test]
+fn whatever_ends_a_flow_takes_its_bytes_off_the_wire() {
+    const CHUNK: u64 = 64 << 10;
+    let daemon = Laxityd::start(SMALL);
+    let client = daemon.client("client");
+    let mut lane = client.lane();
+    let flying = |bytes| {
+        let what = format!("{bytes} bytes in flight");
+        eventually(&what, || (in_flight(&daemon) == bytes).then_some(()));
+    };
+    for stage in [
+        Stage::KvReuse,
+        Stage::Collective,
+        Stage::P2d,
+        Stage::Weights,
+    ] {
+        // Permitted whole, on credit from the second collective on; part of it completes.
+        for _ in 0..2 {
+            let mut ticket = lane.submit(&flow(stage, CHUNK / 4));
+            assert!(lane.wait(&mut ticket).last);
+            flying(CHUNK / 4);
+            lane.complete(&ticket, CHUNK / 8);
+            flying(CHUNK / 8);
+            // More than there is.
+            lane.complete(&ticket, CHUNK);
+            flying(0);
+            let mut ticket = lane.submit(&flow(stage, CHUNK / 4));
+            assert!(lane.wait(&mut ticket).last);
+            lane.complete(&ticket, 1);
+            flying(CHUNK / 4 - 1);
+            lane.cancel(ticket);
+            flying(0);
+        }
+        // In chunks: the window is full, the rest waits.
+        let mut ticket = lane.submit(&flow(stage, 2 * WINDOW));
+        let granted = lane.wait(&mut ticket).bytes;
+        flying(WINDOW);
+        lane.complete(&ticket, granted);
+        lane.cancel(ticket);
+        flying(0);
+    }
+    // The owner of the lane goes, then the client.
+    let mut ticket = lane.submit(&flow(Stage::P2d, CHUNK));
+    assert!(lane.wait(&mut ticket).last);
+    flying(CHUNK);
+    drop(lane);
+    flying(0);
+    let mut lane = client.lane();
+    let mut ticket = lane.submit(&flow(Stage::KvReuse, CHUNK));
+    assert!(lane.wait(&mut ticket).last);
+    flying(CHUNK);
+    drop((lane, client));
+    flying(0);
+}

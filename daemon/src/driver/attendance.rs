@@ -7,6 +7,7 @@ use std::sync::Arc;
 use laxity_policy::config::InvalidConfig;
 use laxity_policy::{Level, Span, Time};
 use laxity_shm::sleep::{current_cpu, now_ns};
+use nix::unistd::{SysconfVar, sysconf};
 use tracing::{debug, info, warn};
 
 use super::Driver;
@@ -134,8 +135,9 @@ impl Driver {
         }
         self.intake.hints.configure(now, config)?;
         self.config = Arc::clone(config);
-        // On one core, whoever spins keeps away whom it waits for.
-        let alone = std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1);
+        // On one core, whoever spins keeps away whom it waits for. Of the machine, not of this
+        // process: a daemon that is confined to one core of many has its clients on the others.
+        let alone = sysconf(SysconfVar::_NPROCESSORS_ONLN) == Ok(Some(1));
         self.spin = if alone {
             Span::ZERO
         } else {
