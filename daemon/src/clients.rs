@@ -169,8 +169,8 @@ pub struct Client {
     pub mode: Mode,
     /// Records that may be taken from each of its lanes in a round.
     pub budget: usize,
-    /// Lanes that it had claimed when they were last looked at.
-    pub claimed: usize,
+    /// Lanes that are looked at: every one that was ever claimed.
+    pub lanes: usize,
 }
 
 impl Client {
@@ -203,7 +203,7 @@ impl Client {
             idle_scans: 0,
             mode,
             budget: 1,
-            claimed: 0,
+            lanes: 0,
         }
     }
 
@@ -233,10 +233,8 @@ impl Client {
     /// Looks for newly claimed lanes.
     pub fn refresh(&mut self) {
         self.served.refresh();
-        self.claimed = self.served.claimed_lanes();
-        // Every lane that was ever claimed is scanned.
-        let lanes = self.served.consumers().size_hint().0;
-        self.budget = (CLIENT_BUDGET / lanes.max(1)).clamp(1, BUDGET);
+        self.lanes = self.served.consumers().size_hint().0;
+        self.budget = (CLIENT_BUDGET / self.lanes.max(1)).clamp(1, BUDGET);
     }
 
     /// How many flows it may have now.

@@ -8,8 +8,8 @@
 //! * *Hot path.* [`intake`]: decide, write the permit, keep the books afterwards. Counters are
 //!   plain integers of this thread.
 //! * *Spin, then sleep.* It spins for `scheduler.spin_us` after the last record. Where a client was
-//!   just woken, it yields between rounds, in case that client shares its core (docs/performance.md: then
-//!   pure spinning costs 54 µs and yielding 1). The sleep itself is the protocol of
+//!   just woken, turns are short and it yields between them, in case that client shares its core: then
+//!   spinning would cost 50 µs a permit and yielding costs 5. The sleep itself is the protocol of
 //!   [`laxity_shm::sleep`].
 //! * *Heartbeat.* Every five milliseconds while awake; while flows wait, a sleep ends after
 //!   [`WAITING_SLEEP_MAX`]. With nothing waiting there is none to give: whoever submits wakes us.
@@ -44,7 +44,7 @@ use crate::stats::{ClientCounters, LoopCounters};
 
 /// Empty rounds after which a client is looked at in turns only.
 const COLD_AFTER: u32 = 4096;
-/// Claimed lanes, over all clients, above which doorbells pay (docs/performance.md).
+/// Lanes, over all clients, above which doorbells pay: each look costs a few nanoseconds.
 const DOORBELL_ABOVE: usize = 256;
 /// Looks at lanes in a turn, i.e. between readings of the clock, and rounds that those are at
 /// least. What is done between turns takes as long as a dozen looks, and a submit that comes
@@ -53,9 +53,11 @@ const LOOKS_PER_TURN: usize = 1024;
 const ROUNDS_MIN: usize = 4;
 /// The same after a client was woken: if it shares this core, looking keeps it from answering.
 const LOOKS_AFTER_WAKE: usize = 8;
-/// Rounds over the hot clients between looks at a cold one, and at claims.
+/// Rounds over the hot clients between looks at a cold one; turns in which each cold one is looked
+/// at however long the rounds are, and each client's claims.
 const ROUNDS_PER_COLD: u64 = 8;
-const ROUNDS_PER_REFRESH: u64 = 64;
+const TURNS_PER_COLD: usize = 32;
+const TURNS_PER_REFRESH: usize = 16;
 /// Records after which a turn ends, since the clock goes on meanwhile.
 const RECORDS_PER_TURN: usize = 64;
 /// Time between heartbeats while awake.
@@ -96,8 +98,8 @@ pub struct Driver {
     doorbells: bool,
     /// Index of the client whose claims were looked at last.
     refreshed: usize,
-    /// Claimed lanes over all clients, when last counted.
-    claimed: usize,
+    /// Lanes over all clients that a round looks at, when last counted.
+    lanes: usize,
     /// Counters of clients that are gone.
     gone: ClientCounters,
     rest: Rest,
@@ -144,7 +146,7 @@ impl Driver {
             cold_next: 0,
             doorbells: false,
             refreshed: 0,
-            claimed: 0,
+            lanes: 0,
             gone: ClientCounters::default(),
             rest,
             spin: Span::ZERO,
@@ -184,23 +186,19 @@ impl Driver {
         // The inner loop looks at lanes and does nothing else: half of its length is part of the
         // time that a submit waits for its permit.
         let mut records = 0;
-        let looks = if self.woke_lately() {
-            LOOKS_AFTER_WAKE
-        } else {
-            LOOKS_PER_TURN
-        };
-        let lanes = self.claimed.max(self.hot.len()).max(1);
-        for _ in 0..(looks / lanes).max(ROUNDS_MIN) {
+        for _ in 0..self.rounds() {
             let taken = self.round();
-            if taken > 0 {
-                self.intake.serve(&mut self.clients);
-                self.wake_clients();
-                records += taken;
-                if records >= RECORDS_PER_TURN {
-                    break;
-                }
+            records += taken;
+            // Whoever was woken may need this core.
+            if taken > 0 && self.answer() || records >= RECORDS_PER_TURN {
+                break;
             }
         }
+        for _ in 0..self.cold.len().div_ceil(TURNS_PER_COLD) {
+            records += self.scan_cold();
+        }
+        records += self.refresh();
+        self.answer();
         self.intake.now = Time(now_ns());
         if records > 0 {
             self.active = self.intake.now;
@@ -220,23 +218,36 @@ impl Driver {
         true
     }
 
+    /// Looks at the hot clients in the next turn.
+    fn rounds(&self) -> usize {
+        // Without spinning there is but one look before the sleep.
+        let looks = if self.woke_lately() || self.spin == Span::ZERO {
+            LOOKS_AFTER_WAKE
+        } else {
+            LOOKS_PER_TURN
+        };
+        (looks / self.lanes.max(self.hot.len()).max(1)).max(ROUNDS_MIN)
+    }
+
+    /// Permits what the links allow now, and wakes whom it concerns; whether it woke anybody.
+    #[inline]
+    fn answer(&mut self) -> bool {
+        self.intake.serve(&mut self.clients);
+        self.wake_clients()
+    }
+
     /// A client slept a moment ago: perhaps because it shares this core.
     fn woke_lately(&self) -> bool {
         self.intake.now.since(self.woke_client) < self.spin
     }
 
-    /// One look at every hot client, now and then at a cold one and at claims. Returns the number of
-    /// records.
+    /// One look at every hot client, and now and then at a cold one. Returns the number of records.
     #[inline]
     fn round(&mut self) -> usize {
         self.intake.counters.rounds += 1;
-        let rounds = self.intake.counters.rounds;
         let mut records = self.scan_hot();
-        if rounds.is_multiple_of(ROUNDS_PER_COLD) || self.hot.is_empty() {
+        if self.intake.counters.rounds.is_multiple_of(ROUNDS_PER_COLD) || self.hot.is_empty() {
             records += self.scan_cold();
-        }
-        if rounds.is_multiple_of(ROUNDS_PER_REFRESH) {
-            self.refresh();
         }
         records
     }
@@ -318,26 +329,27 @@ impl Driver {
         }
     }
 
-    /// Looks for newly claimed lanes of the next client, and whether there are so many over all that
-    /// doorbells pay.
-    fn refresh(&mut self) {
-        self.refreshed += 1;
-        if self.refreshed >= self.clients.len() {
-            self.refreshed = 0;
+    /// Looks for newly claimed lanes of the next few clients, and after the last of them whether there
+    /// are so many over all that doorbells pay. Returns the number of records that this brought up.
+    fn refresh(&mut self) -> usize {
+        for _ in 0..self.clients.len().div_ceil(TURNS_PER_REFRESH) {
+            if let Some(Some(client)) = self.clients.get_mut(self.refreshed) {
+                client.refresh();
+            }
+            self.refreshed += 1;
+            if self.refreshed >= self.clients.len() {
+                self.refreshed = 0;
+                return self.ring_or_not();
+            }
         }
-        if let Some(Some(client)) = self.clients.get_mut(self.refreshed) {
-            client.refresh();
-        }
-        if self.refreshed == 0 {
-            self.ring_or_not();
-        }
+        0
     }
 
-    fn ring_or_not(&mut self) {
+    fn ring_or_not(&mut self) -> usize {
         let clients = self.clients.iter().flatten();
-        self.claimed = clients.map(|client| client.claimed).sum();
+        self.lanes = clients.map(|client| client.lanes).sum();
         // Half as many switch them off again, so that a count at the border does not flap.
-        let wanted = self.claimed
+        let wanted = self.lanes
             > if self.doorbells {
                 DOORBELL_ABOVE / 2
             } else {
@@ -349,8 +361,9 @@ impl Driver {
                 client.served.set_doorbell(wanted);
             }
             heavy_fence();
-            self.sweep_lanes();
+            return self.sweep_lanes();
         }
+        0
     }
 
     /// Looks at every lane of every client, whatever claims and doorbells say.
@@ -360,10 +373,11 @@ impl Driver {
             let Some(client) = self.clients[index].as_mut() else {
                 continue;
             };
-            let Client { book, served, .. } = client;
-            if book.released {
+            if client.book.released {
                 continue;
             }
+            client.refresh();
+            let Client { book, served, .. } = client;
             let mut taking = Taking::new(&mut self.intake, index as u32, book);
             let taken = served.sweep_into(BUDGET, &mut taking);
             let garbage = taking.garbage;
@@ -391,10 +405,12 @@ impl Driver {
         }
     }
 
-    fn wake_clients(&mut self) {
+    /// Wakes those whom a permit awaits; whether there was one.
+    fn wake_clients(&mut self) -> bool {
         if self.intake.wakes.is_empty() {
-            return;
+            return false;
         }
+        let mut woken = false;
         for (index, lane) in core::mem::take(&mut self.intake.wakes) {
             let client = self
                 .clients
@@ -406,8 +422,10 @@ impl Driver {
                 self.intake.counters.client_wakes += 1;
                 // Read anew: where the two share a core, the client has run meanwhile.
                 self.woke_client = Time(now_ns());
+                woken = true;
             }
         }
+        woken
     }
 
     /// What is due by the clock: links, admission, heartbeats, lost completions, the snapshot.

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use laxity_policy::config::InvalidConfig;
-use laxity_policy::{Level, Span, Time};
+use laxity_policy::{Span, Time};
 use laxity_shm::sleep::{current_cpu, now_ns};
 use nix::unistd::{SysconfVar, sysconf};
 use tracing::{debug, info, warn};
@@ -144,7 +144,7 @@ impl Driver {
             Span::from_micros(config.scheduler.spin_us)
         };
         if let Some(port) = self.intake.ports.first() {
-            self.intake.credit_level = Level(port.credit_level(now));
+            self.intake.credit_level = port.link.credit_level(now);
         }
         for client in self.clients.iter_mut().flatten() {
             client.book.flows_max = config.scheduler.flows_per_client_max;

@@ -400,7 +400,7 @@ impl Intake {
                 let flow = name(from.client, from.lane, tag);
                 port.link.handle(now, Event::BytesCompleted { flow, bytes });
             }
-            Books::Driver => port.link.land(Level(flow.level), bytes),
+            Books::Driver => port.link.land(now, Level(flow.level), bytes),
             Books::Nobody => {}
         }
         port.dirty = true;
@@ -437,7 +437,9 @@ impl Intake {
                 let flow = name(client, lane, seq);
                 port.link.handle(self.now, Event::FlowCancelled { flow });
             }
-            Books::Driver => port.link.land(Level(flow.level), flow.outstanding()),
+            Books::Driver => port
+                .link
+                .land(self.now, Level(flow.level), flow.outstanding()),
             Books::Nobody => {}
         }
         port.dirty = true;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use laxity_policy::config::InvalidConfig;
 use laxity_policy::link::Link;
-use laxity_policy::{BatchId, FlowId, FlowSpec, Layer, LinkConfig, RequestId, Stage, Time};
+use laxity_policy::{LinkConfig, Time};
 use laxity_shm::consumer::Consumer;
 use laxity_shm::layout::CREDIT_PORTS;
 
@@ -65,24 +65,6 @@ impl Port {
     pub fn configure(&mut self, now: Time, config: LinkConfig) -> Result<(), InvalidConfig> {
         self.dirty = true;
         self.link.set_config(now, config)
-    }
-
-    /// The level at which a collective goes out of an idle port: that of credit.
-    #[must_use]
-    pub fn credit_level(&self, now: Time) -> u8 {
-        let spec = FlowSpec {
-            flow: FlowId(u64::MAX),
-            stage: Stage::Collective,
-            batch: BatchId(0),
-            request: RequestId(0),
-            layer: Layer(0),
-            bytes: 1,
-            deadline: Time::NEVER,
-            receiver_bound: false,
-        };
-        self.link
-            .peek_permit(now, &spec)
-            .map_or(2, |permit| permit.level.0)
     }
 
     /// Hands credit to a lane that has used up half of its share. False if the port has none to

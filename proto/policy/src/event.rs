@@ -53,8 +53,6 @@ pub struct Order {
 pub enum Event {
     /// A flow wants to send.
     FlowArrived(FlowSpec),
-    /// A flow was sent on credit, ahead of any permit: it is on the wire already.
-    FlowOnCredit(FlowSpec),
     /// `bytes` of `flow` have left the wire (a completion, an acknowledgement).
     BytesCompleted {
         /// Which flow.

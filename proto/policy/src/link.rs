@@ -37,7 +37,7 @@ use roster::{NULL_BATCH, Roster};
 use crate::config::{InvalidConfig, LinkConfig};
 use crate::discipline::{self, Discipline, Lone};
 use crate::event::{Action, Event, FlowSpec};
-use crate::ids::{FlowId, Layer, Level, RequestId, Stage};
+use crate::ids::{BatchId, FlowId, Layer, Level, RequestId, Stage};
 use crate::mlu::LoadMeter;
 use crate::rmlq::{Ladder, promoted};
 use crate::scavenger::Guarantee;
@@ -299,14 +299,16 @@ impl Link {
         self.serve(now, slot, permit.bytes);
     }
 
-    /// Bytes go on the wire at `level` of which the driver keeps the book: a flow on credit whose
-    /// level is known. [`Link::land`] takes them off again.
+    /// Bytes go on the wire at `level` of which the driver keeps the book: a flow on credit, ahead of
+    /// any permit. [`Link::land`] takes them off again.
     pub fn launch(&mut self, now: Time, stage: Stage, level: Level, bytes: u64) {
+        self.told = now;
         self.account(now, stage, level, bytes);
     }
 
     /// Bytes that were launched at `level` have left the wire, or never will.
-    pub fn land(&mut self, level: Level, bytes: u64) {
+    pub fn land(&mut self, now: Time, level: Level, bytes: u64) {
+        self.told = now;
         self.in_flight.remove(level, bytes);
     }
 
@@ -316,16 +318,6 @@ impl Link {
         match event {
             Event::FlowArrived(spec) => {
                 self.arrive(now, spec);
-            }
-            Event::FlowOnCredit(spec) => {
-                let level = self.level_alone(now, &spec);
-                if self
-                    .port
-                    .flows
-                    .insert_in_flight(spec.flow, spec.bytes, level)
-                {
-                    self.account(now, spec.stage, level, spec.bytes);
-                }
             }
             Event::BytesCompleted { flow, bytes } => {
                 if let Some((done, level)) = self.port.flows.complete(flow, bytes) {
@@ -394,6 +386,23 @@ impl Link {
             batches: self.port.roster.batches_known(),
             requests: self.port.roster.requests_known(),
         }
+    }
+
+    /// The level of a collective that nothing waits beside, of which no more is known: that of
+    /// credit.
+    #[must_use]
+    pub fn credit_level(&self, now: Time) -> Level {
+        let spec = FlowSpec {
+            flow: FlowId(u64::MAX),
+            stage: Stage::Collective,
+            batch: BatchId(0),
+            request: RequestId(0),
+            layer: Layer(0),
+            bytes: 1,
+            deadline: Time::NEVER,
+            receiver_bound: false,
+        };
+        self.level_alone(now, &spec)
     }
 
     /// Bytes of collectives that the port can take ahead of any permit, right now: what is left

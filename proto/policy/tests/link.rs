@@ -257,11 +257,8 @@ fn credit_is_what_is_left_of_the_window_unless_something_waits_at_or_above() {
         let mut link = Link::new(config).expect("valid");
         let now = Time(1);
         assert_eq!(link.credit_allowance(now), 10 * CHUNK);
-        let credited = FlowSpec {
-            bytes: 3 * CHUNK,
-            ..flow(1, Stage::Collective, 0.0)
-        };
-        link.handle(now, Event::FlowOnCredit(credited));
+        let level = link.credit_level(now);
+        link.launch(now, Stage::Collective, level, 3 * CHUNK);
         assert_eq!(link.credit_allowance(now), 7 * CHUNK, "{policy}");
         assert_eq!(link.in_flight_bytes(), 3 * CHUNK);
         link.handle(now, Event::FlowArrived(flow(2, Stage::Collective, 1.0)));
@@ -271,16 +268,11 @@ fn credit_is_what_is_left_of_the_window_unless_something_waits_at_or_above() {
             "{policy}: a collective waits"
         );
         link.handle(now, Event::FlowCancelled { flow: FlowId(2) });
-        link.handle(
-            now,
-            Event::BytesCompleted {
-                flow: FlowId(1),
-                bytes: u64::MAX,
-            },
-        );
+        link.land(now, level, 3 * CHUNK);
         assert_eq!(link.credit_allowance(now), 10 * CHUNK, "{policy}");
         // Credit in excess of the window is survived: the bytes are on the wire already.
-        link.handle(now, Event::FlowOnCredit(flow(3, Stage::Collective, 5.0)));
+        let far_more = flow(3, Stage::Collective, 5.0).bytes;
+        link.launch(now, Stage::Collective, level, far_more);
         assert_eq!(link.credit_allowance(now), 0);
         assert_eq!(
             link.peek_permit(now, &flow(4, Stage::Collective, 5.0)),
@@ -297,8 +289,6 @@ fn a_name_that_is_taken_and_names_that_mean_nothing_are_ignored() {
         port.poll();
         port.link
             .handle(port.now, Event::FlowArrived(flow(1, Stage::P2d, 9.0)));
-        port.link
-            .handle(port.now, Event::FlowOnCredit(flow(1, Stage::P2d, 9.0)));
         assert_eq!(port.link.waiting_flows(), 1);
         let nobody = BatchId(77);
         for event in [

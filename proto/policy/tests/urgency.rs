@@ -136,8 +136,8 @@ proptest! {
             flow: FlowId(id), stage, batch: BatchId(batch), request: RequestId(0),
             layer: Layer(layer), bytes, deadline: Time::NEVER, receiver_bound: false,
         };
-        let full = flow(1, 0, Stage::Collective, 0, config.window_bytes);
-        link.handle(now, Event::FlowOnCredit(full));
+        let level = link.credit_level(now);
+        link.launch(now, Stage::Collective, level, config.window_bytes);
         for (id, &layers) in (1u64..).zip(&layers) {
             let layer = target % layers;
             let Some(due) = schedule.iter().position(|&entry| entry == (id, layer)) else {

@@ -207,8 +207,10 @@ impl Consumer {
             }
             OP_CREDIT => {
                 let flow = decode_flow(descriptor)?;
-                self.spend(&flow)?;
+                let (port, spent) = self.spend(&flow)?;
                 self.advance(descriptor)?;
+                // Last: what a refused record says was not spent, or it would never be given back.
+                self.spent[port] = spent;
                 sink.on_credit(lane, self, at, flow, false);
             }
             OP_OBSERVED => {
@@ -247,8 +249,9 @@ impl Consumer {
         Ok(())
     }
 
+    /// The counter that the flow draws on, and what it comes to.
     #[inline(always)]
-    fn spend(&mut self, flow: &Flow) -> Result<(), Garbage> {
+    fn spend(&self, flow: &Flow) -> Result<(usize, u64), Garbage> {
         let Some(port) = flow.credit_port() else {
             return Err(Garbage::Overdraft(flow.bytes));
         };
@@ -256,8 +259,7 @@ impl Consumer {
         if spent > self.granted[port] {
             return Err(Garbage::Overdraft(spent - self.granted[port]));
         }
-        self.spent[port] = spent;
-        Ok(())
+        Ok((port, spent))
     }
 
     /// A withdrawn flow: O(slots), and rare. Tags of credited flows are not in the table.

@@ -37,16 +37,17 @@ const NO_REGION: usize = 2;
 const NONE: i32 = -1;
 /// Regions and sockets of one process at a time: of each of its clients the current region, the
 /// socket on which the next one is asked for, and old ones that a thread still holds. A process has
-/// one client or a few; the table is large enough that nobody counts them, and costs 24 KiB of zero
-/// pages of which only the used ones exist.
+/// one client or a few; the table is large enough that nobody counts them: 24 KiB that are zero until
+/// they are used.
 const ENTRIES: usize = 1024;
 
 static TABLE: [Entry; ENTRIES] = [const {
     Entry {
         address: AtomicUsize::new(FREE),
         bytes: AtomicUsize::new(0),
-        socket: AtomicI32::new(-1),
-        eventfd: AtomicI32::new(-1),
+        // Not read while the entry is free. Zero, so that the table takes no room in the binary.
+        socket: AtomicI32::new(0),
+        eventfd: AtomicI32::new(0),
     }
 }; ENTRIES];
 

@@ -312,3 +312,66 @@ impl Producer {
             .map_or(0, |c| c.load(Ordering::Relaxed))
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::consumer::Consumer;
+
+    /// Every slot is in the circle once or held by a flow, and the two ways round are one.
+    fn assert_whole(circle: &Circle, held: usize) {
+        let mut seen = vec![false; circle.links.len()];
+        let mut slot = circle.turn;
+        for _ in 0..circle.count {
+            let next = circle.links[usize::from(slot)];
+            assert_eq!(circle.back[usize::from(next)], slot);
+            assert!(!core::mem::replace(&mut seen[usize::from(slot)], true));
+            slot = next;
+        }
+        assert_eq!(slot, circle.turn, "the circle is longer than its count");
+        assert_eq!(circle.count as usize + held, seen.len());
+    }
+
+    proptest! {
+        #[test]
+        fn no_slot_is_lost_or_used_twice(ops in prop::collection::vec((0..6_u8, any::<usize>()), 1..400)) {
+            let memory = LaneMemory::heap(16);
+            let mut producer = Producer::new(memory.clone());
+            let mut consumer = Consumer::new(memory, false);
+            let (mut gated, mut tags) = (Vec::new(), Vec::new());
+            for (op, which) in ops {
+                match op {
+                    0 => drop(producer.publish(&Record::LayerBegin { batch: 1, layer: 2 })),
+                    1 | 2 => gated.extend(producer.publish_gated(&Record::Submit(Flow::default()))),
+                    3 if !gated.is_empty() => {
+                        let at = gated[which % gated.len()];
+                        if consumer.permit(at, 0, 1, true).is_ok() {
+                            gated.retain(|other| *other != at);
+                            producer.release(at);
+                        }
+                    }
+                    4 if !gated.is_empty() => {
+                        let at = gated[which % gated.len()];
+                        if producer.withdraw(at, 0).is_ok() {
+                            gated.retain(|other| *other != at);
+                        }
+                    }
+                    _ => {
+                        while let Some(incoming) = consumer.poll() {
+                            tags.push(incoming.expect("no garbage").at.tag);
+                        }
+                        consumer.flush();
+                    }
+                }
+                assert_whole(&producer.circle, gated.len());
+            }
+            let published = producer.next_tag() - 1;
+            while let Some(incoming) = consumer.poll() {
+                tags.push(incoming.expect("no garbage").at.tag);
+            }
+            prop_assert_eq!(tags, (1..=published).collect::<Vec<_>>());
+        }
+    }
+}

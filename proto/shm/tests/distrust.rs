@@ -10,7 +10,7 @@ use laxity_shm::lane::LaneMemory;
 use laxity_shm::layout::{CREDIT_PORTS, Geometry};
 use laxity_shm::permit::published;
 use laxity_shm::producer::{Producer, SlotRef};
-use laxity_shm::record::{Descriptor, Flow, Garbage, Record, Stage};
+use laxity_shm::record::{Descriptor, Direction, Flow, Garbage, Record, Stage};
 use laxity_shm::served::Served;
 use proptest::prelude::*;
 
@@ -208,6 +208,78 @@ fn a_chain_that_leaves_the_lane_or_bites_itself_is_garbage() {
         Some(Err(Garbage::Next(2))),
         "slot 2 waits for a permit"
     );
+}
+
+#[test]
+fn credit_of_a_record_that_is_refused_is_not_spent() {
+    let (mut served, file) = served();
+    served.consumer(0).expect("seen").grant_credit(0, 100);
+    let record = Record::SubmitOnCredit {
+        flow: Flow {
+            bytes: 60,
+            stage: Stage::Collective,
+            ..Flow::default()
+        },
+        observed: false,
+    };
+    publish(&file, 0, 1, record.encode().with_next(0).0);
+    assert_eq!(first(&mut served), Some(Err(Garbage::Next(0))));
+    // What is granted and not spent goes back to the port when the client is released.
+    assert_eq!(served.consumer(0).expect("seen").credit(0), (100, 0));
+}
+
+#[test]
+fn a_sweep_that_its_budget_stops_leaves_the_bell_ringing() {
+    let (mut served, _file) = served();
+    let mut producer = Producer::new(LaneMemory::mapped(served.region(), 0).expect("lane"));
+    // Published before the flag is up, so that no bell rings for any of them.
+    for _ in 0..10 {
+        producer.publish(&Record::LaneReset).expect("room");
+    }
+    served.set_doorbell(true);
+    assert_eq!(
+        served.sweep(4, |_, _, incoming| assert!(incoming.is_ok())),
+        4
+    );
+    let mut came = 4;
+    for _ in 0..4 {
+        came += served.scan(4, |_, _, incoming| assert!(incoming.is_ok()));
+    }
+    assert_eq!(came, 10);
+}
+
+#[test]
+fn credit_of_each_port_is_its_own() {
+    let (mut served, _file) = served();
+    let mut producer = Producer::new(LaneMemory::mapped(served.region(), 0).expect("lane"));
+    for port in 0..CREDIT_PORTS {
+        let granted = 10 + port as u64;
+        served
+            .consumer(0)
+            .expect("seen")
+            .grant_credit(port, granted);
+        assert_eq!(producer.credit(port), granted);
+        let direction = if port % 2 == 0 {
+            Direction::Egress
+        } else {
+            Direction::Ingress
+        };
+        let flow = Flow {
+            bytes: granted,
+            nic: (port / 2) as u8,
+            direction,
+            stage: Stage::Collective,
+            ..Flow::default()
+        };
+        let record = Record::SubmitOnCredit {
+            flow,
+            observed: false,
+        };
+        producer.publish(&record).expect("room");
+        assert_eq!(first(&mut served), Some(Ok(record)));
+        let consumer = served.consumer(0).expect("seen");
+        assert_eq!(consumer.credit(port), (granted, granted));
+    }
 }
 
 #[test]

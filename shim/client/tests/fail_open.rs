@@ -290,6 +290,25 @@ fn a_daemon_that_dies_leaves_each_byte_granted_once_and_lanes_move_to_the_next()
 }
 
 #[test]
+fn a_death_is_noticed_by_a_lane_that_gives_each_flow_up_before_it_is_overdue() {
+    let daemon = TestDaemon::start();
+    let client = Client::attach(daemon.options());
+    let mut lane = client.lane();
+    daemon.set(&daemon.knobs.hold, true);
+    daemon.kill();
+    eventually("the lane lets go of it", || {
+        let mut ticket = lane.submit(&flow(100));
+        // Shorter than the time between two looks at the socket.
+        let end = Instant::now() + Duration::from_millis(3);
+        while Instant::now() < end && lane.poll(&mut ticket).is_none() {}
+        if !ticket.is_done() {
+            lane.cancel(ticket);
+        }
+        !lane.is_attached()
+    });
+}
+
+#[test]
 fn a_daemon_that_stops_releases_its_clients() {
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);

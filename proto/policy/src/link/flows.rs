@@ -1,7 +1,8 @@
 //! The flows that live on a port: those that wait, and those that are wholly in flight.
 //!
 //! A flow that waits has a record; a flow whose last byte was permitted shrinks to the number of
-//! its bytes that are not completed, because on an uncontended port that is all of them.
+//! its bytes that are not completed, because of those there may be many. A flow that is permitted whole at once is not here at all
+//! ([`Link::commit_permit`](super::Link::commit_permit)).
 
 use std::collections::hash_map::Entry;
 
@@ -106,17 +107,6 @@ impl Flows {
         };
         life.insert(Life::Waits(slot));
         Some(slot)
-    }
-
-    /// Registers a flow that is wholly on the wire; false if the name is taken.
-    pub(crate) fn insert_in_flight(&mut self, id: FlowId, bytes: u64, level: Level) -> bool {
-        let Entry::Vacant(life) = self.lives.entry(id) else {
-            return false;
-        };
-        if bytes > 0 {
-            life.insert(Life::InFlight(bytes, level));
-        }
-        true
     }
 
     /// The waiting flow at `slot` has had its last permit.

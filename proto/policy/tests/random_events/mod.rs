@@ -152,8 +152,8 @@ pub struct Account {
     pub in_flight: u64,
     pub last: bool,
     pub credit: bool,
-    /// Launched: the link does not know it.
-    pub launched: bool,
+    /// Launched at this level: the link does not know it.
+    pub launched: Option<Level>,
     pub cancelled: bool,
     pub wire: Option<Level>,
     pub host: Option<Level>,
@@ -242,12 +242,13 @@ impl Shadowed {
             }
             Op::Cancel { which } => {
                 let flow = FlowId(*which as u64 % (self.arrivals + 2));
-                match self.accounts.get(&flow) {
-                    Some(account) if account.launched => {
-                        let level = account.wire.expect("launched at a level");
-                        self.link.land(level, account.in_flight);
-                    }
-                    _ => self.link.handle(self.now, Event::FlowCancelled { flow }),
+                let account = self.accounts.get(&flow);
+                if let Some((level, bytes)) =
+                    account.and_then(|account| Some((account.launched?, account.in_flight)))
+                {
+                    self.link.land(self.now, level, bytes);
+                } else {
+                    self.link.handle(self.now, Event::FlowCancelled { flow });
                 }
                 if let Some(account) = self.accounts.get_mut(&flow) {
                     account.cancelled |= account.waits();
@@ -278,9 +279,8 @@ impl Shadowed {
         let account = self.accounts.get_mut(&flow).expect("a flow that arrived");
         let landed = bytes.min(account.in_flight);
         account.in_flight -= landed;
-        if account.launched {
-            let level = account.wire.expect("launched at a level");
-            self.link.land(level, landed);
+        if let Some(level) = account.launched {
+            self.link.land(self.now, level, landed);
         } else {
             self.link
                 .handle(self.now, Event::BytesCompleted { flow, bytes });
@@ -295,14 +295,15 @@ impl Shadowed {
             in_flight: if credit { bytes } else { 0 },
             last: credit,
             credit,
-            launched: false,
+            launched: credit.then(|| self.link.credit_level(self.now)),
             cancelled: false,
             wire: None,
             host: None,
         };
         self.accounts.insert(spec.flow, account);
         if credit {
-            self.link.handle(self.now, Event::FlowOnCredit(spec));
+            let level = self.link.credit_level(self.now);
+            self.link.launch(self.now, spec.stage, level, bytes);
             return;
         }
         if self.fast
@@ -310,7 +311,7 @@ impl Shadowed {
         {
             self.link.commit_permit(self.now, &spec, permit);
             let laxity_policy::Permit { bytes, level, last } = permit;
-            self.accounts.get_mut(&spec.flow).expect("arrived").launched = last;
+            self.accounts.get_mut(&spec.flow).expect("arrived").launched = last.then_some(level);
             self.note(Action::Permit {
                 flow: spec.flow,
                 bytes,
