@@ -232,11 +232,12 @@ fn credit_of_a_record_that_is_refused_is_not_spent() {
 fn a_sweep_that_its_budget_stops_leaves_the_bell_ringing() {
     let (mut served, _file) = served();
     let mut producer = Producer::new(LaneMemory::mapped(served.region(), 0).expect("lane"));
-    // Published before the flag is up, so that no bell rings for any of them.
+    served.set_doorbell(true);
+    assert_eq!(served.scan(4, |_, _, _| {}), 0, "the bell is answered");
+    // By somebody who has not seen the flag yet: no bell rings.
     for _ in 0..10 {
         producer.publish(&Record::LaneReset).expect("room");
     }
-    served.set_doorbell(true);
     assert_eq!(
         served.sweep(4, |_, _, incoming| assert!(incoming.is_ok())),
         4
