@@ -22,25 +22,9 @@ use laxity_shm::registration::{
 };
 use laxity_wire::{Request, Response};
 use nix::sys::signal::Signal;
-use support::{Laxityd, SOON, eventually};
+use support::{Laxityd, SMALL, SOON, eventually, flow};
 
-/// A window of four chunks.
-const SMALL: &str = r#"
-[[nic]]
-name = "eth0"
-rate = "1Gbit"
-chunk = "64KiB"
-window = "256KiB"
-"#;
 const WINDOW: u64 = 256 << 10;
-
-fn flow(stage: Stage, bytes: u64) -> Flow {
-    Flow {
-        stage,
-        bytes,
-        ..Flow::default()
-    }
-}
 
 /// Sends a flow to its end; whether any of it was bypassed.
 fn send(lane: &mut Lane, flow: &Flow) -> bool {

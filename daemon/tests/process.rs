@@ -12,24 +12,7 @@ use std::time::{Duration, Instant};
 
 use laxity_client::{Client, Direction, Flow, Hint, Options, Stage};
 use nix::sys::signal::Signal;
-use support::{Laxityd, SOON, eventually};
-
-/// One NIC with a small window, so that flows wait: 4 chunks of 64 KiB.
-const SMALL: &str = r#"
-[[nic]]
-name = "eth0"
-rate = "1Gbit"
-chunk = "64KiB"
-window = "256KiB"
-"#;
-
-fn flow(stage: Stage, bytes: u64) -> Flow {
-    Flow {
-        stage,
-        bytes,
-        ..Flow::default()
-    }
-}
+use support::{Laxityd, SMALL, SOON, eventually, flow};
 
 /// Sends a flow to its end, as an application would; returns the grants.
 fn send(lane: &mut laxity_client::Lane, flow: &Flow) -> Vec<laxity_client::Grant> {

@@ -9,11 +9,29 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use laxity_client::{Client, Options};
+use laxity_client::{Client, Flow, Options, Stage};
 use laxity_wire::{ControlClient, Status};
 
 /// Bound of everything that should happen soon: generous, machines are busy.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// One NIC with a small window, so that flows wait: 4 chunks of 64 KiB.
+pub(crate) const SMALL: &str = r#"
+[[nic]]
+name = "eth0"
+rate = "1Gbit"
+chunk = "64KiB"
+window = "256KiB"
+"#;
+
+/// A flow of which no more is known.
+pub(crate) fn flow(stage: Stage, bytes: u64) -> Flow {
+    Flow {
+        stage,
+        bytes,
+        ..Flow::default()
+    }
+}
 
 /// A running daemon; killed when dropped.
 pub(crate) struct Laxityd {

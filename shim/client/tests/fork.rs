@@ -15,6 +15,35 @@ fn flow(bytes: u64) -> Flow {
     }
 }
 
+/// A child that does nothing; killed when dropped.
+struct Sleeper(libc::pid_t);
+
+impl Sleeper {
+    fn fork() -> Self {
+        // SAFETY: the child only sleeps and leaves by _exit, or by the signal of `drop`.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0, "fork");
+        if pid == 0 {
+            // SAFETY: as above.
+            unsafe {
+                libc::sleep(60);
+                libc::_exit(0);
+            }
+        }
+        Self(pid)
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        // SAFETY: our own child, which was not waited for yet.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, core::ptr::null_mut(), 0);
+        }
+    }
+}
+
 /// What the child finds; 0 if all is as it should be. No assertion: a panic in the child would
 /// unwind into the parent's test harness.
 fn child(client: &Client, lane: &mut Lane, waiting: &mut Ticket) -> i32 {
@@ -97,25 +126,12 @@ fn a_child_that_lives_on_does_not_keep_its_parents_attachment_alive() {
     eventually("attached", || {
         daemon.knobs.clients.load(Ordering::SeqCst) == 1
     });
-    // SAFETY: the child only sleeps and leaves by _exit, or by the signal below.
-    let pid = unsafe { libc::fork() };
-    assert!(pid >= 0, "fork");
-    if pid == 0 {
-        // SAFETY: as above.
-        unsafe {
-            libc::sleep(60);
-            libc::_exit(0);
-        }
-    }
+    let child = Sleeper::fork();
     drop(client);
     eventually("the daemon sees the parent leave", || {
         daemon.knobs.clients.load(Ordering::SeqCst) == 0
     });
-    // SAFETY: our own child, which was not waited for yet.
-    unsafe {
-        libc::kill(pid, libc::SIGKILL);
-        libc::waitpid(pid, core::ptr::null_mut(), 0);
-    }
+    drop(child);
 }
 
 #[test]
@@ -133,25 +149,12 @@ fn a_child_holds_no_socket_on_which_its_parent_waits_for_an_answer() {
     let socket = registration::accept(listener.as_fd())
         .expect("accepts")
         .expect("it has connected");
-    // SAFETY: the child only sleeps and leaves by _exit, or by the signal below.
-    let pid = unsafe { libc::fork() };
-    assert!(pid >= 0, "fork");
-    if pid == 0 {
-        // SAFETY: as above.
-        unsafe {
-            libc::sleep(60);
-            libc::_exit(0);
-        }
-    }
+    let child = Sleeper::fork();
     drop(client);
     eventually("the daemon sees the parent leave", || {
         registration::is_hung_up(socket.as_fd())
     });
-    // SAFETY: our own child, which was not waited for yet.
-    unsafe {
-        libc::kill(pid, libc::SIGKILL);
-        libc::waitpid(pid, core::ptr::null_mut(), 0);
-    }
+    drop(child);
 }
 
 #[test]

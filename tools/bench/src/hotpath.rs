@@ -168,14 +168,7 @@ fn same_core(bench: &mut Bench) -> anyhow::Result<Measured> {
     let core = bench.cores.near;
     let count = bench.effort.round_trips / 20;
     let summary = bench.latencies_alone(|bench| {
-        let daemon = Laxityd::start(
-            &bench.cores,
-            Setup {
-                core,
-                port: Port::Open,
-                spin_us: None,
-            },
-        )?;
+        let daemon = Laxityd::open(&bench.cores, core)?;
         let client = daemon.attach("bench")?;
         gated_flows(&client, bench.clock, count, None)
     })?;
@@ -191,14 +184,7 @@ fn credit(bench: &mut Bench) {
     bench.measure(row, |bench| {
         let far = bench.far_core()?;
         bench.latencies(|bench| {
-            let daemon = Laxityd::start(
-                &bench.cores,
-                Setup {
-                    core: far,
-                    port: Port::Open,
-                    spin_us: None,
-                },
-            )?;
+            let daemon = Laxityd::open(&bench.cores, far)?;
             let client = daemon.attach("bench")?;
             credited_bursts(&client, bench.clock, bench.effort.round_trips / 10)
         })
@@ -286,14 +272,7 @@ fn throughput(bench: &mut Bench) {
     bench.measure(row, |bench| {
         let far = bench.far_core()?;
         bench.numbers(|bench| {
-            let daemon = Laxityd::start(
-                &bench.cores,
-                Setup {
-                    core: far,
-                    port: Port::Open,
-                    spin_us: None,
-                },
-            )?;
+            let daemon = Laxityd::open(&bench.cores, far)?;
             let client = daemon.attach("bench")?;
             permits_per_second(&client, bench.effort.stretch())
         })
@@ -304,14 +283,7 @@ fn records_per_second(bench: &mut Bench, producers: usize) -> anyhow::Result<Mea
     let far = bench.far_core()?;
     let mut all = Produced::default();
     let measured = bench.numbers(|bench| {
-        let daemon = Laxityd::start(
-            &bench.cores,
-            Setup {
-                core: far,
-                port: Port::Open,
-                spin_us: None,
-            },
-        )?;
+        let daemon = Laxityd::open(&bench.cores, far)?;
         let client = daemon.attach("bench")?;
         // Producers beside the daemon's core, as far as there are cores.
         let near: Vec<usize> = bench

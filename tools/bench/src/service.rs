@@ -61,6 +61,19 @@ pub(crate) fn binary() -> anyhow::Result<PathBuf> {
 }
 
 impl Laxityd {
+    /// Starts it on `core`, with a port that lets everything out.
+    pub(crate) fn open(cores: &Cores, core: usize) -> anyhow::Result<Self> {
+        let (port, spin_us) = (Port::Open, None);
+        Self::start(
+            cores,
+            Setup {
+                core,
+                port,
+                spin_us,
+            },
+        )
+    }
+
     /// Starts it and waits until it listens.
     pub(crate) fn start(cores: &Cores, setup: Setup) -> anyhow::Result<Self> {
         let folder = TempDir::with_prefix("laxity-bench-").context("make a folder")?;

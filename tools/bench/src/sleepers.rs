@@ -45,14 +45,7 @@ pub(crate) fn rows(bench: &mut Bench) {
 /// Submits once per nap; `whole` times until the permit, else only the submit.
 fn naps(bench: &Bench, core: usize, whole: bool) -> anyhow::Result<crate::sample::Percentiles> {
     let clock = bench.clock;
-    let daemon = Laxityd::start(
-        &bench.cores,
-        Setup {
-            core,
-            port: Port::Open,
-            spin_us: None,
-        },
-    )?;
+    let daemon = Laxityd::open(&bench.cores, core)?;
     let client = daemon.attach("bench")?;
     let mut lane = client.lane();
     let flow = flow(Stage::KvReuse);
