@@ -23,6 +23,8 @@ pub mod overdue;
 pub mod ports;
 mod report;
 mod rest;
+mod scan;
+mod taking;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,18 +36,14 @@ use laxity_shm::sleep::{current_cpu, now_ns};
 use laxity_shm::sync::heavy_fence;
 use tracing::{debug, info, warn};
 
-use crate::clients::{BUDGET, Client};
+use crate::clients::Client;
 use crate::config::Config;
 use crate::driver::hints::Hints;
-use crate::driver::intake::{Intake, Taking};
+use crate::driver::intake::Intake;
 use crate::driver::rest::Rest;
 use crate::mailbox::{Board, Inbox, LOOK_EVERY};
 use crate::stats::{ClientCounters, LoopCounters};
 
-/// Empty rounds after which a client is looked at in turns only.
-const COLD_AFTER: u32 = 4096;
-/// Lanes, over all clients, above which doorbells pay: each look costs a few nanoseconds.
-const DOORBELL_ABOVE: usize = 256;
 /// Looks at lanes in a turn, i.e. between readings of the clock, and rounds that those are at
 /// least. What is done between turns takes as long as a dozen looks, and a submit that comes
 /// meanwhile waits. So turns are long: some microseconds, half of [`intake::DUE_MIN`].
@@ -53,11 +51,6 @@ const LOOKS_PER_TURN: usize = 1024;
 const ROUNDS_MIN: usize = 4;
 /// The same after a client was woken: if it shares this core, looking keeps it from answering.
 const LOOKS_AFTER_WAKE: usize = 8;
-/// Rounds over the hot clients between looks at a cold one; turns in which each cold one is looked
-/// at however long the rounds are, and each client's claims.
-const ROUNDS_PER_COLD: u64 = 8;
-const TURNS_PER_COLD: usize = 32;
-const TURNS_PER_REFRESH: usize = 16;
 /// Records after which a turn ends, since the clock goes on meanwhile.
 const RECORDS_PER_TURN: usize = 64;
 /// Time between heartbeats while awake.
@@ -66,11 +59,8 @@ const BEAT: Span = Span::from_millis(5);
 const WAITING_SLEEP_MAX: Span = Span::from_millis(20);
 /// Time between snapshots while something happens.
 const PUBLISH_EVERY: Span = Span(LOOK_EVERY.as_nanos() as u64);
-/// Time between looks for completions that never came, and places looked at each time.
+/// Time between looks for completions that never came.
 const WRITE_OFF_EVERY: Span = Span::from_millis(10);
-const WRITE_OFF_PLACES: usize = 4096;
-/// What is wrong with a record that [`Intake::forbidden`] names.
-const FORBIDDEN: &str = "a flow sent without leave by a client that was never in mode observe";
 
 /// Why there is no scheduler.
 #[derive(Debug, thiserror::Error)]
@@ -137,7 +127,6 @@ impl Driver {
                 credit: false,
                 bypass: false,
                 credit_level: Level::FIRST_UNRESERVED,
-                forbidden: None,
             },
             config: Arc::clone(config),
             clients: Vec::new(),
@@ -194,10 +183,7 @@ impl Driver {
                 break;
             }
         }
-        for _ in 0..self.cold.len().div_ceil(TURNS_PER_COLD) {
-            records += self.scan_cold();
-        }
-        records += self.refresh();
+        records += self.between_turns();
         self.answer();
         self.intake.now = Time(now_ns());
         if records > 0 {
@@ -239,170 +225,6 @@ impl Driver {
     /// A client slept a moment ago: perhaps because it shares this core.
     fn woke_lately(&self) -> bool {
         self.intake.now.since(self.woke_client) < self.spin
-    }
-
-    /// One look at every hot client, and now and then at a cold one. Returns the number of records.
-    #[inline]
-    fn round(&mut self) -> usize {
-        self.intake.counters.rounds += 1;
-        let mut records = self.scan_hot();
-        if self.intake.counters.rounds.is_multiple_of(ROUNDS_PER_COLD) || self.hot.is_empty() {
-            records += self.scan_cold();
-        }
-        records
-    }
-
-    #[inline]
-    fn scan_hot(&mut self) -> usize {
-        let mut records = 0;
-        let mut at = 0;
-        while let Some(&index) = self.hot.get(at) {
-            let taken = self.scan(index);
-            records += taken;
-            if taken == 0 && self.cools(index) {
-                self.hot.swap_remove(at);
-                self.cold.push(index);
-            } else {
-                at += 1;
-            }
-        }
-        records
-    }
-
-    /// Looks at the next cold client.
-    fn scan_cold(&mut self) -> usize {
-        if self.cold_next >= self.cold.len() {
-            self.cold_next = 0;
-        }
-        let Some(&index) = self.cold.get(self.cold_next) else {
-            return 0;
-        };
-        let taken = self.scan(index);
-        if taken > 0 {
-            self.cold.swap_remove(self.cold_next);
-            self.hot.push(index);
-        } else {
-            self.cold_next += 1;
-        }
-        taken
-    }
-
-    /// Takes records of one client.
-    #[inline]
-    fn scan(&mut self, index: u32) -> usize {
-        let Some(client) = self.clients[index as usize].as_mut() else {
-            return 0;
-        };
-        let Client {
-            book,
-            served,
-            idle_scans,
-            budget,
-            ..
-        } = client;
-        if book.released {
-            return 0;
-        }
-        let mut taking = Taking::new(&mut self.intake, index, book);
-        let taken = served.scan_into(*budget, &mut taking);
-        let garbage = taking.garbage;
-        let mut forbidden = None;
-        if taken > 0 {
-            *idle_scans = 0;
-            forbidden = self.intake.forbidden.take();
-        }
-        if let Some((lane, problem)) = garbage {
-            self.quarantine(index, lane, &problem);
-        } else if let Some(lane) = forbidden {
-            self.quarantine(index, lane, &FORBIDDEN);
-        }
-        taken
-    }
-
-    fn cools(&mut self, index: u32) -> bool {
-        match self.clients[index as usize].as_mut() {
-            Some(client) => {
-                client.idle_scans = client.idle_scans.saturating_add(1);
-                client.idle_scans >= COLD_AFTER
-            }
-            None => true,
-        }
-    }
-
-    /// Looks for newly claimed lanes of the next few clients, and after the last of them whether there
-    /// are so many over all that doorbells pay. Returns the number of records that this brought up.
-    fn refresh(&mut self) -> usize {
-        for _ in 0..self.clients.len().div_ceil(TURNS_PER_REFRESH) {
-            if let Some(Some(client)) = self.clients.get_mut(self.refreshed) {
-                client.refresh();
-            }
-            self.refreshed += 1;
-            if self.refreshed >= self.clients.len() {
-                self.refreshed = 0;
-                return self.ring_or_not();
-            }
-        }
-        0
-    }
-
-    fn ring_or_not(&mut self) -> usize {
-        let clients = self.clients.iter().flatten();
-        self.lanes = clients.map(|client| client.lanes).sum();
-        // Half as many switch them off again, so that a count at the border does not flap.
-        let wanted = self.lanes
-            > if self.doorbells {
-                DOORBELL_ABOVE / 2
-            } else {
-                DOORBELL_ABOVE
-            };
-        if wanted != self.doorbells {
-            self.doorbells = wanted;
-            for client in self.clients.iter_mut().flatten() {
-                client.served.set_doorbell(wanted);
-            }
-            heavy_fence();
-            return self.sweep_lanes();
-        }
-        0
-    }
-
-    /// Looks at every lane of every client, whatever claims and doorbells say.
-    fn sweep_lanes(&mut self) -> usize {
-        let mut records = 0;
-        for index in 0..self.clients.len() {
-            let Some(client) = self.clients[index].as_mut() else {
-                continue;
-            };
-            if client.book.released {
-                continue;
-            }
-            client.refresh();
-            let Client { book, served, .. } = client;
-            let mut taking = Taking::new(&mut self.intake, index as u32, book);
-            let taken = served.sweep_into(BUDGET, &mut taking);
-            let garbage = taking.garbage;
-            let forbidden = self.intake.forbidden.take();
-            records += taken;
-            if taken > 0 {
-                self.warm(index as u32);
-            }
-            if let Some((lane, problem)) = garbage {
-                self.quarantine(index as u32, lane, &problem);
-            } else if let Some(lane) = forbidden {
-                self.quarantine(index as u32, lane, &FORBIDDEN);
-            }
-        }
-        records
-    }
-
-    fn warm(&mut self, index: u32) {
-        if let Some(client) = self.clients[index as usize].as_mut() {
-            client.idle_scans = 0;
-        }
-        if let Some(at) = self.cold.iter().position(|cold| *cold == index) {
-            self.cold.swap_remove(at);
-            self.hot.push(index);
-        }
     }
 
     /// Wakes those whom a permit awaits; whether there was one.
@@ -465,46 +287,6 @@ impl Driver {
         if self.publish_now || self.unpublished && now.since(self.published) >= PUBLISH_EVERY {
             self.publish();
         }
-    }
-
-    /// Looks at the next few thousand places for completions that never came.
-    fn write_off(&mut self) {
-        let timeout = Span(self.config.tuning.completion_timeout.0);
-        for client in self.clients.iter_mut().flatten() {
-            self.intake.forgive(client, timeout);
-        }
-        let (mut index, mut lane) = self.sweep_at;
-        let mut places = 0;
-        // At most once around.
-        for _ in 0..=self.clients.len() {
-            let client = self
-                .clients
-                .get_mut(index as usize)
-                .and_then(Option::as_mut);
-            if let Some(client) = client
-                && client.book.flows > 0
-            {
-                while lane < client.book.lanes.count() && places < WRITE_OFF_PLACES {
-                    if let Some(book) = client.book.lanes.get(lane)
-                        && !book.flows.is_empty()
-                    {
-                        places += book.flows.places();
-                        self.intake.write_off(index, client, lane, timeout);
-                    }
-                    lane += 1;
-                }
-                if places >= WRITE_OFF_PLACES {
-                    break;
-                }
-            }
-            lane = 0;
-            index = if index as usize + 1 < self.clients.len() {
-                index + 1
-            } else {
-                0
-            };
-        }
-        self.sweep_at = (index, lane);
     }
 
     fn beat(&mut self) {

@@ -7,9 +7,9 @@
 use laxity_policy::{
     Action, BatchId, Event, FlowId, FlowSpec, Layer, Level, RequestId, Span, Stage, Time,
 };
-use laxity_shm::consumer::{Consumer, Sink, Wake};
+use laxity_shm::consumer::{Consumer, Wake};
 use laxity_shm::producer::SlotRef;
-use laxity_shm::record::{self, Garbage, Record};
+use laxity_shm::record;
 
 use crate::clients::{Book, Client};
 use crate::driver::hints::Hints;
@@ -45,9 +45,6 @@ pub struct Intake {
     pub bypass: bool,
     /// Level of flows sent on credit, as the clients were told.
     pub credit_level: Level,
-    /// Lane whose last record decodes, and is none that its client may send. Whoever scans takes
-    /// it as garbage.
-    pub forbidden: Option<u16>,
 }
 
 /// What a flow may do from the start.
@@ -69,99 +66,6 @@ pub struct From<'a> {
     pub lane: u16,
     /// Its memory.
     pub consumer: &'a mut Consumer,
-}
-
-/// What takes the records of one client: an [`Intake`] and the book to write them into.
-pub struct Taking<'a> {
-    /// Everything else that they change.
-    pub intake: &'a mut Intake,
-    /// Index of the client.
-    pub client: u32,
-    /// Its book.
-    pub book: &'a mut Book,
-    /// A lane that turned out garbage, and how.
-    pub garbage: Option<(u16, Garbage)>,
-}
-
-impl<'a> Taking<'a> {
-    /// Takes records of the client with index `client`.
-    #[inline]
-    pub fn new(intake: &'a mut Intake, client: u32, book: &'a mut Book) -> Self {
-        Self {
-            intake,
-            client,
-            book,
-            garbage: None,
-        }
-    }
-
-    #[inline(always)]
-    fn split<'b>(
-        &'b mut self,
-        lane: u16,
-        consumer: &'b mut Consumer,
-    ) -> (&'b mut Intake, From<'b>) {
-        let from = From {
-            client: self.client,
-            book: self.book,
-            lane,
-            consumer,
-        };
-        (self.intake, from)
-    }
-}
-
-impl Sink for Taking<'_> {
-    #[inline]
-    fn submit(&mut self, lane: u16, consumer: &mut Consumer, at: SlotRef, flow: record::Flow) {
-        let (intake, mut from) = self.split(lane, consumer);
-        intake.submit(&mut from, at, &flow);
-    }
-
-    #[inline]
-    fn on_credit(
-        &mut self,
-        lane: u16,
-        consumer: &mut Consumer,
-        at: SlotRef,
-        flow: record::Flow,
-        observed: bool,
-    ) {
-        let (intake, mut from) = self.split(lane, consumer);
-        if observed {
-            intake.observe(&mut from, at, &flow);
-        } else {
-            intake.submit_on_credit(&mut from, at, &flow);
-        }
-    }
-
-    #[inline]
-    fn completed(&mut self, lane: u16, consumer: &mut Consumer, _: SlotRef, tag: u64, bytes: u64) {
-        let (intake, mut from) = self.split(lane, consumer);
-        intake.completed(&mut from, tag, bytes);
-    }
-
-    #[cold]
-    fn message(&mut self, lane: u16, consumer: &mut Consumer, _: SlotRef, record: Record) {
-        let (intake, mut from) = self.split(lane, consumer);
-        match record {
-            Record::Cancelled { tag, granted } => intake.cancelled(&mut from, tag, granted),
-            Record::LaneReset => intake.lane_gone(from.client, from.book, lane),
-            hint => intake.hints.take(intake.now, &hint, &mut intake.ports),
-        }
-    }
-
-    #[cold]
-    fn garbage(&mut self, lane: u16, _: &mut Consumer, garbage: Garbage) {
-        self.garbage = Some((lane, garbage));
-    }
-
-    #[inline]
-    fn drained(&mut self, _lane: u16, records: usize) {
-        let counters = &mut self.intake.counters;
-        counters.records += records as u64;
-        counters.ring_depth = counters.ring_depth.max(records as u64);
-    }
 }
 
 impl Intake {
@@ -191,7 +95,7 @@ impl Intake {
 
     /// The hot path: decide, publish the permit, and only then keep the books.
     #[inline]
-    fn submit(&mut self, from: &mut From<'_>, at: SlotRef, flow: &record::Flow) {
+    pub(super) fn submit(&mut self, from: &mut From<'_>, at: SlotRef, flow: &record::Flow) {
         let room = from.book.flows < from.book.room;
         let id = name(from.client, from.lane, at.tag);
         let Some(index) = self.port(flow).filter(|_| room) else {
@@ -291,7 +195,12 @@ impl Intake {
     }
 
     #[inline]
-    fn submit_on_credit(&mut self, from: &mut From<'_>, at: SlotRef, flow: &record::Flow) {
+    pub(super) fn submit_on_credit(
+        &mut self,
+        from: &mut From<'_>,
+        at: SlotRef,
+        flow: &record::Flow,
+    ) {
         let room = from.book.flows < from.book.room;
         let id = name(from.client, from.lane, at.tag);
         let Some(index) = self.port(flow) else {
@@ -337,12 +246,7 @@ impl Intake {
     /// Books a flow that its client sends without asking, because the mode that holds for it is
     /// `observe`. The link does not hear of it: nobody granted these bytes, so they must not fill
     /// the window of the clients that do ask.
-    fn observe(&mut self, from: &mut From<'_>, at: SlotRef, flow: &record::Flow) {
-        if !from.book.may_observe {
-            // Credit without end, for a client that is to be scheduled.
-            self.forbidden = Some(from.lane);
-            return;
-        }
+    pub(super) fn observe(&mut self, from: &mut From<'_>, at: SlotRef, flow: &record::Flow) {
         let room = from.book.flows < from.book.room;
         let id = name(from.client, from.lane, at.tag);
         let Some(index) = self.port(flow).filter(|_| room) else {
@@ -369,7 +273,7 @@ impl Intake {
     }
 
     #[inline]
-    fn completed(&mut self, from: &mut From<'_>, tag: u64, bytes: u64) {
+    pub(super) fn completed(&mut self, from: &mut From<'_>, tag: u64, bytes: u64) {
         let now = self.now;
         let book = &mut *from.book;
         let flows = &mut book.lanes.at(from.lane).flows;
@@ -413,7 +317,7 @@ impl Intake {
         }
     }
 
-    fn cancelled(&mut self, from: &mut From<'_>, tag: u64, granted: u64) {
+    pub(super) fn cancelled(&mut self, from: &mut From<'_>, tag: u64, granted: u64) {
         // A client that withdraws while everything is bypassed sends the rest unscheduled;
         // otherwise it will not send it at all.
         if self.bypass
@@ -449,7 +353,7 @@ impl Intake {
 
     /// The owner of a lane is gone: all its flows end. The credit that the lane holds stays with
     /// it, for its next owner.
-    fn lane_gone(&mut self, client: u32, book: &mut Book, lane: u16) {
+    pub(super) fn lane_gone(&mut self, client: u32, book: &mut Book, lane: u16) {
         for seq in book.lanes.at(lane).flows.seqs() {
             self.cancel(client, book, lane, seq);
         }

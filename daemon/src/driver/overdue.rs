@@ -19,6 +19,7 @@ use laxity_shm::producer::SlotRef;
 
 use crate::clients::Client;
 use crate::config::Mode;
+use crate::driver::Driver;
 use crate::driver::intake::Intake;
 use crate::flows::{Books, Flow};
 
@@ -154,6 +155,51 @@ impl Intake {
             }
         }
         self.cancel(index, &mut client.book, lane, seq);
+    }
+}
+
+/// Places looked at each time.
+const WRITE_OFF_PLACES: usize = 4096;
+
+impl Driver {
+    /// Looks at the next few thousand places for completions that never came.
+    pub(super) fn write_off(&mut self) {
+        let timeout = Span(self.config.tuning.completion_timeout.0);
+        for client in self.clients.iter_mut().flatten() {
+            self.intake.forgive(client, timeout);
+        }
+        let (mut index, mut lane) = self.sweep_at;
+        let mut places = 0;
+        // At most once around.
+        for _ in 0..=self.clients.len() {
+            let client = self
+                .clients
+                .get_mut(index as usize)
+                .and_then(Option::as_mut);
+            if let Some(client) = client
+                && client.book.flows > 0
+            {
+                while lane < client.book.lanes.count() && places < WRITE_OFF_PLACES {
+                    if let Some(book) = client.book.lanes.get(lane)
+                        && !book.flows.is_empty()
+                    {
+                        places += book.flows.places();
+                        self.intake.write_off(index, client, lane, timeout);
+                    }
+                    lane += 1;
+                }
+                if places >= WRITE_OFF_PLACES {
+                    break;
+                }
+            }
+            lane = 0;
+            index = if index as usize + 1 < self.clients.len() {
+                index + 1
+            } else {
+                0
+            };
+        }
+        self.sweep_at = (index, lane);
     }
 }
 

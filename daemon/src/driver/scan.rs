@@ -1,0 +1,191 @@
+//! Which lanes the scheduler looks at, and when.
+//!
+//! Hot clients in every round. Whoever has been silent for some thousand rounds is cold and looked at
+//! once in a few rounds, since most processes are silent most of the time and each look costs the
+//! others. New lanes show in a bitmap of their client, which is read now and then. With very many
+//! lanes the clients ring doorbells instead.
+
+use laxity_shm::sync::heavy_fence;
+
+use super::Driver;
+use super::taking::Taking;
+use crate::clients::{BUDGET, Client};
+
+/// Empty rounds after which a client is looked at in turns only.
+const COLD_AFTER: u32 = 4096;
+/// Lanes, over all clients, above which doorbells pay: each look costs a few nanoseconds.
+const DOORBELL_ABOVE: usize = 256;
+/// Rounds over the hot clients between looks at a cold one; turns in which each cold one is looked
+/// at however long the rounds are, and each client's claims.
+const ROUNDS_PER_COLD: u64 = 8;
+const TURNS_PER_COLD: usize = 32;
+const TURNS_PER_REFRESH: usize = 16;
+
+impl Driver {
+    /// One look at every hot client, and now and then at a cold one. Returns the number of records.
+    #[inline]
+    pub(super) fn round(&mut self) -> usize {
+        self.intake.counters.rounds += 1;
+        let mut records = self.scan_hot();
+        if self.intake.counters.rounds.is_multiple_of(ROUNDS_PER_COLD) || self.hot.is_empty() {
+            records += self.scan_cold();
+        }
+        records
+    }
+
+    #[inline]
+    fn scan_hot(&mut self) -> usize {
+        let mut records = 0;
+        let mut at = 0;
+        while let Some(&index) = self.hot.get(at) {
+            let taken = self.scan(index);
+            records += taken;
+            if taken == 0 && self.cools(index) {
+                self.hot.swap_remove(at);
+                self.cold.push(index);
+            } else {
+                at += 1;
+            }
+        }
+        records
+    }
+
+    /// Looks at the next cold client.
+    fn scan_cold(&mut self) -> usize {
+        if self.cold_next >= self.cold.len() {
+            self.cold_next = 0;
+        }
+        let Some(&index) = self.cold.get(self.cold_next) else {
+            return 0;
+        };
+        let taken = self.scan(index);
+        if taken > 0 {
+            self.cold.swap_remove(self.cold_next);
+            self.hot.push(index);
+        } else {
+            self.cold_next += 1;
+        }
+        taken
+    }
+
+    /// Takes records of one client.
+    #[inline]
+    fn scan(&mut self, index: u32) -> usize {
+        let Some(client) = self.clients[index as usize].as_mut() else {
+            return 0;
+        };
+        let Client {
+            book,
+            served,
+            idle_scans,
+            budget,
+            ..
+        } = client;
+        if book.released {
+            return 0;
+        }
+        let mut taking = Taking::new(&mut self.intake, index, book);
+        let taken = served.scan_into(*budget, &mut taking);
+        if taken > 0 {
+            *idle_scans = 0;
+        }
+        if let Some((lane, offence)) = taking.offence {
+            self.quarantine(index, lane, &offence);
+        }
+        taken
+    }
+
+    fn cools(&mut self, index: u32) -> bool {
+        match self.clients[index as usize].as_mut() {
+            Some(client) => {
+                client.idle_scans = client.idle_scans.saturating_add(1);
+                client.idle_scans >= COLD_AFTER
+            }
+            None => true,
+        }
+    }
+
+    /// What no turn may be without, however long its rounds are: a look at some of the cold clients, and
+    /// at some claims. Returns the number of records.
+    pub(super) fn between_turns(&mut self) -> usize {
+        let mut records = 0;
+        for _ in 0..self.cold.len().div_ceil(TURNS_PER_COLD) {
+            records += self.scan_cold();
+        }
+        records + self.refresh_some()
+    }
+
+    /// Looks for newly claimed lanes of the next few clients, and after the last of them whether there
+    /// are so many over all that doorbells pay. Returns the number of records that this brought up.
+    fn refresh_some(&mut self) -> usize {
+        for _ in 0..self.clients.len().div_ceil(TURNS_PER_REFRESH) {
+            if let Some(Some(client)) = self.clients.get_mut(self.refreshed) {
+                client.refresh();
+            }
+            self.refreshed += 1;
+            if self.refreshed >= self.clients.len() {
+                self.refreshed = 0;
+                return self.ring_or_not();
+            }
+        }
+        0
+    }
+
+    fn ring_or_not(&mut self) -> usize {
+        let clients = self.clients.iter().flatten();
+        self.lanes = clients.map(|client| client.lanes).sum();
+        // Half as many switch them off again, so that a count at the border does not flap.
+        let wanted = self.lanes
+            > if self.doorbells {
+                DOORBELL_ABOVE / 2
+            } else {
+                DOORBELL_ABOVE
+            };
+        if wanted != self.doorbells {
+            self.doorbells = wanted;
+            for client in self.clients.iter_mut().flatten() {
+                client.served.set_doorbell(wanted);
+            }
+            heavy_fence();
+            return self.sweep_lanes();
+        }
+        0
+    }
+
+    /// Looks at every lane of every client, whatever claims and doorbells say.
+    pub(super) fn sweep_lanes(&mut self) -> usize {
+        let mut records = 0;
+        for index in 0..self.clients.len() {
+            let Some(client) = self.clients[index].as_mut() else {
+                continue;
+            };
+            if client.book.released {
+                continue;
+            }
+            client.refresh();
+            let Client { book, served, .. } = client;
+            let mut taking = Taking::new(&mut self.intake, index as u32, book);
+            let taken = served.sweep_into(BUDGET, &mut taking);
+            let offence = taking.offence;
+            records += taken;
+            if taken > 0 {
+                self.warm(index as u32);
+            }
+            if let Some((lane, offence)) = offence {
+                self.quarantine(index as u32, lane, &offence);
+            }
+        }
+        records
+    }
+
+    /// The client is looked at in every round again.
+    pub(super) fn warm(&mut self, index: u32) {
+        if let Some(client) = self.clients[index as usize].as_mut() {
+            client.idle_scans = 0;
+        }
+        if let Some(at) = self.cold.iter().position(|cold| *cold == index) {
+            self.cold.swap_remove(at);
+            self.hot.push(index);
+        }
+    }
+}

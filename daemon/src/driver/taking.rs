@@ -1,0 +1,116 @@
+//! From the lanes of a client into the [`Intake`]: one call per kind of record.
+
+use laxity_shm::consumer::{Consumer, Sink};
+use laxity_shm::producer::SlotRef;
+use laxity_shm::record::{self, Garbage, Record};
+
+use super::intake::{From, Intake};
+use crate::clients::Book;
+
+/// What a client is released for.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+pub(super) enum Offence {
+    /// A record that is none.
+    #[error(transparent)]
+    Garbage(#[from] Garbage),
+    /// A record that its client may not send.
+    #[error("a flow sent without leave by a client that was never in mode observe")]
+    Forbidden,
+}
+
+/// What takes the records of one client: an [`Intake`] and the book to write them into.
+pub(super) struct Taking<'a> {
+    /// Everything else that they change.
+    pub(super) intake: &'a mut Intake,
+    /// Index of the client.
+    pub(super) client: u32,
+    /// Its book.
+    pub(super) book: &'a mut Book,
+    /// A lane that broke the rules, and how: its client is to be released.
+    pub(super) offence: Option<(u16, Offence)>,
+}
+
+impl<'a> Taking<'a> {
+    /// Takes records of the client with index `client`.
+    #[inline]
+    pub(super) fn new(intake: &'a mut Intake, client: u32, book: &'a mut Book) -> Self {
+        Self {
+            intake,
+            client,
+            book,
+            offence: None,
+        }
+    }
+
+    #[inline(always)]
+    fn split<'b>(
+        &'b mut self,
+        lane: u16,
+        consumer: &'b mut Consumer,
+    ) -> (&'b mut Intake, From<'b>) {
+        let from = From {
+            client: self.client,
+            book: self.book,
+            lane,
+            consumer,
+        };
+        (self.intake, from)
+    }
+}
+
+impl Sink for Taking<'_> {
+    #[inline]
+    fn submit(&mut self, lane: u16, consumer: &mut Consumer, at: SlotRef, flow: record::Flow) {
+        let (intake, mut from) = self.split(lane, consumer);
+        intake.submit(&mut from, at, &flow);
+    }
+
+    #[inline]
+    fn on_credit(
+        &mut self,
+        lane: u16,
+        consumer: &mut Consumer,
+        at: SlotRef,
+        flow: record::Flow,
+        observed: bool,
+    ) {
+        let may_observe = self.book.may_observe;
+        let (intake, mut from) = self.split(lane, consumer);
+        if !observed {
+            intake.submit_on_credit(&mut from, at, &flow);
+        } else if may_observe {
+            intake.observe(&mut from, at, &flow);
+        } else {
+            // Credit without end, for a client that is to be scheduled.
+            self.offence = Some((lane, Offence::Forbidden));
+        }
+    }
+
+    #[inline]
+    fn completed(&mut self, lane: u16, consumer: &mut Consumer, _: SlotRef, tag: u64, bytes: u64) {
+        let (intake, mut from) = self.split(lane, consumer);
+        intake.completed(&mut from, tag, bytes);
+    }
+
+    #[cold]
+    fn message(&mut self, lane: u16, consumer: &mut Consumer, _: SlotRef, record: Record) {
+        let (intake, mut from) = self.split(lane, consumer);
+        match record {
+            Record::Cancelled { tag, granted } => intake.cancelled(&mut from, tag, granted),
+            Record::LaneReset => intake.lane_gone(from.client, from.book, lane),
+            hint => intake.hints.take(intake.now, &hint, &mut intake.ports),
+        }
+    }
+
+    #[cold]
+    fn garbage(&mut self, lane: u16, _: &mut Consumer, garbage: Garbage) {
+        self.offence = Some((lane, garbage.into()));
+    }
+
+    #[inline]
+    fn drained(&mut self, _lane: u16, records: usize) {
+        let counters = &mut self.intake.counters;
+        counters.records += records as u64;
+        counters.ring_depth = counters.ring_depth.max(records as u64);
+    }
+}
