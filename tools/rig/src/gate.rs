@@ -25,9 +25,18 @@ use crate::transport::Transport;
 /// get the processor time. Its death is noticed at once all the same, by the socket's hang-up.
 const STALL_TIMEOUT: Duration = Duration::from_millis(400);
 
-/// Flows that may be in the lane at once. What exceeds it waits here, in order: a lane that is
-/// full would let them pass unscheduled.
-const SUBMITTED_MAX: usize = LANE_SLOTS as usize - 64;
+/// Collectives that find room in the lane though others do not: they must not wait behind those.
+const COLLECTIVES_MAX: usize = 128;
+
+/// Flows that may be in the lane at once when one of `kind` is submitted. What exceeds it waits here,
+/// in order: a lane that is full would let them pass unscheduled.
+fn submitted_max(kind: Kind) -> usize {
+    let all = LANE_SLOTS as usize - 64;
+    match stage(kind) {
+        Stage::Collective => all,
+        _ => all - COLLECTIVES_MAX,
+    }
+}
 
 /// A flow that was submitted and is not complete.
 struct Sending {
@@ -103,7 +112,7 @@ impl Gate {
     pub fn submit(&mut self, flow: &NewFlow, head: Head, transport: &mut Transport) {
         match self.scheduled.as_mut() {
             None => transport.send(flow.to, self.unmarked, &head, flow.bytes),
-            Some(scheduled) if scheduled.waiting.len() >= SUBMITTED_MAX => {
+            Some(scheduled) if scheduled.waiting.len() >= submitted_max(head.kind) => {
                 scheduled.backlog.push_back((*flow, head));
             }
             Some(scheduled) => scheduled.submit(flow, head),
@@ -118,13 +127,16 @@ impl Gate {
         loop {
             scheduled.collect(&self.classes, transport);
             // Permits make room in the lane for what waits here.
-            if scheduled.backlog.is_empty() || scheduled.waiting.len() >= SUBMITTED_MAX {
-                return;
-            }
-            while scheduled.waiting.len() < SUBMITTED_MAX
+            let mut submitted = 0;
+            while let Some((_, head)) = scheduled.backlog.front()
+                && scheduled.waiting.len() < submitted_max(head.kind)
                 && let Some((flow, head)) = scheduled.backlog.pop_front()
             {
                 scheduled.submit(&flow, head);
+                submitted += 1;
+            }
+            if submitted == 0 {
+                return;
             }
         }
     }

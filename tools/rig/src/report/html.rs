@@ -16,7 +16,7 @@ section p { margin: .2rem 0 .6rem; font-size: .9rem; opacity: .8; }
 svg { width: 100%; height: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1rem 0; }
 th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid var(--soft); }
-th:first-child, td:first-child { text-align: left; } tr.best td { font-weight: 600; }
+th:first-child, td:first-child { text-align: left; } tr.best td { font-weight: 600; } td { white-space: nowrap; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; margin: .4rem 0; font-size: .9rem; }
 .legend i { display: inline-block; width: .8em; height: .8em; border-radius: .2em; margin-right: .4em; }
 details { margin-top: 1.5rem; } pre { overflow-x: auto; font-size: .85rem; }
