@@ -75,6 +75,20 @@ impl Port {
     /// taken back, so what is out bounds by how much a port may exceed its window.
     #[inline]
     pub fn feed(&mut self, now: Time, index: usize, consumer: &mut Consumer) -> bool {
+        self.feed_from(self.credit_left(now), index, consumer)
+    }
+
+    /// The same for a lane of flows that may use credit only while nothing waits here. It is not
+    /// fed later: then something did.
+    #[inline]
+    pub fn feed_idle(&mut self, index: usize, consumer: &mut Consumer) {
+        let most = self.link.config().window_bytes / 2;
+        let left = self.link.idle_allowance().min(most);
+        self.feed_from(left.saturating_sub(self.credit_out), index, consumer);
+    }
+
+    #[inline]
+    fn feed_from(&mut self, left: u64, index: usize, consumer: &mut Consumer) -> bool {
         if index >= CREDIT_PORTS {
             return true;
         }
@@ -84,7 +98,7 @@ impl Port {
         if held > share / 2 {
             return true;
         }
-        let give = (share - held).min(self.credit_left(now) / 4);
+        let give = (share - held).min(left / 4);
         if give == 0 {
             return false;
         }

@@ -30,6 +30,10 @@ pub mod attention {
     pub const NOT_ENFORCED: u32 = UNSCHEDULED | OBSERVE;
 }
 
+/// Bit of [`Header::credit_stages`]: nothing waits on any port, so flows that are
+/// [whole](crate::record::Flow::whole) may use credit whatever their stage. Stages begin with bit 1.
+pub const CREDIT_WHOLE: u8 = 1;
+
 /// Written once by the daemon, before the region is handed over.
 #[repr(C, align(64))]
 #[derive(Debug)]
@@ -182,7 +186,7 @@ impl Header {
         self.attention.credit_mark.load(Ordering::Relaxed)
     }
 
-    /// Stages that may use credit: a set of [`crate::record::Stage::bit`]s.
+    /// Who may use credit: a set of [`crate::record::Stage::bit`]s and [`CREDIT_WHOLE`].
     #[inline]
     #[must_use]
     pub fn credit_stages(&self) -> u8 {
@@ -193,6 +197,11 @@ impl Header {
     pub fn set_credit_class(&self, stages: u8, level: u8) {
         let mark = u16::from(level) | u16::from(self.dscp(level)) << 8;
         self.attention.credit_mark.store(mark, Ordering::Relaxed);
+        self.set_credit_stages(stages);
+    }
+
+    /// Daemon: who may use credit.
+    pub fn set_credit_stages(&self, stages: u8) {
         self.attention
             .credit_stages
             .store(stages, Ordering::Relaxed);

@@ -95,7 +95,8 @@ typedef struct lax_flow {
     uint8_t direction;      /* LAX_EGRESS or LAX_INGRESS */
     uint8_t nic;            /* index of the NIC in the daemon's configuration */
     uint8_t receiver_bound; /* the receiving side is the bottleneck, not this port */
-    uint8_t reserved[6];    /* zero */
+    uint8_t whole;          /* goes out in one piece, like a work request: granted as a whole */
+    uint8_t reserved[5];    /* zero */
     uint64_t bytes;         /* bytes to move */
     uint64_t batch;         /* 0 if unknown */
     uint64_t request;       /* 0 if unknown, or all of the batch */
@@ -103,7 +104,7 @@ typedef struct lax_flow {
 } lax_flow;
 
 #define LAX_FLOW_INIT \
-    { sizeof(lax_flow), 0, LAX_STAGE_BACKGROUND, LAX_EGRESS, 0, 0, {0, 0, 0, 0, 0, 0}, 0, 0, 0, 0 }
+    { sizeof(lax_flow), 0, LAX_STAGE_BACKGROUND, LAX_EGRESS, 0, 0, 0, {0, 0, 0, 0, 0}, 0, 0, 0, 0 }
 
 /* A flow that was submitted. Yours to store and move, not to read, nor to use twice by copying.
  * Bring each to its last grant or cancel it, on the lane that submitted it. */

@@ -41,7 +41,8 @@ pub struct LaxFlow {
     direction: u8,
     nic: u8,
     receiver_bound: u8,
-    reserved: [u8; 6],
+    whole: u8,
+    reserved: [u8; 5],
     bytes: u64,
     batch: u64,
     request: u64,
@@ -130,6 +131,7 @@ impl LaxFlow {
             request: self.request,
             deadline_ns: self.deadline_ns,
             receiver_bound: self.receiver_bound != 0,
+            whole: self.whole != 0,
         })
     }
 }

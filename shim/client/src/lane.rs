@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use laxity_shm::layout::attention;
+use laxity_shm::layout::{CREDIT_WHOLE, attention};
 use laxity_shm::permit::FLOW_BYTES_MAX;
 use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{Flow, Record};
@@ -130,7 +130,8 @@ impl Lane {
             return self.bypassed(flow.bytes);
         }
         let stages = place.header.credit_stages();
-        if stages & flow.stage.bit() != 0 && place.find_credit(flow) {
+        let idle = flow.whole && stages & CREDIT_WHOLE != 0;
+        if (idle || stages & flow.stage.bit() != 0) && place.find_credit(flow) {
             return self.submit_on_credit(flow);
         }
         let Ok(at) = place.producer.publish_gated(&Record::Submit(*flow)) else {

@@ -30,7 +30,7 @@ pub(crate) struct Place {
 #[derive(Debug)]
 pub(crate) struct Credit {
     /// [`Flow::key`] of the flows that may use what is at hand; 0 for none.
-    pub(crate) key: u32,
+    pub(crate) key: u64,
     /// Level and DSCP of such a flow.
     pub(crate) mark: Mark,
     /// Bytes at hand.
@@ -165,7 +165,14 @@ impl Place {
         self.credit.switch(port, self.producer.credit(port));
         let enough = self.credit.left >= flow.bytes;
         self.credit.key = if enough { flow.key() } else { 0 };
-        self.credit.mark = self.credit.mark.on_credit(self.header.credit_mark());
+        // The level that a flow has which goes by the idleness of its port is the daemon's affair.
+        let decided = self.header.credit_stages() & flow.stage.bit() != 0;
+        let mark = if decided {
+            self.header.credit_mark()
+        } else {
+            0
+        };
+        self.credit.mark = self.credit.mark.on_credit(mark);
         enough
     }
 
