@@ -99,6 +99,7 @@ impl Driver {
         }
         let header = client.served.header();
         header.set_dscp(&self.config.dscp_of_region());
+        header.set_nics(self.config.nic.iter().map(|nic| nic.name.as_str()));
         header.set_credit_class(self.credit_stages(), self.intake.credit_level.0);
         header.set_daemon_cpu(current_cpu());
         header.beat(now.0);

@@ -191,6 +191,40 @@ int lax_hint_layer_begin(lax_lane *lane, uint64_t batch, uint16_t layer);
 int lax_hint_compute_end(lax_lane *lane, uint64_t batch);
 int lax_hint_batch_end(lax_lane *lane, uint64_t batch);
 
+/* What transfers belong to, for programs whose transfers are posted by a library that runs under
+ * liblaxity.so (laxity run) or a plugin of Laxity. In the order in which they are believed: an open
+ * scope of the posting thread, what is known of the memory it reads or writes, the job's profile. */
+
+#define LAX_LAYER_UNKNOWN 0xffff
+
+typedef struct lax_scope {
+    uint32_t size;        /* sizeof(lax_scope) */
+    uint16_t layer;       /* LAX_LAYER_UNKNOWN */
+    uint8_t stage;        /* LAX_STAGE_*, 0 if unknown */
+    uint8_t reserved;     /* zero */
+    uint64_t batch;       /* 0 if unknown */
+    uint64_t request;     /* 0 if unknown, or all of the batch */
+    uint64_t deadline_ns; /* absolute, CLOCK_MONOTONIC; 0 if unknown */
+} lax_scope;
+
+#define LAX_SCOPE_INIT { sizeof(lax_scope), LAX_LAYER_UNKNOWN, 0, 0, 0, 0, 0 }
+
+/* Whatever the calling thread submits from here on belongs to this, until lax_scope_pop. Scopes nest
+ * (8 deep); what an inner one leaves unknown it has from the outer one. */
+int lax_scope_push(const lax_scope *scope);
+int lax_scope_pop(void);
+
+/* A range of memory holds the KV cache of `layer`; `stage` if its transfers always have the same, or
+ * 0. The last word about an address counts. -ENOMEM if a million ranges are known. */
+int lax_memory_layer(const void *address, uint64_t bytes, uint16_t layer, uint8_t stage);
+
+/* A range of memory holds blocks of a request. */
+int lax_memory_owner(const void *address, uint64_t bytes, uint64_t batch, uint64_t request,
+                     uint64_t deadline_ns);
+
+/* Nothing is known of a range any more. */
+int lax_memory_forget(const void *address, uint64_t bytes);
+
 #ifdef __cplusplus
 }
 #endif

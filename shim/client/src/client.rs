@@ -10,7 +10,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use laxity_shm::fork::ForkGuard;
@@ -55,9 +55,13 @@ struct Attachment {
     attached: u64,
 }
 
+static SHARED: OnceLock<Client> = OnceLock::new();
+
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) options: Options,
+    /// Daemons found. Relaxed: a hint, too.
+    generation: AtomicU64,
     attachment: Mutex<Attachment>,
     /// Nothing is to be tried before this time. Relaxed everywhere: a hint.
     next_ns: AtomicU64,
@@ -92,6 +96,7 @@ impl Client {
         let off = options.mode == Mode::Off;
         let core = Arc::new(Core {
             options,
+            generation: AtomicU64::new(0),
             attachment: Mutex::new(Attachment {
                 link: Link::Detached,
                 detached_ns: Some(now),
@@ -145,6 +150,38 @@ impl Client {
         stats
     }
 
+    /// The client of this process that its preloaded or plugged-in parts share, attached by whoever
+    /// asks first, with [`Options::from_env`].
+    #[must_use]
+    pub fn shared() -> &'static Self {
+        SHARED.get_or_init(|| Self::attach(Options::from_env()))
+    }
+
+    /// That client, if anybody asked for it.
+    #[must_use]
+    pub fn shared_if_any() -> Option<&'static Self> {
+        SHARED.get()
+    }
+
+    /// The number by which flows name a NIC, looked up in the daemon's configuration: that of the NIC
+    /// of this name, else of the one that is named `default`. Without either, or without a daemon,
+    /// one that no daemon knows: such flows go out unscheduled and are counted there.
+    #[must_use]
+    pub fn nic(&self, name: &str) -> u8 {
+        self.core
+            .standing()
+            .and_then(|session| session.header().nic(name))
+            .unwrap_or(u8::MAX)
+    }
+
+    /// How many daemons were found so far. What was asked of one, such as [`Client::nic`], has to be
+    /// asked again of the next.
+    #[inline]
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.core.generation.load(Ordering::Relaxed)
+    }
+
     /// The DSCP that the daemon gives a level; 0 (unmarked) without a daemon.
     #[must_use]
     pub fn dscp(&self, level: u8) -> u8 {
@@ -177,6 +214,8 @@ impl Core {
         }
         let mut attachment = self.attachment.try_lock().ok()?;
         let (session, next) = attachment.advance(&self.options, now);
+        self.generation
+            .store(attachment.attached, Ordering::Relaxed);
         self.next_ns.store(next, Ordering::Relaxed);
         session
     }
@@ -193,6 +232,8 @@ impl Core {
         let mut attachment = lock(&self.attachment);
         loop {
             let (session, next) = attachment.advance(&self.options, now_ns());
+            self.generation
+                .store(attachment.attached, Ordering::Relaxed);
             self.next_ns.store(next, Ordering::Relaxed);
             let Link::Asked { ref socket, .. } = attachment.link else {
                 return;

@@ -5,6 +5,8 @@
 //! caller can uphold. `tests/c_abi.rs` compiles a C program against the header and compares sizes
 //! and offsets with the structs here.
 
+pub mod metadata;
+
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

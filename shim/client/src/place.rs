@@ -176,6 +176,12 @@ impl Place {
         enough
     }
 
+    /// Whether fewer than half of the slots are held by flows that wait.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        (self.pending.count as usize) < self.pending.seen.len() / 2
+    }
+
     /// Flows that hold slots. Their tags are not needed any more.
     pub(crate) fn waiting(&self) -> Vec<SlotRef> {
         self.pending
