@@ -23,6 +23,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("laxity-shm", &[]),
     ("laxity-wire", &[]),
     ("laxity-client", &["laxity-shm"]),
+    ("laxity-profile", &["laxity-quantity", "laxity-shm"]),
     (
         "laxity-daemon",
         &[
@@ -39,6 +40,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     (
         "laxity-cli",
         &[
+            "laxity-profile",
             "laxity-quantity",
             "laxity-rig",
             "laxity-shm",
