@@ -1,9 +1,9 @@
 //! What parses and still cannot be meant.
 
+use laxity_quantity::Nanos;
 use laxity_shm::layout::{LANES_MAX, SLOTS_MAX, SLOTS_MIN};
 
 use super::{Config, NICS_MAX, NicConfig};
-use crate::quantity::Nanos;
 
 /// A value that parses and makes no sense: where, what, and what to put instead.
 pub(super) struct Nonsense {

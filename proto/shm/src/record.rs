@@ -49,6 +49,33 @@ impl Stage {
         })
     }
 
+    /// Every stage, by number.
+    pub const ALL: [Self; 5] = [
+        Self::KvReuse,
+        Self::Collective,
+        Self::P2d,
+        Self::Weights,
+        Self::Background,
+    ];
+
+    /// How configuration and reports write it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::KvReuse => "kv_reuse",
+            Self::Collective => "collective",
+            Self::P2d => "p2d",
+            Self::Weights => "weights",
+            Self::Background => "background",
+        }
+    }
+
+    /// The stage that [`Self::name`] gives that name, `None` if there is none.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|stage| stage.name() == name)
+    }
+
     /// This stage's bit in [`crate::layout::Header::credit_stages`].
     #[must_use]
     pub const fn bit(self) -> u8 {
@@ -460,12 +487,6 @@ const fn simple(opcode: u32, layer: u16, words: [u64; 4]) -> Descriptor {
 
 impl fmt::Display for Stage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::KvReuse => "kv_reuse",
-            Self::Collective => "collective",
-            Self::P2d => "p2d",
-            Self::Weights => "weights",
-            Self::Background => "background",
-        })
+        f.write_str(self.name())
     }
 }
