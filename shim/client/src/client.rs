@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use laxity_shm::fork::ForkGuard;
-use laxity_shm::layout::{Mode, attention};
+use laxity_shm::layout::{LEVEL_SCAVENGER, Mode, attention};
+use laxity_shm::record::Stage;
 use laxity_shm::registration::{self, Hello, RegistrationError};
 use laxity_shm::sleep::{self, now_ns};
 
@@ -180,6 +181,32 @@ impl Client {
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.core.generation.load(Ordering::Relaxed)
+    }
+
+    /// The DSCP for transfers of a stage whose class can't be chosen one by one: of collectives the one
+    /// that they have anyway, of KV reuse the level below it, of the last stage the lowest level, of
+    /// anything else the scavenger's. 0 (unmarked) without a daemon.
+    #[must_use]
+    pub fn dscp_of(&self, stage: Stage) -> u8 {
+        let Some(session) = self.core.standing() else {
+            return 0;
+        };
+        let header = session.header();
+        let collective = header.credit_mark() as u8;
+        match stage {
+            Stage::Collective => header.dscp(collective),
+            Stage::KvReuse => header.dscp(collective.saturating_add(1)),
+            Stage::P2d => {
+                // Levels that there are not have the scavenger's.
+                let lowest = header.dscp(LEVEL_SCAVENGER);
+                let levels = (1..=16).rev().map(|level| header.dscp(level));
+                levels
+                    .into_iter()
+                    .find(|dscp| *dscp != lowest)
+                    .unwrap_or(lowest)
+            }
+            Stage::Weights | Stage::Background => header.dscp(LEVEL_SCAVENGER),
+        }
     }
 
     /// The DSCP that the daemon gives a level; 0 (unmarked) without a daemon.

@@ -172,6 +172,12 @@ pub fn forget(address: u64, bytes: u64) -> Result<(), MemoryError> {
     Ok(())
 }
 
+/// In a forked child: nothing is known any more. The memory is a copy, and another thread of the parent
+/// may have held the lock. Safe to call from a `pthread_atfork` handler.
+pub fn abandon() {
+    COUNT.store(0, Ordering::Relaxed);
+}
+
 /// What is known of the memory at an address.
 #[inline]
 #[must_use]
