@@ -10,6 +10,8 @@ use clap::{Args, Subcommand};
 use laxity_rig::config::{LabConfig, WorkloadSource};
 use laxity_rig::{lab, report};
 
+use crate::vm;
+
 /// The commands of the lab.
 #[derive(Subcommand)]
 pub(crate) enum LabCommand {
@@ -18,6 +20,11 @@ pub(crate) enum LabCommand {
     Run(Box<RunArgs>),
     /// Check whether this machine can run the lab, and say what is missing
     Probe,
+    /// Run one command in the SoftRoCE lab: a virtual machine with two RDMA devices
+    #[command(after_help = vm::EXEC_HELP)]
+    Exec(vm::ExecArgs),
+    /// Open a shell in the SoftRoCE lab; `laxity lab exec --help` says what is there
+    Shell(vm::GuestArgs),
 }
 
 const RUN_HELP: &str = "\
@@ -146,10 +153,12 @@ pub(crate) fn internal_call() -> Option<ExitCode> {
     lab::internal_call()
 }
 
-pub(crate) fn run(command: LabCommand) -> Result<()> {
+pub(crate) fn run(command: LabCommand) -> Result<ExitCode> {
     match command {
-        LabCommand::Probe => probe(),
-        LabCommand::Run(args) => compare(&args),
+        LabCommand::Probe => probe().map(|()| ExitCode::SUCCESS),
+        LabCommand::Run(args) => compare(&args).map(|()| ExitCode::SUCCESS),
+        LabCommand::Exec(args) => vm::exec(&args),
+        LabCommand::Shell(args) => vm::shell(&args),
     }
 }
 

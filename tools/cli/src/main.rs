@@ -1,12 +1,14 @@
 //! `laxity`: the command line for host operators, and the lab.
 //!
 //! One file per command family; this one only parses and dispatches. Exit codes: 0 done, 1 the
-//! command failed (the message says what to do next), 2 the arguments are wrong (clap).
+//! command failed (the message says what to do next), 2 the arguments are wrong (clap);
+//! `lab exec` and `lab shell` end as the command that they run.
 #![forbid(unsafe_code)]
 
 mod host;
 mod lab;
 mod manual;
+mod vm;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -56,16 +58,17 @@ fn main() -> ExitCode {
     if let Some(code) = lab::internal_call() {
         return code;
     }
+    let done = |()| ExitCode::SUCCESS;
     let outcome = match Cli::parse().command {
-        Command::Status(args) => host::status(&args),
-        Command::Bypass(args) => host::bypass(&args),
-        Command::Reload(endpoint) => host::reload(&endpoint),
+        Command::Status(args) => host::status(&args).map(done),
+        Command::Bypass(args) => host::bypass(&args).map(done),
+        Command::Reload(endpoint) => host::reload(&endpoint).map(done),
         Command::Lab(command) => lab::run(command),
-        Command::Completions { shell } => manual::completions(shell),
-        Command::Man { out } => manual::pages(out.as_deref()),
+        Command::Completions { shell } => manual::completions(shell).map(done),
+        Command::Man { out } => manual::pages(out.as_deref()).map(done),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("laxity: {error:#}");
             ExitCode::FAILURE
