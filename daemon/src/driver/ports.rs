@@ -75,7 +75,8 @@ impl Port {
     /// taken back, so what is out bounds by how much a port may exceed its window.
     #[inline]
     pub fn feed(&mut self, now: Time, index: usize, consumer: &mut Consumer) -> bool {
-        self.feed_from(self.credit_left(now), index, consumer)
+        let share = self.link.config().window_bytes / 8;
+        self.feed_from(self.credit_left(now) / 4, share, index, consumer)
     }
 
     /// The same for a lane of flows that may use credit only while nothing waits here. It is not
@@ -84,21 +85,26 @@ impl Port {
     pub fn feed_idle(&mut self, index: usize, consumer: &mut Consumer) {
         let most = self.link.config().window_bytes / 2;
         let left = self.link.idle_allowance().min(most);
-        self.feed_from(left.saturating_sub(self.credit_out), index, consumer);
+        // Work requests are as large as their program makes them: less than one is no use.
+        self.feed_from(
+            left.saturating_sub(self.credit_out) / 2,
+            most,
+            index,
+            consumer,
+        );
     }
 
     #[inline]
-    fn feed_from(&mut self, left: u64, index: usize, consumer: &mut Consumer) -> bool {
+    fn feed_from(&mut self, most: u64, share: u64, index: usize, consumer: &mut Consumer) -> bool {
         if index >= CREDIT_PORTS {
             return true;
         }
         let (granted, spent) = consumer.credit(index);
         let held = granted.saturating_sub(spent);
-        let share = self.link.config().window_bytes / 8;
         if held > share / 2 {
             return true;
         }
-        let give = (share - held).min(left / 4);
+        let give = (share - held).min(most);
         if give == 0 {
             return false;
         }
