@@ -257,6 +257,9 @@ impl QueuePair {
         }
         // SAFETY: upheld by the caller.
         unsafe {
+            if atomic {
+                state.takes_all(list)?;
+            }
             if state.waiting.is_empty() && state.standing == Standing::Ready {
                 self.post_at_once(&mut state, real, ibv, list, atomic)
             } else {
@@ -367,7 +370,8 @@ impl QueuePair {
         }
     }
 
-    /// Has a list wait. `first` is the ticket of its first, if that was submitted.
+    /// Has a list wait. `first` is the ticket of its first, if that was submitted. If all of it was
+    /// found acceptable before (`accepted`), none is refused.
     ///
     /// # Safety
     /// As for [`QueuePair::post`].
@@ -376,7 +380,7 @@ impl QueuePair {
         state: &mut State,
         list: *mut ibv_send_wr,
         first: Option<Ticket>,
-        atomic: bool,
+        accepted: bool,
     ) -> Posted {
         let nic = state.context.map_or(u8::MAX, Context::nic);
         let mut first = first;
@@ -385,17 +389,12 @@ impl QueuePair {
         let mut at = list;
         // SAFETY: upheld by the caller, here and below.
         while let Some(wr) = unsafe { at.as_ref() } {
-            let full = !state.waiting.is_empty()
-                && state
-                    .limits
-                    .is_some_and(|l| state.outstanding() >= l.work_requests);
-            // SAFETY: as above.
-            let valid = unsafe { work::is_valid(wr, state.limits.as_ref()) };
-            if full || !valid {
-                COUNTERS.refused.add(1);
-                let error = if full { libc::ENOMEM } else { libc::EINVAL };
-                result = Err((error, at));
-                break;
+            if !accepted {
+                // SAFETY: as above.
+                if let Err(error) = unsafe { state.takes(wr, 1) } {
+                    result = Err((error, at));
+                    break;
+                }
             }
             // SAFETY: as above.
             let (work, flow) = unsafe { (Work::copy(wr), classify::flow(wr, nic)) };
@@ -415,15 +414,6 @@ impl QueuePair {
                 leave,
             });
             at = wr.next;
-        }
-        if atomic && result.is_err() {
-            let mut lane = self.shard().lane();
-            for gone in state.waiting.drain(before..) {
-                if let Leave::Waits(ticket) = gone.leave {
-                    lane.cancel(ticket);
-                }
-            }
-            state.submitted = state.submitted.min(before);
         }
         if let Some(ticket) = first {
             self.shard().lane().cancel(ticket);
@@ -577,6 +567,45 @@ impl QueuePair {
 }
 
 impl State {
+    /// Whether one more work request, the `nth` of a call, is what the provider would take.
+    ///
+    /// # Safety
+    /// As for [`work::sges`].
+    unsafe fn takes(&self, wr: &ibv_send_wr, nth: usize) -> Result<(), c_int> {
+        // While nothing waits, the provider counts.
+        let outstanding = if self.waiting.is_empty() {
+            0
+        } else {
+            self.outstanding()
+        };
+        let full = self
+            .limits
+            .is_some_and(|l| outstanding + nth > l.work_requests);
+        // SAFETY: upheld by the caller.
+        let valid = unsafe { work::is_valid(wr, self.limits.as_ref()) };
+        if full || !valid {
+            COUNTERS.refused.add(1);
+            return Err(if full { libc::ENOMEM } else { libc::EINVAL });
+        }
+        Ok(())
+    }
+
+    /// Whether all of a list is.
+    ///
+    /// # Safety
+    /// A list as a caller of `ibv_post_send` makes it.
+    unsafe fn takes_all(&self, list: *mut ibv_send_wr) -> Posted {
+        let (mut at, mut nth) = (list, 0);
+        // SAFETY: upheld by the caller, here and below.
+        while let Some(wr) = unsafe { at.as_ref() } {
+            nth += 1;
+            // SAFETY: as above.
+            unsafe { self.takes(wr, nth) }.map_err(|error| (error, list))?;
+            at = wr.next;
+        }
+        Ok(())
+    }
+
     /// Work requests that the program has posted and not seen completed.
     fn outstanding(&self) -> usize {
         self.in_flight.len() + self.waiting.len()
