@@ -1,20 +1,26 @@
 //! `laxity`: the command line for host operators, and the lab.
 //!
 //! One file per command family; this one only parses and dispatches. Exit codes: 0 done, 1 the
-//! command failed (the message says what to do next), 2 the arguments are wrong (clap).
+//! command failed (the message says what to do next), 2 the arguments are wrong (clap). `run` has those
+//! of the program that it becomes.
 #![forbid(unsafe_code)]
 
 mod host;
 mod lab;
+mod library;
 mod manual;
+mod profiles;
+mod program;
+mod registration;
+mod run;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Schedules the network traffic of LLM inference: looks at a host's daemon, switches scheduling
-/// off and on, and runs the lab.
+/// Schedules the network traffic of LLM inference: runs programs under the scheduler, looks at a host's
+/// daemon, switches scheduling off and on, and runs the lab.
 #[derive(Parser)]
 #[command(
     name = "laxity",
@@ -29,6 +35,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Run a program with its RDMA traffic under the scheduler
+    #[command(after_long_help = run::HELP)]
+    Run(Box<run::RunArgs>),
+    /// List the job profiles, or print one
+    Profiles(profiles::ProfilesArgs),
     /// Show what the daemon of this host is doing
     Status(host::StatusArgs),
     /// Let all traffic of this host go out unscheduled, at once, or schedule it again
@@ -57,6 +68,8 @@ fn main() -> ExitCode {
         return code;
     }
     let outcome = match Cli::parse().command {
+        Command::Run(args) => return run::run(&args),
+        Command::Profiles(args) => profiles::profiles(&args),
         Command::Status(args) => host::status(&args),
         Command::Bypass(args) => host::bypass(&args),
         Command::Reload(endpoint) => host::reload(&endpoint),
