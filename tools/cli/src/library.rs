@@ -27,9 +27,10 @@ pub(crate) fn find(chosen: Option<&Path>) -> Result<PathBuf> {
     match places.iter().find(|place| place.is_file()) {
         Some(found) => Ok(found.clone()),
         None => {
-            let looked: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
+            let folders = places.iter().filter_map(|place| place.parent());
+            let looked: Vec<String> = folders.map(|folder| folder.display().to_string()).collect();
             bail!(
-                "{NAME} is not here; looked for {}; name it with --library PATH or ${LIBRARY_ENV}, or install it",
+                "{NAME} is in none of {}; name it with --library PATH or ${LIBRARY_ENV}, or install it",
                 looked.join(", ")
             )
         }
@@ -48,15 +49,11 @@ fn places(executable: Option<&Path>) -> Vec<PathBuf> {
             folders.extend([lib.join(&multiarch).join("laxity"), lib.join("laxity"), lib]);
         }
     }
-    for lib in ["/usr/local/lib", "/usr/lib", "/usr/lib64"] {
-        let lib = Path::new(lib);
-        folders.extend([
-            lib.join(&multiarch).join("laxity"),
-            lib.join("laxity"),
-            lib.join(&multiarch),
-            lib.to_owned(),
-        ]);
+    for lib in ["/usr/local/lib", "/usr/lib"].map(Path::new) {
+        folders.extend([lib.join(&multiarch).join("laxity"), lib.join("laxity")]);
+        folders.extend([lib.join(&multiarch), lib.to_owned()]);
     }
+    folders.extend(["/usr/lib64/laxity", "/usr/lib64"].map(PathBuf::from));
     let mut places: Vec<PathBuf> = Vec::new();
     for place in folders.into_iter().map(|folder| folder.join(NAME)) {
         if !places.contains(&place) {

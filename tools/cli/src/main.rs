@@ -5,6 +5,7 @@
 //! of the program that it becomes.
 #![forbid(unsafe_code)]
 
+mod doctor;
 mod host;
 mod lab;
 mod library;
@@ -40,6 +41,9 @@ enum Command {
     Run(Box<run::RunArgs>),
     /// List the job profiles, or print one
     Profiles(profiles::ProfilesArgs),
+    /// Check what stands between this host's jobs and the scheduler, and say what to do about it
+    #[command(after_long_help = doctor::HELP)]
+    Doctor(doctor::DoctorArgs),
     /// Show what the daemon of this host is doing
     Status(host::StatusArgs),
     /// Let all traffic of this host go out unscheduled, at once, or schedule it again
@@ -69,6 +73,10 @@ fn main() -> ExitCode {
     }
     let outcome = match Cli::parse().command {
         Command::Run(args) => return run::run(&args),
+        Command::Doctor(args) => match doctor::doctor(&args) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::Profiles(args) => profiles::profiles(&args),
         Command::Status(args) => host::status(&args),
         Command::Bypass(args) => host::bypass(&args),
