@@ -2,12 +2,18 @@
 //!
 //! One file per command family; this one only parses and dispatches. Exit codes: 0 done, 1 the
 //! command failed (the message says what to do next), 2 the arguments are wrong (clap);
-//! `lab exec` and `lab shell` end as the command that they run.
+//! `run`, `lab exec` and `lab shell` end as the command that they run.
 #![forbid(unsafe_code)]
 
+mod doctor;
 mod host;
 mod lab;
+mod library;
 mod manual;
+mod profiles;
+mod program;
+mod registration;
+mod run;
 mod vm;
 
 use std::path::PathBuf;
@@ -15,8 +21,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Schedules the network traffic of LLM inference: looks at a host's daemon, switches scheduling
-/// off and on, and runs the lab.
+/// Schedules the network traffic of LLM inference: runs programs under the scheduler, looks at a host's
+/// daemon, switches scheduling off and on, and runs the lab.
 #[derive(Parser)]
 #[command(
     name = "laxity",
@@ -31,6 +37,14 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Run a program with its RDMA traffic under the scheduler
+    #[command(after_long_help = run::HELP)]
+    Run(Box<run::RunArgs>),
+    /// List the job profiles, or print one
+    Profiles(profiles::ProfilesArgs),
+    /// Check what stands between this host's jobs and the scheduler, and say what to do about it
+    #[command(after_long_help = doctor::HELP)]
+    Doctor(doctor::DoctorArgs),
     /// Show what the daemon of this host is doing
     Status(host::StatusArgs),
     /// Let all traffic of this host go out unscheduled, at once, or schedule it again
@@ -63,6 +77,9 @@ fn main() -> ExitCode {
         Command::Status(args) => host::status(&args).map(done),
         Command::Bypass(args) => host::bypass(&args).map(done),
         Command::Reload(endpoint) => host::reload(&endpoint).map(done),
+        Command::Run(args) => return run::run(&args),
+        Command::Doctor(args) => doctor::doctor(&args),
+        Command::Profiles(args) => profiles::profiles(&args).map(done),
         Command::Lab(command) => lab::run(command),
         Command::Completions { shell } => manual::completions(shell).map(done),
         Command::Man { out } => manual::pages(out.as_deref()).map(done),
