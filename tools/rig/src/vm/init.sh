@@ -1,6 +1,6 @@
 #!/bin/busybox sh
 # First program of the guest: loads modules, puts the host's files (read-only, changes go to
-# memory) where they are on the host, and hands over to /run/laxity/start, which the host wrote.
+# memory) where they are on the host, and hands over to /run/lab/start, which the host wrote.
 fail() {
     echo "laxity-init: $*" >/dev/console
     busybox printf '\54' | busybox dd of=/dev/port bs=1 seek=244 2>/dev/null
@@ -20,7 +20,7 @@ R=/upper/root
 busybox mount -t overlay -o lowerdir=/lower,upperdir=/upper/files,workdir=/upper/work overlay $R || fail "no overlay"
 for folder in dev proc sys run tmp; do busybox mkdir -p $R/$folder; done
 busybox mount -t tmpfs -o mode=0755 run $R/run
-busybox mkdir -p $R/run/laxity
-busybox mount -t 9p -o $P,cache=mmap control $R/run/laxity || fail "no control folder"
+busybox mkdir -p $R/run/lab
+busybox mount -t 9p -o $P,cache=mmap control $R/run/lab || fail "no control folder"
 for folder in dev proc sys; do busybox mount --move /$folder $R/$folder; done
-exec busybox switch_root $R /run/laxity/start
+exec busybox switch_root $R /run/lab/start

@@ -17,7 +17,7 @@ use super::qemu::Share;
 use super::{exec, shell};
 
 /// Folder in the guest that shares orders and answers with the host.
-pub const CONTROL_FOLDER: &str = "/run/laxity";
+pub const CONTROL_FOLDER: &str = "/run/lab";
 
 /// The order, in the control folder.
 pub const ORDER_FILE: &str = "order.json";

@@ -418,7 +418,7 @@ impl Vm {
                 let said = "its first files do not fit this machine; the console says why";
                 return Err(VmError::Failed(format!("{said}:\n{console}")));
             }
-            None if console.contains("Kernel panic") => return Err(VmError::Panicked { console }),
+            None if console.contains(PANIC) => return Err(VmError::Panicked { console }),
             None if code == Some(0) => return Err(VmError::WentDown { console }),
             None => {
                 let said = fs::read_to_string(self.folder.join("qemu.log")).unwrap_or_default();
@@ -463,10 +463,19 @@ impl Drop for Vm {
     }
 }
 
+/// What the kernel says first when it gives up.
+const PANIC: &str = "Kernel panic";
+
+/// The last lines of a console or, if there is one, a panic and what led to it.
 fn tail(console: &str) -> String {
+    const BEFORE_PANIC: usize = 5;
     let lines: Vec<&str> = console.lines().map(str::trim_end).collect();
-    let first = lines.len().saturating_sub(CONSOLE_LINES);
-    let tail = lines[first..].join("\n");
+    let first = match lines.iter().position(|line| line.contains(PANIC)) {
+        Some(panic) => panic.saturating_sub(BEFORE_PANIC),
+        None => lines.len().saturating_sub(CONSOLE_LINES),
+    };
+    let last = lines.len().min(first + CONSOLE_LINES);
+    let tail = lines[first..last].join("\n");
     if tail.trim().is_empty() {
         "(nothing)".into()
     } else {
@@ -592,5 +601,7 @@ mod tests {
             "{tail}"
         );
         assert_eq!(super::tail("\n"), "(nothing)");
+        let panicked = format!("a\nb\n[1.0] {PANIC} - not syncing: crash\n{long}");
+        assert!(super::tail(&panicked).starts_with("a\nb\n[1.0] Kernel panic"));
     }
 }

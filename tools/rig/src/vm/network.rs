@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::LabConfig;
 use crate::fabric::WireClass;
+use crate::sandbox;
 
 /// Network namespace of the router.
 pub const ROUTER: &str = "router";
@@ -139,8 +140,8 @@ pub struct Queue {
 pub struct PortCounters {
     /// What arrived at the port, before its queues. DSCPs that were not seen are left out.
     pub offered: BTreeMap<u8, Passed>,
-    /// Its queues, by the DSCP that they serve; 0 also has what has no queue. Empty if not shaped:
-    /// then all that is offered is sent.
+    /// Its queues, by the DSCP that they serve; 0 also has what has no queue of its own. Those that
+    /// were not used are left out. None if not shaped: then all that is offered is sent.
     pub queues: BTreeMap<u8, Queue>,
 }
 
@@ -157,9 +158,9 @@ fn mac(host: usize, router: bool) -> String {
     format!("02:4c:58:01:{:02x}:{host:02x}", u8::from(router))
 }
 
-/// `ip -batch` input for the initial namespace; the router's exists.
+/// `ip -batch` input for the initial namespace; makes the router's.
 fn hosts_script() -> String {
-    let mut script = String::from("link set lo up\n");
+    let mut script = format!("netns add {ROUTER}\nlink set lo up\n");
     for host in 0..2 {
         let (device, address, port) = (INTERFACES[host], ADDRESSES[host], PORTS[host]);
         let (mac, gateway_mac) = (mac(host, false), mac(host, true));
@@ -285,11 +286,10 @@ fn call(program: &str, args: &[&str], input: &str) -> anyhow::Result<String> {
 /// # Errors
 /// The guest's kernel or the host's iproute2 refuses a part of it.
 pub fn build(config: &NetworkConfig) -> anyhow::Result<u32> {
-    call("ip", &["netns", "add", ROUTER], "")?;
+    // Few programs, each with a batch: an emulated processor takes 0.1 s to start one.
     call("ip", &["-batch", "-"], &hosts_script())?;
     call("ip", &["-n", ROUTER, "-batch", "-"], &router_script())?;
-    let forward = "echo 1 >/proc/sys/net/ipv4/ip_forward";
-    call("ip", &["netns", "exec", ROUTER, "sh", "-c", forward], "")?;
+    forward_in_router()?;
     for interface in ["all", INTERFACES[0], INTERFACES[1]] {
         for (name, value) in [("rp_filter", "0"), ("accept_local", "1")] {
             let path = format!("/proc/sys/net/ipv4/conf/{interface}/{name}");
@@ -297,15 +297,27 @@ pub fn build(config: &NetworkConfig) -> anyhow::Result<u32> {
         }
     }
     call("tc", &["-n", ROUTER, "-batch", "-"], &ports_script(config))?;
-    for (device, interface) in DEVICES.iter().zip(INTERFACES) {
-        let add = ["link", "add", device, "type", "rxe", "netdev", interface];
-        call("rdma", &add, "")?;
-    }
+    let devices: String = (DEVICES.iter().zip(INTERFACES))
+        .map(|(device, interface)| format!("link add {device} type rxe netdev {interface}\n"))
+        .collect();
+    call("rdma", &["-b", "-"], &devices)?;
     let indices = [wait_for_gid(0)?, wait_for_gid(1)?];
     if indices[0] != indices[1] {
         bail!("the devices' RoCEv2 GIDs have different indices: {indices:?}");
     }
     Ok(indices[0])
+}
+
+/// Lets the router forward. A thread can be in another network namespace than its process, and
+/// sees that one's settings.
+fn forward_in_router() -> anyhow::Result<()> {
+    let forward = || -> anyhow::Result<()> {
+        sandbox::enter_host(ROUTER)?;
+        fs::write("/proc/sys/net/ipv4/ip_forward", "1").context("writing ip_forward")
+    };
+    std::thread::scope(|scope| scope.spawn(forward).join())
+        .map_err(|_| anyhow::anyhow!("the thread in the router's namespace panicked"))?
+        .context("making the router forward")
 }
 
 /// Waits until a device's port is active and has the GID of its address; the GID's index.
@@ -424,5 +436,91 @@ fn queues_of(json: &str, dscp_order: &[u8]) -> anyhow::Result<BTreeMap<u8, Queue
         };
         (line.kind == "pfifo").then_some((dscp, queue))
     };
-    Ok(lines.into_iter().filter_map(queue).collect())
+    Ok(lines
+        .into_iter()
+        .filter_map(queue)
+        .filter(|(_, queue)| *queue != Queue::default())
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_that_would_collapse_or_cannot_be_built_is_refused() {
+        assert_eq!(NetworkConfig::default().validate(), Ok(()));
+        let check = |change: fn(&mut NetworkConfig)| {
+            let mut config = NetworkConfig::default();
+            change(&mut config);
+            config.validate()
+        };
+        let order = Err(BadNetwork::DscpOrder);
+        assert_eq!(check(|c| c.dscp_order = vec![46, 8]), order, "0 is lacking");
+        assert_eq!(check(|c| c.dscp_order = vec![46, 0, 46]), order);
+        assert_eq!(check(|c| c.dscp_order = vec![64, 0]), order);
+        assert_eq!(check(|c| c.dscp_order = (0..17).collect()), order);
+        assert_eq!(
+            check(|c| c.queue_packets = 16),
+            Err(BadNetwork::QueuePackets)
+        );
+        assert_eq!(check(|c| c.rate_mbit = Some(0)), Err(BadNetwork::Rate));
+    }
+
+    #[test]
+    fn nothing_is_queued_at_the_devices_own_interfaces() {
+        let config = NetworkConfig {
+            rate_mbit: Some(24),
+            ..NetworkConfig::default()
+        };
+        let script = ports_script(&config);
+        for line in script.lines() {
+            assert!(
+                line.contains(" dev r0 ") || line.contains(" dev r1 "),
+                "{line}"
+            );
+        }
+        assert!(
+            script.contains("tbf rate 24mbit burst 8428 "),
+            "two packets at least"
+        );
+        assert!(
+            script.contains("prio bands 7 priomap 4 4 4"),
+            "unmarked is class 5"
+        );
+        assert!(script.contains("flower ip_tos 0xb8/0xfc classid 2:1\n"));
+    }
+
+    #[test]
+    fn counters_are_read_by_dscp_and_what_is_unused_is_left_out() {
+        let filters = r#"[{"protocol":"ip","pref":1,"kind":"flower","chain":0},
+            {"kind":"flower","options":{"handle":47,"keys":{"ip_tos":"0xb8/0xfc"},"actions":
+             [{"order":1,"kind":"gact","stats":{"bytes":13296000,"packets":3200,"drops":0}}]}},
+            {"kind":"flower","options":{"handle":1,"actions":[{"stats":{"bytes":0,"packets":0}}]}}]"#;
+        let passed = Passed {
+            bytes: 13_296_000,
+            packets: 3200,
+        };
+        assert_eq!(
+            offered(filters).expect("JSON"),
+            BTreeMap::from([(46, passed)])
+        );
+        let qdiscs = r#"[{"kind":"tbf","handle":"1:","root":true,"bytes":9,"packets":1},
+            {"kind":"prio","handle":"2:","parent":"1:1","bytes":9,"packets":1},
+            {"kind":"pfifo","handle":"12:","parent":"2:2","bytes":9,"packets":1,"drops":3,
+             "backlog":7},
+            {"kind":"pfifo","handle":"11:","parent":"2:1","bytes":0,"packets":0}]"#;
+        let queue = Queue {
+            sent: Passed {
+                bytes: 9,
+                packets: 1,
+            },
+            drops: 3,
+            backlog_bytes: 7,
+        };
+        assert_eq!(
+            queues_of(qdiscs, &[46, 0]).expect("JSON"),
+            BTreeMap::from([(0, queue)])
+        );
+    }
 }
