@@ -150,7 +150,7 @@ fn when_the_time_is_up_the_guest_is_killed() {
     let error = guest
         .finish(Input::Empty, &mut |_, _| Ok(()))
         .expect_err("the time is up");
-    assert!(matches!(error, VmError::TimedOut { limit_s: 2 }), "{error}");
+    assert!(matches!(error, VmError::TimedOut { .. }), "{error}");
     assert!(began.elapsed() < Duration::from_secs(20));
     for folder in made {
         assert!(!folders().contains(&folder), "{folder} is left");

@@ -1,6 +1,7 @@
 //! Why a job has no result, told apart: a panic, a hang, a time limit, a machine that lacks something.
 
 use std::io;
+use std::time::Duration;
 
 use super::network::BadNetwork;
 use crate::probe::CannotRun;
@@ -53,10 +54,10 @@ pub enum VmError {
         console: String,
     },
     /// The job took too long; the guest is well.
-    #[error("the time limit of {limit_s} s is over; the virtual machine was killed")]
+    #[error("the time limit of {limit:?} is over; the virtual machine was killed")]
     TimedOut {
-        /// The limit, s.
-        limit_s: u64,
+        /// The limit.
+        limit: Duration,
     },
     /// The guest could not do what it was told.
     #[error("in the guest: {0}")]

@@ -269,7 +269,7 @@ impl Vm {
             let silent = heard + self.config.silence_limit;
             if give_up.is_some_and(|give_up| now >= give_up) {
                 return Err(VmError::TimedOut {
-                    limit_s: self.config.limit.unwrap_or_default().as_secs(),
+                    limit: self.config.limit.unwrap_or_default(),
                 });
             }
             let until = give_up.map_or(silent, |give_up| give_up.min(silent));
