@@ -19,7 +19,11 @@ pub(crate) enum LabCommand {
     #[command(after_help = RUN_HELP)]
     Run(Box<RunArgs>),
     /// Check whether this machine can run the lab, and say what is missing
-    Probe,
+    Probe {
+        /// Check for the SoftRoCE lab (`exec`, `shell`) instead
+        #[arg(long)]
+        verbs: bool,
+    },
     /// Run one command in the SoftRoCE lab: a virtual machine with two RDMA devices
     #[command(after_help = vm::EXEC_HELP)]
     Exec(vm::ExecArgs),
@@ -155,7 +159,9 @@ pub(crate) fn internal_call() -> Option<ExitCode> {
 
 pub(crate) fn run(command: LabCommand) -> Result<ExitCode> {
     match command {
-        LabCommand::Probe => probe().map(|()| ExitCode::SUCCESS),
+        LabCommand::Probe { verbs } => {
+            if verbs { vm::probe() } else { probe() }.map(|()| ExitCode::SUCCESS)
+        }
         LabCommand::Run(args) => compare(&args).map(|()| ExitCode::SUCCESS),
         LabCommand::Exec(args) => vm::exec(&args),
         LabCommand::Shell(args) => vm::shell(&args),

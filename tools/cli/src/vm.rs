@@ -135,6 +135,20 @@ fn code(exit_code: i32) -> ExitCode {
     ExitCode::from(u8::try_from(exit_code).unwrap_or(1))
 }
 
+/// Says whether this machine can run a guest.
+pub(crate) fn probe() -> Result<()> {
+    let lacks = vm::lacks(&VmConfig::default());
+    let mut out = io::stdout().lock();
+    for lack in &lacks {
+        writeln!(out, "   MISSING  {lack}").context("cannot write to standard output")?;
+    }
+    if !lacks.is_empty() {
+        bail!("this machine cannot run the SoftRoCE lab; see above for what is missing");
+    }
+    writeln!(out, "this machine can run the SoftRoCE lab")
+        .context("cannot write to standard output")
+}
+
 pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
     let config = args.guest.config()?;
     let to_stderr = args

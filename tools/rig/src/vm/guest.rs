@@ -23,8 +23,9 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use nix::sys::wait::{WaitStatus, wait};
 
 use super::channel::{self, Kind};
+use super::counters::{self, RouterCounters};
 use super::job::{self, ANSWER_FILE, Answer, CONTROL_FOLDER, Facts, Finished, ORDER_FILE, Order};
-use super::network::{self, ADDRESSES, DEVICES, INTERFACES, ROUTER, RouterCounters};
+use super::network::{self, ADDRESSES, DEVICES, INTERFACES, NetworkConfig, ROUTER};
 use super::qemu::{EXIT_PORT, Farewell};
 use super::task::Task;
 use crate::sandbox;
@@ -171,7 +172,7 @@ fn answer() -> anyhow::Result<Finished> {
 pub struct Guest {
     /// What it is.
     pub facts: Facts,
-    network: network::NetworkConfig,
+    network: NetworkConfig,
     port: Arc<Mutex<File>>,
     stdin: Option<Receiver<Vec<u8>>>,
 }
@@ -253,7 +254,19 @@ impl Guest {
     /// # Errors
     /// `tc` cannot read them.
     pub fn counters(&self) -> anyhow::Result<RouterCounters> {
-        network::counters(&self.network).context("reading the router's counters")
+        counters::read(&self.network).context("reading the router's counters")
+    }
+
+    /// Shapes the router's ports otherwise from now on: another rate, order or queue, or none. What
+    /// is queued is lost and queues count from 0 again, so nothing should run meanwhile.
+    ///
+    /// # Errors
+    /// Such a network cannot be built, or `tc` refuses it.
+    pub fn reshape(&mut self, network: NetworkConfig) -> anyhow::Result<()> {
+        network::reshape(&self.network, &network).context("changing the router's shaping")?;
+        self.facts.rate_mbit = network.rate_mbit;
+        self.network = network;
+        Ok(())
     }
 
     /// A program to run, with the lab's environment, in `/tmp`.

@@ -11,8 +11,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::counters::RouterCounters;
 use super::guest::Guest;
-use super::network::{NetworkConfig, RouterCounters};
+use super::network::NetworkConfig;
 use super::qemu::Share;
 use super::{exec, shell};
 

@@ -14,19 +14,17 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
 use super::channel::{self, CONTENT_BYTES_MAX, Kind};
+use super::failure::{self, VmError};
 use super::image;
 use super::job::{ANSWER_FILE, Answer, Facts, Finished, Job, ORDER_FILE, Order};
 use super::keeper::{Charge, Ended, Keeper};
-use super::network::{BadNetwork, NetworkConfig};
+use super::network::NetworkConfig;
 use super::qemu::{self, Farewell, Machine, Share};
 use crate::probe::{CannotRun, Lack};
 use crate::sandbox::{INTERNAL, find_program};
 
 /// QEMU's program.
 const QEMU: &str = "qemu-system-x86_64";
-
-/// Lines of the console that an error shows.
-const CONSOLE_LINES: usize = 25;
 
 /// Key that ends a guest whose shell does not: Ctrl-].
 const ESCAPE: u8 = 0x1d;
@@ -65,75 +63,6 @@ impl Default for VmConfig {
             cache: image::cache_folder(),
         }
     }
-}
-
-/// Why a job has no result. Each says what to do, or shows what there is to go on.
-#[derive(Debug, thiserror::Error)]
-pub enum VmError {
-    /// The machine lacks something.
-    #[error(transparent)]
-    CannotRun(#[from] CannotRun),
-    /// The network that was asked for cannot be built.
-    #[error("the guest's network: {0}")]
-    Network(#[from] BadNetwork),
-    /// The guest could not be prepared or started.
-    #[error("cannot start the virtual machine: {0:#}")]
-    Start(anyhow::Error),
-    /// QEMU ended by itself before the guest did anything.
-    #[error("QEMU ended with {status}: {said}")]
-    Qemu {
-        /// How it ended.
-        status: String,
-        /// What it said.
-        said: String,
-    },
-    /// The guest's kernel panicked.
-    #[error("the guest's kernel panicked. The end of its console:\n{console}")]
-    Panicked {
-        /// End of its console.
-        console: String,
-    },
-    /// The guest was switched off from inside, by a program or by the kernel.
-    #[error("the guest went down before its job was done. The end of its console:\n{console}")]
-    WentDown {
-        /// End of its console.
-        console: String,
-    },
-    /// Nothing was heard of the guest, not even a heartbeat.
-    #[error(
-        "the guest hangs: nothing was heard of it for {silent_s} s{when}. The end of its console:\n{console}"
-    )]
-    Hung {
-        /// For how long, s.
-        silent_s: u64,
-        /// While what.
-        when: &'static str,
-        /// End of its console.
-        console: String,
-    },
-    /// The job took too long; the guest is well.
-    #[error("the time limit of {limit_s} s is over; the virtual machine was killed")]
-    TimedOut {
-        /// The limit, s.
-        limit_s: u64,
-    },
-    /// The guest could not do what it was told.
-    #[error("in the guest: {0}")]
-    Failed(String),
-    /// The guest's part of this program ended without an answer.
-    #[error(
-        "the lab's process in the guest ended without an answer. The end of the guest's console:\n{console}"
-    )]
-    Lost {
-        /// End of its console.
-        console: String,
-    },
-    /// The person at the terminal ended it.
-    #[error("ended by Ctrl-]")]
-    Escaped,
-    /// What the job prints cannot be passed on.
-    #[error("cannot pass on what the job prints: {0}")]
-    Output(#[source] io::Error),
 }
 
 /// Which of the job's streams.
@@ -340,7 +269,7 @@ impl Vm {
             let silent = heard + self.config.silence_limit;
             if give_up.is_some_and(|give_up| now >= give_up) {
                 return Err(VmError::TimedOut {
-                    limit_s: self.config.limit.unwrap_or_default().as_secs(),
+                    limit: self.config.limit.unwrap_or_default(),
                 });
             }
             let until = give_up.map_or(silent, |give_up| give_up.min(silent));
@@ -418,7 +347,7 @@ impl Vm {
                 let said = "its first files do not fit this machine; the console says why";
                 return Err(VmError::Failed(format!("{said}:\n{console}")));
             }
-            None if console.contains("Kernel panic") => return Err(VmError::Panicked { console }),
+            None if console.contains(failure::PANIC) => return Err(VmError::Panicked { console }),
             None if code == Some(0) => return Err(VmError::WentDown { console }),
             None => {
                 let said = fs::read_to_string(self.folder.join("qemu.log")).unwrap_or_default();
@@ -452,7 +381,7 @@ impl Vm {
     #[must_use]
     pub fn console(&self) -> String {
         let bytes = fs::read(self.folder.join("console")).unwrap_or_default();
-        tail(&String::from_utf8_lossy(&bytes))
+        failure::tail(&String::from_utf8_lossy(&bytes))
     }
 }
 
@@ -460,17 +389,6 @@ impl Drop for Vm {
     fn drop(&mut self) {
         // Wakes the thread that listens.
         let _ = self.channel.shutdown(Shutdown::Both);
-    }
-}
-
-fn tail(console: &str) -> String {
-    let lines: Vec<&str> = console.lines().map(str::trim_end).collect();
-    let first = lines.len().saturating_sub(CONSOLE_LINES);
-    let tail = lines[first..].join("\n");
-    if tail.trim().is_empty() {
-        "(nothing)".into()
-    } else {
-        tail
     }
 }
 
@@ -581,16 +499,5 @@ mod tests {
             script,
             "#!/bin/sh\nexec '/a b/it'\\''s' lab-internal guest\n"
         );
-    }
-
-    #[test]
-    fn the_tail_of_a_console_is_its_last_lines() {
-        let long: String = (0..100).map(|line| format!("line {line}\r\n")).collect();
-        let tail = tail(&long);
-        assert!(
-            tail.starts_with("line 75\n") && tail.ends_with("line 99"),
-            "{tail}"
-        );
-        assert_eq!(super::tail("\n"), "(nothing)");
     }
 }

@@ -12,8 +12,10 @@
 //! [`job::Job`]. Nothing outlives the caller ([`keeper`]).
 
 pub mod channel;
+pub mod counters;
 pub mod cpio;
 pub mod exec;
+pub mod failure;
 pub mod guest;
 pub mod image;
 pub mod job;
@@ -27,6 +29,8 @@ pub mod task;
 pub mod terminal;
 pub mod vmlinux;
 
+pub use counters::RouterCounters;
+pub use failure::VmError;
 pub use job::{Exec, Facts, Finished, Job, Shell};
-pub use machine::{Input, Stream, Vm, VmConfig, VmError, VmReport, lacks, run};
-pub use network::{NetworkConfig, RouterCounters};
+pub use machine::{Input, Stream, Vm, VmConfig, VmReport, lacks, run};
+pub use network::NetworkConfig;

@@ -17,7 +17,6 @@
 //! A port is a TBF with a `prio` inside: the token bucket asks `prio` anew each time it may send, so
 //! priority is strict. In front of it a `clsact` hook counts by DSCP, with one hash look-up for all 64.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
@@ -29,6 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::LabConfig;
 use crate::fabric::WireClass;
+use crate::sandbox;
 
 /// Network namespace of the router.
 pub const ROUTER: &str = "router";
@@ -114,52 +114,13 @@ impl NetworkConfig {
     }
 }
 
-/// What has passed a point.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Passed {
-    /// Bytes, headers included.
-    pub bytes: u64,
-    /// Packets.
-    pub packets: u64,
-}
-
-/// One queue of a shaped port.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Queue {
-    /// What has left it.
-    pub sent: Passed,
-    /// Packets that found it full.
-    pub drops: u64,
-    /// Bytes that wait in it now.
-    pub backlog_bytes: u64,
-}
-
-/// One of the router's ports, by DSCP.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PortCounters {
-    /// What arrived at the port, before its queues. DSCPs that were not seen are left out.
-    pub offered: BTreeMap<u8, Passed>,
-    /// Its queues, by the DSCP that they serve; 0 also has what has no queue. Empty if not shaped:
-    /// then all that is offered is sent.
-    pub queues: BTreeMap<u8, Queue>,
-}
-
-/// The router's ports: what goes to either host.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RouterCounters {
-    /// Towards 10.77.0.1.
-    pub to_host0: PortCounters,
-    /// Towards 10.77.1.1.
-    pub to_host1: PortCounters,
-}
-
 fn mac(host: usize, router: bool) -> String {
     format!("02:4c:58:01:{:02x}:{host:02x}", u8::from(router))
 }
 
-/// `ip -batch` input for the initial namespace; the router's exists.
+/// `ip -batch` input for the initial namespace; makes the router's.
 fn hosts_script() -> String {
-    let mut script = String::from("link set lo up\n");
+    let mut script = format!("netns add {ROUTER}\nlink set lo up\n");
     for host in 0..2 {
         let (device, address, port) = (INTERFACES[host], ADDRESSES[host], PORTS[host]);
         let (mac, gateway_mac) = (mac(host, false), mac(host, true));
@@ -258,8 +219,32 @@ fn shaping_script(port: &str, rate_mbit: u32, config: &NetworkConfig) -> String 
     script
 }
 
+/// `tc -batch` input that changes the shaping of both ports; what is queued is lost.
+fn reshaping_script(before: &NetworkConfig, now: &NetworkConfig) -> String {
+    let mut script = String::new();
+    for port in PORTS {
+        if before.rate_mbit.is_some() {
+            writeln!(script, "qdisc del dev {port} root").expect("a String takes all");
+        }
+        if let Some(rate_mbit) = now.rate_mbit {
+            script.push_str(&shaping_script(port, rate_mbit, now));
+        }
+    }
+    script
+}
+
+/// Changes the shaping of both ports. What is queued is lost, and queues count from 0 again.
+///
+/// # Errors
+/// Such a network cannot be built, or `tc` refuses it.
+pub fn reshape(before: &NetworkConfig, now: &NetworkConfig) -> anyhow::Result<()> {
+    now.validate()?;
+    let script = reshaping_script(before, now);
+    call("tc", &["-n", ROUTER, "-batch", "-"], &script).map(drop)
+}
+
 /// Runs a program, with input, to its end; what it printed.
-fn call(program: &str, args: &[&str], input: &str) -> anyhow::Result<String> {
+pub(super) fn call(program: &str, args: &[&str], input: &str) -> anyhow::Result<String> {
     let what = || format!("{program} {}", args.join(" "));
     let mut child = Command::new(program)
         .args(args)
@@ -285,11 +270,10 @@ fn call(program: &str, args: &[&str], input: &str) -> anyhow::Result<String> {
 /// # Errors
 /// The guest's kernel or the host's iproute2 refuses a part of it.
 pub fn build(config: &NetworkConfig) -> anyhow::Result<u32> {
-    call("ip", &["netns", "add", ROUTER], "")?;
+    // Few programs, each with a batch: an emulated processor takes 0.1 s to start one.
     call("ip", &["-batch", "-"], &hosts_script())?;
     call("ip", &["-n", ROUTER, "-batch", "-"], &router_script())?;
-    let forward = "echo 1 >/proc/sys/net/ipv4/ip_forward";
-    call("ip", &["netns", "exec", ROUTER, "sh", "-c", forward], "")?;
+    forward_in_router()?;
     for interface in ["all", INTERFACES[0], INTERFACES[1]] {
         for (name, value) in [("rp_filter", "0"), ("accept_local", "1")] {
             let path = format!("/proc/sys/net/ipv4/conf/{interface}/{name}");
@@ -297,15 +281,27 @@ pub fn build(config: &NetworkConfig) -> anyhow::Result<u32> {
         }
     }
     call("tc", &["-n", ROUTER, "-batch", "-"], &ports_script(config))?;
-    for (device, interface) in DEVICES.iter().zip(INTERFACES) {
-        let add = ["link", "add", device, "type", "rxe", "netdev", interface];
-        call("rdma", &add, "")?;
-    }
+    let devices: String = (DEVICES.iter().zip(INTERFACES))
+        .map(|(device, interface)| format!("link add {device} type rxe netdev {interface}\n"))
+        .collect();
+    call("rdma", &["-b", "-"], &devices)?;
     let indices = [wait_for_gid(0)?, wait_for_gid(1)?];
     if indices[0] != indices[1] {
         bail!("the devices' RoCEv2 GIDs have different indices: {indices:?}");
     }
     Ok(indices[0])
+}
+
+/// Lets the router forward. A thread can be in another network namespace than its process, and
+/// sees that one's settings.
+fn forward_in_router() -> anyhow::Result<()> {
+    let forward = || -> anyhow::Result<()> {
+        sandbox::enter_host(ROUTER)?;
+        fs::write("/proc/sys/net/ipv4/ip_forward", "1").context("writing ip_forward")
+    };
+    std::thread::scope(|scope| scope.spawn(forward).join())
+        .map_err(|_| anyhow::anyhow!("the thread in the router's namespace panicked"))?
+        .context("making the router forward")
 }
 
 /// Waits until a device's port is active and has the GID of its address; the GID's index.
@@ -340,89 +336,66 @@ fn wait_for_gid(host: usize) -> anyhow::Result<u32> {
     }
 }
 
-/// Reads the router's counters.
-///
-/// # Errors
-/// `tc` cannot read them.
-pub fn counters(config: &NetworkConfig) -> anyhow::Result<RouterCounters> {
-    let port = |name: &str| -> anyhow::Result<PortCounters> {
-        let show = |what: &[&str]| {
-            let args = [&["-n", ROUTER, "-s", "-j"], what].concat();
-            call("tc", &args, "")
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_that_would_collapse_or_cannot_be_built_is_refused() {
+        assert_eq!(NetworkConfig::default().validate(), Ok(()));
+        let check = |change: fn(&mut NetworkConfig)| {
+            let mut config = NetworkConfig::default();
+            change(&mut config);
+            config.validate()
         };
-        let filters = show(&["filter", "show", "dev", name, "egress"])?;
-        let queues = match config.rate_mbit {
-            Some(_) => show(&["qdisc", "show", "dev", name])?,
-            None => "[]".into(),
+        let order = Err(BadNetwork::DscpOrder);
+        assert_eq!(check(|c| c.dscp_order = vec![46, 8]), order, "0 is lacking");
+        assert_eq!(check(|c| c.dscp_order = vec![46, 0, 46]), order);
+        assert_eq!(check(|c| c.dscp_order = vec![64, 0]), order);
+        assert_eq!(check(|c| c.dscp_order = (0..17).collect()), order);
+        assert_eq!(
+            check(|c| c.queue_packets = 16),
+            Err(BadNetwork::QueuePackets)
+        );
+        assert_eq!(check(|c| c.rate_mbit = Some(0)), Err(BadNetwork::Rate));
+    }
+
+    #[test]
+    fn shaping_is_taken_away_before_it_is_changed() {
+        let plain = NetworkConfig::default();
+        let shaped = NetworkConfig {
+            rate_mbit: Some(24),
+            ..plain.clone()
         };
-        Ok(PortCounters {
-            offered: offered(&filters).context("what tc says of filters")?,
-            queues: queues_of(&queues, &config.dscp_order).context("what tc says of queues")?,
-        })
-    };
-    Ok(RouterCounters {
-        to_host0: port(PORTS[0])?,
-        to_host1: port(PORTS[1])?,
-    })
-}
+        assert_eq!(reshaping_script(&plain, &plain), "");
+        let script = reshaping_script(&shaped, &plain);
+        assert_eq!(script, "qdisc del dev r0 root\nqdisc del dev r1 root\n");
+        let again = reshaping_script(&shaped, &shaped);
+        assert!(again.starts_with("qdisc del dev r0 root\nqdisc add dev r0 root "));
+        assert_eq!(again.matches(" root ").count(), 2);
+    }
 
-#[derive(Deserialize)]
-struct FilterLine {
-    options: Option<FilterOptions>,
-}
-
-#[derive(Deserialize)]
-struct FilterOptions {
-    handle: u32,
-    #[serde(default)]
-    actions: Vec<Action>,
-}
-
-#[derive(Deserialize)]
-struct Action {
-    stats: Passed,
-}
-
-/// The counting filters, as `tc -s -j` shows them: the handle is the DSCP and one.
-fn offered(json: &str) -> anyhow::Result<BTreeMap<u8, Passed>> {
-    let lines: Vec<FilterLine> = serde_json::from_str(json)?;
-    Ok(lines
-        .into_iter()
-        .filter_map(|line| line.options)
-        .filter_map(|options| {
-            let dscp = u8::try_from(options.handle.checked_sub(1)?).ok()?;
-            Some((dscp, options.actions.first()?.stats))
-        })
-        .filter(|(_, passed)| passed.packets > 0)
-        .collect())
-}
-
-#[derive(Deserialize)]
-struct QdiscLine {
-    kind: String,
-    #[serde(default)]
-    parent: String,
-    #[serde(flatten)]
-    passed: Passed,
-    #[serde(default)]
-    drops: u64,
-    #[serde(default)]
-    backlog: u64,
-}
-
-/// The queues below `prio`, as `tc -s -j` shows them: the class's number is the band and one.
-fn queues_of(json: &str, dscp_order: &[u8]) -> anyhow::Result<BTreeMap<u8, Queue>> {
-    let lines: Vec<QdiscLine> = serde_json::from_str(json)?;
-    let queue = |line: QdiscLine| {
-        let class = line.parent.strip_prefix("2:")?;
-        let class = usize::from_str_radix(class, 16).ok()?;
-        let dscp = *dscp_order.get(class.checked_sub(1)?)?;
-        let queue = Queue {
-            sent: line.passed,
-            drops: line.drops,
-            backlog_bytes: line.backlog,
+    #[test]
+    fn nothing_is_queued_at_the_devices_own_interfaces() {
+        let config = NetworkConfig {
+            rate_mbit: Some(24),
+            ..NetworkConfig::default()
         };
-        (line.kind == "pfifo").then_some((dscp, queue))
-    };
-    Ok(lines.into_iter().filter_map(queue).collect())
+        let script = ports_script(&config);
+        for line in script.lines() {
+            assert!(
+                line.contains(" dev r0 ") || line.contains(" dev r1 "),
+                "{line}"
+            );
+        }
+        assert!(
+            script.contains("tbf rate 24mbit burst 8428 "),
+            "two packets at least"
+        );
+        assert!(
+            script.contains("prio bands 7 priomap 4 4 4"),
+            "unmarked is class 5"
+        );
+        assert!(script.contains("flower ip_tos 0xb8/0xfc classid 2:1\n"));
+    }
 }

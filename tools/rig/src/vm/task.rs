@@ -289,3 +289,50 @@ impl Drop for Running {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sh(script: &str, limit: Duration) -> Running {
+        let task = Task {
+            argv: ["sh", "-c", script].map(str::to_owned).into(),
+            env: std::env::vars()
+                .filter(|(name, _)| name == "PATH")
+                .collect(),
+            cwd: "/".into(),
+            limit,
+        };
+        task.start().expect("starts")
+    }
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn what_a_task_says_and_how_it_ends_is_reported() {
+        let report = sh("echo out; echo err >&2; exit 3", LONG).wait();
+        assert_eq!((&*report.stdout, &*report.stderr), ("out\n", "err\n"));
+        assert_eq!((report.code, report.timed_out), (Some(3), false));
+        assert!(report.clone().expect_success().is_err());
+        let report = sh("kill -9 $$", LONG).wait();
+        assert_eq!((report.code, report.signal), (None, Some(9)));
+    }
+
+    #[test]
+    fn a_task_is_killed_with_all_it_started_when_its_time_is_up() {
+        let mut task = sh("sleep 60 & echo $!; sleep 60", Duration::from_millis(300));
+        task.wait_for("\n", LONG).expect("a process id");
+        let left: u32 = task.stdout().trim().parse().expect("a process id");
+        let report = task.wait();
+        assert!(report.timed_out && report.signal == Some(9), "{report}");
+        let state = std::fs::read_to_string(format!("/proc/{left}/stat")).unwrap_or_default();
+        assert!(state.is_empty() || state.contains(") Z"), "{state}");
+    }
+
+    #[test]
+    fn a_text_that_never_comes_is_an_error_with_what_came_instead() {
+        let mut task = sh("echo something else", LONG);
+        let error = task.wait_for("ready", LONG).expect_err("it ended");
+        assert!(error.to_string().contains("something else"), "{error}");
+    }
+}
