@@ -201,8 +201,8 @@ static bool async_event(struct device *dev, enum ibv_event_type type, struct ibv
 
 /* SQD: what is under way finishes, what is not waits, and RTS lets it go on. */
 static bool sqd(void) {
-    OPEN(p, .len = 16 << 20);
-    enum { WRITES = 32, EACH = 200000 };
+    OPEN(p, .len = 40 << 20);
+    enum { WRITES = 32, EACH = 1 << 20 };
     fill(p->a.buf, WRITES * EACH, 66);
     for (unsigned i = 0; i < WRITES; i++)
         DO(put(&p->a, &p->b, (struct ask){IBV_WR_RDMA_WRITE, i * EACH, i * EACH, EACH, i,
