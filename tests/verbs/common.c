@@ -163,6 +163,13 @@ void hear(int fd, void *what, size_t len) {
     }
 }
 
+bool peer_lost(int fd) {
+    char said = 1;
+    const ssize_t n = recv(fd, &said, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (n < 0) return errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR;
+    return n == 0 || said == 0;
+}
+
 int by_value(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);

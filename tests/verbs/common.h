@@ -246,6 +246,8 @@ int rendezvous_accept(int listener);
 int rendezvous_connect(const char *host, int port);
 void tell(int fd, const void *what, size_t len);
 void hear(int fd, void *what, size_t len);
+/* Whether the peer has hung up, or said 0 where 1 would be well; reads nothing away. */
+bool peer_lost(int fd);
 
 /* Exact quantile (nearest rank) of sorted values. */
 double quantile(const double *sorted, size_t n, double q);
