@@ -167,8 +167,9 @@ pub fn lacks(cache: &Path) -> Vec<Lack> {
 
 /// The package that holds the stock kernel.
 fn kernel_package() -> Option<String> {
-    let output = Command::new("apt-cache")
+    let output = Command::new(program("apt-cache"))
         .args(["depends", META_PACKAGE])
+        .env("LC_ALL", "C")
         .stderr(Stdio::null())
         .output()
         .ok()?;
@@ -246,7 +247,7 @@ fn unpack_kernel(cache: &Path, say: &dyn Fn(&str)) -> anyhow::Result<PathBuf> {
     let _ = fs::remove_dir_all(&new);
     fs::create_dir_all(&new).with_context(|| format!("creating {}", new.display()))?;
     let made = (|| {
-        run(Command::new("apt-get")
+        run(Command::new(program("apt-get"))
             .args(["-q", "download", &package])
             .current_dir(&new))
         .with_context(|| format!("downloading {package} (no network, or old package lists?)"))?;
@@ -286,7 +287,7 @@ fn program(name: &str) -> PathBuf {
 
 /// `dpkg-deb -x` of `boot` and `lib/modules`, without what no guest needs.
 fn unpack(package: &Path, into: &Path) -> anyhow::Result<()> {
-    let mut unpacked = Command::new("dpkg-deb")
+    let mut unpacked = Command::new(program("dpkg-deb"))
         .arg("--fsys-tarfile")
         .arg(package)
         .stdout(Stdio::piped())
@@ -296,7 +297,7 @@ fn unpack(package: &Path, into: &Path) -> anyhow::Result<()> {
     let left_out = LEFT_OUT
         .iter()
         .map(|part| format!("--exclude=./lib/modules/*/kernel/{part}"));
-    run(Command::new("tar")
+    run(Command::new(program("tar"))
         .args(["-x", "--no-same-owner", "--wildcards", "-f", "-", "-C"])
         .arg(into)
         .args(left_out)
