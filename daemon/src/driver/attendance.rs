@@ -12,6 +12,7 @@ use nix::unistd::{SysconfVar, sysconf};
 use tracing::{debug, info, warn};
 
 use super::Driver;
+use super::ports::Port;
 use crate::clients::{Client, ClientId, Leaving, Newcomer};
 use crate::config::{Config, Mode};
 use crate::mailbox::Command;
@@ -57,10 +58,12 @@ impl Driver {
     }
 
     /// Tells the clients whether flows that cannot choose their class may use credit whatever their
-    /// stage: at once when they must not any more, with a delay when they may again.
+    /// stage, because no port has anything that waits or more than one user: at once when they must not
+    /// any more, with a delay when they may again.
     pub(super) fn tell_idleness(&mut self) {
         let now = self.intake.now;
-        if self.intake.ports.iter().any(|p| p.link.waiting_flows() > 0) {
+        let contended = |port: &Port| port.link.waiting_flows() > 0 || !port.has_one_user(now);
+        if self.intake.ports.iter().any(contended) {
             self.idle_since = now;
         }
         let idle = now.since(self.idle_since) >= IDLE_AFTER;

@@ -5,7 +5,7 @@
 //! goes on unscheduled; what does not decode ends the client ([`crate::driver`]).
 
 use laxity_policy::{
-    Action, BatchId, Event, FlowId, FlowSpec, Layer, Level, RequestId, Span, Stage, Time,
+    Action, BatchId, Event, FlowId, FlowSpec, Layer, Level, Permit, RequestId, Span, Stage, Time,
 };
 use laxity_shm::consumer::{Consumer, Wake};
 use laxity_shm::producer::SlotRef;
@@ -110,7 +110,16 @@ impl Intake {
             bytes: 0,
             books: Books::Link,
         };
-        if let Some(permit) = port.link.peek_permit(now, &spec) {
+        port.used_by(now, from.client, spec.stage);
+        let permit = port.link.peek_permit(now, &spec).or_else(|| {
+            let goes = is_anonymous(&spec) && port.has_room_alone(now, spec.bytes);
+            goes.then(|| Permit {
+                bytes: spec.bytes,
+                level: port.link.level_alone(now, &spec),
+                last: true,
+            })
+        });
+        if let Some(permit) = permit {
             let (level, permitted) = (permit.level.0, permit.bytes);
             // A submit was consumed just now, so its slot waits: the permit cannot be stale.
             if let Ok(Wake::Needed) = from.consumer.permit(at, permitted, level, permit.last) {
@@ -211,6 +220,7 @@ impl Intake {
         let port = &mut self.ports[usize::from(index)];
         // Spent credit returns to the port whatever becomes of the flow.
         port.credit_back(flow.bytes);
+        port.used_by(self.now, from.client, spec.stage);
         let level = match spec.stage {
             Stage::Collective => self.credit_level,
             _ => port.link.level_alone(self.now, &spec),
@@ -524,9 +534,14 @@ fn unscheduled(book: &mut Book, flow: &record::Flow, room: bool) {
 fn feed(port: &mut Port, now: Time, from: &mut From<'_>, index: u16, spec: &FlowSpec) {
     if spec.stage == Stage::Collective {
         feed_collectives(port, now, from, index);
-    } else if spec.whole && from.book.room > 0 {
-        port.feed_idle(usize::from(index), from.consumer);
+    } else if spec.whole && from.book.room > 0 && port.has_one_user(now) {
+        port.feed_idle(is_anonymous(spec), usize::from(index), from.consumer);
     }
+}
+
+/// A work request of which nothing is known by which it could be ordered among its like.
+const fn is_anonymous(spec: &FlowSpec) -> bool {
+    spec.whole && spec.batch.0 == 0 && spec.request.0 == 0 && spec.deadline.0 == Time::NEVER.0
 }
 
 /// Feeds a lane that has collectives, or notes that it is hungry.

@@ -122,6 +122,9 @@ pub struct Flow {
     pub deadline_ns: u64,
 }
 
+/// Bit of [`Flow::key`]: the flow is [`Flow::whole`].
+pub const WHOLE: u64 = 1 << 48;
+
 impl Flow {
     /// Everything but layer, bytes and ids as one number, never 0.
     #[inline]
@@ -131,7 +134,7 @@ impl Flow {
             | (self.direction as u64) << 8
             | (self.nic as u64) << 16
             | (self.receiver_bound as u64) << 24
-            | (self.whole as u64) << 48
+            | ((self.whole as u64) << WHOLE.trailing_zeros())
     }
 
     /// Which of the lane's credit counters this flow draws on, `None` if it has none.

@@ -140,8 +140,8 @@ typedef struct lax_stats {
 /* LAX_ABI_VERSION of the library. */
 uint32_t lax_abi_version(void);
 
-/* Attaches. NULL: options from LAXITY_SOCKET, LAXITY_NAME, LAXITY_MODE, LAXITY_STALL_MS. Never
- * fails for lack of a daemon; NULL only if the options make no sense. */
+/* Attaches. NULL: options from LAXITY_SOCKET, LAXITY_NAME, LAXITY_MODE, LAXITY_STALL_MS,
+ * LAXITY_ATTACH_MS. Never fails for lack of a daemon; NULL only if the options make no sense. */
 lax_client *lax_attach(const lax_options *options);
 
 /* Lets go of the client. Lanes that are open go on working until they are closed. */

@@ -299,7 +299,7 @@ impl QueuePair {
             };
             if let Some(flow) = flow {
                 flight.bytes = flow.bytes;
-                lane.submit_into(&flow, &mut flight.ticket);
+                lane.submit_whole_into(&flow, &mut flight.ticket);
                 if lane.poll(&mut flight.ticket).is_none() {
                     gated = Some(flight.ticket);
                     break;
@@ -460,7 +460,8 @@ impl QueuePair {
         while state.submitted < AHEAD.min(state.waiting.len()) && lane.has_room() {
             let next = &mut state.waiting[state.submitted];
             if let Leave::Unasked(flow) = &next.leave {
-                let mut ticket = lane.submit(flow);
+                let mut ticket = Ticket::default();
+                lane.submit_whole_into(flow, &mut ticket);
                 next.leave = if lane.poll(&mut ticket).is_some() {
                     Leave::Granted(ticket)
                 } else {
