@@ -285,6 +285,7 @@ static bool wr_error(void) {
         DO(reap(p->a.cq, &wc, 1));
         CHECK(wc.wr_id == i && wc.status != IBV_WC_SUCCESS, "completion %u is of %llu: %s", i,
               (unsigned long long)wc.wr_id, ibv_wc_status_str(wc.status));
+        CHECK(wc.qp_num == p->a.qp->qp_num, "queue pair %u", wc.qp_num);
     }
     return quiet(p->a.cq, 20);
 }

@@ -117,6 +117,7 @@ struct poller {
     _Atomic unsigned *total;
     unsigned due;
     uint64_t until;
+    uint32_t qp_num;
 };
 
 static void *poll_loop(void *argument) {
@@ -125,7 +126,8 @@ static void *poll_loop(void *argument) {
         struct ibv_wc wc[4];
         const int got = poll_some(me->cq, wc, 4);
         for (int i = 0; i < got; i++) {
-            if (wc[i].status != IBV_WC_SUCCESS || wc[i].wr_id >= me->due) {
+            if (wc[i].status != IBV_WC_SUCCESS || wc[i].wr_id >= me->due ||
+                wc[i].opcode != IBV_WC_RDMA_WRITE || wc[i].qp_num != me->qp_num) {
                 failed_at(__FILE__, __LINE__, "request %llu: %s",
                           (unsigned long long)wc[i].wr_id, ibv_wc_status_str(wc[i].status));
                 continue;
@@ -147,7 +149,7 @@ static bool threads_poll(void) {
     OPEN(p, .len = TOTAL * LEN);
     fill(p->a.buf, TOTAL * LEN, 19);
     const uint64_t until = now_ns() + patience_ms() * 1000000u;
-    struct poller poller = {p->a.cq, seen, &total, TOTAL, until};
+    struct poller poller = {p->a.cq, seen, &total, TOTAL, until, p->a.qp->qp_num};
     pthread_t threads[2];
     for (unsigned i = 0; i < 2; i++)
         CHECK(!pthread_create(&threads[i], NULL, poll_loop, &poller), "pthread_create");

@@ -15,7 +15,7 @@ struct device A, B;
 bool strict_sq;
 
 static const char *current = "start";
-static char arguments[4][64];
+static char gid_argument[16];
 static struct pair *pairs;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char failure[512], remark[512];
@@ -410,7 +410,7 @@ bool again(const char *option, const char *subtest) {
     CHECK(child >= 0, "fork: %s", strerror(errno));
     if (child == 0) {
         dup2(pipes[1], STDOUT_FILENO);
-        execl("/proc/self/exe", "verbs_check", "-a", A.name, "-b", B.name, "-g", arguments[0],
+        execl("/proc/self/exe", "verbs_check", "-a", A.name, "-b", B.name, "-g", gid_argument,
               option, subtest, (char *)NULL);
         _exit(127);
     }
@@ -504,7 +504,7 @@ int main(int argc, char **argv) {
     if (device_open(&A, device_name(a, "VERBS_A", "rxe0"), gid_index) ||
         device_open(&B, device_name(b, "VERBS_B", "rxe1"), gid_index))
         return 3;
-    snprintf(arguments[0], sizeof arguments[0], "%d", gid_index);
+    snprintf(gid_argument, sizeof gid_argument, "%d", gid_index);
     signal(SIGALRM, hang);
     signal(SIGPIPE, SIG_IGN);
 
