@@ -616,3 +616,80 @@ fn a_second_daemon_on_the_same_sockets_says_so_and_the_first_goes_on() {
     let client = daemon.client("worker");
     assert!(!send(&mut client.lane(), &flow(Stage::P2d, 10))[0].bypassed);
 }
+
+/// A work request: whole, and with nothing by which it could be ordered.
+fn work_request(stage: Stage, bytes: u64) -> Flow {
+    Flow {
+        whole: true,
+        ..Flow {
+            stage,
+            bytes,
+            ..Flow::default()
+        }
+    }
+}
+
+/// Sends a work request; whether it went on credit, without a word from the daemon.
+fn went_on_credit(lane: &mut laxity_client::Lane, flow: &Flow) -> bool {
+    let mut ticket = laxity_client::Ticket::default();
+    lane.submit_whole_into(flow, &mut ticket);
+    let at_once = lane.poll(&mut ticket);
+    let grant = at_once.unwrap_or_else(|| lane.wait(&mut ticket));
+    assert!(grant.last && !grant.bypassed && grant.bytes == flow.bytes);
+    lane.complete(&ticket, grant.bytes);
+    // Nobody decided on a level.
+    at_once.is_some() && grant.level == 0
+}
+
+#[test]
+fn a_work_request_larger_than_the_window_is_permitted_in_one_piece() {
+    let daemon = Laxityd::start(SMALL);
+    let client = daemon.client("worker");
+    let mut lane = client.lane();
+    // With a deadline, so that it is ordered like everything else.
+    let mut large = work_request(Stage::P2d, 64 << 20);
+    large.deadline_ns = u64::MAX / 2;
+    let grants = send(&mut lane, &large);
+    assert_eq!(grants.len(), 1, "{grants:?}");
+    assert_eq!((grants[0].bytes, grants[0].last), (64 << 20, true));
+    assert!(!grants[0].bypassed && grants[0].level > 0);
+}
+
+#[test]
+fn work_requests_of_whoever_is_alone_on_a_port_go_on_credit_until_somebody_else_comes() {
+    let daemon = Laxityd::start(SMALL);
+    let (first, second) = (daemon.client("first"), daemon.client("second"));
+    let (mut lane, mut other) = (first.lane(), second.lane());
+    let write = work_request(Stage::P2d, 4096);
+    eventually("a work request goes on credit", || {
+        went_on_credit(&mut lane, &write).then_some(())
+    });
+    let began = Instant::now();
+    let share = (0..100)
+        .filter(|_| went_on_credit(&mut lane, &write))
+        .count();
+    assert!(share >= 50, "{share} of 100");
+    // Cut flows of the same stage have no such leave.
+    let cut = Flow {
+        whole: false,
+        ..write
+    };
+    assert!(send(&mut lane, &cut).iter().all(|grant| grant.level > 0));
+
+    // Somebody else, with another stage: from here on all of them are ordered.
+    send(&mut other, &flow(Stage::KvReuse, 4096));
+    eventually("the first hears of it", || {
+        (!went_on_credit(&mut lane, &write)).then_some(())
+    });
+    let shared = Instant::now();
+    let mut on_credit = 0;
+    while shared.elapsed() < Duration::from_millis(50) {
+        on_credit += u64::from(went_on_credit(&mut lane, &write));
+        send(&mut other, &flow(Stage::KvReuse, 4096));
+    }
+    assert_eq!(on_credit, 0, "after {:?}", began.elapsed());
+    // And alone again, after a while.
+    eventually("alone again", || {
+        went_on_credit(&mut lane, &write).then_some(())
+    });
+}
