@@ -281,6 +281,7 @@ impl Lane {
         }
         if self.owed.is_empty() && place.publish(message) {
             place.notify();
+            self.notice_hangup_sometimes();
         } else {
             self.owe(message);
         }
@@ -319,6 +320,9 @@ impl Lane {
         }
         if self.owed.len() != before {
             place.notify();
+        } else {
+            // Slow, or gone?
+            self.notice_hangup();
         }
     }
 
@@ -335,6 +339,7 @@ impl Lane {
     /// Something is unusual: bypass, `observe`, the daemon is gone, or messages are owed.
     #[cold]
     fn submit_slowly(&mut self, flow: &Flow) -> Ticket {
+        self.notice_hangup();
         let Some(place) = &mut self.place else {
             return self.submit_without_place(flow);
         };
@@ -375,6 +380,7 @@ impl Lane {
 
     #[cold]
     fn submit_to_full_lane(&mut self, flow: &Flow) -> Ticket {
+        self.notice_hangup();
         self.counters.lane_full.add(1);
         self.bypassed(flow.bytes)
     }
