@@ -610,7 +610,7 @@ fn a_second_daemon_on_the_same_sockets_says_so_and_the_first_goes_on() {
     assert!(!output.status.success());
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(
-        said.contains("laxityd.sock") && said.contains("stop the daemon"),
+        said.contains("laxityd.sock") && said.contains("another laxityd"),
         "{said}"
     );
     let client = daemon.client("worker");

@@ -1,6 +1,7 @@
 //! What parses and still cannot be meant.
 
 use laxity_shm::layout::{LANES_MAX, SLOTS_MAX, SLOTS_MIN};
+use laxity_shm::registration::SOCKET_PATH_MAX;
 
 use super::{Config, NICS_MAX, NicConfig};
 use crate::quantity::Nanos;
@@ -25,6 +26,17 @@ impl Config {
                 "metrics",
                 format!("`{}` is not ADDRESS:PORT; use \"\" for none", self.metrics),
             );
+        }
+        for (key, path) in [("socket", &self.socket), ("control", &self.control)] {
+            let length = path.as_os_str().len();
+            if !(1..=SOCKET_PATH_MAX).contains(&length) {
+                return fail(
+                    key,
+                    format!(
+                        "{length} bytes long; the path of a socket has 1 and at most {SOCKET_PATH_MAX} bytes"
+                    ),
+                );
+            }
         }
         if self.socket == self.control {
             return fail("control", "must be another path than `socket`".into());

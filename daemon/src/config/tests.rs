@@ -74,6 +74,9 @@ fn a_value_that_contradicts_another_is_shown_where_it_stands() {
         "[[nic]]\nname = \"a\"\nrate = \"1Gbit\"\n\n[[nic]]\nname = \"b\"\nrate = \"1Gbit\"\nchunk = \"2MiB\"\nwindow = \"1MiB\"\n",
     );
     assert!(text.starts_with("laxityd.toml:9: nic.1.window"), "{text}");
+    assert!(text.contains("less than a chunk,"), "{text}");
+    let text = error(&format!("socket = \"/run/{}\"\n", "x".repeat(103)));
+    assert!(text.starts_with("laxityd.toml:1: socket"), "{text}");
     let text = error("[levels]\ncount = 4\n");
     assert!(
         text.starts_with("laxityd.toml:1: levels.dscp: has 8 entries for 4"),
