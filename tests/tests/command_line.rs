@@ -60,6 +60,19 @@ fn without_a_daemon_the_error_names_the_socket_and_the_next_step() {
         message.contains(&control) && message.contains("is it running"),
         "{message}"
     );
+    assert_eq!(message.matches("os error 2").count(), 1, "{message}");
+}
+
+#[test]
+fn an_unknown_policy_of_the_lab_is_answered_with_the_known_ones() {
+    let wrong = laxity(&["lab", "run", "--policies", "none,foo"]);
+    assert_eq!(wrong.status.code(), Some(1));
+    let message = text(&wrong.stderr);
+    assert!(
+        message.starts_with("laxity: policies: unknown policy `foo`; known are")
+            && message.contains("two_class"),
+        "{message}"
+    );
 }
 
 #[test]

@@ -14,12 +14,12 @@ pub const FILE_DEFAULT: &str = "/etc/laxity/laxityd.toml";
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The file cannot be read. Create it, fix its permissions, or start without `--config`.
-    #[error("cannot read {path}: {source}", path = .path.display())]
+    #[error("cannot read {path}: {cause}", path = .path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
-        source: std::io::Error,
+        /// What the kernel said. Not a source: the text says it.
+        cause: std::io::Error,
     },
     /// Something in the file is wrong: the place, the line itself, and what would be right.
     #[error(
@@ -61,9 +61,9 @@ impl Config {
     }
 
     fn from_file(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+        let text = std::fs::read_to_string(path).map_err(|cause| ConfigError::Read {
             path: path.to_owned(),
-            source,
+            cause,
         })?;
         Self::parse(&text, &path.display().to_string())
     }
