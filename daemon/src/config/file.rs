@@ -142,10 +142,48 @@ impl Config {
         Ok(config)
     }
 
-    /// The configuration as a file that, when read, gives it again.
+    /// The configuration as a file that, when read, gives it again. Keys that have no value are
+    /// there as comments, with what holds instead.
     #[must_use]
     pub fn to_toml(&self) -> String {
-        toml::to_string(self).unwrap_or_else(|error| format!("# cannot be shown: {error}\n"))
+        let text = match toml::to_string(self) {
+            Ok(text) => text,
+            Err(error) => return format!("# cannot be shown: {error}\n"),
+        };
+        let mut shown = String::new();
+        let mut table = "";
+        let mut nics = self.nic.iter();
+        let mut nic = None;
+        for line in text.lines() {
+            let _ = writeln!(shown, "{line}");
+            if line.starts_with('[') {
+                table = line;
+                if table == "[[nic]]" {
+                    nic = nics.next();
+                }
+            }
+            let key = line.split(' ').next().unwrap_or_default();
+            match (table, key, nic) {
+                ("", "metrics", _) if self.slo_ttft.is_none() => shown.push_str(
+                    "# slo_ttft = \"500ms\"  # not set: requests without a deadline have none\n",
+                ),
+                ("[scheduler]", "spin_us", _) if self.scheduler.cpu.is_none() => {
+                    shown.push_str("# cpu = 3  # not set: the scheduler runs on any core\n");
+                }
+                ("[[nic]]", "rate", Some(nic)) => {
+                    if nic.chunk.is_none() {
+                        let bytes = nic.chunk_bytes();
+                        let _ = writeln!(shown, "# chunk = {bytes}  # not set: by the rate");
+                    }
+                    if nic.window.is_none() {
+                        let bytes = nic.window_bytes();
+                        let _ = writeln!(shown, "# window = {bytes}  # not set: four chunks");
+                    }
+                }
+                _ => {}
+            }
+        }
+        shown
     }
 }
 
