@@ -152,6 +152,9 @@ impl Daemon {
             mailbox.clone(),
             seen,
         ));
+        if service.is_bypassed() {
+            mailbox.send(Command::Bypass(true));
+        }
         Ok(Self {
             config,
             service,
@@ -210,6 +213,11 @@ impl Daemon {
             control = %config.control.display(), metrics = %config.metrics,
             nics = config.nic.len(), "laxityd is ready"
         );
+        if self.service.is_bypassed() {
+            warn!(
+                "bypass is still on, from before this start: nothing is scheduled. `laxity bypass off` ends it"
+            );
+        }
         notify(&[NotifyState::Ready]);
 
         let [terminate, interrupt] = &mut stop;
@@ -261,7 +269,16 @@ async fn publish(
         Err(error) => return error!(%error, "cannot watch the board; no status, no metrics"),
     };
     loop {
-        let Ok(mut ready) = pinned.readable().await else {
+        let readable = tokio::select! {
+            readable = pinned.readable() => readable,
+            () = service.next_refusal() => {
+                if let Some(exporter) = &mut exporter {
+                    exporter.publish_refusals(service.refusals());
+                }
+                continue;
+            }
+        };
+        let Ok(mut ready) = readable else {
             return;
         };
         // Cleared before the look: a ring meanwhile makes it readable again.
