@@ -91,10 +91,20 @@ fn overview(status: &Status) -> String {
 
 fn headline(status: &Status) -> String {
     let totals = &status.totals;
-    let state = if status.bypass {
-        "BYPASSED: nothing is scheduled"
+    let state = match status.mode.as_str() {
+        _ if status.bypass => "BYPASSED: nothing is scheduled until `laxity bypass off`",
+        "off" => "mode off: nothing is scheduled",
+        "observe" => "observe: nothing is delayed",
+        mode => mode,
+    };
+    // Clients do not submit what they bypass, so there is nothing to count.
+    let bypassed = if status.bypass || status.mode == "off" {
+        format!(
+            "{} bypassed before (not counted now)",
+            bytes(totals.bypassed_bytes)
+        )
     } else {
-        status.mode.as_str()
+        format!("{} bypassed", bytes(totals.bypassed_bytes))
     };
     let mut line = format!(
         "laxityd {} (pid {}), up {}, policy {}, {state}",
@@ -104,11 +114,10 @@ fn headline(status: &Status) -> String {
         status.policy,
     );
     line.push_str(&format!(
-        "\n{} flows, {} permitted ({} on credit), {} bypassed, {} deadlines missed, {} requests pruned",
+        "\n{} flows, {} permitted ({} on credit), {bypassed}, {} deadlines missed, {} requests pruned",
         totals.flows,
         bytes(totals.permitted_bytes),
         bytes(totals.credited_bytes),
-        bytes(totals.bypassed_bytes),
         totals.deadline_misses,
         totals.pruned_requests,
     ));
@@ -143,7 +152,11 @@ fn clients(status: &Status) -> String {
             client.waiting_flows.to_string(),
             bytes(client.submitted_bytes),
             bytes(client.permitted_bytes),
-            bytes(client.bypassed_bytes),
+            if status.bypass || client.mode == "off" {
+                "not counted".to_owned()
+            } else {
+                bytes(client.bypassed_bytes)
+            },
         ]);
     }
     align_numbers(&mut table, 3);
@@ -223,6 +236,8 @@ fn duration(ms: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use laxity_wire::ClientStatus;
+
     use super::*;
 
     #[test]
@@ -248,5 +263,31 @@ mod tests {
                 .is_some_and(|line| line.contains("BYPASSED"))
         );
         assert!(overview(&status).contains("No client is attached."));
+        let off = Status {
+            mode: "off".into(),
+            ..Status::default()
+        };
+        assert!(overview(&off).contains("nothing is scheduled"));
+    }
+
+    #[test]
+    fn what_is_bypassed_is_not_shown_as_nothing() {
+        let client = ClientStatus {
+            mode: "enforce".into(),
+            ..ClientStatus::default()
+        };
+        let mut status = Status {
+            mode: "enforce".into(),
+            clients: vec![client],
+            ..Status::default()
+        };
+        let says = |status: &Status| overview(status).contains("not counted");
+        assert!(!says(&status) && overview(&status).contains("0 B bypassed"));
+        status.bypass = true;
+        assert!(says(&status) && !overview(&status).contains("0 B bypassed,"));
+        status.bypass = false;
+        // Its own wish: the others are scheduled.
+        status.clients[0].mode = "off".into();
+        assert!(says(&status));
     }
 }
