@@ -1,6 +1,5 @@
 //! Commands about the daemon of this host: `status`, `bypass`, `reload`.
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,6 +7,8 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use laxity_wire::{ControlClient, PortStatus, Status};
+
+use crate::output::say;
 
 /// Where the daemon's control socket is.
 #[derive(Args)]
@@ -62,17 +63,17 @@ pub(crate) fn status(args: &StatusArgs) -> Result<()> {
     } else {
         overview(&status)
     };
-    writeln!(io::stdout(), "{text}").context("cannot write to standard output")
+    say(text)
 }
 
 pub(crate) fn bypass(args: &BypassArgs) -> Result<()> {
     let words = args.endpoint.connect()?.bypass(args.state == Switch::On)?;
-    writeln!(io::stdout(), "{words}").context("cannot write to standard output")
+    say(words)
 }
 
 pub(crate) fn reload(endpoint: &Endpoint) -> Result<()> {
     let words = endpoint.connect()?.reload()?;
-    writeln!(io::stdout(), "{words}").context("cannot write to standard output")
+    say(words)
 }
 
 /// What fits a screen at 3 a.m.: is it on, who is attached, what waits where.

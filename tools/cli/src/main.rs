@@ -7,6 +7,7 @@
 mod host;
 mod lab;
 mod manual;
+mod output;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
