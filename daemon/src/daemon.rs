@@ -29,40 +29,60 @@ use crate::stats::Snapshot;
 use crate::watched::{Watched, watch};
 use crate::{control, registration};
 
-/// Why the daemon did not start, or ended.
+/// Why the daemon did not start, or ended. Causes are part of the text, so none is given as a
+/// source: whoever prints the chain would print them twice.
 #[derive(Debug, Error)]
 pub enum DaemonError {
     /// A socket cannot be made.
-    #[error("cannot listen at {path}: {source}; stop the daemon that does, fix the folder's permissions, or set another path (`{key}` in the configuration)", path = .path.display())]
+    #[error("cannot listen at {path}: {cause}; {} (`{key}` in the configuration)", way_out(.cause), path = .path.display())]
     Listen {
         /// The socket.
         path: PathBuf,
         /// Its key.
         key: &'static str,
         /// What went wrong.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The metrics endpoint cannot be made.
     #[error(
-        "cannot serve metrics at {address}: {source:?}; set another address, or \"\" for none (`metrics` in the configuration)"
+        "cannot serve metrics at {address}: {cause}; set another address, or \"\" for none (`metrics` in the configuration)"
     )]
     Metrics {
         /// The address.
         address: String,
         /// What went wrong.
-        source: BuildError,
+        cause: BuildError,
     },
     /// The scheduler cannot be made.
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// The system refuses something basic.
     #[error("cannot start: {0}")]
-    System(#[from] io::Error),
+    System(io::Error),
     /// The scheduler's thread died. That is a bug; the clients were released.
     #[error(
         "the scheduler's thread died; its clients go on unscheduled. Please report this with the log above"
     )]
     SchedulerDied,
+}
+
+impl From<io::Error> for DaemonError {
+    fn from(cause: io::Error) -> Self {
+        Self::System(cause)
+    }
+}
+
+/// What to do about a socket that cannot be made.
+fn way_out(cause: &io::Error) -> &'static str {
+    match cause.kind() {
+        io::ErrorKind::AddrInUse => "another laxityd listens there: stop it, or set another path",
+        io::ErrorKind::AlreadyExists => "move it away, or set another path",
+        io::ErrorKind::InvalidFilename => "set a shorter path",
+        io::ErrorKind::PermissionDenied => {
+            "let the daemon's user write to the folder, or set another path"
+        }
+        _ => "set another path",
+    }
 }
 
 /// A daemon that has bound its sockets and does not yet serve.
@@ -105,9 +125,9 @@ impl Daemon {
         let exporter = match config.metrics_address() {
             Some(address) => {
                 let (exporter, serve) =
-                    Exporter::new(address).map_err(|source| DaemonError::Metrics {
+                    Exporter::new(address).map_err(|cause| DaemonError::Metrics {
                         address: config.metrics.clone(),
-                        source,
+                        cause,
                     })?;
                 Some(Exporting { exporter, serve })
             }
@@ -115,7 +135,7 @@ impl Daemon {
         };
         let fail = |key, path: &Path| {
             let path = path.to_owned();
-            move |source| DaemonError::Listen { path, key, source }
+            move |cause| DaemonError::Listen { path, key, cause }
         };
         let (registration, registration_path) =
             sockets::bind_registration(&config.socket, config.access.socket_mode)
@@ -132,6 +152,9 @@ impl Daemon {
             mailbox.clone(),
             seen,
         ));
+        if service.is_bypassed() {
+            mailbox.send(Command::Bypass(true));
+        }
         Ok(Self {
             config,
             service,
@@ -190,6 +213,11 @@ impl Daemon {
             control = %config.control.display(), metrics = %config.metrics,
             nics = config.nic.len(), "laxityd is ready"
         );
+        if self.service.is_bypassed() {
+            warn!(
+                "bypass is still on, from before this start: nothing is scheduled. `laxity bypass off` ends it"
+            );
+        }
         notify(&[NotifyState::Ready]);
 
         let [terminate, interrupt] = &mut stop;
@@ -241,7 +269,16 @@ async fn publish(
         Err(error) => return error!(%error, "cannot watch the board; no status, no metrics"),
     };
     loop {
-        let Ok(mut ready) = pinned.readable().await else {
+        let readable = tokio::select! {
+            readable = pinned.readable() => readable,
+            () = service.next_refusal() => {
+                if let Some(exporter) = &mut exporter {
+                    exporter.publish_refusals(service.refusals());
+                }
+                continue;
+            }
+        };
+        let Ok(mut ready) = readable else {
             return;
         };
         // Cleared before the look: a ring meanwhile makes it readable again.

@@ -70,7 +70,14 @@ pub enum DriverError {
     Config(#[from] InvalidConfig),
     /// The system is out of descriptors. Raise `LimitNOFILE`.
     #[error("cannot make the scheduler's epoll: {0}")]
-    System(#[from] nix::Error),
+    System(nix::Error),
+}
+
+impl From<nix::Error> for DriverError {
+    /// Not as a source: the text says it.
+    fn from(cause: nix::Error) -> Self {
+        Self::System(cause)
+    }
 }
 
 /// The scheduler. Made on any thread, then [`Driver::run`] on its own.

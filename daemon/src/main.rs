@@ -1,7 +1,7 @@
 //! `laxityd`: arguments, log, runtime. Everything else is in the library.
 #![forbid(unsafe_code)]
 
-use std::io::IsTerminal;
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,6 +10,7 @@ use clap::Parser;
 use laxity_daemon::config::{Config, LogFormat};
 use laxity_daemon::daemon::Daemon;
 use laxity_daemon::service::{SetLog, Source};
+use tracing::warn;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, reload};
@@ -66,7 +67,8 @@ impl Arguments {
             };
             sets.push(format!("log_format={}", quoted(name)));
         }
-        if let Some(filter) = &self.log {
+        // An empty variable is as good as none.
+        if let Some(filter) = self.log.as_ref().filter(|filter| !filter.is_empty()) {
             sets.push(format!("log={}", quoted(filter)));
         }
         sets.extend(self.sets.iter().cloned());
@@ -85,6 +87,16 @@ fn main() -> ExitCode {
     }
 }
 
+/// Writes to standard output. Whoever has read enough of it and went is no error.
+fn print(text: &str) -> anyhow::Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(error).context("cannot write to standard output")
+        }
+        _ => Ok(()),
+    }
+}
+
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let source = Source {
         file: arguments.config.clone(),
@@ -92,14 +104,18 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let config = Config::load(source.file.as_deref(), &source.sets)?;
     if arguments.show_config {
-        print!("{}", config.to_toml());
-        return Ok(());
+        return print(&config.to_toml());
     }
     if arguments.check_config {
-        println!("the configuration is valid");
-        return Ok(());
+        for warning in config.warnings() {
+            eprintln!("laxityd: warning: {warning}");
+        }
+        return print("the configuration is valid\n");
     }
     let set_log = start_log(&config)?;
+    for warning in config.warnings() {
+        warn!("{warning}");
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(2)

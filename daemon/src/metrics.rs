@@ -255,8 +255,15 @@ impl Exporter {
         Ok((exporter, serve))
     }
 
+    /// Makes the endpoint show how many registrations were refused. The scheduler never hears of
+    /// them, so they may come without any snapshot.
+    pub fn publish_refusals(&mut self, refused: u64) {
+        self.counter("laxity_refused_clients_total", Vec::new(), refused);
+    }
+
     /// Makes the endpoint show `snapshot`; `refused` counts the registrations that were refused.
     pub fn publish(&mut self, snapshot: &Snapshot, refused: u64) {
+        self.publish_refusals(refused);
         for port in &snapshot.ports {
             let at = [
                 Label::new("nic", port.name.to_string()),
@@ -270,7 +277,6 @@ impl Exporter {
         for (name, value) in [
             ("laxity_orders_total", scheduler.orders),
             ("laxity_attachments_total", scheduler.attachments),
-            ("laxity_refused_clients_total", refused),
             ("laxity_cancelled_flows_total", all.cancelled_flows),
             ("laxity_overflowed_flows_total", all.overflowed_flows),
             ("laxity_written_off_bytes_total", all.written_off_bytes),

@@ -5,9 +5,10 @@
 //! A refusal is answered with its reason. Afterwards the socket is silent; its hangup is the death
 //! of the client, on which everything of it is let go.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use laxity_shm::layout::Geometry;
 use laxity_shm::registration::{
@@ -25,11 +26,16 @@ use crate::watched::{Watched, watch};
 
 /// A process that has connected must have greeted within this time.
 const GREETING_MAX: Duration = Duration::from_secs(1);
+/// Between two warnings of refusals of one user.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+/// Users warned of within that time.
+const WARNED_MAX: usize = 32;
 /// Connections that have not greeted yet.
 const GREETINGS_MAX: usize = 128;
 
 /// Serves `listener` until the runtime ends.
 pub async fn serve(listener: Watched, service: Arc<Service>) {
+    let warned = Arc::new(Mutex::new(Warned::default()));
     let greetings = Arc::new(Semaphore::new(GREETINGS_MAX));
     loop {
         let Ok(greeting) = Arc::clone(&greetings).acquire_owned().await else {
@@ -44,7 +50,7 @@ pub async fn serve(listener: Watched, service: Arc<Service>) {
                 continue;
             }
         };
-        let service = Arc::clone(&service);
+        let (service, warned) = (Arc::clone(&service), Arc::clone(&warned));
         tokio::spawn(async move {
             match register(&socket, &service).await {
                 Ok(newcomer) => {
@@ -53,8 +59,16 @@ pub async fn serve(listener: Watched, service: Arc<Service>) {
                 }
                 Err(refusal) => {
                     service.refused();
-                    info!(pid = refusal.peer.pid, uid = refusal.peer.uid, why = %refusal.why,
-                        "refused a client; it runs unscheduled");
+                    let (Peer { pid, uid, .. }, why) = (refusal.peer, &refusal.why);
+                    let loud = warned
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .is_due(uid, Instant::now());
+                    if loud {
+                        warn!(pid, uid, %why, "refused a client; it runs unscheduled");
+                    } else {
+                        debug!(pid, uid, %why, "refused a client; it runs unscheduled");
+                    }
                     if let Some(reason) = refusal.reason {
                         let _ = send_reject(socket.get_ref().as_fd(), reason);
                     }
@@ -77,6 +91,25 @@ async fn next(listener: &Watched) -> Result<Watched, RegistrationError> {
             }
             None => ready.clear_ready(),
         }
+    }
+}
+
+/// Users that were warned of lately. A client that is refused asks again every few seconds, and all
+/// processes of a job do: one line a user and [`WARN_EVERY`] says it. The counter has them all.
+#[derive(Debug, Default)]
+struct Warned(BTreeMap<u32, Instant>);
+
+impl Warned {
+    /// Whether a refusal of `uid` is to be said aloud.
+    fn is_due(&mut self, uid: u32, now: Instant) -> bool {
+        self.0
+            .retain(|_, at| now.saturating_duration_since(*at) < WARN_EVERY);
+        // With so many users at once the log is full enough.
+        if self.0.len() >= WARNED_MAX || self.0.contains_key(&uid) {
+            return false;
+        }
+        self.0.insert(uid, now);
+        true
     }
 }
 
@@ -110,7 +143,10 @@ async fn register(socket: &Watched, service: &Service) -> Result<Newcomer, Refus
     let config = service.config();
     let groups = || peer_groups(fd).unwrap_or_default();
     if !may_attach(&config.access, from, groups) {
-        let why = "its user is not admitted; see [access] in the configuration".to_owned();
+        let why = format!(
+            "user {} is not admitted; name it in `uids` or a group of it in `gids` of [access] in the configuration, then `laxity reload`",
+            from.uid
+        );
         return Err(refuse(Some(Reason::Forbidden), why));
     }
     let hello = match tokio::time::timeout(GREETING_MAX, greeting(socket)).await {
@@ -285,6 +321,16 @@ mod tests {
         access.gids.clear();
         access.anyone = true;
         assert!(may(&access, stranger));
+    }
+
+    #[test]
+    fn refusals_of_a_user_are_said_aloud_once_in_a_while() {
+        let (mut warned, now) = (Warned::default(), Instant::now());
+        assert!(warned.is_due(1, now) && warned.is_due(2, now));
+        assert!(!warned.is_due(1, now + WARN_EVERY / 2));
+        assert!(warned.is_due(1, now + WARN_EVERY));
+        let loud = (100..10_000).filter(|uid| warned.is_due(*uid, now + WARN_EVERY));
+        assert_eq!(loud.count(), WARNED_MAX - 1);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //! way to the scheduler. Lives on the tokio side.
 
 use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +13,7 @@ use laxity_shm::layout::attention;
 use laxity_shm::region::Region;
 use laxity_shm::sleep::now_ns;
 use laxity_wire::Status;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
 use crate::clients::ClientId;
@@ -43,6 +45,12 @@ pub struct Service {
     mailbox: Mailbox,
     snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
     refusals: AtomicU64,
+    /// Rung with each.
+    refusal: Notify,
+    /// Lies there while bypass is on, so that a daemon that is started again after a crash does not
+    /// schedule what an operator wanted left alone. Beside the control socket: what is there does
+    /// not outlast a reboot.
+    marker: PathBuf,
     state: Mutex<State>,
 }
 
@@ -74,6 +82,10 @@ impl Service {
         mailbox: Mailbox,
         snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
     ) -> Self {
+        let mut marker = config.control.as_os_str().to_owned();
+        marker.push(".bypass");
+        let marker = PathBuf::from(marker);
+        let bypass = marker.symlink_metadata().is_ok();
         Self {
             started: Instant::now(),
             source,
@@ -81,9 +93,11 @@ impl Service {
             mailbox,
             snapshots,
             refusals: AtomicU64::new(0),
+            refusal: Notify::new(),
+            marker,
             state: Mutex::new(State {
                 config,
-                bypass: false,
+                bypass,
                 next_id: 1,
                 attached: 0,
                 regions: BTreeMap::new(),
@@ -134,6 +148,12 @@ impl Service {
     /// Counts a registration that was refused.
     pub fn refused(&self) {
         self.refusals.fetch_add(1, Ordering::Relaxed);
+        self.refusal.notify_one();
+    }
+
+    /// Returns once a registration was refused since the last call; for one caller.
+    pub async fn next_refusal(&self) {
+        self.refusal.notified().await;
     }
 
     /// Registrations refused so far.
@@ -170,6 +190,29 @@ impl Service {
         }
     }
 
+    /// Whether everything goes out unscheduled by an operator's order, perhaps one that a daemon
+    /// before this one was given.
+    #[must_use]
+    pub fn is_bypassed(&self) -> bool {
+        self.state().bypass
+    }
+
+    /// Puts the marker there or takes it away.
+    fn mark_bypass(&self, on: bool) -> io::Result<()> {
+        if on {
+            // A link may not lead the write elsewhere; what is there already is as good.
+            match File::create_new(&self.marker) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+                _ => Ok(()),
+            }
+        } else {
+            match fs::remove_file(&self.marker) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            }
+        }
+    }
+
     /// Turns the bypass on or off; what was done, for the operator.
     pub fn bypass(&self, on: bool) -> String {
         let mut state = self.state();
@@ -183,15 +226,26 @@ impl Service {
             }
         }
         let clients = state.attached;
+        // Still under the lock: two operators must not leave a marker that says otherwise.
+        let marked = self.mark_bypass(on);
         drop(state);
         self.send(Command::Bypass(on));
+        warn!(on, clients, "bypass switched by an operator");
+        let lasts = match (on, marked) {
+            (true, Ok(())) => ", also after a restart of laxityd, until `laxity bypass off`".into(),
+            (false, Ok(())) => String::new(),
+            (_, Err(error)) => {
+                let marker = self.marker.display();
+                warn!(%error, %marker, "a restart of laxityd will not know of this");
+                format!("; a restart of laxityd will not know of this ({marker}: {error})")
+            }
+        };
         let said = if on {
             "on: everything goes out unscheduled"
         } else {
             "off"
         };
-        warn!(on, clients, "bypass switched by an operator");
-        format!("bypass is {said} ({clients} clients attached)")
+        format!("bypass is {said}{lasts} ({clients} clients attached)")
     }
 
     /// Changes the policy until the next reload.

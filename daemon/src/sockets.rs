@@ -53,7 +53,7 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 /// The socket where clients register.
 ///
 /// # Errors
-/// `AddrInUse` means that another daemon runs.
+/// `AddrInUse` means that another daemon runs, `AlreadyExists` that something else is there.
 pub fn bind_registration(path: &Path, mode: u32) -> io::Result<(OwnedFd, Bound)> {
     make_folder(path)?;
     let claim = registration::claim(path).map_err(plain)?;
@@ -64,11 +64,11 @@ pub fn bind_registration(path: &Path, mode: u32) -> io::Result<(OwnedFd, Bound)>
 /// The socket where operators ask.
 ///
 /// # Errors
-/// `AddrInUse` means that another daemon runs.
+/// `AddrInUse` means that another daemon runs, `AlreadyExists` that something else is there.
 pub fn bind_control(path: &Path, mode: u32) -> io::Result<(UnixListener, Bound)> {
     make_folder(path)?;
     let claim = registration::claim(path).map_err(plain)?;
-    if path.exists() {
+    if registration::is_socket(path)? {
         if !is_left_over(path)? {
             return Err(io::ErrorKind::AddrInUse.into());
         }

@@ -63,3 +63,35 @@ fn the_sample_configuration_is_the_defaults() {
     let text = |output: Output| String::from_utf8(output.stdout).unwrap();
     assert_eq!(text(from_sample), text(defaults));
 }
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = Command::new(env!("CARGO_BIN_EXE_laxityd"))
+        .arg("--show-config")
+        .stdout(writer)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.is_empty(), "{said}");
+}
+
+#[test]
+fn a_level_that_is_none_is_refused_from_the_environment_too_and_a_core_that_is_none_warned_of() {
+    let with = |arguments: &[&str], log: &str| {
+        Command::new(env!("CARGO_BIN_EXE_laxityd"))
+            .args(arguments)
+            .env("LAXITY_LOG", log)
+            .output()
+            .unwrap()
+    };
+    let refused = with(&["--check-config"], "wran");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(said.contains("`wran` is not a level"), "{said}");
+    let warned = with(&["--check-config", "--set=scheduler.cpu=100000"], "");
+    let said = String::from_utf8_lossy(&warned.stderr);
+    assert!(warned.status.success());
+    assert!(said.contains("warning: scheduler.cpu"), "{said}");
+}

@@ -320,7 +320,7 @@ fn a_second_daemon_keeps_off_though_the_first_does_not_answer_and_has_a_full_bac
     daemon.signal(Signal::SIGCONT);
     assert!(!output.status.success());
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("stop the daemon"), "{said}");
+    assert!(said.contains("another laxityd"), "{said}");
     drop(backlog);
     let client = eventually("the first has worked off its backlog", || {
         let client = daemon.attach("worker");

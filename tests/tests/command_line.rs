@@ -60,6 +60,19 @@ fn without_a_daemon_the_error_names_the_socket_and_the_next_step() {
         message.contains(&control) && message.contains("is it running"),
         "{message}"
     );
+    assert_eq!(message.matches("os error 2").count(), 1, "{message}");
+}
+
+#[test]
+fn an_unknown_policy_of_the_lab_is_answered_with_the_known_ones() {
+    let wrong = laxity(&["lab", "run", "--policies", "none,foo"]);
+    assert_eq!(wrong.status.code(), Some(1));
+    let message = text(&wrong.stderr);
+    assert!(
+        message.starts_with("laxity: policies: unknown policy `foo`; known are")
+            && message.contains("two_class"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -92,5 +105,87 @@ fn a_wrong_argument_is_answered_with_usage_and_exit_code_two() {
         text(&wrong.stderr).contains("on, off"),
         "{}",
         text(&wrong.stderr)
+    );
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    for arguments in [
+        &["lab", "run", "--show-config"][..],
+        &["completions", "bash"],
+        &["man"],
+    ] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output = Command::new(binary("laxity"))
+            .args(arguments)
+            .stdout(writer)
+            .output()
+            .expect("laxity runs");
+        let said = text(&output.stderr);
+        assert!(output.status.success() && said.is_empty(), "{said}");
+    }
+}
+
+#[test]
+fn a_lab_that_fails_leaves_the_last_report_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let (json, html) = (
+        folder.path().join("old.json"),
+        folder.path().join("new.html"),
+    );
+    std::fs::write(&json, "precious").unwrap();
+    let run = |json: &std::path::Path| {
+        let output = Command::new(binary("laxity"))
+            .args(["lab", "run", "--laxityd", "/nonexistent", "--json"])
+            .arg(json)
+            .arg("--html")
+            .arg(&html)
+            .output()
+            .expect("laxity runs");
+        assert_eq!(output.status.code(), Some(1));
+        text(&output.stderr)
+    };
+    let said = run(&json);
+    assert!(said.contains("/nonexistent"), "{said}");
+    assert_eq!(std::fs::read_to_string(&json).unwrap(), "precious");
+    let left: Vec<_> = std::fs::read_dir(folder.path())
+        .unwrap()
+        .flatten()
+        .collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    // And what cannot be written is said before anything runs.
+    let said = run(&folder.path().join("none/new.json"));
+    assert!(
+        said.contains("cannot write") && said.contains("new.json"),
+        "{said}"
+    );
+    let said = run(folder.path());
+    assert!(said.contains("cannot write"), "{said}");
+}
+
+#[test]
+fn the_labs_configuration_shows_every_key_those_without_a_value_as_comments() {
+    let shown = laxity(&["lab", "run", "--show-config"]);
+    let shown = text(&shown.stdout);
+    for key in ["requests_per_second", "kill_daemon_at", "laxityd"] {
+        assert!(shown.contains(&format!("\n# {key} = ")), "{key} in {shown}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("lab.toml");
+    let on = shown.replace("\n# ", "\n");
+    std::fs::write(&file, &on).unwrap();
+    let again = laxity(&[
+        "lab",
+        "run",
+        "--show-config",
+        "--config",
+        file.to_str().unwrap(),
+    ]);
+    assert!(again.status.success(), "{}\n{on}", text(&again.stderr));
+    let again = text(&again.stdout);
+    assert!(
+        again.contains("\nkill_daemon_at = ") && !again.contains("# "),
+        "{again}"
     );
 }

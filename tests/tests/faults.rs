@@ -213,6 +213,56 @@ fn a_client_finds_a_daemon_that_comes_back() {
     assert!(wait_bounded(sender).0.success());
 }
 
+/// SIGKILL for a daemon whose client never waits for it, and another in its place.
+fn a_client_that_never_waits_finds_the_next_daemon(config: &str, bypass: bool) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut daemon = Daemon::start(folder.path(), config);
+    if bypass {
+        daemon.operator().bypass(true).expect("done");
+    }
+    let path = folder.path().join("sink");
+    let sink = Sink::listen(&path);
+    let sender = sender::start("glide", &daemon.socket(), &path);
+    eventually("it is attached", || daemon.status().clients.len() == 1);
+    // It is somewhere in the middle of its flows; where does not matter.
+    std::thread::sleep(Duration::from_millis(50));
+    daemon.kill();
+    daemon.launch();
+    eventually("it has a lane of the new daemon", || {
+        daemon
+            .status()
+            .clients
+            .iter()
+            .any(|client| client.lanes > 0)
+    });
+    std::fs::write(path.with_extension("stop"), "").expect("written");
+    let summary = sender::finish(sender);
+    let sent = summary.scheduled_bytes + summary.bypassed_bytes + summary.observed_bytes;
+    assert_eq!(sink.bytes(), sent, "{summary:?}");
+    assert_eq!(summary.reattaches, 1, "{summary:?}");
+    assert!(summary.unscheduled_ns > 0, "{summary:?}");
+}
+
+#[test]
+fn a_bypassed_client_finds_a_daemon_that_comes_back() {
+    a_client_that_never_waits_finds_the_next_daemon("", true);
+}
+
+#[test]
+fn a_client_in_mode_off_finds_a_daemon_that_comes_back() {
+    a_client_that_never_waits_finds_the_next_daemon("mode = \"off\"", false);
+}
+
+#[test]
+fn an_observed_client_finds_a_daemon_that_comes_back() {
+    a_client_that_never_waits_finds_the_next_daemon("mode = \"observe\"", false);
+}
+
+#[test]
+fn a_client_on_credit_finds_a_daemon_that_comes_back() {
+    a_client_that_never_waits_finds_the_next_daemon("", false);
+}
+
 #[test]
 fn a_client_of_another_version_is_refused_and_the_daemon_stays() {
     let folder = tempfile::tempdir().unwrap();

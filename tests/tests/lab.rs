@@ -28,9 +28,15 @@ fn run(arguments: &[&str]) -> Option<Value> {
         eprintln!("skipped: {}", String::from_utf8_lossy(&probe.stderr));
         return None;
     }
+    run_with(arguments, &[])
+}
+
+/// [`run`] under an environment, on a machine that can.
+fn run_with(arguments: &[&str], environment: &[(&str, &str)]) -> Option<Value> {
     let output = Command::new(binary("laxity"))
         .args(["lab", "run", "--quiet", "--json", "-"])
         .args(arguments)
+        .envs(environment.iter().copied())
         .stdin(Stdio::null())
         .output()
         .expect("laxity runs");
@@ -167,6 +173,28 @@ fn a_daemon_killed_in_the_middle_costs_no_byte_and_is_reported() {
     nothing_lost(run);
     assert!(number(&run["unscheduled_ms"]) > 0.0, "{run}");
     assert_eq!(number(&run["daemon_restarts"]), 1.0, "{run}");
+    assert!(number(&run["scheduled_bytes"]) > 0.0, "{run}");
+}
+
+#[test]
+fn what_the_caller_has_set_for_a_daemon_of_its_own_does_not_reach_those_of_the_lab() {
+    let _alone = alone();
+    let arguments = ["--policies", "laxity", "--duration", "1", "--load", "0.2"];
+    if run(&arguments).is_none() {
+        return;
+    }
+    let environment = [
+        ("LAXITY_SOCKET", "/run/nowhere/laxityd.sock"),
+        ("LAXITY_CONTROL", "/run/nowhere/control.sock"),
+        ("LAXITY_CONFIG", "/nonexistent/laxityd.toml"),
+        ("LAXITY_LOG", "inof"),
+        ("LAXITY_MODE", "off"),
+        ("LAXITY_NAME", "mine"),
+        ("LAXITY_STALL_MS", "0"),
+    ];
+    let report = run_with(&arguments, &environment).expect("a report");
+    let run = &report["runs"][0];
+    nothing_lost(run);
     assert!(number(&run["scheduled_bytes"]) > 0.0, "{run}");
 }
 

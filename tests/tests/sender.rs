@@ -25,6 +25,7 @@ pub(crate) struct Summary {
     pub(crate) bypassed_bytes: u64,
     pub(crate) unscheduled_ns: u64,
     pub(crate) reattaches: u64,
+    pub(crate) observed_bytes: u64,
 }
 
 const MARK: &str = "SENDER ";
@@ -36,6 +37,7 @@ fn sender_role() {
         Some("hold") => send(Completion::Withheld),
         Some("complete") => send(Completion::AtOnce),
         Some("linger") => linger(),
+        Some("glide") => glide(),
         _ => {}
     }
 }
@@ -71,6 +73,7 @@ pub(crate) fn finish(child: Child) -> Summary {
         bypassed_bytes: numbers[1],
         unscheduled_ns: numbers[2],
         reattaches: numbers[3],
+        observed_bytes: numbers[4],
     }
 }
 
@@ -192,11 +195,57 @@ fn send(completion: Completion) {
         }
     }
     drop(sink);
+    report(&client);
+}
+
+fn report(client: &Client) {
     let stats = client.stats();
     println!(
-        "\n{MARK}{} {} {} {}",
-        stats.scheduled_bytes, stats.bypassed_bytes, stats.unscheduled_ns, stats.reattaches
+        "\n{MARK}{} {} {} {} {}",
+        stats.scheduled_bytes,
+        stats.bypassed_bytes,
+        stats.unscheduled_ns,
+        stats.reattaches,
+        stats.observed_bytes
     );
+}
+
+/// Sends collectives of one word, completing each, and never waits for a permit: what is not granted
+/// at once is polled for later. Ends when the file `SINK`.stop appears.
+fn glide() {
+    let path = std::env::var("SINK").expect("SINK");
+    let mut sink = UnixStream::connect(&path).expect("sink");
+    let stop = Path::new(&path).with_extension("stop");
+    let mut options = Options::from_env();
+    options.attach_timeout = Duration::from_secs(20);
+    options.reattach_every = Duration::from_millis(50);
+    let client = Client::attach(options);
+    let mut lane = client.lane();
+    let start = Instant::now();
+    let mut word = 0_u64;
+    let mut late = Vec::new();
+    while !stop.exists() || !late.is_empty() {
+        assert!(start.elapsed() < PATIENCE, "nobody stops it");
+        if !stop.exists() {
+            late.push(lane.submit(&Flow {
+                bytes: 8,
+                stage: Stage::Collective,
+                ..flow(0)
+            }));
+        }
+        for ticket in &mut late {
+            if let Some(grant) = lane.poll(ticket) {
+                assert_eq!((grant.bytes, grant.last), (8, true), "once, and whole");
+                sink.write_all(&word.to_le_bytes()).expect("sink takes it");
+                word += 1;
+                lane.complete(ticket, 8);
+            }
+        }
+        late.retain(|ticket| !ticket.is_done());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(sink);
+    report(&client);
 }
 
 /// Sends small flows, completing each, until the parent closes the sink.

@@ -1,7 +1,10 @@
 //! What parses and still cannot be meant.
 
 use laxity_quantity::Nanos;
+use std::path::Path;
+
 use laxity_shm::layout::{LANES_MAX, SLOTS_MAX, SLOTS_MIN};
+use laxity_shm::registration::SOCKET_PATH_MAX;
 
 use super::{Config, NICS_MAX, NicConfig};
 
@@ -12,6 +15,22 @@ pub(super) struct Nonsense {
 }
 
 impl Config {
+    /// What is allowed and will not do what it says on this host.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let cpus = Path::new("/sys/devices/system/cpu");
+        if let Some(cpu) = self.scheduler.cpu
+            && cpus.exists()
+            && !cpus.join(format!("cpu{cpu}")).exists()
+        {
+            warnings.push(format!(
+                "scheduler.cpu: this host has no core {cpu}; the scheduler would run unpinned"
+            ));
+        }
+        warnings
+    }
+
     /// The first value that makes no sense.
     pub(super) fn check(&self) -> Result<(), Nonsense> {
         let fail = |key: &str, problem: String| {
@@ -26,11 +45,22 @@ impl Config {
                 format!("`{}` is not ADDRESS:PORT; use \"\" for none", self.metrics),
             );
         }
+        for (key, path) in [("socket", &self.socket), ("control", &self.control)] {
+            let length = path.as_os_str().len();
+            if !(1..=SOCKET_PATH_MAX).contains(&length) {
+                return fail(
+                    key,
+                    format!(
+                        "{length} bytes long; the path of a socket has 1 and at most {SOCKET_PATH_MAX} bytes"
+                    ),
+                );
+            }
+        }
         if self.socket == self.control {
             return fail("control", "must be another path than `socket`".into());
         }
-        if let Err(error) = tracing_subscriber::EnvFilter::try_new(&self.log) {
-            return fail("log", format!("{error}; write a level such as \"info\""));
+        if let Err(problem) = check_log(&self.log) {
+            return fail("log", problem);
         }
         let scheduler = &self.scheduler;
         if !(1..=LANES_MAX).contains(&scheduler.lanes) {
@@ -71,30 +101,17 @@ impl Config {
                 return fail(key, format!("{mode:o} is not a file mode; write \"0660\""));
             }
         }
-        let levels = &self.levels;
-        if levels.dscp.len() != usize::from(levels.count) {
-            return fail(
-                "levels.dscp",
-                format!(
-                    "has {} entries for {} levels; give one per level, the highest first (levels may share a DSCP)",
-                    levels.dscp.len(),
-                    levels.count
-                ),
-            );
-        }
-        if let Some(dscp) = levels.dscp.iter().find(|dscp| **dscp > 63) {
-            return fail("levels.dscp", format!("{dscp} is not in 0..=63"));
-        }
-        if levels.scavenger_dscp > 63 {
-            return fail(
-                "levels.scavenger_dscp",
-                format!("{} is not in 0..=63", levels.scavenger_dscp),
-            );
-        }
+        self.check_levels()?;
         if self.slo_ttft == Some(Nanos(0)) {
             return fail(
                 "slo_ttft",
                 "must be more than zero; leave it out for none".into(),
+            );
+        }
+        if self.tuning.completion_timeout == Nanos(0) {
+            return fail(
+                "tuning.completion_timeout",
+                "must be more than zero: every permit would be written off at once".into(),
             );
         }
         if self.nic.is_empty() || self.nic.len() > NICS_MAX {
@@ -109,6 +126,64 @@ impl Config {
         Ok(())
     }
 
+    fn check_levels(&self) -> Result<(), Nonsense> {
+        let levels = &self.levels;
+        let fail = |key: &str, problem: String| {
+            Err(Nonsense {
+                key: key.to_owned(),
+                problem,
+            })
+        };
+        if levels.dscp.len() != usize::from(levels.count) {
+            return fail(
+                "levels.dscp",
+                format!(
+                    "has {} entries for {} levels; give one per level, the highest first (levels may share a DSCP)",
+                    levels.dscp.len(),
+                    levels.count
+                ),
+            );
+        }
+        if let Some(dscp) = levels.dscp.iter().find(|dscp| **dscp > 63) {
+            return fail("levels.dscp", format!("{dscp} is not in 0..=63"));
+        }
+        // A switch has one queue for a DSCP: what lies between two levels that share one would
+        // have to be above and below it at once.
+        for (row, dscp) in levels.dscp.iter().enumerate() {
+            let before = &levels.dscp[..row];
+            if let Some(first) = before.iter().position(|other| other == dscp)
+                && before.last() != Some(dscp)
+            {
+                let (first, second) = (first + 1, row + 1);
+                return fail(
+                    "levels.dscp",
+                    format!(
+                        "P{first} and P{second} share {dscp} and levels between them do not; only adjacent levels may share a DSCP"
+                    ),
+                );
+            }
+        }
+        let scavenger = levels.scavenger_dscp;
+        if scavenger > 63 {
+            return fail(
+                "levels.scavenger_dscp",
+                format!("{scavenger} is not in 0..=63"),
+            );
+        }
+        if let Some(row) = levels.dscp.iter().position(|dscp| *dscp == scavenger)
+            && levels.dscp.last() != Some(&scavenger)
+        {
+            return fail(
+                "levels.scavenger_dscp",
+                format!(
+                    "{scavenger} is the DSCP of P{}; the scavenger may share that of the lowest level only",
+                    row + 1
+                ),
+            );
+        }
+        Ok(())
+    }
+
     fn check_nic(&self, index: usize, nic: &NicConfig) -> Result<(), Nonsense> {
         if let Some(other) = self.nic[..index]
             .iter()
@@ -117,6 +192,12 @@ impl Config {
             return Err(Nonsense {
                 key: format!("nic.{index}.name"),
                 problem: format!("`{}` is the name of NIC {other} already", nic.name),
+            });
+        }
+        if nic.name.is_empty() || nic.name.contains(char::is_control) {
+            return Err(Nonsense {
+                key: format!("nic.{index}.name"),
+                problem: "is a label of metrics: give it at least one character, and no control characters".into(),
             });
         }
         self.link(nic).validate().map_err(|invalid| Nonsense {
@@ -130,4 +211,27 @@ impl Config {
             problem: invalid.problem,
         })
     }
+}
+
+/// Words that are a level by themselves. `EnvFilter` takes any other word for the name of a target,
+/// which then is all that is logged: a misspelt level would silence the daemon.
+const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+fn check_log(filter: &str) -> Result<(), String> {
+    let known = LOG_LEVELS.join(", ");
+    let bare = |part: &str| !part.contains(['=', '[']);
+    if filter.trim().is_empty() {
+        return Err(format!("is empty; the levels are {known}"));
+    }
+    for part in filter.split(',').map(str::trim).filter(|p| bare(p)) {
+        let level = LOG_LEVELS.iter().any(|l| l.eq_ignore_ascii_case(part));
+        if !level && !part.is_empty() {
+            return Err(format!(
+                "`{part}` is not a level; they are {known}. For a part of the daemon write TARGET=LEVEL"
+            ));
+        }
+    }
+    tracing_subscriber::EnvFilter::try_new(filter)
+        .map(drop)
+        .map_err(|error| format!("`{filter}`: {error}; the levels are {known}"))
 }

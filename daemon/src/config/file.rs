@@ -14,12 +14,12 @@ pub const FILE_DEFAULT: &str = "/etc/laxity/laxityd.toml";
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The file cannot be read. Create it, fix its permissions, or start without `--config`.
-    #[error("cannot read {path}: {source}", path = .path.display())]
+    #[error("cannot read {path}: {cause}", path = .path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
-        source: std::io::Error,
+        /// What the kernel said. Not a source: the text says it.
+        cause: std::io::Error,
     },
     /// Something in the file is wrong: the place, the line itself, and what would be right.
     #[error(
@@ -61,9 +61,9 @@ impl Config {
     }
 
     fn from_file(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+        let text = std::fs::read_to_string(path).map_err(|cause| ConfigError::Read {
             path: path.to_owned(),
-            source,
+            cause,
         })?;
         Self::parse(&text, &path.display().to_string())
     }
@@ -142,10 +142,48 @@ impl Config {
         Ok(config)
     }
 
-    /// The configuration as a file that, when read, gives it again.
+    /// The configuration as a file that, when read, gives it again. Keys that have no value are
+    /// there as comments, with what holds instead.
     #[must_use]
     pub fn to_toml(&self) -> String {
-        toml::to_string(self).unwrap_or_else(|error| format!("# cannot be shown: {error}\n"))
+        let text = match toml::to_string(self) {
+            Ok(text) => text,
+            Err(error) => return format!("# cannot be shown: {error}\n"),
+        };
+        let mut shown = String::new();
+        let mut table = "";
+        let mut nics = self.nic.iter();
+        let mut nic = None;
+        for line in text.lines() {
+            let _ = writeln!(shown, "{line}");
+            if line.starts_with('[') {
+                table = line;
+                if table == "[[nic]]" {
+                    nic = nics.next();
+                }
+            }
+            let key = line.split(' ').next().unwrap_or_default();
+            match (table, key, nic) {
+                ("", "metrics", _) if self.slo_ttft.is_none() => shown.push_str(
+                    "# slo_ttft = \"500ms\"  # not set: requests without a deadline have none\n",
+                ),
+                ("[scheduler]", "spin_us", _) if self.scheduler.cpu.is_none() => {
+                    shown.push_str("# cpu = 3  # not set: the scheduler runs on any core\n");
+                }
+                ("[[nic]]", "rate", Some(nic)) => {
+                    if nic.chunk.is_none() {
+                        let bytes = nic.chunk_bytes();
+                        let _ = writeln!(shown, "# chunk = {bytes}  # not set: by the rate");
+                    }
+                    if nic.window.is_none() {
+                        let bytes = nic.window_bytes();
+                        let _ = writeln!(shown, "# window = {bytes}  # not set: four chunks");
+                    }
+                }
+                _ => {}
+            }
+        }
+        shown
     }
 }
 

@@ -74,6 +74,9 @@ fn a_value_that_contradicts_another_is_shown_where_it_stands() {
         "[[nic]]\nname = \"a\"\nrate = \"1Gbit\"\n\n[[nic]]\nname = \"b\"\nrate = \"1Gbit\"\nchunk = \"2MiB\"\nwindow = \"1MiB\"\n",
     );
     assert!(text.starts_with("laxityd.toml:9: nic.1.window"), "{text}");
+    assert!(text.contains("less than a chunk,"), "{text}");
+    let text = error(&format!("socket = \"/run/{}\"\n", "x".repeat(103)));
+    assert!(text.starts_with("laxityd.toml:1: socket"), "{text}");
     let text = error("[levels]\ncount = 4\n");
     assert!(
         text.starts_with("laxityd.toml:1: levels.dscp: has 8 entries for 4"),
@@ -151,4 +154,119 @@ fn a_reload_takes_what_can_change_and_names_what_cannot() {
 fn a_missing_file_is_named() {
     let error = Config::load(Some(Path::new("/nonexistent/laxityd.toml")), &[]).unwrap_err();
     assert!(error.to_string().contains("/nonexistent/laxityd.toml"));
+}
+
+#[test]
+fn a_log_level_that_is_none_is_refused_with_those_that_are() {
+    for (bad, word) in [
+        ("inof", "inof"),
+        ("info,wran", "wran"),
+        ("laxity_daemon::driver", "laxity_daemon::driver"),
+        ("", ""),
+        ("laxity_daemon=inof", "inof"),
+    ] {
+        let text = error(&format!("log = {bad:?}\n"));
+        assert!(text.starts_with("laxityd.toml:1: log: "), "{text}");
+        assert!(text.contains(word) && text.contains("warn, info"), "{text}");
+    }
+    for good in [
+        "off",
+        "WARN",
+        "info,laxity_daemon::driver=debug",
+        "laxity_daemon[x]=trace",
+    ] {
+        Config::parse(&format!("log = {good:?}\n"), "x").unwrap();
+    }
+}
+
+#[test]
+fn levels_that_share_a_dscp_are_adjacent_and_the_scavenger_is_below_all() {
+    let text = error("[levels]\ncount = 3\ndscp = [46, 10, 46]\n");
+    assert!(text.starts_with("laxityd.toml:3: levels.dscp"), "{text}");
+    assert!(text.contains("P1 and P3"), "{text}");
+    let text = error("[levels]\ncount = 3\nscavenger_dscp = 34\ndscp = [46, 34, 10]\n");
+    assert!(
+        text.starts_with("laxityd.toml:3: levels.scavenger_dscp") && text.contains("P2"),
+        "{text}"
+    );
+    let shared = "[levels]\ncount = 4\nscavenger_dscp = 10\ndscp = [46, 10, 10, 10]\n";
+    Config::parse(shared, "x").unwrap();
+    Config::parse(
+        "[levels]\ncount = 2\ndscp = [0, 0]\nscavenger_dscp = 0\n",
+        "x",
+    )
+    .unwrap();
+}
+
+#[test]
+fn a_timeout_that_writes_everything_off_at_once_is_refused() {
+    let text = error("[tuning]\ncompletion_timeout = \"0s\"\n");
+    assert!(
+        text.starts_with("laxityd.toml:2: tuning.completion_timeout"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_core_that_this_host_does_not_have_is_warned_of() {
+    let with = |cpu: usize| Config::parse(&format!("[scheduler]\ncpu = {cpu}\n"), "x").unwrap();
+    assert_eq!(with(0).warnings(), Vec::<String>::new());
+    let warned = with(100_000).warnings();
+    assert!(
+        warned.len() == 1 && warned[0].contains("scheduler.cpu") && warned[0].contains("100000"),
+        "{warned:?}"
+    );
+}
+
+#[test]
+fn what_show_config_prints_has_every_key_those_without_a_value_as_comments() {
+    let shown = Config::default().to_toml();
+    for line in [
+        "# slo_ttft = ",
+        "# cpu = ",
+        "# chunk = 1048576",
+        "# window = 4194304",
+    ] {
+        assert!(
+            shown.lines().any(|l| l.starts_with(line)),
+            "no `{line}` in\n{shown}"
+        );
+    }
+    // Each stands where it could be switched on by taking the mark away.
+    let on: String = shown
+        .lines()
+        .map(|line| line.strip_prefix("# ").unwrap_or(line).to_owned() + "\n")
+        .collect();
+    let config = Config::parse(&on, "x").unwrap_or_else(|error| panic!("{error}\n{on}"));
+    assert!(config.slo_ttft.is_some() && config.scheduler.cpu.is_some());
+    assert_eq!(
+        config.nic[0].chunk_bytes(),
+        Config::default().nic[0].chunk_bytes()
+    );
+    assert_eq!(config.nic[0].window.map(|w| w.0), Some(4 << 20));
+    // What has a value is not shown twice.
+    assert!(!config.to_toml().contains('#'), "{}", config.to_toml());
+}
+
+#[test]
+fn the_sample_file_has_the_same_keys_as_show_config() {
+    let keys = |text: &str| {
+        let mut table = String::new();
+        let mut keys = std::collections::BTreeSet::new();
+        for line in text.lines() {
+            let line = line.strip_prefix("# ").unwrap_or(line);
+            if line.starts_with('[') {
+                line.clone_into(&mut table);
+            } else if let Some((key, _)) = line.split_once(" = ")
+                && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
+            {
+                keys.insert(format!("{} {key}", table.split(' ').next().unwrap_or("")));
+            }
+        }
+        keys
+    };
+    assert_eq!(
+        keys(include_str!("../../../dist/laxityd.toml")),
+        keys(&Config::default().to_toml())
+    );
 }

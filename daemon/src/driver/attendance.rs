@@ -58,11 +58,11 @@ impl Driver {
     }
 
     /// Tells the clients whether flows that cannot choose their class may use credit whatever their
-    /// stage, because no port has anything that waits or more than one user: at once when they must not
-    /// any more, with a delay when they may again.
+    /// stage, because nothing waits on any port: at once when they must not any more, with a delay when
+    /// they may again.
     pub(super) fn tell_idleness(&mut self) {
         let now = self.intake.now;
-        let contended = |port: &Port| port.link.waiting_flows() > 0 || !port.has_one_user(now);
+        let contended = |port: &Port| port.link.waiting_flows() > 0;
         if self.intake.ports.iter().any(contended) {
             self.idle_since = now;
         }

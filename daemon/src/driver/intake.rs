@@ -534,8 +534,9 @@ fn unscheduled(book: &mut Book, flow: &record::Flow, room: bool) {
 fn feed(port: &mut Port, now: Time, from: &mut From<'_>, index: u16, spec: &FlowSpec) {
     if spec.stage == Stage::Collective {
         feed_collectives(port, now, from, index);
-    } else if spec.whole && from.book.room > 0 && port.has_one_user(now) {
-        port.feed_idle(is_anonymous(spec), usize::from(index), from.consumer);
+    } else if spec.whole && from.book.room > 0 {
+        let alone = is_anonymous(spec) && port.has_one_user(now);
+        port.feed_idle(alone, usize::from(index), from.consumer);
     }
 }
 

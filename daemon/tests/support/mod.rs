@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -35,7 +36,7 @@ pub(crate) fn flow(stage: Stage, bytes: u64) -> Flow {
 
 /// A running daemon; killed when dropped.
 pub(crate) struct Laxityd {
-    pub(crate) folder: tempfile::TempDir,
+    pub(crate) folder: Arc<tempfile::TempDir>,
     pub(crate) child: Child,
     pub(crate) metrics: u16,
     log: Receiver<String>,
@@ -69,10 +70,15 @@ impl Laxityd {
             folder.path().join("control.sock"),
         );
         std::fs::write(folder.path().join("laxityd.toml"), config).unwrap();
-        Self::spawn(folder, metrics)
+        Self::spawn(Arc::new(folder), metrics)
     }
 
-    fn spawn(folder: tempfile::TempDir, metrics: u16) -> Self {
+    /// Another in its place, once it has ended.
+    pub(crate) fn again(&self) -> Self {
+        Self::spawn(Arc::clone(&self.folder), self.metrics)
+    }
+
+    fn spawn(folder: Arc<tempfile::TempDir>, metrics: u16) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_laxityd"))
             .arg("--config")
             .arg(folder.path().join("laxityd.toml"))

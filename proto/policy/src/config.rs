@@ -220,7 +220,7 @@ impl LinkConfig {
             return fail(
                 "window_bytes",
                 format!(
-                    "{} is less than chunk_bytes, {}",
+                    "{} bytes are less than a chunk, {} bytes",
                     self.window_bytes, self.chunk_bytes
                 ),
             );

@@ -11,16 +11,17 @@ use thiserror::Error;
 use crate::control::{Envelope, RESPONSE_BYTES_MAX, Request, Response, SOCKET_DEFAULT, SOCKET_ENV};
 use crate::status::Status;
 
-/// Why a control request got no answer.
+/// Why a control request got no answer. Causes are part of the text and not sources besides, so
+/// that whoever prints a chain of errors prints them once.
 #[derive(Debug, Error)]
 pub enum ControlError {
     /// Nobody listens, or this user may not speak to them. Start the daemon or name its socket.
-    #[error("cannot reach laxityd at {path}: {source}; is it running, and is this its control socket (${SOCKET_ENV})?", path = .path.display())]
+    #[error("cannot reach laxityd at {path}: {cause}; {}", way_in(.cause), path = .path.display())]
     Connect {
         /// The socket.
         path: PathBuf,
         /// What the kernel said.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// The daemon listens and does not answer. It may be stopped in a debugger, or hang.
     #[error("laxityd at {path} did not answer within {timeout:?}", path = .path.display())]
@@ -32,12 +33,12 @@ pub enum ControlError {
     },
     /// The connection broke while the request was under way; whether it was carried out is
     /// unknown, and asking again is safe.
-    #[error("the connection to laxityd at {path} broke: {source}", path = .path.display())]
+    #[error("the connection to laxityd at {path} broke: {cause}", path = .path.display())]
     Broken {
         /// The socket.
         path: PathBuf,
         /// What the kernel said.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// The answer is not one of this protocol: the peer is another program or another release.
     #[error("laxityd at {path} gave an answer that is not understood: {problem}; use the tools of the daemon's release", path = .path.display())]
@@ -50,6 +51,18 @@ pub enum ControlError {
     /// The daemon refused; its own words.
     #[error("laxityd refused: {0}")]
     Refused(String),
+}
+
+/// What to do about a control socket that does not take a connection.
+fn way_in(cause: &std::io::Error) -> String {
+    match cause.kind() {
+        ErrorKind::PermissionDenied => {
+            "only root and the group of the socket may operate the daemon: use sudo, or join the \
+             group (see docs/operating.md)"
+                .to_owned()
+        }
+        _ => format!("is it running, and is this its control socket (${SOCKET_ENV})?"),
+    }
 }
 
 /// A connection to a daemon's control socket.
@@ -87,7 +100,7 @@ impl ControlClient {
                 timeout,
                 stream: BufReader::new(stream),
             }),
-            Err(source) => Err(ControlError::Connect { path, source }),
+            Err(cause) => Err(ControlError::Connect { path, cause }),
         }
     }
 
@@ -163,14 +176,14 @@ impl ControlClient {
         }
     }
 
-    fn io(&self, source: std::io::Error) -> ControlError {
+    fn io(&self, cause: std::io::Error) -> ControlError {
         let path = self.path.clone();
-        match source.kind() {
+        match cause.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => ControlError::Timeout {
                 path,
                 timeout: self.timeout,
             },
-            _ => ControlError::Broken { path, source },
+            _ => ControlError::Broken { path, cause },
         }
     }
 }

@@ -57,7 +57,7 @@ pub enum Request {
     /// Everything there is to see; answered with [`Response::Status`].
     Status,
     /// Lets all traffic of all clients go out unscheduled, or ends that. Kept until it is turned
-    /// off or the daemon restarts.
+    /// off or the host restarts.
     Bypass {
         /// On or off.
         on: bool,

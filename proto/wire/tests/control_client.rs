@@ -82,3 +82,19 @@ fn an_answer_that_is_no_answer_is_malformed() {
     ));
     std::fs::remove_file(path).unwrap();
 }
+
+#[test]
+fn who_may_not_operate_the_daemon_is_told_who_may() {
+    let text = |kind: std::io::ErrorKind| {
+        let path = "/run/laxity/control.sock".into();
+        let cause = kind.into();
+        ControlError::Connect { path, cause }.to_string()
+    };
+    let denied = text(std::io::ErrorKind::PermissionDenied);
+    assert!(
+        denied.contains("sudo") && !denied.contains("is it running"),
+        "{denied}"
+    );
+    let nobody = text(std::io::ErrorKind::ConnectionRefused);
+    assert!(nobody.contains("is it running"), "{nobody}");
+}

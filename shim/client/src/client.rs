@@ -117,7 +117,7 @@ impl Client {
     #[must_use]
     pub fn is_scheduled(&self) -> bool {
         self.core.standing().is_some_and(|session| {
-            session.header().attention() & attention::NOT_ENFORCED == 0 && !session.is_hung_up()
+            session.header().attention() & attention::NOT_ENFORCED == 0 && session.look().is_none()
         })
     }
 
@@ -143,7 +143,8 @@ impl Client {
         let attachment = lock(&self.core.attachment);
         stats.reattaches = attachment.attached.saturating_sub(1);
         let detached_ns = match &attachment.link {
-            Link::Attached(session) => session.lost_at(),
+            // A process that submits nothing, or nothing that waits, may not have noticed yet.
+            Link::Attached(session) => session.look(),
             _ => attachment.detached_ns,
         };
         stats.unscheduled_ns =

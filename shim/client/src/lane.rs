@@ -299,6 +299,7 @@ impl Lane {
             if !(matches!(message, Owed::Say(Record::Completed { .. })) && place.can_tell_later()) {
                 place.notify();
             }
+            self.notice_hangup_sometimes();
         } else {
             self.owe(message);
         }
@@ -337,6 +338,9 @@ impl Lane {
         }
         if self.owed.len() != before {
             place.notify();
+        } else {
+            // Slow, or gone?
+            self.notice_hangup();
         }
     }
 
@@ -353,6 +357,7 @@ impl Lane {
     /// Something is unusual: bypass, `observe`, the daemon is gone, or messages are owed.
     #[cold]
     fn submit_slowly(&mut self, flow: &Flow) -> Ticket {
+        self.notice_hangup();
         let Some(place) = &mut self.place else {
             return self.submit_without_place(flow);
         };
@@ -393,6 +398,7 @@ impl Lane {
 
     #[cold]
     fn submit_to_full_lane(&mut self, flow: &Flow) -> Ticket {
+        self.notice_hangup();
         self.counters.lane_full.add(1);
         self.bypassed(flow.bytes)
     }

@@ -114,6 +114,15 @@ impl Session {
         unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) };
     }
 
+    /// [`Session::lost_at`] after a look at the socket, which is a system call: for callers that
+    /// want to know how it is, not for lanes.
+    pub(crate) fn look(&self) -> Option<u64> {
+        if self.lost_at().is_none() && self.is_hung_up() {
+            self.lose();
+        }
+        self.lost_at()
+    }
+
     pub(crate) fn is_hung_up(&self) -> bool {
         registration::is_hung_up(self.socket.as_fd())
     }

@@ -42,6 +42,8 @@ const GLANCES: u32 = 16;
 const MISSES: u32 = 16;
 /// Time between two looks at the socket.
 const HANGUP_NS: u64 = 5_000_000;
+/// Messages that need no answer between two looks at the clock.
+const SAID: u32 = 64;
 
 /// What a lane remembers about waiting.
 #[derive(Debug)]
@@ -54,6 +56,8 @@ pub(crate) struct Spin {
     looked_ns: u64,
     /// A permit came since.
     heard: bool,
+    /// Messages since the last look at the clock; see [`SAID`].
+    said: u32,
 }
 
 impl Default for Spin {
@@ -65,6 +69,7 @@ impl Default for Spin {
             quiet_since_ns: 0,
             looked_ns: 0,
             heard: false,
+            said: 0,
         }
     }
 }
@@ -76,6 +81,19 @@ impl Spin {
         } else {
             self.budget_ns
         }
+    }
+
+    /// Whether the daemon has hung up, as far as a look at the socket every [`HANGUP_NS`] tells. If
+    /// permits came or it gave a sign of life since the last look, it had not, and no system call is
+    /// made to find that out.
+    fn sees_hangup(&mut self, place: &Place, now: u64) -> bool {
+        let before = self.looked_ns;
+        if now.saturating_sub(before) <= HANGUP_NS {
+            return false;
+        }
+        self.looked_ns = now;
+        let heard = core::mem::take(&mut self.heard) || place.header.heartbeat_ns() > before;
+        !heard && place.session.is_hung_up()
     }
 
     fn succeeded(&mut self) {
@@ -205,17 +223,36 @@ impl Lane {
         }
         let sign = self.spin.quiet_since_ns.max(place.header.heartbeat_ns());
         let stalled = now.saturating_sub(sign) > self.core.options.stall_timeout.as_nanos() as u64;
-        let mut hung_up = false;
-        if now.saturating_sub(self.spin.looked_ns) > HANGUP_NS {
-            self.spin.looked_ns = now;
-            // If permits came since the last look, nobody had hung up, and no system call is made to
-            // find that out.
-            hung_up = !core::mem::take(&mut self.spin.heard) && place.session.is_hung_up();
-        }
-        if stalled || hung_up {
+        let gone = stalled || self.spin.sees_hangup(place, now);
+        if gone {
             place.session.lose();
         }
-        !(stalled || hung_up)
+        !gone
+    }
+
+    /// Lets go of a daemon that has hung up. For the ways on which nothing ever waits, and so
+    /// nothing else would notice: bypassed, observed, on credit, past a full lane. Between two
+    /// looks at the socket it costs a look at the clock.
+    #[cold]
+    pub(crate) fn notice_hangup(&mut self) {
+        if let Some(place) = &self.place
+            && self.spin.sees_hangup(place, now_ns())
+        {
+            place.session.lose();
+            self.lose_place();
+        }
+    }
+
+    /// [`Lane::notice_hangup`] now and then, for a lane whose flows all go out on credit. Calls are
+    /// counted, since a look at the clock each time would show; the slots of a lane bound how many
+    /// flows a daemon that is gone can be told of anyway.
+    #[inline]
+    pub(crate) fn notice_hangup_sometimes(&mut self) {
+        self.spin.said += 1;
+        if self.spin.said >= SAID {
+            self.spin.said = 0;
+            self.notice_hangup();
+        }
     }
 
     /// Waits until more of the flow may be sent. Ends in any case: see the module's text. A ticket

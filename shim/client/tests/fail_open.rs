@@ -308,6 +308,88 @@ fn a_death_is_noticed_by_a_lane_that_gives_each_flow_up_before_it_is_overdue() {
     });
 }
 
+/// A daemon vanishes while `attention` holds, under a lane whose flows of `stage` never wait; another
+/// takes its place. The lane must find it, and let no byte out twice or not at all meanwhile.
+fn a_lane_that_never_waits_finds_the_next_daemon(attention: u32, stage: Stage) {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let path = dir.path().join("laxityd.sock");
+    let start = || {
+        let daemon = TestDaemon::at(&path, Geometry::default());
+        daemon.knobs.credit.store(1 << 40, Ordering::SeqCst);
+        daemon.knobs.attention.store(attention, Ordering::SeqCst);
+        daemon
+    };
+    let daemon = start();
+    let client = Client::attach(daemon.options());
+    let mut lane = client.lane();
+    let kind = Flow { stage, ..flow(100) };
+    // Whether the flow went out at once. Asks neither the client for its counters nor anybody to
+    // wait: either would look at the socket.
+    let send = |lane: &mut Lane| {
+        let mut ticket = lane.submit(&kind);
+        let grant = lane.poll(&mut ticket);
+        if let Some(grant) = grant {
+            assert_eq!((grant.bytes, grant.last), (100, true), "once, and whole");
+            lane.complete(&ticket, 100);
+        } else {
+            lane.cancel(ticket);
+        }
+        std::thread::sleep(Duration::from_micros(200));
+        grant.is_some()
+    };
+    eventually("flows go out at once, as the daemon wants it", || {
+        client.is_scheduled() == (attention == 0) && send(&mut lane)
+    });
+    daemon.kill();
+    eventually("the lane lets go of a daemon that is gone", || {
+        assert!(send(&mut lane), "nothing waits for it");
+        !lane.is_attached()
+    });
+    let _next = start();
+    eventually("the lane finds the next daemon", || {
+        send(&mut lane);
+        lane.is_attached()
+    });
+    let stats = client.stats();
+    assert!(
+        stats.reattaches == 1 && stats.unscheduled_ns > 0,
+        "{stats:?}"
+    );
+}
+
+#[test]
+fn a_daemon_that_dies_while_bypassed_is_left_for_the_next() {
+    a_lane_that_never_waits_finds_the_next_daemon(attention::BYPASS, Stage::KvReuse);
+}
+
+#[test]
+fn a_daemon_that_dies_in_mode_off_is_left_for_the_next() {
+    a_lane_that_never_waits_finds_the_next_daemon(attention::OFF, Stage::KvReuse);
+}
+
+#[test]
+fn a_daemon_that_dies_in_mode_observe_is_left_for_the_next() {
+    a_lane_that_never_waits_finds_the_next_daemon(attention::OBSERVE, Stage::KvReuse);
+}
+
+#[test]
+fn a_daemon_that_dies_under_a_lane_on_credit_is_left_for_the_next() {
+    a_lane_that_never_waits_finds_the_next_daemon(0, Stage::Collective);
+}
+
+#[test]
+fn a_death_is_seen_in_the_counters_of_a_process_that_submits_nothing() {
+    let daemon = TestDaemon::start();
+    let client = Client::attach(daemon.options());
+    let _lane = client.lane();
+    let before = client.stats().unscheduled_ns;
+    daemon.kill();
+    eventually("the time without a scheduler grows", || {
+        client.stats().unscheduled_ns > before
+    });
+    assert!(!client.is_scheduled());
+}
+
 #[test]
 fn a_daemon_that_stops_releases_its_clients() {
     let daemon = TestDaemon::start();

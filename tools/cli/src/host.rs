@@ -1,6 +1,5 @@
 //! Commands about the daemon of this host: `status`, `bypass`, `reload`.
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,6 +7,8 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use laxity_wire::{ControlClient, ControlError, PortStatus, Status};
+
+use crate::output::say;
 
 /// Where the daemon's control socket is.
 #[derive(Args)]
@@ -59,17 +60,17 @@ pub(crate) fn status(args: &StatusArgs) -> Result<()> {
     } else {
         overview(&status)
     };
-    writeln!(io::stdout(), "{text}").context("cannot write to standard output")
+    say(text)
 }
 
 pub(crate) fn bypass(args: &BypassArgs) -> Result<()> {
     let words = args.endpoint.connect()?.bypass(args.state == Switch::On)?;
-    writeln!(io::stdout(), "{words}").context("cannot write to standard output")
+    say(words)
 }
 
 pub(crate) fn reload(endpoint: &Endpoint) -> Result<()> {
     let words = endpoint.connect()?.reload()?;
-    writeln!(io::stdout(), "{words}").context("cannot write to standard output")
+    say(words)
 }
 
 /// What fits a screen at 3 a.m.: is it on, who is attached, what waits where.
@@ -88,10 +89,20 @@ fn overview(status: &Status) -> String {
 
 fn headline(status: &Status) -> String {
     let totals = &status.totals;
-    let state = if status.bypass {
-        "BYPASSED: nothing is scheduled"
+    let state = match status.mode.as_str() {
+        _ if status.bypass => "BYPASSED: nothing is scheduled until `laxity bypass off`",
+        "off" => "mode off: nothing is scheduled",
+        "observe" => "observe: nothing is delayed",
+        mode => mode,
+    };
+    // Clients do not submit what they bypass, so there is nothing to count.
+    let bypassed = if status.bypass || status.mode == "off" {
+        format!(
+            "{} bypassed before (not counted now)",
+            bytes(totals.bypassed_bytes)
+        )
     } else {
-        status.mode.as_str()
+        format!("{} bypassed", bytes(totals.bypassed_bytes))
     };
     let mut line = format!(
         "laxityd {} (pid {}), up {}, policy {}, {state}",
@@ -101,11 +112,10 @@ fn headline(status: &Status) -> String {
         status.policy,
     );
     line.push_str(&format!(
-        "\n{} flows, {} permitted ({} on credit), {} bypassed, {} deadlines missed, {} requests pruned",
+        "\n{} flows, {} permitted ({} on credit), {bypassed}, {} deadlines missed, {} requests pruned",
         totals.flows,
         bytes(totals.permitted_bytes),
         bytes(totals.credited_bytes),
-        bytes(totals.bypassed_bytes),
         totals.deadline_misses,
         totals.pruned_requests,
     ));
@@ -140,7 +150,11 @@ fn clients(status: &Status) -> String {
             client.waiting_flows.to_string(),
             bytes(client.submitted_bytes),
             bytes(client.permitted_bytes),
-            bytes(client.bypassed_bytes),
+            if status.bypass || client.mode == "off" {
+                "not counted".to_owned()
+            } else {
+                bytes(client.bypassed_bytes)
+            },
         ]);
     }
     align_numbers(&mut table, 3);
@@ -220,6 +234,8 @@ fn duration(ms: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use laxity_wire::ClientStatus;
+
     use super::*;
 
     #[test]
@@ -245,5 +261,31 @@ mod tests {
                 .is_some_and(|line| line.contains("BYPASSED"))
         );
         assert!(overview(&status).contains("No client is attached."));
+        let off = Status {
+            mode: "off".into(),
+            ..Status::default()
+        };
+        assert!(overview(&off).contains("nothing is scheduled"));
+    }
+
+    #[test]
+    fn what_is_bypassed_is_not_shown_as_nothing() {
+        let client = ClientStatus {
+            mode: "enforce".into(),
+            ..ClientStatus::default()
+        };
+        let mut status = Status {
+            mode: "enforce".into(),
+            clients: vec![client],
+            ..Status::default()
+        };
+        let says = |status: &Status| overview(status).contains("not counted");
+        assert!(!says(&status) && overview(&status).contains("0 B bypassed"));
+        status.bypass = true;
+        assert!(says(&status) && !overview(&status).contains("0 B bypassed,"));
+        status.bypass = false;
+        // Its own wish: the others are scheduled.
+        status.clients[0].mode = "off".into();
+        assert!(says(&status));
     }
 }

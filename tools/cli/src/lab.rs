@@ -1,7 +1,7 @@
 //! `laxity lab`: parses what the lab needs and hands it to `laxity-rig`.
 
 use std::fs;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 use laxity_rig::config::{LabConfig, WorkloadSource};
 use laxity_rig::{lab, report};
 
+use crate::output::{self, say};
 use crate::vm;
 
 /// The commands of the lab.
@@ -170,7 +171,7 @@ pub(crate) fn run(command: LabCommand) -> Result<ExitCode> {
 
 fn probe() -> Result<()> {
     let found = lab::probe(&LabConfig::default());
-    writeln!(io::stdout(), "{found}").context("cannot write to standard output")?;
+    say(&found)?;
     if !found.can_run() {
         bail!("this machine cannot run the lab; see above for what is missing");
     }
@@ -185,8 +186,10 @@ fn compare(args: &RunArgs) -> Result<()> {
         );
     }
     if args.show_config {
-        let text = toml::to_string_pretty(&config).context("cannot show the configuration")?;
-        return write!(io::stdout(), "{text}").context("cannot write to standard output");
+        return say(config
+            .to_toml()
+            .context("cannot show the configuration")?
+            .trim_end());
     }
     // Before the minutes are spent: can the results be written at all?
     for path in [&args.json, &args.html]
@@ -194,7 +197,7 @@ fn compare(args: &RunArgs) -> Result<()> {
         .flatten()
         .filter(|p| p.as_os_str() != "-")
     {
-        fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        output::check(path)?;
     }
     let progress = !args.quiet && io::stderr().is_terminal();
     let outcome = lab::run(&config, progress)?;
@@ -204,24 +207,23 @@ fn compare(args: &RunArgs) -> Result<()> {
         let json =
             serde_json::to_string_pretty(&outcome).context("cannot write the report as JSON")?;
         if to_stdout {
-            writeln!(io::stdout(), "{json}").context("cannot write to standard output")?;
+            say(&json)?;
         } else {
-            fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?;
+            output::replace(path, json.as_bytes())?;
         }
     }
     if let Some(path) = &args.html {
-        fs::write(path, report::html(&outcome))
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        output::replace(path, report::html(&outcome).as_bytes())?;
     }
     let table = report::table(&outcome);
     if to_stdout {
         eprintln!("{table}");
     } else {
-        writeln!(io::stdout(), "{table}").context("cannot write to standard output")?;
+        say(&table)?;
         for (what, path) in [("data", &args.json), ("page", &args.html)] {
             if let Some(path) = path {
                 let shown = path.canonicalize().unwrap_or_else(|_| path.clone());
-                writeln!(io::stdout(), "{what}: {}", shown.display())?;
+                say(format!("{what}: {}", shown.display()))?;
             }
         }
     }

@@ -10,6 +10,7 @@ mod host;
 mod lab;
 mod library;
 mod manual;
+mod output;
 mod profiles;
 mod program;
 mod registration;

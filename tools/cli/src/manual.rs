@@ -1,21 +1,19 @@
 //! Shell completions and manual pages, made from the same definitions as the flags.
 
 use std::fs;
-use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use clap::CommandFactory;
 
 use crate::Cli;
+use crate::output::put;
 
 /// Writes the completion script of `shell` to standard output.
 pub(crate) fn completions(shell: clap_complete::Shell) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "laxity", &mut script);
-    io::stdout()
-        .write_all(&script)
-        .context("cannot write to standard output")
+    put(&script)
 }
 
 /// Writes `laxity(1)` to standard output, or all pages into `folder`.
@@ -25,9 +23,7 @@ pub(crate) fn pages(folder: Option<&Path>) -> Result<()> {
         None => {
             let mut page = Vec::new();
             clap_mangen::Man::new(command).render(&mut page)?;
-            io::stdout()
-                .write_all(&page)
-                .context("cannot write to standard output")
+            put(&page)
         }
         Some(folder) => fs::create_dir_all(folder)
             .and_then(|()| clap_mangen::generate_to(command, folder))

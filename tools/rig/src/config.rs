@@ -313,6 +313,39 @@ impl LabConfig {
         )
     }
 
+    /// The configuration as a file that, when read, gives it again. Keys that have no value are
+    /// there as comments.
+    ///
+    /// # Errors
+    /// Never: all fields have a TOML form.
+    pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
+        let text = toml::to_string_pretty(self)?;
+        let mut unset = String::new();
+        for (is_unset, line) in [
+            (
+                self.requests_per_second.is_none(),
+                "# requests_per_second = 4.0  # not set: by `load`\n",
+            ),
+            (
+                self.kill_daemon_at.is_none(),
+                "# kill_daemon_at = 8.0  # not set: no daemon is killed\n",
+            ),
+            (
+                self.laxityd.is_none(),
+                "# laxityd = \"/usr/local/sbin/laxityd\"  # not set: found beside this program or in PATH\n",
+            ),
+        ] {
+            if is_unset {
+                unset.push_str(line);
+            }
+        }
+        // Behind the first table they would belong to it.
+        let tables = text.find("\n[").map_or(text.len(), |at| at + 1);
+        let (keys, tables) = text.split_at(tables);
+        let gap = if unset.is_empty() { "" } else { "\n" };
+        Ok(format!("{}\n{unset}{gap}{tables}", keys.trim_end()))
+    }
+
     /// Hosts in all.
     #[must_use]
     pub fn hosts(&self) -> usize {

@@ -11,7 +11,7 @@ use std::process::{ExitCode, Stdio};
 use std::str::FromStr as _;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use laxity_policy::PolicyKind;
 
@@ -113,7 +113,9 @@ pub fn arrivals(config: &LabConfig) -> anyhow::Result<Arrivals> {
 pub fn run(config: &LabConfig, progress: bool) -> anyhow::Result<LabReport> {
     config.validate()?;
     for policy in config.policies.iter().filter(|policy| *policy != NONE) {
-        PolicyKind::from_str(policy).with_context(|| format!("`{NONE}` runs without a daemon"))?;
+        PolicyKind::from_str(policy).map_err(|unknown| {
+            anyhow!("policies: {unknown}; and `{NONE}`, for no daemon at all")
+        })?;
     }
     let bar = progress_bar(progress);
     bar.set_prefix("probing");

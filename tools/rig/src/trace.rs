@@ -20,12 +20,12 @@ use crate::workload::Request;
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The file cannot be opened or read: check the path.
-    #[error("cannot read {path}: {source}")]
+    #[error("cannot read {path}: {cause}")]
     Read {
         /// Which file.
         path: PathBuf,
-        /// Why.
-        source: std::io::Error,
+        /// Why. Not a source: the text says it.
+        cause: std::io::Error,
     },
     /// A line is not of the format: correct it or leave it out.
     #[error("{path}, line {line}: {problem}")]
@@ -84,9 +84,9 @@ pub struct Fitting {
 /// # Errors
 /// See [`TraceError`].
 pub fn read(path: &Path) -> Result<Vec<Recorded>, TraceError> {
-    let failed = |source| TraceError::Read {
+    let failed = |cause| TraceError::Read {
         path: path.to_owned(),
-        source,
+        cause,
     };
     let mut raw = BufReader::new(File::open(path).map_err(failed)?);
     let gzipped = raw.fill_buf().map_err(failed)?.starts_with(&[0x1f, 0x8b]);
@@ -127,9 +127,9 @@ struct MooncakeLine {
 fn read_mooncake(path: &Path, text: impl BufRead) -> Result<Vec<Recorded>, TraceError> {
     let mut recorded = Vec::new();
     for (index, line) in text.lines().enumerate() {
-        let line = line.map_err(|source| TraceError::Read {
+        let line = line.map_err(|cause| TraceError::Read {
             path: path.to_owned(),
-            source,
+            cause,
         })?;
         if line.trim().is_empty() {
             continue;

@@ -28,20 +28,28 @@ fn socket() -> Result<OwnedFd, RegistrationError> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// The most bytes that the path of a socket may have: the kernel's, less a zero at the end.
+pub const SOCKET_PATH_MAX: usize = 107;
+
 fn address(path: &Path) -> Result<(libc::sockaddr_un, libc::socklen_t), RegistrationError> {
     // SAFETY: `sockaddr_un` is plain data, for which zero is a valid value.
     let mut address: libc::sockaddr_un = unsafe { core::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     let bytes = path.as_os_str().as_bytes();
-    if bytes.is_empty() || bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
+    if bytes.is_empty() || bytes.len() > SOCKET_PATH_MAX || bytes.contains(&0) {
+        let problem = format!(
+            "the path of a socket has at most {SOCKET_PATH_MAX} bytes, this one has {}",
+            bytes.len()
+        );
         return Err(RegistrationError::System {
             call: "socket path",
-            source: io::Error::from(io::ErrorKind::InvalidFilename),
+            source: io::Error::new(io::ErrorKind::InvalidFilename, problem),
         });
     }
     for (to, from) in address.sun_path.iter_mut().zip(bytes) {
         *to = *from as libc::c_char;
     }
+    const { assert!(size_of::<libc::sockaddr_un>() - size_of::<libc::sa_family_t>() > SOCKET_PATH_MAX) };
     let length = core::mem::offset_of!(libc::sockaddr_un, sun_path) + bytes.len() + 1;
     Ok((address, length as libc::socklen_t))
 }
@@ -82,13 +90,41 @@ pub fn claim(path: &Path) -> Result<OwnedFd, RegistrationError> {
     Ok(file.into())
 }
 
+/// Daemon: whether there is a socket at `path`. Anything else that lies there is somebody's file, to
+/// which a connection is refused just as to a socket that nobody listens on.
+///
+/// # Errors
+/// `AlreadyExists`: what is there is not a socket. Leave it alone.
+pub fn is_socket(path: &Path) -> io::Result<bool> {
+    use std::os::unix::fs::FileTypeExt;
+    let kind = match std::fs::symlink_metadata(path) {
+        Ok(metadata) => metadata.file_type(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let what = match kind {
+        socket if socket.is_socket() => return Ok(true),
+        file if file.is_file() => "a regular file",
+        folder if folder.is_dir() => "a folder",
+        link if link.is_symlink() => "a symbolic link",
+        _ => "not a socket",
+    };
+    let problem = format!("what is there is {what}");
+    Err(io::Error::new(io::ErrorKind::AlreadyExists, problem))
+}
+
 /// Daemon: listens at `path`, non-blocking. Replaces a socket that nobody listens on any more;
 /// [`claim`] it first.
 ///
 /// # Errors
-/// [`RegistrationError::System`]; `AddrInUse` means that another daemon runs.
+/// [`RegistrationError::System`]; `AddrInUse` means that another daemon runs, `AlreadyExists` that
+/// something else is there.
 pub fn listen(path: &Path) -> Result<OwnedFd, RegistrationError> {
-    if path.exists() {
+    let there = is_socket(path).map_err(|source| RegistrationError::System {
+        call: "bind",
+        source,
+    })?;
+    if there {
         match connect(path) {
             // Left over from a daemon that was killed. If this fails, bind says why.
             Err(RegistrationError::System { source, .. })

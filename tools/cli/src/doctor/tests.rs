@@ -438,13 +438,13 @@ fn a_daemon_that_is_absent_bypassed_or_of_another_release_is_told_apart() {
     let nobody = || std::io::Error::from(std::io::ErrorKind::NotFound);
     let absent = service::daemon(&Err(ControlError::Connect {
         path: "/run/x".into(),
-        source: nobody(),
+        cause: nobody(),
     }));
     assert_eq!(severity(&absent, "daemon"), Severity::Error);
     assert!(text(&absent).contains("systemctl enable --now laxityd"));
     let forbidden = service::daemon(&Err(ControlError::Connect {
         path: "/run/x".into(),
-        source: std::io::ErrorKind::PermissionDenied.into(),
+        cause: std::io::ErrorKind::PermissionDenied.into(),
     }));
     assert_eq!(
         severity(&forbidden, "daemon"),

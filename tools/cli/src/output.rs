@@ -1,0 +1,98 @@
+//! Where results go: standard output, whose reader may leave, and files, whose old content must
+//! survive until there is a new one.
+
+use std::fmt::Display;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// Writes a line to standard output.
+pub(crate) fn say(line: impl Display) -> Result<()> {
+    put(format!("{line}\n").as_bytes())
+}
+
+/// Writes to standard output. A reader that has seen enough (`… | head -1`) and left is no error.
+pub(crate) fn put(bytes: &[u8]) -> Result<()> {
+    let mut out = io::stdout();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(error).context("cannot write to standard output")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether `path` can be written later, without touching what it holds now.
+pub(crate) fn check(path: &Path) -> Result<()> {
+    let attempt = || match File::options().write(true).open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let trial = beside(path);
+            File::create(&trial)?;
+            fs::remove_file(trial)
+        }
+        other => other.map(drop),
+    };
+    attempt().with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Puts `content` in the place of what `path` holds, all of it or none. What is no file (`/dev/null`,
+/// a named pipe) is written to.
+pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<()> {
+    let attempt = || match fs::canonicalize(path) {
+        // Links lead to the file that is meant.
+        Ok(file) if file.is_file() => rename_over(&file, content),
+        Ok(other) => File::options().write(true).open(other)?.write_all(content),
+        Err(error) if error.kind() == ErrorKind::NotFound => rename_over(path, content),
+        Err(error) => Err(error),
+    };
+    attempt().with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn rename_over(path: &Path, content: &[u8]) -> io::Result<()> {
+    let new = beside(path);
+    let written = File::create(&new)
+        .and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()))
+        .and_then(|()| {
+            if let Ok(old) = fs::metadata(path) {
+                fs::set_permissions(&new, old.permissions())?;
+            }
+            fs::rename(&new, path)
+        });
+    if written.is_err() {
+        let _ = fs::remove_file(&new);
+    }
+    written
+}
+
+/// A name of our own in the same folder, so that the file can be renamed.
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    path.with_file_name(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole_through_links_and_what_is_no_file_is_written_to() {
+        let folder = std::env::temp_dir().join(format!("laxity-output-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        let (file, link) = (folder.join("file"), folder.join("link"));
+        std::os::unix::fs::symlink(&file, &link).expect("a link");
+        check(&file).expect("writable");
+        assert!(!file.exists(), "a check leaves nothing");
+        replace(&file, b"one").expect("written");
+        check(&link).expect("writable");
+        replace(&link, b"two").expect("written");
+        assert!(link.is_symlink());
+        assert_eq!(fs::read(&file).expect("read"), b"two");
+        check(Path::new("/dev/null")).expect("writable");
+        replace(Path::new("/dev/null"), b"gone").expect("written");
+        assert_eq!(fs::read_dir(&folder).expect("read").count(), 2);
+        fs::remove_dir_all(folder).expect("removed");
+    }
+}
