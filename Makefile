@@ -17,7 +17,7 @@ setup: ## install what Debian provides and the build, lab or tests need (asks no
 
 .PHONY: release
 release: setup ## the shipped binaries, in target/release
-	$(CARGO) build --release --locked -p laxity-daemon -p laxity-cli -p laxity-client
+	$(CARGO) build --release --locked -p laxity-daemon -p laxity-cli -p laxity-client -p laxity-verbs
 
 .PHONY: demo
 demo: release ## the lab with its defaults: four policies on the same arrivals, a table and a page
@@ -25,7 +25,9 @@ demo: release ## the lab with its defaults: four policies on the same arrivals, 
 
 .PHONY: test
 test: setup ## every test: units, properties, loom models, whole processes, a real lab
+	@tools/setup.sh verbs
 	$(CARGO) build --locked --workspace --bins
+	$(CARGO) build --locked -p laxity-verbs
 ifeq ($(NEXTEST),yes)
 	$(CARGO) nextest run --locked --workspace --no-fail-fast
 else
@@ -41,7 +43,7 @@ bench: release ## one table: hot path, policy cost and idle cost, beside the mac
 	$(CARGO) run --release --locked -p laxity-bench --features iceoryx2 --
 
 .PHONY: check
-check: ## fmt, clippy, deny
+check: setup ## fmt, clippy, deny
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	@if $(CARGO) deny --version >/dev/null 2>&1; then \

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs what the build, the tests, the lab (`base`), the benchmarks (`bench`) and the SoftRoCE lab
-# (`verbs`) need from Debian. The SoftRoCE lab's kernel is not installed: `laxity` downloads it itself. Does nothing when all is there; asks nothing; works twice in a row.
+# Installs what the build and the lab (`base`), the benchmarks (`bench`) and the SoftRoCE lab
+# (`verbs`) need from Debian. The SoftRoCE lab's kernel is not installed: `laxity` downloads it
+# itself. Does nothing when all is there; asks nothing; works twice in a row.
 set -euo pipefail
 
 declare -A wanted=()
@@ -13,9 +14,13 @@ need cc gcc
 need make make
 need ip iproute2
 need tc iproute2
+# The types of libibverbs are made from its headers.
+need pkg-config pkg-config
+[ -e /usr/include/infiniband/verbs.h ] || wanted[libibverbs-dev]=1
+[ -e /usr/include/rdma/rdma_cma.h ] || wanted[librdmacm-dev]=1
+compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null || wanted[libclang-dev]=1
 if [ "${1:-base}" = bench ]; then
     need valgrind valgrind
-    compgen -G '/usr/lib/llvm-*/lib/libclang.so*' >/dev/null || wanted[libclang-dev]=1
 fi
 if [ "${1:-base}" = verbs ]; then
     need qemu-system-x86_64 qemu-system-x86
