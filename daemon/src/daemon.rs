@@ -304,6 +304,8 @@ async fn publish(
                     Ok(mut ready) => {
                         ready.clear_ready();
                         board.hear();
+                        // Also if this was to be the last look: what was rung for is there.
+                        looks = 0;
                     }
                     Err(_) => return,
                 },

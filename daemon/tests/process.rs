@@ -698,3 +698,13 @@ fn work_requests_of_whoever_is_alone_on_a_port_go_on_credit_until_somebody_waits
         went_on_credit(&mut lane, &write).then_some(())
     });
 }
+
+#[test]
+fn status_is_answered_whenever_it_is_asked_for() {
+    let daemon = Laxityd::start(SMALL);
+    // Just as whoever reads the board stops looking at it: it must hear the ring all the same.
+    for pause in [1020, 1050, 1080, 1100] {
+        std::thread::sleep(Duration::from_millis(pause));
+        assert_eq!(daemon.status().mode, "enforce", "after {pause} ms");
+    }
+}
