@@ -13,6 +13,10 @@ const MAY_BE_UNSAFE: &[(&str, &str)] = &[
         "shared memory, futexes, file descriptors over sockets",
     ),
     ("laxity-client", "the C ABI"),
+    (
+        "laxity-verbs",
+        "stands in for C functions, on the program's own structs",
+    ),
     ("laxity-bench", "time-stamp counters and pinned threads"),
 ];
 
@@ -24,6 +28,15 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("laxity-wire", &[]),
     ("laxity-client", &["laxity-shm"]),
     ("laxity-profile", &["laxity-quantity", "laxity-shm"]),
+    (
+        "laxity-verbs",
+        &[
+            "laxity-client",
+            "laxity-profile",
+            "laxity-quantity",
+            "laxity-shm",
+        ],
+    ),
     (
         "laxity-daemon",
         &[
