@@ -93,6 +93,9 @@ static USED: AtomicUsize = AtomicUsize::new(0);
 /// Held while a context is hooked or let go of.
 static CHANGE: Mutex<()> = Mutex::new(());
 
+/// How long to wait for it.
+const PATIENCE: core::time::Duration = core::time::Duration::from_secs(1);
+
 /// The entry of a context.
 #[inline]
 pub(crate) fn find(ibv: *mut ibv_context) -> Option<&'static Context> {
@@ -112,7 +115,7 @@ pub(crate) unsafe fn hook(ibv: *mut ibv_context) {
     fork::watch();
     report::at_exit();
     // A fork may have left it locked: better one context that is not hooked than a process that hangs.
-    let Some(_change) = CHANGE.try_lock_for(core::time::Duration::from_secs(1)) else {
+    let Some(_change) = CHANGE.try_lock_for(PATIENCE) else {
         return;
     };
     let context = match find(ibv) {
@@ -209,8 +212,10 @@ pub(crate) fn let_go(ibv: *mut ibv_context) {
     if !context.is_ours() {
         return;
     }
-    let _change = CHANGE.lock();
-    context.queue_pairs.forget_all();
+    // Queue pairs that the program leaves to the end of the context: nothing of them may be posted
+    // any more.
+    context.queue_pairs.close_all();
+    let _change = CHANGE.try_lock_for(PATIENCE);
     context.ibv.store(ptr::null_mut(), Ordering::Release);
 }
 

@@ -83,6 +83,24 @@ impl Table {
         }
     }
 
+    /// Closes and removes whatever is left.
+    pub(crate) fn close_all(&self) {
+        for page in &self.pages {
+            // SAFETY: as in `entry`.
+            let Some(page) = (unsafe { page.load(Ordering::Acquire).as_ref() }) else {
+                continue;
+            };
+            for entry in page {
+                let left = entry.swap(ptr::null_mut(), Ordering::AcqRel);
+                // SAFETY: as in `find`.
+                if let Some(left) = unsafe { left.as_ref() } {
+                    left.close();
+                    free().lock().push(left);
+                }
+            }
+        }
+    }
+
     /// Empties the table without looking at what was in it.
     pub(crate) fn forget_all(&self) {
         for page in &self.pages {
