@@ -8,6 +8,14 @@ from="${TARGET:-target}/release"
 to="${DESTDIR:-}/usr/local"
 put() { install -D -m "$1" "$2" "$3" && echo "  $3"; }
 
+keep() { # an operator's file stays as it is; ours goes beside it if they differ
+    if [ ! -e "$3" ] || cmp -s "$2" "$3"; then
+        put "$1" "$2" "$3"
+    else
+        put "$1" "$2" "$3.dist" && echo "    ($3 has been edited, and stays)"
+    fi
+}
+
 echo "installing:"
 put 755 "$from/laxityd" "$to/sbin/laxityd"
 put 755 "$from/laxity" "$to/bin/laxity"
@@ -16,6 +24,9 @@ put 644 "$from/liblaxity_client.a" "$to/lib/liblaxity_client.a"
 put 644 shim/client/include/laxity.h "$to/include/laxity.h"
 put 644 dist/laxityd.service "${DESTDIR:-}/etc/systemd/system/laxityd.service"
 put 644 dist/laxityd.toml "$to/share/doc/laxity/laxityd.toml"
+for profile in shim/profile/profiles/*.toml; do
+    keep 644 "$profile" "${DESTDIR:-}/etc/laxity/profiles/${profile##*/}"
+done
 
 "$from/laxity" man --out "$to/share/man/man1"
 mkdir -p "$to/share/bash-completion/completions" "$to/share/zsh/site-functions" \

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Installs what the build, the tests, the lab (`base`) and the benchmarks (`bench`) need from
-# Debian. Does nothing when all is there; asks nothing; works twice in a row.
+# Installs what the build, the tests, the lab (`base`), the benchmarks (`bench`) and the SoftRoCE lab
+# (`verbs`) need from Debian. The SoftRoCE lab's kernel is not installed: `laxity` downloads it itself. Does nothing when all is there; asks nothing; works twice in a row.
 set -euo pipefail
 
 declare -A wanted=()
+lists=
 need() { # need PROGRAM PACKAGE
     command -v "$1" >/dev/null 2>&1 || wanted[$2]=1
 }
@@ -16,15 +17,35 @@ if [ "${1:-base}" = bench ]; then
     need valgrind valgrind
     compgen -G '/usr/lib/llvm-*/lib/libclang.so*' >/dev/null || wanted[libclang-dev]=1
 fi
+if [ "${1:-base}" = verbs ]; then
+    need qemu-system-x86_64 qemu-system-x86
+    need depmod kmod
+    need ibv_devices ibverbs-utils
+    need ib_write_bw perftest
+    need rping rdmacm-utils
+    need ucx_perftest ucx-utils
+    need fi_info libfabric-bin
+    need tcpdump tcpdump
+    need valgrind valgrind
+    need_package() { # need_package PACKAGE: for what has no program of its own
+        dpkg-query -W -f '${Status}' "$1" 2>/dev/null | grep -q ' installed$' || wanted[$1]=1
+    }
+    # Any busybox will not do: the guest has no libraries before it has the host's files.
+    for package in busybox-static rdma-core ibverbs-providers libibverbs-dev librdmacm-dev; do
+        need_package "$package"
+    done
+    # Package lists that are lacking, or older than the archive's kernel, cannot name it.
+    apt-cache show linux-image-amd64 >/dev/null 2>&1 || lists=1
+fi
 [ -e /usr/include/stdio.h ] || wanted[libc6-dev]=1
 
 if ! command -v cargo >/dev/null 2>&1; then
     echo "setup: cargo is missing; install Rust (the rust-version in Cargo.toml or newer) first" >&2
     exit 1
 fi
-[ ${#wanted[@]} -eq 0 ] && exit 0
+[ ${#wanted[@]} -eq 0 ] && [ -z "$lists" ] && exit 0
 
-echo "setup: installing ${!wanted[*]}"
+echo "setup: installing ${!wanted[*]:-nothing, getting package lists}"
 run=()
 if [ "$(id -u)" -ne 0 ]; then
     if command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
@@ -36,4 +57,5 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 export DEBIAN_FRONTEND=noninteractive
 "${run[@]}" apt-get -q update
+[ ${#wanted[@]} -eq 0 ] && exit 0
 "${run[@]}" apt-get -q install -y --no-install-recommends "${!wanted[@]}"

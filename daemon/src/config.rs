@@ -14,11 +14,11 @@ use std::path::PathBuf;
 
 use laxity_policy::config::{Granularity, LastStage, Ties};
 use laxity_policy::{Level, LinkConfig, PolicyKind, Span};
+use laxity_quantity::{Bytes, Nanos, Rate};
 use laxity_shm::layout::{self, LEVELS};
 use serde::{Deserialize, Serialize};
 
 pub use self::file::{ConfigError, FILE_DEFAULT};
-use crate::quantity::{Bytes, Nanos, Rate};
 
 /// Most NICs: a record names its NIC in a byte, and clients index tables with it.
 pub const NICS_MAX: usize = 64;

@@ -105,6 +105,9 @@ pub struct Driver {
     unpublished: bool,
     publish_now: bool,
     published: Time,
+    /// Whether the clients were told that nothing waits on any port, and since when it is so.
+    idle_told: bool,
+    idle_since: Time,
     active: Time,
     woke_client: Time,
     beaten: Time,
@@ -149,6 +152,8 @@ impl Driver {
             unpublished: true,
             publish_now: true,
             published: Time::ZERO,
+            idle_told: false,
+            idle_since: now,
             active: now,
             woke_client: Time::ZERO,
             beaten: Time::ZERO,
@@ -198,6 +203,7 @@ impl Driver {
             self.unpublished = true;
         }
         self.due();
+        self.tell_idleness();
         if records == 0 {
             let now = self.intake.now;
             if now.since(self.active) >= self.spin || self.clients.is_empty() {

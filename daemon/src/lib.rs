@@ -13,7 +13,6 @@ pub mod driver;
 pub mod flows;
 pub mod mailbox;
 pub mod metrics;
-pub mod quantity;
 pub mod registration;
 pub mod service;
 pub mod sockets;

@@ -134,6 +134,7 @@ fn flow(number: u64) -> Flow {
         request: 1 + number / 4,
         deadline_ns: 0,
         receiver_bound: false,
+        whole: false,
     }
 }
 

@@ -19,18 +19,34 @@ const MAY_BE_UNSAFE: &[(&str, &str)] = &[
 /// Which workspace crates each crate may depend on (docs/architecture.md).
 const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("laxity-policy", &[]),
+    ("laxity-quantity", &[]),
     ("laxity-shm", &[]),
     ("laxity-wire", &[]),
     ("laxity-client", &["laxity-shm"]),
+    ("laxity-profile", &["laxity-quantity", "laxity-shm"]),
     (
         "laxity-daemon",
-        &["laxity-policy", "laxity-shm", "laxity-wire"],
+        &[
+            "laxity-policy",
+            "laxity-quantity",
+            "laxity-shm",
+            "laxity-wire",
+        ],
     ),
     (
         "laxity-rig",
         &["laxity-policy", "laxity-client", "laxity-wire"],
     ),
-    ("laxity-cli", &["laxity-rig", "laxity-wire"]),
+    (
+        "laxity-cli",
+        &[
+            "laxity-profile",
+            "laxity-quantity",
+            "laxity-rig",
+            "laxity-shm",
+            "laxity-wire",
+        ],
+    ),
     (
         "laxity-bench",
         &["laxity-policy", "laxity-shm", "laxity-client"],

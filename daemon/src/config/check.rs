@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
+use laxity_quantity::Nanos;
 use laxity_shm::layout::{LANES_MAX, SLOTS_MAX, SLOTS_MIN};
 use laxity_shm::registration::SOCKET_PATH_MAX;
 
 use super::{Config, NICS_MAX, NicConfig};
-use crate::quantity::Nanos;
 
 /// A value that parses and makes no sense: where, what, and what to put instead.
 pub(super) struct Nonsense {

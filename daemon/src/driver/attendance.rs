@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 use laxity_policy::config::InvalidConfig;
 use laxity_policy::{Span, Time};
+use laxity_shm::layout::CREDIT_WHOLE;
 use laxity_shm::sleep::{current_cpu, now_ns};
 use nix::unistd::{SysconfVar, sysconf};
 use tracing::{debug, info, warn};
 
 use super::Driver;
+use super::ports::Port;
 use crate::clients::{Client, ClientId, Leaving, Newcomer};
 use crate::config::{Config, Mode};
 use crate::mailbox::Command;
@@ -20,6 +22,9 @@ const WARN_EVERY: Span = Span::from_millis(1000);
 /// Stage 2, the only one that may be sent on credit: it enters the highest level that is not
 /// reserved, so nothing that may precede it is ever behind it.
 const CREDIT_STAGES: u8 = laxity_shm::record::Stage::Collective.bit();
+/// Nothing must have waited on any port for this long before whole flows of other stages may go on
+/// credit too: a queue that empties and fills again is contention.
+const IDLE_AFTER: Span = Span::from_millis(1);
 
 impl Driver {
     /// Carries out what the rest of the daemon asked for. False to stop.
@@ -52,6 +57,34 @@ impl Driver {
         true
     }
 
+    /// Tells the clients whether flows that cannot choose their class may use credit whatever their
+    /// stage, because no port has anything that waits or more than one user: at once when they must not
+    /// any more, with a delay when they may again.
+    pub(super) fn tell_idleness(&mut self) {
+        let now = self.intake.now;
+        let contended = |port: &Port| port.link.waiting_flows() > 0 || !port.has_one_user(now);
+        if self.intake.ports.iter().any(contended) {
+            self.idle_since = now;
+        }
+        let idle = now.since(self.idle_since) >= IDLE_AFTER;
+        if idle == self.idle_told {
+            return;
+        }
+        self.idle_told = idle;
+        let stages = self.credit_stages();
+        for client in self.clients.iter().flatten() {
+            client.served.header().set_credit_stages(stages);
+        }
+    }
+
+    const fn credit_stages(&self) -> u8 {
+        if self.idle_told {
+            CREDIT_STAGES | CREDIT_WHOLE
+        } else {
+            CREDIT_STAGES
+        }
+    }
+
     fn attach(&mut self, newcomer: Newcomer) {
         let index = self
             .clients
@@ -69,7 +102,8 @@ impl Driver {
         }
         let header = client.served.header();
         header.set_dscp(&self.config.dscp_of_region());
-        header.set_credit_class(CREDIT_STAGES, self.intake.credit_level.0);
+        header.set_nics(self.config.nic.iter().map(|nic| nic.name.as_str()));
+        header.set_credit_class(self.credit_stages(), self.intake.credit_level.0);
         header.set_daemon_cpu(current_cpu());
         header.beat(now.0);
         client.served.set_doorbell(self.doorbells);
@@ -146,12 +180,13 @@ impl Driver {
         if let Some(port) = self.intake.ports.first() {
             self.intake.credit_level = port.link.credit_level(now);
         }
+        let stages = self.credit_stages();
         for client in self.clients.iter_mut().flatten() {
             client.book.flows_max = config.scheduler.flows_per_client_max;
             client.set_room();
             let header = client.served.header();
             header.set_dscp(&config.dscp_of_region());
-            header.set_credit_class(CREDIT_STAGES, self.intake.credit_level.0);
+            header.set_credit_class(stages, self.intake.credit_level.0);
         }
         self.apply_modes(false);
         Ok(())

@@ -314,7 +314,7 @@ fn broadcast(now: Time, event: &Event, ports: &mut [Port]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quantity::Nanos;
+    use laxity_quantity::Nanos;
 
     const SLO: Span = Span::from_millis(100);
 

@@ -5,7 +5,7 @@
 //! goes on unscheduled; what does not decode ends the client ([`crate::driver`]).
 
 use laxity_policy::{
-    Action, BatchId, Event, FlowId, FlowSpec, Layer, Level, RequestId, Span, Stage, Time,
+    Action, BatchId, Event, FlowId, FlowSpec, Layer, Level, Permit, RequestId, Span, Stage, Time,
 };
 use laxity_shm::consumer::{Consumer, Wake};
 use laxity_shm::producer::SlotRef;
@@ -90,6 +90,7 @@ impl Intake {
                 .hints
                 .deadline(self.now, flow.deadline_ns, flow.request),
             receiver_bound: flow.receiver_bound,
+            whole: flow.whole,
         }
     }
 
@@ -109,7 +110,16 @@ impl Intake {
             bytes: 0,
             books: Books::Link,
         };
-        if let Some(permit) = port.link.peek_permit(now, &spec) {
+        port.used_by(now, from.client, spec.stage);
+        let permit = port.link.peek_permit(now, &spec).or_else(|| {
+            let goes = is_anonymous(&spec) && port.has_room_alone(now, spec.bytes);
+            goes.then(|| Permit {
+                bytes: spec.bytes,
+                level: port.link.level_alone(now, &spec),
+                last: true,
+            })
+        });
+        if let Some(permit) = permit {
             let (level, permitted) = (permit.level.0, permit.bytes);
             // A submit was consumed just now, so its slot waits: the permit cannot be stale.
             if let Ok(Wake::Needed) = from.consumer.permit(at, permitted, level, permit.last) {
@@ -141,8 +151,8 @@ impl Intake {
         let counted = &mut port.counters.stages[spec.stage.index()];
         counted.submitted_flows += 1;
         counted.submitted_bytes += spec.bytes;
-        if self.credit && spec.stage == Stage::Collective {
-            feed(port, now, from, index);
+        if self.credit {
+            feed(port, now, from, index, &spec);
         }
         self.keep(from, at, index, &spec, granted);
     }
@@ -210,18 +220,21 @@ impl Intake {
         let port = &mut self.ports[usize::from(index)];
         // Spent credit returns to the port whatever becomes of the flow.
         port.credit_back(flow.bytes);
+        port.used_by(self.now, from.client, spec.stage);
+        let level = match spec.stage {
+            Stage::Collective => self.credit_level,
+            _ => port.link.level_alone(self.now, &spec),
+        };
         if room {
-            port.link
-                .launch(self.now, spec.stage, self.credit_level, spec.bytes);
+            port.link.launch(self.now, spec.stage, level, spec.bytes);
             port.dirty = true;
         }
         if self.credit {
-            feed(port, self.now, from, index);
+            feed(port, self.now, from, index, &spec);
         }
         if !room {
             return unscheduled(from.book, flow, room);
         }
-        let level = self.credit_level;
         let counted = &mut port.counters.stages[spec.stage.index()];
         counted.submitted_flows += 1;
         counted.submitted_bytes += spec.bytes;
@@ -499,7 +512,7 @@ impl Intake {
                 lane,
                 consumer,
             };
-            feed(port, self.now, &mut from, index as u16);
+            feed_collectives(port, self.now, &mut from, index as u16);
         }
         // The others have their turn in the next round.
         port.dirty |= !port.hungry.is_empty() && port.has_credit(self.now);
@@ -516,9 +529,24 @@ fn unscheduled(book: &mut Book, flow: &record::Flow, room: bool) {
     book.counters.garbage_records += u64::from(room);
 }
 
-/// Feeds a lane with credit of port `index`, or notes that it is hungry.
+/// After a flow of `spec`: feeds its lane with credit of port `index`, if the like of it may use any.
 #[inline]
-fn feed(port: &mut Port, now: Time, from: &mut From<'_>, index: u16) {
+fn feed(port: &mut Port, now: Time, from: &mut From<'_>, index: u16, spec: &FlowSpec) {
+    if spec.stage == Stage::Collective {
+        feed_collectives(port, now, from, index);
+    } else if spec.whole && from.book.room > 0 && port.has_one_user(now) {
+        port.feed_idle(is_anonymous(spec), usize::from(index), from.consumer);
+    }
+}
+
+/// A work request of which nothing is known by which it could be ordered among its like.
+const fn is_anonymous(spec: &FlowSpec) -> bool {
+    spec.whole && spec.batch.0 == 0 && spec.request.0 == 0 && spec.deadline.0 == Time::NEVER.0
+}
+
+/// Feeds a lane that has collectives, or notes that it is hungry.
+#[inline]
+fn feed_collectives(port: &mut Port, now: Time, from: &mut From<'_>, index: u16) {
     let at = usize::from(index);
     // No room at all: it is not scheduled now.
     if from.book.room > 0 && !port.feed(now, at, from.consumer) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use laxity_policy::config::InvalidConfig;
 use laxity_policy::link::Link;
-use laxity_policy::{LinkConfig, Time};
+use laxity_policy::{LinkConfig, Span, Stage, Time};
 use laxity_shm::consumer::Consumer;
 use laxity_shm::layout::CREDIT_PORTS;
 
@@ -27,10 +27,18 @@ pub struct Port {
     pub hungry: VecDeque<(u32, u16)>,
     /// Credit that is handed out and not spent, over all lanes, in bytes.
     credit_out: u64,
+    /// Who used the port last, when, and when it was last used by two at about the same time.
+    user: Option<(u32, Stage)>,
+    used: Time,
+    shared: Option<Time>,
     nic: u8,
     name: Arc<str>,
     direction: &'static str,
 }
+
+/// A port is its user's alone if nobody else has used it for this long: longer than the pauses between
+/// the collectives of a batch.
+const ALONE_AFTER: Span = Span::from_millis(100);
 
 /// The ports of a configuration.
 ///
@@ -48,6 +56,9 @@ pub fn ports(config: &Config) -> Result<Vec<Port>, InvalidConfig> {
                 due: Time::NEVER,
                 hungry: VecDeque::new(),
                 credit_out: 0,
+                user: None,
+                used: Time::ZERO,
+                shared: None,
                 nic: index as u8,
                 name: Arc::clone(&name),
                 direction,
@@ -75,16 +86,78 @@ impl Port {
     /// taken back, so what is out bounds by how much a port may exceed its window.
     #[inline]
     pub fn feed(&mut self, now: Time, index: usize, consumer: &mut Consumer) -> bool {
+        let share = self.link.config().window_bytes / 8;
+        self.feed_from(self.credit_left(now) / 4, share, index, consumer)
+    }
+
+    /// The same for a lane of flows that may use credit only while nothing waits here. It is not
+    /// fed later: then something did.
+    #[inline]
+    pub fn feed_idle(&mut self, alone: bool, index: usize, consumer: &mut Consumer) {
+        if self.link.waiting_flows() > 0 {
+            return;
+        }
+        let (most, left) = if alone {
+            let most = self.alone_bytes();
+            (most, most.saturating_sub(self.link.in_flight_bytes()))
+        } else {
+            let most = self.link.config().window_bytes / 2;
+            (most, self.link.idle_allowance().min(most))
+        };
+        // Work requests are as large as their program makes them: less than one is no use.
+        let give = left.saturating_sub(self.credit_out) / 2;
+        self.feed_from(give, most, index, consumer);
+    }
+
+    /// Takes note of who uses the port.
+    #[inline]
+    pub fn used_by(&mut self, now: Time, client: u32, stage: Stage) {
+        let user = Some((client, stage));
+        if self.user != user {
+            self.user = user;
+            if now.since(self.used) < ALONE_AFTER {
+                self.shared = Some(now);
+            }
+        }
+        self.used = now;
+    }
+
+    /// Whether one client, with one stage, has had the port to itself lately.
+    #[inline]
+    #[must_use]
+    pub fn has_one_user(&self, now: Time) -> bool {
+        self.shared
+            .is_none_or(|then| now.since(then) >= ALONE_AFTER)
+    }
+
+    /// Whether flows of a user who is alone here, and who says nothing by which they could be ordered,
+    /// may go at once. There is nobody whom they could keep waiting, and no better order: the window
+    /// would only cost them round trips. Bounded all the same, for whoever comes next.
+    #[inline]
+    #[must_use]
+    pub fn has_room_alone(&self, now: Time, bytes: u64) -> bool {
+        self.has_one_user(now)
+            && self.link.waiting_flows() == 0
+            && self.link.in_flight_bytes().saturating_add(bytes) <= self.alone_bytes()
+    }
+
+    /// Bytes that a user who is alone may have in flight: 10 ms of the port, 16 MiB at most.
+    fn alone_bytes(&self) -> u64 {
+        let config = self.link.config();
+        (config.rate / 100).min(16 << 20).max(config.window_bytes)
+    }
+
+    #[inline]
+    fn feed_from(&mut self, most: u64, share: u64, index: usize, consumer: &mut Consumer) -> bool {
         if index >= CREDIT_PORTS {
             return true;
         }
         let (granted, spent) = consumer.credit(index);
         let held = granted.saturating_sub(spent);
-        let share = self.link.config().window_bytes / 8;
         if held > share / 2 {
             return true;
         }
-        let give = (share - held).min(self.credit_left(now) / 4);
+        let give = (share - held).min(most);
         if give == 0 {
             return false;
         }

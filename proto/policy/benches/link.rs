@@ -180,6 +180,7 @@ impl Rig {
             bytes: (1 << 16) + (bits >> 32) % (1 << 21),
             deadline,
             receiver_bound: bits >> 63 == 1,
+            whole: false,
         };
         self.link.handle(self.now, Event::FlowArrived(spec));
         self.arrived += 1;

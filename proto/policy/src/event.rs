@@ -23,6 +23,9 @@ pub struct FlowSpec {
     /// The receiving side of this transfer is the bottleneck, not this port. Only the `laxity`
     /// policy uses it: promotion of P2D above collectives pays on such paths alone.
     pub receiver_bound: bool,
+    /// It cannot be cut: permitted in one piece, however large (a work request). The piece may exceed
+    /// the window, by what it is larger than a chunk.
+    pub whole: bool,
 }
 
 /// What is known of a batch when it is announced (by hints, or by the simulator's engine).

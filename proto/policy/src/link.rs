@@ -5,7 +5,8 @@
 //! `permit`, `completion` primitives of §5. What differs between policies is a
 //! `Discipline` (see `discipline.rs`); everything else is here, for all of them:
 //!
-//! 1. bytes are permitted in chunks of at most `chunk_bytes`, while those in flight *at their
+//! 1. bytes are permitted in chunks of at most `chunk_bytes` (a flow that cannot be cut in one piece,
+//!    when a chunk would fit), while those in flight *at their
 //!    level or above* stay within `window_bytes`; bytes on credit count as in flight and may
 //!    exceed it. Lower levels do not count: what stands in line for a busy receiver in a lower
 //!    class of the fabric would otherwise fill the window, and hold up the collectives of a port
@@ -266,7 +267,7 @@ impl Link {
     /// permit was published.
     #[must_use]
     pub fn peek_permit(&self, now: Time, spec: &FlowSpec) -> Option<Permit> {
-        let bytes = spec.bytes.min(self.port.config.chunk_bytes);
+        let bytes = self.piece(spec, spec.bytes);
         if self.waiting != 0 {
             return None;
         }
@@ -401,6 +402,7 @@ impl Link {
             bytes: 1,
             deadline: Time::NEVER,
             receiver_bound: false,
+            whole: false,
         };
         self.level_alone(now, &spec)
     }
@@ -421,6 +423,20 @@ impl Link {
         }
     }
 
+    /// Bytes of any stage that the port can take ahead of any permit, right now: what is left of the
+    /// window while nothing waits. For flows whose class on the wire is fixed, see
+    /// [`FlowSpec::whole`]; the level they would get is [`Link::level_alone`].
+    #[must_use]
+    pub fn idle_allowance(&self) -> u64 {
+        if self.waiting != 0 {
+            return 0;
+        }
+        self.port
+            .config
+            .window_bytes
+            .saturating_sub(self.in_flight.all)
+    }
+
     /// Flows that have bytes still to be permitted.
     #[must_use]
     pub fn waiting_flows(&self) -> usize {
@@ -433,15 +449,28 @@ impl Link {
         self.in_flight.all
     }
 
-    fn fits(&self, level: Level, bytes: u64) -> bool {
+    /// What is permitted next of a flow that has `remaining` bytes to go.
+    fn piece(&self, spec: &FlowSpec, remaining: u64) -> u64 {
+        if spec.whole {
+            remaining
+        } else {
+            remaining.min(self.port.config.chunk_bytes)
+        }
+    }
+
+    /// Whether the window has room for a piece. One that is larger than a chunk counts as a chunk, or
+    /// it would never fit.
+    fn fits(&self, level: Level, piece: u64) -> bool {
         let window = self.port.config.window_bytes;
+        let bytes = piece.min(self.port.config.chunk_bytes);
         bytes == 0
             || self.in_flight.all.saturating_add(bytes) <= window
             || self.in_flight.at_or_above(level).saturating_add(bytes) <= window
     }
 
     /// The level of the first permit of a flow that nothing waits beside.
-    fn level_alone(&self, now: Time, spec: &FlowSpec) -> Level {
+    #[must_use]
+    pub fn level_alone(&self, now: Time, spec: &FlowSpec) -> Level {
         match self.collective_level {
             Some(level) if spec.stage == Stage::Collective => level,
             _ => self.lone_level(now, spec),

@@ -34,6 +34,8 @@ pub(crate) struct Guarantee {
     permille: u64,
     credit: u64,
     credit_max: u64,
+    /// What a piece larger than a chunk cost beyond the credit there was; earned before any credit is.
+    debt: u64,
 }
 
 impl Guarantee {
@@ -43,25 +45,39 @@ impl Guarantee {
             credit: 0,
             // Enough for one chunk: the guarantee is a rate, not a right to a burst later.
             credit_max: chunk_bytes.saturating_mul(1000),
+            debt: 0,
         }
     }
 
     /// The levels had `bytes` while scavenged work waited.
     pub(crate) fn earn(&mut self, bytes: u64) {
-        let credit = self
+        let earned = bytes.saturating_mul(self.permille);
+        let paid = earned.min(self.debt);
+        self.debt -= paid;
+        self.credit = self
             .credit
-            .saturating_add(bytes.saturating_mul(self.permille));
-        self.credit = credit.min(self.credit_max);
+            .saturating_add(earned - paid)
+            .min(self.credit_max);
     }
 
     /// Scavenged work had `bytes`, by right or because the port was idle.
     pub(crate) fn spend(&mut self, bytes: u64) {
-        self.credit = self.credit.saturating_sub(self.price(bytes));
+        let price = self.price(bytes);
+        if self.covers(bytes) {
+            self.debt = price.saturating_sub(self.credit);
+        }
+        self.credit = self.credit.saturating_sub(price);
     }
 
-    /// Whether scavenged work may have `bytes` before the levels.
+    /// Whether scavenged work may have `bytes` before the levels. A piece that cannot be cut and is
+    /// larger than a chunk needs credit for a chunk, and the rest is owed.
     pub(crate) fn covers(&self, bytes: u64) -> bool {
-        self.permille > 0 && self.credit >= self.price(bytes)
+        let price = self.price(bytes).min(self.price(self.chunk_bytes()));
+        self.permille > 0 && self.debt == 0 && self.credit >= price
+    }
+
+    fn chunk_bytes(&self) -> u64 {
+        self.credit_max / 1000
     }
 
     fn price(&self, bytes: u64) -> u64 {
@@ -74,13 +90,13 @@ mod tests {
     use super::*;
 
     /// Share that the scavenger gets of a port on which both sides always want more.
-    fn share(permille: u16) -> f64 {
+    fn share(permille: u16, piece: u64) -> f64 {
         let mut guarantee = Guarantee::new(permille, 100);
         let (mut levels, mut scavenged) = (0u64, 0u64);
         for _ in 0..100_000 {
-            if guarantee.covers(100) {
-                guarantee.spend(100);
-                scavenged += 100;
+            if guarantee.covers(piece) {
+                guarantee.spend(piece);
+                scavenged += piece;
             } else {
                 guarantee.earn(100);
                 levels += 100;
@@ -92,11 +108,14 @@ mod tests {
     #[test]
     fn the_share_under_permanent_load_is_what_was_configured() {
         for permille in [0, 1, 10, 250, 500, 900, 1000] {
-            let got = share(permille);
-            assert!(
-                (got - f64::from(permille) / 1000.0).abs() < 0.001,
-                "{permille}: {got}"
-            );
+            // As large as a chunk, and what cannot be cut.
+            for piece in [100, 1_700] {
+                let got = share(permille, piece);
+                assert!(
+                    (got - f64::from(permille) / 1000.0).abs() < 0.001,
+                    "{permille} {piece}: {got}"
+                );
+            }
         }
     }
 }

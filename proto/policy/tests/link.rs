@@ -361,6 +361,7 @@ fn extreme_numbers_are_survived() {
                         bytes: u64::MAX,
                         deadline: [Time(0), Time(1), far, Time::NEVER][id as usize % 4],
                         receiver_bound: nth % 2 == 0,
+                        whole: false,
                     }),
                 );
             }
@@ -484,6 +485,7 @@ fn bytes_stuck_in_a_lower_class_do_not_hold_up_a_collective() {
             bytes,
             deadline: Time::NEVER,
             receiver_bound: false,
+            whole: false,
         };
         // A transfer to a busy receiver fills the window, and none of it completes.
         link.handle(
@@ -515,4 +517,58 @@ fn bytes_stuck_in_a_lower_class_do_not_hold_up_a_collective() {
         );
         assert_eq!(link.poll_action(Time(3)), None, "{policy}");
     }
+}
+
+#[test]
+fn what_cannot_be_cut_goes_in_one_piece_when_a_chunk_would_fit() {
+    let config = LinkConfig {
+        chunk_bytes: CHUNK,
+        window_bytes: 4 * CHUNK,
+        ..LinkConfig::default()
+    };
+    let mut link = Link::new(config).unwrap();
+    let spec = |flow, bytes, whole| FlowSpec {
+        flow: FlowId(flow),
+        stage: Stage::P2d,
+        batch: BatchId(0),
+        request: RequestId(0),
+        layer: Layer(0),
+        bytes,
+        deadline: Time::NEVER,
+        receiver_bound: false,
+        whole,
+    };
+    // Larger than the window, and yet permitted: nothing is in flight.
+    link.handle(Time(1), Event::FlowArrived(spec(1, 10 * CHUNK, true)));
+    link.handle(Time(1), Event::FlowArrived(spec(2, 10 * CHUNK, true)));
+    let permitted = |link: &mut Link, now| {
+        let mut got = Vec::new();
+        while let Some(action) = link.poll_action(Time(now)) {
+            if let Action::Permit {
+                flow, bytes, last, ..
+            } = action
+            {
+                got.push((flow.0, bytes, last));
+            }
+        }
+        got
+    };
+    assert_eq!(permitted(&mut link, 1), [(1, 10 * CHUNK, true)]);
+    assert_eq!(link.idle_allowance(), 0, "something waits");
+    let done = |flow, bytes| Event::BytesCompleted {
+        flow: FlowId(flow),
+        bytes,
+    };
+    link.handle(Time(2), done(1, 6 * CHUNK));
+    assert_eq!(permitted(&mut link, 2), [], "the window is full");
+    link.handle(Time(3), done(1, CHUNK));
+    assert_eq!(permitted(&mut link, 3), [(2, 10 * CHUNK, true)]);
+    link.handle(Time(4), done(1, 3 * CHUNK));
+    link.handle(Time(4), done(2, 7 * CHUNK));
+    assert_eq!(link.idle_allowance(), CHUNK);
+    // The same at once, where nothing waits.
+    let piece = link.peek_permit(Time(5), &spec(3, 2 * CHUNK, true));
+    assert_eq!(piece.map(|p| (p.bytes, p.last)), Some((2 * CHUNK, true)));
+    let chunk = link.peek_permit(Time(5), &spec(3, 2 * CHUNK, false));
+    assert_eq!(chunk.map(|p| (p.bytes, p.last)), Some((CHUNK, false)));
 }

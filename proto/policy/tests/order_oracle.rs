@@ -86,6 +86,7 @@ struct Model {
     rho: f64,
     /// What the scavenger may have before the levels, in thousandths of bytes.
     credit: u64,
+    debt: u64,
     pruned: Vec<u64>,
     link: Link,
     policy: PolicyKind,
@@ -122,6 +123,7 @@ impl Model {
             early: Vec::new(),
             rho: 0.0,
             credit: 0,
+            debt: 0,
             pruned: Vec::new(),
             link: Link::new(config).expect("valid"),
             policy,
@@ -338,6 +340,12 @@ impl Model {
         bytes * (1000 - self.setting.scavenger_permille)
     }
 
+    /// Whether the scavenger has earned a piece of `bytes`.
+    fn is_due(&self, bytes: u64) -> bool {
+        let permille = self.setting.scavenger_permille;
+        permille > 0 && self.debt == 0 && self.credit >= self.price(bytes)
+    }
+
     /// The scavenger comes last, but for its share; in it arrival decides.
     fn check_share(&mut self, flow: &Waiting, bytes: u64) {
         let permille = self.setting.scavenger_permille;
@@ -346,17 +354,24 @@ impl Model {
         };
         if flow.scavenged {
             assert_eq!(flow.seq, head.seq, "not the first that was scavenged");
-            let by_right = permille > 0 && self.credit >= self.price(bytes);
+            let by_right = self.is_due(bytes.min(random_events::CHUNK));
             let idle = self.flows.values().all(|other| other.scavenged);
             assert!(by_right || idle, "scavenged work precedes the levels");
-            self.credit = self.credit.saturating_sub(self.price(bytes));
+            let price = self.price(bytes);
+            if by_right {
+                self.debt = price.saturating_sub(self.credit);
+            }
+            self.credit = self.credit.saturating_sub(price);
         } else {
             let chunk = head.left.min(random_events::CHUNK);
             let flying: u64 = self.flying.values().sum();
             let fits = chunk == 0 || flying + chunk <= random_events::WINDOW;
-            let by_right = permille > 0 && self.credit >= self.price(chunk) && fits;
+            let by_right = self.is_due(chunk) && fits;
             assert!(!by_right, "the scavenger was denied its share");
-            self.credit = (self.credit + bytes * permille).min(random_events::CHUNK * 1000);
+            let earned = bytes * permille;
+            let paid = earned.min(self.debt);
+            self.debt -= paid;
+            self.credit = (self.credit + earned - paid).min(random_events::CHUNK * 1000);
         }
     }
 

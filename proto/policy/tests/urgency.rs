@@ -135,6 +135,7 @@ proptest! {
         let flow = |id, batch, stage, layer, bytes| FlowSpec {
             flow: FlowId(id), stage, batch: BatchId(batch), request: RequestId(0),
             layer: Layer(layer), bytes, deadline: Time::NEVER, receiver_bound: false,
+            whole: false,
         };
         let level = link.credit_level(now);
         link.launch(now, Stage::Collective, level, config.window_bytes);

@@ -30,6 +30,10 @@ pub mod attention {
     pub const NOT_ENFORCED: u32 = UNSCHEDULED | OBSERVE;
 }
 
+/// Bit of [`Header::credit_stages`]: nothing waits on any port, so flows that are
+/// [whole](crate::record::Flow::whole) may use credit whatever their stage. Stages begin with bit 1.
+pub const CREDIT_WHOLE: u8 = 1;
+
 /// Written once by the daemon, before the region is handed over.
 #[repr(C, align(64))]
 #[derive(Debug)]
@@ -81,6 +85,26 @@ pub(crate) struct DoorbellLines {
     pub(crate) rings: [AtomicU16; LANES_MAX as usize],
 }
 
+/// Bytes of a NIC's name that are kept.
+const NIC_NAME_BYTES: usize = 16;
+/// NICs that a client can find by name.
+const NICS_NAMED: usize = 64;
+
+/// Written once by the daemon, before the region is handed over: names of the NICs, by their number.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub(crate) struct NicLines {
+    names: [[AtomicU64; NIC_NAME_BYTES / 8]; NICS_NAMED],
+}
+
+/// A name as it is kept: cut, and padded with zeros.
+fn nic_name(name: &str) -> [u64; NIC_NAME_BYTES / 8] {
+    let mut bytes = [0; NIC_NAME_BYTES];
+    let length = name.len().min(NIC_NAME_BYTES);
+    bytes[..length].copy_from_slice(&name.as_bytes()[..length]);
+    core::array::from_fn(|i| u64::from_le_bytes(core::array::from_fn(|byte| bytes[8 * i + byte])))
+}
+
 /// The first page of a region.
 #[repr(C, align(64))]
 #[derive(Debug)]
@@ -90,6 +114,7 @@ pub struct Header {
     pub(crate) attention: AttentionLine,
     pub(crate) claims: ClaimLines,
     pub(crate) doorbells: DoorbellLines,
+    pub(crate) nics: NicLines,
 }
 
 impl Header {
@@ -121,6 +146,9 @@ impl Header {
             },
             doorbells: DoorbellLines {
                 rings: core::array::from_fn(|_| AtomicU16::new(0)),
+            },
+            nics: NicLines {
+                names: core::array::from_fn(|_| core::array::from_fn(|_| AtomicU64::new(0))),
             },
         }
     }
@@ -182,7 +210,7 @@ impl Header {
         self.attention.credit_mark.load(Ordering::Relaxed)
     }
 
-    /// Stages that may use credit: a set of [`crate::record::Stage::bit`]s.
+    /// Who may use credit: a set of [`crate::record::Stage::bit`]s and [`CREDIT_WHOLE`].
     #[inline]
     #[must_use]
     pub fn credit_stages(&self) -> u8 {
@@ -193,6 +221,11 @@ impl Header {
     pub fn set_credit_class(&self, stages: u8, level: u8) {
         let mark = u16::from(level) | u16::from(self.dscp(level)) << 8;
         self.attention.credit_mark.store(mark, Ordering::Relaxed);
+        self.set_credit_stages(stages);
+    }
+
+    /// Daemon: who may use credit.
+    pub fn set_credit_stages(&self, stages: u8) {
         self.attention
             .credit_stages
             .store(stages, Ordering::Relaxed);
@@ -216,6 +249,34 @@ impl Header {
             cell.store(*value, Ordering::Relaxed);
         }
         self.set_credit_class(self.credit_stages(), self.credit_mark() as u8);
+    }
+
+    /// Daemon: the NICs, in the order of their numbers.
+    pub fn set_nics<'a>(&self, names: impl Iterator<Item = &'a str>) {
+        for (cells, name) in self.nics.names.iter().zip(names) {
+            for (cell, word) in cells.iter().zip(nic_name(name)) {
+                cell.store(word, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The number of the NIC of this name, else of the one that is named `default`.
+    #[must_use]
+    pub fn nic(&self, name: &str) -> Option<u8> {
+        let find = |name| {
+            let wanted = nic_name(name);
+            let is = |cells: &[AtomicU64; NIC_NAME_BYTES / 8]| {
+                cells
+                    .iter()
+                    .zip(wanted)
+                    .all(|(cell, word)| cell.load(Ordering::Relaxed) == word)
+            };
+            self.nics.names.iter().position(is)
+        };
+        if name.is_empty() {
+            return None;
+        }
+        find(name).or_else(|| find("default")).map(|at| at as u8)
     }
 
     /// Client: takes a lane, before it publishes there, or gives it up for good, after all of it was
@@ -302,6 +363,19 @@ const _: () = {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nics_are_found_by_name_and_by_default() {
+        let h = Header::new();
+        assert_eq!(h.nic("mlx5_0"), None);
+        h.set_nics(["mlx5_0", "mlx5_bond_1_and_more"].into_iter());
+        assert_eq!(h.nic("mlx5_0"), Some(0));
+        assert_eq!(h.nic("mlx5_bond_1_and_more"), Some(1));
+        assert_eq!(h.nic("mlx5"), None);
+        assert_eq!(h.nic(""), None);
+        h.set_nics(["rxe0", "default"].into_iter());
+        assert_eq!((h.nic("rxe0"), h.nic("rxe1")), (Some(0), Some(1)));
+    }
 
     #[test]
     fn levels_have_their_own_dscp_and_unknown_levels_none() {

@@ -18,13 +18,13 @@
 use crate::record::{self, Descriptor, Flow, WORDS};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-pub use crate::header::{Header, attention};
+pub use crate::header::{CREDIT_WHOLE, Header, attention};
 
 /// `"LAXITY\0\x01"`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"LAXITY\0\x01");
 /// Version of everything in this crate that another process sees. Client and daemon must agree
 /// exactly: the client runs unscheduled otherwise.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Size of a cache line, of a slot, and the unit of the layout.
 pub const LINE_BYTES: usize = 64;
 /// Size of the header.

@@ -287,7 +287,7 @@ impl Producer {
         Ok(())
     }
 
-    /// Records that the daemon has not consumed yet, for statistics.
+    /// Records that the daemon has not consumed yet. Not for the fast path: the daemon writes that counter.
     #[must_use]
     pub fn backlog(&self) -> u64 {
         let consumed = self

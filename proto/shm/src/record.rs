@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! word 0  stage | direction << 8 | nic << 16 | receiver_bound << 24 | layer << 32
+//!         | whole << 48
 //! word 1  bytes        word 2  batch, or tag        word 3  request        word 4  deadline
 //! word 5  next | opcode << 16
 //! ```
@@ -48,6 +49,33 @@ impl Stage {
         })
     }
 
+    /// Every stage, by number.
+    pub const ALL: [Self; 5] = [
+        Self::KvReuse,
+        Self::Collective,
+        Self::P2d,
+        Self::Weights,
+        Self::Background,
+    ];
+
+    /// How configuration and reports write it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::KvReuse => "kv_reuse",
+            Self::Collective => "collective",
+            Self::P2d => "p2d",
+            Self::Weights => "weights",
+            Self::Background => "background",
+        }
+    }
+
+    /// The stage that [`Self::name`] gives that name, `None` if there is none.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|stage| stage.name() == name)
+    }
+
     /// This stage's bit in [`crate::layout::Header::credit_stages`].
     #[must_use]
     pub const fn bit(self) -> u8 {
@@ -80,6 +108,10 @@ pub struct Flow {
     pub receiver_bound: bool,
     /// The layer that consumes (stages 1, 2) or produced (stage 3) the bytes.
     pub layer: u16,
+    /// It goes out in one piece and with a class that is not the client's to choose: a work request
+    /// on a queue pair. It is permitted as a whole, however large, and while nothing waits on
+    /// its port it may be sent on credit whatever its stage.
+    pub whole: bool,
     /// Bytes to move, at most [`FLOW_BYTES_MAX`].
     pub bytes: u64,
     /// The batch, 0 if unknown.
@@ -90,15 +122,19 @@ pub struct Flow {
     pub deadline_ns: u64,
 }
 
+/// Bit of [`Flow::key`]: the flow is [`Flow::whole`].
+pub const WHOLE: u64 = 1 << 48;
+
 impl Flow {
-    /// Stage, direction, NIC and `receiver_bound` as one number, never 0.
+    /// Everything but layer, bytes and ids as one number, never 0.
     #[inline]
     #[must_use]
-    pub const fn key(&self) -> u32 {
-        self.stage as u32
-            | (self.direction as u32) << 8
-            | (self.nic as u32) << 16
-            | (self.receiver_bound as u32) << 24
+    pub const fn key(&self) -> u64 {
+        self.stage as u64
+            | (self.direction as u64) << 8
+            | (self.nic as u64) << 16
+            | (self.receiver_bound as u64) << 24
+            | ((self.whole as u64) << WHOLE.trailing_zeros())
     }
 
     /// Which of the lane's credit counters this flow draws on, `None` if it has none.
@@ -280,7 +316,7 @@ impl Flow {
     /// Word 0.
     #[inline]
     pub(crate) const fn head(&self) -> u64 {
-        self.key() as u64 | (self.layer as u64) << 32
+        self.key() | (self.layer as u64) << 32
     }
 }
 
@@ -305,15 +341,15 @@ pub(crate) fn decode_flow(descriptor: &Descriptor) -> Result<Flow, Garbage> {
     if Stage::from_number(stage).is_none() {
         return Err(Garbage::Stage(stage));
     }
-    // Direction and `receiver_bound` are 0 or 1, and above the layer there is nothing.
-    if head & 0xffff_0000_fe00_fe00 != 0 {
+    // Direction, `receiver_bound` and `whole` are 0 or 1, and there is nothing else.
+    if head & 0xfffe_0000_fe00_fe00 != 0 {
         return Err(Garbage::Reserved(descriptor.opcode()));
     }
     if bytes > FLOW_BYTES_MAX {
         return Err(Garbage::Bytes(bytes));
     }
     // SAFETY: `Flow` is `repr(C)` and has these five words (asserted below). Its first bytes are
-    // those of `head`, little-endian: a stage that `from_number` knows, a direction and a bool
+    // those of `head`, little-endian: a stage that `from_number` knows, a direction and two bools
     // that are 0 or 1; every other field may have any bits. Field by field this took a third of
     // the consumer's instructions.
     Ok(unsafe {
@@ -337,7 +373,8 @@ const _: () = {
     assert!(size_of::<Flow>() == 40 && cfg!(target_endian = "little"));
     assert!(offset_of!(Flow, stage) == 0 && offset_of!(Flow, direction) == 1);
     assert!(offset_of!(Flow, nic) == 2 && offset_of!(Flow, receiver_bound) == 3);
-    assert!(offset_of!(Flow, layer) == 4 && offset_of!(Flow, bytes) == 8);
+    assert!(offset_of!(Flow, layer) == 4 && offset_of!(Flow, whole) == 6);
+    assert!(offset_of!(Flow, bytes) == 8);
     assert!(offset_of!(Flow, batch) == 16 && offset_of!(Flow, request) == 24);
     assert!(offset_of!(Flow, deadline_ns) == 32);
 };
@@ -453,12 +490,6 @@ const fn simple(opcode: u32, layer: u16, words: [u64; 4]) -> Descriptor {
 
 impl fmt::Display for Stage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::KvReuse => "kv_reuse",
-            Self::Collective => "collective",
-            Self::P2d => "p2d",
-            Self::Weights => "weights",
-            Self::Background => "background",
-        })
+        f.write_str(self.name())
     }
 }

@@ -82,7 +82,7 @@ proptest! {
     #[test]
     fn every_flow_reads_back(
         stage in 1_u8..=5, nic: u8, layer: u16, bytes in 0_u64..1 << 52, ids: [u64; 3],
-        ingress: bool, receiver_bound: bool, observed: bool,
+        ingress: bool, receiver_bound: bool, whole: bool, observed: bool,
     ) {
         let direction = if ingress {
             laxity_shm::record::Direction::Ingress
@@ -92,7 +92,7 @@ proptest! {
         let flow = Flow {
             stage: Stage::from_number(stage).expect("1 to 5"),
             direction, nic, layer, bytes, batch: ids[0], request: ids[1], deadline_ns: ids[2],
-            receiver_bound,
+            receiver_bound, whole,
         };
         for record in [Record::Submit(flow), Record::SubmitOnCredit { flow, observed }] {
             prop_assert_eq!(Record::decode(&record.encode().with_next(9)), Ok(record));

@@ -95,7 +95,8 @@ typedef struct lax_flow {
     uint8_t direction;      /* LAX_EGRESS or LAX_INGRESS */
     uint8_t nic;            /* index of the NIC in the daemon's configuration */
     uint8_t receiver_bound; /* the receiving side is the bottleneck, not this port */
-    uint8_t reserved[6];    /* zero */
+    uint8_t whole;          /* goes out in one piece, like a work request: granted as a whole */
+    uint8_t reserved[5];    /* zero */
     uint64_t bytes;         /* bytes to move */
     uint64_t batch;         /* 0 if unknown */
     uint64_t request;       /* 0 if unknown, or all of the batch */
@@ -103,7 +104,7 @@ typedef struct lax_flow {
 } lax_flow;
 
 #define LAX_FLOW_INIT \
-    { sizeof(lax_flow), 0, LAX_STAGE_BACKGROUND, LAX_EGRESS, 0, 0, {0, 0, 0, 0, 0, 0}, 0, 0, 0, 0 }
+    { sizeof(lax_flow), 0, LAX_STAGE_BACKGROUND, LAX_EGRESS, 0, 0, 0, {0, 0, 0, 0, 0}, 0, 0, 0, 0 }
 
 /* A flow that was submitted. Yours to store and move, not to read, nor to use twice by copying.
  * Bring each to its last grant or cancel it, on the lane that submitted it. */
@@ -139,8 +140,8 @@ typedef struct lax_stats {
 /* LAX_ABI_VERSION of the library. */
 uint32_t lax_abi_version(void);
 
-/* Attaches. NULL: options from LAXITY_SOCKET, LAXITY_NAME, LAXITY_MODE, LAXITY_STALL_MS. Never
- * fails for lack of a daemon; NULL only if the options make no sense. */
+/* Attaches. NULL: options from LAXITY_SOCKET, LAXITY_NAME, LAXITY_MODE, LAXITY_STALL_MS,
+ * LAXITY_ATTACH_MS. Never fails for lack of a daemon; NULL only if the options make no sense. */
 lax_client *lax_attach(const lax_options *options);
 
 /* Lets go of the client. Lanes that are open go on working until they are closed. */
@@ -189,6 +190,40 @@ int lax_hint_batch_queued(lax_lane *lane, uint64_t batch, uint64_t ahead);
 int lax_hint_layer_begin(lax_lane *lane, uint64_t batch, uint16_t layer);
 int lax_hint_compute_end(lax_lane *lane, uint64_t batch);
 int lax_hint_batch_end(lax_lane *lane, uint64_t batch);
+
+/* What transfers belong to, for programs whose transfers are posted by a library that runs under
+ * liblaxity.so (laxity run) or a plugin of Laxity. In the order in which they are believed: an open
+ * scope of the posting thread, what is known of the memory it reads or writes, the job's profile. */
+
+#define LAX_LAYER_UNKNOWN 0xffff
+
+typedef struct lax_scope {
+    uint32_t size;        /* sizeof(lax_scope) */
+    uint16_t layer;       /* LAX_LAYER_UNKNOWN */
+    uint8_t stage;        /* LAX_STAGE_*, 0 if unknown */
+    uint8_t reserved;     /* zero */
+    uint64_t batch;       /* 0 if unknown */
+    uint64_t request;     /* 0 if unknown, or all of the batch */
+    uint64_t deadline_ns; /* absolute, CLOCK_MONOTONIC; 0 if unknown */
+} lax_scope;
+
+#define LAX_SCOPE_INIT { sizeof(lax_scope), LAX_LAYER_UNKNOWN, 0, 0, 0, 0, 0 }
+
+/* Whatever the calling thread submits from here on belongs to this, until lax_scope_pop. Scopes nest
+ * (8 deep); what an inner one leaves unknown it has from the outer one. */
+int lax_scope_push(const lax_scope *scope);
+int lax_scope_pop(void);
+
+/* A range of memory holds the KV cache of `layer`; `stage` if its transfers always have the same, or
+ * 0. The last word about an address counts. -ENOMEM if a million ranges are known. */
+int lax_memory_layer(const void *address, uint64_t bytes, uint16_t layer, uint8_t stage);
+
+/* A range of memory holds blocks of a request. */
+int lax_memory_owner(const void *address, uint64_t bytes, uint64_t batch, uint64_t request,
+                     uint64_t deadline_ns);
+
+/* Nothing is known of a range any more. */
+int lax_memory_forget(const void *address, uint64_t bytes);
 
 #ifdef __cplusplus
 }

@@ -10,11 +10,12 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use laxity_shm::fork::ForkGuard;
-use laxity_shm::layout::{Mode, attention};
+use laxity_shm::layout::{LEVEL_SCAVENGER, Mode, attention};
+use laxity_shm::record::Stage;
 use laxity_shm::registration::{self, Hello, RegistrationError};
 use laxity_shm::sleep::{self, now_ns};
 
@@ -55,9 +56,13 @@ struct Attachment {
     attached: u64,
 }
 
+static SHARED: OnceLock<Client> = OnceLock::new();
+
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) options: Options,
+    /// Daemons found. Relaxed: a hint, too.
+    generation: AtomicU64,
     attachment: Mutex<Attachment>,
     /// Nothing is to be tried before this time. Relaxed everywhere: a hint.
     next_ns: AtomicU64,
@@ -92,6 +97,7 @@ impl Client {
         let off = options.mode == Mode::Off;
         let core = Arc::new(Core {
             options,
+            generation: AtomicU64::new(0),
             attachment: Mutex::new(Attachment {
                 link: Link::Detached,
                 detached_ns: Some(now),
@@ -146,6 +152,64 @@ impl Client {
         stats
     }
 
+    /// The client of this process that its preloaded or plugged-in parts share, attached by whoever
+    /// asks first, with [`Options::from_env`].
+    #[must_use]
+    pub fn shared() -> &'static Self {
+        SHARED.get_or_init(|| Self::attach(Options::from_env()))
+    }
+
+    /// That client, if anybody asked for it.
+    #[must_use]
+    pub fn shared_if_any() -> Option<&'static Self> {
+        SHARED.get()
+    }
+
+    /// The number by which flows name a NIC, looked up in the daemon's configuration: that of the NIC
+    /// of this name, else of the one that is named `default`. Without either, or without a daemon,
+    /// one that no daemon knows: such flows go out unscheduled and are counted there.
+    #[must_use]
+    pub fn nic(&self, name: &str) -> u8 {
+        self.core
+            .standing()
+            .and_then(|session| session.header().nic(name))
+            .unwrap_or(u8::MAX)
+    }
+
+    /// How many daemons were found so far. What was asked of one, such as [`Client::nic`], has to be
+    /// asked again of the next.
+    #[inline]
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.core.generation.load(Ordering::Relaxed)
+    }
+
+    /// The DSCP for transfers of a stage whose class can't be chosen one by one: of collectives the one
+    /// that they have anyway, of KV reuse the level below it, of the last stage the lowest level, of
+    /// anything else the scavenger's. 0 (unmarked) without a daemon.
+    #[must_use]
+    pub fn dscp_of(&self, stage: Stage) -> u8 {
+        let Some(session) = self.core.standing() else {
+            return 0;
+        };
+        let header = session.header();
+        let collective = header.credit_mark() as u8;
+        match stage {
+            Stage::Collective => header.dscp(collective),
+            Stage::KvReuse => header.dscp(collective.saturating_add(1)),
+            Stage::P2d => {
+                // Levels that there are not have the scavenger's.
+                let lowest = header.dscp(LEVEL_SCAVENGER);
+                let levels = (1..=16).rev().map(|level| header.dscp(level));
+                levels
+                    .into_iter()
+                    .find(|dscp| *dscp != lowest)
+                    .unwrap_or(lowest)
+            }
+            Stage::Weights | Stage::Background => header.dscp(LEVEL_SCAVENGER),
+        }
+    }
+
     /// The DSCP that the daemon gives a level; 0 (unmarked) without a daemon.
     #[must_use]
     pub fn dscp(&self, level: u8) -> u8 {
@@ -178,6 +242,8 @@ impl Core {
         }
         let mut attachment = self.attachment.try_lock().ok()?;
         let (session, next) = attachment.advance(&self.options, now);
+        self.generation
+            .store(attachment.attached, Ordering::Relaxed);
         self.next_ns.store(next, Ordering::Relaxed);
         session
     }
@@ -194,6 +260,8 @@ impl Core {
         let mut attachment = lock(&self.attachment);
         loop {
             let (session, next) = attachment.advance(&self.options, now_ns());
+            self.generation
+                .store(attachment.attached, Ordering::Relaxed);
             self.next_ns.store(next, Ordering::Relaxed);
             let Link::Asked { ref socket, .. } = attachment.link else {
                 return;

@@ -5,6 +5,8 @@
 //! caller can uphold. `tests/c_abi.rs` compiles a C program against the header and compares sizes
 //! and offsets with the structs here.
 
+pub mod metadata;
+
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -41,7 +43,8 @@ pub struct LaxFlow {
     direction: u8,
     nic: u8,
     receiver_bound: u8,
-    reserved: [u8; 6],
+    whole: u8,
+    reserved: [u8; 5],
     bytes: u64,
     batch: u64,
     request: u64,
@@ -130,6 +133,7 @@ impl LaxFlow {
             request: self.request,
             deadline_ns: self.deadline_ns,
             receiver_bound: self.receiver_bound != 0,
+            whole: self.whole != 0,
         })
     }
 }

@@ -10,10 +10,10 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use laxity_shm::layout::attention;
+use laxity_shm::layout::{CREDIT_WHOLE, attention};
 use laxity_shm::permit::FLOW_BYTES_MAX;
 use laxity_shm::producer::SlotRef;
-use laxity_shm::record::{Flow, Record};
+use laxity_shm::record::{Flow, Record, Stage};
 use laxity_shm::sleep::now_ns;
 
 use crate::client::Core;
@@ -110,6 +110,19 @@ impl Lane {
         }
     }
 
+    /// [`Lane::submit_into`] for work requests. Their credit is leave to send as long as they are alone on
+    /// their port, and no longer; see [`Flow::whole`].
+    #[inline]
+    pub fn submit_whole_into(&mut self, flow: &Flow, ticket: &mut Ticket) {
+        if let Some(place) = &mut self.place
+            && flow.stage != Stage::Collective
+            && place.header.credit_stages() & CREDIT_WHOLE == 0
+        {
+            place.credit.key = 0;
+        }
+        self.submit_into(flow, ticket);
+    }
+
     /// No credit is at hand.
     #[inline(never)]
     fn submit_otherwise(&mut self, flow: &Flow, ticket: &mut Ticket) {
@@ -130,7 +143,8 @@ impl Lane {
             return self.bypassed(flow.bytes);
         }
         let stages = place.header.credit_stages();
-        if stages & flow.stage.bit() != 0 && place.find_credit(flow) {
+        let idle = flow.whole && stages & CREDIT_WHOLE != 0;
+        if (idle || stages & flow.stage.bit() != 0) && place.find_credit(flow) {
             return self.submit_on_credit(flow);
         }
         let Ok(at) = place.producer.publish_gated(&Record::Submit(*flow)) else {
@@ -179,7 +193,9 @@ impl Lane {
     #[inline(never)]
     fn attend(&mut self, ticket: &mut Ticket) {
         let Some(place) = &mut self.place else { return };
-        place.notify();
+        if !place.can_tell_later() {
+            place.notify();
+        }
         let seen = place.header.attention();
         if seen & attention::NOT_ENFORCED == 0 {
             return;
@@ -280,7 +296,9 @@ impl Lane {
             return;
         }
         if self.owed.is_empty() && place.publish(message) {
-            place.notify();
+            if !(matches!(message, Owed::Say(Record::Completed { .. })) && place.can_tell_later()) {
+                place.notify();
+            }
             self.notice_hangup_sometimes();
         } else {
             self.owe(message);

@@ -40,7 +40,7 @@ impl Default for Options {
 impl Options {
     /// The defaults, overridden by `LAXITY_SOCKET`, `LAXITY_NAME`, `LAXITY_MODE` (`off`,
     /// `observe`, `enforce`; anything else is taken as `off`, since a misspelt wish must not
-    /// delay traffic) and `LAXITY_STALL_MS`. Without a name, that of the executable.
+    /// delay traffic), `LAXITY_STALL_MS` and `LAXITY_ATTACH_MS`. Without a name, that of the executable.
     #[must_use]
     pub fn from_env() -> Self {
         let text = |key| std::env::var(key).ok().filter(|value| !value.is_empty());
@@ -54,8 +54,13 @@ impl Options {
         if let Some(mode) = text("LAXITY_MODE") {
             options.mode = Mode::from_name(&mode).unwrap_or(Mode::Off);
         }
-        if let Some(millis) = text("LAXITY_STALL_MS").and_then(|value| value.parse().ok()) {
-            options.stall_timeout = Duration::from_millis(millis);
+        for (key, time) in [
+            ("LAXITY_STALL_MS", &mut options.stall_timeout),
+            ("LAXITY_ATTACH_MS", &mut options.attach_timeout),
+        ] {
+            if let Some(millis) = text(key).and_then(|value| value.parse().ok()) {
+                *time = Duration::from_millis(millis);
+            }
         }
         options
     }

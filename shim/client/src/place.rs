@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use laxity_shm::layout::CREDIT_PORTS;
+use laxity_shm::layout::{CREDIT_PORTS, CREDIT_WHOLE, attention};
 use laxity_shm::permit::published;
 use laxity_shm::producer::{Producer, SlotRef};
-use laxity_shm::record::Flow;
+use laxity_shm::record::{Flow, WHOLE};
 use laxity_shm::region::HeaderRef;
 
 use crate::lane::Owed;
@@ -30,11 +30,13 @@ pub(crate) struct Place {
 #[derive(Debug)]
 pub(crate) struct Credit {
     /// [`Flow::key`] of the flows that may use what is at hand; 0 for none.
-    pub(crate) key: u32,
+    pub(crate) key: u64,
     /// Level and DSCP of such a flow.
     pub(crate) mark: Mark,
     /// Bytes at hand.
     pub(crate) left: u64,
+    /// When so few are left, the daemon should hear of it: half of what there was.
+    low: u64,
     /// Whose bytes they are.
     port: usize,
     /// Bytes left per port; not counting those at hand.
@@ -50,6 +52,7 @@ impl Credit {
             key: 0,
             mark,
             left: 0,
+            low: 0,
             port: 0,
             parked: [0; CREDIT_PORTS],
             seen: used,
@@ -73,6 +76,7 @@ impl Credit {
         let more = granted.saturating_sub(self.seen[port]);
         self.seen[port] += more;
         self.left = core::mem::take(&mut self.parked[port]) + more;
+        self.low = self.left / 2;
     }
 }
 
@@ -165,8 +169,35 @@ impl Place {
         self.credit.switch(port, self.producer.credit(port));
         let enough = self.credit.left >= flow.bytes;
         self.credit.key = if enough { flow.key() } else { 0 };
-        self.credit.mark = self.credit.mark.on_credit(self.header.credit_mark());
+        // The level that a flow has which goes by the idleness of its port is the daemon's affair.
+        let decided = self.header.credit_stages() & flow.stage.bit() != 0;
+        let mark = if decided {
+            self.header.credit_mark()
+        } else {
+            0
+        };
+        self.credit.mark = self.credit.mark.on_credit(mark);
         enough
+    }
+
+    /// Whether a sleeping daemon need not be woken for what was just published: a work request on credit,
+    /// or its completion, while nothing waits on any port and neither credit nor slots run low. It
+    /// reads them when something wakes it. What a daemon is told that nobody waits for
+    /// would otherwise cost a wake-up each, on a host that has better things to do.
+    pub(crate) fn can_tell_later(&self) -> bool {
+        let header = &self.header;
+        header.after_publish() == attention::SLEEPING
+            && header.credit_stages() & CREDIT_WHOLE != 0
+            && self.credit.key & WHOLE != 0
+            && self.credit.left >= self.credit.low
+            && self.pending.is_empty()
+            && self.producer.backlog() < self.pending.seen.len() as u64 / 2
+    }
+
+    /// Whether fewer than half of the slots are held by flows that wait.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        (self.pending.count as usize) < self.pending.seen.len() / 2
     }
 
     /// Flows that hold slots. Their tags are not needed any more.

@@ -16,9 +16,10 @@
 
 use std::time::Duration;
 
+use laxity_shm::lane::LaneMemory;
 use laxity_shm::layout::attention;
 use laxity_shm::permit::{self, State};
-use laxity_shm::sleep::{Awaited, current_cpu, now_ns};
+use laxity_shm::sleep::{Announced, Awaited, current_cpu, now_ns};
 
 use crate::lane::Lane;
 use crate::place::Place;
@@ -368,6 +369,76 @@ impl Lane {
         waiter.awake();
         // A slice is long: the next miss looks at the clock.
         self.spin.misses = MISSES;
+    }
+}
+
+/// A sleep that was announced to the daemon and has yet to be slept, away from the lane: whoever
+/// pumps the lane of others must not keep it from them meanwhile. See [`Lane::prepare_sleep`].
+#[derive(Debug)]
+pub struct Sleep {
+    lane: LaneMemory,
+    announced: Announced,
+    slice: Duration,
+}
+
+impl Sleep {
+    /// Sleeps until a permit comes in the lane, but for [`SLICE`] at most. May return early. Call
+    /// [`Lane::slept`] after it.
+    pub fn sleep(self) {
+        self.lane.header().waiter.sleep(self.announced, self.slice);
+    }
+}
+
+impl Lane {
+    /// Prepares to sleep until a ticket of this lane has more to say. `None` if one has by now, if
+    /// none waits, or if something else should be looked at first: poll them then. One thread at a
+    /// time may sleep on a lane.
+    pub fn prepare_sleep(&mut self) -> Option<Sleep> {
+        if !self.owed_nothing() {
+            self.pay();
+        }
+        if !self.is_daemon_alive(now_ns()) {
+            return None;
+        }
+        self.spin.misses = MISSES;
+        let place = self.place.as_mut()?;
+        if place.pending.is_empty() {
+            return None;
+        }
+        place.turn += 1;
+        let lane = place.producer.memory().clone();
+        let announced = lane.header().waiter.announce(Awaited::Any, place.turn);
+        if any_news(place) || place.header.attention() & attention::UNSCHEDULED != 0 {
+            lane.header().waiter.awake();
+            return None;
+        }
+        let slice = if announced.ordered {
+            SLICE
+        } else {
+            SLICE_UNORDERED
+        };
+        Some(Sleep {
+            lane,
+            announced,
+            slice,
+        })
+    }
+
+    /// The sleep is over: the daemon need not wake anybody in this lane.
+    pub fn slept(&mut self) {
+        if let Some(place) = &self.place
+            && place.session.lost_at().is_none()
+        {
+            place.producer.memory().header().waiter.awake();
+        }
+    }
+
+    /// Whether a flow that has to wait would find a slot. While many wait, submit no more: it would be
+    /// bypassed.
+    #[inline]
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.place.as_ref().is_none_or(Place::has_room)
     }
 }
 

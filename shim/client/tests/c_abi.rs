@@ -55,6 +55,8 @@ fn compile(compiler: &str, flags: &[&str], into: &Path) -> Output {
 fn run(program: &Path, socket: &Path) -> Vec<String> {
     let output = Command::new(program)
         .env("LAXITY_SOCKET", socket)
+        // A busy machine may be slow to answer.
+        .env("LAXITY_ATTACH_MS", "10000")
         .output()
         .expect("the program runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

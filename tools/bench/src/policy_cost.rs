@@ -163,6 +163,7 @@ impl Port {
             bytes: (16 << 10) + self.draw.below(1 << 20),
             deadline: if request == 0 { Time::NEVER } else { deadline },
             receiver_bound: false,
+            whole: false,
         })
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use laxity_wire::{ControlClient, PortStatus, Status};
+use laxity_wire::{ControlClient, ControlError, PortStatus, Status};
 
 use crate::output::say;
 
@@ -23,11 +23,8 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    fn connect(&self) -> Result<ControlClient> {
-        Ok(ControlClient::connect(
-            &self.control,
-            Duration::from_millis(self.timeout_ms),
-        )?)
+    pub(crate) fn connect(&self) -> Result<ControlClient, ControlError> {
+        ControlClient::connect(&self.control, Duration::from_millis(self.timeout_ms))
     }
 }
 
@@ -195,7 +192,7 @@ fn port_lines(port: &PortStatus) -> String {
     )
 }
 
-fn table(header: &[&str]) -> Table {
+pub(crate) fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
     table.set_content_arrangement(ContentArrangement::Disabled);

@@ -11,6 +11,7 @@ use laxity_rig::config::{LabConfig, WorkloadSource};
 use laxity_rig::{lab, report};
 
 use crate::output::{self, say};
+use crate::vm;
 
 /// The commands of the lab.
 #[derive(Subcommand)]
@@ -19,7 +20,16 @@ pub(crate) enum LabCommand {
     #[command(after_help = RUN_HELP)]
     Run(Box<RunArgs>),
     /// Check whether this machine can run the lab, and say what is missing
-    Probe,
+    Probe {
+        /// Check for the SoftRoCE lab (`exec`, `shell`) instead
+        #[arg(long)]
+        verbs: bool,
+    },
+    /// Run one command in the SoftRoCE lab: a virtual machine with two RDMA devices
+    #[command(after_help = vm::EXEC_HELP)]
+    Exec(vm::ExecArgs),
+    /// Open a shell in the SoftRoCE lab; `laxity lab exec --help` says what is there
+    Shell(vm::GuestArgs),
 }
 
 const RUN_HELP: &str = "\
@@ -148,10 +158,14 @@ pub(crate) fn internal_call() -> Option<ExitCode> {
     lab::internal_call()
 }
 
-pub(crate) fn run(command: LabCommand) -> Result<()> {
+pub(crate) fn run(command: LabCommand) -> Result<ExitCode> {
     match command {
-        LabCommand::Probe => probe(),
-        LabCommand::Run(args) => compare(&args),
+        LabCommand::Probe { verbs } => {
+            if verbs { vm::probe() } else { probe() }.map(|()| ExitCode::SUCCESS)
+        }
+        LabCommand::Run(args) => compare(&args).map(|()| ExitCode::SUCCESS),
+        LabCommand::Exec(args) => vm::exec(&args),
+        LabCommand::Shell(args) => vm::shell(&args),
     }
 }
 

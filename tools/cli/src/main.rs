@@ -1,21 +1,29 @@
 //! `laxity`: the command line for host operators, and the lab.
 //!
 //! One file per command family; this one only parses and dispatches. Exit codes: 0 done, 1 the
-//! command failed (the message says what to do next), 2 the arguments are wrong (clap).
+//! command failed (the message says what to do next), 2 the arguments are wrong (clap);
+//! `run`, `lab exec` and `lab shell` end as the command that they run.
 #![forbid(unsafe_code)]
 
+mod doctor;
 mod host;
 mod lab;
+mod library;
 mod manual;
 mod output;
+mod profiles;
+mod program;
+mod registration;
+mod run;
+mod vm;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Schedules the network traffic of LLM inference: looks at a host's daemon, switches scheduling
-/// off and on, and runs the lab.
+/// Schedules the network traffic of LLM inference: runs programs under the scheduler, looks at a host's
+/// daemon, switches scheduling off and on, and runs the lab.
 #[derive(Parser)]
 #[command(
     name = "laxity",
@@ -30,6 +38,14 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Run a program with its RDMA traffic under the scheduler
+    #[command(after_long_help = run::HELP)]
+    Run(Box<run::RunArgs>),
+    /// List the job profiles, or print one
+    Profiles(profiles::ProfilesArgs),
+    /// Check what stands between this host's jobs and the scheduler, and say what to do about it
+    #[command(after_long_help = doctor::HELP)]
+    Doctor(doctor::DoctorArgs),
     /// Show what the daemon of this host is doing
     Status(host::StatusArgs),
     /// Let all traffic of this host go out unscheduled, at once, or schedule it again
@@ -57,16 +73,20 @@ fn main() -> ExitCode {
     if let Some(code) = lab::internal_call() {
         return code;
     }
+    let done = |()| ExitCode::SUCCESS;
     let outcome = match Cli::parse().command {
-        Command::Status(args) => host::status(&args),
-        Command::Bypass(args) => host::bypass(&args),
-        Command::Reload(endpoint) => host::reload(&endpoint),
+        Command::Status(args) => host::status(&args).map(done),
+        Command::Bypass(args) => host::bypass(&args).map(done),
+        Command::Reload(endpoint) => host::reload(&endpoint).map(done),
+        Command::Run(args) => return run::run(&args),
+        Command::Doctor(args) => doctor::doctor(&args),
+        Command::Profiles(args) => profiles::profiles(&args).map(done),
         Command::Lab(command) => lab::run(command),
-        Command::Completions { shell } => manual::completions(shell),
-        Command::Man { out } => manual::pages(out.as_deref()),
+        Command::Completions { shell } => manual::completions(shell).map(done),
+        Command::Man { out } => manual::pages(out.as_deref()).map(done),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("laxity: {error:#}");
             ExitCode::FAILURE

@@ -227,6 +227,7 @@ impl Scheduled {
             request: flow.request,
             deadline_ns: flow.deadline_ns,
             receiver_bound: flow.receiver_bound,
+            whole: false,
         });
         let sending = Sending {
             ticket,

@@ -25,7 +25,7 @@ use crate::report::measure::{self, Machine};
 pub use crate::sandbox::INTERNAL;
 use crate::trace::{self, Fitting};
 use crate::workload::{self, AGENT, CONVERSATION, Request};
-use crate::{controller, sandbox, worker};
+use crate::{controller, sandbox, vm, worker};
 
 /// Requests that are played one by one to check the analytic contention-free TTFT.
 const VALIDATION_REQUESTS: usize = 10;
@@ -254,6 +254,9 @@ pub fn internal_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         },
         "init" => return ExitCode::from(u8::try_from(controller::init()).unwrap_or(1)),
         "probe" => probe::try_all(),
+        "vm-keeper" => vm::keeper::keep(),
+        "guest" => vm::guest::first_process(),
+        "guest-job" => vm::guest::job_process(),
         "worker" => run_worker(Path::new(text(1)), text(2)),
         "in" if args.len() >= 3 => Err(sandbox::become_program(text(1), &args[2], &args[3..])),
         other => Err(anyhow::anyhow!(

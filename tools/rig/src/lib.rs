@@ -31,5 +31,6 @@ pub mod report;
 pub mod sandbox;
 pub mod trace;
 pub mod transport;
+pub mod vm;
 pub mod worker;
 pub mod workload;

@@ -323,7 +323,7 @@ impl Link {
                     return self.relocate(now, slot, Place::scavenger());
                 }
             }
-            let bytes = flow.remaining.min(self.port.config.chunk_bytes);
+            let bytes = self.piece(&flow.spec, flow.remaining);
             let level = self.level_now(now, flow, standing);
             if !self.fits(flow.wire.unwrap_or(level), bytes) {
                 return None;
@@ -337,12 +337,8 @@ impl Link {
         if let Some(scavenger) = self.port.queue.scavenger()
             && let Some((_, _, _, slot)) = self.port.queue.get(scavenger).head()
         {
-            let bytes = self
-                .port
-                .flows
-                .get(slot)
-                .remaining
-                .min(self.port.config.chunk_bytes);
+            let flow = self.port.flows.get(slot);
+            let bytes = self.piece(&flow.spec, flow.remaining);
             if self.guarantee.covers(bytes) && self.fits(Level::SCAVENGER, bytes) {
                 return Some(scavenger);
             }

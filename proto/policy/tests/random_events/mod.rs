@@ -65,9 +65,11 @@ pub fn flow() -> impl Strategy<Value = FlowSpec> {
         bytes,
         deadline(),
         any::<bool>(),
+        prop::bool::weighted(0.2),
     )
         .prop_map(
-            |(stage, batch, request, layer, bytes, deadline, receiver_bound)| FlowSpec {
+            |(stage, batch, request, layer, bytes, deadline, receiver_bound, whole)| FlowSpec {
+                whole,
                 flow: FlowId(0),
                 stage,
                 batch,
@@ -353,10 +355,12 @@ impl Shadowed {
                 );
                 assert_eq!(last, account.permitted == account.spec.bytes, "{action:?}");
                 account.last = last;
-                assert!(
-                    bytes <= CHUNK && (bytes > 0 || account.spec.bytes == 0),
-                    "{action:?}"
-                );
+                if account.spec.whole {
+                    assert!(last, "cut: {action:?}");
+                } else {
+                    assert!(bytes <= CHUNK, "{action:?}");
+                }
+                assert!(bytes > 0 || account.spec.bytes == 0, "{action:?}");
                 // A flow that was rescued from the scavenger after its first permit keeps that
                 // level on the wire.
                 if let Some(host) = account.host.filter(|_| account.wire.is_none()) {
@@ -367,7 +371,9 @@ impl Shadowed {
                     level,
                     "the wire level changed"
                 );
-                let in_window = bytes == 0 || self.in_flight_at_or_above(level) <= WINDOW;
+                // What cannot be cut may exceed the window by what it is larger than a chunk.
+                let excess = bytes.saturating_sub(CHUNK);
+                let in_window = bytes == 0 || self.in_flight_at_or_above(level) <= WINDOW + excess;
                 assert!(in_window, "window exceeded by {action:?}");
             }
             Action::Moved { flow, from, to } => {

@@ -56,6 +56,7 @@ pub fn flow(id: u64, stage: Stage, units: f64) -> FlowSpec {
         bytes: (units * UNIT as f64).round() as u64,
         deadline: Time::NEVER,
         receiver_bound: false,
+        whole: false,
     }
 }
 

@@ -3,9 +3,14 @@
 //! A bare integer is the base unit (bytes, bytes per second, nanoseconds have no bare form: a
 //! duration must name its unit, because nobody remembers which one is meant). Bits are a tenth
 //! of what a hurried reader takes them for, so `Gbit` and `GB` are both spelled out.
+//!
+//! The daemon's configuration, job profiles and the command line read quantities with this one
+//! parser, so that `500ms` means the same wherever it is written.
+#![forbid(unsafe_code)]
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::ser::{Serialize, Serializer};
@@ -30,6 +35,19 @@ pub struct Rate(pub u64);
 /// A duration in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Nanos(pub u64);
+
+impl From<Nanos> for Duration {
+    fn from(nanos: Nanos) -> Self {
+        Self::from_nanos(nanos.0)
+    }
+}
+
+impl From<Duration> for Nanos {
+    /// Durations beyond `u64` nanoseconds (584 years) become the longest that there is.
+    fn from(duration: Duration) -> Self {
+        Self(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+    }
+}
 
 const BYTES_WANTED: &str = "a size; write bytes, or a number with B, KiB, MiB, GiB, KB, MB or GB";
 const RATE_WANTED: &str = "a rate; write bytes per second, or a number with bit, Kbit, Mbit, Gbit (per second) or B/s, KB/s, MB/s, GB/s, KiB/s, MiB/s, GiB/s";
@@ -197,6 +215,26 @@ mod tests {
         assert_eq!(Rate(12_500_000_000).to_string(), "100Gbit");
         assert_eq!(Bytes(1 << 20).to_string(), "1MiB");
         assert_eq!(Nanos(20_000_000).to_string(), "20ms");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn every_value_that_is_shown_reads_back_as_itself(n: u64) {
+            proptest::prop_assert_eq!(Bytes(n).to_string().parse(), Ok(Bytes(n)));
+            proptest::prop_assert_eq!(Rate(n).to_string().parse(), Ok(Rate(n)));
+            proptest::prop_assert_eq!(Nanos(n).to_string().parse(), Ok(Nanos(n)));
+        }
+
+        #[test]
+        fn thousandths_of_a_unit_are_taken_exactly(whole in 0_u64..1_000_000, thousandth in 0_u64..1000) {
+            let text = format!("{whole}.{thousandth:03}ms");
+            proptest::prop_assert_eq!(text.parse(), Ok(Nanos(whole * 1_000_000 + thousandth * 1000)));
+        }
+
+        #[test]
+        fn no_text_is_worse_than_an_error(text in "[0-9._ a-zµ٣/-]{0,40}") {
+            let _ = (text.parse::<Bytes>(), text.parse::<Rate>(), text.parse::<Nanos>());
+        }
     }
 
     #[test]

@@ -1,0 +1,120 @@
+//! The part of `laxity.h` that says what transfers belong to: thread scopes and memory.
+
+use core::ffi::{c_int, c_void};
+
+use super::{INVALID, guarded};
+use crate::Stage;
+use crate::memory::{self, MemoryError};
+use crate::scope::{self, Scope};
+
+/// `LAX_LAYER_UNKNOWN`.
+const LAYER_UNKNOWN: u16 = u16::MAX;
+
+/// `lax_scope`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LaxScope {
+    size: u32,
+    layer: u16,
+    stage: u8,
+    reserved: u8,
+    batch: u64,
+    request: u64,
+    deadline_ns: u64,
+}
+
+const _: () = assert!(size_of::<LaxScope>() == 32);
+
+/// `Some(None)` for "unknown", `None` for a number that is no stage.
+fn stage(number: u8) -> Option<Option<Stage>> {
+    match number {
+        0 => Some(None),
+        number => Stage::from_number(number).map(Some),
+    }
+}
+
+fn layer(number: u16) -> Option<u16> {
+    (number != LAYER_UNKNOWN).then_some(number)
+}
+
+/// Opens a scope for the calling thread.
+///
+/// # Safety
+/// `scope` is null or valid for the size it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_scope_push(scope: *const LaxScope) -> c_int {
+    // SAFETY: upheld by the caller; the size is read before anything else is touched.
+    let scope = unsafe {
+        if scope.is_null() || ((&raw const (*scope).size).read() as usize) < size_of::<LaxScope>() {
+            return INVALID;
+        }
+        *scope
+    };
+    let Some(stage) = stage(scope.stage) else {
+        return INVALID;
+    };
+    scope::push(Scope {
+        stage,
+        layer: layer(scope.layer),
+        batch: scope.batch,
+        request: scope.request,
+        deadline_ns: scope.deadline_ns,
+    });
+    0
+}
+
+/// Closes the innermost scope of the calling thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn lax_scope_pop() -> c_int {
+    if scope::pop() { 0 } else { INVALID }
+}
+
+fn answer(result: Result<(), MemoryError>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(MemoryError::NoRange { .. }) => INVALID,
+        Err(MemoryError::Full) => -libc::ENOMEM,
+    }
+}
+
+/// A range of memory holds the KV cache of a layer.
+#[unsafe(no_mangle)]
+pub extern "C" fn lax_memory_layer(
+    address: *const c_void,
+    bytes: u64,
+    layer: u16,
+    stage_number: u8,
+) -> c_int {
+    let Some(stage) = stage(stage_number) else {
+        return INVALID;
+    };
+    guarded(INVALID, || {
+        answer(memory::set_layer(address as u64, bytes, layer, stage))
+    })
+}
+
+/// A range of memory holds blocks of a request.
+#[unsafe(no_mangle)]
+pub extern "C" fn lax_memory_owner(
+    address: *const c_void,
+    bytes: u64,
+    batch: u64,
+    request: u64,
+    deadline_ns: u64,
+) -> c_int {
+    guarded(INVALID, || {
+        answer(memory::set_owner(
+            address as u64,
+            bytes,
+            batch,
+            request,
+            deadline_ns,
+        ))
+    })
+}
+
+/// Nothing is known of a range of memory any more.
+#[unsafe(no_mangle)]
+pub extern "C" fn lax_memory_forget(address: *const c_void, bytes: u64) -> c_int {
+    guarded(INVALID, || answer(memory::forget(address as u64, bytes)))
+}

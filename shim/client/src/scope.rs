@@ -1,0 +1,162 @@
+//! What the thread that submits is doing, as said by the inference engine: the first of the sources
+//! that a flow's metadata come from (architecture §4.1).
+//!
+//! A transfer library knows bytes and addresses; its caller knows the request. The caller opens a
+//! scope, calls the library, and closes it: whatever the thread submits meanwhile belongs to it.
+
+use std::cell::Cell;
+
+use laxity_shm::record::Stage;
+
+/// Metadata of flows, each part `None` or 0 if nothing is said about it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// What they are for.
+    pub stage: Option<Stage>,
+    /// The layer that consumes or produced the bytes.
+    pub layer: Option<u16>,
+    /// The batch, 0 if unknown.
+    pub batch: u64,
+    /// The request, 0 if unknown or all of the batch.
+    pub request: u64,
+    /// Deadline, absolute CLOCK_MONOTONIC nanoseconds; 0 if unknown.
+    pub deadline_ns: u64,
+}
+
+impl Scope {
+    /// This, and what `outer` says where this says nothing.
+    #[must_use]
+    pub fn within(self, outer: Self) -> Self {
+        let or = |own: u64, other: u64| if own == 0 { other } else { own };
+        Self {
+            stage: self.stage.or(outer.stage),
+            layer: self.layer.or(outer.layer),
+            batch: or(self.batch, outer.batch),
+            request: or(self.request, outer.request),
+            deadline_ns: or(self.deadline_ns, outer.deadline_ns),
+        }
+    }
+}
+
+/// Scopes that a thread may have open at once. Deeper ones are counted, so that closing them works,
+/// and change nothing.
+pub const DEPTH_MAX: usize = 8;
+
+struct Stack {
+    scopes: [Cell<Scope>; DEPTH_MAX],
+    depth: Cell<usize>,
+}
+
+thread_local! {
+    // Constant and without a destructor: usable at any time in a thread's life, also while it ends.
+    static STACK: Stack = const {
+        Stack {
+            scopes: [const {
+                Cell::new(Scope { stage: None, layer: None, batch: 0, request: 0, deadline_ns: 0 })
+            }; DEPTH_MAX],
+            depth: Cell::new(0),
+        }
+    };
+}
+
+/// Opens a scope for the calling thread, inside the one that is open.
+pub fn push(scope: Scope) {
+    STACK.with(|stack| {
+        let depth = stack.depth.get();
+        if let Some(cell) = stack.scopes.get(depth) {
+            let outer = depth
+                .checked_sub(1)
+                .map_or_else(Scope::default, |at| stack.scopes[at].get());
+            cell.set(scope.within(outer));
+        }
+        stack.depth.set(depth + 1);
+    });
+}
+
+/// Closes the innermost scope of the calling thread; false if there is none.
+pub fn pop() -> bool {
+    STACK.with(|stack| match stack.depth.get() {
+        0 => false,
+        depth => {
+            stack.depth.set(depth - 1);
+            true
+        }
+    })
+}
+
+/// What the open scopes of the calling thread say together.
+#[inline]
+#[must_use]
+pub fn current() -> Option<Scope> {
+    STACK.with(|stack| match stack.depth.get().min(DEPTH_MAX) {
+        0 => None,
+        depth => Some(stack.scopes[depth - 1].get()),
+    })
+}
+
+/// Opens a scope that closes when the guard goes.
+#[must_use = "the scope ends when this is dropped"]
+pub fn enter(scope: Scope) -> Entered {
+    push(scope);
+    Entered(core::marker::PhantomData)
+}
+
+/// An open scope of this thread.
+#[derive(Debug)]
+pub struct Entered(core::marker::PhantomData<*const ()>);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        pop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inner_scopes_inherit_and_end() {
+        assert_eq!(current(), None);
+        let outer = Scope {
+            stage: Some(Stage::P2d),
+            batch: 7,
+            deadline_ns: 99,
+            ..Scope::default()
+        };
+        {
+            let _outer = enter(outer);
+            {
+                let _inner = enter(Scope {
+                    layer: Some(3),
+                    request: 5,
+                    ..Scope::default()
+                });
+                let both = current().expect("two are open");
+                assert_eq!((both.stage, both.layer), (Some(Stage::P2d), Some(3)));
+                assert_eq!((both.batch, both.request, both.deadline_ns), (7, 5, 99));
+            }
+            assert_eq!(current(), Some(outer));
+            std::thread::spawn(|| assert_eq!(current(), None))
+                .join()
+                .expect("another thread has none");
+        }
+        assert_eq!(current(), None);
+        assert!(!pop());
+    }
+
+    #[test]
+    fn too_deep_is_counted_and_harmless() {
+        for depth in 0..DEPTH_MAX as u64 + 3 {
+            push(Scope {
+                batch: depth + 1,
+                ..Scope::default()
+            });
+        }
+        assert_eq!(current().map(|s| s.batch), Some(DEPTH_MAX as u64));
+        for _ in 0..DEPTH_MAX + 3 {
+            assert!(pop());
+        }
+        assert_eq!(current(), None);
+    }
+}

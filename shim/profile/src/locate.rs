@@ -1,0 +1,125 @@
+//! Where profiles are looked for: the folders, in order, then what is compiled in.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use crate::{FILE_BYTES_MAX, FOLDER, FOLDER_ENV, Origin, Profile, ProfileError, file};
+
+/// The built-in profiles, by name, in order.
+pub(crate) const BUILTIN: &[(&str, &str)] = &[
+    ("default", include_str!("../profiles/default.toml")),
+    ("mooncake", include_str!("../profiles/mooncake.toml")),
+    ("nccl", include_str!("../profiles/nccl.toml")),
+    ("perftest", include_str!("../profiles/perftest.toml")),
+    ("ucx", include_str!("../profiles/ucx.toml")),
+];
+
+/// The folders that are searched, first one first.
+pub(crate) struct Folders(pub(crate) Vec<PathBuf>);
+
+impl Folders {
+    pub(crate) fn of_this_process() -> Self {
+        let own = std::env::var_os(FOLDER_ENV).filter(|folder| !folder.is_empty());
+        Self(
+            own.map(PathBuf::from)
+                .into_iter()
+                .chain([PathBuf::from(FOLDER)])
+                .collect(),
+        )
+    }
+
+    pub(crate) fn load(&self, name: &str) -> Result<Profile, ProfileError> {
+        let (origin, text) = self.text(name)?;
+        let stem = match &origin {
+            Origin::File(path) if name.contains('/') => path
+                .file_stem()
+                .map(|stem| stem.to_string_lossy().into_owned()),
+            _ => None,
+        };
+        file::parse(stem.as_deref().unwrap_or(name), origin, &text)
+    }
+
+    pub(crate) fn text(&self, name: &str) -> Result<(Origin, String), ProfileError> {
+        let candidates: Vec<PathBuf> = if name.contains('/') {
+            vec![PathBuf::from(name)]
+        } else {
+            let file = format!("{name}.toml");
+            self.0.iter().map(|folder| folder.join(&file)).collect()
+        };
+        for path in &candidates {
+            if let Some(text) = read(path)? {
+                return Ok((Origin::File(path.clone()), text));
+            }
+        }
+        match BUILTIN.iter().find(|(builtin, _)| *builtin == name) {
+            Some((_, text)) => Ok((Origin::Builtin, (*text).to_owned())),
+            None => Err(ProfileError::Unknown {
+                name: name.to_owned(),
+                looked: listed(candidates.iter().map(|path| path.display().to_string())),
+                known: listed(self.names()),
+            }),
+        }
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        let builtin = BUILTIN.iter().map(|(name, _)| (*name).to_owned());
+        let mut names: BTreeSet<String> = builtin.collect();
+        for folder in &self.0 {
+            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+                let path = entry.path();
+                if path.extension().is_some_and(|ending| ending == "toml") {
+                    names.extend(path.file_stem().and_then(|s| s.to_str()).map(str::to_owned));
+                }
+            }
+        }
+        names.into_iter().collect()
+    }
+}
+
+fn listed(items: impl IntoIterator<Item = String>) -> String {
+    let items: Vec<String> = items.into_iter().collect();
+    items.join(", ")
+}
+
+/// The file's text; `None` if there is none.
+fn read(path: &Path) -> Result<Option<String>, ProfileError> {
+    let unreadable = |source| ProfileError::Unreadable {
+        path: path.to_owned(),
+        source,
+    };
+    // Looked at before it is opened: opening a pipe would wait for whoever writes to it.
+    match fs::metadata(path) {
+        Ok(found) if found.is_file() => {}
+        Ok(_) => {
+            let why = io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file");
+            return Err(unreadable(why));
+        }
+        Err(error) if missing(&error) => return Ok(None),
+        Err(error) => return Err(unreadable(error)),
+    }
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes))
+        .map_err(unreadable)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(ProfileError::TooLarge {
+            path: path.to_owned(),
+        });
+    }
+    let not_text = |_| {
+        unreadable(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "it is not UTF-8",
+        ))
+    };
+    String::from_utf8(bytes).map(Some).map_err(not_text)
+}
+
+fn missing(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+    )
+}

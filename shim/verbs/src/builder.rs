@@ -1,0 +1,363 @@
+//! The `ibv_wr_*` interface: work requests that are built by calls, between `wr_start` and
+//! `wr_complete`, are recorded as what `ibv_post_send` would have taken, and posted as such.
+//!
+//! Only queue pairs of which all operations are known here are hooked: one that is not would go past
+//! the record, into a provider that was never told to start.
+
+use core::ffi::{c_int, c_void};
+use core::ptr;
+
+use parking_lot::lock_api::RawMutex as _;
+use rdma_sys::{
+    atomic_t, bind_mw_t, ibv_context, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex,
+    ibv_qp_init_attr_ex, ibv_qp_init_attr_mask, ibv_qp_type, ibv_send_wr, ibv_sge,
+    ibv_wr_opcode as op, rdma_t,
+};
+
+use crate::contexts::{self, Context};
+use crate::queue_pair::{QueuePair, pass};
+use crate::work::{self, Limits, Work};
+
+/// What was built since `wr_start`.
+#[derive(Debug, Default)]
+pub(crate) struct Builder {
+    works: Vec<Work>,
+}
+
+/// Operations that are known here, `IBV_QP_EX_WITH_*`: RDMA WRITE and its immediate, SEND and its
+/// immediate, RDMA READ, the two atomics, LOCAL_INV, BIND_MW, SEND_WITH_INV.
+const KNOWN: u64 = 0x3ff;
+
+/// What `verbs_context.create_qp_ex` leads to.
+///
+/// # Safety
+/// As for `ibv_create_qp_ex`.
+pub(crate) unsafe extern "C" fn create_qp_ex(
+    ibv: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    // SAFETY: upheld by the caller.
+    unsafe {
+        let Some((context, real)) =
+            contexts::find(ibv).and_then(|context| Some((context, context.create_qp_ex()?)))
+        else {
+            return ptr::null_mut();
+        };
+        let qp = real(ibv, attr);
+        if qp.is_null() || !context.is_ours() {
+            return qp;
+        }
+        let attr = &*attr;
+        let limits = Limits {
+            work_requests: attr.cap.max_send_wr as usize,
+            sges: attr.cap.max_send_sge,
+            inline_bytes: attr.cap.max_inline_data,
+        };
+        // The wrapper around this call fills in the context only after it.
+        let queue_pair = context.queue_pairs.make((*qp).qp_num);
+        queue_pair.open(context, qp, Some((limits, attr.sq_sig_all != 0)));
+        let with = ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0;
+        let scheduled = matches!(
+            (*qp).qp_type,
+            ibv_qp_type::IBV_QPT_RC | ibv_qp_type::IBV_QPT_UC
+        );
+        if scheduled && attr.comp_mask & with != 0 && attr.send_ops_flags & !KNOWN == 0 {
+            hook(qp.cast());
+        }
+        qp
+    }
+}
+
+/// # Safety
+/// A queue pair that was just made, with operations for building.
+unsafe fn hook(qp: *mut ibv_qp_ex) {
+    // SAFETY: upheld by the caller.
+    let qp = unsafe { &mut *qp };
+    qp.wr_start = Some(start);
+    qp.wr_complete = Some(complete);
+    qp.wr_abort = Some(abort);
+    qp.wr_rdma_write = Some(rdma_write);
+    qp.wr_rdma_write_imm = Some(rdma_write_imm);
+    qp.wr_rdma_read = Some(rdma_read);
+    qp.wr_send = Some(send);
+    qp.wr_send_imm = Some(send_imm);
+    qp.wr_send_inv = Some(send_inv);
+    qp.wr_atomic_cmp_swp = Some(atomic_cmp_swp);
+    qp.wr_atomic_fetch_add = Some(atomic_fetch_add);
+    qp.wr_local_inv = Some(local_inv);
+    qp.wr_bind_mw = Some(bind_mw);
+    qp.wr_set_sge = Some(set_sge);
+    qp.wr_set_sge_list = Some(set_sge_list);
+    qp.wr_set_inline_data = Some(set_inline_data);
+    qp.wr_set_inline_data_list = Some(set_inline_data_list);
+}
+
+/// # Safety
+/// A queue pair of the program.
+unsafe fn of(qp: *mut ibv_qp_ex) -> Option<(&'static Context, &'static QueuePair)> {
+    // SAFETY: upheld by the caller.
+    let (ibv, number) = unsafe { ((*qp).qp_base.context, (*qp).qp_base.qp_num) };
+    let context = contexts::find(ibv)?;
+    Some((context, context.queue_pairs.find(number)?))
+}
+
+/// # Safety
+/// Between `start` and its end the calling thread has the builder to itself.
+unsafe fn works(qp: *mut ibv_qp_ex) -> Option<&'static mut Vec<Work>> {
+    // SAFETY: upheld by the caller.
+    let (_, queue_pair) = unsafe { of(qp) }?;
+    // SAFETY: the lock is held since `start`, by this thread.
+    Some(unsafe { &mut (*queue_pair.builder.data_ptr()).works })
+}
+
+unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
+    // SAFETY: upheld by the program.
+    if let Some((_, queue_pair)) = unsafe { of(qp) } {
+        // SAFETY: unlocked by `complete` or `abort`, one of which must follow in this thread.
+        unsafe {
+            queue_pair.builder.raw().lock();
+            (*queue_pair.builder.data_ptr()).works.clear();
+        }
+    }
+}
+
+unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
+    // SAFETY: upheld by the program: `start` came before, in this thread.
+    unsafe {
+        if let Some((_, queue_pair)) = of(qp) {
+            (*queue_pair.builder.data_ptr()).works.clear();
+            queue_pair.builder.force_unlock();
+        }
+    }
+}
+
+unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: upheld by the program: `start` came before, in this thread.
+    unsafe {
+        let Some((context, queue_pair)) = of(qp) else {
+            return libc::EINVAL;
+        };
+        let works = core::mem::take(&mut (*queue_pair.builder.data_ptr()).works);
+        let result = post(context, queue_pair, qp, works);
+        queue_pair.builder.force_unlock();
+        result
+    }
+}
+
+/// # Safety
+/// As for `ibv_wr_complete`.
+unsafe fn post(
+    context: &'static Context,
+    queue_pair: &'static QueuePair,
+    qp: *mut ibv_qp_ex,
+    mut works: Vec<Work>,
+) -> c_int {
+    let Some(real) = context.post_send() else {
+        return libc::EINVAL;
+    };
+    let mut next = ptr::null_mut();
+    for work in works.iter_mut().rev() {
+        let request = work.request();
+        request.next = next;
+        next = request;
+    }
+    if next.is_null() {
+        return 0;
+    }
+    // SAFETY: upheld by the caller; the list lives in `works`.
+    let posted = unsafe {
+        if context.is_ours() {
+            queue_pair.post(real, qp.cast(), next, true)
+        } else {
+            pass(real, qp.cast(), next)
+        }
+    };
+    posted.map_or_else(|(error, _)| error, |()| 0)
+}
+
+/// Records one.
+///
+/// # Safety
+/// As for the `ibv_wr_*` functions.
+unsafe fn record(qp: *mut ibv_qp_ex, opcode: op::Type, fill: impl FnOnce(&mut ibv_send_wr)) {
+    // SAFETY: upheld by the caller; a work request of zeros is valid.
+    unsafe {
+        let Some(works) = works(qp) else { return };
+        let mut wr = core::mem::zeroed::<ibv_send_wr>();
+        wr.wr_id = (*qp).wr_id;
+        wr.send_flags = (*qp).wr_flags;
+        wr.opcode = opcode;
+        fill(&mut wr);
+        works.push(Work::new(wr));
+    }
+}
+
+/// The last one that was recorded.
+///
+/// # Safety
+/// As for the `ibv_wr_*` functions.
+unsafe fn last(qp: *mut ibv_qp_ex) -> Option<&'static mut Work> {
+    // SAFETY: upheld by the caller.
+    unsafe { works(qp) }?.last_mut()
+}
+
+unsafe extern "C" fn rdma_write(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
+    // SAFETY: upheld by the program, here and in all that follow.
+    unsafe {
+        record(qp, op::IBV_WR_RDMA_WRITE, |wr| {
+            wr.wr.rdma = rdma_t { remote_addr, rkey };
+        });
+    }
+}
+
+unsafe extern "C" fn rdma_write_imm(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, imm: u32) {
+    // SAFETY: see above.
+    unsafe {
+        record(qp, op::IBV_WR_RDMA_WRITE_WITH_IMM, |wr| {
+            wr.wr.rdma = rdma_t { remote_addr, rkey };
+            wr.imm_data_invalidated_rkey_union.imm_data = imm;
+        });
+    }
+}
+
+unsafe extern "C" fn rdma_read(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
+    // SAFETY: see above.
+    unsafe {
+        record(qp, op::IBV_WR_RDMA_READ, |wr| {
+            wr.wr.rdma = rdma_t { remote_addr, rkey };
+        });
+    }
+}
+
+unsafe extern "C" fn send(qp: *mut ibv_qp_ex) {
+    // SAFETY: see above.
+    unsafe { record(qp, op::IBV_WR_SEND, |_| {}) }
+}
+
+unsafe extern "C" fn send_imm(qp: *mut ibv_qp_ex, imm: u32) {
+    // SAFETY: see above.
+    unsafe {
+        record(qp, op::IBV_WR_SEND_WITH_IMM, |wr| {
+            wr.imm_data_invalidated_rkey_union.imm_data = imm;
+        });
+    }
+}
+
+unsafe extern "C" fn send_inv(qp: *mut ibv_qp_ex, rkey: u32) {
+    // SAFETY: see above.
+    unsafe {
+        record(qp, op::IBV_WR_SEND_WITH_INV, |wr| {
+            wr.imm_data_invalidated_rkey_union.invalidated_rkey = rkey;
+        });
+    }
+}
+
+unsafe extern "C" fn local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
+    // SAFETY: see above.
+    unsafe {
+        record(qp, op::IBV_WR_LOCAL_INV, |wr| {
+            wr.imm_data_invalidated_rkey_union.invalidated_rkey = rkey;
+        });
+    }
+}
+
+unsafe extern "C" fn bind_mw(
+    qp: *mut ibv_qp_ex,
+    mw: *mut ibv_mw,
+    rkey: u32,
+    info: *const ibv_mw_bind_info,
+) {
+    // SAFETY: see above.
+    unsafe {
+        let bind_info = *info;
+        record(qp, op::IBV_WR_BIND_MW, |wr| {
+            wr.bind_mw_tso_union.bind_mw = bind_mw_t {
+                mw,
+                rkey,
+                bind_info,
+            };
+        });
+    }
+}
+
+unsafe extern "C" fn atomic_cmp_swp(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    remote_addr: u64,
+    compare_add: u64,
+    swap: u64,
+) {
+    // SAFETY: see above.
+    unsafe {
+        record(qp, op::IBV_WR_ATOMIC_CMP_AND_SWP, |wr| {
+            wr.wr.atomic = atomic_t {
+                remote_addr,
+                compare_add,
+                swap,
+                rkey,
+            };
+        });
+    }
+}
+
+unsafe extern "C" fn atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, add: u64) {
+    // SAFETY: see above.
+    unsafe {
+        record(qp, op::IBV_WR_ATOMIC_FETCH_AND_ADD, |wr| {
+            wr.wr.atomic = atomic_t {
+                remote_addr,
+                compare_add: add,
+                swap: 0,
+                rkey,
+            };
+        });
+    }
+}
+
+unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+    // SAFETY: see above.
+    if let Some(work) = unsafe { last(qp) } {
+        work.set_sges(&[ibv_sge { addr, length, lkey }]);
+    }
+}
+
+unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
+    // SAFETY: see above; a list of `count`, unless that is 0.
+    unsafe {
+        if let Some(work) = last(qp) {
+            let sges = if count == 0 {
+                &[]
+            } else {
+                core::slice::from_raw_parts(list, count)
+            };
+            work.set_sges(sges);
+        }
+    }
+}
+
+unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
+    // SAFETY: see above; `length` readable bytes.
+    unsafe {
+        if let Some(work) = last(qp) {
+            work.set_inline(work::bytes(addr.cast(), length).to_vec());
+        }
+    }
+}
+
+unsafe extern "C" fn set_inline_data_list(
+    qp: *mut ibv_qp_ex,
+    count: usize,
+    list: *const ibv_data_buf,
+) {
+    // SAFETY: see above; a list of `count` pieces of readable memory.
+    unsafe {
+        if let Some(work) = last(qp) {
+            let mut inline = Vec::new();
+            for index in 0..count {
+                let piece = &*list.add(index);
+                inline.extend_from_slice(work::bytes(piece.addr.cast(), piece.length));
+            }
+            work.set_inline(inline);
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! What a work request is for (architecture §4.1): what the thread says, else what is known of its
+//! memory, else what its opcode is for in this kind of job.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use laxity_client::{Direction, Flow, Stage, memory, scope};
+use laxity_shm::sleep::now_ns;
+use parking_lot::Mutex;
+use rdma_sys::{ibv_send_wr, ibv_wr_opcode as op};
+
+use crate::settings::Settings;
+use crate::work;
+
+/// Requests whose first sight is remembered.
+const SIGHTS_MAX: usize = 1 << 16;
+
+/// The flow that a work request is; `None` if nothing of it goes over the wire.
+///
+/// # Safety
+/// `wr` is as a caller of `ibv_post_send` makes it.
+#[inline]
+pub(crate) unsafe fn flow(wr: &ibv_send_wr, nic: u8) -> Option<Flow> {
+    let settings = Settings::get();
+    let stages = &settings.profile.stage;
+    // SAFETY: upheld by the caller.
+    let sges = unsafe { work::sges(wr) };
+    let (stage, direction, bytes) = match wr.opcode {
+        op::IBV_WR_RDMA_WRITE | op::IBV_WR_RDMA_WRITE_WITH_IMM => {
+            (stages.write, Direction::Egress, work::length(sges))
+        }
+        // The data come in, so it is the ingress of this host that they load.
+        op::IBV_WR_RDMA_READ => (stages.read, Direction::Ingress, work::length(sges)),
+        op::IBV_WR_SEND | op::IBV_WR_SEND_WITH_IMM | op::IBV_WR_SEND_WITH_INV => {
+            (stages.send, Direction::Egress, work::length(sges))
+        }
+        op::IBV_WR_ATOMIC_CMP_AND_SWP
+        | op::IBV_WR_ATOMIC_FETCH_AND_ADD
+        | op::IBV_WR_ATOMIC_WRITE => (stages.atomic, Direction::Egress, 8),
+        _ => return None,
+    };
+    let near = sges.first().and_then(|sge| memory::at(sge.addr));
+    let said = match (scope::current(), near) {
+        (None, None) => scope::Scope::default(),
+        (Some(scope), None) | (None, Some(scope)) => scope,
+        (Some(scope), Some(memory)) => scope.within(memory),
+    };
+    let stage = said.stage.unwrap_or(stage);
+    Some(Flow {
+        stage,
+        direction,
+        nic,
+        receiver_bound: false,
+        layer: said.layer.unwrap_or(0),
+        whole: true,
+        bytes,
+        batch: said.batch,
+        request: said.request,
+        deadline_ns: match settings.slo_ttft {
+            Some(slo) if said.deadline_ns == 0 && matches!(stage, Stage::KvReuse | Stage::P2d) => {
+                due(said.request, slo)
+            }
+            _ => said.deadline_ns,
+        },
+    })
+}
+
+/// When something is due that has an objective and no deadline: counted from the first sight of its
+/// request; from now if it has none.
+fn due(request: u64, objective: Duration) -> u64 {
+    static SIGHTS: Mutex<Option<HashMap<u64, u64>>> = Mutex::new(None);
+    let objective = u64::try_from(objective.as_nanos()).unwrap_or(u64::MAX);
+    let now = now_ns();
+    if request == 0 {
+        return now.saturating_add(objective);
+    }
+    let mut sights = SIGHTS.lock();
+    let sights = sights.get_or_insert_with(HashMap::new);
+    if sights.len() >= SIGHTS_MAX {
+        // Those that are long due. If that frees nothing, the job has more requests than can be told
+        // apart, and each counts from now.
+        sights.retain(|_, seen| now.saturating_sub(*seen) < objective.saturating_mul(2));
+        if sights.len() >= SIGHTS_MAX {
+            return now.saturating_add(objective);
+        }
+    }
+    sights
+        .entry(request)
+        .or_insert(now)
+        .saturating_add(objective)
+}

@@ -1,0 +1,229 @@
+//! The functions of libibverbs that programs link, in front of the real ones.
+//!
+//! They are exported without a version, which the dynamic linker accepts for a reference to any. The
+//! ones of `IBVERBS_1.0`, which programs linked before 2008 refer to, have other arguments and are
+//! not supported.
+
+use core::cell::Cell;
+use core::ffi::c_int;
+use core::ptr;
+
+use rdma_sys::{
+    ibv_context, ibv_device, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr,
+    ibv_qp_state,
+};
+
+use crate::class;
+use crate::contexts;
+use crate::queue_pair::QueuePair;
+use crate::real::{Real, real};
+use crate::work::Limits;
+
+static OPEN_DEVICE: Real = Real::versioned(c"ibv_open_device", c"IBVERBS_1.1");
+static CLOSE_DEVICE: Real = Real::versioned(c"ibv_close_device", c"IBVERBS_1.1");
+static IMPORT_DEVICE: Real = Real::versioned(c"ibv_import_device", c"IBVERBS_1.10");
+static CREATE_QP: Real = Real::versioned(c"ibv_create_qp", c"IBVERBS_1.1");
+static MODIFY_QP: Real = Real::versioned(c"ibv_modify_qp", c"IBVERBS_1.1");
+static DESTROY_QP: Real = Real::versioned(c"ibv_destroy_qp", c"IBVERBS_1.1");
+
+type ModifyQp = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
+
+fn set_errno(error: c_int) {
+    // SAFETY: the calling thread's own.
+    unsafe { *libc::__errno_location() = error };
+}
+
+/// `ibv_open_device`.
+///
+/// # Safety
+/// As documented in ibv_open_device(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    let Some(open) = real!(OPEN_DEVICE, fn(*mut ibv_device) -> *mut ibv_context) else {
+        set_errno(libc::ENOSYS);
+        return ptr::null_mut();
+    };
+    // SAFETY: upheld by the caller.
+    unsafe { hooked(open(device)) }
+}
+
+/// `ibv_import_device`.
+///
+/// # Safety
+/// As documented in ibv_import_device(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
+    let Some(import) = real!(IMPORT_DEVICE, fn(c_int) -> *mut ibv_context) else {
+        set_errno(libc::ENOSYS);
+        return ptr::null_mut();
+    };
+    // SAFETY: upheld by the caller.
+    unsafe { hooked(import(cmd_fd)) }
+}
+
+/// # Safety
+/// Null, or a context that was just opened.
+unsafe fn hooked(ibv: *mut ibv_context) -> *mut ibv_context {
+    if !ibv.is_null() {
+        // SAFETY: upheld by the caller.
+        unsafe { contexts::hook(ibv) };
+    }
+    ibv
+}
+
+/// `ibv_close_device`.
+///
+/// # Safety
+/// As documented in ibv_close_device(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_close_device(ibv: *mut ibv_context) -> c_int {
+    let Some(close) = real!(CLOSE_DEVICE, fn(*mut ibv_context) -> c_int) else {
+        return libc::ENOSYS;
+    };
+    contexts::let_go(ibv);
+    // SAFETY: upheld by the caller.
+    unsafe { close(ibv) }
+}
+
+/// `ibv_create_qp`.
+///
+/// # Safety
+/// As documented in ibv_create_qp(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_create_qp(
+    pd: *mut ibv_pd,
+    attr: *mut ibv_qp_init_attr,
+) -> *mut ibv_qp {
+    let Some(create) = real!(
+        CREATE_QP,
+        fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp
+    ) else {
+        set_errno(libc::ENOSYS);
+        return ptr::null_mut();
+    };
+    // SAFETY: upheld by the caller; the call has filled in what the queue pair really takes.
+    unsafe {
+        let qp = create(pd, attr);
+        if !qp.is_null()
+            && let Some(context) = contexts::find((*qp).context)
+            && context.is_ours()
+        {
+            let cap = &(*attr).cap;
+            let limits = Limits {
+                work_requests: cap.max_send_wr as usize,
+                sges: cap.max_send_sge,
+                inline_bytes: cap.max_inline_data,
+            };
+            let queue_pair = context.queue_pairs.make((*qp).qp_num);
+            queue_pair.open(context, qp, Some((limits, (*attr).sq_sig_all != 0)));
+        }
+        qp
+    }
+}
+
+/// `ibv_modify_qp`.
+///
+/// # Safety
+/// As documented in ibv_modify_qp(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_modify_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+) -> c_int {
+    let Some(real) = real_modify() else {
+        return libc::ENOSYS;
+    };
+    // SAFETY: upheld by the caller.
+    unsafe { modify(qp, attr, mask, |attr| real(qp, attr, mask)) }
+}
+
+fn real_modify() -> Option<ModifyQp> {
+    real!(MODIFY_QP, fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int)
+}
+
+/// `ibv_destroy_qp`.
+///
+/// # Safety
+/// As documented in ibv_destroy_qp(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    let Some(destroy) = real!(DESTROY_QP, fn(*mut ibv_qp) -> c_int) else {
+        return libc::ENOSYS;
+    };
+    // SAFETY: upheld by the caller.
+    unsafe {
+        forget(qp);
+        destroy(qp)
+    }
+}
+
+/// The queue pair goes.
+///
+/// # Safety
+/// A queue pair that is alive.
+pub(crate) unsafe fn forget(qp: *mut ibv_qp) {
+    // SAFETY: upheld by the caller.
+    let (ibv, number) = unsafe { ((*qp).context, (*qp).qp_num) };
+    if let Some(context) = contexts::find(ibv).filter(|context| context.is_ours())
+        && let Some(queue_pair) = context.queue_pairs.find(number)
+    {
+        queue_pair.close();
+        context.queue_pairs.remove(number);
+    }
+}
+
+thread_local! {
+    /// This thread is in `modify`: what the provider calls in turn is part of it.
+    static WITHIN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Changes a queue pair: gives it its class, and follows its state.
+///
+/// # Safety
+/// As for `ibv_modify_qp`.
+pub(crate) unsafe fn modify(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+    real: impl FnOnce(*mut ibv_qp_attr) -> c_int,
+) -> c_int {
+    // SAFETY: upheld by the caller.
+    let context = contexts::find(unsafe { (*qp).context }).filter(|context| context.is_ours());
+    let (Some(context), false, false) = (context, attr.is_null(), WITHIN.get()) else {
+        return real(attr);
+    };
+    // SAFETY: upheld by the caller; plain data, of which a copy is changed.
+    let mut changed = unsafe { ptr::read(attr) };
+    class::apply(&mut changed, mask);
+    let to = (mask as u32 & ibv_qp_attr_mask::IBV_QP_STATE.0 != 0).then_some(changed.qp_state);
+    // SAFETY: upheld by the caller.
+    let queue_pair: &QueuePair = context.queue_pairs.make(unsafe { (*qp).qp_num });
+    queue_pair.open(context, qp, None);
+    if let Some(to) = to {
+        queue_pair.moves(to);
+    }
+    WITHIN.set(true);
+    let result = real(&mut changed);
+    WITHIN.set(false);
+    if let Some(to) = to
+        && result == 0
+    {
+        queue_pair.moved(to);
+    }
+    result
+}
+
+/// Puts a queue pair into error, because a work request of it can't be posted any more.
+pub(crate) fn break_queue_pair(qp: *mut ibv_qp) {
+    let Some(real) = real_modify() else { return };
+    WITHIN.set(true);
+    // SAFETY: a queue pair that is alive; plain data. If it is refused, the queue pair is in error
+    // already or worse.
+    unsafe {
+        let mut attr = core::mem::zeroed::<ibv_qp_attr>();
+        attr.qp_state = ibv_qp_state::IBV_QPS_ERR;
+        real(qp, &mut attr, ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int);
+    }
+    WITHIN.set(false);
+}

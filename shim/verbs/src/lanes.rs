@@ -1,0 +1,170 @@
+//! The lanes of this process: where its flows are submitted, and who waits in them.
+//!
+//! A lane has one user at a time, and queue pairs are posted to and polled from any thread. So the
+//! queue pairs are dealt out over a few lanes, each behind a lock that is held for one submit: a
+//! process with one busy thread never finds it taken, and one with many has as many locks as it needs
+//! to rarely find it so.
+
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+
+use laxity_client::{Client, Lane, Stats};
+use parking_lot::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
+
+use crate::pump;
+use crate::queue_pair::QueuePair;
+use crate::settings::Settings;
+
+/// Lanes of a process. Each takes a pump thread once something has to wait in it.
+pub(crate) const LANES: usize = 4;
+
+/// One lane, and the queue pairs whose work requests wait in it.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    lane: Mutex<Option<Lane>>,
+    waiting: Mutex<Vec<&'static QueuePair>>,
+    /// Rung when `waiting` is not empty any more.
+    pub(crate) bell: Condvar,
+    /// Length of `waiting`. Relaxed: a hint that saves a lock.
+    count: AtomicUsize,
+    /// The program polled for completions, and pumped this lane, since the pump thread last looked.
+    polled: AtomicBool,
+    pumped: AtomicBool,
+}
+
+/// The lanes of a process.
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    client: Client,
+    pub(crate) shards: [Shard; LANES],
+}
+
+/// A pointer, so that a forked child can leave its parent's lanes behind.
+static ALL: AtomicPtr<Lanes> = AtomicPtr::new(ptr::null_mut());
+
+/// What a pointer leads to, made (and never freed) if there is nothing.
+pub(crate) fn get_or_leak<T>(at: &AtomicPtr<T>, make: impl FnOnce() -> T) -> &T {
+    // SAFETY: null, or from `Box::into_raw` below and never freed. Acquire pairs with the Release of
+    // the exchange.
+    if let Some(there) = unsafe { at.load(Ordering::Acquire).as_ref() } {
+        return there;
+    }
+    let made = Box::into_raw(Box::new(make()));
+    match at.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: as above.
+        Ok(_) => unsafe { &*made },
+        Err(there) => {
+            // SAFETY: just made, and shown to nobody. The other is as above.
+            unsafe {
+                drop(Box::from_raw(made));
+                &*there
+            }
+        }
+    }
+}
+
+/// The lanes of this process, attached to the daemon when first asked for.
+#[inline]
+pub(crate) fn all() -> &'static Lanes {
+    get_or_leak(&ALL, || Lanes {
+        client: Settings::get().client(),
+        shards: [const { Shard::new() }; LANES],
+    })
+}
+
+/// In a forked child.
+pub(crate) fn abandon() {
+    ALL.store(ptr::null_mut(), Ordering::Relaxed);
+}
+
+/// The attachment of this process.
+#[inline]
+pub(crate) fn client() -> &'static Client {
+    &all().client
+}
+
+/// What the client counted; nothing if no daemon was ever looked for.
+pub(crate) fn stats() -> Stats {
+    // SAFETY: as in `get_or_leak`.
+    let all = unsafe { ALL.load(Ordering::Acquire).as_ref() };
+    all.map_or_else(Stats::default, |all| all.client.stats())
+}
+
+/// Posts what may go by now, in all lanes: for threads of the program that wait for completions.
+#[inline]
+pub(crate) fn pump_all() {
+    // SAFETY: as in `get_or_leak`.
+    let Some(all) = (unsafe { ALL.load(Ordering::Acquire).as_ref() }) else {
+        return;
+    };
+    for shard in &all.shards {
+        if shard.count.load(Ordering::Relaxed) > 0 {
+            shard.polled.store(true, Ordering::Relaxed);
+            shard.pump();
+        }
+    }
+}
+
+impl Shard {
+    const fn new() -> Self {
+        Self {
+            lane: Mutex::new(None),
+            waiting: Mutex::new(Vec::new()),
+            bell: Condvar::new(),
+            count: AtomicUsize::new(0),
+            polled: AtomicBool::new(false),
+            pumped: AtomicBool::new(false),
+        }
+    }
+
+    /// The lane. Lock it last, and for one submit, poll or completion.
+    #[inline]
+    pub(crate) fn lane(&self) -> MappedMutexGuard<'_, Lane> {
+        MutexGuard::map(self.lane.lock(), |lane| {
+            lane.get_or_insert_with(|| client().lane())
+        })
+    }
+
+    /// A queue pair has work requests that wait.
+    pub(crate) fn enlist(&'static self, queue_pair: &'static QueuePair) {
+        let mut waiting = self.waiting.lock();
+        waiting.push(queue_pair);
+        self.count.store(waiting.len(), Ordering::Relaxed);
+        self.bell.notify_one();
+        drop(waiting);
+        if !self.pumped.swap(true, Ordering::Relaxed) {
+            pump::start(self);
+        }
+    }
+
+    /// A queue pair has none any more.
+    pub(crate) fn strike(&self, queue_pair: &'static QueuePair) {
+        let mut waiting = self.waiting.lock();
+        waiting.retain(|other| !ptr::eq(*other, queue_pair));
+        self.count.store(waiting.len(), Ordering::Relaxed);
+    }
+
+    /// Waits until there is some queue pair that waits.
+    pub(crate) fn attend(&self) {
+        let mut waiting = self.waiting.lock();
+        while waiting.is_empty() {
+            self.bell.wait(&mut waiting);
+        }
+    }
+
+    /// Whether the program pumped since the last call.
+    pub(crate) fn take_polled(&self) -> bool {
+        self.polled.swap(false, Ordering::Relaxed)
+    }
+
+    /// Posts what may go by now; whether anything went.
+    pub(crate) fn pump(&self) -> bool {
+        // Queue pairs are locked before this list elsewhere, so not while it is locked.
+        let waiting = self.waiting.lock().clone();
+        let mut went = false;
+        for queue_pair in waiting {
+            went |= queue_pair.pump();
+        }
+        went
+    }
+}

@@ -1,0 +1,51 @@
+//! `liblaxity.so`: puts unmodified programs that use libibverbs under `laxityd`.
+//!
+//! ```text
+//! program ── ibv_post_send, ibv_wr_* ──▶ post.rs, builder.rs
+//!                │ one flow per work request (classify.rs), submitted in a lane (lanes.rs)
+//!                ▼
+//!            may it go? ── yes ──▶ the provider's own post_send
+//!                │ no: a deep copy waits its turn in its queue pair (queue_pair.rs)
+//!                ▼
+//!            a permit comes; whoever looks first posts it: poll_cq (poll.rs), the next post_send, or
+//!            the pump thread of the lane (pump.rs)
+//! program ── ibv_poll_cq ──▶ poll.rs: completions are reported to the daemon on their way
+//! ```
+//!
+//! # Where it hooks in
+//! Posting and polling are inline functions that call through `ibv_context.ops`, so they can't be
+//! interposed by name; the pointers are swapped instead (`contexts.rs`), as soon as a context is seen:
+//! 1. at the exported functions that programs link (`exports.rs`);
+//! 2. at the boundary between libibverbs and its providers (`provider.rs`), for programs that open
+//!    libibverbs with `dlopen` and bypass 1.
+//!
+//! The library links no RDMA library and finds the real functions when first called (`real.rs`). In a
+//! process that never opens a device nothing of it runs.
+//!
+//! # What it must not change
+//! The order of work requests in a queue pair, their number, the payload at the time of the post, the
+//! completions that the program sees, and what it is told when its send queue is full. Without a
+//! daemon, or with one that dies, everything goes out at once.
+
+mod builder;
+mod class;
+mod classify;
+mod contexts;
+pub mod exports;
+mod fork;
+mod lanes;
+mod poll;
+mod poll_ex;
+mod post;
+pub mod provider;
+mod pump;
+mod queue_pair;
+mod real;
+mod report;
+mod settings;
+mod table;
+mod work;
+
+// The C interface of `laxity.h`: a program that links it finds the one of this library first, and
+// so says its hints where the work requests pass.
+pub use laxity_client::ffi;

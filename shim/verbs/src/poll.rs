@@ -1,0 +1,55 @@
+//! `ibv_poll_cq`, in place of the provider's.
+
+use core::ffi::c_int;
+
+use rdma_sys::{ibv_cq, ibv_wc, ibv_wc_opcode, ibv_wc_status};
+
+use crate::contexts::{self, Context};
+use crate::lanes;
+use crate::report::COUNTERS;
+
+/// What `context->ops.poll_cq` leads to.
+///
+/// # Safety
+/// As for `ibv_poll_cq`.
+pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: upheld by the caller.
+    unsafe {
+        let Some(context) = contexts::find((*cq).context) else {
+            return -libc::EINVAL;
+        };
+        let Some(real) = context.poll_cq() else {
+            return -libc::EINVAL;
+        };
+        if !context.is_ours() {
+            return real(cq, entries, wc);
+        }
+        lanes::pump_all();
+        let got = real(cq, entries, wc);
+        for index in 0..usize::try_from(got).unwrap_or(0) {
+            let wc = &mut *wc.add(index);
+            // In error there is no opcode.
+            let received = wc.status == ibv_wc_status::IBV_WC_SUCCESS && is_receive(wc.opcode);
+            if !received && let Some(status) = account(context, wc.qp_num, wc.wr_id, wc.status) {
+                wc.status = status;
+            }
+        }
+        got
+    }
+}
+
+pub(crate) const fn is_receive(opcode: ibv_wc_opcode::Type) -> bool {
+    opcode & ibv_wc_opcode::IBV_WC_RECV != 0
+}
+
+/// Takes note of a completion; the status that the program should see, if it is another.
+#[inline]
+pub(crate) fn account(
+    context: &'static Context,
+    number: u32,
+    wr_id: u64,
+    status: ibv_wc_status::Type,
+) -> Option<ibv_wc_status::Type> {
+    COUNTERS.completions.add(1);
+    context.queue_pairs.find(number)?.completed(wr_id, status)
+}

@@ -1,0 +1,104 @@
+//! The boundary between libibverbs and its providers, which the providers call through the dynamic
+//! linker: where programs pass that open libibverbs with `dlopen` and look up its functions there.
+//!
+//! The symbols are private and carry the number of their release in their version. These few have kept
+//! their arguments since rdma-core 15; they are exported without a version, which fits them all.
+
+use core::ffi::c_int;
+
+use rdma_sys::{ibv_qp, ibv_qp_attr, verbs_context};
+
+use crate::contexts;
+use crate::exports;
+use crate::real::{Real, real};
+
+static SET_OPS: Real = Real::private(c"verbs_set_ops");
+static UNINIT_CONTEXT: Real = Real::private(c"verbs_uninit_context");
+static CMD_MODIFY_QP: Real = Real::private(c"ibv_cmd_modify_qp");
+static CMD_DESTROY_QP: Real = Real::private(c"ibv_cmd_destroy_qp");
+
+/// Opaque here.
+#[repr(C)]
+#[derive(Debug)]
+pub struct VerbsContextOps {
+    _private: [u8; 0],
+}
+
+/// Opaque here.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ModifyQpCommand {
+    _private: [u8; 0],
+}
+
+/// `verbs_set_ops`: a provider sets the operations of a context. It may do so several times, each time
+/// some of them; in between it must find its own and not ours.
+///
+/// # Safety
+/// As libibverbs asks of its providers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn verbs_set_ops(verbs: *mut verbs_context, ops: *const VerbsContextOps) {
+    let Some(set_ops) = real!(SET_OPS, fn(*mut verbs_context, *const VerbsContextOps)) else {
+        return;
+    };
+    // SAFETY: upheld by the caller.
+    unsafe {
+        let ibv = &raw mut (*verbs).context;
+        contexts::unhook(ibv);
+        set_ops(verbs, ops);
+        contexts::hook(ibv);
+    }
+}
+
+/// `verbs_uninit_context`: a provider closes a context.
+///
+/// # Safety
+/// As libibverbs asks of its providers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn verbs_uninit_context(verbs: *mut verbs_context) {
+    // SAFETY: upheld by the caller.
+    unsafe {
+        contexts::let_go(&raw mut (*verbs).context);
+        if let Some(uninit) = real!(UNINIT_CONTEXT, fn(*mut verbs_context)) {
+            uninit(verbs);
+        }
+    }
+}
+
+/// `ibv_cmd_modify_qp`: a provider has the kernel change a queue pair.
+///
+/// # Safety
+/// As libibverbs asks of its providers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_cmd_modify_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+    command: *mut ModifyQpCommand,
+    bytes: usize,
+) -> c_int {
+    let Some(real) = real!(
+        CMD_MODIFY_QP,
+        fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ModifyQpCommand, usize) -> c_int
+    ) else {
+        return libc::ENOSYS;
+    };
+    // SAFETY: upheld by the caller.
+    unsafe { exports::modify(qp, attr, mask, |attr| real(qp, attr, mask, command, bytes)) }
+}
+
+/// `ibv_cmd_destroy_qp`: a provider has the kernel destroy a queue pair.
+///
+/// # Safety
+/// As libibverbs asks of its providers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_cmd_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    let Some(destroy) = real!(CMD_DESTROY_QP, fn(*mut ibv_qp) -> c_int) else {
+        return libc::ENOSYS;
+    };
+    // SAFETY: upheld by the caller.
+    unsafe {
+        exports::forget(qp);
+        destroy(qp)
+    }
+}

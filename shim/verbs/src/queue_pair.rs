@@ -1,0 +1,737 @@
+//! One queue pair: what waits in it, what is on the wire, and the order of both.
+//!
+//! # Order
+//! Work requests leave in the order in which they were posted. Each is a flow of its own, so that the
+//! daemon sees how much waits and for whom. If one is permitted behind others that are not, those go
+//! too (*pulled*): they stand in its way, so its urgency is theirs.
+//!
+//! # How much waits
+//! A program may have `max_send_wr` outstanding; what waits here counts, so that it is refused exactly
+//! where the provider would refuse it. Only as long as something waits: otherwise the provider itself
+//! counts, and knows better.
+//!
+//! # Completions
+//! One completion stands for all work requests up to its own. What was posted without a signal and has
+//! no signaled one behind it in the same post is reported complete as soon as it is posted: nobody
+//! can tell when it is, and the permit for the one that would tell may have to wait for it.
+
+use core::ffi::c_int;
+use core::ptr;
+use std::collections::VecDeque;
+
+use laxity_client::{Flow, Ticket};
+use parking_lot::Mutex;
+use rdma_sys::{
+    ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
+    ibv_send_wr, ibv_wc_status,
+};
+
+use crate::builder::Builder;
+use crate::contexts::{Context, PostSend};
+use crate::lanes::{self, LANES, Shard};
+use crate::real::{Real, real};
+use crate::report::COUNTERS;
+use crate::work::{self, Limits, Work};
+use crate::{classify, exports};
+
+/// Work requests of one queue pair that are submitted to the daemon at a time. Enough that it sees
+/// what comes, few enough that many queue pairs fit in a lane.
+const AHEAD: usize = 32;
+/// Completions that may be missing before the oldest is taken for granted: of a program that polls
+/// past us.
+const IN_FLIGHT_MAX: usize = 1 << 16;
+
+static QUERY_QP: Real = Real::versioned(c"ibv_query_qp", c"IBVERBS_1.1");
+
+/// What the program may post.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Standing {
+    /// Nothing so far, or it isn't known: the provider decides.
+    #[default]
+    Unknown,
+    /// Ready to send.
+    Ready,
+    /// In error: everything completes at once, with an error.
+    Broken,
+}
+
+/// Leave to post a work request that waits.
+#[derive(Debug)]
+enum Leave {
+    /// Its flow was not submitted so far.
+    Unasked(Flow),
+    /// It was, and waits.
+    Waits(Ticket),
+    /// It may go. Bytes of the ticket are to be completed.
+    Granted(Ticket),
+}
+
+#[derive(Debug)]
+struct Deferred {
+    work: Work,
+    wr_id: u64,
+    signaled: bool,
+    bytes: u64,
+    leave: Leave,
+}
+
+/// A work request that the provider has.
+#[derive(Debug)]
+struct InFlight {
+    wr_id: u64,
+    signaled: bool,
+    bytes: u64,
+    ticket: Ticket,
+    /// The provider refused it after the program had been told that all is well; it completes with
+    /// an error.
+    failed: bool,
+}
+
+/// Everything about a queue pair that changes.
+#[derive(Debug, Default)]
+struct State {
+    context: Option<&'static Context>,
+    ibv: Handle,
+    standing: Standing,
+    /// RC or UC: others pass.
+    scheduled: bool,
+    signals_all: bool,
+    limits: Option<Limits>,
+    asked_limits: bool,
+    waiting: VecDeque<Deferred>,
+    /// How many of them, from the front, were submitted.
+    submitted: usize,
+    in_flight: VecDeque<InFlight>,
+}
+
+/// The program's queue pair.
+#[derive(Debug)]
+struct Handle(*mut ibv_qp);
+
+// SAFETY: verbs on a queue pair may be called from any thread.
+unsafe impl Send for Handle {}
+
+impl Default for Handle {
+    fn default() -> Self {
+        Self(ptr::null_mut())
+    }
+}
+
+/// A queue pair. Never freed, see [`crate::table`].
+#[derive(Debug)]
+pub(crate) struct QueuePair {
+    shard: usize,
+    state: Mutex<State>,
+    pub(crate) builder: Mutex<Builder>,
+}
+
+/// What becomes of a call that posts: what it returns, and the first work request not taken.
+pub(crate) type Posted = Result<(), (c_int, *mut ibv_send_wr)>;
+
+impl QueuePair {
+    pub(crate) fn new() -> Self {
+        use core::sync::atomic::{AtomicUsize, Ordering};
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        Self {
+            shard: NEXT.fetch_add(1, Ordering::Relaxed) % LANES,
+            state: Mutex::default(),
+            builder: Mutex::default(),
+        }
+    }
+
+    fn shard(&self) -> &'static Shard {
+        &lanes::all().shards[self.shard]
+    }
+
+    /// A queue pair was made, or was seen for the first time. What is known of it already is not
+    /// forgotten.
+    pub(crate) fn open(
+        &self,
+        context: &'static Context,
+        ibv: *mut ibv_qp,
+        known: Option<(Limits, bool)>,
+    ) {
+        let mut state = self.state.lock();
+        // SAFETY: the caller's queue pair, which is alive.
+        let kind = unsafe { (*ibv).qp_type };
+        state.context = Some(context);
+        state.ibv = Handle(ibv);
+        state.scheduled = matches!(kind, ibv_qp_type::IBV_QPT_RC | ibv_qp_type::IBV_QPT_UC);
+        if let Some((limits, signals_all)) = known {
+            state.limits = Some(limits);
+            state.signals_all = signals_all;
+            state.asked_limits = true;
+        }
+    }
+
+    /// The queue pair is destroyed: what waits is dropped, as the provider drops what it has.
+    pub(crate) fn close(&'static self) {
+        let mut state = self.state.lock();
+        self.drop_all(&mut state);
+        *state = State::default();
+    }
+
+    /// Its state was changed, with success.
+    pub(crate) fn moved(&'static self, to: ibv_qp_state::Type) {
+        let mut state = self.state.lock();
+        match to {
+            ibv_qp_state::IBV_QPS_RTS => state.standing = Standing::Ready,
+            ibv_qp_state::IBV_QPS_ERR => {
+                state.standing = Standing::Broken;
+                self.advance(&mut state);
+            }
+            ibv_qp_state::IBV_QPS_RESET => {
+                self.drop_all(&mut state);
+                state.standing = Standing::Unknown;
+            }
+            _ => {}
+        }
+    }
+
+    /// Its state is about to be changed. A queue pair that is to drain shall drain what waits, too.
+    pub(crate) fn moves(&'static self, to: ibv_qp_state::Type) {
+        if to == ibv_qp_state::IBV_QPS_SQD {
+            let mut state = self.state.lock();
+            self.release_all(&mut state);
+            self.advance(&mut state);
+        }
+    }
+
+    fn release_all(&self, state: &mut State) {
+        let mut lane = self.shard().lane();
+        for waits in &mut state.waiting {
+            if let Leave::Waits(ticket) =
+                core::mem::replace(&mut waits.leave, Leave::Granted(Ticket::default()))
+            {
+                lane.cancel(ticket);
+            }
+        }
+        state.submitted = state.waiting.len();
+    }
+
+    fn drop_all(&'static self, state: &mut State) {
+        if state.waiting.is_empty() && state.in_flight.is_empty() {
+            return;
+        }
+        COUNTERS.dropped.add(state.waiting.len() as u64);
+        let shard = self.shard();
+        let mut lane = shard.lane();
+        let waited = !state.waiting.is_empty();
+        for gone in state.waiting.drain(..) {
+            if let Leave::Waits(ticket) | Leave::Granted(ticket) = gone.leave {
+                lane.cancel(ticket);
+            }
+        }
+        for gone in state.in_flight.drain(..) {
+            lane.complete(&gone.ticket, gone.bytes);
+        }
+        state.submitted = 0;
+        drop(lane);
+        if waited {
+            shard.strike(self);
+        }
+    }
+
+    /// Posts a list of work requests, or has them wait.
+    ///
+    /// `atomic`: all of them or none, as `ibv_wr_complete` promises.
+    ///
+    /// # Safety
+    /// As for `ibv_post_send`; `real` is the provider's.
+    pub(crate) unsafe fn post(
+        &'static self,
+        real: PostSend,
+        ibv: *mut ibv_qp,
+        list: *mut ibv_send_wr,
+        atomic: bool,
+    ) -> Posted {
+        let mut state = self.state.lock();
+        if !state.scheduled || (state.standing != Standing::Ready && state.waiting.is_empty()) {
+            drop(state);
+            // SAFETY: upheld by the caller.
+            return unsafe { pass(real, ibv, list) };
+        }
+        state.learn(ibv);
+        if !state.waiting.is_empty() {
+            self.advance(&mut state);
+        }
+        // SAFETY: upheld by the caller.
+        unsafe {
+            if atomic {
+                state.takes_all(list)?;
+            }
+            if state.waiting.is_empty() && state.standing == Standing::Ready {
+                self.post_at_once(&mut state, real, ibv, list, atomic)
+            } else {
+                self.defer(&mut state, list, None, atomic)
+            }
+        }
+    }
+
+    /// Nothing waits: what has leave goes, and the rest waits.
+    ///
+    /// # Safety
+    /// As for [`QueuePair::post`].
+    #[inline]
+    unsafe fn post_at_once(
+        &'static self,
+        state: &mut State,
+        real: PostSend,
+        ibv: *mut ibv_qp,
+        list: *mut ibv_send_wr,
+        atomic: bool,
+    ) -> Posted {
+        let first = state.in_flight.len();
+        let nic = state.context.map_or(u8::MAX, Context::nic);
+        let mut at = list;
+        let mut gated = None;
+        let mut lane = self.shard().lane();
+        // SAFETY: upheld by the caller: a list that ends.
+        while let Some(wr) = unsafe { at.as_ref() } {
+            // SAFETY: as above.
+            let flow = unsafe { classify::flow(wr, nic) };
+            let mut flight = InFlight {
+                wr_id: wr.wr_id,
+                signaled: state.signals_all || work::is_signaled(wr),
+                bytes: 0,
+                ticket: Ticket::default(),
+                failed: false,
+            };
+            if let Some(flow) = flow {
+                flight.bytes = flow.bytes;
+                lane.submit_whole_into(&flow, &mut flight.ticket);
+                if lane.poll(&mut flight.ticket).is_none() {
+                    gated = Some(flight.ticket);
+                    break;
+                }
+            }
+            state.in_flight.push_back(flight);
+            at = wr.next;
+        }
+        drop(lane);
+        let ready = state.in_flight.len() - first;
+        // SAFETY: upheld by the caller.
+        let result = unsafe {
+            if at.is_null() {
+                call(real, ibv, list)
+            } else {
+                call_prefix(real, ibv, list, ready)
+            }
+        };
+        let Err((error, bad)) = result else {
+            self.launched(state, first);
+            let Some(ticket) = gated else { return Ok(()) };
+            // SAFETY: upheld by the caller; `at` is the one that has to wait.
+            return unsafe { self.defer(state, at, Some(ticket), atomic) };
+        };
+        // The provider took some of them, or none.
+        // SAFETY: `bad` is one of the list.
+        let taken = unsafe { position(list, bad) }.min(ready);
+        let mut lane = self.shard().lane();
+        for gone in state.in_flight.drain(first + taken..) {
+            lane.cancel(gone.ticket);
+        }
+        if let Some(ticket) = gated {
+            lane.cancel(ticket);
+        }
+        drop(lane);
+        self.launched(state, first);
+        if atomic && taken > 0 {
+            // All or none, and some are out: the others follow, in their own time.
+            // SAFETY: upheld by the caller.
+            return unsafe { self.defer(state, bad, None, true) };
+        }
+        Err((error, bad))
+    }
+
+    /// The provider has taken all in flight from `first` on.
+    #[inline]
+    fn launched(&self, state: &mut State, first: usize) {
+        let count = state.in_flight.len() - first;
+        COUNTERS.posted.add(count as u64);
+        let mut bytes = 0;
+        let mut covered = false;
+        let mut lane = None;
+        for flight in state.in_flight.range_mut(first..).rev() {
+            covered |= flight.signaled;
+            bytes += flight.bytes;
+            if !covered {
+                let lane = lane.get_or_insert_with(|| self.shard().lane());
+                lane.complete(&flight.ticket, flight.bytes);
+                flight.ticket = Ticket::default();
+            }
+        }
+        COUNTERS.posted_bytes.add(bytes);
+        while state.in_flight.len() > IN_FLIGHT_MAX {
+            if let Some(oldest) = state.in_flight.pop_front() {
+                let lane = lane.get_or_insert_with(|| self.shard().lane());
+                lane.complete(&oldest.ticket, oldest.bytes);
+            }
+        }
+    }
+
+    /// Has a list wait. `first` is the ticket of its first, if that was submitted. If all of it was
+    /// found acceptable before (`accepted`), none is refused.
+    ///
+    /// # Safety
+    /// As for [`QueuePair::post`].
+    unsafe fn defer(
+        &'static self,
+        state: &mut State,
+        list: *mut ibv_send_wr,
+        first: Option<Ticket>,
+        accepted: bool,
+    ) -> Posted {
+        let nic = state.context.map_or(u8::MAX, Context::nic);
+        let mut first = first;
+        let mut result = Ok(());
+        let before = state.waiting.len();
+        let mut at = list;
+        // SAFETY: upheld by the caller, here and below.
+        while let Some(wr) = unsafe { at.as_ref() } {
+            if !accepted {
+                // SAFETY: as above.
+                if let Err(error) = unsafe { state.takes(wr, 1) } {
+                    result = Err((error, at));
+                    break;
+                }
+            }
+            // SAFETY: as above.
+            let (work, flow) = unsafe { (Work::copy(wr), classify::flow(wr, nic)) };
+            let leave = match (first.take(), flow) {
+                (Some(ticket), _) => Leave::Waits(ticket),
+                (None, Some(flow)) => Leave::Unasked(flow),
+                (None, None) => Leave::Granted(Ticket::default()),
+            };
+            if matches!(leave, Leave::Waits(_)) {
+                state.submitted += 1;
+            }
+            state.waiting.push_back(Deferred {
+                work,
+                wr_id: wr.wr_id,
+                signaled: state.signals_all || work::is_signaled(wr),
+                bytes: flow.map_or(0, |flow| flow.bytes),
+                leave,
+            });
+            at = wr.next;
+        }
+        if let Some(ticket) = first {
+            self.shard().lane().cancel(ticket);
+        }
+        COUNTERS.deferred.add((state.waiting.len() - before) as u64);
+        if before == 0 && !state.waiting.is_empty() {
+            self.shard().enlist(self);
+        }
+        self.advance(state);
+        result
+    }
+
+    /// Posts what may go by now; whether anything went. Does nothing if another thread is at it.
+    pub(crate) fn pump(&'static self) -> bool {
+        self.state
+            .try_lock()
+            .is_some_and(|mut state| self.advance(&mut state))
+    }
+
+    fn advance(&'static self, state: &mut State) -> bool {
+        if state.waiting.is_empty() {
+            return false;
+        }
+        let mut went = false;
+        while self.give_leave(state) && self.post_front(state) {
+            went = true;
+        }
+        if state.waiting.is_empty() {
+            self.shard().strike(self);
+        }
+        went
+    }
+
+    /// Submits what can be, collects permits; whether the first that waits may go.
+    fn give_leave(&self, state: &mut State) -> bool {
+        if state.waiting.is_empty() {
+            return false;
+        }
+        if state.standing == Standing::Broken {
+            self.release_all(state);
+            return true;
+        }
+        let mut lane = self.shard().lane();
+        while state.submitted < AHEAD.min(state.waiting.len()) && lane.has_room() {
+            let next = &mut state.waiting[state.submitted];
+            if let Leave::Unasked(flow) = &next.leave {
+                let mut ticket = Ticket::default();
+                lane.submit_whole_into(flow, &mut ticket);
+                next.leave = if lane.poll(&mut ticket).is_some() {
+                    Leave::Granted(ticket)
+                } else {
+                    Leave::Waits(ticket)
+                };
+            }
+            state.submitted += 1;
+        }
+        // The last one that may go takes along what is in front of it.
+        let mut granted = None;
+        for (index, waits) in state.waiting.range_mut(..state.submitted).enumerate() {
+            if let Leave::Waits(ticket) = &mut waits.leave {
+                if lane.poll(ticket).is_none() {
+                    continue;
+                }
+                waits.leave = Leave::Granted(core::mem::take(ticket));
+            }
+            if index == 0 {
+                return true;
+            }
+            granted = Some(index);
+        }
+        let Some(granted) = granted else { return false };
+        for waits in state.waiting.range_mut(..granted) {
+            if let Leave::Waits(ticket) =
+                core::mem::replace(&mut waits.leave, Leave::Granted(Ticket::default()))
+            {
+                COUNTERS.pulled.add(1);
+                lane.cancel(ticket);
+            }
+        }
+        true
+    }
+
+    /// Posts the first that waits, which may go; whether the provider took it, or refused it for good.
+    fn post_front(&self, state: &mut State) -> bool {
+        let Some(real) = state.context.and_then(Context::post_send) else {
+            return false;
+        };
+        let ibv = state.ibv.0;
+        let Some(front) = state.waiting.front_mut() else {
+            return false;
+        };
+        // SAFETY: our own copy, on a queue pair that is not destroyed: `close` comes before that.
+        let mut failed = match unsafe { call(real, ibv, front.work.request()) } {
+            Ok(()) => false,
+            // The program has not polled the completions that make room for it.
+            Err((libc::ENOMEM, _)) => return false,
+            Err(_) => true,
+        };
+        if failed {
+            COUNTERS.failed_late.add(1);
+            state.standing = Standing::Broken;
+            exports::break_queue_pair(ibv);
+            front.work.hollow();
+            // SAFETY: as above. In error, the provider takes it and completes it in its turn.
+            if let Err((libc::ENOMEM, _)) = unsafe { call(real, ibv, front.work.request()) } {
+                // Tried again, and then as what it is: one that fails.
+                return false;
+            }
+            failed = true;
+        }
+        let first = state.in_flight.len();
+        let Some(gone) = state.waiting.pop_front() else {
+            return false;
+        };
+        state.submitted = state.submitted.saturating_sub(1);
+        let ticket = match gone.leave {
+            Leave::Waits(ticket) | Leave::Granted(ticket) => ticket,
+            Leave::Unasked(_) => Ticket::default(),
+        };
+        state.in_flight.push_back(InFlight {
+            wr_id: gone.wr_id,
+            signaled: gone.signaled || failed,
+            bytes: gone.bytes,
+            ticket,
+            failed,
+        });
+        self.launched(state, first);
+        true
+    }
+
+    /// A completion came; the status that the program should see, if it is another.
+    pub(crate) fn completed(
+        &self,
+        wr_id: u64,
+        status: ibv_wc_status::Type,
+    ) -> Option<ibv_wc_status::Type> {
+        let mut state = self.state.lock();
+        let success = status == ibv_wc_status::IBV_WC_SUCCESS;
+        // In error each work request completes, and not only those that are signaled.
+        let last = state
+            .in_flight
+            .iter()
+            .position(|flight| flight.wr_id == wr_id && (flight.signaled || !success))?;
+        let mut failed = false;
+        let mut lane = self.shard().lane();
+        for flight in state.in_flight.drain(..=last) {
+            failed = flight.failed;
+            lane.complete(&flight.ticket, flight.bytes);
+        }
+        (failed && !success).then_some(ibv_wc_status::IBV_WC_LOC_QP_OP_ERR)
+    }
+}
+
+impl State {
+    /// Whether one more work request, the `nth` of a call, is what the provider would take.
+    ///
+    /// # Safety
+    /// As for [`work::sges`].
+    unsafe fn takes(&self, wr: &ibv_send_wr, nth: usize) -> Result<(), c_int> {
+        // While nothing waits, the provider counts.
+        let outstanding = if self.waiting.is_empty() {
+            0
+        } else {
+            self.outstanding()
+        };
+        let full = self
+            .limits
+            .is_some_and(|l| outstanding + nth > l.work_requests);
+        // SAFETY: upheld by the caller.
+        let valid = unsafe { work::is_valid(wr, self.limits.as_ref()) };
+        if full || !valid {
+            COUNTERS.refused.add(1);
+            return Err(if full { libc::ENOMEM } else { libc::EINVAL });
+        }
+        Ok(())
+    }
+
+    /// Whether all of a list is.
+    ///
+    /// # Safety
+    /// A list as a caller of `ibv_post_send` makes it.
+    unsafe fn takes_all(&self, list: *mut ibv_send_wr) -> Posted {
+        let (mut at, mut nth) = (list, 0);
+        // SAFETY: upheld by the caller, here and below.
+        while let Some(wr) = unsafe { at.as_ref() } {
+            nth += 1;
+            // SAFETY: as above.
+            unsafe { self.takes(wr, nth) }.map_err(|error| (error, list))?;
+            at = wr.next;
+        }
+        Ok(())
+    }
+
+    /// Work requests that the program has posted and not seen completed.
+    fn outstanding(&self) -> usize {
+        self.in_flight.len() + self.waiting.len()
+    }
+
+    /// Asks the kernel for what was not seen when the queue pair was made.
+    fn learn(&mut self, ibv: *mut ibv_qp) {
+        if self.asked_limits {
+            return;
+        }
+        self.asked_limits = true;
+        let Some(query) = real!(
+            QUERY_QP,
+            fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int
+        ) else {
+            return;
+        };
+        // SAFETY: both are plain data that the call fills.
+        unsafe {
+            let mut attr = core::mem::zeroed::<ibv_qp_attr>();
+            let mut init = core::mem::zeroed::<ibv_qp_init_attr>();
+            let mask = ibv_qp_attr_mask::IBV_QP_CAP.0 as c_int;
+            if query(ibv, &mut attr, mask, &mut init) == 0 {
+                self.limits = Some(Limits {
+                    work_requests: attr.cap.max_send_wr as usize,
+                    sges: attr.cap.max_send_sge,
+                    inline_bytes: attr.cap.max_inline_data,
+                });
+                self.signals_all = init.sq_sig_all != 0;
+            }
+        }
+    }
+}
+
+/// Calls the provider.
+///
+/// # Safety
+/// As for `ibv_post_send`.
+#[inline]
+unsafe fn call(real: PostSend, ibv: *mut ibv_qp, list: *mut ibv_send_wr) -> Posted {
+    let mut bad = ptr::null_mut();
+    // SAFETY: upheld by the caller.
+    match unsafe { real(ibv, list, &mut bad) } {
+        0 => Ok(()),
+        error => Err((error, bad)),
+    }
+}
+
+/// Calls the provider with the first `count` of a list, which stays as it is: other threads of the
+/// program may look at it.
+///
+/// # Safety
+/// As for `ibv_post_send`; the list has more than `count`.
+unsafe fn call_prefix(
+    real: PostSend,
+    ibv: *mut ibv_qp,
+    list: *mut ibv_send_wr,
+    count: usize,
+) -> Posted {
+    if count == 0 {
+        return Ok(());
+    }
+    let mut at = list;
+    // SAFETY: upheld by the caller.
+    let mut copies: Vec<ibv_send_wr> = (0..count)
+        .map(|_| unsafe {
+            let copy = ptr::read(at);
+            at = copy.next;
+            copy
+        })
+        .collect();
+    for index in (0..count - 1).rev() {
+        copies[index].next = &raw mut copies[index + 1];
+    }
+    copies[count - 1].next = ptr::null_mut();
+    // SAFETY: upheld by the caller.
+    let result = unsafe { call(real, ibv, copies.as_mut_ptr()) };
+    result.map_err(|(error, bad)| {
+        // SAFETY: `bad` is one of the copies; the list is at least as long.
+        unsafe {
+            let mut at = list;
+            for _ in 0..position(copies.as_mut_ptr(), bad) {
+                at = (*at).next;
+            }
+            (error, at)
+        }
+    })
+}
+
+/// Posts without scheduling.
+///
+/// # Safety
+/// As for `ibv_post_send`.
+pub(crate) unsafe fn pass(real: PostSend, ibv: *mut ibv_qp, list: *mut ibv_send_wr) -> Posted {
+    // SAFETY: upheld by the caller.
+    let result = unsafe { call(real, ibv, list) };
+    let end = result.err().map_or(ptr::null_mut(), |(_, bad)| bad);
+    let (mut count, mut bytes) = (0, 0);
+    let mut at = list;
+    // SAFETY: upheld by the caller: a list that ends.
+    while let Some(wr) = unsafe { at.as_ref() } {
+        if ptr::eq(wr, end) {
+            break;
+        }
+        count += 1;
+        // SAFETY: as above.
+        bytes += work::length(unsafe { work::sges(wr) });
+        at = wr.next;
+    }
+    COUNTERS.passed.add(count);
+    COUNTERS.passed_bytes.add(bytes);
+    result
+}
+
+/// How many of a list come before `bad`.
+///
+/// # Safety
+/// A list that ends.
+unsafe fn position(list: *mut ibv_send_wr, bad: *mut ibv_send_wr) -> usize {
+    let mut at = list;
+    let mut count = 0;
+    while !at.is_null() && at != bad {
+        // SAFETY: upheld by the caller.
+        at = unsafe { (*at).next };
+        count += 1;
+    }
+    count
+}

@@ -1,0 +1,98 @@
+//! Queue pairs by their number: looked up at each post and each completion, without a lock.
+
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::queue_pair::QueuePair;
+
+/// Numbers have 24 bits.
+const PAGE: usize = 1 << 12;
+
+type Page = [AtomicPtr<QueuePair>; PAGE];
+
+/// The queue pairs of a context. Pages are made when first needed and never freed; queue pairs
+/// neither, but they are used again, so that whoever found one may lock it and look whether it is
+/// still the same.
+#[derive(Debug)]
+pub(crate) struct Table {
+    pages: [AtomicPtr<Page>; PAGE],
+}
+
+/// Queue pairs that can be used again. A pointer, so that a forked child can leave behind a lock
+/// that is locked.
+static FREE: AtomicPtr<Mutex<Vec<&'static QueuePair>>> = AtomicPtr::new(ptr::null_mut());
+
+/// In a forked child.
+pub(crate) fn abandon() {
+    FREE.store(ptr::null_mut(), Ordering::Relaxed);
+}
+
+fn free() -> &'static Mutex<Vec<&'static QueuePair>> {
+    crate::lanes::get_or_leak(&FREE, || Mutex::new(Vec::new()))
+}
+
+impl Table {
+    pub(crate) const fn new() -> Self {
+        Self {
+            pages: [const { AtomicPtr::new(ptr::null_mut()) }; PAGE],
+        }
+    }
+
+    #[inline]
+    fn entry(&self, number: u32) -> Option<&AtomicPtr<QueuePair>> {
+        let (page, at) = (number as usize / PAGE % PAGE, number as usize % PAGE);
+        // SAFETY: null or a page that is never freed.
+        let page = unsafe { self.pages[page].load(Ordering::Acquire).as_ref() };
+        page.map(|page| &page[at])
+    }
+
+    /// The queue pair of a number.
+    #[inline]
+    pub(crate) fn find(&self, number: u32) -> Option<&'static QueuePair> {
+        // SAFETY: null or a queue pair, which is never freed.
+        unsafe { self.entry(number)?.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// A queue pair for a number that has none, or the one that it has.
+    pub(crate) fn make(&self, number: u32) -> &'static QueuePair {
+        let page = &self.pages[number as usize / PAGE % PAGE];
+        let page =
+            crate::lanes::get_or_leak(page, || [const { AtomicPtr::new(ptr::null_mut()) }; PAGE]);
+        let entry = &page[number as usize % PAGE];
+        // SAFETY: as in `find`.
+        if let Some(there) = unsafe { entry.load(Ordering::Acquire).as_ref() } {
+            return there;
+        }
+        let fresh = free().lock().pop();
+        let fresh = fresh.unwrap_or_else(|| Box::leak(Box::new(QueuePair::new())));
+        entry.store(ptr::from_ref(fresh).cast_mut(), Ordering::Release);
+        fresh
+    }
+
+    /// The number names nothing any more. The queue pair has been closed before.
+    pub(crate) fn remove(&self, number: u32) {
+        let Some(entry) = self.entry(number) else {
+            return;
+        };
+        let gone = entry.swap(ptr::null_mut(), Ordering::AcqRel);
+        // SAFETY: as in `find`.
+        if let Some(gone) = unsafe { gone.as_ref() } {
+            free().lock().push(gone);
+        }
+    }
+
+    /// Empties the table without looking at what was in it.
+    pub(crate) fn forget_all(&self) {
+        for page in &self.pages {
+            // SAFETY: as in `entry`.
+            let Some(page) = (unsafe { page.load(Ordering::Acquire).as_ref() }) else {
+                continue;
+            };
+            for entry in page {
+                entry.store(ptr::null_mut(), Ordering::Release);
+            }
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Work requests: what can be read off them, and copies that outlive the call that brought them.
+
+use core::ptr;
+use core::slice;
+
+use rdma_sys::{ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode};
+
+const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
+const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
+
+/// Whether a flag of `send_flags` is set.
+pub(crate) fn is_signaled(wr: &ibv_send_wr) -> bool {
+    wr.send_flags & SIGNALED != 0
+}
+
+fn is_inline(wr: &ibv_send_wr) -> bool {
+    wr.send_flags & INLINE != 0
+}
+
+/// The pieces of memory that it names.
+///
+/// # Safety
+/// `wr` is as a caller of `ibv_post_send` makes it.
+pub(crate) unsafe fn sges(wr: &ibv_send_wr) -> &[ibv_sge] {
+    match usize::try_from(wr.num_sge) {
+        Ok(count) if count > 0 && !wr.sg_list.is_null() => {
+            // SAFETY: upheld by the caller.
+            unsafe { slice::from_raw_parts(wr.sg_list, count) }
+        }
+        _ => &[],
+    }
+}
+
+/// Bytes of its memory. The verbs take a length of 0 for 2^31.
+pub(crate) fn length(sges: &[ibv_sge]) -> u64 {
+    sges.iter().map(|sge| u64::from(sge.length)).sum()
+}
+
+/// What a queue pair takes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Limits {
+    pub(crate) work_requests: usize,
+    pub(crate) sges: u32,
+    pub(crate) inline_bytes: u32,
+}
+
+/// Whether the provider would refuse it at once: then the program must hear it at once.
+///
+/// # Safety
+/// As for [`sges`].
+pub(crate) unsafe fn is_valid(wr: &ibv_send_wr, limits: Option<&Limits>) -> bool {
+    let Some(limits) = limits else { return true };
+    if wr.num_sge < 0 || wr.num_sge as u32 > limits.sges || wr.opcode > LAST_OPCODE {
+        return false;
+    }
+    // SAFETY: upheld by the caller.
+    !is_inline(wr) || length(unsafe { sges(wr) }) <= u64::from(limits.inline_bytes)
+}
+
+const LAST_OPCODE: ibv_wr_opcode::Type = ibv_wr_opcode::IBV_WR_ATOMIC_WRITE;
+
+/// A copy of a work request with all that it points to.
+pub(crate) struct Work {
+    wr: ibv_send_wr,
+    sges: Vec<ibv_sge>,
+    /// Payload of an inline one: the program may overwrite its own after the post.
+    inline: Vec<u8>,
+}
+
+// SAFETY: the pointers in it lead into its own vectors, or are handles of libibverbs that the program
+// may use from any thread.
+unsafe impl Send for Work {}
+
+impl Work {
+    /// A copy.
+    ///
+    /// # Safety
+    /// `wr` is as a caller of `ibv_post_send` makes it.
+    pub(crate) unsafe fn copy(wr: &ibv_send_wr) -> Self {
+        // SAFETY: plain data; the pointers in it are replaced before they are used.
+        let mut own = unsafe { ptr::read(wr) };
+        own.next = ptr::null_mut();
+        // SAFETY: upheld by the caller.
+        let sges = unsafe { sges(wr) };
+        if is_inline(wr) {
+            let mut inline = Vec::with_capacity(length(sges) as usize);
+            for sge in sges {
+                // SAFETY: an inline piece is readable memory of the program.
+                inline.extend_from_slice(unsafe {
+                    bytes(sge.addr as *const u8, sge.length as usize)
+                });
+            }
+            Self::inline(own, inline)
+        } else {
+            Self {
+                wr: own,
+                sges: sges.to_vec(),
+                inline: Vec::new(),
+            }
+        }
+    }
+
+    /// One that is being built: without memory so far.
+    pub(crate) fn new(wr: ibv_send_wr) -> Self {
+        Self {
+            wr,
+            sges: Vec::new(),
+            inline: Vec::new(),
+        }
+    }
+
+    fn inline(wr: ibv_send_wr, inline: Vec<u8>) -> Self {
+        let mut work = Self::new(wr);
+        work.set_inline(inline);
+        work
+    }
+
+    pub(crate) fn set_inline(&mut self, inline: Vec<u8>) {
+        self.wr.send_flags |= INLINE;
+        self.sges = vec![ibv_sge {
+            addr: 0,
+            length: inline.len() as u32,
+            lkey: 0,
+        }];
+        self.inline = inline;
+    }
+
+    pub(crate) fn set_sges(&mut self, sges: &[ibv_sge]) {
+        self.sges.clear();
+        self.sges.extend_from_slice(sges);
+    }
+
+    /// What it was, but moving nothing and signaled: for a queue pair in error, where it completes
+    /// with an error in its turn.
+    pub(crate) fn hollow(&mut self) {
+        self.sges.clear();
+        self.inline.clear();
+        self.wr.send_flags = SIGNALED;
+        self.wr.opcode = ibv_wr_opcode::IBV_WR_SEND;
+    }
+
+    /// The work request, for a post of it alone. Its pointers hold as long as it is neither moved into
+    /// another nor changed.
+    pub(crate) fn request(&mut self) -> &mut ibv_send_wr {
+        if let [sge] = self.sges.as_mut_slice()
+            && is_inline(&self.wr)
+        {
+            sge.addr = self.inline.as_ptr() as u64;
+        }
+        self.wr.next = ptr::null_mut();
+        self.wr.sg_list = self.sges.as_mut_ptr();
+        self.wr.num_sge = self.sges.len() as i32;
+        &mut self.wr
+    }
+}
+
+/// Bytes at an address; none if there are none.
+///
+/// # Safety
+/// `length` bytes at `address` are readable, unless `length` is 0.
+pub(crate) unsafe fn bytes<'a>(address: *const u8, length: usize) -> &'a [u8] {
+    if length == 0 {
+        return &[];
+    }
+    // SAFETY: upheld by the caller.
+    unsafe { slice::from_raw_parts(address, length) }
+}
+
+impl core::fmt::Debug for Work {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Work")
+            .field("wr_id", &self.wr.wr_id)
+            .field("opcode", &self.wr.opcode)
+            .field("sges", &self.sges.len())
+            .field("inline", &self.inline.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,344 @@
+/* What a post may rely on: nothing of the caller's is needed afterwards, lists, refusals,
+ * which requests complete. */
+#include "check.h"
+
+enum { DEPTH = 32, LEN = 4096 };
+
+/* The same request, SGEs and list are used again and again, changed right after each post. */
+static bool reuse_request(void) {
+    OPEN(p);
+    struct ibv_send_wr wr[4], *bad;
+    struct ibv_sge sge[4][2];
+    fill(p->a.buf, 2 * DEPTH * LEN, 5);
+    for (unsigned i = 0; i < DEPTH; i += 4) {
+        for (unsigned j = 0; j < 4; j++) {
+            const size_t at = (i + j) * LEN;
+            fill_request(&wr[j], sge[j], &p->a, &p->b,
+                         (struct ask){IBV_WR_RDMA_WRITE, at, at, 100, i + j, IBV_SEND_SIGNALED, 0});
+            sge[j][1] = (struct ibv_sge){(uintptr_t)p->a.buf + at + 100, LEN - 100,
+                                         p->a.mr->lkey};
+            wr[j].num_sge = 2;
+            wr[j].next = j < 3 ? &wr[j + 1] : NULL;
+        }
+        const int error = post(p->a.qp, wr, &bad);
+        /* First plausible but wrong, which a shallow copy would obey, then junk. */
+        for (unsigned j = 0; j < 4; j++) {
+            wr[j].wr.rdma.remote_addr = (uintptr_t)p->b.buf + 900000;
+            wr[j].wr_id = 99999;
+            sge[j][0].addr = sge[j][1].addr = (uintptr_t)p->a.buf + 800000;
+            __asm__ volatile("" : : "r"(wr), "r"(sge) : "memory");
+        }
+        if (i % 8) {
+            scribble(wr, sizeof wr);
+            scribble(sge, sizeof sge);
+        }
+        CHECK(!error, "post: %s", strerror(error));
+    }
+    DO(reap_run(&p->a, DEPTH, 0, IBV_WC_RDMA_WRITE, 0));
+    SAME(p->b.buf, DEPTH * LEN, 5, "written data");
+    UNTOUCHED(p->b.buf + 900000, LEN, 0xbb, "where the overwritten requests point");
+    return true;
+}
+
+/* The list and its SGEs lie on the heap and are freed (and unmapped) right after the post. */
+static bool reuse_freed(void) {
+    OPEN(p);
+    fill(p->a.buf, DEPTH * LEN, 6);
+    struct ibv_send_wr *wr = calloc(DEPTH, sizeof *wr), *bad;
+    struct ibv_sge *sge = calloc(DEPTH, sizeof *sge);
+    for (unsigned i = 0; i < DEPTH; i++) {
+        fill_request(&wr[i], &sge[i], &p->a, &p->b,
+                     (struct ask){IBV_WR_RDMA_WRITE, i * LEN, i * LEN, LEN, i,
+                                  IBV_SEND_SIGNALED, 0});
+        wr[i].next = i + 1 < DEPTH ? &wr[i + 1] : NULL;
+    }
+    const int error = post(p->a.qp, wr, &bad);
+    scribble(wr, DEPTH * sizeof *wr);
+    scribble(sge, DEPTH * sizeof *sge);
+    free(wr);
+    free(sge);
+    CHECK(!error, "post: %s", strerror(error));
+    DO(reap_run(&p->a, DEPTH, 0, IBV_WC_RDMA_WRITE, 0));
+    SAME(p->b.buf, DEPTH * LEN, 6, "written data");
+    return true;
+}
+
+/* Inline payload belongs to the caller again once the post has returned, and needs no lkey. */
+static bool reuse_inline(void) {
+    enum { SMALL = 60 };
+    OPEN(p, .inline_data = 64);
+    CHECK(p->a.cap.max_inline_data >= 64, "max_inline_data %u", p->a.cap.max_inline_data);
+    uint8_t *stack = malloc(SMALL);
+    for (unsigned i = 0; i < DEPTH; i++) DO(want(&p->b, 100000 + i * 64, 64, 50 + i));
+    for (unsigned i = 0; i < 2 * DEPTH; i++) {
+        struct ibv_send_wr wr, *bad;
+        struct ibv_sge sge[2];
+        const bool send = i % 2;
+        fill(stack, SMALL, i);
+        fill_request(&wr, sge, &p->a, &p->b,
+                     (struct ask){send ? IBV_WR_SEND : IBV_WR_RDMA_WRITE, 0, i * 64, SMALL, i,
+                                  IBV_SEND_SIGNALED | IBV_SEND_INLINE, 0});
+        sge[0] = (struct ibv_sge){(uintptr_t)stack, 17, 0xdead};
+        sge[1] = (struct ibv_sge){(uintptr_t)stack + 17, SMALL - 17, 0xdead};
+        wr.num_sge = 2;
+        const int error = post(p->a.qp, &wr, &bad);
+        scribble(stack, SMALL);
+        scribble(sge, sizeof sge);
+        scribble(&wr, sizeof wr);
+        CHECK(!error, "post: %s", strerror(error));
+    }
+    free(stack);
+    struct ibv_wc wc[2 * DEPTH];
+    DO(reap(p->a.cq, wc, 2 * DEPTH));
+    for (unsigned i = 0; i < 2 * DEPTH; i++)
+        WC(&wc[i], &p->a, i, i % 2 ? IBV_WC_SEND : IBV_WC_RDMA_WRITE, 0);
+    DO(reap_run(&p->b, DEPTH, 50, IBV_WC_RECV, SMALL));
+    for (unsigned i = 0; i < 2 * DEPTH; i++)
+        SAME(i % 2 ? p->b.buf + 100000 + i / 2 * 64 : p->b.buf + i * 64, SMALL, i, "inline data");
+    return true;
+}
+
+static void build_list(struct pair *p, struct ibv_send_wr *wr, struct ibv_sge *sge, unsigned n,
+                       uint64_t first) {
+    for (unsigned i = 0; i < n; i++) {
+        fill_request(&wr[i], &sge[i], &p->a, &p->b,
+                     (struct ask){IBV_WR_RDMA_WRITE, i * LEN, i * LEN, LEN, first + i,
+                                  IBV_SEND_SIGNALED, 0});
+        wr[i].next = i + 1 < n ? &wr[i + 1] : NULL;
+    }
+}
+
+static bool post_list(void) {
+    OPEN(p);
+    struct ibv_send_wr wr[DEPTH], *bad;
+    struct ibv_sge sge[DEPTH];
+    for (unsigned round = 0; round < 8; round++) {
+        fill(p->a.buf, DEPTH * LEN, 20 + round);
+        build_list(p, wr, sge, DEPTH, 1000 * round);
+        const int error = post(p->a.qp, wr, &bad);
+        scribble(wr, sizeof wr);
+        scribble(sge, sizeof sge);
+        CHECK(!error, "post: %s", strerror(error));
+        DO(reap_run(&p->a, DEPTH, 1000 * round, IBV_WC_RDMA_WRITE, 0));
+        SAME(p->b.buf, DEPTH * LEN, 20 + round, "written data");
+    }
+    /* An empty list is fine or refused, but takes nothing and breaks nothing. */
+    bad = NULL;
+    (void)ibv_post_send(p->a.qp, NULL, &bad);
+    return quiet(p->a.cq, 5);
+}
+
+/* The 20th of 32 cannot be: the 19 before it are executed, it is named, the rest is not taken. */
+static bool post_list_invalid(void) {
+    OPEN(p, .inline_data = 64);
+    enum { WRONG = 19 };
+    for (unsigned kind = 0; kind < 3; kind++) {
+        const unsigned wrong = kind == 2 ? 0 : WRONG;
+        struct ibv_send_wr wr[DEPTH], *bad;
+        struct ibv_sge sge[DEPTH], many[64];
+        memset(p->b.buf, 0xbb, DEPTH * LEN);
+        fill(p->a.buf, DEPTH * LEN, 30 + kind);
+        build_list(p, wr, sge, DEPTH, 100 * kind);
+        if (kind != 1) { /* one SGE too many */
+            CHECK(p->a.cap.max_send_sge < COUNT(many), "max_send_sge %u", p->a.cap.max_send_sge);
+            for (unsigned i = 0; i < COUNT(many); i++)
+                many[i] = (struct ibv_sge){(uintptr_t)p->a.buf + i, 1, p->a.mr->lkey};
+            wr[wrong].sg_list = many;
+            wr[wrong].num_sge = (int)p->a.cap.max_send_sge + 1;
+        } else { /* too much inline data */
+            wr[wrong].send_flags |= IBV_SEND_INLINE;
+            sge[wrong].length = p->a.cap.max_inline_data + 1;
+        }
+        int error = post(p->a.qp, wr, &bad);
+        CHECK(error == EINVAL || error == ENOMEM, "kind %u: the post gives %d, not EINVAL", kind,
+              error);
+        CHECK(bad == &wr[wrong], "kind %u: bad_wr is request %td, not %u", kind,
+              bad ? bad - wr : (ptrdiff_t)-1, wrong);
+        if (wrong) DO(reap_run(&p->a, (int)wrong, 100 * kind, IBV_WC_RDMA_WRITE, 0));
+        DO(quiet(p->a.cq, 20));
+        SAME(p->b.buf, wrong * LEN, 30 + kind, "the requests before the invalid one");
+        UNTOUCHED(p->b.buf + wrong * LEN, (DEPTH - wrong) * LEN, 0xbb,
+                  "the invalid request and those after it");
+        /* Mended, the rest goes through. */
+        wr[wrong].sg_list = &sge[wrong];
+        wr[wrong].num_sge = 1;
+        wr[wrong].send_flags = IBV_SEND_SIGNALED;
+        sge[wrong].length = LEN;
+        error = post(p->a.qp, &wr[wrong], &bad);
+        CHECK(!error, "the mended list: %s", strerror(error));
+        DO(reap_run(&p->a, (int)(DEPTH - wrong), 100 * kind + wrong, IBV_WC_RDMA_WRITE, 0));
+        SAME(p->b.buf, DEPTH * LEN, 30 + kind, "the whole list");
+    }
+    return true;
+}
+
+/* Only each sixteenth completes; the queue's room comes back with it. */
+static bool unsignaled(void) {
+    OPEN(p, .len = 4 << 20);
+    enum { TOTAL = 640, CHAIN = 16 };
+    fill(p->a.buf, TOTAL * LEN, 8);
+    unsigned posted = 0, done = 0;
+    while (done < TOTAL) {
+        while (posted < TOTAL && posted - done < 3 * CHAIN) {
+            const bool last = posted % CHAIN == CHAIN - 1;
+            DO(put(&p->a, &p->b, (struct ask){IBV_WR_RDMA_WRITE, posted * LEN, posted * LEN, LEN,
+                                              posted, last ? IBV_SEND_SIGNALED : 0, 0}));
+            posted++;
+        }
+        done += CHAIN;
+        DO(reap_run(&p->a, 1, done - 1, IBV_WC_RDMA_WRITE, 0));
+        CHECK(memcmp(p->b.buf + (done - CHAIN) * LEN, p->a.buf + (done - CHAIN) * LEN,
+                     CHAIN * LEN) == 0,
+              "the chain before completion %u", done - 1);
+    }
+    SAME(p->b.buf, TOTAL * LEN, 8, "written data");
+    return quiet(p->a.cq, 5);
+}
+
+/* sq_sig_all: every request completes, whatever its flags. */
+static bool sig_all(void) {
+    OPEN(p, .sig_all = true);
+    fill(p->a.buf, DEPTH * LEN, 11);
+    for (unsigned i = 0; i < DEPTH; i++)
+        DO(put(&p->a, &p->b, (struct ask){IBV_WR_RDMA_WRITE, i * LEN, i * LEN, LEN, i,
+                                          i % 3 ? 0 : IBV_SEND_SIGNALED, 0}));
+    DO(reap_run(&p->a, DEPTH, 0, IBV_WC_RDMA_WRITE, 0));
+    SAME(p->b.buf, DEPTH * LEN, 11, "written data");
+    return quiet(p->a.cq, 5);
+}
+
+/* Sends to a peer without receives stay outstanding, so that the queue fills for certain. */
+static bool send_numbered(struct end *end, uint64_t i, unsigned flags, int *error) {
+    struct ibv_send_wr wr, *bad;
+    struct ibv_sge sge;
+    fill(end->buf + i * 32, 32, i);
+    fill_request(&wr, &sge, end, NULL, (struct ask){IBV_WR_SEND, i * 32, 0, 32, i, flags, 0});
+    *error = post(end->qp, &wr, &bad);
+    CHECK(*error == 0 || bad == &wr, "bad_wr is not the refused request");
+    CHECK(*error == 0 || *error == ENOMEM, "refused with %s", strerror(*error));
+    return true;
+}
+
+static bool receive_numbered(struct end *end, uint64_t from, uint64_t to) {
+    for (uint64_t i = from; i < to;) {
+        const uint64_t n = to - i < 32 ? to - i : 32;
+        for (uint64_t j = i; j < i + n; j++) DO(want(end, j * 32, 32, j));
+        DO(reap_run(end, (int)n, i, IBV_WC_RECV, 32));
+        for (uint64_t j = i; j < i + n; j++) SAME(end->buf + j * 32, 32, j, "sent data");
+        i += n;
+    }
+    return true;
+}
+
+static bool sq_overflow(void) {
+    OPEN(p, .cqe = 2048);
+    const uint64_t room = p->a.cap.max_send_wr;
+    uint64_t taken = 0;
+    int error = 0;
+    while (taken < 4 * room) {
+        DO(send_numbered(&p->a, taken, IBV_SEND_SIGNALED, &error));
+        if (error) break;
+        taken++;
+    }
+    note("max_send_wr %llu, %llu taken%s", (unsigned long long)room, (unsigned long long)taken,
+         error ? "" : " without a refusal");
+    CHECK(taken >= room, "only %llu of %llu taken", (unsigned long long)taken,
+          (unsigned long long)room);
+    if (!strict_sq) {
+        DO(receive_numbered(&p->b, 0, taken));
+        DO(reap_run(&p->a, (int)taken, 0, IBV_WC_SEND, 0));
+        return quiet(p->a.cq, 20);
+    }
+    CHECK(error == ENOMEM && taken == room, "%llu taken, then %s", (unsigned long long)taken,
+          strerror(error));
+
+    /* Ten done and polled: of a list of twenty, ten fit. */
+    DO(receive_numbered(&p->b, 0, 10));
+    DO(reap_run(&p->a, 10, 0, IBV_WC_SEND, 0));
+    struct ibv_send_wr wr[20], *bad;
+    struct ibv_sge sge[20];
+    for (unsigned i = 0; i < 20; i++) {
+        fill(p->a.buf + (taken + i) * 32, 32, taken + i);
+        fill_request(&wr[i], &sge[i], &p->a, NULL,
+                     (struct ask){IBV_WR_SEND, (taken + i) * 32, 0, 32, taken + i,
+                                  IBV_SEND_SIGNALED, 0});
+        wr[i].next = i < 19 ? &wr[i + 1] : NULL;
+    }
+    error = post(p->a.qp, wr, &bad);
+    CHECK(error == ENOMEM, "twenty into a room of ten: %d", error);
+    CHECK(bad == &wr[10], "bad_wr is request %td, not 10", bad ? bad - wr : (ptrdiff_t)-1);
+    taken += 10;
+    DO(receive_numbered(&p->b, 10, taken));
+    DO(reap_run(&p->a, (int)taken - 10, 10, IBV_WC_SEND, 0));
+
+    /* Unsignaled requests hold their room until a signaled one behind them has been polled. */
+    for (unsigned round = 0; round < 2; round++) {
+        const uint64_t first = taken;
+        for (; taken < first + room; taken++) {
+            DO(send_numbered(&p->a, taken, taken + 1 == first + room ? IBV_SEND_SIGNALED : 0,
+                             &error));
+            CHECK(!error, "refused with %llu outstanding", (unsigned long long)(taken - first));
+        }
+        DO(send_numbered(&p->a, taken, 0, &error));
+        CHECK(error == ENOMEM, "more than max_send_wr unsignaled requests were taken");
+        DO(receive_numbered(&p->b, first, taken));
+        DO(reap_run(&p->a, 1, taken - 1, IBV_WC_SEND, 0));
+    }
+    return quiet(p->a.cq, 20);
+}
+
+/* Full and emptied again and again: room is neither lost nor invented. */
+static bool sq_cycles(void) {
+    OPEN(p, .send_wr = 16, .cqe = 512);
+    const unsigned room = p->a.cap.max_send_wr;
+    fill(p->a.buf, room * 512, 77);
+    for (unsigned round = 0; round < 100; round++) {
+        memset(p->b.buf, 0xbb, room * 512);
+        for (unsigned i = 0; i < room; i++)
+            DO(put(&p->a, &p->b,
+                   (struct ask){IBV_WR_RDMA_WRITE, i * 512, i * 512, 512, round * 1000 + i,
+                                round % 2 || i + 1 == room ? IBV_SEND_SIGNALED : 0, 0}));
+        if (round % 2) DO(reap_run(&p->a, (int)room, round * 1000, IBV_WC_RDMA_WRITE, 0));
+        else DO(reap_run(&p->a, 1, round * 1000 + room - 1, IBV_WC_RDMA_WRITE, 0));
+        SAME(p->b.buf, room * 512, 77, "written data");
+    }
+    return true;
+}
+
+static bool many_qps(void) {
+    enum { QPS = 200, EACH = 2000 };
+    OPEN(base, .cqe = 1024);
+    struct pair *p[QPS];
+    fill(base->a.buf, QPS * EACH, 21);
+    for (unsigned i = 0; i < QPS; i++) {
+        p[i] = pair_open(&(struct options){.share = base, .send_wr = 4, .recv_wr = 1});
+        if (!p[i]) return false;
+    }
+    for (unsigned i = 0; i < QPS; i++)
+        DO(put(&p[i]->a, &p[i]->b, (struct ask){IBV_WR_RDMA_WRITE, i * EACH, i * EACH, EACH, i,
+                                                IBV_SEND_SIGNALED, 0}));
+    bool seen[QPS] = {false};
+    for (unsigned i = 0; i < QPS; i++) {
+        struct ibv_wc wc;
+        DO(reap(base->a.cq, &wc, 1));
+        CHECK(wc.wr_id < QPS && !seen[wc.wr_id], "request %llu", (unsigned long long)wc.wr_id);
+        seen[wc.wr_id] = true;
+        WC(&wc, &p[wc.wr_id]->a, wc.wr_id, IBV_WC_RDMA_WRITE, 0);
+    }
+    SAME(base->b.buf, QPS * EACH, 21, "written data");
+    return quiet(base->a.cq, 5);
+}
+
+const struct check queue_checks[] = {
+    {"reuse_request", reuse_request},
+    {"reuse_freed", reuse_freed},
+    {"reuse_inline", reuse_inline},
+    {"post_list", post_list},
+    {"post_list_invalid", post_list_invalid},
+    {"unsignaled", unsignaled},
+    {"sig_all", sig_all},
+    {"sq_overflow", sq_overflow},
+    {"sq_cycles", sq_cycles},
+    {"many_qps", many_qps},
+    {NULL, NULL},
+};

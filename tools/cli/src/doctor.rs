@@ -1,0 +1,136 @@
+//! `laxity doctor`: what stands between this host's jobs and the scheduler.
+//!
+//! Each check is a function from what is on the host (a [`Root`], the daemon's answers) to
+//! [`Finding`]s; only this file asks the daemon, runs tools and prints.
+
+mod classes;
+mod fabric;
+mod finding;
+mod kernel;
+mod limits;
+mod processes;
+mod root;
+mod service;
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde::Serialize;
+
+use self::finding::{Finding, Severity};
+use self::root::Root;
+use crate::host::Endpoint;
+use crate::{library, registration};
+
+pub(crate) const HELP: &str = "\
+Looks at RDMA devices, their GIDs and trust, the daemon, the preload library, job profiles, traffic classes \
+that libraries choose by themselves, limits, the kernel, and processes whose transfers Laxity can't see. \
+Changes nothing. As root it sees the processes of all users.
+
+Exit status: 0 if there is no error (warnings are none), 1 if there is one.";
+
+/// Arguments of `laxity doctor`.
+#[derive(Args)]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    endpoint: Endpoint,
+    /// Registration socket of the daemon [default: $LAXITY_SOCKET, or /run/laxity/laxityd.sock]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// The preload library [default: $LAXITY_LIBRARY, or wherever it is installed]
+    #[arg(long, value_name = "PATH")]
+    library: Option<PathBuf>,
+    /// Print the findings as JSON
+    #[arg(long)]
+    json: bool,
+    /// Look at another host's /sys, /proc and /etc, copied below this folder
+    #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
+    root: PathBuf,
+}
+
+/// What `--json` prints. Fields may be added.
+#[derive(Serialize)]
+struct Report<'a> {
+    /// Release of these tools.
+    version: &'static str,
+    /// The worst severity.
+    worst: Severity,
+    findings: &'a [Finding],
+}
+
+/// Looks and prints; fails if there is an error.
+pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode> {
+    let findings = examine(args);
+    let worst = findings
+        .iter()
+        .map(|f| f.severity)
+        .max()
+        .unwrap_or(Severity::Ok);
+    let text = if args.json {
+        let report = Report {
+            version: env!("CARGO_PKG_VERSION"),
+            worst,
+            findings: &findings,
+        };
+        serde_json::to_string_pretty(&report).context("cannot write the findings as JSON")?
+    } else {
+        let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        finding::page(&findings, io::stdout().is_terminal() && !plain)
+    };
+    writeln!(io::stdout(), "{text}").context("cannot write to standard output")?;
+    Ok(if worst == Severity::Error {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+fn examine(args: &DoctorArgs) -> Vec<Finding> {
+    let root = Root::new(&args.root);
+    let answer = args
+        .endpoint
+        .connect()
+        .and_then(|mut daemon| daemon.status());
+    let status = answer.as_ref().ok();
+    let socket = args.socket.clone();
+    let socket = socket.unwrap_or_else(laxity_shm::registration::socket_path);
+    let ports = fabric::ports(&root);
+    let seen = processes::scan(&root);
+    // Tools speak of this host and of no other.
+    let ask = |program: &str, arguments: &[&str]| {
+        root.is_real().then(|| output(program, arguments)).flatten()
+    };
+
+    let mut findings = fabric::devices(&ports, status);
+    findings.extend(fabric::gids(&root, &ports));
+    findings.extend(fabric::trust(&root, &ports, &ask));
+    findings.extend(fabric::forced_class(&root, &ports));
+    findings.extend(service::daemon(&answer));
+    let attached = registration::probe(&socket, "laxity doctor");
+    findings.push(service::registration(&socket, &attached));
+    findings.push(service::library(&library::find(args.library.as_deref())));
+    findings.extend(service::profiles());
+    findings.extend(processes::coverage(&seen, status));
+    findings.extend(classes::inverted(&seen, status));
+    findings.extend(limits::memlock(&root, &seen, !ports.is_empty()));
+    findings.extend(kernel::kernel(&root, &kernel::try_out()));
+    findings
+}
+
+/// What a tool prints, if it is installed and succeeds.
+fn output(program: &str, arguments: &[&str]) -> Option<String> {
+    let run = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    run.status
+        .success()
+        .then(|| String::from_utf8_lossy(&run.stdout).into_owned())
+}

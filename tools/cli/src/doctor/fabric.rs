@@ -1,0 +1,334 @@
+//! RDMA devices and the network they are on: ports, GIDs, trust, what forces a traffic class.
+//!
+//! `/sys/class/infiniband` is as in Documentation/ABI/stable/sysfs-class-infiniband of the kernel.
+
+use laxity_wire::Status;
+
+use super::finding::Finding;
+use super::root::Root;
+
+const CLASS: &str = "/sys/class/infiniband";
+
+/// One port of one RDMA device.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Port {
+    /// `mlx5_0`.
+    pub(crate) device: String,
+    /// From 1.
+    pub(crate) number: String,
+    /// Its network interface, if it has one.
+    pub(crate) netdev: Option<String>,
+    /// RoCE, rather than InfiniBand.
+    pub(crate) ethernet: bool,
+    active: bool,
+    state: String,
+    rate_gbit: Option<f64>,
+}
+
+impl Port {
+    fn subject(&self) -> String {
+        format!("{}/{}", self.device, self.number)
+    }
+
+    fn path(&self, rest: &str) -> String {
+        format!("{CLASS}/{}/ports/{}/{rest}", self.device, self.number)
+    }
+}
+
+/// What a tool says, if it is installed: the program, its arguments, what it printed.
+pub(crate) type Tool<'a> = &'a dyn Fn(&str, &[&str]) -> Option<String>;
+
+/// The ports of all RDMA devices.
+pub(crate) fn ports(root: &Root) -> Vec<Port> {
+    let mut ports = Vec::new();
+    for device in root.names(CLASS) {
+        for number in root.names(&format!("{CLASS}/{device}/ports")) {
+            let read = |file: &str| root.text(&format!("{CLASS}/{device}/ports/{number}/{file}"));
+            let state = read("state").unwrap_or_else(|| "unknown".to_owned());
+            ports.push(Port {
+                netdev: netdev(root, &device, &number),
+                ethernet: read("link_layer").is_some_and(|layer| layer == "Ethernet"),
+                active: state.contains("ACTIVE"),
+                rate_gbit: read("rate").and_then(|rate| gbit(&rate)),
+                state,
+                device: device.clone(),
+                number,
+            });
+        }
+    }
+    ports
+}
+
+/// `"100 Gb/sec (4X EDR)"`.
+fn gbit(rate: &str) -> Option<f64> {
+    let (number, unit) = rate.split_once(' ')?;
+    unit.starts_with("Gb/sec").then(|| number.parse().ok())?
+}
+
+fn netdev(root: &Root, device: &str, port: &str) -> Option<String> {
+    let of_gid = format!("{CLASS}/{device}/ports/{port}/gid_attrs/ndevs/0");
+    root.text(&of_gid)
+        .or_else(|| root.text(&format!("{CLASS}/{device}/parent")))
+        .or_else(|| root.names(&format!("{CLASS}/{device}/device/net")).pop())
+        .filter(|name| !name.is_empty())
+}
+
+/// Each port's state, and whether the daemon knows of it and of its rate.
+pub(crate) fn devices(ports: &[Port], status: Option<&Status>) -> Vec<Finding> {
+    if ports.is_empty() {
+        let none = Finding::info("device", "no RDMA device")
+            .because("the preload library has nothing to do here; clients of laxity.h send over whatever they like")
+            .action("rdma link; modprobe the NIC's driver, or rdma link add rxe0 type rxe netdev eth0 to try it in software");
+        return vec![none];
+    }
+    let mut findings = Vec::new();
+    for port in ports {
+        let layer = if port.ethernet { "RoCE" } else { "InfiniBand" };
+        let rate = port
+            .rate_gbit
+            .map_or("rate unknown".to_owned(), |r| format!("{r} Gbit/s"));
+        let netdev = port.netdev.as_deref().unwrap_or("no network interface");
+        let found = format!("{}, {layer}, {rate}, {netdev}", port.state);
+        findings.push(if port.active {
+            Finding::ok("device", found).about(port.subject())
+        } else {
+            Finding::warn("device", found)
+                .about(port.subject())
+                .because("no traffic passes through a port that is not active")
+                .action(format!(
+                    "rdma link show {}; check cable and switch",
+                    port.subject()
+                ))
+        });
+        if !port.ethernet {
+            let note = Finding::info("marking", "InfiniBand: packets carry no DSCP")
+                .about(port.subject())
+                .because("Laxity orders transfers on this host; the fabric does not tell its levels apart");
+            findings.push(note);
+        }
+    }
+    if let Some(status) = status {
+        findings.extend(configured(ports, status));
+    }
+    findings
+}
+
+/// Whether the daemon's NICs are those of the host, and as fast.
+fn configured(ports: &[Port], status: &Status) -> Vec<Finding> {
+    let active: Vec<&Port> = ports.iter().filter(|port| port.active).collect();
+    let nics: Vec<_> = status
+        .ports
+        .iter()
+        .filter(|p| p.direction == "egress")
+        .collect();
+    let mut findings = Vec::new();
+    for port in &active {
+        let named = nics
+            .iter()
+            .find(|nic| nic.name == port.device || Some(&nic.name) == port.netdev.as_ref());
+        // One NIC of any name and one port: there is nothing to confuse.
+        let only = nics
+            .first()
+            .filter(|_| nics.len() == 1 && active.len() == 1);
+        let Some(nic) = named.or(only) else {
+            let missing = Finding::warn("nic", "the daemon has no NIC of this device's or interface's name")
+                .about(port.subject())
+                .because("its traffic counts on another NIC's port, whose rate and queue are not its own")
+                .action(format!(
+                    "add [[nic]] name = \"{}\" with its rate to /etc/laxity/laxityd.toml; systemctl restart laxityd",
+                    port.device
+                ));
+            findings.push(missing);
+            continue;
+        };
+        let Some(real) = port.rate_gbit else { continue };
+        let believed = nic.rate_bytes_per_s as f64 * 8.0 / 1e9;
+        if (believed - real).abs() > 0.05 * real {
+            let wrong = Finding::warn(
+                "nic",
+                format!("the daemon takes it for {believed} Gbit/s, the port runs at {real} Gbit/s"),
+            )
+            .about(port.subject())
+            .because("deadlines are judged, and bytes in flight bounded, by the wrong rate")
+            .action(format!(
+                "set rate = \"{real}Gbit\" of [[nic]] \"{}\" in /etc/laxity/laxityd.toml; systemctl reload laxityd",
+                nic.name
+            ));
+            findings.push(wrong);
+        } else {
+            let right = format!("NIC {} of the daemon, {believed} Gbit/s", nic.nic);
+            findings.push(Finding::ok("nic", right).about(port.subject()));
+        }
+    }
+    findings
+}
+
+/// Whether a RoCE port has an address whose packets carry a DSCP.
+pub(crate) fn gids(root: &Root, ports: &[Port]) -> Vec<Finding> {
+    let roce = ports.iter().filter(|port| port.ethernet);
+    roce.map(|port| gid(root, port).about(port.subject()))
+        .collect()
+}
+
+fn gid(root: &Root, port: &Port) -> Finding {
+    let (mut mapped, mut other_v2, mut v1) = (Vec::new(), Vec::new(), Vec::new());
+    for index in root.names(&port.path("gids")) {
+        let Some(gid) = root.text(&port.path(&format!("gids/{index}"))) else {
+            continue;
+        };
+        let kind = root.text(&port.path(&format!("gid_attrs/types/{index}")));
+        if gid.bytes().all(|b| b == b'0' || b == b':') {
+            continue;
+        }
+        let is_mapped = gid.starts_with("0000:0000:0000:0000:0000:ffff:");
+        match kind.as_deref() {
+            Some("RoCE v2") if is_mapped => mapped.push(index),
+            Some("RoCE v2") => other_v2.push(index),
+            _ => v1.push(index),
+        }
+    }
+    let address = format!(
+        "ip address add … dev {}",
+        port.netdev.as_deref().unwrap_or("…")
+    );
+    if !mapped.is_empty() {
+        Finding::ok(
+            "gid",
+            format!("RoCEv2 over IPv4 at index {}", mapped.join(", ")),
+        )
+    } else if !other_v2.is_empty() {
+        Finding::info(
+            "gid",
+            format!("RoCEv2 over IPv6 only, at index {}", other_v2.join(", ")),
+        )
+        .because("packets carry a DSCP; libraries that pick a GID by IPv4 find none")
+        .action(address)
+    } else if !v1.is_empty() {
+        Finding::warn("gid", "RoCE v1 only")
+            .because("its packets have no IP header, so no DSCP: switches can't tell Laxity's levels apart")
+            .action(format!("{address}; the kernel adds a RoCEv2 GID for each address"))
+    } else {
+        Finding::warn("gid", "no GID")
+            .because("no queue pair can be connected through this port")
+            .action(address)
+    }
+}
+
+/// What forces one class on everything, whatever Laxity or the application sets.
+pub(crate) fn forced_class(root: &Root, ports: &[Port]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for port in ports {
+        let file = format!("{CLASS}/{}/tc/{}/traffic_class", port.device, port.number);
+        // MLNX_OFED: "Global tclass=106", nothing when it forces none.
+        let forced = root.text(&file).and_then(|text| number_in(&text));
+        if let Some(class) = forced {
+            let finding = Finding::error(
+                "forced-class",
+                format!("{file} forces class {class} on every queue pair"),
+            )
+            .about(port.subject())
+            .because("neither Laxity's classes nor a job's own reach the wire")
+            .action(format!("echo -1 > {file}"));
+            findings.push(finding);
+        }
+        let cm = format!(
+            "/sys/kernel/config/rdma_cm/{}/ports/{}/default_roce_tos",
+            port.device, port.number
+        );
+        match root.text(&cm).and_then(|text| number_in(&text)) {
+            Some(tos) if tos != 0 => findings.push(
+                Finding::info("default-tos", format!("connections of librdmacm begin with ToS {tos}"))
+                    .about(port.subject())
+                    .because("a program that connects through rdma_cm and sets nothing has this class; a profile whose default_traffic_class differs takes it for a pin")
+                    .action(format!("echo 0 > {cm}, or set default_traffic_class = {tos} in the job's profile")),
+            ),
+            _ => {}
+        }
+    }
+    findings
+}
+
+/// The last number of `text`.
+fn number_in(text: &str) -> Option<u8> {
+    let digits = text
+        .rsplit(|c: char| !c.is_ascii_digit())
+        .find(|d| !d.is_empty())?;
+    let negative = text.contains(&format!("-{digits}"));
+    digits.parse().ok().filter(|_| !negative)
+}
+
+/// Whether the NIC sorts by DSCP, and what is known of PFC and ECN.
+pub(crate) fn trust(root: &Root, ports: &[Port], tool: Tool<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for port in ports.iter().filter(|port| port.ethernet) {
+        let Some(netdev) = port.netdev.as_deref() else {
+            continue;
+        };
+        let qos = tool("mlnx_qos", &["-i", netdev]);
+        findings.push(match trusted(netdev, qos.as_deref(), tool) {
+            Some((true, how)) => Finding::ok("trust", format!("DSCP ({how})")),
+            Some((false, how)) => Finding::warn("trust", format!("not DSCP ({how})"))
+                .because("the NIC sorts what it sends into its queues by something else than Laxity's marks")
+                .action(format!("mlnx_qos -i {netdev} --trust dscp, or dcb apptrust set dev {netdev} order dscp pcp")),
+            None => Finding::info("trust", "unknown: neither mlnx_qos nor dcb says")
+                .because("the NIC's queues and buffers only follow DSCP if it trusts it; the switches' trust is set there")
+                .action(format!("mlnx_qos -i {netdev} (mlx5), or the vendor's tool")),
+        }
+        .about(netdev));
+        findings.push(lossless(root, netdev, qos.as_deref()).about(netdev));
+    }
+    findings
+}
+
+/// Whether DSCP is trusted, and who says so.
+fn trusted(netdev: &str, qos: Option<&str>, tool: Tool<'_>) -> Option<(bool, &'static str)> {
+    let line = qos.and_then(|text| text.lines().find(|line| line.contains("trust state")));
+    if let Some((_, state)) = line.and_then(|line| line.split_once(':')) {
+        return Some((state.trim() == "dscp", "mlnx_qos"));
+    }
+    let order = tool("dcb", &["apptrust", "show", "dev", netdev]);
+    if let Some(text) = order.filter(|text| text.contains("order")) {
+        return Some((text.contains("dscp"), "dcb apptrust"));
+    }
+    // Drivers without apptrust (mlx5) trust DSCP as soon as one is mapped; none is no answer.
+    let map = tool("dcb", &["app", "show", "dev", netdev])?;
+    map.contains("dscp-prio").then_some((true, "dcb app"))
+}
+
+fn lossless(root: &Root, netdev: &str, qos: Option<&str>) -> Finding {
+    let enabled = |side: &str| {
+        let folder = format!("/sys/class/net/{netdev}/ecn/{side}/enable");
+        let on = |priority: &String| {
+            root.text(&format!("{folder}/{priority}"))
+                .is_some_and(|value| value == "1")
+        };
+        let on: Vec<String> = root.names(&folder).into_iter().filter(on).collect();
+        root.has(&folder).then(|| on.join(","))
+    };
+    let ecn = match (enabled("roce_np"), enabled("roce_rp")) {
+        (Some(np), Some(rp)) => format!("ECN on priorities {np} (notify) and {rp} (react)"),
+        _ => "ECN unreadable here".to_owned(),
+    };
+    // "\tenabled   \t0   0   0   1   0   0   0   0"
+    let row = qos.and_then(|text| text.lines().find_map(|l| l.trim().strip_prefix("enabled")));
+    let pfc = match row {
+        Some(row) => {
+            let on = row
+                .split_whitespace()
+                .enumerate()
+                .filter(|(_, bit)| *bit == "1");
+            let on: Vec<String> = on.map(|(priority, _)| priority.to_string()).collect();
+            format!(
+                "PFC on priorities {}",
+                if on.is_empty() {
+                    "none".into()
+                } else {
+                    on.join(",")
+                }
+            )
+        }
+        None => "PFC unreadable here".to_owned(),
+    };
+    Finding::info("lossless", format!("{pfc}; {ecn}"))
+        .because("levels that share a lossless priority pause together; the switches' own settings can't be seen from here")
+}

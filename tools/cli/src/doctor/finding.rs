@@ -1,0 +1,170 @@
+//! What a check says, and how it is shown.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+/// How bad it is. Only an error makes `laxity doctor` fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Severity {
+    /// As it should be.
+    Ok,
+    /// Good to know, or could not be found out.
+    Info,
+    /// Works, and not as well as it could.
+    Warn,
+    /// Does not work.
+    Error,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    /// Which check, such as `gid`; stable, for scripts.
+    pub(crate) id: &'static str,
+    /// How bad it is.
+    pub(crate) severity: Severity,
+    /// What it is about: a device, a process; empty for the host.
+    pub(crate) subject: String,
+    /// What was found.
+    pub(crate) found: String,
+    /// Why that matters; empty if all is well.
+    pub(crate) why: String,
+    /// What to do, a command where there is one; empty if nothing.
+    pub(crate) action: String,
+}
+
+impl Finding {
+    pub(crate) fn new(id: &'static str, severity: Severity, found: impl Into<String>) -> Self {
+        Self {
+            id,
+            severity,
+            subject: String::new(),
+            found: found.into(),
+            why: String::new(),
+            action: String::new(),
+        }
+    }
+
+    pub(crate) fn ok(id: &'static str, found: impl Into<String>) -> Self {
+        Self::new(id, Severity::Ok, found)
+    }
+
+    pub(crate) fn info(id: &'static str, found: impl Into<String>) -> Self {
+        Self::new(id, Severity::Info, found)
+    }
+
+    pub(crate) fn warn(id: &'static str, found: impl Into<String>) -> Self {
+        Self::new(id, Severity::Warn, found)
+    }
+
+    pub(crate) fn error(id: &'static str, found: impl Into<String>) -> Self {
+        Self::new(id, Severity::Error, found)
+    }
+
+    pub(crate) fn about(mut self, subject: impl Into<String>) -> Self {
+        self.subject = subject.into();
+        self
+    }
+
+    pub(crate) fn because(mut self, why: impl Into<String>) -> Self {
+        self.why = why.into();
+        self
+    }
+
+    pub(crate) fn action(mut self, action: impl Into<String>) -> Self {
+        self.action = action.into();
+        self
+    }
+}
+
+/// All findings for a person, the worst last, where a terminal shows them.
+pub(crate) fn page(findings: &[Finding], coloured: bool) -> String {
+    let mut sorted: Vec<&Finding> = findings.iter().collect();
+    sorted.sort_by_key(|finding| finding.severity);
+    let width = sorted.iter().map(|f| heading(f).chars().count()).max();
+    let width = width.unwrap_or(0);
+    let mut page = String::new();
+    for finding in sorted {
+        let (name, colour) = match finding.severity {
+            Severity::Ok => ("ok   ", 32),
+            Severity::Info => ("info ", 36),
+            Severity::Warn => ("warn ", 33),
+            Severity::Error => ("ERROR", 31),
+        };
+        let name = if coloured {
+            format!("\x1b[{colour}m{name}\x1b[0m")
+        } else {
+            name.to_owned()
+        };
+        let found = printable(&finding.found);
+        // Writing into a String does not fail.
+        let _ = writeln!(page, "{name}  {:width$}  {found}", heading(finding));
+        for (label, text) in [("why:", &finding.why), ("do: ", &finding.action)] {
+            if !text.is_empty() {
+                let _ = writeln!(page, "       {label} {}", printable(text));
+            }
+        }
+    }
+    let count = |severity| findings.iter().filter(|f| f.severity == severity).count();
+    let _ = write!(
+        page,
+        "\n{} ok, {} to know, {} warnings, {} errors",
+        count(Severity::Ok),
+        count(Severity::Info),
+        count(Severity::Warn),
+        count(Severity::Error)
+    );
+    page
+}
+
+fn heading(finding: &Finding) -> String {
+    if finding.subject.is_empty() {
+        finding.id.to_owned()
+    } else {
+        printable(&format!("{} {}", finding.id, finding.subject))
+    }
+}
+
+/// Names of processes and values of their variables are other people's text: no control sequences of
+/// theirs reach the terminal.
+fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_comes_last_with_its_reason_and_what_to_do() {
+        let findings = [
+            Finding::error("daemon", "none")
+                .because("reason")
+                .action("systemctl start"),
+            Finding::ok("kernel", "6.1"),
+        ];
+        let page = page(&findings, false);
+        let lines: Vec<&str> = page.lines().collect();
+        assert!(
+            lines[0].starts_with("ok") && lines[1].starts_with("ERROR"),
+            "{page}"
+        );
+        assert_eq!(lines[2], "       why: reason");
+        assert_eq!(lines[3], "       do:  systemctl start");
+        assert!(
+            page.ends_with("1 ok, 0 to know, 0 warnings, 1 errors"),
+            "{page}"
+        );
+    }
+
+    #[test]
+    fn colours_are_only_there_when_asked_for_and_never_those_of_a_process() {
+        let findings = [Finding::ok("x", "evil \x1b[31m name")];
+        assert!(!page(&findings, false).contains('\x1b'));
+        assert_eq!(page(&findings, true).matches('\x1b').count(), 2);
+    }
+}

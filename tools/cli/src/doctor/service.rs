@@ -1,0 +1,169 @@
+//! The daemon: is it there, does it admit this user, is it of this release, is it on?
+
+use std::path::Path;
+
+use laxity_profile::Profile;
+use laxity_shm::registration::{Reason, RegistrationError};
+use laxity_wire::{ControlError, Status};
+
+use super::finding::Finding;
+
+const START: &str =
+    "systemctl enable --now laxityd; journalctl -u laxityd says why it does not start";
+
+/// The control socket, and what the daemon says there of itself.
+pub(crate) fn daemon(answer: &Result<Status, ControlError>) -> Vec<Finding> {
+    match answer {
+        Ok(status) => {
+            let found = format!(
+                "laxityd {} (pid {}), policy {}",
+                status.version, status.pid, status.policy
+            );
+            let mut findings = vec![Finding::ok("daemon", found)];
+            findings.push(version(&status.version, env!("CARGO_PKG_VERSION")));
+            findings.push(switched(status));
+            findings.extend(clients(status));
+            findings
+        }
+        // It listens, and its file's mode keeps this user out: no reason to think it is down.
+        Err(ControlError::Connect { path, cause })
+            if cause.kind() == std::io::ErrorKind::PermissionDenied =>
+        {
+            let found = format!("this user may not ask {}", path.display());
+            let finding = Finding::info("daemon", found)
+                .because("mode, bypass and clients stay unknown here; jobs register elsewhere and are not affected")
+                .action("sudo laxity doctor");
+            vec![finding]
+        }
+        Err(error @ ControlError::Connect { .. }) => {
+            let finding = Finding::error("daemon", error.to_string())
+                .because("without a daemon everything goes out unscheduled")
+                .action(START);
+            vec![finding]
+        }
+        Err(error) => {
+            let finding = Finding::error("daemon", error.to_string())
+                .because("an operator can neither look at it nor switch it off")
+                .action("systemctl restart laxityd (jobs go on unscheduled meanwhile)");
+            vec![finding]
+        }
+    }
+}
+
+fn version(daemon: &str, cli: &str) -> Finding {
+    if daemon == cli {
+        return Finding::ok("version", format!("daemon and tools are both {cli}"));
+    }
+    Finding::warn(
+        "version",
+        format!("the daemon is {daemon}, these tools are {cli}"),
+    )
+    .because("a client of another release may not be understood, and would go on unscheduled")
+    .action("install one release everywhere; systemctl restart laxityd")
+}
+
+fn switched(status: &Status) -> Finding {
+    if status.bypass {
+        return Finding::warn("mode", "bypassed")
+            .because("somebody ordered that all traffic goes out unscheduled")
+            .action("laxity bypass off");
+    }
+    let change = "set mode = \"enforce\" in /etc/laxity/laxityd.toml; systemctl reload laxityd";
+    match status.mode.as_str() {
+        "enforce" => Finding::ok("mode", "enforce"),
+        "observe" => Finding::info("mode", "observe")
+            .because("transfers are accounted for, none is delayed")
+            .action(change),
+        mode => Finding::warn("mode", mode)
+            .because("nothing is scheduled")
+            .action(change),
+    }
+}
+
+fn clients(status: &Status) -> Vec<Finding> {
+    if status.clients.is_empty() {
+        let finding = Finding::info("clients", "no client is attached")
+            .action("laxity run --profile NAME -- COMMAND");
+        return vec![finding];
+    }
+    let mut names: Vec<&str> = status.clients.iter().map(|c| c.name.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let found = format!("{} attached: {}", status.clients.len(), names.join(", "));
+    let mut findings = vec![Finding::ok("clients", found)];
+    for client in &status.clients {
+        let subject = format!("{} ({})", client.pid, client.name);
+        if client.garbage_records > 0 || client.quarantined_lanes > 0 {
+            let found = format!(
+                "{} records of it made no sense, {} lanes are no longer read",
+                client.garbage_records, client.quarantined_lanes
+            );
+            let finding = Finding::warn("clients", found)
+                .about(subject)
+                .because("what those threads send goes out unscheduled")
+                .action(
+                    "restart it with the library of this release; the daemon's log has the records",
+                );
+            findings.push(finding);
+        } else if client.mode == "off" {
+            let finding = Finding::info("clients", "its mode is off").about(subject);
+            findings.push(finding.because("it is attached, and nothing of it is scheduled"));
+        }
+    }
+    findings
+}
+
+/// The registration socket, by the handshake that a job does.
+pub(crate) fn registration(socket: &Path, answer: &Result<(), RegistrationError>) -> Finding {
+    let shown = socket.display();
+    let Err(error) = answer else {
+        return Finding::ok("registration", format!("{shown} admits this user"));
+    };
+    let finding = Finding::error("registration", format!("{shown}: {error}"))
+        .because("jobs of this user go out unscheduled");
+    finding.action(match error {
+        RegistrationError::Rejected { reason: Reason::Forbidden, .. } => {
+            "add its user or group to [access] in /etc/laxity/laxityd.toml; systemctl reload laxityd"
+        }
+        RegistrationError::Rejected { reason: Reason::Full, .. } => {
+            "raise scheduler.clients_max in /etc/laxity/laxityd.toml; systemctl reload laxityd"
+        }
+        RegistrationError::Version(_)
+        | RegistrationError::Rejected { reason: Reason::Version, .. } => {
+            "install one release everywhere; systemctl restart laxityd"
+        }
+        RegistrationError::System { source, .. }
+            if source.kind() == std::io::ErrorKind::PermissionDenied =>
+        {
+            "access.socket_mode in /etc/laxity/laxityd.toml, and the modes of the folders above the socket"
+        }
+        RegistrationError::NoAnswer => "systemctl restart laxityd (it listens and does not answer)",
+        _ => START,
+    })
+}
+
+/// The preload library.
+pub(crate) fn library(found: &anyhow::Result<std::path::PathBuf>) -> Finding {
+    match found {
+        Ok(path) => Finding::ok("library", path.display().to_string()),
+        Err(error) => Finding::warn("library", error.to_string())
+            .because("`laxity run` can't put a program under Laxity; programs that link laxity_client need it not"),
+    }
+}
+
+/// The job profiles of this host.
+pub(crate) fn profiles() -> Vec<Finding> {
+    let names = Profile::names();
+    let broken = names.iter().filter_map(|name| Profile::load(name).err());
+    let mut findings: Vec<Finding> = broken
+        .map(|error| {
+            Finding::error("profile", error.to_string()).because(
+                "`laxity run` refuses it, and a job that has it already uses the profile `default`",
+            )
+        })
+        .collect();
+    if findings.is_empty() {
+        findings.push(Finding::ok("profile", names.join(", ")));
+    }
+    findings
+}

@@ -1,0 +1,122 @@
+//! Where `liblaxity.so` is, and whether a preload of it would work.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+use crate::program::{Binary, Kind, inspect};
+
+/// Names the library, as `--library` does.
+pub(crate) const LIBRARY_ENV: &str = "LAXITY_LIBRARY";
+const NAME: &str = "liblaxity.so";
+
+/// The library: `chosen`, else `$LAXITY_LIBRARY`, else the first of [`places`] that has it.
+pub(crate) fn find(chosen: Option<&Path>) -> Result<PathBuf> {
+    let named = env::var_os(LIBRARY_ENV).filter(|value| !value.is_empty());
+    if let Some(path) = chosen.map(Path::to_owned).or(named.map(PathBuf::from)) {
+        if !path.is_file() {
+            bail!(
+                "{} is no file; --library and ${LIBRARY_ENV} want the path of {NAME}",
+                path.display()
+            );
+        }
+        return Ok(path);
+    }
+    let places = places(env::current_exe().ok().as_deref());
+    match places.iter().find(|place| place.is_file()) {
+        Some(found) => Ok(found.clone()),
+        None => {
+            let folders = places.iter().filter_map(|place| place.parent());
+            let looked: Vec<String> = folders.map(|folder| folder.display().to_string()).collect();
+            bail!(
+                "{NAME} is in none of {}; name it with --library PATH or ${LIBRARY_ENV}, or install it",
+                looked.join(", ")
+            )
+        }
+    }
+}
+
+/// Where it may be, most likely first: beside a program in a build folder, where `make install`
+/// puts it, where a package would.
+fn places(executable: Option<&Path>) -> Vec<PathBuf> {
+    let multiarch = format!("{}-linux-gnu", env::consts::ARCH);
+    let mut folders = Vec::new();
+    if let Some(beside) = executable.and_then(Path::parent) {
+        folders.push(beside.to_owned());
+        if let Some(prefix) = beside.parent() {
+            let lib = prefix.join("lib");
+            folders.extend([lib.join(&multiarch).join("laxity"), lib.join("laxity"), lib]);
+        }
+    }
+    for lib in ["/usr/local/lib", "/usr/lib"].map(Path::new) {
+        folders.extend([lib.join(&multiarch).join("laxity"), lib.join("laxity")]);
+        folders.extend([lib.join(&multiarch), lib.to_owned()]);
+    }
+    folders.extend(["/usr/lib64/laxity", "/usr/lib64"].map(PathBuf::from));
+    let mut places: Vec<PathBuf> = Vec::new();
+    for place in folders.into_iter().map(|folder| folder.join(NAME)) {
+        if !places.contains(&place) {
+            places.push(place);
+        }
+    }
+    places
+}
+
+/// What kind of machine code the library is, if the loader could preload it at all.
+pub(crate) fn check(path: &Path) -> Result<Binary> {
+    let text = path.to_string_lossy();
+    // ld.so(8): entries are separated by spaces or colons, and nothing quotes either.
+    if text.contains([' ', ':']) {
+        bail!(
+            "{text} has a space or a colon in its path, where LD_PRELOAD would split it; put a link to it elsewhere"
+        );
+    }
+    match inspect(path)? {
+        Kind::Dynamic(binary) | Kind::Static(binary) if binary.shared => Ok(binary),
+        _ => bail!("{text} is no shared library"),
+    }
+}
+
+/// The value of LD_PRELOAD with `library` first and whatever stood there behind it, in its order. One
+/// that is there already (`laxity run` inside `laxity run`) is not loaded twice.
+pub(crate) fn preload(library: &str, present: Option<&str>) -> String {
+    let others = present
+        .unwrap_or_default()
+        .split([' ', ':'])
+        .filter(|entry| !entry.is_empty() && *entry != library);
+    let entries: Vec<&str> = [library].into_iter().chain(others).collect();
+    entries.join(":")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_is_preloaded_first_and_the_rest_keeps_its_order() {
+        assert_eq!(preload("/a/l.so", None), "/a/l.so");
+        assert_eq!(preload("/a/l.so", Some("")), "/a/l.so");
+        assert_eq!(
+            preload("/a/l.so", Some("/b.so /c.so:/d.so")),
+            "/a/l.so:/b.so:/c.so:/d.so"
+        );
+        assert_eq!(preload("/a/l.so", Some("/b.so:/a/l.so")), "/a/l.so:/b.so");
+    }
+
+    #[test]
+    fn it_is_looked_for_beside_the_program_then_where_packages_put_it_and_nowhere_twice() {
+        let places = places(Some("/usr/local/bin/laxity".as_ref()));
+        assert_eq!(places[0], Path::new("/usr/local/bin/liblaxity.so"));
+        assert!(places.contains(&PathBuf::from("/usr/local/lib/liblaxity.so")));
+        let multiarch = format!(
+            "/usr/lib/{}-linux-gnu/laxity/liblaxity.so",
+            env::consts::ARCH
+        );
+        assert!(places.contains(&PathBuf::from(multiarch)));
+        let mut once = places.clone();
+        once.sort();
+        once.dedup();
+        assert_eq!(once.len(), places.len());
+    }
+}

@@ -1,0 +1,54 @@
+//! `laxity profiles`: which job profiles there are, and what is in one.
+
+use std::io::{self, Write};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use laxity_profile::Profile;
+
+use crate::host::table;
+
+/// Arguments of `laxity profiles`.
+#[derive(Args)]
+pub(crate) struct ProfilesArgs {
+    /// Print this profile, as a start for one of your own; without it, list all
+    #[arg(value_name = "NAME")]
+    show: Option<String>,
+}
+
+pub(crate) fn profiles(args: &ProfilesArgs) -> Result<()> {
+    match &args.show {
+        Some(name) => {
+            let (origin, text) = Profile::text(name)?;
+            write!(io::stdout(), "# {origin}\n{text}")
+                .context("cannot write to standard output")?;
+            // Shown first, so that whoever looks for the mistake has the text.
+            Profile::parse(name, origin, &text)?;
+            Ok(())
+        }
+        None => list(),
+    }
+}
+
+fn list() -> Result<()> {
+    let mut rows = table(&["profile", "write", "read", "send", "atomic", "from", "for"]);
+    let mut broken = Vec::new();
+    for name in Profile::names() {
+        match Profile::load(&name) {
+            Ok(profile) => {
+                let stage = profile.stage;
+                let stages = [stage.write, stage.read, stage.send, stage.atomic];
+                let mut row = vec![profile.name];
+                row.extend(stages.map(|stage| stage.to_string()));
+                row.extend([profile.origin.to_string(), profile.description]);
+                rows.add_row(row);
+            }
+            Err(error) => broken.push(error.to_string()),
+        }
+    }
+    writeln!(io::stdout(), "{rows}").context("cannot write to standard output")?;
+    if !broken.is_empty() {
+        bail!("{}", broken.join("\n"));
+    }
+    Ok(())
+}

@@ -1,0 +1,311 @@
+//! `laxity run`: checks everything that can be checked, prepares the environment, and becomes the
+//! command by execve(2): its process id, exit status, signals and standard streams are its own.
+
+use std::convert::Infallible;
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use laxity_profile::{PROFILE_ENV, Profile};
+use laxity_quantity::Nanos;
+
+use crate::program::{self, Ignored};
+use crate::{library, registration};
+
+/// `run` itself failed and the command was never started; 126 and 127 as a shell has them. All three
+/// as env(1), nice(1) and timeout(1) do it.
+const EXIT_OWN: u8 = 125;
+const EXIT_NOT_EXECUTABLE: u8 = 126;
+const EXIT_NOT_FOUND: u8 = 127;
+/// What a registration has room for.
+const NAME_BYTES_MAX: usize = 32;
+
+pub(crate) const HELP: &str = "\
+Preloads liblaxity.so into CMD and everything that CMD starts, and becomes CMD: process id, exit code, \
+signals and standard streams are CMD's own. Without a daemon the job runs all the same, unscheduled.
+
+The profile says what a transfer is for when the program gives no hint; `laxity profiles` lists them. \
+A traffic class that an operator pinned (MC_IB_TC, NCCL_IB_TC, UCX_IB_TRAFFIC_CLASS, --tclass) stays \
+as it is: Laxity then orders the job's transfers and does not mark them.
+
+Examples:
+  # vLLM with Mooncake moving KV cache from prefill to decode; on both sides
+  laxity run --profile mooncake --slo-ttft 500ms -- \\
+      vllm serve MODEL --kv-transfer-config '{…}'
+
+  # a program whose RDMA is all NCCL's
+  laxity run --profile nccl -- torchrun --nproc-per-node 8 serve.py
+
+  # look before you leap: account and report, delay nothing
+  laxity run --profile mooncake --mode observe --report /tmp/job.json -- ./serve.sh
+
+  # perftest, where a WRITE counts as prefill-to-decode and a SEND as a collective
+  laxity run --profile perftest -- ib_write_bw -d mlx5_0 HOST
+
+Exit status: CMD's; 125 if something is wrong before CMD starts (a profile, the library, no daemon and \
+--require), 126 if CMD can't be executed, 127 if there is no CMD, 2 for wrong arguments.
+
+Variables of CMD: LD_PRELOAD (ours first, then what was there), LAXITY_PROFILE, and with their options \
+LAXITY_MODE, LAXITY_SLO_TTFT, LAXITY_SOCKET, LAXITY_NAME and LAXITY_REPORT. Those that are set already \
+hold where no option is given. `laxity doctor` says what else stands in a job's way.";
+
+/// Arguments of `laxity run`.
+#[derive(Args)]
+pub(crate) struct RunArgs {
+    /// Job profile: a name, or a path with a `/` in it [default: $LAXITY_PROFILE, or `default`]
+    #[arg(long, short, value_name = "PROFILE")]
+    profile: Option<String>,
+    /// Objective on the time to first token of requests without a deadline of their own, such as 500ms
+    #[arg(long, value_name = "DURATION")]
+    slo_ttft: Option<Nanos>,
+    /// How far the scheduler may go in this job; the daemon's own mode may be lower
+    #[arg(long, value_enum)]
+    mode: Option<Mode>,
+    /// The preload library [default: $LAXITY_LIBRARY, or wherever it is installed]
+    #[arg(long, value_name = "PATH")]
+    library: Option<PathBuf>,
+    /// Registration socket of the daemon [default: $LAXITY_SOCKET, or /run/laxity/laxityd.sock]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Name of the job in `laxity status`, at most 32 bytes [default: that of each executable]
+    #[arg(long)]
+    name: Option<String>,
+    /// Where the library writes what it did with the transfers when the job ends
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Refuse to start if the daemon does not admit the job
+    #[arg(long)]
+    require: bool,
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Mode {
+    /// Account and report, delay nothing
+    Observe,
+    /// Transfers wait for permits
+    Enforce,
+    /// Preload the library and schedule nothing
+    Off,
+}
+
+impl Mode {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Observe => "observe",
+            Self::Enforce => "enforce",
+            Self::Off => "off",
+        }
+    }
+}
+
+/// What will be executed, and what is worth saying before.
+struct Plan {
+    command: Command,
+    warnings: Vec<String>,
+}
+
+/// Becomes the command; returns only if that failed.
+pub(crate) fn run(args: &RunArgs) -> ExitCode {
+    let mut plan = match plan(args) {
+        Ok(plan) => plan,
+        Err(error) => {
+            eprintln!("laxity run: {error:#}");
+            return ExitCode::from(EXIT_OWN);
+        }
+    };
+    for warning in &plan.warnings {
+        eprintln!("laxity run: warning: {warning}");
+    }
+    let Err((code, message)) = become_it(&mut plan.command, &args.command[0]);
+    eprintln!("laxity run: {message}");
+    ExitCode::from(code)
+}
+
+fn plan(args: &RunArgs) -> Result<Plan> {
+    let mut warnings = Vec::new();
+    let mut command = Command::new(&args.command[0]);
+    command.args(&args.command[1..]);
+
+    let (name, profile) = profile(args)?;
+    command.env(PROFILE_ENV, name);
+    for variable in &profile.qp.pin_variables {
+        if let Some(class) = set(variable) {
+            warnings.push(format!(
+                "{variable}={} pins the traffic class of this job: Laxity orders its transfers and does not mark them; unset it to have them marked",
+                class.to_string_lossy()
+            ));
+        }
+    }
+
+    let mode = mode(args)?;
+    if let Some(mode) = mode {
+        command.env("LAXITY_MODE", mode.name());
+    }
+    if let Some(objective) = objective(args)? {
+        command.env("LAXITY_SLO_TTFT", objective.to_string());
+    }
+    if let Some(name) = &args.name {
+        if name.is_empty() || name.len() > NAME_BYTES_MAX {
+            bail!(
+                "--name wants 1 to {NAME_BYTES_MAX} bytes, `{name}` has {}",
+                name.len()
+            );
+        }
+        command.env("LAXITY_NAME", name);
+    }
+    if let Some(report) = &args.report {
+        command.env("LAXITY_REPORT", report_file(report)?);
+    }
+    if let Some(socket) = &args.socket {
+        command.env("LAXITY_SOCKET", absolute(socket)?);
+    }
+
+    preload(args, &mut command, &mut warnings)?;
+    if mode != Some(Mode::Off) || args.require {
+        daemon(args, &mut warnings)?;
+    }
+    Ok(Plan { command, warnings })
+}
+
+/// The profile, and the name by which the job will find the same one wherever it goes.
+fn profile(args: &RunArgs) -> Result<(OsString, Profile)> {
+    let inherited = set(PROFILE_ENV).map(|name| name.to_string_lossy().into_owned());
+    let name = args.profile.clone().or(inherited);
+    let name = name.unwrap_or_else(|| "default".to_owned());
+    let profile = Profile::load(&name)?;
+    let name = if name.contains('/') {
+        absolute(Path::new(&name))?.into_os_string()
+    } else {
+        name.into()
+    };
+    Ok((name, profile))
+}
+
+/// The mode of the option, else that of the environment. There a misspelt one would count as `off`.
+fn mode(args: &RunArgs) -> Result<Option<Mode>> {
+    let Some(inherited) = set("LAXITY_MODE").filter(|_| args.mode.is_none()) else {
+        return Ok(args.mode);
+    };
+    let text = inherited.to_string_lossy();
+    match Mode::from_str(&text, false) {
+        Ok(mode) => Ok(Some(mode)),
+        Err(_) => bail!("LAXITY_MODE is `{text}`; set it to off, observe or enforce"),
+    }
+}
+
+fn objective(args: &RunArgs) -> Result<Option<Nanos>> {
+    let inherited = set("LAXITY_SLO_TTFT").filter(|_| args.slo_ttft.is_none());
+    let objective = match inherited {
+        None => args.slo_ttft,
+        Some(text) => Some(text.to_string_lossy().parse().context("LAXITY_SLO_TTFT")?),
+    };
+    if objective == Some(Nanos(0)) {
+        bail!("an objective of zero is missed by every request; leave it out for none");
+    }
+    Ok(objective)
+}
+
+/// The job writes the report when it ends, which is late to learn that it can't.
+fn report_file(report: &Path) -> Result<PathBuf> {
+    let report = absolute(report)?;
+    match report.parent() {
+        Some(folder) if folder.is_dir() && !report.is_dir() => Ok(report),
+        _ => bail!(
+            "cannot write a report to {}: name a file in a folder that exists",
+            report.display()
+        ),
+    }
+}
+
+fn preload(args: &RunArgs, command: &mut Command, warnings: &mut Vec<String>) -> Result<()> {
+    let path = absolute(&library::find(args.library.as_deref())?)?;
+    let binary = library::check(&path)?;
+    let present = set("LD_PRELOAD").map(|value| value.to_string_lossy().into_owned());
+    command.env(
+        "LD_PRELOAD",
+        library::preload(&path.to_string_lossy(), present.as_deref()),
+    );
+
+    let search = env::var_os("PATH");
+    let resolved = program::resolve(&args.command[0], search.as_deref());
+    if let Some(why) = resolved.and_then(|file| program::ignored(&file, binary)) {
+        warnings.push(match why {
+            Ignored::Static(file) => format!(
+                "{} is linked statically: no library can be preloaded, and its transfers go out unscheduled (those of dynamically linked programs that it starts don't)",
+                file.display()
+            ),
+            Ignored::Privileged(file) => format!(
+                "{} is setuid or setgid: the loader ignores LD_PRELOAD, and its transfers go out unscheduled; run laxity as that user instead",
+                file.display()
+            ),
+            Ignored::Foreign(file) => format!(
+                "{} is of another architecture than {}: it can't be preloaded, and its transfers go out unscheduled",
+                file.display(),
+                path.display()
+            ),
+        });
+    }
+    Ok(())
+}
+
+fn daemon(args: &RunArgs, warnings: &mut Vec<String>) -> Result<()> {
+    let socket = args.socket.clone();
+    let socket = socket.unwrap_or_else(laxity_shm::registration::socket_path);
+    let Err(error) = registration::probe(&socket, "laxity run") else {
+        return Ok(());
+    };
+    let problem = format!(
+        "laxityd at {} does not admit this job: {error}",
+        socket.display()
+    );
+    if args.require {
+        bail!("{problem}; not started, because of --require (`laxity doctor` says more)");
+    }
+    warnings.push(format!(
+        "{problem}; it runs unscheduled until one does (`laxity doctor` says more)"
+    ));
+    Ok(())
+}
+
+/// Replaces this process. What comes back is the exit code and what to say.
+fn become_it(command: &mut Command, name: &OsStr) -> Result<Infallible, (u8, String)> {
+    let error = command.exec();
+    let shown = name.to_string_lossy();
+    let found = program::resolve(name, env::var_os("PATH").as_deref());
+    Err(match (error.kind(), found) {
+        (ErrorKind::NotFound, None) => (
+            EXIT_NOT_FOUND,
+            format!("{shown}: no such command; is it in PATH?"),
+        ),
+        (ErrorKind::NotFound, Some(file)) => (
+            EXIT_NOT_FOUND,
+            format!(
+                "{}: the interpreter that it names does not exist",
+                file.display()
+            ),
+        ),
+        (ErrorKind::PermissionDenied, _) => (
+            EXIT_NOT_EXECUTABLE,
+            format!("{shown}: not executable by this user; chmod +x, or name its interpreter"),
+        ),
+        _ => (EXIT_NOT_EXECUTABLE, format!("{shown}: {error}")),
+    })
+}
+
+/// The value of an environment variable that is set to something.
+fn set(variable: &str) -> Option<OsString> {
+    env::var_os(variable).filter(|value| !value.is_empty())
+}
+
+/// The job may change its folder.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).with_context(|| format!("cannot resolve `{}`", path.display()))
+}

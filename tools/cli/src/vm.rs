@@ -1,0 +1,213 @@
+//! `laxity lab exec` and `laxity lab shell`: programs in the SoftRoCE lab's guest.
+
+use std::fs;
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use laxity_rig::vm::{self, Exec, Input, Job, NetworkConfig, Shell, Stream, VmConfig, VmError};
+
+/// Exit codes that are not the command's: its time was up, as timeout(1); the lab itself failed.
+const TIMED_OUT: u8 = 124;
+const LAB_FAILED: u8 = 125;
+
+pub(crate) const EXEC_HELP: &str = "\
+The guest is a virtual machine with Debian's stock kernel, two SoftRoCE devices, and this machine's
+files at the same paths. What it writes stays in its memory, but for the folders given by --share.
+The command runs as root, in the current folder, with this environment and:
+  LAXITY_LAB=1               LAXITY_LAB_GID=1           (index of the RoCEv2 GIDs)
+  LAXITY_LAB_DEV0=rxe0       LAXITY_LAB_DEV1=rxe1       (RDMA devices)
+  LAXITY_LAB_NETDEV0=v0      LAXITY_LAB_NETDEV1=v1      (their interfaces)
+  LAXITY_LAB_ADDR0=10.77.0.1 LAXITY_LAB_ADDR1=10.77.1.1 (their addresses)
+  LAXITY_LAB_ROUTER=router   (network namespace of the router between them)
+Standard input is passed on unless it is a terminal.
+
+Exit code: the command's (128 + n if signal n ended it, 127 if there is no such program); 124 when
+--timeout is over; 125 when the lab itself failed.
+
+Examples:
+  laxity lab exec -- ibv_devinfo -d rxe0
+  laxity lab exec --rate-mbit 24 --json - -- sh -c '
+      ib_write_bw -d rxe0 -x 1 & sleep 1; ib_write_bw -d rxe1 -x 1 --tclass=184 10.77.0.1; wait'";
+
+/// What the guest of a command is like.
+#[derive(Args)]
+pub(crate) struct GuestArgs {
+    /// Rate of each of the router's ports; without it nothing is shaped
+    #[arg(long, value_name = "N")]
+    rate_mbit: Option<u32>,
+    /// DSCPs in strict order of priority, highest first; 0 is for all others
+    #[arg(long, value_name = "DSCP,…", value_delimiter = ',')]
+    dscp_order: Option<Vec<u8>>,
+    /// Packets in each of the router's queues
+    #[arg(long, value_name = "N")]
+    queue_packets: Option<u32>,
+    /// Folder of this machine that the guest may write to, at the same path
+    #[arg(long, value_name = "FOLDER")]
+    share: Vec<PathBuf>,
+    /// Memory of the guest
+    #[arg(long, value_name = "MIB", default_value_t = 2048)]
+    memory_mib: u32,
+    /// Seconds that the command may take; then the guest is killed
+    #[arg(long, value_name = "S")]
+    timeout: Option<f64>,
+}
+
+/// Arguments of `laxity lab exec`.
+#[derive(Args)]
+pub(crate) struct ExecArgs {
+    #[command(flatten)]
+    guest: GuestArgs,
+    /// Write times, exit code and the router's counters as JSON; `-` is standard error
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+impl GuestArgs {
+    fn config(&self) -> Result<VmConfig> {
+        let mut network = NetworkConfig {
+            rate_mbit: self.rate_mbit,
+            ..NetworkConfig::default()
+        };
+        if let Some(order) = &self.dscp_order {
+            network.dscp_order.clone_from(order);
+        }
+        if let Some(packets) = self.queue_packets {
+            network.queue_packets = packets;
+        }
+        network.validate()?;
+        let limit = match self.timeout {
+            None => None,
+            Some(s) => Some(
+                Duration::try_from_secs_f64(s)
+                    .with_context(|| format!("--timeout {s}: not a time"))?,
+            ),
+        };
+        Ok(VmConfig {
+            network,
+            limit,
+            memory_mib: self.memory_mib,
+            writable: self.share.clone(),
+            ..VmConfig::default()
+        })
+    }
+}
+
+/// A program with this process's environment and folder.
+fn like_this(argv: Vec<String>) -> Result<Exec> {
+    Ok(Exec {
+        argv,
+        // What is no UTF-8 stays behind; nothing here depends on it.
+        env: std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect(),
+        cwd: std::env::current_dir().context("cannot tell the current folder")?,
+    })
+}
+
+/// Writes what the command prints.
+fn print(stream: Stream, bytes: &[u8]) -> io::Result<()> {
+    match stream {
+        Stream::Stdout => {
+            let mut out = io::stdout().lock();
+            out.write_all(bytes).and_then(|()| out.flush())
+        }
+        Stream::Stderr => io::stderr().write_all(bytes),
+    }
+}
+
+/// The exit code for what kept a command from having one.
+fn failed(error: &VmError) -> ExitCode {
+    eprintln!("laxity: {error}");
+    ExitCode::from(match error {
+        VmError::TimedOut { .. } => TIMED_OUT,
+        _ => LAB_FAILED,
+    })
+}
+
+fn code(exit_code: i32) -> ExitCode {
+    ExitCode::from(u8::try_from(exit_code).unwrap_or(1))
+}
+
+/// Says whether this machine can run a guest.
+pub(crate) fn probe() -> Result<()> {
+    let lacks = vm::lacks(&VmConfig::default());
+    let mut out = io::stdout().lock();
+    for lack in &lacks {
+        writeln!(out, "   MISSING  {lack}").context("cannot write to standard output")?;
+    }
+    if !lacks.is_empty() {
+        bail!("this machine cannot run the SoftRoCE lab; see above for what is missing");
+    }
+    writeln!(out, "this machine can run the SoftRoCE lab")
+        .context("cannot write to standard output")
+}
+
+pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
+    let config = args.guest.config()?;
+    let to_stderr = args
+        .json
+        .as_ref()
+        .is_some_and(|path| path.as_os_str() == "-");
+    let file = match &args.json {
+        // Before the time is spent: can it be written at all?
+        Some(path) if !to_stderr => Some((
+            path,
+            fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?,
+        )),
+        _ => None,
+    };
+    let job = Job::Exec(like_this(args.command.clone())?);
+    let input = if io::stdin().is_terminal() {
+        Input::Empty
+    } else {
+        Input::Stdin
+    };
+    let report = match vm::run(&config, &job, input, &mut print) {
+        Ok(report) => report,
+        Err(error) => return Ok(failed(&error)),
+    };
+    let json = serde_json::to_string_pretty(&report).context("cannot write the report as JSON")?;
+    if to_stderr {
+        eprintln!("{json}");
+    }
+    if let Some((path, mut file)) = file {
+        writeln!(file, "{json}").with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(code(report.finished.exit_code))
+}
+
+pub(crate) fn shell(args: &GuestArgs) -> Result<ExitCode> {
+    let config = args.config()?;
+    if !io::stdin().is_terminal() {
+        bail!("a shell needs a terminal; `laxity lab exec -- CMD` runs commands without");
+    }
+    let shell = std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".into());
+    let (rows, columns) = vm::terminal::size();
+    let job = Job::Shell(Shell {
+        exec: like_this(vec![shell])?,
+        rows,
+        columns,
+    });
+    let guest = match vm::Vm::boot(&config, &job) {
+        Ok(guest) => guest,
+        Err(error) => return Ok(failed(&error)),
+    };
+    eprintln!(
+        "laxity: rxe0 and rxe1 are up after {:.1} s; exit or Ctrl-] ends the guest",
+        guest.boot_ms() as f64 / 1e3
+    );
+    let raw = vm::terminal::Raw::enter().context("cannot use this terminal")?;
+    let report = guest.finish(Input::Terminal, &mut print);
+    drop(raw);
+    Ok(match report {
+        Ok(report) => code(report.finished.exit_code),
+        Err(error) => failed(&error),
+    })
+}

@@ -1,0 +1,121 @@
+//! What host and guest tell each other while a job runs: frames over one virtio-serial port.
+//!
+//! A frame is a byte that says what it is, the length of what follows (4 bytes, little endian)
+//! and that. One port for everything, since a port can be opened only once and frames keep the
+//! order between standard output and standard error.
+
+use std::io::{self, Read, Write};
+
+/// Name of the port.
+pub const PORT: &str = "laxity";
+
+/// Longest content of a frame, bytes.
+pub const CONTENT_BYTES_MAX: usize = 32 << 10;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Guest: devices and network are up; the content is [`super::job::Facts`] as JSON.
+    Ready = b'R',
+    /// Guest: standard output of the job.
+    Stdout = b'1',
+    /// Guest: standard error of the job.
+    Stderr = b'2',
+    /// Guest: still here. Empty.
+    Alive = b'A',
+    /// Host: standard input of the job. Empty at its end.
+    Stdin = b'0',
+}
+
+impl Kind {
+    fn of(byte: u8) -> io::Result<Self> {
+        [
+            Self::Ready,
+            Self::Stdout,
+            Self::Stderr,
+            Self::Alive,
+            Self::Stdin,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u8 == byte)
+        .ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("no frame is of kind {byte:#04x}"),
+            )
+        })
+    }
+}
+
+/// Writes content as frames of one kind; an empty one if there is none.
+///
+/// # Errors
+/// The other side is gone.
+pub fn send(port: &mut impl Write, kind: Kind, content: &[u8]) -> io::Result<()> {
+    let mut rest = content;
+    loop {
+        let (now, later) = rest.split_at(rest.len().min(CONTENT_BYTES_MAX));
+        let mut frame = Vec::with_capacity(now.len() + 5);
+        frame.push(kind as u8);
+        frame.extend_from_slice(&(now.len() as u32).to_le_bytes());
+        frame.extend_from_slice(now);
+        port.write_all(&frame)?;
+        rest = later;
+        if rest.is_empty() {
+            return port.flush();
+        }
+    }
+}
+
+/// The next frame.
+///
+/// # Errors
+/// The other side is gone (`UnexpectedEof`), or it does not speak frames.
+pub fn receive(port: &mut impl Read) -> io::Result<(Kind, Vec<u8>)> {
+    let mut head = [0; 5];
+    port.read_exact(&mut head)?;
+    let kind = Kind::of(head[0])?;
+    let length = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
+    if length > CONTENT_BYTES_MAX {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("a frame of {length} bytes"),
+        ));
+    }
+    let mut content = vec![0; length];
+    port.read_exact(&mut content)?;
+    Ok((kind, content))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_content_comes_in_several_frames_and_no_content_in_one() {
+        let long = vec![3; CONTENT_BYTES_MAX + 5];
+        let mut wire = Vec::new();
+        send(&mut wire, Kind::Stdout, &long).expect("a Vec takes all");
+        send(&mut wire, Kind::Stdin, &[]).expect("a Vec takes all");
+        let mut wire = wire.as_slice();
+        let mut got = Vec::new();
+        for expected in [CONTENT_BYTES_MAX, 5] {
+            let (kind, content) = receive(&mut wire).expect("a frame");
+            assert_eq!((kind, content.len()), (Kind::Stdout, expected));
+            got.extend(content);
+        }
+        assert_eq!(got, long);
+        assert_eq!(
+            receive(&mut wire).expect("a frame"),
+            (Kind::Stdin, Vec::new())
+        );
+        assert!(receive(&mut wire).is_err(), "the end");
+    }
+
+    #[test]
+    fn noise_is_refused() {
+        assert!(receive(&mut b"x\0\0\0\0".as_slice()).is_err());
+        assert!(receive(&mut b"1\xff\xff\xff\xff".as_slice()).is_err());
+    }
+}

@@ -1,0 +1,88 @@
+//! The job that runs one program, its standard streams connected to the host's.
+
+use std::io::{Read, Write as _};
+use std::process::{Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+use super::channel::{CONTENT_BYTES_MAX, Kind};
+use super::guest::{Guest, Output, with_lab_variables};
+use super::job::Exec;
+use super::task::shell_code;
+
+/// How long output may come after the program's end, from what it left running.
+const DRAIN: Duration = Duration::from_secs(1);
+
+/// Exit codes of a program that is not there, or cannot be run: as a shell's.
+const NOT_FOUND: i32 = 127;
+const NOT_RUN: i32 = 126;
+
+/// The command for a program of the host's choice.
+pub(super) fn command(config: &Exec, guest: &Guest) -> anyhow::Result<Command> {
+    let (program, args) = config.argv.split_first().context("no program was named")?;
+    let env = with_lab_variables(&config.env, guest.environment());
+    let mut command = Command::new(program);
+    command
+        .args(args)
+        .env_clear()
+        .envs(env)
+        .current_dir(&config.cwd);
+    Ok(command)
+}
+
+/// Runs the program; its exit code as a shell would give it.
+///
+/// # Errors
+/// The host is gone.
+pub fn run(config: &Exec, guest: &mut Guest) -> anyhow::Result<i32> {
+    let spawned = command(config, guest)?
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = match spawned {
+        Ok(child) => child,
+        Err(error) => {
+            let (program, cwd) = (&config.argv[0], config.cwd.display());
+            guest.say(&format!(
+                "laxity: cannot start `{program}` in {cwd}: {error}"
+            ))?;
+            let missing = error.kind() == std::io::ErrorKind::NotFound;
+            return Ok(if missing { NOT_FOUND } else { NOT_RUN });
+        }
+    };
+    if let (Some(mut pipe), Some(pieces)) = (child.stdin.take(), guest.take_stdin()) {
+        std::thread::spawn(move || {
+            while let Ok(piece) = pieces.recv() {
+                // A program need not read to the end of its input.
+                if piece.is_empty() || pipe.write_all(&piece).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    let pumps = [
+        pump(child.stdout.take(), Kind::Stdout, guest.output()),
+        pump(child.stderr.take(), Kind::Stderr, guest.output()),
+    ];
+    let status = child.wait().context("waiting for the program")?;
+    let give_up = Instant::now() + DRAIN;
+    while !pumps.iter().all(JoinHandle::is_finished) && Instant::now() < give_up {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(shell_code(status))
+}
+
+fn pump(stream: Option<impl Read + Send + 'static>, kind: Kind, output: Output) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        let Some(mut stream) = stream else { return };
+        let mut buffer = vec![0; CONTENT_BYTES_MAX];
+        while let Ok(length @ 1..) = stream.read(&mut buffer) {
+            if output.send(kind, &buffer[..length]).is_err() {
+                return;
+            }
+        }
+    })
+}

@@ -1,0 +1,393 @@
+//! Inside the guest: its first process, and the process that runs the job.
+//!
+//! ```text
+//! init.sh (initramfs) ─▶ first_process: mounts, reaps, and at the end tells QEMU how it went
+//!                          └─ job_process: network, devices, channel; runs the job; writes the answer
+//! ```
+//!
+//! They are two so that a job that fails in whatever way cannot take the guest's end with it.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt as _, symlink};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use nix::sys::wait::{WaitStatus, wait};
+
+use super::channel::{self, Kind};
+use super::counters::{self, RouterCounters};
+use super::job::{self, ANSWER_FILE, Answer, CONTROL_FOLDER, Facts, Finished, ORDER_FILE, Order};
+use super::network::{self, ADDRESSES, DEVICES, INTERFACES, NetworkConfig, ROUTER};
+use super::qemu::{EXIT_PORT, Farewell};
+use super::task::Task;
+use crate::sandbox;
+
+/// How often the guest says that it is alive.
+pub const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// Where programs are looked for.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+fn control(name: &str) -> PathBuf {
+    Path::new(CONTROL_FOLDER).join(name)
+}
+
+/// *guest*: the guest's first process. Does not return: the guest ends with it.
+pub fn first_process() -> ! {
+    let farewell = match furnish().and_then(|()| supervise()) {
+        Ok(farewell) => farewell,
+        Err(error) => {
+            // Nobody else tells the host.
+            let _ = write_answer(&Answer::Failed(format!("setting up the guest: {error:#}")));
+            Farewell::Finished
+        }
+    };
+    let ended = OpenOptions::new()
+        .write(true)
+        .open("/dev/port")
+        .and_then(|port| port.write_all_at(&[farewell as u8], EXIT_PORT));
+    panic!("QEMU does not end: {ended:?}");
+}
+
+fn mount_new(kind: &str, at: &str, flags: MsFlags, data: &str) -> anyhow::Result<()> {
+    fs::create_dir_all(at).with_context(|| format!("creating {at}"))?;
+    mount(Some(kind), at, Some(kind), flags, Some(data))
+        .with_context(|| format!("mounting {kind} on {at}"))
+}
+
+/// What programs expect of a system, and the host's folders that the order names.
+fn furnish() -> anyhow::Result<()> {
+    let none = MsFlags::empty();
+    mount_new("devpts", "/dev/pts", none, "mode=0620,ptmxmode=0666")?;
+    mount_new("tmpfs", "/dev/shm", none, "mode=1777")?;
+    for (link, target) in [
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+    ] {
+        symlink(target, format!("/dev/{link}")).with_context(|| format!("linking /dev/{link}"))?;
+    }
+    setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY)
+        .context("allowing memory to be locked")?;
+    nix::unistd::sethostname("laxity-lab").context("naming the guest")?;
+    let order = read_order()?;
+    // So that modprobe finds the modules of this kernel, not the host's.
+    let modules = Path::new("/lib/modules").join(&order.release);
+    fs::create_dir_all(&modules).with_context(|| format!("creating {}", modules.display()))?;
+    mount(
+        Some(&order.modules),
+        &modules,
+        None::<&str>,
+        MsFlags::MS_BIND,
+        None::<&str>,
+    )
+    .with_context(|| format!("mounting {}", modules.display()))?;
+    for share in &order.shares {
+        mount(
+            Some(share.tag.as_str()),
+            &share.folder,
+            Some("9p"),
+            none,
+            Some("trans=virtio,version=9p2000.L,msize=512000,cache=mmap"),
+        )
+        .with_context(|| format!("mounting {}", share.folder.display()))?;
+    }
+    Ok(())
+}
+
+/// Starts the job's process and waits for its end, and for whatever else ends meanwhile.
+fn supervise() -> anyhow::Result<Farewell> {
+    let child = sandbox::internal("guest-job")
+        .env_clear()
+        .env("PATH", PATH)
+        .env("HOME", "/root")
+        .env("TERM", "linux")
+        .spawn()
+        .context("starting the job's process")?;
+    loop {
+        let ended = match wait() {
+            Ok(WaitStatus::Exited(pid, code)) => (pid, ExitStatus::from_raw(code << 8)),
+            Ok(WaitStatus::Signaled(pid, signal, _)) => (pid, ExitStatus::from_raw(signal as i32)),
+            Ok(_) | Err(Errno::EINTR) => continue,
+            Err(error) => bail!("waiting for the job's process: {error}"),
+        };
+        if ended.0.as_raw() == child.id() as i32 {
+            let answered = control(ANSWER_FILE).is_file();
+            if ended.1.success() && answered {
+                return Ok(Farewell::Finished);
+            }
+            eprintln!("laxity: the job's process ended with {}", ended.1);
+            return Ok(Farewell::Lost);
+        }
+    }
+}
+
+fn read_order() -> anyhow::Result<Order> {
+    let path = control(ORDER_FILE);
+    let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+    serde_json::from_slice(&bytes).context("the host speaks another version")
+}
+
+fn write_answer(answer: &Answer) -> anyhow::Result<()> {
+    let (new, path) = (control(".answer"), control(ANSWER_FILE));
+    fs::write(&new, serde_json::to_vec(answer)?)
+        .and_then(|()| fs::rename(&new, &path))
+        .with_context(|| format!("writing {}", path.display()))
+}
+
+/// *guest-job*: sets up what jobs need, runs the one that was ordered and writes the answer.
+///
+/// # Errors
+/// The answer cannot be written; everything else is in it.
+pub fn job_process() -> anyhow::Result<()> {
+    let answer = match answer() {
+        Ok(finished) => Answer::Finished(finished),
+        Err(error) => Answer::Failed(format!("{error:#}")),
+    };
+    write_answer(&answer)
+}
+
+fn answer() -> anyhow::Result<Finished> {
+    let order = read_order()?;
+    let mut guest = Guest::set_up(&order)?;
+    let (exit_code, details) = job::run(&order.job, &mut guest)?;
+    Ok(Finished {
+        exit_code,
+        details,
+        router: guest.counters()?,
+    })
+}
+
+/// The guest, as a job sees it.
+#[derive(Debug)]
+pub struct Guest {
+    /// What it is.
+    pub facts: Facts,
+    network: NetworkConfig,
+    port: Arc<Mutex<File>>,
+    stdin: Option<Receiver<Vec<u8>>>,
+}
+
+impl Guest {
+    fn set_up(order: &Order) -> anyhow::Result<Self> {
+        let began = Instant::now();
+        let gid_index = network::build(&order.network).context("building the network")?;
+        let facts = Facts {
+            release: order.release.clone(),
+            gid_index,
+            rate_mbit: order.network.rate_mbit,
+            network_ms: began.elapsed().as_millis() as u64,
+        };
+        let port = open_port()?;
+        let mut reader = port.try_clone().context("the channel")?;
+        let (stdin_in, stdin) = sync_channel(4);
+        std::thread::spawn(move || {
+            while let Ok((kind, content)) = channel::receive(&mut reader) {
+                if kind == Kind::Stdin && stdin_in.send(content).is_err() {
+                    return;
+                }
+            }
+        });
+        let guest = Self {
+            facts,
+            network: order.network.clone(),
+            port: Arc::new(Mutex::new(port)),
+            stdin: Some(stdin),
+        };
+        guest.send(Kind::Ready, &serde_json::to_vec(&guest.facts)?)?;
+        let port = Arc::clone(&guest.port);
+        std::thread::spawn(move || {
+            loop {
+                std::thread::sleep(HEARTBEAT);
+                let mut port = port.lock().unwrap_or_else(PoisonError::into_inner);
+                if channel::send(&mut *port, Kind::Alive, &[]).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(guest)
+    }
+
+    fn send(&self, kind: Kind, content: &[u8]) -> anyhow::Result<()> {
+        let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
+        channel::send(&mut *port, kind, content).context("the channel to the host")
+    }
+
+    /// Writes to the host's standard output, at once.
+    ///
+    /// # Errors
+    /// The host is gone.
+    pub fn print(&self, text: impl AsRef<[u8]>) -> anyhow::Result<()> {
+        self.send(Kind::Stdout, text.as_ref())
+    }
+
+    /// Writes a line to the host's standard error, at once: what the job is doing.
+    ///
+    /// # Errors
+    /// The host is gone.
+    pub fn say(&self, line: &str) -> anyhow::Result<()> {
+        self.send(Kind::Stderr, format!("{line}\n").as_bytes())
+    }
+
+    /// A way for other threads to write to the host's standard output or error.
+    #[must_use]
+    pub fn output(&self) -> Output {
+        Output(Arc::clone(&self.port))
+    }
+
+    /// The host's standard input, in pieces; an empty one is its end. Can be taken once.
+    pub fn take_stdin(&mut self) -> Option<Receiver<Vec<u8>>> {
+        self.stdin.take()
+    }
+
+    /// What the router has counted since it was set up. Take the difference of two.
+    ///
+    /// # Errors
+    /// `tc` cannot read them.
+    pub fn counters(&self) -> anyhow::Result<RouterCounters> {
+        counters::read(&self.network).context("reading the router's counters")
+    }
+
+    /// Shapes the router's ports otherwise from now on: another rate, order or queue, or none. What
+    /// is queued is lost and queues count from 0 again, so nothing should run meanwhile.
+    ///
+    /// # Errors
+    /// Such a network cannot be built, or `tc` refuses it.
+    pub fn reshape(&mut self, network: NetworkConfig) -> anyhow::Result<()> {
+        network::reshape(&self.network, &network).context("changing the router's shaping")?;
+        self.facts.rate_mbit = network.rate_mbit;
+        self.network = network;
+        Ok(())
+    }
+
+    /// A program to run, with the lab's environment, in `/tmp`.
+    pub fn task<S: Into<String>>(
+        &self,
+        argv: impl IntoIterator<Item = S>,
+        limit: Duration,
+    ) -> Task {
+        let mut env = self.environment();
+        env.extend([("PATH", PATH), ("HOME", "/root"), ("LANG", "C.UTF-8")].map(pair));
+        Task {
+            argv: argv.into_iter().map(Into::into).collect(),
+            env,
+            cwd: "/tmp".into(),
+            limit,
+        }
+    }
+
+    /// The variables that tell programs where they are.
+    #[must_use]
+    pub fn environment(&self) -> Vec<(String, String)> {
+        let gid = self.facts.gid_index.to_string();
+        [
+            ("LAXITY_LAB", "1"),
+            ("LAXITY_LAB_DEV0", DEVICES[0]),
+            ("LAXITY_LAB_DEV1", DEVICES[1]),
+            ("LAXITY_LAB_NETDEV0", INTERFACES[0]),
+            ("LAXITY_LAB_NETDEV1", INTERFACES[1]),
+            ("LAXITY_LAB_ADDR0", ADDRESSES[0]),
+            ("LAXITY_LAB_ADDR1", ADDRESSES[1]),
+            ("LAXITY_LAB_GID", &gid),
+            ("LAXITY_LAB_ROUTER", ROUTER),
+        ]
+        .map(pair)
+        .into()
+    }
+}
+
+fn pair((name, value): (&str, &str)) -> (String, String) {
+    (name.to_owned(), value.to_owned())
+}
+
+/// Adds variables to an environment, replacing what has the same name, and makes sure that
+/// administrative programs are found.
+#[must_use]
+pub fn with_lab_variables(
+    env: &[(String, String)],
+    lab: Vec<(String, String)>,
+) -> Vec<(String, String)> {
+    let mut all: Vec<(String, String)> = env
+        .iter()
+        .filter(|(name, _)| lab.iter().all(|(lab, _)| lab != name))
+        .cloned()
+        .collect();
+    match all.iter_mut().find(|(name, _)| name == "PATH") {
+        Some((_, path)) => {
+            let lacking: Vec<&str> = PATH
+                .split(':')
+                .filter(|folder| path.split(':').all(|has| has != *folder))
+                .collect();
+            for folder in lacking {
+                path.push(':');
+                path.push_str(folder);
+            }
+        }
+        None => all.push(pair(("PATH", PATH))),
+    }
+    all.extend(lab);
+    all
+}
+
+/// The host's standard output and error.
+#[derive(Clone, Debug)]
+pub struct Output(Arc<Mutex<File>>);
+
+impl Output {
+    /// Writes to one of them.
+    ///
+    /// # Errors
+    /// The host is gone.
+    pub fn send(&self, kind: Kind, content: &[u8]) -> std::io::Result<()> {
+        let mut port = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        channel::send(&mut *port, kind, content)
+    }
+}
+
+/// Opens the virtio-serial port that has the channel's name.
+fn open_port() -> anyhow::Result<File> {
+    let ports = fs::read_dir("/sys/class/virtio-ports").context("no virtio-serial device")?;
+    for entry in ports.flatten() {
+        let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
+        if name.trim() == channel::PORT {
+            let device = Path::new("/dev").join(entry.file_name());
+            return OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(&device)
+                .with_context(|| format!("opening {}", device.display()));
+        }
+    }
+    bail!("QEMU has no port `{}`", channel::PORT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lab_s_variables_win_and_path_grows() {
+        let env = [("A", "1"), ("LAXITY_LAB", "no"), ("PATH", "/mine:/usr/bin")].map(pair);
+        let all = with_lab_variables(&env, vec![pair(("LAXITY_LAB", "1"))]);
+        let get = |name: &str| {
+            let mut found = all.iter().filter(|(n, _)| n == name);
+            let value = found.next().map(|(_, value)| value.as_str());
+            assert!(found.next().is_none(), "{name} is there twice");
+            value
+        };
+        assert_eq!(get("A"), Some("1"));
+        assert_eq!(get("LAXITY_LAB"), Some("1"));
+        let path = get("PATH").expect("a path");
+        assert!(path.starts_with("/mine:/usr/bin:") && path.contains(":/usr/sbin"));
+        assert_eq!(path.matches("/usr/bin").count(), 1, "{path}");
+    }
+}

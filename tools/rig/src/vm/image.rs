@@ -1,0 +1,421 @@
+//! The guest's kernel and first files, kept in a cache.
+//!
+//! The kernel is Debian's stock one (`linux-image-amd64`; a host's own kernel seldom has RDMA):
+//! its package is downloaded and unpacked, never installed. The cache holds
+//!
+//! ```text
+//! CACHE/6.1.0-56-amd64/vmlinux             the ELF kernel
+//!                     /lib/modules/…       its modules, with depmod's tables
+//!                     /initrd-<hash>       busybox, modules and init.sh; the hash is of all three
+//! ```
+//!
+//! Whatever is in the cache is used as it is: the newest kernel, nothing is asked of the network.
+//! Remove the folder to get a newer one. Everything is made beside its place and renamed into it,
+//! under a lock, so that several processes may begin at once and an interrupted one does no harm.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, bail};
+
+use super::cpio::Archive;
+use super::modules::ModuleTable;
+use super::vmlinux;
+use crate::probe::Lack;
+use crate::sandbox::find_program;
+
+/// Variable that names the cache folder.
+pub const CACHE_VARIABLE: &str = "LAXITY_VM_CACHE";
+
+/// Debian's package whose dependency is the current stock kernel.
+const META_PACKAGE: &str = "linux-image-amd64";
+
+/// Loaded before the guest's root appears: transport and file systems, RDMA, and the router.
+/// `crc32_generic` is what rxe computes checksums with (`crc32-pclmul` is slower when emulated).
+const MODULES: &[&str] = &[
+    "virtio_pci",
+    "virtio_console",
+    "9pnet_virtio",
+    "9p",
+    "overlay",
+    "crc32_generic",
+    "veth",
+    "rdma_rxe",
+    "rdma_ucm",
+    "sch_ingress",
+    "sch_tbf",
+    "sch_prio",
+    "cls_flower",
+    "act_gact",
+];
+
+/// Parts of the kernel that no guest here needs: three quarters of it.
+const LEFT_OUT: &[&str] = &[
+    "drivers/gpu",
+    "drivers/media",
+    "drivers/net/wireless",
+    "drivers/net/ethernet",
+    "drivers/scsi",
+    "drivers/staging",
+    "drivers/iio",
+    "drivers/usb",
+    "drivers/hwmon",
+    "drivers/isdn",
+    "sound",
+];
+
+const INIT: &str = include_str!("init.sh");
+
+/// What QEMU starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// The initramfs.
+    pub initrd: PathBuf,
+    /// `lib/modules` of this kernel.
+    pub modules: PathBuf,
+    /// The kernel's release, such as `6.1.0-56-amd64`.
+    pub release: String,
+}
+
+/// Where images are kept: `LAXITY_VM_CACHE`, else `laxity/vm` in the user's cache folder.
+#[must_use]
+pub fn cache_folder() -> PathBuf {
+    let named = |name| {
+        std::env::var_os(name)
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+    };
+    named(CACHE_VARIABLE)
+        .or_else(|| named("XDG_CACHE_HOME").map(|folder| folder.join("laxity/vm")))
+        .or_else(|| named("HOME").map(|folder| folder.join(".cache/laxity/vm")))
+        .unwrap_or_else(|| std::env::temp_dir().join("laxity-vm-cache"))
+}
+
+/// The newest kernel in the cache.
+#[must_use]
+pub fn cached_kernel(cache: &Path) -> Option<PathBuf> {
+    let entries = fs::read_dir(cache).ok()?.flatten().map(|e| e.path());
+    entries
+        .filter(|folder| !is_unfinished(folder) && folder.join("vmlinux").is_file())
+        .max_by_key(|folder| release_key(&file_name(folder)))
+}
+
+fn is_unfinished(path: &Path) -> bool {
+    file_name(path).starts_with('.')
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
+}
+
+/// The numbers of a release, so that 6.1.0-9 is older than 6.1.0-56.
+fn release_key(release: &str) -> Vec<u64> {
+    let numbers = release.split(|c: char| !c.is_ascii_digit());
+    numbers.filter_map(|number| number.parse().ok()).collect()
+}
+
+/// What is lacking to make an image, with the next step.
+#[must_use]
+pub fn lacks(cache: &Path) -> Vec<Lack> {
+    let setup = "run `tools/setup.sh verbs`";
+    let mut lacks = Vec::new();
+    match find_program("busybox").map(fs::read) {
+        Some(Ok(content)) if is_static(&content) => {}
+        _ => lacks.push(Lack {
+            what: "busybox, statically linked".into(),
+            next_step: format!("{setup} (Debian, Ubuntu: apt install busybox-static)"),
+        }),
+    }
+    if cached_kernel(cache).is_none() {
+        for (program, package) in [
+            ("apt-get", "apt"),
+            ("dpkg-deb", "dpkg"),
+            ("tar", "tar"),
+            ("depmod", "kmod"),
+        ] {
+            if find_program(program).is_none() {
+                lacks.push(Lack {
+                    what: program.into(),
+                    next_step: format!(
+                        "{setup} (package {package}), or copy the folder of a kernel from another \
+                         machine's cache into {}",
+                        cache.display()
+                    ),
+                });
+            }
+        }
+        if lacks.is_empty() && kernel_package().is_none() {
+            lacks.push(Lack {
+                what: format!("the package {META_PACKAGE}"),
+                next_step: "this machine's package lists do not have it: run `apt-get update` as \
+                            root; it is in Debian's main archive"
+                    .into(),
+            });
+        }
+    }
+    lacks
+}
+
+/// The package that holds the stock kernel.
+fn kernel_package() -> Option<String> {
+    let output = Command::new(program("apt-cache"))
+        .args(["depends", META_PACKAGE])
+        .env("LC_ALL", "C")
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    package_of(&String::from_utf8_lossy(&output.stdout))
+}
+
+fn package_of(depends: &str) -> Option<String> {
+    let named = depends
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("Depends: "));
+    named
+        .map(str::trim)
+        .find(|name| {
+            name.starts_with("linux-image-") && !name.contains("-cloud") && !name.contains("-rt")
+        })
+        .map(str::to_owned)
+}
+
+/// Whether an ELF program needs no dynamic linker: no `PT_INTERP` header.
+fn is_static(elf: &[u8]) -> bool {
+    const INTERPRETER: u32 = 3;
+    let number = |at: usize, bytes: usize| {
+        elf.get(at..at + bytes)
+            .map(|b| b.iter().rev().fold(0, |sum, &b| sum << 8 | u64::from(b)))
+    };
+    let headers = || {
+        let (first, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
+        (0..count)
+            .map(|index| number((first + index * size) as usize, 4))
+            .collect::<Option<Vec<_>>>()
+    };
+    elf.starts_with(vmlinux::ELF_MAGIC)
+        && headers().is_some_and(|kinds| !kinds.contains(&u64::from(INTERPRETER)))
+}
+
+/// The image, made if it is not in the cache. `say` is told what takes long.
+///
+/// # Errors
+/// A download or a program failed; the message says which and what it said.
+pub fn prepare(cache: &Path, say: &dyn Fn(&str)) -> anyhow::Result<Image> {
+    fs::create_dir_all(cache).with_context(|| {
+        format!(
+            "creating the cache folder {}; name another in {CACHE_VARIABLE}",
+            cache.display()
+        )
+    })?;
+    let lock = fs::File::create(cache.join(".lock"))
+        .and_then(|file| file.lock().map(|()| file))
+        .with_context(|| format!("locking {}", cache.display()))?;
+    let folder = match cached_kernel(cache) {
+        Some(folder) => folder,
+        None => unpack_kernel(cache, say)?,
+    };
+    let release = file_name(&folder);
+    let modules = folder.join("lib/modules").join(&release);
+    let initrd = initrd(&folder, &modules)?;
+    drop(lock);
+    Ok(Image {
+        kernel: folder.join("vmlinux"),
+        initrd,
+        modules,
+        release,
+    })
+}
+
+/// Downloads and unpacks the kernel; the folder it is in then.
+fn unpack_kernel(cache: &Path, say: &dyn Fn(&str)) -> anyhow::Result<PathBuf> {
+    let package = kernel_package()
+        .with_context(|| format!("apt knows no {META_PACKAGE}; run `apt-get update` as root"))?;
+    say(&format!(
+        "getting the guest's kernel, once: {package} (70 MB) into {}",
+        cache.display()
+    ));
+    let new = cache.join(format!(".new-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&new);
+    fs::create_dir_all(&new).with_context(|| format!("creating {}", new.display()))?;
+    let made = (|| {
+        run(Command::new(program("apt-get"))
+            .args(["-q", "download", &package])
+            .current_dir(&new))
+        .with_context(|| format!("downloading {package} (no network, or old package lists?)"))?;
+        let package_file = fs::read_dir(&new)?
+            .flatten()
+            .map(|entry| entry.path())
+            .find(|path| path.extension() == Some(OsStr::new("deb")))
+            .with_context(|| format!("apt-get downloaded no package {package}"))?;
+        unpack(&package_file, &new)?;
+        let release = package.trim_start_matches("linux-image-").to_owned();
+        let compressed = fs::read(new.join(format!("boot/vmlinuz-{release}")))
+            .with_context(|| format!("{package} holds no kernel of that name"))?;
+        let kernel = vmlinux::extract(&compressed).unwrap_or(compressed);
+        fs::write(new.join("vmlinux"), kernel).context("writing the kernel")?;
+        // A link to kmod, which goes by the name that it is called by.
+        run(Command::new(program("depmod"))
+            .arg0("depmod")
+            .arg("-b")
+            .args([new.as_os_str(), OsStr::new(&release)]))?;
+        fs::remove_file(&package_file).context("removing the package")?;
+        fs::remove_dir_all(new.join("boot")).context("removing the compressed kernel")?;
+        let folder = cache.join(&release);
+        // A leftover that is not complete.
+        let _ = fs::remove_dir_all(&folder);
+        fs::rename(&new, &folder).with_context(|| format!("creating {}", folder.display()))?;
+        Ok(folder)
+    })();
+    if made.is_err() {
+        let _ = fs::remove_dir_all(&new);
+    }
+    made
+}
+
+fn program(name: &str) -> PathBuf {
+    find_program(name).unwrap_or_else(|| name.into())
+}
+
+/// `dpkg-deb -x` of `boot` and `lib/modules`, without what no guest needs.
+fn unpack(package: &Path, into: &Path) -> anyhow::Result<()> {
+    let mut unpacked = Command::new(program("dpkg-deb"))
+        .arg("--fsys-tarfile")
+        .arg(package)
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("starting dpkg-deb")?;
+    let archive = unpacked.stdout.take().context("dpkg-deb has no output")?;
+    let left_out = LEFT_OUT
+        .iter()
+        .map(|part| format!("--exclude=./lib/modules/*/kernel/{part}"));
+    run(Command::new(program("tar"))
+        .args(["-x", "--no-same-owner", "--wildcards", "-f", "-", "-C"])
+        .arg(into)
+        .args(left_out)
+        .args(["./boot", "./lib/modules"])
+        .stdin(archive))?;
+    let status = unpacked.wait().context("waiting for dpkg-deb")?;
+    if !status.success() {
+        bail!("dpkg-deb cannot unpack {}: {status}", package.display());
+    }
+    Ok(())
+}
+
+/// Runs a program to its end.
+fn run(command: &mut Command) -> anyhow::Result<()> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command
+        .output()
+        .with_context(|| format!("starting {name}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{name} failed ({}): {}", output.status, said.trim());
+    }
+    Ok(())
+}
+
+/// The initramfs of this busybox, these modules and this `init.sh`.
+fn initrd(folder: &Path, modules: &Path) -> anyhow::Result<PathBuf> {
+    let busybox = program("busybox");
+    let busybox = fs::read(&busybox).with_context(|| format!("reading {}", busybox.display()))?;
+    let table = |name: &str| {
+        fs::read_to_string(modules.join(name)).with_context(|| {
+            format!(
+                "reading {name} in {}; remove {} to have it made again",
+                modules.display(),
+                folder.display()
+            )
+        })
+    };
+    let order = ModuleTable::parse(&table("modules.dep")?, &table("modules.builtin")?)
+        .load_order(MODULES)?;
+    let mut hasher = DefaultHasher::new();
+    (INIT, &busybox, &order).hash(&mut hasher);
+    let initrd = folder.join(format!("initrd-{:016x}", hasher.finish()));
+    if initrd.is_file() {
+        return Ok(initrd);
+    }
+    let mut archive = Archive::default();
+    for name in ["bin", "dev", "lower", "modules", "proc", "sys", "upper"] {
+        archive.folder(name);
+    }
+    archive.file("init", INIT.as_bytes());
+    archive.file("bin/busybox", &busybox);
+    let mut names = String::new();
+    for path in &order {
+        let content = fs::read(modules.join(path))
+            .with_context(|| format!("reading {}", modules.join(path).display()))?;
+        // busybox loads only what is not compressed.
+        let name = file_name(Path::new(path));
+        let name = name.split_once(".ko").map_or(&*name, |(name, _)| name);
+        archive.file(&format!("modules/{name}.ko"), &vmlinux::plain(content));
+        names.push_str(&format!("{name}.ko\n"));
+    }
+    archive.file("modules/order", names.as_bytes());
+    let new = folder.join(format!(".initrd-{}", std::process::id()));
+    fs::write(&new, archive.finish())
+        .and_then(|()| fs::rename(&new, &initrd))
+        .with_context(|| format!("writing {}", initrd.display()))?;
+    Ok(initrd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_stock_kernel_is_taken_and_no_variant() {
+        let depends = "linux-image-amd64\n  Depends: linux-image-6.1.0-56-amd64\n";
+        assert_eq!(
+            package_of(depends).as_deref(),
+            Some("linux-image-6.1.0-56-amd64")
+        );
+        assert_eq!(
+            package_of("  Depends: linux-image-6.1.0-56-cloud-amd64"),
+            None
+        );
+        assert_eq!(package_of(""), None);
+    }
+
+    #[test]
+    fn the_newest_complete_kernel_is_used() {
+        let cache = tempfile::tempdir().expect("a folder");
+        let made = |name: &str| {
+            fs::create_dir(cache.path().join(name)).expect("a folder");
+            fs::write(cache.path().join(name).join("vmlinux"), "").expect("a file");
+        };
+        assert_eq!(cached_kernel(cache.path()), None);
+        made("6.1.0-9-amd64");
+        made("6.1.0-56-amd64");
+        made(".new-1");
+        fs::create_dir(cache.path().join("6.9.0-1-amd64")).expect("an incomplete one");
+        assert_eq!(
+            cached_kernel(cache.path()),
+            Some(cache.path().join("6.1.0-56-amd64"))
+        );
+    }
+
+    #[test]
+    fn a_program_that_wants_an_interpreter_is_not_static() {
+        let mut elf = vec![0; 64 + 2 * 56];
+        elf[..4].copy_from_slice(vmlinux::ELF_MAGIC);
+        elf[32] = 64;
+        elf[54] = 56;
+        elf[56] = 2;
+        elf[64] = 1;
+        elf[64 + 56] = 1;
+        assert!(is_static(&elf));
+        elf[64 + 56] = 3;
+        assert!(!is_static(&elf));
+        assert!(!is_static(b"#!/bin/sh"));
+    }
+}

@@ -1,0 +1,503 @@
+//! A virtual machine, as the host sees it: boot, listen, find out how it ended.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, BufRead as _, BufReader, Read as _};
+use std::net::Shutdown;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+
+use super::channel::{self, CONTENT_BYTES_MAX, Kind};
+use super::failure::{self, VmError};
+use super::image;
+use super::job::{ANSWER_FILE, Answer, Facts, Finished, Job, ORDER_FILE, Order};
+use super::keeper::{Charge, Ended, Keeper};
+use super::network::NetworkConfig;
+use super::qemu::{self, Farewell, Machine, Share};
+use crate::probe::{CannotRun, Lack};
+use crate::sandbox::{INTERNAL, find_program};
+
+/// QEMU's program.
+const QEMU: &str = "qemu-system-x86_64";
+
+/// Key that ends a guest whose shell does not: Ctrl-].
+const ESCAPE: u8 = 0x1d;
+
+/// What a virtual machine shall be.
+#[derive(Clone, Debug)]
+pub struct VmConfig {
+    /// Memory, MiB. What programs write to files (other than shared ones) is in it, too.
+    pub memory_mib: u32,
+    /// Processors.
+    pub processors: u32,
+    /// The network inside.
+    pub network: NetworkConfig,
+    /// Host folders that the guest may write to. Everything else it sees and changes for itself.
+    pub writable: Vec<PathBuf>,
+    /// Time from power-on until network and devices are up.
+    pub boot_limit: Duration,
+    /// Time that the job may take.
+    pub limit: Option<Duration>,
+    /// A guest from which nothing, not even a heartbeat, is heard for this long, hangs.
+    pub silence_limit: Duration,
+    /// Where kernels are kept.
+    pub cache: PathBuf,
+}
+
+impl Default for VmConfig {
+    fn default() -> Self {
+        Self {
+            memory_mib: 2048,
+            processors: 2,
+            network: NetworkConfig::default(),
+            writable: Vec::new(),
+            boot_limit: Duration::from_secs(120),
+            limit: None,
+            silence_limit: Duration::from_secs(60),
+            cache: image::cache_folder(),
+        }
+    }
+}
+
+/// Which of the job's streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// What the job reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// Nothing.
+    Empty,
+    /// The standard input of this process.
+    Stdin,
+    /// As `Stdin`, which is a raw terminal: Ctrl-] ends the guest.
+    Terminal,
+}
+
+/// What came of a job, and how long it took.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct VmReport {
+    /// The guest.
+    pub guest: Facts,
+    /// From the start of QEMU until network and devices were up, ms.
+    pub boot_ms: u64,
+    /// From then until QEMU had ended, ms.
+    pub job_ms: u64,
+    /// The job's own result.
+    #[serde(flatten)]
+    pub finished: Finished,
+}
+
+/// What keeps this machine from running the SoftRoCE lab.
+#[must_use]
+pub fn lacks(config: &VmConfig) -> Vec<Lack> {
+    let mut lacks: Vec<Lack> = [
+        (QEMU, "qemu-system-x86"),
+        ("ip", "iproute2"),
+        ("tc", "iproute2"),
+        ("rdma", "iproute2"),
+    ]
+    .into_iter()
+    .filter(|(program, _)| find_program(program).is_none())
+    .map(|(program, package)| Lack {
+        what: program.into(),
+        next_step: format!("run `tools/setup.sh verbs` (Debian, Ubuntu: apt install {package})"),
+    })
+    .collect();
+    lacks.extend(image::lacks(&config.cache));
+    lacks
+}
+
+/// What the threads that listen tell.
+enum Event {
+    Frame(Kind, Vec<u8>),
+    ChannelClosed,
+    QemuEnded(Option<Ended>),
+    Escape,
+}
+
+/// A guest that is up and runs its job. Dropped, it is gone.
+#[derive(Debug)]
+pub struct Vm {
+    /// Dropped with this, which ends QEMU.
+    _keeper: Keeper,
+    folder: PathBuf,
+    events: Receiver<Event>,
+    events_in: SyncSender<Event>,
+    channel: UnixStream,
+    started: Instant,
+    boot_ms: u64,
+    facts: Facts,
+    config: VmConfig,
+}
+
+/// Boots a guest, runs a job and returns what came of it. `output` gets what the job prints.
+///
+/// # Errors
+/// See [`VmError`]. That a program ended with another code than 0 is no error but in the report.
+pub fn run(
+    config: &VmConfig,
+    job: &Job,
+    input: Input,
+    output: &mut dyn FnMut(Stream, &[u8]) -> io::Result<()>,
+) -> Result<VmReport, VmError> {
+    Vm::boot(config, job)?.finish(input, output)
+}
+
+impl Vm {
+    /// Boots a guest; returns when its network and devices are up and its job begins.
+    ///
+    /// The calling program has to begin its `main` with [`crate::lab::internal_call`].
+    ///
+    /// # Errors
+    /// See [`VmError`].
+    pub fn boot(config: &VmConfig, job: &Job) -> Result<Self, VmError> {
+        config.network.validate()?;
+        let lacking = lacks(config);
+        if !lacking.is_empty() {
+            return Err(CannotRun(lacking).into());
+        }
+        let image = image::prepare(&config.cache, &|text| eprintln!("laxity: {text}"))
+            .map_err(VmError::Start)?;
+        let started = Instant::now();
+        let (keeper, stdout, folder) = power_on(config, &image, job).map_err(VmError::Start)?;
+        let (events_in, events) = sync_channel(64);
+        let to_events = events_in.clone();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            let _ = BufReader::new(stdout).read_line(&mut line);
+            let _ = to_events.send(Event::QemuEnded(serde_json::from_str(&line).ok()));
+        });
+        let channel = connect(&folder, &events)?;
+        let mut frames = channel
+            .try_clone()
+            .context("the channel")
+            .map_err(VmError::Start)?;
+        let to_events = events_in.clone();
+        std::thread::spawn(move || {
+            while let Ok((kind, content)) = channel::receive(&mut frames) {
+                if to_events.send(Event::Frame(kind, content)).is_err() {
+                    return;
+                }
+            }
+            let _ = to_events.send(Event::ChannelClosed);
+        });
+        let mut vm = Self {
+            _keeper: keeper,
+            folder,
+            events,
+            events_in,
+            channel,
+            started,
+            boot_ms: 0,
+            facts: Facts::default(),
+            config: config.clone(),
+        };
+        vm.wait_until_ready()?;
+        Ok(vm)
+    }
+
+    /// What the guest is.
+    #[must_use]
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// From the start of QEMU until network and devices were up, ms.
+    #[must_use]
+    pub fn boot_ms(&self) -> u64 {
+        self.boot_ms
+    }
+
+    fn wait_until_ready(&mut self) -> Result<(), VmError> {
+        let give_up = self.started + self.config.boot_limit;
+        loop {
+            let left = give_up.saturating_duration_since(Instant::now());
+            match self.events.recv_timeout(left) {
+                Ok(Event::Frame(Kind::Ready, content)) => {
+                    self.boot_ms = self.started.elapsed().as_millis() as u64;
+                    self.facts = serde_json::from_slice(&content)
+                        .context("the guest speaks another version")
+                        .map_err(VmError::Start)?;
+                    return Ok(());
+                }
+                Ok(Event::QemuEnded(ended)) => {
+                    return Err(self.verdict(ended).err().unwrap_or_else(|| VmError::Lost {
+                        console: self.console(),
+                    }));
+                }
+                Ok(_) => {}
+                Err(_) => {
+                    return Err(VmError::Hung {
+                        silent_s: self.config.boot_limit.as_secs(),
+                        when: " after power-on",
+                        console: self.console(),
+                    });
+                }
+            }
+        }
+    }
+
+    /// Passes on what the job reads and prints until it ends.
+    ///
+    /// # Errors
+    /// See [`VmError`].
+    pub fn finish(
+        self,
+        input: Input,
+        output: &mut dyn FnMut(Stream, &[u8]) -> io::Result<()>,
+    ) -> Result<VmReport, VmError> {
+        let began = Instant::now();
+        self.pass_on(input)?;
+        let give_up = self.config.limit.map(|limit| began + limit);
+        let mut heard = Instant::now();
+        let mut ended = None;
+        let mut open = true;
+        while open || ended.is_none() {
+            let now = Instant::now();
+            let silent = heard + self.config.silence_limit;
+            if give_up.is_some_and(|give_up| now >= give_up) {
+                return Err(VmError::TimedOut {
+                    limit: self.config.limit.unwrap_or_default(),
+                });
+            }
+            let until = give_up.map_or(silent, |give_up| give_up.min(silent));
+            match self
+                .events
+                .recv_timeout(until.saturating_duration_since(now))
+            {
+                Ok(Event::Frame(kind, content)) => {
+                    match kind {
+                        Kind::Stdout => output(Stream::Stdout, &content),
+                        Kind::Stderr => output(Stream::Stderr, &content),
+                        _ => Ok(()),
+                    }
+                    .map_err(VmError::Output)?;
+                    heard = Instant::now();
+                }
+                Ok(Event::ChannelClosed) => open = false,
+                Ok(Event::QemuEnded(how)) => ended = Some(how),
+                Ok(Event::Escape) => return Err(VmError::Escaped),
+                Err(RecvTimeoutError::Timeout) if Instant::now() >= silent => {
+                    return Err(VmError::Hung {
+                        silent_s: self.config.silence_limit.as_secs(),
+                        when: " while it ran its job",
+                        console: self.console(),
+                    });
+                }
+                Err(_) => {}
+            }
+        }
+        let finished = self.verdict(ended.flatten())?;
+        Ok(VmReport {
+            guest: self.facts.clone(),
+            boot_ms: self.boot_ms,
+            job_ms: began.elapsed().as_millis() as u64,
+            finished,
+        })
+    }
+
+    /// Sends what the job reads, from a thread that nobody waits for.
+    fn pass_on(&self, input: Input) -> Result<(), VmError> {
+        let mut channel = self
+            .channel
+            .try_clone()
+            .context("the channel")
+            .map_err(VmError::Start)?;
+        let events = self.events_in.clone();
+        std::thread::spawn(move || {
+            let mut buffer = vec![0; CONTENT_BYTES_MAX];
+            if input != Input::Empty {
+                let mut stdin = io::stdin().lock();
+                while let Ok(length @ 1..) = stdin.read(&mut buffer) {
+                    let content = &buffer[..length];
+                    if input == Input::Terminal && content.contains(&ESCAPE) {
+                        let _ = events.send(Event::Escape);
+                        return;
+                    }
+                    if channel::send(&mut channel, Kind::Stdin, content).is_err() {
+                        return;
+                    }
+                }
+            }
+            let _ = channel::send(&mut channel, Kind::Stdin, &[]);
+        });
+        Ok(())
+    }
+
+    /// What the way QEMU ended and the files that the guest left come to.
+    fn verdict(&self, ended: Option<Ended>) -> Result<Finished, VmError> {
+        let console = self.console();
+        let code = ended.and_then(|ended| ended.code);
+        match code.and_then(Farewell::of_status) {
+            Some(Farewell::Finished) => {}
+            Some(Farewell::Lost) => return Err(VmError::Lost { console }),
+            Some(Farewell::NoRoot) => {
+                let said = "its first files do not fit this machine; the console says why";
+                return Err(VmError::Failed(format!("{said}:\n{console}")));
+            }
+            None if console.contains(failure::PANIC) => return Err(VmError::Panicked { console }),
+            None if code == Some(0) => return Err(VmError::WentDown { console }),
+            None => {
+                let said = fs::read_to_string(self.folder.join("qemu.log")).unwrap_or_default();
+                return Err(VmError::Qemu {
+                    status: match ended {
+                        Some(Ended {
+                            code: Some(code), ..
+                        }) => format!("status {code}"),
+                        Some(Ended {
+                            signal: Some(signal),
+                            ..
+                        }) => format!("signal {signal}"),
+                        _ => "an unknown status".into(),
+                    },
+                    said: said.trim().to_owned(),
+                });
+            }
+        }
+        let path = self.folder.join("control").join(ANSWER_FILE);
+        let answer = fs::read(&path)
+            .context("reading the guest's answer")
+            .and_then(|bytes| serde_json::from_slice(&bytes).context("the guest's answer"))
+            .map_err(|error| VmError::Failed(format!("{error:#}")))?;
+        match answer {
+            Answer::Finished(finished) => Ok(finished),
+            Answer::Failed(why) => Err(VmError::Failed(why)),
+        }
+    }
+
+    /// The end of the guest's console.
+    #[must_use]
+    pub fn console(&self) -> String {
+        let bytes = fs::read(self.folder.join("console")).unwrap_or_default();
+        failure::tail(&String::from_utf8_lossy(&bytes))
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        // Wakes the thread that listens.
+        let _ = self.channel.shutdown(Shutdown::Both);
+    }
+}
+
+/// Writes the guest's orders and starts QEMU.
+fn power_on(
+    config: &VmConfig,
+    image: &image::Image,
+    job: &Job,
+) -> anyhow::Result<(Keeper, std::process::ChildStdout, PathBuf)> {
+    let program = std::env::current_exe().context("finding this program")?;
+    let shares: Vec<Share> = config
+        .writable
+        .iter()
+        .enumerate()
+        .map(|(index, folder)| {
+            let folder = fs::canonicalize(folder)
+                .with_context(|| format!("the writable folder {}", folder.display()))?;
+            anyhow::ensure!(folder.is_dir(), "{} is no folder", folder.display());
+            Ok(Share {
+                tag: format!("share{index}"),
+                folder,
+            })
+        })
+        .collect::<anyhow::Result<_>>()?;
+    let folder = tempfile::Builder::new()
+        .prefix("laxity-vm-")
+        .tempdir()
+        .context("making a folder for the guest's files")?;
+    let control = folder.path().join("control");
+    fs::create_dir(&control).context("making the control folder")?;
+    let order = Order {
+        network: config.network.clone(),
+        shares: shares.clone(),
+        modules: image.modules.clone(),
+        release: image.release.clone(),
+        job: job.clone(),
+    };
+    fs::write(control.join(ORDER_FILE), serde_json::to_vec(&order)?).context("the order")?;
+    let start = control.join("start");
+    fs::write(&start, start_script(&program)?)
+        .and_then(|()| fs::set_permissions(&start, fs::Permissions::from_mode(0o755)))
+        .context("the start script")?;
+    let mut all_shares = vec![Share {
+        tag: "control".into(),
+        folder: control,
+    }];
+    all_shares.extend(shares);
+    let machine = Machine {
+        memory_mib: config.memory_mib,
+        processors: config.processors,
+        console: folder.path().join("console"),
+        channel: folder.path().join("channel"),
+        shares: all_shares,
+    };
+    // From here on the keeper removes it.
+    let folder = folder.keep();
+    let charge = Charge {
+        program: find_program(QEMU).unwrap_or_else(|| QEMU.into()),
+        args: qemu::arguments(image, &machine),
+        log: folder.join("qemu.log"),
+        folder: folder.clone(),
+    };
+    let (keeper, stdout) = Keeper::start(&charge)?;
+    Ok((keeper, stdout, folder))
+}
+
+/// What the initramfs hands over to: this program, as the guest's first process.
+fn start_script(program: &Path) -> anyhow::Result<String> {
+    let program = program
+        .to_str()
+        .with_context(|| format!("{} is no UTF-8", program.display()))?;
+    let quoted = program.replace('\'', r"'\''");
+    Ok(format!("#!/bin/sh\nexec '{quoted}' {INTERNAL} guest\n"))
+}
+
+/// Connects to the channel, for which QEMU waits.
+fn connect(folder: &Path, events: &Receiver<Event>) -> Result<UnixStream, VmError> {
+    const LIMIT: Duration = Duration::from_secs(30);
+    let give_up = Instant::now() + LIMIT;
+    loop {
+        match UnixStream::connect(folder.join(OsStr::new("channel"))) {
+            Ok(channel) => return Ok(channel),
+            Err(error) if Instant::now() > give_up => {
+                return Err(VmError::Start(
+                    anyhow::Error::from(error).context("QEMU does not open its channel"),
+                ));
+            }
+            Err(_) => {}
+        }
+        if let Ok(Event::QemuEnded(ended)) = events.recv_timeout(Duration::from_millis(5)) {
+            let said = fs::read_to_string(folder.join("qemu.log")).unwrap_or_default();
+            return Err(VmError::Qemu {
+                status: format!("status {:?}", ended.and_then(|ended| ended.code)),
+                said: said.trim().to_owned(),
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_script_survives_quotes() {
+        let script = start_script(Path::new("/a b/it's")).expect("UTF-8");
+        assert_eq!(
+            script,
+            "#!/bin/sh\nexec '/a b/it'\\''s' lab-internal guest\n"
+        );
+    }
+}

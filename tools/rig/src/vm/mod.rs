@@ -1,0 +1,36 @@
+//! The SoftRoCE lab: real verbs, in a virtual machine, on a host whose kernel has no RDMA.
+//!
+//! ```text
+//! laxity lab exec ── Vm::boot ──▶ keeper ──▶ QEMU (emulated, no privileges needed)
+//!       ▲                                     └─ guest: the host's files, read-only below an overlay
+//!       │ frames over virtio-serial                └─ first_process ─ job_process ─ the program
+//!       └───────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! The guest boots Debian's stock kernel ([`image`]) and runs this very program as its first process
+//! ([`guest`]), which builds two RDMA devices with a router between them ([`network`]) and runs one
+//! [`job::Job`]. Nothing outlives the caller ([`keeper`]).
+
+pub mod channel;
+pub mod counters;
+pub mod cpio;
+pub mod exec;
+pub mod failure;
+pub mod guest;
+pub mod image;
+pub mod job;
+pub mod keeper;
+pub mod machine;
+pub mod modules;
+pub mod network;
+pub mod qemu;
+pub mod shell;
+pub mod task;
+pub mod terminal;
+pub mod vmlinux;
+
+pub use counters::RouterCounters;
+pub use failure::VmError;
+pub use job::{Exec, Facts, Finished, Job, Shell};
+pub use machine::{Input, Stream, Vm, VmConfig, VmReport, lacks, run};
+pub use network::NetworkConfig;

@@ -1,0 +1,401 @@
+//! The guest's network: two RDMA devices that reach each other only through a router.
+//!
+//! ```text
+//!  initial namespace                    namespace `router`
+//!  rxe0 on v0 10.77.0.1 ───────────── r0 10.77.0.254 ┐ forwards; each port
+//!  rxe1 on v1 10.77.1.1 ───────────── r1 10.77.1.254 ┘ counts and shapes what leaves it
+//! ```
+//!
+//! rxe (Linux 6.1) works in the initial namespace only, so both devices are there, and the kernel
+//! would deliver between two local addresses without a wire. The `local` table therefore moves
+//! behind rules that send traffic *to* either address across the router; only what comes *in* on
+//! v0 or v1 is looked up in it first. (Written with `iif lo` instead, rdma_cm rejects connections.)
+//!
+//! Shaping is on the router's ports. A queueing discipline on rxe's own interface panics the guest
+//! (`validate_xmit_skb`) or hangs `destroy_qp`.
+//!
+//! A port is a TBF with a `prio` inside: the token bucket asks `prio` anew each time it may send, so
+//! priority is strict. In front of it a `clsact` hook counts by DSCP, with one hash look-up for all 64.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::config::LabConfig;
+use crate::fabric::WireClass;
+use crate::sandbox;
+
+/// Network namespace of the router.
+pub const ROUTER: &str = "router";
+
+/// RDMA devices, by host.
+pub const DEVICES: [&str; 2] = ["rxe0", "rxe1"];
+
+/// Interfaces below them.
+pub const INTERFACES: [&str; 2] = ["v0", "v1"];
+
+/// Their addresses.
+pub const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.1.1"];
+
+/// The router's port towards each of them.
+pub const PORTS: [&str; 2] = ["r0", "r1"];
+
+/// MTU of every link, bytes: room for RoCE's 4096 and its headers.
+pub const MTU: u32 = 4200;
+
+/// Fewest packets that a queue must hold: rxe sends about 128 per queue pair without an
+/// acknowledgement, and goodput collapses when they are dropped.
+pub const QUEUE_PACKETS_MIN: u32 = 256;
+
+/// How the router treats traffic.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkConfig {
+    /// Rate of each of the router's ports, Mbit/s; `None` is as fast as it goes, without queues.
+    pub rate_mbit: Option<u32>,
+    /// DSCPs in strict order of priority, highest first, at most 16. What is not among them is
+    /// served as 0, which has to be.
+    pub dscp_order: Vec<u8>,
+    /// Packets that each queue holds.
+    pub queue_packets: u32,
+}
+
+impl Default for NetworkConfig {
+    /// Not shaped; the DSCPs of the lab in namespaces.
+    fn default() -> Self {
+        let lab = LabConfig::default();
+        let classes = WireClass::table(&lab.level_dscp, lab.scavenger_dscp).unwrap_or_default();
+        Self {
+            rate_mbit: None,
+            dscp_order: classes.iter().map(|class| class.dscp).collect(),
+            queue_packets: 1000,
+        }
+    }
+}
+
+/// A network that cannot be built.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadNetwork {
+    /// See [`NetworkConfig::dscp_order`].
+    #[error("dscp_order: 1 to 16 different DSCPs below 64, 0 among them")]
+    DscpOrder,
+    /// See [`QUEUE_PACKETS_MIN`].
+    #[error("queue_packets: at least {QUEUE_PACKETS_MIN}, or RDMA's goodput collapses")]
+    QueuePackets,
+    /// See [`NetworkConfig::rate_mbit`].
+    #[error("rate_mbit: must be above 0; leave it out for no shaping")]
+    Rate,
+}
+
+impl NetworkConfig {
+    /// Checks that such a network can be built.
+    ///
+    /// # Errors
+    /// What cannot be; change that.
+    pub fn validate(&self) -> Result<(), BadNetwork> {
+        let mut sorted = self.dscp_order.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        let whole = sorted.len() == self.dscp_order.len();
+        if !whole || sorted.len() > 16 || sorted.first() != Some(&0) || sorted.last() > Some(&63) {
+            return Err(BadNetwork::DscpOrder);
+        }
+        if self.queue_packets < QUEUE_PACKETS_MIN {
+            return Err(BadNetwork::QueuePackets);
+        }
+        if self.rate_mbit == Some(0) {
+            return Err(BadNetwork::Rate);
+        }
+        Ok(())
+    }
+}
+
+fn mac(host: usize, router: bool) -> String {
+    format!("02:4c:58:01:{:02x}:{host:02x}", u8::from(router))
+}
+
+/// `ip -batch` input for the initial namespace; makes the router's.
+fn hosts_script() -> String {
+    let mut script = format!("netns add {ROUTER}\nlink set lo up\n");
+    for host in 0..2 {
+        let (device, address, port) = (INTERFACES[host], ADDRESSES[host], PORTS[host]);
+        let (mac, gateway_mac) = (mac(host, false), mac(host, true));
+        let gateway = gateway(host);
+        let (table, other) = (100 + host, ADDRESSES[1 - host]);
+        // No neighbour discovery: a question must not wait behind data.
+        write!(
+            script,
+            "link add {device} mtu {MTU} address {mac} type veth peer name {port} mtu {MTU} \
+             address {gateway_mac} netns {ROUTER}\n\
+             link set {device} addrgenmode none up\n\
+             addr add {address}/24 dev {device}\n\
+             neigh replace {gateway} lladdr {gateway_mac} dev {device} nud permanent\n\
+             route add default via {gateway} dev {device} src {address} table {table}\n\
+             rule add pref {} iif {device} lookup local\n\
+             rule add pref {} to {other} lookup {table}\n",
+            100 + host,
+            200 + host,
+        )
+        .expect("a String takes all");
+    }
+    script.push_str("rule add pref 500 lookup local\nrule del pref 0\n");
+    script
+}
+
+fn gateway(host: usize) -> String {
+    format!("10.77.{host}.254")
+}
+
+/// `ip -batch` input for the router's namespace.
+fn router_script() -> String {
+    let mut script = String::from("link set lo up\n");
+    for host in 0..2 {
+        let (port, address, gateway) = (PORTS[host], ADDRESSES[host], gateway(host));
+        let host_mac = mac(host, false);
+        write!(
+            script,
+            "link set {port} addrgenmode none up\n\
+             addr add {gateway}/24 dev {port}\n\
+             neigh replace {address} lladdr {host_mac} dev {port} nud permanent\n"
+        )
+        .expect("a String takes all");
+    }
+    script
+}
+
+/// `tc -batch` input for both ports.
+fn ports_script(config: &NetworkConfig) -> String {
+    let mut script = String::new();
+    for port in PORTS {
+        writeln!(script, "qdisc add dev {port} clsact").expect("a String takes all");
+        for dscp in 0..64 {
+            writeln!(
+                script,
+                "filter add dev {port} egress protocol ip prio 1 handle {} flower ip_tos \
+                 {:#04x}/0xfc action continue",
+                dscp + 1,
+                dscp << 2,
+            )
+            .expect("a String takes all");
+        }
+        if let Some(rate_mbit) = config.rate_mbit {
+            script.push_str(&shaping_script(port, rate_mbit, config));
+        }
+    }
+    script
+}
+
+/// A token bucket and, in it, a queue per DSCP.
+fn shaping_script(port: &str, rate_mbit: u32, config: &NetworkConfig) -> String {
+    // Two milliseconds of the rate, and never less than two packets.
+    let burst = (u64::from(rate_mbit) * 250).max(2 * (u64::from(MTU) + 14));
+    let bands = config.dscp_order.len().max(2);
+    let others = config
+        .dscp_order
+        .iter()
+        .position(|&dscp| dscp == 0)
+        .unwrap_or(0);
+    let map = vec![others.to_string(); 16].join(" ");
+    let mut script = format!(
+        "qdisc add dev {port} root handle 1: tbf rate {rate_mbit}mbit burst {burst} limit 1000000\n\
+         qdisc add dev {port} parent 1:1 handle 2: prio bands {bands} priomap {map}\n"
+    );
+    for (band, dscp) in config.dscp_order.iter().enumerate() {
+        let class = band + 1;
+        writeln!(
+            script,
+            "qdisc add dev {port} parent 2:{class:x} handle 1{class:x}: pfifo limit {}\n\
+             filter add dev {port} parent 2: protocol ip prio 1 flower ip_tos {:#04x}/0xfc \
+             classid 2:{class:x}",
+            config.queue_packets,
+            dscp << 2,
+        )
+        .expect("a String takes all");
+    }
+    script
+}
+
+/// `tc -batch` input that changes the shaping of both ports; what is queued is lost.
+fn reshaping_script(before: &NetworkConfig, now: &NetworkConfig) -> String {
+    let mut script = String::new();
+    for port in PORTS {
+        if before.rate_mbit.is_some() {
+            writeln!(script, "qdisc del dev {port} root").expect("a String takes all");
+        }
+        if let Some(rate_mbit) = now.rate_mbit {
+            script.push_str(&shaping_script(port, rate_mbit, now));
+        }
+    }
+    script
+}
+
+/// Changes the shaping of both ports. What is queued is lost, and queues count from 0 again.
+///
+/// # Errors
+/// Such a network cannot be built, or `tc` refuses it.
+pub fn reshape(before: &NetworkConfig, now: &NetworkConfig) -> anyhow::Result<()> {
+    now.validate()?;
+    let script = reshaping_script(before, now);
+    call("tc", &["-n", ROUTER, "-batch", "-"], &script).map(drop)
+}
+
+/// Runs a program, with input, to its end; what it printed.
+pub(super) fn call(program: &str, args: &[&str], input: &str) -> anyhow::Result<String> {
+    let what = || format!("{program} {}", args.join(" "));
+    let mut child = Command::new(program)
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("starting {program}; run `tools/setup.sh verbs`"))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // If it stops reading, it says below why.
+        let _ = stdin.write_all(input.as_bytes());
+    }
+    let output = child.wait_with_output().with_context(what)?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{}: {} ({})", what(), said.trim(), output.status);
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Builds the network; the index of the IPv4 RoCEv2 GID.
+///
+/// # Errors
+/// The guest's kernel or the host's iproute2 refuses a part of it.
+pub fn build(config: &NetworkConfig) -> anyhow::Result<u32> {
+    // Few programs, each with a batch: an emulated processor takes 0.1 s to start one.
+    call("ip", &["-batch", "-"], &hosts_script())?;
+    call("ip", &["-n", ROUTER, "-batch", "-"], &router_script())?;
+    forward_in_router()?;
+    for interface in ["all", INTERFACES[0], INTERFACES[1]] {
+        for (name, value) in [("rp_filter", "0"), ("accept_local", "1")] {
+            let path = format!("/proc/sys/net/ipv4/conf/{interface}/{name}");
+            fs::write(&path, value).with_context(|| format!("writing {path}"))?;
+        }
+    }
+    call("tc", &["-n", ROUTER, "-batch", "-"], &ports_script(config))?;
+    let devices: String = (DEVICES.iter().zip(INTERFACES))
+        .map(|(device, interface)| format!("link add {device} type rxe netdev {interface}\n"))
+        .collect();
+    call("rdma", &["-b", "-"], &devices)?;
+    let indices = [wait_for_gid(0)?, wait_for_gid(1)?];
+    if indices[0] != indices[1] {
+        bail!("the devices' RoCEv2 GIDs have different indices: {indices:?}");
+    }
+    Ok(indices[0])
+}
+
+/// Lets the router forward. A thread can be in another network namespace than its process, and
+/// sees that one's settings.
+fn forward_in_router() -> anyhow::Result<()> {
+    let forward = || -> anyhow::Result<()> {
+        sandbox::enter_host(ROUTER)?;
+        fs::write("/proc/sys/net/ipv4/ip_forward", "1").context("writing ip_forward")
+    };
+    std::thread::scope(|scope| scope.spawn(forward).join())
+        .map_err(|_| anyhow::anyhow!("the thread in the router's namespace panicked"))?
+        .context("making the router forward")
+}
+
+/// Waits until a device's port is active and has the GID of its address; the GID's index.
+fn wait_for_gid(host: usize) -> anyhow::Result<u32> {
+    const LIMIT: Duration = Duration::from_secs(10);
+    let port = format!("/sys/class/infiniband/{}/ports/1", DEVICES[host]);
+    let read = |name: &str| {
+        let text = fs::read_to_string(format!("{port}/{name}")).unwrap_or_default();
+        text.trim().to_owned()
+    };
+    let gid = format!("0000:0000:0000:0000:0000:ffff:0a4d:{host:02x}01");
+    let give_up = Instant::now() + LIMIT;
+    loop {
+        let found = (0..16).find(|index| {
+            read(&format!("gids/{index}")) == gid
+                && read(&format!("gid_attrs/types/{index}")) == "RoCE v2"
+        });
+        let state = read("state");
+        match found {
+            Some(index) if state.contains("ACTIVE") => return Ok(index),
+            _ if Instant::now() > give_up => bail!(
+                "{} does not come up: its port is `{state}`, GID {gid} {}",
+                DEVICES[host],
+                if found.is_some() {
+                    "is there"
+                } else {
+                    "is not there"
+                }
+            ),
+            _ => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_that_would_collapse_or_cannot_be_built_is_refused() {
+        assert_eq!(NetworkConfig::default().validate(), Ok(()));
+        let check = |change: fn(&mut NetworkConfig)| {
+            let mut config = NetworkConfig::default();
+            change(&mut config);
+            config.validate()
+        };
+        let order = Err(BadNetwork::DscpOrder);
+        assert_eq!(check(|c| c.dscp_order = vec![46, 8]), order, "0 is lacking");
+        assert_eq!(check(|c| c.dscp_order = vec![46, 0, 46]), order);
+        assert_eq!(check(|c| c.dscp_order = vec![64, 0]), order);
+        assert_eq!(check(|c| c.dscp_order = (0..17).collect()), order);
+        assert_eq!(
+            check(|c| c.queue_packets = 16),
+            Err(BadNetwork::QueuePackets)
+        );
+        assert_eq!(check(|c| c.rate_mbit = Some(0)), Err(BadNetwork::Rate));
+    }
+
+    #[test]
+    fn shaping_is_taken_away_before_it_is_changed() {
+        let plain = NetworkConfig::default();
+        let shaped = NetworkConfig {
+            rate_mbit: Some(24),
+            ..plain.clone()
+        };
+        assert_eq!(reshaping_script(&plain, &plain), "");
+        let script = reshaping_script(&shaped, &plain);
+        assert_eq!(script, "qdisc del dev r0 root\nqdisc del dev r1 root\n");
+        let again = reshaping_script(&shaped, &shaped);
+        assert!(again.starts_with("qdisc del dev r0 root\nqdisc add dev r0 root "));
+        assert_eq!(again.matches(" root ").count(), 2);
+    }
+
+    #[test]
+    fn nothing_is_queued_at_the_devices_own_interfaces() {
+        let config = NetworkConfig {
+            rate_mbit: Some(24),
+            ..NetworkConfig::default()
+        };
+        let script = ports_script(&config);
+        for line in script.lines() {
+            assert!(
+                line.contains(" dev r0 ") || line.contains(" dev r1 "),
+                "{line}"
+            );
+        }
+        assert!(
+            script.contains("tbf rate 24mbit burst 8428 "),
+            "two packets at least"
+        );
+        assert!(
+            script.contains("prio bands 7 priomap 4 4 4"),
+            "unmarked is class 5"
+        );
+        assert!(script.contains("flower ip_tos 0xb8/0xfc classid 2:1\n"));
+    }
+}

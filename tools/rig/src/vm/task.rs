@@ -1,0 +1,338 @@
+//! Programs that a job runs inside the guest: to their end or in the background, what they say
+//! captured, with a limit on their time.
+//!
+//! Each has a process group of its own, and ends with it: what a program leaves running is killed
+//! when the program itself has ended or is given up.
+
+use std::io::Read;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+/// How often a wait looks.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// How long what a program said may take to arrive after its end.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// A program to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Task {
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// Its environment, all of it.
+    pub env: Vec<(String, String)>,
+    /// Where it runs.
+    pub cwd: PathBuf,
+    /// It is killed after this time.
+    pub limit: Duration,
+}
+
+/// A task that could not be run or did not do what was expected of it.
+#[derive(Debug, thiserror::Error)]
+pub enum TaskError {
+    /// Its program cannot be started.
+    #[error("cannot start `{0}`: {1}")]
+    Start(String, #[source] std::io::Error),
+    /// It ended otherwise than with 0, or was killed at its limit.
+    #[error("{0}")]
+    Failed(Box<TaskReport>),
+    /// It did not say what was waited for. Carries all that it said.
+    #[error("`{what}` did not say `{awaited}` within {waited_ms} ms; it said: {said}")]
+    Silent {
+        /// Program and arguments.
+        what: String,
+        /// Text that was awaited.
+        awaited: String,
+        /// For how long, ms.
+        waited_ms: u64,
+        /// What it did say.
+        said: String,
+    },
+}
+
+/// How a task ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskReport {
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// Exit code, unless a signal ended it.
+    pub code: Option<i32>,
+    /// Signal that ended it.
+    pub signal: Option<i32>,
+    /// Whether it was killed because its time was up.
+    pub timed_out: bool,
+    /// What it wrote to standard output; what is no UTF-8 is replaced.
+    pub stdout: String,
+    /// What it wrote to standard error.
+    pub stderr: String,
+    /// How long it ran, ms.
+    pub wall_ms: u64,
+}
+
+impl TaskReport {
+    /// Whether it ended by itself with 0.
+    #[must_use]
+    pub fn succeeded(&self) -> bool {
+        self.code == Some(0) && !self.timed_out
+    }
+
+    /// This report, if the task succeeded.
+    ///
+    /// # Errors
+    /// [`TaskError::Failed`] with the report.
+    pub fn expect_success(self) -> Result<Self, TaskError> {
+        if self.succeeded() {
+            Ok(self)
+        } else {
+            Err(TaskError::Failed(Box::new(self)))
+        }
+    }
+}
+
+impl std::fmt::Display for TaskReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "`{}` ", self.argv.join(" "))?;
+        match (self.timed_out, self.code, self.signal) {
+            (true, _, _) => write!(f, "was killed after {} ms", self.wall_ms)?,
+            (_, Some(code), _) => write!(f, "ended with {code}")?,
+            (_, _, Some(signal)) => write!(f, "was ended by signal {signal}")?,
+            _ => write!(f, "ended")?,
+        }
+        write!(f, "; it said: {}{}", self.stdout, self.stderr)
+    }
+}
+
+/// Exit code of a status as a shell would give it.
+#[must_use]
+pub fn shell_code(status: ExitStatus) -> i32 {
+    status
+        .code()
+        .or_else(|| status.signal().map(|signal| 128 + signal))
+        .unwrap_or(1)
+}
+
+/// What a stream has brought so far.
+type Said = Arc<Mutex<Vec<u8>>>;
+
+fn text(said: &Said) -> String {
+    let bytes = said.lock().unwrap_or_else(PoisonError::into_inner);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn listen(stream: Option<impl Read + Send + 'static>) -> (Said, JoinHandle<()>) {
+    let said = Said::default();
+    let heard = Arc::clone(&said);
+    let listener = std::thread::spawn(move || {
+        let Some(mut stream) = stream else { return };
+        let mut buffer = [0; 16 << 10];
+        while let Ok(length @ 1..) = stream.read(&mut buffer) {
+            let mut bytes = heard.lock().unwrap_or_else(PoisonError::into_inner);
+            bytes.extend_from_slice(&buffer[..length]);
+        }
+    });
+    (said, listener)
+}
+
+/// A task in the background. Dropped, it is killed.
+#[derive(Debug)]
+pub struct Running {
+    task: Task,
+    child: Child,
+    started: Instant,
+    stdout: Said,
+    stderr: Said,
+    listeners: Vec<JoinHandle<()>>,
+}
+
+impl Task {
+    /// Starts the task.
+    ///
+    /// # Errors
+    /// [`TaskError::Start`]: there is no such program, or no such folder to run in.
+    pub fn start(self) -> Result<Running, TaskError> {
+        let (program, args) = self.argv.split_first().ok_or_else(|| {
+            let empty = std::io::Error::from(std::io::ErrorKind::InvalidInput);
+            TaskError::Start(String::new(), empty)
+        })?;
+        let mut child = Command::new(program)
+            .args(args)
+            .env_clear()
+            .envs(self.env.iter().cloned())
+            .current_dir(&self.cwd)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .map_err(|error| TaskError::Start(program.clone(), error))?;
+        let (stdout, listener) = listen(child.stdout.take());
+        let (stderr, another) = listen(child.stderr.take());
+        Ok(Running {
+            task: self,
+            child,
+            started: Instant::now(),
+            stdout,
+            stderr,
+            listeners: vec![listener, another],
+        })
+    }
+}
+
+impl Running {
+    /// Process id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it has not ended yet.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// What it wrote to standard output so far.
+    #[must_use]
+    pub fn stdout(&self) -> String {
+        text(&self.stdout)
+    }
+
+    /// What it wrote to standard error so far.
+    #[must_use]
+    pub fn stderr(&self) -> String {
+        text(&self.stderr)
+    }
+
+    /// Sends a signal to the task's process group.
+    pub fn signal(&self, signal: Signal) {
+        // It may have ended already.
+        let _ = killpg(Pid::from_raw(self.child.id() as i32), signal);
+    }
+
+    /// Waits until either stream holds a text.
+    ///
+    /// # Errors
+    /// [`TaskError::Silent`]: the time is up, or the task ended without saying it.
+    pub fn wait_for(&mut self, awaited: &str, limit: Duration) -> Result<(), TaskError> {
+        let began = Instant::now();
+        loop {
+            let over = !self.is_running() && self.listeners.iter().all(JoinHandle::is_finished);
+            if self.stdout().contains(awaited) || self.stderr().contains(awaited) {
+                return Ok(());
+            }
+            if over || began.elapsed() > limit {
+                return Err(TaskError::Silent {
+                    what: self.task.argv.join(" "),
+                    awaited: awaited.to_owned(),
+                    waited_ms: began.elapsed().as_millis() as u64,
+                    said: self.stdout() + &self.stderr(),
+                });
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Waits for its end, or kills it when the time that the task has is up.
+    pub fn wait(mut self) -> TaskReport {
+        let give_up = self.started + self.task.limit;
+        while self.is_running() && Instant::now() < give_up {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        let timed_out = self.is_running();
+        self.end(timed_out)
+    }
+
+    /// Kills it now; what it said until then.
+    pub fn kill(mut self) -> TaskReport {
+        self.end(false)
+    }
+
+    fn end(&mut self, timed_out: bool) -> TaskReport {
+        let wall_ms = self.started.elapsed().as_millis() as u64;
+        // Also for those that it left behind, who may hold its streams open.
+        let drained = Instant::now() + DRAIN;
+        if !self.is_running() {
+            while Instant::now() < drained && !self.listeners.iter().all(JoinHandle::is_finished) {
+                std::thread::sleep(LOOK_EVERY);
+            }
+        }
+        self.signal(Signal::SIGKILL);
+        let status = self.child.wait().ok();
+        let drained = Instant::now() + DRAIN;
+        while Instant::now() < drained && !self.listeners.iter().all(JoinHandle::is_finished) {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        TaskReport {
+            argv: self.task.argv.clone(),
+            code: status.and_then(|status| status.code()),
+            signal: status.and_then(|status| status.signal()),
+            timed_out,
+            stdout: self.stdout(),
+            stderr: self.stderr(),
+            wall_ms,
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.is_running() {
+            self.signal(Signal::SIGKILL);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sh(script: &str, limit: Duration) -> Running {
+        let task = Task {
+            argv: ["sh", "-c", script].map(str::to_owned).into(),
+            env: std::env::vars()
+                .filter(|(name, _)| name == "PATH")
+                .collect(),
+            cwd: "/".into(),
+            limit,
+        };
+        task.start().expect("starts")
+    }
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn what_a_task_says_and_how_it_ends_is_reported() {
+        let report = sh("echo out; echo err >&2; exit 3", LONG).wait();
+        assert_eq!((&*report.stdout, &*report.stderr), ("out\n", "err\n"));
+        assert_eq!((report.code, report.timed_out), (Some(3), false));
+        assert!(report.clone().expect_success().is_err());
+        let report = sh("kill -9 $$", LONG).wait();
+        assert_eq!((report.code, report.signal), (None, Some(9)));
+    }
+
+    #[test]
+    fn a_task_is_killed_with_all_it_started_when_its_time_is_up() {
+        let mut task = sh("sleep 60 & echo $!; sleep 60", Duration::from_millis(300));
+        task.wait_for("\n", LONG).expect("a process id");
+        let left: u32 = task.stdout().trim().parse().expect("a process id");
+        let report = task.wait();
+        assert!(report.timed_out && report.signal == Some(9), "{report}");
+        let state = std::fs::read_to_string(format!("/proc/{left}/stat")).unwrap_or_default();
+        assert!(state.is_empty() || state.contains(") Z"), "{state}");
+    }
+
+    #[test]
+    fn a_text_that_never_comes_is_an_error_with_what_came_instead() {
+        let mut task = sh("echo something else", LONG);
+        let error = task.wait_for("ready", LONG).expect_err("it ended");
+        assert!(error.to_string().contains("something else"), "{error}");
+    }
+}
