@@ -60,3 +60,7 @@ check: setup ## fmt, clippy, deny
 .PHONY: install
 install: release ## install the daemon, the CLI, the client library, units, man pages and completions
 	DESTDIR="$(DESTDIR)" TARGET="$(TARGET)" tools/install.sh
+
+.PHONY: uninstall
+uninstall: ## take away what install put there; edited configuration and the daemon's user stay
+	DESTDIR="$(DESTDIR)" tools/install.sh remove

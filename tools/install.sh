@@ -1,44 +1,118 @@
 #!/usr/bin/env bash
 # Puts the release binaries, the client library, the unit and the manual where Debian keeps them.
-# DESTDIR moves everything below another root, as packagers expect.
+# DESTDIR moves everything below another root, as packagers expect. `install.sh remove` takes away
+# what it put there; configuration that was edited stays, and so does the daemon's user.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 from="${TARGET:-target}/release"
-to="${DESTDIR:-}/usr/local"
-put() { install -D -m "$1" "$2" "$3" && echo "  $3"; }
+root="${DESTDIR:-}"
+to="$root/usr/local"
+verb="${1:-install}"
 
-keep() { # an operator's file stays as it is; ours goes beside it if they differ
-    if [ ! -e "$3" ] || cmp -s "$2" "$3"; then
-        put "$1" "$2" "$3"
-    else
-        put "$1" "$2" "$3.dist" && echo "    ($3 has been edited, and stays)"
+case "$verb" in
+install)
+    put() { install -D -m "$1" "$2" "$3" && echo "  $3"; }
+    made() { mkdir -p "${1%/*}" && cat >"$1" && echo "  $1"; } # made FILE: from standard input
+    keep() { # an operator's file stays as it is; ours goes beside it if they differ
+        if [ ! -e "$3" ] || cmp -s "$2" "$3"; then
+            put "$1" "$2" "$3"
+        else
+            put "$1" "$2" "$3.dist" && echo "    ($3 has been edited, and stays)"
+        fi
+    }
+    ;;
+remove)
+    if [ -z "$root" ] && command -v systemctl >/dev/null 2>&1; then
+        systemctl disable --now laxityd 2>/dev/null || true
     fi
-}
+    put() { rm -f "$3" && echo "  $3"; }
+    made() { cat >/dev/null && rm -f "$1" && echo "  $1"; }
+    keep() {
+        rm -f "$3.dist"
+        if cmp -s "$2" "$3"; then rm -f "$3" && echo "  $3"; fi
+    }
+    ;;
+*)
+    echo "usage: install.sh [install|remove]" >&2
+    exit 2
+    ;;
+esac
 
-echo "installing:"
+# Its own number, so that a later release with another C ABI can be installed beside it.
+soname=liblaxity_client.so.0
+version="$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)"
+
+echo "$verb:"
 put 755 "$from/laxityd" "$to/sbin/laxityd"
 put 755 "$from/laxity" "$to/bin/laxity"
-put 644 "$from/liblaxity_client.so" "$to/lib/liblaxity_client.so"
+put 644 "$from/liblaxity_client.so" "$to/lib/$soname"
 put 644 "$from/liblaxity.so" "$to/lib/liblaxity.so"
 put 644 "$from/liblaxity_client.a" "$to/lib/liblaxity_client.a"
 put 644 shim/client/include/laxity.h "$to/include/laxity.h"
-put 644 dist/laxityd.service "${DESTDIR:-}/etc/systemd/system/laxityd.service"
+made "$to/lib/pkgconfig/laxity.pc" <<END
+prefix=/usr/local
+libdir=\${prefix}/lib
+includedir=\${prefix}/include
+
+Name: laxity
+Description: client of laxityd, which schedules LLM inference traffic
+Version: $version
+Libs: -L\${libdir} -llaxity_client
+Libs.private: -lpthread -ldl -lm
+Cflags: -I\${includedir}
+END
+put 644 dist/laxityd.service "$root/etc/systemd/system/laxityd.service"
+put 644 dist/laxity.sysusers "$root/usr/lib/sysusers.d/laxity.conf"
 put 644 dist/laxityd.toml "$to/share/doc/laxity/laxityd.toml"
 for profile in shim/profile/profiles/*.toml; do
-    keep 644 "$profile" "${DESTDIR:-}/etc/laxity/profiles/${profile##*/}"
+    keep 644 "$profile" "$root/etc/laxity/profiles/${profile##*/}"
 done
 
-"$from/laxity" man --out "$to/share/man/man1"
-mkdir -p "$to/share/bash-completion/completions" "$to/share/zsh/site-functions" \
-    "$to/share/fish/vendor_completions.d"
-"$from/laxity" completions bash >"$to/share/bash-completion/completions/laxity"
-"$from/laxity" completions zsh >"$to/share/zsh/site-functions/_laxity"
-"$from/laxity" completions fish >"$to/share/fish/vendor_completions.d/laxity.fish"
+man="$to/share/man"
+complete="$to/share"
+if [ "$verb" = remove ]; then
+    rm -f "$to/lib/liblaxity_client.so" "$man"/man1/laxity.1 "$man"/man1/laxity-*.1 \
+        "$man/man8/laxityd.8" "$man/man5/laxityd.toml.5"
+    for program in laxity laxityd; do
+        rm -f "$complete/bash-completion/completions/$program" \
+            "$complete/zsh/site-functions/_$program" \
+            "$complete/fish/vendor_completions.d/$program.fish"
+    done
+    rmdir "$to/share/doc/laxity" "$root/etc/laxity/profiles" "$root/etc/laxity" 2>/dev/null || true
+else
+    ln -sf "$soname" "$to/lib/liblaxity_client.so"
+    mkdir -p "$man/man5" "$man/man8" "$complete/bash-completion/completions" \
+        "$complete/zsh/site-functions" "$complete/fish/vendor_completions.d"
+    "$from/laxity" man --out "$man/man1"
+    "$from/laxityd" --manual laxityd.8 >"$man/man8/laxityd.8"
+    "$from/laxityd" --manual laxityd.toml.5 >"$man/man5/laxityd.toml.5"
+    for program in laxity laxityd; do
+        script() {
+            if [ "$program" = laxity ]; then
+                "$from/laxity" completions "$1"
+            else
+                "$from/laxityd" --completions "$1"
+            fi
+        }
+        script bash >"$complete/bash-completion/completions/$program"
+        script zsh >"$complete/zsh/site-functions/_$program"
+        script fish >"$complete/fish/vendor_completions.d/$program.fish"
+    done
+fi
 echo "  manual pages and completions below $to/share"
 
-if [ -z "${DESTDIR:-}" ]; then
+if [ -z "$root" ]; then
     ldconfig
-    command -v systemctl >/dev/null 2>&1 && systemctl daemon-reload 2>/dev/null || true
-    echo "next: systemctl enable --now laxityd"
+    if command -v systemctl >/dev/null 2>&1; then
+        systemctl daemon-reload 2>/dev/null || true
+    fi
+    if [ "$verb" = install ]; then
+        if command -v systemd-sysusers >/dev/null 2>&1; then
+            systemd-sysusers /usr/lib/sysusers.d/laxity.conf
+        elif ! id laxity >/dev/null 2>&1; then
+            useradd --system --user-group --no-create-home --shell /usr/sbin/nologin laxity
+        fi
+        echo "next: systemctl enable --now laxityd; then docs/operating.md: who may attach, at which rate"
+    fi
 fi

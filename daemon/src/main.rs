@@ -1,6 +1,8 @@
 //! `laxityd`: arguments, log, runtime. Everything else is in the library.
 #![forbid(unsafe_code)]
 
+mod manual;
+
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -46,6 +48,12 @@ struct Arguments {
     /// Overrides one key of the configuration, such as scheduler.spin_us=0 or nic.0.rate=25Gbit
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
+    /// Prints a manual page and exits (for installing)
+    #[arg(long, value_name = "PAGE", hide = true)]
+    manual: Option<manual::Page>,
+    /// Prints a shell's completion script and exits (for installing)
+    #[arg(long, value_name = "SHELL", hide = true)]
+    completions: Option<clap_complete::Shell>,
 }
 
 impl Arguments {
@@ -98,6 +106,12 @@ fn print(text: &str) -> anyhow::Result<()> {
 }
 
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if let Some(page) = arguments.manual {
+        return print(&manual::page(page)?);
+    }
+    if let Some(shell) = arguments.completions {
+        return print(&manual::completions(shell)?);
+    }
     let source = Source {
         file: arguments.config.clone(),
         sets: arguments.sets(),

@@ -95,3 +95,24 @@ fn a_level_that_is_none_is_refused_from_the_environment_too_and_a_core_that_is_n
     assert!(warned.status.success());
     assert!(said.contains("warning: scheduler.cpu"), "{said}");
 }
+
+#[test]
+fn manual_pages_and_completions_name_every_flag_and_key() {
+    let text = |arguments: &[&str]| {
+        let output = laxityd(arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let program = text(&["--manual", "laxityd.8"]);
+    assert!(program.starts_with(".ie") || program.contains(".TH laxityd 8"));
+    assert!(program.contains("check\\-config") && !program.contains("manual"));
+    let configuration = text(&["--manual", "laxityd.toml.5"]);
+    assert!(
+        configuration.contains("completion_timeout")
+            && configuration.contains(".TH laxityd.toml 5")
+    );
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(text(&["--completions", shell]).contains("show-config"));
+    }
+}

@@ -1,8 +1,8 @@
 //! What parses and still cannot be meant.
 
-use laxity_quantity::Nanos;
 use std::path::Path;
 
+use laxity_quantity::Nanos;
 use laxity_shm::layout::{LANES_MAX, SLOTS_MAX, SLOTS_MIN};
 use laxity_shm::registration::SOCKET_PATH_MAX;
 

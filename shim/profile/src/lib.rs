@@ -117,12 +117,12 @@ pub enum ProfileError {
         known: String,
     },
     /// The file is there and can't be read.
-    #[error("cannot read profile {path}: {source}", path = .path.display())]
+    #[error("cannot read profile {path}: {cause}", path = .path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
-        source: std::io::Error,
+        /// What the kernel said. Not a source: the text says it.
+        cause: std::io::Error,
     },
     /// Larger than [`FILE_BYTES_MAX`].
     #[error("{path} is larger than {FILE_BYTES_MAX} bytes: it is no profile", path = .path.display())]

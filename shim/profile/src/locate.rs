@@ -85,9 +85,9 @@ fn listed(items: impl IntoIterator<Item = String>) -> String {
 
 /// The file's text; `None` if there is none.
 fn read(path: &Path) -> Result<Option<String>, ProfileError> {
-    let unreadable = |source| ProfileError::Unreadable {
+    let unreadable = |cause| ProfileError::Unreadable {
         path: path.to_owned(),
-        source,
+        cause,
     };
     // Looked at before it is opened: opening a pipe would wait for whoever writes to it.
     match fs::metadata(path) {

@@ -14,7 +14,7 @@ mod service;
 #[cfg(test)]
 mod tests;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
@@ -25,6 +25,7 @@ use serde::Serialize;
 use self::finding::{Finding, Severity};
 use self::root::Root;
 use crate::host::Endpoint;
+use crate::output::say;
 use crate::{library, registration};
 
 pub(crate) const HELP: &str = "\
@@ -82,7 +83,7 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode> {
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         finding::page(&findings, io::stdout().is_terminal() && !plain)
     };
-    writeln!(io::stdout(), "{text}").context("cannot write to standard output")?;
+    say(&text)?;
     Ok(if worst == Severity::Error {
         ExitCode::FAILURE
     } else {

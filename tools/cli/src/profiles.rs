@@ -1,12 +1,11 @@
 //! `laxity profiles`: which job profiles there are, and what is in one.
 
-use std::io::{self, Write};
-
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use laxity_profile::Profile;
 
 use crate::host::table;
+use crate::output::{put, say};
 
 /// Arguments of `laxity profiles`.
 #[derive(Args)]
@@ -20,8 +19,7 @@ pub(crate) fn profiles(args: &ProfilesArgs) -> Result<()> {
     match &args.show {
         Some(name) => {
             let (origin, text) = Profile::text(name)?;
-            write!(io::stdout(), "# {origin}\n{text}")
-                .context("cannot write to standard output")?;
+            put(format!("# {origin}\n{text}").as_bytes())?;
             // Shown first, so that whoever looks for the mistake has the text.
             Profile::parse(name, origin, &text)?;
             Ok(())
@@ -46,7 +44,7 @@ fn list() -> Result<()> {
             Err(error) => broken.push(error.to_string()),
         }
     }
-    writeln!(io::stdout(), "{rows}").context("cannot write to standard output")?;
+    say(&rows)?;
     if !broken.is_empty() {
         bail!("{}", broken.join("\n"));
     }

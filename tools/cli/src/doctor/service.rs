@@ -26,10 +26,9 @@ pub(crate) fn daemon(answer: &Result<Status, ControlError>) -> Vec<Finding> {
             findings
         }
         // It listens, and its file's mode keeps this user out: no reason to think it is down.
-        Err(ControlError::Connect {
-            path,
-            cause: source,
-        }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
+        Err(ControlError::Connect { path, cause })
+            if cause.kind() == std::io::ErrorKind::PermissionDenied =>
+        {
             let found = format!("this user may not ask {}", path.display());
             let finding = Finding::info("daemon", found)
                 .because("mode, bypass and clients stay unknown here; jobs register elsewhere and are not affected")
