@@ -32,3 +32,4 @@ build verbs_check -libverbs verbs_check.c check_transfer.c check_queue.c check_c
 [ -e "$here/dlopen_check.c" ] && build dlopen_check -ldl dlopen_check.c
 [ -e "$here/collective.c" ] && build collective -libverbs collective.c common.c
 [ -e "$here/bulk.c" ] && build bulk -libverbs bulk.c common.c
+[ -e "$here/orphans.c" ] && build orphans -libverbs orphans.c common.c

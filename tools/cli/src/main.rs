@@ -14,6 +14,7 @@ mod profiles;
 mod program;
 mod registration;
 mod run;
+mod verbs;
 mod vm;
 
 use std::path::PathBuf;
