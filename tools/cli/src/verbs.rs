@@ -126,7 +126,10 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
         writeln!(io::stdout(), "{list}").context("cannot write to standard output")?;
         return Ok(ExitCode::SUCCESS);
     }
-    let to_stdout = args.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
+    let to_stdout = args
+        .json
+        .as_ref()
+        .is_some_and(|path| path.as_os_str() == "-");
     let file = match &args.json {
         // Before the minutes are spent: can it be written at all?
         Some(path) if !to_stdout => Some((

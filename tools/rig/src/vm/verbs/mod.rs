@@ -80,7 +80,7 @@ pub fn names(gid_index: u32) -> Vec<String> {
 /// # Errors
 /// The guest lacks something, or the host is gone. What programs did wrong is in the report.
 pub fn run(guest: &Guest, config: &VerbsConfig) -> anyhow::Result<VerbsReport> {
-    fs::write(catalogue::MOONCAKE, catalogue::MOONCAKE_PY).context("writing mooncake.py")?;
+    fs::write(catalogue::MOONCAKE, catalogue::MOONCAKE_PY).context("writing transfer_engine.py")?;
     let mut report = VerbsReport::default();
     if let Some(pairs) = config.overhead_pairs {
         let _daemon = Daemon::start_default(guest, config)?;
@@ -127,6 +127,14 @@ fn matrix(guest: &Guest, config: &VerbsConfig, report: &mut VerbsReport) -> anyh
     if wanted.is_empty() {
         return Ok(true);
     }
+    let is_tight = |program: &&program::Program| {
+        let env = &program.client.env;
+        env.iter().any(|(_, value)| value == daemon::TIGHT_SOCKET)
+    };
+    let _tight = match wanted.iter().find(is_tight) {
+        Some(_) => Some(Daemon::start_tight(guest, config)?),
+        None => None,
+    };
     let mut capture = wire::Capture::start(guest)?;
     let mut go_on = true;
     for program in wanted {
@@ -140,7 +148,9 @@ fn matrix(guest: &Guest, config: &VerbsConfig, report: &mut VerbsReport) -> anyh
     }
     let missed = capture.finish();
     if missed > 0 {
-        guest.say(&format!("the capture missed {missed} packets; counts of messages are too low"))?;
+        guest.say(&format!(
+            "the capture missed {missed} packets; counts of messages are too low"
+        ))?;
     }
     Ok(go_on)
 }

@@ -93,7 +93,12 @@ pub(super) fn run(guest: &Guest, config: &VerbsConfig, pairs: usize) -> anyhow::
             // Which comes first changes, so that what drifts hits both.
             for with in [pair % 2 == 0, pair % 2 != 0] {
                 let value = measure(guest, config, measured, with)?;
-                if with { &mut row.with } else { &mut row.without }.push(value);
+                if with {
+                    &mut row.with
+                } else {
+                    &mut row.without
+                }
+                .push(value);
             }
             guest.say(&format!("{} pair {}", measured.name, pair + 1))?;
         }
@@ -134,7 +139,15 @@ fn measure(
         let line = format!("{} -d {} -x {gid} -F {to}", measured.line, DEVICES[device]);
         let side = Side::new(&line, Posted::Wire);
         let through = Through::Preload;
-        let mut task = task(guest, config, &side, through, "perftest", "/tmp/report", LIMIT);
+        let mut task = task(
+            guest,
+            config,
+            &side,
+            through,
+            "perftest",
+            "/tmp/report",
+            LIMIT,
+        );
         // Reports are off, as in production.
         task.env.retain(|(name, _)| match name.as_str() {
             "LD_PRELOAD" | "LAXITY_PROFILE" => with,
@@ -156,7 +169,9 @@ fn measure(
 
 /// A column of perftest's line of results: the one after its heading.
 fn result(stdout: &str, column: usize) -> Option<f64> {
-    let mut lines = stdout.lines().skip_while(|line| !line.trim_start().starts_with("#bytes"));
+    let mut lines = stdout
+        .lines()
+        .skip_while(|line| !line.trim_start().starts_with("#bytes"));
     let line = lines.nth(1)?;
     line.split_whitespace().nth(column)?.parse().ok()
 }
@@ -175,7 +190,8 @@ mod tests {
 
     #[test]
     fn a_result_is_the_line_after_its_heading() {
-        let said = "x\n #bytes #iterations BW peak[MB/sec]\n 65536  300  14.25  9.06  0.000145\n---";
+        let said =
+            "x\n #bytes #iterations BW peak[MB/sec]\n 65536  300  14.25  9.06  0.000145\n---";
         assert_eq!(result(said, 3), Some(9.06));
         assert_eq!(result("nothing", 3), None);
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, Table};
 use serde::{Deserialize, Serialize};
 
 use super::faults::Fault;
@@ -31,7 +31,10 @@ impl VerbsReport {
         let ran = !self.programs.is_empty() || !self.faults.is_empty() || self.overhead.is_some();
         ran && self.programs.iter().all(|program| program.passed)
             && self.faults.iter().all(|fault| fault.passed)
-            && self.overhead.as_ref().is_none_or(|overhead| overhead.passed)
+            && self
+                .overhead
+                .as_ref()
+                .is_none_or(|overhead| overhead.passed)
     }
 }
 
@@ -62,6 +65,8 @@ pub struct ProgramReport {
     pub wire_messages: u64,
     /// Their payload, READs' data included.
     pub wire_bytes: u64,
+    /// Packets of theirs that crossed again: the sender did not wait long enough, or some were lost.
+    pub wire_repeats: u64,
     /// DSCPs of all RoCE packets that crossed it, but for connection management.
     pub dscp: BTreeSet<u8>,
     /// Seconds it took.
@@ -76,7 +81,9 @@ fn mark(passed: bool) -> &'static str {
 
 fn new_table(header: &[&str], first_number: usize, last_number: usize) -> Table {
     let mut table = Table::new();
-    table.load_style(comfy_table::presets::NOTHING).set_header(header.to_vec());
+    table
+        .load_style(comfy_table::presets::NOTHING)
+        .set_header(header.to_vec());
     for column in first_number..=last_number {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
@@ -120,7 +127,9 @@ pub fn table(report: &VerbsReport) -> String {
         parts.push(table.to_string());
     }
     if let Some(overhead) = &report.overhead {
-        let header = ["overhead", "", "without", "with", "change %", "spread %", "pairs"];
+        let header = [
+            "overhead", "", "without", "with", "change %", "spread %", "pairs",
+        ];
         let mut table = new_table(&header, 2, 6);
         for row in &overhead.rows {
             table.add_row([
@@ -137,7 +146,12 @@ pub fn table(report: &VerbsReport) -> String {
     }
     let failures = (report.programs.iter())
         .map(|program| (&program.name, &program.failures))
-        .chain(report.faults.iter().map(|fault| (&fault.name, &fault.failures)));
+        .chain(
+            report
+                .faults
+                .iter()
+                .map(|fault| (&fault.name, &fault.failures)),
+        );
     for (name, failures) in failures {
         for failure in failures {
             parts.push(format!("{name}: {failure}"));

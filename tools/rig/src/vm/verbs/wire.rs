@@ -38,6 +38,8 @@ pub(super) struct Crossed {
     pub(super) messages: u64,
     /// Their payload; and that of responses to READs, 8 for each atomic.
     pub(super) bytes: u64,
+    /// Packets of theirs that had crossed before.
+    pub(super) repeats: u64,
     /// Datagrams.
     pub(super) datagrams: u64,
     /// DSCPs of connected queue pairs, acknowledgements included.
@@ -89,7 +91,8 @@ impl Capture {
             return Ok(Crossed::default());
         }
         let mut bytes = vec![0; (length - self.read) as usize];
-        file.seek(SeekFrom::Start(self.read)).context("the capture")?;
+        file.seek(SeekFrom::Start(self.read))
+            .context("the capture")?;
         file.read_exact(&mut bytes).context("the capture")?;
         let (crossed, taken) = account(&bytes)?;
         self.read += taken as u64;
@@ -198,8 +201,12 @@ fn count(
         _ => 1,
     };
     let response = (13..=16).contains(&operation);
-    let flow = flows.entry((destination, queue_pair, response)).or_default();
-    if flow.is_new(number, step) {
+    let flow = flows
+        .entry((destination, queue_pair, response))
+        .or_default();
+    if !flow.is_new(number, step) {
+        crossed.repeats += 1;
+    } else {
         crossed.messages += u64::from(last);
         // IPv4, UDP, BTH, the extended head, padding, and the checksum at the end.
         let heads = head + 8 + 12 + extended + pad + 4;
@@ -253,6 +260,7 @@ mod tests {
         let expected = Crossed {
             messages: 3,
             bytes: 4096 + 100 + 64 + 8,
+            repeats: 1,
             datagrams: 1,
             connected: [10].into(),
             datagram: [26].into(),

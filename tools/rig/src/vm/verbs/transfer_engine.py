@@ -1,7 +1,7 @@
 """The Mooncake Transfer Engine between two processes, every byte verified at both ends.
 
-  mooncake.py target    DEVICE PORT
-  mooncake.py initiator DEVICE PORT all|long
+  transfer_engine.py target    DEVICE PORT
+  transfer_engine.py initiator DEVICE PORT all|long
 
 The target serves its address and, on demand, fills or checks its memory. Each prints one line of JSON:
 what it posted, one work request per slice of 64 KiB. Nothing here knows of Laxity.
