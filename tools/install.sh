@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Puts the release binaries, the client library, the unit and the manual where Debian keeps them.
+# Puts the release binaries, the preload and client libraries, the unit and the manual where Debian keeps them.
 # DESTDIR moves everything below another root, as packagers expect.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,6 +20,7 @@ echo "installing:"
 put 755 "$from/laxityd" "$to/sbin/laxityd"
 put 755 "$from/laxity" "$to/bin/laxity"
 put 644 "$from/liblaxity_client.so" "$to/lib/liblaxity_client.so"
+put 644 "$from/liblaxity.so" "$to/lib/liblaxity.so"
 put 644 "$from/liblaxity_client.a" "$to/lib/liblaxity_client.a"
 put 644 shim/client/include/laxity.h "$to/include/laxity.h"
 put 644 dist/laxityd.service "${DESTDIR:-}/etc/systemd/system/laxityd.service"
