@@ -15,6 +15,10 @@ help: ## list the targets
 setup: ## install what Debian provides and the build, lab or tests need (asks nothing)
 	@tools/setup.sh base
 
+.PHONY: setup-verbs
+setup-verbs: setup ## install what the SoftRoCE lab needs; without it, its tests are skipped and say so
+	@tools/setup.sh verbs || echo "setup-verbs: not all could be installed; tests that need it are skipped"
+
 .PHONY: release
 release: setup ## the shipped binaries, in target/release
 	$(CARGO) build --release --locked -p laxity-daemon -p laxity-cli -p laxity-client -p laxity-verbs
@@ -24,8 +28,7 @@ demo: release ## the lab with its defaults: four policies on the same arrivals, 
 	$(TARGET)/release/laxity lab run --html lab-report.html --json lab-report.json
 
 .PHONY: test
-test: setup ## every test: units, properties, loom models, whole processes, a real lab
-	@tools/setup.sh verbs
+test: setup setup-verbs ## every test: units, properties, loom models, whole processes, real labs
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) build --locked -p laxity-verbs
 ifeq ($(NEXTEST),yes)
@@ -56,6 +59,10 @@ check: setup ## fmt, clippy, deny
 	else \
 		echo "deny: cargo-deny is not installed here (cargo install --locked cargo-deny); skipped"; \
 	fi
+
+.PHONY: verbs
+verbs: release setup-verbs ## unmodified RDMA programs under the scheduler, in the SoftRoCE lab: a table and JSON
+	$(TARGET)/release/laxity lab verbs --keep-going --json lab-verbs.json
 
 .PHONY: install
 install: release ## install the daemon, the CLI, the client library, units, man pages and completions

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Puts the release binaries, the client library, the unit and the manual where Debian keeps them.
+# Puts the release binaries, the preload and client libraries, the unit and the manual where Debian keeps them.
 # DESTDIR moves everything below another root, as packagers expect. `install.sh remove` takes away
 # what it put there; configuration that was edited stays, and so does the daemon's user.
 set -euo pipefail

@@ -31,12 +31,14 @@ if [ "${1:-base}" = verbs ]; then
     need ucx_perftest ucx-utils
     need fi_info libfabric-bin
     need tcpdump tcpdump
+    need fi_pingpong libfabric-bin
     need valgrind valgrind
+    need python3 python3
     need_package() { # need_package PACKAGE: for what has no program of its own
         dpkg-query -W -f '${Status}' "$1" 2>/dev/null | grep -q ' installed$' || wanted[$1]=1
     }
     # Any busybox will not do: the guest has no libraries before it has the host's files.
-    for package in busybox-static rdma-core ibverbs-providers libibverbs-dev librdmacm-dev; do
+    for package in busybox-static rdma-core ibverbs-providers libibverbs-dev librdmacm-dev python3-venv; do
         need_package "$package"
     done
     # Package lists that are lacking, or older than the archive's kernel, cannot name it.

@@ -9,3 +9,4 @@ mod lab;
 mod process;
 mod sender;
 mod tidy;
+mod verbs;

@@ -33,3 +33,4 @@ build verbs_check -libverbs verbs_check.c check_transfer.c check_queue.c check_c
 build dlopen_check -ldl dlopen_check.c
 build collective -libverbs collective.c common.c
 build bulk -libverbs bulk.c common.c
+build orphans -libverbs orphans.c common.c

@@ -292,14 +292,15 @@ static bool large_mixed(void) {
     return true;
 }
 
-/* Writes and READs of the same place, in order: each READ sees the write before it. */
+/* Writes and READs of the same place, in order: each READ sees the write before it. The writes are fenced:
+ * a responder may carry out a repeated READ again, and it would see what was written since. */
 static bool read_mix(void) {
     OPEN(p);
     enum { ROUNDS = 24, LEN = 12000 };
     for (unsigned i = 0; i < ROUNDS; i++) fill(p->a.buf + i * LEN, LEN, 40 + i);
     for (unsigned i = 0; i < ROUNDS; i++) {
         DO(put(&p->a, &p->b, (struct ask){IBV_WR_RDMA_WRITE, i * LEN, 0, LEN, 2 * i,
-                                          i % 2 ? IBV_SEND_SIGNALED : 0, 0}));
+                                          IBV_SEND_FENCE | (i % 2 ? IBV_SEND_SIGNALED : 0), 0}));
         DO(put(&p->a, &p->b, (struct ask){IBV_WR_RDMA_READ, (ROUNDS + i) * LEN, 0, LEN, 2 * i + 1,
                                           IBV_SEND_SIGNALED, 0}));
     }

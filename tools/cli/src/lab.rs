@@ -11,7 +11,7 @@ use laxity_rig::config::{LabConfig, WorkloadSource};
 use laxity_rig::{lab, report};
 
 use crate::output::{self, say};
-use crate::vm;
+use crate::{verbs, vm};
 
 /// The commands of the lab.
 #[derive(Subcommand)]
@@ -28,6 +28,9 @@ pub(crate) enum LabCommand {
     /// Run one command in the SoftRoCE lab: a virtual machine with two RDMA devices
     #[command(after_help = vm::EXEC_HELP)]
     Exec(vm::ExecArgs),
+    /// Run unmodified RDMA programs under the scheduler in the SoftRoCE lab, and check all that they do
+    #[command(after_help = verbs::HELP)]
+    Verbs(Box<verbs::VerbsArgs>),
     /// Open a shell in the SoftRoCE lab; `laxity lab exec --help` says what is there
     Shell(vm::GuestArgs),
 }
@@ -165,6 +168,7 @@ pub(crate) fn run(command: LabCommand) -> Result<ExitCode> {
         }
         LabCommand::Run(args) => compare(&args).map(|()| ExitCode::SUCCESS),
         LabCommand::Exec(args) => vm::exec(&args),
+        LabCommand::Verbs(args) => verbs::run(&args),
         LabCommand::Shell(args) => vm::shell(&args),
     }
 }

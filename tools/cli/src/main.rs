@@ -15,6 +15,7 @@ mod profiles;
 mod program;
 mod registration;
 mod run;
+mod verbs;
 mod vm;
 
 use std::path::PathBuf;

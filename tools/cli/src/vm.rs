@@ -123,7 +123,7 @@ fn print(stream: Stream, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// The exit code for what kept a command from having one.
-fn failed(error: &VmError) -> ExitCode {
+pub(crate) fn failed(error: &VmError) -> ExitCode {
     eprintln!("laxity: {error}");
     ExitCode::from(match error {
         VmError::TimedOut { .. } => TIMED_OUT,

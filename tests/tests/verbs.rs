@@ -1,0 +1,73 @@
+//! The matrix of unmodified RDMA programs on real verbs, in one boot of the SoftRoCE lab, judged by
+//! its own report. Skipped, with the reason, where a guest or its programs cannot be had.
+
+use std::process::{Command, Output};
+
+use crate::process::binary;
+
+fn lab(arguments: &[&str]) -> Output {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    Command::new(binary("laxity"))
+        .args(["lab"])
+        .args(arguments)
+        .current_dir(root)
+        .output()
+        .expect("laxity runs")
+}
+
+fn said(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+fn number(value: &serde_json::Value, key: &str) -> u64 {
+    value[key]
+        .as_u64()
+        .unwrap_or_else(|| panic!("no `{key}` in {value}"))
+}
+
+#[test]
+fn unmodified_rdma_programs_run_under_the_scheduler_and_every_byte_is_accounted_for() {
+    for step in [&["probe", "--verbs"][..], &["verbs", "--prepare"][..]] {
+        let output = lab(step);
+        if !output.status.success() {
+            println!("skipped: {}", said(&output));
+            return;
+        }
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("report.json");
+    let path = file.to_str().expect("a path");
+    let output = lab(&["verbs", "--keep-going", "--json", path]);
+    let text = said(&output);
+    println!("{text}");
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    let json = std::fs::read_to_string(&file).expect("a report");
+    let report: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+
+    let programs = report["programs"].as_array().expect("programs");
+    let listed = said(&lab(&["verbs", "--list"]));
+    let faults = report["faults"].as_array().expect("faults");
+    assert_eq!(
+        listed.lines().count(),
+        programs.len() + faults.len(),
+        "all that is listed was run:\n{listed}"
+    );
+    for program in programs {
+        let name = program["name"].as_str().expect("a name");
+        assert_eq!(program["passed"].as_bool(), Some(true), "{program}");
+        assert_eq!(number(program, "bypassed_bytes"), 0, "{name}");
+        let posted = number(program, "work_requests") + number(program, "passed_work_requests");
+        assert!(posted > 0, "{name} posted nothing");
+        let classes = program["dscp"].as_array().expect("DSCPs");
+        assert!(!classes.is_empty(), "{name} was not seen on the wire");
+    }
+    let deferred: u64 = programs.iter().map(|p| number(p, "deferred")).sum();
+    assert!(deferred > 5000, "work requests waited: {deferred}");
+    for fault in faults {
+        assert_eq!(fault["passed"].as_bool(), Some(true), "{fault}");
+        let name = fault["name"].as_str().expect("a name");
+        let bypassed = number(fault, "bypassed_bytes");
+        assert_eq!(name.starts_with("daemon_killed"), bypassed > 0, "{fault}");
+    }
+}

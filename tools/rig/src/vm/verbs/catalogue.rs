@@ -1,0 +1,312 @@
+//! The matrix: which programs are run, with which arguments, and what they post.
+
+use std::time::Duration;
+
+use super::VerbsConfig;
+use super::daemon::{COLLECTIVE, P2D, TIGHT_SOCKET};
+use super::program::{Posted, Program, Ready, Side, Through};
+use crate::vm::network::{ADDRESSES, DEVICES};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Where `transfer_engine.py` is in the guest.
+pub(super) const MOONCAKE: &str = "/tmp/transfer_engine.py";
+pub(super) const MOONCAKE_PY: &str = include_str!("transfer_engine.py");
+pub(super) const MOONCAKE_PORT: u16 = 7473;
+
+/// Which sides of a perftest post.
+#[derive(Clone, Copy)]
+enum Who {
+    Client,
+    Both,
+}
+
+/// A perftest: its arguments, how many it posts and of how many bytes, on which sides.
+fn perftest(gid: u32, name: &str, line: &str, who: Who, posts: u64, size: u64) -> Program {
+    let one = Posted::Exactly {
+        work_requests: posts,
+        bytes: posts * size,
+    };
+    let none = Posted::Exactly {
+        work_requests: 0,
+        bytes: 0,
+    };
+    let server = match who {
+        Who::Client => none,
+        Who::Both => one,
+    };
+    let line = |device: usize, to: &str| format!("{line} -d {} -x {gid} -F {to}", DEVICES[device]);
+    Program {
+        name: name.into(),
+        profile: "perftest",
+        through: Through::Preload,
+        server: Some((Side::new(&line(0, ""), server), Ready::Port(18515))),
+        client: Side::new(&line(1, ADDRESSES[0]), one),
+        must_defer: false,
+        dscp: Some(P2D),
+        datagram_dscp: None,
+        all_cross: true,
+        limit: LIMIT,
+    }
+}
+
+fn perftests(gid: u32) -> Vec<Program> {
+    const K64: u64 = 65536;
+    let test = |name, line, who, posts, size| perftest(gid, name, line, who, posts, size);
+    let greedy = |name, line, who, posts, size| Program {
+        must_defer: true,
+        ..test(name, line, who, posts, size)
+    };
+    let through_run = |program: Program| Program {
+        through: Through::Run,
+        ..program
+    };
+    use Who::{Both, Client};
+    let managed = |program: Program| {
+        // Parameters and barriers go over RDMA, too; how many, only the wire tells.
+        let wire = |side: Side| Side {
+            posted: Posted::Wire,
+            ..side
+        };
+        Program {
+            server: program
+                .server
+                .map(|(side, _)| (wire(side), Ready::Management)),
+            client: wire(program.client),
+            ..program
+        }
+    };
+    vec![
+        through_run(greedy("write_bw", "ib_write_bw -n 160", Client, 160, K64)),
+        greedy("write_bw_4_qps", "ib_write_bw -n 50 -q 4", Client, 200, K64),
+        greedy(
+            "write_bw_post_list",
+            "ib_write_bw -n 160 -l 16",
+            Client,
+            160,
+            K64,
+        ),
+        greedy(
+            "write_bw_cq_mod",
+            "ib_write_bw -n 160 -Q 20",
+            Client,
+            160,
+            K64,
+        ),
+        greedy(
+            "write_bw_inline",
+            "ib_write_bw -n 1000 -s 64 -I 64",
+            Client,
+            1000,
+            64,
+        ),
+        greedy(
+            "write_bw_both_ways",
+            "ib_write_bw -n 100 -b",
+            Both,
+            100,
+            K64,
+        ),
+        greedy("write_bw_uc", "ib_write_bw -n 160 -c UC", Client, 160, K64),
+        test("write_lat", "ib_write_lat -n 100 -s 8", Both, 100, 8),
+        test(
+            "write_lat_uc_inline",
+            "ib_write_lat -n 100 -s 64 -c UC -I 64",
+            Both,
+            100,
+            64,
+        ),
+        through_run(greedy("read_bw", "ib_read_bw -n 160", Client, 160, K64)),
+        greedy("read_bw_events", "ib_read_bw -n 160 -e", Client, 160, K64),
+        test("read_lat", "ib_read_lat -n 100 -s 4096", Client, 100, 4096),
+        greedy("send_bw", "ib_send_bw -n 160", Client, 160, K64),
+        greedy("send_bw_events", "ib_send_bw -n 160 -e", Client, 160, K64),
+        greedy(
+            "send_bw_list_qps",
+            "ib_send_bw -n 96 -l 8 -q 2",
+            Client,
+            192,
+            K64,
+        ),
+        Program {
+            dscp: None,
+            datagram_dscp: Some(0),
+            ..test(
+                "send_bw_ud",
+                "ib_send_bw -n 300 -c UD -s 2048",
+                Client,
+                300,
+                2048,
+            )
+        },
+        test("send_lat", "ib_send_lat -n 100 -s 64", Both, 100, 64),
+        test(
+            "send_lat_events",
+            "ib_send_lat -n 100 -s 64 -e",
+            Both,
+            100,
+            64,
+        ),
+        test("atomic_bw", "ib_atomic_bw -n 200", Client, 200, 8),
+        test("atomic_lat", "ib_atomic_lat -n 100", Client, 100, 8),
+        through_run(managed(greedy(
+            "write_bw_cm",
+            "ib_write_bw -n 160 -R",
+            Client,
+            0,
+            0,
+        ))),
+        managed(test(
+            "send_lat_cm",
+            "ib_send_lat -n 100 -s 64 -R",
+            Both,
+            0,
+            0,
+        )),
+    ]
+}
+
+/// Programs over frameworks: what they post for a message is the framework's affair.
+fn frameworks(gid: u32) -> Vec<Program> {
+    let side = |line: &str| Side::new(line, Posted::Wire);
+    let pair = |name: &str, profile, server: Side, ready, client: Side| Program {
+        name: name.into(),
+        profile,
+        through: Through::Run,
+        server: Some((server, ready)),
+        client,
+        must_defer: false,
+        dscp: Some(P2D),
+        datagram_dscp: None,
+        all_cross: true,
+        limit: LIMIT,
+    };
+    let ucx = |name: &str, test: &str, tls: &str| {
+        let gid = gid.to_string();
+        let side = |device: usize, to: &str| {
+            side(&format!("ucx_perftest {test} {to}"))
+                .with("UCX_TLS", tls)
+                .with("UCX_NET_DEVICES", &format!("{}:1", DEVICES[device]))
+                .with("UCX_IB_GID_INDEX", &gid)
+                // SoftRoCE does not fill in the head of a datagram as UCX wants it, library or not.
+                .with("UCX_UD_VERBS_ETH_DGID_CHECK", "n")
+        };
+        Program {
+            must_defer: true,
+            // Datagrams carry UCX's default traffic class, 106.
+            datagram_dscp: Some(26),
+            ..pair(
+                name,
+                "ucx",
+                side(0, ""),
+                Ready::Port(13337),
+                side(1, ADDRESSES[0]),
+            )
+        }
+    };
+    let here = ADDRESSES[0];
+    vec![
+        pair(
+            "rping",
+            "default",
+            side(&format!("rping -s -a {here} -C 20 -S 4096 -V")),
+            Ready::Management,
+            side(&format!("rping -c -a {here} -C 20 -S 4096 -V")),
+        ),
+        ucx(
+            "ucx_put",
+            "-t ucp_put_bw -s 65536 -n 160 -w 5 -C",
+            "rc_verbs,ud_verbs",
+        ),
+        ucx(
+            "ucx_tag",
+            "-t tag_bw -s 65536 -n 160 -w 5",
+            "rc_verbs,ud_verbs",
+        ),
+        pair(
+            "fi_pingpong",
+            "default",
+            side("fi_pingpong -p verbs -e msg -d rxe0 -I 50 -S 65536 -v"),
+            Ready::Port(47592),
+            side(&format!(
+                "fi_pingpong -p verbs -e msg -d rxe1 -I 50 -S 65536 -v {here}"
+            )),
+        ),
+    ]
+}
+
+/// The Transfer Engine, data verified at both ends.
+pub(super) fn mooncake(config: &VerbsConfig, name: &str, what: &str) -> Option<Program> {
+    let python = config.python.as_ref()?.display().to_string();
+    let side = |line: &str| {
+        let mut side = Side::new(line, Posted::Stated);
+        side.argv.insert(0, python.clone());
+        side
+    };
+    let server = format!("{MOONCAKE} target {} {MOONCAKE_PORT}", DEVICES[0]);
+    let client = format!("{MOONCAKE} initiator {} {MOONCAKE_PORT} {what}", DEVICES[1]);
+    Some(Program {
+        name: name.into(),
+        profile: "mooncake",
+        through: Through::Run,
+        server: Some((side(&server), Ready::Port(MOONCAKE_PORT))),
+        client: side(&client),
+        must_defer: true,
+        dscp: Some(P2D),
+        datagram_dscp: None,
+        all_cross: true,
+        limit: Duration::from_secs(120),
+    })
+}
+
+/// The C programs of `tests/verbs`.
+fn checks(config: &VerbsConfig, gid: u32) -> Vec<Program> {
+    let folder = config.checks.display().to_string();
+    let program = |name: &str, line: &str, through| Program {
+        name: name.into(),
+        profile: "default",
+        through,
+        server: None,
+        client: Side::new(&format!("{folder}/{line} -g {gid}"), Posted::Stated)
+            // An emulated machine under other load.
+            .with("VERBS_SLOW", "4"),
+        must_defer: true,
+        dscp: Some(P2D),
+        datagram_dscp: Some(0),
+        all_cross: false,
+        limit: Duration::from_secs(240),
+    };
+    let nccl = |program: Program| Program {
+        profile: "nccl",
+        dscp: Some(COLLECTIVE),
+        all_cross: true,
+        ..program
+    };
+    // While something waits, the library counts what the send queue has room for; the provider of
+    // SoftRoCE takes more than it says. So here everything waits.
+    let strict = "verbs_check --strict-sq sq_overflow wr_overflow";
+    let mut tight = program("send_queue_full", strict, Through::Preload);
+    // Options come before the subtests.
+    let gid_option: Vec<String> = tight.client.argv.split_off(tight.client.argv.len() - 2);
+    tight.client.argv.splice(1..1, gid_option);
+    tight.client = tight.client.with("LAXITY_SOCKET", TIGHT_SOCKET);
+    vec![
+        nccl(program("dlopen", "dlopen_check", Through::Preload)),
+        nccl(program(
+            "late_dlopen",
+            "dlopen_check --late",
+            Through::Preload,
+        )),
+        program("verbs_check", "verbs_check", Through::Run),
+        tight,
+    ]
+}
+
+/// All programs, in the order in which they run.
+pub(super) fn all(gid: u32, config: &VerbsConfig) -> Vec<Program> {
+    let mut programs = perftests(gid);
+    programs.extend(frameworks(gid));
+    programs.extend(mooncake(config, "mooncake", "all"));
+    programs.extend(checks(config, gid));
+    programs
+}

@@ -1,0 +1,133 @@
+//! On the host, before the boot: builds the check programs and gets the Mooncake Transfer Engine, both
+//! into the lab's cache, each once.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::SystemTime;
+
+use anyhow::{Context as _, bail};
+
+use crate::sandbox::find_program;
+use crate::vm::image;
+
+/// The version that the matrix was written against.
+pub const TRANSFER_ENGINE: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
+
+/// Where all of it goes: beside the guest's kernel.
+#[must_use]
+pub fn folder() -> PathBuf {
+    image::cache_folder().join("verbs")
+}
+
+/// Runs a program to its end.
+fn call(command: &mut Command) -> anyhow::Result<String> {
+    let what = format!("{command:?}");
+    let output = command
+        .output()
+        .with_context(|| format!("starting {what}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{what} ended with {}: {}", output.status, said.trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).ok()?.modified().ok()
+}
+
+/// Builds the programs of `sources` (`tests/verbs` of the repository), with a sanitizer or without, unless
+/// they are there and newer.
+///
+/// # Errors
+/// There is no compiler, or no libibverbs to build with; the message names the packages.
+pub fn checks(sources: &Path, sanitizer: Option<&str>) -> anyhow::Result<PathBuf> {
+    let script = sources.join("build.sh");
+    if !script.is_file() {
+        bail!(
+            "{} is missing: run this in the repository, or name its tests/verbs with --sources",
+            script.display()
+        );
+    }
+    // One folder per source tree: several may be tested by turns.
+    let tree: String = (sources
+        .canonicalize()
+        .unwrap_or_else(|_| sources.to_owned()))
+    .to_string_lossy()
+    .replace('/', "-");
+    let out = folder().join(format!("checks{tree}{}", sanitizer.unwrap_or_default()));
+    let newest = fs::read_dir(sources)
+        .context("the check programs' sources")?
+        .flatten()
+        .filter_map(|entry| modified(&entry.path()))
+        .max();
+    if modified(&out.join("built")) < newest || newest.is_none() {
+        let mut command = Command::new("bash");
+        command.arg(&script).arg(&out);
+        if let Some(sanitizer) = sanitizer {
+            command.env("SANITIZE", sanitizer);
+        }
+        call(&mut command).context("building the check programs; `tools/setup.sh verbs` helps")?;
+        fs::write(out.join("built"), "").context("noting what was built")?;
+    }
+    Ok(out)
+}
+
+/// The address sanitizer's library, which has to be preloaded before ours.
+///
+/// # Errors
+/// The compiler has none.
+pub fn libasan() -> anyhow::Result<PathBuf> {
+    let path = call(Command::new("cc").arg("-print-file-name=libasan.so"))?;
+    let path = Path::new(&path)
+        .canonicalize()
+        .with_context(|| format!("the compiler has no address sanitizer ({path})"))?;
+    Ok(path)
+}
+
+/// A Python that has the Transfer Engine: a virtual environment in the cache.
+///
+/// # Errors
+/// There is no Python that can make one, or the package cannot be downloaded.
+pub fn python() -> anyhow::Result<PathBuf> {
+    let environment = folder().join("venv");
+    let python = environment.join("bin/python");
+    let done = environment.join("laxity-has");
+    if fs::read_to_string(&done).is_ok_and(|has| has == TRANSFER_ENGINE) && python.is_file() {
+        return Ok(python);
+    }
+    eprintln!(
+        "laxity: getting {TRANSFER_ENGINE} (46 MB) into {}",
+        environment.display()
+    );
+    let _ = fs::remove_dir_all(&environment);
+    fs::create_dir_all(folder()).context("creating the cache")?;
+    let base = find_program("python3").context("python3 is missing; run `tools/setup.sh verbs`")?;
+    // The engine's wheels are for particular versions; the system's first.
+    let base = ["/usr/bin/python3".into(), base]
+        .into_iter()
+        .find(|python: &PathBuf| {
+            let has = Command::new(python)
+                .args(["-c", "import venv, ensurepip"])
+                .output();
+            has.is_ok_and(|output| output.status.success())
+        })
+        .context("no python3 can make virtual environments; install python3-venv")?;
+    call(Command::new(base).args(["-m", "venv"]).arg(&environment))?;
+    call(
+        Command::new(&python)
+            .args([
+                "-m",
+                "pip",
+                "install",
+                "-q",
+                "--disable-pip-version-check",
+                "--no-deps",
+            ])
+            .args(["--no-cache-dir", TRANSFER_ENGINE]),
+    )
+    .context("getting the Mooncake Transfer Engine from PyPI; --without-mooncake does without")?;
+    fs::write(&done, TRANSFER_ENGINE).context("noting what was installed")?;
+    Ok(python)
+}
