@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use laxity_rig::config::{LabConfig, WorkloadSource};
 use laxity_rig::{lab, report};
 
-use crate::vm;
+use crate::{contention, vm};
 
 /// The commands of the lab.
 #[derive(Subcommand)]
@@ -29,6 +29,9 @@ pub(crate) enum LabCommand {
     Exec(vm::ExecArgs),
     /// Open a shell in the SoftRoCE lab; `laxity lab exec --help` says what is there
     Shell(vm::GuestArgs),
+    /// Have a collective and bulk transfers contend for a port of the SoftRoCE lab, with and without Laxity
+    #[command(after_help = contention::HELP)]
+    Contention(contention::ContentionArgs),
 }
 
 const RUN_HELP: &str = "\
@@ -165,6 +168,7 @@ pub(crate) fn run(command: LabCommand) -> Result<ExitCode> {
         LabCommand::Run(args) => compare(&args).map(|()| ExitCode::SUCCESS),
         LabCommand::Exec(args) => vm::exec(&args),
         LabCommand::Shell(args) => vm::shell(&args),
+        LabCommand::Contention(args) => contention::run(&args),
     }
 }
 

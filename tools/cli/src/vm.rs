@@ -112,7 +112,7 @@ fn like_this(argv: Vec<String>) -> Result<Exec> {
 }
 
 /// Writes what the command prints.
-fn print(stream: Stream, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn print(stream: Stream, bytes: &[u8]) -> io::Result<()> {
     match stream {
         Stream::Stdout => {
             let mut out = io::stdout().lock();
@@ -123,7 +123,7 @@ fn print(stream: Stream, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// The exit code for what kept a command from having one.
-fn failed(error: &VmError) -> ExitCode {
+pub(crate) fn failed(error: &VmError) -> ExitCode {
     eprintln!("laxity: {error}");
     ExitCode::from(match error {
         VmError::TimedOut { .. } => TIMED_OUT,

@@ -15,6 +15,7 @@ use super::counters::RouterCounters;
 use super::guest::Guest;
 use super::network::NetworkConfig;
 use super::qemu::Share;
+use super::verbs::contention::{self, ContentionConfig};
 use super::{exec, shell};
 
 /// Folder in the guest that shares orders and answers with the host.
@@ -33,6 +34,8 @@ pub enum Job {
     Exec(Exec),
     /// Run a program on a terminal of its own.
     Shell(Shell),
+    /// Have a collective and bulk transfers contend for a port.
+    Contention(ContentionConfig),
 }
 
 /// One program.
@@ -113,5 +116,9 @@ pub fn run(job: &Job, guest: &mut Guest) -> anyhow::Result<(i32, serde_json::Val
     match job {
         Job::Exec(config) => Ok((exec::run(config, guest)?, serde_json::Value::Null)),
         Job::Shell(config) => Ok((shell::run(config, guest)?, serde_json::Value::Null)),
+        Job::Contention(config) => {
+            let contention = contention::run(guest, config)?;
+            Ok((0, serde_json::to_value(contention)?))
+        }
     }
 }

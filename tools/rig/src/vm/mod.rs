@@ -27,6 +27,7 @@ pub mod qemu;
 pub mod shell;
 pub mod task;
 pub mod terminal;
+pub mod verbs;
 pub mod vmlinux;
 
 pub use counters::RouterCounters;

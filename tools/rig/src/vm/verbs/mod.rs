@@ -1,0 +1,3 @@
+//! Jobs that run real verbs programs in the guest.
+
+pub mod contention;
