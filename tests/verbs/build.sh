@@ -32,3 +32,5 @@ build verbs_check -libverbs verbs_check.c check_transfer.c check_queue.c check_c
 [ -e "$here/dlopen_check.c" ] && build dlopen_check -ldl dlopen_check.c
 [ -e "$here/collective.c" ] && build collective -libverbs collective.c common.c
 [ -e "$here/bulk.c" ] && build bulk -libverbs bulk.c common.c
+"$cc" "${flags[@]}" ${more[@]+"${more[@]}"} -shared -fPIC -o "$out/patient.so" "$here/patient.c" \
+    -Wl,--no-as-needed ${link[@]+"${link[@]}"} -libverbs

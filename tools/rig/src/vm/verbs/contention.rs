@@ -28,6 +28,7 @@ pub use self::outcome::{Contention, Deadlines, PhaseOutcome, Repetition, Rounds,
 use self::programs::Cast;
 use crate::vm::counters::{PortCounters, RouterCounters};
 use crate::vm::guest::Guest;
+use crate::vm::network::DEVICES;
 
 /// Folder in the guest.
 const FOLDER: &str = "/tmp/contention";
@@ -41,7 +42,7 @@ pub struct Programs {
     pub laxityd: PathBuf,
     /// `liblaxity.so`.
     pub library: PathBuf,
-    /// Folder with `collective` and `bulk` (`tests/verbs/build.sh`).
+    /// Folder with `collective`, `bulk` and `patient.so` (`tests/verbs/build.sh`).
     pub folder: PathBuf,
     /// A Python that can import `mooncake.engine`; without one, `bulk` writes in Mooncake's place.
     pub python: Option<PathBuf>,
@@ -62,7 +63,8 @@ impl Programs {
             Ok(path)
         };
         let programs = folder.join("verbs");
-        if !programs.join("collective").is_file() || !programs.join("bulk").is_file() {
+        let needed = ["collective", "bulk", "patient.so"];
+        if !needed.iter().all(|name| programs.join(name).is_file()) {
             let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/verbs/build.sh");
             let output = Command::new(&script)
                 .arg(&programs)
@@ -282,6 +284,7 @@ fn play(
     };
     let bulk = phase.has_bulk().then(|| cast.bulk()).transpose()?;
     let before = guest.counters()?;
+    let again_before = retransmissions()?;
     let busy_before = busy()?;
     let bulk = bulk.map(|ready| ready.go()).transpose()?;
     let collective = match phase.has_collective() {
@@ -306,6 +309,7 @@ fn play(
         bytes_by_dscp: sent(&before, &after, |router| &router.to_host1),
         back_by_dscp: sent(&before, &after, |router| &router.to_host0),
         drops: drops(&after) - drops(&before),
+        retransmissions: retransmissions()? - again_before,
         busy_processors: (busy_after.0 - busy_before.0) / (busy_after.1 - busy_before.1).max(1e-3),
         shim: cast.reports()?,
     })
@@ -332,6 +336,21 @@ fn sent(
 fn drops(router: &RouterCounters) -> u64 {
     let queues = |port: &PortCounters| port.queues.values().map(|queue| queue.drops).sum::<u64>();
     queues(&router.to_host0) + queues(&router.to_host1)
+}
+
+/// How often a queue pair of either device has begun to send again.
+fn retransmissions() -> anyhow::Result<u64> {
+    let mut all = 0;
+    for device in DEVICES {
+        let path =
+            format!("/sys/class/infiniband/{device}/ports/1/hw_counters/completer_retry_err");
+        let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+        all += text
+            .trim()
+            .parse::<u64>()
+            .with_context(|| format!("reading {path}"))?;
+    }
+    Ok(all)
 }
 
 /// Seconds of processors that were busy, and of uptime.

@@ -43,6 +43,8 @@ pub struct PhaseOutcome {
     pub back_by_dscp: BTreeMap<u8, u64>,
     /// Packets that the router dropped.
     pub drops: u64,
+    /// How often a queue pair sent again what was not acknowledged in time.
+    pub retransmissions: u64,
     /// Processors of the guest that were busy, of two.
     pub busy_processors: f64,
     /// What the shim says of each process.
@@ -212,12 +214,13 @@ impl PhaseOutcome {
             })
         };
         format!(
-            "{}{rounds}{}{}; {} deferred, {} dropped, {:.2} processors busy",
+            "{}{rounds}{}{}; {} deferred, {} dropped, {} retransmissions, {:.2} processors busy",
             phase.name(),
             bulk("P2D", self.p2d),
             bulk("reads", self.reads),
             self.deferred(),
             self.drops,
+            self.retransmissions,
             self.busy_processors
         )
     }

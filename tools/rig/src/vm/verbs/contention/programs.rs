@@ -141,6 +141,8 @@ impl Cast<'_> {
         let gid = self.guest.facts.gid_index.to_string();
         task.env
             .extend([("VERBS_GID_INDEX".into(), gid.clone()), ("MC_GID_INDEX".into(), gid)]);
+        task.env
+            .push(("LD_PRELOAD".into(), self.program("patient.so")));
         task.env.push(("MC_LOG_LEVEL".into(), "WARNING".into()));
         if self.phase == Phase::StaticMarks {
             task.env.push(("MC_IB_TC".into(), STATIC_BULK.to_string()));
