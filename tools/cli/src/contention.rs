@@ -6,9 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use laxity_rig::vm::verbs::contention::{
-    Collective, Contention, ContentionConfig, Load, Programs,
-};
+use laxity_rig::vm::verbs::contention::{Collective, Contention, ContentionConfig, Load, Programs};
 use laxity_rig::vm::{self, Input, Job, NetworkConfig, VmConfig};
 
 use crate::vm::{failed, print};
@@ -89,7 +87,10 @@ fn config(args: &ContentionArgs) -> Result<ContentionConfig> {
             .with_context(|| format!("cannot resolve {}", folder.display()))?,
         None => {
             let program = std::env::current_exe().context("cannot tell what runs")?;
-            program.parent().context("a program lies in a folder")?.into()
+            program
+                .parent()
+                .context("a program lies in a folder")?
+                .into()
         }
     };
     let mut programs = Programs::find(&folder)?;

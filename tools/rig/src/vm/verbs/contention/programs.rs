@@ -139,8 +139,10 @@ impl Cast<'_> {
         all.extend(argv);
         let mut task = self.guest.task(all, self.limit);
         let gid = self.guest.facts.gid_index.to_string();
-        task.env
-            .extend([("VERBS_GID_INDEX".into(), gid.clone()), ("MC_GID_INDEX".into(), gid)]);
+        task.env.extend([
+            ("VERBS_GID_INDEX".into(), gid.clone()),
+            ("MC_GID_INDEX".into(), gid),
+        ]);
         task.env
             .push(("LD_PRELOAD".into(), self.program("patient.so")));
         task.env.push(("MC_LOG_LEVEL".into(), "WARNING".into()));
@@ -265,7 +267,10 @@ impl Cast<'_> {
             ("-a", DEVICES[client].to_owned()),
             ("--port", port),
             ("--op", op.to_owned()),
-            ("--bytes", (load.bytes * self.config.transfers(load)).to_string()),
+            (
+                "--bytes",
+                (load.bytes * self.config.transfers(load)).to_string(),
+            ),
             ("--transfer", load.bytes.to_string()),
             ("--period-us", load.period_us.to_string()),
             ("--deadline-us", load.deadline_us.to_string()),
