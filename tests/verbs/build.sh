@@ -34,3 +34,5 @@ build dlopen_check -ldl dlopen_check.c
 build collective -libverbs collective.c common.c
 build bulk -libverbs bulk.c common.c
 build orphans -libverbs orphans.c common.c
+"$cc" "${flags[@]}" ${more[@]+"${more[@]}"} -shared -fPIC -o "$out/patient.so" "$here/patient.c" \
+    -Wl,--no-as-needed ${link[@]+"${link[@]}"} -libverbs

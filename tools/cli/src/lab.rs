@@ -11,7 +11,7 @@ use laxity_rig::config::{LabConfig, WorkloadSource};
 use laxity_rig::{lab, report};
 
 use crate::output::{self, say};
-use crate::{verbs, vm};
+use crate::{contention, verbs, vm};
 
 /// The commands of the lab.
 #[derive(Subcommand)]
@@ -33,6 +33,9 @@ pub(crate) enum LabCommand {
     Verbs(Box<verbs::VerbsArgs>),
     /// Open a shell in the SoftRoCE lab; `laxity lab exec --help` says what is there
     Shell(vm::GuestArgs),
+    /// Have a collective and bulk transfers contend for a port of the SoftRoCE lab, with and without Laxity
+    #[command(after_help = contention::HELP)]
+    Contention(contention::ContentionArgs),
 }
 
 const RUN_HELP: &str = "\
@@ -170,6 +173,7 @@ pub(crate) fn run(command: LabCommand) -> Result<ExitCode> {
         LabCommand::Exec(args) => vm::exec(&args),
         LabCommand::Verbs(args) => verbs::run(&args),
         LabCommand::Shell(args) => vm::shell(&args),
+        LabCommand::Contention(args) => contention::run(&args),
     }
 }
 

@@ -5,6 +5,7 @@
 //! `run`, `lab exec` and `lab shell` end as the command that they run.
 #![forbid(unsafe_code)]
 
+mod contention;
 mod doctor;
 mod host;
 mod lab;

@@ -112,7 +112,7 @@ fn like_this(argv: Vec<String>) -> Result<Exec> {
 }
 
 /// Writes what the command prints.
-fn print(stream: Stream, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn print(stream: Stream, bytes: &[u8]) -> io::Result<()> {
     match stream {
         Stream::Stdout => {
             let mut out = io::stdout().lock();

@@ -281,6 +281,7 @@ pub fn build(config: &NetworkConfig) -> anyhow::Result<u32> {
         }
     }
     call("tc", &["-n", ROUTER, "-batch", "-"], &ports_script(config))?;
+    keep_order()?;
     let devices: String = (DEVICES.iter().zip(INTERFACES))
         .map(|(device, interface)| format!("link add {device} type rxe netdev {interface}\n"))
         .collect();
@@ -302,6 +303,25 @@ fn forward_in_router() -> anyhow::Result<()> {
     std::thread::scope(|scope| scope.spawn(forward).join())
         .map_err(|_| anyhow::anyhow!("the thread in the router's namespace panicked"))?
         .context("making the router forward")
+}
+
+/// Has what comes in on each interface handled in order. A veth hands packets to the processor that
+/// sends them, and a queue pair's sender moves between processors, so that packets overtake others:
+/// rxe then asks for them again, and if the last ones are concerned waits for its timeout. Steered by
+/// flow, each queue pair has one processor.
+fn keep_order() -> anyhow::Result<()> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let mask = format!("{:x}", (1_u64 << processors.min(32)) - 1);
+    let file = |interface| format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus");
+    for interface in INTERFACES {
+        let path = file(interface);
+        fs::write(&path, &mask).with_context(|| format!("writing {path}"))?;
+    }
+    // `ip netns exec` mounts the /sys that has the router's.
+    let script = PORTS.map(|port| format!("echo {mask} > {}", file(port)));
+    let script = script.join(" && ");
+    let exec = ["netns", "exec", ROUTER, "sh", "-c", &script];
+    call("ip", &exec, "").map(drop)
 }
 
 /// Waits until a device's port is active and has the GID of its address; the GID's index.

@@ -11,6 +11,7 @@
 //! ```
 
 mod catalogue;
+pub mod contention;
 mod daemon;
 pub mod faults;
 pub mod overhead;
