@@ -35,4 +35,4 @@ build collective -libverbs collective.c common.c
 build bulk -libverbs bulk.c common.c
 build orphans -libverbs orphans.c common.c
 "$cc" "${flags[@]}" ${more[@]+"${more[@]}"} -shared -fPIC -o "$out/patient.so" "$here/patient.c" \
-    -Wl,--no-as-needed ${link[@]+"${link[@]}"} -libverbs
+    -Wl,--version-script="$here/patient.map" -Wl,--no-as-needed ${link[@]+"${link[@]}"} -libverbs

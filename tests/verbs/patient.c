@@ -14,8 +14,7 @@ enum { TIMEOUT_MIN = 20 };
 
 typedef int modify_qp(struct ibv_qp *, struct ibv_qp_attr *, int);
 
-__attribute__((visibility("default"))) int ibv_modify_qp(struct ibv_qp *qp,
-                                                         struct ibv_qp_attr *attr, int mask) {
+int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask) {
     modify_qp *const real = (modify_qp *)dlvsym(RTLD_NEXT, "ibv_modify_qp", "IBVERBS_1.1");
     if (!real) return ENOSYS;
     if (!(mask & IBV_QP_TIMEOUT) || attr->timeout == 0 || attr->timeout >= TIMEOUT_MIN)

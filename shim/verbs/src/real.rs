@@ -43,19 +43,29 @@ impl Real {
 
     fn find(&self) -> *const c_void {
         // Kept open: a program that closes libibverbs would otherwise take from under us what we
-        // remember. `RTLD_NEXT` finds nothing if it was opened with RTLD_LOCAL, so this is the rule
-        // and not the exception.
+        // remember.
         // SAFETY: plain calls with C strings; a handle that dlopen gave is valid.
         unsafe {
             let library = libc::dlopen(
                 c"libibverbs.so.1".as_ptr(),
                 libc::RTLD_NOLOAD | libc::RTLD_LAZY,
             );
-            let handle = if library.is_null() {
-                libc::RTLD_NEXT
+            // Another preloaded library may stand behind us, and wants to be asked. `RTLD_NEXT` finds
+            // nothing if libibverbs was opened with RTLD_LOCAL, so that is not the rule.
+            let next = self.find_in(libc::RTLD_NEXT);
+            if next.is_null() && !library.is_null() {
+                self.find_in(library)
             } else {
-                library
-            };
+                next
+            }
+        }
+    }
+
+    /// # Safety
+    /// `handle` is one that dlsym(3) takes.
+    unsafe fn find_in(&self, handle: *mut c_void) -> *const c_void {
+        // SAFETY: upheld by the caller; the names are C strings.
+        unsafe {
             match self.version {
                 Some(version) => libc::dlvsym(handle, self.name.as_ptr(), version.as_ptr()),
                 None => libc::dlsym(handle, self.name.as_ptr()),

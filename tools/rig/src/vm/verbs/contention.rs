@@ -144,7 +144,7 @@ pub struct ContentionConfig {
 
 impl ContentionConfig {
     /// Rate of the router's ports that the loads are made for, Mbit/s.
-    pub const RATE_MBIT: u32 = 24;
+    pub const RATE_MBIT: u32 = 8;
 
     /// The experiment at [`Self::RATE_MBIT`]: about three quarters of the port.
     #[must_use]
@@ -153,23 +153,23 @@ impl ContentionConfig {
             programs,
             seed: 1,
             repetitions: 1,
-            seconds: 12.0,
+            seconds: 16.0,
             static_marks: true,
             collective: Collective {
-                bytes: 64 << 10,
-                messages: 4,
-                period_us: 120_000,
+                bytes: 48 << 10,
+                messages: 3,
+                period_us: 270_000,
             },
             p2d: Load {
-                bytes: 1 << 20,
-                period_us: 800_000,
-                deadline_us: 2_000_000,
+                bytes: 512 << 10,
+                period_us: 1_200_000,
+                deadline_us: 3_000_000,
             },
             jitter: 0.3,
             reads: Load {
-                bytes: 192 << 10,
-                period_us: 610_000,
-                deadline_us: 1_200_000,
+                bytes: 128 << 10,
+                period_us: 1_210_000,
+                deadline_us: 1_800_000,
             },
             chunk: None,
             window: None,
@@ -286,7 +286,7 @@ fn play(
     let before = guest.counters()?;
     let again_before = retransmissions()?;
     let busy_before = busy()?;
-    let bulk = bulk.map(|ready| ready.go()).transpose()?;
+    let bulk = bulk.map(programs::Bulk::go).transpose()?;
     let collective = match phase.has_collective() {
         true => Some(cast.collective()?),
         false => None,
@@ -301,7 +301,15 @@ fn play(
     };
     let busy_after = busy()?;
     let after = guest.counters()?;
-    drop(daemons);
+    let daemon_warnings = daemons
+        .into_iter()
+        .flat_map(|daemon| {
+            let said = daemon.kill();
+            let lines = said.stdout.lines().chain(said.stderr.lines());
+            let wrong = lines.filter(|line| line.contains(" WARN ") || line.contains(" ERROR "));
+            wrong.map(str::to_owned).collect::<Vec<_>>()
+        })
+        .collect();
     Ok(PhaseOutcome {
         collective: rounds.map(|line| Rounds::of(&line.round_us, config)),
         p2d,
@@ -312,6 +320,7 @@ fn play(
         retransmissions: retransmissions()? - again_before,
         busy_processors: (busy_after.0 - busy_before.0) / (busy_after.1 - busy_before.1).max(1e-3),
         shim: cast.reports()?,
+        daemon_warnings,
     })
 }
 

@@ -49,6 +49,8 @@ pub struct PhaseOutcome {
     pub busy_processors: f64,
     /// What the shim says of each process.
     pub shim: Vec<ShimReport>,
+    /// Warnings and errors in the daemons' logs.
+    pub daemon_warnings: Vec<String>,
 }
 
 /// Completion times of the collective's rounds that began while the bulk was under way.

@@ -25,6 +25,10 @@ const COLLECTIVE_PORT: u16 = 7471;
 const READS_PORT: u16 = 7472;
 const P2D_PORT: u16 = 7473;
 
+/// How long the shim waits for a daemon that does not answer: on two emulated processors that all
+/// of the programs share, 100 ms pass without a daemon that is stopped.
+const STALL_MS: &str = "3000";
+
 /// How long a daemon, and Mooncake, may take to start.
 const DAEMON_STARTS_WITHIN: Duration = Duration::from_secs(20);
 const MOONCAKE_STARTS_WITHIN: Duration = Duration::from_secs(90);
@@ -145,6 +149,7 @@ impl Cast<'_> {
         ]);
         task.env
             .push(("LD_PRELOAD".into(), self.program("patient.so")));
+        task.env.push(("LAXITY_STALL_MS".into(), STALL_MS.into()));
         task.env.push(("MC_LOG_LEVEL".into(), "WARNING".into()));
         if self.phase == Phase::StaticMarks {
             task.env.push(("MC_IB_TC".into(), STATIC_BULK.to_string()));
