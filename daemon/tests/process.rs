@@ -632,7 +632,7 @@ fn work_request(stage: Stage, bytes: u64) -> Flow {
 /// Sends a work request; whether it went on credit, without a word from the daemon.
 fn went_on_credit(lane: &mut laxity_client::Lane, flow: &Flow) -> bool {
     let mut ticket = laxity_client::Ticket::default();
-    lane.submit_whole_into(flow, &mut ticket);
+    assert!(lane.submit_whole_into(flow, &mut ticket));
     let at_once = lane.poll(&mut ticket);
     let grant = at_once.unwrap_or_else(|| lane.wait(&mut ticket));
     assert!(grant.last && !grant.bypassed && grant.bytes == flow.bytes);
@@ -684,7 +684,7 @@ fn work_requests_of_whoever_is_alone_on_a_port_go_on_credit_until_somebody_waits
     }
     let mut waits = || {
         let mut ticket = laxity_client::Ticket::default();
-        lane.submit_whole_into(&write, &mut ticket);
+        assert!(lane.submit_whole_into(&write, &mut ticket));
         let waits = lane.poll(&mut ticket).is_none();
         lane.cancel(ticket);
         waits

@@ -48,9 +48,11 @@ fn unmodified_rdma_programs_run_under_the_scheduler_and_every_byte_is_accounted_
     let programs = report["programs"].as_array().expect("programs");
     let listed = said(&lab(&["verbs", "--list"]));
     let faults = report["faults"].as_array().expect("faults");
+    let rounds = &report["contention"]["repetitions"][0]["phases"]["laxity"]["collective"];
+    assert!(number(rounds, "rounds") > 10, "{rounds}");
     assert_eq!(
         listed.lines().count(),
-        programs.len() + faults.len(),
+        programs.len() + faults.len() + 1,
         "all that is listed was run:\n{listed}"
     );
     for program in programs {

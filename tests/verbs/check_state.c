@@ -153,7 +153,7 @@ static bool access_error(void) {
 /* RESET forgets outstanding work without completions, and the queue pair serves again. */
 static bool qp_reset(void) {
     OPEN(p);
-    for (unsigned round = 0; round < 5; round++) {
+    for (unsigned round = 0; round < 12; round++) {
         DO(works(p, 80 + round, 1000));
         for (unsigned i = 0; i < 4; i++) DO(want(&p->a, 500000, LEN, 900 + i));
         DO(stuck_sends(&p->a, 30, 100));

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
+#include <stdatomic.h>
 #include <sys/socket.h>
 
 #define TRY(call)                                                                                \
@@ -68,7 +69,10 @@ void address_of(struct address *address, const struct device *device, const stru
                 const struct ibv_mr *mr) {
     memset(address, 0, sizeof *address);
     address->qpn = qp->qp_num;
-    address->psn = (qp->qp_num * 7919u + 4242u) & 0xffffff;
+    /* Another one each time: a packet of before a RESET must not pass for one of after it. */
+    static atomic_uint connections;
+    const unsigned nth = atomic_fetch_add(&connections, 1);
+    address->psn = (qp->qp_num * 7919u + nth * 100003u + 4242u) & 0xffffff;
     address->mtu = device->port.active_mtu;
     address->lid = device->port.lid;
     memcpy(address->gid, device->gid.raw, 16);

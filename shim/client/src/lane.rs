@@ -89,6 +89,14 @@ impl Lane {
     /// that no register has to be saved.
     #[inline(always)]
     pub fn submit_into(&mut self, flow: &Flow, ticket: &mut Ticket) {
+        if !self.submit_on_hand(flow, ticket) {
+            self.submit_otherwise(flow, ticket);
+        }
+    }
+
+    /// On credit that is at hand, if it is.
+    #[inline(always)]
+    fn submit_on_hand(&mut self, flow: &Flow, ticket: &mut Ticket) -> bool {
         if let Some(place) = &mut self.place
             && flow.key() == place.credit.key
             && let Some(tag) = place
@@ -105,33 +113,50 @@ impl Lane {
             if attention != 0 {
                 self.attend(ticket);
             }
+            true
         } else {
-            self.submit_otherwise(flow, ticket);
+            false
         }
     }
 
     /// [`Lane::submit_into`] for work requests. Their credit is leave to send as long as they are alone on
     /// their port, and no longer; see [`Flow::whole`].
+    ///
+    /// `false` if the lane is full and the daemon alive, so that there will be room: nothing was
+    /// submitted. Who can have the work request wait does so, and tries again a little later.
     #[inline]
-    pub fn submit_whole_into(&mut self, flow: &Flow, ticket: &mut Ticket) {
+    #[must_use]
+    pub fn submit_whole_into(&mut self, flow: &Flow, ticket: &mut Ticket) -> bool {
         if let Some(place) = &mut self.place
             && flow.stage != Stage::Collective
             && place.header.credit_stages() & CREDIT_WHOLE == 0
         {
             place.credit.key = 0;
         }
-        self.submit_into(flow, ticket);
+        if self.submit_on_hand(flow, ticket) {
+            return true;
+        }
+        *ticket = match self.submit_gated(flow) {
+            Some(submitted) => submitted,
+            None if self.will_have_room() => return false,
+            None => self.submit_to_full_lane(flow),
+        };
+        true
     }
 
     /// No credit is at hand.
     #[inline(never)]
     fn submit_otherwise(&mut self, flow: &Flow, ticket: &mut Ticket) {
-        *ticket = self.submit_gated(flow);
+        *ticket = match self.submit_gated(flow) {
+            Some(submitted) => submitted,
+            None => self.submit_to_full_lane(flow),
+        };
     }
 
     /// A flow for which no credit is at hand: gated, unless credit can be found.
+    /// `None` if the lane is full.
     #[inline]
-    fn submit_gated(&mut self, flow: &Flow) -> Ticket {
+    fn submit_gated(&mut self, flow: &Flow) -> Option<Ticket> {
         let Some(place) = &mut self.place else {
             return self.submit_without_place(flow);
         };
@@ -140,42 +165,38 @@ impl Lane {
             return self.submit_slowly(flow);
         }
         if flow.bytes > FLOW_BYTES_MAX {
-            return self.bypassed(flow.bytes);
+            return Some(self.bypassed(flow.bytes));
         }
         let stages = place.header.credit_stages();
         let idle = flow.whole && stages & CREDIT_WHOLE != 0;
         if (idle || stages & flow.stage.bit() != 0) && place.find_credit(flow) {
             return self.submit_on_credit(flow);
         }
-        let Ok(at) = place.producer.publish_gated(&Record::Submit(*flow)) else {
-            return self.submit_to_full_lane(flow);
-        };
+        let at = place.producer.publish_gated(&Record::Submit(*flow)).ok()?;
         place.notify();
         if place.pending.is_empty() {
             self.spin.quiet_since_ns = 0;
         }
         place.pending.add(at);
         let mark = Mark::of(self.seat).gated(at.slot);
-        Ticket {
+        Some(Ticket {
             tag: at.tag,
             total: flow.bytes,
             granted: 0,
             mark,
-        }
+        })
     }
 
     /// On credit that was just found: the lane may be full as far as known.
-    fn submit_on_credit(&mut self, flow: &Flow) -> Ticket {
+    fn submit_on_credit(&mut self, flow: &Flow) -> Option<Ticket> {
         let Some(place) = &mut self.place else {
-            return self.bypassed(flow.bytes);
+            return Some(self.bypassed(flow.bytes));
         };
         let record = Record::SubmitOnCredit {
             flow: *flow,
             observed: false,
         };
-        let Ok(at) = place.producer.publish(&record) else {
-            return self.submit_to_full_lane(flow);
-        };
+        let at = place.producer.publish(&record).ok()?;
         place.credit.left -= flow.bytes;
         let mut ticket = Ticket {
             tag: at.tag,
@@ -184,7 +205,7 @@ impl Lane {
             mark: place.credit.mark,
         };
         self.attend(&mut ticket);
-        ticket
+        Some(ticket)
     }
 
     /// A flow on credit was published and the daemon may want something: to be woken, or that
@@ -345,18 +366,18 @@ impl Lane {
     }
 
     #[cold]
-    fn submit_without_place(&mut self, flow: &Flow) -> Ticket {
+    fn submit_without_place(&mut self, flow: &Flow) -> Option<Ticket> {
         self.find_place();
         if self.place.is_some() {
-            self.submit(flow)
+            self.submit_gated(flow)
         } else {
-            self.bypassed(flow.bytes)
+            Some(self.bypassed(flow.bytes))
         }
     }
 
     /// Something is unusual: bypass, `observe`, the daemon is gone, or messages are owed.
     #[cold]
-    fn submit_slowly(&mut self, flow: &Flow) -> Ticket {
+    fn submit_slowly(&mut self, flow: &Flow) -> Option<Ticket> {
         self.notice_hangup();
         let Some(place) = &mut self.place else {
             return self.submit_without_place(flow);
@@ -369,31 +390,28 @@ impl Lane {
         if !self.owed.is_empty() {
             self.pay();
             if !self.owed.is_empty() {
-                return self.submit_to_full_lane(flow);
+                return None;
             }
-            return self.submit(flow);
+            return self.submit_gated(flow);
         }
         if seen & attention::UNSCHEDULED != 0 || flow.bytes > FLOW_BYTES_MAX {
-            return self.bypassed(flow.bytes);
+            return Some(self.bypassed(flow.bytes));
         }
         // Observe.
         let record = Record::SubmitOnCredit {
             flow: *flow,
             observed: true,
         };
-        let at = match place.producer.publish(&record) {
-            Ok(at) => at,
-            Err(_) => return self.submit_to_full_lane(flow),
-        };
+        let at = place.producer.publish(&record).ok()?;
         place.notify();
         self.counters.observed_bytes.add(flow.bytes);
         let mark = Mark::of(self.seat).observed();
-        Ticket {
+        Some(Ticket {
             tag: at.tag,
             total: flow.bytes,
             granted: 0,
             mark,
-        }
+        })
     }
 
     #[cold]

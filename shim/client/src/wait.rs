@@ -58,6 +58,8 @@ pub(crate) struct Spin {
     heard: bool,
     /// Messages since the last look at the clock; see [`SAID`].
     said: u32,
+    /// When a work request last found no slot.
+    full_at_ns: u64,
 }
 
 impl Default for Spin {
@@ -70,6 +72,7 @@ impl Default for Spin {
             looked_ns: 0,
             heard: false,
             said: 0,
+            full_at_ns: 0,
         }
     }
 }
@@ -228,6 +231,29 @@ impl Lane {
             place.session.lose();
         }
         !gone
+    }
+
+    /// The lane is full: whether that will pass. If the daemon is gone it is let go of.
+    #[cold]
+    pub(crate) fn will_have_room(&mut self) -> bool {
+        let now = now_ns();
+        let Some(place) = &self.place else {
+            return false;
+        };
+        // Awake or not, it has something to do.
+        place.notify();
+        // Whoever finds it full tries again soon. If that is long ago, it had room meanwhile, and a
+        // daemon that sleeps gives no sign of life.
+        let again = now.saturating_sub(core::mem::replace(&mut self.spin.full_at_ns, now))
+            < self.core.options.stall_timeout.as_nanos() as u64 / 2;
+        if !again && place.pending.is_empty() {
+            self.spin.quiet_since_ns = now;
+        }
+        if self.is_daemon_alive(now) {
+            return true;
+        }
+        self.lose_place();
+        false
     }
 
     /// Lets go of a daemon that has hung up. For the ways on which nothing ever waits, and so

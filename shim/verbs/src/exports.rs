@@ -206,10 +206,8 @@ pub(crate) unsafe fn modify(
     WITHIN.set(true);
     let result = real(&mut changed);
     WITHIN.set(false);
-    if let Some(to) = to
-        && result == 0
-    {
-        queue_pair.moved(to);
+    if let Some(to) = to {
+        queue_pair.moved(to, result == 0);
     }
     result
 }

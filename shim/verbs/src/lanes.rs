@@ -30,6 +30,8 @@ pub(crate) struct Shard {
     /// The program polled for completions, and pumped this lane, since the pump thread last looked.
     polled: AtomicBool,
     pumped: AtomicBool,
+    /// A work request could not be submitted, because the lane was full; see [`Shard::take_full`].
+    full: AtomicBool,
 }
 
 /// The lanes of a process.
@@ -114,6 +116,7 @@ impl Shard {
             count: AtomicUsize::new(0),
             polled: AtomicBool::new(false),
             pumped: AtomicBool::new(false),
+            full: AtomicBool::new(false),
         }
     }
 
@@ -155,6 +158,16 @@ impl Shard {
     /// Whether the program pumped since the last call.
     pub(crate) fn take_polled(&self) -> bool {
         self.polled.swap(false, Ordering::Relaxed)
+    }
+
+    /// The lane has no slot; nobody rings when it has one again.
+    pub(crate) fn is_full(&self) {
+        self.full.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`Shard::is_full`] was said since the last call.
+    pub(crate) fn take_full(&self) -> bool {
+        self.full.swap(false, Ordering::Relaxed)
     }
 
     /// Posts what may go by now; whether anything went.

@@ -12,7 +12,7 @@ use crate::lanes::Shard;
 
 /// Between two looks while the program pumps.
 const ASIDE: Duration = Duration::from_micros(500);
-/// Between two looks while the provider's queue is full and no permit is awaited.
+/// Between two looks while the provider's queue is full and no permit is awaited, or the lane is full.
 const RETRY: Duration = Duration::from_micros(100);
 
 /// Starts the thread of a lane.
@@ -46,6 +46,10 @@ fn run(shard: &'static Shard) {
             continue;
         }
         let went = shard.pump();
+        if shard.take_full() {
+            thread::sleep(RETRY);
+            continue;
+        }
         let sleep = shard.lane().prepare_sleep();
         match sleep {
             Some(sleep) => {

@@ -93,6 +93,8 @@ struct State {
     context: Option<&'static Context>,
     ibv: Handle,
     standing: Standing,
+    /// Nothing is posted now: its state is being changed.
+    halted: bool,
     /// RC or UC: others pass.
     scheduled: bool,
     signals_all: bool,
@@ -171,9 +173,14 @@ impl QueuePair {
         *state = State::default();
     }
 
-    /// Its state was changed, with success.
-    pub(crate) fn moved(&'static self, to: ibv_qp_state::Type) {
+    /// Its state was changed, or not.
+    pub(crate) fn moved(&'static self, to: ibv_qp_state::Type, success: bool) {
         let mut state = self.state.lock();
+        state.halted = false;
+        if !success {
+            self.advance(&mut state);
+            return;
+        }
         match to {
             ibv_qp_state::IBV_QPS_RTS => state.standing = Standing::Ready,
             ibv_qp_state::IBV_QPS_ERR => {
@@ -188,12 +195,19 @@ impl QueuePair {
         }
     }
 
-    /// Its state is about to be changed. A queue pair that is to drain shall drain what waits, too.
+    /// Its state is about to be changed.
     pub(crate) fn moves(&'static self, to: ibv_qp_state::Type) {
-        if to == ibv_qp_state::IBV_QPS_SQD {
-            let mut state = self.state.lock();
-            self.release_all(&mut state);
-            self.advance(&mut state);
+        let mut state = self.state.lock();
+        match to {
+            // What waits is to be drained, too.
+            ibv_qp_state::IBV_QPS_SQD => {
+                self.release_all(&mut state);
+                self.advance(&mut state);
+            }
+            // Providers take work requests in RESET without a look at the state, and would send
+            // them after it.
+            ibv_qp_state::IBV_QPS_RESET => state.halted = true,
+            _ => {}
         }
     }
 
@@ -299,7 +313,10 @@ impl QueuePair {
             };
             if let Some(flow) = flow {
                 flight.bytes = flow.bytes;
-                lane.submit_whole_into(&flow, &mut flight.ticket);
+                if !lane.submit_whole_into(&flow, &mut flight.ticket) {
+                    self.shard().is_full();
+                    break;
+                }
                 if lane.poll(&mut flight.ticket).is_none() {
                     gated = Some(flight.ticket);
                     break;
@@ -320,9 +337,11 @@ impl QueuePair {
         };
         let Err((error, bad)) = result else {
             self.launched(state, first);
-            let Some(ticket) = gated else { return Ok(()) };
+            if at.is_null() {
+                return Ok(());
+            }
             // SAFETY: upheld by the caller; `at` is the one that has to wait.
-            return unsafe { self.defer(state, at, Some(ticket), atomic) };
+            return unsafe { self.defer(state, at, gated, atomic) };
         };
         // The provider took some of them, or none.
         // SAFETY: `bad` is one of the list.
@@ -434,7 +453,7 @@ impl QueuePair {
     }
 
     fn advance(&'static self, state: &mut State) -> bool {
-        if state.waiting.is_empty() {
+        if state.halted || state.waiting.is_empty() {
             return false;
         }
         let mut went = false;
@@ -461,7 +480,10 @@ impl QueuePair {
             let next = &mut state.waiting[state.submitted];
             if let Leave::Unasked(flow) = &next.leave {
                 let mut ticket = Ticket::default();
-                lane.submit_whole_into(flow, &mut ticket);
+                if !lane.submit_whole_into(flow, &mut ticket) {
+                    self.shard().is_full();
+                    break;
+                }
                 next.leave = if lane.poll(&mut ticket).is_some() {
                     Leave::Granted(ticket)
                 } else {

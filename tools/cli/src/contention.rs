@@ -1,20 +1,20 @@
 //! `laxity lab contention`: a collective against bulk transfers on real verbs.
 
-use std::io::{self, Write};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
-use laxity_rig::vm::verbs::contention::{Collective, Contention, ContentionConfig, Load, Programs};
-use laxity_rig::vm::{self, Input, Job, NetworkConfig, VmConfig};
+use laxity_rig::vm::verbs::VerbsConfig;
+use laxity_rig::vm::verbs::contention::{Collective, ContentionConfig, Load};
 
-use crate::vm::{failed, print};
+use crate::verbs::LabArgs;
 
 pub(crate) const HELP: &str = "\
-Needs what `laxity lab exec` needs, and beside this program laxityd, liblaxity.so and, in `verbs`, the
-test programs of the source tree (built if they are missing). Prefill-to-decode transfers are Mooncake's
-if $LAXITY_PYTHON, or python3, can import it (pip install mooncake-transfer-engine-non-cuda).
+Each repetition plays the same arrivals without the scheduler, with two static classes, and under Laxity, and
+the collective alone before and after. It holds if under Laxity the collective takes at most 1.3 times what it
+takes alone, where unscheduled it takes at least twice as long, and nothing is late that could be in time.
+
+Exit code: 0 if every repetition holds or cannot tell (the machine was busy), 1 if not, 125 if the lab failed.
 
 Examples:
   laxity lab contention
@@ -23,9 +23,11 @@ Examples:
 /// Arguments of `laxity lab contention`.
 #[derive(Args)]
 pub(crate) struct ContentionArgs {
-    /// Rate of each of the router's ports
-    #[arg(long, value_name = "N", default_value_t = ContentionConfig::RATE_MBIT)]
-    rate_mbit: u32,
+    #[command(flatten)]
+    lab: LabArgs,
+    /// Rate of each of the router's ports [default: 8]
+    #[arg(long, value_name = "N")]
+    rate_mbit: Option<u32>,
     /// Seed of the arrivals; each repetition adds 1
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -38,9 +40,6 @@ pub(crate) struct ContentionArgs {
     /// Leave out the phase with static marks
     #[arg(long)]
     no_static: bool,
-    /// Writes of a test program in the place of Mooncake's
-    #[arg(long)]
-    no_mooncake: bool,
     /// Bytes, messages and period (µs) of the collective
     #[arg(long, value_name = "BYTES,N,US", value_delimiter = ',')]
     collective: Option<Vec<u64>>,
@@ -56,12 +55,6 @@ pub(crate) struct ContentionArgs {
     /// Bytes in flight at most [default: the daemon's]
     #[arg(long, value_name = "BYTES")]
     window: Option<u64>,
-    /// Folder of laxityd, liblaxity.so and `verbs` [default: that of this program]
-    #[arg(long, value_name = "FOLDER")]
-    programs: Option<PathBuf>,
-    /// Write the result as JSON; `-` is standard output, without the table
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
 }
 
 fn three(option: &str, given: &[u64]) -> Result<[u64; 3]> {
@@ -81,28 +74,10 @@ fn load(option: &str, given: &[u64]) -> Result<Load> {
 }
 
 fn config(args: &ContentionArgs) -> Result<ContentionConfig> {
-    let folder = match &args.programs {
-        Some(folder) => folder
-            .canonicalize()
-            .with_context(|| format!("cannot resolve {}", folder.display()))?,
-        None => {
-            let program = std::env::current_exe().context("cannot tell what runs")?;
-            program
-                .parent()
-                .context("a program lies in a folder")?
-                .into()
-        }
-    };
-    let mut programs = Programs::find(&folder)?;
-    if args.no_mooncake {
-        programs.python = None;
-    } else if programs.python.is_none() {
-        bail!(
-            "no Mooncake: `pip install mooncake-transfer-engine-non-cuda` and name that Python in \
-             $LAXITY_PYTHON, or give --no-mooncake"
-        );
+    let mut config = ContentionConfig::default();
+    if let Some(rate_mbit) = args.rate_mbit {
+        config.rate_mbit = rate_mbit;
     }
-    let mut config = ContentionConfig::new(programs);
     config.seed = args.seed;
     config.repetitions = args.repeat;
     config.static_marks = !args.no_static;
@@ -132,33 +107,12 @@ fn config(args: &ContentionArgs) -> Result<ContentionConfig> {
 }
 
 pub(crate) fn run(args: &ContentionArgs) -> Result<ExitCode> {
-    let config = config(args)?;
-    let machine = VmConfig {
-        network: NetworkConfig {
-            rate_mbit: Some(args.rate_mbit),
-            ..NetworkConfig::default()
-        },
-        ..VmConfig::default()
-    };
-    let job = Job::Contention(config);
-    let report = match vm::run(&machine, &job, Input::Empty, &mut print) {
-        Ok(report) => report,
-        Err(error) => return Ok(failed(&error)),
-    };
-    let contention: Contention =
-        serde_json::from_value(report.finished.details).context("the guest's report")?;
-    let json = serde_json::to_string_pretty(&contention).context("cannot write JSON")?;
-    let mut out = io::stdout().lock();
-    match &args.json {
-        Some(path) if path.as_os_str() == "-" => {
-            return writeln!(out, "{json}")
-                .map(|()| ExitCode::SUCCESS)
-                .context("cannot write to standard output");
-        }
-        Some(path) => std::fs::write(path, json + "\n")
-            .with_context(|| format!("cannot write {}", path.display()))?,
-        None => {}
-    }
-    writeln!(out, "{contention}").context("cannot write to standard output")?;
-    Ok(ExitCode::SUCCESS)
+    let contention = Some(config(args)?);
+    args.lab.run(|programs| {
+        Ok(VerbsConfig {
+            programs,
+            contention,
+            ..VerbsConfig::default()
+        })
+    })
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use laxity_rig::vm::verbs::{self, VerbsConfig, VerbsReport, prepare};
+use laxity_rig::vm::verbs::contention::ContentionConfig;
+use laxity_rig::vm::verbs::{self, Matrix, Programs, VerbsConfig, VerbsReport, prepare};
 use laxity_rig::vm::{self, Input, Job, Stream, VmConfig};
 
 use crate::library;
@@ -17,7 +18,8 @@ pub(crate) const HELP: &str = "\
 Boots the SoftRoCE lab once and runs each program unmodified, with the library preloaded on both sides, under
 a daemon that enforces a rate at which work requests wait. Of each program it checks: exit codes, the bytes (by the
 program itself, or on the wire), that the library counted what the program posted, that each work request is one
-message on the wire, that the DSCPs there are the profile's, and that nothing was bypassed.
+message on the wire, that the DSCPs there are the profile's, and that nothing was bypassed. Then daemons and
+applications are killed, and a collective contends with bulk transfers (`laxity lab contention` has more options).
 
 Exit code: 0 if all passed, 1 if not, 125 if the lab itself failed.
 
@@ -26,15 +28,38 @@ Examples:
   laxity lab verbs --keep-going --json report.json
   laxity lab verbs --only write_bw,mooncake
   laxity lab verbs --only applications_killed --cycles 1000
+  laxity lab verbs --only contention
   laxity lab verbs --overhead";
+
+/// What every job on the SoftRoCE lab's verbs needs.
+#[derive(Args)]
+pub(crate) struct LabArgs {
+    /// Write the report as JSON; `-` is standard output, and then nothing else goes there
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Leave out what needs the Mooncake Transfer Engine, which is downloaded from PyPI
+    #[arg(long)]
+    without_mooncake: bool,
+    /// Folder with the sources of the check programs
+    #[arg(long, value_name = "FOLDER", default_value = "tests/verbs")]
+    sources: PathBuf,
+    /// The daemon to run [default: the one beside this program, or in PATH]
+    #[arg(long, value_name = "PATH")]
+    laxityd: Option<PathBuf>,
+    /// The preload library [default: $LAXITY_LIBRARY, or wherever it is installed]
+    #[arg(long, value_name = "PATH")]
+    library: Option<PathBuf>,
+    /// Seconds that all may take; then the guest is killed
+    #[arg(long, value_name = "S", default_value_t = 1800)]
+    timeout: u64,
+}
 
 /// Arguments of `laxity lab verbs`.
 #[derive(Args)]
 pub(crate) struct VerbsArgs {
-    /// Write the report as JSON; `-` is standard output, and then nothing else goes there
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Run only these
+    #[command(flatten)]
+    lab: LabArgs,
+    /// Run only these: names of `--list`
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     only: Vec<String>,
     /// List the names of programs and faults, and stop
@@ -52,62 +77,116 @@ pub(crate) struct VerbsArgs {
     /// Pairs of runs of each measurement
     #[arg(long, value_name = "N", default_value_t = 5)]
     pairs: usize,
-    /// Leave out what needs the Mooncake Transfer Engine, which is downloaded from PyPI
-    #[arg(long)]
-    without_mooncake: bool,
     /// Prepare what the guest needs (kernel, check programs, Transfer Engine), and stop
     #[arg(long)]
     prepare: bool,
-    /// Folder with the sources of the check programs
-    #[arg(long, value_name = "FOLDER", default_value = "tests/verbs")]
-    sources: PathBuf,
-    /// The daemon to run [default: the one beside this program, or in PATH]
-    #[arg(long, value_name = "PATH")]
-    laxityd: Option<PathBuf>,
-    /// The preload library [default: $LAXITY_LIBRARY, or wherever it is installed]
-    #[arg(long, value_name = "PATH")]
-    library: Option<PathBuf>,
-    /// Seconds that all may take; then the guest is killed
-    #[arg(long, value_name = "S", default_value_t = 1800)]
-    timeout: u64,
 }
 
-impl VerbsArgs {
-    fn config(&self) -> Result<VerbsConfig> {
+/// Beside the programs and the faults in `--list` and `--only`.
+const CONTENTION: &str = "contention";
+
+impl LabArgs {
+    /// The programs; gets or builds what is missing.
+    pub(crate) fn programs(&self) -> Result<Programs> {
         let laxity = std::env::current_exe().context("cannot tell where this program is")?;
         let absolute = |path: &PathBuf| {
             std::path::absolute(path).with_context(|| format!("cannot resolve {}", path.display()))
         };
-        let laxityd = match &self.laxityd {
-            Some(path) => absolute(path)?,
-            None => daemon_beside(&laxity)?,
-        };
-        let config = VerbsConfig {
-            laxityd,
+        Ok(Programs {
+            laxityd: match &self.laxityd {
+                Some(path) => absolute(path)?,
+                None => daemon_beside(&laxity)?,
+            },
             laxity,
             library: absolute(&library::find(self.library.as_deref())?)?,
-            only: self.only.clone(),
-            keep_going: self.keep_going,
-            cycles: self.cycles,
+            checks: prepare::checks(&self.sources, None)?,
+            python: match self.without_mooncake {
+                true => None,
+                false => Some(prepare::python()?),
+            },
+        })
+    }
+
+    fn machine(&self) -> VmConfig {
+        VmConfig {
+            memory_mib: 3072,
+            limit: Some(Duration::from_secs(self.timeout)),
+            ..VmConfig::default()
+        }
+    }
+
+    /// Boots the guest, has it do this, and says what came of it.
+    pub(crate) fn run(
+        &self,
+        config: impl FnOnce(Programs) -> Result<VerbsConfig>,
+    ) -> Result<ExitCode> {
+        let to_stdout = self
+            .json
+            .as_ref()
+            .is_some_and(|path| path.as_os_str() == "-");
+        let file = match &self.json {
+            // Before the minutes are spent: can it be written at all?
+            Some(path) if !to_stdout => Some((
+                path,
+                fs::File::create(path)
+                    .with_context(|| format!("cannot write {}", path.display()))?,
+            )),
+            _ => None,
+        };
+        let job = Job::Verbs(Box::new(config(self.programs()?)?));
+        // What is going on; standard output is for the report.
+        let mut show = |_: Stream, bytes: &[u8]| io::stderr().write_all(bytes);
+        let outcome = match vm::run(&self.machine(), &job, Input::Empty, &mut show) {
+            Ok(outcome) => outcome,
+            Err(error) => return Ok(crate::vm::failed(&error)),
+        };
+        let report: VerbsReport = serde_json::from_value(outcome.finished.details)
+            .context("the guest's report cannot be read")?;
+        let json =
+            serde_json::to_string_pretty(&report).context("cannot write the report as JSON")?;
+        if let Some((path, mut file)) = file {
+            writeln!(file, "{json}").with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        let table = verbs::table(&report);
+        if to_stdout {
+            writeln!(io::stdout(), "{json}").context("cannot write to standard output")?;
+            eprintln!("{table}");
+        } else {
+            writeln!(io::stdout(), "{table}").context("cannot write to standard output")?;
+        }
+        Ok(if report.passed() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
+    }
+}
+
+impl VerbsArgs {
+    fn config(&self, programs: Programs) -> Result<VerbsConfig> {
+        let mut config = VerbsConfig {
+            programs,
             ..VerbsConfig::default()
         };
         if self.overhead {
-            return Ok(VerbsConfig {
-                overhead_pairs: Some(self.pairs.max(1)),
-                ..config
+            config.overhead_pairs = Some(self.pairs.max(1));
+            return Ok(config);
+        }
+        let mut only = self.only.clone();
+        only.retain(|name| name != CONTENTION);
+        if self.only.is_empty() || only.len() < self.only.len() {
+            config.contention = Some(ContentionConfig::default());
+        }
+        if self.only.is_empty() || !only.is_empty() {
+            config.matrix = Some(Matrix {
+                checks_asan: prepare::checks(&self.lab.sources, Some("address"))?,
+                libasan: prepare::libasan()?,
+                only,
+                keep_going: self.keep_going,
+                cycles: self.cycles,
             });
         }
-        let python = match self.without_mooncake {
-            true => None,
-            false => Some(prepare::python()?),
-        };
-        Ok(VerbsConfig {
-            checks: prepare::checks(&self.sources, None)?,
-            checks_asan: prepare::checks(&self.sources, Some("address"))?,
-            libasan: prepare::libasan()?,
-            python,
-            ..config
-        })
+        Ok(config)
     }
 }
 
@@ -122,55 +201,18 @@ fn daemon_beside(laxity: &std::path::Path) -> Result<PathBuf> {
 
 pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
     if args.list {
-        let list = verbs::names(0).join("\n");
+        let mut names = verbs::names(0);
+        names.push(CONTENTION.into());
+        let list = names.join("\n");
         writeln!(io::stdout(), "{list}").context("cannot write to standard output")?;
         return Ok(ExitCode::SUCCESS);
     }
-    let to_stdout = args
-        .json
-        .as_ref()
-        .is_some_and(|path| path.as_os_str() == "-");
-    let file = match &args.json {
-        // Before the minutes are spent: can it be written at all?
-        Some(path) if !to_stdout => Some((
-            path,
-            fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?,
-        )),
-        _ => None,
-    };
-    let config = args.config()?;
-    let vm_config = VmConfig {
-        memory_mib: 3072,
-        limit: Some(Duration::from_secs(args.timeout)),
-        ..VmConfig::default()
-    };
     if args.prepare {
-        vm::image::prepare(&vm_config.cache, &|text| eprintln!("laxity: {text}"))?;
+        args.config(args.lab.programs()?)?;
+        vm::image::prepare(&args.lab.machine().cache, &|text| {
+            eprintln!("laxity: {text}");
+        })?;
         return Ok(ExitCode::SUCCESS);
     }
-    let job = Job::Verbs(Box::new(config));
-    // What is going on; standard output is for the report.
-    let mut show = |_: Stream, bytes: &[u8]| io::stderr().write_all(bytes);
-    let outcome = match vm::run(&vm_config, &job, Input::Empty, &mut show) {
-        Ok(outcome) => outcome,
-        Err(error) => return Ok(crate::vm::failed(&error)),
-    };
-    let report: VerbsReport = serde_json::from_value(outcome.finished.details)
-        .context("the guest's report cannot be read")?;
-    let json = serde_json::to_string_pretty(&report).context("cannot write the report as JSON")?;
-    if let Some((path, mut file)) = file {
-        writeln!(file, "{json}").with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    let table = verbs::table(&report);
-    if to_stdout {
-        writeln!(io::stdout(), "{json}").context("cannot write to standard output")?;
-        eprintln!("{table}");
-    } else {
-        writeln!(io::stdout(), "{table}").context("cannot write to standard output")?;
-    }
-    Ok(if report.passed() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    args.lab.run(|programs| args.config(programs))
 }

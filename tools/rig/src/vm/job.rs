@@ -15,7 +15,6 @@ use super::counters::RouterCounters;
 use super::guest::Guest;
 use super::network::NetworkConfig;
 use super::qemu::Share;
-use super::verbs::contention::{self, ContentionConfig};
 use super::verbs::{self, VerbsConfig};
 use super::{exec, shell};
 
@@ -37,8 +36,6 @@ pub enum Job {
     Shell(Shell),
     /// Run unmodified RDMA programs under the scheduler, and account for all that they do.
     Verbs(Box<VerbsConfig>),
-    /// Have a collective and bulk transfers contend for a port.
-    Contention(ContentionConfig),
 }
 
 /// One program.
@@ -122,10 +119,6 @@ pub fn run(job: &Job, guest: &mut Guest) -> anyhow::Result<(i32, serde_json::Val
         Job::Verbs(config) => {
             let report = verbs::run(guest, config)?;
             Ok((i32::from(!report.passed()), serde_json::to_value(&report)?))
-        }
-        Job::Contention(config) => {
-            let contention = contention::run(guest, config)?;
-            Ok((0, serde_json::to_value(contention)?))
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::VerbsConfig;
+use super::Programs;
 use super::daemon::{COLLECTIVE, P2D, TIGHT_SOCKET};
 use super::program::{Posted, Program, Ready, Side, Through};
 use crate::vm::network::{ADDRESSES, DEVICES};
@@ -236,8 +236,8 @@ fn frameworks(gid: u32) -> Vec<Program> {
 }
 
 /// The Transfer Engine, data verified at both ends.
-pub(super) fn mooncake(config: &VerbsConfig, name: &str, what: &str) -> Option<Program> {
-    let python = config.python.as_ref()?.display().to_string();
+pub(super) fn mooncake(programs: &Programs, name: &str, what: &str) -> Option<Program> {
+    let python = programs.python.as_ref()?.display().to_string();
     let side = |line: &str| {
         let mut side = Side::new(line, Posted::Stated);
         side.argv.insert(0, python.clone());
@@ -260,8 +260,8 @@ pub(super) fn mooncake(config: &VerbsConfig, name: &str, what: &str) -> Option<P
 }
 
 /// The C programs of `tests/verbs`.
-fn checks(config: &VerbsConfig, gid: u32) -> Vec<Program> {
-    let folder = config.checks.display().to_string();
+fn checks(programs: &Programs, gid: u32) -> Vec<Program> {
+    let folder = programs.checks.display().to_string();
     let program = |name: &str, line: &str, through| Program {
         name: name.into(),
         profile: "default",
@@ -303,10 +303,10 @@ fn checks(config: &VerbsConfig, gid: u32) -> Vec<Program> {
 }
 
 /// All programs, in the order in which they run.
-pub(super) fn all(gid: u32, config: &VerbsConfig) -> Vec<Program> {
-    let mut programs = perftests(gid);
-    programs.extend(frameworks(gid));
-    programs.extend(mooncake(config, "mooncake", "all"));
-    programs.extend(checks(config, gid));
-    programs
+pub(super) fn all(gid: u32, programs: &Programs) -> Vec<Program> {
+    let mut all = perftests(gid);
+    all.extend(frameworks(gid));
+    all.extend(mooncake(programs, "mooncake", "all"));
+    all.extend(checks(programs, gid));
+    all
 }

@@ -9,89 +9,34 @@
 //! ```
 //!
 //! The same arrivals in each phase: the bulk alone (can its deadlines be met at all?), the collective
-//! alone, both as on a stock cluster (no shim, no marks), both with static marks, both under Laxity:
-//! a `laxityd` per host and `laxity run` on both ends. Each repetition has other arrivals.
+//! alone, both as on a stock cluster (no shim, no marks), both with static marks, both under Laxity
+//! (a `laxityd` per host and `laxity run` on both ends), the collective alone once more. Each
+//! repetition has other arrivals.
 
+mod cast;
 mod outcome;
-mod programs;
+mod verdict;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
-pub use self::outcome::{Contention, Deadlines, PhaseOutcome, Repetition, Rounds, ShimReport};
-use self::programs::Cast;
+use self::cast::Cast;
+pub use self::outcome::{
+    Contention, Deadlines, PhaseOutcome, Repetition, Rounds, ShimReport, Slowdown,
+};
+pub use self::verdict::{UNDER_LAXITY_MAX, UNSCHEDULED_MIN, Verdict};
 use crate::vm::counters::{PortCounters, RouterCounters};
 use crate::vm::guest::Guest;
-use crate::vm::network::DEVICES;
+use crate::vm::network::{DEVICES, NetworkConfig};
+use crate::vm::verbs::Programs;
 
 /// Folder in the guest.
 const FOLDER: &str = "/tmp/contention";
-
-/// Who plays, and where it is on the host.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Programs {
-    /// `laxity`.
-    pub laxity: PathBuf,
-    /// `laxityd`.
-    pub laxityd: PathBuf,
-    /// `liblaxity.so`.
-    pub library: PathBuf,
-    /// Folder with `collective`, `bulk` and `patient.so` (`tests/verbs/build.sh`).
-    pub folder: PathBuf,
-    /// A Python that can import `mooncake.engine`; without one, `bulk` writes in Mooncake's place.
-    pub python: Option<PathBuf>,
-}
-
-impl Programs {
-    /// Those beside each other in a build folder or an installation; builds the test programs from
-    /// this source tree if they are missing. Mooncake's Python is `$LAXITY_PYTHON` or `python3`.
-    ///
-    /// # Errors
-    /// What is missing.
-    pub fn find(folder: &Path) -> anyhow::Result<Self> {
-        let there = |name: &str| {
-            let path = folder.join(name);
-            if !path.is_file() {
-                bail!("{} is missing: build or install it", path.display());
-            }
-            Ok(path)
-        };
-        let programs = folder.join("verbs");
-        let needed = ["collective", "bulk", "patient.so"];
-        if !needed.iter().all(|name| programs.join(name).is_file()) {
-            let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/verbs/build.sh");
-            let output = Command::new(&script)
-                .arg(&programs)
-                .output()
-                .with_context(|| format!("running {}", script.display()))?;
-            if !output.status.success() {
-                bail!(
-                    "{} failed: {}",
-                    script.display(),
-                    String::from_utf8_lossy(&output.stderr)
-                );
-            }
-        }
-        let python = std::env::var_os("LAXITY_PYTHON").map_or("python3".into(), PathBuf::from);
-        let imports = Command::new(&python)
-            .args(["-c", "import mooncake.engine"])
-            .output()
-            .is_ok_and(|output| output.status.success());
-        Ok(Self {
-            laxity: there("laxity")?,
-            laxityd: there("laxityd")?,
-            library: there("liblaxity.so")?,
-            folder: programs,
-            python: imports.then_some(python),
-        })
-    }
-}
 
 /// Bulk transfers that come one a period.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -118,8 +63,8 @@ pub struct Collective {
 /// What to play.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContentionConfig {
-    /// Programs.
-    pub programs: Programs,
+    /// Rate of the router's ports, Mbit/s.
+    pub rate_mbit: u32,
     /// Of the arrivals; each repetition adds one.
     pub seed: u64,
     /// How often, in this one boot.
@@ -142,15 +87,11 @@ pub struct ContentionConfig {
     pub window: Option<u64>,
 }
 
-impl ContentionConfig {
-    /// Rate of the router's ports that the loads are made for, Mbit/s.
-    pub const RATE_MBIT: u32 = 8;
-
-    /// The experiment at [`Self::RATE_MBIT`]: about three quarters of the port.
-    #[must_use]
-    pub fn new(programs: Programs) -> Self {
+impl Default for ContentionConfig {
+    /// What an emulated machine sustains: seven eighths of the port, three quarters of it bulk.
+    fn default() -> Self {
         Self {
-            programs,
+            rate_mbit: 8,
             seed: 1,
             repetitions: 1,
             seconds: 16.0,
@@ -158,21 +99,32 @@ impl ContentionConfig {
             collective: Collective {
                 bytes: 48 << 10,
                 messages: 3,
-                period_us: 270_000,
+                period_us: 400_000,
             },
             p2d: Load {
-                bytes: 512 << 10,
-                period_us: 1_200_000,
+                bytes: 640 << 10,
+                period_us: 1_000_000,
                 deadline_us: 3_000_000,
             },
             jitter: 0.3,
             reads: Load {
                 bytes: 128 << 10,
-                period_us: 1_210_000,
-                deadline_us: 1_800_000,
+                period_us: 1_300_000,
+                deadline_us: 2_500_000,
             },
             chunk: None,
             window: None,
+        }
+    }
+}
+
+impl ContentionConfig {
+    /// The network that it is played on.
+    #[must_use]
+    pub fn network(&self) -> NetworkConfig {
+        NetworkConfig {
+            rate_mbit: Some(self.rate_mbit),
+            ..NetworkConfig::default()
         }
     }
 
@@ -200,6 +152,8 @@ pub enum Phase {
     StaticMarks,
     /// Everything under Laxity.
     Laxity,
+    /// [`Phase::CollectiveAlone`] once more: did the machine change meanwhile?
+    CollectiveAgain,
 }
 
 impl Phase {
@@ -212,11 +166,12 @@ impl Phase {
             Self::Unscheduled => "unscheduled",
             Self::StaticMarks => "static marks",
             Self::Laxity => "laxity",
+            Self::CollectiveAgain => "alone again",
         }
     }
 
     const fn has_bulk(self) -> bool {
-        !matches!(self, Self::CollectiveAlone)
+        !matches!(self, Self::CollectiveAlone | Self::CollectiveAgain)
     }
 
     const fn has_collective(self) -> bool {
@@ -224,26 +179,30 @@ impl Phase {
     }
 }
 
-/// Plays all of it.
+/// Plays all of it, on [`ContentionConfig::network`].
 ///
 /// # Errors
-/// The router is not shaped, or a program did not do what it should.
-pub fn run(guest: &Guest, config: &ContentionConfig) -> anyhow::Result<Contention> {
-    let Some(rate_mbit) = guest.facts.rate_mbit else {
-        bail!("contention needs a shaped router: give it a rate");
-    };
+/// The router is shaped otherwise, or a program did not do what it should.
+pub fn run(
+    guest: &Guest,
+    programs: &Programs,
+    config: &ContentionConfig,
+) -> anyhow::Result<Contention> {
+    if guest.facts.rate_mbit != Some(config.rate_mbit) {
+        bail!("the router has another rate: {:?}", guest.facts.rate_mbit);
+    }
     fs::create_dir_all(FOLDER).with_context(|| format!("creating {FOLDER}"))?;
     let mut phases = vec![Phase::BulkAlone, Phase::CollectiveAlone, Phase::Unscheduled];
     if config.static_marks {
         phases.push(Phase::StaticMarks);
     }
-    phases.push(Phase::Laxity);
+    phases.extend([Phase::Laxity, Phase::CollectiveAgain]);
     let mut repetitions = Vec::new();
     for nth in 0..config.repetitions.max(1) {
         let seed = config.seed + u64::from(nth);
         let mut outcomes = BTreeMap::new();
         for &phase in &phases {
-            let outcome = play(guest, config, phase, seed, rate_mbit)
+            let outcome = play(guest, programs, config, phase, seed)
                 .with_context(|| format!("phase `{}`, seed {seed}", phase.name()))?;
             guest.say(&format!("seed {seed}, {}", outcome.line(phase)))?;
             outcomes.insert(phase, outcome);
@@ -255,22 +214,23 @@ pub fn run(guest: &Guest, config: &ContentionConfig) -> anyhow::Result<Contentio
     }
     Ok(Contention {
         config: config.clone(),
-        rate_mbit,
+        with_mooncake: programs.python.is_some(),
         repetitions,
     })
 }
 
 fn play(
     guest: &Guest,
+    programs: &Programs,
     config: &ContentionConfig,
     phase: Phase,
     seed: u64,
-    rate_mbit: u32,
 ) -> anyhow::Result<PhaseOutcome> {
     let folder = Path::new(FOLDER).join(format!("{phase:?}-{seed}"));
     fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
     let cast = Cast {
         guest,
+        programs,
         config,
         phase,
         seed,
@@ -279,19 +239,19 @@ fn play(
         limit: Duration::from_secs_f64(60.0 + 6.0 * config.seconds),
     };
     let daemons = match phase {
-        Phase::Laxity => cast.daemons(rate_mbit)?,
+        Phase::Laxity => cast.daemons()?,
         _ => Vec::new(),
     };
     let bulk = phase.has_bulk().then(|| cast.bulk()).transpose()?;
     let before = guest.counters()?;
     let again_before = retransmissions()?;
     let busy_before = busy()?;
-    let bulk = bulk.map(programs::Bulk::go).transpose()?;
+    let bulk = bulk.map(cast::Bulk::go).transpose()?;
     let collective = match phase.has_collective() {
         true => Some(cast.collective()?),
         false => None,
     };
-    let rounds = collective.map(programs::Pair::finish_rounds).transpose()?;
+    let rounds = collective.map(cast::Pair::finish_rounds).transpose()?;
     let (p2d, reads) = match bulk {
         Some(bulk) => {
             let (p2d, reads) = bulk.finish()?;

@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail};
 use laxity_wire::{ControlClient, Status};
 use nix::sys::signal::Signal;
 
-use super::VerbsConfig;
+use super::Programs;
 use crate::vm::guest::Guest;
 use crate::vm::task::Running;
 
@@ -50,13 +50,13 @@ pub(super) struct Daemon {
 
 impl Daemon {
     /// Starts one that enforces, at a rate at which work requests wait.
-    pub(super) fn start(guest: &Guest, config: &VerbsConfig) -> anyhow::Result<Self> {
+    pub(super) fn start(guest: &Guest, programs: &Programs) -> anyhow::Result<Self> {
         fs::write(CONFIG, self::config()).context("writing laxityd's configuration")?;
-        Self::start_with(guest, config, CONTROL, &["--config", CONFIG])
+        Self::start_with(guest, programs, CONTROL, &["--config", CONFIG])
     }
 
     /// Starts one that lets 128 bytes be in flight at a time, at sockets of its own.
-    pub(super) fn start_tight(guest: &Guest, config: &VerbsConfig) -> anyhow::Result<Self> {
+    pub(super) fn start_tight(guest: &Guest, programs: &Programs) -> anyhow::Result<Self> {
         let small = "chunk = \"128\"\nwindow = \"128\"\n";
         let text = format!(
             "socket = \"{TIGHT_SOCKET}\"\ncontrol = \"{TIGHT_CONTROL}\"\n{}",
@@ -66,21 +66,21 @@ impl Daemon {
             ),
         );
         fs::write(TIGHT_CONFIG, text).context("writing laxityd's configuration")?;
-        Self::start_with(guest, config, TIGHT_CONTROL, &["--config", TIGHT_CONFIG])
+        Self::start_with(guest, programs, TIGHT_CONTROL, &["--config", TIGHT_CONFIG])
     }
 
     /// Starts one without a configuration.
-    pub(super) fn start_default(guest: &Guest, config: &VerbsConfig) -> anyhow::Result<Self> {
-        Self::start_with(guest, config, CONTROL, &[])
+    pub(super) fn start_default(guest: &Guest, programs: &Programs) -> anyhow::Result<Self> {
+        Self::start_with(guest, programs, CONTROL, &[])
     }
 
     fn start_with(
         guest: &Guest,
-        config: &VerbsConfig,
+        programs: &Programs,
         control: &str,
         args: &[&str],
     ) -> anyhow::Result<Self> {
-        let laxityd = config.laxityd.display().to_string();
+        let laxityd = programs.laxityd.display().to_string();
         let argv = [laxityd.as_str()].into_iter().chain(args.iter().copied());
         let mut running = guest.task(argv, FOR_EVER).start()?;
         let give_up = Instant::now() + START_WITHIN;

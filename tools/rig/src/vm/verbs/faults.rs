@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
-use super::VerbsConfig;
 use super::catalogue;
 use super::daemon::{Daemon, status};
 use super::pair::{await_ready, read_report, task};
 use super::program::{Posted, Program, Ready, Side, Through};
+use super::{Matrix, Programs};
 use crate::vm::guest::Guest;
 use crate::vm::network::{ADDRESSES, DEVICES};
 use crate::vm::task::TaskReport;
@@ -38,12 +38,15 @@ pub struct Fault {
 /// The faults, by name, in the order in which they run.
 pub(super) const NAMES: [&str; 6] = [
     "daemon_killed_under_perftest",
-    "daemon_killed_under_mooncake",
+    WITH_MOONCAKE,
     "applications_killed",
     "nothing_to_do",
     "valgrind",
     "address_sanitizer",
 ];
+
+/// The one that needs the Mooncake Transfer Engine.
+pub(super) const WITH_MOONCAKE: &str = "daemon_killed_under_mooncake";
 
 const REPORT: &str = "/tmp/report.fault";
 const SERVER_REPORT: &str = "/tmp/report.fault.server";
@@ -52,7 +55,8 @@ const SERVER_REPORT: &str = "/tmp/report.fault.server";
 pub(super) fn run(
     name: &str,
     guest: &Guest,
-    config: &VerbsConfig,
+    programs: &Programs,
+    matrix: &Matrix,
     daemon: &mut Option<Daemon>,
 ) -> anyhow::Result<Fault> {
     let began = Instant::now();
@@ -63,16 +67,18 @@ pub(super) fn run(
     let outcome = match name {
         "daemon_killed_under_perftest" => {
             let program = perftest(guest);
-            daemon_killed(guest, config, daemon, &program, &mut fault)
+            daemon_killed(guest, programs, daemon, &program, &mut fault)
         }
-        "daemon_killed_under_mooncake" => match catalogue::mooncake(config, name, "long") {
-            Some(program) => daemon_killed(guest, config, daemon, &program, &mut fault),
+        WITH_MOONCAKE => match catalogue::mooncake(programs, name, "long") {
+            Some(program) => daemon_killed(guest, programs, daemon, &program, &mut fault),
             None => bail!("{name} needs the Mooncake Transfer Engine"),
         },
-        "applications_killed" => applications_killed(guest, config, daemon, &mut fault),
-        "nothing_to_do" => nothing_to_do(guest, config, &mut fault),
-        "valgrind" => valgrind(guest, config, &mut fault),
-        "address_sanitizer" => address_sanitizer(guest, config, &mut fault),
+        "applications_killed" => {
+            applications_killed(guest, programs, matrix.cycles, daemon, &mut fault)
+        }
+        "nothing_to_do" => nothing_to_do(guest, programs, &mut fault),
+        "valgrind" => valgrind(guest, programs, &mut fault),
+        "address_sanitizer" => address_sanitizer(guest, programs, matrix, &mut fault),
         _ => bail!("no fault `{name}`"),
     };
     if let Err(error) = outcome {
@@ -119,7 +125,7 @@ fn ended_well(what: &str, task: &TaskReport, fault: &mut Fault) {
 /// SIGKILL of the daemon in the middle of a transfer; another one comes half a second later.
 fn daemon_killed(
     guest: &Guest,
-    config: &VerbsConfig,
+    programs: &Programs,
     daemon: &mut Option<Daemon>,
     program: &Program,
     fault: &mut Fault,
@@ -129,7 +135,7 @@ fn daemon_killed(
         let (through, profile, limit) = (program.through, program.profile, program.limit);
         // The library's own idea of when a daemon is dead.
         let side = side.clone().with("LAXITY_STALL_MS", "");
-        task(guest, config, &side, through, profile, report, limit).start()
+        task(guest, programs, &side, through, profile, report, limit).start()
     };
     let mut server = start(server, SERVER_REPORT)?;
     await_ready(guest, &mut server, *ready).map_err(anyhow::Error::msg)?;
@@ -151,7 +157,7 @@ fn daemon_killed(
     daemon.take().context("a daemon")?.kill();
     let was_running = client.is_running();
     std::thread::sleep(Duration::from_millis(500));
-    let new = Daemon::start(guest, config)?;
+    let new = Daemon::start(guest, programs)?;
     let client = client.wait();
     ended_well("the client", &client, fault);
     ended_well("the server", &server.wait(), fault);
@@ -222,7 +228,8 @@ fn wait_for_no_client(limit: Duration) -> anyhow::Result<()> {
 /// SIGKILL of applications while their work requests wait, again and again.
 fn applications_killed(
     guest: &Guest,
-    config: &VerbsConfig,
+    programs: &Programs,
+    cycles: u32,
     daemon: &Option<Daemon>,
     fault: &mut Fault,
 ) -> anyhow::Result<()> {
@@ -231,12 +238,12 @@ fn applications_killed(
     const GROWTH_KIB_MAX: u64 = 2048;
     let daemon = daemon.as_ref().context("a daemon")?;
     let cycle = |cycles: u32| -> anyhow::Result<TaskReport> {
-        let line = format!("{}/orphans -n {cycles}", config.checks.display());
+        let line = format!("{}/orphans -n {cycles}", programs.checks.display());
         let side = Side::new(&line, Posted::Wire);
         let limit = Duration::from_secs(60 + 2 * u64::from(cycles));
         let task = task(
             guest,
-            config,
+            programs,
             &side,
             Through::Preload,
             "default",
@@ -249,7 +256,7 @@ fn applications_killed(
     wait_for_no_client(Duration::from_secs(10))?;
     let (descriptors, resident) = daemon.footprint()?;
     let before = status()?.totals;
-    let report = cycle(config.cycles)?;
+    let report = cycle(cycles)?;
     ended_well("the application", &report, fault);
     wait_for_no_client(Duration::from_secs(10))?;
     let (descriptors_after, resident_after) = daemon.footprint()?;
@@ -258,15 +265,15 @@ fn applications_killed(
     fault.seen = format!(
         "{} cycles, {} attachments, {cancelled} flows ended with their process; fds {descriptors} → \
          {descriptors_after}, RSS {resident} → {resident_after} KiB; {}",
-        config.cycles,
+        cycles,
         after.attachments - before.attachments,
         report.stdout.trim(),
     );
-    let cycles = u64::from(config.cycles);
-    if after.attachments - before.attachments < cycles {
+    let killed = u64::from(cycles);
+    if after.attachments - before.attachments < killed {
         fault.failures.push("not every application attached".into());
     }
-    if cancelled < cycles {
+    if cancelled < killed {
         fault
             .failures
             .push("not every application had work requests that waited".into());
@@ -283,7 +290,7 @@ fn applications_killed(
 }
 
 /// Programs without libibverbs, and one that opens a device and never posts.
-fn nothing_to_do(guest: &Guest, config: &VerbsConfig, fault: &mut Fault) -> anyhow::Result<()> {
+fn nothing_to_do(guest: &Guest, programs: &Programs, fault: &mut Fault) -> anyhow::Result<()> {
     const LIMIT: Duration = Duration::from_secs(30);
     let attachments = || anyhow::Ok(status()?.totals.attachments);
     let run = |argv: &[&str]| -> anyhow::Result<TaskReport> {
@@ -291,7 +298,7 @@ fn nothing_to_do(guest: &Guest, config: &VerbsConfig, fault: &mut Fault) -> anyh
         side.argv = argv.iter().map(ToString::to_string).collect();
         let task = task(
             guest,
-            config,
+            programs,
             &side,
             Through::Preload,
             "default",
@@ -362,14 +369,14 @@ fn subtests() -> String {
 
 fn checked(
     guest: &Guest,
-    config: &VerbsConfig,
+    programs: &Programs,
     side: &Side,
     fault: &mut Fault,
 ) -> anyhow::Result<()> {
     let limit = Duration::from_secs(240);
     let task = task(
         guest,
-        config,
+        programs,
         side,
         Through::Preload,
         "default",
@@ -393,9 +400,9 @@ fn checked(
     Ok(())
 }
 
-fn valgrind(guest: &Guest, config: &VerbsConfig, fault: &mut Fault) -> anyhow::Result<()> {
+fn valgrind(guest: &Guest, programs: &Programs, fault: &mut Fault) -> anyhow::Result<()> {
     let gid = guest.facts.gid_index;
-    let program = config.checks.display();
+    let program = programs.checks.display();
     let line = format!(
         "valgrind -q --error-exitcode=99 --fair-sched=yes {program}/verbs_check -g {gid} {}",
         subtests()
@@ -403,19 +410,24 @@ fn valgrind(guest: &Guest, config: &VerbsConfig, fault: &mut Fault) -> anyhow::R
     let side = Side::new(&line, Posted::Stated)
         .with("VERBS_SLOW", "30")
         .with("VERBS_NO_RSS", "1");
-    checked(guest, config, &side, fault)
+    checked(guest, programs, &side, fault)
 }
 
-fn address_sanitizer(guest: &Guest, config: &VerbsConfig, fault: &mut Fault) -> anyhow::Result<()> {
+fn address_sanitizer(
+    guest: &Guest,
+    programs: &Programs,
+    matrix: &Matrix,
+    fault: &mut Fault,
+) -> anyhow::Result<()> {
     let gid = guest.facts.gid_index;
     let line = format!(
         "{}/verbs_check -g {gid} {}",
-        config.checks_asan.display(),
+        matrix.checks_asan.display(),
         subtests()
     );
     let side = Side::new(&line, Posted::Stated)
         .with("VERBS_SLOW", "8")
         .with("VERBS_NO_RSS", "1")
-        .with("LD_PRELOAD", &config.libasan.display().to_string());
-    checked(guest, config, &side, fault)
+        .with("LD_PRELOAD", &matrix.libasan.display().to_string());
+    checked(guest, programs, &side, fault)
 }

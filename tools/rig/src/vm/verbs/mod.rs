@@ -6,6 +6,7 @@
 //! catalogue.rs  which programs, and what they post
 //! pair.rs       runs one and judges it, by the library's report and by what crossed the wire (wire.rs)
 //! faults.rs     SIGKILL of the daemon and of applications; valgrind and the address sanitizer
+//! contention.rs a collective against bulk transfers on a shaped port
 //! overhead.rs   with the library against without
 //! report.rs     all of it as JSON and as a table
 //! ```
@@ -28,12 +29,14 @@ use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
 use super::guest::Guest;
+use super::network::NetworkConfig;
+use contention::ContentionConfig;
 use daemon::Daemon;
 pub use report::{ProgramReport, VerbsReport, table};
 
-/// What to run, and where the host has it.
+/// Where the host has the programs that are used throughout.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VerbsConfig {
+pub struct Programs {
     /// This program.
     pub laxity: PathBuf,
     /// The daemon.
@@ -42,36 +45,53 @@ pub struct VerbsConfig {
     pub library: PathBuf,
     /// Folder with the programs of `tests/verbs`.
     pub checks: PathBuf,
-    /// The same, built with the address sanitizer, whose library has to be loaded first.
+    /// A Python that has the Mooncake Transfer Engine.
+    pub python: Option<PathBuf>,
+}
+
+/// What to run, all in one boot and in this order.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct VerbsConfig {
+    /// The programs.
+    pub programs: Programs,
+    /// The matrix, and what is killed.
+    pub matrix: Option<Matrix>,
+    /// A collective against bulk transfers.
+    pub contention: Option<ContentionConfig>,
+    /// Pairs of runs of perftest with and without the library.
+    pub overhead_pairs: Option<usize>,
+}
+
+/// Which programs and faults.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Matrix {
+    /// The programs of `tests/verbs`, built with the address sanitizer, whose library has to be loaded
+    /// first.
     pub checks_asan: PathBuf,
     /// `libasan.so`.
     pub libasan: PathBuf,
-    /// A Python that has the Mooncake Transfer Engine.
-    pub python: Option<PathBuf>,
     /// Names of programs and faults to run; empty for all.
     pub only: Vec<String>,
     /// Go on after a failure.
     pub keep_going: bool,
     /// How many applications are killed.
     pub cycles: u32,
-    /// Pairs of runs with and without the library; `None`: the matrix instead.
-    pub overhead_pairs: Option<usize>,
 }
 
-impl VerbsConfig {
+impl Matrix {
     fn wants(&self, name: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|only| only == name)
     }
 }
 
-/// Names of all programs and faults.
+/// Names of all programs and faults of the matrix.
 #[must_use]
 pub fn names(gid_index: u32) -> Vec<String> {
-    let config = VerbsConfig {
+    let all = Programs {
         python: Some(PathBuf::new()),
-        ..VerbsConfig::default()
+        ..Programs::default()
     };
-    let programs = catalogue::all(gid_index, &config);
+    let programs = catalogue::all(gid_index, &all);
     let programs = programs.into_iter().map(|program| program.name);
     programs.chain(faults::NAMES.map(String::from)).collect()
 }
@@ -80,38 +100,60 @@ pub fn names(gid_index: u32) -> Vec<String> {
 ///
 /// # Errors
 /// The guest lacks something, or the host is gone. What programs did wrong is in the report.
-pub fn run(guest: &Guest, config: &VerbsConfig) -> anyhow::Result<VerbsReport> {
+pub fn run(guest: &mut Guest, config: &VerbsConfig) -> anyhow::Result<VerbsReport> {
     fs::write(catalogue::MOONCAKE, catalogue::MOONCAKE_PY).context("writing transfer_engine.py")?;
+    let programs = &config.programs;
     let mut report = VerbsReport::default();
-    if let Some(pairs) = config.overhead_pairs {
-        let _daemon = Daemon::start_default(guest, config)?;
-        report.overhead = Some(overhead::run(guest, config, pairs)?);
-        return Ok(report);
-    }
-    let known = names(guest.facts.gid_index);
-    if let Some(unknown) = config.only.iter().find(|name| !known.contains(name)) {
-        bail!("no program or fault `{unknown}`; `laxity lab verbs --list` lists them");
-    }
-    let daemon = Daemon::start(guest, config)?;
-    let go_on = matrix(guest, config, &mut report)?;
-    if go_on {
-        let mut daemon = Some(daemon);
-        for name in faults::NAMES.into_iter().filter(|name| config.wants(name)) {
-            if daemon.is_none() {
-                daemon = Some(Daemon::start(guest, config)?);
-            }
-            let fault = faults::run(name, guest, config, &mut daemon)?;
-            let passed = fault.passed;
-            guest.say(&progress(name, passed, fault.seconds))?;
-            report.faults.push(fault);
-            if !passed && !config.keep_going {
-                break;
-            }
+    if let Some(matrix) = &config.matrix {
+        run_matrix(guest, programs, matrix, &mut report)?;
+        if !report.passed() && !matrix.keep_going {
+            return Ok(report);
         }
-    } else {
-        guest.say(&format!("laxityd's log: {}", daemon.log()))?;
+    }
+    if let Some(config) = &config.contention {
+        guest.reshape(config.network())?;
+        report.contention = Some(contention::run(guest, programs, config)?);
+    }
+    if let Some(pairs) = config.overhead_pairs {
+        guest.reshape(NetworkConfig::default())?;
+        let _daemon = Daemon::start_default(guest, programs)?;
+        report.overhead = Some(overhead::run(guest, programs, pairs)?);
     }
     Ok(report)
+}
+
+fn run_matrix(
+    guest: &Guest,
+    programs: &Programs,
+    matrix: &Matrix,
+    report: &mut VerbsReport,
+) -> anyhow::Result<()> {
+    let known = names(guest.facts.gid_index);
+    if let Some(unknown) = matrix.only.iter().find(|name| !known.contains(name)) {
+        bail!("no program or fault `{unknown}`; `laxity lab verbs --list` lists them");
+    }
+    let daemon = Daemon::start(guest, programs)?;
+    if !run_programs(guest, programs, matrix, report)? {
+        return guest.say(&format!("laxityd's log: {}", daemon.log()));
+    }
+    let mut daemon = Some(daemon);
+    for name in faults::NAMES {
+        let can_run = name != faults::WITH_MOONCAKE || programs.python.is_some();
+        if !matrix.wants(name) || !can_run {
+            continue;
+        }
+        if daemon.is_none() {
+            daemon = Some(Daemon::start(guest, programs)?);
+        }
+        let fault = faults::run(name, guest, programs, matrix, &mut daemon)?;
+        let passed = fault.passed;
+        guest.say(&progress(name, passed, fault.seconds))?;
+        report.faults.push(fault);
+        if !passed && !matrix.keep_going {
+            break;
+        }
+    }
+    Ok(())
 }
 
 fn progress(name: &str, passed: bool, seconds: f64) -> String {
@@ -120,10 +162,14 @@ fn progress(name: &str, passed: bool, seconds: f64) -> String {
 }
 
 /// Runs the programs; whether to go on.
-fn matrix(guest: &Guest, config: &VerbsConfig, report: &mut VerbsReport) -> anyhow::Result<bool> {
-    let programs = catalogue::all(guest.facts.gid_index, config);
-    let wanted: Vec<_> = (programs.into_iter())
-        .filter(|program| config.wants(&program.name))
+fn run_programs(
+    guest: &Guest,
+    programs: &Programs,
+    matrix: &Matrix,
+    report: &mut VerbsReport,
+) -> anyhow::Result<bool> {
+    let wanted: Vec<_> = (catalogue::all(guest.facts.gid_index, programs).into_iter())
+        .filter(|program| matrix.wants(&program.name))
         .collect();
     if wanted.is_empty() {
         return Ok(true);
@@ -133,15 +179,15 @@ fn matrix(guest: &Guest, config: &VerbsConfig, report: &mut VerbsReport) -> anyh
         env.iter().any(|(_, value)| value == daemon::TIGHT_SOCKET)
     };
     let _tight = match wanted.iter().find(is_tight) {
-        Some(_) => Some(Daemon::start_tight(guest, config)?),
+        Some(_) => Some(Daemon::start_tight(guest, programs)?),
         None => None,
     };
     let mut capture = wire::Capture::start(guest)?;
     let mut go_on = true;
     for program in wanted {
-        let result = pair::run(guest, config, &program, &mut capture)?;
+        let result = pair::run(guest, programs, &program, &mut capture)?;
         guest.say(&progress(&result.name, result.passed, result.seconds))?;
-        go_on = result.passed || config.keep_going;
+        go_on = result.passed || matrix.keep_going;
         report.programs.push(result);
         if !go_on {
             break;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
-use super::VerbsConfig;
+use super::Programs;
 use super::pair::{await_ready, task};
 use super::program::{Posted, Ready, Side, Through};
 use crate::vm::guest::Guest;
@@ -80,7 +80,7 @@ const MEASURED: [Measured; 4] = [
 ];
 
 /// Measures all.
-pub(super) fn run(guest: &Guest, config: &VerbsConfig, pairs: usize) -> anyhow::Result<Overhead> {
+pub(super) fn run(guest: &Guest, programs: &Programs, pairs: usize) -> anyhow::Result<Overhead> {
     let mut rows = Vec::new();
     for measured in &MEASURED {
         let mut row = Row {
@@ -92,7 +92,7 @@ pub(super) fn run(guest: &Guest, config: &VerbsConfig, pairs: usize) -> anyhow::
         for pair in 0..pairs {
             // Which comes first changes, so that what drifts hits both.
             for with in [pair % 2 == 0, pair % 2 != 0] {
-                let value = measure(guest, config, measured, with)?;
+                let value = measure(guest, programs, measured, with)?;
                 if with {
                     &mut row.with
                 } else {
@@ -129,7 +129,7 @@ fn quantile(values: &[f64], at: f64) -> f64 {
 
 fn measure(
     guest: &Guest,
-    config: &VerbsConfig,
+    programs: &Programs,
     measured: &Measured,
     with: bool,
 ) -> anyhow::Result<f64> {
@@ -141,7 +141,7 @@ fn measure(
         let through = Through::Preload;
         let mut task = task(
             guest,
-            config,
+            programs,
             &side,
             through,
             "perftest",

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use serde::Deserialize;
 
-use super::VerbsConfig;
+use super::Programs;
 use super::program::{Posted, Program, Ready, Side, Through};
 use super::report::ProgramReport;
 use super::wire::{Capture, Crossed};
@@ -60,7 +60,7 @@ pub(super) fn read_report(path: &str) -> anyhow::Result<Option<Line>> {
 /// A side's task, with the library in it, reporting to a file.
 pub(super) fn task(
     guest: &Guest,
-    config: &VerbsConfig,
+    programs: &Programs,
     side: &Side,
     through: Through,
     profile: &str,
@@ -74,12 +74,12 @@ pub(super) fn task(
     let mut set = |name: &str, value: &str| env.push((name.into(), value.into()));
     match through {
         Through::Run => {
-            argv.extend([text(&config.laxity), "run".into(), "--require".into()]);
-            argv.extend(["--library".into(), text(&config.library)]);
+            argv.extend([text(&programs.laxity), "run".into(), "--require".into()]);
+            argv.extend(["--library".into(), text(&programs.library)]);
             argv.extend(["--profile", profile, "--report", report, "--"].map(String::from));
         }
         Through::Preload => {
-            let library = text(&config.library);
+            let library = text(&programs.library);
             let before = side.env.iter().find(|(name, _)| name == "LD_PRELOAD");
             match before {
                 Some((_, first)) => set("LD_PRELOAD", &format!("{first}:{library}")),
@@ -149,10 +149,10 @@ struct Ended {
     client: TaskReport,
 }
 
-fn run_both(guest: &Guest, config: &VerbsConfig, program: &Program) -> Result<Ended, String> {
+fn run_both(guest: &Guest, programs: &Programs, program: &Program) -> Result<Ended, String> {
     let task = |side: &Side, report: &str| {
         let (through, profile, limit) = (program.through, program.profile, program.limit);
-        task(guest, config, side, through, profile, report, limit).start()
+        task(guest, programs, side, through, profile, report, limit).start()
     };
     let _ = fs::remove_file(SERVER_REPORT);
     let mut server = None;
@@ -177,13 +177,13 @@ fn run_both(guest: &Guest, config: &VerbsConfig, program: &Program) -> Result<En
 /// Runs a program and judges it.
 pub(super) fn run(
     guest: &Guest,
-    config: &VerbsConfig,
+    programs: &Programs,
     program: &Program,
     capture: &mut Capture,
 ) -> anyhow::Result<ProgramReport> {
     capture.take()?;
     let began = Instant::now();
-    let ended = run_both(guest, config, program);
+    let ended = run_both(guest, programs, program);
     let mut report = ProgramReport {
         name: program.name.clone(),
         command: program.client.argv.join(" "),

@@ -5,11 +5,9 @@ use std::collections::BTreeSet;
 use comfy_table::{CellAlignment, Table};
 use serde::{Deserialize, Serialize};
 
+use super::contention::Contention;
 use super::faults::Fault;
 use super::overhead::Overhead;
-
-/// What the contention job comes to; in its own form.
-pub type Contention = serde_json::Value;
 
 /// Everything that one boot brought.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -28,9 +26,13 @@ impl VerbsReport {
     /// Whether all that was run passed, and anything was run at all.
     #[must_use]
     pub fn passed(&self) -> bool {
-        let ran = !self.programs.is_empty() || !self.faults.is_empty() || self.overhead.is_some();
+        let ran = !self.programs.is_empty()
+            || !self.faults.is_empty()
+            || self.contention.is_some()
+            || self.overhead.is_some();
         ran && self.programs.iter().all(|program| program.passed)
             && self.faults.iter().all(|fault| fault.passed)
+            && self.contention.as_ref().is_none_or(Contention::passed)
             && self
                 .overhead
                 .as_ref()
@@ -125,6 +127,9 @@ pub fn table(report: &VerbsReport) -> String {
             ]);
         }
         parts.push(table.to_string());
+    }
+    if let Some(contention) = &report.contention {
+        parts.push(contention.to_string());
     }
     if let Some(overhead) = &report.overhead {
         let header = [

@@ -6,6 +6,7 @@ use std::fmt;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 
+use super::verdict::{UNDER_LAXITY_MAX, UNSCHEDULED_MIN, Verdict};
 use super::{ContentionConfig, Phase};
 
 /// Everything.
@@ -13,10 +14,19 @@ use super::{ContentionConfig, Phase};
 pub struct Contention {
     /// What was played.
     pub config: ContentionConfig,
-    /// Rate of the router's ports.
-    pub rate_mbit: u32,
+    /// Whether prefill-to-decode transfers were Mooncake's.
+    pub with_mooncake: bool,
     /// By seed.
     pub repetitions: Vec<Repetition>,
+}
+
+impl Contention {
+    /// Whether no repetition failed, and at least one was played.
+    #[must_use]
+    pub fn passed(&self) -> bool {
+        let fails = |repetition: &Repetition| matches!(repetition.verdict(), Verdict::Fails(_));
+        !self.repetitions.is_empty() && !self.repetitions.iter().any(fails)
+    }
 }
 
 /// All phases with the same arrivals.
@@ -99,6 +109,17 @@ impl Rounds {
             max_us: quantile(1.0),
         }
     }
+}
+
+/// Ratios of completion times.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Slowdown {
+    /// Of the means.
+    pub mean: f64,
+    /// Of the medians.
+    pub p50: f64,
+    /// Of the 90th percentiles.
+    pub p90: f64,
 }
 
 /// Transfers with deadlines.
@@ -229,12 +250,16 @@ impl PhaseOutcome {
 }
 
 impl Repetition {
-    /// Mean and median completion of the collective in a phase, as multiples of those alone.
+    /// Completion of the collective in a phase, as multiples of that alone.
     #[must_use]
-    pub fn slowdown(&self, phase: Phase) -> Option<(f64, f64)> {
+    pub fn slowdown(&self, phase: Phase) -> Option<Slowdown> {
         let rounds = |phase| self.phases.get(&phase)?.collective;
         let (alone, then) = (rounds(Phase::CollectiveAlone)?, rounds(phase)?);
-        Some((then.mean_us / alone.mean_us, then.p50_us / alone.p50_us))
+        Some(Slowdown {
+            mean: then.mean_us / alone.mean_us,
+            p50: then.p50_us / alone.p50_us,
+            p90: then.p90_us / alone.p90_us,
+        })
     }
 }
 
@@ -250,13 +275,14 @@ impl fmt::Display for Contention {
             "p99",
             "× alone: mean",
             "p50",
+            "p90",
             "P2D in time",
             "reads in time",
             "bulk MB/s",
             "deferred",
             "DSCP: kB towards host 1",
         ]);
-        for column in table.column_iter_mut().skip(2).take(10) {
+        for column in table.column_iter_mut().skip(2).take(11) {
             column.set_cell_alignment(CellAlignment::Right);
         }
         for repetition in &self.repetitions {
@@ -271,8 +297,10 @@ impl fmt::Display for Contention {
                     None => row.extend(std::iter::repeat_with(none).take(4)),
                 }
                 match repetition.slowdown(phase) {
-                    Some((mean, p50)) => row.extend([mean, p50].map(|x| format!("{x:.2}"))),
-                    None => row.extend([none(), none()]),
+                    Some(Slowdown { mean, p50, p90 }) => {
+                        row.extend([mean, p50, p90].map(|x| format!("{x:.2}")));
+                    }
+                    None => row.extend([none(), none(), none()]),
                 }
                 let met = |load: Option<Deadlines>| {
                     load.map_or_else(none, |load| format!("{}/{}", load.met, load.transfers))
@@ -297,26 +325,36 @@ impl fmt::Display for Contention {
                 table.add_row(row);
             }
         }
-        write!(f, "{table}")
+        write!(f, "{table}")?;
+        for repetition in &self.repetitions {
+            let seed = repetition.seed;
+            match repetition.verdict() {
+                Verdict::Holds => write!(
+                    f,
+                    "\nseed {seed}: holds (collective at most {UNDER_LAXITY_MAX} × alone under Laxity \
+                     and at least {UNSCHEDULED_MIN} × unscheduled; nothing late that could be in time)"
+                )?,
+                Verdict::Fails(wrong) => write!(f, "\nseed {seed}: FAILED: {}", wrong.join("; "))?,
+                Verdict::Inconclusive(why) => write!(f, "\nseed {seed}: inconclusive: {why}")?,
+            }
+        }
+        if !self.with_mooncake {
+            write!(f, "\nwithout Mooncake: a test program wrote in its place")?;
+        }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm::verbs::contention::Programs;
 
     #[test]
     fn only_rounds_that_began_in_time_count() {
-        let programs = Programs {
-            laxity: "laxity".into(),
-            laxityd: "laxityd".into(),
-            library: "liblaxity.so".into(),
-            folder: "verbs".into(),
-            python: None,
+        let mut config = ContentionConfig {
+            seconds: 1.0,
+            ..ContentionConfig::default()
         };
-        let mut config = ContentionConfig::new(programs);
-        config.seconds = 1.0;
         config.collective.period_us = 250_000;
         // The second holds up the third; the fifth would begin at 1.05 s.
         let took = [100e3, 600e3, 100e3, 100e3, 100e3, 900e3];

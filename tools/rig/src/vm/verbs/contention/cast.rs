@@ -12,6 +12,7 @@ use super::{ContentionConfig, Load, Phase};
 use crate::vm::guest::Guest;
 use crate::vm::network::DEVICES;
 use crate::vm::task::Running;
+use crate::vm::verbs::Programs;
 
 /// The P2D program.
 const MOONCAKE_P2D: &str = include_str!("../mooncake_p2d.py");
@@ -37,6 +38,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// A phase that is being played.
 pub(super) struct Cast<'a> {
     pub(super) guest: &'a Guest,
+    pub(super) programs: &'a Programs,
     pub(super) config: &'a ContentionConfig,
     pub(super) phase: Phase,
     pub(super) seed: u64,
@@ -72,7 +74,7 @@ impl Cast<'_> {
     }
 
     /// A `laxityd` for each host.
-    pub(super) fn daemons(&self, rate_mbit: u32) -> anyhow::Result<Vec<Running>> {
+    pub(super) fn daemons(&self) -> anyhow::Result<Vec<Running>> {
         let mut daemons = Vec::new();
         for (host, device) in DEVICES.iter().enumerate() {
             let socket = self.socket(host);
@@ -82,7 +84,8 @@ impl Cast<'_> {
             let mut toml = format!(
                 "socket = {socket:?}\ncontrol = {control:?}\nmetrics = \"\"\n\
                  [scheduler]\nspin_us = 0\n\
-                 [[nic]]\nname = {device:?}\nrate = \"{rate_mbit}Mbit\"\n"
+                 [[nic]]\nname = {device:?}\nrate = \"{}Mbit\"\n",
+                self.config.rate_mbit
             );
             for (key, bytes) in [("chunk", self.config.chunk), ("window", self.config.window)] {
                 if let Some(bytes) = bytes {
@@ -90,11 +93,7 @@ impl Cast<'_> {
                 }
             }
             fs::write(&file, toml).with_context(|| format!("writing {}", file.display()))?;
-            let argv = [
-                text(&self.config.programs.laxityd),
-                "--config".into(),
-                text(&file),
-            ];
+            let argv = [text(&self.programs.laxityd), "--config".into(), text(&file)];
             let mut daemon = self.guest.task(argv, self.limit * 2).start()?;
             let give_up = Instant::now() + DAEMON_STARTS_WITHIN;
             while !Path::new(&socket).exists() {
@@ -118,7 +117,7 @@ impl Cast<'_> {
     ) -> anyhow::Result<Running> {
         let mut all: Vec<String> = Vec::new();
         if self.phase == Phase::Laxity {
-            let programs = &self.config.programs;
+            let programs = self.programs;
             all.extend(
                 [
                     &*text(&programs.laxity),
@@ -162,7 +161,7 @@ impl Cast<'_> {
     }
 
     fn program(&self, name: &str) -> String {
-        text(&self.config.programs.folder.join(name))
+        text(&self.programs.checks.join(name))
     }
 
     fn class(&self, by_hand: u8) -> String {
@@ -212,7 +211,7 @@ impl Cast<'_> {
 
     /// Has transfers ready to begin.
     pub(super) fn bulk(&self) -> anyhow::Result<Bulk<'_>> {
-        let p2d = match &self.config.programs.python {
+        let p2d = match &self.programs.python {
             Some(python) => Some(self.mooncake(python)?),
             None => None,
         };

@@ -1,0 +1,203 @@
+//! Whether a repetition shows what it is for: a collective that under Laxity does not feel the bulk it
+//! would otherwise wait for, while no transfer is late that could be in time.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::Phase;
+use super::outcome::{PhaseOutcome, Repetition};
+
+/// Mean completion under Laxity, as a multiple of that alone: at most.
+pub const UNDER_LAXITY_MAX: f64 = 1.3;
+
+/// Mean completion unscheduled, as a multiple of that alone: at least, or there is no contention.
+pub const UNSCHEDULED_MIN: f64 = 2.0;
+
+/// How much the two phases in which the collective is alone may differ: more, and the machine had other
+/// work meanwhile.
+const DRIFT_MAX: f64 = 1.15;
+
+/// What to think of a repetition.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// It shows that.
+    Holds,
+    /// What is wrong.
+    Fails(Vec<String>),
+    /// The machine was too busy to tell: how that was seen.
+    Inconclusive(String),
+}
+
+impl Repetition {
+    /// Judges the phases.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        let phase = |phase| self.phases.get(&phase);
+        let mean = |at| Some(phase(at)?.collective?.mean_us);
+        let (Some(laxity), Some(control)) = (phase(Phase::Laxity), phase(Phase::BulkAlone)) else {
+            return Verdict::Fails(vec!["a phase is missing".into()]);
+        };
+        let means = (
+            mean(Phase::CollectiveAlone),
+            mean(Phase::CollectiveAgain),
+            self.slowdown(Phase::Unscheduled),
+            self.slowdown(Phase::Laxity),
+        );
+        let (Some(first), Some(again), Some(unscheduled), Some(scheduled)) = means else {
+            return Verdict::Fails(vec!["the collective is missing from a phase".into()]);
+        };
+        let drift = (first / again).max(again / first);
+        if drift > DRIFT_MAX {
+            return Verdict::Inconclusive(format!(
+                "alone the collective took {:.1} ms at first and {:.1} ms at last",
+                first / 1e3,
+                again / 1e3
+            ));
+        }
+        let mut wrong = Vec::new();
+        if unscheduled.mean < UNSCHEDULED_MIN {
+            let ratio = unscheduled.mean;
+            wrong.push(format!(
+                "no contention: unscheduled takes {ratio:.2} × alone"
+            ));
+        }
+        if scheduled.mean > UNDER_LAXITY_MAX {
+            let ratio = scheduled.mean;
+            wrong.push(format!(
+                "the collective takes {ratio:.2} × alone under Laxity"
+            ));
+        }
+        for (name, of) in LOADS {
+            let (missed, unavoidable) = (missed(laxity, of), missed(control, of));
+            if missed > unavoidable {
+                wrong.push(format!(
+                    "{missed} {name} were late under Laxity, and {unavoidable} of them without the collective"
+                ));
+            }
+        }
+        let classes: BTreeSet<u8> = laxity.bytes_by_dscp.keys().copied().collect();
+        if classes.contains(&0) || classes.len() < 2 {
+            wrong.push(format!("DSCPs on the wire under Laxity: {classes:?}"));
+        }
+        if laxity.deferred() == 0 {
+            wrong.push("nothing waited for a permit".into());
+        }
+        match wrong.is_empty() {
+            true => Verdict::Holds,
+            false => Verdict::Fails(wrong),
+        }
+    }
+}
+
+type Load = fn(&PhaseOutcome) -> Option<super::Deadlines>;
+
+const LOADS: [(&str, Load); 2] = [
+    ("P2D transfers", |outcome| outcome.p2d),
+    ("reads", |outcome| outcome.reads),
+];
+
+fn missed(outcome: &PhaseOutcome, of: Load) -> u64 {
+    of(outcome).map_or(0, |load| load.missed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Deadlines, Rounds, ShimReport};
+    use super::*;
+
+    fn phase(mean_us: Option<f64>, late: Option<u64>) -> PhaseOutcome {
+        let load = late.map(|late| Deadlines {
+            transfers: 10,
+            met: 10 - late,
+            ..Deadlines::default()
+        });
+        PhaseOutcome {
+            collective: mean_us.map(|mean_us| Rounds {
+                mean_us,
+                ..Rounds::default()
+            }),
+            p2d: load,
+            reads: load,
+            bytes_by_dscp: [(10, 1000), (34, 1000)].into(),
+            shim: vec![ShimReport {
+                deferred: 1,
+                ..ShimReport::default()
+            }],
+            ..PhaseOutcome::default()
+        }
+    }
+
+    fn good() -> Repetition {
+        let phases = [
+            (Phase::BulkAlone, phase(None, Some(0))),
+            (Phase::CollectiveAlone, phase(Some(100.0), None)),
+            (Phase::Unscheduled, phase(Some(300.0), Some(2))),
+            (Phase::Laxity, phase(Some(120.0), Some(0))),
+            (Phase::CollectiveAgain, phase(Some(104.0), None)),
+        ];
+        Repetition {
+            seed: 1,
+            phases: phases.into(),
+        }
+    }
+
+    #[track_caller]
+    fn fails(change: impl FnOnce(&mut Repetition), why: &str) {
+        let mut repetition = good();
+        change(&mut repetition);
+        match repetition.verdict() {
+            Verdict::Fails(wrong) => {
+                assert!(wrong.iter().any(|text| text.contains(why)), "{wrong:?}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn of(repetition: &mut Repetition, at: Phase) -> &mut PhaseOutcome {
+        repetition.phases.get_mut(&at).expect("it is there")
+    }
+
+    #[test]
+    fn each_part_of_the_claim_can_fail() {
+        assert_eq!(good().verdict(), Verdict::Holds);
+        fails(
+            |r| *of(r, Phase::Unscheduled) = phase(Some(190.0), Some(0)),
+            "no contention",
+        );
+        fails(
+            |r| *of(r, Phase::Laxity) = phase(Some(140.0), Some(0)),
+            "under Laxity",
+        );
+        fails(
+            |r| *of(r, Phase::Laxity) = phase(Some(110.0), Some(1)),
+            "were late",
+        );
+        fails(|r| of(r, Phase::Laxity).shim.clear(), "waited");
+        fails(
+            |r| of(r, Phase::Laxity).bytes_by_dscp.extend([(0, 1)]),
+            "DSCPs",
+        );
+        fails(|r| drop(r.phases.remove(&Phase::Laxity)), "missing");
+        fails(
+            |r| of(r, Phase::CollectiveAgain).collective = None,
+            "missing",
+        );
+    }
+
+    #[test]
+    fn what_is_late_anyway_is_not_held_against_laxity() {
+        let mut repetition = good();
+        *of(&mut repetition, Phase::BulkAlone) = phase(None, Some(1));
+        *of(&mut repetition, Phase::Laxity) = phase(Some(110.0), Some(1));
+        assert_eq!(repetition.verdict(), Verdict::Holds);
+    }
+
+    #[test]
+    fn a_machine_that_changes_meanwhile_proves_nothing() {
+        let mut repetition = good();
+        *of(&mut repetition, Phase::CollectiveAgain) = phase(Some(130.0), None);
+        assert!(matches!(repetition.verdict(), Verdict::Inconclusive(_)));
+    }
+}
