@@ -105,8 +105,7 @@ pub struct Driver {
     unpublished: bool,
     publish_now: bool,
     published: Time,
-    /// Whether the clients were told that nothing waits on any port, and since when it is so.
-    idle_told: bool,
+    /// Since when nothing waits on any port.
     idle_since: Time,
     active: Time,
     woke_client: Time,
@@ -134,6 +133,8 @@ impl Driver {
                 hints: Hints::new(now, config)?,
                 counters: LoopCounters::default(),
                 wakes: Vec::new(),
+                quiet: 0,
+                idle: false,
                 credit: false,
                 bypass: false,
                 credit_level: Level::FIRST_UNRESERVED,
@@ -152,7 +153,6 @@ impl Driver {
             unpublished: true,
             publish_now: true,
             published: Time::ZERO,
-            idle_told: false,
             idle_since: now,
             active: now,
             woke_client: Time::ZERO,
@@ -187,6 +187,7 @@ impl Driver {
         // The inner loop looks at lanes and does nothing else: half of its length is part of the
         // time that a submit waits for its permit.
         let mut records = 0;
+        let quiet = self.intake.quiet;
         for _ in 0..self.rounds() {
             let taken = self.round();
             records += taken;
@@ -198,13 +199,15 @@ impl Driver {
         records += self.between_turns();
         self.answer();
         self.intake.now = Time(now_ns());
-        if records > 0 {
+        // What nobody waits for is no reason to stay awake: it may take a core from those who send it.
+        let asked = records as u64 > self.intake.quiet - quiet;
+        self.unpublished |= records > 0;
+        if asked {
             self.active = self.intake.now;
-            self.unpublished = true;
         }
         self.due();
         self.tell_idleness();
-        if records == 0 {
+        if !asked {
             let now = self.intake.now;
             if now.since(self.active) >= self.spin || self.clients.is_empty() {
                 self.sleep();
@@ -219,8 +222,10 @@ impl Driver {
 
     /// Looks at the hot clients in the next turn.
     fn rounds(&self) -> usize {
-        // Without spinning there is but one look before the sleep.
-        let looks = if self.woke_lately() || self.spin == Span::ZERO {
+        // Without spinning, or if what it woke for is nothing that anybody waits for, there is but one
+        // look before the sleep.
+        let calm = self.intake.now.since(self.active) >= self.spin;
+        let looks = if calm || self.woke_lately() {
             LOOKS_AFTER_WAKE
         } else {
             LOOKS_PER_TURN
@@ -319,7 +324,11 @@ impl Driver {
             client.served.header().raise(attention::SLEEPING);
         }
         let ordered = self.clients.is_empty() || heavy_fence();
-        if self.sweep_lanes() == 0 && !self.inbox.is_pending() {
+        let quiet = self.intake.quiet;
+        let swept = self.sweep_lanes();
+        self.unpublished |= swept.records > 0;
+        let asked = swept.records as u64 > self.intake.quiet - quiet;
+        if !asked && swept.is_all && !self.inbox.is_pending() {
             // What this look or the round before it left to do is due now, not after the sleep.
             self.intake.serve(&mut self.clients);
             self.wake_clients();
@@ -333,9 +342,8 @@ impl Driver {
                     self.warm(index);
                 }
             }
-        } else {
+        } else if asked {
             self.active = self.intake.now;
-            self.unpublished = true;
         }
         for client in self.clients.iter().flatten() {
             client.served.header().lower(attention::SLEEPING);

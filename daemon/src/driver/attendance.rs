@@ -67,10 +67,10 @@ impl Driver {
             self.idle_since = now;
         }
         let idle = now.since(self.idle_since) >= IDLE_AFTER;
-        if idle == self.idle_told {
+        if idle == self.intake.idle {
             return;
         }
-        self.idle_told = idle;
+        self.intake.idle = idle;
         let stages = self.credit_stages();
         for client in self.clients.iter().flatten() {
             client.served.header().set_credit_stages(stages);
@@ -78,7 +78,7 @@ impl Driver {
     }
 
     const fn credit_stages(&self) -> u8 {
-        if self.idle_told {
+        if self.intake.idle {
             CREDIT_STAGES | CREDIT_WHOLE
         } else {
             CREDIT_STAGES

@@ -39,6 +39,11 @@ pub struct Intake {
     /// Sleeping clients that a permit awaits, as (client, lane): woken after the round, because a
     /// wake-up costs more than all else in it.
     pub wakes: Vec<(u32, u16)>,
+    /// Records for which nobody waits and nothing has to be decided, all in all: work requests on credit
+    /// while nothing waits on any port, and their completions.
+    pub quiet: u64,
+    /// The clients were told that nothing waits on any port.
+    pub idle: bool,
     /// Credit may be granted: the mode is `enforce` and nothing is bypassed.
     pub credit: bool,
     /// Everything is bypassed by an operator's order.
@@ -218,6 +223,7 @@ impl Intake {
         };
         let spec = self.spec(id, flow);
         let port = &mut self.ports[usize::from(index)];
+        self.quiet += u64::from(self.idle && spec.whole && spec.stage != Stage::Collective);
         // Spent credit returns to the port whatever becomes of the flow.
         port.credit_back(flow.bytes);
         port.used_by(self.now, from.client, spec.stage);
@@ -312,6 +318,7 @@ impl Intake {
         book.counters.completed_bytes += bytes;
         self.hints.completed(now, flow.request, flow.port, bytes);
         let port = &mut self.ports[usize::from(flow.port)];
+        self.quiet += u64::from(self.idle && port.link.waiting_flows() == 0);
         match flow.books {
             Books::Link => {
                 let flow = name(from.client, from.lane, tag);

@@ -97,16 +97,23 @@ impl Port {
         if self.link.waiting_flows() > 0 {
             return;
         }
+        let window = self.link.config().window_bytes;
         let (most, left) = if alone {
             let most = self.alone_bytes();
             (most, most.saturating_sub(self.link.in_flight_bytes()))
         } else {
-            let most = self.link.config().window_bytes / 2;
-            (most, self.link.idle_allowance().min(most))
+            // In all as much as to one; but what is in flight has to be within the window.
+            let left = match self.link.idle_allowance() {
+                0 => 0,
+                _ => self.alone_bytes().saturating_sub(self.link.in_flight_bytes()),
+            };
+            (window / 2, left)
         };
-        // Work requests are as large as their program makes them: less than one is no use.
+        // Work requests are as large as their program makes them: less than one is no use. What others
+        // hold and do not use keeps nobody from the least: it is leave as long as nothing waits,
+        // and ends at once when something does.
         let give = left.saturating_sub(self.credit_out) / 2;
-        self.feed_from(give, most, index, consumer);
+        self.feed_from(give.max(left.min(window / 16)), most, index, consumer);
     }
 
     /// Takes note of who uses the port.

@@ -21,6 +21,15 @@ const ROUNDS_PER_COLD: u64 = 8;
 const TURNS_PER_COLD: usize = 32;
 const TURNS_PER_REFRESH: usize = 16;
 
+/// What a sweep came to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Swept {
+    /// Records taken.
+    pub(super) records: usize,
+    /// No lane has more that was there when the sweep began.
+    pub(super) is_all: bool,
+}
+
 impl Driver {
     /// One look at every hot client, and now and then at a cold one. Returns the number of records.
     #[inline]
@@ -147,14 +156,17 @@ impl Driver {
                 client.served.set_doorbell(wanted);
             }
             heavy_fence();
-            return self.sweep_lanes();
+            return self.sweep_lanes().records;
         }
         0
     }
 
     /// Looks at every lane of every client, whatever claims and doorbells say.
-    pub(super) fn sweep_lanes(&mut self) -> usize {
-        let mut records = 0;
+    pub(super) fn sweep_lanes(&mut self) -> Swept {
+        let mut swept = Swept {
+            records: 0,
+            is_all: true,
+        };
         for index in 0..self.clients.len() {
             let Some(client) = self.clients[index].as_mut() else {
                 continue;
@@ -167,7 +179,8 @@ impl Driver {
             let mut taking = Taking::new(&mut self.intake, index as u32, book);
             let taken = served.sweep_into(BUDGET, &mut taking);
             let offence = taking.offence;
-            records += taken;
+            swept.records += taken;
+            swept.is_all &= taken < BUDGET;
             if taken > 0 {
                 self.warm(index as u32);
             }
@@ -175,7 +188,7 @@ impl Driver {
                 self.quarantine(index as u32, lane, &offence);
             }
         }
-        records
+        swept
     }
 
     /// The client is looked at in every round again.

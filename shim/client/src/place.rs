@@ -69,14 +69,15 @@ impl Credit {
         used
     }
 
-    /// Brings the credit of `port` to hand, with what was granted since.
-    fn switch(&mut self, port: usize, granted: u64) {
+    /// Brings the credit of `port` to hand, with what was granted since; whether that was anything.
+    fn switch(&mut self, port: usize, granted: u64) -> bool {
         self.parked[self.port] += self.left;
         self.port = port;
         let more = granted.saturating_sub(self.seen[port]);
         self.seen[port] += more;
         self.left = core::mem::take(&mut self.parked[port]) + more;
         self.low = self.left / 2;
+        more > 0
     }
 }
 
@@ -184,14 +185,22 @@ impl Place {
     /// or its completion, while nothing waits on any port and neither credit nor slots run low. It
     /// reads them when something wakes it. What a daemon is told that nobody waits for
     /// would otherwise cost a wake-up each, on a host that has better things to do.
-    pub(crate) fn can_tell_later(&self) -> bool {
+    pub(crate) fn can_tell_later(&mut self) -> bool {
         let header = &self.header;
         header.after_publish() == attention::SLEEPING
             && header.credit_stages() & CREDIT_WHOLE != 0
             && self.credit.key & WHOLE != 0
-            && self.credit.left >= self.credit.low
             && self.pending.is_empty()
             && self.producer.backlog() < self.pending.seen.len() as u64 / 2
+            && self.has_plenty()
+    }
+
+    /// Whether there is more than half of the credit that there was, or there is more by now. If not, the
+    /// daemon is to be told once, and once more when half of the rest is gone.
+    fn has_plenty(&mut self) -> bool {
+        let port = self.credit.port;
+        self.credit.left >= self.credit.low
+            || self.credit.switch(port, self.producer.credit(port))
     }
 
     /// Whether fewer than half of the slots are held by flows that wait.
