@@ -200,11 +200,7 @@ impl Driver {
         self.answer();
         self.intake.now = Time(now_ns());
         // What nobody waits for is no reason to stay awake: it may take a core from those who send it.
-        let asked = records as u64 > self.intake.quiet - quiet;
-        self.unpublished |= records > 0;
-        if asked {
-            self.active = self.intake.now;
-        }
+        let asked = self.is_asked(records, quiet);
         self.due();
         self.tell_idleness();
         if !asked {
@@ -324,27 +320,9 @@ impl Driver {
             client.served.header().raise(attention::SLEEPING);
         }
         let ordered = self.clients.is_empty() || heavy_fence();
-        let quiet = self.intake.quiet;
-        let swept = self.sweep_lanes();
-        self.unpublished |= swept.records > 0;
-        let asked = swept.records as u64 > self.intake.quiet - quiet;
-        if !asked && swept.is_all && !self.inbox.is_pending() {
-            // What this look or the round before it left to do is due now, not after the sleep.
-            self.intake.serve(&mut self.clients);
-            self.wake_clients();
-            self.intake.now = Time(now_ns());
-            let limit = self.sleep_limit(ordered);
-            if limit > Span::ZERO {
-                self.beat();
-                self.intake.counters.sleeps += 1;
-                let woken = self.rest.sleep(limit);
-                for index in woken {
-                    self.warm(index);
-                }
-            }
-        } else if asked {
-            self.active = self.intake.now;
-        }
+        // Woken for what nobody waits for, it goes on sleeping, so to speak: the clients were never told
+        // otherwise, so that no new fence is needed, which would interrupt all of them.
+        while self.nap(ordered) {}
         for client in self.clients.iter().flatten() {
             client.served.header().lower(attention::SLEEPING);
         }
@@ -352,6 +330,51 @@ impl Driver {
         self.intake.serve(&mut self.clients);
         self.wake_clients();
         self.beat();
+    }
+
+    /// Sleeps once, unless there is something to do; whether to sleep on.
+    fn nap(&mut self, ordered: bool) -> bool {
+        let before = self.intake.quiet;
+        let swept = self.sweep_lanes();
+        if self.is_asked(swept.records, before) || self.inbox.is_pending() {
+            return false;
+        }
+        // What this look or the round before it left to do is due now, not after the sleep.
+        self.intake.serve(&mut self.clients);
+        self.wake_clients();
+        self.intake.now = Time(now_ns());
+        self.due();
+        self.tell_idleness();
+        if !swept.is_all {
+            return true;
+        }
+        let limit = self.sleep_limit(ordered);
+        if limit == Span::ZERO {
+            return false;
+        }
+        self.beat();
+        self.intake.counters.sleeps += 1;
+        let woken = self.rest.sleep(limit);
+        self.intake.now = Time(now_ns());
+        // Whoever rang first, and everybody if that was nothing.
+        let before = self.intake.quiet;
+        let mut records = 0;
+        for index in woken {
+            self.warm(index);
+            records += self.scan(index);
+        }
+        !self.is_asked(records, before) && ordered && !self.clients.is_empty()
+    }
+
+    /// Whether there is anything among these records that somebody waits for. `quiet` is the count before
+    /// them.
+    fn is_asked(&mut self, records: usize, quiet: u64) -> bool {
+        self.unpublished |= records > 0;
+        let asked = records as u64 > self.intake.quiet - quiet;
+        if asked {
+            self.active = self.intake.now;
+        }
+        asked
     }
 
     fn sleep_limit(&self, ordered: bool) -> Span {

@@ -105,7 +105,9 @@ impl Port {
             // In all as much as to one; but what is in flight has to be within the window.
             let left = match self.link.idle_allowance() {
                 0 => 0,
-                _ => self.alone_bytes().saturating_sub(self.link.in_flight_bytes()),
+                _ => self
+                    .alone_bytes()
+                    .saturating_sub(self.link.in_flight_bytes()),
             };
             (window / 2, left)
         };

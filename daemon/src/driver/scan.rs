@@ -79,7 +79,7 @@ impl Driver {
 
     /// Takes records of one client.
     #[inline]
-    fn scan(&mut self, index: u32) -> usize {
+    pub(super) fn scan(&mut self, index: u32) -> usize {
         let Some(client) = self.clients[index as usize].as_mut() else {
             return 0;
         };

@@ -23,6 +23,8 @@ pub(crate) struct Place {
     pub(crate) session: Arc<Session>,
     pub(crate) index: u16,
     pub(crate) turn: u64,
+    /// Tag of the record at which the daemon was last told that many wait.
+    told: u64,
 }
 
 /// Leave to send ahead of any permit. What is left for the kind of flow that used it last is at
@@ -152,6 +154,7 @@ impl Place {
             producer: seat.producer,
             index: seat.index,
             turn: seat.turn,
+            told: 0,
             session,
         }
     }
@@ -191,16 +194,26 @@ impl Place {
             && header.credit_stages() & CREDIT_WHOLE != 0
             && self.credit.key & WHOLE != 0
             && self.pending.is_empty()
-            && self.producer.backlog() < self.pending.seen.len() as u64 / 2
+            && self.has_slots()
             && self.has_plenty()
+    }
+
+    /// Whether few records wait to be read, or the daemon was told of it a moment ago.
+    fn has_slots(&mut self) -> bool {
+        let slots = self.pending.seen.len() as u64;
+        let published = self.producer.next_tag();
+        if self.producer.backlog() < slots / 2 || published < self.told + slots / 8 {
+            return true;
+        }
+        self.told = published;
+        false
     }
 
     /// Whether there is more than half of the credit that there was, or there is more by now. If not, the
     /// daemon is to be told once, and once more when half of the rest is gone.
     fn has_plenty(&mut self) -> bool {
         let port = self.credit.port;
-        self.credit.left >= self.credit.low
-            || self.credit.switch(port, self.producer.credit(port))
+        self.credit.left >= self.credit.low || self.credit.switch(port, self.producer.credit(port))
     }
 
     /// Whether fewer than half of the slots are held by flows that wait.
