@@ -144,6 +144,20 @@ impl Lane {
         true
     }
 
+    /// Whether a work request may go before the daemon hears of it, with `ahead` bytes of its like that
+    /// went so: nothing waits on any port, and there is credit for all of them. It hears of them in one
+    /// flow, the next of their like that is submitted.
+    #[inline]
+    #[must_use]
+    pub fn has_leave(&self, flow: &Flow, ahead: u64) -> bool {
+        self.place.as_ref().is_some_and(|place| {
+            flow.key() == place.credit.key
+                && place.credit.left >= ahead + flow.bytes
+                && place.header.credit_stages() & CREDIT_WHOLE != 0
+                && place.header.attention() & attention::NOT_ENFORCED == 0
+        })
+    }
+
     /// No credit is at hand.
     #[inline(never)]
     fn submit_otherwise(&mut self, flow: &Flow, ticket: &mut Ticket) {

@@ -41,16 +41,27 @@ pub(crate) struct Lanes {
     pub(crate) shards: [Shard; LANES],
 }
 
+/// Queue pairs in which something waits, in all lanes. Relaxed: a hint that saves each poll a look at all
+/// of them.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
 /// A pointer, so that a forked child can leave its parent's lanes behind.
 static ALL: AtomicPtr<Lanes> = AtomicPtr::new(ptr::null_mut());
 
 /// What a pointer leads to, made (and never freed) if there is nothing.
+#[inline(always)]
 pub(crate) fn get_or_leak<T>(at: &AtomicPtr<T>, make: impl FnOnce() -> T) -> &T {
-    // SAFETY: null, or from `Box::into_raw` below and never freed. Acquire pairs with the Release of
-    // the exchange.
-    if let Some(there) = unsafe { at.load(Ordering::Acquire).as_ref() } {
-        return there;
+    // SAFETY: null, or from `Box::into_raw` in `leak` and never freed. Acquire pairs with the Release
+    // of the exchange there.
+    match unsafe { at.load(Ordering::Acquire).as_ref() } {
+        Some(there) => there,
+        None => leak(at, make),
     }
+}
+
+#[cold]
+#[inline(never)]
+fn leak<T>(at: &AtomicPtr<T>, make: impl FnOnce() -> T) -> &T {
     let made = Box::into_raw(Box::new(make()));
     match at.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
         // SAFETY: as above.
@@ -77,6 +88,7 @@ pub(crate) fn all() -> &'static Lanes {
 /// In a forked child.
 pub(crate) fn abandon() {
     ALL.store(ptr::null_mut(), Ordering::Relaxed);
+    WAITING.store(0, Ordering::Relaxed);
 }
 
 /// The attachment of this process.
@@ -95,6 +107,13 @@ pub(crate) fn stats() -> Stats {
 /// Posts what may go by now, in all lanes: for threads of the program that wait for completions.
 #[inline]
 pub(crate) fn pump_all() {
+    if WAITING.load(Ordering::Relaxed) > 0 {
+        pump_those();
+    }
+}
+
+#[cold]
+fn pump_those() {
     // SAFETY: as in `get_or_leak`.
     let Some(all) = (unsafe { ALL.load(Ordering::Acquire).as_ref() }) else {
         return;
@@ -105,6 +124,12 @@ pub(crate) fn pump_all() {
             shard.pump();
         }
     }
+}
+
+#[cold]
+#[inline(never)]
+fn take_seat(lane: &mut Option<Lane>) -> &mut Lane {
+    lane.insert(client().lane())
 }
 
 impl Shard {
@@ -123,8 +148,9 @@ impl Shard {
     /// The lane. Lock it last, and for one submit, poll or completion.
     #[inline]
     pub(crate) fn lane(&self) -> MappedMutexGuard<'_, Lane> {
-        MutexGuard::map(self.lane.lock(), |lane| {
-            lane.get_or_insert_with(|| client().lane())
+        MutexGuard::map(self.lane.lock(), |lane| match lane {
+            Some(lane) => lane,
+            None => take_seat(lane),
         })
     }
 
@@ -132,6 +158,7 @@ impl Shard {
     pub(crate) fn enlist(&'static self, queue_pair: &'static QueuePair) {
         let mut waiting = self.waiting.lock();
         waiting.push(queue_pair);
+        WAITING.fetch_add(1, Ordering::Relaxed);
         self.count.store(waiting.len(), Ordering::Relaxed);
         self.bell.notify_one();
         drop(waiting);
@@ -143,7 +170,9 @@ impl Shard {
     /// A queue pair has none any more.
     pub(crate) fn strike(&self, queue_pair: &'static QueuePair) {
         let mut waiting = self.waiting.lock();
+        let before = waiting.len();
         waiting.retain(|other| !ptr::eq(*other, queue_pair));
+        WAITING.fetch_sub(before - waiting.len(), Ordering::Relaxed);
         self.count.store(waiting.len(), Ordering::Relaxed);
     }
 

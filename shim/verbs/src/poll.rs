@@ -6,7 +6,6 @@ use rdma_sys::{ibv_cq, ibv_wc, ibv_wc_opcode, ibv_wc_status};
 
 use crate::contexts::{self, Context};
 use crate::lanes;
-use crate::report::COUNTERS;
 
 /// What `context->ops.poll_cq` leads to.
 ///
@@ -50,6 +49,5 @@ pub(crate) fn account(
     wr_id: u64,
     status: ibv_wc_status::Type,
 ) -> Option<ibv_wc_status::Type> {
-    COUNTERS.completions.add(1);
     context.queue_pairs.find(number)?.completed(wr_id, status)
 }

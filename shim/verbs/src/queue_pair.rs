@@ -14,6 +14,10 @@
 //! One completion stands for all work requests up to its own. What was posted without a signal and has
 //! no signaled one behind it in the same post is reported complete as soon as it is posted: nobody
 //! can tell when it is, and the permit for the one that would tell may have to wait for it.
+//!
+//! On an idle port, where all may go at once, small ones without a signal are not told of one by one:
+//! the next that has a signal stands for them, with their bytes. At most [`AHEAD_BYTES`] of a queue
+//! pair are unknown to the daemon at a time.
 
 use core::ffi::c_int;
 use core::ptr;
@@ -37,6 +41,9 @@ use crate::{classify, exports};
 /// Work requests of one queue pair that are submitted to the daemon at a time. Enough that it sees
 /// what comes, few enough that many queue pairs fit in a lane.
 const AHEAD: usize = 32;
+/// Bytes posted without a signal that the daemon is not told of until one with a signal follows: little
+/// against the window of any port that RDMA runs on.
+const AHEAD_BYTES: u64 = 64 << 10;
 /// Completions that may be missing before the oldest is taken for granted: of a program that polls
 /// past us.
 const IN_FLIGHT_MAX: usize = 1 << 16;
@@ -100,10 +107,23 @@ struct State {
     signals_all: bool,
     limits: Option<Limits>,
     asked_limits: bool,
+    counts: Counts,
+    /// What went without a signal and the daemon was not told of, as one flow.
+    ahead: Option<Flow>,
     waiting: VecDeque<Deferred>,
     /// How many of them, from the front, were submitted.
     submitted: usize,
     in_flight: VecDeque<InFlight>,
+}
+
+/// What passed through, for the report: counted where the lock is held anyway.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    /// Work requests that the provider took from us, and their payload.
+    pub(crate) posted: u64,
+    pub(crate) posted_bytes: u64,
+    /// Completions seen.
+    pub(crate) completions: u64,
 }
 
 /// The program's queue pair.
@@ -170,7 +190,17 @@ impl QueuePair {
     pub(crate) fn close(&'static self) {
         let mut state = self.state.lock();
         self.drop_all(&mut state);
+        let counts = state.counts;
         *state = State::default();
+        state.counts = counts;
+    }
+
+    /// What it has counted, in all its lives. Not if another thread is at it: this is for the end.
+    pub(crate) fn counts(&self) -> Counts {
+        let patience = core::time::Duration::from_millis(100);
+        self.state
+            .try_lock_for(patience)
+            .map_or_else(Counts::default, |state| state.counts)
     }
 
     /// Its state was changed, or not.
@@ -224,6 +254,7 @@ impl QueuePair {
     }
 
     fn drop_all(&'static self, state: &mut State) {
+        state.ahead = None;
         if state.waiting.is_empty() && state.in_flight.is_empty() {
             return;
         }
@@ -275,9 +306,112 @@ impl QueuePair {
                 state.takes_all(list)?;
             }
             if state.waiting.is_empty() && state.standing == Standing::Ready {
+                if !atomic
+                    && (*list).next.is_null()
+                    && let Some(posted) = self.post_one(&mut state, real, ibv, list)
+                {
+                    return posted;
+                }
                 self.post_at_once(&mut state, real, ibv, list, atomic)
             } else {
                 self.defer(&mut state, list, None, atomic)
+            }
+        }
+    }
+
+    /// [`QueuePair::post_at_once`] of a single one, the way most go. `None`: nothing happened, it goes the
+    /// long way.
+    ///
+    /// # Safety
+    /// As for [`QueuePair::post`]; `one` is not null.
+    #[inline]
+    unsafe fn post_one(
+        &'static self,
+        state: &mut State,
+        real: PostSend,
+        ibv: *mut ibv_qp,
+        one: *mut ibv_send_wr,
+    ) -> Option<Posted> {
+        let nic = state.context.map_or(u8::MAX, Context::nic);
+        // SAFETY: upheld by the caller.
+        let wr = unsafe { &*one };
+        let signaled = state.signals_all || work::is_signaled(wr);
+        let mut flight = InFlight {
+            wr_id: wr.wr_id,
+            signaled,
+            bytes: 0,
+            ticket: Ticket::default(),
+            failed: false,
+        };
+        // SAFETY: upheld by the caller.
+        let flow = unsafe { classify::flow(wr, nic) };
+        let mut goes_ahead = false;
+        if let Some(flow) = &flow {
+            let ahead = state.ahead_of(flow);
+            let mut lane = self.shard().lane();
+            if !signaled {
+                let few = |ahead| ahead + flow.bytes <= AHEAD_BYTES;
+                goes_ahead = ahead.is_some_and(|ahead| few(ahead) && lane.has_leave(flow, ahead));
+            }
+            if !goes_ahead {
+                let told = Flow {
+                    bytes: flow.bytes + ahead.unwrap_or(0),
+                    ..*flow
+                };
+                flight.bytes = told.bytes;
+                if !lane.submit_whole_into(&told, &mut flight.ticket) {
+                    drop(lane);
+                    self.shard().is_full();
+                    // SAFETY: upheld by the caller.
+                    return Some(unsafe { self.defer(state, one, None, false) });
+                }
+                if lane.poll(&mut flight.ticket).is_none() {
+                    if told.bytes > flow.bytes {
+                        // For itself alone, then; another tells of those that went ahead.
+                        lane.cancel(flight.ticket);
+                        return None;
+                    }
+                    drop(lane);
+                    // SAFETY: upheld by the caller.
+                    return Some(unsafe { self.defer(state, one, Some(flight.ticket), false) });
+                }
+            }
+        }
+        // SAFETY: upheld by the caller.
+        let result = unsafe { call(real, ibv, one) };
+        if result.is_err() {
+            self.shard().lane().cancel(flight.ticket);
+            return Some(result);
+        }
+        let own_bytes = flow.map_or(0, |flow| flow.bytes);
+        if let Some(flow) = flow.filter(|_| goes_ahead) {
+            let ahead = state.ahead.get_or_insert(Flow { bytes: 0, ..flow });
+            ahead.bytes += flow.bytes;
+        } else if flight.bytes > own_bytes {
+            state.ahead = None;
+        }
+        if !signaled && flight.bytes > 0 {
+            // Nobody can tell when it is complete.
+            self.shard().lane().complete(&flight.ticket, flight.bytes);
+            flight.ticket = Ticket::default();
+            flight.bytes = 0;
+        }
+        state.in_flight.push_back(flight);
+        state.counts.posted += 1;
+        state.counts.posted_bytes += own_bytes;
+        if state.in_flight.len() > IN_FLIGHT_MAX {
+            self.take_for_granted(state);
+        }
+        Some(result)
+    }
+
+    /// More completions are missing than any queue holds.
+    #[cold]
+    fn take_for_granted(&self, state: &mut State) {
+        let mut lane = self.shard().lane();
+        while state.in_flight.len() > IN_FLIGHT_MAX {
+            if let Some(oldest) = state.in_flight.pop_front() {
+                lane.complete(&oldest.ticket, oldest.bytes);
             }
         }
     }
@@ -367,7 +501,7 @@ impl QueuePair {
     #[inline]
     fn launched(&self, state: &mut State, first: usize) {
         let count = state.in_flight.len() - first;
-        COUNTERS.posted.add(count as u64);
+        state.counts.posted += count as u64;
         let mut bytes = 0;
         let mut covered = false;
         let mut lane = None;
@@ -380,12 +514,10 @@ impl QueuePair {
                 flight.ticket = Ticket::default();
             }
         }
-        COUNTERS.posted_bytes.add(bytes);
-        while state.in_flight.len() > IN_FLIGHT_MAX {
-            if let Some(oldest) = state.in_flight.pop_front() {
-                let lane = lane.get_or_insert_with(|| self.shard().lane());
-                lane.complete(&oldest.ticket, oldest.bytes);
-            }
+        state.counts.posted_bytes += bytes;
+        drop(lane);
+        if state.in_flight.len() > IN_FLIGHT_MAX {
+            self.take_for_granted(state);
         }
     }
 
@@ -567,13 +699,27 @@ impl QueuePair {
     }
 
     /// A completion came; the status that the program should see, if it is another.
+    #[inline]
     pub(crate) fn completed(
         &self,
         wr_id: u64,
         status: ibv_wc_status::Type,
     ) -> Option<ibv_wc_status::Type> {
         let mut state = self.state.lock();
+        state.counts.completions += 1;
         let success = status == ibv_wc_status::IBV_WC_SUCCESS;
+        // What it mostly is.
+        if success
+            && let Some(front) = state.in_flight.front()
+            && front.wr_id == wr_id
+            && front.signaled
+        {
+            let gone = state.in_flight.pop_front()?;
+            if gone.bytes > 0 {
+                self.shard().lane().complete(&gone.ticket, gone.bytes);
+            }
+            return None;
+        }
         // In error each work request completes, and not only those that are signaled.
         let last = state
             .in_flight
@@ -590,6 +736,16 @@ impl QueuePair {
 }
 
 impl State {
+    /// Bytes that went ahead and that a flow can stand for; `None` if it can for none.
+    fn ahead_of(&self, flow: &Flow) -> Option<u64> {
+        let anonymous = flow.batch == 0 && flow.request == 0 && flow.deadline_ns == 0;
+        match &self.ahead {
+            _ if !anonymous => None,
+            None => Some(0),
+            Some(ahead) => (ahead.key() == flow.key()).then_some(ahead.bytes),
+        }
+    }
+
     /// Whether one more work request, the `nth` of a call, is what the provider would take.
     ///
     /// # Safety

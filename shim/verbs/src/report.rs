@@ -8,17 +8,14 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::{Once, OnceLock};
 
-use crate::lanes;
+use crate::{lanes, table};
 
 /// Names the file.
 pub(crate) const REPORT_ENV: &str = "LAXITY_REPORT";
 
-/// Counters. Relaxed: statistics.
+/// Counters of what is rare; the rest is counted per queue pair. Relaxed: statistics.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// Work requests that the provider took from us, and their payload.
-    pub(crate) posted: Count,
-    pub(crate) posted_bytes: Count,
     /// Those that had to wait for a permit.
     pub(crate) deferred: Count,
     /// Those that went out ahead of their permit, because one behind them had its own.
@@ -31,8 +28,6 @@ pub(crate) struct Counters {
     pub(crate) refused: Count,
     /// Work requests that the provider refused after the program had been told that all is well.
     pub(crate) failed_late: Count,
-    /// Completions seen.
-    pub(crate) completions: Count,
     /// Work requests that waited when their queue pair was reset or destroyed.
     pub(crate) dropped: Count,
 }
@@ -56,15 +51,12 @@ impl Count {
 }
 
 pub(crate) static COUNTERS: Counters = Counters {
-    posted: Count::new(),
-    posted_bytes: Count::new(),
     deferred: Count::new(),
     pulled: Count::new(),
     passed: Count::new(),
     passed_bytes: Count::new(),
     refused: Count::new(),
     failed_late: Count::new(),
-    completions: Count::new(),
     dropped: Count::new(),
 };
 /// DSCPs that queue pairs were given, one bit each.
@@ -133,14 +125,15 @@ fn line() -> String {
         .map(|name| name.to_string_lossy().into_owned())
         .unwrap_or_default();
     let stats = lanes::stats();
+    let counts = table::counts();
     let dscps = DSCPS.load(Ordering::Relaxed);
     let dscps: Vec<_> = (0..64).filter(|dscp| dscps >> dscp & 1 == 1).collect();
     let mut line = String::from("{");
     let _ = write!(line, "\"program\":{},", quoted(&program));
     let _ = write!(line, "\"pid\":{}", std::process::id());
     for (name, count) in [
-        ("work_requests", COUNTERS.posted.get()),
-        ("bytes", COUNTERS.posted_bytes.get()),
+        ("work_requests", counts.posted),
+        ("bytes", counts.posted_bytes),
         ("deferred", COUNTERS.deferred.get()),
         ("pulled", COUNTERS.pulled.get()),
         ("passed_work_requests", COUNTERS.passed.get()),
@@ -148,7 +141,7 @@ fn line() -> String {
         ("refused", COUNTERS.refused.get()),
         ("failed_late", COUNTERS.failed_late.get()),
         ("dropped", COUNTERS.dropped.get()),
-        ("completions", COUNTERS.completions.get()),
+        ("completions", counts.completions),
         ("scheduled_bytes", stats.scheduled_bytes),
         ("observed_bytes", stats.observed_bytes),
         ("bypassed_bytes", stats.bypassed_bytes),

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::{Counts, QueuePair};
 
 /// Numbers have 24 bits.
 const PAGE: usize = 1 << 12;
@@ -24,9 +24,29 @@ pub(crate) struct Table {
 /// that is locked.
 static FREE: AtomicPtr<Mutex<Vec<&'static QueuePair>>> = AtomicPtr::new(ptr::null_mut());
 
+/// All queue pairs that were ever made.
+static ALL: AtomicPtr<Mutex<Vec<&'static QueuePair>>> = AtomicPtr::new(ptr::null_mut());
+
 /// In a forked child.
 pub(crate) fn abandon() {
     FREE.store(ptr::null_mut(), Ordering::Relaxed);
+    ALL.store(ptr::null_mut(), Ordering::Relaxed);
+}
+
+/// What all of them have counted.
+pub(crate) fn counts() -> Counts {
+    let mut sum = Counts::default();
+    for queue_pair in all().lock().iter() {
+        let counts = queue_pair.counts();
+        sum.posted += counts.posted;
+        sum.posted_bytes += counts.posted_bytes;
+        sum.completions += counts.completions;
+    }
+    sum
+}
+
+fn all() -> &'static Mutex<Vec<&'static QueuePair>> {
+    crate::lanes::get_or_leak(&ALL, || Mutex::new(Vec::new()))
 }
 
 fn free() -> &'static Mutex<Vec<&'static QueuePair>> {
@@ -66,7 +86,11 @@ impl Table {
             return there;
         }
         let fresh = free().lock().pop();
-        let fresh = fresh.unwrap_or_else(|| Box::leak(Box::new(QueuePair::new())));
+        let fresh = fresh.unwrap_or_else(|| {
+            let made: &'static QueuePair = Box::leak(Box::new(QueuePair::new()));
+            all().lock().push(made);
+            made
+        });
         entry.store(ptr::from_ref(fresh).cast_mut(), Ordering::Release);
         fresh
     }
