@@ -327,6 +327,8 @@ impl Driver {
             client.served.header().lower(attention::SLEEPING);
         }
         self.intake.now = Time(now_ns());
+        // What was told meanwhile may not have been read so far: nothing is overdue before it is.
+        self.swept = self.intake.now;
         self.intake.serve(&mut self.clients);
         self.wake_clients();
         self.beat();

@@ -256,6 +256,21 @@ impl Lane {
         }
     }
 
+    /// Whether messages wait for a slot: the lane is full, and what completed cannot be told of. Whoever
+    /// goes away now should come back, see [`Lane::settle`].
+    #[inline]
+    #[must_use]
+    pub fn owes(&self) -> bool {
+        !self.owed.is_empty()
+    }
+
+    /// Tells what waits for a slot, as far as there are slots by now.
+    pub fn settle(&mut self) {
+        if self.owes() {
+            self.pay();
+        }
+    }
+
     /// Gives up a flow: what was not granted will not be sent, what was granted and not completed
     /// never will be.
     pub fn cancel(&mut self, mut ticket: Ticket) {
@@ -308,11 +323,6 @@ impl Lane {
         }
         // No completion of it means anything from here on.
         ticket.mark = Mark::DONE;
-    }
-
-    /// Every message found its slot.
-    pub(crate) fn owed_nothing(&self) -> bool {
-        self.owed.is_empty()
     }
 
     fn say(&mut self, record: Record) {

@@ -8,7 +8,7 @@
 //! word counts: a range that overlaps older ones cuts them.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use crate::scope::Scope;
@@ -101,10 +101,34 @@ struct Tables {
     owners: Ranges<Owner>,
 }
 
-static TABLES: RwLock<Tables> = RwLock::new(Tables {
-    layers: Ranges::new(),
-    owners: Ranges::new(),
-});
+/// Made when first needed, never freed. A pointer, so that a forked child can leave behind a lock that
+/// is locked.
+static TABLES: AtomicPtr<RwLock<Tables>> = AtomicPtr::new(core::ptr::null_mut());
+
+fn tables() -> &'static RwLock<Tables> {
+    // SAFETY: null, or from `Box::into_raw` below and never freed. Acquire pairs with the Release of
+    // the exchange.
+    if let Some(there) = unsafe { TABLES.load(Ordering::Acquire).as_ref() } {
+        return there;
+    }
+    let made = Box::into_raw(Box::new(RwLock::new(Tables {
+        layers: Ranges::new(),
+        owners: Ranges::new(),
+    })));
+    let before = core::ptr::null_mut();
+    match TABLES.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: as above.
+        Ok(_) => unsafe { &*made },
+        Err(there) => {
+            // SAFETY: just made, and shown to nobody. The other is as above.
+            unsafe {
+                drop(Box::from_raw(made));
+                &*there
+            }
+        }
+    }
+}
+
 /// Ranges in both tables. Relaxed: a process that registers nothing must not pay for a lock, and
 /// one that registers while it submits cannot expect either order.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -117,7 +141,7 @@ fn range(address: u64, bytes: u64) -> Result<(u64, u64), MemoryError> {
 }
 
 fn change<T>(how: impl FnOnce(&mut Tables) -> T) -> T {
-    let mut tables = TABLES.write().unwrap_or_else(PoisonError::into_inner);
+    let mut tables = tables().write().unwrap_or_else(PoisonError::into_inner);
     let result = how(&mut tables);
     let count = tables.layers.map.len() + tables.owners.map.len();
     COUNT.store(count, Ordering::Relaxed);
@@ -175,6 +199,7 @@ pub fn forget(address: u64, bytes: u64) -> Result<(), MemoryError> {
 /// In a forked child: nothing is known any more. The memory is a copy, and another thread of the parent
 /// may have held the lock. Safe to call from a `pthread_atfork` handler.
 pub fn abandon() {
+    TABLES.store(core::ptr::null_mut(), Ordering::Relaxed);
     COUNT.store(0, Ordering::Relaxed);
 }
 
@@ -185,7 +210,7 @@ pub fn at(address: u64) -> Option<Scope> {
     if COUNT.load(Ordering::Relaxed) == 0 {
         return None;
     }
-    let tables = TABLES.read().unwrap_or_else(PoisonError::into_inner);
+    let tables = tables().read().unwrap_or_else(PoisonError::into_inner);
     let layer = tables.layers.find(address);
     let owner = tables.owners.find(address);
     if layer.is_none() && owner.is_none() {

@@ -138,7 +138,7 @@ impl Lane {
             if place.header.attention() & attention::UNSCHEDULED == 0 {
                 // A thread that only polls must pay too: the permit that it waits for may come
                 // only after the completions that it owes.
-                if !self.owed_nothing() {
+                if self.owes() {
                     self.pay();
                 }
                 self.spin.misses += 1;
@@ -348,7 +348,7 @@ impl Lane {
 
     /// Spins, then sleeps one slice, until `news` or something that the caller should look at.
     fn doze(&mut self, what: Awaited, limit: Duration, news: impl Fn(&Place) -> bool) {
-        if !self.owed_nothing() {
+        if self.owes() {
             self.pay();
         }
         let Some(place) = &mut self.place else { return };
@@ -420,7 +420,7 @@ impl Lane {
     /// none waits, or if something else should be looked at first: poll them then. One thread at a
     /// time may sleep on a lane.
     pub fn prepare_sleep(&mut self) -> Option<Sleep> {
-        if !self.owed_nothing() {
+        if self.owes() {
             self.pay();
         }
         if !self.is_daemon_alive(now_ns()) {

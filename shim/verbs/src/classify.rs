@@ -1,6 +1,8 @@
 //! What a work request is for (architecture §4.1): what the thread says, else what is known of its
 //! memory, else what its opcode is for in this kind of job.
 
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -10,10 +12,17 @@ use parking_lot::Mutex;
 use rdma_sys::{ibv_send_wr, ibv_wr_opcode as op};
 
 use crate::settings::Settings;
-use crate::work;
+use crate::{lanes, work};
 
+/// First sights of requests. A pointer, so that a forked child can leave behind a lock that is locked.
+static SIGHTS: AtomicPtr<Mutex<HashMap<u64, u64>>> = AtomicPtr::new(ptr::null_mut());
 /// Requests whose first sight is remembered.
 const SIGHTS_MAX: usize = 1 << 16;
+
+/// In a forked child.
+pub(crate) fn abandon() {
+    SIGHTS.store(ptr::null_mut(), Ordering::Relaxed);
+}
 
 /// The flow that a work request is; `None` if nothing of it goes over the wire.
 ///
@@ -68,24 +77,25 @@ pub(crate) unsafe fn flow(wr: &ibv_send_wr, nic: u8) -> Option<Flow> {
 /// When something is due that has an objective and no deadline: counted from the first sight of its
 /// request; from now if it has none.
 fn due(request: u64, objective: Duration) -> u64 {
-    static SIGHTS: Mutex<Option<HashMap<u64, u64>>> = Mutex::new(None);
     let objective = u64::try_from(objective.as_nanos()).unwrap_or(u64::MAX);
     let now = now_ns();
     if request == 0 {
         return now.saturating_add(objective);
     }
-    let mut sights = SIGHTS.lock();
-    let sights = sights.get_or_insert_with(HashMap::new);
+    let mut sights = lanes::get_or_leak(&SIGHTS, Mutex::default).lock();
+    let is_over = |seen: u64| now.saturating_sub(seen) >= objective.saturating_mul(2);
     if sights.len() >= SIGHTS_MAX {
         // Those that are long due. If that frees nothing, the job has more requests than can be told
         // apart, and each counts from now.
-        sights.retain(|_, seen| now.saturating_sub(*seen) < objective.saturating_mul(2));
+        sights.retain(|_, seen| !is_over(*seen));
         if sights.len() >= SIGHTS_MAX {
             return now.saturating_add(objective);
         }
     }
-    sights
-        .entry(request)
-        .or_insert(now)
-        .saturating_add(objective)
+    let seen = sights.entry(request).or_insert(now);
+    // An engine that uses its numbers again has another request there by now.
+    if is_over(*seen) {
+        *seen = now;
+    }
+    seen.saturating_add(objective)
 }

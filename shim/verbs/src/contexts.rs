@@ -25,6 +25,8 @@ pub(crate) type CreateCqEx =
 
 /// Contexts of one process that are hooked at a time. One more is left alone.
 const CONTEXTS: usize = 64;
+/// Entries of [`Context::polled`].
+const POLLED: usize = 64;
 /// `ibv_context.abi_compat` of a context that is part of a `verbs_context`.
 const EXTENDED: usize = usize::MAX;
 
@@ -68,6 +70,9 @@ pub(crate) struct Context {
     /// Number of the NIC in the daemon's configuration (low byte) and the generation of the daemon
     /// that was asked, plus one. Relaxed: one word.
     nic: AtomicU64,
+    /// When completion queues were last polled, in [`lanes::tick`]s, by a part of their address. Relaxed:
+    /// those that share an entry are taken for one.
+    polled: [AtomicU32; POLLED],
     pub(crate) queue_pairs: Table,
 }
 
@@ -85,6 +90,7 @@ static TABLE: [Context; CONTEXTS] = [const {
         create_qp_ex: Cell::new(),
         create_cq_ex: Cell::new(),
         nic: AtomicU64::new(0),
+        polled: [const { AtomicU32::new(0) }; POLLED],
         queue_pairs: Table::new(),
     }
 }; CONTEXTS];
@@ -253,6 +259,24 @@ impl Context {
         self.nic
             .store(asked << 8 | u64::from(nic), Ordering::Relaxed);
         nic
+    }
+
+    fn polled_entry(&self, cq: *const ibv_cq) -> &AtomicU32 {
+        // Allocated one by one, they differ in these bits.
+        let address = cq as usize;
+        &self.polled[(address >> 5 ^ address >> 11) % POLLED]
+    }
+
+    /// A completion queue is polled.
+    #[inline]
+    pub(crate) fn polls(&self, cq: *const ibv_cq) {
+        self.polled_entry(cq)
+            .store(lanes::tick(), Ordering::Relaxed);
+    }
+
+    /// When that was last.
+    pub(crate) fn last_polled(&self, cq: *const ibv_cq) -> u32 {
+        self.polled_entry(cq).load(Ordering::Relaxed)
     }
 
     /// The device's name.

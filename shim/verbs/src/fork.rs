@@ -22,6 +22,8 @@ extern "C" fn in_child() {
     crate::lanes::abandon();
     crate::table::abandon();
     crate::report::abandon();
+    crate::poll_ex::abandon();
+    crate::classify::abandon();
 }
 
 /// Has the handler called in children from here on.

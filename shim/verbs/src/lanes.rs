@@ -6,9 +6,12 @@
 //! to rarely find it so.
 
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+use std::time::Duration;
 
 use laxity_client::{Client, Lane, Stats};
+use laxity_shm::sleep::now_ns;
 use parking_lot::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
 
 use crate::pump;
@@ -17,6 +20,9 @@ use crate::settings::Settings;
 
 /// Lanes of a process. Each takes a pump thread once something has to wait in it.
 pub(crate) const LANES: usize = 4;
+
+/// Between two looks whether the daemon has made room for what a lane owes.
+const SETTLE_EVERY: Duration = Duration::from_millis(1);
 
 /// One lane, and the queue pairs whose work requests wait in it.
 #[derive(Debug)]
@@ -30,6 +36,8 @@ pub(crate) struct Shard {
     /// The program polled for completions, and pumped this lane, since the pump thread last looked.
     polled: AtomicBool,
     pumped: AtomicBool,
+    /// The lane owes messages; see [`Shard::owe`].
+    owes: AtomicBool,
     /// A work request could not be submitted, because the lane was full; see [`Shard::take_full`].
     full: AtomicBool,
 }
@@ -44,6 +52,22 @@ pub(crate) struct Lanes {
 /// Queue pairs in which something waits, in all lanes. Relaxed: a hint that saves each poll a look at all
 /// of them.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+/// See [`tick`].
+static TICK: AtomicU32 = AtomicU32::new(0);
+/// Nanoseconds of a tick, as a power of 2: about 17 ms.
+const TICK_BITS: u32 = 24;
+
+/// A clock that costs a load, and goes only while something waits.
+#[inline]
+pub(crate) fn tick() -> u32 {
+    TICK.load(Ordering::Relaxed)
+}
+
+/// Sets it.
+pub(crate) fn advance_tick() {
+    TICK.store((now_ns() >> TICK_BITS) as u32, Ordering::Relaxed);
+}
 
 /// A pointer, so that a forked child can leave its parent's lanes behind.
 static ALL: AtomicPtr<Lanes> = AtomicPtr::new(ptr::null_mut());
@@ -141,6 +165,7 @@ impl Shard {
             count: AtomicUsize::new(0),
             polled: AtomicBool::new(false),
             pumped: AtomicBool::new(false),
+            owes: AtomicBool::new(false),
             full: AtomicBool::new(false),
         }
     }
@@ -162,9 +187,7 @@ impl Shard {
         self.count.store(waiting.len(), Ordering::Relaxed);
         self.bell.notify_one();
         drop(waiting);
-        if !self.pumped.swap(true, Ordering::Relaxed) {
-            pump::start(self);
-        }
+        self.have_pumped();
     }
 
     /// A queue pair has none any more.
@@ -176,11 +199,38 @@ impl Shard {
         self.count.store(waiting.len(), Ordering::Relaxed);
     }
 
-    /// Waits until there is some queue pair that waits.
+    /// Waits until there is some queue pair that waits. Meanwhile pays what the lane owes.
     pub(crate) fn attend(&self) {
         let mut waiting = self.waiting.lock();
         while waiting.is_empty() {
-            self.bell.wait(&mut waiting);
+            if !self.owes.load(Ordering::Relaxed) {
+                self.bell.wait(&mut waiting);
+                continue;
+            }
+            self.bell.wait_for(&mut waiting, SETTLE_EVERY);
+            MutexGuard::unlocked(&mut waiting, || {
+                let mut lane = self.lane();
+                lane.settle();
+                self.owes.store(lane.owes(), Ordering::Relaxed);
+            });
+        }
+    }
+
+    /// The lane owes messages: somebody has to come back to it, and the program may not.
+    #[cold]
+    pub(crate) fn owe(&'static self) {
+        {
+            // Not between the look of `attend` and its sleep.
+            let _waiting = self.waiting.lock();
+            self.owes.store(true, Ordering::Relaxed);
+            self.bell.notify_one();
+        }
+        self.have_pumped();
+    }
+
+    fn have_pumped(&'static self) {
+        if !self.pumped.swap(true, Ordering::Relaxed) {
+            pump::start(self);
         }
     }
 

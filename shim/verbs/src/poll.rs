@@ -4,7 +4,7 @@ use core::ffi::c_int;
 
 use rdma_sys::{ibv_cq, ibv_wc, ibv_wc_opcode, ibv_wc_status};
 
-use crate::contexts::{self, Context};
+use crate::contexts;
 use crate::lanes;
 
 /// What `context->ops.poll_cq` leads to.
@@ -23,13 +23,17 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
         if !context.is_ours() {
             return real(cq, entries, wc);
         }
+        context.polls(cq);
         lanes::pump_all();
         let got = real(cq, entries, wc);
         for index in 0..usize::try_from(got).unwrap_or(0) {
             let wc = &mut *wc.add(index);
             // In error there is no opcode.
             let received = wc.status == ibv_wc_status::IBV_WC_SUCCESS && is_receive(wc.opcode);
-            if !received && let Some(status) = account(context, wc.qp_num, wc.wr_id, wc.status) {
+            if !received
+                && let Some(queue_pair) = context.queue_pairs.find(wc.qp_num)
+                && let Some(status) = queue_pair.completed(cq, wc.wr_id, wc.status)
+            {
                 wc.status = status;
             }
         }
@@ -39,15 +43,4 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
 
 pub(crate) const fn is_receive(opcode: ibv_wc_opcode::Type) -> bool {
     opcode & ibv_wc_opcode::IBV_WC_RECV != 0
-}
-
-/// Takes note of a completion; the status that the program should see, if it is another.
-#[inline]
-pub(crate) fn account(
-    context: &'static Context,
-    number: u32,
-    wr_id: u64,
-    status: ibv_wc_status::Type,
-) -> Option<ibv_wc_status::Type> {
-    context.queue_pairs.find(number)?.completed(wr_id, status)
 }

@@ -6,15 +6,17 @@
 
 use core::ffi::c_int;
 
-use rdma_sys::{ibv_qp, ibv_qp_attr, verbs_context};
+use rdma_sys::{ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, verbs_context};
 
-use crate::contexts;
+use crate::contexts::{self, Context};
 use crate::exports;
 use crate::real::{Real, real};
 
 static SET_OPS: Real = Real::private(c"verbs_set_ops");
 static UNINIT_CONTEXT: Real = Real::private(c"verbs_uninit_context");
 static CMD_MODIFY_QP: Real = Real::private(c"ibv_cmd_modify_qp");
+static CMD_MODIFY_QP_EX: Real = Real::private(c"ibv_cmd_modify_qp_ex");
+static CMD_ALLOC_PD: Real = Real::private(c"ibv_cmd_alloc_pd");
 static CMD_DESTROY_QP: Real = Real::private(c"ibv_cmd_destroy_qp");
 
 /// Opaque here.
@@ -27,7 +29,7 @@ pub struct VerbsContextOps {
 /// Opaque here.
 #[repr(C)]
 #[derive(Debug)]
-pub struct ModifyQpCommand {
+pub struct Command {
     _private: [u8; 0],
 }
 
@@ -74,17 +76,74 @@ pub unsafe extern "C" fn ibv_cmd_modify_qp(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
     mask: c_int,
-    command: *mut ModifyQpCommand,
+    command: *mut Command,
     bytes: usize,
 ) -> c_int {
     let Some(real) = real!(
         CMD_MODIFY_QP,
-        fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ModifyQpCommand, usize) -> c_int
+        fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut Command, usize) -> c_int
     ) else {
         return libc::ENOSYS;
     };
     // SAFETY: upheld by the caller.
     unsafe { exports::modify(qp, attr, mask, |attr| real(qp, attr, mask, command, bytes)) }
+}
+
+/// `ibv_cmd_modify_qp_ex`: the same with attributes that came later, and what some providers always use.
+///
+/// # Safety
+/// As libibverbs asks of its providers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_cmd_modify_qp_ex(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+    command: *mut Command,
+    bytes: usize,
+    response: *mut Command,
+    response_bytes: usize,
+) -> c_int {
+    let Some(real) = real!(
+        CMD_MODIFY_QP_EX,
+        fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut Command, usize, *mut Command, usize) -> c_int
+    ) else {
+        return libc::ENOSYS;
+    };
+    // SAFETY: upheld by the caller.
+    unsafe {
+        exports::modify(qp, attr, mask, |attr| {
+            real(qp, attr, mask, command, bytes, response, response_bytes)
+        })
+    }
+}
+
+/// `ibv_cmd_alloc_pd`: the first thing that a program does with a context. libibverbs sets some
+/// operations after the provider has set all of its own; by now they are there.
+///
+/// # Safety
+/// As libibverbs asks of its providers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_cmd_alloc_pd(
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    command: *mut Command,
+    bytes: usize,
+    response: *mut Command,
+    response_bytes: usize,
+) -> c_int {
+    let Some(real) = real!(
+        CMD_ALLOC_PD,
+        fn(*mut ibv_context, *mut ibv_pd, *mut Command, usize, *mut Command, usize) -> c_int
+    ) else {
+        return libc::ENOSYS;
+    };
+    // SAFETY: upheld by the caller. What is ours already stays as it is.
+    unsafe {
+        if contexts::find(context).is_some_and(Context::is_ours) {
+            contexts::hook(context);
+        }
+        real(context, pd, command, bytes, response, response_bytes)
+    }
 }
 
 /// `ibv_cmd_destroy_qp`: a provider has the kernel destroy a queue pair.

@@ -8,7 +8,7 @@
 use std::thread;
 use std::time::Duration;
 
-use crate::lanes::Shard;
+use crate::lanes::{self, Shard};
 
 /// Between two looks while the program pumps.
 const ASIDE: Duration = Duration::from_micros(500);
@@ -41,6 +41,7 @@ pub(crate) fn start(shard: &'static Shard) {
 fn run(shard: &'static Shard) {
     loop {
         shard.attend();
+        lanes::advance_tick();
         if shard.take_polled() {
             thread::sleep(ASIDE);
             continue;

@@ -15,6 +15,10 @@
 //! no signaled one behind it in the same post is reported complete as soon as it is posted: nobody
 //! can tell when it is, and the permit for the one that would tell may have to wait for it.
 //!
+//! A program that waits for something else, and polls for completions later, would wait for ever if that
+//! depends on what waits here. So what is in flight of a queue pair is taken for complete once its
+//! completion queue was not polled for [`UNPOLLED_TICKS`].
+//!
 //! On an idle port, where all may go at once, small ones without a signal are not told of one by one:
 //! the next that has a signal stands for them, with their bytes. At most [`AHEAD_BYTES`] of a queue
 //! pair are unknown to the daemon at a time.
@@ -23,10 +27,10 @@ use core::ffi::c_int;
 use core::ptr;
 use std::collections::VecDeque;
 
-use laxity_client::{Flow, Ticket};
+use laxity_client::{Flow, Lane, Ticket};
 use parking_lot::Mutex;
 use rdma_sys::{
-    ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
+    ibv_cq, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
     ibv_send_wr, ibv_wc_status,
 };
 
@@ -36,7 +40,7 @@ use crate::lanes::{self, LANES, Shard};
 use crate::real::{Real, real};
 use crate::report::COUNTERS;
 use crate::work::{self, Limits, Work};
-use crate::{classify, exports};
+use crate::{classify, exports, table};
 
 /// Work requests of one queue pair that are submitted to the daemon at a time. Enough that it sees
 /// what comes, few enough that many queue pairs fit in a lane.
@@ -44,6 +48,8 @@ const AHEAD: usize = 32;
 /// Bytes posted without a signal that the daemon is not told of until one with a signal follows: little
 /// against the window of any port that RDMA runs on.
 const AHEAD_BYTES: u64 = 64 << 10;
+/// About 100 ms: longer than a program that polls lets pass, and short for one that waits.
+const UNPOLLED_TICKS: u32 = 6;
 /// Completions that may be missing before the oldest is taken for granted: of a program that polls
 /// past us.
 const IN_FLIGHT_MAX: usize = 1 << 16;
@@ -82,6 +88,19 @@ struct Deferred {
     leave: Leave,
 }
 
+impl Deferred {
+    /// It goes whether it has leave or not; true if it had none.
+    fn pull(&mut self, lane: &mut Lane) -> bool {
+        match &mut self.leave {
+            Leave::Granted(_) => return false,
+            Leave::Waits(ticket) => lane.cancel(core::mem::take(ticket)),
+            Leave::Unasked(_) => {}
+        }
+        self.leave = Leave::Granted(Ticket::default());
+        true
+    }
+}
+
 /// A work request that the provider has.
 #[derive(Debug)]
 struct InFlight {
@@ -108,6 +127,10 @@ struct State {
     limits: Option<Limits>,
     asked_limits: bool,
     counts: Counts,
+    /// Its completion queue was never polled through us: what is in flight cannot be known.
+    unseen: bool,
+    /// When it last made progress, or something began to wait, in ticks.
+    progress: u32,
     /// What went without a signal and the daemon was not told of, as one flow.
     ahead: Option<Flow>,
     waiting: VecDeque<Deferred>,
@@ -195,6 +218,14 @@ impl QueuePair {
         state.counts = counts;
     }
 
+    /// Closed and named by nothing any more: it may become another. Not if the program destroyed it between
+    /// `ibv_wr_start` and its end: then its builder stays locked.
+    pub(crate) fn recycle(&'static self) {
+        if !self.builder.is_locked() {
+            table::free().lock().push(self);
+        }
+    }
+
     /// What it has counted, in all its lives. Not if another thread is at it: this is for the end.
     pub(crate) fn counts(&self) -> Counts {
         let patience = core::time::Duration::from_millis(100);
@@ -229,8 +260,9 @@ impl QueuePair {
     pub(crate) fn moves(&'static self, to: ibv_qp_state::Type) {
         let mut state = self.state.lock();
         match to {
-            // What waits is to be drained, too.
-            ibv_qp_state::IBV_QPS_SQD => {
+            // What waits is to be drained, too, or to complete with an error: not every provider takes
+            // work requests in ERR.
+            ibv_qp_state::IBV_QPS_SQD | ibv_qp_state::IBV_QPS_ERR => {
                 self.release_all(&mut state);
                 self.advance(&mut state);
             }
@@ -241,14 +273,19 @@ impl QueuePair {
         }
     }
 
+    /// Bytes of a ticket are complete.
+    #[inline]
+    fn land(&self, lane: &mut Lane, ticket: &Ticket, bytes: u64) {
+        lane.complete(ticket, bytes);
+        if lane.owes() {
+            self.shard().owe();
+        }
+    }
+
     fn release_all(&self, state: &mut State) {
         let mut lane = self.shard().lane();
         for waits in &mut state.waiting {
-            if let Leave::Waits(ticket) =
-                core::mem::replace(&mut waits.leave, Leave::Granted(Ticket::default()))
-            {
-                lane.cancel(ticket);
-            }
+            waits.pull(&mut lane);
         }
         state.submitted = state.waiting.len();
     }
@@ -268,7 +305,7 @@ impl QueuePair {
             }
         }
         for gone in state.in_flight.drain(..) {
-            lane.complete(&gone.ticket, gone.bytes);
+            self.land(&mut lane, &gone.ticket, gone.bytes);
         }
         state.submitted = 0;
         drop(lane);
@@ -307,7 +344,7 @@ impl QueuePair {
             }
             if state.waiting.is_empty() && state.standing == Standing::Ready {
                 if !atomic
-                    && (*list).next.is_null()
+                    && list.as_ref().is_some_and(|one| one.next.is_null())
                     && let Some(posted) = self.post_one(&mut state, real, ibv, list)
                 {
                     return posted;
@@ -392,7 +429,7 @@ impl QueuePair {
         }
         if !signaled && flight.bytes > 0 {
             // Nobody can tell when it is complete.
-            self.shard().lane().complete(&flight.ticket, flight.bytes);
+            self.land(&mut self.shard().lane(), &flight.ticket, flight.bytes);
             flight.ticket = Ticket::default();
             flight.bytes = 0;
         }
@@ -411,7 +448,7 @@ impl QueuePair {
         let mut lane = self.shard().lane();
         while state.in_flight.len() > IN_FLIGHT_MAX {
             if let Some(oldest) = state.in_flight.pop_front() {
-                lane.complete(&oldest.ticket, oldest.bytes);
+                self.land(&mut lane, &oldest.ticket, oldest.bytes);
             }
         }
     }
@@ -510,7 +547,7 @@ impl QueuePair {
             bytes += flight.bytes;
             if !covered {
                 let lane = lane.get_or_insert_with(|| self.shard().lane());
-                lane.complete(&flight.ticket, flight.bytes);
+                self.land(lane, &flight.ticket, flight.bytes);
                 flight.ticket = Ticket::default();
             }
         }
@@ -571,6 +608,8 @@ impl QueuePair {
         }
         COUNTERS.deferred.add((state.waiting.len() - before) as u64);
         if before == 0 && !state.waiting.is_empty() {
+            lanes::advance_tick();
+            state.progress = lanes::tick();
             self.shard().enlist(self);
         }
         self.advance(state);
@@ -594,8 +633,34 @@ impl QueuePair {
         }
         if state.waiting.is_empty() {
             self.shard().strike(self);
+        } else if !went {
+            self.settle_unpolled(state);
         }
         went
+    }
+
+    /// What is in flight is complete for all that can be known, if nobody looks.
+    fn settle_unpolled(&self, state: &mut State) {
+        let now = lanes::tick();
+        let passed = |since: u32| now.wrapping_sub(since) >= UNPOLLED_TICKS;
+        let Some(context) = state.context.filter(|_| passed(state.progress)) else {
+            return;
+        };
+        // SAFETY: a queue pair that is alive: `close` comes before its end.
+        let cq = unsafe { (*state.ibv.0).send_cq };
+        let polled = context.last_polled(cq);
+        if !passed(polled) {
+            return;
+        }
+        state.progress = now;
+        state.unseen = polled == 0;
+        let mut lane = self.shard().lane();
+        for flight in &mut state.in_flight {
+            if flight.bytes > 0 {
+                self.land(&mut lane, &flight.ticket, flight.bytes);
+                flight.ticket = Ticket::default();
+            }
+        }
     }
 
     /// Submits what can be, collects permits; whether the first that waits may go.
@@ -608,7 +673,10 @@ impl QueuePair {
             return true;
         }
         let mut lane = self.shard().lane();
-        while state.submitted < AHEAD.min(state.waiting.len()) && lane.has_room() {
+        // The first of each queue pair in any case: others that wait must not hide it from the daemon.
+        while state.submitted < AHEAD.min(state.waiting.len())
+            && (state.submitted == 0 || lane.has_room())
+        {
             let next = &mut state.waiting[state.submitted];
             if let Leave::Unasked(flow) = &next.leave {
                 let mut ticket = Ticket::default();
@@ -640,11 +708,8 @@ impl QueuePair {
         }
         let Some(granted) = granted else { return false };
         for waits in state.waiting.range_mut(..granted) {
-            if let Leave::Waits(ticket) =
-                core::mem::replace(&mut waits.leave, Leave::Granted(Ticket::default()))
-            {
+            if waits.pull(&mut lane) {
                 COUNTERS.pulled.add(1);
-                lane.cancel(ticket);
             }
         }
         true
@@ -663,7 +728,7 @@ impl QueuePair {
         let mut failed = match unsafe { call(real, ibv, front.work.request()) } {
             Ok(()) => false,
             // The program has not polled the completions that make room for it.
-            Err((libc::ENOMEM, _)) => return false,
+            Err((error, _)) if is_full(error) => return false,
             Err(_) => true,
         };
         if failed {
@@ -672,7 +737,9 @@ impl QueuePair {
             exports::break_queue_pair(ibv);
             front.work.hollow();
             // SAFETY: as above. In error, the provider takes it and completes it in its turn.
-            if let Err((libc::ENOMEM, _)) = unsafe { call(real, ibv, front.work.request()) } {
+            if let Err((error, _)) = unsafe { call(real, ibv, front.work.request()) }
+                && is_full(error)
+            {
                 // Tried again, and then as what it is: one that fails.
                 return false;
             }
@@ -702,11 +769,35 @@ impl QueuePair {
     #[inline]
     pub(crate) fn completed(
         &self,
+        cq: *const ibv_cq,
         wr_id: u64,
         status: ibv_wc_status::Type,
     ) -> Option<ibv_wc_status::Type> {
-        let mut state = self.state.lock();
+        self.note(&mut self.state.lock(), cq, wr_id, status)
+    }
+
+    /// [`QueuePair::completed`] for a caller that may hold a lock that the provider takes in posts: `None`
+    /// if another thread has the queue pair.
+    pub(crate) fn try_completed(
+        &self,
+        cq: *const ibv_cq,
+        wr_id: u64,
+        status: ibv_wc_status::Type,
+    ) -> Option<Option<ibv_wc_status::Type>> {
+        let mut state = self.state.try_lock()?;
+        Some(self.note(&mut state, cq, wr_id, status))
+    }
+
+    #[inline]
+    fn note(
+        &self,
+        state: &mut State,
+        cq: *const ibv_cq,
+        wr_id: u64,
+        status: ibv_wc_status::Type,
+    ) -> Option<ibv_wc_status::Type> {
         state.counts.completions += 1;
+        state.progress = lanes::tick();
         let success = status == ibv_wc_status::IBV_WC_SUCCESS;
         // What it mostly is.
         if success
@@ -716,8 +807,13 @@ impl QueuePair {
         {
             let gone = state.in_flight.pop_front()?;
             if gone.bytes > 0 {
-                self.shard().lane().complete(&gone.ticket, gone.bytes);
+                self.land(&mut self.shard().lane(), &gone.ticket, gone.bytes);
             }
+            return None;
+        }
+        // With an error no opcode says whether a receive has completed.
+        // SAFETY: a queue pair that is alive: it completes.
+        if !success && !state.ibv.0.is_null() && !ptr::eq(unsafe { (*state.ibv.0).send_cq }, cq) {
             return None;
         }
         // In error each work request completes, and not only those that are signaled.
@@ -729,7 +825,7 @@ impl QueuePair {
         let mut lane = self.shard().lane();
         for flight in state.in_flight.drain(..=last) {
             failed = flight.failed;
-            lane.complete(&flight.ticket, flight.bytes);
+            self.land(&mut lane, &flight.ticket, flight.bytes);
         }
         (failed && !success).then_some(ibv_wc_status::IBV_WC_LOC_QP_OP_ERR)
     }
@@ -787,6 +883,9 @@ impl State {
 
     /// Work requests that the program has posted and not seen completed.
     fn outstanding(&self) -> usize {
+        if self.unseen {
+            return self.waiting.len();
+        }
         self.in_flight.len() + self.waiting.len()
     }
 
@@ -817,6 +916,11 @@ impl State {
             }
         }
     }
+}
+
+/// Whether a provider says that its queue is full. Some negate it.
+const fn is_full(error: c_int) -> bool {
+    error == libc::ENOMEM || error == -libc::ENOMEM
 }
 
 /// Calls the provider.

@@ -49,7 +49,7 @@ fn all() -> &'static Mutex<Vec<&'static QueuePair>> {
     crate::lanes::get_or_leak(&ALL, || Mutex::new(Vec::new()))
 }
 
-fn free() -> &'static Mutex<Vec<&'static QueuePair>> {
+pub(crate) fn free() -> &'static Mutex<Vec<&'static QueuePair>> {
     crate::lanes::get_or_leak(&FREE, || Mutex::new(Vec::new()))
 }
 
@@ -103,7 +103,7 @@ impl Table {
         let gone = entry.swap(ptr::null_mut(), Ordering::AcqRel);
         // SAFETY: as in `find`.
         if let Some(gone) = unsafe { gone.as_ref() } {
-            free().lock().push(gone);
+            gone.recycle();
         }
     }
 
@@ -119,7 +119,7 @@ impl Table {
                 // SAFETY: as in `find`.
                 if let Some(left) = unsafe { left.as_ref() } {
                     left.close();
-                    free().lock().push(left);
+                    left.recycle();
                 }
             }
         }

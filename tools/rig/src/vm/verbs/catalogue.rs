@@ -93,7 +93,8 @@ fn perftests(gid: u32) -> Vec<Program> {
             160,
             K64,
         ),
-        greedy(
+        // So few bytes that there need not be a moment at which one waits.
+        test(
             "write_bw_inline",
             "ib_write_bw -n 1000 -s 64 -I 64",
             Client,

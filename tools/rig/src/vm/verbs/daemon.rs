@@ -62,7 +62,7 @@ impl Daemon {
             "socket = \"{TIGHT_SOCKET}\"\ncontrol = \"{TIGHT_CONTROL}\"\n{}",
             self::config().replace(
                 "rate = \"200Mbit\"\n",
-                &format!("rate = \"1Mbit\"\n{small}")
+                &format!("rate = \"200kbit\"\n{small}")
             ),
         );
         fs::write(TIGHT_CONFIG, text).context("writing laxityd's configuration")?;
