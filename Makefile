@@ -44,6 +44,7 @@ bench: release ## one table: hot path, policy cost and idle cost, beside the mac
 	@tools/setup.sh bench
 	$(CARGO) bench --locked -p laxity-policy
 	$(CARGO) run --release --locked -p laxity-bench --features iceoryx2 --
+	tests/verbs/cost/run.sh $(TARGET)/release
 
 .PHONY: check
 check: setup ## fmt, clippy, deny

@@ -36,7 +36,7 @@ use laxity_shm::sleep::{current_cpu, now_ns};
 use laxity_shm::sync::heavy_fence;
 use tracing::{debug, info, warn};
 
-use crate::clients::Client;
+use crate::clients::{BUDGET, Client};
 use crate::config::Config;
 use crate::driver::hints::Hints;
 use crate::driver::intake::Intake;
@@ -291,6 +291,13 @@ impl Driver {
         }
         if now.since(self.swept) >= WRITE_OFF_EVERY {
             self.swept = now;
+            // Nothing is overdue before what was told of it is read.
+            let looks = usize::from(self.config.scheduler.slots) / BUDGET + 1;
+            for _ in 0..looks {
+                if self.sweep_lanes().is_all {
+                    break;
+                }
+            }
             self.write_off();
             serve = true;
         }
@@ -327,8 +334,6 @@ impl Driver {
             client.served.header().lower(attention::SLEEPING);
         }
         self.intake.now = Time(now_ns());
-        // What was told meanwhile may not have been read so far: nothing is overdue before it is.
-        self.swept = self.intake.now;
         self.intake.serve(&mut self.clients);
         self.wake_clients();
         self.beat();

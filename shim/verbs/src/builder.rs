@@ -15,7 +15,8 @@ use rdma_sys::{
 };
 
 use crate::contexts::{self, Context};
-use crate::queue_pair::{QueuePair, pass};
+use crate::list::pass;
+use crate::queue_pair::QueuePair;
 use crate::work::{self, Limits, Work};
 
 /// What was built since `wr_start`.

@@ -34,6 +34,7 @@ mod contexts;
 pub mod exports;
 mod fork;
 mod lanes;
+mod list;
 mod poll;
 mod poll_ex;
 mod post;

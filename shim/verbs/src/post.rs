@@ -5,7 +5,7 @@ use core::ffi::c_int;
 use rdma_sys::{ibv_qp, ibv_send_wr};
 
 use crate::contexts;
-use crate::queue_pair::pass;
+use crate::list::pass;
 
 /// What `context->ops.post_send` leads to.
 ///

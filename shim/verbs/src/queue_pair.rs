@@ -20,8 +20,10 @@
 //! completion queue was not polled for [`UNPOLLED_TICKS`].
 //!
 //! On an idle port, where all may go at once, small ones without a signal are not told of one by one:
-//! the next that has a signal stands for them, with their bytes. At most [`AHEAD_BYTES`] of a queue
+//! the next that has a signal stands for them, with their bytes. At most [`at_once::AHEAD_BYTES`] of a queue
 //! pair are unknown to the daemon at a time.
+
+mod at_once;
 
 use core::ffi::c_int;
 use core::ptr;
@@ -37,6 +39,7 @@ use rdma_sys::{
 use crate::builder::Builder;
 use crate::contexts::{Context, PostSend};
 use crate::lanes::{self, LANES, Shard};
+use crate::list::{Posted, call, is_full, pass};
 use crate::real::{Real, real};
 use crate::report::COUNTERS;
 use crate::work::{self, Limits, Work};
@@ -45,9 +48,6 @@ use crate::{classify, exports, table};
 /// Work requests of one queue pair that are submitted to the daemon at a time. Enough that it sees
 /// what comes, few enough that many queue pairs fit in a lane.
 const AHEAD: usize = 32;
-/// Bytes posted without a signal that the daemon is not told of until one with a signal follows: little
-/// against the window of any port that RDMA runs on.
-const AHEAD_BYTES: u64 = 64 << 10;
 /// About 100 ms: longer than a program that polls lets pass, and short for one that waits.
 const UNPOLLED_TICKS: u32 = 6;
 /// Completions that may be missing before the oldest is taken for granted: of a program that polls
@@ -169,9 +169,6 @@ pub(crate) struct QueuePair {
     state: Mutex<State>,
     pub(crate) builder: Mutex<Builder>,
 }
-
-/// What becomes of a call that posts: what it returns, and the first work request not taken.
-pub(crate) type Posted = Result<(), (c_int, *mut ibv_send_wr)>;
 
 impl QueuePair {
     pub(crate) fn new() -> Self {
@@ -356,92 +353,6 @@ impl QueuePair {
         }
     }
 
-    /// [`QueuePair::post_at_once`] of a single one, the way most go. `None`: nothing happened, it goes the
-    /// long way.
-    ///
-    /// # Safety
-    /// As for [`QueuePair::post`]; `one` is not null.
-    #[inline]
-    unsafe fn post_one(
-        &'static self,
-        state: &mut State,
-        real: PostSend,
-        ibv: *mut ibv_qp,
-        one: *mut ibv_send_wr,
-    ) -> Option<Posted> {
-        let nic = state.context.map_or(u8::MAX, Context::nic);
-        // SAFETY: upheld by the caller.
-        let wr = unsafe { &*one };
-        let signaled = state.signals_all || work::is_signaled(wr);
-        let mut flight = InFlight {
-            wr_id: wr.wr_id,
-            signaled,
-            bytes: 0,
-            ticket: Ticket::default(),
-            failed: false,
-        };
-        // SAFETY: upheld by the caller.
-        let flow = unsafe { classify::flow(wr, nic) };
-        let mut goes_ahead = false;
-        if let Some(flow) = &flow {
-            let ahead = state.ahead_of(flow);
-            let mut lane = self.shard().lane();
-            if !signaled {
-                let few = |ahead| ahead + flow.bytes <= AHEAD_BYTES;
-                goes_ahead = ahead.is_some_and(|ahead| few(ahead) && lane.has_leave(flow, ahead));
-            }
-            if !goes_ahead {
-                let told = Flow {
-                    bytes: flow.bytes + ahead.unwrap_or(0),
-                    ..*flow
-                };
-                flight.bytes = told.bytes;
-                if !lane.submit_whole_into(&told, &mut flight.ticket) {
-                    drop(lane);
-                    self.shard().is_full();
-                    // SAFETY: upheld by the caller.
-                    return Some(unsafe { self.defer(state, one, None, false) });
-                }
-                if lane.poll(&mut flight.ticket).is_none() {
-                    if told.bytes > flow.bytes {
-                        // For itself alone, then; another tells of those that went ahead.
-                        lane.cancel(flight.ticket);
-                        return None;
-                    }
-                    drop(lane);
-                    // SAFETY: upheld by the caller.
-                    return Some(unsafe { self.defer(state, one, Some(flight.ticket), false) });
-                }
-            }
-        }
-        // SAFETY: upheld by the caller.
-        let result = unsafe { call(real, ibv, one) };
-        if result.is_err() {
-            self.shard().lane().cancel(flight.ticket);
-            return Some(result);
-        }
-        let own_bytes = flow.map_or(0, |flow| flow.bytes);
-        if let Some(flow) = flow.filter(|_| goes_ahead) {
-            let ahead = state.ahead.get_or_insert(Flow { bytes: 0, ..flow });
-            ahead.bytes += flow.bytes;
-        } else if flight.bytes > own_bytes {
-            state.ahead = None;
-        }
-        if !signaled && flight.bytes > 0 {
-            // Nobody can tell when it is complete.
-            self.land(&mut self.shard().lane(), &flight.ticket, flight.bytes);
-            flight.ticket = Ticket::default();
-            flight.bytes = 0;
-        }
-        state.in_flight.push_back(flight);
-        state.counts.posted += 1;
-        state.counts.posted_bytes += own_bytes;
-        if state.in_flight.len() > IN_FLIGHT_MAX {
-            self.take_for_granted(state);
-        }
-        Some(result)
-    }
-
     /// More completions are missing than any queue holds.
     #[cold]
     fn take_for_granted(&self, state: &mut State) {
@@ -451,87 +362,6 @@ impl QueuePair {
                 self.land(&mut lane, &oldest.ticket, oldest.bytes);
             }
         }
-    }
-
-    /// Nothing waits: what has leave goes, and the rest waits.
-    ///
-    /// # Safety
-    /// As for [`QueuePair::post`].
-    #[inline]
-    unsafe fn post_at_once(
-        &'static self,
-        state: &mut State,
-        real: PostSend,
-        ibv: *mut ibv_qp,
-        list: *mut ibv_send_wr,
-        atomic: bool,
-    ) -> Posted {
-        let first = state.in_flight.len();
-        let nic = state.context.map_or(u8::MAX, Context::nic);
-        let mut at = list;
-        let mut gated = None;
-        let mut lane = self.shard().lane();
-        // SAFETY: upheld by the caller: a list that ends.
-        while let Some(wr) = unsafe { at.as_ref() } {
-            // SAFETY: as above.
-            let flow = unsafe { classify::flow(wr, nic) };
-            let mut flight = InFlight {
-                wr_id: wr.wr_id,
-                signaled: state.signals_all || work::is_signaled(wr),
-                bytes: 0,
-                ticket: Ticket::default(),
-                failed: false,
-            };
-            if let Some(flow) = flow {
-                flight.bytes = flow.bytes;
-                if !lane.submit_whole_into(&flow, &mut flight.ticket) {
-                    self.shard().is_full();
-                    break;
-                }
-                if lane.poll(&mut flight.ticket).is_none() {
-                    gated = Some(flight.ticket);
-                    break;
-                }
-            }
-            state.in_flight.push_back(flight);
-            at = wr.next;
-        }
-        drop(lane);
-        let ready = state.in_flight.len() - first;
-        // SAFETY: upheld by the caller.
-        let result = unsafe {
-            if at.is_null() {
-                call(real, ibv, list)
-            } else {
-                call_prefix(real, ibv, list, ready)
-            }
-        };
-        let Err((error, bad)) = result else {
-            self.launched(state, first);
-            if at.is_null() {
-                return Ok(());
-            }
-            // SAFETY: upheld by the caller; `at` is the one that has to wait.
-            return unsafe { self.defer(state, at, gated, atomic) };
-        };
-        // The provider took some of them, or none.
-        // SAFETY: `bad` is one of the list.
-        let taken = unsafe { position(list, bad) }.min(ready);
-        let mut lane = self.shard().lane();
-        for gone in state.in_flight.drain(first + taken..) {
-            lane.cancel(gone.ticket);
-        }
-        if let Some(ticket) = gated {
-            lane.cancel(ticket);
-        }
-        drop(lane);
-        self.launched(state, first);
-        if atomic && taken > 0 {
-            // All or none, and some are out: the others follow, in their own time.
-            // SAFETY: upheld by the caller.
-            return unsafe { self.defer(state, bad, None, true) };
-        }
-        Err((error, bad))
     }
 
     /// The provider has taken all in flight from `first` on.
@@ -832,16 +662,6 @@ impl QueuePair {
 }
 
 impl State {
-    /// Bytes that went ahead and that a flow can stand for; `None` if it can for none.
-    fn ahead_of(&self, flow: &Flow) -> Option<u64> {
-        let anonymous = flow.batch == 0 && flow.request == 0 && flow.deadline_ns == 0;
-        match &self.ahead {
-            _ if !anonymous => None,
-            None => Some(0),
-            Some(ahead) => (ahead.key() == flow.key()).then_some(ahead.bytes),
-        }
-    }
-
     /// Whether one more work request, the `nth` of a call, is what the provider would take.
     ///
     /// # Safety
@@ -916,104 +736,4 @@ impl State {
             }
         }
     }
-}
-
-/// Whether a provider says that its queue is full. Some negate it.
-const fn is_full(error: c_int) -> bool {
-    error == libc::ENOMEM || error == -libc::ENOMEM
-}
-
-/// Calls the provider.
-///
-/// # Safety
-/// As for `ibv_post_send`.
-#[inline]
-unsafe fn call(real: PostSend, ibv: *mut ibv_qp, list: *mut ibv_send_wr) -> Posted {
-    let mut bad = ptr::null_mut();
-    // SAFETY: upheld by the caller.
-    match unsafe { real(ibv, list, &mut bad) } {
-        0 => Ok(()),
-        error => Err((error, bad)),
-    }
-}
-
-/// Calls the provider with the first `count` of a list, which stays as it is: other threads of the
-/// program may look at it.
-///
-/// # Safety
-/// As for `ibv_post_send`; the list has more than `count`.
-unsafe fn call_prefix(
-    real: PostSend,
-    ibv: *mut ibv_qp,
-    list: *mut ibv_send_wr,
-    count: usize,
-) -> Posted {
-    if count == 0 {
-        return Ok(());
-    }
-    let mut at = list;
-    // SAFETY: upheld by the caller.
-    let mut copies: Vec<ibv_send_wr> = (0..count)
-        .map(|_| unsafe {
-            let copy = ptr::read(at);
-            at = copy.next;
-            copy
-        })
-        .collect();
-    for index in (0..count - 1).rev() {
-        copies[index].next = &raw mut copies[index + 1];
-    }
-    copies[count - 1].next = ptr::null_mut();
-    // SAFETY: upheld by the caller.
-    let result = unsafe { call(real, ibv, copies.as_mut_ptr()) };
-    result.map_err(|(error, bad)| {
-        // SAFETY: `bad` is one of the copies; the list is at least as long.
-        unsafe {
-            let mut at = list;
-            for _ in 0..position(copies.as_mut_ptr(), bad) {
-                at = (*at).next;
-            }
-            (error, at)
-        }
-    })
-}
-
-/// Posts without scheduling.
-///
-/// # Safety
-/// As for `ibv_post_send`.
-pub(crate) unsafe fn pass(real: PostSend, ibv: *mut ibv_qp, list: *mut ibv_send_wr) -> Posted {
-    // SAFETY: upheld by the caller.
-    let result = unsafe { call(real, ibv, list) };
-    let end = result.err().map_or(ptr::null_mut(), |(_, bad)| bad);
-    let (mut count, mut bytes) = (0, 0);
-    let mut at = list;
-    // SAFETY: upheld by the caller: a list that ends.
-    while let Some(wr) = unsafe { at.as_ref() } {
-        if ptr::eq(wr, end) {
-            break;
-        }
-        count += 1;
-        // SAFETY: as above.
-        bytes += work::length(unsafe { work::sges(wr) });
-        at = wr.next;
-    }
-    COUNTERS.passed.add(count);
-    COUNTERS.passed_bytes.add(bytes);
-    result
-}
-
-/// How many of a list come before `bad`.
-///
-/// # Safety
-/// A list that ends.
-unsafe fn position(list: *mut ibv_send_wr, bad: *mut ibv_send_wr) -> usize {
-    let mut at = list;
-    let mut count = 0;
-    while !at.is_null() && at != bad {
-        // SAFETY: upheld by the caller.
-        at = unsafe { (*at).next };
-        count += 1;
-    }
-    count
 }

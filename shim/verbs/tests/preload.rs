@@ -6,10 +6,12 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 /// What leaves the library, besides the `lax_*` of `laxity.h`.
-const INTERPOSED: [&str; 10] = [
+const INTERPOSED: [&str; 12] = [
     "ibv_close_device",
+    "ibv_cmd_alloc_pd",
     "ibv_cmd_destroy_qp",
     "ibv_cmd_modify_qp",
+    "ibv_cmd_modify_qp_ex",
     "ibv_create_qp",
     "ibv_destroy_qp",
     "ibv_import_device",

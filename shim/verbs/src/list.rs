@@ -1,0 +1,113 @@
+//! Lists of work requests, and handing them to the provider.
+
+use core::ffi::c_int;
+use core::ptr;
+
+use rdma_sys::{ibv_qp, ibv_send_wr};
+
+use crate::contexts::PostSend;
+use crate::report::COUNTERS;
+use crate::work;
+
+/// What becomes of a call that posts: what it returns, and the first work request not taken.
+pub(crate) type Posted = Result<(), (c_int, *mut ibv_send_wr)>;
+
+/// Whether a provider says that its queue is full. Some negate it.
+pub(crate) const fn is_full(error: c_int) -> bool {
+    error == libc::ENOMEM || error == -libc::ENOMEM
+}
+
+/// Calls the provider.
+///
+/// # Safety
+/// As for `ibv_post_send`.
+#[inline]
+pub(crate) unsafe fn call(real: PostSend, ibv: *mut ibv_qp, list: *mut ibv_send_wr) -> Posted {
+    let mut bad = ptr::null_mut();
+    // SAFETY: upheld by the caller.
+    match unsafe { real(ibv, list, &mut bad) } {
+        0 => Ok(()),
+        error => Err((error, bad)),
+    }
+}
+
+/// Calls the provider with the first `count` of a list, which stays as it is: other threads of the
+/// program may look at it.
+///
+/// # Safety
+/// As for `ibv_post_send`; the list has more than `count`.
+pub(crate) unsafe fn call_prefix(
+    real: PostSend,
+    ibv: *mut ibv_qp,
+    list: *mut ibv_send_wr,
+    count: usize,
+) -> Posted {
+    if count == 0 {
+        return Ok(());
+    }
+    let mut at = list;
+    // SAFETY: upheld by the caller.
+    let mut copies: Vec<ibv_send_wr> = (0..count)
+        .map(|_| unsafe {
+            let copy = ptr::read(at);
+            at = copy.next;
+            copy
+        })
+        .collect();
+    for index in (0..count - 1).rev() {
+        copies[index].next = &raw mut copies[index + 1];
+    }
+    copies[count - 1].next = ptr::null_mut();
+    // SAFETY: upheld by the caller.
+    let result = unsafe { call(real, ibv, copies.as_mut_ptr()) };
+    result.map_err(|(error, bad)| {
+        // SAFETY: `bad` is one of the copies; the list is at least as long.
+        unsafe {
+            let mut at = list;
+            for _ in 0..position(copies.as_mut_ptr(), bad) {
+                at = (*at).next;
+            }
+            (error, at)
+        }
+    })
+}
+
+/// Posts without scheduling.
+///
+/// # Safety
+/// As for `ibv_post_send`.
+pub(crate) unsafe fn pass(real: PostSend, ibv: *mut ibv_qp, list: *mut ibv_send_wr) -> Posted {
+    // SAFETY: upheld by the caller.
+    let result = unsafe { call(real, ibv, list) };
+    let end = result.err().map_or(ptr::null_mut(), |(_, bad)| bad);
+    let (mut count, mut bytes) = (0, 0);
+    let mut at = list;
+    // SAFETY: upheld by the caller: a list that ends.
+    while let Some(wr) = unsafe { at.as_ref() } {
+        if ptr::eq(wr, end) {
+            break;
+        }
+        count += 1;
+        // SAFETY: as above.
+        bytes += work::length(unsafe { work::sges(wr) });
+        at = wr.next;
+    }
+    COUNTERS.passed.add(count);
+    COUNTERS.passed_bytes.add(bytes);
+    result
+}
+
+/// How many of a list come before `bad`.
+///
+/// # Safety
+/// A list that ends.
+pub(crate) unsafe fn position(list: *mut ibv_send_wr, bad: *mut ibv_send_wr) -> usize {
+    let mut at = list;
+    let mut count = 0;
+    while !at.is_null() && at != bad {
+        // SAFETY: upheld by the caller.
+        at = unsafe { (*at).next };
+        count += 1;
+    }
+    count
+}
