@@ -1,6 +1,6 @@
 //! What came of it: per phase, and the ratios that matter.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use comfy_table::{CellAlignment, Table, presets};
@@ -21,11 +21,16 @@ pub struct Contention {
 }
 
 impl Contention {
-    /// Whether no repetition failed, and at least one was played.
+    /// Whether no seed failed in all of its attempts, and at least one was played.
     #[must_use]
     pub fn passed(&self) -> bool {
         let fails = |repetition: &Repetition| matches!(repetition.verdict(), Verdict::Fails(_));
-        !self.repetitions.is_empty() && !self.repetitions.iter().any(fails)
+        let seeds: BTreeSet<u64> = self.repetitions.iter().map(|r| r.seed).collect();
+        let failed = |seed: &u64| {
+            let of_seed = self.repetitions.iter().filter(|r| r.seed == *seed);
+            of_seed.clone().all(fails)
+        };
+        !seeds.is_empty() && !seeds.iter().any(failed)
     }
 }
 

@@ -56,6 +56,14 @@ impl Repetition {
                 again / 1e3
             ));
         }
+        if let Some(marked) = self.slowdown(Phase::StaticMarks)
+            && marked.mean > UNDER_LAXITY_MAX
+        {
+            return Verdict::Inconclusive(format!(
+                "with the network's highest class to itself the collective takes {:.2} × alone",
+                marked.mean
+            ));
+        }
         let mut wrong = Vec::new();
         if unscheduled.mean < UNSCHEDULED_MIN {
             let ratio = unscheduled.mean;
@@ -192,6 +200,14 @@ mod tests {
         *of(&mut repetition, Phase::BulkAlone) = phase(None, Some(1));
         *of(&mut repetition, Phase::Laxity) = phase(Some(110.0), Some(1));
         assert_eq!(repetition.verdict(), Verdict::Holds);
+    }
+
+    #[test]
+    fn where_no_class_protects_the_collective_nothing_is_proved() {
+        let mut repetition = good();
+        let marked = phase(Some(140.0), Some(0));
+        repetition.phases.insert(Phase::StaticMarks, marked);
+        assert!(matches!(repetition.verdict(), Verdict::Inconclusive(_)));
     }
 
     #[test]
