@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use laxity_policy::Time;
 use laxity_shm::layout::{CREDIT_PORTS, Geometry, attention};
+use laxity_shm::region::Region;
 use laxity_shm::served::{ServeError, Served};
 
 use crate::config::Mode;
@@ -112,6 +113,16 @@ pub struct Book {
     pub released: bool,
     /// Its flows have ended and its credit has returned.
     pub settled: bool,
+    /// Its memory, which says what it was told.
+    region: Arc<Region>,
+}
+
+impl Book {
+    /// Whether the client was told to bypass everything. Whoever gives that order tells it at once, so it
+    /// may act on it before the scheduler has heard.
+    pub fn told_to_bypass(&self) -> bool {
+        self.region.header().attention() & attention::BYPASS != 0
+    }
 }
 
 /// The books of the lanes of a client that have spoken.
@@ -198,6 +209,7 @@ impl Client {
                 quarantined_lanes: 0,
                 released: false,
                 settled: false,
+                region: Arc::clone(served.region()),
             },
             served,
             idle_scans: 0,

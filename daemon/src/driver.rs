@@ -294,7 +294,10 @@ impl Driver {
             // Nothing is overdue before what was told of it is read.
             let looks = usize::from(self.config.scheduler.slots) / BUDGET + 1;
             for _ in 0..looks {
-                if self.sweep_lanes().is_all {
+                let quiet = self.intake.quiet;
+                let swept = self.sweep_lanes();
+                self.is_asked(swept.records, quiet);
+                if swept.is_all {
                     break;
                 }
             }
@@ -341,6 +344,10 @@ impl Driver {
 
     /// Sleeps once, unless there is something to do; whether to sleep on.
     fn nap(&mut self, ordered: bool) -> bool {
+        // Orders come first: what clients do in answer to one must not be read before it.
+        if self.inbox.is_pending() {
+            return false;
+        }
         let before = self.intake.quiet;
         let swept = self.sweep_lanes();
         if self.is_asked(swept.records, before) || self.inbox.is_pending() {
@@ -363,6 +370,9 @@ impl Driver {
         self.intake.counters.sleeps += 1;
         let woken = self.rest.sleep(limit);
         self.intake.now = Time(now_ns());
+        if self.inbox.is_pending() {
+            return false;
+        }
         // Whoever rang first, and everybody if that was nothing.
         let before = self.intake.quiet;
         let mut records = 0;

@@ -340,7 +340,7 @@ impl Intake {
     pub(super) fn cancelled(&mut self, from: &mut From<'_>, tag: u64, granted: u64) {
         // A client that withdraws while everything is bypassed sends the rest unscheduled;
         // otherwise it will not send it at all.
-        if self.bypass
+        if (self.bypass || from.book.told_to_bypass())
             && let Some(flow) = from.book.lanes.at(from.lane).flows.get_mut(tag)
         {
             from.book.counters.bypassed_bytes += flow.bytes.saturating_sub(granted);
