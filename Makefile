@@ -52,11 +52,11 @@ check: setup ## fmt, clippy, deny
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	@if $(CARGO) deny --version >/dev/null 2>&1; then \
 		$(CARGO) deny --locked check bans licenses sources; \
-		$(CARGO) deny --locked check advisories 2>/tmp/laxity-deny.$$$$ \
-			|| { grep -qiE 'failed to (fetch|clone)|could not connect|resolve|network|index' /tmp/laxity-deny.$$$$ \
+		said="$$(mktemp)"; trap 'rm -f "$$said"' EXIT; \
+		$(CARGO) deny --locked check advisories 2>"$$said" \
+			|| { grep -qiE 'failed to (fetch|clone)|could not connect|resolve|network|index' "$$said" \
 				&& echo "deny: the advisory database can't be reached from here; the other checks ran" \
-				|| { cat /tmp/laxity-deny.$$$$; exit 1; }; }; \
-		rm -f /tmp/laxity-deny.*; \
+				|| { cat "$$said"; exit 1; }; }; \
 	else \
 		echo "deny: cargo-deny is not installed here (cargo install --locked cargo-deny); skipped"; \
 	fi

@@ -46,14 +46,13 @@ pub(crate) unsafe fn call_prefix(
         return Ok(());
     }
     let mut at = list;
-    // SAFETY: upheld by the caller.
-    let mut copies: Vec<ibv_send_wr> = (0..count)
-        .map(|_| unsafe {
-            let copy = ptr::read(at);
-            at = copy.next;
-            copy
-        })
-        .collect();
+    let mut copies = Vec::with_capacity(count);
+    for _ in 0..count {
+        // SAFETY: upheld by the caller: plain data, and there are as many.
+        let copy = unsafe { ptr::read(at) };
+        at = copy.next;
+        copies.push(copy);
+    }
     for index in (0..count - 1).rev() {
         copies[index].next = &raw mut copies[index + 1];
     }

@@ -42,7 +42,7 @@ Examples:
   laxity run --profile nccl -- torchrun --nproc-per-node 8 serve.py
 
   # look before you leap: account and report, delay nothing
-  laxity run --profile mooncake --mode observe --report /tmp/job.json -- ./serve.sh
+  laxity run --profile mooncake --mode observe --report job.json -- ./serve.sh
 
   # perftest, where a WRITE counts as prefill-to-decode and a SEND as a collective
   laxity run --profile perftest -- ib_write_bw -d mlx5_0 HOST

@@ -33,6 +33,8 @@ use crate::sandbox;
 /// How often the guest says that it is alive.
 pub const HEARTBEAT: Duration = Duration::from_secs(1);
 
+/// Where tasks run: the guest's own memory, gone with it.
+const SCRATCH: &str = "/tmp";
 /// Where programs are looked for.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -280,7 +282,7 @@ impl Guest {
         Task {
             argv: argv.into_iter().map(Into::into).collect(),
             env,
-            cwd: "/tmp".into(),
+            cwd: SCRATCH.into(),
             limit,
         }
     }

@@ -10,7 +10,7 @@ use crate::vm::network::{ADDRESSES, DEVICES};
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Where `transfer_engine.py` is in the guest.
-pub(super) const MOONCAKE: &str = "/tmp/transfer_engine.py";
+pub(super) const MOONCAKE: &str = scratch!("transfer_engine.py");
 pub(super) const MOONCAKE_PY: &str = include_str!("transfer_engine.py");
 pub(super) const MOONCAKE_PORT: u16 = 7473;
 

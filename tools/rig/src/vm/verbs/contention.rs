@@ -40,7 +40,7 @@ use crate::vm::verbs::Programs;
 const ATTEMPTS: u32 = 3;
 
 /// Folder in the guest.
-const FOLDER: &str = "/tmp/contention";
+const FOLDER: &str = scratch!("contention");
 
 /// Bulk transfers that come one a period.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

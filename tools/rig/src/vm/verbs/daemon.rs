@@ -12,8 +12,8 @@ use super::Programs;
 use crate::vm::guest::Guest;
 use crate::vm::task::Running;
 
-const CONFIG: &str = "/tmp/laxityd.toml";
-const TIGHT_CONFIG: &str = "/tmp/laxityd.tight.toml";
+const CONFIG: &str = scratch!("laxityd.toml");
+const TIGHT_CONFIG: &str = scratch!("laxityd.tight.toml");
 const CONTROL: &str = "/run/laxity/control.sock";
 const TIGHT_CONTROL: &str = "/run/laxity/tight-control.sock";
 /// Where clients find the daemon that lets next to nothing go.

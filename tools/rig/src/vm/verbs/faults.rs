@@ -48,8 +48,8 @@ pub(super) const NAMES: [&str; 6] = [
 /// The one that needs the Mooncake Transfer Engine.
 pub(super) const WITH_MOONCAKE: &str = "daemon_killed_under_mooncake";
 
-const REPORT: &str = "/tmp/report.fault";
-const SERVER_REPORT: &str = "/tmp/report.fault.server";
+const REPORT: &str = scratch!("report.fault");
+const SERVER_REPORT: &str = scratch!("report.fault.server");
 
 /// Runs one of [`NAMES`].
 pub(super) fn run(

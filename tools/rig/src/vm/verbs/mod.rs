@@ -11,6 +11,13 @@
 //! report.rs     all of it as JSON and as a table
 //! ```
 
+/// A file in the guest's `/tmp`: its own memory, gone with it.
+macro_rules! scratch {
+    ($name:literal) => {
+        concat!("/tmp/", $name)
+    };
+}
+
 mod catalogue;
 pub mod contention;
 mod daemon;

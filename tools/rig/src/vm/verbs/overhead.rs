@@ -163,7 +163,7 @@ fn attempt(
             &side,
             through,
             "perftest",
-            "/tmp/report",
+            scratch!("report"),
             LIMIT,
         );
         // Reports are off, as in production.

@@ -140,8 +140,8 @@ pub(super) fn await_ready(guest: &Guest, server: &mut Running, ready: Ready) -> 
     }
 }
 
-const SERVER_REPORT: &str = "/tmp/report.server";
-const CLIENT_REPORT: &str = "/tmp/report.client";
+const SERVER_REPORT: &str = scratch!("report.server");
+const CLIENT_REPORT: &str = scratch!("report.client");
 
 /// Both sides have ended; or why they could not be run.
 struct Ended {

@@ -19,7 +19,7 @@ use crate::vm::guest::Guest;
 use crate::vm::network::ROUTER;
 use crate::vm::task::Running;
 
-const FILE: &str = "/tmp/roce.pcap";
+const FILE: &str = scratch!("roce.pcap");
 /// Ethernet-like head of `any` (16), IPv4 (20), UDP (8), BTH (12), RETH or AtomicETH (28), and room.
 const SNAP: &str = "112";
 const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
