@@ -235,7 +235,10 @@ static bool sq_overflow(void) {
     const uint64_t room = p->a.cap.max_send_wr;
     uint64_t taken = 0;
     int error = 0;
-    while (taken < 4 * room) {
+    /* A strict limit is to be found exactly, also by a program that rests before it polls for the first
+     * time: until then nobody can tell whether it polls where it is seen. */
+    const uint64_t most = strict_sq ? room : 4 * room;
+    while (taken < most) {
         DO(send_numbered(&p->a, taken, IBV_SEND_SIGNALED, &error));
         if (error) break;
         taken++;
@@ -249,8 +252,7 @@ static bool sq_overflow(void) {
         DO(reap_run(&p->a, (int)taken, 0, IBV_WC_SEND, 0));
         return quiet(p->a.cq, 20);
     }
-    CHECK(error == ENOMEM && taken == room, "%llu taken, then %s", (unsigned long long)taken,
-          strerror(error));
+    usleep(300 * 1000);
 
     /* Ten done and polled: of a list of twenty, ten fit. */
     DO(receive_numbered(&p->b, 0, 10));
@@ -268,6 +270,8 @@ static bool sq_overflow(void) {
     CHECK(error == ENOMEM, "twenty into a room of ten: %d", error);
     CHECK(bad == &wr[10], "bad_wr is request %td, not 10", bad ? bad - wr : (ptrdiff_t)-1);
     taken += 10;
+    DO(send_numbered(&p->a, taken, IBV_SEND_SIGNALED, &error));
+    CHECK(error == ENOMEM, "one more than max_send_wr was taken");
     DO(receive_numbered(&p->b, 10, taken));
     DO(reap_run(&p->a, (int)taken - 10, 10, IBV_WC_SEND, 0));
 

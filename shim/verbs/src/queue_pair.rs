@@ -127,7 +127,7 @@ struct State {
     limits: Option<Limits>,
     asked_limits: bool,
     counts: Counts,
-    /// Its completion queue was never polled through us: what is in flight cannot be known.
+    /// Its completion queue was not polled through us so far: what is in flight cannot be known.
     unseen: bool,
     /// When it last made progress, or something began to wait, in ticks.
     progress: u32,
@@ -628,6 +628,7 @@ impl QueuePair {
     ) -> Option<ibv_wc_status::Type> {
         state.counts.completions += 1;
         state.progress = lanes::tick();
+        state.unseen = false;
         let success = status == ibv_wc_status::IBV_WC_SUCCESS;
         // What it mostly is.
         if success
