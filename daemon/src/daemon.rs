@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use metrics_exporter_prometheus::{BuildError, ExporterFuture};
 use sd_notify::NotifyState;
@@ -256,6 +256,9 @@ fn start(driver: Driver) -> io::Result<(JoinHandle<()>, oneshot::Receiver<()>)> 
     Ok((thread, died))
 }
 
+/// What is scraped every few seconds need not be made with every snapshot.
+const EXPORT_EVERY: Duration = Duration::from_secs(1);
+
 /// Takes snapshots off the board: to whoever waits for one, and to the endpoint.
 async fn publish(
     board: Arc<Board>,
@@ -268,6 +271,8 @@ async fn publish(
         Ok(pinned) => pinned,
         Err(error) => return error!(%error, "cannot watch the board; no status, no metrics"),
     };
+    let mut exported: Option<Instant> = None;
+    let mut unexported = None;
     loop {
         let readable = tokio::select! {
             readable = pinned.readable() => readable,
@@ -290,12 +295,18 @@ async fn publish(
             match board.take() {
                 Some(snapshot) => {
                     looks = 0;
-                    if let Some(exporter) = &mut exporter {
-                        exporter.publish(&snapshot, service.refusals());
-                    }
+                    unexported = Some(Arc::clone(&snapshot));
                     snapshots.send_replace(Some(snapshot));
                 }
                 None => looks += 1,
+            }
+            // The last one before nothing changes counts.
+            if let Some(exporter) = &mut exporter
+                && (looks > 1 || exported.is_none_or(|at| at.elapsed() >= EXPORT_EVERY))
+                && let Some(snapshot) = unexported.take()
+            {
+                exporter.publish(&snapshot, service.refusals());
+                exported = Some(Instant::now());
             }
             tokio::select! {
                 () = tokio::time::sleep(LOOK_EVERY) => {}

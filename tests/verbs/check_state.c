@@ -264,9 +264,11 @@ static bool destroy_pending(void) {
     for (unsigned round = 0; round < 50; round++) {
         OPEN(p, .len = 4 << 20);
         OPEN(q, .share = p);
-        DO(stuck_sends(&p->a, 10, 100));
-        if (round % 2) {
-            DO(reconnect(p));
+        /* Not both in one queue pair: SoftRoCE (Linux 6.1) loses completions of others, and references, if
+         * one is RESET while a peer keeps it waiting, and then transfers and is destroyed. */
+        if (round % 2 == 0) {
+            DO(stuck_sends(&p->a, 10, 100));
+        } else {
             for (unsigned i = 0; i < 8; i++)
                 DO(put(&p->a, &p->b, (struct ask){i % 2 ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
                                                   1 << 20, 1 << 20, 1 << 20, 200 + i,

@@ -124,6 +124,7 @@ impl Driver {
             .clients
             .iter()
             .position(|c| c.as_ref().is_some_and(|c| c.book.identity.id == id))?;
+        self.sweep_up(index as u32);
         let mut client = self.clients[index].take()?;
         self.hot.retain(|hot| *hot as usize != index);
         self.cold.retain(|cold| *cold as usize != index);

@@ -167,28 +167,51 @@ impl Driver {
             records: 0,
             is_all: true,
         };
-        for index in 0..self.clients.len() {
-            let Some(client) = self.clients[index].as_mut() else {
-                continue;
-            };
-            if client.book.released {
-                continue;
-            }
-            client.refresh();
-            let Client { book, served, .. } = client;
-            let mut taking = Taking::new(&mut self.intake, index as u32, book);
-            let taken = served.sweep_into(BUDGET, &mut taking);
-            let offence = taking.offence;
+        for index in 0..self.clients.len() as u32 {
+            let taken = self.sweep(index);
             swept.records += taken;
             swept.is_all &= taken < BUDGET;
             if taken > 0 {
-                self.warm(index as u32);
-            }
-            if let Some((lane, offence)) = offence {
-                self.quarantine(index as u32, lane, &offence);
+                self.warm(index);
             }
         }
         swept
+    }
+
+    /// Looks at every lane of one client; how many records that brought up, `BUDGET` or more if there may
+    /// be others.
+    fn sweep(&mut self, index: u32) -> usize {
+        let Some(client) = self.clients[index as usize].as_mut() else {
+            return 0;
+        };
+        if client.book.released {
+            return 0;
+        }
+        client.refresh();
+        let Client { book, served, .. } = client;
+        let mut taking = Taking::new(&mut self.intake, index, book);
+        let taken = served.sweep_into(BUDGET, &mut taking);
+        if let Some((lane, offence)) = taking.offence {
+            self.quarantine(index, lane, &offence);
+        }
+        taken
+    }
+
+    /// Takes what a client left behind that says nothing more. What it sent is accounted for, however late
+    /// it told of it.
+    pub(super) fn sweep_up(&mut self, index: u32) {
+        let Some(client) = &self.clients[index as usize] else {
+            return;
+        };
+        // As much as there can be: its memory may be lent to somebody who goes on writing.
+        let most = client.lanes.max(1) * usize::from(self.config.scheduler.slots);
+        let mut taken = 0;
+        while taken <= most {
+            match self.sweep(index) {
+                0 => break,
+                some => taken += some,
+            }
+        }
     }
 
     /// The client is looked at in every round again.

@@ -123,7 +123,7 @@ impl WaiterLine {
 }
 
 #[cfg(not(loom))]
-pub use system::{current_cpu, membarrier, now_ns, register};
+pub use system::{current_cpu, lately_ns, membarrier, now_ns, register};
 #[cfg(not(loom))]
 use system::{futex_wait, futex_wake_all};
 
@@ -195,12 +195,24 @@ mod system {
     #[inline]
     #[must_use]
     pub fn now_ns() -> u64 {
+        read(libc::CLOCK_MONOTONIC)
+    }
+
+    /// [`now_ns`] as of the last tick of the kernel's, up to 10 ms ago: two loads on any machine, also where
+    /// reading the clock is a system call.
+    #[inline]
+    #[must_use]
+    pub fn lately_ns() -> u64 {
+        read(libc::CLOCK_MONOTONIC_COARSE)
+    }
+
+    fn read(clock: libc::clockid_t) -> u64 {
         let mut time = libc::timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        // SAFETY: `time` is a valid timespec to write to; CLOCK_MONOTONIC always exists.
-        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+        // SAFETY: `time` is a valid timespec to write to; both clocks always exist.
+        unsafe { libc::clock_gettime(clock, &raw mut time) };
         time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
     }
 }

@@ -14,6 +14,7 @@ use laxity_shm::layout::{CREDIT_WHOLE, attention};
 use laxity_shm::permit::FLOW_BYTES_MAX;
 use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{Flow, Record, Stage};
+use laxity_shm::region::HeaderRef;
 use laxity_shm::sleep::now_ns;
 
 use crate::client::Core;
@@ -34,6 +35,23 @@ fn next_number() -> u64 {
     static NUMBER: AtomicU64 = AtomicU64::new(1);
     // Relaxed: only that it is unique matters.
     NUMBER.fetch_add(1, Ordering::Relaxed) % (SEATS - 1) + 1
+}
+
+/// Of its credit that a lane gives leave for at a time: those that use it do not share it out.
+const AHEAD_SHARE: u64 = 4;
+
+/// See [`Lane::leave_ahead`].
+#[derive(Debug)]
+pub struct Leave(HeaderRef);
+
+impl Leave {
+    /// Whether nothing waits on any port so far, and the daemon schedules.
+    #[inline]
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.0.credit_stages() & CREDIT_WHOLE != 0
+            && self.0.attention() & attention::NOT_ENFORCED == 0
+    }
 }
 
 /// A message that found no slot.
@@ -144,18 +162,15 @@ impl Lane {
         true
     }
 
-    /// Whether a work request may go before the daemon hears of it, with `ahead` bytes of its like that
-    /// went so: nothing waits on any port, and there is credit for all of them. It hears of them in one
-    /// flow, the next of their like that is submitted.
-    #[inline]
+    /// Leave for small work requests like `flow` to go before the daemon hears of them, and how many bytes:
+    /// nothing waits on any port, and there is credit for several times as many. It hears of them
+    /// in one flow, the next of their like that is submitted.
     #[must_use]
-    pub fn has_leave(&self, flow: &Flow, ahead: u64) -> bool {
-        self.place.as_ref().is_some_and(|place| {
-            flow.key() == place.credit.key
-                && place.credit.left >= ahead + flow.bytes
-                && place.header.credit_stages() & CREDIT_WHOLE != 0
-                && place.header.attention() & attention::NOT_ENFORCED == 0
-        })
+    pub fn leave_ahead(&self, flow: &Flow) -> Option<(Leave, u64)> {
+        let place = self.place.as_ref()?;
+        let bytes = place.credit.left / AHEAD_SHARE;
+        let leave = Leave(place.header.clone());
+        (flow.key() == place.credit.key && bytes > 0 && leave.holds()).then_some((leave, bytes))
     }
 
     /// No credit is at hand.

@@ -203,11 +203,18 @@ pub fn abandon() {
     COUNT.store(0, Ordering::Relaxed);
 }
 
+/// Whether nothing is known of any memory.
+#[inline]
+#[must_use]
+pub fn is_silent() -> bool {
+    COUNT.load(Ordering::Relaxed) == 0
+}
+
 /// What is known of the memory at an address.
 #[inline]
 #[must_use]
 pub fn at(address: u64) -> Option<Scope> {
-    if COUNT.load(Ordering::Relaxed) == 0 {
+    if is_silent() {
         return None;
     }
     let tables = tables().read().unwrap_or_else(PoisonError::into_inner);

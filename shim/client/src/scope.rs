@@ -5,6 +5,7 @@
 //! scope, calls the library, and closes it: whatever the thread submits meanwhile belongs to it.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use laxity_shm::record::Stage;
 
@@ -59,8 +60,15 @@ thread_local! {
     };
 }
 
+/// Whether any thread ever opened one. Relaxed: a thread sees its own; a process without any saves the
+/// way to its stack.
+static USED: AtomicBool = AtomicBool::new(false);
+
 /// Opens a scope for the calling thread, inside the one that is open.
 pub fn push(scope: Scope) {
+    if !USED.load(Ordering::Relaxed) {
+        USED.store(true, Ordering::Relaxed);
+    }
     STACK.with(|stack| {
         let depth = stack.depth.get();
         if let Some(cell) = stack.scopes.get(depth) {
@@ -84,10 +92,26 @@ pub fn pop() -> bool {
     })
 }
 
+/// Whether the calling thread has none open.
+#[inline]
+#[must_use]
+pub fn is_silent() -> bool {
+    !USED.load(Ordering::Relaxed) || depth() == 0
+}
+
+/// Not inlined: the way to a thread's own memory is a call that is otherwise made ahead of the question.
+#[inline(never)]
+fn depth() -> usize {
+    STACK.with(|stack| stack.depth.get())
+}
+
 /// What the open scopes of the calling thread say together.
 #[inline]
 #[must_use]
 pub fn current() -> Option<Scope> {
+    if !USED.load(Ordering::Relaxed) {
+        return None;
+    }
     STACK.with(|stack| match stack.depth.get().min(DEPTH_MAX) {
         0 => None,
         depth => Some(stack.scopes[depth - 1].get()),

@@ -118,6 +118,14 @@ const SEAT_MASK: u64 = u64::MAX << SEAT_SHIFT;
 pub(crate) const SEATS: u64 = 1 << (64 - SEAT_SHIFT);
 
 impl Ticket {
+    /// The default: one that is done.
+    pub const DONE: Self = Self {
+        tag: 0,
+        total: 0,
+        granted: 0,
+        mark: Mark::DONE,
+    };
+
     /// A flow that the daemon is not told of.
     pub(crate) const fn bypassed(bytes: u64) -> Self {
         Self {

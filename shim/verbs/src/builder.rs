@@ -138,8 +138,9 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
         let Some((context, queue_pair)) = of(qp) else {
             return libc::EINVAL;
         };
-        let works = core::mem::take(&mut (*queue_pair.builder.data_ptr()).works);
+        let works = &mut (*queue_pair.builder.data_ptr()).works;
         let result = post(context, queue_pair, qp, works);
+        works.clear();
         queue_pair.builder.force_unlock();
         result
     }
@@ -151,7 +152,7 @@ unsafe fn post(
     context: &'static Context,
     queue_pair: &'static QueuePair,
     qp: *mut ibv_qp_ex,
-    mut works: Vec<Work>,
+    works: &mut [Work],
 ) -> c_int {
     let Some(real) = context.post_send() else {
         return libc::EINVAL;
@@ -340,7 +341,7 @@ unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, leng
     // SAFETY: see above; `length` readable bytes.
     unsafe {
         if let Some(work) = last(qp) {
-            work.set_inline(work::bytes(addr.cast(), length).to_vec());
+            work.set_inline(work::bytes(addr.cast(), length).into());
         }
     }
 }
@@ -353,7 +354,7 @@ unsafe extern "C" fn set_inline_data_list(
     // SAFETY: see above; a list of `count` pieces of readable memory.
     unsafe {
         if let Some(work) = last(qp) {
-            let mut inline = Vec::new();
+            let mut inline = work::Inline::new();
             for index in 0..count {
                 let piece = &*list.add(index);
                 inline.extend_from_slice(work::bytes(piece.addr.cast(), piece.length));

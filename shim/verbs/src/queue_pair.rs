@@ -19,16 +19,16 @@
 //! depends on what waits here. So what is in flight of a queue pair is taken for complete once its
 //! completion queue was not polled for [`UNPOLLED_TICKS`].
 //!
-//! On an idle port, where all may go at once, small ones without a signal are not told of one by one:
-//! the next that has a signal stands for them, with their bytes. At most [`at_once::AHEAD_BYTES`] of a queue
-//! pair are unknown to the daemon at a time.
+//! While nothing waits on any port, small ones are not told of one by one, see [`ahead`].
 
+mod ahead;
 mod at_once;
 
 use core::ffi::c_int;
 use core::ptr;
 use std::collections::VecDeque;
 
+use ahead::Ahead;
 use laxity_client::{Flow, Lane, Ticket};
 use parking_lot::Mutex;
 use rdma_sys::{
@@ -113,6 +113,19 @@ struct InFlight {
     failed: bool,
 }
 
+impl InFlight {
+    /// One that no flow stands for so far.
+    const fn untold(wr_id: u64, signaled: bool) -> Self {
+        Self {
+            wr_id,
+            signaled,
+            bytes: 0,
+            ticket: Ticket::DONE,
+            failed: false,
+        }
+    }
+}
+
 /// Everything about a queue pair that changes.
 #[derive(Debug, Default)]
 struct State {
@@ -131,8 +144,7 @@ struct State {
     unseen: bool,
     /// When it last made progress, or something began to wait, in ticks.
     progress: u32,
-    /// What went without a signal and the daemon was not told of, as one flow.
-    ahead: Option<Flow>,
+    ahead: Ahead,
     waiting: VecDeque<Deferred>,
     /// How many of them, from the front, were submitted.
     submitted: usize,
@@ -288,7 +300,7 @@ impl QueuePair {
     }
 
     fn drop_all(&'static self, state: &mut State) {
-        state.ahead = None;
+        self.tell_ahead(state);
         if state.waiting.is_empty() && state.in_flight.is_empty() {
             return;
         }
@@ -325,25 +337,31 @@ impl QueuePair {
         atomic: bool,
     ) -> Posted {
         let mut state = self.state.lock();
+        // SAFETY: upheld by the caller, here and below.
+        let is_one = unsafe { list.as_ref() }.is_some_and(|one| one.next.is_null());
+        if is_one && state.is_clear() {
+            // SAFETY: as above.
+            let posted = unsafe { self.post_ahead(&mut state, real, ibv, list) };
+            if let Some(posted) = posted {
+                return posted;
+            }
+        }
         if !state.scheduled || (state.standing != Standing::Ready && state.waiting.is_empty()) {
             drop(state);
-            // SAFETY: upheld by the caller.
+            // SAFETY: as above.
             return unsafe { pass(real, ibv, list) };
         }
         state.learn(ibv);
         if !state.waiting.is_empty() {
             self.advance(&mut state);
         }
-        // SAFETY: upheld by the caller.
+        // SAFETY: as above.
         unsafe {
             if atomic {
                 state.takes_all(list)?;
             }
-            if state.waiting.is_empty() && state.standing == Standing::Ready {
-                if !atomic
-                    && list.as_ref().is_some_and(|one| one.next.is_null())
-                    && let Some(posted) = self.post_one(&mut state, real, ibv, list)
-                {
+            if state.is_clear() {
+                if is_one && let Some(posted) = self.post_one(&mut state, real, ibv, list) {
                     return posted;
                 }
                 self.post_at_once(&mut state, real, ibv, list, atomic)
@@ -636,10 +654,10 @@ impl QueuePair {
             && front.wr_id == wr_id
             && front.signaled
         {
-            let gone = state.in_flight.pop_front()?;
-            if gone.bytes > 0 {
-                self.land(&mut self.shard().lane(), &gone.ticket, gone.bytes);
+            if front.bytes > 0 {
+                self.land(&mut self.shard().lane(), &front.ticket, front.bytes);
             }
+            state.in_flight.pop_front();
             return None;
         }
         // With an error no opcode says whether a receive has completed.
@@ -663,6 +681,11 @@ impl QueuePair {
 }
 
 impl State {
+    /// Nothing waits, and the provider takes what comes.
+    fn is_clear(&self) -> bool {
+        matches!(self.standing, Standing::Ready) && self.waiting.is_empty()
+    }
+
     /// Whether one more work request, the `nth` of a call, is what the provider would take.
     ///
     /// # Safety

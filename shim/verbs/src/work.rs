@@ -4,6 +4,7 @@ use core::ptr;
 use core::slice;
 
 use rdma_sys::{ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode};
+use smallvec::SmallVec;
 
 const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
 const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
@@ -62,12 +63,17 @@ const LAST_OPCODE: ibv_wr_opcode::Type = ibv_wr_opcode::IBV_WR_ATOMIC_WRITE;
 /// A copy of a work request with all that it points to.
 pub(crate) struct Work {
     wr: ibv_send_wr,
-    sges: Vec<ibv_sge>,
+    sges: Sges,
     /// Payload of an inline one: the program may overwrite its own after the post.
-    inline: Vec<u8>,
+    inline: Inline,
 }
 
-// SAFETY: the pointers in it lead into its own vectors, or are handles of libibverbs that the program
+/// Of most there is one.
+type Sges = SmallVec<[ibv_sge; 1]>;
+/// What is sent inline is mostly a flag or a header.
+pub(crate) type Inline = SmallVec<[u8; 32]>;
+
+// SAFETY: the pointers in it are set before each use, see `request`, or lead into its own vectors, or are handles of libibverbs that the program
 // may use from any thread.
 unsafe impl Send for Work {}
 
@@ -83,7 +89,7 @@ impl Work {
         // SAFETY: upheld by the caller.
         let sges = unsafe { sges(wr) };
         if is_inline(wr) {
-            let mut inline = Vec::with_capacity(length(sges) as usize);
+            let mut inline = Inline::with_capacity(length(sges) as usize);
             for sge in sges {
                 // SAFETY: an inline piece is readable memory of the program.
                 inline.extend_from_slice(unsafe {
@@ -94,8 +100,8 @@ impl Work {
         } else {
             Self {
                 wr: own,
-                sges: sges.to_vec(),
-                inline: Vec::new(),
+                sges: sges.into(),
+                inline: Inline::new(),
             }
         }
     }
@@ -104,24 +110,24 @@ impl Work {
     pub(crate) fn new(wr: ibv_send_wr) -> Self {
         Self {
             wr,
-            sges: Vec::new(),
-            inline: Vec::new(),
+            sges: Sges::new(),
+            inline: Inline::new(),
         }
     }
 
-    fn inline(wr: ibv_send_wr, inline: Vec<u8>) -> Self {
+    fn inline(wr: ibv_send_wr, inline: Inline) -> Self {
         let mut work = Self::new(wr);
         work.set_inline(inline);
         work
     }
 
-    pub(crate) fn set_inline(&mut self, inline: Vec<u8>) {
+    pub(crate) fn set_inline(&mut self, inline: Inline) {
         self.wr.send_flags |= INLINE;
-        self.sges = vec![ibv_sge {
+        self.set_sges(&[ibv_sge {
             addr: 0,
             length: inline.len() as u32,
             lkey: 0,
-        }];
+        }]);
         self.inline = inline;
     }
 

@@ -44,6 +44,11 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr) {
     return qp;
 }
 
+int ibv_destroy_qp(struct ibv_qp *qp) {
+    free(qp);
+    return 0;
+}
+
 #undef ibv_query_qp
 int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask) {
     if (mask & IBV_QP_STATE) qp->state = attr->qp_state;

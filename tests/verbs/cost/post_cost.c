@@ -37,5 +37,5 @@ int main(int argc, char **argv) {
     clock_gettime(CLOCK_MONOTONIC, &ended);
     printf("%.1f\n", ((double)(ended.tv_sec - began.tv_sec) * 1e9 +
                       (double)(ended.tv_nsec - began.tv_nsec)) / (double)count);
-    return 0;
+    return ibv_destroy_qp(qp);
 }

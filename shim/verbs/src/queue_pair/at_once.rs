@@ -1,6 +1,6 @@
 //! Posts while nothing waits: what has leave goes to the provider in the caller's own list.
 
-use laxity_client::{Flow, Ticket};
+use laxity_client::Ticket;
 use rdma_sys::{ibv_qp, ibv_send_wr};
 
 use super::{IN_FLIGHT_MAX, InFlight, QueuePair, State};
@@ -8,16 +8,38 @@ use crate::contexts::{Context, PostSend};
 use crate::list::{Posted, call, call_prefix, position};
 use crate::{classify, work};
 
-/// Bytes posted without a signal that the daemon is not told of until one with a signal follows: little
-/// against the window of any port that RDMA runs on.
-pub(super) const AHEAD_BYTES: u64 = 64 << 10;
 impl QueuePair {
+    /// Posts a single one of which the daemon need not hear now. `None`: nothing happened.
+    ///
+    /// # Safety
+    /// As for [`QueuePair::post`]; `one` is not null.
+    #[inline]
+    pub(super) unsafe fn post_ahead(
+        &'static self,
+        state: &mut State,
+        real: PostSend,
+        ibv: *mut ibv_qp,
+        one: *mut ibv_send_wr,
+    ) -> Option<Posted> {
+        // SAFETY: upheld by the caller, here and below.
+        let wr = unsafe { &*one };
+        // SAFETY: as above.
+        let bytes = unsafe { state.ahead.takes(wr) }?;
+        let (wr_id, signaled) = (wr.wr_id, state.signals_all || work::is_signaled(wr));
+        // SAFETY: as above.
+        let result = unsafe { call(real, ibv, one) };
+        if result.is_ok() {
+            state.ahead.went(bytes);
+            self.one_launched(state, InFlight::untold(wr_id, signaled), bytes);
+        }
+        Some(result)
+    }
+
     /// [`QueuePair::post_at_once`] of a single one, the way most go. `None`: nothing happened, it goes the
     /// long way.
     ///
     /// # Safety
     /// As for [`QueuePair::post`]; `one` is not null.
-    #[inline]
     pub(super) unsafe fn post_one(
         &'static self,
         state: &mut State,
@@ -26,76 +48,81 @@ impl QueuePair {
         one: *mut ibv_send_wr,
     ) -> Option<Posted> {
         let nic = state.context.map_or(u8::MAX, Context::nic);
-        // SAFETY: upheld by the caller.
+        // SAFETY: upheld by the caller, here and below.
         let wr = unsafe { &*one };
         let signaled = state.signals_all || work::is_signaled(wr);
-        let mut flight = InFlight {
-            wr_id: wr.wr_id,
-            signaled,
-            bytes: 0,
-            ticket: Ticket::default(),
-            failed: false,
-        };
-        // SAFETY: upheld by the caller.
+        let (opcode, mut flight) = (wr.opcode, InFlight::untold(wr.wr_id, signaled));
+        // SAFETY: as above.
         let flow = unsafe { classify::flow(wr, nic) };
-        let mut goes_ahead = false;
+        let mut told = 0;
         if let Some(flow) = &flow {
-            let ahead = state.ahead_of(flow);
+            let with = state.ahead.told_with(flow);
             let mut lane = self.shard().lane();
-            if !signaled {
-                let few = |ahead| ahead + flow.bytes <= AHEAD_BYTES;
-                goes_ahead = ahead.is_some_and(|ahead| few(ahead) && lane.has_leave(flow, ahead));
+            if !lane.submit_whole_into(&with, &mut flight.ticket) {
+                drop(lane);
+                self.shard().is_full();
+                // SAFETY: as above.
+                return Some(unsafe { self.defer(state, one, None, false) });
             }
-            if !goes_ahead {
-                let told = Flow {
-                    bytes: flow.bytes + ahead.unwrap_or(0),
-                    ..*flow
-                };
-                flight.bytes = told.bytes;
-                if !lane.submit_whole_into(&told, &mut flight.ticket) {
-                    drop(lane);
-                    self.shard().is_full();
-                    // SAFETY: upheld by the caller.
-                    return Some(unsafe { self.defer(state, one, None, false) });
+            flight.bytes = with.bytes;
+            told = with.bytes - flow.bytes;
+            if lane.poll(&mut flight.ticket).is_none() {
+                if told > 0 {
+                    // For itself alone, then; another tells of those that went ahead.
+                    lane.cancel(flight.ticket);
+                    return None;
                 }
-                if lane.poll(&mut flight.ticket).is_none() {
-                    if told.bytes > flow.bytes {
-                        // For itself alone, then; another tells of those that went ahead.
-                        lane.cancel(flight.ticket);
-                        return None;
-                    }
-                    drop(lane);
-                    // SAFETY: upheld by the caller.
-                    return Some(unsafe { self.defer(state, one, Some(flight.ticket), false) });
-                }
+                drop(lane);
+                // SAFETY: as above.
+                return Some(unsafe { self.defer(state, one, Some(flight.ticket), false) });
             }
         }
-        // SAFETY: upheld by the caller.
+        // SAFETY: as above.
         let result = unsafe { call(real, ibv, one) };
         if result.is_err() {
             self.shard().lane().cancel(flight.ticket);
             return Some(result);
         }
-        let own_bytes = flow.map_or(0, |flow| flow.bytes);
-        if let Some(flow) = flow.filter(|_| goes_ahead) {
-            let ahead = state.ahead.get_or_insert(Flow { bytes: 0, ..flow });
-            ahead.bytes += flow.bytes;
-        } else if flight.bytes > own_bytes {
-            state.ahead = None;
+        let bytes = flow.map_or(0, |flow| flow.bytes);
+        if let Some(flow) = &flow {
+            let mut lane = self.shard().lane();
+            state.ahead.follow(&lane, opcode, flow, told > 0);
+            if !signaled {
+                // Nobody can tell when it is complete.
+                self.land(&mut lane, &flight.ticket, flight.bytes);
+                flight = InFlight::untold(flight.wr_id, false);
+            }
         }
-        if !signaled && flight.bytes > 0 {
-            // Nobody can tell when it is complete.
-            self.land(&mut self.shard().lane(), &flight.ticket, flight.bytes);
-            flight.ticket = Ticket::default();
-            flight.bytes = 0;
-        }
+        self.one_launched(state, flight, bytes);
+        Some(result)
+    }
+
+    /// The provider has taken one more.
+    #[inline]
+    fn one_launched(&self, state: &mut State, flight: InFlight, bytes: u64) {
         state.in_flight.push_back(flight);
         state.counts.posted += 1;
-        state.counts.posted_bytes += own_bytes;
+        state.counts.posted_bytes += bytes;
         if state.in_flight.len() > IN_FLIGHT_MAX {
             self.take_for_granted(state);
         }
-        Some(result)
+    }
+
+    /// The daemon hears of what went ahead, and that it is complete.
+    pub(super) fn tell_ahead(&self, state: &mut State) {
+        let Some(untold) = state.ahead.end() else {
+            return;
+        };
+        let mut ticket = Ticket::default();
+        let mut lane = self.shard().lane();
+        if !lane.submit_whole_into(&untold, &mut ticket) {
+            return;
+        }
+        if lane.poll(&mut ticket).is_some() {
+            self.land(&mut lane, &ticket, untold.bytes);
+        } else {
+            lane.cancel(ticket);
+        }
     }
 
     /// Nothing waits: what has leave goes, and the rest waits.
@@ -120,13 +147,8 @@ impl QueuePair {
         while let Some(wr) = unsafe { at.as_ref() } {
             // SAFETY: as above.
             let flow = unsafe { classify::flow(wr, nic) };
-            let mut flight = InFlight {
-                wr_id: wr.wr_id,
-                signaled: state.signals_all || work::is_signaled(wr),
-                bytes: 0,
-                ticket: Ticket::default(),
-                failed: false,
-            };
+            let signaled = state.signals_all || work::is_signaled(wr);
+            let mut flight = InFlight::untold(wr.wr_id, signaled);
             if let Some(flow) = flow {
                 flight.bytes = flow.bytes;
                 if !lane.submit_whole_into(&flow, &mut flight.ticket) {
@@ -177,17 +199,5 @@ impl QueuePair {
             return unsafe { self.defer(state, bad, None, true) };
         }
         Err((error, bad))
-    }
-}
-
-impl State {
-    /// Bytes that went ahead and that a flow can stand for; `None` if it can for none.
-    fn ahead_of(&self, flow: &Flow) -> Option<u64> {
-        let anonymous = flow.batch == 0 && flow.request == 0 && flow.deadline_ns == 0;
-        match &self.ahead {
-            _ if !anonymous => None,
-            None => Some(0),
-            Some(ahead) => (ahead.key() == flow.key()).then_some(ahead.bytes),
-        }
     }
 }

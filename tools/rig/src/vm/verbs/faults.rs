@@ -14,7 +14,7 @@ use super::program::{Posted, Program, Ready, Side, Through};
 use super::{Matrix, Programs};
 use crate::vm::guest::Guest;
 use crate::vm::network::{ADDRESSES, DEVICES};
-use crate::vm::task::TaskReport;
+use crate::vm::task::{Task, TaskReport};
 
 /// What a fault came to.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -114,6 +114,12 @@ fn perftest(guest: &Guest) -> Program {
         all_cross: true,
         limit: Duration::from_secs(90),
     }
+}
+
+/// A program with the library, its report in [`REPORT`].
+fn preloaded(guest: &Guest, programs: &Programs, side: &Side, limit: Duration) -> Task {
+    let through = Through::Preload;
+    task(guest, programs, side, through, "default", REPORT, limit)
 }
 
 fn ended_well(what: &str, task: &TaskReport, fault: &mut Fault) {
@@ -241,15 +247,7 @@ fn applications_killed(
         let line = format!("{}/orphans -n {cycles}", programs.checks.display());
         let side = Side::new(&line, Posted::Wire);
         let limit = Duration::from_secs(60 + 2 * u64::from(cycles));
-        let task = task(
-            guest,
-            programs,
-            &side,
-            Through::Preload,
-            "default",
-            REPORT,
-            limit,
-        );
+        let task = preloaded(guest, programs, &side, limit);
         Ok(task.start()?.wait())
     };
     ended_well("the warm-up", &cycle(WARM_UP)?, fault);
@@ -296,15 +294,7 @@ fn nothing_to_do(guest: &Guest, programs: &Programs, fault: &mut Fault) -> anyho
     let run = |argv: &[&str]| -> anyhow::Result<TaskReport> {
         let mut side = Side::new("", Posted::Wire);
         side.argv = argv.iter().map(ToString::to_string).collect();
-        let task = task(
-            guest,
-            programs,
-            &side,
-            Through::Preload,
-            "default",
-            REPORT,
-            LIMIT,
-        );
+        let task = preloaded(guest, programs, &side, LIMIT);
         Ok(task.start()?.wait())
     };
     let before = attachments()?;
@@ -374,15 +364,7 @@ fn checked(
     fault: &mut Fault,
 ) -> anyhow::Result<()> {
     let limit = Duration::from_secs(240);
-    let task = task(
-        guest,
-        programs,
-        side,
-        Through::Preload,
-        "default",
-        REPORT,
-        limit,
-    );
+    let task = preloaded(guest, programs, side, limit);
     let report = task.start()?.wait();
     ended_well(&side.argv.join(" "), &report, fault);
     let line = read_report(REPORT)?.context("the library wrote no report")?;

@@ -16,6 +16,7 @@ use crate::vm::guest::Guest;
 use crate::vm::task::{Running, Task, TaskReport};
 
 const READY_WITHIN: Duration = Duration::from_secs(30);
+const LISTENS_AFTER: Duration = Duration::from_millis(300);
 /// The guest is emulated and shares its processors: a daemon that is not heard of for 100 ms, the
 /// library's default, is not dead there. `faults.rs` keeps the default.
 const STALL_MS: &str = "5000";
@@ -127,6 +128,10 @@ pub(super) fn await_ready(guest: &Guest, server: &mut Running, ready: Ready) -> 
                 .unwrap_or(false),
         };
         if up {
+            if ready == Ready::Management {
+                // It is said to listen a moment before the device does, which until then rejects.
+                std::thread::sleep(LISTENS_AFTER);
+            }
             return Ok(());
         }
         if !server.is_running() || Instant::now() > give_up {
