@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 
 use laxity_wire::Status;
 
@@ -26,30 +26,33 @@ fn build(folder: &Path) {
     assert!(status.success(), "the program for the test does not build");
 }
 
-/// Posts [`POSTS`] in `mode`; the library's report, and what the daemon knows once the program is gone.
-fn post(mode: &str) -> (serde_json::Value, Status) {
+/// Starts the program that posts, under `daemon`.
+fn start(folder: &Path, daemon: &Daemon, arguments: &[u64], environment: &[(&str, &str)]) -> Child {
+    Command::new(folder.join("post_cost"))
+        .args(arguments.iter().map(u64::to_string))
+        .env("LD_PRELOAD", binary("liblaxity.so"))
+        .env("LAXITY_SOCKET", daemon.socket())
+        .env("LAXITY_PROFILE", "perftest")
+        .env("LAXITY_REPORT", folder.join("report"))
+        .env("LAXITY_STALL_MS", "60000")
+        .envs(environment.iter().copied())
+        .spawn()
+        .expect("the program starts")
+}
+
+/// Posts; the library's report, and what the daemon knows once the program is gone.
+fn post(arguments: &[u64], environment: &[(&str, &str)]) -> (serde_json::Value, Status) {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
     build(folder);
     let daemon = Daemon::start(folder, "");
-    let report = folder.join("report");
-    let child = Command::new(folder.join("post_cost"))
-        .args([POSTS.to_string(), BYTES.to_string(), "1".into()])
-        .env("LD_PRELOAD", binary("liblaxity.so"))
-        .env("LAXITY_SOCKET", daemon.socket())
-        .env("LAXITY_PROFILE", "perftest")
-        .env("LAXITY_MODE", mode)
-        .env("LAXITY_REPORT", &report)
-        .env("LAXITY_STALL_MS", "60000")
-        .spawn()
-        .expect("the program starts");
-    let (status, _) = wait_bounded(child);
+    let (status, _) = wait_bounded(start(folder, &daemon, arguments, environment));
     assert!(status.success(), "{status}");
     eventually("the daemon has read all that the program told", || {
         let totals = daemon.status().totals;
         totals.attachments == 1 && totals.attached_clients == 0
     });
-    let line = fs::read_to_string(&report).expect("a report");
+    let line = fs::read_to_string(folder.join("report")).expect("a report");
     (serde_json::from_str(&line).expect("JSON"), daemon.status())
 }
 
@@ -57,26 +60,88 @@ fn count(report: &serde_json::Value, name: &str) -> u64 {
     report[name].as_u64().expect("a number")
 }
 
-#[test]
-fn small_work_requests_on_an_idle_port_are_told_of_together_and_none_is_forgotten() {
-    let (report, status) = post("enforce");
-    assert_eq!(count(&report, "work_requests"), POSTS);
-    assert_eq!(count(&report, "bytes"), POSTS * BYTES);
-    assert_eq!(count(&report, "completions"), POSTS);
-    assert_eq!(count(&report, "scheduled_bytes"), POSTS * BYTES);
-    assert_eq!(count(&report, "bypassed_bytes"), 0);
-    assert_eq!(status.totals.permitted_bytes, POSTS * BYTES);
-    assert_eq!(status.totals.completed_bytes, POSTS * BYTES);
+/// All that was posted is accounted for at both ends, and only that.
+fn check(report: &serde_json::Value, status: &Status, posts: u64) {
+    assert_eq!(count(report, "work_requests"), posts);
+    assert_eq!(count(report, "bytes"), posts * BYTES);
+    assert_eq!(count(report, "completions"), posts);
+    assert_eq!(count(report, "bypassed_bytes"), 0);
+    assert_eq!(status.totals.permitted_bytes, posts * BYTES, "permitted");
+    assert_eq!(status.totals.completed_bytes, posts * BYTES, "completed");
+}
+
+/// Far fewer flows than work requests.
+fn together(status: &Status, posts: u64) {
     let flows = status.totals.flows;
     assert!(
-        (POSTS / 256..=POSTS / 64).contains(&flows),
-        "{flows} flows for {POSTS} work requests, of which 256 may go between two"
+        (posts / 256..=posts / 16).contains(&flows),
+        "{flows} flows for {posts} work requests"
     );
 }
 
 #[test]
+fn small_work_requests_on_an_idle_port_are_told_of_together_and_none_is_forgotten() {
+    let (report, status) = post(&[POSTS, BYTES, 1], &[]);
+    check(&report, &status, POSTS);
+    together(&status, POSTS);
+}
+
+#[test]
+fn a_process_that_ends_tells_what_it_has_not_told() {
+    let (report, status) = post(&[1000, BYTES, 1], &[("NULL_KEEP", "1")]);
+    check(&report, &status, 1000);
+}
+
+#[test]
+fn others_before_them_do_not_keep_them_apart() {
+    // Of another stage than what follows, and some of them are told of later.
+    let profile = ("LAXITY_PROFILE", "default");
+    let (report, status) = post(&[POSTS, BYTES, 1, 3], &[profile]);
+    check(&report, &status, POSTS + 3);
+    together(&status, POSTS);
+    let stages = status.ports.iter().flat_map(|port| &port.stages);
+    let submitted = |name: &str| -> u64 {
+        let of_it = stages.clone().filter(|stage| stage.stage == name);
+        of_it.map(|stage| stage.submitted_bytes).sum()
+    };
+    assert_eq!(submitted("p2d"), POSTS * BYTES);
+    assert_eq!(submitted("background"), 3 * BYTES);
+}
+
+#[test]
+fn what_the_provider_refuses_and_gets_again_counts_once() {
+    let (report, status) = post(&[POSTS, BYTES, 1], &[("NULL_REFUSES", "7")]);
+    assert_eq!(count(&report, "work_requests"), POSTS);
+    assert_eq!(count(&report, "bytes"), POSTS * BYTES);
+    // A flow that was permitted, refused and withdrawn counts as permitted, and is submitted again.
+    let again = status.totals.cancelled_flows * BYTES;
+    assert_eq!(status.totals.permitted_bytes, POSTS * BYTES + again);
+    assert_eq!(status.totals.completed_bytes, POSTS * BYTES);
+    together(&status, POSTS);
+}
+
+#[test]
 fn a_daemon_that_observes_is_told_of_each() {
-    let (report, status) = post("observe");
+    let (report, status) = post(&[POSTS, BYTES, 1], &[("LAXITY_MODE", "observe")]);
     assert_eq!(count(&report, "observed_bytes"), POSTS * BYTES);
     assert_eq!(status.totals.flows, POSTS);
+}
+
+#[test]
+fn a_process_that_is_told_of_rarely_finds_the_next_daemon_soon() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    build(folder);
+    let mut daemon = Daemon::start(folder, "");
+    // Half a minute of posts, 8 bytes each: by their number, few are told of.
+    let mut child = start(folder, &daemon, &[30_000, 8, 1, 0, 1000], &[]);
+    eventually("it is attached", || daemon.status().totals.flows > 0);
+    daemon.kill();
+    daemon.launch();
+    eventually("it is attached to the next", || {
+        daemon.status().totals.attached_clients == 1
+    });
+    assert!(child.try_wait().expect("wait").is_none(), "it still posts");
+    child.kill().expect("SIGKILL");
+    child.wait().expect("wait");
 }

@@ -114,43 +114,16 @@ int main(int argc, char **argv) {
         return 3;
     }
     name = server ? device_name(name, "VERBS_B", "rxe1") : device_name(name, "VERBS_A", "rxe0");
-    struct device device;
-    if (device_open(&device, name, gid_index)) return 3;
-
-    int fd;
-    if (server) {
-        const int listener = rendezvous_listen(port);
-        fd = rendezvous_accept(listener);
-        close(listener);
-        hear(fd, &plan, sizeof plan);
-    } else {
-        fd = rendezvous_connect(host, port);
-        tell(fd, &plan, sizeof plan);
-    }
-
-    uint8_t *buf = NULL;
-    if (posix_memalign((void **)&buf, 4096, plan.memory)) return 3;
+    struct endpoint side = {0};
+    if (device_open(&side.device, name, gid_index)) return 3;
+    const int fd = side.fd = rendezvous(host, port);
+    if (server) hear(fd, &plan, sizeof plan);
+    else tell(fd, &plan, sizeof plan);
+    if (endpoint_open(&side, plan.memory, (unsigned)depth, 1, (uint8_t)plan.tclass)) return 3;
+    uint8_t *const buf = side.buf;
     /* Both sides know both patterns; the receiving side's must give way to the other's. */
     fill(buf, plan.memory, server ? SERVER_SEED : CLIENT_SEED);
-    struct ibv_mr *mr = ibv_reg_mr(device.pd, buf, plan.memory, ALL_ACCESS);
-    struct ibv_cq *cq = ibv_create_cq(device.ctx, (int)depth + 1, NULL, NULL, 0);
-    struct ibv_qp_init_attr attr = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
-                                    .cap = {.max_send_wr = (uint32_t)depth, .max_recv_wr = 1,
-                                            .max_send_sge = 1, .max_recv_sge = 1}};
-    struct ibv_qp *qp = mr && cq ? ibv_create_qp(device.pd, &attr) : NULL;
-    if (!qp) {
-        fprintf(stderr, "%s: %s\n", name, strerror(errno));
-        return 3;
-    }
-    struct address mine, peer;
-    const struct path path = {.tclass = (uint8_t)plan.tclass};
-    char byte = 1;
-    address_of(&mine, &device, qp, mr);
-    tell(fd, &mine, sizeof mine);
-    hear(fd, &peer, sizeof peer);
-    if (qp_up(qp, &device, mine.psn, &peer, &path)) return 3;
-    tell(fd, &byte, 1);
-    hear(fd, &byte, 1);
+    meet(fd);
 
     uint64_t requests = 0, payload = 0, transfers = server ? 0 : (plan.bytes + transfer - 1) / transfer;
     double *times = calloc(transfers + 1, sizeof *times);
@@ -176,17 +149,17 @@ int main(int argc, char **argv) {
             if (len > plan.bytes - posted) len = plan.bytes - posted;
             if (len > plan.memory - at) len = plan.memory - at;
             const bool last = posted + len == end || posted + len == plan.bytes;
-            struct ibv_sge sge = {(uintptr_t)buf + at, (uint32_t)len, mr->lkey};
+            struct ibv_sge sge = {(uintptr_t)buf + at, (uint32_t)len, side.mr->lkey};
             struct ibv_send_wr wr = {.wr_id = head, .sg_list = &sge, .num_sge = 1,
                                      .opcode = plan.read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE};
             struct ibv_send_wr *bad;
-            wr.wr.rdma.remote_addr = peer.addr + at;
-            wr.wr.rdma.rkey = peer.rkey;
+            wr.wr.rdma.remote_addr = side.peer.addr + at;
+            wr.wr.rdma.rkey = side.peer.rkey;
             if (++unsignaled == every || last || head + 1 - tail == depth) {
                 wr.send_flags = IBV_SEND_SIGNALED;
                 unsignaled = 0;
             }
-            const int error = ibv_post_send(qp, &wr, &bad);
+            const int error = ibv_post_send(side.qp, &wr, &bad);
             if (error) {
                 stop("ibv_post_send", error);
                 break;
@@ -198,7 +171,7 @@ int main(int argc, char **argv) {
             idle = false;
         }
         struct ibv_wc wc[32];
-        const int got = ibv_poll_cq(cq, 32, wc);
+        const int got = ibv_poll_cq(side.cq, 32, wc);
         if (got < 0) stop("ibv_poll_cq", EIO);
         for (int i = 0; i < got; i++) {
             if (wc[i].status != IBV_WC_SUCCESS) {
@@ -240,6 +213,7 @@ int main(int argc, char **argv) {
     /* The client has finished: both look at their memory. */
     struct verdict here = {0}, there;
     const bool alone = !server && peer_lost(fd);
+    char byte = 1;
     if (alone) stop("the peer stopped", ECONNRESET);
     else if (!server) tell(fd, &byte, 1);
     else hear(fd, &byte, 1);
@@ -289,11 +263,8 @@ int main(int argc, char **argv) {
     json_text(stdout, detail);
     puts("}");
 
-    const bool closed = !ibv_destroy_qp(qp) && !ibv_destroy_cq(cq) && !ibv_dereg_mr(mr);
-    device_close(&device);
-    close(fd);
+    const bool closed = !endpoint_close(&side);
     free(times);
     free(ends);
-    free(buf);
     return good && closed ? 0 : 1;
 }

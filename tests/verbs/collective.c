@@ -14,15 +14,9 @@ struct plan {
     uint32_t tclass, corrupt;
 };
 
-static struct device device;
-static struct ibv_qp *qp;
-static struct ibv_cq *cq;
-static struct ibv_mr *mr;
-/* What goes out, then what comes in in even and in odd rounds: the peer may be one round ahead
- * while the last one is being verified. */
-static uint8_t *buf;
-static int fd;
-static struct address peer;
+/* Its memory: what goes out, then what comes in in even and in odd rounds, since the peer may be one
+ * round ahead while the last one is being verified. */
+static struct endpoint side;
 static struct plan plan;
 static uint64_t requests, payload, outstanding, unacknowledged;
 static uint64_t heard; /* immediates */
@@ -34,7 +28,7 @@ static void stop(const char *what, int error) {
 
 static bool poll_once(void) {
     struct ibv_wc wc[16];
-    const int got = ibv_poll_cq(cq, 16, wc);
+    const int got = ibv_poll_cq(side.cq, 16, wc);
     if (got < 0) stop("ibv_poll_cq", EIO);
     for (int i = 0; i < got; i++) {
         if (wc[i].status != IBV_WC_SUCCESS) {
@@ -49,7 +43,7 @@ static bool poll_once(void) {
                          be32toh(wc[i].imm_data), (unsigned long long)heard);
             heard++;
             struct ibv_recv_wr wr = {0}, *bad;
-            if (ibv_post_recv(qp, &wr, &bad)) stop("ibv_post_recv", errno);
+            if (ibv_post_recv(side.qp, &wr, &bad)) stop("ibv_post_recv", errno);
         } else {
             /* A signaled write takes those before it along; wr_id says how many. */
             if (wc[i].wr_id > outstanding) stop("more completions than writes", EPROTO);
@@ -70,7 +64,7 @@ static uint64_t patience_ns(void) {
 static bool patient(uint64_t until, const char *what) {
     static unsigned turns;
     usleep(1);
-    if (++turns % 256 == 0 && peer_lost(fd)) stop("the peer stopped", ECONNRESET);
+    if (++turns % 256 == 0 && peer_lost(side.fd)) stop("the peer stopped", ECONNRESET);
     if (now_ns() > until) stop(what, ETIMEDOUT);
     return !*detail;
 }
@@ -82,13 +76,13 @@ static bool write_round(uint64_t round) {
     for (uint64_t i = 0; i < plan.messages; i++) {
         const bool last = i + 1 == plan.messages;
         const uint64_t len = last ? plan.bytes - at : plan.bytes / plan.messages;
-        struct ibv_sge sge = {(uintptr_t)buf + at, (uint32_t)len, mr->lkey};
+        struct ibv_sge sge = {(uintptr_t)side.buf + at, (uint32_t)len, side.mr->lkey};
         struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = len ? 1 : 0,
                                  .opcode = last ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE,
                                  .imm_data = htobe32((uint32_t)round)};
         struct ibv_send_wr *bad;
-        wr.wr.rdma.remote_addr = peer.addr + incoming(round) + at;
-        wr.wr.rdma.rkey = peer.rkey;
+        wr.wr.rdma.remote_addr = side.peer.addr + incoming(round) + at;
+        wr.wr.rdma.rkey = side.peer.rkey;
         unacknowledged++;
         if (last || unacknowledged == plan.signal_every) {
             wr.send_flags = IBV_SEND_SIGNALED;
@@ -98,7 +92,7 @@ static bool write_round(uint64_t round) {
         while (outstanding >= 2 * plan.signal_every) {
             if (!poll_once() || !patient(until, "own writes")) return false;
         }
-        const int error = ibv_post_send(qp, &wr, &bad);
+        const int error = ibv_post_send(side.qp, &wr, &bad);
         if (error) {
             stop("ibv_post_send", error);
             return false;
@@ -121,7 +115,7 @@ static bool wait_for(uint64_t immediates, bool writes) {
 }
 
 static bool verify(uint64_t round, uint64_t whose) {
-    uint8_t *in = buf + incoming(round);
+    uint8_t *in = side.buf + incoming(round);
     if (plan.corrupt && round == plan.rounds / 2) in[plan.bytes / 2] ^= 1;
     const size_t at = mismatch(in, plan.bytes, 2 * round + whose);
     if (at != SIZE_MAX && !*detail)
@@ -189,47 +183,25 @@ int main(int argc, char **argv) {
         return 3;
     }
     name = server ? device_name(name, "VERBS_B", "rxe1") : device_name(name, "VERBS_A", "rxe0");
-    if (device_open(&device, name, gid_index)) return 3;
-
+    if (device_open(&side.device, name, gid_index)) return 3;
+    side.fd = rendezvous(host, port);
     if (server) {
-        const int listener = rendezvous_listen(port);
-        fd = rendezvous_accept(listener);
-        close(listener);
         const uint32_t corrupt = plan.corrupt;
-        hear(fd, &plan, sizeof plan);
+        hear(side.fd, &plan, sizeof plan);
         plan.corrupt = corrupt;
     } else {
-        fd = rendezvous_connect(host, port);
-        tell(fd, &plan, sizeof plan);
+        tell(side.fd, &plan, sizeof plan);
     }
-
-    if (posix_memalign((void **)&buf, 4096, 3 * plan.bytes)) return 3;
-    memset(buf, 0xaa, 3 * plan.bytes);
-    mr = ibv_reg_mr(device.pd, buf, 3 * plan.bytes, ALL_ACCESS);
-    const unsigned depth = (unsigned)(3 * plan.signal_every);
-    cq = ibv_create_cq(device.ctx, (int)depth + 32, NULL, NULL, 0);
-    struct ibv_qp_init_attr attr = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
-                                    .cap = {.max_send_wr = depth, .max_recv_wr = 16,
-                                            .max_send_sge = 1, .max_recv_sge = 1}};
-    qp = mr && cq ? ibv_create_qp(device.pd, &attr) : NULL;
-    if (!qp) {
-        fprintf(stderr, "%s: %s\n", name, strerror(errno));
+    if (endpoint_open(&side, 3 * plan.bytes, (unsigned)(3 * plan.signal_every), 16,
+                  (uint8_t)plan.tclass))
         return 3;
-    }
-    struct address mine;
-    const struct path path = {.tclass = (uint8_t)plan.tclass};
-    char ready = 1;
-    address_of(&mine, &device, qp, mr);
-    tell(fd, &mine, sizeof mine);
-    hear(fd, &peer, sizeof peer);
-    if (qp_up(qp, &device, mine.psn, &peer, &path)) return 3;
+    memset(side.buf, 0xaa, 3 * plan.bytes);
     for (unsigned i = 0; i < 8; i++) {
         struct ibv_recv_wr wr = {0}, *bad;
-        if (ibv_post_recv(qp, &wr, &bad)) stop("ibv_post_recv", EIO);
+        if (ibv_post_recv(side.qp, &wr, &bad)) stop("ibv_post_recv", EIO);
     }
     /* Both are ready to receive before the first write. */
-    tell(fd, &ready, 1);
-    hear(fd, &ready, 1);
+    meet(side.fd);
 
     double *times = calloc(plan.rounds, sizeof *times);
     uint64_t round = 0, late = 0;
@@ -238,7 +210,7 @@ int main(int argc, char **argv) {
     const uint64_t start = now_ns();
     for (; good && round < plan.rounds; round++) {
         /* Filled before the clock runs, out of the "compute" time. */
-        fill(buf, plan.bytes, 2 * round + (server ? 1 : 0));
+        fill(side.buf, plan.bytes, 2 * round + (server ? 1 : 0));
         if (server) {
             good = wait_for(round + 1, false) && write_round(round);
             /* While its answer is on the way it looks at what it got. */
@@ -261,9 +233,9 @@ int main(int argc, char **argv) {
     const double seconds = (double)(now_ns() - start) / 1e9;
     /* A server that is gone is told from one that has finished: each says how it went. */
     char passed = good && !*detail, other = 0;
-    if (!peer_lost(fd)) {
-        tell(fd, &passed, 1);
-        hear(fd, &other, 1);
+    if (!peer_lost(side.fd)) {
+        tell(side.fd, &passed, 1);
+        hear(side.fd, &other, 1);
     }
     if (!other) stop("the peer failed", EPROTO);
     good = good && other;
@@ -293,10 +265,7 @@ int main(int argc, char **argv) {
     json_text(stdout, detail);
     puts("}");
 
-    const bool closed = !ibv_destroy_qp(qp) && !ibv_destroy_cq(cq) && !ibv_dereg_mr(mr);
-    device_close(&device);
-    close(fd);
+    const bool closed = !endpoint_close(&side);
     free(times);
-    free(buf);
     return good && closed ? 0 : 1;
 }

@@ -148,6 +148,14 @@ int rendezvous_connect(const char *host, int port) {
     }
 }
 
+int rendezvous(const char *host, int port) {
+    if (host) return rendezvous_connect(host, port);
+    const int listener = rendezvous_listen(port);
+    const int fd = rendezvous_accept(listener);
+    close(listener);
+    return fd;
+}
+
 void tell(int fd, const void *what, size_t len) {
     for (size_t at = 0; at < len;) {
         const ssize_t n = send(fd, (const char *)what + at, len - at, MSG_NOSIGNAL);
@@ -165,6 +173,42 @@ void hear(int fd, void *what, size_t len) {
         if (n <= 0) die("the peer is gone (recv)");
         at += (size_t)n;
     }
+}
+
+void meet(int fd) {
+    char here = 1;
+    tell(fd, &here, 1);
+    hear(fd, &here, 1);
+}
+
+int endpoint_open(struct endpoint *end, size_t memory, unsigned depth, unsigned receives, uint8_t tclass) {
+    if (posix_memalign((void **)&end->buf, 4096, memory)) return ENOMEM;
+    end->mr = ibv_reg_mr(end->device.pd, end->buf, memory, ALL_ACCESS);
+    end->cq = ibv_create_cq(end->device.ctx, (int)(depth + 2 * receives), NULL, NULL, 0);
+    struct ibv_qp_init_attr attr = {.send_cq = end->cq, .recv_cq = end->cq, .qp_type = IBV_QPT_RC,
+                                    .cap = {.max_send_wr = depth, .max_recv_wr = receives,
+                                            .max_send_sge = 1, .max_recv_sge = 1}};
+    end->qp = end->mr && end->cq ? ibv_create_qp(end->device.pd, &attr) : NULL;
+    if (!end->qp) {
+        fprintf(stderr, "%s: %s\n", end->device.name, strerror(errno));
+        return errno;
+    }
+    struct address mine;
+    const struct path path = {.tclass = tclass};
+    address_of(&mine, &end->device, end->qp, end->mr);
+    tell(end->fd, &mine, sizeof mine);
+    hear(end->fd, &end->peer, sizeof end->peer);
+    return qp_up(end->qp, &end->device, mine.psn, &end->peer, &path);
+}
+
+int endpoint_close(struct endpoint *end) {
+    int error = ibv_destroy_qp(end->qp);
+    if (!error) error = ibv_destroy_cq(end->cq);
+    if (!error) error = ibv_dereg_mr(end->mr);
+    device_close(&end->device);
+    close(end->fd);
+    free(end->buf);
+    return error;
 }
 
 bool peer_lost(int fd) {

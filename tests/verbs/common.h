@@ -244,10 +244,30 @@ int qp_state(struct ibv_qp *qp, enum ibv_qp_state to);
 int rendezvous_listen(int port);
 int rendezvous_accept(int listener);
 int rendezvous_connect(const char *host, int port);
+/* The client's end, or without a host the server's. */
+int rendezvous(const char *host, int port);
 void tell(int fd, const void *what, size_t len);
 void hear(int fd, void *what, size_t len);
+/* Both go on once both are here. */
+void meet(int fd);
 /* Whether the peer has hung up, or said 0 where 1 would be well; reads nothing away. */
 bool peer_lost(int fd);
+
+/* One of two processes: some memory, and a queue pair that is connected to the other's. `device` is open
+ * and `fd` is the rendezvous. */
+struct endpoint {
+    struct device device;
+    int fd;
+    uint8_t *buf;
+    struct ibv_mr *mr;
+    struct ibv_cq *cq;
+    struct ibv_qp *qp;
+    struct address peer;
+};
+
+/* Room for `depth` sends and `receives` receives, all of them signaled. */
+int endpoint_open(struct endpoint *end, size_t memory, unsigned depth, unsigned receives, uint8_t tclass);
+int endpoint_close(struct endpoint *end);
 
 /* Exact quantile (nearest rank) of sorted values. */
 double quantile(const double *sorted, size_t n, double q);

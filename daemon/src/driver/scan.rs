@@ -5,10 +5,12 @@
 //! others. New lanes show in a bitmap of their client, which is read now and then. With very many
 //! lanes the clients ring doorbells instead.
 
+use laxity_policy::Time;
+use laxity_shm::sleep::now_ns;
 use laxity_shm::sync::heavy_fence;
 
-use super::Driver;
 use super::taking::Taking;
+use super::{BEAT, Driver};
 use crate::clients::{BUDGET, Client};
 
 /// Empty rounds after which a client is looked at in turns only.
@@ -200,16 +202,23 @@ impl Driver {
     /// Takes what a client left behind that says nothing more. What it sent is accounted for, however late
     /// it told of it.
     pub(super) fn sweep_up(&mut self, index: u32) {
-        let Some(client) = &self.clients[index as usize] else {
+        let Some(client) = self.clients[index as usize].as_mut() else {
             return;
         };
+        client.refresh();
         // As much as there can be: its memory may be lent to somebody who goes on writing.
-        let most = client.lanes.max(1) * usize::from(self.config.scheduler.slots);
+        let slots = usize::from(client.served.region().geometry().slots);
+        let most = client.lanes.max(1) * slots;
         let mut taken = 0;
         while taken <= most {
             match self.sweep(index) {
                 0 => break,
                 some => taken += some,
+            }
+            // The others must not take this for the end of the daemon.
+            self.intake.now = Time(now_ns());
+            if self.intake.now.since(self.beaten) >= BEAT {
+                self.beat();
             }
         }
     }

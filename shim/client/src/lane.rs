@@ -15,7 +15,7 @@ use laxity_shm::permit::FLOW_BYTES_MAX;
 use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{Flow, Record, Stage};
 use laxity_shm::region::HeaderRef;
-use laxity_shm::sleep::now_ns;
+use laxity_shm::sleep::{lately_ns, now_ns};
 
 use crate::client::Core;
 use crate::hint::Hint;
@@ -37,20 +37,36 @@ fn next_number() -> u64 {
     NUMBER.fetch_add(1, Ordering::Relaxed) % (SEATS - 1) + 1
 }
 
-/// Of its credit that a lane gives leave for at a time: those that use it do not share it out.
-const AHEAD_SHARE: u64 = 4;
+/// Part of the credit at hand that is lent at a time.
+const LOAN_SHARE: u64 = 4;
+/// How long a loan holds: so long may the daemon not hear of what goes on it.
+const LOAN_NS: u64 = 10_000_000;
 
-/// See [`Lane::leave_ahead`].
+/// Credit for work requests that are told of later, see [`Lane::lend`].
 #[derive(Debug)]
-pub struct Leave(HeaderRef);
+pub struct Loan {
+    header: HeaderRef,
+    /// Of the place that lent it.
+    seat: u64,
+    port: usize,
+    bytes: u64,
+    until_ns: u64,
+}
 
-impl Leave {
-    /// Whether nothing waits on any port so far, and the daemon schedules.
+impl Loan {
+    /// Bytes that may go on it.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether nothing waits on any port so far, the daemon schedules, and has been told a moment ago.
     #[inline]
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.0.credit_stages() & CREDIT_WHOLE != 0
-            && self.0.attention() & attention::NOT_ENFORCED == 0
+        self.header.credit_stages() & CREDIT_WHOLE != 0
+            && self.header.attention() & attention::NOT_ENFORCED == 0
+            && lately_ns() < self.until_ns
     }
 }
 
@@ -59,6 +75,8 @@ impl Leave {
 pub(crate) enum Owed {
     Say(Record),
     Withdraw(SlotRef, u64),
+    /// A flow that went on a loan and is complete: two records.
+    Repay(Flow),
 }
 
 /// One thread's way to the daemon. `Send`, not `Sync`.
@@ -162,15 +180,49 @@ impl Lane {
         true
     }
 
-    /// Leave for small work requests like `flow` to go before the daemon hears of them, and how many bytes:
-    /// nothing waits on any port, and there is credit for several times as many. It hears of them
-    /// in one flow, the next of their like that is submitted.
+    /// Lends some of the credit at hand, `most` bytes at most, to small work requests like `flow`: they go
+    /// before the daemon hears of them, while nothing waits on any port. It hears of them in one
+    /// flow, with [`Lane::repay`].
     #[must_use]
-    pub fn leave_ahead(&self, flow: &Flow) -> Option<(Leave, u64)> {
-        let place = self.place.as_ref()?;
-        let bytes = place.credit.left / AHEAD_SHARE;
-        let leave = Leave(place.header.clone());
-        (flow.key() == place.credit.key && bytes > 0 && leave.holds()).then_some((leave, bytes))
+    pub fn lend(&mut self, flow: &Flow, most: u64) -> Option<Loan> {
+        // With loans little is said, and so little is noticed of a daemon that is gone.
+        let now = lately_ns();
+        self.notice_hangup_at(now);
+        let seat = self.seat;
+        let place = self.place.as_mut()?;
+        let bytes = most.min(place.credit.left / LOAN_SHARE);
+        if flow.key() != place.credit.key || bytes == 0 {
+            return None;
+        }
+        let loan = Loan {
+            header: place.header.clone(),
+            seat,
+            port: place.credit.port,
+            bytes,
+            until_ns: now + LOAN_NS,
+        };
+        loan.holds().then(|| {
+            place.credit.left -= bytes;
+            loan
+        })
+    }
+
+    /// `flow` went on a loan and is complete; what it did not use of the loan is credit again. Where the loan
+    /// was of a daemon that is gone, its bytes count as bypassed.
+    pub fn repay(&mut self, loan: &Loan, flow: &Flow) {
+        let Some(place) = self.place.as_mut().filter(|_| self.seat == loan.seat) else {
+            if flow.bytes > 0 {
+                let _ = self.bypassed(flow.bytes);
+            }
+            return;
+        };
+        let rest = loan.bytes.saturating_sub(flow.bytes);
+        place.credit.give_back(loan.port, rest);
+        if flow.bytes > 0 {
+            self.owed.push_back(Owed::Repay(*flow));
+            self.pay();
+            self.owes_still();
+        }
     }
 
     /// No credit is at hand.
@@ -376,11 +428,17 @@ impl Lane {
             self.lose_place();
             return;
         }
-        // The path on credit must not overtake what is owed.
-        if let Some(place) = &mut self.place {
+        self.owed.push_back(message);
+        self.owes_still();
+    }
+
+    /// The path on credit must not overtake what is owed.
+    fn owes_still(&mut self) {
+        if let Some(place) = &mut self.place
+            && !self.owed.is_empty()
+        {
             place.credit.key = 0;
         }
-        self.owed.push_back(message);
     }
 
     /// Sends what is owed, as far as there are slots.
@@ -389,15 +447,33 @@ impl Lane {
         let Some(place) = &mut self.place else {
             return self.owed.clear();
         };
-        let before = self.owed.len();
-        while let Some(&message) = self.owed.front() {
-            if !place.publish(message) {
-                break;
+        let (mut moved, mut urgent) = (false, false);
+        while let Some(message) = self.owed.front_mut() {
+            if let Owed::Repay(flow) = *message {
+                let record = Record::SubmitOnCredit {
+                    flow,
+                    observed: false,
+                };
+                let Ok(at) = place.producer.publish(&record) else {
+                    break;
+                };
+                *message = Owed::Say(Record::Completed {
+                    tag: at.tag,
+                    bytes: flow.bytes,
+                });
+            } else {
+                if !place.publish(*message) {
+                    break;
+                }
+                urgent |= !matches!(message, Owed::Say(Record::Completed { .. }));
+                self.owed.pop_front();
             }
-            self.owed.pop_front();
+            moved = true;
         }
-        if self.owed.len() != before {
-            place.notify();
+        if moved {
+            if urgent || !place.can_tell_later() {
+                place.notify();
+            }
         } else {
             // Slow, or gone?
             self.notice_hangup();
@@ -499,7 +575,7 @@ impl Drop for Lane {
         self.pay();
         let owed = self.owed.drain(..).filter_map(|message| match message {
             Owed::Withdraw(at, _) => Some(at),
-            Owed::Say(_) => None,
+            Owed::Say(_) | Owed::Repay(_) => None,
         });
         if let Some(place) = self.place.take() {
             let gated = owed.chain(place.waiting()).collect();

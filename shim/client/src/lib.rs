@@ -33,7 +33,7 @@ mod wait;
 
 pub use client::Client;
 pub use hint::Hint;
-pub use lane::{Lane, Leave};
+pub use lane::{Lane, Loan};
 pub use laxity_shm::layout::{LEVEL_SCAVENGER, Mode};
 pub use laxity_shm::record::{Direction, Flow, Stage};
 pub use options::Options;

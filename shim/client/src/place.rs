@@ -40,7 +40,7 @@ pub(crate) struct Credit {
     /// When so few are left, the daemon should hear of it: half of what there was.
     low: u64,
     /// Whose bytes they are.
-    port: usize,
+    pub(crate) port: usize,
     /// Bytes left per port; not counting those at hand.
     parked: [u64; CREDIT_PORTS],
     /// Bytes taken note of per port, since the lane began.
@@ -69,6 +69,15 @@ impl Credit {
             *used -= parked;
         }
         used
+    }
+
+    /// Bytes of `port` that were taken from what is at hand, and not used.
+    pub(crate) fn give_back(&mut self, port: usize, bytes: u64) {
+        if port == self.port {
+            self.left += bytes;
+        } else {
+            self.parked[port] += bytes;
+        }
     }
 
     /// Brings the credit of `port` to hand, with what was granted since; whether that was anything.
@@ -236,6 +245,8 @@ impl Place {
         match message {
             Owed::Say(record) => self.producer.publish(&record).is_ok(),
             Owed::Withdraw(at, granted) => self.producer.withdraw(at, granted).is_ok(),
+            // Two records: `Lane::pay` makes them.
+            Owed::Repay(_) => false,
         }
     }
 

@@ -261,8 +261,13 @@ impl Lane {
     /// looks at the socket it costs a look at the clock.
     #[cold]
     pub(crate) fn notice_hangup(&mut self) {
+        self.notice_hangup_at(now_ns());
+    }
+
+    /// [`Lane::notice_hangup`] for who knows the time.
+    pub(crate) fn notice_hangup_at(&mut self, now: u64) {
         if let Some(place) = &self.place
-            && self.spin.sees_hangup(place, now_ns())
+            && self.spin.sees_hangup(place, now)
         {
             place.session.lose();
             self.lose_place();

@@ -8,7 +8,7 @@
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use laxity_client::{Client, Lane, Stats};
 use laxity_shm::sleep::now_ns;
@@ -23,6 +23,9 @@ pub(crate) const LANES: usize = 4;
 
 /// Between two looks whether the daemon has made room for what a lane owes.
 const SETTLE_EVERY: Duration = Duration::from_millis(1);
+
+/// A process that ends does not wait longer for that.
+const SETTLE_WITHIN: Duration = Duration::from_millis(50);
 
 /// One lane, and the queue pairs whose work requests wait in it.
 #[derive(Debug)]
@@ -133,6 +136,27 @@ pub(crate) fn stats() -> Stats {
 pub(crate) fn pump_all() {
     if WAITING.load(Ordering::Relaxed) > 0 {
         pump_those();
+    }
+}
+
+/// Tells what the lanes owe, as far as the daemon makes room for it soon. For the end.
+pub(crate) fn settle_all() {
+    // SAFETY: as in `get_or_leak`.
+    let Some(all) = (unsafe { ALL.load(Ordering::Acquire).as_ref() }) else {
+        return;
+    };
+    let give_up = Instant::now() + SETTLE_WITHIN;
+    let settled = |shard: &Shard| {
+        let Some(mut lane) = shard.lane.try_lock() else {
+            return true;
+        };
+        lane.as_mut().is_none_or(|lane| {
+            lane.settle();
+            !lane.owes()
+        })
+    };
+    while !all.shards.iter().all(settled) && Instant::now() < give_up {
+        std::thread::sleep(SETTLE_EVERY);
     }
 }
 

@@ -235,6 +235,13 @@ impl QueuePair {
         }
     }
 
+    /// The daemon hears of what went ahead. Not if another thread is at it.
+    pub(crate) fn tell(&self) {
+        if let Some(mut state) = self.state.try_lock() {
+            self.end_ahead(&mut state);
+        }
+    }
+
     /// What it has counted, in all its lives. Not if another thread is at it: this is for the end.
     pub(crate) fn counts(&self) -> Counts {
         let patience = core::time::Duration::from_millis(100);
@@ -300,7 +307,7 @@ impl QueuePair {
     }
 
     fn drop_all(&'static self, state: &mut State) {
-        self.tell_ahead(state);
+        self.end_ahead(state);
         if state.waiting.is_empty() && state.in_flight.is_empty() {
             return;
         }
@@ -315,6 +322,9 @@ impl QueuePair {
         }
         for gone in state.in_flight.drain(..) {
             self.land(&mut lane, &gone.ticket, gone.bytes);
+        }
+        if lane.owes() {
+            shard.owe();
         }
         state.submitted = 0;
         drop(lane);
@@ -361,8 +371,8 @@ impl QueuePair {
                 state.takes_all(list)?;
             }
             if state.is_clear() {
-                if is_one && let Some(posted) = self.post_one(&mut state, real, ibv, list) {
-                    return posted;
+                if is_one {
+                    return self.post_one(&mut state, real, ibv, list);
                 }
                 self.post_at_once(&mut state, real, ibv, list, atomic)
             } else {
@@ -418,6 +428,7 @@ impl QueuePair {
         first: Option<Ticket>,
         accepted: bool,
     ) -> Posted {
+        self.end_ahead(state);
         let nic = state.context.map_or(u8::MAX, Context::nic);
         let mut first = first;
         let mut result = Ok(());

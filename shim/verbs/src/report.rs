@@ -83,24 +83,24 @@ fn path() -> Option<&'static PathBuf> {
     .as_ref()
 }
 
-/// Has the report written when the process ends.
+/// Has the daemon told what it has not heard so far, and the report written, when the process ends.
 pub(crate) fn at_exit() {
     static ONCE: Once = Once::new();
     INHERITED.store(false, Ordering::Relaxed);
     ONCE.call_once(|| {
-        if path().is_some() {
-            // SAFETY: a plain call; `write` takes nothing and returns nothing.
-            unsafe { libc::atexit(write) };
-        }
+        // SAFETY: a plain call; `end` takes nothing and returns nothing.
+        unsafe { libc::atexit(end) };
     });
 }
 
-extern "C" fn write() {
+extern "C" fn end() {
     // A panic must not reach C, and there is nobody to tell.
     let _ = std::panic::catch_unwind(|| {
         if INHERITED.load(Ordering::Relaxed) {
             return;
         }
+        table::tell_all();
+        lanes::settle_all();
         let Some(path) = path() else { return };
         let file = std::fs::OpenOptions::new()
             .create(true)

@@ -1,5 +1,6 @@
 /* A libibverbs.so.1 whose provider does nothing: what a post and its completion cost here is the cost
  * of whoever stands in between. */
+#include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdlib.h>
 
@@ -10,7 +11,14 @@ static uint64_t ids[DEPTH];
 static unsigned head, tail;
 
 static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad) {
-    (void)qp, (void)bad;
+    (void)qp;
+    /* NULL_REFUSES=N: the queue is full each Nth time. */
+    static long posts, refuses = -1;
+    if (refuses < 0) refuses = getenv("NULL_REFUSES") ? atol(getenv("NULL_REFUSES")) : 0;
+    if (refuses && ++posts % refuses == 0) {
+        *bad = wr;
+        return ENOMEM;
+    }
     for (; wr; wr = wr->next)
         if (wr->send_flags & IBV_SEND_SIGNALED) ids[head++ % DEPTH] = wr->wr_id;
     return 0;

@@ -1,41 +1,59 @@
 /* Posts WRITEs one by one and polls for each: nanoseconds of one. Arguments: how many, bytes of each, and
- * of how many one is signaled. */
+ * of how many one is signaled; then, if wanted, how many SENDs of as much come first, and microseconds
+ * between two posts. */
+#include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
+
+static struct ibv_cq cq;
+static struct ibv_qp *qp;
+static struct ibv_sge sge = {.addr = 4096};
+
+static int post(enum ibv_wr_opcode opcode, uint64_t id, int signaled) {
+    struct ibv_send_wr *bad, wr = {.wr_id = id,
+                                   .sg_list = &sge,
+                                   .num_sge = 1,
+                                   .opcode = opcode,
+                                   .send_flags = signaled ? IBV_SEND_SIGNALED : 0};
+    struct ibv_wc wc;
+    int error;
+    while ((error = ibv_post_send(qp, &wr, &bad)) == ENOMEM) {}
+    if (error) return 1;
+    if (!signaled) return 0;
+    while (ibv_poll_cq(&cq, 1, &wc) == 0) {}
+    return wc.wr_id != id;
+}
 
 int main(int argc, char **argv) {
-    if (argc != 4) return fprintf(stderr, "usage: post_cost COUNT BYTES SIGNAL_EVERY\n"), 2;
+    if (argc < 4 || argc > 6)
+        return fprintf(stderr, "usage: post_cost COUNT BYTES SIGNAL_EVERY [SENDS [PAUSE_US]]\n"), 2;
     const long count = atol(argv[1]), every = atol(argv[3]);
+    const long sends = argc > 4 ? atol(argv[4]) : 0, pause = argc > 5 ? atol(argv[5]) : 0;
     struct ibv_context *context = ibv_open_device(NULL);
     if (!context) return 1;
     struct ibv_pd pd = {.context = context};
-    struct ibv_cq cq = {.context = context};
+    cq.context = context;
+    sge.length = (uint32_t)atol(argv[2]);
     struct ibv_qp_init_attr init = {
         .send_cq = &cq, .qp_type = IBV_QPT_RC, .cap = {.max_send_wr = 128, .max_send_sge = 1}};
-    struct ibv_qp *qp = ibv_create_qp(&pd, &init);
+    qp = ibv_create_qp(&pd, &init);
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS};
     if (!qp || ibv_modify_qp(qp, &attr, IBV_QP_STATE)) return 1;
     qp->send_cq = &cq;
-    struct ibv_sge sge = {.addr = 4096, .length = (uint32_t)atol(argv[2])};
+    for (long i = 1; i <= sends; i++)
+        if (post(IBV_WR_SEND, (uint64_t)i, 1)) return 1;
     struct timespec began, ended;
     clock_gettime(CLOCK_MONOTONIC, &began);
     for (long i = 1; i <= count; i++) {
-        const int signaled = i % every == 0;
-        struct ibv_send_wr *bad, wr = {.wr_id = (uint64_t)i,
-                                       .sg_list = &sge,
-                                       .num_sge = 1,
-                                       .opcode = IBV_WR_RDMA_WRITE,
-                                       .send_flags = signaled ? IBV_SEND_SIGNALED : 0};
-        struct ibv_wc wc;
-        if (ibv_post_send(qp, &wr, &bad)) return 1;
-        if (!signaled) continue;
-        while (ibv_poll_cq(&cq, 1, &wc) == 0) {}
-        if (wc.wr_id != (uint64_t)i) return 1;
+        if (post(IBV_WR_RDMA_WRITE, (uint64_t)i, i % every == 0)) return 1;
+        if (pause) usleep((useconds_t)pause);
     }
     clock_gettime(CLOCK_MONOTONIC, &ended);
     printf("%.1f\n", ((double)(ended.tv_sec - began.tv_sec) * 1e9 +
                       (double)(ended.tv_nsec - began.tv_nsec)) / (double)count);
-    return ibv_destroy_qp(qp);
+    /* NULL_KEEP: the queue pair is left to the end of the process. */
+    return getenv("NULL_KEEP") ? 0 : ibv_destroy_qp(qp);
 }

@@ -1,11 +1,11 @@
 //! What goes before the daemon hears of it: small work requests while nothing waits on any port.
 //!
 //! A record for each would cost more than the post, and tells a daemon that has nothing to decide
-//! nothing. So one of them stands for those before it, with their bytes. How far the daemon may be
-//! behind is bounded, in bytes and in work requests; and it is told of each again as soon as something
-//! waits anywhere.
+//! nothing. So they go on a loan of the lane's credit, and are told of as one flow when it is used up or its
+//! time is over. How far the daemon may be behind is bounded: in bytes, in work requests and in
+//! time. It is told of each again as soon as something waits anywhere.
 
-use laxity_client::{Flow, Lane, Leave, memory, scope};
+use laxity_client::{Flow, Lane, Loan, memory, scope};
 use rdma_sys::{ibv_send_wr, ibv_wr_opcode};
 
 use crate::work;
@@ -21,36 +21,37 @@ const SMALL: u64 = 8 << 10;
 /// What of a queue pair went ahead, and may.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
-    leave: Option<Leave>,
-    /// Those that `leave` is for.
+    loan: Option<Loan>,
+    /// What it is for.
     opcode: ibv_wr_opcode::Type,
     /// What is left of it.
     bytes: u64,
     requests: u32,
-    /// All that went, as one flow. Its `bytes` are 0 if there is nothing to tell.
+    /// All that went, as one flow.
     untold: Flow,
 }
 
 impl Ahead {
-    /// Whether a work request may go ahead; its bytes. It is not compared with the flow that the leave
-    /// was for, since that takes as long as telling: where threads and memory say nothing, the
+    /// Whether a work request may go ahead; its bytes. It is not compared with the flow that the loan is
+    /// for, since that takes as long as telling: where neither threads nor memory say anything, the
     /// opcode says it all.
     ///
     /// # Safety
     /// As for [`work::sges`].
     #[inline]
     pub(super) unsafe fn takes(&self, wr: &ibv_send_wr) -> Option<u64> {
-        let leave = self.leave.as_ref()?;
-        // SAFETY: upheld by the caller.
-        let bytes = work::length(unsafe { work::sges(wr) });
+        let loan = self.loan.as_ref()?;
         let may = self.opcode == wr.opcode
-            && bytes <= self.bytes
-            && bytes <= SMALL
             && self.requests > 0
-            && leave.holds()
             && memory::is_silent()
-            && scope::is_silent();
-        may.then_some(bytes)
+            && scope::is_silent()
+            && loan.holds();
+        if !may {
+            return None;
+        }
+        // SAFETY: upheld by the caller; a loan is for an opcode that moves what they name.
+        let bytes = work::length(unsafe { work::sges(wr) });
+        (bytes <= SMALL && bytes <= self.bytes).then_some(bytes)
     }
 
     /// It went.
@@ -61,49 +62,30 @@ impl Ahead {
         self.untold.bytes += bytes;
     }
 
-    /// The flow that tells of `flow` and of what went ahead of it, if it can stand for that.
-    pub(super) fn told_with(&self, flow: &Flow) -> Flow {
-        let alike = is_anonymous(flow) && flow.key() == self.untold.key();
-        let bytes = if alike { self.untold.bytes } else { 0 };
-        Flow {
-            bytes: flow.bytes + bytes,
-            ..*flow
+    /// Tells of what went; nothing goes ahead for now.
+    pub(super) fn repay(&mut self, lane: &mut Lane) {
+        if let Some(loan) = self.loan.take() {
+            lane.repay(&loan, &self.untold);
         }
     }
 
-    /// `flow` was permitted as a work request of `opcode`, and `told` with it: more may follow. What was
-    /// not told is kept until something can stand for it.
-    pub(super) fn follow(
-        &mut self,
-        lane: &Lane,
-        opcode: ibv_wr_opcode::Type,
-        flow: &Flow,
-        told: bool,
-    ) {
-        if told {
-            self.untold.bytes = 0;
-        }
-        self.leave = None;
-        if self.untold.bytes > 0 || flow.bytes > SMALL || !is_anonymous(flow) {
+    /// `flow` was permitted as a work request of `opcode`: more may follow.
+    pub(super) fn follow(&mut self, lane: &mut Lane, opcode: ibv_wr_opcode::Type, flow: &Flow) {
+        let by_opcode = memory::is_silent() && scope::is_silent() && flow.deadline_ns == 0;
+        if self.loan.is_some() || flow.bytes > SMALL || !by_opcode {
             return;
         }
-        if let Some((leave, bytes)) = lane.leave_ahead(flow) {
-            self.leave = Some(leave);
+        if let Some(loan) = lane.lend(flow, BYTES) {
             self.opcode = opcode;
-            self.bytes = bytes.min(BYTES);
+            self.bytes = loan.bytes();
             self.requests = REQUESTS;
             self.untold = Flow { bytes: 0, ..*flow };
+            self.loan = Some(loan);
         }
     }
 
-    /// What is to be told at the end, if anything.
-    pub(super) fn end(&mut self) -> Option<Flow> {
-        let untold = core::mem::take(self).untold;
-        (untold.bytes > 0).then_some(untold)
+    /// Whether nothing may go ahead, and all is told.
+    pub(super) const fn is_idle(&self) -> bool {
+        self.loan.is_none()
     }
-}
-
-/// Nobody says whose it is or when it is due: it is like any other of its key.
-const fn is_anonymous(flow: &Flow) -> bool {
-    flow.batch == 0 && flow.request == 0 && flow.deadline_ns == 0
 }

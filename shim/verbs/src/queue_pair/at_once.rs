@@ -1,6 +1,5 @@
 //! Posts while nothing waits: what has leave goes to the provider in the caller's own list.
 
-use laxity_client::Ticket;
 use rdma_sys::{ibv_qp, ibv_send_wr};
 
 use super::{IN_FLIGHT_MAX, InFlight, QueuePair, State};
@@ -35,8 +34,7 @@ impl QueuePair {
         Some(result)
     }
 
-    /// [`QueuePair::post_at_once`] of a single one, the way most go. `None`: nothing happened, it goes the
-    /// long way.
+    /// [`QueuePair::post_at_once`] of a single one, the way most go.
     ///
     /// # Safety
     /// As for [`QueuePair::post`]; `one` is not null.
@@ -46,7 +44,7 @@ impl QueuePair {
         real: PostSend,
         ibv: *mut ibv_qp,
         one: *mut ibv_send_wr,
-    ) -> Option<Posted> {
+    ) -> Posted {
         let nic = state.context.map_or(u8::MAX, Context::nic);
         // SAFETY: upheld by the caller, here and below.
         let wr = unsafe { &*one };
@@ -54,39 +52,33 @@ impl QueuePair {
         let (opcode, mut flight) = (wr.opcode, InFlight::untold(wr.wr_id, signaled));
         // SAFETY: as above.
         let flow = unsafe { classify::flow(wr, nic) };
-        let mut told = 0;
         if let Some(flow) = &flow {
-            let with = state.ahead.told_with(flow);
             let mut lane = self.shard().lane();
-            if !lane.submit_whole_into(&with, &mut flight.ticket) {
+            // Those before it first.
+            state.ahead.repay(&mut lane);
+            if !lane.submit_whole_into(flow, &mut flight.ticket) {
                 drop(lane);
                 self.shard().is_full();
                 // SAFETY: as above.
-                return Some(unsafe { self.defer(state, one, None, false) });
+                return unsafe { self.defer(state, one, None, false) };
             }
-            flight.bytes = with.bytes;
-            told = with.bytes - flow.bytes;
+            flight.bytes = flow.bytes;
             if lane.poll(&mut flight.ticket).is_none() {
-                if told > 0 {
-                    // For itself alone, then; another tells of those that went ahead.
-                    lane.cancel(flight.ticket);
-                    return None;
-                }
                 drop(lane);
                 // SAFETY: as above.
-                return Some(unsafe { self.defer(state, one, Some(flight.ticket), false) });
+                return unsafe { self.defer(state, one, Some(flight.ticket), false) };
             }
         }
         // SAFETY: as above.
         let result = unsafe { call(real, ibv, one) };
         if result.is_err() {
             self.shard().lane().cancel(flight.ticket);
-            return Some(result);
+            return result;
         }
         let bytes = flow.map_or(0, |flow| flow.bytes);
         if let Some(flow) = &flow {
             let mut lane = self.shard().lane();
-            state.ahead.follow(&lane, opcode, flow, told > 0);
+            state.ahead.follow(&mut lane, opcode, flow);
             if !signaled {
                 // Nobody can tell when it is complete.
                 self.land(&mut lane, &flight.ticket, flight.bytes);
@@ -94,7 +86,7 @@ impl QueuePair {
             }
         }
         self.one_launched(state, flight, bytes);
-        Some(result)
+        result
     }
 
     /// The provider has taken one more.
@@ -108,20 +100,15 @@ impl QueuePair {
         }
     }
 
-    /// The daemon hears of what went ahead, and that it is complete.
-    pub(super) fn tell_ahead(&self, state: &mut State) {
-        let Some(untold) = state.ahead.end() else {
-            return;
-        };
-        let mut ticket = Ticket::default();
-        let mut lane = self.shard().lane();
-        if !lane.submit_whole_into(&untold, &mut ticket) {
+    /// Nothing goes ahead any more; the daemon hears of what went.
+    pub(super) fn end_ahead(&self, state: &mut State) {
+        if state.ahead.is_idle() {
             return;
         }
-        if lane.poll(&mut ticket).is_some() {
-            self.land(&mut lane, &ticket, untold.bytes);
-        } else {
-            lane.cancel(ticket);
+        let mut lane = self.shard().lane();
+        state.ahead.repay(&mut lane);
+        if lane.owes() {
+            self.shard().owe();
         }
     }
 
