@@ -147,6 +147,9 @@ async fn register(socket: &Watched, service: &Service) -> Result<Newcomer, Refus
             "user {} is not admitted; name it in `uids` or a group of it in `gids` of [access] in the configuration, then `laxity reload`",
             from.uid
         );
+        // Read, though it changes nothing: a socket that is closed on something unread breaks under the
+        // client's hands, and it never sees the reason.
+        let _ = tokio::time::timeout(GREETING_MAX, greeting(socket)).await;
         return Err(refuse(Some(Reason::Forbidden), why));
     }
     let hello = match tokio::time::timeout(GREETING_MAX, greeting(socket)).await {

@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command};
+use std::time::Duration;
 
 use laxity_wire::Status;
 
@@ -26,12 +27,12 @@ fn build(folder: &Path) {
     assert!(status.success(), "the program for the test does not build");
 }
 
-/// Starts the program that posts, under `daemon`.
-fn start(folder: &Path, daemon: &Daemon, arguments: &[u64], environment: &[(&str, &str)]) -> Child {
+/// Starts the program that posts, under the daemon of `folder`.
+fn start(folder: &Path, arguments: &[u64], environment: &[(&str, &str)]) -> Child {
     Command::new(folder.join("post_cost"))
         .args(arguments.iter().map(u64::to_string))
         .env("LD_PRELOAD", binary("liblaxity.so"))
-        .env("LAXITY_SOCKET", daemon.socket())
+        .env("LAXITY_SOCKET", folder.join("laxityd.sock"))
         .env("LAXITY_PROFILE", "perftest")
         .env("LAXITY_REPORT", folder.join("report"))
         .env("LAXITY_STALL_MS", "60000")
@@ -46,7 +47,7 @@ fn post(arguments: &[u64], environment: &[(&str, &str)]) -> (serde_json::Value, 
     let folder = folder.path();
     build(folder);
     let daemon = Daemon::start(folder, "");
-    let (status, _) = wait_bounded(start(folder, &daemon, arguments, environment));
+    let (status, _) = wait_bounded(start(folder, arguments, environment));
     assert!(status.success(), "{status}");
     eventually("the daemon has read all that the program told", || {
         let totals = daemon.status().totals;
@@ -84,6 +85,7 @@ fn small_work_requests_on_an_idle_port_are_told_of_together_and_none_is_forgotte
     let (report, status) = post(&[POSTS, BYTES, 1], &[]);
     check(&report, &status, POSTS);
     together(&status, POSTS);
+    assert_eq!(report["dscp"], serde_json::json!([10]), "as its stage is");
 }
 
 #[test]
@@ -125,6 +127,7 @@ fn a_daemon_that_observes_is_told_of_each() {
     let (report, status) = post(&[POSTS, BYTES, 1], &[("LAXITY_MODE", "observe")]);
     assert_eq!(count(&report, "observed_bytes"), POSTS * BYTES);
     assert_eq!(status.totals.flows, POSTS);
+    assert_eq!(report["dscp"], serde_json::json!([0]), "nothing is marked");
 }
 
 #[test]
@@ -134,7 +137,7 @@ fn a_process_that_is_told_of_rarely_finds_the_next_daemon_soon() {
     build(folder);
     let mut daemon = Daemon::start(folder, "");
     // Half a minute of posts, 8 bytes each: by their number, few are told of.
-    let mut child = start(folder, &daemon, &[30_000, 8, 1, 0, 1000], &[]);
+    let mut child = start(folder, &[30_000, 8, 1, 0, 1000], &[]);
     eventually("it is attached", || daemon.status().totals.flows > 0);
     daemon.kill();
     daemon.launch();
@@ -144,4 +147,33 @@ fn a_process_that_is_told_of_rarely_finds_the_next_daemon_soon() {
     assert!(child.try_wait().expect("wait").is_none(), "it still posts");
     child.kill().expect("SIGKILL");
     child.wait().expect("wait");
+}
+
+#[test]
+fn a_daemon_that_comes_later_finds_no_garbage() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    build(folder);
+    let mut child = start(folder, &[30_000, 8, 1, 0, 1000], &[]);
+    std::thread::sleep(Duration::from_millis(100));
+    let daemon = Daemon::start(folder, "");
+    eventually("flows are told of", || daemon.status().totals.flows > 2);
+    assert_eq!(daemon.status().totals.garbage_records, 0);
+    child.kill().expect("SIGKILL");
+    child.wait().expect("wait");
+}
+
+#[test]
+fn the_lower_of_the_modes_holds() {
+    let profiles = tempfile::tempdir().expect("a folder");
+    let text = "mode = \"observe\"\n";
+    fs::write(profiles.path().join("mine.toml"), text).expect("written");
+    let folder = profiles.path().to_str().expect("a path");
+    let environment = [
+        ("LAXITY_PROFILE_DIR", folder),
+        ("LAXITY_PROFILE", "mine"),
+        ("LAXITY_MODE", "enforce"),
+    ];
+    let (report, _) = post(&[100, BYTES, 1], &environment);
+    assert_eq!(count(&report, "observed_bytes"), 100 * BYTES);
 }

@@ -3,6 +3,7 @@
 //! The binaries under test are built by `cargo build --workspace --bins` before the tests run
 //! (`make test` does); `process::binary` finds them beside the test's own executable.
 
+mod access;
 mod ahead;
 mod command_line;
 mod faults;

@@ -186,13 +186,17 @@ impl Client {
 
     /// The DSCP for transfers of a stage whose class can't be chosen one by one: of collectives the one
     /// that they have anyway, of KV reuse the level below it, of the last stage the lowest level, of
-    /// anything else the scavenger's. 0 (unmarked) without a daemon.
+    /// anything else the scavenger's. 0 (unmarked) without a daemon, and while it schedules nothing: in mode
+    /// `observe`, or bypassed.
     #[must_use]
     pub fn dscp_of(&self, stage: Stage) -> u8 {
         let Some(session) = self.core.standing() else {
             return 0;
         };
         let header = session.header();
+        if header.attention() & attention::NOT_ENFORCED != 0 {
+            return 0;
+        }
         let collective = header.credit_mark() as u8;
         match stage {
             Stage::Collective => header.dscp(collective),

@@ -483,7 +483,8 @@ impl Lane {
     #[cold]
     fn submit_without_place(&mut self, flow: &Flow) -> Option<Ticket> {
         self.find_place();
-        if self.place.is_some() {
+        // A NIC that was asked for before there was a daemon is none that it knows.
+        if self.place.is_some() && flow.nic != u8::MAX {
             self.submit_gated(flow)
         } else {
             Some(self.bypassed(flow.bytes))

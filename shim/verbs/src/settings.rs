@@ -9,7 +9,6 @@ use laxity_quantity::Nanos;
 
 /// The objective that `--slo-ttft` sets.
 pub(crate) const SLO_ENV: &str = "LAXITY_SLO_TTFT";
-const MODE_ENV: &str = "LAXITY_MODE";
 
 /// Read once, when the first device is opened.
 #[derive(Debug)]
@@ -34,11 +33,8 @@ impl Settings {
         });
         let text = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
         let mut options = Options::from_env();
-        if text(MODE_ENV).is_none()
-            && let Some(mode) = profile.mode
-        {
-            options.mode = mode;
-        }
+        // Whoever wants less has it.
+        options.mode = options.mode.min(profile.mode.unwrap_or_default());
         let slo_ttft = match text(SLO_ENV) {
             None => profile.slo_ttft,
             Some(text) => match text.parse::<Nanos>() {

@@ -40,8 +40,10 @@ int main(int argc, char **argv) {
     struct ibv_qp_init_attr init = {
         .send_cq = &cq, .qp_type = IBV_QPT_RC, .cap = {.max_send_wr = 128, .max_send_sge = 1}};
     qp = ibv_create_qp(&pd, &init);
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS};
-    if (!qp || ibv_modify_qp(qp, &attr, IBV_QP_STATE)) return 1;
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR, .ah_attr = {.is_global = 1}};
+    if (!qp || ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV)) return 1;
+    attr.qp_state = IBV_QPS_RTS;
+    if (ibv_modify_qp(qp, &attr, IBV_QP_STATE)) return 1;
     qp->send_cq = &cq;
     for (long i = 1; i <= sends; i++)
         if (post(IBV_WR_SEND, (uint64_t)i, 1)) return 1;

@@ -30,8 +30,8 @@ Preloads liblaxity.so into CMD and everything that CMD starts, and becomes CMD: 
 signals and standard streams are CMD's own. Without a daemon the job runs all the same, unscheduled.
 
 The profile says what a transfer is for when the program gives no hint; `laxity profiles` lists them. \
-A traffic class that an operator pinned (MC_IB_TC, NCCL_IB_TC, UCX_IB_TRAFFIC_CLASS, --tclass) stays \
-as it is: Laxity then orders the job's transfers and does not mark them.
+A traffic class that an operator pinned (MC_IB_TC, NCCL_IB_TC, UCX_IB_TRAFFIC_CLASS, --tclass) is \
+never lowered: a queue pair gets a better one if its stage has one, else it keeps the pin.
 
 Examples:
   # vLLM with Mooncake moving KV cache from prefill to decode; on both sides
@@ -139,7 +139,7 @@ fn plan(args: &RunArgs) -> Result<Plan> {
     for variable in &profile.qp.pin_variables {
         if let Some(class) = set(variable) {
             warnings.push(format!(
-                "{variable}={} pins the traffic class of this job: Laxity orders its transfers and does not mark them; unset it to have them marked",
+                "{variable}={} pins the traffic class of this job: Laxity may raise it, and never lowers it; unset it to have transfers marked by their stage",
                 class.to_string_lossy()
             ));
         }

@@ -136,8 +136,8 @@ pub(crate) fn inverted(seen: &Seen, status: Option<&Status>) -> Vec<Finding> {
     {
         let finding = Finding::info("pinned-class", pinned.words())
             .about(pinned.process.subject())
-            .because("Laxity orders its transfers and does not mark them")
-            .action("start it without the variable to have it marked");
+            .because("Laxity never lowers it: transfers of a lower stage go in its class")
+            .action("start it without the variable to have transfers marked by their stage");
         findings.push(finding);
     }
     findings
