@@ -18,7 +18,8 @@ fn answer(socket: &std::path::Path) -> Result<(), RegistrationError> {
     let hello = Hello::new("somebody", Mode::Enforce, false);
     registration::send_hello(socket.as_fd(), &hello)?;
     loop {
-        registration::wait_readable(socket.as_fd(), Duration::from_secs(10));
+        let answered = registration::wait_readable(socket.as_fd(), Duration::from_secs(10));
+        assert!(answered, "no answer");
         if registration::receive_reply(socket.as_fd())?.is_some() {
             return Ok(());
         }
