@@ -83,11 +83,12 @@ fn run(config: &VmConfig, script: &str) -> (String, Result<VmReport, VmError>) {
 const PAIR: &str = "
     pwd; echo $GREETING $LAXITY_LAB
     ibv_devices
-    ib_write_bw -d $LAXITY_LAB_DEV0 -x $LAXITY_LAB_GID -F -n 50 >/tmp/server.log 2>&1 &
+    said=$(mktemp)
+    ib_write_bw -d $LAXITY_LAB_DEV0 -x $LAXITY_LAB_GID -F -n 50 >$said 2>&1 &
     until grep -qi ':4853 ' /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done
     ib_write_bw -d $LAXITY_LAB_DEV1 -x $LAXITY_LAB_GID -F -n 50 --tclass=184 $LAXITY_LAB_ADDR0 || exit 1
     wait
-    cat /tmp/server.log >&2
+    cat $said >&2
     exit 37";
 
 fn a_pair_crosses_the_router() {
