@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 
 enum { LEN = 4096 };
@@ -343,55 +344,78 @@ static struct usage usage(void) {
                           entries("/proc/self/task"), resident_kib()};
 }
 
-static bool no_growth(struct usage before, struct usage after, long kib, const char *what) {
-    note("%s: resident %+ld KiB, mappings %+d", what, after.kib - before.kib,
-         (int)after.maps - (int)before.maps);
-    CHECK(after.fds == before.fds, "%s: %u descriptors became %u", what, before.fds, after.fds);
-    CHECK(after.threads <= before.threads, "%s: %u threads became %u", what, before.threads,
-          after.threads);
+/* What is used in common with others or grows once, like the pages of a ring that fill for the first time, is
+ * no leak: that grows each time. So the same work is done in several rounds, and the one that adds the
+ * least memory is judged. */
+enum { ROUNDS = 5 };
+
+static bool no_growth(const struct usage at[ROUNDS + 1], long kib, const char *what) {
+    const struct usage *before = &at[0], *after = &at[ROUNDS];
+    long least = LONG_MAX;
+    char grown[ROUNDS * 12] = "";
+    for (int i = 1; i <= ROUNDS; i++) {
+        const long by = at[i].kib - at[i - 1].kib;
+        if (by < least) least = by;
+        const size_t used = strlen(grown);
+        snprintf(grown + used, sizeof grown - used, " %+ld", by);
+    }
+    note("%s: resident%s KiB, mappings %+d", what, grown, (int)after->maps - (int)before->maps);
+    CHECK(after->fds == before->fds, "%s: %u descriptors became %u", what, before->fds, after->fds);
+    CHECK(after->threads <= before->threads, "%s: %u threads became %u", what, before->threads,
+          after->threads);
     if (!judge_memory()) return true;
-    CHECK(after.maps <= before.maps + 4, "%s: %u mappings became %u", what, before.maps,
-          after.maps);
-    CHECK(after.kib - before.kib <= kib, "%s: resident memory grew by %ld KiB", what,
-          after.kib - before.kib);
+    CHECK(after->maps <= before->maps + 4, "%s: %u mappings became %u", what, before->maps,
+          after->maps);
+    CHECK(least <= kib, "%s: resident memory grew by%s KiB", what, grown);
     return true;
 }
 
-/* A thousand queue pairs made and destroyed, one in ten of them used, half of those with work
- * pending at the end; then devices opened and closed. */
-static bool leak(void) {
-    enum { CYCLES = 1000, WARM = 200 };
-    OPEN(p);
-    struct usage before = {0};
-    for (unsigned i = 0; i < CYCLES + WARM; i++) {
-        if (i == WARM) before = usage();
-        struct pair *q = pair_open(&(struct options){.share = p, .unconnected = i % 10 != 0});
-        if (!q) return false;
-        if (i % 10 == 0) {
-            fill(p->a.buf, 512, i);
-            DO(put(&q->a, &q->b, (struct ask){IBV_WR_RDMA_WRITE, 0, 0, 512, i,
-                                              IBV_SEND_SIGNALED, 0}));
-            DO(reap_run(&q->a, 1, i, IBV_WC_RDMA_WRITE, 0));
-            SAME(p->b.buf, 512, i, "written data");
-            if (i % 20 == 0) DO(stuck_sends(&q->a, 8, 0));
-        }
-        pair_close(q);
-        /* Nothing of a destroyed queue pair may pile up in the queue. */
-        struct ibv_wc wc[16];
-        while (i % 20 == 0 && ibv_poll_cq(p->a.cq, 16, wc) > 0) continue;
+/* Makes and destroys a queue pair for each end; one in ten is used, half of those with work pending
+ * at the end. */
+static bool come_and_go(struct pair *p, unsigned i) {
+    struct pair *q = pair_open(&(struct options){.share = p, .unconnected = i % 10 != 0});
+    if (!q) return false;
+    if (i % 10 == 0) {
+        fill(p->a.buf, 512, i);
+        DO(put(&q->a, &q->b, (struct ask){IBV_WR_RDMA_WRITE, 0, 0, 512, i, IBV_SEND_SIGNALED, 0}));
+        DO(reap_run(&q->a, 1, i, IBV_WC_RDMA_WRITE, 0));
+        SAME(p->b.buf, 512, i, "written data");
+        if (i % 20 == 0) DO(stuck_sends(&q->a, 8, 0));
     }
-    DO(no_growth(before, usage(), 768, "1000 queue pairs"));
+    pair_close(q);
+    /* Nothing of a destroyed queue pair may pile up in the queue. */
+    struct ibv_wc wc[16];
+    while (i % 20 == 0 && ibv_poll_cq(p->a.cq, 16, wc) > 0) continue;
+    return true;
+}
 
-    for (unsigned i = 0; i < 60; i++) {
-        struct device again;
-        if (i == 20) before = usage();
-        CHECK(!device_open(&again, A.name, A.gid_index), "open");
-        struct ibv_cq *cq = ibv_create_cq(again.ctx, 16, NULL, NULL, 0);
-        CHECK(cq, "ibv_create_cq");
-        CHECK(!ibv_destroy_cq(cq), "ibv_destroy_cq");
-        device_close(&again);
+static bool device_comes_and_goes(void) {
+    struct device again;
+    CHECK(!device_open(&again, A.name, A.gid_index), "open");
+    struct ibv_cq *cq = ibv_create_cq(again.ctx, 16, NULL, NULL, 0);
+    CHECK(cq, "ibv_create_cq");
+    CHECK(!ibv_destroy_cq(cq), "ibv_destroy_cq");
+    device_close(&again);
+    return true;
+}
+
+/* Over a thousand queue pairs made and destroyed; then devices opened and closed. The first round warms up.
+ * A leak of 400 bytes per queue pair is found. */
+static bool leak(void) {
+    enum { PAIRS = 240, DEVICES = 20 };
+    OPEN(p);
+    struct usage at[ROUNDS + 1];
+    for (unsigned round = 0, i = 0; round <= ROUNDS; round++) {
+        for (unsigned n = 0; n < PAIRS; n++) DO(come_and_go(p, i++));
+        at[round] = usage();
     }
-    return no_growth(before, usage(), 512, "40 devices");
+    DO(no_growth(at, 192, "240 pairs of queue pairs"));
+
+    for (unsigned round = 0; round <= ROUNDS; round++) {
+        for (unsigned n = 0; n < DEVICES; n++) DO(device_comes_and_goes());
+        at[round] = usage();
+    }
+    return no_growth(at, 160, "20 devices");
 }
 
 const struct check state_checks[] = {
