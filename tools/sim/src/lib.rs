@@ -1,0 +1,9 @@
+//! The simulator: what a cluster of thousands of GPUs would do, in virtual time.
+//!
+//! The serving model makes the traffic, the network model carries it, and the decisions in between
+//! are those of `laxity-policy`, the code that the daemon and the coordinator run. Everything is
+//! deterministic: the same scenario and seed give the same outcome, byte for byte.
+#![forbid(unsafe_code)]
+
+pub mod outcome;
+pub mod scenario;

@@ -1,0 +1,473 @@
+//! One point of an experiment, fully said: cluster, model, workload, policy, seed.
+//!
+//! Every field has a unit in its name or its documentation and a default that is the paper's
+//! (MFS §6.1) where the paper has one. A plan file is a scenario with axes, see `plan`.
+
+use std::path::PathBuf;
+
+use laxity_policy::{Granularity, LastStage, PolicyKind, Ties};
+use serde::{Deserialize, Serialize};
+
+/// One point.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Scenario {
+    /// Servers, GPUs, NICs and what connects them.
+    pub cluster: Cluster,
+    /// Which model and how it is split.
+    pub model: ModelChoice,
+    /// How prefill units take requests.
+    pub serving: Serving,
+    /// When a first token is due.
+    pub slo: Slo,
+    /// Requests.
+    pub workload: Workload,
+    /// How transfers share.
+    pub network: Network,
+    /// Who decides.
+    pub policy: Policy,
+    /// Seed of everything random.
+    pub seed: u64,
+}
+
+/// Servers, GPUs, NICs and what connects them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Cluster {
+    /// Servers in all, prefill and decode.
+    pub servers: u32,
+    /// GPUs of a server; as many NICs.
+    pub gpus_per_server: u32,
+    /// Part of the servers that prefills; the others decode.
+    pub prefill_share: f64,
+    /// GPU: `a100`, `h100`, or a file.
+    pub gpu: String,
+    /// Rate of a NIC, Gb/s in each direction.
+    pub nic_gbps: f64,
+    /// Rate of a GPU into the NVSwitch, GB/s in each direction (half of what data sheets add up).
+    pub nvlink_gbytes: f64,
+    /// Servers of a rack, below one leaf switch.
+    pub servers_per_rack: u32,
+    /// Capacity below a leaf switch over the capacity above it; 1 is a full fat tree.
+    pub oversubscription: f64,
+    /// How flows spread over a leaf's uplinks.
+    pub spreading: Spreading,
+}
+
+/// How flows spread over the uplinks of a leaf switch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Spreading {
+    /// By packet, evenly: the uplinks of a leaf are one.
+    #[default]
+    Even,
+    /// ECMP: each flow on one uplink, by a hash of its endpoints.
+    Ecmp,
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Self {
+            servers: 256,
+            gpus_per_server: 8,
+            prefill_share: 0.5,
+            gpu: "a100".into(),
+            nic_gbps: 200.0,
+            nvlink_gbytes: 300.0,
+            servers_per_rack: 16,
+            oversubscription: 1.0,
+            spreading: Spreading::Even,
+        }
+    }
+}
+
+/// Which model and how it is split over a prefill unit of `tp · max(ep, sp, dp)` GPUs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelChoice {
+    /// A built-in name (`laxity sim models` lists them) or the path of a TOML file.
+    pub name: String,
+    /// GPUs of a tensor-parallel group: one rank, one place for KV cache.
+    pub tp: u32,
+    /// Expert parallelism: ranks that share out the experts, each with requests of its own
+    /// (attention is data-parallel over them). 1: none.
+    pub ep: u32,
+    /// Sequence parallelism: ranks that share out each request's tokens. 1: none.
+    pub sp: u32,
+    /// Data parallelism without experts: ranks that run the same step, each with requests of its
+    /// own, without traffic between them. 1: none.
+    pub dp: u32,
+    /// How uneven experts are used: exponent of a Zipf distribution over experts, drawn anew for each
+    /// layer and unit. 0: even.
+    pub expert_skew: f64,
+}
+
+impl Default for ModelChoice {
+    fn default() -> Self {
+        Self {
+            name: "dbrx".into(),
+            tp: 2,
+            ep: 16,
+            sp: 1,
+            dp: 1,
+            expert_skew: 0.2,
+        }
+    }
+}
+
+/// How prefill units take requests.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Serving {
+    /// Tokens that one rank computes at most in a batch (with `sp`, the unit).
+    pub token_budget: u32,
+    /// Requests of one rank in a batch at most.
+    pub requests_per_batch: u32,
+    /// Prompts longer than what is left of the budget are cut; otherwise they run whole, alone if
+    /// need be.
+    pub chunked: bool,
+    /// Layers ahead of the one that computes for which KV blocks are fetched.
+    pub lookahead_layers: u16,
+    /// Which unit gets a request.
+    pub routing: Routing,
+    /// Prefix-cache capacity of a unit, tokens. Least recently used blocks go first.
+    pub cache_tokens: u64,
+    /// A unit that fetched blocks keeps a copy and serves others from it.
+    pub copy_on_fetch: bool,
+    /// Which decode rank gets a request.
+    pub placement: Placement,
+    /// GPUs of a decode rank, whose NICs take its ingress together.
+    pub decode_tp: u32,
+}
+
+/// Which unit gets a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Routing {
+    /// Cost = tokens to compute + queued tokens, as Dynamo's KV-aware router; what another unit holds
+    /// is fetched.
+    #[default]
+    KvAware,
+    /// Least queued tokens; whatever it lacks is fetched.
+    LeastLoaded,
+    /// In turn.
+    RoundRobin,
+    /// By load, but blocks have one home (a hash of their prefix) from which all fetch: a storage
+    /// tier of the prefill units, with hot prefixes.
+    StaticHomes,
+}
+
+/// Which decode rank gets a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Placement {
+    /// The one with the fewest bytes on their way to it.
+    #[default]
+    LeastLoaded,
+    /// In turn.
+    RoundRobin,
+    /// At random.
+    Random,
+}
+
+impl Default for Serving {
+    fn default() -> Self {
+        Self {
+            token_budget: 8192,
+            requests_per_batch: 64,
+            chunked: true,
+            lookahead_layers: 4,
+            routing: Routing::KvAware,
+            cache_tokens: 4_000_000,
+            copy_on_fetch: false,
+            placement: Placement::LeastLoaded,
+            decode_tp: 2,
+        }
+    }
+}
+
+/// When a first token is due.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Slo {
+    /// What it is measured by.
+    pub kind: SloKind,
+    /// Factor on it (MFS §6.1: 3).
+    pub factor: f64,
+    /// The objective of `fixed`, ms.
+    pub fixed_ms: f64,
+    /// Never less than this, ms.
+    pub least_ms: f64,
+}
+
+/// What an objective is measured by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SloKind {
+    /// The request's own TTFT with the cluster to itself.
+    #[default]
+    Alone,
+    /// The mean of those over the workload.
+    Mean,
+    /// The same for all.
+    Fixed,
+}
+
+impl Default for Slo {
+    fn default() -> Self {
+        Self {
+            kind: SloKind::Alone,
+            factor: 3.0,
+            fixed_ms: 500.0,
+            least_ms: 0.0,
+        }
+    }
+}
+
+/// Requests.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Workload {
+    /// Where they come from.
+    pub source: Source,
+    /// The file of a trace.
+    pub file: Option<PathBuf>,
+    /// Arrivals per second and prefill GPU.
+    pub rate_per_gpu: f64,
+    /// How arrivals are spaced.
+    pub arrivals: Arrivals,
+    /// Coefficient of variation of gaps under `bursty`.
+    pub burstiness: f64,
+    /// Virtual seconds of arrivals; what has come by then is served to its end.
+    pub seconds: f64,
+    /// Part of the requests, from the start, that only warm up.
+    pub warm_up: f64,
+    /// Prompt lengths are multiplied by this.
+    pub length_scale: f64,
+    /// Longest prompt in tokens; longer ones are clipped.
+    pub longest: u32,
+}
+
+/// Where requests come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// Made up: conversation turns, mean 2 k tokens, half of it reused (Qwen A, MFS §6.2).
+    Conversation,
+    /// Made up: agents, mean 1 k tokens, 65 % reused, prefixes shared by many (Qwen B, MFS §6.2).
+    #[default]
+    Agent,
+    /// Made up: long conversation turns, mean 15 k tokens, 40 % reused (Mooncake, MFS §6.3).
+    LongConversation,
+    /// Made up: agents with long prompts, mean 9 k tokens, 65 % reused (Mooncake, MFS §6.3).
+    LongAgent,
+    /// Mooncake's jsonl.
+    Mooncake,
+    /// Azure's LLM inference csv.
+    Azure,
+    /// Qwen-Bailian's jsonl.
+    Qwen,
+    /// BurstGPT's csv.
+    Burstgpt,
+}
+
+/// How arrivals are spaced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Arrivals {
+    /// Poisson at `rate_per_gpu`.
+    #[default]
+    Poisson,
+    /// Gamma gaps with the coefficient of variation `burstiness`.
+    Bursty,
+    /// As recorded, time multiplied so that the mean rate is `rate_per_gpu`.
+    Recorded,
+}
+
+impl Default for Workload {
+    fn default() -> Self {
+        Self {
+            source: Source::Agent,
+            file: None,
+            rate_per_gpu: 0.7,
+            arrivals: Arrivals::Poisson,
+            burstiness: 2.0,
+            seconds: 60.0,
+            warm_up: 0.2,
+            length_scale: 1.0,
+            longest: 131_072,
+        }
+    }
+}
+
+/// How transfers share.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Network {
+    /// One aggregate per rank and direction of a collective, or every pair.
+    pub mode: Mode,
+    /// Classes that the fabric carries, scavenger included: adjacent levels share one.
+    pub levels_on_wire: u8,
+    /// Bytes permitted at once.
+    pub chunk_bytes: u64,
+    /// Bytes in flight on a port.
+    pub window_bytes: u64,
+    /// Time from a transfer's last byte on the wire to its completion, µs.
+    pub latency_us: f64,
+}
+
+/// How a collective is carried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// One aggregate per rank and direction; ends when all have drained.
+    #[default]
+    Fast,
+    /// A flow for each pair of ranks.
+    Exact,
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self {
+            mode: Mode::Fast,
+            levels_on_wire: 8,
+            chunk_bytes: 4 << 20,
+            window_bytes: 8 << 20,
+            latency_us: 10.0,
+        }
+    }
+}
+
+/// Who decides, and with which reading of what papers leave open.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Policy {
+    /// Which policy.
+    #[serde(with = "kind_by_name")]
+    pub kind: PolicyKind,
+    /// `K`.
+    pub levels: u8,
+    /// `U` of the thresholds.
+    pub threshold_scale: f64,
+    /// `E` of the thresholds.
+    pub threshold_base: f64,
+    /// What `fair`, `sjf` and `edf` take for one job.
+    pub granularity: JobSize,
+    /// How `sjf`, `edf`, `edf_low` and `tent_edf` order equals.
+    pub ties: TieRule,
+    /// Where `mfs` puts waiting last-stage flows.
+    pub last_stage: LastStageRule,
+    /// `mfs` and `laxity`: parts that are taken out, to see what they are worth.
+    pub without: Vec<Part>,
+    /// No network at all: the bound that no policy can pass.
+    pub no_contention: bool,
+    /// Requests pruned at once at most.
+    pub drop_budget: usize,
+    /// Time between runs of the order between batches at least, ms.
+    pub debounce_ms: f64,
+}
+
+/// A part of a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// Last-stage flows stay at the lowest level.
+    Mlu,
+    /// KV reuse knows no layers: all of it is as urgent as the layer that computes.
+    Rli,
+    /// Batches are ordered by arrival.
+    Red,
+    /// Nothing is pruned.
+    Pruning,
+}
+
+/// See [`Granularity`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the policy's own names, said there")]
+pub enum JobSize {
+    #[default]
+    Flow,
+    Coflow,
+}
+
+/// See [`Ties`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the policy's own names, said there")]
+pub enum TieRule {
+    #[default]
+    Arrival,
+    Fair,
+    Shortest,
+}
+
+/// See [`LastStage`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the policy's own names, said there")]
+pub enum LastStageRule {
+    #[default]
+    BelowEarly,
+    WithinLevel,
+}
+
+impl From<JobSize> for Granularity {
+    fn from(size: JobSize) -> Self {
+        match size {
+            JobSize::Flow => Self::Flow,
+            JobSize::Coflow => Self::Coflow,
+        }
+    }
+}
+
+impl From<TieRule> for Ties {
+    fn from(rule: TieRule) -> Self {
+        match rule {
+            TieRule::Arrival => Self::Arrival,
+            TieRule::Fair => Self::Fair,
+            TieRule::Shortest => Self::Shortest,
+        }
+    }
+}
+
+impl From<LastStageRule> for LastStage {
+    fn from(rule: LastStageRule) -> Self {
+        match rule {
+            LastStageRule::BelowEarly => Self::BelowEarly,
+            LastStageRule::WithinLevel => Self::WithinLevel,
+        }
+    }
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            kind: PolicyKind::Laxity,
+            levels: 8,
+            threshold_scale: 0.5,
+            threshold_base: 4.0,
+            granularity: JobSize::default(),
+            ties: TieRule::default(),
+            last_stage: LastStageRule::default(),
+            without: Vec::new(),
+            no_contention: false,
+            drop_budget: 64,
+            debounce_ms: 2.0,
+        }
+    }
+}
+
+mod kind_by_name {
+    use laxity_policy::PolicyKind;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(kind: &PolicyKind, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(kind.name())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PolicyKind, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
+}
