@@ -97,6 +97,8 @@ pub struct ModelChoice {
     /// Data parallelism without experts: ranks that run the same step, each with requests of its
     /// own, without traffic between them. 1: none.
     pub dp: u32,
+    /// How ranks of a sequence-parallel unit exchange KV cache.
+    pub sp_exchange: SpExchange,
     /// How uneven experts are used: exponent of a Zipf distribution over experts, drawn anew for each
     /// layer and unit. 0: even.
     pub expert_skew: f64,
@@ -110,9 +112,21 @@ impl Default for ModelChoice {
             ep: 16,
             sp: 1,
             dp: 1,
+            sp_exchange: SpExchange::Ring,
             expert_skew: 0.2,
         }
     }
+}
+
+/// How ranks of a sequence-parallel unit exchange KV cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SpExchange {
+    /// Neighbour to neighbour, while attention computes (ring attention).
+    #[default]
+    Ring,
+    /// All to all, before attention computes.
+    AllGather,
 }
 
 /// How prefill units take requests.
@@ -130,6 +144,8 @@ pub struct Serving {
     pub lookahead_layers: u16,
     /// Which unit gets a request.
     pub routing: Routing,
+    /// What a token that has to be fetched or computed weighs against a queued one in routing.
+    pub overlap_weight: f64,
     /// Prefix-cache capacity of a unit, tokens. Least recently used blocks go first.
     pub cache_tokens: u64,
     /// A unit that fetched blocks keeps a copy and serves others from it.
@@ -178,6 +194,7 @@ impl Default for Serving {
             chunked: true,
             lookahead_layers: 4,
             routing: Routing::KvAware,
+            overlap_weight: 1.0,
             cache_tokens: 4_000_000,
             copy_on_fetch: false,
             placement: Placement::LeastLoaded,

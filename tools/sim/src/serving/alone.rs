@@ -1,0 +1,80 @@
+//! The time to first token of a request that has the cluster to itself: what objectives are
+//! measured by (MFS §6.1, "under low-load conditions").
+//!
+//! It does not depend on the policy: what is reused is what an infinite cache would hold, and all
+//! of it is fetched from another unit.
+
+use laxity_policy::Span;
+
+use super::batch::pairs;
+use super::world::World;
+
+impl World<'_> {
+    /// Of a request with `reused` of its `prompt` tokens held elsewhere.
+    pub(super) fn alone(&self, prompt: u32, reused: u32) -> Span {
+        let serving = &self.scenario.serving;
+        let ranks = u64::from(self.layout.ranks_per_unit);
+        let stripes = if self.striped { ranks } else { 1 };
+        let share = |n: u64| n.div_ceil(stripes);
+        let seconds = |bytes: f64, rate: f64| bytes / rate * 1e9;
+        let to_decode = (self.layout.rank_rate * stripes as f64).min(self.layout.decode_rate);
+        let latency = self.latency.0 as f64;
+        let (mut clock, mut fetched, mut arrived) = (0.0_f64, 0.0_f64, 0.0_f64);
+        let mut before = reused;
+        while before < prompt {
+            let most = if serving.chunked { serving.token_budget } else { prompt };
+            let tokens = (prompt - before).min(most);
+            let attended = share(pairs(tokens, before));
+            let ends = self.compute.ends_ns(u64::from(tokens), 1) as f64;
+            clock += ends / 2.0;
+            let attention: Vec<f64> = self
+                .layer_of_kind
+                .iter()
+                .map(|&layer| {
+                    self.compute.attention_ns(share(u64::from(tokens)), attended, layer) as f64
+                })
+                .collect();
+            let (exchange, rest) = self.layer_alone(u64::from(tokens));
+            for layer in 0..usize::from(self.layers) {
+                let per_token = self.kv_bytes[layer] as f64;
+                if before == reused && reused > 0 {
+                    let bytes = f64::from(reused) * per_token / stripes as f64;
+                    fetched += seconds(bytes, self.layout.rank_rate);
+                    clock = clock.max(fetched + latency);
+                }
+                let mut attention = attention[usize::from(per_token == 0.0)];
+                if self.striped && ranks > 1 {
+                    let context = f64::from(before + tokens) * per_token;
+                    let ring = context * (ranks - 1) as f64 / ranks as f64;
+                    attention = attention.max(seconds(ring, self.layout.rank_rate) + latency);
+                }
+                clock += attention;
+                let sent = if before == reused { prompt.min(before + tokens) } else { tokens };
+                arrived = arrived.max(clock) + seconds(f64::from(sent) * per_token, to_decode);
+                clock += exchange + rest;
+            }
+            clock += ends / 2.0;
+            before += tokens;
+        }
+        Span(clock.max(arrived + latency).ceil() as u64)
+    }
+
+    /// Exchange and computing of a layer after attention, for tokens of one rank.
+    fn layer_alone(&self, tokens: u64) -> (f64, f64) {
+        let ranks = u64::from(self.layout.ranks_per_unit);
+        let share = |n: u64| if self.striped { n.div_ceil(ranks) } else { n };
+        if self.model.experts <= 1 {
+            return (0.0, self.compute.mlp_ns(share(tokens)) as f64);
+        }
+        let use_ = &self.experts[0];
+        let rest = self.experts_of(use_, tokens) as f64;
+        if self.striped || self.scenario.model.ep <= 1 {
+            return (0.0, rest);
+        }
+        let inside = u64::from(self.layout.ranks_per_server).min(ranks) as f64 / ranks as f64;
+        let copies: f64 = use_.copies.iter().sum::<f64>() * (1.0 - inside);
+        let bytes = tokens as f64 * copies * self.activation_bytes;
+        let takes = bytes / self.layout.rank_rate * 1e9;
+        (2.0 * (takes + self.latency.0 as f64), rest)
+    }
+}

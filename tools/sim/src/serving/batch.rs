@@ -1,0 +1,126 @@
+//! A batch: what a unit computes together, and how far it is.
+
+use laxity_policy::{BatchId, BatchSpec, Span, Time};
+
+use super::hosts::Progress;
+
+/// Part of a request that a batch computes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member {
+    pub(super) request: u32,
+    /// Tokens computed.
+    pub(super) tokens: u32,
+    /// Tokens of the prompt before them.
+    pub(super) before: u32,
+    /// The first part of its request: brings what is reused.
+    pub(super) first: bool,
+    /// The last part: the first token follows.
+    pub(super) last: bool,
+}
+
+/// What a unit does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Nothing to do.
+    #[default]
+    Idle,
+    /// KV blocks of this layer are not there.
+    Stalled,
+    /// Attention; with ring attention its exchange too.
+    Attention,
+    /// Tokens go to their experts, which compute.
+    Experts,
+    /// Results come back.
+    Combine,
+    /// A dense layer, or experts without exchange.
+    Mlp,
+    /// Output of the first token.
+    Head,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    /// Counts from one; a slot is used again, an id is not.
+    pub(super) id: u64,
+    pub(super) unit: u32,
+    pub(super) members: Vec<Member>,
+    /// Tokens by rank of the unit.
+    pub(super) tokens: Vec<u64>,
+    /// Pairs of tokens that attend to each other, by rank.
+    pub(super) pairs: Vec<u64>,
+    /// Members by rank.
+    pub(super) seats: Vec<u32>,
+    pub(super) layer: u16,
+    pub(super) started: Option<Time>,
+    pub(super) finished: bool,
+    pub(super) ahead: Option<BatchId>,
+    /// Stage-1 flows that are not there yet, by layer.
+    pub(super) reuse_left: Vec<u32>,
+    /// Layers of which stage-1 flows were issued.
+    pub(super) fetched: u16,
+    /// Stage-3 flows under way.
+    pub(super) last_stage_left: u32,
+    /// Hosts whose link knows it.
+    pub(super) hosts: Vec<u32>,
+    /// Attention of a layer with and without KV cache, on the slowest rank.
+    pub(super) attention_ns: [u64; 2],
+    /// Estimated, for hints.
+    pub(super) layer_ns: u64,
+    pub(super) stalled_ns: u64,
+    pub(super) collective_ns: u64,
+    pub(super) computed_ns: u64,
+    pub(super) announced: bool,
+}
+
+impl Batch {
+    pub(super) fn policy_id(&self) -> BatchId {
+        BatchId(self.id)
+    }
+
+    pub(super) fn progress(&self, layers: u16) -> Progress {
+        Progress {
+            spec: BatchSpec {
+                batch: self.policy_id(),
+                layers,
+                layer_time: Span(self.layer_ns),
+            },
+            layer: self.layer,
+            started: self.started.is_some(),
+            finished: self.finished,
+            ahead: self.ahead,
+        }
+    }
+
+    /// Makes the slot ready for another batch, keeping its memory.
+    pub(super) fn reset(&mut self, id: u64, unit: u32, ranks: usize, layers: u16) {
+        let mut fresh = Self {
+            id,
+            unit,
+            members: core::mem::take(&mut self.members),
+            tokens: core::mem::take(&mut self.tokens),
+            pairs: core::mem::take(&mut self.pairs),
+            seats: core::mem::take(&mut self.seats),
+            reuse_left: core::mem::take(&mut self.reuse_left),
+            hosts: core::mem::take(&mut self.hosts),
+            ..Self::default()
+        };
+        fresh.members.clear();
+        fresh.hosts.clear();
+        for list in [&mut fresh.tokens, &mut fresh.pairs] {
+            list.clear();
+            list.resize(ranks, 0);
+        }
+        fresh.seats.clear();
+        fresh.seats.resize(ranks, 0);
+        fresh.reuse_left.clear();
+        fresh.reuse_left.resize(usize::from(layers), 0);
+        *self = fresh;
+    }
+}
+
+/// Pairs of a part of a prompt: each of `tokens` attends to all before it and itself.
+pub(super) fn pairs(tokens: u32, before: u32) -> u64 {
+    let (tokens, before) = (u64::from(tokens), u64::from(before));
+    tokens * before + tokens * (tokens + 1) / 2
+}

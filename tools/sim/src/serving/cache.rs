@@ -1,0 +1,212 @@
+//! Which unit holds which prefix blocks.
+//!
+//! A block id stands for the whole prefix up to it, so holding a block means holding what precedes
+//! it too. Capacity is per unit, the least recently used block goes first. Nothing is hashed: block
+//! ids are dense, and holders and recency are linked lists through one pool.
+
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    block: u32,
+    /// The rank, counted through the cluster, whose memory it is in.
+    rank: u32,
+    /// Next holder of the same block.
+    sibling: u32,
+    newer: u32,
+    older: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Shelf {
+    newest: u32,
+    oldest: u32,
+    blocks: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Caches {
+    first: Vec<u32>,
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+    shelves: Vec<Shelf>,
+    blocks_max: u64,
+    ranks_per_unit: u32,
+}
+
+impl Caches {
+    pub(super) fn new(blocks: u32, units: u32, ranks_per_unit: u32, blocks_max: u64) -> Self {
+        let shelf = Shelf {
+            newest: NONE,
+            oldest: NONE,
+            blocks: 0,
+        };
+        Self {
+            first: vec![NONE; blocks as usize],
+            entries: Vec::new(),
+            free: Vec::new(),
+            shelves: vec![shelf; units as usize],
+            blocks_max,
+            ranks_per_unit,
+        }
+    }
+
+    /// Ranks that hold the block, the one that got it last first.
+    pub(super) fn holders(&self, block: u32) -> impl Iterator<Item = u32> + '_ {
+        let mut at = self.first[block as usize];
+        core::iter::from_fn(move || {
+            let entry = self.entries.get(at as usize)?;
+            at = entry.sibling;
+            Some(entry.rank)
+        })
+    }
+
+    fn find(&self, unit: u32, block: u32) -> u32 {
+        let mut at = self.first[block as usize];
+        while at != NONE && self.entries[at as usize].rank / self.ranks_per_unit != unit {
+            at = self.entries[at as usize].sibling;
+        }
+        at
+    }
+
+    /// The block was used in the unit, if it is there.
+    pub(super) fn touch(&mut self, unit: u32, block: u32) -> bool {
+        let at = self.find(unit, block);
+        if at == NONE {
+            return false;
+        }
+        self.unlink(unit, at);
+        self.link_newest(unit, at);
+        true
+    }
+
+    /// The block is in this rank's memory from now on; a unit holds it once.
+    pub(super) fn insert(&mut self, rank: u32, block: u32) {
+        let unit = rank / self.ranks_per_unit;
+        if self.blocks_max == 0 || self.touch(unit, block) {
+            return;
+        }
+        if self.shelves[unit as usize].blocks >= self.blocks_max {
+            self.evict(unit);
+        }
+        let entry = Entry {
+            block,
+            rank,
+            sibling: self.first[block as usize],
+            newer: NONE,
+            older: NONE,
+        };
+        let at = match self.free.pop() {
+            Some(at) => {
+                self.entries[at as usize] = entry;
+                at
+            }
+            None => {
+                self.entries.push(entry);
+                (self.entries.len() - 1) as u32
+            }
+        };
+        self.first[block as usize] = at;
+        self.link_newest(unit, at);
+        self.shelves[unit as usize].blocks += 1;
+    }
+
+    fn evict(&mut self, unit: u32) {
+        let at = self.shelves[unit as usize].oldest;
+        let Entry { block, sibling, .. } = self.entries[at as usize];
+        self.unlink(unit, at);
+        self.shelves[unit as usize].blocks -= 1;
+        let mut before = self.first[block as usize];
+        if before == at {
+            self.first[block as usize] = sibling;
+        } else {
+            while self.entries[before as usize].sibling != at {
+                before = self.entries[before as usize].sibling;
+            }
+            self.entries[before as usize].sibling = sibling;
+        }
+        self.free.push(at);
+    }
+
+    fn unlink(&mut self, unit: u32, at: u32) {
+        let Entry { newer, older, .. } = self.entries[at as usize];
+        let shelf = &mut self.shelves[unit as usize];
+        match newer {
+            NONE => shelf.newest = older,
+            newer => self.entries[newer as usize].older = older,
+        }
+        match older {
+            NONE => shelf.oldest = newer,
+            older => self.entries[older as usize].newer = newer,
+        }
+    }
+
+    fn link_newest(&mut self, unit: u32, at: u32) {
+        let shelf = &mut self.shelves[unit as usize];
+        let older = shelf.newest;
+        shelf.newest = at;
+        if older == NONE {
+            shelf.oldest = at;
+        } else {
+            self.entries[older as usize].newer = at;
+        }
+        let entry = &mut self.entries[at as usize];
+        (entry.newer, entry.older) = (NONE, older);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_least_recently_used_block_goes_first() {
+        let mut caches = Caches::new(4, 2, 2, 2);
+        caches.insert(0, 0);
+        caches.insert(1, 1);
+        assert!(caches.touch(0, 0));
+        caches.insert(0, 2);
+        assert_eq!(caches.holders(1).count(), 0);
+        assert_eq!(caches.holders(0).collect::<Vec<_>>(), [0]);
+        caches.insert(3, 0);
+        assert_eq!(caches.holders(0).collect::<Vec<_>>(), [3, 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn it_agrees_with_lists(
+            steps in proptest::collection::vec((0_u32..6, 0_u32..12, any::<bool>()), 1..300),
+            most in 1_u64..6,
+        ) {
+            let mut caches = Caches::new(12, 3, 2, most);
+            let mut model: Vec<Vec<(u32, u32)>> = vec![Vec::new(); 3];
+            for (rank, block, insert) in steps {
+                let shelf = &mut model[(rank / 2) as usize];
+                let known = shelf.iter().position(|entry| entry.0 == block);
+                if let Some(at) = known {
+                    let entry = shelf.remove(at);
+                    shelf.push(entry);
+                } else if insert {
+                    if shelf.len() as u64 == most {
+                        shelf.remove(0);
+                    }
+                    shelf.push((block, rank));
+                }
+                if insert {
+                    caches.insert(rank, block);
+                } else {
+                    prop_assert_eq!(caches.touch(rank / 2, block), known.is_some());
+                }
+                for block in 0..12 {
+                    let mut held: Vec<u32> = caches.holders(block).collect();
+                    held.sort_unstable();
+                    let wanted: Vec<u32> = model.iter().flatten()
+                        .filter(|entry| entry.0 == block).map(|entry| entry.1).collect();
+                    prop_assert_eq!(held, wanted);
+                }
+            }
+        }
+    }
+}

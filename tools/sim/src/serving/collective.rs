@@ -1,0 +1,401 @@
+//! Collectives on the ports of a unit.
+//!
+//! A collective is one aggregate for each rank and direction, and ends when all have drained. On a
+//! port that carries nothing else an aggregate ends at a time that is known when it starts, so those
+//! are not put on the network: one time is kept for all of them, the largest. When something else
+//! comes to such a port, its aggregate *materialises* with the bytes that it has left. In the exact
+//! mode a flow for each pair of ranks is put on the network at once.
+
+use laxity_policy::{BatchId, Event, FlowId, FlowSpec, Layer, Level, RequestId, Span, Stage, Time};
+
+use super::event::Happening;
+use super::exchange::Exchange;
+use super::hosts::{Hosts, Regime};
+use super::world::{Tag, World};
+use crate::network::PortId;
+
+/// What became of a rank's egress or ingress aggregate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Piece {
+    /// Counted on: it drains by itself.
+    #[default]
+    Counted,
+    /// Waits for its host's permit.
+    Waits,
+    /// On the network.
+    Sent(Book),
+    /// Drained.
+    Done,
+}
+
+/// How a host's link knows of what is on the network, and has to be told that it has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Book {
+    /// Not at all.
+    Unknown,
+    /// As bytes that the driver keeps the book of.
+    Launched(Level, u64),
+    /// As a flow that it permitted.
+    Permitted(u64),
+}
+
+/// The collective of a unit, over or not.
+#[derive(Debug, Default)]
+pub(super) struct Collective {
+    pub(super) exchange: Exchange,
+    pub(super) active: bool,
+    started: Time,
+    /// When the aggregates that were counted on have drained.
+    counted_end: Time,
+    /// When all have.
+    ended: Time,
+    /// What it takes with the ports to itself.
+    alone: Span,
+    /// Pieces that wait or are on the network.
+    pending: u32,
+    /// Compute that follows it.
+    after_ns: u64,
+    /// The step does not end before.
+    not_before: Time,
+    /// Egress of rank `r` at `2r`, ingress at `2r + 1`.
+    pieces: Vec<Piece>,
+    /// Transfers of a rank's egress that are on the network.
+    sending: Vec<u32>,
+    level: Option<Level>,
+}
+
+impl World<'_> {
+    /// Starts what `exchange` of the unit says. `after_ns` of computing follow it, and the step does
+    /// not end before `not_before`.
+    pub(super) fn start_collective(&mut self, unit: u32, after_ns: u64, not_before: Time) {
+        let now = self.now;
+        let ranks = self.layout.ranks_per_unit as usize;
+        let collective = &mut self.units[unit as usize].collective;
+        let most = collective.exchange.most();
+        let network = Span((most as f64 / self.layout.rank_rate * 1e9).ceil() as u64);
+        let nvlink = collective.exchange.nvlink() / self.layout.nvlink_rate * 1e9;
+        let alone = network.max(Span(nvlink.ceil() as u64));
+        collective.active = true;
+        collective.started = now;
+        collective.alone = alone;
+        collective.counted_end = now + alone;
+        collective.ended = collective.counted_end;
+        collective.level = None;
+        collective.pending = 0;
+        collective.after_ns = after_ns;
+        collective.not_before = not_before;
+        let exact = self.regime != Regime::Alone && (self.exact || self.layout.crosses_racks(unit));
+        let piece = if exact { Piece::Done } else { Piece::Counted };
+        collective.pieces.clear();
+        collective.pieces.resize(2 * ranks, piece);
+        collective.sending.clear();
+        collective.sending.resize(ranks, 0);
+        if self.regime != Regime::Alone {
+            self.bytes.collective += collective.exchange.total();
+        }
+        if most > 0 && self.regime != Regime::Alone {
+            for rank in 0..ranks {
+                self.start_egress(unit, rank, exact);
+                if !exact {
+                    self.start_ingress(unit, rank);
+                }
+            }
+        }
+        let collective = &self.units[unit as usize].collective;
+        let end = collective.counted_end;
+        self.schedule_end(unit, end);
+    }
+
+    fn schedule_end(&mut self, unit: u32, drained: Time) {
+        let collective = &self.units[unit as usize].collective;
+        let end = drained + self.latency + Span(collective.after_ns);
+        let end = end.max(collective.not_before);
+        self.schedule_step(unit, end);
+    }
+
+    fn start_egress(&mut self, unit: u32, rank: usize, exact: bool) {
+        let now = self.now;
+        let global = self.layout.ranks_of(unit).start + rank as u32;
+        let bytes = self.units[unit as usize].collective.exchange.egress(rank);
+        if bytes == 0 {
+            return;
+        }
+        let port = self.layout.egress(global);
+        let host = Hosts::egress(global);
+        match self.regime {
+            Regime::Daemons if self.hosts.waits(host) => self.submit_collective(unit, rank, bytes),
+            Regime::Daemons if exact || self.network.active(port) > 0 => {
+                let level = self.hosts.collective_level(host, now);
+                self.hosts.launch(host, now, level, bytes);
+                self.send_egress(unit, rank, level, Book::Launched(level, bytes), exact);
+            }
+            Regime::Static if exact || self.network.active(port) > 0 => {
+                let level = self.static_level(Stage::Collective);
+                self.send_egress(unit, rank, level, Book::Unknown, exact);
+            }
+            _ => {}
+        }
+    }
+
+    fn start_ingress(&mut self, unit: u32, rank: usize) {
+        let global = self.layout.ranks_of(unit).start + rank as u32;
+        let port = self.layout.ingress(global);
+        if self.network.active(port) > 0 {
+            let bytes = self.units[unit as usize].collective.exchange.ingress(rank);
+            self.send_aggregate(unit, 2 * rank + 1, port, bytes, Book::Unknown);
+        }
+    }
+
+    /// The host decides: something waits at it already.
+    fn submit_collective(&mut self, unit: u32, rank: usize, bytes: u64) {
+        let global = self.layout.ranks_of(unit).start + rank as u32;
+        let Some(slot) = self.units[unit as usize].current else {
+            return;
+        };
+        let host = Hosts::egress(global);
+        self.tell(host, slot);
+        let batch = &self.batches[slot as usize];
+        let spec = FlowSpec {
+            flow: collective_flow(global),
+            stage: Stage::Collective,
+            batch: batch.policy_id(),
+            request: RequestId(0),
+            layer: Layer(batch.layer),
+            bytes,
+            deadline: Time::NEVER,
+            receiver_bound: false,
+            whole: true,
+        };
+        let collective = &mut self.units[unit as usize].collective;
+        collective.pieces[2 * rank] = Piece::Waits;
+        collective.pending += 1;
+        self.hosts.handle(host, self.now, Event::FlowArrived(spec));
+        self.poll(host);
+    }
+
+    /// The host has permitted a rank's egress.
+    pub(super) fn permitted_collective(&mut self, rank: u32, level: Level, bytes: u64) {
+        let unit = self.layout.unit_of(rank);
+        let index = (rank - self.layout.ranks_of(unit).start) as usize;
+        let exact = self.exact || self.layout.crosses_racks(unit);
+        let collective = &mut self.units[unit as usize].collective;
+        debug_assert_eq!(collective.pieces[2 * index], Piece::Waits);
+        collective.pending -= 1;
+        self.send_egress(unit, index, level, Book::Permitted(bytes), exact);
+    }
+
+    fn send_egress(
+        &mut self,
+        unit: u32,
+        rank: usize,
+        level: Level,
+        book: Book,
+        exact: bool,
+    ) {
+        let first = self.layout.ranks_of(unit).start;
+        let global = first + rank as u32;
+        self.units[unit as usize].collective.level = Some(level);
+        if !exact {
+            let bytes = self.units[unit as usize].collective.exchange.egress(rank);
+            let port = self.layout.egress(global);
+            self.send_aggregate(unit, 2 * rank, port, bytes, book);
+            return;
+        }
+        let class = self.hosts.class(level);
+        self.units[unit as usize].collective.pieces[2 * rank] = Piece::Sent(book);
+        let ranks = self.layout.ranks_per_unit as usize;
+        for to in 0..ranks {
+            let bytes = self.units[unit as usize].collective.exchange.pair(rank, to);
+            if bytes == 0 {
+                continue;
+            }
+            let (ports, count) = self.layout.between(global, first + to as u32);
+            let weight = self.collective_weight(unit) / self.units[unit as usize].collective.exchange.peers();
+            let tag = Tag::Collective(2 * global).pack();
+            self.make_room_for(&ports[..count], Some(unit));
+            self.network.start(self.now, &ports[..count], bytes, class, weight, tag);
+            let collective = &mut self.units[unit as usize].collective;
+            collective.pending += 1;
+            collective.sending[rank] += 1;
+        }
+    }
+
+    /// Weight of an aggregate: the flows that it stands for, or one if the whole is one job.
+    fn collective_weight(&self, unit: u32) -> f64 {
+        if self.coflows {
+            1.0
+        } else {
+            self.units[unit as usize].collective.exchange.peers()
+        }
+    }
+
+    fn send_aggregate(
+        &mut self,
+        unit: u32,
+        piece: usize,
+        port: PortId,
+        bytes: u64,
+        book: Book,
+    ) {
+        if bytes == 0 {
+            return;
+        }
+        let now = self.now;
+        let first = self.layout.ranks_of(unit).start;
+        let level = match (self.regime, self.units[unit as usize].collective.level) {
+            (Regime::Daemons, None) => self.hosts.collective_level(Hosts::egress(first), now),
+            (Regime::Daemons, Some(level)) => level,
+            _ => self.static_level(Stage::Collective),
+        };
+        let weight = self.collective_weight(unit);
+        let class = self.hosts.class(level);
+        let tag = Tag::Collective(2 * first + piece as u32).pack();
+        self.network.start(now, &[port], bytes, class, weight, tag);
+        let collective = &mut self.units[unit as usize].collective;
+        collective.pieces[piece] = Piece::Sent(book);
+        collective.pending += 1;
+    }
+
+    /// Something comes to these ports: aggregates that were counted on to drain by themselves go on
+    /// the network.
+    pub(super) fn make_room_for(&mut self, ports: &[PortId], except: Option<u32>) {
+        for &port in ports {
+            let Some(rank) = self.layout.rank_of_port(port) else {
+                continue;
+            };
+            let unit = self.layout.unit_of(rank);
+            if self.units[unit as usize].collective.active && except != Some(unit) {
+                self.materialise(unit, port);
+            }
+        }
+    }
+
+    /// Puts the aggregate of this port on the network, if it was counted on and is not over.
+    pub(super) fn materialise(&mut self, unit: u32, port: PortId) {
+        let now = self.now;
+        let piece = (port.0 - self.layout.egress(self.layout.ranks_of(unit).start).0) as usize;
+        let collective = &self.units[unit as usize].collective;
+        if !collective.active || collective.pieces[piece] != Piece::Counted {
+            return;
+        }
+        let bytes = collective.exchange.piece(piece);
+        let passed = (now.since(collective.started).0 as f64 / 1e9 * self.layout.rank_rate) as u64;
+        let left = bytes.saturating_sub(passed);
+        if left == 0 || self.regime == Regime::Alone {
+            return;
+        }
+        self.counted[port.0 as usize] += bytes - left;
+        let rank = self.layout.ranks_of(unit).start + piece as u32 / 2;
+        let mut book = Book::Unknown;
+        if self.regime == Regime::Daemons && piece.is_multiple_of(2) {
+            let host = Hosts::egress(rank);
+            let level = self.hosts.collective_level(host, now);
+            self.hosts.launch(host, now, level, left);
+            book = Book::Launched(level, left);
+        }
+        self.send_aggregate(unit, piece, port, left, book);
+    }
+
+    /// A transfer of a collective has ended.
+    pub(super) fn collective_drained(&mut self, piece: u32) {
+        let now = self.now;
+        let rank = piece / 2;
+        let unit = self.layout.unit_of(rank);
+        let index = (piece - 2 * self.layout.ranks_of(unit).start) as usize;
+        let collective = &mut self.units[unit as usize].collective;
+        collective.pending -= 1;
+        let sending = &mut collective.sending[index / 2];
+        *sending = sending.saturating_sub(1);
+        let drained = *sending == 0;
+        let Piece::Sent(book) = collective.pieces[index] else {
+            unreachable!("only what was sent drains")
+        };
+        if drained {
+            collective.pieces[index] = Piece::Done;
+        }
+        // Those that were counted on stand for themselves: the step is due when they have drained.
+        if collective.pending == 0 && now > collective.counted_end {
+            collective.ended = now;
+            self.schedule_end(unit, now);
+        }
+        if !drained {
+            return;
+        }
+        let host = Hosts::egress(rank);
+        match book {
+            Book::Unknown => return,
+            Book::Launched(level, bytes) => self.hosts.land(host, now, level, bytes),
+            Book::Permitted(bytes) => {
+                let flow = collective_flow(rank);
+                self.hosts.handle(host, now, Event::BytesCompleted { flow, bytes });
+            }
+        }
+        self.poll(host);
+    }
+
+    /// The unit's step is due. True if its collective, if there is one, is over.
+    pub(super) fn end_collective(&mut self, unit: u32) -> bool {
+        let first = self.layout.egress(self.layout.ranks_of(unit).start).0 as usize;
+        let unit = &mut self.units[unit as usize];
+        let collective = &mut unit.collective;
+        if !collective.active {
+            return true;
+        }
+        if collective.pending > 0 {
+            return false;
+        }
+        collective.active = false;
+        if self.regime != Regime::Alone {
+            for (piece, state) in collective.pieces.iter().enumerate() {
+                if *state == Piece::Counted {
+                    self.counted[first + piece] += collective.exchange.piece(piece);
+                }
+            }
+        }
+        let took = collective.ended.since(collective.started);
+        self.measure.collective(took, collective.alone);
+        if let Some(slot) = unit.current {
+            let batch = &mut self.batches[slot as usize];
+            batch.collective_ns += took.0;
+            batch.computed_ns += collective.after_ns;
+        }
+        true
+    }
+
+    /// For reports: level of a stage where no daemon decides.
+    pub(super) fn static_level(&self, stage: Stage) -> Level {
+        let spec = FlowSpec {
+            flow: FlowId(0),
+            stage,
+            batch: BatchId(0),
+            request: RequestId(0),
+            layer: Layer(0),
+            bytes: 1,
+            deadline: Time::NEVER,
+            receiver_bound: false,
+            whole: false,
+        };
+        self.hosts.level_alone(0, Time::ZERO, &spec)
+    }
+
+    pub(super) fn schedule_step(&mut self, unit: u32, at: Time) {
+        let state = &mut self.units[unit as usize];
+        state.steps = state.steps.wrapping_add(1);
+        let step = state.steps;
+        self.agenda.push(at, Happening::Step { unit, step });
+    }
+}
+
+/// Flow ids of collectives have the highest bit, and there is one at a time for each rank.
+pub(super) const fn collective_flow(rank: u32) -> FlowId {
+    FlowId(1 << 63 | rank as u64)
+}
+
+/// The rank of a collective's flow.
+pub(super) const fn rank_of_flow(flow: FlowId) -> Option<u32> {
+    if flow.0 >> 63 == 1 {
+        Some(flow.0 as u32)
+    } else {
+        None
+    }
+}

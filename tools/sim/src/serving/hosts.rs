@@ -1,0 +1,293 @@
+//! The daemons: one link of `laxity-policy` for each port that a host arbitrates, in virtual time.
+//!
+//! A host decides over what it sends (its ranks' egress: P2D and collectives) and over what it
+//! reads (its ranks' ingress: KV reuse), as `laxityd` does. Contention anywhere else, at the rank
+//! that is read from or the decode rank that is written to, is the fabric's, which sees classes only.
+//!
+//! Hints reach a link when it needs them: before a flow of the batch has to wait, and at layer
+//! boundaries while flows wait. An idle link is told nothing, and decides nothing.
+
+use laxity_policy::{
+    Action, BatchId, BatchSpec, Event, FlowSpec, Layer, Level, Link, LinkConfig, Order, Permit,
+    PolicyKind, Time,
+};
+
+use super::SimError;
+use crate::scenario::{Part, Scenario};
+
+/// How transfers get their turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Regime {
+    /// No network at all: each transfer takes as long as it would alone.
+    Alone,
+    /// No daemon: all goes out at once, in a class by stage.
+    Static,
+    /// Daemons permit.
+    Daemons,
+}
+
+impl Regime {
+    pub(super) fn of(scenario: &Scenario) -> Self {
+        match scenario.policy.kind {
+            _ if scenario.policy.no_contention => Self::Alone,
+            PolicyKind::Fair | PolicyKind::TwoClass => Self::Static,
+            _ => Self::Daemons,
+        }
+    }
+}
+
+/// What a batch is to a link.
+#[derive(Clone, Copy, Debug)]
+struct Told {
+    batch: BatchId,
+    layer: u16,
+    finished: bool,
+}
+
+/// How far a batch is, as its engine would hint.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Progress {
+    pub(super) spec: BatchSpec,
+    pub(super) layer: u16,
+    pub(super) started: bool,
+    pub(super) finished: bool,
+    /// The batch that computes before it.
+    pub(super) ahead: Option<BatchId>,
+}
+
+/// One arbitrated port.
+#[derive(Debug)]
+pub(super) struct Host {
+    link: Link,
+    told: Vec<Told>,
+    order_epoch: u64,
+    /// When the agenda will have it asked.
+    wake: Time,
+}
+
+/// All of them: egress of rank `r` is `2r`, ingress `2r + 1`.
+#[derive(Debug)]
+pub(super) struct Hosts {
+    hosts: Vec<Host>,
+    /// Flows that wait, by host: what is looked at most, kept together.
+    waiting: Vec<u32>,
+    /// Class on the wire by [`Level::row`].
+    classes: [u8; Level::ROWS],
+    without_layers: bool,
+}
+
+/// The link's configuration that a scenario asks for.
+pub(super) fn link_config(scenario: &Scenario, rate: f64) -> LinkConfig {
+    let (policy, network) = (&scenario.policy, &scenario.network);
+    let without_mlu = policy.without.contains(&Part::Mlu);
+    LinkConfig {
+        policy: policy.kind,
+        rate: rate as u64,
+        chunk_bytes: network.chunk_bytes,
+        window_bytes: network.window_bytes,
+        levels: policy.levels,
+        // Thresholds that nothing reaches leave every last-stage flow at the lowest level.
+        threshold_scale: if without_mlu { 1e30 } else { policy.threshold_scale },
+        threshold_base: policy.threshold_base,
+        last_stage: policy.last_stage.into(),
+        granularity: policy.granularity.into(),
+        ties: policy.ties.into(),
+        ..LinkConfig::default()
+    }
+}
+
+/// Class on the wire of each level, if the fabric carries `classes`, the scavenger's included: the
+/// highest levels have their own, the others share, but two are never too few to tell collectives
+/// (`P_2`) from what is below.
+pub(super) fn classes(levels: u8, on_wire: u8) -> [u8; Level::ROWS] {
+    let last = on_wire.max(2) - 1;
+    let mut table = [last; Level::ROWS];
+    for level in 1..=levels {
+        table[Level(level).row()] = match last {
+            1 => u8::from(level > 2),
+            2 => u8::from(level > 2),
+            _ => (level - 1).min(last - 1),
+        };
+    }
+    table
+}
+
+impl Hosts {
+    pub(super) fn new(scenario: &Scenario, ranks: u32, rate: f64) -> Result<Self, SimError> {
+        let config = link_config(scenario, rate);
+        let links = if Regime::of(scenario) == Regime::Daemons { 2 * ranks } else { 1 };
+        let hosts = (0..links)
+            .map(|_| {
+                Ok(Host {
+                    link: Link::new(config.clone())?,
+                    told: Vec::new(),
+                    order_epoch: 0,
+                    wake: Time::NEVER,
+                })
+            })
+            .collect::<Result<Vec<_>, laxity_policy::config::InvalidConfig>>()
+            .map_err(|cause| SimError::Policy(cause.to_string()))?;
+        Ok(Self {
+            waiting: vec![0; hosts.len()],
+            hosts,
+            classes: classes(scenario.policy.levels, scenario.network.levels_on_wire),
+            without_layers: scenario.policy.without.contains(&Part::Rli),
+        })
+    }
+
+    pub(super) const fn egress(rank: u32) -> u32 {
+        2 * rank
+    }
+
+    pub(super) const fn ingress(rank: u32) -> u32 {
+        2 * rank + 1
+    }
+
+    pub(super) fn class(&self, level: Level) -> u8 {
+        self.classes[level.row()]
+    }
+
+    /// Level of a flow that nothing contends with.
+    pub(super) fn level_alone(&self, host: u32, now: Time, spec: &FlowSpec) -> Level {
+        self.hosts[host as usize].link.level_alone(now, spec)
+    }
+
+    pub(super) fn collective_level(&self, host: u32, now: Time) -> Level {
+        self.hosts[host as usize].link.credit_level(now)
+    }
+
+    pub(super) fn waits(&self, host: u32) -> bool {
+        self.waiting[host as usize] > 0
+    }
+
+    /// The permit of a flow that need not wait and can go whole.
+    pub(super) fn permit_at_once(&mut self, host: u32, now: Time, spec: &FlowSpec) -> Option<Permit> {
+        let link = &mut self.hosts[host as usize].link;
+        let permit = link.peek_permit(now, spec).filter(|permit| permit.last)?;
+        link.commit_permit(now, spec, permit);
+        Some(permit)
+    }
+
+    /// Bytes on credit.
+    pub(super) fn launch(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
+        let stage = laxity_policy::Stage::Collective;
+        self.hosts[host as usize].link.launch(now, stage, level, bytes);
+    }
+
+    pub(super) fn land(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
+        self.hosts[host as usize].link.land(now, level, bytes);
+    }
+
+    pub(super) fn handle(&mut self, host: u32, now: Time, event: Event) {
+        self.hosts[host as usize].link.handle(now, event);
+        self.recount(host);
+    }
+
+    pub(super) fn poll(&mut self, host: u32, now: Time) -> Option<Action> {
+        let action = self.hosts[host as usize].link.poll_action(now);
+        self.recount(host);
+        action
+    }
+
+    fn recount(&mut self, host: u32) {
+        self.waiting[host as usize] = self.hosts[host as usize].link.waiting_flows() as u32;
+    }
+
+    /// When the host has to be asked anew, if that is earlier than what the agenda knows.
+    pub(super) fn next_wake(&mut self, host: u32, now: Time) -> Option<Time> {
+        let host = &mut self.hosts[host as usize];
+        let due = host.link.next_deadline()?.max(now);
+        (due < host.wake || host.wake <= now).then(|| {
+            host.wake = due;
+            due
+        })
+    }
+
+    /// The agenda's entry has come.
+    pub(super) fn woken(&mut self, host: u32, now: Time) {
+        let host = &mut self.hosts[host as usize];
+        if host.wake <= now {
+            host.wake = Time::NEVER;
+        }
+    }
+
+    /// Tells a link of the batch what has changed since it was told last. True if it was new.
+    pub(super) fn tell(&mut self, host: u32, now: Time, progress: &Progress) -> bool {
+        let without_layers = self.without_layers;
+        let host = &mut self.hosts[host as usize];
+        let id = progress.spec.batch;
+        let known = host.told.iter().position(|told| told.batch == id);
+        let at = known.unwrap_or_else(|| {
+            host.link.handle(now, Event::BatchBegan(progress.spec));
+            if let Some(ahead) = progress.ahead {
+                host.link.handle(now, Event::BatchQueued { batch: id, ahead });
+            }
+            host.told.push(Told {
+                batch: id,
+                layer: u16::MAX,
+                finished: false,
+            });
+            host.told.len() - 1
+        });
+        let told = &mut host.told[at];
+        if progress.started && told.layer != progress.layer && !progress.finished {
+            told.layer = progress.layer;
+            let layer = Layer(if without_layers { 0 } else { progress.layer });
+            host.link.handle(now, Event::LayerBegan { batch: id, layer });
+        }
+        if progress.finished && !told.finished {
+            told.finished = true;
+            host.link.handle(now, Event::ComputeFinished { batch: id });
+        }
+        known.is_none()
+    }
+
+    /// The batches that a link knows.
+    pub(super) fn batches(&self, host: u32) -> impl Iterator<Item = BatchId> + '_ {
+        self.hosts[host as usize].told.iter().map(|told| told.batch)
+    }
+
+    /// Whether the link has not heard of this order.
+    pub(super) fn lacks_order(&self, host: u32, epoch: u64) -> bool {
+        self.hosts[host as usize].order_epoch != epoch
+    }
+
+    pub(super) fn tell_order(&mut self, host: u32, now: Time, order: Order) {
+        let host = &mut self.hosts[host as usize];
+        host.order_epoch = order.epoch;
+        host.link.handle(now, Event::OrderChanged(order));
+    }
+
+    /// Nothing of the batch is left.
+    pub(super) fn forget(&mut self, host: u32, now: Time, batch: BatchId) -> bool {
+        let host = &mut self.hosts[host as usize];
+        let Some(at) = host.told.iter().position(|told| told.batch == batch) else {
+            return false;
+        };
+        host.told.swap_remove(at);
+        host.link.handle(now, Event::BatchEnded { batch });
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_classes_keep_collectives_above_the_rest_and_the_scavenger_below() {
+        let row = |table: &[u8; Level::ROWS], level: u8| table[Level(level).row()];
+        for (levels, on_wire, wanted) in [
+            (8, 2, [0, 0, 1, 1, 1, 1, 1, 1]),
+            (8, 3, [0, 0, 1, 1, 1, 1, 1, 1]),
+            (8, 4, [0, 1, 2, 2, 2, 2, 2, 2]),
+            (8, 8, [0, 1, 2, 3, 4, 5, 6, 6]),
+            (8, 9, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ] {
+            let table = classes(levels, on_wire);
+            let got: Vec<u8> = (1..=levels).map(|level| row(&table, level)).collect();
+            assert_eq!(got, wanted, "{on_wire} classes");
+            assert_eq!(table[Level::SCAVENGER.row()], on_wire - 1);
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Where everything is: ranks, servers, racks, and the ports between them.
+//!
+//! The GPUs of a tensor-parallel group are one *rank*; their NICs together are one port for each
+//! direction, since whatever a rank sends is striped over them. Prefill ranks come first, servers in
+//! order, so that a unit's ranks are neighbours; decode ranks have ingress ports of their own.
+
+use crate::network::{Network, PortId};
+use crate::scenario::{Scenario, Spreading};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Layout {
+    pub(super) units: u32,
+    pub(super) ranks_per_unit: u32,
+    pub(super) ranks: u32,
+    pub(super) ranks_per_server: u32,
+    pub(super) decodes: u32,
+    /// Bytes per second of a rank's NICs, in each direction.
+    pub(super) rank_rate: f64,
+    pub(super) decode_rate: f64,
+    /// Bytes per second of a rank's NVLinks.
+    pub(super) nvlink_rate: f64,
+    prefill_servers: u32,
+    decodes_per_server: u32,
+    leaves: Option<Leaves>,
+}
+
+#[derive(Debug)]
+struct Leaves {
+    servers_per_rack: u32,
+    bundles: u32,
+    first: u32,
+}
+
+/// Ports that a transfer passes.
+pub(super) type Path = ([PortId; 4], usize);
+
+impl Layout {
+    /// Places the ranks and adds their ports to the network.
+    pub(super) fn new(scenario: &Scenario, network: &mut Network) -> Self {
+        let (cluster, model) = (&scenario.cluster, &scenario.model);
+        let per_server = cluster.gpus_per_server;
+        let prefill_servers = (f64::from(cluster.servers) * cluster.prefill_share).round() as u32;
+        let ranks_per_unit = model.ep.max(model.sp).max(model.dp);
+        let units = prefill_servers * per_server / (model.tp * ranks_per_unit);
+        let ranks = units * ranks_per_unit;
+        let decode_tp = scenario.serving.decode_tp;
+        let decodes = (cluster.servers - prefill_servers) * per_server / decode_tp;
+        let nic = cluster.nic_gbps * 1e9 / 8.0;
+        let (rank_rate, decode_rate) = (nic * f64::from(model.tp), nic * f64::from(decode_tp));
+        for _ in 0..2 * ranks {
+            network.add_port(rank_rate);
+        }
+        for _ in 0..decodes {
+            network.add_port(decode_rate);
+        }
+        let mut layout = Self {
+            units,
+            ranks_per_unit,
+            ranks,
+            ranks_per_server: per_server / model.tp,
+            decodes,
+            rank_rate,
+            decode_rate,
+            nvlink_rate: cluster.nvlink_gbytes * 1e9 * f64::from(model.tp),
+            prefill_servers,
+            decodes_per_server: per_server / decode_tp,
+            leaves: None,
+        };
+        if cluster.spreading == Spreading::Ecmp || cluster.oversubscription > 1.0 {
+            layout.add_leaves(scenario, network);
+        }
+        layout
+    }
+
+    /// Uplinks and downlinks of every rack, in bundles of as many links as a rank has NICs, since a
+    /// rank's transfer is that many flows.
+    fn add_leaves(&mut self, scenario: &Scenario, network: &mut Network) {
+        let cluster = &scenario.cluster;
+        let nics = f64::from(cluster.servers_per_rack * cluster.gpus_per_server);
+        let capacity = nics * cluster.nic_gbps * 1e9 / 8.0 / cluster.oversubscription;
+        let bundles = match cluster.spreading {
+            Spreading::Even => 1,
+            Spreading::Ecmp => ((capacity / self.rank_rate).round() as u32).max(1),
+        };
+        let racks = cluster.servers.div_ceil(cluster.servers_per_rack);
+        let first = 2 * self.ranks + self.decodes;
+        for _ in 0..2 * racks * bundles {
+            network.add_port(capacity / f64::from(bundles));
+        }
+        self.leaves = Some(Leaves {
+            servers_per_rack: cluster.servers_per_rack,
+            bundles,
+            first,
+        });
+    }
+
+    pub(super) const fn egress(&self, rank: u32) -> PortId {
+        PortId(2 * rank)
+    }
+
+    pub(super) const fn ingress(&self, rank: u32) -> PortId {
+        PortId(2 * rank + 1)
+    }
+
+    pub(super) const fn decode_ingress(&self, decode: u32) -> PortId {
+        PortId(2 * self.ranks + decode)
+    }
+
+    /// The rank that has this port, `None` if no prefill rank has.
+    pub(super) const fn rank_of_port(&self, port: PortId) -> Option<u32> {
+        if port.0 < 2 * self.ranks {
+            Some(port.0 / 2)
+        } else {
+            None
+        }
+    }
+
+    pub(super) const fn unit_of(&self, rank: u32) -> u32 {
+        rank / self.ranks_per_unit
+    }
+
+    pub(super) const fn server_of(&self, rank: u32) -> u32 {
+        rank / self.ranks_per_server
+    }
+
+    fn server_of_decode(&self, decode: u32) -> u32 {
+        self.prefill_servers + decode / self.decodes_per_server
+    }
+
+    pub(super) fn ranks_of(&self, unit: u32) -> core::ops::Range<u32> {
+        unit * self.ranks_per_unit..(unit + 1) * self.ranks_per_unit
+    }
+
+    /// Whether transfers inside the unit pass more than one leaf switch, which can be a bottleneck.
+    pub(super) fn crosses_racks(&self, unit: u32) -> bool {
+        let Some(leaves) = &self.leaves else {
+            return false;
+        };
+        let ranks = self.ranks_of(unit);
+        let rack = |rank| self.server_of(rank) / leaves.servers_per_rack;
+        rack(ranks.start) != rack(ranks.end - 1)
+    }
+
+    /// Between prefill ranks of different servers.
+    pub(super) fn between(&self, from: u32, to: u32) -> Path {
+        let servers = (self.server_of(from), self.server_of(to));
+        self.path(self.egress(from), self.ingress(to), servers)
+    }
+
+    /// From a prefill to a decode rank.
+    pub(super) fn to_decode(&self, from: u32, decode: u32) -> Path {
+        let servers = (self.server_of(from), self.server_of_decode(decode));
+        self.path(self.egress(from), self.decode_ingress(decode), servers)
+    }
+
+    fn path(&self, from: PortId, to: PortId, servers: (u32, u32)) -> Path {
+        let mut ports = [from, to, PortId(0), PortId(0)];
+        let Some(leaves) = &self.leaves else {
+            return (ports, 2);
+        };
+        let racks = (
+            servers.0 / leaves.servers_per_rack,
+            servers.1 / leaves.servers_per_rack,
+        );
+        if racks.0 == racks.1 {
+            return (ports, 2);
+        }
+        let bundle = (mix(u64::from(from.0) << 32 | u64::from(to.0)) % u64::from(leaves.bundles)) as u32;
+        let port = |rack, down| PortId(leaves.first + (2 * rack + down) * leaves.bundles + bundle);
+        ports[2] = port(racks.0, 0);
+        ports[3] = port(racks.1, 1);
+        (ports, 4)
+    }
+}
+
+/// Scrambles a number (splitmix64), for choices that are to look random and never change.
+pub(super) const fn mix(number: u64) -> u64 {
+    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

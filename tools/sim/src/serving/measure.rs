@@ -1,0 +1,125 @@
+//! What a run is judged by.
+
+use laxity_policy::{Span, Time};
+
+use super::sketch::Sketch;
+use crate::outcome::{Distribution, Outcome, Waiting};
+
+/// Times of one request that has its first token.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Served {
+    pub(super) arrival: Time,
+    pub(super) deadline: Time,
+    pub(super) started: Time,
+    pub(super) prefilled: Time,
+    pub(super) first_token: Time,
+    pub(super) stalled_ns: u64,
+    pub(super) collective_ns: u64,
+    pub(super) computed_ns: u64,
+    pub(super) prompt: u32,
+    pub(super) reused: u32,
+    pub(super) fetched: u32,
+    pub(super) pruned: bool,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Measure {
+    /// Requests that arrive before only warm up.
+    pub(super) from: Time,
+    ttft_ms: Vec<f64>,
+    over_slo: Vec<f64>,
+    earliness_ms: Vec<f64>,
+    lateness_ms: Vec<f64>,
+    waiting: Waiting,
+    collective_ms: Sketch,
+    stretch: Sketch,
+    reused: f64,
+    prompts: u64,
+    reused_tokens: u64,
+    fetched_tokens: u64,
+    pruned: u64,
+    served: u64,
+    computed_ns: u64,
+    batches: u64,
+    seats: u64,
+    /// Whether the warm-up is over.
+    pub(super) counts: bool,
+}
+
+impl Measure {
+    pub(super) fn collective(&mut self, took: Span, alone: Span) {
+        if self.counts && alone.0 > 0 {
+            self.collective_ms.add(took.0 as f64 / 1e6);
+            self.stretch.add(took.0 as f64 / alone.0 as f64);
+        }
+    }
+
+    pub(super) fn batch(&mut self, members: usize) {
+        self.batches += 1;
+        self.seats += members as u64;
+    }
+
+    pub(super) fn computed(&mut self, ns: u64) {
+        self.computed_ns += ns;
+    }
+
+    pub(super) fn served(&mut self, served: &Served) {
+        self.served += 1;
+        if served.arrival < self.from {
+            return;
+        }
+        let ms = |span: Span| span.0 as f64 / 1e6;
+        let ttft = served.first_token.since(served.arrival);
+        let slo = served.deadline.since(served.arrival);
+        self.ttft_ms.push(ms(ttft));
+        self.over_slo.push(ttft.0 as f64 / slo.0.max(1) as f64);
+        if ttft <= slo {
+            self.earliness_ms.push(ms(Span(slo.0 - ttft.0)));
+        } else {
+            self.lateness_ms.push(ms(Span(ttft.0 - slo.0)));
+        }
+        self.waiting.queue += ms(served.started.since(served.arrival));
+        self.waiting.kv_reuse += ms(Span(served.stalled_ns));
+        self.waiting.collective += ms(Span(served.collective_ns));
+        self.waiting.compute += ms(Span(served.computed_ns));
+        self.waiting.p2d += ms(served.first_token.since(served.prefilled));
+        self.reused += f64::from(served.reused) / f64::from(served.prompt);
+        self.prompts += u64::from(served.prompt);
+        self.reused_tokens += u64::from(served.reused);
+        self.fetched_tokens += u64::from(served.fetched);
+        self.pruned += u64::from(served.pruned);
+    }
+
+    /// The outcome, as far as it is about requests and collectives.
+    pub(super) fn outcome(&self, units: u32, virtual_ns: u64) -> Outcome {
+        let requests = self.ttft_ms.len() as f64;
+        let mean = |sum: f64| if requests > 0.0 { sum / requests } else { 0.0 };
+        let per = |part: u64, all: u64| if all > 0 { part as f64 / all as f64 } else { 0.0 };
+        Outcome {
+            requests: self.ttft_ms.len() as u64,
+            requests_in_all: self.served,
+            attainment: mean(self.earliness_ms.len() as f64),
+            ttft_ms: Distribution::of(self.ttft_ms.clone()),
+            ttft_over_slo: Distribution::of(self.over_slo.clone()),
+            collective_ms: self.collective_ms.distribution(),
+            collective_stretch: self.stretch.distribution(),
+            earliness_ms: Distribution::of(self.earliness_ms.clone()),
+            lateness_ms: Distribution::of(self.lateness_ms.clone()),
+            waiting_ms: Waiting {
+                queue: mean(self.waiting.queue),
+                kv_reuse: mean(self.waiting.kv_reuse),
+                collective: mean(self.waiting.collective),
+                compute: mean(self.waiting.compute),
+                p2d: mean(self.waiting.p2d),
+            },
+            pruned: self.pruned,
+            reused: per(self.reused_tokens, self.prompts),
+            fetched: per(self.fetched_tokens, self.reused_tokens),
+            compute_busy: per(self.computed_ns, virtual_ns * u64::from(units)),
+            batch_size: per(self.seats, self.batches),
+            virtual_s: virtual_ns as f64 / 1e9,
+            ..Outcome::default()
+        }
+    }
+}

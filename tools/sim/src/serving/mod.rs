@@ -1,0 +1,97 @@
+//! The serving model: requests go through prefill units, layer by layer, and make the traffic.
+//!
+//! * A request is routed to a unit and a rank; blocks of its prefix that another rank holds are
+//!   fetched layer by layer, some layers ahead (stage 1, MFS §2.2).
+//! * A unit computes one batch at a time. Each layer waits for its blocks, computes attention, and
+//!   exchanges tokens (stage 2). What the layer adds to the KV cache, and what was reused, goes to the
+//!   request's decode rank (stage 3).
+//! * The first token is there once all layers have computed and all of the KV cache has arrived.
+//!
+//! A unit's ranks run in step: a layer takes as long as on its slowest rank.
+
+mod alone;
+mod batch;
+mod cache;
+mod collective;
+mod event;
+mod exchange;
+mod hosts;
+mod layout;
+mod measure;
+mod order;
+mod router;
+mod sketch;
+mod transfer;
+mod unit;
+mod world;
+
+use crate::compute::{Compute, Gpu};
+use crate::model::Model;
+use crate::outcome::Outcome;
+use crate::scenario::Scenario;
+use crate::workload::{self, Requests, WorkloadError};
+
+/// A point that cannot be simulated.
+#[derive(Debug, thiserror::Error)]
+pub enum SimError {
+    /// The model's name or file.
+    #[error("model.name: {0}")]
+    Model(String),
+    /// The GPU's name or file.
+    #[error("cluster.gpu: {0}")]
+    Gpu(String),
+    /// The requests.
+    #[error("workload: {0}")]
+    Workload(#[from] WorkloadError),
+    /// A policy's parameters.
+    #[error("policy: {0}")]
+    Policy(String),
+    /// The cluster holds no unit, no decode rank or no request.
+    #[error("{0}")]
+    Empty(String),
+}
+
+/// What a point needs besides its scenario: read once, for all policies on the same requests.
+#[derive(Debug)]
+pub struct Inputs {
+    pub(crate) model: Model,
+    pub(crate) gpu: Gpu,
+    pub(crate) requests: Requests,
+}
+
+impl Inputs {
+    /// Reads what `scenario` names.
+    ///
+    /// # Errors
+    /// What cannot be read, with file, line and field.
+    pub fn load(scenario: &Scenario) -> Result<Self, SimError> {
+        let cluster = &scenario.cluster;
+        let gpus = f64::from(cluster.servers * cluster.gpus_per_server) * cluster.prefill_share;
+        let rate = scenario.workload.rate_per_gpu * gpus;
+        Ok(Self {
+            model: Model::named(&scenario.model.name)
+                .map_err(|cause| SimError::Model(cause.to_string()))?,
+            gpu: Gpu::named(&cluster.gpu).map_err(|cause| SimError::Gpu(cause.to_string()))?,
+            requests: workload::load(&scenario.workload, rate, scenario.seed)?,
+        })
+    }
+}
+
+/// Simulates one point.
+///
+/// # Errors
+/// What of the scenario makes no sense together, or cannot be read.
+pub fn simulate(scenario: &Scenario) -> Result<Outcome, SimError> {
+    simulate_with(scenario, &Inputs::load(scenario)?)
+}
+
+/// Simulates one point with what was read for one with the same cluster, model, workload and seed.
+///
+/// # Errors
+/// What of the scenario makes no sense together.
+pub fn simulate_with(scenario: &Scenario, inputs: &Inputs) -> Result<Outcome, SimError> {
+    let compute = Compute::new(&inputs.gpu, &inputs.model, scenario.model.tp);
+    let mut world = world::World::new(scenario, inputs, compute)?;
+    world.run();
+    Ok(world.outcome())
+}

@@ -1,0 +1,121 @@
+//! The coordinator: order and pruning between batches, by `laxity_policy::admission`.
+
+use laxity_policy::admission::{
+    Admission, AdmissionAction, AdmissionConfig, AdmissionEvent, RequestLoad,
+};
+use laxity_policy::{BatchId, Order, PolicyKind, PortId, RequestId, Span, Time};
+
+use super::SimError;
+use crate::scenario::{Part, Scenario};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Coordinator {
+    admission: Admission,
+    by_arrival: bool,
+    /// Position of a batch in the order, by the number that follows from its id.
+    ranks: Vec<(BatchId, u32)>,
+    order: Order,
+    pub(super) due: Option<Time>,
+}
+
+impl Coordinator {
+    /// `None` if the policy knows no order.
+    pub(super) fn new(
+        scenario: &Scenario,
+        rates: impl Iterator<Item = (u32, f64)>,
+    ) -> Result<Option<Self>, SimError> {
+        let policy = &scenario.policy;
+        let knows = matches!(policy.kind, PolicyKind::Mfs | PolicyKind::Laxity);
+        if policy.no_contention || !knows {
+            return Ok(None);
+        }
+        let pruning = !policy.without.contains(&Part::Pruning);
+        let config = AdmissionConfig {
+            drop_budget: if pruning { policy.drop_budget } else { 0 },
+            debounce: Span((policy.debounce_ms * 1e6) as u64),
+            ports_max: 1 << 20,
+            ..AdmissionConfig::for_policy(policy.kind)
+        };
+        let mut admission =
+            Admission::new(config).map_err(|cause| SimError::Policy(cause.to_string()))?;
+        for (port, rate) in rates {
+            admission.handle(
+                Time::ZERO,
+                AdmissionEvent::PortRate {
+                    port: PortId(port),
+                    bytes_per_second: rate as u64,
+                },
+            );
+        }
+        Ok(Some(Self {
+            admission,
+            by_arrival: policy.without.contains(&Part::Red),
+            ranks: Vec::new(),
+            order: Order::default(),
+            due: None,
+        }))
+    }
+
+    pub(super) fn handle(&mut self, now: Time, event: AdmissionEvent) {
+        self.admission.handle(now, event);
+    }
+
+    /// When to call [`Coordinator::run`], if the agenda does not know yet.
+    pub(super) fn next_due(&mut self) -> Option<Time> {
+        let due = self.admission.next_deadline()?;
+        (self.due != Some(due)).then(|| {
+            self.due = Some(due);
+            due
+        })
+    }
+
+    /// Runs if a run is due. The requests that are pruned now.
+    pub(super) fn run(&mut self, now: Time) -> Option<&[RequestId]> {
+        self.due = None;
+        let AdmissionAction::OrderChanged(order) = self.admission.poll_action(now)?;
+        self.order = order;
+        self.ranks.clear();
+        if self.by_arrival {
+            self.order.sigma.sort_unstable();
+        }
+        let ranked = self.order.sigma.iter().zip(0..).map(|(&batch, rank)| (batch, rank));
+        self.ranks.extend(ranked);
+        self.ranks.sort_unstable();
+        Some(&self.order.pruned)
+    }
+
+    pub(super) const fn epoch(&self) -> u64 {
+        self.order.epoch
+    }
+
+    /// The order as far as it concerns a link that knows these batches.
+    pub(super) fn order_for(&self, batches: impl Iterator<Item = BatchId>) -> Order {
+        let rank = |batch: BatchId| {
+            let at = self.ranks.binary_search_by_key(&batch, |ranked| ranked.0).ok()?;
+            Some((self.ranks[at].1, batch))
+        };
+        let mut ranked: Vec<_> = batches.filter_map(rank).collect();
+        ranked.sort_unstable();
+        Order {
+            epoch: self.order.epoch,
+            sigma: ranked.into_iter().map(|(_, batch)| batch).collect(),
+            pruned: self.order.pruned.clone(),
+        }
+    }
+}
+
+/// A request as the coordinator hears of it.
+pub(super) fn load(
+    request: RequestId,
+    deadline: Time,
+    ports: Vec<(PortId, u64)>,
+    started: bool,
+) -> RequestLoad {
+    RequestLoad {
+        request,
+        deadline,
+        ports,
+        started,
+    }
+}

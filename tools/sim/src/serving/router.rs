@@ -1,0 +1,206 @@
+//! Which unit and rank get a request, which ranks its reusable blocks come from, and which decode
+//! rank takes its KV cache.
+
+use super::cache::Caches;
+use super::layout::{Layout, mix};
+use crate::scenario::{Placement, Routing, Serving};
+use crate::workload::Requests;
+
+/// Where reusable tokens are: on which rank, how many.
+pub(super) type Source = (u32, u32);
+
+/// The choice for one request.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Route {
+    pub(super) rank: u32,
+    /// Reusable tokens by the rank that holds them, the request's own included.
+    pub(super) sources: Vec<Source>,
+    pub(super) reused: u32,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Router {
+    routing: Routing,
+    weight: f64,
+    placement: Placement,
+    turn: u32,
+    decode_turn: u32,
+    /// Tokens that wait or compute, by rank.
+    pub(super) queued: Vec<u64>,
+    /// Bytes on their way, by decode rank.
+    pub(super) decode_load: Vec<u64>,
+    overlap: Vec<u64>,
+    touched: Vec<u32>,
+    seed: u64,
+}
+
+impl Router {
+    pub(super) fn new(serving: &Serving, layout: &Layout, seed: u64) -> Self {
+        Self {
+            routing: serving.routing,
+            weight: serving.overlap_weight,
+            placement: serving.placement,
+            turn: 0,
+            decode_turn: 0,
+            queued: vec![0; layout.ranks as usize],
+            decode_load: vec![0; layout.decodes as usize],
+            overlap: vec![0; layout.units as usize],
+            touched: Vec::new(),
+            seed,
+        }
+    }
+
+    /// Chooses for a request of `tokens`, whose prefix is `blocks` of `block_tokens` each.
+    pub(super) fn route(
+        &mut self,
+        layout: &Layout,
+        caches: &Caches,
+        requests: &Requests,
+        number: usize,
+    ) -> Route {
+        let request = &requests.list[number];
+        let tokens = request.prompt_tokens;
+        let mut held = Vec::new();
+        let mut reusable = 0;
+        for &block in requests.blocks_of(request) {
+            // The last token is always computed: its output is the first token.
+            let more = requests.block_tokens.min((tokens - 1).saturating_sub(reusable));
+            if more == 0 || caches.holders(block).next().is_none() {
+                break;
+            }
+            reusable += more;
+            held.push((block, more));
+        }
+        for &(block, more) in &held {
+            for rank in caches.holders(block) {
+                let unit = layout.unit_of(rank);
+                if self.overlap[unit as usize] == 0 {
+                    self.touched.push(unit);
+                }
+                self.overlap[unit as usize] += u64::from(more);
+            }
+        }
+        let unit = self.unit(layout, reusable);
+        let rank = self.rank(layout, caches, &held, unit);
+        for unit in self.touched.drain(..) {
+            self.overlap[unit as usize] = 0;
+        }
+        let mut sources: Vec<Source> = Vec::new();
+        for &(block, more) in &held {
+            let from = nearest(layout, caches, block, rank, number as u64);
+            match sources.iter_mut().find(|source| source.0 == from) {
+                Some(source) => source.1 += more,
+                None => sources.push((from, more)),
+            }
+        }
+        Route {
+            rank,
+            sources,
+            reused: reusable,
+        }
+    }
+
+    fn least_queued(&self, layout: &Layout, unit: u32) -> u64 {
+        layout
+            .ranks_of(unit)
+            .map(|rank| self.queued[rank as usize])
+            .min()
+            .unwrap_or(0)
+    }
+
+    fn unit(&mut self, layout: &Layout, reusable: u32) -> u32 {
+        let weight = match self.routing {
+            Routing::RoundRobin => {
+                self.turn = (self.turn + 1) % layout.units;
+                return self.turn;
+            }
+            Routing::KvAware => self.weight,
+            Routing::LeastLoaded | Routing::StaticHomes => 0.0,
+        };
+        let mut best = (f64::INFINITY, 0);
+        // Equals are taken in turn, or the first unit would get whatever finds all of them idle.
+        let first = self.turn;
+        self.turn = (self.turn + 1) % layout.units;
+        for n in 0..layout.units {
+            let unit = (first + n) % layout.units;
+            let missing = u64::from(reusable).saturating_sub(self.overlap[unit as usize]);
+            let cost = self.least_queued(layout, unit) as f64 + weight * missing as f64;
+            if cost < best.0 {
+                best = (cost, unit);
+            }
+        }
+        best.1
+    }
+
+    /// The rank of the unit with the least to do, where fetching from another server counts as work.
+    fn rank(&self, layout: &Layout, caches: &Caches, held: &[(u32, u32)], unit: u32) -> u32 {
+        let ranks = layout.ranks_of(unit);
+        let mut near = vec![0_u64; ranks.len()];
+        let mut total = 0;
+        for &(block, more) in held {
+            total += u64::from(more);
+            let Some(holder) = caches.holders(block).find(|&rank| layout.unit_of(rank) == unit) else {
+                continue;
+            };
+            let server = layout.server_of(holder);
+            for (rank, near) in ranks.clone().zip(&mut near) {
+                *near += u64::from(more) * u64::from(layout.server_of(rank) == server);
+            }
+        }
+        let cost = |rank: u32| {
+            let missing = total - near[(rank - ranks.start) as usize];
+            self.queued[rank as usize] as f64 + self.weight * missing as f64
+        };
+        // Again in turn among equals.
+        let count = ranks.len() as u32;
+        let mut best = (f64::INFINITY, ranks.start);
+        for n in 0..count {
+            let rank = ranks.start + (self.turn + n) % count;
+            if cost(rank) < best.0 {
+                best = (cost(rank), rank);
+            }
+        }
+        best.1
+    }
+
+    /// The decode rank that takes `bytes` of a request.
+    pub(super) fn place(&mut self, number: usize, bytes: u64) -> u32 {
+        let count = self.decode_load.len() as u32;
+        let decode = match self.placement {
+            Placement::Random => (mix(self.seed ^ mix(number as u64)) % u64::from(count)) as u32,
+            Placement::RoundRobin => {
+                self.decode_turn = (self.decode_turn + 1) % count;
+                self.decode_turn
+            }
+            Placement::LeastLoaded => {
+                let first = self.decode_turn;
+                self.decode_turn = (self.decode_turn + 1) % count;
+                let in_turn = (0..count).map(|n| (first + n) % count);
+                in_turn
+                    .min_by_key(|&decode| self.decode_load[decode as usize])
+                    .unwrap_or(0)
+            }
+        };
+        self.decode_load[decode as usize] += bytes;
+        decode
+    }
+}
+
+/// The holder of a block that is nearest to `rank`; among equally far ones, one that depends on the
+/// request, so that copies share the load.
+fn nearest(layout: &Layout, caches: &Caches, block: u32, rank: u32, number: u64) -> u32 {
+    let distance = |holder: u32| {
+        if holder == rank {
+            0
+        } else if layout.server_of(holder) == layout.server_of(rank) {
+            1
+        } else {
+            2
+        }
+    };
+    caches
+        .holders(block)
+        .min_by_key(|&holder| (distance(holder), mix(number << 20 ^ u64::from(holder)), holder))
+        .unwrap_or(rank)
+}

@@ -1,0 +1,541 @@
+//! A prefill unit: batches from its queues, and each batch layer by layer.
+
+use std::collections::VecDeque;
+
+use laxity_policy::admission::AdmissionEvent;
+use laxity_policy::{BatchId, PortId, RequestId, Span, Time};
+
+use super::batch::{Member, Step, pairs};
+use super::collective::Collective;
+use super::exchange::Pattern;
+use super::hosts::Regime;
+use super::order;
+use super::transfer::To;
+use super::world::World;
+use crate::scenario::SpExchange;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Unit {
+    /// Requests that no batch has room for yet, by rank; with sequence parallelism in the first.
+    pub(super) backlog: Vec<VecDeque<u32>>,
+    pub(super) current: Option<u32>,
+    pub(super) next: Option<u32>,
+    pub(super) step: Step,
+    /// Counts the steps that were scheduled: an earlier one that comes up is void.
+    pub(super) steps: u32,
+    pub(super) since: Time,
+    pub(super) collective: Collective,
+}
+
+impl World<'_> {
+    /// A request of the unit waits for a batch.
+    pub(super) fn enqueue(&mut self, unit: u32, request: u32) {
+        let rank = self.seat(request);
+        self.units[unit as usize].backlog[rank].push_back(request);
+        self.fill(unit);
+        if self.units[unit as usize].current.is_none() {
+            self.start_batch(unit);
+        }
+    }
+
+    /// The queue of its unit in which a request stands.
+    fn seat(&self, request: u32) -> usize {
+        if self.striped {
+            0
+        } else {
+            (self.requests[request as usize].rank % self.layout.ranks_per_unit) as usize
+        }
+    }
+
+    /// Puts into the next batch what it has room for.
+    fn fill(&mut self, unit: u32) {
+        let slot = match self.units[unit as usize].next {
+            Some(slot) => slot,
+            None => self.open_batch(unit),
+        };
+        let mut changed = false;
+        for rank in 0..self.units[unit as usize].backlog.len() {
+            while let Some(&request) = self.units[unit as usize].backlog[rank].front() {
+                let Some(member) = self.part(slot, rank, request) else {
+                    break;
+                };
+                self.units[unit as usize].backlog[rank].pop_front();
+                self.join(slot, rank, member);
+                changed = true;
+                if !member.last {
+                    // The rest is computed in the batch after, before whatever came later.
+                    self.units[unit as usize].backlog[rank].push_front(request);
+                    break;
+                }
+            }
+        }
+        if changed {
+            self.estimate(slot);
+            self.announce(slot);
+            self.fetch_ahead(slot);
+        }
+    }
+
+    /// What of a request the batch has room for.
+    fn part(&self, slot: u32, rank: usize, request: u32) -> Option<Member> {
+        let batch = &self.batches[slot as usize];
+        let state = &self.requests[request as usize];
+        let serving = &self.scenario.serving;
+        let computed = batch.tokens[rank];
+        let room = u64::from(serving.token_budget).saturating_sub(computed) as u32;
+        let in_it = batch.members.last().is_some_and(|member| member.request == request && !member.last);
+        if batch.seats[rank] >= serving.requests_per_batch || in_it || room == 0 {
+            return None;
+        }
+        let wanted = state.to_compute;
+        let tokens = if wanted <= room {
+            wanted
+        } else if serving.chunked {
+            room
+        } else if computed == 0 {
+            wanted
+        } else {
+            return None;
+        };
+        Some(Member {
+            request,
+            tokens,
+            before: state.prompt - wanted,
+            first: wanted == state.prompt - state.reused,
+            last: tokens == wanted,
+        })
+    }
+
+    fn open_batch(&mut self, unit: u32) -> u32 {
+        let slot = self.free_batches.pop().unwrap_or_else(|| {
+            self.batches.push(super::batch::Batch::default());
+            (self.batches.len() - 1) as u32
+        });
+        self.batches_seen += 1;
+        let queues = self.units[unit as usize].backlog.len();
+        let layers = self.layers;
+        let ahead = self.units[unit as usize]
+            .current
+            .map(|current| self.batches[current as usize].policy_id());
+        let batch = &mut self.batches[slot as usize];
+        batch.reset(self.batches_seen, unit, queues, layers);
+        batch.ahead = ahead;
+        self.units[unit as usize].next = Some(slot);
+        slot
+    }
+
+    fn join(&mut self, slot: u32, rank: usize, member: Member) {
+        let batch = &mut self.batches[slot as usize];
+        batch.members.push(member);
+        batch.tokens[rank] += u64::from(member.tokens);
+        batch.pairs[rank] += pairs(member.tokens, member.before);
+        batch.seats[rank] += 1;
+        self.requests[member.request as usize].to_compute -= member.tokens;
+        if self.batches[slot as usize].fetched > 0 && member.first {
+            // It comes to a batch whose first layers were fetched for the others.
+            for layer in 0..self.batches[slot as usize].fetched {
+                self.fetch(slot, member.request, layer);
+            }
+        }
+    }
+
+    /// How long a layer takes, for hints and for the coordinator.
+    fn estimate(&mut self, slot: u32) {
+        let ranks = u64::from(self.layout.ranks_per_unit);
+        let batch = &self.batches[slot as usize];
+        let share = |n: u64| if self.striped { n.div_ceil(ranks) } else { n };
+        let mut attention = [0; 2];
+        for (&tokens, &pairs) in batch.tokens.iter().zip(&batch.pairs) {
+            if tokens == 0 {
+                continue;
+            }
+            for (kind, worst) in attention.iter_mut().enumerate() {
+                let layer = self.layer_of_kind[kind];
+                let takes = self.compute.attention_ns(share(tokens), share(pairs), layer);
+                *worst = takes.max(*worst);
+            }
+        }
+        let tokens: u64 = batch.tokens.iter().sum();
+        let most = batch.tokens.iter().copied().max().unwrap_or(0);
+        let rest = if self.model.experts > 1 {
+            let routed = tokens * u64::from(self.model.top_k) / ranks;
+            let experts = (u64::from(self.model.experts) / ranks).max(1).min(routed.max(1));
+            self.compute.experts_ns(routed, experts as u32)
+        } else {
+            self.compute.mlp_ns(share(most))
+        };
+        let batch = &mut self.batches[slot as usize];
+        batch.attention_ns = attention;
+        batch.layer_ns = attention[0] + rest;
+    }
+
+    /// Tells the coordinator.
+    fn announce(&mut self, slot: u32) {
+        let Some(coordinator) = &mut self.coordinator else {
+            return;
+        };
+        let now = self.now;
+        let batch = &mut self.batches[slot as usize];
+        let per_token = self.collective_bytes_per_token;
+        let mut loads = Vec::with_capacity(batch.members.len());
+        for member in &batch.members {
+            let request = &self.requests[member.request as usize];
+            let (rank, decode) = (request.rank, request.decode);
+            let all = if member.first { request.reused } else { 0 } + member.tokens;
+            let last_stage = u64::from(all) * self.kv_bytes_all_layers;
+            let reuse = if member.first { request.fetched } else { 0 };
+            let reuse = u64::from(reuse) * self.kv_bytes_all_layers;
+            let collective = u64::from(member.tokens) * per_token;
+            let stripes = if self.striped { u64::from(self.layout.ranks_per_unit) } else { 1 };
+            let mut ports = vec![
+                (PortId(self.layout.egress(rank).0), last_stage / stripes + collective),
+                (PortId(self.layout.decode_ingress(decode).0), last_stage),
+            ];
+            if reuse > 0 {
+                ports.push((PortId(self.layout.ingress(rank).0), reuse / stripes));
+            }
+            let id = RequestId(u64::from(member.request) + 1);
+            loads.push(order::load(id, request.deadline, ports, batch.started.is_some()));
+        }
+        coordinator.handle(
+            now,
+            AdmissionEvent::BatchArrived {
+                batch: batch.policy_id(),
+                requests: loads,
+                compute: Span(batch.layer_ns * u64::from(self.layers)),
+            },
+        );
+        if let (Some(ahead), None) = (batch.ahead, batch.started) {
+            let batch = batch.policy_id();
+            coordinator.handle(now, AdmissionEvent::BatchQueued { batch, ahead });
+        }
+        batch.announced = true;
+        self.schedule_order();
+    }
+
+    /// Stage-1 flows of the layers that are near enough.
+    fn fetch_ahead(&mut self, slot: u32) {
+        let lookahead = self.scenario.serving.lookahead_layers;
+        let batch = &self.batches[slot as usize];
+        let first = batch.fetched;
+        let until = (batch.layer + lookahead.max(1)).min(self.layers);
+        if first >= until {
+            return;
+        }
+        self.batches[slot as usize].fetched = until;
+        for layer in first..until {
+            for index in 0..self.batches[slot as usize].members.len() {
+                let member = self.batches[slot as usize].members[index];
+                if member.first {
+                    self.fetch(slot, member.request, layer);
+                }
+            }
+        }
+    }
+
+    fn fetch(&mut self, slot: u32, request: u32, layer: u16) {
+        let per_token = self.kv_bytes[usize::from(layer)];
+        let state = &self.requests[request as usize];
+        let (first, count, rank) = (state.first_source, state.sources, state.rank);
+        if per_token == 0 || count == 0 {
+            return;
+        }
+        for at in first..first + count {
+            let (from, tokens) = self.sources[at as usize];
+            let bytes = u64::from(tokens) * per_token;
+            if !self.striped {
+                if from != rank {
+                    self.batches[slot as usize].reuse_left[usize::from(layer)] += 1;
+                    self.submit((request, slot, layer), from, To::Rank(rank), bytes, count);
+                }
+                continue;
+            }
+            let (unit, home) = (self.layout.unit_of(rank), self.layout.unit_of(from));
+            if unit == home {
+                continue;
+            }
+            let stripes = self.layout.ranks_per_unit;
+            for n in 0..stripes {
+                let from = self.layout.ranks_of(home).start + n;
+                let to = To::Rank(self.layout.ranks_of(unit).start + n);
+                self.batches[slot as usize].reuse_left[usize::from(layer)] += 1;
+                self.submit((request, slot, layer), from, to, bytes / u64::from(stripes), count);
+            }
+        }
+    }
+
+    /// Stage-1 bytes of a layer are there.
+    pub(super) fn blocks_arrived(&mut self, slot: u32, layer: u16) {
+        let batch = &mut self.batches[slot as usize];
+        batch.reuse_left[usize::from(layer)] -= 1;
+        let unit = batch.unit;
+        let state = &self.units[unit as usize];
+        let waits = state.current == Some(slot) && state.step == Step::Stalled;
+        if waits && layer == batch.layer && batch.reuse_left[usize::from(layer)] == 0 {
+            batch.stalled_ns += self.now.since(state.since).0;
+            self.start_attention(unit, self.latency);
+        }
+    }
+
+    /// The next batch computes.
+    fn start_batch(&mut self, unit: u32) {
+        let now = self.now;
+        let Some(slot) = self.units[unit as usize].next else {
+            return;
+        };
+        if self.batches[slot as usize].members.is_empty() {
+            return;
+        }
+        let state = &mut self.units[unit as usize];
+        state.current = Some(slot);
+        state.next = None;
+        let batch = &mut self.batches[slot as usize];
+        batch.started = Some(now);
+        let id = batch.policy_id();
+        self.measure.batch(batch.members.len());
+        for index in 0..batch.members.len() {
+            let member = self.batches[slot as usize].members[index];
+            let request = &mut self.requests[member.request as usize];
+            if member.first {
+                request.started = now;
+            }
+        }
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.handle(now, AdmissionEvent::BatchStarted { batch: id });
+        }
+        self.fill(unit);
+        self.begin_layer(unit);
+    }
+
+    fn begin_layer(&mut self, unit: u32) {
+        let slot = self.running(unit);
+        self.fetch_ahead(slot);
+        self.tell_boundary(slot);
+        let batch = &self.batches[slot as usize];
+        if batch.reuse_left[usize::from(batch.layer)] > 0 {
+            let now = self.now;
+            let state = &mut self.units[unit as usize];
+            (state.step, state.since) = (Step::Stalled, now);
+            return;
+        }
+        self.start_attention(unit, Span::ZERO);
+    }
+
+    pub(super) fn running(&self, unit: u32) -> u32 {
+        self.units[unit as usize].current.expect("a unit with a step has a batch")
+    }
+
+    /// Links where something of the batch waits hear of the layer at once.
+    fn tell_boundary(&mut self, slot: u32) {
+        if self.regime != Regime::Daemons {
+            return;
+        }
+        for at in 0..self.batches[slot as usize].hosts.len() {
+            let host = self.batches[slot as usize].hosts[at];
+            if self.hosts.waits(host) {
+                self.tell(host, slot);
+                self.poll(host);
+            }
+        }
+    }
+
+    fn start_attention(&mut self, unit: u32, delay: Span) {
+        let slot = self.running(unit);
+        self.units[unit as usize].step = Step::Attention;
+        let batch = &self.batches[slot as usize];
+        let kind = usize::from(self.kv_bytes[usize::from(batch.layer)] == 0);
+        let mut takes = batch.attention_ns[kind];
+        if batch.layer == 0 {
+            let requests = batch.members.len() as u64;
+            let most = batch.tokens.iter().copied().max().unwrap_or(0);
+            takes += self.compute.ends_ns(most, requests) / 2;
+        }
+        let per_token = self.kv_bytes[usize::from(batch.layer)];
+        if !self.striped || self.layout.ranks_per_unit == 1 || per_token == 0 {
+            self.batches[slot as usize].computed_ns += takes;
+            self.schedule_step(unit, self.now + delay + Span(takes));
+            return;
+        }
+        // Every rank's queries meet the keys of the whole context.
+        let ranks = self.layout.ranks_per_unit as usize;
+        let context = batch.members.iter().map(|m| u64::from(m.before + m.tokens)).sum::<u64>();
+        let shard = (context * per_token) as f64 / ranks as f64;
+        let ring = self.scenario.model.sp_exchange == SpExchange::Ring;
+        let pattern = if ring { Pattern::Ring } else { Pattern::AllGather };
+        let collective = &mut self.units[unit as usize].collective;
+        let source = core::iter::repeat_n(shard, ranks);
+        let sink = core::iter::repeat_n(1.0, ranks);
+        collective.exchange.set(&self.layout, pattern, source, sink);
+        let computed = self.now + delay + Span(takes);
+        if ring {
+            self.batches[slot as usize].computed_ns += takes;
+            self.start_collective(unit, 0, computed);
+        } else {
+            self.start_collective(unit, takes, computed);
+        }
+    }
+
+    /// A unit's step has come to its end.
+    pub(super) fn step_ended(&mut self, unit: u32, step: u32) {
+        if self.units[unit as usize].steps != step || !self.end_collective(unit) {
+            return;
+        }
+        match self.units[unit as usize].step {
+            Step::Attention => self.after_attention(unit),
+            Step::Experts => {
+                self.units[unit as usize].step = Step::Combine;
+                let slot = self.running(unit);
+                self.set_exchange(unit, slot, Pattern::Combine);
+                self.start_collective(unit, 0, self.now);
+            }
+            Step::Combine | Step::Mlp => self.next_layer(unit),
+            Step::Head => self.finish_batch(unit),
+            Step::Idle | Step::Stalled => unreachable!("nothing is scheduled for an idle unit"),
+        }
+    }
+
+    fn after_attention(&mut self, unit: u32) {
+        let slot = self.running(unit);
+        let batch = &self.batches[slot as usize];
+        if self.model.experts <= 1 {
+            self.units[unit as usize].step = Step::Mlp;
+            let most = batch.tokens.iter().copied().max().unwrap_or(0);
+            let ranks = u64::from(self.layout.ranks_per_unit);
+            let takes = self.compute.mlp_ns(if self.striped { most.div_ceil(ranks) } else { most });
+            self.batches[slot as usize].computed_ns += takes;
+            self.schedule_step(unit, self.now + Span(takes));
+        } else if self.layout.ranks_per_unit == 1 || self.striped || self.scenario.model.ep == 1 {
+            self.units[unit as usize].step = Step::Mlp;
+            let takes = self.experts_ns(unit, slot);
+            self.batches[slot as usize].computed_ns += takes;
+            self.schedule_step(unit, self.now + Span(takes));
+        } else {
+            self.units[unit as usize].step = Step::Experts;
+            self.set_exchange(unit, slot, Pattern::Dispatch);
+            let takes = self.experts_ns(unit, slot);
+            self.start_collective(unit, takes, self.now);
+        }
+        self.send_layer(slot);
+    }
+
+    /// What the layer computed, and what was reused, goes to the decode ranks.
+    fn send_layer(&mut self, slot: u32) {
+        let layer = self.batches[slot as usize].layer;
+        let per_token = self.kv_bytes[usize::from(layer)];
+        if per_token == 0 {
+            return;
+        }
+        for index in 0..self.batches[slot as usize].members.len() {
+            let batch = &self.batches[slot as usize];
+            let member = batch.members[index];
+            let request = &self.requests[member.request as usize];
+            let tokens = member.tokens + if member.first { request.reused } else { 0 };
+            let bytes = u64::from(tokens) * per_token;
+            let (rank, to) = (request.rank, To::Decode(request.decode));
+            let alike = batch.members.len() as u32;
+            let stripes = if self.striped { self.layout.ranks_per_unit } else { 1 };
+            let unit = self.layout.unit_of(rank);
+            for n in 0..stripes {
+                let from = if self.striped {
+                    self.layout.ranks_of(unit).start + n
+                } else {
+                    rank
+                };
+                self.requests[member.request as usize].last_stage_left += 1;
+                self.batches[slot as usize].last_stage_left += 1;
+                let id = (member.request, slot, layer);
+                self.submit(id, from, to, bytes / u64::from(stripes), alike);
+            }
+        }
+    }
+
+    fn next_layer(&mut self, unit: u32) {
+        let slot = self.running(unit);
+        let batch = &mut self.batches[slot as usize];
+        batch.layer += 1;
+        if batch.layer < self.layers {
+            self.begin_layer(unit);
+            return;
+        }
+        batch.layer = self.layers - 1;
+        let requests = batch.members.len() as u64;
+        let most = batch.tokens.iter().copied().max().unwrap_or(0);
+        let takes = self.compute.ends_ns(most, requests) / 2;
+        batch.computed_ns += takes;
+        self.units[unit as usize].step = Step::Head;
+        self.schedule_step(unit, self.now + Span(takes));
+    }
+
+    fn finish_batch(&mut self, unit: u32) {
+        let now = self.now;
+        let slot = self.running(unit);
+        self.batches[slot as usize].finished = true;
+        self.tell_boundary(slot);
+        self.measure.computed(self.batches[slot as usize].computed_ns);
+        self.units[unit as usize].current = None;
+        self.units[unit as usize].step = Step::Idle;
+        for index in 0..self.batches[slot as usize].members.len() {
+            let batch = &self.batches[slot as usize];
+            let member = batch.members[index];
+            let spent = (batch.stalled_ns, batch.collective_ns, batch.computed_ns);
+            let request = &mut self.requests[member.request as usize];
+            request.stalled_ns += spent.0;
+            request.collective_ns += spent.1;
+            request.computed_ns += spent.2;
+            let rank = request.rank as usize;
+            self.router.queued[rank] -= u64::from(member.tokens);
+            if member.last {
+                request.prefilled = Some(now);
+                self.keep_blocks(member.request);
+                self.try_end(member.request);
+            }
+        }
+        if let Some(next) = self.units[unit as usize].next {
+            self.batches[next as usize].ahead = None;
+        }
+        self.retire(slot);
+        self.start_batch(unit);
+    }
+
+    /// A stage-3 flow is there.
+    pub(super) fn layer_arrived(&mut self, request: u32, slot: u32) {
+        let now = self.now;
+        let state = &mut self.requests[request as usize];
+        state.last_stage_left -= 1;
+        state.last_arrival = now;
+        self.try_end(request);
+        self.batches[slot as usize].last_stage_left -= 1;
+        self.retire(slot);
+    }
+
+    /// Forgets a batch of which nothing is left.
+    fn retire(&mut self, slot: u32) {
+        let now = self.now;
+        let batch = &mut self.batches[slot as usize];
+        if !batch.finished || batch.last_stage_left > 0 {
+            return;
+        }
+        let id = batch.policy_id();
+        for host in core::mem::take(&mut batch.hosts) {
+            self.hosts.forget(host, now, id);
+        }
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.handle(now, AdmissionEvent::BatchDeparted { batch: id });
+            self.schedule_order();
+        }
+        self.batches[slot as usize].finished = false;
+        self.free_batches.push(slot);
+    }
+
+    /// The pattern of this layer's exchange.
+    fn set_exchange(&mut self, unit: u32, slot: u32, pattern: Pattern) {
+        let batch = &self.batches[slot as usize];
+        let activation = self.activation_bytes;
+        let source = batch.tokens.iter().map(|&tokens| tokens as f64 * activation);
+        let copies = self.copies(unit, batch.layer);
+        let collective = &mut self.units[unit as usize].collective;
+        collective.exchange.set(&self.layout, pattern, source, copies.iter().copied());
+    }
+
+}
