@@ -26,7 +26,7 @@ pub(super) struct Served {
 #[derive(Debug, Default)]
 pub(super) struct Measure {
     /// Requests that arrive before only warm up.
-    pub(super) from: Time,
+    from: Time,
     ttft_ms: Vec<f64>,
     over_slo: Vec<f64>,
     earliness_ms: Vec<f64>,
@@ -44,10 +44,23 @@ pub(super) struct Measure {
     batches: u64,
     seats: u64,
     /// Whether the warm-up is over.
-    pub(super) counts: bool,
+    counts: bool,
 }
 
 impl Measure {
+    /// Counts what arrives from `from` on.
+    pub(super) fn after(from: Time) -> Self {
+        Self {
+            from,
+            ..Self::default()
+        }
+    }
+
+    /// Collectives count once the warm-up is over.
+    pub(super) fn at(&mut self, now: Time) {
+        self.counts |= now >= self.from;
+    }
+
     pub(super) fn collective(&mut self, took: Span, alone: Span) {
         if self.counts && alone.0 > 0 {
             self.collective_ms.add(took.0 as f64 / 1e6);

@@ -21,6 +21,8 @@ mod measure;
 mod order;
 mod router;
 mod sketch;
+#[cfg(test)]
+mod tests;
 mod transfer;
 mod unit;
 mod world;

@@ -3,7 +3,7 @@
 //! A flow is one request's part of one layer. Where daemons decide it gets its permits in chunks,
 //! and is on the network with one chunk at a time, as a queue pair would send it.
 
-use laxity_policy::{Action, Event, FlowId, FlowSpec, Layer, Level, RequestId, Span, Stage, Time};
+use laxity_policy::{Action, Event, FlowId, FlowSpec, Layer, Level, RequestId, Span, Stage};
 
 use super::collective::rank_of_flow;
 use super::event::Happening;
@@ -301,5 +301,4 @@ impl World<'_> {
             self.agenda.push(at.max(self.now), Happening::Order);
         }
     }
-
 }

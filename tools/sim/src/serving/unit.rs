@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use laxity_policy::admission::AdmissionEvent;
-use laxity_policy::{BatchId, PortId, RequestId, Span, Time};
+use laxity_policy::{PortId, RequestId, Span, Time};
 
 use super::batch::{Member, Step, pairs};
 use super::collective::Collective;
@@ -533,7 +533,8 @@ impl World<'_> {
         let batch = &self.batches[slot as usize];
         let activation = self.activation_bytes;
         let source = batch.tokens.iter().map(|&tokens| tokens as f64 * activation);
-        let copies = self.copies(unit, batch.layer);
+        let at = unit as usize * usize::from(self.layers) + usize::from(batch.layer);
+        let copies = &self.experts[at].copies;
         let collective = &mut self.units[unit as usize].collective;
         collective.exchange.set(&self.layout, pattern, source, copies.iter().copied());
     }

@@ -184,10 +184,7 @@ impl<'a> World<'a> {
                 .collect(),
             experts: Vec::new(),
             counted: vec![0; 2 * layout.ranks as usize],
-            measure: Measure {
-                from: list[warm_up.min(list.len() - 1)].arrival,
-                ..Measure::default()
-            },
+            measure: Measure::after(list[warm_up.min(list.len() - 1)].arrival),
             regime: Regime::of(scenario),
             exact: scenario.network.mode == crate::scenario::Mode::Exact,
             coflows: scenario.policy.granularity == JobSize::Coflow,
@@ -359,7 +356,7 @@ impl<'a> World<'a> {
         if let Some(next) = self.requests.get(self.arrived) {
             self.agenda.push(next.arrival, Happening::Arrival);
         }
-        self.measure.counts |= self.now >= self.measure.from;
+        self.measure.at(self.now);
         let route = self.router.route(&self.layout, &self.caches, &self.inputs.requests, number);
         let unit = self.layout.unit_of(route.rank);
         let far = |&&(from, _): &&Source| {
@@ -395,7 +392,8 @@ impl<'a> World<'a> {
             if self.caches.touch(unit, block) {
                 continue;
             }
-            if let Some(holder) = self.caches.holders(block).next() {
+            let holder = self.caches.holders(block).next();
+            if let Some(holder) = holder {
                 self.caches.touch(self.layout.unit_of(holder), block);
             }
             if self.scenario.serving.copy_on_fetch {
@@ -463,10 +461,6 @@ impl<'a> World<'a> {
 
     fn expert_use(&self, unit: u32, layer: u16) -> &ExpertUse {
         &self.experts[unit as usize * usize::from(self.layers) + usize::from(layer)]
-    }
-
-    pub(super) fn copies(&self, unit: u32, layer: u16) -> &[f64] {
-        &self.expert_use(unit, layer).copies
     }
 
     /// The experts of the running batch's layer, on the slowest rank.

@@ -1,0 +1,239 @@
+//! The serving model against what can be worked out by hand, and against itself.
+
+use laxity_policy::{PolicyKind, Time};
+use proptest::prelude::*;
+
+use super::{Inputs, simulate_with};
+use crate::compute::Gpu;
+use crate::model::Model;
+use crate::outcome::Outcome;
+use crate::scenario::{Mode, Placement, Routing, Scenario};
+use crate::workload::{Request, Requests};
+
+/// Two prefill units of 16 GPUs, as many decode GPUs.
+fn small() -> Scenario {
+    let mut scenario = Scenario::default();
+    scenario.cluster.servers = 8;
+    scenario.model.ep = 8;
+    scenario.workload.warm_up = 0.0;
+    scenario
+}
+
+/// Requests `(arrival in ms, tokens, family)`: members of a family have their first half in common.
+fn requests(list: &[(u64, u32, u32)]) -> Requests {
+    const BLOCK: u32 = 16;
+    let families = list.iter().map(|request| request.2).max().unwrap_or(0) + 1;
+    // Shared blocks first, then those of one request only.
+    let longest = list.iter().map(|request| request.1.div_ceil(BLOCK)).max().unwrap_or(1);
+    let mut requests = Requests {
+        list: Vec::new(),
+        blocks: Vec::new(),
+        distinct_blocks: families * longest,
+        block_tokens: BLOCK,
+    };
+    for &(ms, tokens, family) in list {
+        let count = tokens.div_ceil(BLOCK);
+        let first_block = requests.blocks.len() as u32;
+        for n in 0..count {
+            if n < count / 2 {
+                requests.blocks.push(family * longest + n);
+            } else {
+                requests.blocks.push(requests.distinct_blocks);
+                requests.distinct_blocks += 1;
+            }
+        }
+        requests.list.push(Request {
+            arrival: Time(ms * 1_000_000),
+            prompt_tokens: tokens,
+            output_tokens: 1,
+            first_block,
+            blocks: count,
+        });
+    }
+    requests
+}
+
+fn run(scenario: &Scenario, list: &[(u64, u32, u32)]) -> Outcome {
+    let inputs = Inputs {
+        model: Model::named(&scenario.model.name).expect("built in"),
+        gpu: Gpu::named(&scenario.cluster.gpu).expect("built in"),
+        requests: requests(list),
+    };
+    simulate_with(scenario, &inputs).expect("a scenario that makes sense")
+}
+
+fn policies() -> impl Iterator<Item = PolicyKind> {
+    PolicyKind::ALL.into_iter()
+}
+
+#[test]
+fn a_request_that_is_alone_takes_what_its_objective_is_measured_by() {
+    // Its own layers go to its decode rank while it exchanges tokens: only a policy that defers
+    // them keeps the collectives as if they were alone.
+    for kind in policies() {
+        for (model, tp, ep, sp) in [("dbrx", 2, 8, 1), ("llama-3-8b", 4, 1, 4)] {
+            for tokens in [300, 5_000, 20_000] {
+                let mut scenario = small();
+                scenario.policy.kind = kind;
+                scenario.model.name = model.into();
+                (scenario.model.tp, scenario.model.ep, scenario.model.sp) = (tp, ep, sp);
+                scenario.model.expert_skew = 0.0;
+                scenario.slo.factor = 1.0;
+                let outcome = run(&scenario, &[(0, tokens, 0)]);
+                let over = outcome.ttft_over_slo.mean;
+                let protects = matches!(
+                    kind,
+                    PolicyKind::TwoClass | PolicyKind::Mfs | PolicyKind::Laxity | PolicyKind::EdfLow
+                );
+                let bound = if protects { 1.02 } else { 1.35 };
+                assert!(
+                    (0.98..bound).contains(&over),
+                    "{kind}, {model}, {tokens} tokens: {over} of the objective"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn reused_blocks_of_another_unit_are_fetched_once_and_those_at_hand_not_at_all() {
+    let mut scenario = small();
+    scenario.serving.routing = Routing::RoundRobin;
+    let far = run(&scenario, &[(0, 1600, 0), (5_000, 1600, 0)]);
+    let model = Model::named("dbrx").expect("built in");
+    let per_token: u64 = (0..model.layers).map(|l| model.kv_bytes_per_token(l)).sum();
+    assert_eq!(far.bytes.kv_reuse, 800 * per_token);
+    assert_eq!(far.bytes.p2d, 3200 * per_token);
+    assert!((far.reused - 0.25).abs() < 1e-9, "{}", far.reused);
+    assert!((far.fetched - 1.0).abs() < 1e-9, "{}", far.fetched);
+    scenario.serving.routing = Routing::KvAware;
+    let near = run(&scenario, &[(0, 1600, 0), (5_000, 1600, 0)]);
+    assert_eq!(near.bytes.kv_reuse, 0);
+    assert!((near.reused - 0.25).abs() < 1e-9, "{}", near.reused);
+}
+
+#[test]
+fn copies_spare_later_readers_the_way() {
+    let mut scenario = small();
+    scenario.serving.routing = Routing::RoundRobin;
+    let list: Vec<_> = (0..8).map(|n| (n * 2_000, 1600, 0)).collect();
+    let without = run(&scenario, &list);
+    scenario.serving.copy_on_fetch = true;
+    let with = run(&scenario, &list);
+    assert!(with.bytes.kv_reuse < without.bytes.kv_reuse / 2, "{:?}", with.bytes);
+}
+
+#[test]
+fn a_long_prompt_is_cut_only_if_it_may_be() {
+    let mut scenario = small();
+    scenario.serving.token_budget = 1000;
+    // Beside one that runs: the other has to wait for its turn, whole or in parts.
+    let list = [(0, 900, 0), (1, 900, 1), (1, 3_000, 2), (2, 100, 3)];
+    let cut = run(&scenario, &list);
+    scenario.serving.chunked = false;
+    let whole = run(&scenario, &list);
+    assert_eq!((cut.requests, whole.requests), (4, 4));
+    assert_eq!(cut.bytes.p2d, whole.bytes.p2d);
+    assert!(cut.batch_size > 0.0 && whole.batch_size > 0.0);
+}
+
+#[test]
+fn no_policy_passes_the_bound_without_contention() {
+    let mut scenario = small();
+    scenario.cluster.nic_gbps = 50.0;
+    let list: Vec<_> = (0..120).map(|n| (n * 15, 400 + 97 * (n as u32 % 23), n as u32 % 5)).collect();
+    scenario.policy.no_contention = true;
+    let bound = run(&scenario, &list);
+    scenario.policy.no_contention = false;
+    for kind in policies() {
+        scenario.policy.kind = kind;
+        let outcome = run(&scenario, &list);
+        assert_eq!(outcome.requests, 120, "{kind}");
+        assert!(
+            outcome.ttft_ms.mean >= bound.ttft_ms.mean * 0.999,
+            "{kind}: {} ms, bound {} ms",
+            outcome.ttft_ms.mean,
+            bound.ttft_ms.mean
+        );
+        assert!(outcome.collective_stretch.mean >= 0.999, "{kind}");
+    }
+}
+
+#[test]
+fn aggregates_agree_with_pairs() {
+    // docs/notes/simulator.md: how far they may be apart, and why fair sharing is furthest.
+    let list: Vec<_> = (0..80).map(|n| (n * 12, 500 + 131 * (n as u32 % 17), n as u32 % 4)).collect();
+    for kind in policies() {
+        let mut scenario = small();
+        scenario.cluster.nic_gbps = 100.0;
+        scenario.policy.kind = kind;
+        let fast = run(&scenario, &list);
+        scenario.network.mode = Mode::Exact;
+        let exact = run(&scenario, &list);
+        let apart = fast.ttft_ms.mean / exact.ttft_ms.mean - 1.0;
+        let most = if kind == PolicyKind::Fair { 0.10 } else { 0.05 };
+        assert!(apart.abs() < most, "{kind}: TTFT {:.1} % apart", 100.0 * apart);
+        let apart = fast.collective_ms.mean / exact.collective_ms.mean - 1.0;
+        assert!(apart.abs() < 2.0 * most, "{kind}: collectives {:.1} % apart", 100.0 * apart);
+    }
+}
+
+#[test]
+fn the_same_twice_is_the_same() {
+    let list: Vec<_> = (0..60).map(|n| (n * 9, 300 + 53 * (n as u32 % 31), n as u32 % 3)).collect();
+    for kind in policies() {
+        let mut scenario = small();
+        scenario.policy.kind = kind;
+        scenario.serving.placement = Placement::Random;
+        assert_eq!(run(&scenario, &list), run(&scenario, &list), "{kind}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Every request is served, and debug builds check that bytes are conserved and that no port
+    /// is above its rate, whatever the scenario.
+    #[test]
+    fn all_are_served_and_bytes_are_conserved(
+        list in proptest::collection::vec((0_u64..300, 1_u32..9_000, 0_u32..4), 1..40),
+        kind in proptest::sample::select(PolicyKind::ALL.to_vec()),
+        (exact, chunked, copies, homes) in any::<(bool, bool, bool, bool)>(),
+        shape in proptest::sample::select(vec![
+            ("dbrx", 2, 8, 1, 1), ("mixtral-8x7b", 1, 8, 1, 1), ("llama-3-8b", 4, 1, 4, 1),
+            ("llama-3-8b", 2, 1, 1, 4), ("qwen3-coder-next", 1, 16, 1, 1),
+        ]),
+        (gbps, oversubscription, decode_tp) in (
+            proptest::sample::select(vec![10.0, 50.0, 400.0]),
+            proptest::sample::select(vec![1.0, 4.0]),
+            proptest::sample::select(vec![1_u32, 8]),
+        ),
+        (on_wire, lookahead, budget) in (2_u8..9, 0_u16..60, 64_u32..9_000),
+    ) {
+        let mut list = list;
+        list.sort_unstable();
+        let mut scenario = small();
+        scenario.policy.kind = kind;
+        scenario.cluster.nic_gbps = gbps;
+        scenario.cluster.oversubscription = oversubscription;
+        scenario.cluster.servers_per_rack = 2;
+        scenario.serving.decode_tp = decode_tp;
+        scenario.serving.chunked = chunked;
+        scenario.serving.copy_on_fetch = copies;
+        scenario.serving.cache_tokens = 20_000;
+        scenario.serving.lookahead_layers = lookahead;
+        scenario.serving.token_budget = budget;
+        scenario.network.levels_on_wire = on_wire;
+        if homes {
+            scenario.serving.routing = Routing::StaticHomes;
+        }
+        if exact {
+            scenario.network.mode = Mode::Exact;
+        }
+        let model = &mut scenario.model;
+        model.name = shape.0.into();
+        (model.tp, model.ep, model.sp, model.dp) = (shape.1, shape.2, shape.3, shape.4);
+        let outcome = run(&scenario, &list);
+        prop_assert_eq!(outcome.requests_in_all, list.len() as u64);
+    }
+}
