@@ -7,3 +7,4 @@
 
 pub mod outcome;
 pub mod scenario;
+pub mod workload;

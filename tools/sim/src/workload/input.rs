@@ -1,0 +1,114 @@
+//! The bytes of a trace file: plain or gzip, told apart by their first two bytes rather than by the
+//! file's name, and split into lines.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use super::WorkloadError;
+
+/// Longest line that is read; the longest of a real trace has some 60 kB.
+const LONGEST_LINE: u64 = 64 << 20;
+
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+
+/// Opens a file; gzip of one or more members is unpacked on the fly.
+pub(super) fn open(path: &Path) -> Result<Box<dyn BufRead>, WorkloadError> {
+    let failed = |cause| WorkloadError::Read {
+        path: path.to_owned(),
+        cause,
+    };
+    let mut raw = BufReader::new(File::open(path).map_err(failed)?);
+    if raw.fill_buf().map_err(failed)?.starts_with(&GZIP) {
+        let plain = Unpacked(flate2::bufread::MultiGzDecoder::new(raw));
+        Ok(Box::new(BufReader::with_capacity(64 << 10, plain)))
+    } else {
+        Ok(Box::new(raw))
+    }
+}
+
+/// Says of an error that it is gzip's: "unexpected end of file" alone sends people to look for a
+/// missing line.
+struct Unpacked<R>(flate2::bufread::MultiGzDecoder<R>);
+
+impl<R: BufRead> Read for Unpacked<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.read(into).map_err(|error| {
+            let text = match error.kind() {
+                io::ErrorKind::Interrupted => return error,
+                io::ErrorKind::UnexpectedEof => {
+                    "its gzip data ends early; was it copied whole?".into()
+                }
+                _ => format!("its gzip data is damaged ({error})"),
+            };
+            io::Error::new(error.kind(), text)
+        })
+    }
+}
+
+/// The lines of a file, as text, with their numbers.
+pub(super) struct Lines {
+    path: PathBuf,
+    from: Box<dyn BufRead>,
+    number: u64,
+    bytes: Vec<u8>,
+}
+
+impl Lines {
+    pub(super) fn open(path: &Path) -> Result<Self, WorkloadError> {
+        Ok(Self {
+            path: path.to_owned(),
+            from: open(path)?,
+            number: 0,
+            bytes: Vec::new(),
+        })
+    }
+
+    /// The next line that is not blank, without its end; `None` at the end of the file.
+    pub(super) fn next(&mut self) -> Result<Option<(u64, &str)>, WorkloadError> {
+        loop {
+            self.bytes.clear();
+            let read = (&mut self.from)
+                .take(LONGEST_LINE)
+                .read_until(b'\n', &mut self.bytes)
+                .map_err(|cause| WorkloadError::Read {
+                    path: self.path.clone(),
+                    cause,
+                })?;
+            if read == 0 {
+                return Ok(None);
+            }
+            self.number += 1;
+            if read as u64 == LONGEST_LINE {
+                return Err(self.wrong(format!("is longer than {LONGEST_LINE} bytes")));
+            }
+            if self.number == 1 && self.bytes.starts_with(BYTE_ORDER_MARK) {
+                self.bytes.drain(..BYTE_ORDER_MARK.len());
+            }
+            if !self.bytes.trim_ascii().is_empty() {
+                break;
+            }
+        }
+        match std::str::from_utf8(&self.bytes) {
+            Ok(_) => {}
+            Err(error) => {
+                let problem = format!("is not UTF-8 text from byte {} on", error.valid_up_to() + 1);
+                return Err(self.wrong(problem));
+            }
+        }
+        let text = std::str::from_utf8(&self.bytes).expect("was checked above");
+        Ok(Some((self.number, text.trim())))
+    }
+
+    /// An error in the line that was read last.
+    pub(super) fn wrong(&self, problem: String) -> WorkloadError {
+        WorkloadError::Line {
+            path: self.path.clone(),
+            line: self.number,
+            problem,
+        }
+    }
+}
+
+/// What some editors put at the start of a text file.
+pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
