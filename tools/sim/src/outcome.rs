@@ -30,7 +30,7 @@ pub struct Outcome {
     pub pruned: u64,
     /// Bytes that went through NICs, by stage.
     pub bytes: StageBytes,
-    /// Mean of (reused tokens over prompt tokens).
+    /// Reused tokens over prompt tokens.
     pub reused: f64,
     /// Of the reused tokens, the part that another unit had to send.
     pub fetched: f64,

@@ -116,7 +116,7 @@ impl World<'_> {
     fn start_egress(&mut self, unit: u32, rank: usize, exact: bool) {
         let now = self.now;
         let global = self.layout.ranks_of(unit).start + rank as u32;
-        let bytes = self.units[unit as usize].collective.exchange.egress(rank);
+        let bytes = self.units[unit as usize].collective.exchange.piece(2 * rank);
         if bytes == 0 {
             return;
         }
@@ -141,7 +141,7 @@ impl World<'_> {
         let global = self.layout.ranks_of(unit).start + rank as u32;
         let port = self.layout.ingress(global);
         if self.network.active(port) > 0 {
-            let bytes = self.units[unit as usize].collective.exchange.ingress(rank);
+            let bytes = self.units[unit as usize].collective.exchange.piece(2 * rank + 1);
             self.send_aggregate(unit, 2 * rank + 1, port, bytes, Book::Unknown);
         }
     }
@@ -196,7 +196,7 @@ impl World<'_> {
         let global = first + rank as u32;
         self.units[unit as usize].collective.level = Some(level);
         if !exact {
-            let bytes = self.units[unit as usize].collective.exchange.egress(rank);
+            let bytes = self.units[unit as usize].collective.exchange.piece(2 * rank);
             let port = self.layout.egress(global);
             self.send_aggregate(unit, 2 * rank, port, bytes, book);
             return;

@@ -28,6 +28,10 @@ pub(super) struct Exchange {
     sinks: f64,
     per_server: usize,
     pattern: Option<Pattern>,
+    /// Bytes through a rank's NICs: egress of rank `r` at `2r`, ingress at `2r + 1`.
+    pieces: Vec<u64>,
+    most: u64,
+    total: u64,
 }
 
 impl Exchange {
@@ -51,6 +55,24 @@ impl Exchange {
         let (mut source, mut sink) = (source, sink);
         self.sources = fill(&mut self.source, &mut self.source_of_server, &mut source);
         self.sinks = fill(&mut self.sink, &mut self.sink_of_server, &mut sink);
+        self.add_up(pattern);
+    }
+
+    fn add_up(&mut self, pattern: Pattern) {
+        let ranks = self.ranks();
+        self.pieces.clear();
+        (self.most, self.total) = (0, 0);
+        for rank in 0..ranks {
+            let (out, back) = match pattern {
+                Pattern::Dispatch | Pattern::AllGather => (self.forward(rank), self.backward(rank)),
+                Pattern::Combine => (self.backward(rank), self.forward(rank)),
+                Pattern::Ring => (self.ring(rank), self.ring((rank + ranks - 1) % ranks)),
+            };
+            let (out, back) = (out.max(0.0) as u64, back.max(0.0) as u64);
+            self.pieces.extend([out, back]);
+            self.most = self.most.max(out).max(back);
+            self.total += out;
+        }
     }
 
     fn forward(&self, rank: usize) -> f64 {
@@ -75,40 +97,19 @@ impl Exchange {
         }
     }
 
-    /// Bytes that leave the rank's NICs.
-    pub(super) fn egress(&self, rank: usize) -> u64 {
-        let bytes = match self.pattern {
-            Some(Pattern::Dispatch | Pattern::AllGather) => self.forward(rank),
-            Some(Pattern::Combine) => self.backward(rank),
-            Some(Pattern::Ring) => self.ring(rank),
-            None => 0.0,
-        };
-        bytes.max(0.0) as u64
-    }
-
-    /// Bytes that reach the rank's NICs.
-    pub(super) fn ingress(&self, rank: usize) -> u64 {
-        let bytes = match self.pattern {
-            Some(Pattern::Dispatch | Pattern::AllGather) => self.backward(rank),
-            Some(Pattern::Combine) => self.forward(rank),
-            Some(Pattern::Ring) => self.ring((rank + self.ranks() - 1) % self.ranks()),
-            None => 0.0,
-        };
-        bytes.max(0.0) as u64
-    }
-
-    /// Egress of rank `r` is piece `2r`, ingress `2r + 1`.
+    /// Bytes through a rank's NICs: egress of rank `r` is piece `2r`, ingress `2r + 1`.
     pub(super) fn piece(&self, piece: usize) -> u64 {
-        if piece.is_multiple_of(2) {
-            self.egress(piece / 2)
-        } else {
-            self.ingress(piece / 2)
-        }
+        self.pieces[piece]
+    }
+
+    /// Most bytes that any rank's NICs carry in one direction.
+    pub(super) const fn most(&self) -> u64 {
+        self.most
     }
 
     /// Bytes that leave all the ranks' NICs.
-    pub(super) fn total(&self) -> u64 {
-        (0..self.ranks()).map(|rank| self.egress(rank)).sum()
+    pub(super) const fn total(&self) -> u64 {
+        self.total
     }
 
     /// Bytes from one rank to another over the network, zero inside a server.
@@ -146,11 +147,6 @@ impl Exchange {
             }
         };
         (0..self.ranks()).map(inside).fold(0.0, f64::max)
-    }
-
-    /// Most bytes that any rank's NICs carry in one direction.
-    pub(super) fn most(&self) -> u64 {
-        (0..self.ranks()).map(|rank| self.egress(rank).max(self.ingress(rank))).max().unwrap_or(0)
     }
 
     /// How many ranks of other servers a rank exchanges with: the flows that its aggregate stands for.
