@@ -5,6 +5,8 @@
 //! deterministic: the same scenario and seed give the same outcome, byte for byte.
 #![forbid(unsafe_code)]
 
+pub mod compute;
+pub mod model;
 pub mod outcome;
 pub mod scenario;
 pub mod workload;

@@ -1,0 +1,113 @@
+//! GPUs: the four rates that bound everything, and the coefficients that say how near to them
+//! operators come.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::coefficients::{Coefficients, CoefficientsError};
+use crate::model::{Document, FileError};
+
+/// A GPU that cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum GpuError {
+    /// No such GPU: take one of those named, or the path of a TOML file.
+    #[error("no GPU `{name}`: built in are {known}; or give the path of a TOML file")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// The GPU's file cannot be used.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The coefficients that the GPU's file names cannot be had.
+    #[error(transparent)]
+    Coefficients(#[from] CoefficientsError),
+}
+
+/// A GPU.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Gpu {
+    /// Its name.
+    pub name: String,
+    /// Dense 16-bit floating-point operations per second at best.
+    pub peak_flops: f64,
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+    /// Bytes per second from and to memory at best.
+    pub memory_bytes_per_second: f64,
+    /// Bytes per second over NVLink at best, each direction.
+    pub nvlink_bytes_per_second: f64,
+    /// How near to those rates operators come.
+    pub coefficients: Coefficients,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    name: String,
+    peak_tflops: f64,
+    memory_gbytes: f64,
+    memory_gbytes_per_second: f64,
+    nvlink_gbytes_per_second: f64,
+    /// Name or path of the coefficients. They are shares of the rates above, so that a GPU for which
+    /// nothing was measured can borrow those of a kindred one.
+    fit: String,
+}
+
+const BUILT_IN: [(&str, &str); 2] = [
+    ("a100", include_str!("../../gpus/a100.toml")),
+    ("h100", include_str!("../../gpus/h100.toml")),
+];
+
+impl Gpu {
+    /// A built-in GPU, or one from a TOML file if `name` is a path (has a `/` or ends in `.toml`).
+    ///
+    /// # Errors
+    /// See [`GpuError`].
+    pub fn named(name: &str) -> Result<Self, GpuError> {
+        if let Some((_, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
+            return Self::from_document(&Document::built_in(name, text));
+        }
+        if Document::is_path(name) {
+            return Self::from_document(&Document::read(Path::new(name))?);
+        }
+        Err(GpuError::Unknown {
+            name: name.to_owned(),
+            known: BUILT_IN.map(|(known, _)| known).join(", "),
+        })
+    }
+
+    /// All built-in GPUs.
+    #[must_use]
+    pub fn built_in() -> Vec<Self> {
+        BUILT_IN
+            .iter()
+            .map(|(name, _)| Self::named(name).expect("tests read every built-in GPU"))
+            .collect()
+    }
+
+    fn from_document(document: &Document) -> Result<Self, GpuError> {
+        let file: File = document.parse()?;
+        for (field, value) in [
+            ("peak_tflops", file.peak_tflops),
+            ("memory_gbytes", file.memory_gbytes),
+            ("memory_gbytes_per_second", file.memory_gbytes_per_second),
+            ("nvlink_gbytes_per_second", file.nvlink_gbytes_per_second),
+        ] {
+            if !(1.0..=1e6).contains(&value) {
+                return Err(document.wrong(field, "1 to 1000000").into());
+            }
+        }
+        Ok(Self {
+            coefficients: Coefficients::named(&file.fit)?,
+            name: file.name,
+            peak_flops: file.peak_tflops * 1e12,
+            memory_bytes: (file.memory_gbytes * 1e9) as u64,
+            memory_bytes_per_second: file.memory_gbytes_per_second * 1e9,
+            nvlink_bytes_per_second: file.nvlink_gbytes_per_second * 1e9,
+        })
+    }
+}

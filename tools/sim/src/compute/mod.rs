@@ -1,0 +1,356 @@
+//! How long a layer computes: a roofline for every operator of a prefill step, with efficiencies
+//! that are fitted to recorded operator profiles.
+//!
+//! The parts: `operator` has the forms and what they assume, [`coefficients`] the numbers in
+//! them, [`mod@fit`] makes those numbers from profiles (of Vidur, Agrawal et al., MLSys 2024) and says
+//! how far off they are, `published` has the figures for what no profile covers.
+//!
+//! What is measured and what is extrapolated:
+//!
+//! * Matrix products, norms, rotary embedding, activation and residual add: fitted on A100 (hidden
+//!   4096 and 8192, 1 to 32768 tokens, TP 1 to 8) and on H100 (hidden 4096, 1 to 4096 tokens). Other
+//!   sizes, experts and the router are extrapolations through the same forms.
+//! * All-reduce: fitted on A100 within one server (2, 4, 8 GPUs; 2 KiB to 64 MiB). H100 takes the
+//!   same latencies and the same shares of its NVLink.
+//! * Attention and Gated DeltaNet: published figures, no profiles.
+//! * Not there: launch gaps, host time, clocks that throttle under load, and anything that overlaps.
+//!   Operators follow each other.
+//!
+//! The run path uses `+ − × ÷`, minimum and maximum only, so that virtual times are the same bits
+//! on every machine.
+
+pub mod coefficients;
+pub mod fit;
+mod gpu;
+mod least_squares;
+mod operator;
+mod profile;
+mod published;
+mod report;
+
+pub use coefficients::{Coefficients, CoefficientsError};
+pub use gpu::{Gpu, GpuError};
+
+use crate::model::{LinearAttention, Model};
+use operator::{AllReduce, Attention, Gemm, Line};
+
+/// Durations of one layer on one rank, a group of `tp` GPUs that split every matrix, in ns.
+///
+/// The parts of a layer, in order: [`Self::attention_ns`]; then [`Self::mlp_ns`] in a dense model,
+/// or [`Self::experts_ns`] and beside it [`Self::shared_ns`] in one with experts. A rank without
+/// tokens takes no time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Compute {
+    full: Block,
+    attention: Attention,
+    linear: Option<Block>,
+    full_attention_every: u32,
+    mlp: Mlp,
+    experts: Experts,
+    shared: Option<Mlp>,
+    ends: Ends,
+}
+
+/// What a layer computes before its MLP, attention over all tokens left out.
+#[derive(Clone, Debug, PartialEq)]
+struct Block {
+    first: Gemm,
+    last: Gemm,
+    router: Option<Gemm>,
+    streams: Line,
+    reduce: AllReduce,
+}
+
+impl Block {
+    fn ns(&self, tokens: f64) -> f64 {
+        let router = self.router.map_or(0.0, |router| router.ns(tokens, 1.0));
+        self.first.ns(tokens, 1.0)
+            + self.last.ns(tokens, 1.0)
+            + router
+            + self.streams.ns(tokens)
+            + self.reduce.ns(tokens)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Mlp {
+    up: Gemm,
+    down: Gemm,
+    streams: Line,
+    reduce: AllReduce,
+}
+
+impl Mlp {
+    fn ns(&self, tokens: f64) -> f64 {
+        self.up.ns(tokens, 1.0)
+            + self.down.ns(tokens, 1.0)
+            + self.streams.ns(tokens)
+            + self.reduce.ns(tokens)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Experts {
+    mlp: Mlp,
+    /// Tokens per pair on a rank of which so many experts are used.
+    copies_per_pair: Vec<f64>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Ends {
+    embedding: Line,
+    reduce: AllReduce,
+    head: Gemm,
+}
+
+impl Compute {
+    /// The model on ranks of `tp` such GPUs. Heads and columns that `tp` does not divide are padded;
+    /// keys and values of which there are fewer than GPUs are on several.
+    ///
+    /// # Panics
+    /// If `tp` is zero.
+    #[must_use]
+    pub fn new(gpu: &Gpu, model: &Model, tp: u32) -> Self {
+        assert!(tp > 0, "a rank has one GPU at least");
+        let parts = Parts { gpu, model, tp };
+        let heads = parts.split(model.heads);
+        let kv_heads = parts.split(model.kv_heads);
+        let head_dim = f64::from(model.head_dim);
+        let kv_bytes = 2.0 * kv_heads * head_dim * model.kv_bytes_per_value;
+        Self {
+            full: parts.full_attention(heads, kv_heads, head_dim),
+            attention: Attention::new(&gpu.coefficients, gpu, heads, head_dim, kv_bytes),
+            linear: model
+                .linear_attention
+                .as_ref()
+                .map(|linear| parts.linear_attention(linear)),
+            full_attention_every: u32::from(model.full_attention_every),
+            mlp: parts.mlp(model.ffn),
+            experts: Experts {
+                mlp: parts.experts(),
+                copies_per_pair: copies_per_pair(model.experts, model.top_k),
+            },
+            shared: (model.shared_ffn > 0).then(|| parts.mlp(model.shared_ffn)),
+            ends: parts.ends(),
+        }
+    }
+
+    /// What a layer (from 0) computes before its MLP: norms, QKV, attention, output projection, TP
+    /// all-reduce, residual add, and the router if there are experts. `tokens` new tokens on this
+    /// rank attend to `pairs` tokens in all (a prompt of `n`: `n (n + 1) / 2`; a layer of linear
+    /// attention does not mind).
+    #[must_use]
+    pub fn attention_ns(&self, tokens: u64, pairs: u64, layer: u16) -> u64 {
+        if tokens == 0 {
+            return 0;
+        }
+        let rows = tokens as f64;
+        let full = (u32::from(layer) + 1).is_multiple_of(self.full_attention_every);
+        whole(match &self.linear {
+            Some(linear) if !full => linear.ns(rows),
+            _ => self.full.ns(rows) + self.attention.ns(rows, pairs as f64),
+        })
+    }
+
+    /// Experts of one layer on one rank: `tokens` (token, expert) pairs routed to it, over `experts`
+    /// local experts that have any. Weights of each of those are read. Sorting the tokens by expert,
+    /// weighting and summing the results, and the TP all-reduce of the tokens' sums are in it.
+    #[must_use]
+    pub fn experts_ns(&self, tokens: u64, experts: u32) -> u64 {
+        if tokens == 0 {
+            return 0;
+        }
+        let Experts {
+            mlp,
+            copies_per_pair,
+        } = &self.experts;
+        let used = (experts as usize).clamp(1, copies_per_pair.len());
+        let (rows, groups) = (tokens as f64, used as f64);
+        whole(
+            mlp.up.ns(rows, groups)
+                + mlp.down.ns(rows, groups)
+                + mlp.streams.ns(rows)
+                + mlp.reduce.ns(rows * copies_per_pair[used - 1]),
+        )
+    }
+
+    /// What all tokens of a rank pass beside the experts; 0 if there is no such thing. It needs no
+    /// dispatch, so that it can run while one is under way.
+    #[must_use]
+    pub fn shared_ns(&self, tokens: u64) -> u64 {
+        match &self.shared {
+            Some(shared) if tokens > 0 => whole(shared.ns(tokens as f64)),
+            _ => 0,
+        }
+    }
+
+    /// Dense MLP of one layer on one rank, TP all-reduce and residual add included.
+    #[must_use]
+    pub fn mlp_ns(&self, tokens: u64) -> u64 {
+        if tokens == 0 {
+            return 0;
+        }
+        whole(self.mlp.ns(tokens as f64))
+    }
+
+    /// Embedding before the first and head after the last layer: `tokens` tokens are looked up, and
+    /// the last one of each of `requests` requests gets its logits.
+    #[must_use]
+    pub fn ends_ns(&self, tokens: u64, requests: u64) -> u64 {
+        if tokens == 0 {
+            return 0;
+        }
+        let Ends {
+            embedding,
+            reduce,
+            head,
+        } = &self.ends;
+        let rows = tokens as f64;
+        let head = if requests > 0 {
+            head.ns(requests as f64, 1.0)
+        } else {
+            0.0
+        };
+        whole(embedding.ns(rows) + reduce.ns(rows) + head)
+    }
+}
+
+fn whole(ns: f64) -> u64 {
+    (ns + 0.5) as u64
+}
+
+/// Of the (token, expert) pairs on a rank of which `i + 1` experts are used, how many are of
+/// different tokens, with evenly used experts: `(1 − Π (1 − e / (E − j))) / (k e / E)`, j < k.
+fn copies_per_pair(experts: u32, top_k: u32) -> Vec<f64> {
+    let all = f64::from(experts);
+    let ratio = |used: u32| {
+        let used = f64::from(used);
+        let none: f64 = (0..top_k)
+            .map(|j| (1.0 - used / (all - f64::from(j))).max(0.0))
+            .product();
+        (1.0 - none) / (f64::from(top_k) * used / all)
+    };
+    (1..=experts).map(ratio).collect()
+}
+
+/// Makes the operators of a model.
+struct Parts<'a> {
+    gpu: &'a Gpu,
+    model: &'a Model,
+    tp: u32,
+}
+
+impl Parts<'_> {
+    /// What one GPU has of so many heads or columns.
+    fn split(&self, all: u32) -> f64 {
+        f64::from(all.div_ceil(self.tp))
+    }
+
+    fn hidden(&self) -> f64 {
+        f64::from(self.model.hidden)
+    }
+
+    fn gemm(&self, columns: f64, depth: f64) -> Gemm {
+        let of = &self.gpu.coefficients.gemm;
+        Gemm::new(of, self.gpu, columns, depth, self.model.bytes_per_value)
+    }
+
+    /// An operator that reads and writes `values` per token.
+    fn stream(&self, of: &coefficients::Stream, values: f64) -> Line {
+        Line::stream(of, self.gpu, values * self.model.bytes_per_value)
+    }
+
+    fn reduce(&self) -> AllReduce {
+        let of = &self.gpu.coefficients.all_reduce;
+        let bytes = self.hidden() * self.model.bytes_per_value;
+        AllReduce::new(of, self.gpu, self.tp, bytes)
+    }
+
+    /// A block of a projection to `columns`, something in between, and one back from `depth`.
+    fn block(&self, columns: f64, depth: f64, between: Line) -> Block {
+        let of = &self.gpu.coefficients.stream;
+        let hidden = self.hidden();
+        let norm = self.stream(&of.norm, 2.0 * hidden);
+        let mut streams = norm
+            .then(norm)
+            .then(between)
+            .then(self.stream(&of.add, 3.0 * hidden));
+        let router = self.model.has_experts().then(|| {
+            // Logits are 32 bits wide: two 16-bit values to read and two to write for each.
+            let experts = f64::from(self.model.experts);
+            streams = streams.then(self.stream(&of.activation, 4.0 * experts));
+            self.gemm(experts, hidden)
+        });
+        Block {
+            first: self.gemm(columns, hidden),
+            last: self.gemm(hidden, depth),
+            router,
+            streams,
+            reduce: self.reduce(),
+        }
+    }
+
+    fn full_attention(&self, heads: f64, kv_heads: f64, head_dim: f64) -> Block {
+        let of = &self.gpu.coefficients.stream;
+        let width = heads * head_dim;
+        let turned = width + kv_heads * head_dim;
+        let mut columns = turned + kv_heads * head_dim;
+        let mut between = self.stream(&of.rope, 2.0 * turned);
+        if self.model.query_gate {
+            columns += width;
+            between = between.then(self.stream(&of.activation, 3.0 * width));
+        }
+        self.block(columns, width, between)
+    }
+
+    fn linear_attention(&self, linear: &LinearAttention) -> Block {
+        let of = &self.gpu.coefficients;
+        let tp = f64::from(self.tp);
+        let heads = self.split(linear.value_heads);
+        let width = linear.value_width() as f64 / tp;
+        let mixed = linear.mixed_width() as f64 / tp;
+        let convolution = self.stream(&of.stream.activation, 2.0 * mixed);
+        let gated_norm = self.stream(&of.stream.norm, 3.0 * width);
+        let rule = Line::delta_net(&of.linear_attention, self.gpu, heads);
+        let between = convolution.then(rule).then(gated_norm);
+        self.block(linear.projected_width() as f64 / tp, width, between)
+    }
+
+    fn mlp(&self, ffn: u32) -> Mlp {
+        let of = &self.gpu.coefficients.stream;
+        let inner = self.split(ffn);
+        let activation = self.stream(&of.activation, 3.0 * inner);
+        Mlp {
+            up: self.gemm(2.0 * inner, self.hidden()),
+            down: self.gemm(self.hidden(), inner),
+            streams: activation.then(self.stream(&of.add, 3.0 * self.hidden())),
+            reduce: self.reduce(),
+        }
+    }
+
+    /// The MLP of experts, per (token, expert) pair: gathered before, scattered and summed after.
+    fn experts(&self) -> Mlp {
+        let of = &self.gpu.coefficients.stream;
+        let moved = self.stream(&of.add, 2.0 * self.hidden());
+        let mlp = self.mlp(self.model.ffn);
+        Mlp {
+            streams: mlp.streams.then(moved),
+            ..mlp
+        }
+    }
+
+    fn ends(&self) -> Ends {
+        let of = &self.gpu.coefficients.stream;
+        let hidden = self.hidden();
+        Ends {
+            embedding: self
+                .stream(&of.embedding, 2.0 * hidden)
+                .then(self.stream(&of.norm, 2.0 * hidden)),
+            reduce: self.reduce(),
+            head: self.gemm(self.split(self.model.vocab), hidden),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

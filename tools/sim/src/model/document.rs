@@ -1,0 +1,120 @@
+//! TOML files of the catalogue (models, GPUs, coefficients), read so that an error says which
+//! file, which line, which field and what was expected there.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+
+/// A file of the catalogue that cannot be used: correct it where the text says.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The file cannot be read: check the path.
+    #[error("cannot read {path}: {cause}")]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// Why. Not a source: the text says it.
+        cause: std::io::Error,
+    },
+    /// The file is not what it should be.
+    #[error("{file}{}: {problem}", .line.map(|line| format!(", line {line}")).unwrap_or_default())]
+    Content {
+        /// Which file, or the name of the built-in one.
+        file: String,
+        /// Which line, from 1, where that can be said.
+        line: Option<usize>,
+        /// Which field, and what was expected.
+        problem: String,
+    },
+}
+
+/// A TOML text and the name it goes by in errors.
+pub(crate) struct Document {
+    name: String,
+    text: String,
+}
+
+impl Document {
+    /// A text that is part of the program.
+    pub(crate) fn built_in(name: &str, text: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            text: text.to_owned(),
+        }
+    }
+
+    /// Reads a file.
+    pub(crate) fn read(path: &Path) -> Result<Self, FileError> {
+        let text = fs::read_to_string(path).map_err(|cause| FileError::Read {
+            path: path.to_owned(),
+            cause,
+        })?;
+        Ok(Self {
+            name: path.display().to_string(),
+            text,
+        })
+    }
+
+    /// Whether `name` is meant as a path rather than as the name of something built in.
+    pub(crate) fn is_path(name: &str) -> bool {
+        name.contains(['/', '\\']) || name.ends_with(".toml")
+    }
+
+    /// The content, types checked.
+    pub(crate) fn parse<T: DeserializeOwned>(&self) -> Result<T, FileError> {
+        toml::from_str(&self.text).map_err(|error| {
+            let message = error.message().trim_end().to_owned();
+            // What is missing stands on no line.
+            let line = error
+                .span()
+                .filter(|_| !message.starts_with("missing"))
+                .map(|span| self.text[..span.start].matches('\n').count() + 1);
+            let field = line.and_then(|line| self.key_on(line));
+            let problem = match field {
+                Some(field) if !message.contains(&format!("`{field}`")) => {
+                    format!("`{field}`: {message}")
+                }
+                _ => message,
+            };
+            self.wrong_at(line, problem)
+        })
+    }
+
+    /// An error about a field (`table.key` for one in a table).
+    pub(crate) fn wrong(&self, field: &str, expected: &str) -> FileError {
+        self.wrong_at(
+            self.line_of(field),
+            format!("`{field}`: expected {expected}"),
+        )
+    }
+
+    fn wrong_at(&self, line: Option<usize>, problem: String) -> FileError {
+        FileError::Content {
+            file: self.name.clone(),
+            line,
+            problem,
+        }
+    }
+
+    /// The key that a line assigns.
+    fn key_on(&self, line: usize) -> Option<&str> {
+        let (key, _) = self.text.lines().nth(line - 1)?.split_once('=')?;
+        Some(key.trim()).filter(|key| !key.is_empty() && !key.starts_with('#'))
+    }
+
+    /// Where a field is assigned, if it is.
+    fn line_of(&self, field: &str) -> Option<usize> {
+        let (table, key) = field.rsplit_once('.').unwrap_or(("", field));
+        let mut here = "";
+        for (index, line) in self.text.lines().enumerate() {
+            let line = line.trim();
+            if let Some(header) = line.strip_prefix('[') {
+                here = header.split(']').next().unwrap_or_default().trim();
+            } else if here == table && self.key_on(index + 1) == Some(key) {
+                return Some(index + 1);
+            }
+        }
+        None
+    }
+}

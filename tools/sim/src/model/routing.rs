@@ -1,0 +1,383 @@
+//! Which experts tokens go to, and what that sends: stage 2, expert-parallel dispatch and combine
+//! (MFS §3.1), as expectations over tokens.
+//!
+//! A token's `top_k` experts are a set, drawn with probability proportional to the product of its
+//! experts' weights. The weights are Zipf's, `1 / r^skew` for the r-th most popular expert, and
+//! which expert is the r-th is drawn anew for each unit and layer. With `skew` 0 every set is as
+//! likely as any other. From the elementary symmetric polynomials `e_k` of the weights follow,
+//! without sampling a token (`W` all weights, `S` those of a rank's experts):
+//!
+//! ```text
+//! P(expert i is one of the token's)      = w_i · e_{k−1}(W \ i) / e_k(W)
+//! P(none of the token's experts is in S) = e_k(W \ S) / e_k(W)
+//! ```
+//!
+//! All terms are sums of products of positive numbers, and powers are computed with `+ − × ÷` only
+//! (`zipf`), so that the result is the same on every machine.
+//!
+//! Experts lie on ranks in order: of `E` experts rank `r` of `R` has `r·E/R` to `(r+1)·E/R`.
+
+use std::ops::Range;
+
+use rand::RngExt as _;
+use rand_chacha::ChaCha12Rng;
+use rand_chacha::rand_core::SeedableRng as _;
+
+use super::Model;
+
+/// How many copies of a token's hidden state travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Copies {
+    /// One to each rank that has at least one of its experts, as DeepEP dispatches.
+    #[default]
+    PerRank,
+    /// One to each of its experts, as a plain all-to-all does.
+    PerExpert,
+}
+
+/// Bytes that one rank sends to and receives from the others in a dispatch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RankBytes {
+    /// Sent by dispatch; received by combine.
+    pub egress: u64,
+    /// Received by dispatch; sent by combine.
+    pub ingress: u64,
+}
+
+/// How the tokens of one unit use the experts of one layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Routing {
+    /// Probability that a token goes to an expert; sums to `top_k`.
+    chosen: Vec<f64>,
+    /// First expert of each rank, and the number of experts.
+    first: Vec<u32>,
+    /// Expected (token, expert) pairs of one token on each rank; sums to `top_k`.
+    pairs: Vec<f64>,
+    /// Probability that a token goes to a rank.
+    reached: Vec<f64>,
+}
+
+/// More skew than this is no Zipf distribution that anybody saw; it keeps weights representable.
+const MOST_SKEW: f64 = 8.0;
+
+impl Routing {
+    /// How the tokens of `unit` use the experts of `layer`, which lie on `ranks` ranks. `skew` is
+    /// Zipf's exponent, 0 (even) to 8.
+    ///
+    /// # Panics
+    /// If there are no ranks.
+    #[must_use]
+    pub fn new(model: &Model, ranks: u32, skew: f64, seed: u64, unit: u32, layer: u16) -> Self {
+        let popularity = shuffled(model.experts, seed, unit, layer);
+        let by_rank = zipf(model.experts, skew.clamp(0.0, MOST_SKEW));
+        let weights: Vec<f64> = popularity.iter().map(|&r| by_rank[r as usize]).collect();
+        Self::from_weights(&weights, model.top_k as usize, ranks)
+    }
+
+    fn from_weights(weights: &[f64], top_k: usize, ranks: u32) -> Self {
+        assert!(ranks > 0, "experts lie on one rank at least");
+        let experts = weights.len();
+        // e_0 … e_k of the first i weights, and of all but the first i.
+        let before = prefixes(weights.iter(), top_k);
+        let mut after = prefixes(weights.iter().rev(), top_k);
+        after.reverse();
+        let all = before[experts][top_k];
+        let without = |range: Range<usize>, k: usize| -> f64 {
+            (0..=k)
+                .map(|j| before[range.start][j] * after[range.end][k - j])
+                .sum()
+        };
+        let chosen: Vec<f64> = (0..experts)
+            .map(|i| weights[i] * without(i..i + 1, top_k - 1) / all)
+            .collect();
+        let first: Vec<u32> = (0..=ranks)
+            .map(|rank| (u64::from(rank) * experts as u64 / u64::from(ranks)) as u32)
+            .collect();
+        let ranges = || first.windows(2).map(|w| w[0] as usize..w[1] as usize);
+        let pairs = ranges().map(|on| chosen[on].iter().sum()).collect();
+        let reached = ranges()
+            .map(|on| (1.0 - without(on, top_k) / all).clamp(0.0, 1.0))
+            .collect();
+        Self {
+            chosen,
+            first,
+            pairs,
+            reached,
+        }
+    }
+
+    /// Ranks that the experts lie on.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.pairs.len()
+    }
+
+    /// The experts of a rank.
+    #[must_use]
+    pub fn experts_of(&self, rank: usize) -> Range<u32> {
+        self.first[rank]..self.first[rank + 1]
+    }
+
+    /// Probability that a token goes to an expert. Over all experts it sums to `top_k`; divided by
+    /// that, it is the expert's share of the (token, expert) pairs.
+    #[must_use]
+    pub fn chosen(&self, expert: u32) -> f64 {
+        self.chosen[expert as usize]
+    }
+
+    /// Expected (token, expert) pairs that one token has on a rank.
+    #[must_use]
+    pub fn expected_pairs(&self, rank: usize) -> f64 {
+        self.pairs[rank]
+    }
+
+    /// Expected copies of one token's hidden state that a rank gets, its own tokens included.
+    #[must_use]
+    pub fn expected_copies(&self, rank: usize, copies: Copies) -> f64 {
+        match copies {
+            Copies::PerRank => self.reached[rank],
+            Copies::PerExpert => self.pairs[rank],
+        }
+    }
+
+    /// Expected number of a rank's experts that get any of `tokens` tokens, those of the whole unit.
+    #[must_use]
+    pub fn active_experts(&self, rank: usize, tokens: u64) -> f64 {
+        let on = self.first[rank] as usize..self.first[rank + 1] as usize;
+        self.chosen[on]
+            .iter()
+            .map(|p| 1.0 - power((1.0 - p).max(0.0), tokens))
+            .sum()
+    }
+
+    /// Expected bytes from a rank that has `tokens` tokens to another, `bytes` per copy.
+    #[must_use]
+    pub fn pair_bytes(&self, tokens: u64, to: usize, bytes: u64, copies: Copies) -> u64 {
+        nearest(tokens as f64 * self.expected_copies(to, copies) * bytes as f64)
+    }
+
+    /// Expected bytes that each rank exchanges with the others in a dispatch, when rank `r` has
+    /// `tokens[r]` tokens and a copy is `bytes` long. Combine sends the same back. What a rank sends
+    /// in all and what the others receive from it agree but for rounding, one byte per rank.
+    ///
+    /// # Panics
+    /// If `tokens` is not as long as there are ranks.
+    #[must_use]
+    pub fn dispatch(&self, tokens: &[u64], bytes: u64, copies: Copies) -> Vec<RankBytes> {
+        assert_eq!(tokens.len(), self.ranks(), "tokens of every rank");
+        let unit: u64 = tokens.iter().sum();
+        let each = |rank| self.expected_copies(rank, copies) * bytes as f64;
+        let all: f64 = (0..self.ranks()).map(each).sum();
+        let exchanged = |(rank, &own): (usize, &u64)| RankBytes {
+            egress: nearest(own as f64 * (all - each(rank)).max(0.0)),
+            ingress: nearest((unit - own) as f64 * each(rank)),
+        };
+        tokens.iter().enumerate().map(exchanged).collect()
+    }
+}
+
+fn nearest(bytes: f64) -> u64 {
+    (bytes + 0.5) as u64
+}
+
+/// `0..count` in an order of its own for each seed, unit and layer.
+fn shuffled(count: u32, seed: u64, unit: u32, layer: u16) -> Vec<u32> {
+    let mut key = [0; 32];
+    key[..8].copy_from_slice(&seed.to_le_bytes());
+    key[8..12].copy_from_slice(&unit.to_le_bytes());
+    key[12..14].copy_from_slice(&layer.to_le_bytes());
+    key[16..].copy_from_slice(b"expert routing 1");
+    let mut random = ChaCha12Rng::from_seed(key);
+    let mut order: Vec<u32> = (0..count).collect();
+    for left in (1..count).rev() {
+        order.swap(left as usize, random.random_range(0..=left) as usize);
+    }
+    order
+}
+
+/// Elementary symmetric polynomials `e_0 … e_k` of none, the first, the first two … of the weights.
+fn prefixes<'a>(weights: impl Iterator<Item = &'a f64>, k: usize) -> Vec<Vec<f64>> {
+    let mut so_far = vec![0.0; k + 1];
+    so_far[0] = 1.0;
+    let mut all = vec![so_far.clone()];
+    for weight in weights {
+        for j in (1..=k).rev() {
+            so_far[j] += weight * so_far[j - 1];
+        }
+        all.push(so_far.clone());
+    }
+    all
+}
+
+/// `base^exponent` by squaring.
+fn power(mut base: f64, mut exponent: u64) -> f64 {
+    let mut product = 1.0;
+    while exponent > 0 && product > 0.0 {
+        if exponent % 2 == 1 {
+            product *= base;
+        }
+        base *= base;
+        exponent /= 2;
+    }
+    product
+}
+
+/// `1 / r^skew` for r from 1, scaled to a mean of 1.
+fn zipf(count: u32, skew: f64) -> Vec<f64> {
+    let weights: Vec<f64> = (1..=count)
+        .map(|r| exponential(-skew * logarithm(f64::from(r))))
+        .collect();
+    let sum: f64 = weights.iter().sum();
+    weights
+        .iter()
+        .map(|weight| weight * f64::from(count) / sum)
+        .collect()
+}
+
+const SQRT_2: f64 = std::f64::consts::SQRT_2;
+const LN_2: f64 = std::f64::consts::LN_2;
+
+/// Natural logarithm of a number from 1, with operations whose result no platform varies.
+fn logarithm(mut x: f64) -> f64 {
+    let mut halvings = 0.0;
+    while x > SQRT_2 {
+        x /= 2.0;
+        halvings += 1.0;
+    }
+    // ln x = 2 artanh z with |z| < 0.18: terms beyond the 11th are below the last bit.
+    let z = (x - 1.0) / (x + 1.0);
+    let (mut term, mut sum) = (z, 0.0);
+    for k in 0..11 {
+        sum += term / f64::from(2 * k + 1);
+        term *= z * z;
+    }
+    halvings * LN_2 + 2.0 * sum
+}
+
+/// Exponential of a number up to 0, likewise.
+fn exponential(mut x: f64) -> f64 {
+    let mut scale = 1.0;
+    while x < -LN_2 && scale > 0.0 {
+        x += LN_2;
+        scale /= 2.0;
+    }
+    let (mut term, mut sum) = (1.0, 0.0);
+    for k in 1..22 {
+        sum += term;
+        term *= x / f64::from(k);
+    }
+    scale * sum
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn model(name: &str) -> Model {
+        Model::named(name).unwrap()
+    }
+
+    #[test]
+    fn powers_are_those_of_the_library() {
+        for r in 1..600 {
+            for skew in [0.0, 0.2, 1.0, 3.7, 8.0] {
+                let ours = exponential(-skew * logarithm(f64::from(r)));
+                let theirs = f64::from(r).powf(-skew);
+                assert!((ours / theirs - 1.0).abs() < 1e-12, "{r} {skew}");
+            }
+        }
+        assert!((power(0.9, 37) / 0.9_f64.powi(37) - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn without_skew_ranks_are_reached_as_combinatorics_says() {
+        // DBRX on 2 ranks: 1 − C(8, 4) / C(16, 4).
+        let two = Routing::new(&model("dbrx"), 2, 0.0, 1, 0, 0);
+        assert!((two.expected_copies(0, Copies::PerRank) - (1.0 - 70.0 / 1820.0)).abs() < 1e-12);
+        assert!((two.expected_pairs(1) - 2.0).abs() < 1e-12);
+        // On 16, one expert each: pairs and copies are the same.
+        let sixteen = Routing::new(&model("dbrx"), 16, 0.0, 1, 0, 0);
+        for rank in 0..16 {
+            assert!((sixteen.expected_copies(rank, Copies::PerRank) - 0.25).abs() < 1e-12);
+            assert!((sixteen.expected_copies(rank, Copies::PerExpert) - 0.25).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn the_expectations_are_those_of_drawn_tokens() {
+        // All sets of 2 out of 5, each as likely as the product of its weights.
+        let weights = [3.0, 1.0, 0.5, 2.0, 1.0];
+        let routing = Routing::from_weights(&weights, 2, 2);
+        let (mut all, mut has_third, mut has_low) = (0.0, 0.0, 0.0);
+        for a in 0..5 {
+            for b in a + 1..5 {
+                let likely = weights[a] * weights[b];
+                all += likely;
+                has_third += if a == 2 || b == 2 { likely } else { 0.0 };
+                has_low += if a < 2 { likely } else { 0.0 };
+            }
+        }
+        assert_eq!(routing.experts_of(0), 0..2);
+        assert!((routing.chosen(2) - has_third / all).abs() < 1e-12);
+        assert!((routing.expected_copies(0, Copies::PerRank) - has_low / all).abs() < 1e-12);
+    }
+
+    #[test]
+    fn it_depends_on_seed_unit_and_layer_and_on_nothing_else() {
+        let dbrx = model("dbrx");
+        let drawn = |seed, unit, layer| Routing::new(&dbrx, 16, 0.5, seed, unit, layer);
+        assert_eq!(drawn(1, 2, 3), drawn(1, 2, 3));
+        for other in [drawn(2, 2, 3), drawn(1, 3, 3), drawn(1, 2, 4)] {
+            assert_ne!(drawn(1, 2, 3), other);
+        }
+    }
+
+    #[test]
+    fn with_few_tokens_few_experts_are_active() {
+        let next = Routing::new(&model("qwen3-coder-next"), 8, 0.0, 1, 0, 0);
+        assert!((next.active_experts(0, 0)).abs() < 1e-12);
+        // Ten of 512 experts, 64 of which lie here.
+        assert!((next.active_experts(0, 1) - 1.25).abs() < 1e-9);
+        assert!((next.active_experts(0, 100_000) - 64.0).abs() < 1e-9);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_sent_is_received(
+            experts in 2u32..64,
+            top_k in 1u32..9,
+            ranks in 1u32..20,
+            skew in 0.0f64..2.0,
+            seed: u64,
+            tokens in prop::collection::vec(0u64..10_000, 20),
+        ) {
+            let mut model = model("dbrx");
+            model.experts = experts;
+            model.top_k = top_k.min(experts);
+            let routing = Routing::new(&model, ranks, skew, seed, 0, 0);
+            let k = f64::from(model.top_k);
+            let sum: f64 = (0..experts).map(|expert| routing.chosen(expert)).sum();
+            prop_assert!((sum / k - 1.0).abs() < 1e-9, "{sum}");
+            let tokens = &tokens[..ranks as usize];
+            for copies in [Copies::PerRank, Copies::PerExpert] {
+                for rank in 0..ranks as usize {
+                    let per_token = routing.expected_copies(rank, copies);
+                    prop_assert!(per_token <= routing.expected_pairs(rank) + 1e-9);
+                }
+                let exchanged = routing.dispatch(tokens, 12_288, copies);
+                let sent: u64 = exchanged.iter().map(|rank| rank.egress).sum();
+                let received: u64 = exchanged.iter().map(|rank| rank.ingress).sum();
+                prop_assert!(sent.abs_diff(received) <= u64::from(ranks));
+                for (rank, exchanged) in exchanged.iter().enumerate() {
+                    let to_others: u64 = (0..ranks as usize)
+                        .filter(|&to| to != rank)
+                        .map(|to| routing.pair_bytes(tokens[rank], to, 12_288, copies))
+                        .sum();
+                    prop_assert!(to_others.abs_diff(exchanged.egress) <= u64::from(ranks));
+                }
+            }
+        }
+    }
+}
