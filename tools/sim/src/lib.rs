@@ -7,6 +7,10 @@
 
 pub mod compute;
 pub mod model;
+pub mod network;
 pub mod outcome;
 pub mod scenario;
+mod serving;
 pub mod workload;
+
+pub use serving::{Inputs, SimError, simulate, simulate_with};

@@ -44,7 +44,8 @@ pub struct Cluster {
     pub gpu: String,
     /// Rate of a NIC, Gb/s in each direction.
     pub nic_gbps: f64,
-    /// Rate of a GPU into the NVSwitch, GB/s in each direction (half of what data sheets add up).
+    /// Rate of a GPU into the NVSwitch, GB/s in each direction (half of what data sheets add up); 0: what
+    /// the GPU has.
     pub nvlink_gbytes: f64,
     /// Servers of a rack, below one leaf switch.
     pub servers_per_rack: u32,
@@ -73,7 +74,7 @@ impl Default for Cluster {
             prefill_share: 0.5,
             gpu: "a100".into(),
             nic_gbps: 200.0,
-            nvlink_gbytes: 300.0,
+            nvlink_gbytes: 0.0,
             servers_per_rack: 16,
             oversubscription: 1.0,
             spreading: Spreading::Even,

@@ -38,7 +38,8 @@ impl World<'_> {
             for layer in 0..usize::from(self.layers) {
                 let per_token = self.kv_bytes[layer] as f64;
                 if before == reused && reused > 0 {
-                    let bytes = f64::from(reused) * per_token / stripes as f64;
+                    let bytes = f64::from(reused) * per_token + self.state_bytes[layer] as f64;
+                    let bytes = bytes / stripes as f64;
                     fetched += seconds(bytes, self.layout.rank_rate);
                     clock = clock.max(fetched + latency);
                 }
@@ -50,7 +51,10 @@ impl World<'_> {
                 }
                 clock += attention;
                 let sent = if before == reused { prompt.min(before + tokens) } else { tokens };
-                arrived = arrived.max(clock) + seconds(f64::from(sent) * per_token, to_decode);
+                let last = before + tokens == prompt;
+                let state = if last { self.state_bytes[layer] as f64 } else { 0.0 };
+                let bytes = f64::from(sent) * per_token + state;
+                arrived = arrived.max(clock) + seconds(bytes, to_decode);
                 clock += exchange + rest;
             }
             clock += ends / 2.0;
@@ -68,13 +72,15 @@ impl World<'_> {
         }
         let use_ = &self.experts[0];
         let rest = self.experts_of(use_, tokens) as f64;
+        let shared = self.compute.shared_ns(share(tokens)) as f64;
         if self.striped || self.scenario.model.ep <= 1 {
-            return (0.0, rest);
+            return (0.0, rest + shared);
         }
         let inside = u64::from(self.layout.ranks_per_server).min(ranks) as f64 / ranks as f64;
         let copies: f64 = use_.copies.iter().sum::<f64>() * (1.0 - inside);
         let bytes = tokens as f64 * copies * self.activation_bytes;
         let takes = bytes / self.layout.rank_rate * 1e9;
-        (2.0 * (takes + self.latency.0 as f64), rest)
+        let there = takes + self.latency.0 as f64;
+        (there.max(shared) + there, rest)
     }
 }

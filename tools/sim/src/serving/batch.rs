@@ -1,6 +1,6 @@
 //! A batch: what a unit computes together, and how far it is.
 
-use laxity_policy::{BatchId, BatchSpec, Span, Time};
+use laxity_policy::{BatchId, BatchSpec, PortId, RequestId, Span, Time};
 
 use super::hosts::Progress;
 
@@ -70,7 +70,8 @@ pub(super) struct Batch {
     pub(super) stalled_ns: u64,
     pub(super) collective_ns: u64,
     pub(super) computed_ns: u64,
-    pub(super) announced: bool,
+    /// What the coordinator was told that its requests bring.
+    pub(super) loads: Vec<(RequestId, PortId, u64)>,
 }
 
 impl Batch {
@@ -103,10 +104,12 @@ impl Batch {
             seats: core::mem::take(&mut self.seats),
             reuse_left: core::mem::take(&mut self.reuse_left),
             hosts: core::mem::take(&mut self.hosts),
+            loads: core::mem::take(&mut self.loads),
             ..Self::default()
         };
         fresh.members.clear();
         fresh.hosts.clear();
+        fresh.loads.clear();
         for list in [&mut fresh.tokens, &mut fresh.pairs] {
             list.clear();
             list.resize(ranks, 0);

@@ -53,10 +53,9 @@ pub(super) struct Collective {
     alone: Span,
     /// Pieces that wait or are on the network.
     pending: u32,
-    /// Compute that follows it.
-    after_ns: u64,
-    /// The step does not end before.
-    not_before: Time,
+    /// Computing that goes on beside it, and that follows once both are done.
+    beside: Span,
+    after: Span,
     /// Egress of rank `r` at `2r`, ingress at `2r + 1`.
     pieces: Vec<Piece>,
     /// Transfers of a rank's egress that are on the network.
@@ -65,9 +64,8 @@ pub(super) struct Collective {
 }
 
 impl World<'_> {
-    /// Starts what `exchange` of the unit says. `after_ns` of computing follow it, and the step does
-    /// not end before `not_before`.
-    pub(super) fn start_collective(&mut self, unit: u32, after_ns: u64, not_before: Time) {
+    /// Starts what `exchange` of the unit says; the unit computes `beside` it, and `after` both.
+    pub(super) fn start_collective(&mut self, unit: u32, beside: Span, after: Span) {
         let now = self.now;
         let ranks = self.layout.ranks_per_unit as usize;
         let collective = &mut self.units[unit as usize].collective;
@@ -82,8 +80,7 @@ impl World<'_> {
         collective.ended = collective.counted_end;
         collective.level = None;
         collective.pending = 0;
-        collective.after_ns = after_ns;
-        collective.not_before = not_before;
+        (collective.beside, collective.after) = (beside, after);
         let exact = self.regime != Regime::Alone && (self.exact || self.layout.crosses_racks(unit));
         let piece = if exact { Piece::Done } else { Piece::Counted };
         collective.pieces.clear();
@@ -108,8 +105,8 @@ impl World<'_> {
 
     fn schedule_end(&mut self, unit: u32, drained: Time) {
         let collective = &self.units[unit as usize].collective;
-        let end = drained + self.latency + Span(collective.after_ns);
-        let end = end.max(collective.not_before);
+        let ready = (drained + self.latency).max(collective.started + collective.beside);
+        let end = ready + collective.after;
         self.schedule_step(unit, end);
     }
 
@@ -357,7 +354,7 @@ impl World<'_> {
         if let Some(slot) = unit.current {
             let batch = &mut self.batches[slot as usize];
             batch.collective_ns += took.0;
-            batch.computed_ns += collective.after_ns;
+            batch.computed_ns += collective.beside.0 + collective.after.0;
         }
         true
     }

@@ -36,8 +36,8 @@ struct Leaves {
 pub(super) type Path = ([PortId; 4], usize);
 
 impl Layout {
-    /// Places the ranks and adds their ports to the network.
-    pub(super) fn new(scenario: &Scenario, network: &mut Network) -> Self {
+    /// Places the ranks and adds their ports to the network. `nvlink` is a GPU's rate, bytes/s.
+    pub(super) fn new(scenario: &Scenario, nvlink: f64, network: &mut Network) -> Self {
         let (cluster, model) = (&scenario.cluster, &scenario.model);
         let per_server = cluster.gpus_per_server;
         let prefill_servers = (f64::from(cluster.servers) * cluster.prefill_share).round() as u32;
@@ -62,7 +62,7 @@ impl Layout {
             decodes,
             rank_rate,
             decode_rate,
-            nvlink_rate: cluster.nvlink_gbytes * 1e9 * f64::from(model.tp),
+            nvlink_rate: nvlink * f64::from(model.tp),
             prefill_servers,
             decodes_per_server: per_server / decode_tp,
             leaves: None,

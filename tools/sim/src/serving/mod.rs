@@ -70,10 +70,15 @@ impl Inputs {
         let cluster = &scenario.cluster;
         let gpus = f64::from(cluster.servers * cluster.gpus_per_server) * cluster.prefill_share;
         let rate = scenario.workload.rate_per_gpu * gpus;
+        let mut gpu =
+            Gpu::named(&cluster.gpu).map_err(|cause| SimError::Gpu(cause.to_string()))?;
+        if cluster.nvlink_gbytes > 0.0 {
+            gpu.nvlink_bytes_per_second = cluster.nvlink_gbytes * 1e9;
+        }
         Ok(Self {
             model: Model::named(&scenario.model.name)
                 .map_err(|cause| SimError::Model(cause.to_string()))?,
-            gpu: Gpu::named(&cluster.gpu).map_err(|cause| SimError::Gpu(cause.to_string()))?,
+            gpu,
             requests: workload::load(&scenario.workload, rate, scenario.seed)?,
         })
     }

@@ -179,6 +179,7 @@ impl World<'_> {
         let batch = &mut self.batches[slot as usize];
         let per_token = self.collective_bytes_per_token;
         let mut loads = Vec::with_capacity(batch.members.len());
+        batch.loads.clear();
         for member in &batch.members {
             let request = &self.requests[member.request as usize];
             let (rank, decode) = (request.rank, request.decode);
@@ -196,6 +197,8 @@ impl World<'_> {
                 ports.push((PortId(self.layout.ingress(rank).0), reuse / stripes));
             }
             let id = RequestId(u64::from(member.request) + 1);
+            let load = ports.iter().map(|&(port, bytes)| (id, port, bytes));
+            batch.loads.extend(load);
             loads.push(order::load(id, request.deadline, ports, batch.started.is_some()));
         }
         coordinator.handle(
@@ -210,8 +213,25 @@ impl World<'_> {
             let batch = batch.policy_id();
             coordinator.handle(now, AdmissionEvent::BatchQueued { batch, ahead });
         }
-        batch.announced = true;
         self.schedule_order();
+    }
+
+    /// The coordinator hears of progress four times in a batch's life, not more: a quarter of what each
+    /// request brought is off.
+    fn report_quarter(&mut self, slot: u32) {
+        let Some(coordinator) = &mut self.coordinator else {
+            return;
+        };
+        for (request, port, bytes) in &self.batches[slot as usize].loads {
+            coordinator.handle(
+                self.now,
+                AdmissionEvent::BytesCompleted {
+                    request: *request,
+                    port: *port,
+                    bytes: bytes / 4,
+                },
+            );
+        }
     }
 
     /// Stage-1 flows of the layers that are near enough.
@@ -235,15 +255,15 @@ impl World<'_> {
     }
 
     fn fetch(&mut self, slot: u32, request: u32, layer: u16) {
-        let per_token = self.kv_bytes[usize::from(layer)];
         let state = &self.requests[request as usize];
         let (first, count, rank) = (state.first_source, state.sources, state.rank);
-        if per_token == 0 || count == 0 {
-            return;
-        }
         for at in first..first + count {
             let (from, tokens) = self.sources[at as usize];
-            let bytes = u64::from(tokens) * per_token;
+            // Linear attention goes on from its state after the last reused token.
+            let bytes = self.layer_bytes(layer, tokens, at + 1 == first + count);
+            if bytes == 0 {
+                continue;
+            }
             if !self.striped {
                 if from != rank {
                     self.batches[slot as usize].reuse_left[usize::from(layer)] += 1;
@@ -367,12 +387,10 @@ impl World<'_> {
         let source = core::iter::repeat_n(shard, ranks);
         let sink = core::iter::repeat_n(1.0, ranks);
         collective.exchange.set(&self.layout, pattern, source, sink);
-        let computed = self.now + delay + Span(takes);
         if ring {
-            self.batches[slot as usize].computed_ns += takes;
-            self.start_collective(unit, 0, computed);
+            self.start_collective(unit, delay + Span(takes), Span::ZERO);
         } else {
-            self.start_collective(unit, takes, computed);
+            self.start_collective(unit, delay, Span(takes));
         }
     }
 
@@ -387,7 +405,7 @@ impl World<'_> {
                 self.units[unit as usize].step = Step::Combine;
                 let slot = self.running(unit);
                 self.set_exchange(unit, slot, Pattern::Combine);
-                self.start_collective(unit, 0, self.now);
+                self.start_collective(unit, Span::ZERO, Span::ZERO);
             }
             Step::Combine | Step::Mlp => self.next_layer(unit),
             Step::Head => self.finish_batch(unit),
@@ -407,31 +425,37 @@ impl World<'_> {
             self.schedule_step(unit, self.now + Span(takes));
         } else if self.layout.ranks_per_unit == 1 || self.striped || self.scenario.model.ep == 1 {
             self.units[unit as usize].step = Step::Mlp;
-            let takes = self.experts_ns(unit, slot);
+            let takes = self.experts_ns(unit, slot) + self.shared_ns(slot);
             self.batches[slot as usize].computed_ns += takes;
             self.schedule_step(unit, self.now + Span(takes));
         } else {
             self.units[unit as usize].step = Step::Experts;
             self.set_exchange(unit, slot, Pattern::Dispatch);
-            let takes = self.experts_ns(unit, slot);
-            self.start_collective(unit, takes, self.now);
+            // The shared expert needs nothing of the others: it computes while tokens travel.
+            let shared = Span(self.shared_ns(slot));
+            let takes = Span(self.experts_ns(unit, slot));
+            self.start_collective(unit, shared, takes);
         }
         self.send_layer(slot);
+    }
+
+    fn shared_ns(&self, slot: u32) -> u64 {
+        let most = self.batches[slot as usize].tokens.iter().copied().max();
+        self.compute.shared_ns(most.unwrap_or(0))
     }
 
     /// What the layer computed, and what was reused, goes to the decode ranks.
     fn send_layer(&mut self, slot: u32) {
         let layer = self.batches[slot as usize].layer;
-        let per_token = self.kv_bytes[usize::from(layer)];
-        if per_token == 0 {
-            return;
-        }
         for index in 0..self.batches[slot as usize].members.len() {
             let batch = &self.batches[slot as usize];
             let member = batch.members[index];
             let request = &self.requests[member.request as usize];
             let tokens = member.tokens + if member.first { request.reused } else { 0 };
-            let bytes = u64::from(tokens) * per_token;
+            let bytes = self.layer_bytes(layer, tokens, member.last);
+            if bytes == 0 {
+                continue;
+            }
             let (rank, to) = (request.rank, To::Decode(request.decode));
             let alike = batch.members.len() as u32;
             let stripes = if self.striped { self.layout.ranks_per_unit } else { 1 };
@@ -455,6 +479,9 @@ impl World<'_> {
         let batch = &mut self.batches[slot as usize];
         batch.layer += 1;
         if batch.layer < self.layers {
+            if batch.layer.is_multiple_of(self.layers.div_ceil(4)) {
+                self.report_quarter(slot);
+            }
             self.begin_layer(unit);
             return;
         }

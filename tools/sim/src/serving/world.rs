@@ -124,6 +124,8 @@ pub(super) struct World<'a> {
     /// A token's KV cache, by layer, and over all layers.
     pub(super) kv_bytes: Vec<u64>,
     pub(super) kv_bytes_all_layers: u64,
+    /// A request's state in a layer with linear attention, which has no KV cache.
+    pub(super) state_bytes: Vec<u64>,
     /// A layer with KV cache, and one without if there is any.
     pub(super) layer_of_kind: [u16; 2],
     pub(super) activation_bytes: f64,
@@ -141,7 +143,7 @@ impl<'a> World<'a> {
         compute: Compute,
     ) -> Result<Self, SimError> {
         let mut network = Network::new();
-        let layout = Layout::new(scenario, &mut network);
+        let layout = Layout::new(scenario, inputs.gpu.nvlink_bytes_per_second, &mut network);
         if layout.units == 0 || layout.decodes == 0 {
             return Err(SimError::Empty(format!(
                 "cluster: {} servers make {} prefill units of {} ranks and {} decode ranks; both need one at least",
@@ -194,6 +196,7 @@ impl<'a> World<'a> {
             layers,
             latency: Span((scenario.network.latency_us * 1e3) as u64),
             kv_bytes_all_layers: kv_bytes.iter().sum(),
+            state_bytes: (0..layers).map(|layer| model.state_bytes(layer)).collect(),
             kv_bytes,
             layer_of_kind,
             activation_bytes: model.activation_bytes() as f64,
@@ -457,6 +460,13 @@ impl<'a> World<'a> {
             fetched: request.fetched,
             pruned: request.pruned,
         });
+    }
+
+    /// What of a layer goes to the decode rank for `tokens` of a request, the last part or not.
+    pub(super) fn layer_bytes(&self, layer: u16, tokens: u32, last: bool) -> u64 {
+        let at = usize::from(layer);
+        let state = if last { self.state_bytes[at] } else { 0 };
+        u64::from(tokens) * self.kv_bytes[at] + state
     }
 
     fn expert_use(&self, unit: u32, layer: u16) -> &ExpertUse {
