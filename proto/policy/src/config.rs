@@ -141,6 +141,10 @@ pub struct LinkConfig {
     pub chunk_bytes: u64,
     /// Bytes that may be in flight on the port: a bandwidth-delay product plus one chunk.
     pub window_bytes: u64,
+    /// Most windows that may be in flight. Beyond the first one bytes are permitted at the port's rate
+    /// and no faster: what was permitted and has had the time to leave, and has not, stands in line
+    /// elsewhere, before a receiver that others send to. 1: nothing is permitted beyond.
+    pub overcommit: u32,
     /// `K`, number of levels, 2 to [`Level::COUNT_MAX`].
     pub levels: u8,
     /// `U` of the thresholds `Q_i = U · E^(−i)` (MFS §4.3). In `laxity`, the share of the port
@@ -172,6 +176,7 @@ impl Default for LinkConfig {
             rate: 12_500_000_000,
             chunk_bytes: 1 << 20,
             window_bytes: 4 << 20,
+            overcommit: 64,
             levels: 8,
             threshold_scale: 0.5,
             threshold_base: 4.0,
@@ -224,6 +229,9 @@ impl LinkConfig {
                     self.window_bytes, self.chunk_bytes
                 ),
             );
+        }
+        if self.overcommit == 0 {
+            return fail("overcommit", "must be at least 1".into());
         }
         if self.levels < 2 || self.levels > Level::COUNT_MAX {
             return fail(

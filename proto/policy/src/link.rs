@@ -42,7 +42,7 @@ use crate::ids::{BatchId, FlowId, Layer, Level, RequestId, Stage};
 use crate::mlu::LoadMeter;
 use crate::rmlq::{Ladder, promoted};
 use crate::scavenger::Guarantee;
-use crate::time::Time;
+use crate::time::{Span, Time};
 
 pub use roster::{BATCHES_MAX, FOLLOWERS_MAX, REQUESTS_MAX};
 
@@ -182,6 +182,10 @@ pub struct Link {
     promotions: u64,
     demotions: u64,
     order_epoch: Option<u64>,
+    /// When all that was permitted has left, if the port sends at its rate.
+    drained: Time,
+    /// Something waits for that alone.
+    paced: bool,
     /// The latest instant that the driver has passed in.
     told: Time,
 }
@@ -209,6 +213,8 @@ impl Link {
             promotions: 0,
             demotions: 0,
             order_epoch: None,
+            drained: Time::ZERO,
+            paced: false,
             told: Time::ZERO,
         })
     }
@@ -272,7 +278,7 @@ impl Link {
             return None;
         }
         let level = self.level_alone(now, spec);
-        self.fits(level, bytes).then_some(Permit {
+        self.fits(now, level, bytes).then_some(Permit {
             bytes,
             level,
             last: bytes == spec.bytes,
@@ -361,7 +367,12 @@ impl Link {
     /// already means: now.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
-        self.due.first().map(|&(due, _)| due)
+        let due = self.due.first().map(|&(due, _)| due);
+        if !self.paced {
+            return due;
+        }
+        let pace = self.pace_at();
+        Some(due.map_or(pace, |due| due.min(pace)))
     }
 
     /// What the port looks like, as of the last `now` that it was told of. Cost grows with the
@@ -460,12 +471,26 @@ impl Link {
 
     /// Whether the window has room for a piece. One that is larger than a chunk counts as a chunk, or
     /// it would never fit.
-    fn fits(&self, level: Level, piece: u64) -> bool {
+    fn fits(&self, now: Time, level: Level, piece: u64) -> bool {
         let window = self.port.config.window_bytes;
         let bytes = piece.min(self.port.config.chunk_bytes);
+        let all = self.in_flight.all.saturating_add(bytes);
         bytes == 0
-            || self.in_flight.all.saturating_add(bytes) <= window
+            || all <= window
             || self.in_flight.at_or_above(level).saturating_add(bytes) <= window
+            || (now >= self.pace_at() && self.overcommits(bytes))
+    }
+
+    /// Whether all that may be in flight leaves room for these bytes.
+    fn overcommits(&self, bytes: u64) -> bool {
+        let config = &self.port.config;
+        let most = config.window_bytes.saturating_mul(u64::from(config.overcommit));
+        config.overcommit > 1 && self.in_flight.all.saturating_add(bytes) <= most
+    }
+
+    /// From when on the port would idle if all that was permitted left at its rate, less a chunk.
+    fn pace_at(&self) -> Time {
+        self.drained - Span::transfer(self.port.config.chunk_bytes, self.port.config.rate)
     }
 
     /// The level of the first permit of a flow that nothing waits beside.
@@ -506,6 +531,7 @@ impl Link {
     /// Bytes go on the wire.
     fn account(&mut self, now: Time, stage: Stage, level: Level, bytes: u64) {
         self.in_flight.add(level, bytes);
+        self.drained = self.drained.max(now) + Span::transfer(bytes, self.port.config.rate);
         if stage.is_early() {
             self.port.load.add(now, bytes);
         }

@@ -330,6 +330,8 @@ pub struct Network {
     pub chunk_bytes: u64,
     /// Bytes in flight on a port.
     pub window_bytes: u64,
+    /// Windows in flight where a receiver holds bytes up.
+    pub overcommit: u32,
     /// Time from a transfer's last byte on the wire to its completion, µs.
     pub latency_us: f64,
 }
@@ -352,6 +354,7 @@ impl Default for Network {
             levels_on_wire: 8,
             chunk_bytes: 4 << 20,
             window_bytes: 8 << 20,
+            overcommit: 64,
             latency_us: 10.0,
         }
     }

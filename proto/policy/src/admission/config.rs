@@ -46,16 +46,18 @@ impl Default for AdmissionConfig {
 }
 
 impl AdmissionConfig {
-    /// The defaults for a policy: `mfs` follows the paper where the others depart from it.
+    /// The defaults for a policy: `mfs` follows the paper where the others depart from it. Uncorrected,
+    /// the worst case prunes requests that would have made it (docs/notes/simulator.md).
     #[must_use]
     pub fn for_policy(policy: PolicyKind) -> Self {
-        let doomed = if policy == PolicyKind::Mfs {
-            Doomed::Counted
+        let (doomed, correction_permille) = if policy == PolicyKind::Mfs {
+            (Doomed::Counted, 0)
         } else {
-            Doomed::SetAside
+            (Doomed::SetAside, 50)
         };
         Self {
             doomed,
+            correction_permille,
             ..Self::default()
         }
     }

@@ -298,8 +298,9 @@ impl Link {
     }
 
     fn pick(&mut self, now: Time) -> Option<Action> {
+        self.paced = false;
         loop {
-            let group = self.next_group()?;
+            let group = self.next_group(now)?;
             // A rank may be stale, but only too high: time passes and members become hopeless.
             // So a stale group comes to the front, and is put right here.
             let best = self.port.queue.first()?.1;
@@ -325,7 +326,9 @@ impl Link {
             }
             let bytes = self.piece(&flow.spec, flow.remaining);
             let level = self.level_now(now, flow, standing);
-            if !self.fits(flow.wire.unwrap_or(level), bytes) {
+            if !self.fits(now, flow.wire.unwrap_or(level), bytes) {
+                let chunk = bytes.min(self.port.config.chunk_bytes);
+                self.paced = self.overcommits(chunk);
                 return None;
             }
             return Some(self.permit(now, slot, level, bytes));
@@ -333,13 +336,13 @@ impl Link {
     }
 
     /// The scavenger, if its guaranteed share covers its next chunk, else the best group.
-    fn next_group(&self) -> Option<Slot> {
+    fn next_group(&self, now: Time) -> Option<Slot> {
         if let Some(scavenger) = self.port.queue.scavenger()
             && let Some((_, _, _, slot)) = self.port.queue.get(scavenger).head()
         {
             let flow = self.port.flows.get(slot);
             let bytes = self.piece(&flow.spec, flow.remaining);
-            if self.guarantee.covers(bytes) && self.fits(Level::SCAVENGER, bytes) {
+            if self.guarantee.covers(bytes) && self.fits(now, Level::SCAVENGER, bytes) {
                 return Some(scavenger);
             }
         }

@@ -43,13 +43,8 @@ impl World<'_> {
                     fetched += seconds(bytes, self.layout.rank_rate);
                     clock = clock.max(fetched + latency);
                 }
-                let mut attention = attention[usize::from(per_token == 0.0)];
-                if self.striped && ranks > 1 {
-                    let context = f64::from(before + tokens) * per_token;
-                    let ring = context * (ranks - 1) as f64 / ranks as f64;
-                    attention = attention.max(seconds(ring, self.layout.rank_rate) + latency);
-                }
-                clock += attention;
+                let attention = attention[usize::from(per_token == 0.0)];
+                clock += attention.max(self.ring_alone(u64::from(before + tokens), layer as u16));
                 let sent = if before == reused { prompt.min(before + tokens) } else { tokens };
                 let last = before + tokens == prompt;
                 let state = if last { self.state_bytes[layer] as f64 } else { 0.0 };
@@ -63,8 +58,19 @@ impl World<'_> {
         Span(clock.max(arrived + latency).ceil() as u64)
     }
 
+    /// What the ranks of a sequence-parallel unit need to exchange the KV cache of `context` tokens.
+    pub(super) fn ring_alone(&self, context: u64, layer: u16) -> f64 {
+        let ranks = self.layout.ranks_per_unit;
+        let per_token = self.kv_bytes[usize::from(layer)];
+        if !self.striped || ranks == 1 || per_token == 0 {
+            return 0.0;
+        }
+        let bytes = (context * per_token) as f64 * f64::from(ranks - 1) / f64::from(ranks);
+        bytes / self.layout.rank_rate * 1e9 + self.latency.0 as f64
+    }
+
     /// Exchange and computing of a layer after attention, for tokens of one rank.
-    fn layer_alone(&self, tokens: u64) -> (f64, f64) {
+    pub(super) fn layer_alone(&self, tokens: u64) -> (f64, f64) {
         let ranks = u64::from(self.layout.ranks_per_unit);
         let share = |n: u64| if self.striped { n.div_ceil(ranks) } else { n };
         if self.model.experts <= 1 {

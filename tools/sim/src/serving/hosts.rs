@@ -85,6 +85,7 @@ pub(super) fn link_config(scenario: &Scenario, rate: f64) -> LinkConfig {
         rate: rate as u64,
         chunk_bytes: network.chunk_bytes,
         window_bytes: network.window_bytes,
+        overcommit: network.overcommit,
         levels: policy.levels,
         // Thresholds that nothing reaches leave every last-stage flow at the lowest level.
         threshold_scale: if without_mlu { 1e30 } else { policy.threshold_scale },

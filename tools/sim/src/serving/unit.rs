@@ -156,18 +156,15 @@ impl World<'_> {
                 *worst = takes.max(*worst);
             }
         }
-        let tokens: u64 = batch.tokens.iter().sum();
+        // Without contention, but with what the layer exchanges.
         let most = batch.tokens.iter().copied().max().unwrap_or(0);
-        let rest = if self.model.experts > 1 {
-            let routed = tokens * u64::from(self.model.top_k) / ranks;
-            let experts = (u64::from(self.model.experts) / ranks).max(1).min(routed.max(1));
-            self.compute.experts_ns(routed, experts as u32)
-        } else {
-            self.compute.mlp_ns(share(most))
-        };
+        let context = batch.members.iter().map(|m| u64::from(m.before + m.tokens)).sum();
+        let (exchange, rest) = self.layer_alone(most);
+        let ring = self.ring_alone(context, self.layer_of_kind[0]);
+        let layer_ns = ring.max(attention[0] as f64) + exchange + rest;
         let batch = &mut self.batches[slot as usize];
         batch.attention_ns = attention;
-        batch.layer_ns = attention[0] + rest;
+        batch.layer_ns = layer_ns as u64;
     }
 
     /// Tells the coordinator.
