@@ -6,4 +6,8 @@
 #![forbid(unsafe_code)]
 
 pub mod outcome;
+pub mod plan;
+pub mod report;
+pub mod reproduce;
+pub mod run;
 pub mod scenario;
