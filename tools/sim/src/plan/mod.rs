@@ -38,12 +38,13 @@
 
 mod built_in;
 mod change;
-mod file;
 mod label;
 mod place;
 mod points;
 mod print;
+mod reader;
 mod setting;
+mod source;
 
 use std::collections::BTreeMap;
 
@@ -57,7 +58,7 @@ use crate::report::Metric;
 /// A question, a scenario to start from, and what is varied.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The file's or the built-in plan's name, without `.toml`.
+    /// What it says, else the file's or the built-in plan's name, without `.toml`.
     pub name: String,
     /// A few words.
     pub title: String,

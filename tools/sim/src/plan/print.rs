@@ -15,6 +15,7 @@ impl Plan {
         let mut line = |key: &str, value: Value| {
             writeln!(text, "{key} = {value}").expect("a String takes all");
         };
+        line("name", Value::from(self.name.as_str()));
         line("title", Value::from(self.title.as_str()));
         line("question", Value::from(self.question.as_str()));
         line("seeds", integers(&self.seeds));

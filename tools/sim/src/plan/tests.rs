@@ -34,7 +34,7 @@ fn expect(text: &str, line: usize, column: usize, field: &str, said: &str) {
 #[test]
 fn a_mistake_is_told_with_its_line_column_and_field() {
     expect("title = 3", 1, 9, "title", "expected a string");
-    expect("titel = 'x'", 1, 1, "titel", "a plan has title");
+    expect("titel = 'x'", 1, 1, "titel", "a plan has name, title");
     expect("title = 'x", 1, 11, "", "");
     expect("[base]\nservers = 3", 2, 1, "servers", "`cluster.servers`");
     expect(

@@ -232,6 +232,30 @@ impl Report {
         }
     }
 
+    /// The first failure of each kind, by what the simulation said, and how many there are.
+    pub(crate) fn kinds_of_failures(&self) -> Vec<(&Failure, usize)> {
+        let mut kinds: Vec<(&Failure, usize)> = Vec::new();
+        for failure in &self.failures {
+            match kinds.iter_mut().find(|(f, _)| f.problem == failure.problem) {
+                Some((_, count)) => *count += 1,
+                None => kinds.push((failure, 1)),
+            }
+        }
+        kinds
+    }
+
+    /// Which run a failure was: `mfs, seed 3 (DBRX, 0.7)`.
+    pub(crate) fn failure_name(&self, failure: &Failure) -> String {
+        let mut name = format!(
+            "{}, seed {}",
+            self.plan.variants[failure.variant].name, failure.scenario.seed
+        );
+        if self.points.len() > 1 {
+            write!(name, " ({})", self.point_name(failure.point)).expect("a String takes all");
+        }
+        name
+    }
+
     /// Whether every run of the plan ended well.
     #[must_use]
     pub fn is_whole(&self) -> bool {

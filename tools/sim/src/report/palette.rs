@@ -53,8 +53,8 @@ const MORE: [Look; 6] = [
 ];
 
 const BOUND: Look = Look {
-    light: "#222",
-    dark: "#eee",
+    light: "#444b55",
+    dark: "#d5dae1",
     dash: "4 8",
     width: 22,
     layer: 0,
@@ -188,7 +188,8 @@ pub(super) fn style(set: Set, looks: &[Look]) -> String {
             rest,
             ".legend .{class} svg {{ color: {variable}; }}\n\
              section:has(.legend .{class}:hover) svg :is([stroke^=\"var(--{letter}\"]:not([stroke=\"{variable}\"]), \
-             [fill^=\"var(--{letter}\"]:not([fill=\"{variable}\"])) {{ opacity: .08; }}"
+             [fill^=\"var(--{letter}\"]:not([fill=\"{variable}\"])) {{ opacity: .05; }}\n\
+             section:has(.legend .{class}:hover) svg polygon[fill=\"{variable}\"] {{ opacity: .3; }}"
         )
         .expect("a String takes all");
     }

@@ -224,7 +224,13 @@ pub(super) fn lines(
                 .map(|(a, b)| (x.place(a), y.place(b)))
                 .collect();
             if outline.len() > 2 {
-                chart.draw_series([Polygon::new(outline, colour.mix(0.16).filled())])?;
+                // Of a dozen bands on each other none can be seen: those in the background are faint.
+                let opacity = if looks[line.number].layer > 1 {
+                    0.2
+                } else {
+                    0.06
+                };
+                chart.draw_series([Polygon::new(outline, colour.mix(opacity).filled())])?;
             }
         }
         for line in &order {
@@ -291,8 +297,14 @@ pub(super) struct Row {
 /// Height of a row, pixels.
 const ROW: u32 = 24;
 
-/// Bars in rows, the first at the top.
-pub(super) fn rows(width: u32, x: &Scale, set: Set, looks: &[Look], rows: &[Row]) -> String {
+/// Bars in rows, the first at the top. `room`: letters for which there is room behind the bars.
+pub(super) fn rows(
+    width: u32,
+    x: &Scale,
+    (set, looks): (Set, &[Look]),
+    room: usize,
+    rows: &[Row],
+) -> String {
     let count = rows.len().max(1);
     let size = (width, ROW * count as u32 + 60);
     let longest = rows
@@ -302,15 +314,10 @@ pub(super) fn rows(width: u32, x: &Scale, set: Set, looks: &[Look], rows: &[Row]
         .unwrap_or(0);
     // Sans-serif letters are about half as wide as high.
     let names = (longest as u32 * TEXT * 46 / 100 + 16 * SCALE).min(width * SCALE / 2);
-    let behind = rows
-        .iter()
-        .map(|r| r.text.chars().count())
-        .max()
-        .unwrap_or(0);
     svg(size, set, looks, |area| {
         let mut chart = ChartBuilder::on(area)
             .margin_top(4 * SCALE)
-            .margin_right((behind as u32) * TEXT * 44 / 100 + 14 * SCALE)
+            .margin_right(room as u32 * TEXT * 44 / 100 + 14 * SCALE)
             .x_label_area_size(46 * SCALE)
             .y_label_area_size(names)
             .build_cartesian_2d(x.ticked(width as usize / 90), 0.0..count as f64)?;
@@ -392,6 +399,6 @@ mod tests {
         let (x, y) = (Scale::linear("", (0.0, 0.0)), Scale::share(""));
         let empty = lines((300, 200), (&x, &y), Marks::default(), &[], &[]);
         assert!(empty.contains("</svg>") && !empty.contains("no plot"));
-        assert!(rows(300, &x, Set::Stages, &[], &[]).contains("</svg>"));
+        assert!(rows(300, &x, (Set::Stages, &[]), 0, &[]).contains("</svg>"));
     }
 }

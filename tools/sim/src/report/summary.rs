@@ -178,15 +178,31 @@ impl Report {
                 .count()
         };
         if !comparisons.is_empty() && count(Standing::Unknown) == 0 {
-            found.push(format!(
-                "{} has more first tokens in time than another policy in {} of {} comparisons, no \
-                 fewer within noise in {}, and fewer in {}.",
+            let mut text = format!(
+                "Against the others, {} is better in {} of {} comparisons, level within noise in {}, and \
+                 worse in {}",
                 name(reference),
                 count(Standing::Above),
                 comparisons.len(),
                 count(Standing::Level),
                 count(Standing::Below)
-            ));
+            );
+            let worst = comparisons
+                .iter()
+                .filter(|c| c.standing == Standing::Below)
+                .min_by(|a, b| a.difference.mean.total_cmp(&b.difference.mean));
+            if let Some(worst) = worst {
+                text += &format!(
+                    ", at worst by {:.1} points of attainment against {}",
+                    -worst.difference.mean * 100.0,
+                    name(worst.other)
+                );
+                if self.points.len() > 1 {
+                    text += &format!(" ({})", self.point_name(worst.point));
+                }
+            }
+            text.push('.');
+            found.push(text);
         }
         for panel in self.panels() {
             let rates = self.sustained(&panel);

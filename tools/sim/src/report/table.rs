@@ -55,6 +55,10 @@ pub fn table(report: &Report) -> String {
         text += &report.plan.question;
         text.push('\n');
     }
+    if report.runs.is_empty() {
+        text += &failures(report);
+        return text.trim_end().to_owned();
+    }
     let panels = report.panels();
     if report.plan.x().is_some() {
         for panel in &panels {
@@ -243,18 +247,16 @@ fn paper(report: &Report) -> String {
 
 fn failures(report: &Report) -> String {
     let mut text = String::new();
-    for failure in &report.failures {
+    for (failure, count) in report.kinds_of_failures() {
+        let runs = if count == 1 { "run" } else { "runs" };
+        let scenario = serde_json::to_string(&failure.scenario).expect("a scenario is JSON");
         writeln!(
             text,
-            "failed: {}, seed {} ({}): {}",
-            report.plan.variants[failure.variant].name,
-            failure.scenario.seed,
-            report.point_name(failure.point),
-            failure.problem
+            "{count} {runs} failed: {}\n  first {}: {scenario}",
+            failure.problem,
+            report.failure_name(failure)
         )
         .expect("a String takes all");
-        let scenario = serde_json::to_string(&failure.scenario).expect("a scenario is JSON");
-        writeln!(text, "  {scenario}").expect("a String takes all");
     }
     if report.missing > 0 {
         writeln!(

@@ -1,26 +1,25 @@
-//! The page's plots: one section each, a panel for every combination of the axes that are not on
+//! The page's lines: one section each, a panel for every combination of the axes that are not on
 //! the horizontal.
 
 use maud::{Markup, PreEscaped, html};
 
 use super::super::metric::{ATTAINMENT, Metric, Unit};
-use super::super::palette::{STAGES, Set};
-use super::super::plot::{self, Line, Marks, Row, Scale};
+use super::super::plot::{self, Line, Marks, Scale};
 use super::super::pooled::{self, Curve, quantile};
-use super::super::sustained::{ASKED, Sustained};
+use super::super::sustained::ASKED;
 use super::super::{Estimate, Panel};
-use super::{View, legend};
-use crate::outcome::{Distribution, Outcome, Waiting};
+use super::{View, bars};
+use crate::outcome::{Distribution, Outcome};
 
 /// Size of a plot among several, and of one that stands alone.
 const SIZES: [(u32, u32); 2] = [(620, 370), (1000, 470)];
 
-fn size(view: &View<'_>) -> (u32, u32) {
+pub(super) fn size(view: &View<'_>) -> (u32, u32) {
     SIZES[usize::from(view.panels.len() == 1)]
 }
 
 /// A section with a plot for each panel; nothing if there is nothing to plot.
-fn section(
+pub(super) fn section(
     view: &View<'_>,
     title: &str,
     explanation: &str,
@@ -47,7 +46,7 @@ fn section(
 }
 
 /// The caption of a panel of which one point is shown: which one.
-fn caption(view: &View<'_>, panel: &Panel, point: usize) -> String {
+pub(super) fn caption(view: &View<'_>, panel: &Panel, point: usize) -> String {
     let Some(x) = view.report.plan.x() else {
         return panel.name.clone();
     };
@@ -67,7 +66,7 @@ pub(super) fn over_x(view: &View<'_>, metric: &Metric) -> Markup {
         first.make_ascii_uppercase();
     }
     let Some(x) = view.report.plan.x() else {
-        return bars(view, metric, &title);
+        return bars::of_metric(view, metric, &title);
     };
     let ends = |panel: &Panel| {
         let first = panel.points.first().map_or(0.0, |&p| view.report.x_of(p));
@@ -130,7 +129,7 @@ fn line(view: &View<'_>, panel: &Panel, variant: usize, metric: &Metric) -> Line
     }
 }
 
-fn scale_of(metric: &Metric, all: &[Estimate]) -> Scale {
+pub(super) fn scale_of(metric: &Metric, all: &[Estimate]) -> Scale {
     if metric.unit == Unit::Share {
         return Scale::share(metric.title());
     }
@@ -142,101 +141,16 @@ fn scale_of(metric: &Metric, all: &[Estimate]) -> Scale {
     }
 }
 
-fn bars(view: &View<'_>, metric: &Metric, title: &str) -> Markup {
-    let mut plots = Vec::new();
-    for panel in &view.panels {
-        let point = panel.points[0];
-        let rows: Vec<(Row, Estimate)> = view
-            .variants()
-            .filter_map(|variant| {
-                let estimate = view.report.estimate(point, variant, metric)?;
-                let mut text = metric.unit.shown(estimate.mean);
-                if let Some(half) = estimate.half_width {
-                    text += &format!(" ± {}", metric.unit.shown(half));
-                }
-                let row = Row {
-                    name: view.report.plan.variants[variant].name.clone(),
-                    parts: vec![(variant, estimate.mean)],
-                    whisker: Some((estimate.low(), estimate.high())),
-                    text,
-                };
-                Some((row, estimate))
-            })
-            .collect();
-        if rows.is_empty() {
-            continue;
-        }
-        let (rows, estimates): (Vec<Row>, Vec<Estimate>) = rows.into_iter().unzip();
-        // Bars begin at zero.
-        let mut x = scale_of(metric, &estimates);
-        if x.logarithmic {
-            x = Scale {
-                factor: x.factor,
-                ..Scale::linear(x.label, (0.0, x.range.1 * 1.05))
-            };
-        }
-        let svg = plot::rows(size(view).0, &x, Set::Variants, &view.looks, &rows);
-        plots.push((panel.name.clone(), svg));
-    }
-    let explanation = "Means over seeds; whiskers are 95 % confidence intervals.";
-    section(view, title, explanation, &html! {}, &plots)
-}
-
-/// The request rate that each variant serves with 90 % in time.
-pub(super) fn sustained(view: &View<'_>) -> Markup {
-    let mut plots = Vec::new();
-    for panel in &view.panels {
-        let rows: Vec<Row> = view
-            .report
-            .sustained(panel)
-            .into_iter()
-            .filter_map(|found| {
-                let rate = found.rate?;
-                let mut text = rate.to_string();
-                if let Some(ratio) = found.over_reference.filter(|r| (r - 1.0).abs() > 1e-9) {
-                    text += &format!("  ({ratio:.2} ×)");
-                }
-                Some(Row {
-                    name: view.report.plan.variants[found.variant].name.clone(),
-                    parts: vec![(found.variant, rate.bound())],
-                    whisker: match rate {
-                        Sustained::At(estimate) => Some((estimate.low(), estimate.high())),
-                        _ => None,
-                    },
-                    text,
-                })
-            })
-            .collect();
-        if rows.is_empty() {
-            continue;
-        }
-        let most = panel
-            .points
-            .iter()
-            .map(|&p| view.report.x_of(p))
-            .fold(0.0, f64::max);
-        let x = Scale::linear("requests/s per prefill GPU", (0.0, most));
-        let svg = plot::rows(size(view).0, &x, Set::Variants, &view.looks, &rows);
-        plots.push((panel.name.clone(), svg));
-    }
-    let reference = view.report.plan.reference();
-    let explanation = format!(
-        "Where attainment first falls below 90 %, by interpolation between the rates of the plan. “<” and \
-         “>”: below the lowest or above the highest of them.{}",
-        reference.map_or_else(String::new, |reference| format!(
-            " In brackets: over that of {}.",
-            view.report.plan.variants[reference].name
-        ))
-    );
-    section(view, "Rate at 90 %", &explanation, &html! {}, &plots)
-}
-
 /// Cumulative distributions at the point of each panel where variants differ most.
 pub(super) fn distributions(view: &View<'_>) -> Markup {
+    let mut first =
+        "Arrival to the last byte of KV cache at decode; cumulative, all seeds together."
+            .to_owned();
+    if view.report.plan.x().is_some() && view.report.plan.plot.at.is_none() {
+        first += " Here and below, of each panel the point where attainment differs most.";
+    }
     html! {
-        (cumulative(view, "Time to first token",
-            "Arrival to the last byte of KV cache at decode; cumulative, all seeds together. Shown at the \
-             point of each panel where attainment differs most.",
+        (cumulative(view, "Time to first token", &first,
             "TTFT, ms", |o| &o.ttft_ms))
         (cumulative(view, "Collective completion time",
             "From the start of a collective to its end: it blocks the computation of its layer. Cumulative.",
@@ -332,8 +246,8 @@ fn earliness(view: &View<'_>) -> Markup {
     section(
         view,
         "Earliness",
-        "Time left at the first token; left of 0 the deadline was missed. A curve that rises late but to the \
-         right of 0 does nothing too early and nothing too late. Cumulative.",
+        "Time left at the first token; left of 0 the deadline was missed. A policy that is just in time rises \
+         just right of 0. Cumulative.",
         &view.legend(),
         &plots,
     )
@@ -350,66 +264,6 @@ fn joined(late: &Curve, early: &Curve, in_time: f64) -> Curve {
         .iter()
         .map(|&(value, share)| (value, missed + in_time * share));
     late.chain(early).collect()
-}
-
-/// The parts of a request's time, in their order, and how to read them off.
-const PARTS: [(&str, fn(&Waiting) -> f64); 5] = [
-    ("waiting for a batch", |w| w.queue),
-    ("stalled for reused KV", |w| w.kv_reuse),
-    ("in collectives", |w| w.collective),
-    ("computing", |w| w.compute),
-    ("KV to decode", |w| w.p2d),
-];
-
-/// Where a request's time goes.
-pub(super) fn waiting(view: &View<'_>) -> Markup {
-    let mut plots = Vec::new();
-    for panel in &view.panels {
-        let point = view.report.telling(panel);
-        let rows: Vec<Row> = view
-            .variants()
-            .filter_map(|variant| {
-                let parts: Option<Vec<(usize, f64)>> = PARTS
-                    .iter()
-                    .enumerate()
-                    .map(|(number, (_, of))| {
-                        let values: Vec<f64> = view
-                            .report
-                            .runs_of(point, variant)
-                            .map(|run| of(&run.outcome.waiting_ms))
-                            .collect();
-                        Estimate::of(&values).map(|estimate| (number, estimate.mean))
-                    })
-                    .collect();
-                let parts = parts?;
-                let total: f64 = parts.iter().map(|(_, length)| length).sum();
-                Some(Row {
-                    name: view.report.plan.variants[variant].name.clone(),
-                    parts,
-                    whisker: None,
-                    text: Unit::Millis.shown(total),
-                })
-            })
-            .collect();
-        let most = rows
-            .iter()
-            .map(|row| row.parts.iter().map(|(_, length)| length).sum())
-            .fold(0.0, f64::max);
-        if rows.is_empty() || most <= 0.0 {
-            continue;
-        }
-        let x = Scale::linear("mean time of a request, ms", (0.0, most * 1.02));
-        let svg = plot::rows(size(view).0, &x, Set::Stages, &STAGES, &rows);
-        plots.push((caption(view, panel, point), svg));
-    }
-    let names = PARTS.iter().map(|(name, _)| *name);
-    section(
-        view,
-        "Where the time goes",
-        "Means over requests, from arrival to the first token.",
-        &legend(Set::Stages, names, &STAGES),
-        &plots,
-    )
 }
 
 #[cfg(test)]

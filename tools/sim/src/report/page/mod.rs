@@ -1,5 +1,6 @@
 //! The report as one self-contained page: no script, nothing fetched, light and dark.
 
+mod bars;
 mod figures;
 mod tables;
 
@@ -92,9 +93,8 @@ pub fn page(report: &Report, with_timing: bool) -> String {
                 (incomplete(report))
                 (tables::paper(report))
                 @for metric in &plan.plot.metrics { (figures::over_x(&view, metric)) }
-                (figures::sustained(&view))
-                (figures::distributions(&view))
-                (figures::waiting(&view))
+                (bars::sustained(&view))
+                (inner(&view))
                 (tables::comparison(&view))
                 (tables::numbers(&view))
                 @if with_timing { (timing(&report.timing)) }
@@ -103,6 +103,20 @@ pub fn page(report: &Report, with_timing: bool) -> String {
         }
     };
     page.into_string()
+}
+
+/// Distributions and times by stage; folded up if there are so many panels that nobody would scroll
+/// past them.
+fn inner(view: &View<'_>) -> Markup {
+    let body = html! { (figures::distributions(view)) (bars::waiting(view)) };
+    html! {
+        @if view.panels.len() > 6 {
+            details {
+                summary { "Distributions, and where the time goes, of " (view.panels.len()) " points" }
+                (body)
+            }
+        } @else { (body) }
+    }
 }
 
 fn findings(report: &Report) -> Markup {
@@ -130,11 +144,15 @@ fn lead(report: &Report) -> String {
     } else {
         String::new()
     };
+    let count = |count: usize, what: &str| match count {
+        1 => format!("1 {what}"),
+        count => format!("{count} {what}s"),
+    };
     format!(
-        "{} points, {} variants, {seeds}.{requests} All variants see the same arrivals. Simulated: \
+        "{}, {}, {seeds}.{requests} All variants see the same arrivals. Simulated: \
          virtual time, the scheduler's own decision code.",
-        report.points.len(),
-        plan.variants.len(),
+        count(report.points.len(), "point"),
+        count(plan.variants.len(), "variant"),
     )
 }
 
@@ -146,11 +164,8 @@ fn incomplete(report: &Report) -> Markup {
         @if !report.failures.is_empty() {
             div {
                 p.failed { (report.failures.len()) " runs failed; what follows is about the others." }
-                ul { @for failure in &report.failures {
-                    li {
-                        (report.plan.variants[failure.variant].name) ", seed " (failure.scenario.seed)
-                        " (" (report.point_name(failure.point)) "): " (failure.problem)
-                    }
+                ul { @for (failure, count) in report.kinds_of_failures() {
+                    li { (count) " × " (failure.problem) ", first " (report.failure_name(failure)) }
                 } }
             }
         }
