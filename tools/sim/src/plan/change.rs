@@ -5,7 +5,7 @@ use toml::Value;
 
 use super::place::{Place, PlanError};
 use super::setting::{Setting, typed};
-use super::{Axis, Choice, Plan, RATE, Variant, label};
+use super::{Axis, Choice, KIND, Plan, Variant, label};
 
 impl Plan {
     /// Sets a field everywhere: `field=value`. An axis over the field goes away, and so does what
@@ -23,11 +23,11 @@ impl Plan {
         };
         setting.check(&place)?;
         let in_variant = |v: &Variant| v.settings.iter().any(|s| s.field == field);
-        if self.variants.iter().all(in_variant) {
+        if field == KIND || self.variants.iter().all(in_variant) {
             return Err(PlanError::new(
                 &place,
                 field,
-                "every variant sets it; choose variants with --only or --policies",
+                "is what variants differ in; choose them with --only or --policies",
             ));
         }
         self.axes
@@ -78,10 +78,10 @@ impl Plan {
             Some(old) => *old = new,
             None => self.axes.push(new),
         }
-        if field == RATE {
+        if self.x().is_some_and(|x| self.axes[x].is(field)) {
             self.plot.at = None;
         }
-        Ok(())
+        self.check_axes()
     }
 
     /// Compares these policies instead of the plan's variants.
@@ -101,7 +101,7 @@ impl Plan {
             variants.push(Variant {
                 name: kind.name().to_owned(),
                 settings: vec![Setting {
-                    field: "policy.kind".to_owned(),
+                    field: KIND.to_owned(),
                     value: Value::String(kind.name().to_owned()),
                     place: place.clone(),
                 }],

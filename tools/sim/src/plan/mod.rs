@@ -128,6 +128,12 @@ impl Axis {
         self.values.iter().all(|value| value.number.is_some())
     }
 
+    /// Its name in files: the field, else the label.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        self.field.as_deref().unwrap_or(&self.label)
+    }
+
     fn is(&self, name: &str) -> bool {
         self.label == name || self.field.as_deref() == Some(name)
     }
@@ -160,6 +166,22 @@ impl Plan {
         self.x().filter(|&axis| self.axes[axis].is(RATE))
     }
 
+    /// Checks that axes have an effect: what every variant sets by itself cannot be varied.
+    fn check_axes(&self) -> Result<(), PlanError> {
+        let choices = self.axes.iter().flat_map(|axis| &axis.values);
+        for setting in choices.flat_map(|choice| &choice.settings) {
+            let set = |variant: &Variant| variant.settings.iter().any(|s| s.field == setting.field);
+            if setting.field == KIND || self.variants.iter().all(set) {
+                return Err(PlanError::new(
+                    &setting.place,
+                    &setting.field,
+                    "is what variants differ in, and no axis; say it in `policies` or `variant`",
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// The variant that the others are compared with: the plan's choice, else `laxity`, else `mfs`,
     /// else the first. `None` if there is nothing to compare.
     #[must_use]
@@ -176,6 +198,9 @@ impl Plan {
             .or(Some(0))
     }
 }
+
+/// The field of policies.
+const KIND: &str = "policy.kind";
 
 /// The field of request rates.
 const RATE: &str = "workload.rate_per_gpu";

@@ -4,7 +4,7 @@ use toml::Table;
 
 use super::place::PlanError;
 use super::setting::{DEFAULTS, Setting, scenario_of};
-use super::{Plan, Variant};
+use super::{Axis, Choice, Plan, Variant};
 use crate::scenario::Scenario;
 
 /// One combination of the axes' values.
@@ -112,25 +112,18 @@ impl Plan {
             .chain(&variant.settings)
     }
 
-    /// The values of the axes at a point, `NIC rate, Gb/s = 50`.
-    #[must_use]
-    pub fn at(&self, point: &Point) -> Vec<(&str, &str)> {
+    /// The axes' values at a point.
+    pub fn at<'a>(&'a self, point: &'a Point) -> impl Iterator<Item = (&'a Axis, &'a Choice)> {
         self.axes
             .iter()
             .zip(&point.choices)
-            .map(|(axis, &value)| (axis.label.as_str(), axis.values[value].name.as_str()))
-            .collect()
+            .map(|(axis, &value)| (axis, &axis.values[value]))
     }
 
     fn describe(&self, point: &Point, variant: &Variant) -> String {
         let mut parts: Vec<String> = self
-            .axes
-            .iter()
-            .zip(&point.choices)
-            .map(|(axis, &value)| {
-                let name = axis.field.as_deref().unwrap_or(&axis.label);
-                format!("{name} = {}", axis.values[value].name)
-            })
+            .at(point)
+            .map(|(axis, choice)| format!("{} = {}", axis.key(), choice.name))
             .collect();
         parts.push(format!("variant {}", variant.name));
         parts.join(", ")

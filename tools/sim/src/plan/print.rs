@@ -46,9 +46,7 @@ impl Plan {
         }
         text += "\n[plot]\n";
         if let Some(x) = self.x() {
-            let axis = &self.axes[x];
-            let name = axis.field.as_deref().unwrap_or(&axis.label);
-            writeln!(text, "x = {}", Value::from(name)).expect("a String takes all");
+            writeln!(text, "x = {}", Value::from(self.axes[x].key())).expect("a String takes all");
         }
         if let Some(at) = &self.plot.at {
             writeln!(text, "at = {}", Value::from(at.as_str())).expect("a String takes all");

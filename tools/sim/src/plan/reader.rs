@@ -9,7 +9,7 @@ use toml::de::{DeArray, DeTable, DeValue};
 use super::place::{Place, Places, PlanError};
 use super::setting::{Setting, shown};
 use super::source::Draft;
-use super::{Axis, Choice, Variant, label};
+use super::{Axis, Choice, KIND, Variant, label};
 use crate::report::Metric;
 
 type Node<'t, 'i> = &'t Spanned<DeValue<'i>>;
@@ -162,7 +162,7 @@ impl<'a> Reader<'a> {
             let name = self.text(node, "policies")?;
             let place = self.place(node);
             let setting = Setting {
-                field: "policy.kind".to_owned(),
+                field: KIND.to_owned(),
                 value: Value::String(name.clone()),
                 place: place.clone(),
             };
@@ -360,7 +360,7 @@ impl<'a> Reader<'a> {
         for (key, node) in table {
             match key.get_ref().as_ref() {
                 "x" => draft.x = Some((self.text(node, "plot.x")?, self.place(node))),
-                "at" => draft.at = Some(shown(&value_of(node))),
+                "at" => draft.at = Some((shown(&value_of(node)), self.place(node))),
                 "metrics" => {
                     let mut metrics = Vec::new();
                     for node in self.list(node, "plot.metrics", "metrics")? {

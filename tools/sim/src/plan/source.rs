@@ -9,7 +9,7 @@ use toml::de::DeTable;
 use super::place::{Place, Places, PlanError};
 use super::reader::Reader;
 use super::setting::{Setting, shown};
-use super::{Axis, Plan, Plot, Variant, built_in};
+use super::{Axis, KIND, Plan, Plot, Variant, built_in};
 use crate::report::Metric;
 
 /// The text of a plan and where it is from.
@@ -98,7 +98,7 @@ pub(super) struct Draft {
     pub(super) reference: Option<(String, Place)>,
     pub(super) x: Option<(String, Place)>,
     pub(super) metrics: Option<Vec<&'static Metric>>,
-    pub(super) at: Option<String>,
+    pub(super) at: Option<(String, Place)>,
 }
 
 impl Draft {
@@ -127,7 +127,7 @@ impl Draft {
             None => vec![Variant {
                 name: self
                     .base
-                    .get("policy.kind")
+                    .get(KIND)
                     .map_or_else(|| "laxity".to_owned(), |setting| shown(&setting.value)),
                 settings: Vec::new(),
             }],
@@ -143,20 +143,18 @@ impl Draft {
             ));
         }
         let axes = self.axes.unwrap_or_default();
-        if let Some((wanted, place)) = &self.x
-            && !axes.iter().any(|axis| axis.is(wanted))
-        {
-            let known: Vec<&str> = axes
-                .iter()
-                .map(|a| a.field.as_deref().unwrap_or(&a.label))
-                .collect();
-            return Err(PlanError::new(
-                place,
-                "plot.x",
-                format!("no axis `{wanted}`; there are {}", known.join(", ")),
-            ));
+        if let Some((wanted, place)) = &self.x {
+            let known: Vec<&str> = axes.iter().map(Axis::key).collect();
+            let problem = match axes.iter().find(|axis| axis.is(wanted)) {
+                None => format!("no axis `{wanted}`; there are {}", known.join(", ")),
+                Some(axis) if !axis.is_numeric() => "its values are no numbers".to_owned(),
+                Some(_) => String::new(),
+            };
+            if !problem.is_empty() {
+                return Err(PlanError::new(place, "plot.x", problem));
+            }
         }
-        Ok(Plan {
+        let plan = Plan {
             title: self.title.unwrap_or_else(|| name.clone()),
             question: self.question.unwrap_or_default(),
             seeds: self.seeds.unwrap_or_else(|| vec![1]),
@@ -168,12 +166,20 @@ impl Draft {
                 metrics: self
                     .metrics
                     .unwrap_or_else(|| vec![&crate::report::metric::ATTAINMENT]),
-                at: self.at,
+                at: self.at.as_ref().map(|(at, _)| at.clone()),
             },
             reference: self.reference.map(|(name, _)| name),
             name,
             place: whole,
-        })
+        };
+        plan.check_axes()?;
+        if let (Some((at, place)), Some(x)) = (&self.at, plan.x())
+            && !plan.axes[x].values.iter().any(|choice| choice.name == *at)
+        {
+            let problem = format!("`{at}` is no value of the axis {}", plan.axes[x].key());
+            return Err(PlanError::new(place, "plot.at", problem));
+        }
+        Ok(plan)
     }
 }
 

@@ -169,6 +169,27 @@ fn a_mistake_in_an_axis_is_told_where_it_is() {
         "model.tp",
         "-1",
     );
+    expect(
+        &axis("field = 'policy.kind'\nvalues = ['mfs', 'fair']"),
+        3,
+        11,
+        "policy.kind",
+        "`policies`",
+    );
+    expect(
+        &axis("field = 'model.name'\nvalues = ['a', 'b']\n[plot]\nx = 'model.name'"),
+        5,
+        5,
+        "plot.x",
+        "no numbers",
+    );
+    expect(
+        &axis("field = 'cluster.nic_gbps'\nvalues = [50, 100]\n[plot]\nat = 70"),
+        5,
+        6,
+        "plot.at",
+        "no value of the axis",
+    );
     let twice = "[[axis]]\nfield = 'model.tp'\nvalues = [1]\n";
     expect(&twice.repeat(2), 4, 1, "axis", "twice");
 }
@@ -252,7 +273,8 @@ names = ['low', 'middle', 'high']
     assert_eq!(seen[12].0, 200.0, "the first axis is the outermost");
     assert_eq!(jobs[23].point, 5);
     let points = plan.points();
-    assert_eq!(plan.at(&points[1])[1].1, "middle");
+    let named: Vec<&str> = plan.at(&points[1]).map(|(_, c)| c.name.as_str()).collect();
+    assert_eq!(named, ["50", "middle"]);
     assert_eq!(plan.x(), Some(1), "the rate, although it is not the first");
 }
 
@@ -390,6 +412,7 @@ fn axes_and_variants_can_be_given_from_outside() {
     plan.vary("workload.rate_per_gpu=0.4,0.4")
         .expect_err("twice");
     plan.vary("workload.rate_per_gpu=").expect_err("nothing");
+    plan.vary("policy.kind=mfs,fair").expect_err("no axis");
     plan.compare(&["best".into()]).expect_err("no policy");
 }
 

@@ -1,12 +1,13 @@
 //! One row for each run, all metrics, for spreadsheets and data frames.
 
 use super::{Report, metric};
+use crate::plan::Axis;
 
 /// The report as CSV with a heading.
 #[must_use]
 pub fn csv(report: &Report) -> String {
     let mut writer = ::csv::Writer::from_writer(Vec::new());
-    let axes = report.plan.axes.iter().map(|axis| axis.label.as_str());
+    let axes = report.plan.axes.iter().map(Axis::key);
     let heading: Vec<&str> = axes
         .chain(["variant", "seed"])
         .chain(metric::ALL.iter().map(|metric| metric.key))
@@ -18,8 +19,10 @@ pub fn csv(report: &Report) -> String {
         let mut row: Vec<String> = report
             .plan
             .at(&report.points[run.point])
-            .into_iter()
-            .map(|(_, value)| value.to_owned())
+            .map(|(_, choice)| match choice.number {
+                Some(number) => number.to_string(),
+                None => choice.name.clone(),
+            })
             .collect();
         row.push(report.plan.variants[run.variant].name.clone());
         row.push(run.seed.to_string());

@@ -61,13 +61,18 @@ fn plan(report: &Report) -> Value {
     })
 }
 
-/// The values of the axes at a point.
+/// The values of the axes at a point: numbers where they are, else names.
 fn at(report: &Report, point: usize) -> Value {
     let at = report.plan.at(&report.points[point]);
     Value::Object(
-        at.into_iter()
-            .map(|(label, value)| (label.to_owned(), Value::from(value)))
-            .collect(),
+        at.map(|(axis, choice)| {
+            let value = match choice.number {
+                Some(number) => Value::from(number),
+                None => Value::from(choice.name.as_str()),
+            };
+            (axis.key().to_owned(), value)
+        })
+        .collect(),
     )
 }
 

@@ -156,8 +156,7 @@ impl Report {
         let names: Vec<&str> = self
             .plan
             .at(&self.points[point])
-            .into_iter()
-            .map(|(_, value)| value)
+            .map(|(_, choice)| choice.name.as_str())
             .collect();
         names.join(", ")
     }

@@ -224,20 +224,14 @@ fn paper(report: &Report) -> String {
     if findings.is_empty() {
         return String::new();
     }
-    let heading = [
-        "the paper says",
-        "where",
-        "paper",
-        "mfs here",
-        "laxity here",
-    ];
+    let heading = ["the paper says", "where", "paper", "here", "laxity here"];
     let mut table = new(heading.map(str::to_owned));
     for finding in findings {
         let cells = vec![
             finding.says.to_owned(),
             finding.panel.clone(),
             finding.paper_shown(),
-            finding.shown(finding.mfs),
+            finding.shown(finding.here),
             finding.shown(finding.laxity),
         ];
         add(&mut table, 2, cells);

@@ -66,7 +66,7 @@ pub(super) const CLAIMS: &[Claim] = &[
     claim(
         "mfs-figure-5",
         "",
-        "TTFT over that without contention",
+        "TTFT under fair sharing over that without contention",
         Quantity::Slowdown,
         1.5,
         1.5,
@@ -74,7 +74,7 @@ pub(super) const CLAIMS: &[Claim] = &[
     claim(
         "mfs-figure-5",
         "",
-        "all-to-all time over that without contention",
+        "all-to-all time under fair sharing over that without contention",
         Quantity::Stretch,
         1.8,
         1.8,

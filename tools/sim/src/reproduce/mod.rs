@@ -56,8 +56,8 @@ pub struct Finding {
     pub panel: String,
     /// What the paper says, from and to; `None` if it gives no number.
     pub paper: Option<(f64, f64)>,
-    /// What `mfs` gave here; `None` if it was not run.
-    pub mfs: Option<f64>,
+    /// What the policy that the paper's number is about gave here; `None` if it was not run.
+    pub here: Option<f64>,
     /// What `laxity` gave.
     pub laxity: Option<f64>,
     #[serde(skip)]
@@ -109,11 +109,8 @@ fn beside(report: &Report, panel: &Panel, claim: &Claim) -> Finding {
         says: claim.says,
         panel: panel.name.clone(),
         paper: claim.paper,
-        mfs: number(claim.quantity.subject()),
-        laxity: match claim.quantity {
-            Quantity::Slowdown | Quantity::Stretch => None,
-            _ => number("laxity"),
-        },
+        here: number(claim.quantity.subject()),
+        laxity: number("laxity"),
         share: claim.quantity.is_share(),
     }
 }

@@ -235,10 +235,15 @@ impl Work<'_> {
         match &result {
             Ok((outcome, text)) => {
                 state.events += outcome.events;
+                let at: Vec<(&str, &str)> = self
+                    .plan
+                    .at(&self.points[task.job.point])
+                    .map(|(axis, choice)| (axis.key(), choice.name.as_str()))
+                    .collect();
                 let line = Line {
                     fingerprint: &task.fingerprint,
                     scenario_id: &scenario_id(&task.job.scenario),
-                    at: &self.plan.at(&self.points[task.job.point]),
+                    at: &at,
                     variant: &self.plan.variants[task.job.variant].name,
                     seed: task.job.scenario.seed,
                     wall_s,

@@ -16,14 +16,17 @@ pub(super) fn paper(report: &Report) -> Markup {
         @if !findings.is_empty() {
             section {
                 h2 { "Beside the paper" }
-                p { "What MFS says about this figure, and what came out here." }
+                p {
+                    "What MFS says about this figure, and what came out here. Ratios of attainment are taken at rates "
+                    "at which at least half of the first tokens are in time."
+                }
                 table {
                     thead { tr {
-                        th.name { "claim" } th.name { "where" } th { "paper" } th { "mfs here" } th { "laxity here" }
+                        th.name { "claim" } th.name { "where" } th { "paper" } th { "here" } th { "laxity here" }
                     } }
                     tbody { @for finding in &findings { tr {
                         td.name { (finding.says) } td.name { (finding.panel) } td { (finding.paper_shown()) }
-                        td { (finding.shown(finding.mfs)) } td { (finding.shown(finding.laxity)) }
+                        td { (finding.shown(finding.here)) } td { (finding.shown(finding.laxity)) }
                     } } }
                 }
             }
@@ -49,7 +52,8 @@ pub(super) fn comparison(view: &View<'_>) -> Markup {
                 h2 { (name(reference)) " against the others" }
                 p {
                     "Attainment of " (name(reference)) " less that of the other, in percentage points, on the same "
-                    "arrivals, seed by seed, with 95 % confidence. Green: better beyond noise. Red: worse beyond noise."
+                    "arrivals, seed by seed, with 95 % confidence. Green: better beyond noise. Red: worse beyond noise; "
+                    "by chance alone, one in forty comparisons would be."
                 }
                 table {
                     thead { tr {
