@@ -1,8 +1,11 @@
-//! Puts a digest of what decides an outcome (this crate's model of serving and network, and the
-//! policy) into the crate, so that results of other code are not taken for this one's.
+//! Puts a digest of what decides an outcome (this crate's models of serving, GPUs and
+//! network, and the policy) into the crate, so that results of other code are not taken for this one's.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
+
+/// Sources, and the files of models and GPUs that are built in.
+const DECIDES: [&str; 5] = ["src", "../../proto/policy/src", "models", "gpus", "fits"];
 
 /// Folders of `src` in which nothing decides an outcome: what is run, and how it is shown.
 const BESIDES: [&str; 4] = ["plan", "run", "report", "reproduce"];
@@ -10,9 +13,11 @@ const BESIDES: [&str; 4] = ["plan", "run", "report", "reproduce"];
 fn main() {
     let here = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let mut files = Vec::new();
-    for folder in ["src", "../../proto/policy/src"] {
+    for folder in DECIDES {
         println!("cargo:rerun-if-changed={folder}");
-        collect(&here.join(folder), &mut files);
+        if here.join(folder).is_dir() {
+            collect(&here.join(folder), &mut files);
+        }
     }
     files.sort();
     let mut digest = 0xcbf2_9ce4_8422_2325_u64;
