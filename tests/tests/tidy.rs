@@ -57,9 +57,11 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
             "laxity-quantity",
             "laxity-rig",
             "laxity-shm",
+            "laxity-sim",
             "laxity-wire",
         ],
     ),
+    ("laxity-sim", &["laxity-policy"]),
     (
         "laxity-bench",
         &["laxity-policy", "laxity-shm", "laxity-client"],

@@ -16,6 +16,7 @@ mod profiles;
 mod program;
 mod registration;
 mod run;
+mod sim;
 mod verbs;
 mod vm;
 
@@ -25,7 +26,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 /// Schedules the network traffic of LLM inference: runs programs under the scheduler, looks at a host's
-/// daemon, switches scheduling off and on, and runs the lab.
+/// daemon, switches scheduling off and on, runs the lab and simulates clusters.
 #[derive(Parser)]
 #[command(
     name = "laxity",
@@ -57,6 +58,9 @@ enum Command {
     /// Real hosts on one machine: network namespaces, real TCP, a shaped fabric
     #[command(subcommand)]
     Lab(lab::LabCommand),
+    /// A cluster of thousands of GPUs in virtual time, under the scheduler's own decision code
+    #[command(subcommand)]
+    Sim(sim::SimCommand),
     /// Print a shell's completion script
     Completions {
         /// Which shell
@@ -84,6 +88,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Profiles(args) => profiles::profiles(&args).map(done),
         Command::Lab(command) => lab::run(command),
+        Command::Sim(command) => sim::run(command, &sim::simulate),
         Command::Completions { shell } => manual::completions(shell).map(done),
         Command::Man { out } => manual::pages(out.as_deref()).map(done),
     };

@@ -3,7 +3,11 @@
 //! Every field has a unit in its name or its documentation and a default that is the paper's
 //! (MFS §6.1) where the paper has one. A plan file is a scenario with axes, see `plan`.
 
+mod validate;
+
 use std::path::PathBuf;
+
+pub use validate::Invalid;
 
 use laxity_policy::{Granularity, LastStage, PolicyKind, Ties};
 use serde::{Deserialize, Serialize};

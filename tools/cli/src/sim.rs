@@ -1,0 +1,321 @@
+//! `laxity sim`: parses what the simulator needs and hands it to `laxity-sim`.
+
+mod args;
+mod results;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand, ValueEnum};
+use laxity_sim::outcome::Outcome;
+use laxity_sim::plan::{Plan, built_in};
+use laxity_sim::report::table;
+use laxity_sim::reproduce::{FIGURES, Figure};
+use laxity_sim::run::{self, Simulate};
+use laxity_sim::scenario::Scenario;
+
+use crate::host;
+use crate::output::{put, say};
+use args::{Changes, Execution, Keeping};
+use results::{Destinations, Folder};
+
+/// The commands of the simulator.
+#[derive(Subcommand)]
+pub(crate) enum SimCommand {
+    /// Run a plan: every point of its axes, under every policy, with every seed
+    #[command(after_long_help = RUN_HELP)]
+    Run(Box<RunArgs>),
+    /// Vary fields from the command line, without writing a plan
+    #[command(after_long_help = SWEEP_HELP)]
+    Sweep(Box<SweepArgs>),
+    /// Repeat the simulated figures of a paper, and set the results beside what it says
+    #[command(after_long_help = REPRODUCE_HELP)]
+    Reproduce(Box<ReproduceArgs>),
+    /// List the built-in plans, or print one
+    Plans(PlansArgs),
+    /// Show again what a folder of results holds, also of a run that was cut off
+    Page(PageArgs),
+}
+
+const RUN_HELP: &str = "\
+A plan is a TOML file: a scenario, what is varied, and which policies are compared.
+`laxity sim plans` lists those that are built in, `laxity sim plans NAME` prints one to start from.
+Fields have dotted names, e.g. workload.rate_per_gpu; a mistake in one is answered with the names
+that exist.
+
+With --out, each finished run is kept in DIR/results.jsonl as it ends. Interrupt at will: the same
+command goes on where it was, and runs again only what changed (the scenario, a file that it
+names, or the simulator). DIR also gets plan.toml, report.json, runs.csv, page.html and
+timing.json.
+
+The same plan and seeds give the same report byte for byte, on any machine and with any --jobs.
+What the machine took (seconds, events per second, memory) goes to standard error, and into the
+JSON as \"run\" with --timing.
+
+Exit code: 0 if every run ended well, 1 if some failed; those are listed with a scenario.
+
+Examples:
+  laxity sim run smoke
+  laxity sim run sweep-agent --out results/sweep --html sweep.html
+  laxity sim run mfs-figure-10 --set cluster.servers=256 --only fair,karuna,mfs,laxity
+  laxity sim run scale-2048 --json - --timing
+  laxity sim run my-plan.toml --seeds 10 --jobs 1 --csv runs.csv";
+
+const SWEEP_HELP: &str = "\
+Examples:
+  laxity sim sweep --axis workload.rate_per_gpu=0.3,0.5,0.7 --policies fair,mfs,laxity
+  laxity sim sweep --axis cluster.nic_gbps=50,100,200 --axis workload.rate_per_gpu=0.5,1 \\
+      --set cluster.servers=32 --seeds 5 --html sweep.html
+  laxity sim sweep smoke --axis serving.routing=kv_aware,static_homes";
+
+const REPRODUCE_HELP: &str = "\
+Figures 10 to 14 run on an eighth of the paper's cluster; --set cluster.servers=256 is all of it.
+Figure 5 is a measurement there and simulated here. Results go into one folder for each figure,
+and are taken over if they are there already.
+
+Examples:
+  laxity sim reproduce mfs --figure 10
+  laxity sim reproduce mfs --figure all --out mfs --jobs 8 --seeds 5
+  laxity sim reproduce mfs --figure 13,14 --set cluster.servers=256";
+
+/// Arguments of `laxity sim run`.
+#[derive(Args)]
+pub(crate) struct RunArgs {
+    /// A built-in plan's name, or the path of a TOML file
+    #[arg(value_name = "PLAN")]
+    plan: String,
+    #[command(flatten)]
+    changes: Changes,
+    #[command(flatten)]
+    execution: Execution,
+    #[command(flatten)]
+    keeping: Keeping,
+    #[command(flatten)]
+    destinations: Destinations,
+}
+
+/// Arguments of `laxity sim sweep`.
+#[derive(Args)]
+pub(crate) struct SweepArgs {
+    /// A plan to start from; without it, the defaults of every field
+    #[arg(value_name = "PLAN")]
+    plan: Option<String>,
+    #[command(flatten)]
+    changes: Changes,
+    #[command(flatten)]
+    execution: Execution,
+    #[command(flatten)]
+    keeping: Keeping,
+    #[command(flatten)]
+    destinations: Destinations,
+}
+
+/// Papers whose figures can be repeated.
+#[derive(Clone, Copy, ValueEnum)]
+enum Paper {
+    /// Multi-stage flow scheduling for LLM serving
+    Mfs,
+}
+
+/// Arguments of `laxity sim reproduce`.
+#[derive(Args)]
+pub(crate) struct ReproduceArgs {
+    /// Which paper
+    #[arg(value_name = "PAPER")]
+    paper: Paper,
+    /// Which figures: 5, 10, 11, 12, 13, 14, or all
+    #[arg(
+        long,
+        value_name = "N,…|all",
+        value_delimiter = ',',
+        default_value = "all"
+    )]
+    figure: Vec<String>,
+    #[command(flatten)]
+    changes: Changes,
+    #[command(flatten)]
+    execution: Execution,
+    /// Folder of the results; each figure has one inside
+    #[arg(long, value_name = "DIR", default_value = "laxity-mfs")]
+    out: PathBuf,
+}
+
+/// Arguments of `laxity sim plans`.
+#[derive(Args)]
+pub(crate) struct PlansArgs {
+    /// Print this plan, as a start for one of your own; without it, list all
+    #[arg(value_name = "NAME")]
+    show: Option<String>,
+}
+
+/// Arguments of `laxity sim page`.
+#[derive(Args)]
+pub(crate) struct PageArgs {
+    /// A folder that a run was given as --out
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+    #[command(flatten)]
+    destinations: Destinations,
+}
+
+/// The simulation of one scenario.
+pub(crate) fn simulate(_scenario: &Scenario) -> Result<Outcome, String> {
+    Err("this build holds no simulation".into())
+}
+
+/// Runs a command; `simulate` is what each run of a plan is.
+pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCode> {
+    match command {
+        SimCommand::Run(args) => {
+            let mut plan = Plan::load(&args.plan)?;
+            args.changes.apply(&mut plan)?;
+            execute(
+                &plan,
+                simulate,
+                &args.execution,
+                &args.keeping,
+                &args.destinations,
+            )
+        }
+        SimCommand::Sweep(args) => {
+            let mut plan = match &args.plan {
+                Some(name) => Plan::load(name)?,
+                None => Plan::empty("sweep", "Sweep"),
+            };
+            args.changes.apply(&mut plan)?;
+            if plan.axes.is_empty() {
+                bail!("nothing to vary: give --axis FIELD=VALUE,VALUE,…");
+            }
+            execute(
+                &plan,
+                simulate,
+                &args.execution,
+                &args.keeping,
+                &args.destinations,
+            )
+        }
+        SimCommand::Reproduce(args) => reproduce(&args, simulate),
+        SimCommand::Plans(args) => plans(&args).map(|()| ExitCode::SUCCESS),
+        SimCommand::Page(args) => page(&args),
+    }
+}
+
+/// Runs a plan and puts what came of it where it is wanted.
+fn execute(
+    plan: &Plan,
+    simulate: &Simulate<'_>,
+    execution: &Execution,
+    keeping: &Keeping,
+    destinations: &Destinations,
+) -> Result<ExitCode> {
+    if execution.show_plan {
+        return put(plan.to_toml().as_bytes()).map(|()| ExitCode::SUCCESS);
+    }
+    // Before the hours are spent: does every point make sense, and can the results be written?
+    plan.jobs()?;
+    destinations.check()?;
+    let out = keeping.out.as_deref();
+    let folder = out.map(Folder::at);
+    if let Some(folder) = &folder {
+        folder.begin(plan)?;
+    }
+    let report = run::run(plan, simulate, &execution.options(out))?;
+    if let Some(folder) = &folder {
+        folder.finish(&report)?;
+        folder.note_timing(&report)?;
+    }
+    destinations.write(&report, keeping.timing)?;
+    eprintln!("{}", report.timing);
+    Ok(exit_code(report.is_whole()))
+}
+
+fn exit_code(whole: bool) -> ExitCode {
+    if whole {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn reproduce(args: &ReproduceArgs, simulate: &Simulate<'_>) -> Result<ExitCode> {
+    let Paper::Mfs = args.paper;
+    let mut chosen: Vec<Figure> = Vec::new();
+    for wanted in &args.figure {
+        let found: Vec<Figure> = FIGURES
+            .iter()
+            .filter(|figure| wanted == "all" || figure.number == wanted)
+            .copied()
+            .collect();
+        if found.is_empty() {
+            let known: Vec<&str> = FIGURES.iter().map(|figure| figure.number).collect();
+            bail!(
+                "figure {wanted} of MFS is not simulated; those that are: {}, or all",
+                known.join(", ")
+            );
+        }
+        chosen.extend(found);
+    }
+    let mut plans = Vec::new();
+    for figure in chosen {
+        let mut plan = Plan::load(figure.plan)?;
+        args.changes.apply(&mut plan)?;
+        plan.jobs()?;
+        plans.push(plan);
+    }
+    let mut whole = true;
+    for plan in &plans {
+        if args.execution.show_plan {
+            put(plan.to_toml().as_bytes())?;
+            continue;
+        }
+        let path = args.out.join(&plan.name);
+        let folder = Folder::at(&path);
+        folder.begin(plan)?;
+        let report = run::run(plan, simulate, &args.execution.options(Some(&path)))?;
+        folder.finish(&report)?;
+        folder.note_timing(&report)?;
+        say(table::table(&report))?;
+        say(format!("page: {}\n", folder.page().display()))?;
+        eprintln!("{}", report.timing);
+        whole &= report.is_whole();
+    }
+    Ok(exit_code(whole))
+}
+
+fn plans(args: &PlansArgs) -> Result<()> {
+    let Some(name) = &args.show else {
+        let mut rows = host::table(&["plan", "runs", "question"]);
+        for found in built_in().iter().filter(|plan| !plan.is_part) {
+            let plan = Plan::load(found.name)?;
+            let runs = plan.points().len() * plan.variants.len() * plan.seeds.len();
+            rows.add_row([plan.name, runs.to_string(), plan.question]);
+        }
+        return say(&rows);
+    };
+    match built_in().iter().find(|plan| plan.name == name) {
+        Some(plan) => put(plan.text.as_bytes()),
+        // Says which there are.
+        None => Plan::load(name)
+            .map_err(Into::into)
+            .and_then(|plan| put(plan.to_toml().as_bytes())),
+    }
+}
+
+fn page(args: &PageArgs) -> Result<ExitCode> {
+    let folder = Folder::at(&args.folder);
+    let plan = folder.plan()?;
+    let report = run::collect(&plan, &args.folder)?;
+    if args.destinations.is_empty() {
+        folder.finish(&report)?;
+        say(table::table(&report))?;
+        say(format!("page: {}", folder.page().display()))?;
+    } else {
+        args.destinations.check()?;
+        args.destinations.write(&report, false)?;
+    }
+    Ok(exit_code(report.is_whole()))
+}
+
+#[cfg(test)]
+mod tests;

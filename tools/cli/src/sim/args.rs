@@ -1,0 +1,99 @@
+//! Flags that the simulator's commands have in common: what is changed in a plan, and how it is run.
+
+use std::io::{self, IsTerminal};
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use clap::Args;
+use laxity_sim::plan::Plan;
+use laxity_sim::run::Options;
+
+/// What is changed in a plan.
+#[derive(Args, Debug, Default)]
+pub(super) struct Changes {
+    /// Set a field of every point; what a plan varies there is not varied then
+    #[arg(long, value_name = "FIELD=VALUE")]
+    set: Vec<String>,
+    /// Vary a field; takes the place of the plan's axis over that field
+    #[arg(long, value_name = "FIELD=VALUE,…")]
+    axis: Vec<String>,
+    /// Compare these policies instead of the plan's variants
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    policies: Vec<String>,
+    /// Leave out all variants of the plan but these
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "NAME,…",
+        conflicts_with = "policies"
+    )]
+    only: Vec<String>,
+    /// Run every point with this many seeds: 1, 2, …
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    seeds: Option<u64>,
+    /// Run every point with this seed alone
+    #[arg(long, value_name = "S", conflicts_with = "seeds", value_parser = clap::value_parser!(u64).range(..1 << 62))]
+    seed: Option<u64>,
+}
+
+impl Changes {
+    pub(super) fn apply(&self, plan: &mut Plan) -> Result<()> {
+        if !self.policies.is_empty() {
+            plan.compare(&self.policies)?;
+        }
+        for axis in &self.axis {
+            plan.vary(axis)?;
+        }
+        for assignment in &self.set {
+            plan.set(assignment)?;
+        }
+        if !self.only.is_empty() {
+            plan.only(&self.only)?;
+        }
+        if let Some(count) = self.seeds {
+            plan.seeds = (1..=count).collect();
+        }
+        if let Some(seed) = self.seed {
+            plan.seeds = vec![seed];
+        }
+        Ok(())
+    }
+}
+
+/// How a plan is run.
+#[derive(Args, Debug, Default)]
+pub(super) struct Execution {
+    /// Threads; by default as many as there are processors
+    #[arg(long, short, value_name = "N")]
+    jobs: Option<NonZeroUsize>,
+    /// Print the plan as it would run, with all that it inherits, and stop
+    #[arg(long)]
+    pub(super) show_plan: bool,
+    /// Show no progress
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+impl Execution {
+    /// With results kept in `out`.
+    pub(super) fn options<'a>(&self, out: Option<&'a Path>) -> Options<'a> {
+        let default = Options::default();
+        Options {
+            jobs: self.jobs.unwrap_or(default.jobs),
+            out,
+            progress: !self.quiet && io::stderr().is_terminal(),
+        }
+    }
+}
+
+/// What is kept of a run, and with what.
+#[derive(Args, Debug, Default)]
+pub(super) struct Keeping {
+    /// Keep results in this folder, and take over those that are there already
+    #[arg(long, value_name = "DIR")]
+    pub(super) out: Option<PathBuf>,
+    /// Put what the machine took into --json and --html, too
+    #[arg(long)]
+    pub(super) timing: bool,
+}

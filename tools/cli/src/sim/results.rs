@@ -1,0 +1,134 @@
+//! Where a report goes: standard output, files, and a folder of results.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use laxity_sim::plan::Plan;
+use laxity_sim::report::{Report, csv, json, page, table};
+
+use crate::output::{self, put, say};
+
+/// Files that a report is written to.
+#[derive(Args, Debug, Default)]
+pub(super) struct Destinations {
+    /// Write the report as JSON; `-` is standard output, and then nothing else goes there
+    #[arg(long, value_name = "FILE|-")]
+    json: Option<PathBuf>,
+    /// Write one row for each run as CSV; `-` is standard output
+    #[arg(long, value_name = "FILE|-")]
+    csv: Option<PathBuf>,
+    /// Write the report as one self-contained HTML page; `-` is standard output
+    #[arg(long, value_name = "FILE|-")]
+    html: Option<PathBuf>,
+}
+
+impl Destinations {
+    fn all(&self) -> impl Iterator<Item = &Path> {
+        [&self.json, &self.csv, &self.html]
+            .into_iter()
+            .filter_map(|path| path.as_deref())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.all().next().is_none()
+    }
+
+    /// Whether all of them can be written later.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.all().filter(|path| is_stdout(path)).count() > 1 {
+            bail!("only one of --json, --csv and --html can go to standard output");
+        }
+        self.all()
+            .filter(|path| !is_stdout(path))
+            .try_for_each(output::check)
+    }
+
+    /// Writes the report to all of them, and its table to standard output, or to standard error if
+    /// that is taken.
+    pub(super) fn write(&self, report: &Report, timing: bool) -> Result<()> {
+        let table = table::table(report);
+        if self.all().any(is_stdout) {
+            eprintln!("{table}");
+        } else {
+            say(&table)?;
+        }
+        for (what, path) in [
+            ("data", &self.json),
+            ("rows", &self.csv),
+            ("page", &self.html),
+        ] {
+            let Some(path) = path else { continue };
+            let text = match what {
+                "data" => json::json(report, timing),
+                "rows" => csv::csv(report),
+                _ => page::page(report, timing),
+            };
+            if is_stdout(path) {
+                put(text.as_bytes())?;
+                continue;
+            }
+            output::replace(path, text.as_bytes())?;
+            if !self.all().any(is_stdout) {
+                let shown = path.canonicalize().unwrap_or_else(|_| path.clone());
+                say(format!("{what}: {}", shown.display()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_stdout(path: &Path) -> bool {
+    path.as_os_str() == "-"
+}
+
+/// A folder of results. The journal in it is the runner's.
+#[derive(Debug)]
+pub(super) struct Folder<'a>(&'a Path);
+
+impl<'a> Folder<'a> {
+    pub(super) fn at(path: &'a Path) -> Self {
+        Self(path)
+    }
+
+    pub(super) fn page(&self) -> PathBuf {
+        self.0.join("page.html")
+    }
+
+    /// Notes which plan is run, so that its results can be shown also if it is cut off.
+    pub(super) fn begin(&self, plan: &Plan) -> Result<()> {
+        fs::create_dir_all(self.0).with_context(|| format!("cannot make {}", self.0.display()))?;
+        let text = format!(
+            "# As it was run, with all that it inherited. Relative paths in it are from where that was.\n{}",
+            plan.to_toml()
+        );
+        output::replace(&self.0.join("plan.toml"), text.as_bytes())
+    }
+
+    /// The plan that was run last.
+    pub(super) fn plan(&self) -> Result<Plan> {
+        let path = self.0.join("plan.toml");
+        if !path.is_file() {
+            bail!(
+                "{} holds no results: there is no plan.toml in it",
+                self.0.display()
+            );
+        }
+        Ok(Plan::load(&path.display().to_string())?)
+    }
+
+    /// Writes the report in all its forms.
+    pub(super) fn finish(&self, report: &Report) -> Result<()> {
+        let write = |name: &str, text: String| output::replace(&self.0.join(name), text.as_bytes());
+        write("report.json", json::json(report, false))?;
+        write("runs.csv", csv::csv(report))?;
+        write("page.html", page::page(report, false))
+    }
+
+    /// Writes what it took, apart from the rest.
+    pub(super) fn note_timing(&self, report: &Report) -> Result<()> {
+        let text = serde_json::to_string_pretty(&report.timing).context("cannot write timing")?;
+        output::replace(&self.0.join("timing.json"), text.as_bytes())
+    }
+}

@@ -1,0 +1,202 @@
+//! The commands of the simulator, with a simulation in closed form.
+
+use std::fs;
+use std::path::Path;
+
+use clap::Parser;
+use laxity_sim::outcome::Distribution;
+
+use super::*;
+use crate::{Cli, Command};
+
+/// Half of what is asked beyond one request per second and GPU is late.
+fn fake(scenario: &Scenario) -> Result<Outcome, String> {
+    let rate = scenario.workload.rate_per_gpu;
+    if rate > 50.0 {
+        return Err("too fast".into());
+    }
+    Ok(Outcome {
+        requests: 100,
+        attainment: 1.0 / rate.max(1.0),
+        ttft_ms: Distribution::of(vec![100.0 * rate, 200.0 * rate]),
+        events: 1000,
+        ..Outcome::default()
+    })
+}
+
+fn laxity(line: &[&str]) -> Result<ExitCode> {
+    let line = ["laxity", "sim"].iter().chain(line);
+    match Cli::try_parse_from(line).map(|cli| cli.command) {
+        Ok(Command::Sim(command)) => run(command, &fake),
+        Ok(_) => unreachable!("the line begins with `sim`"),
+        Err(error) => bail!("{error}"),
+    }
+}
+
+fn shown(code: &Result<ExitCode>) -> String {
+    format!("{code:?}")
+}
+
+/// A folder, and the path of a file in it.
+fn place(name: &str) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join(name).display().to_string();
+    (folder, path)
+}
+
+#[test]
+fn a_run_leaves_its_report_in_files_and_a_folder_that_can_be_shown_again() {
+    let (folder, out) = place("out");
+    let json = folder.path().join("r.json");
+    let run = [
+        "run",
+        "smoke",
+        "--quiet",
+        "--seeds",
+        "3",
+        "--out",
+        &out,
+        "--json",
+        &json.display().to_string(),
+    ];
+    let code = laxity(&run);
+    assert_eq!(shown(&code), shown(&Ok(ExitCode::SUCCESS)));
+    let text = fs::read_to_string(&json).expect("a report");
+    let value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(value["runs"].as_array().expect("a list").len(), 2 * 3 * 3);
+    let inside = |name: &str| fs::read_to_string(Path::new(&out).join(name)).expect(name);
+    assert_eq!(inside("report.json"), text, "no timing in it");
+    assert!(inside("timing.json").contains("events_per_s"));
+    assert_eq!(inside("runs.csv").lines().count(), 1 + 18);
+    assert!(inside("page.html").contains("Smoke"));
+    assert_eq!(inside("results.jsonl").lines().count(), 18);
+    // Cut off, and shown all the same.
+    let journal = Path::new(&out).join("results.jsonl");
+    let half: String = inside("results.jsonl")
+        .lines()
+        .take(9)
+        .map(|l| format!("{l}\n"))
+        .collect();
+    fs::write(&journal, half).expect("written");
+    let code = laxity(&["page", &out]);
+    assert_eq!(
+        shown(&code),
+        shown(&Ok(ExitCode::FAILURE)),
+        "it is not whole"
+    );
+    assert!(inside("page.html").contains("9 runs of this plan have not been run"));
+    // And taken up again.
+    laxity(&run).expect("it runs");
+    assert_eq!(inside("report.json"), text);
+    let (_folder, html) = place("again.html");
+    laxity(&["page", &out, "--html", &html]).expect("it is whole");
+    assert_eq!(
+        fs::read_to_string(html).expect("a page"),
+        inside("page.html")
+    );
+}
+
+#[test]
+fn a_run_that_fails_ends_with_a_code_of_its_own() {
+    let code = laxity(&["run", "smoke", "-q", "--axis", "workload.rate_per_gpu=1,99"]);
+    assert_eq!(shown(&code), shown(&Ok(ExitCode::FAILURE)));
+}
+
+#[test]
+fn a_sweep_needs_an_axis_and_takes_policies() {
+    let error = laxity(&["sweep", "--policies", "mfs"]).expect_err("no axis");
+    assert!(error.to_string().contains("--axis"), "{error}");
+    let (_folder, csv) = place("runs.csv");
+    laxity(&[
+        "sweep",
+        "-q",
+        "--axis",
+        "workload.rate_per_gpu=0.5,2",
+        "--axis",
+        "cluster.nic_gbps=50,100",
+        "--policies",
+        "mfs,laxity",
+        "--seed",
+        "7",
+        "--set",
+        "cluster.servers=16",
+        "--csv",
+        &csv,
+    ])
+    .expect("it runs");
+    let rows = fs::read_to_string(csv).expect("rows");
+    assert_eq!(rows.lines().count(), 1 + 8);
+    assert!(
+        rows.lines()
+            .nth(1)
+            .expect("a row")
+            .starts_with("0.5,50,mfs,7,"),
+        "{rows}"
+    );
+}
+
+#[test]
+fn figures_go_into_folders_of_their_own() {
+    let (_folder, out) = place("mfs");
+    laxity(&[
+        "reproduce",
+        "mfs",
+        "-q",
+        "--figure",
+        "13,14",
+        "--seeds",
+        "1",
+        "--out",
+        &out,
+    ])
+    .expect("it runs");
+    for plan in ["mfs-figure-13", "mfs-figure-14"] {
+        let page = Path::new(&out).join(plan).join("page.html");
+        assert!(
+            fs::read_to_string(page)
+                .expect("a page")
+                .contains("Beside the paper")
+        );
+    }
+    let again = Path::new(&out).join("mfs-figure-13");
+    laxity(&["page", &again.display().to_string()]).expect("it is whole");
+    let page = fs::read_to_string(again.join("page.html")).expect("a page");
+    assert!(
+        page.contains("Beside the paper"),
+        "the plan is still known as the figure's"
+    );
+    let error = laxity(&["reproduce", "mfs", "--figure", "9"]).expect_err("a testbed's");
+    assert!(error.to_string().contains("5, 10, 11"), "{error}");
+}
+
+#[test]
+fn mistakes_are_found_before_anything_runs() {
+    let error = |line: &[&str]| laxity(line).expect_err("a mistake").to_string();
+    assert!(error(&["run", "smok"]).contains("built-in plan; those are smoke"));
+    assert!(
+        error(&["run", "smoke", "--set", "model.tp=3"]).contains("--set: model.tp: groups of 3")
+    );
+    assert!(error(&["run", "smoke", "--only", "sjf"]).contains("there are fair, mfs, laxity"));
+    assert!(error(&["run", "smoke", "--json", "-", "--csv", "-"]).contains("only one of"));
+    assert!(error(&["run", "smoke", "--html", "/nowhere/page.html"]).contains("cannot write"));
+    assert!(error(&["page", "/nowhere"]).contains("holds no results"));
+    assert!(
+        error(&["run", "smoke", "--only", "mfs", "--policies", "mfs"]).contains("cannot be used")
+    );
+}
+
+#[test]
+fn plans_are_listed_and_printed() {
+    laxity(&["plans"]).expect("a list");
+    laxity(&["plans", "nic-rates"]).expect("a plan");
+    laxity(&["plans", "mfs-common"]).expect("also what others inherit from");
+    laxity(&[
+        "run",
+        "mfs-figure-11",
+        "--show-plan",
+        "--set",
+        "cluster.servers=256",
+    ])
+    .expect("shown");
+    laxity(&["plans", "nothing"]).expect_err("no plan");
+}

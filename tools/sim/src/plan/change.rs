@@ -1,0 +1,157 @@
+//! Changes to a plan from the command line: settings, axes, seeds, and which variants run.
+
+use laxity_policy::PolicyKind;
+use toml::Value;
+
+use super::place::{Place, PlanError};
+use super::setting::{Setting, typed};
+use super::{Axis, Choice, KIND, Plan, Variant, label};
+
+impl Plan {
+    /// Sets a field everywhere: `field=value`. An axis over the field goes away, and so does what
+    /// an axis' settings say about it.
+    ///
+    /// # Errors
+    /// No such field, or no such value; or the field is what tells the variants apart.
+    pub fn set(&mut self, assignment: &str) -> Result<(), PlanError> {
+        let place = Place::whole("--set");
+        let (field, value) = split(&place, assignment, "FIELD=VALUE")?;
+        let setting = Setting {
+            field: field.to_owned(),
+            value: typed(value),
+            place: place.clone(),
+        };
+        setting.check(&place)?;
+        let in_variant = |v: &Variant| v.settings.iter().any(|s| s.field == field);
+        if field == KIND || self.variants.iter().all(in_variant) {
+            return Err(PlanError::new(
+                &place,
+                field,
+                "is what variants differ in; choose them with --only or --policies",
+            ));
+        }
+        self.axes
+            .retain(|axis| axis.field.as_deref() != Some(field));
+        for choice in self.axes.iter_mut().flat_map(|axis| &mut axis.values) {
+            choice.settings.retain(|s| s.field != field);
+        }
+        self.base.insert(field.to_owned(), setting);
+        Ok(())
+    }
+
+    /// Adds an axis, `field=value,value,…`, in the place of one over the same field if there is
+    /// one.
+    ///
+    /// # Errors
+    /// No such field, or no such value.
+    pub fn vary(&mut self, axis: &str) -> Result<(), PlanError> {
+        let place = Place::whole("--axis");
+        let (field, values) = split(&place, axis, "FIELD=VALUE,VALUE,…")?;
+        let mut choices: Vec<Choice> = Vec::new();
+        for value in list(values) {
+            let setting = Setting {
+                field: field.to_owned(),
+                value,
+                place: place.clone(),
+            };
+            setting.check(&place)?;
+            let choice = Choice::of(setting);
+            if choices.iter().any(|c| c.name == choice.name) {
+                return Err(PlanError::new(
+                    &place,
+                    field,
+                    format!("{} is there twice", choice.name),
+                ));
+            }
+            choices.push(choice);
+        }
+        let new = Axis {
+            label: label::of(field).to_owned(),
+            field: Some(field.to_owned()),
+            values: choices,
+        };
+        match self
+            .axes
+            .iter_mut()
+            .find(|axis| axis.field.as_deref() == Some(field))
+        {
+            Some(old) => *old = new,
+            None => self.axes.push(new),
+        }
+        if self.x().is_some_and(|x| self.axes[x].is(field)) {
+            self.plot.at = None;
+        }
+        self.check_axes()
+    }
+
+    /// Compares these policies instead of the plan's variants.
+    ///
+    /// # Errors
+    /// A name that is no policy.
+    pub fn compare(&mut self, policies: &[String]) -> Result<(), PlanError> {
+        let place = Place::whole("--policies");
+        let mut variants: Vec<Variant> = Vec::new();
+        for name in policies {
+            let kind: PolicyKind = name
+                .parse()
+                .map_err(|error| PlanError::new(&place, "", format!("{error}")))?;
+            if variants.iter().any(|v| v.name == kind.name()) {
+                return Err(PlanError::new(&place, "", format!("{name} is there twice")));
+            }
+            variants.push(Variant {
+                name: kind.name().to_owned(),
+                settings: vec![Setting {
+                    field: KIND.to_owned(),
+                    value: Value::String(kind.name().to_owned()),
+                    place: place.clone(),
+                }],
+            });
+        }
+        self.variants = variants;
+        Ok(())
+    }
+
+    /// Leaves out all variants but these.
+    ///
+    /// # Errors
+    /// A name that is no variant.
+    pub fn only(&mut self, names: &[String]) -> Result<(), PlanError> {
+        for name in names {
+            if !self.variants.iter().any(|v| v.name == *name) {
+                let known: Vec<&str> = self.variants.iter().map(|v| v.name.as_str()).collect();
+                return Err(PlanError::new(
+                    &Place::whole("--only"),
+                    "",
+                    format!("no variant `{name}`; there are {}", known.join(", ")),
+                ));
+            }
+        }
+        self.variants.retain(|v| names.contains(&v.name));
+        Ok(())
+    }
+}
+
+fn split<'a>(
+    place: &Place,
+    assignment: &'a str,
+    form: &str,
+) -> Result<(&'a str, &'a str), PlanError> {
+    match assignment.split_once('=') {
+        Some((field, value)) if !field.trim().is_empty() && !value.trim().is_empty() => {
+            Ok((field.trim(), value))
+        }
+        _ => Err(PlanError::new(
+            place,
+            "",
+            format!("expected {form}, found `{assignment}`"),
+        )),
+    }
+}
+
+/// Values as they are typed: the inside of a TOML list, or words.
+fn list(text: &str) -> Vec<Value> {
+    match format!("[{text}]").parse::<Value>() {
+        Ok(Value::Array(values)) => values,
+        _ => text.split(',').map(typed).collect(),
+    }
+}

@@ -1,0 +1,165 @@
+//! Where in a plan something stands, and what is wrong with it there.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A place in a plan file, or a flag of the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The file, `built-in plan NAME`, or the flag.
+    pub file: Arc<str>,
+    /// Line, from 1; 0 where there are no lines.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+    /// The line itself.
+    text: Arc<str>,
+}
+
+impl Place {
+    /// The whole of a file, or a flag.
+    #[must_use]
+    pub fn whole(file: &str) -> Self {
+        Self {
+            file: file.into(),
+            line: 0,
+            column: 0,
+            text: "".into(),
+        }
+    }
+}
+
+/// Turns byte ranges of one file's text into places.
+#[derive(Clone, Debug)]
+pub(super) struct Places<'a> {
+    file: Arc<str>,
+    text: &'a str,
+}
+
+impl<'a> Places<'a> {
+    pub(super) fn of(file: &str, text: &'a str) -> Self {
+        Self {
+            file: file.into(),
+            text,
+        }
+    }
+
+    pub(super) fn whole(&self) -> Place {
+        Place {
+            file: Arc::clone(&self.file),
+            line: 0,
+            column: 0,
+            text: "".into(),
+        }
+    }
+
+    pub(super) fn at(&self, span: &Range<usize>) -> Place {
+        let before = self.text.get(..span.start).unwrap_or(self.text);
+        let start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        Place {
+            file: Arc::clone(&self.file),
+            line: before.matches('\n').count() + 1,
+            column: before[start..].chars().count() + 1,
+            text: self.text[start..].lines().next().unwrap_or("").into(),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => write!(f, "{}", self.file),
+            line => write!(f, "{}:{line}:{}", self.file, self.column),
+        }
+    }
+}
+
+/// What is wrong with a plan: where, which field, and what was expected. Show it to whoever wrote
+/// the plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanError {
+    /// Where the field stands.
+    pub place: Place,
+    /// The field, `workload.rate_per_gpu`; empty if it is about the file.
+    pub field: String,
+    /// What is wrong, and what was expected.
+    pub problem: String,
+    /// Under which values of the axes and for which variant, if it depends on them.
+    pub point: String,
+}
+
+impl PlanError {
+    pub(super) fn new(place: &Place, field: &str, problem: impl Into<String>) -> Self {
+        Self {
+            place: place.clone(),
+            field: field.to_owned(),
+            problem: problem.into(),
+            point: String::new(),
+        }
+    }
+
+    /// About a file as a whole.
+    pub(super) fn file(path: &Path, problem: impl Into<String>) -> Self {
+        Self::new(&Place::whole(&path.display().to_string()), "", problem)
+    }
+}
+
+impl fmt::Display for PlanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.place)?;
+        if !self.field.is_empty() {
+            write!(f, "{}: ", self.field)?;
+        }
+        write!(f, "{}", self.problem)?;
+        if !self.point.is_empty() {
+            write!(f, " (with {})", self.point)?;
+        }
+        if !self.place.text.is_empty() {
+            let margin = self.place.line.to_string();
+            // Tabs stay tabs, so that the mark stands below what it marks.
+            let indent: String = self
+                .place
+                .text
+                .chars()
+                .take(self.place.column - 1)
+                .map(|c| if c == '\t' { '\t' } else { ' ' })
+                .collect();
+            write!(
+                f,
+                "\n  {margin} | {}\n  {:width$} | {indent}^",
+                self.place.text,
+                "",
+                width = margin.len()
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for PlanError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_counts_lines_and_characters_and_shows_the_line() {
+        let text = "a = 1\nβ = \"é\" # x\nc = 2\n";
+        let start = text.find("# x").expect("it is there");
+        let place = Places::of("f.toml", text).at(&(start..start + 1));
+        assert_eq!((place.line, place.column), (2, 9));
+        let shown = PlanError::new(&place, "β", "is odd").to_string();
+        assert_eq!(
+            shown,
+            "f.toml:2:9: β: is odd\n  2 | β = \"é\" # x\n    |         ^"
+        );
+    }
+
+    #[test]
+    fn a_flag_has_no_line() {
+        let error = PlanError::new(&Place::whole("--set"), "model.tp", "3 is odd");
+        assert_eq!(error.to_string(), "--set: model.tp: 3 is odd");
+    }
+}

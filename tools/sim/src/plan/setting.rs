@@ -1,0 +1,205 @@
+//! One field of a scenario, set to a value: what a plan's base, axes, variants and `--set` consist of.
+//!
+//! Each setting is checked by itself as soon as it is read, so that the error can point at it: a
+//! scenario with only that field set must deserialise.
+
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use super::place::{Place, PlanError};
+use crate::scenario::Scenario;
+
+/// A field and what it is set to.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// The field, groups first: `workload.rate_per_gpu`.
+    pub field: String,
+    /// Its value.
+    pub value: Value,
+    /// Where that is said.
+    pub place: Place,
+}
+
+/// A scenario in which every field has a value, also those that are left out by default.
+static EVERY_FIELD: LazyLock<Table> = LazyLock::new(|| {
+    let mut scenario = Scenario::default();
+    scenario.workload.file = Some("file".into());
+    Table::try_from(scenario).expect("a scenario is a TOML table")
+});
+
+/// What settings are laid over.
+pub(super) static DEFAULTS: LazyLock<Table> =
+    LazyLock::new(|| Table::try_from(Scenario::default()).expect("a scenario is a TOML table"));
+
+impl Setting {
+    /// Checks that the field exists and that the value is of its type.
+    ///
+    /// # Errors
+    /// What is wrong; the place is `key` if it is the field's name.
+    pub(super) fn check(&self, key: &Place) -> Result<(), PlanError> {
+        self.check_name(key)?;
+        let mut tree = DEFAULTS.clone();
+        self.apply(&mut tree);
+        scenario_of(tree)
+            .map(drop)
+            .map_err(|problem| PlanError::new(&self.place, &self.field, problem))
+    }
+
+    fn check_name(&self, key: &Place) -> Result<(), PlanError> {
+        if self.field == "seed" {
+            return Err(PlanError::new(
+                key,
+                &self.field,
+                "seeds are said by `seeds`, not as a setting",
+            ));
+        }
+        let (mut group, mut group_name) = (&*EVERY_FIELD, String::new());
+        let mut parts = self.field.split('.').peekable();
+        while let Some(part) = parts.next() {
+            match (group.get(part), parts.peek()) {
+                (Some(Value::Table(inner)), Some(_)) => {
+                    group = inner;
+                    if !group_name.is_empty() {
+                        group_name.push('.');
+                    }
+                    group_name.push_str(part);
+                }
+                (Some(Value::Table(inner)), None) => {
+                    return Err(PlanError::new(
+                        key,
+                        &self.field,
+                        format!("is a group, not a field; it has {}", names(inner)),
+                    ));
+                }
+                (Some(_), None) => return Ok(()),
+                (Some(_), Some(_)) | (None, _) => {
+                    return Err(PlanError::new(
+                        key,
+                        &self.field,
+                        unknown(&self.field, group, &group_name),
+                    ));
+                }
+            }
+        }
+        unreachable!("splitting gives at least one part")
+    }
+
+    /// Lays the setting over a scenario's tree. The name has been checked.
+    pub(super) fn apply(&self, tree: &mut Table) {
+        let mut group = tree;
+        let mut parts = self.field.split('.').peekable();
+        while let Some(part) = parts.next() {
+            if parts.peek().is_none() {
+                group.insert(part.to_owned(), self.value.clone());
+                return;
+            }
+            let Some(Value::Table(inner)) = group.get_mut(part) else {
+                unreachable!("the name has been checked");
+            };
+            group = inner;
+        }
+    }
+}
+
+/// The scenario that a tree stands for, or what is wrong with it.
+pub(super) fn scenario_of(tree: Table) -> Result<Scenario, String> {
+    Scenario::deserialize(Value::Table(tree)).map_err(|error| error.message().to_owned())
+}
+
+fn names(group: &Table) -> String {
+    let names: Vec<&str> = group
+        .keys()
+        .map(String::as_str)
+        .filter(|&name| name != "seed")
+        .collect();
+    names.join(", ")
+}
+
+/// Says what there is instead of a field that does not exist.
+fn unknown(field: &str, group: &Table, group_name: &str) -> String {
+    let last = field.rsplit('.').next().unwrap_or(field);
+    for (name, inner) in EVERY_FIELD.iter() {
+        if inner.as_table().is_some_and(|t| t.contains_key(last)) {
+            return format!("no such field; did you mean `{name}.{last}`?");
+        }
+    }
+    match group_name {
+        "" => format!("no such field; the groups are {}", names(group)),
+        name => format!("no such field; `{name}` has {}", names(group)),
+    }
+}
+
+/// A value as names and messages show it: strings without quotes.
+#[must_use]
+pub fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(values) => {
+            let inner: Vec<String> = values.iter().map(shown).collect();
+            format!("[{}]", inner.join(", "))
+        }
+        Value::Float(number) => number.to_string(),
+        other => other.to_string(),
+    }
+}
+
+/// A value as it is typed after `--set field=`: TOML, or a bare word.
+pub(super) fn typed(text: &str) -> Value {
+    text.trim()
+        .parse::<Value>()
+        .unwrap_or_else(|_| Value::String(text.trim().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(field: &str, value: impl Into<Value>) -> Result<(), String> {
+        let place = Place::whole("t");
+        Setting {
+            field: field.to_owned(),
+            value: value.into(),
+            place: place.clone(),
+        }
+        .check(&place)
+        .map_err(|error| error.problem)
+    }
+
+    #[test]
+    fn a_field_must_exist_and_its_value_be_of_its_type() {
+        check("workload.rate_per_gpu", 1).expect("an integer is a number");
+        check("workload.file", "trace.jsonl").expect("a field without a default");
+        check("policy.without", vec!["red"]).expect("a list");
+        let problem = check("workload.rate", 1.0).expect_err("no such field");
+        assert!(problem.contains("`workload` has"), "{problem}");
+        assert!(problem.contains("rate_per_gpu"), "{problem}");
+        let problem = check("rate_per_gpu", 1.0).expect_err("no group");
+        assert!(
+            problem.contains("`workload.rate_per_gpu`"),
+            "the group is guessed: {problem}"
+        );
+        let problem = check("cluster", 1).expect_err("a group");
+        assert!(problem.contains("is a group"), "{problem}");
+        let problem = check("cluster.servers", "many").expect_err("no number");
+        assert!(problem.contains("expected u32"), "{problem}");
+        let problem = check("cluster.spreading", "odd").expect_err("no such name");
+        assert!(problem.contains("`ecmp`"), "{problem}");
+        let problem = check("policy.kind", "best").expect_err("no such policy");
+        assert!(problem.contains("known are fair"), "{problem}");
+        let problem = check("policy.levels", 300).expect_err("out of range");
+        assert!(problem.contains("300"), "{problem}");
+        check("seed", 3).expect_err("seeds are not set");
+        check("cluster.servers.more", 3).expect_err("not a group");
+    }
+
+    #[test]
+    fn a_typed_value_is_toml_or_a_word() {
+        assert_eq!(typed("0.5"), Value::Float(0.5));
+        assert_eq!(typed("[1, 2]"), Value::from(vec![1, 2]));
+        assert_eq!(typed(" mfs "), Value::from("mfs"));
+        assert_eq!(typed("\"a b\""), Value::from("a b"));
+        assert_eq!(typed("true"), Value::from(true));
+    }
+}

@@ -1,0 +1,443 @@
+//! What plans may say, and what is said to whoever wrote something else.
+
+use super::*;
+
+fn parse(text: &str) -> Result<Plan, PlanError> {
+    Plan::parse("p", "p.toml", text)
+}
+
+/// Where the mistake in a text is, in which field, and what is said.
+fn mistake(text: &str) -> (usize, usize, String, String) {
+    let error = parse(text)
+        .and_then(|plan| plan.jobs().map(drop))
+        .expect_err("a mistake");
+    assert_eq!(&*error.place.file, "p.toml", "{error}");
+    (
+        error.place.line,
+        error.place.column,
+        error.field.clone(),
+        error.to_string(),
+    )
+}
+
+fn expect(text: &str, line: usize, column: usize, field: &str, said: &str) {
+    let found = mistake(text);
+    assert_eq!(
+        (found.0, found.1, found.2.as_str()),
+        (line, column, field),
+        "{}",
+        found.3
+    );
+    assert!(found.3.contains(said), "{}", found.3);
+}
+
+#[test]
+fn a_mistake_is_told_with_its_line_column_and_field() {
+    expect("title = 3", 1, 9, "title", "expected a string");
+    expect("titel = 'x'", 1, 1, "titel", "a plan has name, title");
+    expect("title = 'x", 1, 11, "", "");
+    expect("[base]\nservers = 3", 2, 1, "servers", "`cluster.servers`");
+    expect(
+        "[base]\ncluster.server = 3",
+        2,
+        9,
+        "cluster.server",
+        "`cluster` has",
+    );
+    expect(
+        "[base.cluster]\nservers = 'x'",
+        2,
+        11,
+        "cluster.servers",
+        "expected u32",
+    );
+    expect(
+        "[base]\nnetwork.mode = 'slow'",
+        2,
+        16,
+        "network.mode",
+        "`exact`",
+    );
+    expect(
+        "policies = ['fair', 'best']",
+        1,
+        21,
+        "policy.kind",
+        "known are",
+    );
+    expect("policies = []", 1, 12, "policies", "no policies");
+    expect("seeds = 0", 1, 9, "seeds", "how many");
+    expect("seeds = [1, 2, 1]", 1, 16, "seeds", "twice");
+    expect("seeds = [-1]", 1, 10, "seeds", "whole number");
+    expect(
+        "[[variant]]\npolicy.kind = 'mfs'",
+        1,
+        1,
+        "variant.name",
+        "missing",
+    );
+    expect(
+        "policies = ['mfs']\n[[variant]]\nname = 'mfs'",
+        2,
+        1,
+        "variant",
+        "twice",
+    );
+    expect("reference = 'mfs'", 1, 13, "reference", "no variant `mfs`");
+    expect("[plot]\ny = 1", 2, 1, "plot.y", "has x, metrics");
+    expect(
+        "[plot]\nmetrics = ['speed']",
+        2,
+        12,
+        "plot.metrics",
+        "there are attainment",
+    );
+    expect("[plot]\nx = 'rate'", 2, 5, "plot.x", "no axis `rate`");
+    expect(
+        "base_plan = 'nowhere'",
+        1,
+        13,
+        "base_plan",
+        "neither a file",
+    );
+}
+
+#[test]
+fn a_mistake_in_an_axis_is_told_where_it_is() {
+    let axis = |body: &str| format!("[[axis]]\n{body}");
+    expect(
+        &axis("field = 'cluster.nic'\nvalues = [1]"),
+        2,
+        9,
+        "cluster.nic",
+        "`cluster` has",
+    );
+    expect(
+        &axis("field = 'cluster.nic_gbps'\nvalues = [1, 'x']"),
+        3,
+        14,
+        "cluster.nic_gbps",
+        "expected f64",
+    );
+    expect(
+        &axis("field = 'cluster.nic_gbps'\nvalues = []"),
+        3,
+        10,
+        "axis.values",
+        "no values",
+    );
+    expect(
+        &axis("field = 'cluster.nic_gbps'\nvalues = [1, 2]\nnames = ['one']"),
+        4,
+        9,
+        "axis.names",
+        "1 names for 2 values",
+    );
+    expect(
+        &axis("field = 'cluster.nic_gbps'\nvalues = [1, 1]"),
+        1,
+        1,
+        "axis",
+        "`1` is there twice",
+    );
+    expect(&axis("field = 'cluster.nic_gbps'"), 1, 1, "axis", "values");
+    expect(
+        &axis("value = 1"),
+        2,
+        1,
+        "axis.value",
+        "field and values, or settings",
+    );
+    expect(
+        &axis("settings = [{ name = 'a' }]"),
+        1,
+        1,
+        "axis.label",
+        "need a label",
+    );
+    expect(
+        &axis("label = 'x'\nsettings = [{ model.tp = 1 }]"),
+        3,
+        13,
+        "axis.settings.name",
+        "missing",
+    );
+    expect(
+        &axis("label = 'x'\nsettings = [{ name = 'a', model.tp = -1 }]"),
+        3,
+        38,
+        "model.tp",
+        "-1",
+    );
+    expect(
+        &axis("field = 'policy.kind'\nvalues = ['mfs', 'fair']"),
+        3,
+        11,
+        "policy.kind",
+        "`policies`",
+    );
+    expect(
+        &axis("field = 'model.name'\nvalues = ['a', 'b']\n[plot]\nx = 'model.name'"),
+        5,
+        5,
+        "plot.x",
+        "no numbers",
+    );
+    expect(
+        &axis("field = 'cluster.nic_gbps'\nvalues = [50, 100]\n[plot]\nat = 70"),
+        5,
+        6,
+        "plot.at",
+        "no value of the axis",
+    );
+    let twice = "[[axis]]\nfield = 'model.tp'\nvalues = [1]\n";
+    expect(&twice.repeat(2), 4, 1, "axis", "twice");
+}
+
+#[test]
+fn what_makes_no_sense_together_is_told_with_the_point() {
+    let text = "
+policies = ['fair', 'mfs']
+[base]
+cluster.servers = 16
+[[axis]]
+field = 'workload.rate_per_gpu'
+values = [0.5]
+[[axis]]
+label = 'model'
+settings = [
+  { name = 'small', 'model.tp' = 2, 'model.ep' = 16 },
+  { name = 'large', 'model.tp' = 3 },
+]";
+    let found = mistake(text);
+    assert_eq!((found.0, found.1), (12, 34), "{}", found.3);
+    assert!(
+        found
+            .3
+            .contains("(with workload.rate_per_gpu = 0.5, model = large, variant fair)"),
+        "{}",
+        found.3
+    );
+    assert!(found.3.contains("groups of 3 GPUs"), "{}", found.3);
+    // Nobody set it: the default does not fit, and the plan as a whole is to blame.
+    let error = parse("[base]\ncluster.servers = 12").and_then(|p| p.jobs());
+    let error = error.expect_err("48 GPUs are no multiple of 32");
+    assert_eq!(
+        (error.place.line, error.field.as_str()),
+        (0, "model.tp"),
+        "{error}"
+    );
+    assert!(error.to_string().starts_with("p.toml: "), "{error}");
+}
+
+#[test]
+fn every_combination_runs_with_every_variant_and_seed_in_order() {
+    let plan = parse(
+        "
+seeds = [7, 3]
+policies = ['mfs', 'laxity']
+[[axis]]
+field = 'cluster.nic_gbps'
+values = [50, 200]
+[[axis]]
+field = 'workload.rate_per_gpu'
+values = [0.1, 0.2, 0.3]
+names = ['low', 'middle', 'high']
+",
+    )
+    .expect("a plan");
+    let jobs = plan.jobs().expect("it makes sense");
+    assert_eq!(jobs.len(), 2 * 3 * 2 * 2);
+    let seen: Vec<(f64, f64, &str, u64)> = jobs
+        .iter()
+        .map(|job| {
+            let s = &job.scenario;
+            (
+                s.cluster.nic_gbps,
+                s.workload.rate_per_gpu,
+                s.policy.kind.name(),
+                s.seed,
+            )
+        })
+        .collect();
+    assert_eq!(
+        seen[..5],
+        [
+            (50.0, 0.1, "mfs", 7),
+            (50.0, 0.1, "mfs", 3),
+            (50.0, 0.1, "laxity", 7),
+            (50.0, 0.1, "laxity", 3),
+            (50.0, 0.2, "mfs", 7),
+        ]
+    );
+    assert_eq!(seen[12].0, 200.0, "the first axis is the outermost");
+    assert_eq!(jobs[23].point, 5);
+    let points = plan.points();
+    let named: Vec<&str> = plan.at(&points[1]).map(|(_, c)| c.name.as_str()).collect();
+    assert_eq!(named, ["50", "middle"]);
+    assert_eq!(plan.x(), Some(1), "the rate, although it is not the first");
+}
+
+#[test]
+fn a_plan_inherits_and_replaces() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, text: &str| {
+        std::fs::write(folder.path().join(name), text).expect("written");
+    };
+    write(
+        "parent.toml",
+        "
+title = 'parent'
+seeds = 3
+policies = ['fair', 'laxity']
+[base]
+cluster.servers = 16
+cluster.nic_gbps = 100
+[[axis]]
+field = 'workload.rate_per_gpu'
+values = [1, 2]
+",
+    );
+    write(
+        "child.toml",
+        "
+title = 'child'
+base_plan = 'parent.toml'
+[base]
+cluster.nic_gbps = 50
+[[axis]]
+field = 'slo.factor'
+values = [2, 3, 4]
+",
+    );
+    let load = |name: &str| Plan::load(&folder.path().join(name).display().to_string());
+    let plan = load("child.toml").expect("a plan");
+    assert_eq!(
+        (plan.name.as_str(), plan.title.as_str()),
+        ("child", "child")
+    );
+    assert_eq!(plan.seeds, [1, 2, 3]);
+    let jobs = plan.jobs().expect("it makes sense");
+    assert_eq!(jobs.len(), 3 * 2 * 3, "its own axis only");
+    let cluster = &jobs[0].scenario.cluster;
+    assert_eq!((cluster.servers, cluster.nic_gbps), (16, 50.0));
+    // Mistakes are told where they are, also in what is inherited.
+    write("parent.toml", "seeds = 'x'");
+    let error = load("child.toml").expect_err("a mistake");
+    assert!(error.place.file.ends_with("parent.toml"), "{error}");
+    write("parent.toml", "base_plan = 'child.toml'");
+    let error = load("child.toml").expect_err("a circle");
+    assert!(error.problem.contains("inherits from itself"), "{error}");
+    // A built-in plan can be inherited from anywhere.
+    write("child.toml", "base_plan = 'smoke'\nseeds = 1");
+    assert_eq!(load("child.toml").expect("a plan").seeds, [1]);
+}
+
+#[test]
+fn names_of_plans_are_explained() {
+    let error = Plan::load("smok").expect_err("no such plan").to_string();
+    assert!(error.contains("smoke, mfs-figure-5"), "{error}");
+    assert!(!error.contains("mfs-common"), "a part is no plan: {error}");
+    let error = Plan::load("./nowhere.toml").expect_err("no such file");
+    assert!(error.problem.contains("cannot be read"), "{error}");
+}
+
+fn small() -> Plan {
+    parse(
+        "
+policies = ['fair', 'mfs']
+[[axis]]
+field = 'workload.rate_per_gpu'
+values = [0.1, 0.2]
+[[axis]]
+label = 'model'
+settings = [{ name = 'a', model.tp = 1 }, { name = 'b', model.tp = 2, model.ep = 8 }]
+",
+    )
+    .expect("a plan")
+}
+
+#[test]
+fn a_setting_from_outside_holds_everywhere() {
+    let mut plan = small();
+    plan.set("model.tp=4").expect("a field");
+    plan.set("workload.rate_per_gpu = 0.7").expect("a field");
+    let jobs = plan.jobs().expect("it makes sense");
+    assert_eq!(jobs.len(), 2 * 2, "the axis of rates is gone");
+    assert!(jobs.iter().all(|job| job.scenario.model.tp == 4));
+    assert!(
+        jobs.iter()
+            .all(|job| job.scenario.workload.rate_per_gpu == 0.7)
+    );
+    plan.set("workload.source=conversation").expect("a word");
+    let mut says = |assignment: &str| {
+        let error = plan.set(assignment).expect_err("a mistake").to_string();
+        assert!(error.starts_with("--set: "), "{error}");
+        error
+    };
+    assert!(says("model.tp").contains("FIELD=VALUE"));
+    assert!(says("tp=3").contains("`model.tp`"));
+    assert!(says("model.tp=x").contains("expected u32"));
+    assert!(says("policy.kind=mfs").contains("--only"));
+    assert!(says("seed=3").contains("seeds"));
+}
+
+#[test]
+fn a_setting_that_makes_no_sense_is_told_as_the_flag() {
+    let mut plan = small();
+    plan.set("cluster.prefill_share=1").expect("a field");
+    let error = plan.jobs().expect_err("no decode").to_string();
+    assert!(
+        error.starts_with("--set: cluster.prefill_share: 1 is not between 0 and 1"),
+        "{error}"
+    );
+}
+
+#[test]
+fn axes_and_variants_can_be_given_from_outside() {
+    let mut plan = Plan::empty("sweep", "a sweep");
+    plan.vary("workload.rate_per_gpu=0.3,0.5").expect("an axis");
+    plan.vary("serving.routing=kv_aware,round_robin")
+        .expect("words");
+    plan.compare(&["mfs".into(), "laxity".into()])
+        .expect("policies");
+    assert_eq!(plan.jobs().expect("it makes sense").len(), 2 * 2 * 2);
+    plan.vary("workload.rate_per_gpu=0.4")
+        .expect("in its place");
+    assert_eq!(plan.axes.len(), 2);
+    plan.only(&["mfs".into()]).expect("a variant");
+    assert_eq!(plan.jobs().expect("it makes sense").len(), 2);
+    let error = plan.only(&["fair".into()]).expect_err("not there");
+    assert!(error.to_string().contains("there are mfs"), "{error}");
+    plan.vary("workload.rate_per_gpu=0.4,0.4")
+        .expect_err("twice");
+    plan.vary("workload.rate_per_gpu=").expect_err("nothing");
+    plan.vary("policy.kind=mfs,fair").expect_err("no axis");
+    plan.compare(&["best".into()]).expect_err("no policy");
+}
+
+#[test]
+fn what_a_plan_compares_with_follows_from_its_variants() {
+    let reference = |text: &str| {
+        let plan = parse(text).expect("a plan");
+        plan.reference()
+            .map(|index| plan.variants[index].name.clone())
+    };
+    assert_eq!(
+        reference("policies = ['fair', 'laxity']").as_deref(),
+        Some("laxity")
+    );
+    assert_eq!(
+        reference("policies = ['fair', 'mfs']").as_deref(),
+        Some("mfs")
+    );
+    assert_eq!(
+        reference("policies = ['sjf', 'fair']").as_deref(),
+        Some("sjf")
+    );
+    assert_eq!(
+        reference("reference = 'fair'\npolicies = ['laxity', 'fair']").as_deref(),
+        Some("fair")
+    );
+    assert_eq!(reference("policies = ['fair']"), None);
+}

@@ -1,0 +1,264 @@
+//! What came of a plan, and its forms: a table for a terminal, JSON, CSV, and one page.
+//!
+//! A report holds every run; everything that is said about it (means over seeds, differences,
+//! sustained rates) is computed from those, here and not in the forms.
+
+pub mod csv;
+pub mod estimate;
+pub mod json;
+pub mod metric;
+pub mod page;
+pub mod paired;
+mod palette;
+mod plot;
+mod pooled;
+pub mod summary;
+pub mod sustained;
+pub mod table;
+
+pub use estimate::Estimate;
+pub use metric::Metric;
+pub use paired::Standing;
+pub use sustained::Sustained;
+
+use std::fmt::Write as _;
+
+use toml::Value;
+
+use crate::outcome::Outcome;
+use crate::plan::{Plan, Point};
+use crate::run::Timing;
+use crate::scenario::Scenario;
+
+/// What came of a plan.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The plan.
+    pub plan: Plan,
+    /// Its points.
+    pub points: Vec<Point>,
+    /// The runs that ended, in the order of the plan.
+    pub runs: Vec<Run>,
+    /// Those that failed, likewise.
+    pub failures: Vec<Failure>,
+    /// How many were never run.
+    pub missing: usize,
+    /// What it cost this machine.
+    pub timing: Timing,
+}
+
+/// A run that ended.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Index of its point.
+    pub point: usize,
+    /// Index of its variant.
+    pub variant: usize,
+    /// Its seed.
+    pub seed: u64,
+    /// What it gave.
+    pub outcome: Outcome,
+}
+
+/// A run that failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Index of its point.
+    pub point: usize,
+    /// Index of its variant.
+    pub variant: usize,
+    /// What was to be simulated; its seed included.
+    pub scenario: Scenario,
+    /// What the simulation said.
+    pub problem: String,
+}
+
+/// Points that differ in the horizontal axis only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Panel {
+    /// The values of the other axes; empty if there are none.
+    pub name: String,
+    /// Indices of the points, from left to right.
+    pub points: Vec<usize>,
+}
+
+impl Report {
+    /// Runs of a variant at a point, by seed.
+    pub fn runs_of(&self, point: usize, variant: usize) -> impl Iterator<Item = &Run> {
+        self.runs
+            .iter()
+            .filter(move |run| run.point == point && run.variant == variant)
+    }
+
+    /// A metric of a variant at a point, by seed.
+    #[must_use]
+    pub fn values(&self, point: usize, variant: usize, metric: &Metric) -> Vec<(u64, f64)> {
+        self.runs_of(point, variant)
+            .map(|run| (run.seed, (metric.of)(&run.outcome)))
+            .collect()
+    }
+
+    /// Its mean over seeds. `None` if nothing was run.
+    #[must_use]
+    pub fn estimate(&self, point: usize, variant: usize, metric: &Metric) -> Option<Estimate> {
+        let values: Vec<f64> = self
+            .values(point, variant, metric)
+            .into_iter()
+            .map(|(_, value)| value)
+            .collect();
+        Estimate::of(&values)
+    }
+
+    /// The points, by the values of all axes but the horizontal one. Without a horizontal axis,
+    /// each point by itself.
+    #[must_use]
+    pub fn panels(&self) -> Vec<Panel> {
+        let x = self.plan.x();
+        let mut panels: Vec<Panel> = Vec::new();
+        for (index, point) in self.points.iter().enumerate() {
+            let name = self.panel_name(point, x);
+            match panels.iter_mut().find(|panel| panel.name == name) {
+                Some(panel) => panel.points.push(index),
+                None => panels.push(Panel {
+                    name,
+                    points: vec![index],
+                }),
+            }
+        }
+        for panel in &mut panels {
+            panel
+                .points
+                .sort_by(|&a, &b| self.x_of(a).total_cmp(&self.x_of(b)));
+        }
+        panels
+    }
+
+    /// `DBRX`, or `NIC rate, Gb/s 50` where the value alone says too little.
+    fn panel_name(&self, point: &Point, x: Option<usize>) -> String {
+        let mut name = String::new();
+        for (index, (axis, &value)) in self.plan.axes.iter().zip(&point.choices).enumerate() {
+            if Some(index) == x || (axis.values.len() == 1 && x.is_some()) {
+                continue;
+            }
+            let choice = &axis.values[value];
+            let separator = if name.is_empty() { "" } else { " · " };
+            let speaks = choice
+                .settings
+                .first()
+                .is_none_or(|s| matches!(&s.value, Value::String(text) if *text == choice.name));
+            match (&axis.field, speaks) {
+                (Some(_), true) | (None, _) => write!(name, "{separator}{}", choice.name),
+                // The unit goes behind the number.
+                (Some(_), false) => match axis.label.split_once(", ") {
+                    Some((label, unit)) => {
+                        write!(name, "{separator}{label} {} {unit}", choice.name)
+                    }
+                    None => write!(name, "{separator}{} {}", axis.label, choice.name),
+                },
+            }
+            .expect("a String takes all");
+        }
+        name
+    }
+
+    /// Where a point lies on the horizontal axis; zero without one.
+    #[must_use]
+    pub fn x_of(&self, point: usize) -> f64 {
+        self.plan
+            .x()
+            .and_then(|axis| {
+                let choice = self.points[point].choices[axis];
+                self.plan.axes[axis].values[choice].number
+            })
+            .unwrap_or(0.0)
+    }
+
+    /// The value of the horizontal axis at a point, as it is shown; empty without one.
+    #[must_use]
+    pub fn x_name(&self, point: usize) -> &str {
+        self.plan.x().map_or("", |axis| {
+            &self.plan.axes[axis].values[self.points[point].choices[axis]].name
+        })
+    }
+
+    /// The point of a panel at which distributions are shown: the one that the plan names, else
+    /// where attainment differs most between variants.
+    #[must_use]
+    pub fn telling(&self, panel: &Panel) -> usize {
+        let named = panel
+            .points
+            .iter()
+            .find(|&&point| self.plan.plot.at.as_deref() == Some(self.x_name(point)));
+        if let Some(&point) = named {
+            return point;
+        }
+        let spread = |point: usize| {
+            let means: Vec<f64> = (0..self.plan.variants.len())
+                .filter(|&variant| !self.is_bound(variant))
+                .filter_map(|variant| self.estimate(point, variant, &metric::ATTAINMENT))
+                .map(|estimate| estimate.mean)
+                .collect();
+            means.iter().copied().fold(0.0, f64::max) - means.iter().copied().fold(1.0, f64::min)
+        };
+        let mut best = panel.points[0];
+        for &point in &panel.points {
+            if spread(point) > spread(best) {
+                best = point;
+            }
+        }
+        best
+    }
+
+    /// Whether a variant is the bound that no policy can pass, not a policy.
+    #[must_use]
+    pub fn is_bound(&self, variant: usize) -> bool {
+        self.plan.variants[variant]
+            .settings
+            .iter()
+            .any(|s| s.field == "policy.no_contention" && s.value == Value::Boolean(true))
+    }
+
+    /// The policy that a variant is, or is made from.
+    #[must_use]
+    pub(crate) fn kind(&self, variant: usize) -> &str {
+        let said = self.plan.variants[variant]
+            .settings
+            .iter()
+            .chain(self.plan.base.get("policy.kind"))
+            .find(|setting| setting.field == "policy.kind");
+        match said.map(|setting| &setting.value) {
+            Some(Value::String(kind)) => kind,
+            _ => "laxity",
+        }
+    }
+
+    /// The first failure of each kind, by what the simulation said, and how many there are.
+    pub(crate) fn kinds_of_failures(&self) -> Vec<(&Failure, usize)> {
+        let mut kinds: Vec<(&Failure, usize)> = Vec::new();
+        for failure in &self.failures {
+            match kinds.iter_mut().find(|(f, _)| f.problem == failure.problem) {
+                Some((_, count)) => *count += 1,
+                None => kinds.push((failure, 1)),
+            }
+        }
+        kinds
+    }
+
+    /// Which run a failure was: `mfs, seed 3 (DBRX, 0.7)`.
+    pub(crate) fn failure_name(&self, failure: &Failure) -> String {
+        let mut name = format!(
+            "{}, seed {}",
+            self.plan.variants[failure.variant].name, failure.scenario.seed
+        );
+        if self.points.len() > 1 {
+            write!(name, " ({})", self.point_name(failure.point)).expect("a String takes all");
+        }
+        name
+    }
+
+    /// Whether every run of the plan ended well.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.failures.is_empty() && self.missing == 0
+    }
+}

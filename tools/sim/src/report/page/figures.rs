@@ -1,0 +1,291 @@
+//! The page's lines: one section each, a panel for every combination of the axes that are not on
+//! the horizontal.
+
+use maud::{Markup, PreEscaped, html};
+
+use super::super::metric::{ATTAINMENT, Metric, Unit};
+use super::super::plot::{self, Line, Marks, Scale};
+use super::super::pooled::{self, Curve, quantile};
+use super::super::sustained::ASKED;
+use super::super::{Estimate, Panel};
+use super::{View, bars};
+use crate::outcome::{Distribution, Outcome};
+
+/// Size of a plot among several, and of one that stands alone.
+const SIZES: [(u32, u32); 2] = [(620, 370), (1000, 470)];
+
+pub(super) fn size(view: &View<'_>) -> (u32, u32) {
+    SIZES[usize::from(view.panels.len() == 1)]
+}
+
+/// A section with a plot for each panel; nothing if there is nothing to plot.
+pub(super) fn section(
+    view: &View<'_>,
+    title: &str,
+    explanation: &str,
+    legend: &Markup,
+    plots: &[(String, String)],
+) -> Markup {
+    html! {
+        @if !plots.is_empty() {
+            section {
+                h2 { (title) }
+                p { (explanation) }
+                (legend)
+                div.panels {
+                    @for (caption, svg) in plots {
+                        figure {
+                            @if view.panels.len() > 1 || !caption.is_empty() { figcaption { (caption) } }
+                            (PreEscaped(svg))
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The caption of a panel of which one point is shown: which one.
+pub(super) fn caption(view: &View<'_>, panel: &Panel, point: usize) -> String {
+    let Some(x) = view.report.plan.x() else {
+        return panel.name.clone();
+    };
+    let label = &view.report.plan.axes[x].label;
+    let (label, unit) = label.split_once(", ").unwrap_or((label, ""));
+    let here = format!("{label} {} {unit}", view.report.x_name(point));
+    match panel.name.as_str() {
+        "" => here.trim_end().to_owned(),
+        name => format!("{name} at {}", here.trim_end()),
+    }
+}
+
+/// A metric over the horizontal axis; without one, bars.
+pub(super) fn over_x(view: &View<'_>, metric: &Metric) -> Markup {
+    let mut title = metric.label.to_owned();
+    if let Some(first) = title.get_mut(..1) {
+        first.make_ascii_uppercase();
+    }
+    let Some(x) = view.report.plan.x() else {
+        return bars::of_metric(view, metric, &title);
+    };
+    let ends = |panel: &Panel| {
+        let first = panel.points.first().map_or(0.0, |&p| view.report.x_of(p));
+        let last = panel.points.last().map_or(1.0, |&p| view.report.x_of(p));
+        (first, last)
+    };
+    // The same height means the same in every panel.
+    let all: Vec<Estimate> = view
+        .panels
+        .iter()
+        .flat_map(|panel| panel.points.iter())
+        .flat_map(|&point| view.variants().map(move |variant| (point, variant)))
+        .filter_map(|(point, variant)| view.report.estimate(point, variant, metric))
+        .collect();
+    let y = scale_of(metric, &all);
+    let plots: Vec<(String, String)> = view
+        .panels
+        .iter()
+        .map(|panel| {
+            let lines: Vec<Line> = view
+                .variants()
+                .map(|variant| line(view, panel, variant, metric))
+                .collect();
+            let x = Scale::linear(view.report.plan.axes[x].label.as_str(), ends(panel));
+            let marks = Marks {
+                level: (metric.key == ATTAINMENT.key).then_some(ASKED),
+                upright: None,
+            };
+            let svg = plot::lines(size(view), (&x, &y), marks, &view.looks, &lines);
+            (panel.name.clone(), svg)
+        })
+        .collect();
+    let explanation = if metric.key == ATTAINMENT.key {
+        "Share of the requests whose first token came before its deadline; the line across is at 90 %. \
+         Means over seeds, bands 95 % confidence. Point at a name to see it alone."
+    } else {
+        "Means over seeds, bands 95 % confidence."
+    };
+    section(view, &title, explanation, &view.legend(), &plots)
+}
+
+fn line(view: &View<'_>, panel: &Panel, variant: usize, metric: &Metric) -> Line {
+    let estimates: Vec<(f64, Estimate)> = panel
+        .points
+        .iter()
+        .filter_map(|&point| {
+            let estimate = view.report.estimate(point, variant, metric)?;
+            Some((view.report.x_of(point), estimate))
+        })
+        .collect();
+    Line {
+        number: variant,
+        points: estimates.iter().map(|(x, e)| (*x, e.mean)).collect(),
+        band: estimates
+            .iter()
+            .filter(|(_, e)| e.half_width.is_some())
+            .map(|(x, e)| (*x, e.low(), e.high()))
+            .collect(),
+        marked: true,
+    }
+}
+
+pub(super) fn scale_of(metric: &Metric, all: &[Estimate]) -> Scale {
+    if metric.unit == Unit::Share {
+        return Scale::share(metric.title());
+    }
+    let least = all.iter().map(|e| e.mean).fold(f64::INFINITY, f64::min);
+    let most = all.iter().map(Estimate::high).fold(0.0, f64::max);
+    Scale {
+        factor: metric.unit.scale(),
+        ..Scale::around(metric.title(), least, most, 25.0)
+    }
+}
+
+/// Cumulative distributions at the point of each panel where variants differ most.
+pub(super) fn distributions(view: &View<'_>) -> Markup {
+    let mut first =
+        "Arrival to the last byte of KV cache at decode; cumulative, all seeds together."
+            .to_owned();
+    if view.report.plan.x().is_some() && view.report.plan.plot.at.is_none() {
+        first += " Here and below, of each panel the point where attainment differs most.";
+    }
+    html! {
+        (cumulative(view, "Time to first token", &first,
+            "TTFT, ms", |o| &o.ttft_ms))
+        (cumulative(view, "Collective completion time",
+            "From the start of a collective to its end: it blocks the computation of its layer. Cumulative.",
+            "collective, ms", |o| &o.collective_ms))
+        (earliness(view))
+    }
+}
+
+fn cumulative(
+    view: &View<'_>,
+    title: &str,
+    explanation: &str,
+    label: &str,
+    of: fn(&Outcome) -> &Distribution,
+) -> Markup {
+    let mut plots = Vec::new();
+    for panel in &view.panels {
+        let point = view.report.telling(panel);
+        let curves: Vec<Curve> = view
+            .variants()
+            .map(|variant| pooled::curve(view.report, point, variant, of))
+            .collect();
+        let shown: Vec<&Curve> = curves.iter().filter(|c| !c.is_empty()).collect();
+        // Without a network collectives take no time at all: that curve has no place on the scale.
+        let low = |c: &&Curve| Some(quantile(c, 0.01)).filter(|&low| low > 0.0);
+        let least = shown.iter().filter_map(low).fold(f64::INFINITY, f64::min);
+        let most = shown.iter().map(|c| quantile(c, 0.995)).fold(0.0, f64::max);
+        if shown.is_empty() || most <= 0.0 {
+            continue;
+        }
+        let x = Scale::around(label, least, most, 20.0);
+        plots.push((
+            caption(view, panel, point),
+            cumulative_plot(view, &x, Marks::default(), &curves),
+        ));
+    }
+    section(view, title, explanation, &view.legend(), &plots)
+}
+
+fn cumulative_plot(view: &View<'_>, x: &Scale, marks: Marks, curves: &[Curve]) -> String {
+    let lines: Vec<Line> = curves
+        .iter()
+        .enumerate()
+        .map(|(number, curve)| Line {
+            number,
+            points: clipped(curve, x.range),
+            ..Line::default()
+        })
+        .collect();
+    let y = Scale::share("share of the sample, %");
+    plot::lines(size(view), (x, &y), marks, &view.looks, &lines)
+}
+
+/// The part of a curve that lies in a range, with the points just outside.
+fn clipped(curve: &Curve, (low, high): (f64, f64)) -> Curve {
+    let first = curve.partition_point(|p| p.0 < low).saturating_sub(1);
+    let last = curve.partition_point(|p| p.0 <= high).min(curve.len());
+    curve.get(first..last).unwrap_or_default().to_vec()
+}
+
+fn earliness(view: &View<'_>) -> Markup {
+    let mut plots = Vec::new();
+    for panel in &view.panels {
+        let point = view.report.telling(panel);
+        let curves: Vec<Curve> = view
+            .variants()
+            .map(|variant| {
+                let early = pooled::curve(view.report, point, variant, |o| &o.earliness_ms);
+                let late = pooled::curve(view.report, point, variant, |o| &o.lateness_ms);
+                let in_time = view.report.estimate(point, variant, &ATTAINMENT);
+                joined(&late, &early, in_time.map_or(1.0, |e| e.mean))
+            })
+            .collect();
+        let most = curves.iter().map(|c| quantile(c, 0.99)).fold(0.0, f64::max);
+        if most <= 0.0 {
+            continue;
+        }
+        let least = curves
+            .iter()
+            .map(|c| quantile(c, 0.02))
+            .fold(0.0, f64::min)
+            .max(-most);
+        let x = Scale::linear("deadline − first token, ms", (least, most));
+        let marks = Marks {
+            level: None,
+            upright: Some(0.0),
+        };
+        plots.push((
+            caption(view, panel, point),
+            cumulative_plot(view, &x, marks, &curves),
+        ));
+    }
+    section(
+        view,
+        "Earliness",
+        "Time left at the first token; left of 0 the deadline was missed. A policy that is just in time rises \
+         just right of 0. Cumulative.",
+        &view.legend(),
+        &plots,
+    )
+}
+
+/// One curve of time left, from that of the late (how late) and that of the rest (how early).
+fn joined(late: &Curve, early: &Curve, in_time: f64) -> Curve {
+    let missed = 1.0 - in_time;
+    let late = late
+        .iter()
+        .rev()
+        .map(|&(value, share)| (-value, missed * (1.0 - share)));
+    let early = early
+        .iter()
+        .map(|&(value, share)| (value, missed + in_time * share));
+    late.chain(early).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_curve_of_time_left_runs_from_the_latest_to_the_earliest() {
+        let late = vec![(1.0, 0.0), (5.0, 1.0)];
+        let early = vec![(2.0, 0.0), (8.0, 1.0)];
+        let curve = joined(&late, &early, 0.75);
+        assert_eq!(curve, [(-5.0, 0.0), (-1.0, 0.25), (2.0, 0.25), (8.0, 1.0)]);
+    }
+
+    #[test]
+    fn clipping_keeps_what_lies_in_the_range() {
+        let curve: Curve = (0..10)
+            .map(|i| (f64::from(i), f64::from(i) / 9.0))
+            .collect();
+        let kept = clipped(&curve, (2.5, 6.0));
+        assert_eq!(kept.first().expect("some").0, 2.0);
+        assert_eq!(kept.last().expect("some").0, 6.0);
+        assert!(clipped(&Curve::new(), (0.0, 1.0)).is_empty());
+    }
+}

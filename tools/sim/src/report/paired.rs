@@ -1,0 +1,73 @@
+//! Differences between a variant and the others on the same arrivals: seed by seed, so that what
+//! all of them share (a bad moment of the arrivals) does not count as noise.
+
+use serde::Serialize;
+
+use super::estimate::Estimate;
+
+/// How the reference stands to another variant at one point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Standing {
+    /// Better, by more than noise.
+    Above,
+    /// No difference that the noise would not explain.
+    Level,
+    /// Worse, by more than noise.
+    Below,
+    /// One seed: noise is unknown.
+    Unknown,
+}
+
+impl Standing {
+    /// Of a difference, the reference's less the other's.
+    #[must_use]
+    pub fn of(difference: &Estimate) -> Self {
+        match difference.half_width {
+            None if difference.mean == 0.0 => Self::Level,
+            None => Self::Unknown,
+            Some(_) if difference.low() > 0.0 => Self::Above,
+            Some(_) if difference.high() < 0.0 => Self::Below,
+            Some(_) => Self::Level,
+        }
+    }
+}
+
+/// The mean difference over the seeds that both have. `None` if they share none.
+#[must_use]
+pub fn difference(reference: &[(u64, f64)], other: &[(u64, f64)]) -> Option<Estimate> {
+    let differences: Vec<f64> = reference
+        .iter()
+        .filter_map(|(seed, a)| {
+            let (_, b) = other.iter().find(|(s, _)| s == seed)?;
+            Some(a - b)
+        })
+        .collect();
+    Estimate::of(&differences)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_by_seed_and_what_one_lacks_is_left_out() {
+        let ours = [(1, 0.9), (2, 0.5), (3, 0.7)];
+        let theirs = [(3, 0.6), (1, 0.8)];
+        let found = difference(&ours, &theirs).expect("two seeds");
+        assert_eq!(found.count, 2);
+        assert!((found.mean - 0.1).abs() < 1e-12);
+        assert_eq!(difference(&ours, &[(9, 1.0)]), None);
+    }
+
+    #[test]
+    fn a_difference_counts_only_beyond_the_noise_of_the_pairs() {
+        let of = |values: &[f64]| Standing::of(&Estimate::of(values).expect("values"));
+        // The attainments themselves may vary much: only the differences matter.
+        assert_eq!(of(&[0.10, 0.11, 0.09]), Standing::Above);
+        assert_eq!(of(&[0.10, -0.11, 0.02]), Standing::Level);
+        assert_eq!(of(&[-0.10, -0.11, -0.09]), Standing::Below);
+        assert_eq!(of(&[0.0, 0.0]), Standing::Level);
+        assert_eq!(of(&[0.3]), Standing::Unknown);
+    }
+}

@@ -1,0 +1,213 @@
+//! The colours of variants and stages: the same policy looks the same in every plot of every page.
+//!
+//! Plots are drawn in stand-in colours, which are replaced afterwards by names of the page's style
+//! sheet. So a series has one colour on light and another on dark ground, can be dashed, and can be
+//! told from all others by a selector.
+
+use std::fmt::Write as _;
+
+use plotters::style::RGBColor;
+
+use super::Report;
+
+/// Stand-in for the page's text colour.
+pub(super) const INK: RGBColor = RGBColor(1, 2, 3);
+/// Stand-in for the page's grid colour.
+pub(super) const GRID: RGBColor = RGBColor(4, 5, 6);
+/// Stand-in for marks on the ground that are neither.
+pub(super) const SOFT: RGBColor = RGBColor(7, 8, 9);
+
+/// How a series looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Look {
+    /// On light ground.
+    light: &'static str,
+    /// On dark ground.
+    dark: &'static str,
+    /// SVG's `stroke-dasharray`; empty for a solid line.
+    dash: &'static str,
+    /// Width of its line, tenths of a pixel.
+    pub(super) width: u32,
+    /// What is drawn later covers what was drawn before.
+    pub(super) layer: u8,
+}
+
+const fn look(light: &'static str, dark: &'static str, dash: &'static str) -> Look {
+    Look {
+        light,
+        dark,
+        dash,
+        width: 18,
+        layer: 1,
+    }
+}
+
+/// Further variants of a policy that is there already.
+const MORE: [Look; 6] = [
+    look("#0f9488", "#2dd4bf", "14 6"),
+    look("#0369a1", "#7dd3fc", "5 5"),
+    look("#6d5ae0", "#b3a5ff", "18 5 4 5"),
+    look("#6b8e12", "#bedb4c", "10 10"),
+    look("#a1620f", "#eab676", "3 7"),
+    look("#9d3c72", "#e59cc4", "20 10"),
+];
+
+const BOUND: Look = Look {
+    light: "#444b55",
+    dark: "#d5dae1",
+    dash: "4 8",
+    width: 22,
+    layer: 0,
+};
+
+fn of_kind(kind: &str) -> Look {
+    match kind {
+        "fair" => look("#737b87", "#a3abb8", ""),
+        "sjf" => look("#c98a04", "#f0c048", ""),
+        "edf" => look("#2a9155", "#5cd08d", ""),
+        "edf_low" => look("#2a9155", "#5cd08d", "12 7"),
+        "karuna" => look("#8a3ffc", "#b992ff", ""),
+        "karuna_wc" => look("#8a3ffc", "#b992ff", "12 7"),
+        "two_class" => look("#8d5a3b", "#cf9d7c", ""),
+        "tent_edf" => look("#d6409f", "#f590cc", ""),
+        "mfs" => Look {
+            width: 28,
+            layer: 2,
+            ..look("#1f6feb", "#6cb0ff", "")
+        },
+        _ => Look {
+            width: 36,
+            layer: 3,
+            ..look("#d92d20", "#ff7a6b", "")
+        },
+    }
+}
+
+/// The look of each variant.
+pub(super) fn looks(report: &Report) -> Vec<Look> {
+    let mut seen: Vec<&str> = Vec::new();
+    let mut more = 0;
+    (0..report.plan.variants.len())
+        .map(|variant| {
+            let kind = report.kind(variant);
+            if report.is_bound(variant) {
+                BOUND
+            } else if seen.contains(&kind) {
+                more += 1;
+                MORE[(more - 1) % MORE.len()]
+            } else {
+                seen.push(kind);
+                of_kind(kind)
+            }
+        })
+        .collect()
+}
+
+/// The looks of the parts of a request's time.
+pub(super) const STAGES: [Look; 5] = [
+    look("#b9c0ca", "#6b7380", ""),
+    look("#0f9488", "#2dd4bf", ""),
+    look("#d92d20", "#ff7a6b", ""),
+    look("#3f4856", "#c5ccd8", ""),
+    look("#c98a04", "#f0c048", ""),
+];
+
+/// Which set of looks a number is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Set {
+    Variants,
+    Stages,
+}
+
+impl Set {
+    const fn letter(self) -> char {
+        match self {
+            Self::Variants => 'v',
+            Self::Stages => 'w',
+        }
+    }
+
+    /// Stand-in for the colour of this number.
+    pub(super) fn colour(self, number: usize) -> RGBColor {
+        let number = u8::try_from(number % 250).expect("below 250");
+        RGBColor(
+            10 + match self {
+                Self::Variants => 0,
+                Self::Stages => 1,
+            },
+            number,
+            7,
+        )
+    }
+
+    /// The class of what belongs to this number outside of plots.
+    pub(super) fn class(self, number: usize) -> String {
+        format!("{}{number}", self.letter())
+    }
+
+    /// The colour as the page calls it.
+    fn variable(self, number: usize) -> String {
+        format!("var(--{}{number})", self.letter())
+    }
+}
+
+/// Replaces the stand-ins of an SVG by what they stand for.
+pub(super) fn resolve(svg: &str, set: Set, looks: &[Look]) -> String {
+    let mut text = svg
+        .replace(&hex(INK), "currentColor")
+        .replace(&hex(GRID), "var(--grid)")
+        .replace(&hex(SOFT), "var(--soft)");
+    for (number, look) in looks.iter().enumerate() {
+        let stand_in = hex(set.colour(number));
+        let variable = set.variable(number);
+        if !look.dash.is_empty() {
+            text = text.replace(
+                &format!("stroke=\"{stand_in}\""),
+                &format!("stroke=\"{variable}\" stroke-dasharray=\"{}\"", look.dash),
+            );
+        }
+        text = text.replace(&stand_in, &variable);
+    }
+    text
+}
+
+fn hex(RGBColor(r, g, b): RGBColor) -> String {
+    format!("#{r:02X}{g:02X}{b:02X}")
+}
+
+/// The part of the page's style sheet that gives looks their colours, and that lets all others
+/// fade while the pointer is on one in a legend.
+pub(super) fn style(set: Set, looks: &[Look]) -> String {
+    let (mut light, mut dark, mut rest) = (String::new(), String::new(), String::new());
+    for (number, look) in looks.iter().enumerate() {
+        let (letter, class) = (set.letter(), set.class(number));
+        write!(light, "--{letter}{number}:{};", look.light).expect("a String takes all");
+        write!(dark, "--{letter}{number}:{};", look.dark).expect("a String takes all");
+        let variable = set.variable(number);
+        writeln!(
+            rest,
+            ".legend .{class} svg {{ color: {variable}; }}\n\
+             section:has(.legend .{class}:hover) svg :is([stroke^=\"var(--{letter}\"]:not([stroke=\"{variable}\"]), \
+             [fill^=\"var(--{letter}\"]:not([fill=\"{variable}\"])) {{ opacity: .05; }}\n\
+             section:has(.legend .{class}:hover) svg polygon[fill=\"{variable}\"] {{ opacity: .3; }}"
+        )
+        .expect("a String takes all");
+    }
+    format!(
+        ":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n{rest}"
+    )
+}
+
+/// The mark of a look in a legend: a piece of its line.
+pub(super) fn key(look: &Look) -> String {
+    format!(
+        "<svg viewBox=\"0 0 56 20\" width=\"28\" height=\"10\" aria-hidden=\"true\"><line x1=\"2\" y1=\"10\" \
+         x2=\"54\" y2=\"10\" stroke=\"currentColor\" stroke-width=\"{}\"{}/></svg>",
+        f64::from(look.width) / 4.5,
+        if look.dash.is_empty() {
+            String::new()
+        } else {
+            format!(" stroke-dasharray=\"{}\"", look.dash)
+        }
+    )
+}

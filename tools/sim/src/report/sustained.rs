@@ -1,0 +1,170 @@
+//! The request rate that is served with 90 % of the first tokens in time: where attainment first
+//! falls below that, by interpolation over the rates of the plan.
+
+use serde::Serialize;
+
+use super::estimate::Estimate;
+
+/// Attainment that is asked for.
+pub const ASKED: f64 = 0.9;
+
+/// A rate, or on which side of the plan's rates it lies.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sustained {
+    /// Not even the lowest rate is served so well.
+    BelowLowest(f64),
+    /// Between two rates of the plan.
+    At(Estimate),
+    /// Even the highest is.
+    AboveHighest(f64),
+}
+
+impl Sustained {
+    /// From a curve for each seed: `(rate, attainment)`, rates ascending. `None` without rates.
+    ///
+    /// If some seeds stay within the rates and others do not, it is where the mean curve falls
+    /// below, and how sure that is, is not said.
+    #[must_use]
+    pub fn of(curves: &[Vec<(f64, f64)>]) -> Option<Self> {
+        let each: Vec<Self> = curves.iter().filter_map(|c| crossing(c)).collect();
+        let rates: Vec<f64> = each.iter().filter_map(Self::rate).collect();
+        if rates.len() == each.len() {
+            return Estimate::of(&rates).map(Self::At);
+        }
+        if rates.is_empty() && each.iter().all(|s| s == &each[0]) {
+            return each.first().copied();
+        }
+        crossing(&mean_curve(curves))
+    }
+
+    /// The rate, if it lies between those of the plan.
+    #[must_use]
+    pub fn rate(&self) -> Option<f64> {
+        match self {
+            Self::At(estimate) => Some(estimate.mean),
+            Self::BelowLowest(_) | Self::AboveHighest(_) => None,
+        }
+    }
+
+    /// The rate, or the end of the plan's rates beyond which it lies.
+    #[must_use]
+    pub fn bound(&self) -> f64 {
+        match self {
+            Self::At(estimate) => estimate.mean,
+            Self::BelowLowest(rate) | Self::AboveHighest(rate) => *rate,
+        }
+    }
+}
+
+impl std::fmt::Display for Sustained {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::BelowLowest(rate) => write!(f, "< {rate}"),
+            Self::AboveHighest(rate) => write!(f, "> {rate}"),
+            Self::At(estimate) => {
+                write!(f, "{:.3}", estimate.mean)?;
+                match estimate.half_width {
+                    Some(half) => write!(f, " ± {half:.3}"),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+/// Where one curve first falls below.
+fn crossing(curve: &[(f64, f64)]) -> Option<Sustained> {
+    let (&(lowest, first), &(highest, _)) = (curve.first()?, curve.last()?);
+    if first < ASKED {
+        return Some(Sustained::BelowLowest(lowest));
+    }
+    let fall = curve
+        .windows(2)
+        .find(|pair| pair[0].1 >= ASKED && pair[1].1 < ASKED);
+    Some(match fall {
+        None => Sustained::AboveHighest(highest),
+        Some(pair) => {
+            let ((x0, y0), (x1, y1)) = (pair[0], pair[1]);
+            let rate = x0 + (x1 - x0) * (y0 - ASKED) / (y0 - y1);
+            Sustained::At(Estimate::of(&[rate])?)
+        }
+    })
+}
+
+/// The mean over curves that have the same rates; rates that some lack are left out.
+fn mean_curve(curves: &[Vec<(f64, f64)>]) -> Vec<(f64, f64)> {
+    let Some(first) = curves.first() else {
+        return Vec::new();
+    };
+    first
+        .iter()
+        .filter_map(|&(rate, _)| {
+            let values: Option<Vec<f64>> = curves
+                .iter()
+                .map(|curve| curve.iter().find(|p| p.0 == rate).map(|p| p.1))
+                .collect();
+            Some((rate, Estimate::of(&values?)?.mean))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rates(attainments: &[f64]) -> Vec<(f64, f64)> {
+        (1..)
+            .map(f64::from)
+            .zip(attainments.iter().copied())
+            .collect()
+    }
+
+    #[test]
+    fn it_lies_where_the_line_between_two_rates_crosses() {
+        let found = Sustained::of(&[rates(&[1.0, 0.95, 0.85, 0.2])]).expect("rates");
+        let rate = found.rate().expect("between them");
+        assert!((rate - 2.5).abs() < 1e-12, "{rate}");
+    }
+
+    #[test]
+    fn a_curve_that_recovers_counts_to_where_it_first_fell() {
+        let found = Sustained::of(&[rates(&[0.95, 0.85, 0.95, 0.0])]).expect("rates");
+        assert!((found.rate().expect("between") - 1.5).abs() < 1e-12);
+    }
+
+    #[test]
+    fn beyond_the_rates_it_says_on_which_side() {
+        assert_eq!(
+            Sustained::of(&[rates(&[0.89, 0.95])]),
+            Some(Sustained::BelowLowest(1.0))
+        );
+        assert_eq!(
+            Sustained::of(&[rates(&[0.99, 0.9])]),
+            Some(Sustained::AboveHighest(2.0))
+        );
+        assert_eq!(Sustained::of(&[]), None);
+        assert_eq!(Sustained::of(&[vec![]]), None);
+        assert_eq!(
+            Sustained::AboveHighest(2.0).to_string(),
+            "> 2",
+            "as tables show it"
+        );
+    }
+
+    #[test]
+    fn seeds_give_an_interval_and_if_one_lies_beyond_the_mean_curve_decides() {
+        let both = Sustained::of(&[rates(&[1.0, 0.8]), rates(&[0.94, 0.86])]).expect("rates");
+        let Sustained::At(estimate) = both else {
+            panic!("between: {both:?}");
+        };
+        assert_eq!(estimate.count, 2);
+        assert!((estimate.mean - 1.5).abs() < 1e-12);
+        let mixed = Sustained::of(&[rates(&[1.0, 0.7]), rates(&[1.0, 0.9])]).expect("rates");
+        let Sustained::At(estimate) = mixed else {
+            panic!("between: {mixed:?}");
+        };
+        assert_eq!(estimate.half_width, None);
+        assert!((estimate.mean - 1.5).abs() < 1e-12, "{estimate:?}");
+    }
+}

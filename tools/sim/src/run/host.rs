@@ -1,0 +1,108 @@
+//! What a run cost the machine that it ran on. Kept apart from outcomes, which are the same on all.
+
+use std::fs;
+
+use serde::Serialize;
+
+/// What a run of a plan cost.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Timing {
+    /// Threads that simulated.
+    pub jobs: usize,
+    /// Seconds from start to end.
+    pub wall_s: f64,
+    /// Runs that were simulated now.
+    pub simulated: usize,
+    /// Runs taken over from before.
+    pub resumed: usize,
+    /// Events of those that were simulated now.
+    pub events: u64,
+    /// These per second, of all threads together.
+    pub events_per_s: f64,
+    /// Most memory that the process had, bytes; 0 if the system does not tell.
+    pub peak_rss_bytes: u64,
+    /// Each run by itself, in the order of the plan.
+    pub runs: Vec<RunTiming>,
+}
+
+/// What one run cost.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RunTiming {
+    /// The point, in the order of the plan.
+    pub point: usize,
+    /// The variant.
+    pub variant: String,
+    /// The seed.
+    pub seed: u64,
+    /// Seconds, on one thread.
+    pub wall_s: f64,
+    /// Events per second.
+    pub events_per_s: f64,
+    /// It was taken over from before.
+    pub resumed: bool,
+}
+
+impl std::fmt::Display for Timing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} runs in {:.1} s", self.simulated, self.wall_s)?;
+        if self.jobs > 1 {
+            write!(f, " on {} threads", self.jobs)?;
+        }
+        write!(
+            f,
+            ": {} events, {}/s",
+            thousands(self.events as f64),
+            thousands(self.events_per_s)
+        )?;
+        if self.peak_rss_bytes > 0 {
+            write!(f, ", peak memory {} MB", self.peak_rss_bytes / 1_000_000)?;
+        }
+        if self.resumed > 0 {
+            write!(f, "; {} more taken over from before", self.resumed)?;
+        }
+        Ok(())
+    }
+}
+
+/// A count in three digits: `1.25 M`.
+pub(super) fn thousands(count: f64) -> String {
+    match count {
+        c if c >= 1e9 => format!("{:.2} G", c / 1e9),
+        c if c >= 1e6 => format!("{:.2} M", c / 1e6),
+        c if c >= 1e4 => format!("{:.0} k", c / 1e3),
+        c => format!("{c:.0}"),
+    }
+}
+
+/// `VmHWM` of this process: the most memory that it had at once, bytes.
+pub(super) fn peak_rss_bytes() -> u64 {
+    fs::read_to_string("/proc/self/status")
+        .ok()
+        .and_then(|status| kilobytes(&status, "VmHWM:"))
+        .map_or(0, |kilobytes| kilobytes * 1024)
+}
+
+fn kilobytes(status: &str, key: &str) -> Option<u64> {
+    let line = status.lines().find(|line| line.starts_with(key))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_is_read_from_the_kernel_s_text() {
+        let status = "Name:\tlaxity\nVmHWM:\t    2048 kB\nVmRSS:\t 10 kB\n";
+        assert_eq!(kilobytes(status, "VmHWM:"), Some(2048));
+        assert_eq!(kilobytes("", "VmHWM:"), None);
+        assert!(peak_rss_bytes() > 0, "Linux tells");
+    }
+
+    #[test]
+    fn counts_are_short() {
+        assert_eq!(thousands(950.0), "950");
+        assert_eq!(thousands(12_345.0), "12 k");
+        assert_eq!(thousands(1_250_000.0), "1.25 M");
+    }
+}

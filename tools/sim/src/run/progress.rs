@@ -1,0 +1,58 @@
+//! The progress bar: runs done, events per second, time left. On standard error.
+
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::host::thousands;
+
+/// How far a plan has come.
+#[derive(Debug)]
+pub(super) struct Progress {
+    bar: ProgressBar,
+    since: Instant,
+}
+
+impl Progress {
+    /// Of `total` runs, of which `done` are there already. Hidden unless it is `shown`.
+    pub(super) fn new(total: usize, done: usize, shown: bool) -> Self {
+        let target = if shown {
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
+        };
+        let bar = ProgressBar::with_draw_target(Some(total as u64), target);
+        bar.set_style(
+            ProgressStyle::with_template(
+                "{bar:30} {pos}/{len} runs, {msg}{elapsed} so far, {eta} to go",
+            )
+            .expect("a correct template"),
+        );
+        bar.set_position(done as u64);
+        // What was there before says nothing about how long the rest takes.
+        bar.reset_eta();
+        if shown {
+            bar.enable_steady_tick(Duration::from_millis(500));
+        }
+        Self {
+            bar,
+            since: Instant::now(),
+        }
+    }
+
+    /// One more; `events` and `failed` are totals.
+    pub(super) fn advance(&self, events: u64, failed: usize) {
+        let rate = events as f64 / self.since.elapsed().as_secs_f64().max(1e-9);
+        let failures = match failed {
+            0 => String::new(),
+            failed => format!("{failed} failed, "),
+        };
+        self.bar
+            .set_message(format!("{failures}{} events/s, ", thousands(rate)));
+        self.bar.inc(1);
+    }
+
+    pub(super) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,453 @@
+//! What a scenario must satisfy before it is worth simulating.
+//!
+//! The types keep out what is no number and no name; this keeps out numbers that mean nothing
+//! together: units that do not fill the prefill servers, a window below a chunk, a recording
+//! without a file.
+
+use std::fmt;
+
+use laxity_policy::{Level, PolicyKind};
+
+use super::{
+    Arrivals, Cluster, ModelChoice, Network, Part, Policy, Scenario, Serving, Slo, SloKind, Source,
+    Workload,
+};
+
+/// A field of a scenario that makes no sense, and what may stand there instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invalid {
+    /// The field, as a plan names it: `model.tp`.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.field, self.problem)
+    }
+}
+
+impl std::error::Error for Invalid {}
+
+type Checked = Result<(), Invalid>;
+
+fn fail(field: &'static str, problem: impl Into<String>) -> Checked {
+    Err(Invalid {
+        field,
+        problem: problem.into(),
+    })
+}
+
+fn above_zero(field: &'static str, value: f64) -> Checked {
+    if value.is_finite() && value > 0.0 {
+        return Ok(());
+    }
+    fail(field, format!("{value} is not above 0"))
+}
+
+fn not_negative(field: &'static str, value: f64) -> Checked {
+    if value.is_finite() && value >= 0.0 {
+        return Ok(());
+    }
+    fail(field, format!("{value} is below 0"))
+}
+
+fn at_least_one(field: &'static str, value: impl Into<u64>) -> Checked {
+    if value.into() >= 1 {
+        return Ok(());
+    }
+    fail(field, "0; at least 1 is needed")
+}
+
+impl Scenario {
+    /// Checks every field by itself and with those that it must fit.
+    ///
+    /// # Errors
+    /// The first field that makes no sense; show it to whoever wrote the plan.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        cluster(&self.cluster)?;
+        model(&self.model, &self.cluster)?;
+        serving(&self.serving, &self.cluster)?;
+        slo(&self.slo)?;
+        workload(&self.workload)?;
+        network(&self.network)?;
+        policy(&self.policy)
+    }
+}
+
+impl Cluster {
+    /// Servers that prefill: the share of all that is nearest; the others decode.
+    #[must_use]
+    pub fn prefill_servers(&self) -> u32 {
+        (f64::from(self.servers) * self.prefill_share).round() as u32
+    }
+
+    /// GPUs that prefill.
+    #[must_use]
+    pub fn prefill_gpus(&self) -> u32 {
+        self.prefill_servers() * self.gpus_per_server
+    }
+}
+
+impl ModelChoice {
+    /// Ranks of a prefill unit.
+    #[must_use]
+    pub fn ranks(&self) -> u32 {
+        self.ep.max(self.sp).max(self.dp)
+    }
+
+    /// GPUs of a prefill unit.
+    #[must_use]
+    pub fn gpus(&self) -> u32 {
+        self.tp * self.ranks()
+    }
+}
+
+impl Source {
+    /// Whether the requests are read from a file; otherwise they are made up.
+    #[must_use]
+    pub const fn is_recorded(self) -> bool {
+        match self {
+            Self::Conversation | Self::Agent | Self::LongConversation | Self::LongAgent => false,
+            Self::Mooncake | Self::Azure | Self::Qwen | Self::Burstgpt => true,
+        }
+    }
+}
+
+fn cluster(c: &Cluster) -> Checked {
+    const SERVERS_MOST: u32 = 1 << 16;
+    if !(2..=SERVERS_MOST).contains(&c.servers) {
+        return fail(
+            "cluster.servers",
+            format!(
+                "{} is not in 2..={SERVERS_MOST}: one prefills, one decodes",
+                c.servers
+            ),
+        );
+    }
+    if !(1..=256).contains(&c.gpus_per_server) {
+        return fail(
+            "cluster.gpus_per_server",
+            format!("{} is not in 1..=256", c.gpus_per_server),
+        );
+    }
+    if !(c.prefill_share > 0.0 && c.prefill_share < 1.0) {
+        return fail(
+            "cluster.prefill_share",
+            format!("{} is not between 0 and 1", c.prefill_share),
+        );
+    }
+    let prefill = c.prefill_servers();
+    if prefill == 0 || prefill == c.servers {
+        return fail(
+            "cluster.prefill_share",
+            format!(
+                "{} of {} servers leaves no server for {}",
+                c.prefill_share,
+                c.servers,
+                if prefill == 0 { "prefill" } else { "decode" }
+            ),
+        );
+    }
+    if c.gpu.is_empty() {
+        return fail("cluster.gpu", "empty; a name or a file is needed");
+    }
+    above_zero("cluster.nic_gbps", c.nic_gbps)?;
+    above_zero("cluster.nvlink_gbytes", c.nvlink_gbytes)?;
+    at_least_one("cluster.servers_per_rack", c.servers_per_rack)?;
+    above_zero("cluster.oversubscription", c.oversubscription)
+}
+
+fn model(m: &ModelChoice, c: &Cluster) -> Checked {
+    if m.name.is_empty() {
+        return fail("model.name", "empty; a name or a file is needed");
+    }
+    for (field, value) in [
+        ("model.tp", m.tp),
+        ("model.ep", m.ep),
+        ("model.sp", m.sp),
+        ("model.dp", m.dp),
+    ] {
+        if !(1..=65_536).contains(&value) {
+            return fail(field, format!("{value} is not in 1..=65536"));
+        }
+    }
+    whole_groups("model.tp", m.tp, c)?;
+    // The ranks of a unit either share out experts, or a request's tokens, or nothing.
+    let split: Vec<&str> = [("ep", m.ep), ("sp", m.sp), ("dp", m.dp)]
+        .into_iter()
+        .filter(|&(_, ranks)| ranks > 1)
+        .map(|(name, _)| name)
+        .collect();
+    if split.len() > 1 {
+        return fail(
+            match split[1] {
+                "sp" => "model.sp",
+                _ => "model.dp",
+            },
+            format!(
+                "{} are both above 1; at most one of ep, sp and dp is",
+                split.join(" and ")
+            ),
+        );
+    }
+    let (unit, prefill) = (
+        u64::from(m.tp) * u64::from(m.ranks()),
+        u64::from(c.prefill_gpus()),
+    );
+    if !prefill.is_multiple_of(unit) {
+        return fail(
+            "model.tp",
+            format!(
+                "units of tp · max(ep, sp, dp) = {unit} GPUs do not fill the {prefill} prefill GPUs \
+                 ({} servers of {}): their number must be a multiple of {unit}",
+                c.prefill_servers(),
+                c.gpus_per_server
+            ),
+        );
+    }
+    not_negative("model.expert_skew", m.expert_skew)
+}
+
+/// A tensor-parallel group stays within a server, and groups fill it.
+fn whole_groups(field: &'static str, tp: u32, c: &Cluster) -> Checked {
+    if tp == 0 || tp > c.gpus_per_server || !c.gpus_per_server.is_multiple_of(tp) {
+        return fail(
+            field,
+            format!(
+                "groups of {tp} GPUs do not fill a server of {}: a divisor of {} is needed",
+                c.gpus_per_server, c.gpus_per_server
+            ),
+        );
+    }
+    Ok(())
+}
+
+fn serving(s: &Serving, c: &Cluster) -> Checked {
+    at_least_one("serving.token_budget", s.token_budget)?;
+    at_least_one("serving.requests_per_batch", s.requests_per_batch)?;
+    whole_groups("serving.decode_tp", s.decode_tp, c)
+}
+
+fn slo(s: &Slo) -> Checked {
+    above_zero("slo.factor", s.factor)?;
+    if s.kind == SloKind::Fixed {
+        above_zero("slo.fixed_ms", s.fixed_ms)?;
+    }
+    not_negative("slo.least_ms", s.least_ms)
+}
+
+fn workload(w: &Workload) -> Checked {
+    match (&w.file, w.source.is_recorded()) {
+        (None, true) => {
+            return fail(
+                "workload.file",
+                format!(
+                    "missing: the source `{}` reads a file",
+                    source_name(w.source)
+                ),
+            );
+        }
+        (Some(file), false) => {
+            return fail(
+                "workload.file",
+                format!(
+                    "`{}` is not read: the source `{}` is made up (mooncake, azure, qwen and \
+                     burstgpt read files)",
+                    file.display(),
+                    source_name(w.source)
+                ),
+            );
+        }
+        _ => {}
+    }
+    above_zero("workload.rate_per_gpu", w.rate_per_gpu)?;
+    if w.arrivals == Arrivals::Recorded && !w.source.is_recorded() {
+        return fail(
+            "workload.arrivals",
+            format!(
+                "`recorded`, but the source `{}` is made up; poisson or bursty",
+                source_name(w.source)
+            ),
+        );
+    }
+    above_zero("workload.burstiness", w.burstiness)?;
+    above_zero("workload.seconds", w.seconds)?;
+    if !(0.0..1.0).contains(&w.warm_up) {
+        return fail(
+            "workload.warm_up",
+            format!(
+                "{} is not in 0..1: requests must be left to count",
+                w.warm_up
+            ),
+        );
+    }
+    above_zero("workload.length_scale", w.length_scale)?;
+    at_least_one("workload.longest", w.longest)
+}
+
+fn source_name(source: Source) -> &'static str {
+    match source {
+        Source::Conversation => "conversation",
+        Source::Agent => "agent",
+        Source::LongConversation => "long_conversation",
+        Source::LongAgent => "long_agent",
+        Source::Mooncake => "mooncake",
+        Source::Azure => "azure",
+        Source::Qwen => "qwen",
+        Source::Burstgpt => "burstgpt",
+    }
+}
+
+fn network(n: &Network) -> Checked {
+    let most = Level::COUNT_MAX + 1;
+    if !(2..=most).contains(&n.levels_on_wire) {
+        return fail(
+            "network.levels_on_wire",
+            format!(
+                "{} is not in 2..={most}: at least one class and the scavenger",
+                n.levels_on_wire
+            ),
+        );
+    }
+    at_least_one("network.chunk_bytes", n.chunk_bytes)?;
+    if n.window_bytes < n.chunk_bytes {
+        return fail(
+            "network.window_bytes",
+            format!(
+                "{} bytes are less than a chunk, {} bytes",
+                n.window_bytes, n.chunk_bytes
+            ),
+        );
+    }
+    not_negative("network.latency_us", n.latency_us)
+}
+
+fn policy(p: &Policy) -> Checked {
+    if !(2..=Level::COUNT_MAX).contains(&p.levels) {
+        return fail(
+            "policy.levels",
+            format!("{} is not in 2..={}", p.levels, Level::COUNT_MAX),
+        );
+    }
+    above_zero("policy.threshold_scale", p.threshold_scale)?;
+    if !(p.threshold_base.is_finite() && p.threshold_base > 1.0) {
+        return fail(
+            "policy.threshold_base",
+            format!("{} is not above 1", p.threshold_base),
+        );
+    }
+    if !p.without.is_empty() && !matches!(p.kind, PolicyKind::Mfs | PolicyKind::Laxity) {
+        return fail(
+            "policy.without",
+            format!("`{}` has no such parts; only mfs and laxity do", p.kind),
+        );
+    }
+    for part in [Part::Mlu, Part::Rli, Part::Red, Part::Pruning] {
+        if p.without.iter().filter(|&&p| p == part).count() > 1 {
+            return fail("policy.without", "a part is named twice");
+        }
+    }
+    not_negative("policy.debounce_ms", p.debounce_ms)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem_of(change: impl FnOnce(&mut Scenario)) -> Invalid {
+        let mut scenario = Scenario::default();
+        change(&mut scenario);
+        scenario.validate().expect_err("it makes no sense")
+    }
+
+    #[test]
+    fn the_defaults_are_valid() {
+        Scenario::default().validate().expect("the paper's set-up");
+    }
+
+    #[test]
+    fn each_field_has_its_range() {
+        type Change = fn(&mut Scenario);
+        let cases: [(&str, Change); 35] = [
+            ("cluster.servers", |s| s.cluster.servers = 1),
+            ("cluster.gpus_per_server", |s| s.cluster.gpus_per_server = 0),
+            ("cluster.prefill_share", |s| s.cluster.prefill_share = 1.0),
+            ("cluster.prefill_share", |s| s.cluster.prefill_share = 0.001),
+            ("cluster.prefill_share", |s| {
+                s.cluster.prefill_share = f64::NAN;
+            }),
+            ("cluster.gpu", |s| s.cluster.gpu.clear()),
+            ("cluster.nic_gbps", |s| s.cluster.nic_gbps = 0.0),
+            ("cluster.nvlink_gbytes", |s| {
+                s.cluster.nvlink_gbytes = f64::INFINITY;
+            }),
+            ("cluster.servers_per_rack", |s| {
+                s.cluster.servers_per_rack = 0;
+            }),
+            ("cluster.oversubscription", |s| {
+                s.cluster.oversubscription = -1.0;
+            }),
+            ("model.name", |s| s.model.name.clear()),
+            ("model.tp", |s| s.model.tp = 3),
+            ("model.tp", |s| s.model.tp = 16),
+            ("model.tp", |s| s.cluster.servers = 20),
+            ("model.ep", |s| s.model.ep = 0),
+            ("model.sp", |s| s.model.sp = 2),
+            ("model.dp", |s| s.model.dp = 2),
+            ("model.expert_skew", |s| s.model.expert_skew = -0.1),
+            ("serving.token_budget", |s| s.serving.token_budget = 0),
+            ("serving.requests_per_batch", |s| {
+                s.serving.requests_per_batch = 0;
+            }),
+            ("serving.decode_tp", |s| s.serving.decode_tp = 0),
+            ("slo.factor", |s| s.slo.factor = 0.0),
+            ("slo.least_ms", |s| s.slo.least_ms = -1.0),
+            ("workload.file", |s| s.workload.source = Source::Mooncake),
+            ("workload.file", |s| s.workload.file = Some("x".into())),
+            ("workload.rate_per_gpu", |s| s.workload.rate_per_gpu = 0.0),
+            ("workload.arrivals", |s| {
+                s.workload.arrivals = Arrivals::Recorded;
+            }),
+            ("workload.warm_up", |s| s.workload.warm_up = 1.0),
+            ("network.levels_on_wire", |s| s.network.levels_on_wire = 1),
+            ("network.window_bytes", |s| s.network.window_bytes = 1),
+            ("network.latency_us", |s| s.network.latency_us = -1.0),
+            ("policy.levels", |s| s.policy.levels = 17),
+            ("policy.threshold_base", |s| s.policy.threshold_base = 1.0),
+            ("policy.without", |s| {
+                s.policy.kind = PolicyKind::Fair;
+                s.policy.without = vec![Part::Red];
+            }),
+            ("policy.without", |s| {
+                s.policy.without = vec![Part::Red, Part::Red];
+            }),
+        ];
+        for (number, (field, change)) in cases.into_iter().enumerate() {
+            let found = problem_of(change);
+            assert_eq!(found.field, field, "case {number}: {found}");
+        }
+    }
+
+    #[test]
+    fn a_unit_that_does_not_fill_the_prefill_servers_is_told_the_numbers() {
+        let found = problem_of(|s| s.cluster.servers = 20);
+        assert!(found.problem.contains("32 GPUs"), "{found}");
+        assert!(found.problem.contains("80 prefill GPUs"), "{found}");
+    }
+
+    #[test]
+    fn a_fixed_objective_needs_its_milliseconds() {
+        let fixed = |ms| {
+            move |s: &mut Scenario| {
+                s.slo.kind = SloKind::Fixed;
+                s.slo.fixed_ms = ms;
+            }
+        };
+        assert_eq!(problem_of(fixed(0.0)).field, "slo.fixed_ms");
+        let mut scenario = Scenario::default();
+        fixed(1.0)(&mut scenario);
+        scenario.validate().expect("one millisecond is one");
+    }
+}
