@@ -1,6 +1,7 @@
 //! `laxity sim`: parses what the simulator needs and hands it to `laxity-sim`.
 
 mod args;
+mod inputs;
 mod results;
 
 use std::path::PathBuf;
@@ -36,6 +37,13 @@ pub(crate) enum SimCommand {
     Plans(PlansArgs),
     /// Show again what a folder of results holds, also of a run that was cut off
     Page(PageArgs),
+    /// List the built-in models, or say what one is
+    Models(inputs::ModelsArgs),
+    /// Say what a workload is like: lengths, reuse, arrivals
+    #[command(after_long_help = WORKLOAD_HELP)]
+    Workload(Box<inputs::WorkloadArgs>),
+    /// Fit the compute model to operator profiles, and say how far off it is
+    Fit(inputs::FitArgs),
 }
 
 const RUN_HELP: &str = "\
@@ -61,6 +69,13 @@ Examples:
   laxity sim run mfs-figure-10 --set cluster.servers=256 --only fair,karuna,mfs,laxity
   laxity sim run scale-2048 --json - --timing
   laxity sim run my-plan.toml --seeds 10 --jobs 1 --csv runs.csv";
+
+const WORKLOAD_HELP: &str = "\
+Examples:
+  laxity sim workload --set workload.source=long_agent --seeds 3
+  laxity sim workload --set workload.source=mooncake --set workload.file=conversation.jsonl.gz \\
+      --set workload.arrivals=recorded
+  laxity sim workload mfs-figure-11 --json";
 
 const SWEEP_HELP: &str = "\
 Examples:
@@ -160,8 +175,8 @@ pub(crate) struct PageArgs {
 }
 
 /// The simulation of one scenario.
-pub(crate) fn simulate(_scenario: &Scenario) -> Result<Outcome, String> {
-    Err("this build holds no simulation".into())
+pub(crate) fn simulate(scenario: &Scenario) -> Result<Outcome, String> {
+    laxity_sim::simulate(scenario).map_err(|error| error.to_string())
 }
 
 /// Runs a command; `simulate` is what each run of a plan is.
@@ -198,6 +213,9 @@ pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCo
         SimCommand::Reproduce(args) => reproduce(&args, simulate),
         SimCommand::Plans(args) => plans(&args).map(|()| ExitCode::SUCCESS),
         SimCommand::Page(args) => page(&args),
+        SimCommand::Models(args) => inputs::models(&args).map(|()| ExitCode::SUCCESS),
+        SimCommand::Workload(args) => inputs::workload(&args).map(|()| ExitCode::SUCCESS),
+        SimCommand::Fit(args) => inputs::fit_profiles(&args).map(|()| ExitCode::SUCCESS),
     }
 }
 

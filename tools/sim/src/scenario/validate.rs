@@ -154,7 +154,7 @@ fn cluster(c: &Cluster) -> Checked {
         return fail("cluster.gpu", "empty; a name or a file is needed");
     }
     above_zero("cluster.nic_gbps", c.nic_gbps)?;
-    above_zero("cluster.nvlink_gbytes", c.nvlink_gbytes)?;
+    not_negative("cluster.nvlink_gbytes", c.nvlink_gbytes)?;
     at_least_one("cluster.servers_per_rack", c.servers_per_rack)?;
     above_zero("cluster.oversubscription", c.oversubscription)
 }
@@ -207,6 +207,16 @@ fn model(m: &ModelChoice, c: &Cluster) -> Checked {
             ),
         );
     }
+    let server = u64::from(c.gpus_per_server);
+    if !unit.is_multiple_of(server) && !server.is_multiple_of(unit) {
+        return fail(
+            "model.tp",
+            format!(
+                "units of tp · max(ep, sp, dp) = {unit} GPUs would straddle servers of {server}: whole \
+                 servers, or whole parts of one, are needed"
+            ),
+        );
+    }
     not_negative("model.expert_skew", m.expert_skew)
 }
 
@@ -227,6 +237,7 @@ fn whole_groups(field: &'static str, tp: u32, c: &Cluster) -> Checked {
 fn serving(s: &Serving, c: &Cluster) -> Checked {
     at_least_one("serving.token_budget", s.token_budget)?;
     at_least_one("serving.requests_per_batch", s.requests_per_batch)?;
+    not_negative("serving.overlap_weight", s.overlap_weight)?;
     whole_groups("serving.decode_tp", s.decode_tp, c)
 }
 
@@ -321,6 +332,7 @@ fn network(n: &Network) -> Checked {
             ),
         );
     }
+    at_least_one("network.overcommit", n.overcommit)?;
     not_negative("network.latency_us", n.latency_us)
 }
 
@@ -370,7 +382,7 @@ mod tests {
     #[test]
     fn each_field_has_its_range() {
         type Change = fn(&mut Scenario);
-        let cases: [(&str, Change); 35] = [
+        let cases: [(&str, Change); 38] = [
             ("cluster.servers", |s| s.cluster.servers = 1),
             ("cluster.gpus_per_server", |s| s.cluster.gpus_per_server = 0),
             ("cluster.prefill_share", |s| s.cluster.prefill_share = 1.0),
@@ -393,6 +405,12 @@ mod tests {
             ("model.tp", |s| s.model.tp = 3),
             ("model.tp", |s| s.model.tp = 16),
             ("model.tp", |s| s.cluster.servers = 20),
+            ("model.tp", |s| {
+                s.cluster.servers = 24;
+                s.model.ep = 6;
+            }),
+            ("serving.overlap_weight", |s| s.serving.overlap_weight = -1.0),
+            ("network.overcommit", |s| s.network.overcommit = 0),
             ("model.ep", |s| s.model.ep = 0),
             ("model.sp", |s| s.model.sp = 2),
             ("model.dp", |s| s.model.dp = 2),

@@ -40,8 +40,8 @@ impl Layout {
     pub(super) fn new(scenario: &Scenario, nvlink: f64, network: &mut Network) -> Self {
         let (cluster, model) = (&scenario.cluster, &scenario.model);
         let per_server = cluster.gpus_per_server;
-        let prefill_servers = (f64::from(cluster.servers) * cluster.prefill_share).round() as u32;
-        let ranks_per_unit = model.ep.max(model.sp).max(model.dp);
+        let prefill_servers = cluster.prefill_servers();
+        let ranks_per_unit = model.ranks();
         let units = prefill_servers * per_server / (model.tp * ranks_per_unit);
         let ranks = units * ranks_per_unit;
         let decode_tp = scenario.serving.decode_tp;

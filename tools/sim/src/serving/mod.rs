@@ -30,12 +30,15 @@ mod world;
 use crate::compute::{Compute, Gpu};
 use crate::model::Model;
 use crate::outcome::Outcome;
-use crate::scenario::Scenario;
+use crate::scenario::{Invalid, Scenario};
 use crate::workload::{self, Requests, WorkloadError};
 
 /// A point that cannot be simulated.
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
+    /// A field that makes no sense.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
     /// The model's name or file.
     #[error("model.name: {0}")]
     Model(String),
@@ -48,9 +51,10 @@ pub enum SimError {
     /// A policy's parameters.
     #[error("policy: {0}")]
     Policy(String),
-    /// The cluster holds no unit, no decode rank or no request.
+    /// Parts that make no sense together: experts that the model lacks, a cluster too small for a unit,
+    /// no request.
     #[error("{0}")]
-    Empty(String),
+    Mismatch(String),
 }
 
 /// What a point needs besides its scenario: read once, for all policies on the same requests.
@@ -68,8 +72,8 @@ impl Inputs {
     /// What cannot be read, with file, line and field.
     pub fn load(scenario: &Scenario) -> Result<Self, SimError> {
         let cluster = &scenario.cluster;
-        let gpus = f64::from(cluster.servers * cluster.gpus_per_server) * cluster.prefill_share;
-        let rate = scenario.workload.rate_per_gpu * gpus;
+        scenario.validate()?;
+        let rate = scenario.workload.rate_per_gpu * f64::from(cluster.prefill_gpus());
         let mut gpu =
             Gpu::named(&cluster.gpu).map_err(|cause| SimError::Gpu(cause.to_string()))?;
         if cluster.nvlink_gbytes > 0.0 {
@@ -97,6 +101,15 @@ pub fn simulate(scenario: &Scenario) -> Result<Outcome, SimError> {
 /// # Errors
 /// What of the scenario makes no sense together.
 pub fn simulate_with(scenario: &Scenario, inputs: &Inputs) -> Result<Outcome, SimError> {
+    scenario.validate()?;
+    let (model, ep) = (&inputs.model, scenario.model.ep);
+    if ep > model.experts.max(1) {
+        let problem = match model.experts {
+            0 | 1 => format!("model.ep: {ep}, but {} has no experts", model.name),
+            experts => format!("model.ep: {ep} ranks for the {experts} experts of {}", model.name),
+        };
+        return Err(SimError::Mismatch(problem));
+    }
     let compute = Compute::new(&inputs.gpu, &inputs.model, scenario.model.tp);
     let mut world = world::World::new(scenario, inputs, compute)?;
     world.run();

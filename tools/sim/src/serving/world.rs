@@ -145,14 +145,14 @@ impl<'a> World<'a> {
         let mut network = Network::new();
         let layout = Layout::new(scenario, inputs.gpu.nvlink_bytes_per_second, &mut network);
         if layout.units == 0 || layout.decodes == 0 {
-            return Err(SimError::Empty(format!(
+            return Err(SimError::Mismatch(format!(
                 "cluster: {} servers make {} prefill units of {} ranks and {} decode ranks; both need one at least",
                 scenario.cluster.servers, layout.units, layout.ranks_per_unit, layout.decodes
             )));
         }
         let list = &inputs.requests.list;
         if list.is_empty() {
-            return Err(SimError::Empty("workload: no request arrives".into()));
+            return Err(SimError::Mismatch("workload: no request arrives".into()));
         }
         let model = &inputs.model;
         let layers = model.layers;

@@ -1,0 +1,165 @@
+//! What a simulation is fed with, by itself: the models it knows, what a workload is like, and how the
+//! compute model was fitted.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use laxity_sim::compute::fit::fit;
+use laxity_sim::model::Model;
+use laxity_sim::scenario::Scenario;
+use laxity_sim::workload::{self, Summary};
+
+use super::args::Changes;
+use crate::host;
+use crate::output::{put, replace, say};
+use laxity_sim::plan::Plan;
+
+/// Arguments of `laxity sim models`.
+#[derive(Args)]
+pub(crate) struct ModelsArgs {
+    /// A model, by name or by the path of a TOML file: what its layers are
+    #[arg(value_name = "MODEL")]
+    model: Option<String>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of `laxity sim workload`.
+#[derive(Args)]
+pub(crate) struct WorkloadArgs {
+    /// A plan whose workloads are meant; without it, the defaults of every field
+    #[arg(value_name = "PLAN")]
+    plan: Option<String>,
+    #[command(flatten)]
+    changes: Changes,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of `laxity sim fit`.
+#[derive(Args)]
+pub(crate) struct FitArgs {
+    /// The folder of operator profiles (csv, as Vidur publishes them)
+    #[arg(value_name = "DIR")]
+    profiles: PathBuf,
+    /// Write the coefficients to this folder (the sources keep them in tools/sim/fits)
+    #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "tools/sim/fits")]
+    write: Option<PathBuf>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn json(value: &impl serde::Serialize) -> Result<()> {
+    say(serde_json::to_string_pretty(value)?)
+}
+
+/// Lists the built-in models, or shows one.
+pub(super) fn models(args: &ModelsArgs) -> Result<()> {
+    let models = match &args.model {
+        Some(name) => vec![Model::named(name)?],
+        None => Model::built_in(),
+    };
+    if args.json {
+        return json(&models);
+    }
+    let header = [
+        "model", "layers", "hidden", "KV heads", "experts", "top k", "parameters", "active",
+        "KV bytes/token",
+    ];
+    let mut rows = host::table(&header);
+    for model in models {
+        let billions = |n: u64| format!("{:.1} G", n as f64 / 1e9);
+        let cache: u64 = (0..model.layers).map(|layer| model.kv_bytes_per_token(layer)).sum();
+        rows.add_row([
+            model.name.clone(),
+            model.layers.to_string(),
+            model.hidden.to_string(),
+            model.kv_heads.to_string(),
+            model.experts.to_string(),
+            model.top_k.to_string(),
+            billions(model.parameters()),
+            billions(model.active_parameters()),
+            cache.to_string(),
+        ]);
+    }
+    say(rows)
+}
+
+/// Says what the requests of a plan's points are like.
+pub(super) fn workload(args: &WorkloadArgs) -> Result<()> {
+    let mut plan = match &args.plan {
+        Some(name) => Plan::load(name)?,
+        None => Plan::empty("workload", "Workload"),
+    };
+    args.changes.apply(&mut plan)?;
+    let mut seen: Vec<(Scenario, Summary)> = Vec::new();
+    for job in plan.jobs()? {
+        let scenario = Scenario {
+            cluster: job.scenario.cluster.clone(),
+            workload: job.scenario.workload.clone(),
+            seed: job.scenario.seed,
+            ..Scenario::default()
+        };
+        if seen.iter().any(|(other, _)| *other == scenario) {
+            continue;
+        }
+        let rate = scenario.workload.rate_per_gpu * f64::from(scenario.cluster.prefill_gpus());
+        let requests = workload::load(&scenario.workload, rate, scenario.seed)?;
+        seen.push((scenario, Summary::of(&requests)));
+    }
+    if args.json {
+        let all: Vec<_> = seen
+            .iter()
+            .map(|(scenario, summary)| {
+                serde_json::json!({
+                    "workload": scenario.workload, "seed": scenario.seed, "summary": summary,
+                })
+            })
+            .collect();
+        return json(&all);
+    }
+    let header = [
+        "source", "seed", "requests", "rate/s", "gaps cv", "prompt mean", "p50", "p99", "longest",
+        "answer", "reuse", "by request",
+    ];
+    let mut rows = host::table(&header);
+    for (scenario, summary) in &seen {
+        let source = serde_json::to_value(scenario.workload.source)?;
+        rows.add_row([
+            source.as_str().unwrap_or_default().to_owned(),
+            scenario.seed.to_string(),
+            summary.requests.to_string(),
+            format!("{:.2}", summary.rate),
+            format!("{:.2}", summary.gap_variation),
+            format!("{:.0}", summary.prompt_mean),
+            summary.prompt_p50.to_string(),
+            summary.prompt_p99.to_string(),
+            summary.prompt_longest.to_string(),
+            format!("{:.0}", summary.output_mean),
+            format!("{:.1} %", 100.0 * summary.reuse),
+            format!("{:.1} %", 100.0 * summary.reuse_per_request),
+        ]);
+    }
+    say(rows)
+}
+
+/// Fits the compute model to profiles and says how far off it is.
+pub(super) fn fit_profiles(args: &FitArgs) -> Result<()> {
+    let report = fit(&args.profiles)?;
+    if let Some(folder) = &args.write {
+        for (name, text) in report.files() {
+            let path = folder.join(name);
+            replace(&path, text.as_bytes())
+                .with_context(|| "--write wants a folder that exists".to_owned())?;
+        }
+    }
+    if args.json {
+        return json(&report);
+    }
+    put(report.table().as_bytes())?;
+    say("")
+}
