@@ -177,7 +177,8 @@ impl Laxity {
 
     /// Level of KV reuse on the wire: that of collectives if it is needed soon.
     fn reuse_level(&self, port: &Port, now: Time, batch: Slot, layer: Layer, key: Time) -> Level {
-        if batch != NULL_BATCH && port.rli(batch, layer) <= NEAR_LAYERS {
+        let known = batch != NULL_BATCH && port.roster.batch(batch).is_announced();
+        if known && port.rli(batch, layer) <= NEAR_LAYERS {
             return self.collective;
         }
         self.slack_level(now, key)

@@ -358,6 +358,7 @@ impl Link {
             return Some(moved);
         }
         if self.waiting == 0 {
+            self.paced = false;
             return None;
         }
         self.look_and_pick(now)
@@ -484,7 +485,9 @@ impl Link {
     /// Whether all that may be in flight leaves room for these bytes.
     fn overcommits(&self, bytes: u64) -> bool {
         let config = &self.port.config;
-        let most = config.window_bytes.saturating_mul(u64::from(config.overcommit));
+        let most = config
+            .window_bytes
+            .saturating_mul(u64::from(config.overcommit));
         config.overcommit > 1 && self.in_flight.all.saturating_add(bytes) <= most
     }
 

@@ -520,6 +520,85 @@ fn bytes_stuck_in_a_lower_class_do_not_hold_up_a_collective() {
 }
 
 #[test]
+fn bytes_stuck_before_a_receiver_do_not_idle_the_port() {
+    let config = LinkConfig {
+        policy: PolicyKind::Laxity,
+        rate: CHUNK * 1000, // a chunk takes a millisecond
+        chunk_bytes: CHUNK,
+        window_bytes: 2 * CHUNK,
+        overcommit: 3,
+        ..LinkConfig::default()
+    };
+    let ms = |n: u64| Time(n * 1_000_000);
+    let permitted_by = |link: &mut Link, now| {
+        while link.poll_action(now).is_some() {}
+        link.in_flight_bytes() / CHUNK
+    };
+    let waits = |overcommit| {
+        let config = LinkConfig {
+            overcommit,
+            ..config.clone()
+        };
+        let mut link = Link::new(config).unwrap();
+        let spec = FlowSpec {
+            bytes: 100 * CHUNK,
+            ..flow(1, Stage::P2d, 0.0)
+        };
+        link.handle(ms(10), Event::FlowArrived(spec));
+        link
+    };
+    // None of it completes. The window at once, then a chunk in the time of a chunk, to three windows.
+    let mut link = waits(3);
+    assert_eq!(permitted_by(&mut link, ms(10)), 2);
+    assert_eq!(link.next_deadline(), Some(ms(11)));
+    assert_eq!(permitted_by(&mut link, ms(11)), 3);
+    assert_eq!(permitted_by(&mut link, ms(12)), 4);
+    assert_eq!(permitted_by(&mut link, ms(20)), 6);
+    assert_eq!(
+        link.next_deadline(),
+        None,
+        "there is nothing to wait for but completions"
+    );
+    // With one window, that is all there is.
+    let mut link = waits(1);
+    assert_eq!(permitted_by(&mut link, ms(20)), 2);
+    assert_eq!(link.next_deadline(), None);
+}
+
+#[test]
+fn kv_reuse_that_is_needed_soon_carries_the_level_of_collectives() {
+    let config = LinkConfig {
+        policy: PolicyKind::Laxity,
+        ..LinkConfig::default()
+    };
+    let mut link = Link::new(config).unwrap();
+    let now = Time(1);
+    link.handle(now, batch(1, 64, 1.0));
+    let layer = |layer| Event::LayerBegan {
+        batch: BatchId(1),
+        layer: Layer(layer),
+    };
+    link.handle(now, layer(10));
+    let level_of = |link: &Link, batch, layer| {
+        let spec = FlowSpec {
+            batch: BatchId(batch),
+            layer: Layer(layer),
+            bytes: 1000,
+            ..flow(1, Stage::KvReuse, 0.0)
+        };
+        link.level_alone(now, &spec)
+    };
+    let collective = link.credit_level(now);
+    assert_eq!(level_of(&link, 1, 11), collective);
+    assert_eq!(level_of(&link, 1, 18), collective);
+    assert!(level_of(&link, 1, 19) > collective);
+    assert!(
+        level_of(&link, 2, 0) > collective,
+        "of an unknown batch nothing is known"
+    );
+}
+
+#[test]
 fn what_cannot_be_cut_goes_in_one_piece_when_a_chunk_would_fit() {
     let config = LinkConfig {
         chunk_bytes: CHUNK,

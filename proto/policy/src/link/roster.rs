@@ -112,6 +112,11 @@ impl Batch {
         rli::rli(layer, self.progress)
     }
 
+    /// Whether hints tell of its progress.
+    pub(crate) const fn is_announced(&self) -> bool {
+        self.announced
+    }
+
     /// Whether its computation may have begun: nothing is known of one that no hint announced.
     pub(crate) fn may_run(&self) -> bool {
         self.started || !self.announced

@@ -33,12 +33,13 @@ pub fn ticks(time: Time) -> f64 {
     time.0 as f64 / TICK as f64
 }
 
-/// Near-fluid configuration: one unit takes one tick, one chunk in flight.
+/// Near-fluid configuration: one unit takes one tick, one chunk in flight, never more.
 pub fn fluid() -> LinkConfig {
     LinkConfig {
         rate: UNIT,
         chunk_bytes: CHUNK,
         window_bytes: CHUNK,
+        overcommit: 1,
         promotion_period: Span(TICK / 1000),
         load_time_constant: Span(u64::MAX / 2), // ρ stays 0
         ..LinkConfig::default()
