@@ -5,5 +5,6 @@
 //! deterministic: the same scenario and seed give the same outcome, byte for byte.
 #![forbid(unsafe_code)]
 
+pub mod network;
 pub mod outcome;
 pub mod scenario;
