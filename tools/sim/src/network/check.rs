@@ -1,0 +1,218 @@
+//! The network checked from scratch: that lists agree with each other and rates are what they should
+//! be. Slow; for tests, and in debug builds at the ports that were computed.
+
+use super::Network;
+use super::lane::State;
+use super::share::DUST;
+use super::transfer::Stage;
+
+/// What is wrong with a network. A bug in this module, whatever the caller has done.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum CheckError {
+    /// Lists do not agree with each other.
+    #[error("port {port}: {what}")]
+    Lists {
+        /// Where.
+        port: u32,
+        /// What does not agree.
+        what: &'static str,
+    },
+    /// More than a port carries.
+    #[error("port {port} carries {rate} of {capacity} B/s")]
+    Capacity {
+        /// Where.
+        port: u32,
+        /// Sum of rates.
+        rate: f64,
+        /// What there is.
+        capacity: f64,
+    },
+    /// A transfer could get more without anybody getting less that has as much per weight.
+    #[error("transfer {order} gets {rate} B/s and has no bottleneck")]
+    Bottleneck {
+        /// How many were started before it.
+        order: u64,
+        /// What it gets.
+        rate: f64,
+    },
+    /// A transfer has more bytes left than it had, fewer than none, or should have ended.
+    #[error("transfer {order} has {bytes} bytes left")]
+    Remainder {
+        /// How many were started before it.
+        order: u64,
+        /// What it has left.
+        bytes: f64,
+    },
+}
+
+/// Relative error of a sum of rates.
+const ROUNDING: f64 = 1e-9;
+
+impl Network {
+    /// Checks everything from scratch: lists, capacities, remainders, and that rates are weighted
+    /// max-min under strict priority. The latter holds exactly if each transfer has a port that its
+    /// class and those above use up and on which no other of its class gets more per weight, which
+    /// includes that no capacity is left unused. Call it after [`Network::next_end`].
+    ///
+    /// # Errors
+    /// The first thing found wrong.
+    pub fn check(&self) -> Result<(), CheckError> {
+        for port in 0..self.lanes.ports.len() as u32 {
+            self.check_lists(port)?;
+            self.check_capacity(port)?;
+        }
+        for (index, transfer) in self.slab.iter() {
+            let Stage::Bound(bottleneck) = transfer.stage else {
+                continue;
+            };
+            self.check_remainder(index)?;
+            let rate = self.rate_of(index);
+            let level = self.level_of(index, usize::from(bottleneck));
+            let bounded = transfer.path().any(|(_, lane)| {
+                let port = self.lanes.lanes[lane as usize].port;
+                self.is_used_up(port, transfer.class)
+                    && self.top_of(lane) <= level * (1.0 + ROUNDING)
+            });
+            if !bounded {
+                let order = transfer.order;
+                return Err(CheckError::Bottleneck { order, rate });
+            }
+        }
+        Ok(())
+    }
+
+    /// The same of the ports that were just computed, at a cost in proportion to what they carry.
+    #[cfg(debug_assertions)]
+    pub(super) fn audit_computed(&mut self) {
+        self.audit.sort_unstable();
+        self.audit.dedup();
+        while let Some(port) = self.audit.pop() {
+            let result = self.check_capacity(port).and_then(|()| {
+                for class in 0..self.lanes.classes() {
+                    for entry in self.entries(port, class) {
+                        self.check_remainder(entry.transfer())?;
+                    }
+                }
+                self.check_use(port)
+            });
+            assert_eq!(result, Ok(()), "at {} ns", self.now_ns);
+        }
+    }
+
+    /// A lane with a finite level, and those above it, use the port up.
+    #[cfg(debug_assertions)]
+    fn check_use(&self, port: u32) -> Result<(), CheckError> {
+        for class in 0..self.lanes.classes() {
+            let lane = self.lanes.find(port, class);
+            if lane.is_some_and(|lane| self.lanes.levels[lane as usize].level.is_finite())
+                && !self.is_used_up(port, class)
+            {
+                return lists(port, "has room, and a level");
+            }
+        }
+        Ok(())
+    }
+
+    fn check_lists(&self, port: u32) -> Result<(), CheckError> {
+        let mut count = 0;
+        for class in 0..self.lanes.classes() {
+            let Some(number) = self.lanes.find(port, class) else {
+                continue;
+            };
+            let lane = &self.lanes.lanes[number as usize];
+            count += lane.len();
+            if lane.is_empty() {
+                return lists(port, "an empty lane is kept");
+            }
+            if lane.port != port || lane.class != class {
+                return lists(port, "a lane is on the wrong port");
+            }
+            if lane.state != State::default() {
+                return lists(port, "something is left to be computed");
+            }
+            for (place, entry) in lane.iter().enumerate() {
+                let transfer = &self.slab[entry.transfer()];
+                if transfer.places[entry.hop()] != place as u32
+                    || transfer.lanes[entry.hop()] != number
+                    || transfer.class != class
+                {
+                    return lists(port, "a transfer and its entry do not agree");
+                }
+                let here = transfer.stage == Stage::Bound(entry.hop() as u8);
+                if here != (place < lane.bound()) {
+                    return lists(port, "a transfer is on the wrong side");
+                }
+            }
+        }
+        if count != self.lanes.ports[port as usize].count as usize {
+            return lists(port, "the count of transfers is wrong");
+        }
+        Ok(())
+    }
+
+    fn check_capacity(&self, port: u32) -> Result<(), CheckError> {
+        let capacity = self.lanes.ports[port as usize].capacity;
+        let rate = capacity - self.left_by(port, self.lanes.classes());
+        if rate > capacity * (1.0 + ROUNDING) {
+            return Err(CheckError::Capacity {
+                port,
+                rate,
+                capacity,
+            });
+        }
+        Ok(())
+    }
+
+    fn check_remainder(&self, index: u32) -> Result<(), CheckError> {
+        let transfer = &self.slab[index];
+        let Stage::Bound(hop) = transfer.stage else {
+            return Ok(());
+        };
+        let number = transfer.lanes[usize::from(hop)] as usize;
+        let lane = &self.lanes.lanes[number];
+        let entry = lane.get(transfer.places[usize::from(hop)] as usize);
+        let level = self.lanes.levels[number].level;
+        let bytes = (entry.target - lane.clock(level, self.now_ns)) * entry.weight;
+        // It may be late by less than a nanosecond, and then has ended.
+        let slip = level.min(self.lanes.ports[lane.port as usize].capacity) * entry.weight * 1e-9;
+        if bytes < -slip - 1e-3 || bytes > transfer.bytes as f64 * (1.0 + ROUNDING) + 1e-3 {
+            let order = transfer.order;
+            return Err(CheckError::Remainder { order, bytes });
+        }
+        Ok(())
+    }
+
+    /// What classes up to `class` leave at a port, bytes per second, by the rates of transfers.
+    fn left_by(&self, port: u32, class: u8) -> f64 {
+        let used: f64 = (0..=class)
+            .flat_map(|class| self.entries(port, class))
+            .map(|entry| self.rate_of(entry.transfer()))
+            .sum();
+        self.lanes.ports[port as usize].capacity - used
+    }
+
+    /// Whether classes up to `class` leave nothing, but for the tolerance.
+    fn is_used_up(&self, port: u32, class: u8) -> bool {
+        let capacity = self.lanes.ports[port as usize].capacity;
+        self.left_by(port, class) <= capacity * (2.0 * DUST + self.tolerance)
+    }
+
+    /// The most that a transfer gets per weight in a lane.
+    fn top_of(&self, lane: u32) -> f64 {
+        self.lanes.lanes[lane as usize]
+            .iter()
+            .map(|entry| self.rate_of(entry.transfer()) / entry.weight)
+            .fold(0.0, f64::max)
+    }
+
+    /// What a transfer gets per weight.
+    fn level_of(&self, index: u32, hop: usize) -> f64 {
+        let transfer = &self.slab[index];
+        let lane = &self.lanes.lanes[transfer.lanes[hop] as usize];
+        self.rate_of(index) / lane.get(transfer.places[hop] as usize).weight
+    }
+}
+
+fn lists(port: u32, what: &'static str) -> Result<(), CheckError> {
+    Err(CheckError::Lists { port, what })
+}

@@ -1,0 +1,571 @@
+//! The network at flow level: transfers are fluids, ports have capacities, and rates are what strict
+//! priority between classes and weighted max-min within a class make of them. Packets, windows and
+//! what a transport takes to find its rate are left out.
+//!
+//! It knows nothing of policies: a class is a number, 0 first. A transfer crosses 1 to [`PATH_MAX`]
+//! ports; a collective's aggregate crosses one. Rates are constant between timestamps, and a caller
+//! goes from one to the next:
+//!
+//! ```text
+//! now = the earlier of next_end(..) and what the caller has planned
+//! pop_ended(now) until there is none
+//! start(now, ..) and cancel(now, ..) as need be; of zero bytes: pop_ended(now) again
+//! next_end(now)        computes the rates of all that is affected, once
+//! ```
+//!
+//! Times never go back, and nothing that ends is passed over: `now` is never after what the last
+//! `next_end` said. If a caller goes on in time without having called it, then it is called for them.
+//!
+//! | file | concept |
+//! |---|---|
+//! | `transfer` | the slab of transfers |
+//! | `lane` | the transfers of a class on a port, and the clock of those that it bounds |
+//! | `lanes` | which lanes there are, and which are to be computed |
+//! | `water` | the level at which one lane is full |
+//! | `share` | the levels of all lanes |
+//! | `events` | which lane has the next end |
+//! | `check` | the same from scratch, for tests |
+//!
+//! Cost: a transfer that has its ports to itself is O(1) but for the heap of events. Otherwise a start
+//! or end costs two sweeps over the transfers of each port whose level it changes, and nothing for the
+//! transfers themselves: their ends are told by their lane's clock. Nothing is allocated once tables
+//! have grown to what is in flight.
+//!
+//! Precision: an end is rounded up to whole nanoseconds and delivers exactly its bytes; for the last
+//! fraction of a nanosecond its share is idle. What classes above leave is zero if it is less than
+//! 10⁻⁹ of the capacity. Rates are otherwise exact to about 10⁻¹², or to a tolerance that was asked for.
+
+mod check;
+mod events;
+mod lane;
+mod lanes;
+mod share;
+#[cfg(test)]
+mod tests;
+mod transfer;
+mod water;
+
+use laxity_policy::Time;
+
+pub use check::CheckError;
+pub use transfer::{PATH_MAX, TransferId};
+
+use events::Events;
+use lane::{Entry, MANY, State};
+use lanes::{Care, Lanes, Level};
+use share::{Scratch, Sharing};
+use transfer::{NONE, Slab, Stage, Transfer};
+
+/// Classes at most.
+pub const CLASSES_MAX: u8 = 64;
+
+/// Entries looked at, per entry there is, before a component is filled from scratch.
+const PATIENCE: usize = 4;
+
+/// One direction of a link, as [`Network::add_port`] numbers them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortId(pub u32);
+
+/// A transfer that has ended and is to be told.
+#[derive(Clone, Copy, Debug)]
+struct Ended {
+    order: u64,
+    id: TransferId,
+}
+
+/// Ports and the transfers between them.
+#[derive(Debug)]
+pub struct Network {
+    now_ns: u64,
+    lanes: Lanes,
+    slab: Slab,
+    events: Events,
+    /// Transfers started so far.
+    started: u64,
+    /// Transfers that have bytes left.
+    in_flight: usize,
+    /// What has ended, from `told` on in the order of starts if `sorted`.
+    ended: Vec<Ended>,
+    told: usize,
+    sorted: bool,
+    scratch: Scratch,
+    /// By which part a rate may be too low.
+    tolerance: f64,
+    patience: usize,
+    #[cfg(debug_assertions)]
+    audit: Vec<u32>,
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Network {
+    /// A network without ports.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            now_ns: 0,
+            lanes: Lanes::default(),
+            slab: Slab::new(),
+            events: Events::default(),
+            started: 0,
+            in_flight: 0,
+            ended: Vec::new(),
+            told: 0,
+            sorted: true,
+            scratch: Scratch::default(),
+            tolerance: 0.0,
+            patience: PATIENCE,
+            #[cfg(debug_assertions)]
+            audit: Vec::new(),
+        }
+    }
+
+    /// A network without ports whose rates may be too low by a part of `tolerance`, never too high.
+    /// With tens of thousands of transfers of the same class that cross each other's ports, an event
+    /// changes nearly all rates by next to nothing; 0.01 then saves 99 % of the work.
+    ///
+    /// # Panics
+    /// If the tolerance is not at least 0 and below 1.
+    #[must_use]
+    pub fn with_tolerance(tolerance: f64) -> Self {
+        assert!(
+            (0.0..1.0).contains(&tolerance),
+            "a tolerance of {tolerance} is not in 0..1"
+        );
+        Self {
+            tolerance,
+            ..Self::new()
+        }
+    }
+
+    /// A port that carries `bytes_per_second`.
+    ///
+    /// # Panics
+    /// If that is negative or not finite.
+    pub fn add_port(&mut self, bytes_per_second: f64) -> PortId {
+        assert!(
+            bytes_per_second.is_finite() && bytes_per_second >= 0.0,
+            "a port cannot carry {bytes_per_second} B/s"
+        );
+        PortId(self.lanes.add_port(bytes_per_second))
+    }
+
+    /// Starts a transfer of `bytes` over the ports of `path`, 1 to [`PATH_MAX`] different ones in any
+    /// order. It gets a share in proportion to `weight` among those of its `class`, after those of
+    /// lower class numbers. `tag` is told at its end. One of zero bytes ends at once.
+    ///
+    /// # Panics
+    /// If the path is empty or too long, the class is not below [`CLASSES_MAX`], or the weight is not
+    /// a positive finite number.
+    pub fn start(
+        &mut self,
+        now: Time,
+        path: &[PortId],
+        bytes: u64,
+        class: u8,
+        weight: f64,
+        tag: u32,
+    ) -> TransferId {
+        assert!(
+            (1..=PATH_MAX).contains(&path.len()),
+            "a path has 1 to {PATH_MAX} ports, not {}",
+            path.len()
+        );
+        assert!(class < CLASSES_MAX, "class {class} is too high");
+        assert!(
+            weight > 0.0 && weight.is_finite(),
+            "a weight cannot be {weight}"
+        );
+        self.advance(now);
+        let order = self.started;
+        self.started += 1;
+        let transfer = Transfer {
+            lanes: [NONE; PATH_MAX],
+            places: [NONE; PATH_MAX],
+            bytes,
+            order,
+            generation: 0,
+            tag,
+            hops: path.len() as u8,
+            class,
+            stage: Stage::Fresh,
+        };
+        let index = self.slab.insert(transfer);
+        let id = self.slab.id(index);
+        if bytes == 0 {
+            self.slab[index].stage = Stage::Ended;
+            self.note_ended(order, id);
+            return id;
+        }
+        self.lanes.cover(class);
+        self.in_flight += 1;
+        self.attach(index, path, weight);
+        id
+    }
+
+    /// Takes a transfer off. Returns the bytes it had left, rounded up; 0 if it has ended.
+    pub fn cancel(&mut self, now: Time, id: TransferId) -> u64 {
+        self.advance(now);
+        let Some(index) = self.slab.find(id) else {
+            return 0;
+        };
+        let left = self.bytes_left(index, self.now_ns);
+        // What is short of a byte by a thousandth or less is a byte.
+        let left = ((left - 1e-3).ceil().max(0.0) as u64).min(self.slab[index].bytes);
+        if self.slab[index].stage != Stage::Ended {
+            self.detach(index, self.slab[index].bytes - left);
+        }
+        self.slab.remove(index);
+        left
+    }
+
+    /// When the next transfer ends if nothing else happens; `now` if one has ended that was not
+    /// popped. Computes the rates of what is affected: call it once per timestamp, after all starts
+    /// and cancellations.
+    pub fn next_end(&mut self, now: Time) -> Option<Time> {
+        self.advance(now);
+        self.refresh();
+        while let Some(ended) = self.ended.get(self.told) {
+            if self.slab.find(ended.id).is_some() {
+                return Some(Time(self.now_ns));
+            }
+            self.told += 1;
+        }
+        self.events.first().map(|(at_ns, _)| Time(at_ns))
+    }
+
+    /// One transfer that ends by `now`, with its tag. Those that end at the same time come in the
+    /// order of their starts.
+    pub fn pop_ended(&mut self, now: Time) -> Option<(TransferId, u32)> {
+        self.advance(now);
+        self.collect();
+        if !self.sorted {
+            self.ended[self.told..].sort_unstable_by_key(|ended| ended.order);
+            self.sorted = true;
+        }
+        while let Some(&Ended { id, .. }) = self.ended.get(self.told) {
+            self.told += 1;
+            // It may have been cancelled since.
+            if let Some(index) = self.slab.find(id) {
+                let tag = self.slab[index].tag;
+                self.slab.remove(index);
+                return Some((id, tag));
+            }
+        }
+        self.ended.clear();
+        self.told = 0;
+        None
+    }
+}
+
+/// What can be asked. Rates are those of the last [`Network::next_end`].
+impl Network {
+    /// How many ports there are.
+    #[must_use]
+    pub fn ports(&self) -> usize {
+        self.lanes.ports.len()
+    }
+
+    /// How many transfers have bytes left.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Bytes per second.
+    #[must_use]
+    pub fn capacity(&self, port: PortId) -> f64 {
+        self.lanes.ports[port.0 as usize].capacity
+    }
+
+    /// How many transfers cross a port.
+    #[must_use]
+    pub fn active(&self, port: PortId) -> usize {
+        self.lanes.ports[port.0 as usize].count as usize
+    }
+
+    /// How many transfers of a class cross a port.
+    #[must_use]
+    pub fn active_in_class(&self, port: PortId, class: u8) -> usize {
+        let lane = self.lanes.find(port.0, class);
+        lane.map_or(0, |lane| self.lanes.lanes[lane as usize].len())
+    }
+
+    /// What the transfers of a class get at a port, bytes per second. Goes through all of them.
+    #[must_use]
+    pub fn rate_in_class(&self, port: PortId, class: u8) -> f64 {
+        self.entries(port.0, class)
+            .map(|entry| self.rate_of(entry.transfer()))
+            .sum()
+    }
+
+    /// What a transfer gets, bytes per second; 0 if it has ended.
+    #[must_use]
+    pub fn rate(&self, id: TransferId) -> f64 {
+        self.slab.find(id).map_or(0.0, |index| self.rate_of(index))
+    }
+
+    /// Bytes that a transfer has left at `now`, which must not be before the last call that took a
+    /// time nor after [`Network::next_end`].
+    #[must_use]
+    pub fn remaining(&self, id: TransferId, now: Time) -> f64 {
+        let now_ns = self.not_before(now);
+        self.slab
+            .find(id)
+            .map_or(0.0, |index| self.bytes_left(index, now_ns))
+    }
+
+    /// Bytes that have passed a port by `now`, of which the same holds. Goes through the transfers
+    /// that cross it.
+    #[must_use]
+    pub fn carried(&self, port: PortId, now: Time) -> f64 {
+        (0..self.lanes.classes())
+            .map(|class| self.carried_in_class(port, class, now))
+            .sum()
+    }
+
+    /// Bytes of one class that have passed a port by `now`.
+    #[must_use]
+    pub fn carried_in_class(&self, port: PortId, class: u8, now: Time) -> f64 {
+        let now_ns = self.not_before(now);
+        let carried = |entry: &Entry| {
+            let index = entry.transfer();
+            self.slab[index].bytes as f64 - self.bytes_left(index, now_ns)
+        };
+        let under_way: f64 = self.entries(port.0, class).map(carried).sum();
+        self.lanes.done(port.0, class) as f64 + under_way
+    }
+
+    fn entries(&self, port: u32, class: u8) -> impl Iterator<Item = &Entry> {
+        let lane = self.lanes.find(port, class);
+        lane.into_iter()
+            .flat_map(|lane| self.lanes.lanes[lane as usize].iter())
+    }
+
+    fn not_before(&self, now: Time) -> u64 {
+        debug_assert!(now.0 >= self.now_ns, "time goes forward");
+        debug_assert!(
+            self.lanes.is_clean() || now.0 == self.now_ns,
+            "rates are not known: next_end() has not been called"
+        );
+        now.0.max(self.now_ns)
+    }
+}
+
+/// The inside.
+impl Network {
+    /// Goes to `now`. If the caller has left rates to be computed, they are those since then.
+    fn advance(&mut self, now: Time) {
+        debug_assert!(now.0 >= self.now_ns, "time goes forward");
+        if now.0 > self.now_ns {
+            self.refresh();
+            debug_assert!(
+                self.events.first().is_none_or(|(at_ns, _)| at_ns >= now.0),
+                "what ends earlier is popped earlier"
+            );
+            self.now_ns = now.0;
+        }
+    }
+
+    /// Ends what is due, then computes rates where something has changed.
+    fn refresh(&mut self) {
+        self.collect();
+        if !self.lanes.is_clean() {
+            Sharing {
+                now_ns: self.now_ns,
+                lanes: &mut self.lanes,
+                slab: &mut self.slab,
+                scratch: &mut self.scratch,
+                tolerance: self.tolerance,
+                patience: self.patience,
+                #[cfg(debug_assertions)]
+                audit: &mut self.audit,
+            }
+            .run();
+        }
+        while let Some(number) = self.lanes.touched.pop() {
+            let lane = &mut self.lanes.lanes[number as usize];
+            lane.state.clear(State::TOUCHED);
+            let level = self.lanes.levels[number as usize].level;
+            self.events.set(number, lane.next_end_ns(level));
+            if lane.is_empty() {
+                self.lanes.release(number);
+            }
+        }
+        #[cfg(debug_assertions)]
+        self.audit_computed();
+    }
+
+    /// Ends what is due.
+    fn collect(&mut self) {
+        while let Some((at_ns, number)) = self.events.first()
+            && at_ns <= self.now_ns
+        {
+            self.events.set(number, None);
+            loop {
+                let lane = &self.lanes.lanes[number as usize];
+                let level = self.lanes.levels[number as usize].level;
+                let next_ns = lane.next_end_ns(level);
+                if next_ns.is_none_or(|at_ns| at_ns > self.now_ns) {
+                    break;
+                }
+                let index = lane.get(0).transfer();
+                self.detach(index, self.slab[index].bytes);
+                self.slab[index].stage = Stage::Ended;
+                self.note_ended(self.slab[index].order, self.slab.id(index));
+            }
+            if self.lanes.lanes[number as usize].bound() > 0 {
+                self.lanes.touch(number);
+            }
+        }
+    }
+
+    fn note_ended(&mut self, order: u64, id: TransferId) {
+        self.sorted &= self.ended[self.told..]
+            .last()
+            .is_none_or(|last| last.order < order);
+        self.ended.push(Ended { order, id });
+    }
+
+    /// Enters a transfer in the lanes of its path.
+    fn attach(&mut self, index: u32, path: &[PortId], weight: f64) {
+        let class = self.slab[index].class;
+        let mut lanes = [NONE; PATH_MAX];
+        let mut alone = true;
+        for (hop, port) in path.iter().enumerate() {
+            alone &= self.lanes.count_in(port.0, class);
+            let lane = self.lanes.enter(port.0, class);
+            debug_assert!(!lanes.contains(&lane), "a path crosses a port once");
+            lanes[hop] = lane;
+        }
+        let mut places = [NONE; PATH_MAX];
+        for hop in 0..path.len() {
+            places[hop] = self.lanes.lanes[lanes[hop] as usize].push(Entry {
+                target: 0.0,
+                weight,
+                whose: index * PATH_MAX as u32 + hop as u32,
+                other: match path.len() {
+                    1 => NONE,
+                    2 => lanes[1 - hop],
+                    _ => MANY,
+                },
+            });
+        }
+        self.slab[index].lanes = lanes;
+        self.slab[index].places = places;
+        if alone {
+            self.bind_alone(index, weight);
+            return;
+        }
+        for (&lane, port) in lanes.iter().zip(path) {
+            let here = &mut self.lanes.lanes[lane as usize];
+            here.state.set(State::FRESH);
+            let first = here.len() == 1;
+            self.lanes.mark(lane);
+            // The class above has not kept count of what it leaves while nobody needed it.
+            if first
+                && let Some(above) = self.lanes.above(port.0, class)
+                && self.lanes.levels[above as usize].is_quiet()
+            {
+                self.lanes.mark(above);
+            }
+        }
+    }
+
+    /// A transfer that has all of its ports to itself gets what the slowest carries: no need to
+    /// compute anything.
+    fn bind_alone(&mut self, index: u32, weight: f64) {
+        let (mut slowest, mut rate) = (0, f64::INFINITY);
+        let transfer = &self.slab[index];
+        let bytes = transfer.bytes;
+        for (hop, number) in transfer.path() {
+            let lane = &mut self.lanes.lanes[number as usize];
+            lane.room = self.lanes.ports[lane.port as usize].capacity;
+            self.lanes.levels[number as usize] = Level {
+                level: f64::INFINITY,
+                care: Care::Above(lane.room / weight),
+            };
+            if lane.room < rate {
+                (slowest, rate) = (hop, lane.room);
+            }
+        }
+        let number = transfer.lanes[slowest];
+        let lane = &mut self.lanes.lanes[number as usize];
+        let level = rate / weight;
+        self.lanes.levels[number as usize] = Level::of(level);
+        lane.settle(0.0, self.now_ns);
+        lane.promote(0, bytes as f64 / weight, &mut self.slab);
+        self.events.set(number, lane.next_end_ns(level));
+        self.slab[index].stage = Stage::Bound(slowest as u8);
+    }
+
+    /// Takes a transfer out of its lanes, of which `carried` bytes have passed.
+    fn detach(&mut self, index: u32, carried: u64) {
+        self.in_flight -= 1;
+        let transfer = &self.slab[index];
+        let (path, places) = (transfer.path(), transfer.places);
+        let (bottleneck, level) = match transfer.stage {
+            Stage::Bound(hop) => {
+                let bottleneck = transfer.lanes[usize::from(hop)];
+                let level = self.lanes.levels[bottleneck as usize].level;
+                (bottleneck, Some(level))
+            }
+            _ => (NONE, None),
+        };
+        for (hop, number) in path {
+            let lane = &mut self.lanes.lanes[number as usize];
+            let weight = lane.get(places[hop] as usize).weight;
+            lane.remove(places[hop], &mut self.slab);
+            let (port, class) = (lane.port, lane.class);
+            self.lanes.count_out(number, carried);
+            let lane = &mut self.lanes.lanes[number as usize];
+            if lane.is_empty() {
+                lane.state.clear(State::FRESH);
+                self.events.set(number, None);
+                self.lanes.levels[number as usize] = Level::OPEN;
+                self.lanes.release(number);
+                if let Some(below) = self.lanes.below(port, class) {
+                    self.lanes.mark(below);
+                }
+                continue;
+            }
+            // As if its rate became zero.
+            let there = &mut self.lanes.levels[number as usize];
+            if level.is_none_or(|level| there.hear(0.0, -weight * level)) {
+                self.lanes.mark(number);
+            }
+            if number == bottleneck {
+                self.lanes.touch(number);
+            }
+        }
+    }
+
+    fn rate_of(&self, index: u32) -> f64 {
+        let transfer = &self.slab[index];
+        let Stage::Bound(hop) = transfer.stage else {
+            return 0.0;
+        };
+        let number = transfer.lanes[usize::from(hop)] as usize;
+        let lane = &self.lanes.lanes[number];
+        let entry = lane.get(transfer.places[usize::from(hop)] as usize);
+        self.lanes.levels[number].level * entry.weight
+    }
+
+    fn bytes_left(&self, index: u32, now_ns: u64) -> f64 {
+        let transfer = &self.slab[index];
+        let hop = match transfer.stage {
+            Stage::Bound(hop) => usize::from(hop),
+            Stage::Fresh => return transfer.bytes as f64,
+            Stage::Ended | Stage::Free => return 0.0,
+        };
+        let number = transfer.lanes[hop] as usize;
+        let lane = &self.lanes.lanes[number];
+        let entry = lane.get(transfer.places[hop] as usize);
+        let norm = entry.target - lane.clock(self.lanes.levels[number].level, now_ns);
+        (norm * entry.weight).clamp(0.0, transfer.bytes as f64)
+    }
+}

@@ -1,0 +1,433 @@
+//! Sharing: the weighted max-min rates of one class, in what the classes above leave.
+//!
+//! The level `λ_p` of a port is what its transfers get there per unit of weight unless another port
+//! of their path gives less; infinite where they do not use up the room `R_p`. A transfer's rate is
+//! `w · min λ` over its path. If at every port with a finite level
+//!
+//! ```text
+//! Σ min(w_f · b_f, w_f · λ_p) = R_p        b_f = least λ of the other ports of f
+//! ```
+//!
+//! and at every other one `Σ w_f · b_f ≤ R_p`, then each transfer has a port that is used up and on
+//! which none gets more per weight than it does: the rates are max-min (Bertsekas and Gallager, Data
+//! Networks, §6.5.2), and there are no others. So it is enough to solve the equation at ports where
+//! something has changed and to pass on what changes thereby, until nothing does:
+//!
+//! * Ports are taken in ascending order of a lower bound of their level. A lower level is the cause
+//!   of a higher one and never the other way round, so most ports are solved once.
+//! * One whose new level is above the next lower bound waits for that one.
+//! * Nothing is passed on by a change below [`SAME`] of a rate.
+//! * A port where a class uses less than there is, and no class below has transfers, need not know of
+//!   every change: either all of its transfers stay below an even share ([`Care::Above`]), or the
+//!   change is taken from what is spare ([`Care::Beyond`]).
+//! * With a tolerance, a level that would rise by less stays as it is. Those that fall are never
+//!   spared, so that no port carries more than it can; but as each is shared by many, what they leave
+//!   elsewhere is less and less, and the wave ends after a few ports.
+//!
+//! Should this take too long, which needs levels that are all but equal, then the connected component
+//! is filled progressively: all levels are lifted to infinity, and the same steps in the same order
+//! find one final level each.
+//!
+//! What a class leaves, `R_p − Σ rates`, is the room of the next one below that has transfers; only if
+//! it changes is that one computed.
+
+use super::lane::{Entry, MANY, State};
+use super::lanes::{Care, Lanes, Level};
+use super::transfer::{NONE, Slab, Stage};
+use super::water;
+
+/// Rates that differ by less than this part of themselves are the same.
+pub(super) const SAME: f64 = 1e-12;
+
+/// A residual below this part of the capacity is zero.
+pub(super) const DUST: f64 = 1e-9;
+
+/// Whether two rates, levels or residuals are the same, given one more as scale.
+pub(super) fn same(a: f64, b: f64, scale: f64) -> bool {
+    a == b || (a - b).abs() <= SAME * scale
+}
+
+/// Whether two levels are the same.
+fn same_level(a: f64, b: f64) -> bool {
+    a == b || (a.is_finite() && b.is_finite() && same(a, b, a.max(b)))
+}
+
+/// A solved lane.
+struct Solution {
+    /// `R`, bytes per second.
+    room: f64,
+    /// What it leaves of that to the classes below.
+    left: f64,
+    /// `Σ w`.
+    weight: f64,
+    level: Level,
+}
+
+/// Buffers that are kept between computations.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    /// Of the lane that is being solved, by place: `b`.
+    bounds: Vec<f64>,
+    /// `w`, if there are several.
+    weights: Vec<f64>,
+    /// Transfers whose bottleneck moves, with its place in their path.
+    moves: Vec<(u32, u8)>,
+    /// The lanes that are being filled from scratch.
+    component: Vec<u32>,
+}
+
+/// Rates being computed.
+pub(super) struct Sharing<'a> {
+    pub(super) now_ns: u64,
+    pub(super) lanes: &'a mut Lanes,
+    pub(super) slab: &'a mut Slab,
+    pub(super) scratch: &'a mut Scratch,
+    /// By which part a level may be too low.
+    pub(super) tolerance: f64,
+    /// Entries of a class looked at, per entry there is, before the component is filled from
+    /// scratch.
+    pub(super) patience: usize,
+    /// Ports that were computed.
+    #[cfg(debug_assertions)]
+    pub(super) audit: &'a mut Vec<u32>,
+}
+
+impl Sharing<'_> {
+    /// Computes what is dirty, class by class.
+    pub(super) fn run(&mut self) {
+        let mut class = None;
+        let (mut work, mut budget) = (0, 0);
+        while let Some(number) = self.lanes.pop_dirty() {
+            let lane = &mut self.lanes.lanes[number as usize];
+            if lane.is_empty() {
+                lane.state.clear(State::DIRTY);
+                self.lanes.release(number);
+                continue;
+            }
+            #[cfg(debug_assertions)]
+            self.audit.push(lane.port);
+            let (here, count) = (lane.class, lane.len());
+            if class != Some(here) {
+                class = Some(here);
+                self.unseal();
+                work = 0;
+                budget = self.patience * (self.lanes.members[usize::from(here)] + 64);
+            }
+            work += count;
+            if self.step(number) && work > budget {
+                budget = usize::MAX;
+                self.lift(here);
+            }
+        }
+        self.unseal();
+    }
+
+    /// Computes a lane; false if it has to wait for others.
+    fn step(&mut self, number: u32) -> bool {
+        let room = self.room(number);
+        let before = self.lanes.levels[number as usize].level;
+        let lane = &mut self.lanes.lanes[number as usize];
+        if room == 0.0 && before == 0.0 && !lane.state.has(State::FRESH) {
+            // Blocked, as it was.
+            lane.state.clear(State::DIRTY);
+            lane.room = 0.0;
+            return true;
+        }
+        let class = lane.class;
+        let solution = self.solve(number, room, before);
+        let level = solution.level.level;
+        if level < before
+            && let Some(least) = self.lanes.next_least(class)
+            && level * (1.0 - SAME) > least
+        {
+            self.lanes.requeue(number, class, level);
+            return false;
+        }
+        self.commit(number, &solution);
+        true
+    }
+
+    /// What the classes above leave to a lane.
+    fn room(&self, number: u32) -> f64 {
+        let lane = &self.lanes.lanes[number as usize];
+        match self.lanes.above(lane.port, lane.class) {
+            Some(above) => match self.lanes.levels[above as usize].care {
+                Care::Every(left) => left,
+                _ => unreachable!("a lane with transfers below keeps account"),
+            },
+            None => self.lanes.ports[lane.port as usize].capacity,
+        }
+    }
+
+    /// Looks up what the transfers of a lane may get elsewhere, into the scratch. Returns `Σ w·b` and
+    /// `Σ w`.
+    fn look(&mut self, number: u32) -> (f64, f64) {
+        let Scratch {
+            bounds, weights, ..
+        } = &mut *self.scratch;
+        let lane = &self.lanes.lanes[number as usize];
+        bounds.resize(lane.len(), 0.0);
+        if let [entry] = lane.parts()[0]
+            && lane.len() == 1
+        {
+            bounds[0] = self.lanes.bound_elsewhere(entry, number, self.slab);
+            return (bounds[0] * entry.weight, entry.weight);
+        }
+        weights.resize(lane.len(), 0.0);
+        let mut start = 0;
+        for entries in lane.parts() {
+            let places = start..start + entries.len();
+            start = places.end;
+            let places = bounds[places.clone()].iter_mut().zip(&mut weights[places]);
+            for (entry, (bound, weight)) in entries.iter().zip(places) {
+                *weight = entry.weight;
+                *bound = self.lanes.bound_elsewhere(entry, number, self.slab);
+            }
+        }
+        water::sums(bounds, weights)
+    }
+
+    /// Solves the equation of a lane, given the levels of the others.
+    fn solve(&mut self, number: u32, room: f64, before: f64) -> Solution {
+        let (need, weight) = self.look(number);
+        let Scratch {
+            bounds, weights, ..
+        } = &*self.scratch;
+        let lane = &self.lanes.lanes[number as usize];
+        if room <= 0.0 || need > room * (1.0 + SAME) {
+            let level = match bounds.len() {
+                _ if room <= 0.0 => 0.0,
+                1 => room / weight,
+                _ => water::level(room, bounds, weights, weight, before),
+            };
+            return Solution {
+                room,
+                left: 0.0,
+                weight,
+                level: Level::of(level),
+            };
+        }
+        let even = room / weight;
+        let dust = self.lanes.ports[lane.port as usize].capacity * DUST;
+        let left = (room - need).max(0.0);
+        let left = if left < dust { 0.0 } else { left };
+        let care = if self.lanes.below(lane.port, lane.class).is_some() {
+            Care::Every(left)
+        } else if bounds.iter().all(|&bound| bound <= even) {
+            Care::Above(even)
+        } else if left > dust {
+            Care::Beyond(left - dust)
+        } else {
+            Care::Every(left)
+        };
+        Solution {
+            room,
+            left,
+            weight,
+            level: Level {
+                level: f64::INFINITY,
+                care,
+            },
+        }
+    }
+
+    /// Gives the lane its solution: transfers that it now bounds, or no longer, change sides, and the
+    /// other lanes of those whose rate changes get dirty.
+    fn commit(&mut self, number: u32, solution: &Solution) {
+        let level = &mut self.lanes.levels[number as usize];
+        let (before, mut now) = (level.level, solution.level.level);
+        // A level may lag behind by the tolerance if that makes it too low: no port is overfull then.
+        let lags = now > before && now <= before * (1.0 + self.tolerance) && now.is_finite();
+        let changed = !lags && !same_level(before, now);
+        if !changed {
+            now = before;
+        }
+        *level = Level {
+            level: now,
+            ..solution.level
+        };
+        let lane = &mut self.lanes.lanes[number as usize];
+        if changed {
+            lane.settle(before, self.now_ns);
+        }
+        if lane.state.has(State::VISITED) {
+            lane.state.set(State::SEALED);
+        }
+        lane.room = solution.room;
+        lane.set_weight(solution.weight);
+        lane.state.clear(State::DIRTY);
+        let fresh = lane.state.clear(State::FRESH);
+        let (port, class) = (lane.port, lane.class);
+        if changed {
+            self.lanes.touch(number);
+        }
+        if changed && !self.is_contained(number, now, fresh) {
+            self.tell(number, before, now, 0, fresh);
+        } else if fresh {
+            let from = self.lanes.lanes[number as usize].bound();
+            self.tell(number, before, now, from, fresh);
+        }
+        if let Some(below) = self.lanes.below(port, class) {
+            let capacity = self.lanes.ports[port as usize].capacity;
+            let room = self.lanes.lanes[below as usize].room;
+            if !same(room, solution.left, capacity) {
+                self.lanes.mark(below);
+            }
+        }
+    }
+
+    /// Whether no other lane is concerned by the level of this one: those of the transfers that it
+    /// bounds do not care, and no transfer that another bounds changes sides.
+    fn is_contained(&self, number: u32, level: f64, fresh: bool) -> bool {
+        let lane = &self.lanes.lanes[number as usize];
+        let mut start = 0;
+        for entries in lane.parts() {
+            let ours = lane.bound().saturating_sub(start).min(entries.len());
+            let bounds = &self.scratch.bounds[start..start + entries.len()];
+            start += entries.len();
+            let quiet = |entry| self.lanes.is_ignored(entry, level);
+            let stays = |(entry, bound): (&Entry, &f64)| {
+                level >= bound * (1.0 - SAME)
+                    || (fresh && self.slab[entry.transfer()].stage == Stage::Fresh)
+            };
+            let others = entries[ours..].iter().zip(&bounds[ours..]);
+            if !entries[..ours].iter().all(quiet) || !others.into_iter().all(stays) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Goes through the transfers from `from` on of a lane whose level was `before` and is `now`.
+    fn tell(&mut self, number: u32, before: f64, now: f64, from: usize, fresh: bool) {
+        let mut moves = std::mem::take(&mut self.scratch.moves);
+        let lane = &self.lanes.lanes[number as usize];
+        let (count, ours) = (lane.len(), lane.bound());
+        for place in from..count {
+            let entry = *self.lanes.lanes[number as usize].get(place);
+            let bound = self.scratch.bounds[place];
+            if place < ours {
+                let rate = if bound < now * (1.0 - SAME) {
+                    moves.push(self.least(&entry));
+                    bound
+                } else {
+                    now
+                };
+                self.tell_others(&entry, number, before, rate);
+            } else if fresh && self.slab[entry.transfer()].stage == Stage::Fresh {
+                // All of its lanes are dirty already.
+                moves.push(self.least(&entry));
+            } else if now < bound * (1.0 - SAME) {
+                moves.push((entry.transfer(), entry.hop() as u8));
+                self.tell_others(&entry, number, bound, now);
+            }
+        }
+        for (transfer, hop) in moves.drain(..) {
+            self.rebind(transfer, hop);
+        }
+        self.scratch.moves = moves;
+    }
+
+    /// The bottleneck of a transfer, by place in its path.
+    fn least(&self, entry: &Entry) -> (u32, u8) {
+        let mut least = (f64::INFINITY, entry.hop());
+        for (hop, lane) in self.slab[entry.transfer()].path() {
+            let level = self.lanes.levels[lane as usize].level;
+            if level < least.0 {
+                least = (level, hop);
+            }
+        }
+        (entry.transfer(), least.1 as u8)
+    }
+
+    /// Tells the other lanes of a transfer what its level was and is.
+    fn tell_others(&mut self, entry: &Entry, number: u32, before: f64, now: f64) {
+        if same_level(before, now) || entry.other == NONE {
+            return;
+        }
+        if entry.other == MANY {
+            for (_, other) in self.slab[entry.transfer()].path() {
+                if other != number {
+                    self.tell_one(other, entry.weight, before, now);
+                }
+            }
+        } else {
+            self.tell_one(entry.other, entry.weight, before, now);
+        }
+    }
+
+    fn tell_one(&mut self, number: u32, weight: f64, before: f64, now: f64) {
+        if self.lanes.levels[number as usize].hear(now, weight * (now - before)) {
+            self.lanes.mark(number);
+        }
+    }
+
+    /// The lane at `hop` of its path bounds the transfer from here on.
+    fn rebind(&mut self, transfer: u32, hop: u8) {
+        let one = &self.slab[transfer];
+        let bytes = one.bytes;
+        let stage = one.stage;
+        let (to, place) = (one.lanes[usize::from(hop)], one.places[usize::from(hop)]);
+        let norm = match stage {
+            Stage::Bound(old) if old == hop => return,
+            Stage::Bound(old) => {
+                let from = one.lanes[usize::from(old)];
+                let place = one.places[usize::from(old)];
+                self.lanes.settle(from, self.now_ns);
+                self.lanes.touch(from);
+                self.lanes.lanes[from as usize].demote(place, self.slab)
+            }
+            Stage::Fresh => {
+                let lane = &self.lanes.lanes[to as usize];
+                bytes as f64 / lane.get(place as usize).weight
+            }
+            Stage::Ended | Stage::Free => unreachable!("not in any lane"),
+        };
+        self.lanes.settle(to, self.now_ns);
+        self.lanes.touch(to);
+        self.lanes.lanes[to as usize].promote(place, norm, self.slab);
+        self.slab[transfer].stage = Stage::Bound(hop);
+    }
+
+    /// Starts to fill the component of the dirty lanes of a class from scratch.
+    fn lift(&mut self, class: u8) {
+        let mut component = std::mem::take(&mut self.scratch.component);
+        self.lanes.drain_class(class, &mut component);
+        component.retain(|&number| {
+            let lane = &mut self.lanes.lanes[number as usize];
+            lane.state.clear(State::DIRTY);
+            if lane.is_empty() {
+                self.lanes.release(number);
+                return false;
+            }
+            !lane.state.set(State::VISITED)
+        });
+        let mut next = 0;
+        while let Some(&number) = component.get(next) {
+            next += 1;
+            for place in 0..self.lanes.lanes[number as usize].len() {
+                let entry = *self.lanes.lanes[number as usize].get(place);
+                for (_, other) in self.slab[entry.transfer()].path() {
+                    let lane = &mut self.lanes.lanes[other as usize];
+                    if !lane.state.set(State::VISITED) {
+                        component.push(other);
+                    }
+                }
+            }
+            self.lanes.settle(number, self.now_ns);
+            self.lanes.touch(number);
+            self.lanes.levels[number as usize] = Level::OPEN;
+            self.lanes.lanes[number as usize].room = self.room(number);
+            self.lanes.mark(number);
+        }
+        self.scratch.component = component;
+    }
+
+    /// Ends a filling from scratch.
+    fn unseal(&mut self) {
+        for number in self.scratch.component.drain(..) {
+            let lane = &mut self.lanes.lanes[number as usize];
+            lane.state.clear(State::VISITED | State::SEALED);
+        }
+    }
+}

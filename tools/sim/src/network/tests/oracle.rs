@@ -1,0 +1,59 @@
+//! Progressive filling as in textbooks: raise all rates of a class together, freeze those that cross
+//! a port that is used up, go on with the others; then the next class. Shares no code with the
+//! network, knows no shortcut, and is slow.
+
+/// A transfer as the oracle sees it.
+#[derive(Clone, Debug)]
+pub(super) struct Fluid {
+    pub(super) path: Vec<usize>,
+    pub(super) class: u8,
+    pub(super) weight: f64,
+}
+
+/// The rate of each transfer.
+pub(super) fn rates(capacities: &[f64], fluids: &[Fluid]) -> Vec<f64> {
+    let mut rates = vec![0.0; fluids.len()];
+    let mut left = capacities.to_vec();
+    for class in 0..64 {
+        let of_class = |one: &usize| fluids[*one].class == class;
+        let mut rising: Vec<usize> = (0..fluids.len()).filter(of_class).collect();
+        let members = rising.clone();
+        let mut room = left.clone();
+        while !rising.is_empty() {
+            // How far all can rise until a port is used up.
+            let crossing = |port: usize| {
+                let crosses = move |one: &&usize| fluids[**one].path.contains(&port);
+                rising.iter().filter(crosses)
+            };
+            let weight =
+                |port: usize| -> f64 { crossing(port).map(|&one| fluids[one].weight).sum() };
+            let tight = (0..capacities.len())
+                .filter(|&port| crossing(port).next().is_some())
+                .min_by(|&a, &b| {
+                    let (a, b) = (room[a] / weight(a), room[b] / weight(b));
+                    a.total_cmp(&b)
+                })
+                .expect("a transfer crosses a port");
+            let level = room[tight] / weight(tight);
+            let frozen: Vec<usize> = crossing(tight).copied().collect();
+            rising.retain(|one| !frozen.contains(one));
+            for one in frozen {
+                rates[one] = level * fluids[one].weight;
+                for &port in &fluids[one].path {
+                    room[port] = (room[port] - rates[one]).max(0.0);
+                }
+            }
+        }
+        for one in members {
+            for &port in &fluids[one].path {
+                left[port] -= rates[one];
+            }
+        }
+        for (left, capacity) in left.iter_mut().zip(capacities) {
+            if *left < capacity * 1e-9 {
+                *left = 0.0;
+            }
+        }
+    }
+    rates
+}
