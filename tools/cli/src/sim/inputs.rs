@@ -67,13 +67,22 @@ pub(super) fn models(args: &ModelsArgs) -> Result<()> {
         return json(&models);
     }
     let header = [
-        "model", "layers", "hidden", "KV heads", "experts", "top k", "parameters", "active",
+        "model",
+        "layers",
+        "hidden",
+        "KV heads",
+        "experts",
+        "top k",
+        "parameters",
+        "active",
         "KV bytes/token",
     ];
     let mut rows = host::table(&header);
     for model in models {
         let billions = |n: u64| format!("{:.1} G", n as f64 / 1e9);
-        let cache: u64 = (0..model.layers).map(|layer| model.kv_bytes_per_token(layer)).sum();
+        let cache: u64 = (0..model.layers)
+            .map(|layer| model.kv_bytes_per_token(layer))
+            .sum();
         rows.add_row([
             model.name.clone(),
             model.layers.to_string(),
@@ -123,8 +132,18 @@ pub(super) fn workload(args: &WorkloadArgs) -> Result<()> {
         return json(&all);
     }
     let header = [
-        "source", "seed", "requests", "rate/s", "gaps cv", "prompt mean", "p50", "p99", "longest",
-        "answer", "reuse", "by request",
+        "source",
+        "seed",
+        "requests",
+        "rate/s",
+        "gaps cv",
+        "prompt mean",
+        "p50",
+        "p99",
+        "longest",
+        "answer",
+        "reuse",
+        "by request",
     ];
     let mut rows = host::table(&header);
     for (scenario, summary) in &seen {

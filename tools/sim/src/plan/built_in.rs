@@ -33,6 +33,7 @@ const BUILT_IN: &[BuiltIn] = plans![
     plan "mfs-figure-14",
     plan "sweep-agent",
     plan "sweep-conversation",
+    plan "sweep-long",
     plan "nic-rates",
     plan "granularity",
     plan "choices",

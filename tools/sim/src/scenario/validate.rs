@@ -409,7 +409,9 @@ mod tests {
                 s.cluster.servers = 24;
                 s.model.ep = 6;
             }),
-            ("serving.overlap_weight", |s| s.serving.overlap_weight = -1.0),
+            ("serving.overlap_weight", |s| {
+                s.serving.overlap_weight = -1.0
+            }),
             ("network.overcommit", |s| s.network.overcommit = 0),
             ("model.ep", |s| s.model.ep = 0),
             ("model.sp", |s| s.model.sp = 2),

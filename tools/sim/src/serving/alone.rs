@@ -22,7 +22,11 @@ impl World<'_> {
         let (mut clock, mut fetched, mut arrived) = (0.0_f64, 0.0_f64, 0.0_f64);
         let mut before = reused;
         while before < prompt {
-            let most = if serving.chunked { serving.token_budget } else { prompt };
+            let most = if serving.chunked {
+                serving.token_budget
+            } else {
+                prompt
+            };
             let tokens = (prompt - before).min(most);
             let attended = share(pairs(tokens, before));
             let ends = self.compute.ends_ns(u64::from(tokens), 1) as f64;
@@ -31,7 +35,9 @@ impl World<'_> {
                 .layer_of_kind
                 .iter()
                 .map(|&layer| {
-                    self.compute.attention_ns(share(u64::from(tokens)), attended, layer) as f64
+                    self.compute
+                        .attention_ns(share(u64::from(tokens)), attended, layer)
+                        as f64
                 })
                 .collect();
             let (exchange, rest) = self.layer_alone(u64::from(tokens));
@@ -45,9 +51,17 @@ impl World<'_> {
                 }
                 let attention = attention[usize::from(per_token == 0.0)];
                 clock += attention.max(self.ring_alone(u64::from(before + tokens), layer as u16));
-                let sent = if before == reused { prompt.min(before + tokens) } else { tokens };
+                let sent = if before == reused {
+                    prompt.min(before + tokens)
+                } else {
+                    tokens
+                };
                 let last = before + tokens == prompt;
-                let state = if last { self.state_bytes[layer] as f64 } else { 0.0 };
+                let state = if last {
+                    self.state_bytes[layer] as f64
+                } else {
+                    0.0
+                };
                 let bytes = f64::from(sent) * per_token + state;
                 arrived = arrived.max(clock) + seconds(bytes, to_decode);
                 clock += exchange + rest;

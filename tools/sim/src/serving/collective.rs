@@ -113,7 +113,10 @@ impl World<'_> {
     fn start_egress(&mut self, unit: u32, rank: usize, exact: bool) {
         let now = self.now;
         let global = self.layout.ranks_of(unit).start + rank as u32;
-        let bytes = self.units[unit as usize].collective.exchange.piece(2 * rank);
+        let bytes = self.units[unit as usize]
+            .collective
+            .exchange
+            .piece(2 * rank);
         if bytes == 0 {
             return;
         }
@@ -138,7 +141,10 @@ impl World<'_> {
         let global = self.layout.ranks_of(unit).start + rank as u32;
         let port = self.layout.ingress(global);
         if self.network.active(port) > 0 {
-            let bytes = self.units[unit as usize].collective.exchange.piece(2 * rank + 1);
+            let bytes = self.units[unit as usize]
+                .collective
+                .exchange
+                .piece(2 * rank + 1);
             self.send_aggregate(unit, 2 * rank + 1, port, bytes, Book::Unknown);
         }
     }
@@ -181,19 +187,15 @@ impl World<'_> {
         self.send_egress(unit, index, level, Book::Permitted(bytes), exact);
     }
 
-    fn send_egress(
-        &mut self,
-        unit: u32,
-        rank: usize,
-        level: Level,
-        book: Book,
-        exact: bool,
-    ) {
+    fn send_egress(&mut self, unit: u32, rank: usize, level: Level, book: Book, exact: bool) {
         let first = self.layout.ranks_of(unit).start;
         let global = first + rank as u32;
         self.units[unit as usize].collective.level = Some(level);
         if !exact {
-            let bytes = self.units[unit as usize].collective.exchange.piece(2 * rank);
+            let bytes = self.units[unit as usize]
+                .collective
+                .exchange
+                .piece(2 * rank);
             let port = self.layout.egress(global);
             self.send_aggregate(unit, 2 * rank, port, bytes, book);
             return;
@@ -207,10 +209,12 @@ impl World<'_> {
                 continue;
             }
             let (ports, count) = self.layout.between(global, first + to as u32);
-            let weight = self.collective_weight(unit) / self.units[unit as usize].collective.exchange.peers();
+            let weight = self.collective_weight(unit)
+                / self.units[unit as usize].collective.exchange.peers();
             let tag = Tag::Collective(2 * global).pack();
             self.make_room_for(&ports[..count], Some(unit));
-            self.network.start(self.now, &ports[..count], bytes, class, weight, tag);
+            self.network
+                .start(self.now, &ports[..count], bytes, class, weight, tag);
             let collective = &mut self.units[unit as usize].collective;
             collective.pending += 1;
             collective.sending[rank] += 1;
@@ -226,14 +230,7 @@ impl World<'_> {
         }
     }
 
-    fn send_aggregate(
-        &mut self,
-        unit: u32,
-        piece: usize,
-        port: PortId,
-        bytes: u64,
-        book: Book,
-    ) {
+    fn send_aggregate(&mut self, unit: u32, piece: usize, port: PortId, bytes: u64, book: Book) {
         if bytes == 0 {
             return;
         }
@@ -324,7 +321,8 @@ impl World<'_> {
             Book::Launched(level, bytes) => self.hosts.land(host, now, level, bytes),
             Book::Permitted(bytes) => {
                 let flow = collective_flow(rank);
-                self.hosts.handle(host, now, Event::BytesCompleted { flow, bytes });
+                self.hosts
+                    .handle(host, now, Event::BytesCompleted { flow, bytes });
             }
         }
         self.poll(host);

@@ -88,7 +88,11 @@ pub(super) fn link_config(scenario: &Scenario, rate: f64) -> LinkConfig {
         overcommit: network.overcommit,
         levels: policy.levels,
         // Thresholds that nothing reaches leave every last-stage flow at the lowest level.
-        threshold_scale: if without_mlu { 1e30 } else { policy.threshold_scale },
+        threshold_scale: if without_mlu {
+            1e30
+        } else {
+            policy.threshold_scale
+        },
         threshold_base: policy.threshold_base,
         last_stage: policy.last_stage.into(),
         granularity: policy.granularity.into(),
@@ -116,7 +120,11 @@ pub(super) fn classes(levels: u8, on_wire: u8) -> [u8; Level::ROWS] {
 impl Hosts {
     pub(super) fn new(scenario: &Scenario, ranks: u32, rate: f64) -> Result<Self, SimError> {
         let config = link_config(scenario, rate);
-        let links = if Regime::of(scenario) == Regime::Daemons { 2 * ranks } else { 1 };
+        let links = if Regime::of(scenario) == Regime::Daemons {
+            2 * ranks
+        } else {
+            1
+        };
         let hosts = (0..links)
             .map(|_| {
                 Ok(Host {
@@ -162,7 +170,12 @@ impl Hosts {
     }
 
     /// The permit of a flow that need not wait and can go whole.
-    pub(super) fn permit_at_once(&mut self, host: u32, now: Time, spec: &FlowSpec) -> Option<Permit> {
+    pub(super) fn permit_at_once(
+        &mut self,
+        host: u32,
+        now: Time,
+        spec: &FlowSpec,
+    ) -> Option<Permit> {
         let link = &mut self.hosts[host as usize].link;
         let permit = link.peek_permit(now, spec).filter(|permit| permit.last)?;
         link.commit_permit(now, spec, permit);
@@ -172,7 +185,9 @@ impl Hosts {
     /// Bytes on credit.
     pub(super) fn launch(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
         let stage = laxity_policy::Stage::Collective;
-        self.hosts[host as usize].link.launch(now, stage, level, bytes);
+        self.hosts[host as usize]
+            .link
+            .launch(now, stage, level, bytes);
     }
 
     pub(super) fn land(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
@@ -221,7 +236,8 @@ impl Hosts {
         let at = known.unwrap_or_else(|| {
             host.link.handle(now, Event::BatchBegan(progress.spec));
             if let Some(ahead) = progress.ahead {
-                host.link.handle(now, Event::BatchQueued { batch: id, ahead });
+                host.link
+                    .handle(now, Event::BatchQueued { batch: id, ahead });
             }
             host.told.push(Told {
                 batch: id,
@@ -234,7 +250,8 @@ impl Hosts {
         if progress.started && told.layer != progress.layer && !progress.finished {
             told.layer = progress.layer;
             let layer = Layer(if without_layers { 0 } else { progress.layer });
-            host.link.handle(now, Event::LayerBegan { batch: id, layer });
+            host.link
+                .handle(now, Event::LayerBegan { batch: id, layer });
         }
         if progress.finished && !told.finished {
             told.finished = true;

@@ -166,7 +166,8 @@ impl Layout {
         if racks.0 == racks.1 {
             return (ports, 2);
         }
-        let bundle = (mix(u64::from(from.0) << 32 | u64::from(to.0)) % u64::from(leaves.bundles)) as u32;
+        let bundle =
+            (mix(u64::from(from.0) << 32 | u64::from(to.0)) % u64::from(leaves.bundles)) as u32;
         let port = |rack, down| PortId(leaves.first + (2 * rack + down) * leaves.bundles + bundle);
         ports[2] = port(racks.0, 0);
         ports[3] = port(racks.1, 1);

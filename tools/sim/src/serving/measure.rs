@@ -108,7 +108,13 @@ impl Measure {
     pub(super) fn outcome(&self, units: u32, virtual_ns: u64) -> Outcome {
         let requests = self.ttft_ms.len() as f64;
         let mean = |sum: f64| if requests > 0.0 { sum / requests } else { 0.0 };
-        let per = |part: u64, all: u64| if all > 0 { part as f64 / all as f64 } else { 0.0 };
+        let per = |part: u64, all: u64| {
+            if all > 0 {
+                part as f64 / all as f64
+            } else {
+                0.0
+            }
+        };
         Outcome {
             requests: self.ttft_ms.len() as u64,
             requests_in_all: self.served,

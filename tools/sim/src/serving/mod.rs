@@ -74,8 +74,7 @@ impl Inputs {
         let cluster = &scenario.cluster;
         scenario.validate()?;
         let rate = scenario.workload.rate_per_gpu * f64::from(cluster.prefill_gpus());
-        let mut gpu =
-            Gpu::named(&cluster.gpu).map_err(|cause| SimError::Gpu(cause.to_string()))?;
+        let mut gpu = Gpu::named(&cluster.gpu).map_err(|cause| SimError::Gpu(cause.to_string()))?;
         if cluster.nvlink_gbytes > 0.0 {
             gpu.nvlink_bytes_per_second = cluster.nvlink_gbytes * 1e9;
         }
@@ -106,7 +105,10 @@ pub fn simulate_with(scenario: &Scenario, inputs: &Inputs) -> Result<Outcome, Si
     if ep > model.experts.max(1) {
         let problem = match model.experts {
             0 | 1 => format!("model.ep: {ep}, but {} has no experts", model.name),
-            experts => format!("model.ep: {ep} ranks for the {experts} experts of {}", model.name),
+            experts => format!(
+                "model.ep: {ep} ranks for the {experts} experts of {}",
+                model.name
+            ),
         };
         return Err(SimError::Mismatch(problem));
     }

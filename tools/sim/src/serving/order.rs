@@ -79,7 +79,12 @@ impl Coordinator {
         if self.by_arrival {
             self.order.sigma.sort_unstable();
         }
-        let ranked = self.order.sigma.iter().zip(0..).map(|(&batch, rank)| (batch, rank));
+        let ranked = self
+            .order
+            .sigma
+            .iter()
+            .zip(0..)
+            .map(|(&batch, rank)| (batch, rank));
         self.ranks.extend(ranked);
         self.ranks.sort_unstable();
         Some(&self.order.pruned)
@@ -92,7 +97,10 @@ impl Coordinator {
     /// The order as far as it concerns a link that knows these batches.
     pub(super) fn order_for(&self, batches: impl Iterator<Item = BatchId>) -> Order {
         let rank = |batch: BatchId| {
-            let at = self.ranks.binary_search_by_key(&batch, |ranked| ranked.0).ok()?;
+            let at = self
+                .ranks
+                .binary_search_by_key(&batch, |ranked| ranked.0)
+                .ok()?;
             Some((self.ranks[at].1, batch))
         };
         let mut ranked: Vec<_> = batches.filter_map(rank).collect();

@@ -65,7 +65,9 @@ impl Router {
         let mut reusable = 0;
         for &block in requests.blocks_of(request) {
             // The last token is always computed: its output is the first token.
-            let more = requests.block_tokens.min((tokens - 1).saturating_sub(reusable));
+            let more = requests
+                .block_tokens
+                .min((tokens - 1).saturating_sub(reusable));
             if more == 0 || caches.holders(block).next().is_none() {
                 break;
             }
@@ -140,7 +142,10 @@ impl Router {
         let mut total = 0;
         for &(block, more) in held {
             total += u64::from(more);
-            let Some(holder) = caches.holders(block).find(|&rank| layout.unit_of(rank) == unit) else {
+            let Some(holder) = caches
+                .holders(block)
+                .find(|&rank| layout.unit_of(rank) == unit)
+            else {
                 continue;
             };
             let server = layout.server_of(holder);
@@ -201,6 +206,12 @@ fn nearest(layout: &Layout, caches: &Caches, block: u32, rank: u32, number: u64)
     };
     caches
         .holders(block)
-        .min_by_key(|&holder| (distance(holder), mix(number << 20 ^ u64::from(holder)), holder))
+        .min_by_key(|&holder| {
+            (
+                distance(holder),
+                mix(number << 20 ^ u64::from(holder)),
+                holder,
+            )
+        })
         .unwrap_or(rank)
 }

@@ -24,7 +24,11 @@ fn requests(list: &[(u64, u32, u32)]) -> Requests {
     const BLOCK: u32 = 16;
     let families = list.iter().map(|request| request.2).max().unwrap_or(0) + 1;
     // Shared blocks first, then those of one request only.
-    let longest = list.iter().map(|request| request.1.div_ceil(BLOCK)).max().unwrap_or(1);
+    let longest = list
+        .iter()
+        .map(|request| request.1.div_ceil(BLOCK))
+        .max()
+        .unwrap_or(1);
     let mut requests = Requests {
         list: Vec::new(),
         blocks: Vec::new(),
@@ -83,7 +87,10 @@ fn a_request_that_is_alone_takes_what_its_objective_is_measured_by() {
                 let over = outcome.ttft_over_slo.mean;
                 let protects = matches!(
                     kind,
-                    PolicyKind::TwoClass | PolicyKind::Mfs | PolicyKind::Laxity | PolicyKind::EdfLow
+                    PolicyKind::TwoClass
+                        | PolicyKind::Mfs
+                        | PolicyKind::Laxity
+                        | PolicyKind::EdfLow
                 );
                 let bound = if protects { 1.02 } else { 1.35 };
                 assert!(
@@ -120,7 +127,11 @@ fn copies_spare_later_readers_the_way() {
     let without = run(&scenario, &list);
     scenario.serving.copy_on_fetch = true;
     let with = run(&scenario, &list);
-    assert!(with.bytes.kv_reuse < without.bytes.kv_reuse / 2, "{:?}", with.bytes);
+    assert!(
+        with.bytes.kv_reuse < without.bytes.kv_reuse / 2,
+        "{:?}",
+        with.bytes
+    );
 }
 
 #[test]
@@ -142,7 +153,9 @@ fn no_policy_passes_the_bound_without_contention() {
     let mut scenario = small();
     scenario.cluster.nic_gbps = 50.0;
     // Far from saturation, where one delay more can by chance make a better batch.
-    let list: Vec<_> = (0..120).map(|n| (n * 150, 400 + 97 * (n as u32 % 23), n as u32 % 5)).collect();
+    let list: Vec<_> = (0..120)
+        .map(|n| (n * 150, 400 + 97 * (n as u32 % 23), n as u32 % 5))
+        .collect();
     scenario.policy.no_contention = true;
     let bound = run(&scenario, &list);
     scenario.policy.no_contention = false;
@@ -163,7 +176,9 @@ fn no_policy_passes_the_bound_without_contention() {
 #[test]
 fn aggregates_agree_with_pairs() {
     // docs/notes/simulator.md: how far they may be apart, and why fair sharing is furthest.
-    let list: Vec<_> = (0..80).map(|n| (n * 12, 500 + 131 * (n as u32 % 17), n as u32 % 4)).collect();
+    let list: Vec<_> = (0..80)
+        .map(|n| (n * 12, 500 + 131 * (n as u32 % 17), n as u32 % 4))
+        .collect();
     for kind in policies() {
         let mut scenario = small();
         scenario.cluster.nic_gbps = 100.0;
@@ -173,15 +188,25 @@ fn aggregates_agree_with_pairs() {
         let exact = run(&scenario, &list);
         let apart = fast.ttft_ms.mean / exact.ttft_ms.mean - 1.0;
         let most = if kind == PolicyKind::Fair { 0.10 } else { 0.05 };
-        assert!(apart.abs() < most, "{kind}: TTFT {:.1} % apart", 100.0 * apart);
+        assert!(
+            apart.abs() < most,
+            "{kind}: TTFT {:.1} % apart",
+            100.0 * apart
+        );
         let apart = fast.collective_ms.mean / exact.collective_ms.mean - 1.0;
-        assert!(apart.abs() < 2.0 * most, "{kind}: collectives {:.1} % apart", 100.0 * apart);
+        assert!(
+            apart.abs() < 2.0 * most,
+            "{kind}: collectives {:.1} % apart",
+            100.0 * apart
+        );
     }
 }
 
 #[test]
 fn the_same_twice_is_the_same() {
-    let list: Vec<_> = (0..60).map(|n| (n * 9, 300 + 53 * (n as u32 % 31), n as u32 % 3)).collect();
+    let list: Vec<_> = (0..60)
+        .map(|n| (n * 9, 300 + 53 * (n as u32 % 31), n as u32 % 3))
+        .collect();
     for kind in policies() {
         let mut scenario = small();
         scenario.policy.kind = kind;

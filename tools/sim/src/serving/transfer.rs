@@ -79,7 +79,11 @@ impl World<'_> {
             unsent: 0,
             sending: 0,
             level: Level::SCAVENGER,
-            weight: if self.coflows { 1.0 / alike.max(1) as f32 } else { 1.0 },
+            weight: if self.coflows {
+                1.0 / alike.max(1) as f32
+            } else {
+                1.0
+            },
             at_once: false,
             generation: self.flow_generation,
         };
@@ -96,7 +100,8 @@ impl World<'_> {
         self.flows[slot as usize] = Some(flow);
         if let Some(rate) = inside {
             let takes = Span((bytes as f64 / rate * 1e9).ceil() as u64);
-            self.agenda.push(self.now + takes, Happening::Delivered { flow: slot });
+            self.agenda
+                .push(self.now + takes, Happening::Delivered { flow: slot });
             return;
         }
         match stage {
@@ -114,7 +119,9 @@ impl World<'_> {
     }
 
     pub(super) fn flow_mut(&mut self, slot: u32) -> &mut Flow {
-        self.flows[slot as usize].as_mut().expect("the slot of a living flow")
+        self.flows[slot as usize]
+            .as_mut()
+            .expect("the slot of a living flow")
     }
 
     /// Asks the host for leave.
@@ -174,7 +181,8 @@ impl World<'_> {
         let class = self.hosts.class(flow.level);
         let weight = f64::from(flow.weight);
         let tag = Tag::Flow(slot).pack();
-        self.network.start(self.now, ports, flow.unsent, class, weight, tag);
+        self.network
+            .start(self.now, ports, flow.unsent, class, weight, tag);
         let flow = self.flow_mut(slot);
         flow.sending = flow.unsent;
         flow.unsent = 0;
@@ -194,7 +202,8 @@ impl World<'_> {
                 self.hosts.land(host, now, flow.level, bytes);
             } else {
                 let id = FlowId(u64::from(flow.generation) << 32 | u64::from(slot));
-                self.hosts.handle(host, now, Event::BytesCompleted { flow: id, bytes });
+                self.hosts
+                    .handle(host, now, Event::BytesCompleted { flow: id, bytes });
             }
         }
         self.send(slot);
@@ -208,7 +217,9 @@ impl World<'_> {
 
     /// All of a flow is there.
     pub(super) fn delivered(&mut self, slot: u32) {
-        let flow = self.flows[slot as usize].take().expect("the slot of a living flow");
+        let flow = self.flows[slot as usize]
+            .take()
+            .expect("the slot of a living flow");
         self.free_flows.push(slot);
         match flow.stage {
             Stage::KvReuse => self.blocks_arrived(flow.batch, flow.layer),
@@ -224,7 +235,10 @@ impl World<'_> {
         let now = self.now;
         self.tell_order(host);
         while let Some(action) = self.hosts.poll(host, now) {
-            let Action::Permit { flow, bytes, level, .. } = action else {
+            let Action::Permit {
+                flow, bytes, level, ..
+            } = action
+            else {
                 continue;
             };
             if let Some(rank) = rank_of_flow(flow) {
@@ -297,7 +311,11 @@ impl World<'_> {
 
     /// What the coordinator has been told may want a run.
     pub(super) fn schedule_order(&mut self) {
-        if let Some(at) = self.coordinator.as_mut().and_then(super::order::Coordinator::next_due) {
+        if let Some(at) = self
+            .coordinator
+            .as_mut()
+            .and_then(super::order::Coordinator::next_due)
+        {
             self.agenda.push(at.max(self.now), Happening::Order);
         }
     }

@@ -84,7 +84,10 @@ impl World<'_> {
         let serving = &self.scenario.serving;
         let computed = batch.tokens[rank];
         let room = u64::from(serving.token_budget).saturating_sub(computed) as u32;
-        let in_it = batch.members.last().is_some_and(|member| member.request == request && !member.last);
+        let in_it = batch
+            .members
+            .last()
+            .is_some_and(|member| member.request == request && !member.last);
         if batch.seats[rank] >= serving.requests_per_batch || in_it || room == 0 {
             return None;
         }
@@ -152,13 +155,19 @@ impl World<'_> {
             }
             for (kind, worst) in attention.iter_mut().enumerate() {
                 let layer = self.layer_of_kind[kind];
-                let takes = self.compute.attention_ns(share(tokens), share(pairs), layer);
+                let takes = self
+                    .compute
+                    .attention_ns(share(tokens), share(pairs), layer);
                 *worst = takes.max(*worst);
             }
         }
         // Without contention, but with what the layer exchanges.
         let most = batch.tokens.iter().copied().max().unwrap_or(0);
-        let context = batch.members.iter().map(|m| u64::from(m.before + m.tokens)).sum();
+        let context = batch
+            .members
+            .iter()
+            .map(|m| u64::from(m.before + m.tokens))
+            .sum();
         let (exchange, rest) = self.layer_alone(most);
         let ring = self.ring_alone(context, self.layer_of_kind[0]);
         let layer_ns = ring.max(attention[0] as f64) + exchange + rest;
@@ -185,9 +194,16 @@ impl World<'_> {
             let reuse = if member.first { request.fetched } else { 0 };
             let reuse = u64::from(reuse) * self.kv_bytes_all_layers;
             let collective = u64::from(member.tokens) * per_token;
-            let stripes = if self.striped { u64::from(self.layout.ranks_per_unit) } else { 1 };
+            let stripes = if self.striped {
+                u64::from(self.layout.ranks_per_unit)
+            } else {
+                1
+            };
             let mut ports = vec![
-                (PortId(self.layout.egress(rank).0), last_stage / stripes + collective),
+                (
+                    PortId(self.layout.egress(rank).0),
+                    last_stage / stripes + collective,
+                ),
                 (PortId(self.layout.decode_ingress(decode).0), last_stage),
             ];
             if reuse > 0 {
@@ -196,7 +212,12 @@ impl World<'_> {
             let id = RequestId(u64::from(member.request) + 1);
             let load = ports.iter().map(|&(port, bytes)| (id, port, bytes));
             batch.loads.extend(load);
-            loads.push(order::load(id, request.deadline, ports, batch.started.is_some()));
+            loads.push(order::load(
+                id,
+                request.deadline,
+                ports,
+                batch.started.is_some(),
+            ));
         }
         coordinator.handle(
             now,
@@ -277,7 +298,13 @@ impl World<'_> {
                 let from = self.layout.ranks_of(home).start + n;
                 let to = To::Rank(self.layout.ranks_of(unit).start + n);
                 self.batches[slot as usize].reuse_left[usize::from(layer)] += 1;
-                self.submit((request, slot, layer), from, to, bytes / u64::from(stripes), count);
+                self.submit(
+                    (request, slot, layer),
+                    from,
+                    to,
+                    bytes / u64::from(stripes),
+                    count,
+                );
             }
         }
     }
@@ -340,7 +367,9 @@ impl World<'_> {
     }
 
     pub(super) fn running(&self, unit: u32) -> u32 {
-        self.units[unit as usize].current.expect("a unit with a step has a batch")
+        self.units[unit as usize]
+            .current
+            .expect("a unit with a step has a batch")
     }
 
     /// Links where something of the batch waits hear of the layer at once.
@@ -376,10 +405,18 @@ impl World<'_> {
         }
         // Every rank's queries meet the keys of the whole context.
         let ranks = self.layout.ranks_per_unit as usize;
-        let context = batch.members.iter().map(|m| u64::from(m.before + m.tokens)).sum::<u64>();
+        let context = batch
+            .members
+            .iter()
+            .map(|m| u64::from(m.before + m.tokens))
+            .sum::<u64>();
         let shard = (context * per_token) as f64 / ranks as f64;
         let ring = self.scenario.model.sp_exchange == SpExchange::Ring;
-        let pattern = if ring { Pattern::Ring } else { Pattern::AllGather };
+        let pattern = if ring {
+            Pattern::Ring
+        } else {
+            Pattern::AllGather
+        };
         let collective = &mut self.units[unit as usize].collective;
         let source = core::iter::repeat_n(shard, ranks);
         let sink = core::iter::repeat_n(1.0, ranks);
@@ -417,7 +454,11 @@ impl World<'_> {
             self.units[unit as usize].step = Step::Mlp;
             let most = batch.tokens.iter().copied().max().unwrap_or(0);
             let ranks = u64::from(self.layout.ranks_per_unit);
-            let takes = self.compute.mlp_ns(if self.striped { most.div_ceil(ranks) } else { most });
+            let takes = self.compute.mlp_ns(if self.striped {
+                most.div_ceil(ranks)
+            } else {
+                most
+            });
             self.batches[slot as usize].computed_ns += takes;
             self.schedule_step(unit, self.now + Span(takes));
         } else if self.layout.ranks_per_unit == 1 || self.striped || self.scenario.model.ep == 1 {
@@ -455,7 +496,11 @@ impl World<'_> {
             }
             let (rank, to) = (request.rank, To::Decode(request.decode));
             let alike = batch.members.len() as u32;
-            let stripes = if self.striped { self.layout.ranks_per_unit } else { 1 };
+            let stripes = if self.striped {
+                self.layout.ranks_per_unit
+            } else {
+                1
+            };
             let unit = self.layout.unit_of(rank);
             for n in 0..stripes {
                 let from = if self.striped {
@@ -496,7 +541,8 @@ impl World<'_> {
         let slot = self.running(unit);
         self.batches[slot as usize].finished = true;
         self.tell_boundary(slot);
-        self.measure.computed(self.batches[slot as usize].computed_ns);
+        self.measure
+            .computed(self.batches[slot as usize].computed_ns);
         self.units[unit as usize].current = None;
         self.units[unit as usize].step = Step::Idle;
         for index in 0..self.batches[slot as usize].members.len() {
@@ -556,11 +602,15 @@ impl World<'_> {
     fn set_exchange(&mut self, unit: u32, slot: u32, pattern: Pattern) {
         let batch = &self.batches[slot as usize];
         let activation = self.activation_bytes;
-        let source = batch.tokens.iter().map(|&tokens| tokens as f64 * activation);
+        let source = batch
+            .tokens
+            .iter()
+            .map(|&tokens| tokens as f64 * activation);
         let at = unit as usize * usize::from(self.layers) + usize::from(batch.layer);
         let copies = &self.experts[at].copies;
         let collective = &mut self.units[unit as usize].collective;
-        collective.exchange.set(&self.layout, pattern, source, copies.iter().copied());
+        collective
+            .exchange
+            .set(&self.layout, pattern, source, copies.iter().copied());
     }
-
 }

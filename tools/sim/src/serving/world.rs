@@ -156,10 +156,15 @@ impl<'a> World<'a> {
         }
         let model = &inputs.model;
         let layers = model.layers;
-        let kv_bytes: Vec<u64> = (0..layers).map(|layer| model.kv_bytes_per_token(layer)).collect();
+        let kv_bytes: Vec<u64> = (0..layers)
+            .map(|layer| model.kv_bytes_per_token(layer))
+            .collect();
         let of_kind = |keeps: bool| kv_bytes.iter().position(|&bytes| (bytes > 0) == keeps);
         let with_cache = of_kind(true).unwrap_or(0) as u16;
-        let layer_of_kind = [with_cache, of_kind(false).map_or(with_cache, |at| at as u16)];
+        let layer_of_kind = [
+            with_cache,
+            of_kind(false).map_or(with_cache, |at| at as u16),
+        ];
         let block_tokens = u64::from(inputs.requests.block_tokens.max(1));
         let ranks_per_unit = layout.ranks_per_unit;
         let striped = scenario.model.sp > 1;
@@ -190,7 +195,10 @@ impl<'a> World<'a> {
             regime: Regime::of(scenario),
             exact: scenario.network.mode == crate::scenario::Mode::Exact,
             coflows: scenario.policy.granularity == JobSize::Coflow,
-            without_layers: scenario.policy.without.contains(&crate::scenario::Part::Rli),
+            without_layers: scenario
+                .policy
+                .without
+                .contains(&crate::scenario::Part::Rli),
             receiver_bound: layout.decode_rate < layout.rank_rate,
             striped,
             layers,
@@ -232,7 +240,11 @@ impl<'a> World<'a> {
         if model.experts <= 1 {
             return;
         }
-        let ranks = if self.scenario.model.ep > 1 { self.layout.ranks_per_unit } else { 1 };
+        let ranks = if self.scenario.model.ep > 1 {
+            self.layout.ranks_per_unit
+        } else {
+            1
+        };
         let skew = self.scenario.model.expert_skew;
         for unit in 0..self.layout.units {
             for layer in 0..self.layers {
@@ -271,7 +283,10 @@ impl<'a> World<'a> {
         let mut alone = Vec::with_capacity(requests.list.len());
         for request in &requests.list {
             let blocks = requests.blocks_of(request);
-            let known = blocks.iter().take_while(|&&block| seen[block as usize]).count() as u32;
+            let known = blocks
+                .iter()
+                .take_while(|&&block| seen[block as usize])
+                .count() as u32;
             for &block in blocks {
                 seen[block as usize] = true;
             }
@@ -312,7 +327,8 @@ impl<'a> World<'a> {
 
     /// Runs until all requests are served.
     pub(super) fn run(&mut self) {
-        self.agenda.push(self.requests[0].arrival, Happening::Arrival);
+        self.agenda
+            .push(self.requests[0].arrival, Happening::Arrival);
         while self.served < self.requests.len() {
             let drained = self.network.next_end(self.now);
             let next = match (drained, self.agenda.next()) {
@@ -360,7 +376,9 @@ impl<'a> World<'a> {
             self.agenda.push(next.arrival, Happening::Arrival);
         }
         self.measure.at(self.now);
-        let route = self.router.route(&self.layout, &self.caches, &self.inputs.requests, number);
+        let route = self
+            .router
+            .route(&self.layout, &self.caches, &self.inputs.requests, number);
         let unit = self.layout.unit_of(route.rank);
         let far = |&&(from, _): &&Source| {
             if self.striped {
@@ -369,7 +387,12 @@ impl<'a> World<'a> {
                 self.layout.server_of(from) != self.layout.server_of(route.rank)
             }
         };
-        let fetched = route.sources.iter().filter(far).map(|source| source.1).sum();
+        let fetched = route
+            .sources
+            .iter()
+            .filter(far)
+            .map(|source| source.1)
+            .sum();
         let request = &mut self.requests[number];
         request.rank = route.rank;
         request.reused = route.reused;
@@ -410,7 +433,8 @@ impl<'a> World<'a> {
         let requests = &self.inputs.requests;
         let blocks = requests.blocks_of(&requests.list[number as usize]);
         let mut rank = self.requests[number as usize].rank;
-        if let (Routing::StaticHomes, Some(&first)) = (self.scenario.serving.routing, blocks.first())
+        if let (Routing::StaticHomes, Some(&first)) =
+            (self.scenario.serving.routing, blocks.first())
         {
             rank = (mix(u64::from(first)) % u64::from(self.layout.ranks)) as u32;
         }
@@ -494,7 +518,11 @@ impl<'a> World<'a> {
         let busy = |port: u32| {
             let id = crate::network::PortId(port);
             let bytes = self.network.carried(id, self.now) + self.counted[port as usize] as f64;
-            if seconds > 0.0 { bytes / (self.layout.rank_rate * seconds) } else { 0.0 }
+            if seconds > 0.0 {
+                bytes / (self.layout.rank_rate * seconds)
+            } else {
+                0.0
+            }
         };
         let ports = 2 * self.layout.ranks;
         Outcome {
@@ -531,7 +559,13 @@ impl<'a> World<'a> {
         let wanted = (kv_reuse + collective + p2d) as f64;
         // Shares of a collective are rounded down to whole bytes, on each side by itself.
         let slack = 1e-6 * wanted + 1e6;
-        assert!((sent - wanted).abs() <= slack, "{wanted} bytes were to be sent, {sent} were");
-        assert!((received - sent).abs() <= slack, "{sent} bytes were sent, {received} arrived");
+        assert!(
+            (sent - wanted).abs() <= slack,
+            "{wanted} bytes were to be sent, {sent} were"
+        );
+        assert!(
+            (received - sent).abs() <= slack,
+            "{sent} bytes were sent, {received} arrived"
+        );
     }
 }
