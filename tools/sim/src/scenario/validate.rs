@@ -410,7 +410,7 @@ mod tests {
                 s.model.ep = 6;
             }),
             ("serving.overlap_weight", |s| {
-                s.serving.overlap_weight = -1.0
+                s.serving.overlap_weight = -1.0;
             }),
             ("network.overcommit", |s| s.network.overcommit = 0),
             ("model.ep", |s| s.model.ep = 0),
