@@ -182,6 +182,9 @@ pub struct TuningConfig {
     /// `below_early` (the paper's §4.5) or `within_level` (its §4.2); `mfs` only.
     #[serde(with = "names::last_stage_name")]
     pub last_stage: LastStage,
+    /// Windows that may be in flight where a busy receiver holds bytes up; beyond the first, bytes are
+    /// permitted at the port's rate. 1: never more than one.
+    pub overcommit: u32,
     /// Share of a port, in thousandths, that scavenged work is sure of.
     pub scavenger_permille: u16,
     /// What `fair`, `sjf`, `edf` and `edf_low` take for one job: `flow` or `coflow`.
@@ -309,6 +312,7 @@ impl Default for TuningConfig {
             load_time_constant: Nanos(link.load_time_constant.0),
             promotion_period: Nanos(link.promotion_period.0),
             last_stage: link.last_stage,
+            overcommit: link.overcommit,
             scavenger_permille: link.scavenger_permille,
             granularity: link.granularity,
             ties: link.ties,
@@ -329,6 +333,7 @@ impl Config {
             rate: nic.rate.0,
             chunk_bytes: nic.chunk_bytes(),
             window_bytes: nic.window_bytes(),
+            overcommit: self.tuning.overcommit,
             levels: self.levels.count,
             threshold_scale: self.tuning.threshold_scale,
             threshold_base: self.tuning.threshold_base,

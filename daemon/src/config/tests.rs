@@ -208,6 +208,19 @@ fn a_timeout_that_writes_everything_off_at_once_is_refused() {
 }
 
 #[test]
+fn how_many_windows_may_be_in_flight_is_set_for_all_nics_and_is_at_least_one() {
+    let config = Config::parse("[tuning]\novercommit = 3\n", "x").unwrap();
+    assert_eq!(config.link(&config.nic[0]).overcommit, 3);
+    let default = Config::default();
+    assert_eq!(default.link(&default.nic[0]).overcommit, 64);
+    let text = error("[tuning]\novercommit = 0\n");
+    assert!(
+        text.starts_with("laxityd.toml:2: tuning.overcommit: must be at least 1"),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_core_that_this_host_does_not_have_is_warned_of() {
     let with = |cpu: usize| Config::parse(&format!("[scheduler]\ncpu = {cpu}\n"), "x").unwrap();
     assert_eq!(with(0).warnings(), Vec::<String>::new());
