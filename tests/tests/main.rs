@@ -10,5 +10,6 @@ mod faults;
 mod lab;
 mod process;
 mod sender;
+mod sim;
 mod tidy;
 mod verbs;
