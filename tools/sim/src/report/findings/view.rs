@@ -67,7 +67,7 @@ impl<'a> View<'a> {
         })
     }
 
-    /// `request rate 0.2 1/s per prefill GPU`; empty without a horizontal axis.
+    /// `request rate 0.2/s per prefill GPU`; empty without a horizontal axis.
     pub(super) fn place(&self, point: usize) -> String {
         let Some(axis) = self.report.plan.x() else {
             return String::new();
@@ -77,7 +77,10 @@ impl<'a> View<'a> {
             self.report.x_name(point),
         );
         match label.split_once(", ") {
-            Some((label, unit)) => format!("{label} {value} {unit}"),
+            Some((label, unit)) => match unit.strip_prefix("1/") {
+                Some(per) => format!("{label} {value}/{per}"),
+                None => format!("{label} {value} {unit}"),
+            },
             None => format!("{label} {value}"),
         }
     }
