@@ -104,7 +104,7 @@ fn plans(page: &str) -> Result<ExitCode> {
 }
 
 /// The results of a plan, or what is to be done to have them.
-fn results(all: &Path, plan: &str) -> Result<Results, String> {
+pub(super) fn results(all: &Path, plan: &str) -> Result<Results, String> {
     let path = all.join(plan);
     let folder = Folder::at(&path);
     let command = format!("laxity sim run {plan} --out {}", path.display());
