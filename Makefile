@@ -9,7 +9,7 @@ NEXTEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo yes)
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 .PHONY: setup
 setup: ## install what Debian provides and the build, lab or tests need (asks nothing)
@@ -26,6 +26,16 @@ release: setup ## the shipped binaries, in target/release
 .PHONY: demo
 demo: release ## the lab with its defaults: four policies on the same arrivals, a table and a page
 	$(TARGET)/release/laxity lab run --html lab-report.html --json lab-report.json
+
+REPRODUCTION_OUT ?= target/reproduction
+
+.PHONY: reproduction
+reproduction: release ## simulate all plans that docs/reproduction.md shows and fill in its tables; goes on where it was cut off
+	@plans="$$($(TARGET)/release/laxity sim findings --plans)"; \
+	for plan in $$plans; do \
+		$(TARGET)/release/laxity sim run "$$plan" --out "$(REPRODUCTION_OUT)/$$plan" >/dev/null; \
+	done
+	$(TARGET)/release/laxity sim findings --results "$(REPRODUCTION_OUT)"
 
 .PHONY: test
 test: setup setup-verbs ## every test: units, properties, loom models, whole processes, real labs

@@ -1,6 +1,7 @@
 //! `laxity sim`: parses what the simulator needs and hands it to `laxity-sim`.
 
 mod args;
+mod findings;
 mod inputs;
 mod results;
 
@@ -37,6 +38,9 @@ pub(crate) enum SimCommand {
     Plans(PlansArgs),
     /// Show again what a folder of results holds, also of a run that was cut off
     Page(PageArgs),
+    /// Fill the tables of a page from results, or check that it holds what results say
+    #[command(after_long_help = findings::HELP)]
+    Findings(findings::FindingsArgs),
     /// List the built-in models, or say what one is
     Models(inputs::ModelsArgs),
     /// Say what a workload is like: lengths, reuse, arrivals
@@ -213,6 +217,7 @@ pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCo
         SimCommand::Reproduce(args) => reproduce(&args, simulate),
         SimCommand::Plans(args) => plans(&args).map(|()| ExitCode::SUCCESS),
         SimCommand::Page(args) => page(&args),
+        SimCommand::Findings(args) => findings::run(&args),
         SimCommand::Models(args) => inputs::models(&args).map(|()| ExitCode::SUCCESS),
         SimCommand::Workload(args) => inputs::workload(&args).map(|()| ExitCode::SUCCESS),
         SimCommand::Fit(args) => inputs::fit_profiles(&args).map(|()| ExitCode::SUCCESS),

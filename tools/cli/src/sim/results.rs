@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use laxity_sim::plan::Plan;
 use laxity_sim::report::{Report, csv, json, page, table};
+use laxity_sim::run::Timing;
 
 use crate::output::{self, put, say};
 
@@ -83,6 +84,9 @@ fn is_stdout(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
+/// The file that says what a run took.
+const TIMING: &str = "timing.json";
+
 /// A folder of results. The journal in it is the runner's.
 #[derive(Debug)]
 pub(super) struct Folder<'a>(&'a Path);
@@ -106,10 +110,15 @@ impl<'a> Folder<'a> {
         output::replace(&self.0.join("plan.toml"), text.as_bytes())
     }
 
+    /// Whether a plan was ever run in it.
+    pub(super) fn has_plan(&self) -> bool {
+        self.0.join("plan.toml").is_file()
+    }
+
     /// The plan that was run last.
     pub(super) fn plan(&self) -> Result<Plan> {
         let path = self.0.join("plan.toml");
-        if !path.is_file() {
+        if !self.has_plan() {
             bail!(
                 "{} holds no results: there is no plan.toml in it",
                 self.0.display()
@@ -126,9 +135,26 @@ impl<'a> Folder<'a> {
         write("page.html", page::page(report, false))
     }
 
-    /// Writes what it took, apart from the rest.
+    /// Writes what it took, apart from the rest. If nothing was left to simulate, what it took
+    /// when there was stays.
     pub(super) fn note_timing(&self, report: &Report) -> Result<()> {
+        let path = self.0.join(TIMING);
+        if report.timing.simulated == 0 && path.is_file() {
+            return Ok(());
+        }
         let text = serde_json::to_string_pretty(&report.timing).context("cannot write timing")?;
-        output::replace(&self.0.join("timing.json"), text.as_bytes())
+        output::replace(&path, text.as_bytes())
+    }
+
+    /// What the last run took that simulated anything. `None` if it was cut off.
+    pub(super) fn timing(&self) -> Result<Option<Timing>> {
+        let path = self.0.join(TIMING);
+        if !path.is_file() {
+            return Ok(None);
+        }
+        let read = || -> Result<Timing> { Ok(serde_json::from_slice(&fs::read(&path)?)?) };
+        read()
+            .map(Some)
+            .with_context(|| format!("cannot read {}", path.display()))
     }
 }

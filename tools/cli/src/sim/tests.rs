@@ -200,3 +200,63 @@ fn plans_are_listed_and_printed() {
     .expect("shown");
     laxity(&["plans", "nothing"]).expect_err("no plan");
 }
+
+#[test]
+fn a_page_is_filled_from_folders_and_checked_and_says_what_to_run() {
+    let (folder, results) = place("results");
+    let page = folder.path().join("page.md");
+    let read = || fs::read_to_string(&page).expect("a page");
+    let block = "<!-- laxity sim: smoke attainment -->\n<!-- end -->\n";
+    let speed = "<!-- laxity sim: smoke speed -->\n<!-- end -->\n";
+    fs::write(&page, [block, speed].concat()).expect("written");
+    let shown_page = page.display().to_string();
+    let findings = |more: &[&str]| {
+        let line = ["findings", "--results", &results, "--page", &shown_page];
+        shown(&laxity(&[&line, more].concat()))
+    };
+    let (good, bad) = (shown(&Ok(ExitCode::SUCCESS)), shown(&Ok(ExitCode::FAILURE)));
+    let out = Path::new(&results).join("smoke");
+    let advice = |wanted: &str| {
+        let said = super::findings::results(Path::new(&results), "smoke").expect_err("not whole");
+        let command = format!("laxity sim run smoke --out {}", out.display());
+        assert!(said.contains(wanted) && said.ends_with(&command), "{said}");
+    };
+    assert_eq!(findings(&["--plans"]), good);
+    assert_eq!(findings(&[]), bad, "nothing was run");
+    advice("no results");
+    let run = ["run", "smoke", "-q", "--out", &out.display().to_string()].map(str::to_owned);
+    let run: Vec<&str> = run.iter().map(String::as_str).collect();
+    laxity(&run).expect("it runs");
+    assert_eq!(findings(&["--check"]), bad, "it is empty");
+    assert_eq!(read(), [block, speed].concat(), "a check changes nothing");
+    assert_eq!(findings(&[]), good);
+    assert_eq!(findings(&["--check"]), good);
+    let whole = read();
+    assert!(
+        whole.contains("| laxity | ") && whole.contains("`laxity sim run smoke`"),
+        "{whole}"
+    );
+    // Nothing is left to run: what it took is still known.
+    laxity(&run).expect("it runs");
+    assert_eq!(findings(&[]), good);
+    assert_eq!(read(), whole);
+    // Another machine is as good as this one, other numbers are not.
+    let timing = out.join("timing.json");
+    let other = fs::read_to_string(&timing)
+        .expect("timing")
+        .replace("wall_s", "wall");
+    fs::write(&timing, other.replace("\"runs\": [", "\"old\": [")).expect("written");
+    assert_eq!(findings(&["--check"]), good);
+    fs::write(&page, whole.replacen("| laxity | ", "| laxity | 1", 1)).expect("written");
+    assert_eq!(findings(&["--check"]), bad);
+    let journal = out.join("results.jsonl");
+    let lines = fs::read_to_string(&journal).expect("a journal");
+    let half: String = lines.lines().take(9).map(|l| format!("{l}\n")).collect();
+    fs::write(&journal, half).expect("written");
+    advice("3 of 12 runs are missing");
+    assert_eq!(findings(&[]), bad);
+    let error = laxity(&["findings", "--page", "/nowhere.md"]).expect_err("no page");
+    assert!(error.to_string().contains("cannot read /nowhere.md"));
+    fs::write(&page, block.replace("smoke", "smok")).expect("written");
+    assert_eq!(findings(&[]), bad);
+}

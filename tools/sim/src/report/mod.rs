@@ -5,6 +5,7 @@
 
 pub mod csv;
 pub mod estimate;
+pub mod findings;
 pub mod json;
 pub mod metric;
 pub mod page;

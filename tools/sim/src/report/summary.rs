@@ -57,11 +57,17 @@ impl Report {
     /// request rate.
     #[must_use]
     pub fn sustained(&self, panel: &Panel) -> Vec<Rate> {
+        self.sustained_with(ASKED, panel)
+    }
+
+    /// The same with another attainment than 90 %.
+    #[must_use]
+    pub fn sustained_with(&self, asked: f64, panel: &Panel) -> Vec<Rate> {
         if self.plan.rate_axis().is_none() {
             return Vec::new();
         }
         let rates: Vec<Option<Sustained>> = (0..self.plan.variants.len())
-            .map(|variant| Sustained::of(&self.curves(panel, variant)))
+            .map(|variant| Sustained::with(asked, &self.curves(panel, variant)))
             .collect();
         let reference = self
             .plan

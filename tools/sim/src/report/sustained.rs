@@ -1,5 +1,5 @@
-//! The request rate that is served with 90 % of the first tokens in time: where attainment first
-//! falls below that, by interpolation over the rates of the plan.
+//! The request rate that is served with 90 % (or another part) of the first tokens in time: where
+//! attainment first falls below that, by interpolation over the rates of the plan.
 
 use serde::Serialize;
 
@@ -21,13 +21,19 @@ pub enum Sustained {
 }
 
 impl Sustained {
+    /// Of [`ASKED`], see [`Self::with`].
+    #[must_use]
+    pub fn of(curves: &[Vec<(f64, f64)>]) -> Option<Self> {
+        Self::with(ASKED, curves)
+    }
+
     /// From a curve for each seed: `(rate, attainment)`, rates ascending. `None` without rates.
     ///
     /// If some seeds stay within the rates and others do not, it is where the mean curve falls
     /// below, and how sure that is, is not said.
     #[must_use]
-    pub fn of(curves: &[Vec<(f64, f64)>]) -> Option<Self> {
-        let each: Vec<Self> = curves.iter().filter_map(|c| crossing(c)).collect();
+    pub fn with(asked: f64, curves: &[Vec<(f64, f64)>]) -> Option<Self> {
+        let each: Vec<Self> = curves.iter().filter_map(|c| crossing(asked, c)).collect();
         let rates: Vec<f64> = each.iter().filter_map(Self::rate).collect();
         if rates.len() == each.len() {
             return Estimate::of(&rates).map(Self::At);
@@ -35,7 +41,7 @@ impl Sustained {
         if rates.is_empty() && each.iter().all(|s| s == &each[0]) {
             return each.first().copied();
         }
-        crossing(&mean_curve(curves))
+        crossing(asked, &mean_curve(curves))
     }
 
     /// The rate, if it lies between those of the plan.
@@ -74,19 +80,19 @@ impl std::fmt::Display for Sustained {
 }
 
 /// Where one curve first falls below.
-fn crossing(curve: &[(f64, f64)]) -> Option<Sustained> {
+fn crossing(asked: f64, curve: &[(f64, f64)]) -> Option<Sustained> {
     let (&(lowest, first), &(highest, _)) = (curve.first()?, curve.last()?);
-    if first < ASKED {
+    if first < asked {
         return Some(Sustained::BelowLowest(lowest));
     }
     let fall = curve
         .windows(2)
-        .find(|pair| pair[0].1 >= ASKED && pair[1].1 < ASKED);
+        .find(|pair| pair[0].1 >= asked && pair[1].1 < asked);
     Some(match fall {
         None => Sustained::AboveHighest(highest),
         Some(pair) => {
             let ((x0, y0), (x1, y1)) = (pair[0], pair[1]);
-            let rate = x0 + (x1 - x0) * (y0 - ASKED) / (y0 - y1);
+            let rate = x0 + (x1 - x0) * (y0 - asked) / (y0 - y1);
             Sustained::At(Estimate::of(&[rate])?)
         }
     })

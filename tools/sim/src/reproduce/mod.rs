@@ -70,7 +70,11 @@ impl Finding {
     pub fn shown(&self, value: Option<f64>) -> String {
         match value {
             None => "–".to_owned(),
-            Some(value) if self.share => format!("{:.0} %", value * 100.0),
+            Some(value) if self.share => {
+                // Minus zero is zero.
+                let percent = (value * 100.0).round() + 0.0;
+                format!("{percent:.0} %")
+            }
             Some(value) => format!("{value:.2} ×"),
         }
     }

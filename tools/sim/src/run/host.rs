@@ -2,11 +2,14 @@
 
 use std::fs;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What a run of a plan cost.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Timing {
+    /// The processor's name; empty if the system does not tell.
+    pub processor: String,
     /// Threads that simulated.
     pub jobs: usize,
     /// Seconds from start to end.
@@ -26,7 +29,7 @@ pub struct Timing {
 }
 
 /// What one run cost.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunTiming {
     /// The point, in the order of the plan.
     pub point: usize,
@@ -65,7 +68,7 @@ impl std::fmt::Display for Timing {
 }
 
 /// A count in three digits: `1.25 M`.
-pub(super) fn thousands(count: f64) -> String {
+pub(crate) fn thousands(count: f64) -> String {
     match count {
         c if c >= 1e9 => format!("{:.2} G", c / 1e9),
         c if c >= 1e6 => format!("{:.2} M", c / 1e6),
@@ -80,6 +83,19 @@ pub(super) fn peak_rss_bytes() -> u64 {
         .ok()
         .and_then(|status| kilobytes(&status, "VmHWM:"))
         .map_or(0, |kilobytes| kilobytes * 1024)
+}
+
+/// The processor's name; empty if the system does not tell.
+pub(super) fn processor() -> String {
+    fs::read_to_string("/proc/cpuinfo")
+        .ok()
+        .and_then(|text| model_name(&text))
+        .unwrap_or_default()
+}
+
+fn model_name(cpuinfo: &str) -> Option<String> {
+    let line = cpuinfo.lines().find(|l| l.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
 }
 
 fn kilobytes(status: &str, key: &str) -> Option<u64> {
@@ -97,6 +113,13 @@ mod tests {
         assert_eq!(kilobytes(status, "VmHWM:"), Some(2048));
         assert_eq!(kilobytes("", "VmHWM:"), None);
         assert!(peak_rss_bytes() > 0, "Linux tells");
+    }
+
+    #[test]
+    fn the_processor_is_the_first_that_is_listed() {
+        let two = "processor\t: 0\nmodel name\t: One\nprocessor\t: 1\nmodel name\t: Two\n";
+        assert_eq!(model_name(two).as_deref(), Some("One"));
+        assert_eq!(model_name("Features : fp\n"), None);
     }
 
     #[test]

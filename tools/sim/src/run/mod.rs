@@ -20,6 +20,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
+pub(crate) use host::thousands;
 pub use host::{RunTiming, Timing};
 pub use journal::JournalError;
 
@@ -137,6 +138,7 @@ pub fn run(
     }
     let wall_s = start.elapsed().as_secs_f64();
     let timing = Timing {
+        processor: host::processor(),
         jobs: options.jobs.get(),
         wall_s,
         simulated: tasks.len(),

@@ -8,6 +8,7 @@ use laxity_policy::Span;
 
 use super::batch::pairs;
 use super::world::World;
+use crate::scenario::SpExchange;
 
 impl World<'_> {
     /// Of a request with `reused` of its `prompt` tokens held elsewhere.
@@ -50,7 +51,7 @@ impl World<'_> {
                     clock = clock.max(fetched + latency);
                 }
                 let attention = attention[usize::from(per_token == 0.0)];
-                clock += attention.max(self.ring_alone(u64::from(before + tokens), layer as u16));
+                clock += self.attention_alone(attention, u64::from(before + tokens), layer as u16);
                 let sent = if before == reused {
                     prompt.min(before + tokens)
                 } else {
@@ -72,15 +73,33 @@ impl World<'_> {
         Span(clock.max(arrived + latency).ceil() as u64)
     }
 
-    /// What the ranks of a sequence-parallel unit need to exchange the KV cache of `context` tokens.
-    pub(super) fn ring_alone(&self, context: u64, layer: u16) -> f64 {
+    /// Attention of a layer, with what the ranks of a sequence-parallel unit exchange for it: the KV cache
+    /// of `context` tokens, beside the computing in a ring, before it otherwise.
+    pub(super) fn attention_alone(&self, attention: f64, context: u64, layer: u16) -> f64 {
         let ranks = self.layout.ranks_per_unit;
         let per_token = self.kv_bytes[usize::from(layer)];
         if !self.striped || ranks == 1 || per_token == 0 {
-            return 0.0;
+            return attention;
         }
-        let bytes = (context * per_token) as f64 * f64::from(ranks - 1) / f64::from(ranks);
-        bytes / self.layout.rank_rate * 1e9 + self.latency.0 as f64
+        let shard = (context * per_token) as f64 / f64::from(ranks);
+        let inside = self.layout.ranks_per_server.min(ranks);
+        let ring = self.scenario.model.sp_exchange == SpExchange::Ring;
+        // In a ring every byte passes every link; all to all, what is for the server stays in it.
+        let passed = f64::from(ranks - 1);
+        let (near, far) = match (ring, inside == ranks) {
+            (true, true) => (passed, 0.0),
+            (true, false) if inside == 1 => (0.0, passed),
+            (true, false) => (passed, passed),
+            (false, _) => (f64::from(inside - 1), f64::from(ranks - inside)),
+        };
+        let seconds =
+            (shard * near / self.layout.nvlink_rate).max(shard * far / self.layout.rank_rate);
+        let exchange = seconds * 1e9 + self.latency.0 as f64;
+        if ring {
+            attention.max(exchange)
+        } else {
+            attention + exchange
+        }
     }
 
     /// Exchange and computing of a layer after attention, for tokens of one rank.
@@ -91,7 +110,12 @@ impl World<'_> {
             return (0.0, self.compute.mlp_ns(share(tokens)) as f64);
         }
         let use_ = &self.experts[0];
-        let rest = self.experts_of(use_, tokens) as f64;
+        let own = if self.scenario.model.ep > 1 {
+            tokens
+        } else {
+            share(tokens)
+        };
+        let rest = self.experts_of(use_, own) as f64;
         let shared = self.compute.shared_ns(share(tokens)) as f64;
         if self.striped || self.scenario.model.ep <= 1 {
             return (0.0, rest + shared);

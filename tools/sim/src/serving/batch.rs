@@ -51,6 +51,10 @@ pub(super) struct Batch {
     pub(super) pairs: Vec<u64>,
     /// Members by rank.
     pub(super) seats: Vec<u32>,
+    /// Tokens that its members attend to, all together.
+    pub(super) context: u64,
+    /// Members that the coordinator knows of.
+    pub(super) announced: usize,
     pub(super) layer: u16,
     pub(super) started: Option<Time>,
     pub(super) finished: bool,

@@ -125,7 +125,7 @@ impl World<'_> {
         match self.regime {
             Regime::Daemons if self.hosts.waits(host) => self.submit_collective(unit, rank, bytes),
             Regime::Daemons if exact || self.network.active(port) > 0 => {
-                let level = self.hosts.collective_level(host, now);
+                let level = self.hosts.collective_level(host, now, bytes);
                 self.hosts.launch(host, now, level, bytes);
                 self.send_egress(unit, rank, level, Book::Launched(level, bytes), exact);
             }
@@ -219,6 +219,26 @@ impl World<'_> {
             collective.pending += 1;
             collective.sending[rank] += 1;
         }
+        let collective = &mut self.units[unit as usize].collective;
+        if collective.sending[rank] == 0 {
+            // Less than a byte for each: nothing will end.
+            collective.pieces[2 * rank] = Piece::Done;
+            self.settle(global, book);
+        }
+    }
+
+    /// The bytes of a rank's egress have left: its host's link has to know, if it knew of them.
+    fn settle(&mut self, rank: u32, book: Book) {
+        let (now, host) = (self.now, Hosts::egress(rank));
+        match book {
+            Book::Unknown => {}
+            Book::Launched(level, bytes) => self.hosts.land(host, now, level, bytes),
+            Book::Permitted(bytes) => {
+                let flow = collective_flow(rank);
+                self.hosts
+                    .handle(host, now, Event::BytesCompleted { flow, bytes });
+            }
+        }
     }
 
     /// Weight of an aggregate: the flows that it stands for, or one if the whole is one job.
@@ -237,7 +257,10 @@ impl World<'_> {
         let now = self.now;
         let first = self.layout.ranks_of(unit).start;
         let level = match (self.regime, self.units[unit as usize].collective.level) {
-            (Regime::Daemons, None) => self.hosts.collective_level(Hosts::egress(first), now),
+            (Regime::Daemons, None) => {
+                self.hosts
+                    .collective_level(Hosts::egress(first), now, bytes)
+            }
             (Regime::Daemons, Some(level)) => level,
             _ => self.static_level(Stage::Collective),
         };
@@ -283,7 +306,7 @@ impl World<'_> {
         let mut book = Book::Unknown;
         if self.regime == Regime::Daemons && piece.is_multiple_of(2) {
             let host = Hosts::egress(rank);
-            let level = self.hosts.collective_level(host, now);
+            let level = self.hosts.collective_level(host, now, left);
             self.hosts.launch(host, now, level, left);
             book = Book::Launched(level, left);
         }
@@ -315,17 +338,10 @@ impl World<'_> {
         if !drained {
             return;
         }
-        let host = Hosts::egress(rank);
-        match book {
-            Book::Unknown => return,
-            Book::Launched(level, bytes) => self.hosts.land(host, now, level, bytes),
-            Book::Permitted(bytes) => {
-                let flow = collective_flow(rank);
-                self.hosts
-                    .handle(host, now, Event::BytesCompleted { flow, bytes });
-            }
+        if book != Book::Unknown {
+            self.settle(rank, book);
+            self.poll(Hosts::egress(rank));
         }
-        self.poll(host);
     }
 
     /// The unit's step is due. True if its collective, if there is one, is over.
@@ -342,8 +358,17 @@ impl World<'_> {
         collective.active = false;
         if self.regime != Regime::Alone {
             for (piece, state) in collective.pieces.iter().enumerate() {
-                if *state == Piece::Counted {
-                    self.counted[first + piece] += collective.exchange.piece(piece);
+                if *state != Piece::Counted {
+                    continue;
+                }
+                let bytes = collective.exchange.piece(piece);
+                self.counted[first + piece] += bytes;
+                // Of the early stages' load only MLU wants to know (MFS §4.3).
+                if self.measures_load && piece.is_multiple_of(2) {
+                    let host = (first + piece) as u32;
+                    let level = self.hosts.collective_level(host, self.now, bytes);
+                    self.hosts.launch(host, self.now, level, bytes);
+                    self.hosts.land(host, self.now, level, bytes);
                 }
             }
         }

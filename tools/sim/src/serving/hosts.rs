@@ -8,8 +8,8 @@
 //! boundaries while flows wait. An idle link is told nothing, and decides nothing.
 
 use laxity_policy::{
-    Action, BatchId, BatchSpec, Event, FlowSpec, Layer, Level, Link, LinkConfig, Order, Permit,
-    PolicyKind, Time,
+    Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, Link, LinkConfig, Order,
+    Permit, PolicyKind, RequestId, Span, Stage, Time,
 };
 
 use super::SimError;
@@ -40,6 +40,7 @@ impl Regime {
 #[derive(Clone, Copy, Debug)]
 struct Told {
     batch: BatchId,
+    layer_time: Span,
     layer: u16,
     finished: bool,
 }
@@ -161,8 +162,20 @@ impl Hosts {
         self.hosts[host as usize].link.level_alone(now, spec)
     }
 
-    pub(super) fn collective_level(&self, host: u32, now: Time) -> Level {
-        self.hosts[host as usize].link.credit_level(now)
+    /// Level of a collective of `bytes` that nothing contends with.
+    pub(super) fn collective_level(&self, host: u32, now: Time, bytes: u64) -> Level {
+        let spec = FlowSpec {
+            flow: FlowId(u64::MAX),
+            stage: Stage::Collective,
+            batch: BatchId(0),
+            request: RequestId(0),
+            layer: Layer(0),
+            bytes,
+            deadline: Time::NEVER,
+            receiver_bound: false,
+            whole: true,
+        };
+        self.level_alone(host, now, &spec)
     }
 
     pub(super) fn waits(&self, host: u32) -> bool {
@@ -184,7 +197,7 @@ impl Hosts {
 
     /// Bytes on credit.
     pub(super) fn launch(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
-        let stage = laxity_policy::Stage::Collective;
+        let stage = Stage::Collective;
         self.hosts[host as usize]
             .link
             .launch(now, stage, level, bytes);
@@ -239,14 +252,22 @@ impl Hosts {
                 host.link
                     .handle(now, Event::BatchQueued { batch: id, ahead });
             }
+            // The order that it knows does not name the batch.
+            host.order_epoch = 0;
             host.told.push(Told {
                 batch: id,
+                layer_time: progress.spec.layer_time,
                 layer: u16::MAX,
                 finished: false,
             });
             host.told.len() - 1
         });
         let told = &mut host.told[at];
+        if told.layer_time != progress.spec.layer_time {
+            // It has grown since.
+            told.layer_time = progress.spec.layer_time;
+            host.link.handle(now, Event::BatchBegan(progress.spec));
+        }
         if progress.started && told.layer != progress.layer && !progress.finished {
             told.layer = progress.layer;
             let layer = Layer(if without_layers { 0 } else { progress.layer });

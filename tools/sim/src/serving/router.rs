@@ -25,6 +25,7 @@ pub(super) struct Router {
     weight: f64,
     placement: Placement,
     turn: u32,
+    rank_turn: u32,
     decode_turn: u32,
     /// Tokens that wait or compute, by rank.
     pub(super) queued: Vec<u64>,
@@ -42,6 +43,7 @@ impl Router {
             weight: serving.overlap_weight,
             placement: serving.placement,
             turn: 0,
+            rank_turn: 0,
             decode_turn: 0,
             queued: vec![0; layout.ranks as usize],
             decode_load: vec![0; layout.decodes as usize],
@@ -84,6 +86,9 @@ impl Router {
             }
         }
         let unit = self.unit(layout, reusable);
+        if self.turn == 0 {
+            self.rank_turn = (self.rank_turn + 1) % layout.ranks_per_unit;
+        }
         let rank = self.rank(layout, caches, &held, unit);
         for unit in self.touched.drain(..) {
             self.overlap[unit as usize] = 0;
@@ -161,7 +166,7 @@ impl Router {
         let count = ranks.len() as u32;
         let mut best = (f64::INFINITY, ranks.start);
         for n in 0..count {
-            let rank = ranks.start + (self.turn + n) % count;
+            let rank = ranks.start + (self.rank_turn + n) % count;
             if cost(rank) < best.0 {
                 best = (cost(rank), rank);
             }

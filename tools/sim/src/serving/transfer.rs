@@ -145,6 +145,7 @@ impl World<'_> {
             receiver_bound: self.receiver_bound,
             whole: false,
         };
+        let request_pruned = request.pruned;
         // A collective that was counted on has the port: the host has to know before it decides.
         if let To::Decode(_) = flow.to {
             let port = self.layout.egress(flow.from);
@@ -152,6 +153,9 @@ impl World<'_> {
         }
         if flow.stage == Stage::KvReuse {
             self.tell(host, flow.batch);
+        }
+        if request_pruned {
+            self.tell_order(host);
         }
         if let Some(permit) = self.hosts.permit_at_once(host, now, &spec) {
             let flow = self.flow_mut(slot);
@@ -261,6 +265,14 @@ impl World<'_> {
     /// Tells a host's link of a batch.
     pub(super) fn tell(&mut self, host: u32, slot: u32) {
         let now = self.now;
+        let batch = &self.batches[slot as usize];
+        if batch.ahead.is_some()
+            && let Some(current) = self.units[batch.unit as usize].current
+            && current != slot
+        {
+            // What it waits behind, or the link would not know how long.
+            self.tell(host, current);
+        }
         let batch = &mut self.batches[slot as usize];
         let progress = batch.progress(self.layers);
         if !self.hosts.tell(host, now, &progress) {

@@ -134,6 +134,7 @@ impl World<'_> {
         batch.tokens[rank] += u64::from(member.tokens);
         batch.pairs[rank] += pairs(member.tokens, member.before);
         batch.seats[rank] += 1;
+        batch.context += u64::from(member.before + member.tokens);
         self.requests[member.request as usize].to_compute -= member.tokens;
         if self.batches[slot as usize].fetched > 0 && member.first {
             // It comes to a batch whose first layers were fetched for the others.
@@ -163,14 +164,10 @@ impl World<'_> {
         }
         // Without contention, but with what the layer exchanges.
         let most = batch.tokens.iter().copied().max().unwrap_or(0);
-        let context = batch
-            .members
-            .iter()
-            .map(|m| u64::from(m.before + m.tokens))
-            .sum();
         let (exchange, rest) = self.layer_alone(most);
-        let ring = self.ring_alone(context, self.layer_of_kind[0]);
-        let layer_ns = ring.max(attention[0] as f64) + exchange + rest;
+        let layer = self.layer_of_kind[0];
+        let attended = self.attention_alone(attention[0] as f64, batch.context, layer);
+        let layer_ns = attended + exchange + rest;
         let batch = &mut self.batches[slot as usize];
         batch.attention_ns = attention;
         batch.layer_ns = layer_ns as u64;
@@ -185,19 +182,21 @@ impl World<'_> {
         let batch = &mut self.batches[slot as usize];
         let per_token = self.collective_bytes_per_token;
         let mut loads = Vec::with_capacity(batch.members.len());
-        batch.loads.clear();
-        for member in &batch.members {
+        for member in &batch.members[batch.announced..] {
             let request = &self.requests[member.request as usize];
             let (rank, decode) = (request.rank, request.decode);
             let all = if member.first { request.reused } else { 0 } + member.tokens;
             let last_stage = u64::from(all) * self.kv_bytes_all_layers;
             let reuse = if member.first { request.fetched } else { 0 };
             let reuse = u64::from(reuse) * self.kv_bytes_all_layers;
-            let collective = u64::from(member.tokens) * per_token;
-            let stripes = if self.striped {
-                u64::from(self.layout.ranks_per_unit)
+            let ranks = u64::from(self.layout.ranks_per_unit);
+            let stripes = if self.striped { ranks } else { 1 };
+            let collective = if self.striped {
+                // Each rank passes on the shards of all others.
+                let context = u64::from(member.before + member.tokens);
+                context * self.kv_bytes_all_layers * (ranks - 1) / ranks
             } else {
-                1
+                u64::from(member.tokens) * per_token
             };
             let mut ports = vec![
                 (
@@ -219,6 +218,7 @@ impl World<'_> {
                 batch.started.is_some(),
             ));
         }
+        batch.announced = batch.members.len();
         coordinator.handle(
             now,
             AdmissionEvent::BatchArrived {
@@ -257,7 +257,10 @@ impl World<'_> {
         let lookahead = self.scenario.serving.lookahead_layers;
         let batch = &self.batches[slot as usize];
         let first = batch.fetched;
-        let until = (batch.layer + lookahead.max(1)).min(self.layers);
+        let until = batch
+            .layer
+            .saturating_add(lookahead.max(1))
+            .min(self.layers);
         if first >= until {
             return;
         }
@@ -405,12 +408,7 @@ impl World<'_> {
         }
         // Every rank's queries meet the keys of the whole context.
         let ranks = self.layout.ranks_per_unit as usize;
-        let context = batch
-            .members
-            .iter()
-            .map(|m| u64::from(m.before + m.tokens))
-            .sum::<u64>();
-        let shard = (context * per_token) as f64 / ranks as f64;
+        let shard = (batch.context * per_token) as f64 / ranks as f64;
         let ring = self.scenario.model.sp_exchange == SpExchange::Ring;
         let pattern = if ring {
             Pattern::Ring

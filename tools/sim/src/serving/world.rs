@@ -1,7 +1,7 @@
 //! The state of a run, and its loop.
 
 use laxity_policy::admission::AdmissionEvent;
-use laxity_policy::{RequestId, Span, Time};
+use laxity_policy::{PolicyKind, RequestId, Span, Time};
 
 use super::batch::Batch;
 use super::cache::Caches;
@@ -117,6 +117,8 @@ pub(super) struct World<'a> {
     pub(super) coflows: bool,
     pub(super) without_layers: bool,
     pub(super) receiver_bound: bool,
+    /// The policy goes by the load of the early stages.
+    pub(super) measures_load: bool,
     /// Requests are spread over all ranks of their unit (sequence parallelism).
     pub(super) striped: bool,
     pub(super) layers: u16,
@@ -199,6 +201,8 @@ impl<'a> World<'a> {
                 .policy
                 .without
                 .contains(&crate::scenario::Part::Rli),
+            measures_load: scenario.policy.kind == PolicyKind::Mfs
+                && Regime::of(scenario) == Regime::Daemons,
             receiver_bound: layout.decode_rate < layout.rank_rate,
             striped,
             layers,
@@ -414,7 +418,8 @@ impl<'a> World<'a> {
         let blocks = requests.blocks_of(&requests.list[number]);
         let rank = self.requests[number].rank;
         let held = reused.div_ceil(requests.block_tokens.max(1)) as usize;
-        for &block in &blocks[..held.min(blocks.len())] {
+        // Back to front: of a prefix that does not fit, the tail is to go first.
+        for &block in blocks[..held.min(blocks.len())].iter().rev() {
             if self.caches.touch(unit, block) {
                 continue;
             }
@@ -439,7 +444,7 @@ impl<'a> World<'a> {
             rank = (mix(u64::from(first)) % u64::from(self.layout.ranks)) as u32;
         }
         let unit = self.layout.unit_of(rank);
-        for &block in blocks {
+        for &block in blocks.iter().rev() {
             // A block has one holder, unless copies are wanted.
             let held = self.caches.holders(block).next().is_some();
             if !held || self.scenario.serving.copy_on_fetch {
@@ -500,7 +505,15 @@ impl<'a> World<'a> {
     /// The experts of the running batch's layer, on the slowest rank.
     pub(super) fn experts_ns(&self, unit: u32, slot: u32) -> u64 {
         let batch = &self.batches[slot as usize];
-        let tokens = batch.tokens.iter().sum();
+        let ranks = u64::from(self.layout.ranks_per_unit);
+        // Expert parallelism brings the tokens of all ranks together; otherwise each rank computes its own.
+        let tokens = if self.scenario.model.ep > 1 {
+            batch.tokens.iter().sum()
+        } else if self.striped {
+            batch.tokens.iter().sum::<u64>().div_ceil(ranks)
+        } else {
+            batch.tokens.iter().copied().max().unwrap_or(0)
+        };
         self.experts_of(self.expert_use(unit, batch.layer), tokens)
     }
 

@@ -1,0 +1,130 @@
+//! `laxity sim findings`: fills the tables of a page from folders of results.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use laxity_sim::plan::Plan;
+use laxity_sim::report::findings::{self, Results, Section};
+use laxity_sim::run;
+
+use super::results::Folder;
+use crate::output::{self, say};
+
+pub(super) const HELP: &str = "\
+A page is Markdown with marked blocks, each filled with a table from the results of one plan:
+
+  <!-- laxity sim: PLAN SECTION [only=VARIANT,…] [panel=PANEL,…] [at=VALUE] -->
+  <!-- end -->
+
+SECTION is one of
+  attainment   first tokens in time, by variant and horizontal axis
+  sustained    request rates at 90 % and at 50 % in time
+  ttft         time to first token: mean, median, p99
+  collectives  collective completion times
+  earliness    how early requests in time are, and how late the others
+  waiting      where a request's time goes
+  against      laxity (or the plan's reference) less the others
+  paper        what the paper says about its figure, beside this
+  speed        what it took to simulate
+Values with spaces are put in quotes. Sections from ttft to waiting are of one point of each
+panel: the one at VALUE of the horizontal axis, else where variants differ most.
+
+Blocks whose plan has no results yet are left as they are; the command says which plans to run.
+
+Exit code: 0 if all blocks could be filled, 1 if results are missing; with --check also 1 if a
+block is stale. What it took to simulate is never stale: it differs from machine to machine.
+
+Examples:
+  laxity sim run mfs-figure-13 --out target/reproduction/mfs-figure-13
+  laxity sim findings
+  laxity sim findings --results target/reproduction --page docs/reproduction.md --check";
+
+/// Arguments of `laxity sim findings`.
+#[derive(Args)]
+pub(crate) struct FindingsArgs {
+    /// Folder with one folder of results for each plan, by its name
+    #[arg(long, value_name = "DIR", default_value = "target/reproduction")]
+    results: PathBuf,
+    /// The page
+    #[arg(long, value_name = "FILE", default_value = "docs/reproduction.md")]
+    page: PathBuf,
+    /// Change nothing, and say which blocks would change
+    #[arg(long)]
+    check: bool,
+    /// Print the plans that the page needs, one a line, and stop
+    #[arg(long, conflicts_with = "check")]
+    plans: bool,
+}
+
+pub(super) fn run(args: &FindingsArgs) -> Result<ExitCode> {
+    let shown = args.page.display();
+    let page = fs::read_to_string(&args.page).with_context(|| format!("cannot read {shown}"))?;
+    if args.plans {
+        return plans(&page).with_context(|| shown.to_string());
+    }
+    let filled = findings::fill(&page, &mut |plan| results(&args.results, plan))
+        .with_context(|| shown.to_string())?;
+    let mut whole = filled.missing.is_empty();
+    for block in &filled.stale {
+        let (line, asked) = (block.line, &block.asked);
+        let what = if !args.check {
+            "filled"
+        } else if block.section == Section::Speed {
+            "not what this machine took"
+        } else {
+            whole = false;
+            "stale"
+        };
+        say(format!("{shown}:{line}: {what}: {asked}"))?;
+    }
+    for (plan, advice) in &filled.missing {
+        eprintln!("{plan}: {advice}");
+    }
+    if !args.check && !filled.stale.is_empty() {
+        output::replace(&args.page, filled.text.as_bytes())?;
+    }
+    Ok(super::exit_code(whole))
+}
+
+/// The plans of a page, each once, in its order.
+fn plans(page: &str) -> Result<ExitCode> {
+    let mut plans: Vec<String> = Vec::new();
+    for block in findings::blocks(page)? {
+        if !plans.contains(&block.plan) {
+            plans.push(block.plan);
+        }
+    }
+    for plan in plans {
+        say(plan)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The results of a plan, or what is to be done to have them.
+pub(super) fn results(all: &Path, plan: &str) -> Result<Results, String> {
+    let path = all.join(plan);
+    let folder = Folder::at(&path);
+    let command = format!("laxity sim run {plan} --out {}", path.display());
+    if !folder.has_plan() {
+        // A mistake in a name is answered with the names that exist.
+        Plan::load(plan).map_err(|error| error.to_string())?;
+        return Err(format!("no results; run it: {command}"));
+    }
+    let load = || -> Result<Results> {
+        let report = run::collect(&folder.plan()?, &path)?;
+        let took = folder.timing()?;
+        Ok(Results { report, took })
+    };
+    let results = load().map_err(|error| format!("{error:#}"))?;
+    let (missing, there) = (results.report.missing, results.report.runs.len());
+    if missing > 0 {
+        return Err(format!(
+            "{missing} of {} runs are missing; go on with: {command}",
+            missing + there
+        ));
+    }
+    Ok(results)
+}

@@ -1,0 +1,164 @@
+//! Pages of Markdown whose numbers are computed: marked blocks are filled with tables from the
+//! results of plans, so that what a page says can be made again, and checked.
+//!
+//! Prose around the blocks is left as it is. The same results give the same page, byte for byte;
+//! only what a run took ([`Section::Speed`]) is the machine's.
+
+mod block;
+mod markdown;
+mod speed;
+mod tables;
+mod view;
+
+use std::collections::BTreeMap;
+
+pub use block::{Block, Section, blocks};
+
+use super::Report;
+use crate::plan::Plan;
+use crate::run::Timing;
+use view::View;
+
+/// A page that cannot be filled. The page has to be changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {problem}")]
+pub struct PageError {
+    /// Which line; the first is 1.
+    pub line: usize,
+    /// What is wrong there.
+    pub problem: String,
+}
+
+impl PageError {
+    fn new(line: usize, problem: impl Into<String>) -> Self {
+        Self {
+            line,
+            problem: problem.into(),
+        }
+    }
+}
+
+/// The results of a plan.
+#[derive(Clone, Debug)]
+pub struct Results {
+    /// All runs.
+    pub report: Report,
+    /// What they took as a whole, if that was noted. What each took is in the report.
+    pub took: Option<Timing>,
+}
+
+/// A page with its blocks filled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filled {
+    /// The page.
+    pub text: String,
+    /// Blocks that held something else before.
+    pub stale: Vec<Block>,
+    /// Plans without results, and what is to be done; their blocks were left as they were.
+    pub missing: BTreeMap<String, String>,
+}
+
+/// Fills the blocks of a page. `results` is asked once for each plan, and answers with what is to be
+/// done if there are none.
+///
+/// # Errors
+/// A marker cannot be understood, or asks for what its plan does not have.
+pub fn fill(
+    page: &str,
+    results: &mut dyn FnMut(&str) -> Result<Results, String>,
+) -> Result<Filled, PageError> {
+    let mut filled = Filled {
+        text: String::new(),
+        stale: Vec::new(),
+        missing: BTreeMap::new(),
+    };
+    let mut known: BTreeMap<String, Result<Results, String>> = BTreeMap::new();
+    let mut done = 0;
+    for block in blocks(page)? {
+        let found = known
+            .entry(block.plan.clone())
+            .or_insert_with(|| results(&block.plan));
+        match found {
+            Err(advice) => {
+                filled.missing.insert(block.plan.clone(), advice.clone());
+            }
+            Ok(found) => {
+                let content = content(&block, found)
+                    .map_err(|problem| PageError::new(block.line, problem))?;
+                filled.text += &page[done..block.content.start];
+                filled.text += &content;
+                done = block.content.end;
+                if page[block.content.clone()] != content {
+                    filled.stale.push(block);
+                }
+            }
+        }
+    }
+    filled.text += &page[done..];
+    Ok(filled)
+}
+
+/// What stands between the markers of a block.
+fn content(block: &Block, results: &Results) -> Result<String, String> {
+    let view = View::new(block, &results.report)?;
+    let text = match block.section {
+        Section::Attainment => tables::attainment(&view),
+        Section::Sustained => tables::sustained(&view),
+        Section::Ttft => tables::details(&view, &tables::TTFT),
+        Section::Collectives => tables::details(&view, &tables::COLLECTIVES),
+        Section::Earliness => tables::details(&view, &tables::EARLINESS),
+        Section::Waiting => tables::details(&view, &tables::WAITING),
+        Section::Against => tables::against(&view),
+        Section::Paper => tables::paper(&results.report),
+        Section::Speed => speed::speed(&results.report, results.took.as_ref()),
+    }?;
+    // Blank lines around a table: without them, it is none.
+    Ok(format!(
+        "\n{text}\n{}\n\n",
+        origin(&block.plan, &results.report)
+    ))
+}
+
+/// Where the numbers are from: plan, seeds, runs, and the command that gives them.
+fn origin(name: &str, report: &Report) -> String {
+    let plan = &report.plan;
+    let count = plan.seeds.len();
+    let counted = plan.seeds.iter().copied().eq(1..=count as u64);
+    let seeds = match (count, counted) {
+        (1, _) => format!("seed {}", plan.seeds[0]),
+        (_, true) => format!("seeds 1 to {count}"),
+        _ => {
+            let seeds: Vec<String> = plan.seeds.iter().map(u64::to_string).collect();
+            format!("seeds {}", seeds.join(", "))
+        }
+    };
+    let runs = match report.runs.len() {
+        1 => "1 run".to_owned(),
+        runs => format!("{runs} runs"),
+    };
+    let mut command = format!("laxity sim run {name}");
+    let mut changed = "";
+    if let Ok(mut known) = Plan::load(name) {
+        if known.seeds != plan.seeds {
+            known.seeds.clone_from(&plan.seeds);
+            match (count, counted) {
+                (_, true) => command += &format!(" --seeds {count}"),
+                (1, _) => command += &format!(" --seed {}", plan.seeds[0]),
+                _ => changed = ", with changes to the plan",
+            }
+        }
+        if !same(&known, plan) {
+            changed = ", with changes to the plan";
+        }
+    }
+    format!("Plan {name}, {seeds}, {runs}: `{command}`{changed}.")
+}
+
+/// Whether two plans run the same.
+fn same(a: &Plan, b: &Plan) -> bool {
+    let jobs = |plan: &Plan| -> Option<Vec<_>> {
+        let jobs = plan.jobs().ok()?;
+        Some(jobs.into_iter().map(|job| job.scenario).collect())
+    };
+    jobs(a) == jobs(b)
+}

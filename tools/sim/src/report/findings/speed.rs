@@ -1,0 +1,57 @@
+//! What it took to simulate: the machine's numbers, not the plan's.
+
+use super::markdown::{Table, plain};
+use crate::report::Report;
+use crate::run::{Timing, thousands};
+
+/// One row: the machine, and what the runs took on it.
+pub(super) fn speed(report: &Report, took: Option<&Timing>) -> Result<String, String> {
+    let runs = report.runs.len();
+    let events: u64 = report.runs.iter().map(|run| run.outcome.events).sum();
+    let virtual_s: f64 = report.runs.iter().map(|run| run.outcome.virtual_s).sum();
+    // Each on one thread: what was taken over from before was noted when it ran.
+    let busy_s: f64 = report.timing.runs.iter().map(|run| run.wall_s).sum();
+    let heading = [
+        "machine",
+        "runs",
+        "events",
+        "events/s of a thread",
+        "virtual s per s",
+        "s per run",
+        "threads",
+        "s in all",
+        "peak memory, MB",
+    ];
+    let mut table = Table::new(1, heading.map(str::to_owned).to_vec());
+    let unknown = || "–".to_owned();
+    let machine = took
+        .map(|took| took.processor.as_str())
+        .filter(|name| !name.is_empty());
+    // Of a run that was cut off, start to end is not what all runs took.
+    let whole = took.filter(|took| took.simulated == runs);
+    table.add(vec![
+        machine.map_or_else(unknown, plain),
+        runs.to_string(),
+        thousands(events as f64),
+        thousands(events as f64 / busy_s.max(1e-9)),
+        digits(virtual_s / busy_s.max(1e-9)),
+        digits(busy_s / runs.max(1) as f64),
+        whole.map_or_else(unknown, |took| took.jobs.to_string()),
+        whole.map_or_else(unknown, |took| digits(took.wall_s)),
+        took.filter(|took| took.peak_rss_bytes > 0)
+            .map_or_else(unknown, |took| {
+                (took.peak_rss_bytes / 1_000_000).to_string()
+            }),
+    ]);
+    Ok(table.text())
+}
+
+/// About three.
+fn digits(value: f64) -> String {
+    let decimals = match value.abs() {
+        size if size >= 100.0 => 0,
+        size if size >= 10.0 => 1,
+        _ => 2,
+    };
+    format!("{value:.decimals$}")
+}

@@ -1,0 +1,355 @@
+//! The tables that blocks show, each with a line above that says what its numbers are.
+
+use super::markdown::{Table, bold, plain};
+use super::view::View;
+use crate::report::metric::{
+    ATTAINMENT, COLLECTIVE, COLLECTIVE_MEAN, COLLECTIVE_P99, COLLECTIVE_STRETCH, COMPUTE,
+    EARLINESS_MEAN, KV_REUSE, LATENESS_MEAN, Metric, P2D, QUEUE, TTFT_MEAN, TTFT_P50, TTFT_P99,
+};
+use crate::report::{Estimate, Panel, Report, Sustained};
+use crate::reproduce;
+
+/// A column of a table with many metrics.
+pub(super) struct Column {
+    heading: &'static str,
+    metric: &'static Metric,
+}
+
+const fn column(heading: &'static str, metric: &'static Metric) -> Column {
+    Column { heading, metric }
+}
+
+/// Time to first token.
+pub(super) static TTFT: [Column; 4] = [
+    column("in time, %", &ATTAINMENT),
+    column("mean TTFT, ms", &TTFT_MEAN),
+    column("median, ms", &TTFT_P50),
+    column("p99, ms", &TTFT_P99),
+];
+
+/// Collective completion times.
+pub(super) static COLLECTIVES: [Column; 3] = [
+    column("mean collective, ms", &COLLECTIVE_MEAN),
+    column("over that alone", &COLLECTIVE_STRETCH),
+    column("p99, ms", &COLLECTIVE_P99),
+];
+
+/// How early and how late. With attainment, since it decides which requests count.
+pub(super) static EARLINESS: [Column; 3] = [
+    column("in time, %", &ATTAINMENT),
+    column("these early by, ms", &EARLINESS_MEAN),
+    column("the others late by, ms", &LATENESS_MEAN),
+];
+
+/// Where a request's time goes.
+pub(super) static WAITING: [Column; 6] = [
+    column("queue, ms", &QUEUE),
+    column("KV reuse, ms", &KV_REUSE),
+    column("collectives, ms", &COLLECTIVE),
+    column("compute, ms", &COMPUTE),
+    column("P2D, ms", &P2D),
+    column("mean TTFT, ms", &TTFT_MEAN),
+];
+
+/// First tokens in time: a table for each panel, or one over all points if nothing is horizontal.
+pub(super) fn attainment(view: &View<'_>) -> Result<String, String> {
+    let report = view.report;
+    let Some(x) = report.plan.x() else {
+        return Ok(attainment_by_point(view));
+    };
+    let tables = view.panels.iter().map(|panel| {
+        let mut heading = vec![report.plan.axes[x].label.clone()];
+        heading.extend(panel.points.iter().map(|&p| plain(report.x_name(p))));
+        let columns: Vec<Vec<String>> = panel.points.iter().map(|&p| shares(view, p)).collect();
+        let mut table = Table::new(1, heading);
+        for (row, &variant) in view.variants.iter().enumerate() {
+            let mut cells = vec![view.name(variant)];
+            cells.extend(columns.iter().map(|column| column[row].clone()));
+            table.add(cells);
+        }
+        captioned(panel, "first tokens in time, %", &table)
+    });
+    Ok(tables.collect::<Vec<_>>().join("\n"))
+}
+
+/// Of plans whose points have no order. Of several points, each is a row; a single one has its
+/// variants below each other.
+fn attainment_by_point(view: &View<'_>) -> String {
+    let mut table;
+    if let [panel] = view.panels.as_slice() {
+        table = Table::new(1, vec!["variant".to_owned(), "in time, %".to_owned()]);
+        let column = shares(view, panel.points[0]);
+        for (&variant, share) in view.variants.iter().zip(column) {
+            table.add(vec![view.name(variant), share]);
+        }
+    } else {
+        let mut heading = vec!["in time, %".to_owned()];
+        heading.extend(view.variants.iter().map(|&variant| view.name(variant)));
+        table = Table::new(1, heading);
+        for panel in &view.panels {
+            let mut cells = vec![plain(&panel.name)];
+            cells.extend(shares(view, panel.points[0]));
+            table.add(cells);
+        }
+    }
+    table.text()
+}
+
+/// Attainment of each variant at a point. The best is bold, and whatever shows the same; the bound
+/// is not among them, and if all show the same, none is.
+fn shares(view: &View<'_>, point: usize) -> Vec<String> {
+    let estimates: Vec<Option<Estimate>> = view
+        .variants
+        .iter()
+        .map(|&variant| view.report.estimate(point, variant, &ATTAINMENT))
+        .collect();
+    let mean = |e: &Option<Estimate>| e.map(|e| ATTAINMENT.unit.shown(e.mean));
+    let policies = || {
+        let all = view.variants.iter().zip(&estimates);
+        all.filter(|(variant, _)| !view.report.is_bound(**variant))
+            .map(|(_, estimate)| estimate)
+    };
+    let best = policies()
+        .filter(|e| e.is_some())
+        .max_by(|a, b| {
+            let of = |e: &Option<Estimate>| e.map_or(f64::NAN, |e| e.mean);
+            of(a).total_cmp(&of(b))
+        })
+        .and_then(mean);
+    let differ = policies().any(|e| mean(e) != best);
+    view.variants
+        .iter()
+        .zip(&estimates)
+        .map(|(&variant, estimate)| {
+            let text = with_interval(*estimate, &ATTAINMENT);
+            if differ && mean(estimate) == best && !view.report.is_bound(variant) {
+                bold(&text)
+            } else {
+                text
+            }
+        })
+        .collect()
+}
+
+/// The mean and half the width of its interval, both with the decimals of the mean.
+fn with_interval(estimate: Option<Estimate>, metric: &Metric) -> String {
+    let Some(estimate) = estimate else {
+        return "–".to_owned();
+    };
+    let mean = metric.unit.shown(estimate.mean);
+    match estimate.half_width {
+        None => mean,
+        Some(half) => {
+            let decimals = metric.unit.decimals(estimate.mean);
+            format!("{mean} ± {:.decimals$}", half * metric.unit.scale())
+        }
+    }
+}
+
+/// `**DBRX**, WHAT:` above a table.
+fn captioned(panel: &Panel, what: &str, table: &Table) -> String {
+    let caption = match panel.name.as_str() {
+        "" => what.to_owned(),
+        name => format!("{}, {what}", bold(&plain(name))),
+    };
+    format!("{caption}:\n\n{}", table.text())
+}
+
+/// Several metrics at one point of each panel.
+pub(super) fn details(view: &View<'_>, columns: &[Column]) -> Result<String, String> {
+    let mut tables = Vec::new();
+    for panel in &view.panels {
+        let point = view.point(panel)?;
+        let mut heading = vec!["variant".to_owned()];
+        heading.extend(columns.iter().map(|column| column.heading.to_owned()));
+        let mut table = Table::new(1, heading);
+        for &variant in &view.variants {
+            let mut cells = vec![view.name(variant)];
+            cells.extend(columns.iter().map(|column| {
+                let estimate = view.report.estimate(point, variant, column.metric);
+                with_interval(estimate, column.metric)
+            }));
+            table.add(cells);
+        }
+        let place = view.place(point);
+        tables.push(if place.is_empty() && panel.name.is_empty() {
+            table.text()
+        } else if place.is_empty() {
+            format!("{}:\n\n{}", bold(&plain(&panel.name)), table.text())
+        } else {
+            captioned(panel, &format!("at {place}"), &table)
+        });
+    }
+    Ok(tables.join("\n"))
+}
+
+/// Policies whose sustained rates the others are set in relation to.
+const MEASURES: [&str; 2] = ["karuna", "two_class"];
+
+/// Request rates at 90 % and at 50 % in time.
+pub(super) fn sustained(view: &View<'_>) -> Result<String, String> {
+    let report = view.report;
+    let x = report
+        .plan
+        .rate_axis()
+        .ok_or("the plan does not vary the request rate")?;
+    let measures: Vec<(&str, usize)> = MEASURES
+        .iter()
+        .filter_map(|name| Some((*name, view.variant(name)?)))
+        .collect();
+    let mut heading = vec!["variant".to_owned()];
+    for share in ["90 %", "50 %"] {
+        heading.push(format!("at {share}"));
+        heading.extend(measures.iter().map(|(name, _)| format!("over {name}'s")));
+    }
+    let tables = view.panels.iter().map(|panel| {
+        let rates = [0.9, 0.5].map(|asked| report.sustained_with(asked, panel));
+        let mut table = Table::new(1, heading.clone());
+        for &variant in &view.variants {
+            let mut cells = vec![view.name(variant)];
+            for rates in &rates {
+                let rate = |variant: usize| rates[variant].rate.as_ref();
+                cells.push(rate(variant).map_or_else(|| "–".to_owned(), Sustained::to_string));
+                for &(_, measure) in &measures {
+                    cells.push(ratio(rate(variant), rate(measure)));
+                }
+            }
+            table.add(cells);
+        }
+        captioned(panel, &report.plan.axes[x].label, &table)
+    });
+    Ok(tables.collect::<Vec<_>>().join("\n"))
+}
+
+/// One rate over another, or what is known of it where one lies beyond the plan's rates.
+fn ratio(own: Option<&Sustained>, other: Option<&Sustained>) -> String {
+    use Sustained::{AboveHighest as Above, At, BelowLowest as Below};
+    let (Some(own), Some(other)) = (own, other) else {
+        return "–".to_owned();
+    };
+    let sign = match (own, other) {
+        (At(_), At(_)) => "",
+        (Above(_), At(_) | Below(_)) | (At(_), Below(_)) => "> ",
+        (Below(_), At(_) | Above(_)) | (At(_), Above(_)) => "< ",
+        (Above(_), Above(_)) | (Below(_), Below(_)) => return "–".to_owned(),
+    };
+    format!("{sign}{:.2}", own.bound() / other.bound())
+}
+
+/// The reference less each of the others, over all points.
+pub(super) fn against(view: &View<'_>) -> Result<String, String> {
+    let report = view.report;
+    let reference = report
+        .plan
+        .reference()
+        .ok_or("there is nothing to compare")?;
+    let mut comparisons = report.comparisons();
+    comparisons.retain(|c| {
+        let mut points = view.panels.iter().flat_map(|panel| &panel.points);
+        points.any(|&point| point == c.point) && view.variants.contains(&c.other)
+    });
+    let unknown = comparisons
+        .iter()
+        .any(|c| c.difference.half_width.is_none());
+    let mut heading = vec!["against", "points better", "level", "worse"];
+    if unknown {
+        heading.push("one seed");
+    }
+    heading.extend(["least", "most"]);
+    let heading = heading.into_iter().map(str::to_owned).collect();
+    let mut table = Table::new(1, heading);
+    for &other in &view.variants {
+        if !comparisons.iter().any(|c| c.other == other) {
+            continue;
+        }
+        let tally = report.tally(&comparisons, other);
+        let extreme = |found: Option<(Estimate, usize)>| {
+            found.map_or_else(String::new, |(difference, point)| {
+                let mut text = signed(difference.mean * 100.0);
+                if let Some(half) = difference.half_width {
+                    text += &format!(" ± {:.1}", half * 100.0);
+                }
+                if report.points.len() > 1 {
+                    text += &format!(" ({})", plain(&report.point_name(point)));
+                }
+                text
+            })
+        };
+        let mut cells = vec![view.name(other)];
+        cells.extend([tally.above, tally.level, tally.below].map(|count| count.to_string()));
+        if unknown {
+            cells.push(tally.unknown.to_string());
+        }
+        cells.extend([extreme(tally.worst), extreme(tally.best)]);
+        table.add(cells);
+    }
+    let name = view.name(reference);
+    Ok(format!(
+        "{name} less the others, attainment in percentage points (differences by seed, 95 % confidence):\n\n{}",
+        table.text()
+    ))
+}
+
+/// With one decimal and a sign, unless it is zero then.
+fn signed(value: f64) -> String {
+    match format!("{value:+.1}").as_str() {
+        "+0.0" | "-0.0" => "0.0".to_owned(),
+        text => text.replace('-', "−"),
+    }
+}
+
+/// What the paper says in numbers, and the same from here.
+pub(super) fn paper(report: &Report) -> Result<String, String> {
+    let findings = reproduce::check(report);
+    if findings.is_empty() {
+        return Err("the plan stands for no figure of a paper".to_owned());
+    }
+    let several = report.panels().len() > 1;
+    let mut heading = vec!["the paper says"];
+    if several {
+        heading.push("where");
+    }
+    let names = heading.len();
+    heading.extend(["paper", "here", "laxity here"]);
+    let heading = heading.into_iter().map(str::to_owned).collect();
+    let mut table = Table::new(names, heading);
+    for finding in findings {
+        let mut cells = vec![finding.says.to_owned()];
+        if several {
+            cells.push(plain(&finding.panel));
+        }
+        cells.extend([
+            finding.paper_shown(),
+            finding.shown(finding.here),
+            finding.shown(finding.laxity),
+        ]);
+        table.add(cells);
+    }
+    Ok(table.text())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_of_rates_beyond_the_plan_s_is_a_bound() {
+        let at = |rate| Some(Sustained::At(Estimate::of(&[rate]).expect("a value")));
+        let shown = |a: Option<Sustained>, b: Option<Sustained>| ratio(a.as_ref(), b.as_ref());
+        let (above, below) = (Sustained::AboveHighest(4.0), Sustained::BelowLowest(0.5));
+        assert_eq!(shown(at(3.0), at(2.0)), "1.50");
+        assert_eq!(shown(Some(above), at(2.0)), "> 2.00");
+        assert_eq!(shown(at(2.0), Some(above)), "< 0.50");
+        assert_eq!(shown(at(2.0), Some(below)), "> 4.00");
+        assert_eq!(shown(Some(below), at(2.0)), "< 0.25");
+        assert_eq!(shown(Some(below), Some(below)), "–");
+        assert_eq!(shown(None, at(2.0)), "–");
+    }
+
+    #[test]
+    fn differences_have_a_sign_unless_they_are_none() {
+        assert_eq!(signed(1.26), "+1.3");
+        assert_eq!(signed(-1.26), "−1.3");
+        assert_eq!(signed(-0.04), "0.0");
+    }
+}

@@ -1,0 +1,101 @@
+//! The part of a report that a block asks for.
+
+use super::block::Block;
+use super::markdown::plain;
+use crate::report::{Panel, Report};
+
+/// The part of a report that a block asks for.
+pub(super) struct View<'a> {
+    pub(super) report: &'a Report,
+    /// Indices of the variants.
+    pub(super) variants: Vec<usize>,
+    pub(super) panels: Vec<Panel>,
+    at: Option<&'a str>,
+}
+
+impl<'a> View<'a> {
+    pub(super) fn new(block: &'a Block, report: &'a Report) -> Result<Self, String> {
+        let named: Vec<&str> = report
+            .plan
+            .variants
+            .iter()
+            .map(|v| v.name.as_str())
+            .collect();
+        // In the order of the plan, so that tables of one plan look alike.
+        let variants = chosen(&block.only, &named, "variant")?;
+        let mut panels = report.panels();
+        let names: Vec<&str> = panels.iter().map(|panel| panel.name.as_str()).collect();
+        let kept = chosen(&block.panels, &names, "panel")?;
+        let mut index = 0;
+        panels.retain(|_| {
+            index += 1;
+            kept.contains(&(index - 1))
+        });
+        Ok(Self {
+            report,
+            variants,
+            panels,
+            at: block.at.as_deref(),
+        })
+    }
+
+    pub(super) fn variant(&self, name: &str) -> Option<usize> {
+        let variants = &self.report.plan.variants;
+        variants.iter().position(|v| v.name == name)
+    }
+
+    /// A variant's name as a table shows it: the bound, which is no policy, in italics.
+    pub(super) fn name(&self, variant: usize) -> String {
+        let name = plain(&self.report.plan.variants[variant].name);
+        if self.report.is_bound(variant) {
+            format!("*{name}*")
+        } else {
+            name
+        }
+    }
+
+    /// The point of a panel that is looked at closely.
+    pub(super) fn point(&self, panel: &Panel) -> Result<usize, String> {
+        let Some(at) = self.at else {
+            return Ok(self.report.telling(panel));
+        };
+        let name = |&point: &usize| self.report.x_name(point);
+        let found = panel.points.iter().find(|point| name(point) == at);
+        found.copied().ok_or_else(|| {
+            let names: Vec<&str> = panel.points.iter().map(name).collect();
+            format!("no point is at {at}; there are {}", names.join(", "))
+        })
+    }
+
+    /// `request rate 0.2/s per prefill GPU`; empty without a horizontal axis.
+    pub(super) fn place(&self, point: usize) -> String {
+        let Some(axis) = self.report.plan.x() else {
+            return String::new();
+        };
+        let (label, value) = (
+            &self.report.plan.axes[axis].label,
+            self.report.x_name(point),
+        );
+        match label.split_once(", ") {
+            Some((label, unit)) => match unit.strip_prefix("1/") {
+                Some(per) => format!("{label} {value}/{per}"),
+                None => format!("{label} {value} {unit}"),
+            },
+            None => format!("{label} {value}"),
+        }
+    }
+}
+
+/// Indices of those names that are wanted, all if none are.
+fn chosen(wanted: &[String], names: &[&str], what: &str) -> Result<Vec<usize>, String> {
+    if let Some(strange) = wanted.iter().find(|w| !names.contains(&w.as_str())) {
+        return Err(format!(
+            "no {what} is called {strange}; there are {}",
+            names.join(", ")
+        ));
+    }
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
+    Ok((0..names.len())
+        .filter(|&index| is_wanted(names[index]))
+        .collect())
+}

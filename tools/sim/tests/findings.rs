@@ -1,0 +1,282 @@
+//! Pages whose tables are computed, from results of a simulation in closed form.
+
+mod fake;
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+use laxity_sim::plan::Plan;
+use laxity_sim::report::findings::{Filled, PageError, Results, Section, blocks, fill};
+use laxity_sim::run::{Options, run};
+
+const PLAN: &str = "
+title = 'Two rates'
+seeds = 3
+policies = ['fair', 'karuna', 'two_class', 'mfs', 'laxity']
+[base]
+model.name = 'dbrx'
+cluster.servers = 16
+[[axis]]
+field = 'cluster.nic_gbps'
+values = [50, 200]
+[[axis]]
+field = 'workload.rate_per_gpu'
+values = [0.4, 0.8, 1.2, 1.6]
+[[variant]]
+name = 'no contention'
+policy.no_contention = true
+";
+
+fn results(plan: &Plan) -> Results {
+    let options = Options {
+        jobs: NonZeroUsize::new(2).expect("two"),
+        out: None,
+        progress: false,
+    };
+    let report = run(plan, &fake::simulate, &options).expect("it runs");
+    let took = Some(report.timing.clone());
+    Results { report, took }
+}
+
+/// Results of `two`, of built-in plans with few seeds, and of nothing that is called `missing`.
+fn known(name: &str) -> Result<Results, String> {
+    match name {
+        "missing" => Err("run it".to_owned()),
+        "two" => Ok(results(
+            &Plan::parse("two", "two.toml", PLAN).expect("a plan"),
+        )),
+        _ => {
+            let mut plan = Plan::load(name).map_err(|error| error.to_string())?;
+            plan.seeds.truncate(2);
+            Ok(results(&plan))
+        }
+    }
+}
+
+fn try_filled(page: &str) -> Result<Filled, PageError> {
+    fill(page, &mut known)
+}
+
+fn filled(page: &str) -> Filled {
+    try_filled(page).expect("a page")
+}
+
+fn block(asked: &str) -> String {
+    format!("<!-- laxity sim: {asked} -->\n<!-- end -->\n")
+}
+
+/// What a block is filled with.
+fn content(asked: &str) -> String {
+    let text = filled(&block(asked)).text;
+    let text = text.split_once("-->\n").expect("a start").1;
+    text.split_once("<!-- end -->")
+        .expect("an end")
+        .0
+        .to_owned()
+}
+
+/// The tables of a text, as rows of cells. Fails if one is not what GitHub shows as a table.
+fn tables(text: &str) -> Vec<Vec<Vec<String>>> {
+    let (mut tables, mut open, mut before) = (Vec::new(), false, "");
+    for line in text.lines() {
+        let is_row = line.starts_with('|');
+        if is_row && !open {
+            assert_eq!(before, "", "a blank line before a table: {text}");
+            tables.push(Vec::new());
+        }
+        assert!(is_row || !open || line.is_empty(), "one after it: {text}");
+        open = is_row;
+        before = line;
+        if is_row {
+            let cells = line.trim_matches('|').split('|');
+            let cells = cells.map(|cell| cell.trim().to_owned()).collect();
+            tables.last_mut().expect("open").push(cells);
+        }
+    }
+    for table in &tables {
+        let rows: &Vec<Vec<String>> = table;
+        assert!(rows.len() > 2, "{text}");
+        assert!(rows[1].iter().all(|c| c.trim_end_matches(':') == "---"));
+        assert!(rows.iter().all(|r| r.len() == rows[0].len()), "{text}");
+        assert!(rows.iter().flatten().all(|cell| !cell.is_empty()), "{text}");
+    }
+    tables
+}
+
+#[test]
+fn only_what_stands_between_markers_is_replaced() {
+    let old = format!(
+        "# Head\n\nProse ±.\n\n{}Between.\n{}Last line",
+        block("two attainment").replace("<!-- end", "old\n<!-- end"),
+        block("two speed")
+    );
+    let new = filled(&old);
+    assert_eq!(new.stale.len(), 2);
+    assert!(
+        new.text
+            .starts_with("# Head\n\nProse ±.\n\n<!-- laxity sim: two attainment -->\n\n")
+    );
+    assert!(new.text.contains(".\n\n<!-- end -->\nBetween.\n<!--"));
+    assert!(new.text.ends_with("<!-- end -->\nLast line"));
+    assert!(!new.text.contains("old"));
+    assert_eq!(filled("no block").text, "no block");
+}
+
+#[test]
+fn a_page_that_is_filled_is_not_stale_until_a_number_changes() {
+    let page = block("two attainment") + &block("two sustained");
+    let once = filled(&page);
+    let twice = filled(&once.text);
+    assert_eq!((twice.stale.len(), &twice.text), (0, &once.text));
+    let wrong = once.text.replacen("± 0", "± 9", 1);
+    let stale = filled(&wrong).stale;
+    assert_eq!(stale.len(), 1);
+    assert_eq!(stale[0].line, 1);
+    assert_eq!(stale[0].section, Section::Attainment);
+}
+
+#[test]
+fn blocks_without_results_stay_as_they_are_and_the_plan_is_asked_for_once() {
+    let kept = block("missing attainment").replace("<!-- end", "old\n<!-- end");
+    let page = kept.clone() + &block("missing paper") + &block("two waiting");
+    let mut asked = Vec::new();
+    let new = fill(&page, &mut |plan| {
+        asked.push(plan.to_owned());
+        known(plan)
+    })
+    .expect("a page");
+    assert_eq!(asked, ["missing", "two"]);
+    assert_eq!(new.missing["missing"], "run it");
+    assert_eq!(new.missing.len(), 1);
+    assert!(new.text.starts_with(&kept));
+    assert_eq!(new.stale.len(), 1, "the others are filled");
+}
+
+#[test]
+fn attainment_is_a_table_for_each_panel_with_the_best_policy_in_bold() {
+    let text = content("two attainment");
+    let tables = tables(&text);
+    assert_eq!(tables.len(), 2);
+    assert!(text.contains("**NIC rate 50 Gb/s**, first tokens in time, %:"));
+    let table = &tables[1];
+    assert_eq!(table[0][1..], ["0.4", "0.8", "1.2", "1.6"]);
+    let names: Vec<&str> = table[2..].iter().map(|row| row[0].as_str()).collect();
+    assert_eq!(names[4..], ["laxity", "*no contention*"]);
+    assert!(
+        table[6][3].starts_with("**") && table[6][3].contains(" ± "),
+        "{text}"
+    );
+    let overloaded = &tables[0];
+    assert!(
+        overloaded[2..].iter().all(|row| !row[4].starts_with("**")),
+        "all are the same there: {text}"
+    );
+    assert!(
+        !table[7].iter().any(|cell| cell.starts_with("**")),
+        "a bound is no policy"
+    );
+}
+
+#[test]
+fn plans_without_order_have_a_row_for_each_point() {
+    let text = content("choices attainment only=mfs,laxity");
+    let tables = tables(&text);
+    assert_eq!(tables.len(), 1);
+    assert_eq!(tables[0][0], ["in time, %", "mfs", "laxity"]);
+    assert_eq!(tables[0].len(), 2 + 18);
+    let single = content("mfs-figure-13 attainment only=mfs,laxity");
+    assert!(single.contains("| variant | in time, % |"), "{single}");
+}
+
+#[test]
+fn sustained_rates_are_set_in_relation_to_two_policies() {
+    let text = content("two sustained panel=\"NIC rate 200 Gb/s\"");
+    let tables = tables(&text);
+    assert_eq!(tables.len(), 1);
+    assert_eq!(tables[0][0].len(), 1 + 2 * 3);
+    let karuna = &tables[0][3];
+    assert_eq!((karuna[2].as_str(), karuna[5].as_str()), ("1.00", "1.00"));
+    let laxity: f64 = tables[0][6][2].parse().expect("a number");
+    assert!(laxity > 1.2, "{text}");
+    let without = content("granularity sustained");
+    assert!(!without.contains("karuna"), "nor is it there: {without}");
+}
+
+#[test]
+fn a_point_is_looked_at_closely_where_it_is_asked_for() {
+    for (section, columns) in [
+        ("ttft", 5),
+        ("collectives", 4),
+        ("earliness", 4),
+        ("waiting", 7),
+    ] {
+        let text = content(&format!("two {section} at=1.2 only=\"fair,no contention\""));
+        let tables = tables(&text);
+        assert_eq!(tables.len(), 2, "{section}");
+        assert_eq!((tables[0].len(), tables[0][0].len()), (4, columns));
+        assert!(
+            text.contains("at request rate 1.2/s per prefill GPU:"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn differences_and_what_a_paper_says_are_tables_too() {
+    let against = content("two against");
+    assert_eq!(tables(&against)[0].len(), 2 + 4);
+    assert!(against.contains("laxity less the others"));
+    assert!(
+        against.contains("(200, ") && !against.contains("one seed"),
+        "{against}"
+    );
+    let paper = content("mfs-figure-12 paper");
+    assert_eq!(tables(&paper)[0].len(), 2 + 3);
+    assert!(paper.contains("| long agent | 1.15 × |"), "{paper}");
+}
+
+#[test]
+fn every_block_says_where_its_numbers_are_from() {
+    let built_in = content("mfs-figure-5 collectives");
+    let said = "Plan mfs-figure-5, seeds 1 to 2, 8 runs: `laxity sim run mfs-figure-5 --seeds 2`.";
+    assert!(built_in.ends_with(&format!("\n{said}\n\n")), "{built_in}");
+    let changed = fill(&block("smoke speed"), &mut |name| {
+        let mut plan = Plan::load(name).expect("built in");
+        plan.set("cluster.servers=8").expect("a field");
+        Ok(results(&plan))
+    });
+    let text = changed.expect("a page").text;
+    assert!(
+        text.contains("sim run smoke`, with changes to the plan."),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_a_plan_does_not_have_is_a_mistake_of_the_page() {
+    let problem = |asked: &str| {
+        let page = format!("\n{}", block(asked));
+        try_filled(&page).expect_err("a mistake").to_string()
+    };
+    assert!(problem("two ttft at=7").contains("line 2: no point is at 7; there are 0.4, 0.8"));
+    assert!(problem("two ttft only=sjf").contains("no variant is called sjf; there are fair,"));
+    assert!(problem("two ttft panel=DBRX").contains("no panel is called DBRX; there are NIC rate"));
+    assert!(problem("two paper").contains("no figure"));
+    assert!(problem("mfs-figure-13 sustained").contains("does not vary the request rate"));
+    assert!(problem("scale-2048 against").contains("nothing to compare"));
+}
+
+#[test]
+fn the_page_of_this_repository_asks_for_what_its_plans_have() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reproduction.md");
+    let page = fs::read_to_string(path).expect("the page");
+    let asked = blocks(&page).expect("markers");
+    assert!(asked.len() > 20);
+    let new = filled(&page);
+    assert!(new.missing.is_empty(), "{:?}", new.missing);
+    tables(&new.text);
+    // Left for whoever wants to look at it.
+    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("reproduction.md");
+    fs::write(kept, new.text).expect("written");
+}
