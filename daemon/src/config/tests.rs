@@ -212,7 +212,7 @@ fn how_many_windows_may_be_in_flight_is_set_for_all_nics_and_is_at_least_one() {
     let config = Config::parse("[tuning]\novercommit = 3\n", "x").unwrap();
     assert_eq!(config.link(&config.nic[0]).overcommit, 3);
     let default = Config::default();
-    assert_eq!(default.link(&default.nic[0]).overcommit, 64);
+    assert_eq!(default.link(&default.nic[0]).overcommit, 1);
     let text = error("[tuning]\novercommit = 0\n");
     assert!(
         text.starts_with("laxityd.toml:2: tuning.overcommit: must be at least 1"),

@@ -176,7 +176,7 @@ impl Default for LinkConfig {
             rate: 12_500_000_000,
             chunk_bytes: 1 << 20,
             window_bytes: 4 << 20,
-            overcommit: 64,
+            overcommit: 1,
             levels: 8,
             threshold_scale: 0.5,
             threshold_base: 4.0,

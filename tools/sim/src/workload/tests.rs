@@ -374,13 +374,13 @@ fn settings_that_cannot_be_are_named() {
     assert!(message(good, 1e8).starts_with("the workload has more than 20000000 requests"));
 }
 
-/// A file of the folder that `LAXITY_DATA` names, if it does.
+/// A trace of the folder that `LAXITY_DATA` names, if it does.
 fn real(name: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("LAXITY_DATA");
     if folder.is_none() {
         println!("skipped: LAXITY_DATA does not name the folder of {name}");
     }
-    Some(PathBuf::from(folder?).join(name))
+    Some(PathBuf::from(folder?).join("traces").join(name))
 }
 
 #[test]
