@@ -209,6 +209,15 @@ impl Admission {
         self.batch_slots.len()
     }
 
+    /// `σ` of the last run with the RED of each batch, less those that have departed since.
+    pub fn ranking(&self) -> impl Iterator<Item = (BatchId, Time)> {
+        self.turns.iter().filter_map(|turn| {
+            let batch = self.batches[turn.batch as usize].as_ref()?;
+            // A slot that is used again belongs to a batch that the run did not see.
+            batch.rank.map(|_| (batch.id, batch.red.score))
+        })
+    }
+
     /// What the last run decided about `batch`; `None` if it was not there.
     #[must_use]
     pub fn last_decision(&self, batch: BatchId) -> Option<Decision> {

@@ -1,0 +1,259 @@
+//! Hosts come, describe themselves, and go: streams, ports, drains.
+
+use std::collections::BTreeMap;
+
+use laxity_policy::admission::AdmissionEvent;
+use laxity_policy::{PortId, Time};
+use laxity_wire::v1::{self, Hello, Welcome, from_coordinator::Message};
+
+use super::host::{Host, HostCounters, HostId, HostPort, Tenant, Usage};
+use super::outbox::Outbox;
+use super::{CAPABILITIES, Cluster};
+
+impl Cluster {
+    /// A daemon's stream begins. Gives its host, and the number of the stream.
+    ///
+    /// # Errors
+    /// What to tell the daemon before the stream is closed.
+    pub fn attend(&mut self, now: Time, hello: &Hello) -> Result<(HostId, u64), v1::Goodbye> {
+        self.check_hello(hello)?;
+        let tenant = self.settings.tenants.of(&hello.host).ok_or_else(|| {
+            let detail = format!("no [[tenant]] of the coordinator matches {}", hello.host);
+            goodbye(v1::GoodbyeReason::Protocol, detail)
+        })?;
+        let id = match self.host_names.get(&hello.host) {
+            Some(&id) => id,
+            None => self.admit(hello, tenant)?,
+        };
+        let same_ports = self.host(id).is_some_and(|host| {
+            let known = host.ports.iter().map(|port| &port.info);
+            known
+                .map(|info| (&info.name, info.direction))
+                .eq(hello.ports.iter().map(|info| (&info.name, info.direction)))
+        });
+        if !same_ports {
+            self.forget_reports(now, id);
+            self.set_ports(id, &hello.ports);
+        }
+        self.set_rates(now, id, &hello.ports);
+        self.streams += 1;
+        let stream = self.streams;
+        let welcome = self.welcome();
+        let drained = self.drained.contains(&hello.host);
+        let Some(host) = self.hosts[id.0 as usize].as_mut() else {
+            return Err(goodbye(v1::GoodbyeReason::Full, String::new()));
+        };
+        self.lost.remove(&(host.lost_at, id));
+        host.stream = Some(stream);
+        host.heard_at = now;
+        host.software = hello.software.chars().take(64).collect();
+        host.capabilities = v1::common_capabilities(&CAPABILITIES, &hello.capabilities);
+        host.drained = drained;
+        host.in_snapshot = false;
+        host.complete = false;
+        host.owed = false;
+        (host.reported, host.considered) = (0, 0);
+        host.applied = hello.applied;
+        host.outbox.restart();
+        host.outbox.write(Message::Welcome(welcome));
+        host.outbox
+            .write(Message::Standing(v1::Standing { drained }));
+        self.list(id);
+        Ok((id, stream))
+    }
+
+    fn check_hello(&self, hello: &Hello) -> Result<(), v1::Goodbye> {
+        let theirs = (hello.protocol, hello.protocol_min);
+        if v1::common_protocol((v1::PROTOCOL, v1::PROTOCOL_MIN), theirs).is_none() {
+            let detail = format!(
+                "the daemon speaks protocols {} to {}, this coordinator {} to {}; bring them to releases that overlap",
+                hello.protocol_min,
+                hello.protocol,
+                v1::PROTOCOL_MIN,
+                v1::PROTOCOL
+            );
+            return Err(goodbye(v1::GoodbyeReason::Incompatible, detail));
+        }
+        let problem = if hello.host.is_empty() || hello.host.len() > 253 {
+            "a host name has 1 to 253 bytes".to_owned()
+        } else if hello.host.chars().any(char::is_control) {
+            "a host name has no control characters".to_owned()
+        } else if hello.ports.len() > self.settings.limits.ports_per_host_max {
+            format!(
+                "{} ports exceed limits.ports_per_host_max = {}",
+                hello.ports.len(),
+                self.settings.limits.ports_per_host_max
+            )
+        } else if hello.ports.iter().any(|port| port.name.len() > 64) {
+            "a port name has at most 64 bytes".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(goodbye(v1::GoodbyeReason::Protocol, problem))
+    }
+
+    fn welcome(&self) -> Welcome {
+        let limits = &self.settings.limits;
+        Welcome {
+            protocol: v1::PROTOCOL,
+            protocol_min: v1::PROTOCOL_MIN,
+            software: format!("laxity-coordinator {}", env!("CARGO_PKG_VERSION")),
+            capabilities: CAPABILITIES.iter().map(|&one| one as i32).collect(),
+            term: self.term,
+            heartbeat_ns: self.settings.heartbeat.0,
+            limits: Some(v1::Limits {
+                batches_max: limits.batches_per_host_max as u32,
+                requests_max: limits.requests_per_host_max as u32,
+                fetches_max: limits.fetches_per_host_max as u32,
+                events_per_report_max: limits.events_per_report_max as u32,
+                events_per_s_max: limits.events_per_s_max,
+                message_bytes_max: limits.message_bytes_max as u32,
+            }),
+            order_age_max_ns: self.settings.order_age_max.0,
+        }
+    }
+
+    /// A place for a host that is new; one that is lost makes room if there is none.
+    fn admit(&mut self, hello: &Hello, tenant: Tenant) -> Result<HostId, v1::Goodbye> {
+        if self.host_names.len() >= self.settings.limits.hosts_max {
+            let Some(&(_, oldest)) = self.lost.first() else {
+                let detail = format!(
+                    "there are {} hosts already; raise limits.hosts_max",
+                    self.host_names.len()
+                );
+                return Err(goodbye(v1::GoodbyeReason::Full, detail));
+            };
+            self.forget_host(self.host(oldest).map_or(Time::ZERO, |host| host.heard_at), oldest);
+        }
+        let host = Host {
+            name: hello.host.clone(),
+            tenant,
+            software: String::new(),
+            ports: Vec::new(),
+            stream: None,
+            lost_at: Time::ZERO,
+            heard_at: Time::ZERO,
+            capabilities: Vec::new(),
+            drained: false,
+            batches: BTreeMap::new(),
+            fetches: BTreeMap::new(),
+            usage: Usage::default(),
+            mark: 0,
+            in_snapshot: false,
+            complete: false,
+            reported: 0,
+            considered: 0,
+            owed: false,
+            applied: None,
+            outbox: Outbox::default(),
+            counters: HostCounters::default(),
+        };
+        let free = self.hosts.iter().position(Option::is_none);
+        let slot = free.unwrap_or(self.hosts.len());
+        if slot == self.hosts.len() {
+            self.hosts.push(None);
+        }
+        self.hosts[slot] = Some(host);
+        let id = HostId(slot as u32);
+        self.host_names.insert(hello.host.clone(), id);
+        Ok(id)
+    }
+
+    fn set_ports(&mut self, id: HostId, infos: &[v1::PortInfo]) {
+        let mut ports = Vec::with_capacity(infos.len());
+        for info in infos {
+            let free = self.port_hosts.iter().position(Option::is_none);
+            let slot = free.unwrap_or(self.port_hosts.len());
+            if slot == self.port_hosts.len() {
+                self.port_hosts.push(None);
+            }
+            self.port_hosts[slot] = Some(id);
+            ports.push(HostPort {
+                id: PortId(slot as u32),
+                info: info.clone(),
+                load: v1::PortLoad::default(),
+            });
+        }
+        let before = match self.hosts[id.0 as usize].as_mut() {
+            Some(host) => core::mem::replace(&mut host.ports, ports),
+            None => Vec::new(),
+        };
+        for port in before {
+            self.port_hosts[port.id.0 as usize] = None;
+        }
+    }
+
+    fn set_rates(&mut self, now: Time, id: HostId, infos: &[v1::PortInfo]) {
+        let Some(host) = self.hosts[id.0 as usize].as_mut() else {
+            return;
+        };
+        for (port, info) in host.ports.iter_mut().zip(infos) {
+            port.info.rate_bytes_per_s = info.rate_bytes_per_s;
+            let event = AdmissionEvent::PortRate {
+                port: port.id,
+                bytes_per_second: info.rate_bytes_per_s,
+            };
+            self.admission.handle(now, event);
+        }
+    }
+
+    /// The stream has ended. What the host said holds for a while longer.
+    pub fn detach(&mut self, now: Time, id: HostId, stream: u64) {
+        let grace = self.settings.host_grace;
+        if let Some(host) = self.host_mut(id)
+            && host.stream == Some(stream)
+        {
+            host.stream = None;
+            host.complete = false;
+            host.lost_at = now + grace;
+            let entry = (host.lost_at, id);
+            self.lost.insert(entry);
+        }
+    }
+
+    /// Takes a host out of the cluster's order, or back in. Gives the number of batches it took part in.
+    ///
+    /// # Errors
+    /// There are too many drained hosts, or the name is none; text for the operator.
+    pub fn drain(&mut self, now: Time, name: &str, drain: bool) -> Result<u32, String> {
+        if name.is_empty() || name.len() > 253 {
+            return Err("a host name has 1 to 253 bytes".into());
+        }
+        if drain {
+            if self.drained.len() >= self.settings.limits.hosts_max {
+                return Err("there are too many drained hosts; take some back in".into());
+            }
+            self.drained.insert(name.to_owned());
+        } else if !self.drained.remove(name) {
+            return Err(format!("{name} is not drained"));
+        }
+        let Some(&id) = self.host_names.get(name) else {
+            return Ok(0);
+        };
+        let batches = self.host(id).map_or(0, |host| host.batches.len()) as u32;
+        if drain {
+            self.forget_reports(now, id);
+        }
+        if let Some(host) = self.host_mut(id) {
+            host.drained = drain;
+            host.outbox
+                .write(Message::Standing(v1::Standing { drained: drain }));
+            if !drain {
+                host.complete = false;
+                host.outbox
+                    .write(Message::SnapshotWanted(v1::SnapshotWanted {}));
+            }
+            self.list(id);
+        }
+        Ok(batches)
+    }
+}
+
+pub(super) fn goodbye(reason: v1::GoodbyeReason, detail: String) -> v1::Goodbye {
+    v1::Goodbye {
+        reason: reason as i32,
+        detail,
+        retry_after_ns: 1_000_000_000,
+        leader: String::new(),
+    }
+}

@@ -1,0 +1,1 @@
+//! The cluster's rules, told as stories of daemons.

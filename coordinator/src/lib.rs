@@ -1,0 +1,14 @@
+//! `laxity-coordinator`: orders the work of a cluster's hosts (docs/coordinator.md).
+//!
+//! [`cluster`] decides and knows neither clock nor network; [`server`] is gRPC around it; [`load`] speaks to a
+//! coordinator as thousands of daemons would.
+#![forbid(unsafe_code)]
+
+pub mod cluster;
+pub mod config;
+pub mod limits;
+pub mod load;
+mod metrics;
+mod pace;
+pub mod server;
+pub mod tenants;

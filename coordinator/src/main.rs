@@ -1,0 +1,4 @@
+//! `laxity-coordinator`: arguments, log, runtime. Everything else is in the library.
+#![forbid(unsafe_code)]
+
+fn main() {}

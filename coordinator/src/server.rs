@@ -1,0 +1,358 @@
+//! gRPC around the cluster: one task runs what is due, one pair of tasks serves each daemon.
+//!
+//! Everything is on one thread, and the lock is only ever held for the length of one call into
+//! [`Cluster`], never across an await. There are no queues inside: a report is handled by the task that read it, so
+//! a daemon that sends too fast waits in its own connection, and an order is made when its stream has room for it.
+//!
+//! TLS has its place in [`access`]: who a peer is, and what it may do, is decided there and nowhere else.
+
+mod access;
+mod attend;
+mod operator;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use laxity_policy::config::InvalidConfig;
+use laxity_policy::{Span, Time};
+use laxity_wire::v1::coordination_server::CoordinationServer;
+use laxity_wire::v1::operator_server::OperatorServer;
+use laxity_wire::v1::{self, DESCRIPTORS};
+use metrics_exporter_prometheus::{BuildError, ExporterFuture};
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, broadcast, watch};
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use tracing::{error, info, warn};
+
+use self::access::Access;
+use crate::cluster::Cluster;
+use crate::config::{Config, Nonsense};
+use crate::metrics;
+
+/// How often counters go to the metrics endpoint and to those who watch.
+const PUBLISH_EVERY: Duration = Duration::from_secs(1);
+/// Events that a watcher may lag behind.
+const WATCH_LAG_MAX: usize = 256;
+
+/// Why a coordinator does not run.
+#[derive(Debug, Error)]
+pub enum ServerError {
+    /// The address is taken or not this host's. Change `listen`.
+    #[error("cannot listen on {address} (`listen`): {cause}")]
+    Listen {
+        /// As configured.
+        address: SocketAddr,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// The metrics endpoint cannot be made. Change `metrics`.
+    #[error("cannot serve metrics on {address} (`metrics`): {cause}")]
+    Metrics {
+        /// As configured.
+        address: String,
+        /// What is wrong.
+        cause: BuildError,
+    },
+    /// The configuration makes no sense; its check finds this first.
+    #[error(transparent)]
+    Nonsense(#[from] Nonsense),
+    /// A parameter of admission makes no sense.
+    #[error("{0:?}: fix the policy or the limits in the configuration")]
+    Invalid(InvalidConfig),
+    /// Serving failed.
+    #[error("serving failed: {0}; report this with the log")]
+    Serve(#[from] tonic::transport::Error),
+    /// Reflection cannot be served: the build is broken.
+    #[error("the service descriptions are broken: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+/// What all tasks share.
+pub(crate) struct Shared {
+    cluster: Mutex<Cluster>,
+    origin: Instant,
+    /// Something may be due earlier than before.
+    changed: Notify,
+    /// By number of the stream: rung when something waits for it.
+    bells: Mutex<HashMap<u64, Arc<Notify>>>,
+    watchers: broadcast::Sender<v1::WatchEvent>,
+    pub(crate) access: Access,
+    pub(crate) stopping: watch::Receiver<bool>,
+    config: Mutex<Arc<Config>>,
+}
+
+impl Shared {
+    pub(crate) fn now(&self) -> Time {
+        Time(u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX - 1))
+    }
+
+    pub(crate) fn cluster(&self) -> MutexGuard<'_, Cluster> {
+        self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn bells(&self) -> MutexGuard<'_, HashMap<u64, Arc<Notify>>> {
+        self.bells.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn config(&self) -> Arc<Config> {
+        let config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&config)
+    }
+
+    /// Something was reported or asked for that may have made something due.
+    pub(crate) fn stir(&self) {
+        self.changed.notify_one();
+    }
+
+    pub(crate) fn tell_watchers(&self, event: v1::watch_event::Event) {
+        // Nobody watches: nobody to tell.
+        let _ = self.watchers.send(v1::WatchEvent { event: Some(event) });
+    }
+}
+
+/// A coordinator that has bound its address.
+pub struct Coordinator {
+    shared: Arc<Shared>,
+    stop: watch::Sender<bool>,
+    listener: TcpListener,
+    exporter: Option<ExporterFuture>,
+}
+
+impl std::fmt::Debug for Coordinator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Coordinator")
+            .field("listener", &self.listener)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Means to act on a coordinator that runs.
+#[derive(Clone)]
+pub struct Handle {
+    shared: Arc<Shared>,
+    stop: watch::Sender<bool>,
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handle").finish_non_exhaustive()
+    }
+}
+
+impl Handle {
+    /// Says goodbye to everybody and ends [`Coordinator::run`].
+    pub fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// Takes a new configuration. Gives the keys that changed and need a restart.
+    pub fn reload(&self, config: Config) -> Vec<&'static str> {
+        let running = self.shared.config();
+        let needs_restart = config.needs_restart(&running);
+        let span = |nanos: laxity_quantity::Nanos| Span(nanos.0);
+        self.shared.cluster().set_spans(
+            span(config.heartbeat),
+            span(config.host_grace),
+            span(config.order_age_max),
+        );
+        let effective = Config {
+            heartbeat: config.heartbeat,
+            host_grace: config.host_grace,
+            order_age_max: config.order_age_max,
+            log: config.log,
+            ..Config::clone(&running)
+        };
+        *self
+            .shared
+            .config
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Arc::new(effective);
+        needs_restart
+    }
+}
+
+impl Coordinator {
+    /// Binds everything. `term` fences this coordinator's orders. Call inside a tokio runtime.
+    ///
+    /// # Errors
+    /// [`ServerError`]; nothing is left behind.
+    pub async fn bind(config: Config, term: u64) -> Result<Self, ServerError> {
+        config.check()?;
+        let policy = config.cluster_policy()?;
+        let cluster = Cluster::new(Time::ZERO, config.settings(), policy, term)
+            .map_err(ServerError::Invalid)?;
+        let exporter = match config.metrics_address() {
+            Some(address) => {
+                Some(
+                    metrics::exporter(address).map_err(|cause| ServerError::Metrics {
+                        address: config.metrics.clone(),
+                        cause,
+                    })?,
+                )
+            }
+            None => None,
+        };
+        let address = config.listen;
+        let listener = TcpListener::bind(address)
+            .await
+            .map_err(|cause| ServerError::Listen { address, cause })?;
+        let (stop, stopping) = watch::channel(false);
+        let shared = Arc::new(Shared {
+            cluster: Mutex::new(cluster),
+            origin: Instant::now(),
+            changed: Notify::new(),
+            bells: Mutex::new(HashMap::new()),
+            watchers: broadcast::channel(WATCH_LAG_MAX).0,
+            access: Access::open(),
+            stopping,
+            config: Mutex::new(Arc::new(config)),
+        });
+        Ok(Self {
+            shared,
+            stop,
+            listener,
+            exporter,
+        })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Means to stop it and to change its configuration.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        Handle {
+            shared: Arc::clone(&self.shared),
+            stop: self.stop.clone(),
+        }
+    }
+
+    /// Serves until [`Handle::stop`].
+    ///
+    /// # Errors
+    /// [`ServerError::Serve`] and [`ServerError::Reflection`].
+    pub async fn run(self) -> Result<(), ServerError> {
+        let shared = self.shared;
+        let config = shared.config();
+        if !config.listen.ip().is_loopback() {
+            warn!(
+                listen = %config.listen,
+                "serving other hosts WITHOUT TLS (insecure = true): whoever reaches this address can report and operate"
+            );
+        }
+        let bytes_max = config.limits.message_bytes_max;
+        let coordination = CoordinationServer::new(attend::Service::new(Arc::clone(&shared)))
+            .max_decoding_message_size(bytes_max);
+        let operator = OperatorServer::new(operator::Service::new(Arc::clone(&shared)))
+            .max_decoding_message_size(bytes_max);
+        let (health, health_service) = tonic_health::server::health_reporter();
+        health
+            .set_serving::<CoordinationServer<attend::Service>>()
+            .await;
+        health
+            .set_serving::<OperatorServer<operator::Service>>()
+            .await;
+        let reflection = tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .build_v1()?;
+        let tasks = [
+            tokio::spawn(run_what_is_due(Arc::clone(&shared))),
+            tokio::spawn(publish(Arc::clone(&shared))),
+            tokio::spawn(async move {
+                if let Some(exporter) = self.exporter
+                    && let Err(error) = exporter.await
+                {
+                    error!(?error, "the metrics endpoint ended");
+                }
+            }),
+        ];
+        let mut stopping = shared.stopping.clone();
+        let served = Server::builder()
+            .max_concurrent_streams(Some(16))
+            .http2_keepalive_interval(Some(Duration::from_secs(20)))
+            .add_service(coordination)
+            .add_service(operator)
+            .add_service(health_service)
+            .add_service(reflection)
+            .serve_with_incoming_shutdown(
+                TcpIncoming::from(self.listener).with_nodelay(Some(true)),
+                async move {
+                    let _ = stopping.wait_for(|stop| *stop).await;
+                },
+            )
+            .await;
+        for task in tasks {
+            task.abort();
+        }
+        info!("the coordinator has stopped");
+        Ok(served?)
+    }
+}
+
+/// The driver of the cluster: reads the clock, runs what is due, rings for those that have something waiting.
+async fn run_what_is_due(shared: Arc<Shared>) {
+    loop {
+        let (due, ready) = {
+            let mut cluster = shared.cluster();
+            let begun = shared.now();
+            if cluster.poll(begun).is_some() {
+                let ended = shared.now();
+                let took = ended.since(begun);
+                cluster.rest(ended, took);
+                metrics::ran(Duration::from_nanos(took.0));
+            }
+            let mut ready = Vec::new();
+            while let Some((_, stream)) = cluster.poll_ready() {
+                ready.push(stream);
+            }
+            (cluster.next_deadline(), ready)
+        };
+        {
+            let bells = shared.bells();
+            for stream in ready {
+                if let Some(bell) = bells.get(&stream) {
+                    bell.notify_one();
+                }
+            }
+        }
+        match due {
+            None => shared.changed.notified().await,
+            Some(due) => {
+                let left = Duration::from_nanos(due.since(shared.now()).0);
+                tokio::select! {
+                    () = tokio::time::sleep(left) => {}
+                    () = shared.changed.notified() => {}
+                }
+            }
+        }
+    }
+}
+
+async fn publish(shared: Arc<Shared>) {
+    let mut ticks = tokio::time::interval(PUBLISH_EVERY);
+    loop {
+        ticks.tick().await;
+        let counters = shared.cluster().counters();
+        metrics::publish(counters);
+        let (cluster, admission) = counters;
+        shared.tell_watchers(v1::watch_event::Event::Run(v1::RunSummary {
+            batches: cluster.batches as u32,
+            requests: cluster.requests as u32,
+            pruned: cluster.pruned as u32,
+            runs: admission.runs as u32,
+            hosts_told: cluster.connected as u32,
+            ..v1::RunSummary::default()
+        }));
+    }
+}
