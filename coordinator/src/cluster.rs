@@ -408,4 +408,24 @@ impl Cluster {
 }
 
 #[cfg(test)]
+impl Cluster {
+    /// Nobody is charged for anything.
+    fn is_empty_of_charges(&self) -> bool {
+        let quotas = &self.quotas;
+        [
+            quotas.batches,
+            quotas.requests,
+            quotas.loads,
+            quotas.fetches,
+        ]
+        .iter()
+        .all(Quota::is_unshared)
+            && self.hosts.iter().all(Option::is_none)
+            && self.port_hosts.iter().all(Option::is_none)
+            && self.batch_names.is_empty()
+            && self.request_names.is_empty()
+    }
+}
+
+#[cfg(test)]
 mod tests;

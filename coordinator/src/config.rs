@@ -241,13 +241,13 @@ impl Config {
             }
             PolicyError::Stale { .. } => Nonsense::new("policy", error.to_string()),
         };
-        let kind: PolicyKind = self
-            .policy
-            .name
-            .parse()
-            .map_err(|error: laxity_policy::config::UnknownPolicy| {
-                Nonsense::new("policy.name", error.to_string())
-            })?;
+        let kind: PolicyKind =
+            self.policy
+                .name
+                .parse()
+                .map_err(|error: laxity_policy::config::UnknownPolicy| {
+                    Nonsense::new("policy.name", error.to_string())
+                })?;
         let standard = laxity_policy::admission::AdmissionConfig::for_policy(kind);
         let policy = ClusterPolicy {
             policy: kind,
@@ -316,7 +316,10 @@ mod tests {
             }],
             ..Config::default()
         };
-        assert_eq!(Config::parse(&config.to_toml(), "test").expect("valid"), config);
+        assert_eq!(
+            Config::parse(&config.to_toml(), "test").expect("valid"),
+            config
+        );
     }
 
     #[test]

@@ -83,7 +83,11 @@ impl Limits {
                 MEMBERS_MAX,
             ),
             ("limits.loads_max", self.loads_max, 1 << 28),
-            ("limits.loads_per_host_max", self.loads_per_host_max, 1 << 28),
+            (
+                "limits.loads_per_host_max",
+                self.loads_per_host_max,
+                1 << 28,
+            ),
             ("limits.fetches_max", self.fetches_max, 1 << 19),
             (
                 "limits.fetches_per_host_max",
@@ -101,11 +105,7 @@ impl Limits {
                 self.events_per_s_max as usize,
                 100_000_000,
             ),
-            (
-                "limits.message_bytes_max",
-                self.message_bytes_max,
-                64 << 20,
-            ),
+            ("limits.message_bytes_max", self.message_bytes_max, 64 << 20),
         ] {
             if value == 0 || value > most {
                 return Err(Nonsense::new(key, format!("{value} is not in 1..={most}")));

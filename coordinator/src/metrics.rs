@@ -17,14 +17,20 @@ const GAUGES: [(&str, &str); 5] = [
     ("laxity_coordinator_hosts_connected", "Hosts with a stream"),
     ("laxity_coordinator_batches", "Active batches"),
     ("laxity_coordinator_requests", "Requests of active batches"),
-    ("laxity_coordinator_pruned_requests", "Requests that are pruned"),
+    (
+        "laxity_coordinator_pruned_requests",
+        "Requests that are pruned",
+    ),
 ];
 
 const COUNTERS: [(&str, &str); 6] = [
     ("laxity_coordinator_reports_total", "Reports taken"),
     ("laxity_coordinator_events_total", "Events in them"),
     ("laxity_coordinator_refused_events_total", "Events refused"),
-    ("laxity_coordinator_orders_total", "Orders handed to streams"),
+    (
+        "laxity_coordinator_orders_total",
+        "Orders handed to streams",
+    ),
     (
         "laxity_coordinator_coalesced_orders_total",
         "Orders merged into a later one because the host had not read",

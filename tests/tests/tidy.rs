@@ -47,12 +47,17 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "laxity-coordinator",
+        &["laxity-policy", "laxity-quantity", "laxity-wire"],
+    ),
+    (
         "laxity-rig",
         &["laxity-policy", "laxity-client", "laxity-wire"],
     ),
     (
         "laxity-cli",
         &[
+            "laxity-coordinator",
             "laxity-profile",
             "laxity-quantity",
             "laxity-rig",

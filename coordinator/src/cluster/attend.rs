@@ -123,7 +123,10 @@ impl Cluster {
                 );
                 return Err(goodbye(v1::GoodbyeReason::Full, detail));
             };
-            self.forget_host(self.host(oldest).map_or(Time::ZERO, |host| host.heard_at), oldest);
+            self.forget_host(
+                self.host(oldest).map_or(Time::ZERO, |host| host.heard_at),
+                oldest,
+            );
         }
         let host = Host {
             name: hello.host.clone(),

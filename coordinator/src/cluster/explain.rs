@@ -53,7 +53,9 @@ impl Cluster {
         let turn = |fetch: &super::host::HostFetch| self.tokens.turn(fetch.key);
         let turns = || host.fetches.values().filter_map(turn);
         let waiting = turns().filter(|turn| *turn == Turn::Waiting).count();
-        let granted = turns().filter(|turn| matches!(turn, Turn::Granted(_))).count();
+        let granted = turns()
+            .filter(|turn| matches!(turn, Turn::Granted(_)))
+            .count();
         let port = |port: &super::host::HostPort| v1::PortStatus {
             port: port.info.name.clone(),
             direction: port.info.direction,
@@ -87,7 +89,8 @@ impl Cluster {
     }
 
     fn host_name(&self, id: HostId) -> String {
-        self.host(id).map_or(String::new(), |host| host.name.clone())
+        self.host(id)
+            .map_or(String::new(), |host| host.name.clone())
     }
 
     fn batch_status(&self, now: Time, key: Key, batch: &Batch) -> v1::BatchStatus {
@@ -105,7 +108,9 @@ impl Cluster {
             started: batch.started.is_some(),
             layer: batch.layer,
             layers: batch.layers,
-            red_remaining_ns: decision.as_ref().and_then(|it| remaining(now, it.red.score)),
+            red_remaining_ns: decision
+                .as_ref()
+                .and_then(|it| remaining(now, it.red.score)),
             finish_remaining_ns: decision
                 .as_ref()
                 .and_then(|it| remaining(now, it.estimate.finish())),
@@ -116,7 +121,11 @@ impl Cluster {
 
     /// Batches in the order of the last run; what came since is not among them.
     #[must_use]
-    pub fn list_batches(&self, now: Time, wanted: &v1::ListBatchesRequest) -> v1::ListBatchesResponse {
+    pub fn list_batches(
+        &self,
+        now: Time,
+        wanted: &v1::ListBatchesRequest,
+    ) -> v1::ListBatchesResponse {
         let most = match wanted.limit as usize {
             0 => BATCHES_MAX,
             limit => limit.min(BATCHES_MAX),
@@ -154,7 +163,11 @@ impl Cluster {
     ///
     /// # Errors
     /// There is no such batch, or several; text for the operator.
-    pub fn explain(&self, now: Time, wanted: &v1::ExplainRequest) -> Result<v1::ExplainResponse, String> {
+    pub fn explain(
+        &self,
+        now: Time,
+        wanted: &v1::ExplainRequest,
+    ) -> Result<v1::ExplainResponse, String> {
         let named = |tenant: &u16| {
             wanted.tenant.is_empty() || self.settings.tenants.name(*tenant) == wanted.tenant
         };
@@ -188,7 +201,13 @@ impl Cluster {
         Ok(told)
     }
 
-    fn explain_decision(&self, now: Time, batch: &Batch, decision: &Decision, told: &mut v1::ExplainResponse) {
+    fn explain_decision(
+        &self,
+        now: Time,
+        batch: &Batch,
+        decision: &Decision,
+        told: &mut v1::ExplainResponse,
+    ) {
         let (red, estimate) = (&decision.red, &decision.estimate);
         told.tight_remaining_ns = remaining(now, red.tight);
         told.loose_remaining_ns = remaining(now, red.loose);
@@ -213,9 +232,11 @@ impl Cluster {
             told.room_bytes = carried.saturating_sub(wanted);
         }
         let ranking: Vec<(BatchId, Time)> = self.admission.ranking().collect();
-        let at = ranking
-            .iter()
-            .position(|(id, _)| self.batches.get(id.0).is_some_and(|it| core::ptr::eq(it, batch)));
+        let at = ranking.iter().position(|(id, _)| {
+            self.batches
+                .get(id.0)
+                .is_some_and(|it| core::ptr::eq(it, batch))
+        });
         if let Some(at) = at {
             let neighbour = |&(id, red): &(BatchId, Time)| {
                 Some(v1::Neighbour {
@@ -225,7 +246,11 @@ impl Cluster {
             };
             let before = ranking[at.saturating_sub(NEIGHBOURS)..at].iter();
             told.before = before.filter_map(neighbour).collect();
-            told.after = ranking[at + 1..].iter().take(NEIGHBOURS).filter_map(neighbour).collect();
+            told.after = ranking[at + 1..]
+                .iter()
+                .take(NEIGHBOURS)
+                .filter_map(neighbour)
+                .collect();
         }
         told.pruned = decision
             .pruned
@@ -261,7 +286,10 @@ fn ms(ns: i64) -> String {
 /// The numbers in words.
 fn sentences(decision: &Decision, told: &v1::ExplainResponse) -> Vec<String> {
     let mut text = Vec::new();
-    let red = told.status.as_ref().and_then(|status| status.red_remaining_ns);
+    let red = told
+        .status
+        .as_ref()
+        .and_then(|status| status.red_remaining_ns);
     let place = decision.rank;
     match red {
         None => text.push(format!(
@@ -297,7 +325,10 @@ fn sentences(decision: &Decision, told: &v1::ExplainResponse) -> Vec<String> {
         )),
     }
     if decision.feasible {
-        text.push(format!("It should make it: {} more bytes would have fitted.", told.room_bytes));
+        text.push(format!(
+            "It should make it: {} more bytes would have fitted.",
+            told.room_bytes
+        ));
     } else {
         text.push(format!(
             "It should be late: {} bytes fewer would have fitted.",
@@ -306,7 +337,10 @@ fn sentences(decision: &Decision, told: &v1::ExplainResponse) -> Vec<String> {
     }
     for pruned in &told.pruned {
         text.push(match &pruned.port {
-            None => format!("Request {} is pruned: computing alone makes it late.", pruned.request),
+            None => format!(
+                "Request {} is pruned: computing alone makes it late.",
+                pruned.request
+            ),
             Some(port) => format!(
                 "Request {} is pruned for batch {}: it loaded {} of {} most.",
                 pruned.request, pruned.for_batch, port.port, port.host

@@ -181,7 +181,7 @@ impl Cluster {
             Event::BatchFinished(said) => {
                 let key = self.batch_of(id, said.batch)?;
                 if self.owns_batch(id, key) {
-                    self.depart(now, key, Some(id));
+                    self.depart(now, key);
                 } else {
                     self.leave_batch(now, id, key);
                 }
@@ -214,7 +214,9 @@ impl Cluster {
             Event::PortLoad(said) => self.port_load(now, id, said),
             Event::FetchWanted(said) => self.fetch_wanted(now, id, &said),
             Event::FetchFinished(said) => {
-                let known = self.host_mut(id).and_then(|host| host.fetches.remove(&said.fetch));
+                let known = self
+                    .host_mut(id)
+                    .and_then(|host| host.fetches.remove(&said.fetch));
                 let fetch = known.ok_or_else(|| unknown("fetch", said.fetch))?;
                 self.forget_fetch(now, id, &fetch);
                 Ok(false)
@@ -331,14 +333,8 @@ impl Cluster {
         if owner && said.started {
             self.batch_started(now, key);
         }
-        // A member that joins a batch without a word has to be told of its rank.
-        if let Some(host) = self.host_mut(id)
-            && host.gets_orders()
-            && !host.outbox.full
-        {
-            host.outbox.ranks.insert(said.batch);
-            host.outbox.trim();
-        }
+        // One that joins a batch that has a rank already has to be told of it.
+        self.note_all(id, key);
         refused.map_or(Ok(true), Err)
     }
 
@@ -470,7 +466,9 @@ impl Cluster {
         let batch = self.batch_of(id, said.batch)?;
         let host = self.host(id).ok_or_else(|| unknown("host", 0))?;
         if !host.can(v1::Capability::FetchTokens) {
-            return Err(invalid("this daemon did not name FETCH_TOKENS in its Hello"));
+            return Err(invalid(
+                "this daemon did not name FETCH_TOKENS in its Hello",
+            ));
         }
         let (tenant, mark) = (host.tenant, host.mark);
         let port = self
@@ -516,7 +514,11 @@ impl Cluster {
 }
 
 /// A fetch of a host by its own number.
-fn host_fetch(cluster: &mut Cluster, id: HostId, fetch: u64) -> Option<&mut super::host::HostFetch> {
+fn host_fetch(
+    cluster: &mut Cluster,
+    id: HostId,
+    fetch: u64,
+) -> Option<&mut super::host::HostFetch> {
     cluster.host_mut(id)?.fetches.get_mut(&fetch)
 }
 

@@ -164,6 +164,7 @@ impl Cluster {
             request.batch = to;
             if request.pruned {
                 let name = request.name;
+                self.note_pruned(from, name);
                 self.note_pruned(to, name);
             }
         }
@@ -283,8 +284,8 @@ impl Cluster {
         }
     }
 
-    /// The batch is over. Its members but `but`, who said so, are told that it has no rank.
-    pub(super) fn depart(&mut self, now: Time, key: Key, but: Option<HostId>) {
+    /// The batch is over. Its members are told that it has no rank.
+    pub(super) fn depart(&mut self, now: Time, key: Key) {
         let Some(batch) = self.batches.get(key) else {
             return;
         };
@@ -298,7 +299,7 @@ impl Cluster {
             }
             self.drop_request(request);
         }
-        self.note_rank(key, but);
+        self.note_rank(key);
         let event = AdmissionEvent::BatchDeparted {
             batch: BatchId(key),
         };
@@ -333,14 +334,14 @@ impl Cluster {
         let owned = batch.owner() == Some(id);
         let heir = batch.members.iter().copied().find(|&other| other != id);
         let Some(heir) = heir else {
-            return self.depart(now, key, Some(id));
+            return self.depart(now, key);
         };
         if owned {
             let Some(host) = self.hosts[heir.0 as usize].as_mut() else {
-                return self.depart(now, key, Some(id));
+                return self.depart(now, key);
             };
             if !self.quotas.batches.take(&mut host.usage.batches) {
-                return self.depart(now, key, Some(id));
+                return self.depart(now, key);
             }
             if let Some(host) = self.hosts[id.0 as usize].as_mut() {
                 self.quotas.batches.give(&mut host.usage.batches);
@@ -350,10 +351,13 @@ impl Cluster {
             return;
         };
         batch.members.retain(|&other| other != id);
+        let name = batch.name;
         let requests: Vec<Key> = batch.requests.iter().copied().collect();
         if let Some(host) = self.hosts[id.0 as usize].as_mut() {
             host.batches.remove(&key);
         }
+        let pruned = self.pruned_of(requests.iter());
+        self.note(id, name, pruned);
         for request in requests {
             self.part_with(now, id, request);
         }
@@ -432,9 +436,8 @@ impl Cluster {
         };
         self.quotas.fetches.give(&mut host.usage.fetches);
         let tenant = host.tenant;
-        let same = |other: &HostFetch| {
-            (other.request, other.victim) == (fetch.request, fetch.victim)
-        };
+        let same =
+            |other: &HostFetch| (other.request, other.victim) == (fetch.request, fetch.victim);
         let others = host.fetches.values().any(same);
         let Some(&key) = self.request_names.get(&(tenant, fetch.request)) else {
             return;
@@ -461,7 +464,12 @@ impl Cluster {
         let Some(host) = self.host(id) else { return };
         let mark = host.mark;
         let stale = |part: &(&Key, &Membership)| part.1.mark != mark;
-        let left: Vec<Key> = host.batches.iter().filter(stale).map(|(&key, _)| key).collect();
+        let left: Vec<Key> = host
+            .batches
+            .iter()
+            .filter(stale)
+            .map(|(&key, _)| key)
+            .collect();
         let kept: Vec<Key> = host.batches.keys().copied().collect();
         let fetches: Vec<u64> = host
             .fetches
@@ -471,7 +479,7 @@ impl Cluster {
             .collect();
         for key in left {
             if self.owns_batch(id, key) {
-                self.depart(now, key, Some(id));
+                self.depart(now, key);
             } else {
                 self.leave_batch(now, id, key);
             }

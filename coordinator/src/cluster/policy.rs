@@ -113,10 +113,7 @@ impl ClusterPolicy {
             }
         }
         if self.fetch_lease < Span::from_millis(1) {
-            return fail(
-                "fetch_lease",
-                format!("{} is below 1 ms", self.fetch_lease),
-            );
+            return fail("fetch_lease", format!("{} is below 1 ms", self.fetch_lease));
         }
         Ok(())
     }
@@ -289,26 +286,41 @@ mod tests {
     fn what_makes_no_sense_is_refused_with_its_field() {
         let with = |change: v1::Policy| ClusterPolicy::default().with(&change).map(|_| ());
         let refused = [
-            ("policy", v1::Policy {
-                policy: Some("edf".into()),
-                ..Default::default()
-            }),
-            ("policy", v1::Policy {
-                policy: Some("best".into()),
-                ..Default::default()
-            }),
-            ("correction_permille", v1::Policy {
-                correction_permille: Some(70_000),
-                ..Default::default()
-            }),
-            ("fetches_per_port", v1::Policy {
-                fetches_per_port: Some(0),
-                ..Default::default()
-            }),
-            ("debounce", v1::Policy {
-                debounce_ns: Some(u64::MAX),
-                ..Default::default()
-            }),
+            (
+                "policy",
+                v1::Policy {
+                    policy: Some("edf".into()),
+                    ..Default::default()
+                },
+            ),
+            (
+                "policy",
+                v1::Policy {
+                    policy: Some("best".into()),
+                    ..Default::default()
+                },
+            ),
+            (
+                "correction_permille",
+                v1::Policy {
+                    correction_permille: Some(70_000),
+                    ..Default::default()
+                },
+            ),
+            (
+                "fetches_per_port",
+                v1::Policy {
+                    fetches_per_port: Some(0),
+                    ..Default::default()
+                },
+            ),
+            (
+                "debounce",
+                v1::Policy {
+                    debounce_ns: Some(u64::MAX),
+                    ..Default::default()
+                },
+            ),
         ];
         for (expected, change) in refused {
             match with(change) {

@@ -24,7 +24,7 @@ impl Cluster {
             }
         }
         for &(batch, key) in &changed {
-            self.note_rank(batch, None);
+            self.note_rank(batch);
             if let Some(known) = self.batches.get(batch) {
                 for &fetch in &known.fetches {
                     self.tokens.rerank(fetch, key);
@@ -59,12 +59,41 @@ impl Cluster {
         self.pruned.retain(living);
     }
 
-    /// The members of a batch, all but one of them, have to be told of its rank.
-    pub(super) fn note_rank(&mut self, batch: Key, but: Option<HostId>) {
+    /// Names of those of these requests that are pruned.
+    pub(super) fn pruned_of<'a>(&self, requests: impl Iterator<Item = &'a Key>) -> Vec<u64> {
+        requests
+            .filter_map(|&request| self.requests.get(request))
+            .filter(|request| request.pruned)
+            .map(|request| request.name)
+            .collect()
+    }
+
+    /// A host has come to take part in a batch: it has to be told of all there is.
+    pub(super) fn note_all(&mut self, id: HostId, key: Key) {
+        if let Some(batch) = self.batches.get(key) {
+            let pruned = self.pruned_of(batch.requests.iter());
+            self.note(id, batch.name, pruned);
+        }
+    }
+
+    /// A host has to be told of a batch and of these requests, if only that they are none of its business any more.
+    pub(super) fn note(&mut self, id: HostId, batch: u64, pruned: Vec<u64>) {
+        let Some(host) = self.host_mut(id) else {
+            return;
+        };
+        if host.gets_orders() && !host.outbox.full {
+            host.outbox.ranks.insert(batch);
+            host.outbox.pruned.extend(pruned);
+            host.outbox.trim();
+        }
+    }
+
+    /// The members of a batch have to be told of its rank.
+    pub(super) fn note_rank(&mut self, batch: Key) {
         let Some(batch) = self.batches.get(batch) else {
             return;
         };
-        for &id in batch.members.iter().filter(|&&id| Some(id) != but) {
+        for &id in &batch.members {
             let Some(host) = self.hosts[id.0 as usize].as_mut() else {
                 continue;
             };
@@ -197,7 +226,11 @@ impl Cluster {
                 let pruned = requests.filter_map(|&key| self.pruned_for(host, key));
                 contents.pruned.extend(pruned);
             }
-            contents.tokens = host.fetches.keys().filter_map(|&fetch| token(fetch)).collect();
+            contents.tokens = host
+                .fetches
+                .keys()
+                .filter_map(|&fetch| token(fetch))
+                .collect();
             return contents;
         }
         for name in notes.0 {

@@ -54,6 +54,13 @@ impl Quota {
 }
 
 #[cfg(test)]
+impl Quota {
+    pub(super) const fn is_unshared(&self) -> bool {
+        self.shared == 0
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -1,1 +1,418 @@
-//! The cluster's rules, told as stories of daemons.
+//! The cluster's rules, told as stories of daemons. [`Replica`] is what a daemon makes of the orders.
+
+mod hostile;
+mod replica;
+
+use laxity_policy::{Span, Time};
+use laxity_wire::v1::{
+    self, BatchArrived, BatchFinished, Capability, Direction, Event, FetchFinished, FetchWanted,
+    Hello, PortBytes, PortInfo, RefusalReason, Report, RequestEnded, RequestJoined, RequestLoad,
+    SnapshotPiece, event::Event as Kind,
+};
+
+use self::replica::Replica;
+use super::{Cluster, ClusterPolicy, HostId, RunReport, Settings, Taken};
+use crate::limits::Limits;
+use crate::tenants::{TenantConfig, Tenants};
+
+const MS: u64 = 1_000_000;
+/// Bytes per second of every port.
+const RATE: u64 = 1_000_000_000;
+
+/// A cluster with a clock of its own.
+pub(super) struct World {
+    pub(super) cluster: Cluster,
+    pub(super) now: Time,
+}
+
+/// A daemon's end of its stream.
+pub(super) struct Daemon {
+    pub(super) id: HostId,
+    pub(super) stream: u64,
+    pub(super) sent: u64,
+    pub(super) replica: Replica,
+}
+
+pub(super) fn hello(host: &str) -> Hello {
+    let port = |name: &str, direction| PortInfo {
+        name: name.into(),
+        direction: direction as i32,
+        rate_bytes_per_s: RATE,
+    };
+    Hello {
+        protocol: 1,
+        protocol_min: 1,
+        capabilities: [
+            Capability::OrderDeltas,
+            Capability::FetchTokens,
+            Capability::PruneCauses,
+        ]
+        .map(|one| one as i32)
+        .to_vec(),
+        host: host.into(),
+        ports: vec![
+            port("eth0", Direction::Egress),
+            port("eth0", Direction::Ingress),
+        ],
+        ..Hello::default()
+    }
+}
+
+pub(super) fn request(request: u64, remaining_ms: i64, bytes: u64) -> RequestLoad {
+    RequestLoad {
+        request,
+        remaining_ns: Some(remaining_ms * MS as i64),
+        loads: vec![PortBytes { port: 0, bytes }],
+        started: false,
+    }
+}
+
+pub(super) fn arrived(batch: u64, requests: Vec<RequestLoad>) -> Kind {
+    Kind::BatchArrived(BatchArrived {
+        batch,
+        requests,
+        ..BatchArrived::default()
+    })
+}
+
+pub(super) fn finished(batch: u64) -> Kind {
+    Kind::BatchFinished(BatchFinished { batch })
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        Self::with(Settings {
+            host_grace: Span::from_millis(100),
+            ..Settings::default()
+        })
+    }
+
+    pub(super) fn with(settings: Settings) -> Self {
+        let policy = ClusterPolicy {
+            fetches_per_port: 1,
+            ..ClusterPolicy::default()
+        };
+        let now = Time(10_000 * MS);
+        Self {
+            cluster: Cluster::new(now, settings, policy, 7).expect("valid"),
+            now,
+        }
+    }
+
+    pub(super) fn attend(&mut self, hello: &Hello) -> Daemon {
+        let (id, stream) = self.cluster.attend(self.now, hello).expect("let in");
+        Daemon {
+            id,
+            stream,
+            sent: 0,
+            replica: Replica::default(),
+        }
+    }
+
+    /// A daemon that has said that it knows nothing.
+    pub(super) fn join(&mut self, host: &str) -> Daemon {
+        let mut daemon = self.attend(&hello(host));
+        self.snapshot(&mut daemon, Vec::new());
+        daemon
+    }
+
+    pub(super) fn report(&mut self, from: &mut Daemon, events: Vec<Kind>) {
+        self.send(from, SnapshotPiece::Unspecified, events);
+    }
+
+    pub(super) fn snapshot(&mut self, from: &mut Daemon, events: Vec<Kind>) {
+        self.send(from, SnapshotPiece::End, events);
+    }
+
+    fn send(&mut self, from: &mut Daemon, snapshot: SnapshotPiece, events: Vec<Kind>) {
+        from.sent += 1;
+        let events = events.into_iter().map(|event| Event { event: Some(event) });
+        let report = Report {
+            sequence: from.sent,
+            snapshot: snapshot as i32,
+            events: events.collect(),
+        };
+        let taken = self.cluster.report(self.now, from.id, from.stream, report);
+        assert_eq!(taken, Ok(()));
+    }
+
+    /// Time passes until nothing is due, and at least the debounce.
+    pub(super) fn settle(&mut self) -> Option<RunReport> {
+        self.now = self.now + Span(10 * MS);
+        let mut last = None;
+        while self
+            .cluster
+            .next_deadline()
+            .is_some_and(|due| due <= self.now)
+        {
+            last = self.cluster.poll(self.now).or(last);
+        }
+        last
+    }
+
+    /// The daemon reads all there is.
+    pub(super) fn read(&mut self, daemon: &mut Daemon) {
+        while self.cluster.poll_ready().is_some() {}
+        match self.cluster.take(self.now, daemon.id, daemon.stream) {
+            Taken::Frames(frames) => frames.into_iter().for_each(|it| daemon.replica.take(it)),
+            Taken::Replaced => panic!("replaced"),
+        }
+    }
+
+    pub(super) fn settle_and_read(&mut self, daemons: &mut [&mut Daemon]) {
+        self.settle();
+        for daemon in daemons {
+            self.read(daemon);
+        }
+    }
+}
+
+#[test]
+fn batches_of_several_hosts_are_ordered_together_and_each_hears_of_its_own() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    world.report(&mut a, vec![arrived(1, vec![request(11, 900, 0)])]);
+    world.report(&mut a, vec![arrived(2, vec![request(21, 300, 0)])]);
+    world.report(&mut b, vec![arrived(3, vec![request(31, 600, 0)])]);
+    world.settle_and_read(&mut [&mut a, &mut b]);
+    assert_eq!(a.replica.sigma(), [2, 1]);
+    assert_eq!(b.replica.sigma(), [3]);
+    let key = |daemon: &Daemon, batch| daemon.replica.ranks[&batch];
+    assert!(key(&a, 2) < key(&b, 3) && key(&b, 3) < key(&a, 1));
+    assert_eq!(a.replica.considered, 3, "the snapshot and two reports");
+}
+
+#[test]
+fn a_batch_that_two_hosts_report_is_one_and_its_loads_add_up_by_port() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    world.report(&mut a, vec![arrived(1, vec![request(11, 900, 100)])]);
+    world.report(&mut b, vec![arrived(1, vec![request(11, 900, 5000)])]);
+    world.settle_and_read(&mut [&mut a, &mut b]);
+    assert_eq!((a.replica.sigma(), b.replica.sigma()), (vec![1], vec![1]));
+    let wanted = v1::ExplainRequest {
+        batch: 1,
+        ..Default::default()
+    };
+    let told = world.cluster.explain(world.now, &wanted).expect("there");
+    assert_eq!(told.bottleneck_bytes, 5000);
+    assert_eq!(told.bottleneck.expect("a port").host, "b");
+    let status = told.status.expect("there");
+    assert_eq!((status.owner.as_str(), status.requests), ("a", 1));
+}
+
+#[test]
+fn a_new_batch_tells_nobody_else_and_an_order_without_news_says_what_it_considered() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    world.report(&mut b, vec![arrived(2, vec![request(21, 500, 0)])]);
+    world.settle_and_read(&mut [&mut a, &mut b]);
+    let before = b.replica.clone();
+    world.report(&mut a, vec![arrived(1, vec![request(11, 100, 0)])]);
+    world.settle_and_read(&mut [&mut a, &mut b]);
+    assert_eq!(b.replica, before, "b's batch keeps its key");
+    world.report(&mut a, vec![finished(1)]);
+    world.settle_and_read(&mut [&mut a]);
+    assert_eq!(a.replica.considered, 3);
+}
+
+#[test]
+fn a_deadline_that_is_reported_again_with_jitter_moves_no_rank() {
+    let mut world = World::new();
+    let mut a = world.join("a");
+    world.report(&mut a, vec![arrived(1, vec![request(11, 500, 0)])]);
+    world.settle_and_read(&mut [&mut a]);
+    let key = a.replica.ranks[&1];
+    for jitter_ms in [1, -1, 1] {
+        world.report(
+            &mut a,
+            vec![arrived(1, vec![request(11, 490 + jitter_ms, 0)])],
+        );
+        // The clock has moved on by the 10 ms that settling takes.
+        let run = world.settle().expect("a run");
+        world.read(&mut a);
+        if jitter_ms == 1 && a.replica.considered == 3 {
+            assert_eq!(run.ranks_changed, 0);
+            assert_eq!(a.replica.ranks[&1], key);
+        }
+    }
+}
+
+#[test]
+fn a_port_that_cannot_carry_everything_has_somebody_pruned_and_says_why() {
+    let mut world = World::new();
+    let mut a = world.join("a");
+    let heavy = request(12, 400, RATE);
+    world.report(
+        &mut a,
+        vec![arrived(1, vec![request(11, 400, 1000), heavy])],
+    );
+    world.settle_and_read(&mut [&mut a]);
+    let pruned = a.replica.pruned.get(&12).expect("pruned");
+    assert_eq!(pruned.for_batch, 1);
+    assert_eq!(pruned.bottleneck.as_ref().expect("a port").port, "eth0");
+    let wanted = v1::ExplainRequest {
+        batch: 1,
+        ..Default::default()
+    };
+    let told = world.cluster.explain(world.now, &wanted).expect("there");
+    assert_eq!(told.pruned[0].request, 12);
+    assert!(told.text.iter().any(|text| text.contains("12 is pruned")));
+
+    world.report(
+        &mut a,
+        vec![Kind::RequestEnded(RequestEnded { request: 12 })],
+    );
+    world.report(&mut a, vec![arrived(2, Vec::new())]);
+    world.settle_and_read(&mut [&mut a]);
+    assert!(a.replica.pruned.is_empty());
+}
+
+#[test]
+fn a_reader_that_does_not_read_gets_one_order_with_the_newest_of_each() {
+    let mut world = World::new();
+    let mut a = world.join("a");
+    world.settle_and_read(&mut [&mut a]);
+    for round in 0..20_u64 {
+        world.report(
+            &mut a,
+            vec![arrived(round + 1, vec![request(100 + round, 500, 0)])],
+        );
+        if round >= 5 {
+            world.report(&mut a, vec![finished(round - 4)]);
+        }
+        world.settle();
+    }
+    let orders = a.replica.orders;
+    world.read(&mut a);
+    assert_eq!(a.replica.orders, orders + 1);
+    assert_eq!(a.replica.sigma(), [16, 17, 18, 19, 20]);
+    let (counters, _) = world.cluster.counters();
+    assert!(counters.coalesced_orders > 10);
+}
+
+#[test]
+fn readers_of_a_hot_port_get_tokens_by_rank() {
+    let mut world = World::new();
+    let mut victim = world.join("victim");
+    let (mut a, mut b, mut c) = (world.join("a"), world.join("b"), world.join("c"));
+    let wants = |batch| {
+        Kind::FetchWanted(FetchWanted {
+            fetch: 5,
+            batch,
+            request: batch * 10,
+            victim_host: "victim".into(),
+            victim_port: 0,
+            bytes: 1000,
+        })
+    };
+    for (daemon, batch, due) in [(&mut a, 1, 900), (&mut b, 2, 500), (&mut c, 3, 100)] {
+        world.report(
+            daemon,
+            vec![arrived(batch, vec![request(batch * 10, due, 0)])],
+        );
+    }
+    world.settle();
+    for (daemon, batch) in [(&mut a, 1), (&mut b, 2), (&mut c, 3)] {
+        world.report(daemon, vec![wants(batch)]);
+    }
+    world.settle_and_read(&mut [&mut a, &mut b, &mut c, &mut victim]);
+    let holds = |daemon: &Daemon| daemon.replica.tokens.contains(&5);
+    assert_eq!([&a, &b, &c].map(holds), [false, false, true]);
+    world.report(
+        &mut c,
+        vec![Kind::FetchFinished(FetchFinished { fetch: 5 })],
+    );
+    world.settle_and_read(&mut [&mut a, &mut b]);
+    assert_eq!([&a, &b].map(holds), [false, true]);
+    // b never finishes: after its lease a is let in.
+    world.now = world.now + Span::from_millis(60);
+    world.settle_and_read(&mut [&mut a]);
+    assert!(holds(&a));
+}
+
+#[test]
+fn what_a_snapshot_does_not_mention_is_gone() {
+    let mut world = World::new();
+    let mut a = world.join("a");
+    world.report(&mut a, vec![arrived(1, vec![request(11, 900, 0)])]);
+    world.report(
+        &mut a,
+        vec![arrived(2, vec![request(21, 500, 9), request(22, 500, 9)])],
+    );
+    world.settle_and_read(&mut [&mut a]);
+    let (id, stream) = (a.id, a.stream);
+    world.cluster.detach(world.now, id, stream);
+    let mut a = world.attend(&hello("a"));
+    assert_eq!(a.id, id, "the same host");
+    world.snapshot(&mut a, vec![arrived(2, vec![request(21, 500, 9)])]);
+    world.settle_and_read(&mut [&mut a]);
+    assert_eq!(a.replica.sigma(), [2]);
+    let (counters, _) = world.cluster.counters();
+    assert_eq!((counters.batches, counters.requests), (1, 1));
+}
+
+#[test]
+fn a_lost_host_is_forgotten_after_its_grace_and_the_next_member_owns_its_batches() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    world.report(&mut a, vec![arrived(1, vec![request(11, 900, 10)])]);
+    world.report(&mut a, vec![arrived(2, vec![request(21, 900, 10)])]);
+    world.report(&mut b, vec![arrived(1, vec![request(11, 900, 10)])]);
+    world.settle();
+    world.cluster.detach(world.now, a.id, a.stream);
+    world.now = world.now + Span::from_millis(99);
+    world.cluster.poll(world.now);
+    assert_eq!(world.cluster.counters().0.batches, 2);
+    world.now = world.now + Span::from_millis(2);
+    world.cluster.poll(world.now);
+    let (counters, _) = world.cluster.counters();
+    assert_eq!(
+        (counters.hosts, counters.batches, counters.requests),
+        (1, 1, 1)
+    );
+    world.report(&mut b, vec![finished(1)]);
+    assert_eq!(world.cluster.counters().0.batches, 0);
+}
+
+#[test]
+fn a_drained_host_is_out_of_the_order_until_it_is_taken_back() {
+    let mut world = World::new();
+    let mut a = world.join("a");
+    world.report(&mut a, vec![arrived(1, vec![request(11, 900, 10)])]);
+    world.settle_and_read(&mut [&mut a]);
+    assert_eq!(world.cluster.drain(world.now, "a", true), Ok(1));
+    world.read(&mut a);
+    assert!(a.replica.drained);
+    world.report(&mut a, vec![arrived(2, vec![request(21, 900, 10)])]);
+    assert_eq!(world.cluster.counters().0.batches, 0);
+    assert_eq!(world.cluster.drain(world.now, "a", false), Ok(0));
+    world.read(&mut a);
+    assert!(!a.replica.drained && a.replica.snapshot_wanted);
+    world.snapshot(&mut a, vec![arrived(2, vec![request(21, 900, 10)])]);
+    world.settle_and_read(&mut [&mut a]);
+    assert_eq!(a.replica.sigma(), [2]);
+}
+
+#[test]
+fn an_old_daemon_gets_only_full_orders_and_an_unknown_one_is_turned_away_with_a_reason() {
+    let mut world = World::new();
+    let mut old = hello("old");
+    old.capabilities = vec![99];
+    let mut daemon = world.attend(&old);
+    world.snapshot(&mut daemon, vec![arrived(1, vec![request(11, 900, 10)])]);
+    world.settle_and_read(&mut [&mut daemon]);
+    world.report(&mut daemon, vec![arrived(2, vec![request(21, 500, 10)])]);
+    world.settle_and_read(&mut [&mut daemon]);
+    assert_eq!(daemon.replica.sigma(), [2, 1]);
+    assert_eq!(daemon.replica.deltas, 0);
+
+    let mut newer = hello("new");
+    (newer.protocol, newer.protocol_min) = (9, 8);
+    let refused = world
+        .cluster
+        .attend(world.now, &newer)
+        .expect_err("refused");
+    assert_eq!(refused.reason(), v1::GoodbyeReason::Incompatible);
+    assert!(refused.detail.contains("8 to 9"));
+}

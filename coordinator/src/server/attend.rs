@@ -70,7 +70,12 @@ fn goodbye(reason: GoodbyeReason, detail: impl Into<String>) -> Goodbye {
     }
 }
 
-async fn serve(shared: Arc<Shared>, peer: Peer, mut inbound: Streaming<FromDaemon>, sender: Sender) {
+async fn serve(
+    shared: Arc<Shared>,
+    peer: Peer,
+    mut inbound: Streaming<FromDaemon>,
+    sender: Sender,
+) {
     let hello = match tokio::time::timeout(HELLO_MAX, inbound.message()).await {
         Ok(Ok(Some(FromDaemon {
             message: Some(from_daemon::Message::Hello(hello)),
@@ -211,7 +216,12 @@ async fn read(
 }
 
 /// Sends what waits for the host whenever there is room for it, and signs of life.
-async fn write(shared: Arc<Shared>, (id, stream): (HostId, u64), sender: Sender, bell: Arc<Notify>) {
+async fn write(
+    shared: Arc<Shared>,
+    (id, stream): (HostId, u64),
+    sender: Sender,
+    bell: Arc<Notify>,
+) {
     loop {
         let heartbeat = Duration::from(shared.config().heartbeat);
         let rung = tokio::time::timeout(heartbeat, bell.notified()).await;

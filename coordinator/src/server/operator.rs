@@ -83,7 +83,9 @@ impl Operator for Service {
         self.shared.access.viewer(&request)?;
         let now = self.shared.now();
         let most = request.get_ref().history;
-        Ok(Response::new(self.shared.cluster().policy_history(now, most)))
+        Ok(Response::new(
+            self.shared.cluster().policy_history(now, most),
+        ))
     }
 
     async fn set_policy(
@@ -112,7 +114,10 @@ impl Operator for Service {
         }))
     }
 
-    async fn drain(&self, request: Request<DrainRequest>) -> Result<Response<DrainResponse>, Status> {
+    async fn drain(
+        &self,
+        request: Request<DrainRequest>,
+    ) -> Result<Response<DrainResponse>, Status> {
         let peer = self.shared.access.operator(&request)?;
         let author = peer.name(&request);
         let asked = request.into_inner();

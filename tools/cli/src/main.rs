@@ -5,6 +5,7 @@
 //! `run`, `lab exec` and `lab shell` end as the command that they run.
 #![forbid(unsafe_code)]
 
+mod cluster;
 mod contention;
 mod doctor;
 mod host;
@@ -58,6 +59,9 @@ enum Command {
     /// Real hosts on one machine: network namespaces, real TCP, a shaped fabric
     #[command(subcommand)]
     Lab(lab::LabCommand),
+    /// The coordinator of a cluster
+    #[command(subcommand)]
+    Cluster(cluster::ClusterCommand),
     /// A cluster of thousands of GPUs in virtual time, under the scheduler's own decision code
     #[command(subcommand)]
     Sim(sim::SimCommand),
@@ -87,6 +91,7 @@ fn main() -> ExitCode {
         Command::Run(args) => return run::run(&args),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Profiles(args) => profiles::profiles(&args).map(done),
+        Command::Cluster(command) => cluster::run(&command).map(done),
         Command::Lab(command) => lab::run(command),
         Command::Sim(command) => sim::run(command, &sim::simulate),
         Command::Completions { shell } => manual::completions(shell).map(done),

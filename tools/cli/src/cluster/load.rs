@@ -1,0 +1,78 @@
+//! `laxity cluster load`: arguments and output; the load itself is `laxity_coordinator::load`.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use laxity_coordinator::load::{LoadPlan, run};
+use laxity_quantity::Nanos;
+
+/// What load to make.
+#[derive(Debug, Args)]
+pub(crate) struct LoadArgs {
+    /// Daemons to speak as
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    daemons: usize,
+    /// Batches that are active throughout
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    batches: usize,
+    /// Batches that arrive or depart per second
+    #[arg(long, value_name = "EVENTS_PER_S", default_value_t = 500.0)]
+    rate: f64,
+    /// How long, such as 10s
+    #[arg(long, default_value = "10s", value_parser = duration)]
+    duration: Nanos,
+    /// Where to write the figures as JSON; `-` for standard output
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// A coordinator that runs, such as http://127.0.0.1:7471; without it one is started
+    #[arg(long, value_name = "URL")]
+    endpoint: Option<String>,
+}
+
+/// A duration with its unit, or plain seconds.
+fn duration(text: &str) -> Result<Nanos, String> {
+    let seconds = text.chars().all(|c| c.is_ascii_digit() || c == '.');
+    let text = if seconds {
+        format!("{text}s")
+    } else {
+        text.to_owned()
+    };
+    text.parse()
+        .map_err(|error: laxity_quantity::NotAQuantity| error.to_string())
+}
+
+/// Makes the load and says what was measured.
+pub(crate) fn load(args: &LoadArgs) -> anyhow::Result<()> {
+    let report = run(&LoadPlan {
+        daemons: args.daemons,
+        batches: args.batches,
+        events_per_s: args.rate,
+        duration: args.duration.into(),
+        endpoint: args.endpoint.clone(),
+    })?;
+    let json = serde_json::to_string_pretty(&report)? + "\n";
+    match args.json.as_deref() {
+        Some(path) if path.as_os_str() == "-" => {
+            print!("{json}");
+            return Ok(());
+        }
+        Some(path) => std::fs::write(path, json)
+            .with_context(|| format!("cannot write {}", path.display()))?,
+        None => {}
+    }
+    let latency = report.order_latency_ms;
+    println!(
+        "{} daemons, {} batches, {:.0} events/s: event to order p50 {:.1} ms, p99 {:.1} ms, worst {:.1} ms; coordinator {:.2} cores, {:.0} MiB ({:.0} at the start)",
+        report.daemons,
+        report.batches,
+        report.events_per_s,
+        latency.p50,
+        latency.p99,
+        latency.max,
+        report.coordinator_cores,
+        report.rss_mib,
+        report.rss_start_mib,
+    );
+    Ok(())
+}
