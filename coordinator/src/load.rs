@@ -3,7 +3,8 @@
 //!
 //! Batch `i` is owned by daemon `i mod N`, and daemon `i + 1` takes part in it; each of its requests loads four
 //! ports of each. After all batches have been announced, events come at a constant rate, and each is the departure of
-//! the oldest batch or the arrival of a new one, in turns, so the number of batches stays. An event's latency is the time from
+//! the oldest batch or the arrival of a new one, in turns, so the number of batches stays. Deadlines are such that most batches
+//! depart in time: one in twenty is late. An event's latency is the time from
 //! handing its report to the stream until the end of the first order that considered it has been read,
 //! i.e. both ways through gRPC, the debounce, and the run.
 
@@ -285,7 +286,15 @@ fn mix(seed: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-fn arrival(batch: u64) -> Kind {
+/// How long a batch is there.
+fn lifetime_ns(plan: &LoadPlan) -> u64 {
+    (2e9 * plan.batches as f64 / plan.events_per_s) as u64
+}
+
+/// `left_permille` of its lifetime is left to the batch.
+fn arrival(batch: u64, lifetime_ns: u64, left_permille: u64) -> Kind {
+    let left_ns = lifetime_ns / 1000 * left_permille;
+    let late = batch.is_multiple_of(20);
     let request = |nth: u64| {
         let id = batch * REQUESTS_PER_BATCH + nth;
         let bits = mix(id);
@@ -295,7 +304,11 @@ fn arrival(batch: u64) -> Kind {
         };
         RequestLoad {
             request: id,
-            remaining_ns: Some(500_000_000 + (bits % 4_000_000_000) as i64),
+            remaining_ns: Some(if late {
+                left_ns as i64 / 2
+            } else {
+                (left_ns + lifetime_ns / 20 + bits % (lifetime_ns / 2).max(1)) as i64
+            }),
             loads: (0..NICS).map(load).collect(),
             started: false,
         }
@@ -323,7 +336,7 @@ fn departure(batch: u64) -> Vec<Kind> {
 fn hello(nth: usize) -> Hello {
     let port = |index: u32| PortInfo {
         name: format!("mlx5_{}", index / 2),
-        direction: if index % 2 == 0 {
+        direction: if index.is_multiple_of(2) {
             Direction::Egress as i32
         } else {
             Direction::Ingress as i32
@@ -439,10 +452,12 @@ async fn drive(plan: &LoadPlan, endpoint: &str, pid: Option<u32>) -> Result<Load
     let owner = |batch: u64| batch as usize % count;
     let other = |batch: u64| (batch as usize + 1) % count;
     let first_batches = 1..=plan.batches as u64;
+    let lifetime_ns = lifetime_ns(plan);
+    let announce = |batch| arrival(batch, lifetime_ns, 1000 * batch / plan.batches as u64);
     for (nth, daemon) in daemons.iter().enumerate() {
         let mine = first_batches.clone().filter(|&batch| owner(batch) == nth);
         let part = first_batches.clone().filter(|&batch| other(batch) == nth);
-        let events: Vec<Kind> = mine.chain(part).map(arrival).collect();
+        let events: Vec<Kind> = mine.chain(part).map(announce).collect();
         daemon.report(SnapshotPiece::End, events).await;
     }
     let begun = Instant::now();
@@ -472,16 +487,19 @@ async fn drive(plan: &LoadPlan, endpoint: &str, pid: Option<u32>) -> Result<Load
         let due = (begun.elapsed().as_secs_f64() * plan.events_per_s) as u64;
         while made < due {
             made += 1;
-            if made % 2 == 0 {
-                let gone = departure(oldest);
-                daemons[owner(oldest)]
-                    .report(SnapshotPiece::Unspecified, gone)
-                    .await;
+            if made.is_multiple_of(2) {
+                for nth in [owner(oldest), other(oldest)] {
+                    let gone = departure(oldest);
+                    daemons[nth].report(SnapshotPiece::Unspecified, gone).await;
+                    if count == 1 {
+                        break;
+                    }
+                }
                 oldest += 1;
             } else {
                 newest += 1;
                 for nth in [owner(newest), other(newest)] {
-                    let arrived = vec![arrival(newest)];
+                    let arrived = vec![arrival(newest, lifetime_ns, 1000)];
                     daemons[nth]
                         .report(SnapshotPiece::Unspecified, arrived)
                         .await;

@@ -179,7 +179,11 @@ impl Cluster {
                 Ok(false)
             }
             Event::BatchFinished(said) => {
-                let key = self.batch_of(id, said.batch)?;
+                let key = match self.batch_of(id, said.batch) {
+                    // The owner's word came first: hosts don't wait for each other.
+                    Err((RefusalReason::Unknown, _)) => return Ok(true),
+                    known => known?,
+                };
                 if self.owns_batch(id, key) {
                     self.depart(now, key);
                 } else {
@@ -205,11 +209,7 @@ impl Cluster {
                     .handle(now, AdmissionEvent::RequestStarted { request });
                 Ok(false)
             }
-            Event::RequestEnded(said) => {
-                let key = self.request_by(id, said.request)?;
-                self.end_request(now, key);
-                Ok(false)
-            }
+            Event::RequestEnded(said) => self.request_ended(now, id, said.request),
             Event::BytesCompleted(said) => self.bytes_completed(now, id, &said),
             Event::PortLoad(said) => self.port_load(now, id, said),
             Event::FetchWanted(said) => self.fetch_wanted(now, id, &said),
@@ -260,7 +260,7 @@ impl Cluster {
         };
         batch.owner() == Some(id)
             || self.settings.tenants.trusts_members(batch.tenant)
-            || batch.invited.iter().any(|name| *name == host.name)
+            || batch.invited.contains(&host.name)
     }
 
     /// A request that the host told of first, or whose batch it owns.
@@ -275,6 +275,24 @@ impl Cluster {
         } else {
             Err(not_yours(format!("another host told of request {name}")))
         }
+    }
+
+    fn request_ended(&mut self, now: Time, id: HostId, name: u64) -> Outcome {
+        match self.request_by(id, name) {
+            Ok(key) => self.end_request(now, key),
+            Err((RefusalReason::Unknown, _)) => {}
+            Err(refused) => {
+                let host = self.host(id).map(|host| (host.tenant, &host.batches));
+                let part = host.and_then(|(tenant, batches)| {
+                    let &key = self.request_names.get(&(tenant, name))?;
+                    let request = self.requests.get(key)?;
+                    batches.contains_key(&request.batch).then_some(key)
+                });
+                // A member that has nothing left of it.
+                self.part_with(now, id, part.ok_or(refused)?);
+            }
+        }
+        Ok(false)
     }
 
     fn batch_started(&mut self, now: Time, key: Key) {

@@ -364,7 +364,7 @@ impl Cluster {
     }
 
     /// The host says nothing of the request any more: its loads go, and the request, if nobody else loads it.
-    fn part_with(&mut self, now: Time, id: HostId, key: Key) {
+    pub(super) fn part_with(&mut self, now: Time, id: HostId, key: Key) {
         let (Some(host), Some(request)) = (
             self.hosts[id.0 as usize].as_mut(),
             self.requests.get_mut(key),

@@ -258,7 +258,14 @@ impl PolicyBook {
 
 /// The head of `text`, at most [`TEXT_BYTES_MAX`] bytes.
 fn cut(text: &str) -> String {
-    text[..text.floor_char_boundary(TEXT_BYTES_MAX)].to_owned()
+    let mut kept = String::new();
+    for character in text.chars() {
+        if kept.len() + character.len_utf8() > TEXT_BYTES_MAX {
+            break;
+        }
+        kept.push(character);
+    }
+    kept
 }
 
 #[cfg(test)]
