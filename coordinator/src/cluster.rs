@@ -18,6 +18,7 @@
 
 mod attend;
 mod batch;
+mod durable;
 mod explain;
 mod host;
 mod intake;
@@ -37,6 +38,7 @@ use laxity_policy::config::InvalidConfig;
 use laxity_policy::{Span, Time};
 use laxity_wire::v1::{self, FromCoordinator, SORT_KEY_LAST};
 
+pub use self::durable::Durable;
 pub use self::host::HostId;
 pub use self::policy::{ClusterPolicy, PolicyError};
 
@@ -49,8 +51,8 @@ use self::tokens::Tokens;
 use crate::limits::Limits;
 use crate::tenants::Tenants;
 
-/// Time between two runs, in durations of the last one: admission has at most a third of the core.
-const REST: u64 = 2;
+/// Time between two runs, in durations of the last one: admission has at most half of the core.
+const REST: u64 = 1;
 
 /// What this release can do beyond the first version of the protocol.
 pub const CAPABILITIES: [v1::Capability; 3] = [

@@ -9,8 +9,10 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::cluster::{ClusterPolicy, PolicyError, Settings};
+use crate::election::EtcdConfig;
 use crate::limits::Limits;
 use crate::tenants::{TenantConfig, Tenants};
+use crate::tls::{TlsConfig, TlsError};
 
 /// The file that is read if no other is named, and may be missing.
 pub const FILE_DEFAULT: &str = "/etc/laxity/coordinator.toml";
@@ -51,6 +53,9 @@ pub enum ConfigError {
         /// What is wrong, with its line or key.
         problem: String,
     },
+    /// A certificate or key cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// A value makes no sense.
     #[error("{origin}: {nonsense}; fix it, then test with `laxity-coordinator --check`")]
     Nonsense {
@@ -78,7 +83,7 @@ pub enum LogFormat {
 pub struct Config {
     /// Where daemons and operators connect.
     pub listen: SocketAddr,
-    /// Serve other hosts without TLS. Everybody who can reach the address may then report and operate.
+    /// Serve other hosts without TLS, if `[tls]` is absent. Everybody who can reach the address may then report and operate.
     pub insecure: bool,
     /// Address of the Prometheus endpoint; empty for none.
     pub metrics: String,
@@ -96,6 +101,12 @@ pub struct Config {
     pub policy: PolicyConfig,
     /// Caps.
     pub limits: Limits,
+    /// Certificates. Without it, peers are not asked who they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsConfig>,
+    /// Where several coordinators elect one. Without it, this is the only one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub etcd: Option<EtcdConfig>,
     /// Who shares ids with whom.
     pub tenant: Vec<TenantConfig>,
 }
@@ -149,6 +160,8 @@ impl Default for Config {
             order_age_max: Nanos(5_000_000_000),
             policy: PolicyConfig::default(),
             limits: Limits::default(),
+            tls: None,
+            etcd: None,
             tenant: Vec::new(),
         }
     }
@@ -202,9 +215,9 @@ impl Config {
             let problem = format!("`{}` is no filter: {error}", self.log);
             return Err(Nonsense::new("log", problem));
         }
-        if !self.listen.ip().is_loopback() && !self.insecure {
+        if !self.listen.ip().is_loopback() && !self.insecure && self.tls.is_none() {
             let problem = format!(
-                "{} is reachable from other hosts, and this release serves without TLS; listen on 127.0.0.1, or set insecure = true if nobody hostile can reach it",
+                "{} is reachable from other hosts, and there is no [tls]; write it, listen on 127.0.0.1, or set insecure = true if nobody hostile can reach it",
                 self.listen
             );
             return Err(Nonsense::new("listen", problem));
@@ -219,9 +232,24 @@ impl Config {
                 return Err(Nonsense::new(key, problem));
             }
         }
+        if let Some(etcd) = &self.etcd {
+            etcd.check()
+                .map_err(|(key, problem)| Nonsense::new(key, problem))?;
+        }
         self.limits.check()?;
         Tenants::check(&self.tenant)?;
         self.cluster_policy().map(|_| ())
+    }
+
+    /// Reads the certificates, which [`Config::check`] does not.
+    ///
+    /// # Errors
+    /// [`ConfigError::Tls`].
+    pub fn check_files(&self) -> Result<(), ConfigError> {
+        if let Some(tls) = &self.tls {
+            tls.load()?;
+        }
+        Ok(())
     }
 
     /// Where metrics are served, if they are.
@@ -288,6 +316,8 @@ impl Config {
             ("log_format", self.log_format != running.log_format),
             ("policy", self.policy != running.policy),
             ("limits", self.limits != running.limits),
+            ("tls", self.tls.is_some() != running.tls.is_some()),
+            ("etcd", self.etcd != running.etcd),
             ("tenant", self.tenant != running.tenant),
         ]
         .into_iter()

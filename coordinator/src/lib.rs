@@ -4,11 +4,15 @@
 //! coordinator as thousands of daemons would.
 #![forbid(unsafe_code)]
 
+pub mod certs;
 pub mod cluster;
 pub mod config;
+mod election;
+mod lead;
 pub mod limits;
 pub mod load;
 mod metrics;
 mod pace;
 pub mod server;
 pub mod tenants;
+pub mod tls;

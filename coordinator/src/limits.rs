@@ -36,6 +36,10 @@ pub struct Limits {
     pub events_per_report_max: usize,
     /// Events of one host per second, sustained; faster ones are read at this rate.
     pub events_per_s_max: u32,
+    /// Connections at a time; one more is closed.
+    pub connections_max: usize,
+    /// Of them, from one address.
+    pub connections_per_address_max: usize,
     /// Largest message of a host or an operator.
     pub message_bytes_max: usize,
 }
@@ -56,6 +60,8 @@ impl Default for Limits {
             hosts_per_batch_max: 256,
             events_per_report_max: 8192,
             events_per_s_max: 20_000,
+            connections_max: 1 << 14,
+            connections_per_address_max: 1 << 12,
             message_bytes_max: laxity_wire::v1::MESSAGE_BYTES_MAX,
         }
     }
@@ -104,6 +110,12 @@ impl Limits {
                 "limits.events_per_s_max",
                 self.events_per_s_max as usize,
                 100_000_000,
+            ),
+            ("limits.connections_max", self.connections_max, 1 << 20),
+            (
+                "limits.connections_per_address_max",
+                self.connections_per_address_max,
+                1 << 20,
             ),
             ("limits.message_bytes_max", self.message_bytes_max, 64 << 20),
         ] {

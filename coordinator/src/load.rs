@@ -8,8 +8,9 @@
 //! handing its report to the stream until the end of the first order that considered it has been read,
 //! i.e. both ways through gRPC, the debounce, and the run.
 
+mod usage;
+
 use std::collections::VecDeque;
-use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -58,14 +59,14 @@ pub struct LoadPlan {
 pub struct LoadReport {
     /// Event to order.
     pub order_latency_ms: Latency,
-    /// Resident memory of the coordinator at the end; zero if it is not a process of this machine's user.
-    pub rss_mib: f64,
+    /// Resident memory of the coordinator at the end; none if it is not a process that this user can see.
+    pub rss_mib: Option<f64>,
     /// When the load began.
-    pub rss_start_mib: f64,
+    pub rss_start_mib: Option<f64>,
     /// Batch events that were made per second.
     pub events_per_s: f64,
-    /// CPU time of the coordinator per second, in cores; zero if it is not a process of this machine's user.
-    pub coordinator_cores: f64,
+    /// CPU time of the coordinator per second, in cores; none if it is not a process that this user can see.
+    pub coordinator_cores: Option<f64>,
     /// Daemons.
     pub daemons: usize,
     /// Active batches.
@@ -78,6 +79,19 @@ pub struct LoadReport {
     pub orders: u64,
     /// Refusals read: none, unless the coordinator's limits are smaller than the plan.
     pub refusals: u64,
+}
+
+impl LoadReport {
+    /// What the coordinator used, for people.
+    #[must_use]
+    pub fn usage_text(&self) -> String {
+        match (self.coordinator_cores, self.rss_mib, self.rss_start_mib) {
+            (Some(cores), Some(end), Some(start)) => {
+                format!("coordinator {cores:.2} cores, {end:.0} MiB ({start:.0} at the start)")
+            }
+            _ => "what the coordinator uses cannot be seen from here".to_owned(),
+        }
+    }
 }
 
 /// A distribution of latencies, in milliseconds.
@@ -190,21 +204,6 @@ fn beside_this_program(name: &str) -> PathBuf {
         .unwrap_or_else(|| name.into())
 }
 
-/// Resident MiB and CPU seconds of a process.
-fn usage(pid: Option<u32>) -> (f64, f64) {
-    let Some(pid) = pid else { return (0.0, 0.0) };
-    let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
-    let status = read("status");
-    let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let rss_kib = rss.and_then(|rest| rest.split_whitespace().next()?.parse::<f64>().ok());
-    let stat = read("stat");
-    // After the name, which is in parentheses and may hold anything: utime and stime are fields 14 and 15.
-    let fields = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-    let ticks = |index: usize| fields.split(' ').nth(index)?.parse::<f64>().ok();
-    let cpu_ticks = ticks(11).unwrap_or(0.0) + ticks(12).unwrap_or(0.0);
-    (rss_kib.unwrap_or(0.0) / 1024.0, cpu_ticks / 100.0)
-}
-
 /// What a daemon has sent and not seen considered, and what came back.
 #[derive(Debug, Default)]
 struct Book {
@@ -292,7 +291,8 @@ fn lifetime_ns(plan: &LoadPlan) -> u64 {
 }
 
 /// `left_permille` of its lifetime is left to the batch.
-fn arrival(batch: u64, lifetime_ns: u64, left_permille: u64) -> Kind {
+/// For `examples/run_cost.rs`, too: an arrival of the load.
+pub fn arrival(batch: u64, lifetime_ns: u64, left_permille: u64) -> Kind {
     let left_ns = lifetime_ns / 1000 * left_permille;
     let late = batch.is_multiple_of(20);
     let request = |nth: u64| {
@@ -322,7 +322,8 @@ fn arrival(batch: u64, lifetime_ns: u64, left_permille: u64) -> Kind {
     })
 }
 
-fn departure(batch: u64) -> Vec<Kind> {
+/// For `examples/run_cost.rs`, too: a departure of the load.
+pub fn departure(batch: u64) -> Vec<Kind> {
     let requests = (0..REQUESTS_PER_BATCH).map(|nth| {
         Kind::RequestEnded(RequestEnded {
             request: batch * REQUESTS_PER_BATCH + nth,
@@ -333,7 +334,8 @@ fn departure(batch: u64) -> Vec<Kind> {
         .collect()
 }
 
-fn hello(nth: usize) -> Hello {
+/// For `examples/run_cost.rs`, too: how the load's daemons introduce themselves.
+pub fn hello(nth: usize) -> Hello {
     let port = |index: u32| PortInfo {
         name: format!("mlx5_{}", index / 2),
         direction: if index.is_multiple_of(2) {
@@ -425,7 +427,10 @@ pub fn run(plan: &LoadPlan) -> Result<LoadReport, LoadError> {
         .enable_all()
         .build()
         .map_err(|cause| LoadError::Plan(format!("cannot start the runtime: {cause}")))?;
-    let pid = own.as_ref().map(|own| own.child.id());
+    let pid = match &own {
+        Some(own) => Some(own.child.id()),
+        None => usage::listener(&endpoint),
+    };
     runtime
         .block_on(drive(plan, &endpoint, pid))
         .map_err(|cause| LoadError::Coordinator { endpoint, cause })
@@ -476,7 +481,7 @@ async fn drive(plan: &LoadPlan, endpoint: &str, pid: Option<u32>) -> Result<Load
     for daemon in &daemons {
         daemon.book().measuring = true;
     }
-    let (rss_start_mib, cpu_start_s) = usage(pid);
+    let start = pid.and_then(usage::of);
     let mut oldest = 1;
     let mut newest = plan.batches as u64;
     let mut made = 0_u64;
@@ -515,7 +520,7 @@ async fn drive(plan: &LoadPlan, endpoint: &str, pid: Option<u32>) -> Result<Load
         }
     }
     let elapsed_s = begun.elapsed().as_secs_f64();
-    let (rss_mib, cpu_end_s) = usage(pid);
+    let end = pid.and_then(usage::of);
     tokio::time::sleep(Duration::from_secs(1)).await;
     let mut samples = Vec::new();
     let (mut unanswered, mut orders, mut refusals) = (0, 0, 0);
@@ -529,10 +534,12 @@ async fn drive(plan: &LoadPlan, endpoint: &str, pid: Option<u32>) -> Result<Load
     Ok(LoadReport {
         answered: samples.len(),
         order_latency_ms: Latency::of(samples),
-        rss_mib,
-        rss_start_mib,
+        rss_mib: end.map(|end| end.rss_mib),
+        rss_start_mib: start.map(|start| start.rss_mib),
         events_per_s: made as f64 / elapsed_s,
-        coordinator_cores: (cpu_end_s - cpu_start_s) / elapsed_s,
+        coordinator_cores: start
+            .zip(end)
+            .map(|(start, end)| (end.cpu_s - start.cpu_s) / elapsed_s),
         daemons: count,
         batches: plan.batches,
         unanswered,

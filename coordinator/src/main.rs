@@ -84,6 +84,7 @@ fn print(text: &str) -> anyhow::Result<()> {
 
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let config = arguments.load()?;
+    config.check_files()?;
     if arguments.show_config {
         return print(&config.to_toml());
     }
@@ -152,13 +153,20 @@ fn reread(arguments: &Arguments, handle: &Handle, set_log: &SetLog) {
     match arguments.load() {
         Ok(config) => {
             set_log(&config.log);
-            for key in handle.reload(config) {
-                warn!(
-                    key,
-                    "changed in the configuration; takes effect after a restart only"
-                );
+            match handle.reload(config) {
+                Ok(keys) => {
+                    for key in keys {
+                        warn!(
+                            key,
+                            "changed in the configuration; takes effect after a restart only"
+                        );
+                    }
+                    info!("the configuration was reloaded");
+                }
+                Err(error) => {
+                    warn!(%error, "the certificates were not reloaded; the old ones hold");
+                }
             }
-            info!("the configuration was reloaded");
         }
         Err(error) => {
             warn!(error = %format!("{error:#}"), "the configuration was not reloaded; the old one holds");

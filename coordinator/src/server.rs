@@ -4,10 +4,13 @@
 //! [`Cluster`], never across an await. There are no queues inside: a report is handled by the task that read it, so
 //! a daemon that sends too fast waits in its own connection, and an order is made when its stream has room for it.
 //!
-//! TLS has its place in [`access`]: who a peer is, and what it may do, is decided there and nowhere else.
+//! Who a peer is, and what it may do, is decided in [`access`] and nowhere else; connections with their TLS are [`listen`]'s. Where
+//! several coordinators elect one (`election.rs`), those that do not lead refuse streams, and whoever begins to lead does
+//! so with an empty cluster, which daemons fill within a heartbeat or two.
 
 mod access;
 mod attend;
+mod listen;
 mod operator;
 
 use std::collections::HashMap;
@@ -26,16 +29,19 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, broadcast, watch};
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 use tracing::{error, info, warn};
 
-use self::access::Access;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Durable};
 use crate::config::{Config, Nonsense};
+use crate::election::{self, EtcdError, Heir, Store};
+use crate::lead::Lead;
 use crate::metrics;
+use crate::tls::{ServerTls, TlsError};
 
 /// How often counters go to the metrics endpoint and to those who watch.
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
+/// How long giving up leadership may take when it stops.
+const RESIGN_MAX: Duration = Duration::from_secs(2);
 /// Events that a watcher may lag behind.
 const WATCH_LAG_MAX: usize = 256;
 
@@ -58,6 +64,12 @@ pub enum ServerError {
         /// What is wrong.
         cause: BuildError,
     },
+    /// A certificate or key cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// Of `[etcd]`, something makes no sense.
+    #[error("{0}")]
+    Election(String),
     /// The configuration makes no sense; its check finds this first.
     #[error(transparent)]
     Nonsense(#[from] Nonsense),
@@ -72,6 +84,12 @@ pub enum ServerError {
     Reflection(#[from] tonic_reflection::server::Error),
 }
 
+impl From<EtcdError> for ServerError {
+    fn from(error: EtcdError) -> Self {
+        Self::Election(error.to_string())
+    }
+}
+
 /// What all tasks share.
 pub(crate) struct Shared {
     cluster: Mutex<Cluster>,
@@ -81,7 +99,10 @@ pub(crate) struct Shared {
     /// By number of the stream: rung when something waits for it.
     bells: Mutex<HashMap<u64, Arc<Notify>>>,
     watchers: broadcast::Sender<v1::WatchEvent>,
-    pub(crate) access: Access,
+    pub(crate) lead: Arc<Lead>,
+    /// Where state outlives this process, if it does.
+    pub(crate) store: Option<Arc<Store>>,
+    tls: Option<Arc<ServerTls>>,
     pub(crate) stopping: watch::Receiver<bool>,
     config: Mutex<Arc<Config>>,
 }
@@ -150,10 +171,16 @@ impl Handle {
         self.stop.send_replace(true);
     }
 
-    /// Takes a new configuration. Gives the keys that changed and need a restart.
-    pub fn reload(&self, config: Config) -> Vec<&'static str> {
+    /// Takes a new configuration, and reads certificates again. Gives the keys that changed and need a restart.
+    ///
+    /// # Errors
+    /// The certificates cannot be used. Everything is as before then.
+    pub fn reload(&self, config: Config) -> Result<Vec<&'static str>, TlsError> {
         let running = self.shared.config();
         let needs_restart = config.needs_restart(&running);
+        if let (Some(tls), Some(files)) = (&self.shared.tls, &config.tls) {
+            tls.reload(files)?;
+        }
         let span = |nanos: laxity_quantity::Nanos| Span(nanos.0);
         self.shared.cluster().set_spans(
             span(config.heartbeat),
@@ -165,6 +192,7 @@ impl Handle {
             host_grace: config.host_grace,
             order_age_max: config.order_age_max,
             log: config.log,
+            tls: config.tls,
             ..Config::clone(&running)
         };
         *self
@@ -172,7 +200,7 @@ impl Handle {
             .config
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = Arc::new(effective);
-        needs_restart
+        Ok(needs_restart)
     }
 }
 
@@ -197,6 +225,12 @@ impl Coordinator {
             }
             None => None,
         };
+        let tls = config.tls.as_ref().map(ServerTls::new).transpose()?;
+        let store = config.etcd.as_ref().map(Store::new).transpose()?;
+        let lead = match &store {
+            Some(_) => Lead::follower(),
+            None => Lead::alone(),
+        };
         let address = config.listen;
         let listener = TcpListener::bind(address)
             .await
@@ -208,7 +242,9 @@ impl Coordinator {
             changed: Notify::new(),
             bells: Mutex::new(HashMap::new()),
             watchers: broadcast::channel(WATCH_LAG_MAX).0,
-            access: Access::open(),
+            lead: Arc::new(lead),
+            store: store.map(Arc::new),
+            tls: tls.map(Arc::new),
             stopping,
             config: Mutex::new(Arc::new(config)),
         });
@@ -244,7 +280,7 @@ impl Coordinator {
     pub async fn run(self) -> Result<(), ServerError> {
         let shared = self.shared;
         let config = shared.config();
-        if !config.listen.ip().is_loopback() {
+        if !config.listen.ip().is_loopback() && shared.tls.is_none() {
             warn!(
                 listen = %config.listen,
                 "serving other hosts WITHOUT TLS (insecure = true): whoever reaches this address can report and operate"
@@ -266,6 +302,16 @@ impl Coordinator {
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .build_v1()?;
+        let electing = match (&config.etcd, &shared.store) {
+            (Some(etcd), Some(store)) => Some(tokio::spawn(election::keep(
+                etcd.clone(),
+                Arc::clone(store),
+                Arc::clone(&shared.lead),
+                Successor(Arc::clone(&shared)),
+                shared.stopping.clone(),
+            ))),
+            _ => None,
+        };
         let tasks = [
             tokio::spawn(run_what_is_due(Arc::clone(&shared))),
             tokio::spawn(publish(Arc::clone(&shared))),
@@ -286,7 +332,7 @@ impl Coordinator {
             .add_service(health_service)
             .add_service(reflection)
             .serve_with_incoming_shutdown(
-                TcpIncoming::from(self.listener).with_nodelay(Some(true)),
+                listen::accept(self.listener, shared.tls.clone(), config.limits.clone()),
                 async move {
                     let _ = stopping.wait_for(|stop| *stop).await;
                 },
@@ -295,8 +341,52 @@ impl Coordinator {
         for task in tasks {
             task.abort();
         }
+        if let Some(electing) = electing {
+            // It gives the lease back, so that the next one leads at once.
+            let _ = tokio::time::timeout(RESIGN_MAX, electing).await;
+        }
         info!("the coordinator has stopped");
         Ok(served?)
+    }
+}
+
+/// Begins to lead: with an empty cluster, the new term, and what the leader before left.
+struct Successor(Arc<Shared>);
+
+impl Heir for Successor {
+    fn inherit(&self, term: u64, state: Option<&[u8]>) {
+        let shared = &self.0;
+        let config = shared.config();
+        let now = shared.now();
+        let made = config
+            .cluster_policy()
+            .map_err(|nonsense| nonsense.to_string())
+            .and_then(|policy| {
+                Cluster::new(now, config.settings(), policy, term)
+                    .map_err(|invalid| format!("{invalid:?}"))
+            });
+        let mut next = match made {
+            Ok(next) => next,
+            // The same configuration was good when this process started.
+            Err(problem) => return error!(problem, "cannot begin to lead"),
+        };
+        let saved = state.map(serde_json::from_slice::<Durable>);
+        let restored = match saved {
+            None => Ok(()),
+            Some(Ok(saved)) => next.restore(now, saved),
+            Some(Err(problem)) => Err(problem.to_string()),
+        };
+        if let Err(problem) = restored {
+            error!(
+                problem,
+                "what the leader before saved makes no sense; policy and drains are those of the configuration"
+            );
+        }
+        let mut cluster = shared.cluster();
+        next.succeed(&cluster);
+        *cluster = next;
+        drop(cluster);
+        shared.stir();
     }
 }
 

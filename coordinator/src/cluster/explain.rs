@@ -45,7 +45,7 @@ impl Cluster {
             hosts,
             term: self.term,
             run: self.admission.counters().runs,
-            leading: true,
+            leading: true, // Without an election; the server knows better.
         }
     }
 

@@ -176,21 +176,27 @@ impl ClusterPolicy {
 /// One revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Revision {
-    number: u64,
+    pub(super) number: u64,
     pub(super) policy: ClusterPolicy,
-    author: String,
-    comment: String,
-    at: Time,
+    pub(super) author: String,
+    pub(super) comment: String,
+    /// When this coordinator learned of it, and how old it was then.
+    pub(super) at: Time,
+    pub(super) aged: Span,
 }
 
 impl Revision {
+    pub(super) fn age(&self, now: Time) -> Span {
+        Span(now.since(self.at).0.saturating_add(self.aged.0))
+    }
+
     pub(super) fn to_wire(&self, now: Time) -> v1::PolicyRevision {
         v1::PolicyRevision {
             revision: self.number,
             policy: Some(self.policy.to_wire()),
             author: self.author.clone(),
             comment: self.comment.clone(),
-            age_ns: now.since(self.at).0,
+            age_ns: self.age(now).0,
         }
     }
 }
@@ -211,9 +217,17 @@ impl PolicyBook {
                 author: "configuration".into(),
                 comment: String::new(),
                 at,
+                aged: Span::ZERO,
             },
             older: VecDeque::new(),
         }
+    }
+
+    /// The revisions that a predecessor left, oldest first; `None` if it left none.
+    pub(super) fn of(revisions: Vec<Revision>) -> Option<Self> {
+        let mut older = VecDeque::from(revisions);
+        let current = older.pop_back()?;
+        Some(Self { current, older })
     }
 
     pub(super) const fn current(&self) -> &Revision {
@@ -247,6 +261,7 @@ impl PolicyBook {
             author: cut(author),
             comment: cut(comment),
             at,
+            aged: Span::ZERO,
         };
         self.older
             .push_back(core::mem::replace(&mut self.current, next));

@@ -13,7 +13,8 @@ impl Cluster {
     pub(super) fn publish_ranks(&mut self) -> usize {
         let margin = self.policy().rank_margin;
         let mut changed = Vec::new();
-        for (batch, red) in self.admission.ranking() {
+        // A key follows RED, and RED of the others is what it was.
+        for (batch, red) in self.admission.rescored() {
             let Some(known) = self.batches.get_mut(batch.0) else {
                 continue;
             };

@@ -1,6 +1,8 @@
 //! One daemon's stream: a task that reads and a task that writes.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use laxity_wire::v1::coordination_server::Coordination;
@@ -8,7 +10,8 @@ use laxity_wire::v1::{
     self, FromCoordinator, FromDaemon, Goodbye, GoodbyeReason, Heartbeat, Hello, NackReason,
     from_coordinator::Message, from_daemon,
 };
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{debug, info, warn};
@@ -16,6 +19,7 @@ use tracing::{debug, info, warn};
 use super::Shared;
 use super::access::Peer;
 use crate::cluster::{HostId, Taken};
+use crate::lead::Lead;
 use crate::pace::Pace;
 
 /// How long a new stream may take to say hello.
@@ -38,20 +42,46 @@ impl Service {
     }
 }
 
+/// What goes onto the connection. An order passes only while this coordinator leads: the last place to ask.
+pub(crate) struct Outbound {
+    frames: ReceiverStream<Result<FromCoordinator, Status>>,
+    lead: Arc<Lead>,
+}
+
+impl Stream for Outbound {
+    type Item = Result<FromCoordinator, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            let next = Pin::new(&mut self.frames).poll_next(cx);
+            if let Poll::Ready(Some(Ok(frame))) = &next
+                && matches!(frame.message, Some(Message::Order(_)))
+                && !self.lead.holds()
+            {
+                continue;
+            }
+            return next;
+        }
+    }
+}
+
 #[tonic::async_trait]
 impl Coordination for Service {
-    type AttendStream = ReceiverStream<Result<FromCoordinator, Status>>;
+    type AttendStream = Outbound;
 
     async fn attend(
         &self,
         request: Request<Streaming<FromDaemon>>,
     ) -> Result<Response<Self::AttendStream>, Status> {
-        let peer = self.shared.access.peer(&request)?;
+        let peer = Peer::of(&request);
         // One: what waits longer waits in the cluster, where it is merged with what follows.
         let (sender, receiver) = mpsc::channel(1);
         let shared = Arc::clone(&self.shared);
         tokio::spawn(serve(shared, peer, request.into_inner(), sender));
-        Ok(Response::new(ReceiverStream::new(receiver)))
+        Ok(Response::new(Outbound {
+            frames: ReceiverStream::new(receiver),
+            lead: Arc::clone(&self.shared.lead),
+        }))
     }
 }
 
@@ -67,6 +97,19 @@ fn goodbye(reason: GoodbyeReason, detail: impl Into<String>) -> Goodbye {
         detail: detail.into(),
         retry_after_ns: 1_000_000_000,
         leader: String::new(),
+    }
+}
+
+fn not_leader(shared: &Shared) -> Goodbye {
+    let leader = shared.lead.leader();
+    let detail = if leader.is_empty() {
+        "this coordinator does not lead, and no leader is known".to_owned()
+    } else {
+        format!("this coordinator does not lead; {leader} does")
+    };
+    Goodbye {
+        leader,
+        ..goodbye(GoodbyeReason::NotLeader, detail)
     }
 }
 
@@ -90,6 +133,11 @@ async fn serve(
         let _ = sender.send(Err(status)).await;
         return;
     }
+    // Before the question, so that no change is missed.
+    let era = shared.lead.era();
+    if !shared.lead.holds() {
+        return part(&sender, not_leader(&shared)).await;
+    }
     let now = shared.now();
     let attended = shared.cluster().attend(now, &hello);
     let (id, stream) = match attended {
@@ -111,7 +159,7 @@ async fn serve(
         sender.clone(),
         bell,
     ));
-    let last = read(&shared, (id, stream), &hello, &mut inbound).await;
+    let last = read(&shared, (id, stream), &hello, &mut inbound, era).await;
     writer.abort();
     // The writer may be in the middle of an order: its receiver drops what has no end.
     let _ = writer.await;
@@ -146,6 +194,7 @@ async fn read(
     (id, stream): (HostId, u64),
     hello: &Hello,
     inbound: &mut Streaming<FromDaemon>,
+    mut era: watch::Receiver<u64>,
 ) -> Option<Goodbye> {
     let mut pace = Pace::new();
     let mut stopping = shared.stopping.clone();
@@ -157,6 +206,7 @@ async fn read(
             _ = stopping.wait_for(|stop| *stop) => {
                 return Some(goodbye(GoodbyeReason::Stopping, "the coordinator stops"));
             }
+            _ = era.changed() => return Some(not_leader(shared)),
         };
         let message = match read {
             Ok(Ok(Some(message))) => message,
@@ -229,6 +279,9 @@ async fn write(
         let Ok(mut room) = sender.reserve().await else {
             return;
         };
+        if !shared.lead.holds() {
+            return;
+        }
         let now = shared.now();
         let taken = shared.cluster().take(now, id, stream);
         let frames = match taken {

@@ -19,7 +19,11 @@ use tonic::{Request, Response, Status};
 use tracing::info;
 
 use super::Shared;
+use super::access::Peer;
 use crate::cluster::PolicyError;
+
+/// Streams of `Watch` at a time.
+const WATCHERS_MAX: usize = 256;
 
 /// The `Operator` service.
 pub(crate) struct Service {
@@ -29,6 +33,36 @@ pub(crate) struct Service {
 impl Service {
     pub(crate) const fn new(shared: Arc<Shared>) -> Self {
         Self { shared }
+    }
+
+    /// Only the leader changes things.
+    fn must_lead(&self) -> Result<(), Status> {
+        if self.shared.lead.holds() {
+            return Ok(());
+        }
+        let leader = self.shared.lead.leader();
+        Err(Status::failed_precondition(if leader.is_empty() {
+            "this coordinator does not lead, and no leader is known; try again".to_owned()
+        } else {
+            format!("this coordinator does not lead; ask {leader}")
+        }))
+    }
+
+    /// So that the next leader knows, too.
+    async fn save(&self) -> Result<(), Status> {
+        let Some(store) = &self.shared.store else {
+            return Ok(());
+        };
+        let state = || {
+            let now = self.shared.now();
+            let state = self.shared.cluster().durable(now);
+            serde_json::to_vec(&state).unwrap_or_default()
+        };
+        store.save(state).await.map_err(|error| {
+            Status::unavailable(format!(
+                "in force here, but not saved for the next leader: {error}; repeat it"
+            ))
+        })
     }
 }
 
@@ -51,16 +85,18 @@ impl Operator for Service {
         &self,
         request: Request<ListHostsRequest>,
     ) -> Result<Response<ListHostsResponse>, Status> {
-        self.shared.access.viewer(&request)?;
+        Peer::viewer(&request)?;
         let now = self.shared.now();
-        Ok(Response::new(self.shared.cluster().list_hosts(now)))
+        let mut listed = self.shared.cluster().list_hosts(now);
+        listed.leading = self.shared.lead.holds();
+        Ok(Response::new(listed))
     }
 
     async fn list_batches(
         &self,
         request: Request<ListBatchesRequest>,
     ) -> Result<Response<ListBatchesResponse>, Status> {
-        self.shared.access.viewer(&request)?;
+        Peer::viewer(&request)?;
         let now = self.shared.now();
         let listed = self.shared.cluster().list_batches(now, request.get_ref());
         Ok(Response::new(listed))
@@ -70,7 +106,7 @@ impl Operator for Service {
         &self,
         request: Request<ExplainRequest>,
     ) -> Result<Response<ExplainResponse>, Status> {
-        self.shared.access.viewer(&request)?;
+        Peer::viewer(&request)?;
         let now = self.shared.now();
         let told = self.shared.cluster().explain(now, request.get_ref());
         told.map(Response::new).map_err(Status::not_found)
@@ -80,7 +116,7 @@ impl Operator for Service {
         &self,
         request: Request<GetPolicyRequest>,
     ) -> Result<Response<GetPolicyResponse>, Status> {
-        self.shared.access.viewer(&request)?;
+        Peer::viewer(&request)?;
         let now = self.shared.now();
         let most = request.get_ref().history;
         Ok(Response::new(
@@ -92,8 +128,9 @@ impl Operator for Service {
         &self,
         request: Request<SetPolicyRequest>,
     ) -> Result<Response<SetPolicyResponse>, Status> {
-        let peer = self.shared.access.operator(&request)?;
-        let author = peer.name(&request);
+        let peer = Peer::operator(&request)?;
+        let author = peer.name();
+        self.must_lead()?;
         let now = self.shared.now();
         let change = request.get_ref();
         let current = self
@@ -108,6 +145,7 @@ impl Operator for Service {
             info!(%author, revision = current.revision, "the policy was changed");
             self.shared.stir();
             self.shared.tell_watchers(Event::Policy(current.clone()));
+            self.save().await?;
         }
         Ok(Response::new(SetPolicyResponse {
             current: Some(current),
@@ -118,8 +156,9 @@ impl Operator for Service {
         &self,
         request: Request<DrainRequest>,
     ) -> Result<Response<DrainResponse>, Status> {
-        let peer = self.shared.access.operator(&request)?;
-        let author = peer.name(&request);
+        let peer = Peer::operator(&request)?;
+        let author = peer.name();
+        self.must_lead()?;
         let asked = request.into_inner();
         let now = self.shared.now();
         let batches = self
@@ -134,11 +173,17 @@ impl Operator for Service {
             connected: false,
             drained: asked.drain,
         }));
+        self.save().await?;
         Ok(Response::new(DrainResponse { batches }))
     }
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Events>, Status> {
-        self.shared.access.viewer(&request)?;
+        Peer::viewer(&request)?;
+        if self.shared.watchers.receiver_count() >= WATCHERS_MAX {
+            return Err(Status::resource_exhausted(format!(
+                "{WATCHERS_MAX} watch already; end one"
+            )));
+        }
         let wanted: Vec<WatchKind> = request.get_ref().kinds().collect();
         let mut events = self.shared.watchers.subscribe();
         let mut stopping = self.shared.stopping.clone();

@@ -63,16 +63,14 @@ pub(crate) fn load(args: &LoadArgs) -> anyhow::Result<()> {
     }
     let latency = report.order_latency_ms;
     println!(
-        "{} daemons, {} batches, {:.0} events/s: event to order p50 {:.1} ms, p99 {:.1} ms, worst {:.1} ms; coordinator {:.2} cores, {:.0} MiB ({:.0} at the start)",
+        "{} daemons, {} batches, {:.0} events/s: event to order p50 {:.1} ms, p99 {:.1} ms, worst {:.1} ms; {}",
         report.daemons,
         report.batches,
         report.events_per_s,
         latency.p50,
         latency.p99,
         latency.max,
-        report.coordinator_cores,
-        report.rss_mib,
-        report.rss_start_mib,
+        report.usage_text(),
     );
     Ok(())
 }

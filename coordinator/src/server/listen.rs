@@ -1,0 +1,237 @@
+//! Connections: accepted up to a cap, with TLS where it is configured, each with who its peer is.
+//!
+//! A connection beyond a cap is closed at once: leaving it in the backlog would make those wait that have a place. The
+//! handshake has a time limit, so that a peer that says nothing holds a place for seconds only.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::Connected;
+use tracing::{debug, warn};
+
+use super::access::{self, Peer};
+use crate::limits::Limits;
+use crate::tls::ServerTls;
+
+/// How long a handshake may take.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
+/// After an error of `accept`, such as too many open files.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+
+/// What a request knows of its connection.
+#[derive(Clone, Debug)]
+pub(crate) struct ConnectInfo {
+    pub(crate) peer: Peer,
+}
+
+enum Io {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// One connection. Its place is free again when it is dropped.
+pub(crate) struct Connection {
+    io: Io,
+    info: ConnectInfo,
+    _place: Place,
+}
+
+impl Connected for Connection {
+    type ConnectInfo = ConnectInfo;
+
+    fn connect_info(&self) -> ConnectInfo {
+        self.info.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match &mut self.io {
+            Io::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Io::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.io {
+            Io::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Io::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.io {
+            Io::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
+            Io::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match &self.io {
+            Io::Plain(stream) => stream.is_write_vectored(),
+            Io::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.io {
+            Io::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Io::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.io {
+            Io::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Io::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    total: usize,
+    by_address: HashMap<IpAddr, usize>,
+}
+
+/// Counts connections.
+#[derive(Clone, Debug, Default)]
+struct Places(Arc<Mutex<Taken>>);
+
+/// One of them.
+struct Place {
+    places: Places,
+    address: IpAddr,
+}
+
+impl Places {
+    fn take(&self, address: IpAddr, limits: &Limits) -> Option<Place> {
+        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = taken.by_address.get(&address).copied().unwrap_or(0);
+        if taken.total >= limits.connections_max || here >= limits.connections_per_address_max {
+            return None;
+        }
+        taken.total += 1;
+        taken.by_address.insert(address, here + 1);
+        Some(Place {
+            places: self.clone(),
+            address,
+        })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.places.0.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.total -= 1;
+        if let Some(here) = taken.by_address.get_mut(&self.address) {
+            *here -= 1;
+            if *here == 0 {
+                taken.by_address.remove(&self.address);
+            }
+        }
+    }
+}
+
+/// Accepts until the receiver is dropped.
+pub(crate) fn accept(
+    listener: TcpListener,
+    tls: Option<Arc<ServerTls>>,
+    limits: Limits,
+) -> ReceiverStream<io::Result<Connection>> {
+    let (sender, receiver) = mpsc::channel(16);
+    tokio::spawn(async move {
+        let places = Places::default();
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = sender.closed() => return,
+            };
+            let (stream, address) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                    continue;
+                }
+            };
+            let Some(place) = places.take(address.ip(), &limits) else {
+                debug!(%address, "a connection beyond limits.connections_* was closed");
+                continue;
+            };
+            let _ = stream.set_nodelay(true);
+            let Some(tls) = tls.clone() else {
+                let connection = Connection {
+                    io: Io::Plain(stream),
+                    info: ConnectInfo {
+                        peer: Peer::Anyone(Some(address)),
+                    },
+                    _place: place,
+                };
+                if sender.send(Ok(connection)).await.is_err() {
+                    return;
+                }
+                continue;
+            };
+            let sender = sender.clone();
+            tokio::spawn(async move {
+                if let Some(connection) = greet(&tls, stream, address, place).await {
+                    let _ = sender.send(Ok(connection)).await;
+                }
+            });
+        }
+    });
+    ReceiverStream::new(receiver)
+}
+
+async fn greet(
+    tls: &ServerTls,
+    stream: TcpStream,
+    address: SocketAddr,
+    place: Place,
+) -> Option<Connection> {
+    let acceptor = TlsAcceptor::from(tls.current());
+    let stream = match tokio::time::timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            warn!(%address, %error, "a connection was refused: no valid certificate");
+            return None;
+        }
+        Err(_) => return None,
+    };
+    let (_, session) = stream.get_ref();
+    let leaf = session.peer_certificates().and_then(<[_]>::first);
+    let roles = leaf.map_or_else(Vec::new, |leaf| access::roles(leaf));
+    Some(Connection {
+        io: Io::Tls(Box::new(stream)),
+        info: ConnectInfo {
+            peer: Peer::Known(roles.into()),
+        },
+        _place: place,
+    })
+}
