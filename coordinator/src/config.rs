@@ -361,6 +361,23 @@ mod tests {
     }
 
     #[test]
+    fn the_sample_says_the_defaults_and_all_of_it_is_understood() {
+        let sample = include_str!("../../dist/laxity-coordinator.toml");
+        assert_eq!(Config::parse(sample, "sample").expect("valid"), Config::default());
+        let setting = |line: &str| {
+            let said = line.strip_prefix("# ")?;
+            let known = said.starts_with('[') || said.contains(" = ");
+            known.then(|| said.to_owned())
+        };
+        let with_all: Vec<String> = sample
+            .lines()
+            .map(|line| setting(line).unwrap_or_else(|| line.to_owned()))
+            .collect();
+        let all = Config::parse(&with_all.join("\n"), "sample").expect("valid");
+        assert!(all.tls.is_some() && all.etcd.is_some() && all.tenant.len() == 1);
+    }
+
+    #[test]
     fn nonsense_is_named_with_its_key() {
         for (text, key) in [
             ("metrics = \"x\"", "metrics"),

@@ -105,8 +105,8 @@ fn hold(ttl_s: i64) -> Duration {
 /// What is done when leadership comes.
 pub(crate) trait Heir: Send + Sync + 'static {
     /// This process leads from now on: orders are fenced with `term`, and what the leaders before left is `state`.
-    /// Called before `Lead::begin`.
-    fn inherit(&self, term: u64, state: Option<&[u8]>);
+    /// Called before `Lead::begin`. False if it cannot.
+    fn inherit(&self, term: u64, state: Option<&[u8]>) -> bool;
 }
 
 /// The term that is being led, for [`Store::save`].
@@ -222,12 +222,13 @@ pub(crate) async fn keep(
             Ok(Some(won)) => {
                 troubled = false;
                 *store.term.lock().await = won.term;
-                heir.inherit(won.term, won.state.as_deref());
-                lead.begin(won.until);
-                info!(term = won.term, "this coordinator leads");
-                let why = reign(&config, &store, &lead, &won, &mut stopping).await;
-                lead.follow("");
-                warn!(term = won.term, why, "this coordinator leads no more");
+                if heir.inherit(won.term, won.state.as_deref()) {
+                    lead.begin(won.until);
+                    info!(term = won.term, "this coordinator leads");
+                    let why = reign(&config, &store, &lead, &won, &mut stopping).await;
+                    lead.follow("");
+                    warn!(term = won.term, why, "this coordinator leads no more");
+                }
                 // If it was not over anyhow, the next one need not wait for its end.
                 let _ = tokio::time::timeout(pause, store.etcd.revoke(won.lease)).await;
             }

@@ -354,7 +354,7 @@ impl Coordinator {
 struct Successor(Arc<Shared>);
 
 impl Heir for Successor {
-    fn inherit(&self, term: u64, state: Option<&[u8]>) {
+    fn inherit(&self, term: u64, state: Option<&[u8]>) -> bool {
         let shared = &self.0;
         let config = shared.config();
         let now = shared.now();
@@ -368,7 +368,10 @@ impl Heir for Successor {
         let mut next = match made {
             Ok(next) => next,
             // The same configuration was good when this process started.
-            Err(problem) => return error!(problem, "cannot begin to lead"),
+            Err(problem) => {
+                error!(problem, "cannot begin to lead");
+                return false;
+            }
         };
         let saved = state.map(serde_json::from_slice::<Durable>);
         let restored = match saved {
@@ -387,6 +390,7 @@ impl Heir for Successor {
         *cluster = next;
         drop(cluster);
         shared.stir();
+        true
     }
 }
 

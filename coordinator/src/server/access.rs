@@ -78,7 +78,7 @@ pub(crate) fn roles(certificate_der: &[u8]) -> Vec<Role> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
     /// Nothing, and nothing was asked for.
-    Anyone(Option<SocketAddr>),
+    Anyone(SocketAddr),
     /// What its certificate says.
     Known(Arc<[Role]>),
 }
@@ -87,7 +87,8 @@ impl Peer {
     /// Whose request this is.
     pub(crate) fn of<T>(request: &Request<T>) -> Self {
         let info = request.extensions().get::<super::listen::ConnectInfo>();
-        info.map_or(Self::Anyone(None), |info| info.peer.clone())
+        // Every connection has one; without it, nothing is allowed.
+        info.map_or_else(|| Self::Known([].into()), |info| info.peer.clone())
     }
 
     /// A peer that may look.
@@ -123,8 +124,7 @@ impl Peer {
     /// For logs and histories.
     pub(crate) fn name(&self) -> String {
         match self {
-            Self::Anyone(Some(address)) => address.to_string(),
-            Self::Anyone(None) => "local".into(),
+            Self::Anyone(address) => address.to_string(),
             Self::Known(roles) if roles.is_empty() => "nothing of Laxity".into(),
             Self::Known(roles) => {
                 let names: Vec<String> = roles.iter().map(Role::text).collect();

@@ -189,7 +189,7 @@ pub(crate) fn accept(
                 let connection = Connection {
                     io: Io::Plain(stream),
                     info: ConnectInfo {
-                        peer: Peer::Anyone(Some(address)),
+                        peer: Peer::Anyone(address),
                     },
                     _place: place,
                 };
