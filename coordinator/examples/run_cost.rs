@@ -71,19 +71,20 @@ fn main() {
         .collect();
     let mut sequences = vec![0; streams.len()];
     let lifetime_ns = 2_000_000_000 * batches / rate;
-    let mut tell = |cluster: &mut Cluster, now, nth: usize, snapshot: SnapshotPiece, events: Vec<Kind>| {
-        sequences[nth] += 1;
-        let report = Report {
-            sequence: sequences[nth],
-            snapshot: snapshot as i32,
-            events: events
-                .into_iter()
-                .map(|event| Event { event: Some(event) })
-                .collect(),
+    let mut tell =
+        |cluster: &mut Cluster, now, nth: usize, snapshot: SnapshotPiece, events: Vec<Kind>| {
+            sequences[nth] += 1;
+            let report = Report {
+                sequence: sequences[nth],
+                snapshot: snapshot as i32,
+                events: events
+                    .into_iter()
+                    .map(|event| Event { event: Some(event) })
+                    .collect(),
+            };
+            let (id, stream) = streams[nth];
+            cluster.report(now, id, stream, report).expect("taken");
         };
-        let (id, stream) = streams[nth];
-        cluster.report(now, id, stream, report).expect("taken");
-    };
     let of = |batch: u64| [(batch % hosts) as usize, ((batch + 1) % hosts) as usize];
     for nth in 0..hosts as usize {
         let events = (1..=batches)
@@ -91,7 +92,8 @@ fn main() {
             .map(|batch| load::arrival(batch, lifetime_ns, 1000 * batch / batches));
         tell(&mut cluster, now, nth, SnapshotPiece::End, events.collect());
     }
-    let (mut report, mut run, mut take) = (Phase::new("report"), Phase::new("run"), Phase::new("take"));
+    let (mut report, mut run, mut take) =
+        (Phase::new("report"), Phase::new("run"), Phase::new("take"));
     let (mut oldest, mut newest, mut made, mut told, mut changed) = (1, batches, 0_u64, 0_usize, 0);
     let period = Span::from_millis(10);
     for turn in 0..runs {
@@ -137,7 +139,11 @@ fn main() {
         phase.print();
     }
     let per_run = |count: usize| count as f64 / runs as f64;
-    println!("frames a run {:.1}, ranks changed a run {:.1}", per_run(told), per_run(changed));
+    println!(
+        "frames a run {:.1}, ranks changed a run {:.1}",
+        per_run(told),
+        per_run(changed)
+    );
     let (sum, _) = cluster.counters();
     println!("pruned {} refused {}", sum.pruned, sum.refused_events);
 }

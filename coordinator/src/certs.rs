@@ -79,7 +79,8 @@ const CA: &str = "ca";
 pub fn make(folder: &Path, subjects: &[Subject]) -> Result<Vec<PathBuf>, CertsError> {
     for name in subjects.iter().flat_map(Subject::names) {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-._:".contains(c);
-        if name.is_empty() || name.len() > 253 || !name.chars().all(plain) || name.starts_with('.') {
+        if name.is_empty() || name.len() > 253 || !name.chars().all(plain) || name.starts_with('.')
+        {
             return Err(CertsError::Name(name.clone()));
         }
     }
@@ -206,7 +207,10 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let one = make(folder.path(), &[Subject::Daemon("a.b".into())]).expect("made");
         assert_eq!(one.len(), 4);
-        for path in one.iter().filter(|path| path.extension() == Some("key".as_ref())) {
+        for path in one
+            .iter()
+            .filter(|path| path.extension() == Some("key".as_ref()))
+        {
             let mode = fs::metadata(path).expect("written").permissions().mode();
             assert_eq!(mode & 0o777, 0o600, "{}", path.display());
         }

@@ -363,7 +363,10 @@ mod tests {
     #[test]
     fn the_sample_says_the_defaults_and_all_of_it_is_understood() {
         let sample = include_str!("../../dist/laxity-coordinator.toml");
-        assert_eq!(Config::parse(sample, "sample").expect("valid"), Config::default());
+        assert_eq!(
+            Config::parse(sample, "sample").expect("valid"),
+            Config::default()
+        );
         let setting = |line: &str| {
             let said = line.strip_prefix("# ")?;
             let known = said.starts_with('[') || said.contains(" = ");

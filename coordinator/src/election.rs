@@ -27,8 +27,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-pub(crate) use self::etcd::{Etcd, EtcdError};
 use self::etcd::pb;
+pub(crate) use self::etcd::{Etcd, EtcdError};
 use crate::lead::{Lead, boottime};
 
 /// `[etcd]` of the configuration.
@@ -69,14 +69,23 @@ impl EtcdConfig {
     /// Key and problem of the first value that makes no sense.
     pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
         if self.endpoints.is_empty() {
-            return Err(("etcd.endpoints", "names none; write [\"http://127.0.0.1:2379\"]".into()));
+            return Err((
+                "etcd.endpoints",
+                "names none; write [\"http://127.0.0.1:2379\"]".into(),
+            ));
         }
         let odd = |url: &&String| !(url.starts_with("http://") || url.starts_with("https://"));
         if let Some(url) = self.endpoints.iter().find(odd) {
-            return Err(("etcd.endpoints", format!("`{url}` is no http:// or https:// address")));
+            return Err((
+                "etcd.endpoints",
+                format!("`{url}` is no http:// or https:// address"),
+            ));
         }
         if self.advertise.is_empty() {
-            return Err(("etcd.advertise", "is empty; write the address that daemons use".into()));
+            return Err((
+                "etcd.advertise",
+                "is empty; write the address that daemons use".into(),
+            ));
         }
         if !(2_000_000_000..=60_000_000_000).contains(&self.ttl.0) {
             return Err(("etcd.ttl", format!("{} is not in 2s..=60s", self.ttl)));

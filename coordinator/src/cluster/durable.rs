@@ -97,7 +97,11 @@ impl Cluster {
                 author: one.author,
                 comment: one.comment,
                 at: now,
-                aged: Span(unix_ms().saturating_sub(one.unix_ms).saturating_mul(1_000_000)),
+                aged: Span(
+                    unix_ms()
+                        .saturating_sub(one.unix_ms)
+                        .saturating_mul(1_000_000),
+                ),
             });
         }
         if let Some(book) = PolicyBook::of(revisions) {

@@ -29,12 +29,11 @@ pub(super) mod pb {
 pub(crate) enum EtcdError {
     /// An endpoint or a file makes no sense.
     #[error("etcd.{key}: {problem}; fix the configuration")]
-    Setup {
-        key: &'static str,
-        problem: String,
-    },
+    Setup { key: &'static str, problem: String },
     /// No endpoint answered.
-    #[error("etcd at {endpoints}: {status}; is it running and reachable (etcdctl endpoint health)?")]
+    #[error(
+        "etcd at {endpoints}: {status}; is it running and reachable (etcdctl endpoint health)?"
+    )]
     Call { endpoints: String, status: Status },
 }
 

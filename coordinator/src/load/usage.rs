@@ -13,7 +13,9 @@ pub(super) struct Usage {
 /// Of a process; `None` if there is none of that number.
 pub(super) fn of(pid: u32) -> Option<Usage> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let rss = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
     let rss_kib: f64 = rss.split_whitespace().next()?.parse().ok()?;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // After the name, which is in parentheses and may hold anything: utime and stime are fields 14 and 15.
@@ -27,7 +29,9 @@ pub(super) fn of(pid: u32) -> Option<Usage> {
 
 /// The process on this machine that listens where `endpoint` says.
 pub(super) fn listener(endpoint: &str) -> Option<u32> {
-    let authority = endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest);
+    let authority = endpoint
+        .split_once("://")
+        .map_or(endpoint, |(_, rest)| rest);
     let (host, port) = authority.trim_end_matches('/').rsplit_once(':')?;
     let here = host == "localhost"
         || host
@@ -48,7 +52,9 @@ pub(super) fn listener(endpoint: &str) -> Option<u32> {
     pids.find(|pid| {
         let files = fs::read_dir(format!("/proc/{pid}/fd"));
         files.is_ok_and(|files| {
-            let mut targets = files.flatten().filter_map(|file| fs::read_link(file.path()).ok());
+            let mut targets = files
+                .flatten()
+                .filter_map(|file| fs::read_link(file.path()).ok());
             targets.any(|target| target.as_os_str() == socket.as_str())
         })
     })

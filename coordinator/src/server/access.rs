@@ -160,9 +160,11 @@ mod tests {
     fn each_role_may_what_it_is_for_and_nothing_else() {
         let known = |role: Role| {
             let mut request = Request::new(());
-            request.extensions_mut().insert(super::super::listen::ConnectInfo {
-                peer: Peer::Known([role].into()),
-            });
+            request
+                .extensions_mut()
+                .insert(super::super::listen::ConnectInfo {
+                    peer: Peer::Known([role].into()),
+                });
             request
         };
         let daemon = known(Role::Daemon("a".into()));

@@ -20,15 +20,15 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
 
 /// Longest wait for anything: the machine may be busy.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-pub struct Served {
-    pub address: SocketAddr,
-    pub handle: Handle,
+pub(crate) struct Served {
+    pub(crate) address: SocketAddr,
+    pub(crate) handle: Handle,
 }
 
 impl Served {
-    pub async fn start(config: Config) -> Self {
+    pub(crate) async fn start(config: Config) -> Self {
         let config = Config {
             listen: ([127, 0, 0, 1], 0).into(),
             // These daemons send no signs of life.
@@ -41,16 +41,16 @@ impl Served {
         Self { address, handle }
     }
 
-    pub async fn channel(&self) -> Channel {
+    pub(crate) async fn channel(&self) -> Channel {
         let endpoint = Endpoint::from_shared(format!("http://{}", self.address));
         endpoint.expect("a URL").connect().await.expect("listens")
     }
 
-    pub async fn operator(&self) -> OperatorClient<Channel> {
+    pub(crate) async fn operator(&self) -> OperatorClient<Channel> {
         OperatorClient::new(self.channel().await)
     }
 
-    pub async fn daemon(&self, host: &str) -> Daemon {
+    pub(crate) async fn daemon(&self, host: &str) -> Daemon {
         let daemon = Daemon::attend(self.channel().await, hello(host)).await;
         daemon.expect("let in")
     }
@@ -62,7 +62,7 @@ impl Drop for Served {
     }
 }
 
-pub fn hello(host: &str) -> Hello {
+pub(crate) fn hello(host: &str) -> Hello {
     let port = |direction: Direction| PortInfo {
         name: "mlx5_0".into(),
         direction: direction as i32,
@@ -72,7 +72,10 @@ pub fn hello(host: &str) -> Hello {
         protocol: v1::PROTOCOL,
         protocol_min: v1::PROTOCOL_MIN,
         software: "a test".into(),
-        capabilities: vec![Capability::OrderDeltas as i32, Capability::PruneCauses as i32],
+        capabilities: vec![
+            Capability::OrderDeltas as i32,
+            Capability::PruneCauses as i32,
+        ],
         host: host.into(),
         instance: 1,
         ports: vec![port(Direction::Egress), port(Direction::Ingress)],
@@ -81,7 +84,7 @@ pub fn hello(host: &str) -> Hello {
 }
 
 /// A batch with one request, numbered likewise, that is due in so many milliseconds.
-pub fn arrived(batch: u64, due_ms: i64) -> Kind {
+pub(crate) fn arrived(batch: u64, due_ms: i64) -> Kind {
     Kind::BatchArrived(BatchArrived {
         batch,
         compute_ns: 1_000_000,
@@ -98,17 +101,17 @@ pub fn arrived(batch: u64, due_ms: i64) -> Kind {
     })
 }
 
-pub struct Daemon {
+pub(crate) struct Daemon {
     to: mpsc::Sender<FromDaemon>,
     from: Streaming<FromCoordinator>,
     sequence: u64,
     /// What is in force, by the rules of docs/coordinator.md.
-    pub ranks: BTreeMap<u64, u64>,
-    pub applied: Option<Epoch>,
+    pub(crate) ranks: BTreeMap<u64, u64>,
+    pub(crate) applied: Option<Epoch>,
 }
 
 impl Daemon {
-    pub async fn attend(channel: Channel, hello: Hello) -> Result<Self, Status> {
+    pub(crate) async fn attend(channel: Channel, hello: Hello) -> Result<Self, Status> {
         let (to, messages) = mpsc::channel(256);
         let hello = from_daemon::Message::Hello(hello);
         let _ = to.try_send(FromDaemon {
@@ -126,7 +129,7 @@ impl Daemon {
         })
     }
 
-    pub async fn say(&self, message: from_daemon::Message) {
+    pub(crate) async fn say(&self, message: from_daemon::Message) {
         // A stream that has ended is found when reading.
         let _ = self
             .to
@@ -136,12 +139,12 @@ impl Daemon {
             .await;
     }
 
-    pub async fn report(&mut self, events: Vec<Kind>) {
+    pub(crate) async fn report(&mut self, events: Vec<Kind>) {
         self.piece(SnapshotPiece::Unspecified, events).await;
     }
 
     /// All that this daemon knows.
-    pub async fn snapshot(&mut self, events: Vec<Kind>) {
+    pub(crate) async fn snapshot(&mut self, events: Vec<Kind>) {
         self.piece(SnapshotPiece::End, events).await;
     }
 
@@ -156,15 +159,18 @@ impl Daemon {
         .await;
     }
 
-    pub fn reported(&self) -> u64 {
+    pub(crate) fn reported(&self) -> u64 {
         self.sequence
     }
 
     /// The next message that is no heartbeat; an error when the stream is over.
-    pub async fn next(&mut self) -> Result<Message, Status> {
+    pub(crate) async fn next(&mut self) -> Result<Message, Status> {
         loop {
             let read = tokio::time::timeout(PATIENCE, self.from.message());
-            match read.await.expect("something within the patience of the test")? {
+            match read
+                .await
+                .expect("something within the patience of the test")?
+            {
                 Some(FromCoordinator {
                     message: Some(Message::Heartbeat(_)) | None,
                 }) => {}
@@ -177,7 +183,7 @@ impl Daemon {
     }
 
     /// The next message that `pick` takes.
-    pub async fn until<T>(&mut self, pick: impl Fn(&Message) -> Option<T>) -> T {
+    pub(crate) async fn until<T>(&mut self, pick: impl Fn(&Message) -> Option<T>) -> T {
         loop {
             let message = self.next().await.expect("the stream goes on");
             if let Message::Order(order) = &message {
@@ -206,7 +212,7 @@ impl Daemon {
     }
 
     /// The next order, applied.
-    pub async fn order(&mut self) -> Order {
+    pub(crate) async fn order(&mut self) -> Order {
         let order = |message: &Message| match message {
             Message::Order(order) => Some(order.clone()),
             _ => None,
@@ -215,7 +221,7 @@ impl Daemon {
     }
 
     /// Orders up to one that has considered all that was reported, applied.
-    pub async fn settled(&mut self) -> Order {
+    pub(crate) async fn settled(&mut self) -> Order {
         let said = self.sequence;
         let order = |message: &Message| match message {
             Message::Order(order) if order.considered_report >= said => Some(order.clone()),
@@ -224,7 +230,7 @@ impl Daemon {
         self.until(order).await
     }
 
-    pub async fn refusal(&mut self) -> Refusal {
+    pub(crate) async fn refusal(&mut self) -> Refusal {
         let refusal = |message: &Message| match message {
             Message::Refusal(refusal) => Some(refusal.clone()),
             _ => None,
@@ -232,7 +238,7 @@ impl Daemon {
         self.until(refusal).await
     }
 
-    pub async fn goodbye(&mut self) -> Goodbye {
+    pub(crate) async fn goodbye(&mut self) -> Goodbye {
         let goodbye = |message: &Message| match message {
             Message::Goodbye(goodbye) => Some(goodbye.clone()),
             _ => None,
@@ -240,7 +246,7 @@ impl Daemon {
         self.until(goodbye).await
     }
 
-    pub async fn ack(&self) {
+    pub(crate) async fn ack(&self) {
         let ack = Ack {
             epoch: self.applied,
         };
@@ -248,7 +254,7 @@ impl Daemon {
     }
 
     /// In the order of their ranks.
-    pub fn served(&self) -> Vec<u64> {
+    pub(crate) fn served(&self) -> Vec<u64> {
         let mut served: Vec<(u64, u64)> = self.ranks.iter().map(|(&b, &k)| (k, b)).collect();
         served.sort_unstable();
         served.into_iter().map(|(_, batch)| batch).collect()

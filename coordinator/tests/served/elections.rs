@@ -51,8 +51,18 @@ impl Etcd {
             .arg("--data-dir")
             .arg(folder.path())
             .args(["--name", "default", "--log-level", "error"])
-            .args(["--listen-client-urls", &endpoint, "--advertise-client-urls", &endpoint])
-            .args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers])
+            .args([
+                "--listen-client-urls",
+                &endpoint,
+                "--advertise-client-urls",
+                &endpoint,
+            ])
+            .args([
+                "--listen-peer-urls",
+                &peers,
+                "--initial-advertise-peer-urls",
+                &peers,
+            ])
             .arg(format!("--initial-cluster=default={peers}"))
             .arg("--unsafe-no-fsync")
             .stdout(Stdio::null())
@@ -138,7 +148,9 @@ impl Group {
                 let Some(channel) = self.channel(nth).await else {
                     continue;
                 };
-                let asked = OperatorClient::new(channel).list_hosts(ListHostsRequest {}).await;
+                let asked = OperatorClient::new(channel)
+                    .list_hosts(ListHostsRequest {})
+                    .await;
                 if let Ok(told) = asked
                     && told.get_ref().leading
                 {
@@ -171,7 +183,11 @@ impl Fence {
     }
 
     fn check(&self) {
-        assert!(self.accepted.is_sorted(), "an older order was accepted: {:?}", self.accepted);
+        assert!(
+            self.accepted.is_sorted(),
+            "an older order was accepted: {:?}",
+            self.accepted
+        );
     }
 }
 
@@ -241,18 +257,26 @@ async fn one_leads_others_say_who_and_its_successor_knows_policy_and_fences() {
     let refused = OperatorClient::new(channel).set_policy(set()).await;
     assert!(refused.is_err(), "only the leader changes things");
     let channel = group.channel(leader).await.expect("it runs");
-    OperatorClient::new(channel).set_policy(set()).await.expect("set and saved");
+    OperatorClient::new(channel)
+        .set_policy(set())
+        .await
+        .expect("set and saved");
 
     let mut fence = Fence::default();
     let (_, mut daemon) = ordered(&group, &mut fence, 1).await;
     group.members[leader].child.kill().expect("killed");
-    assert_eq!(rest(&mut daemon, &mut fence, Duration::from_secs(5)).await, None);
+    assert_eq!(
+        rest(&mut daemon, &mut fence, Duration::from_secs(5)).await,
+        None
+    );
     let (next, _daemon) = ordered(&group, &mut fence, 1).await;
     assert_eq!(next, other);
     assert!(fence.largest > term, "terms grow");
     fence.check();
     let channel = group.channel(next).await.expect("it runs");
-    let told = OperatorClient::new(channel).get_policy(GetPolicyRequest { history: 9 }).await;
+    let told = OperatorClient::new(channel)
+        .get_policy(GetPolicyRequest { history: 9 })
+        .await;
     let told = told.expect("told").into_inner();
     let policy = told.current.and_then(|current| current.policy);
     assert_eq!(policy.and_then(|policy| policy.drop_budget), Some(13));
@@ -283,7 +307,11 @@ async fn a_leader_that_was_paused_sends_no_order_when_it_goes_on() {
     group.members[first].signal(Signal::SIGCONT);
     let last = rest(&mut old, &mut fence, Duration::from_secs(5)).await;
     assert_eq!(last, Some(GoodbyeReason::NotLeader));
-    assert_eq!(fence.accepted.len(), before, "nothing of the old leader is in force");
+    assert_eq!(
+        fence.accepted.len(),
+        before,
+        "nothing of the old leader is in force"
+    );
     assert_eq!(fence.refused, 0, "and nothing was sent");
     fence.check();
 }
@@ -300,7 +328,10 @@ async fn without_etcd_nobody_leads_for_longer_than_the_lease_and_with_it_somebod
     let stopped = Instant::now();
     let last = rest(&mut daemon, &mut fence, Duration::from_secs(20)).await;
     assert_eq!(last, Some(GoodbyeReason::NotLeader));
-    println!("stepped down {:?} after etcd went silent", stopped.elapsed());
+    println!(
+        "stepped down {:?} after etcd went silent",
+        stopped.elapsed()
+    );
     group.etcd.signal(Signal::SIGCONT);
     let (_, _daemon) = ordered(&group, &mut fence, 1).await;
     assert!(fence.largest > term, "a term of its own");
@@ -326,7 +357,10 @@ async fn no_order_of_a_fenced_leader_is_in_force_whatever_fails() {
         streams.push(daemon);
         let wait = Duration::from_millis(random.random_range(0..TTL_S * 1500));
         let kind = random.random_range(0..5);
-        println!("fault {fault}: kind {kind} at {leader}, {wait:?}, term {}", fence.largest);
+        println!(
+            "fault {fault}: kind {kind} at {leader}, {wait:?}, term {}",
+            fence.largest
+        );
         match kind {
             0 => {
                 group.members[leader].child.kill().expect("killed");

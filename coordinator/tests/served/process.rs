@@ -15,13 +15,13 @@ use crate::daemon::{Daemon, PATIENCE, hello};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_laxity-coordinator");
 
 /// A coordinator that ends with the test.
-pub struct Process {
-    pub child: Child,
-    pub address: String,
+pub(crate) struct Process {
+    pub(crate) child: Child,
+    pub(crate) address: String,
 }
 
 impl Process {
-    pub fn start(config: &Path) -> Self {
+    pub(crate) fn start(config: &Path) -> Self {
         let mut child = Command::new(PROGRAM)
             .arg("--config")
             .arg(config)
@@ -31,19 +31,24 @@ impl Process {
             .expect("built");
         let mut line = String::new();
         let out = child.stdout.take().expect("piped");
-        BufReader::new(out).read_line(&mut line).expect("says where it listens");
-        let address = line.trim().strip_prefix("listening on ").expect("an address");
+        BufReader::new(out)
+            .read_line(&mut line)
+            .expect("says where it listens");
+        let address = line
+            .trim()
+            .strip_prefix("listening on ")
+            .expect("an address");
         Self {
             address: address.to_owned(),
             child,
         }
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id() as i32), signal).expect("a process of this test");
     }
 
-    pub async fn daemon(&self, host: &str) -> Option<Daemon> {
+    pub(crate) async fn daemon(&self, host: &str) -> Option<Daemon> {
         let endpoint = Endpoint::from_shared(format!("http://{}", self.address)).expect("a URL");
         let endpoint = endpoint.connect_timeout(PATIENCE);
         let channel = endpoint.connect().await.ok()?;
@@ -74,13 +79,25 @@ fn the_check_says_whether_a_configuration_can_be_used_and_what_is_wrong() {
     for (text, word) in [
         ("heartbeat = \"1ms\"", "heartbeat"),
         ("listen = \"0.0.0.0:7471\"", "[tls]"),
-        ("[tls]\ncert = \"/none\"\nkey = \"/none\"\nclient_ca = \"/none\"", "tls.cert = /none"),
-        ("[etcd]\nendpoints = []\nadvertise = \"a\"", "etcd.endpoints"),
-        ("[etcd]\nendpoints = [\"http://a\"]\nadvertise = \"a\"\nttl = \"1s\"", "etcd.ttl"),
+        (
+            "[tls]\ncert = \"/none\"\nkey = \"/none\"\nclient_ca = \"/none\"",
+            "tls.cert = /none",
+        ),
+        (
+            "[etcd]\nendpoints = []\nadvertise = \"a\"",
+            "etcd.endpoints",
+        ),
+        (
+            "[etcd]\nendpoints = [\"http://a\"]\nadvertise = \"a\"\nttl = \"1s\"",
+            "etcd.ttl",
+        ),
     ] {
         let bad = check(text);
         let said = String::from_utf8_lossy(&bad.stderr);
-        assert!(!bad.status.success() && said.contains(word), "{text}: {said}");
+        assert!(
+            !bad.status.success() && said.contains(word),
+            "{text}: {said}"
+        );
     }
 }
 
@@ -89,7 +106,8 @@ async fn a_hangup_rereads_the_configuration_and_a_bad_one_is_not_taken() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("coordinator.toml");
     let write = |heartbeat: &str| {
-        let text = format!("listen = \"127.0.0.1:0\"\nlog = \"error\"\nheartbeat = \"{heartbeat}\"\n");
+        let text =
+            format!("listen = \"127.0.0.1:0\"\nlog = \"error\"\nheartbeat = \"{heartbeat}\"\n");
         fs::write(&path, text).expect("written");
     };
     write("500ms");
@@ -108,7 +126,9 @@ async fn a_hangup_rereads_the_configuration_and_a_bad_one_is_not_taken() {
     write("700ms");
     process.signal(Signal::SIGHUP);
     let reread = async { while heartbeat_ns().await != 700_000_000 {} };
-    tokio::time::timeout(PATIENCE, reread).await.expect("it is reread");
+    tokio::time::timeout(PATIENCE, reread)
+        .await
+        .expect("it is reread");
     write("1ms");
     process.signal(Signal::SIGHUP);
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
@@ -119,7 +139,11 @@ async fn a_hangup_rereads_the_configuration_and_a_bad_one_is_not_taken() {
 async fn on_terminate_it_says_goodbye_and_ends_well() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("coordinator.toml");
-    fs::write(&path, "listen = \"127.0.0.1:0\"\nlog = \"error\"\nheartbeat = \"10s\"\n").expect("written");
+    fs::write(
+        &path,
+        "listen = \"127.0.0.1:0\"\nlog = \"error\"\nheartbeat = \"10s\"\n",
+    )
+    .expect("written");
     let mut process = Process::start(&path);
     let mut daemon = process.daemon("a").await.expect("let in");
     daemon.snapshot(Vec::new()).await;
@@ -135,6 +159,8 @@ async fn on_terminate_it_says_goodbye_and_ends_well() {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
     };
-    let status = tokio::time::timeout(PATIENCE, ended).await.expect("it ends");
+    let status = tokio::time::timeout(PATIENCE, ended)
+        .await
+        .expect("it ends");
     assert!(status.success(), "{status}");
 }
