@@ -44,7 +44,7 @@ pub enum TlsError {
     Pair(#[from] rustls::Error),
 }
 
-fn wrong(key: &'static str, path: &Path, problem: impl ToString) -> TlsError {
+fn wrong(key: &'static str, path: &Path, problem: &impl ToString) -> TlsError {
     TlsError::File {
         key,
         path: path.to_owned(),
@@ -53,11 +53,11 @@ fn wrong(key: &'static str, path: &Path, problem: impl ToString) -> TlsError {
 }
 
 fn certificates(key: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let read = CertificateDer::pem_file_iter(path).map_err(|error| wrong(key, path, error))?;
+    let read = CertificateDer::pem_file_iter(path).map_err(|error| wrong(key, path, &error))?;
     let read: Result<Vec<_>, _> = read.collect();
-    let read = read.map_err(|error| wrong(key, path, error))?;
+    let read = read.map_err(|error| wrong(key, path, &error))?;
     if read.is_empty() {
-        return Err(wrong(key, path, "holds no certificate"));
+        return Err(wrong(key, path, &"holds no certificate"));
     }
     Ok(read)
 }
@@ -70,17 +70,17 @@ impl TlsConfig {
     pub fn load(&self) -> Result<Arc<ServerConfig>, TlsError> {
         let cert = certificates("tls.cert", &self.cert)?;
         let key = PrivateKeyDer::from_pem_file(&self.key)
-            .map_err(|error| wrong("tls.key", &self.key, error))?;
+            .map_err(|error| wrong("tls.key", &self.key, &error))?;
         let mut roots = RootCertStore::empty();
         for authority in certificates("tls.client_ca", &self.client_ca)? {
             roots
                 .add(authority)
-                .map_err(|error| wrong("tls.client_ca", &self.client_ca, error))?;
+                .map_err(|error| wrong("tls.client_ca", &self.client_ca, &error))?;
         }
         let provider = Arc::new(default_provider());
         let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone())
             .build()
-            .map_err(|error| wrong("tls.client_ca", &self.client_ca, error))?;
+            .map_err(|error| wrong("tls.client_ca", &self.client_ca, &error))?;
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .with_client_cert_verifier(verifier)

@@ -15,6 +15,7 @@ use pb::lease_client::LeaseClient;
 /// etcd's messages.
 #[allow(
     clippy::all,
+    clippy::allow_attributes_without_reason,
     missing_docs,
     unreachable_pub,
     unused_lifetimes,
