@@ -18,6 +18,7 @@
 
 mod attend;
 mod batch;
+mod ended;
 mod explain;
 mod host;
 mod intake;
@@ -37,6 +38,7 @@ use laxity_policy::config::InvalidConfig;
 use laxity_policy::{Span, Time};
 use laxity_wire::v1::{self, FromCoordinator, SORT_KEY_LAST};
 
+pub use self::ended::Ended;
 pub use self::host::HostId;
 pub use self::policy::{ClusterPolicy, PolicyError};
 
@@ -121,6 +123,8 @@ pub struct ClusterCounters {
     pub orders: u64,
     /// Orders merged into a later one because the host had not read.
     pub coalesced_orders: u64,
+    /// How requests ended.
+    pub ended: Ended,
 }
 
 /// See the module.
@@ -158,6 +162,7 @@ pub struct Cluster {
     ready: Vec<HostId>,
     /// Of hosts that are gone.
     past: HostCounters,
+    ended: Ended,
 }
 
 #[derive(Debug)]
@@ -230,6 +235,7 @@ impl Cluster {
             rested_at: Time::ZERO,
             ready: Vec::new(),
             past: HostCounters::default(),
+            ended: Ended::default(),
         })
     }
 
@@ -381,6 +387,7 @@ impl Cluster {
             batches: self.batches.len(),
             requests: self.requests.len(),
             pruned: self.pruned.len(),
+            ended: self.ended,
             ..ClusterCounters::default()
         };
         for counters in living.map(|host| host.counters).chain([self.past]) {

@@ -40,6 +40,9 @@ struct Arguments {
     /// Serve other hosts without TLS (`insecure` of the configuration)
     #[arg(long)]
     insecure: bool,
+    /// Where the page for people is served (`web.listen` of the configuration)
+    #[arg(long, value_name = "ADDRESS")]
+    web: Option<SocketAddr>,
     /// What is logged: a level or a filter (`log` of the configuration)
     #[arg(long, value_name = "FILTER", env = "LAXITY_LOG")]
     log: Option<String>,
@@ -51,6 +54,9 @@ impl Arguments {
         let mut config = Config::load(self.config.as_deref())?;
         config.listen = self.listen.unwrap_or(config.listen);
         config.insecure |= self.insecure;
+        if let Some(web) = self.web {
+            config.web.listen = web.to_string();
+        }
         // An empty variable is as good as none.
         if let Some(log) = self.log.as_ref().filter(|log| !log.is_empty()) {
             config.log.clone_from(log);
@@ -116,6 +122,9 @@ async fn serve(arguments: &Arguments, config: Config, set_log: SetLog) -> anyhow
     let address = coordinator.address()?;
     info!(version = env!("CARGO_PKG_VERSION"), %address, %policy, "laxity-coordinator is ready");
     print(&format!("listening on {address}\n"))?;
+    if let Some(web) = coordinator.web_address() {
+        print(&format!("page at http://{web}/\n"))?;
+    }
     let serving = coordinator.run();
     tokio::pin!(serving);
     notify(&[NotifyState::Ready]);
