@@ -306,7 +306,9 @@ impl Coordinator {
                 }
             }),
         ];
-        let page = self.web.map(|web| tokio::spawn(web.serve(Arc::clone(&shared))));
+        let page = self
+            .web
+            .map(|web| tokio::spawn(web.serve(Arc::clone(&shared))));
         let mut stopping = shared.stopping.clone();
         let served = Server::builder()
             .max_concurrent_streams(Some(16))

@@ -281,7 +281,10 @@ impl Site {
             "/page.js" => answer(StatusCode::OK, "text/javascript; charset=utf-8", SCRIPT),
             "/api/state" => answer(StatusCode::OK, "application/json", self.state()),
             "/api/explain" => self.explain(query),
-            _ => plain(StatusCode::NOT_FOUND, "there is nothing here; the page is at /"),
+            _ => plain(
+                StatusCode::NOT_FOUND,
+                "there is nothing here; the page is at /",
+            ),
         }
     }
 
@@ -443,19 +446,24 @@ mod tests {
         assert!(config("127.0.0.1:0", false).check().is_ok());
         assert!(config("0.0.0.0:80", true).check().is_ok());
         let error = config("0.0.0.0:80", false).check().expect_err("refused");
-        assert!(
-            error.to_string().contains("web.insecure = true"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("web.insecure = true"), "{error}");
         assert!(config("nonsense", false).check().is_err());
     }
 
     #[test]
     fn the_page_has_nothing_inline_and_nothing_from_elsewhere() {
-        for forbidden in ["<style", "style=", "onclick", "onload", "http:", "https:", "//cdn"] {
+        for forbidden in [
+            "<style", "style=", "onclick", "onload", "http:", "https:", "//cdn",
+        ] {
             assert!(!PAGE.contains(forbidden), "{forbidden}");
         }
-        for forbidden in ["innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval("] {
+        for forbidden in [
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacent",
+            "document.write",
+            "eval(",
+        ] {
             assert!(!SCRIPT.contains(forbidden), "{forbidden}");
         }
         assert!(!STYLE.contains("url(") && !STYLE.contains("@import"));

@@ -188,7 +188,7 @@ const BATCH = [
   ["Requests", (batch) => batch.requests, true],
   ["State", progress],
   ["Due (RED)", (batch) => until(batch.red_remaining_ns)],
-  ["Ends (estimate)", (batch) => until(batch.finish_remaining_ns)],
+  ["Ends (estimate)", (batch) => (batch.finish_remaining_ns < 0 ? "by now" : until(batch.finish_remaining_ns))],
   ["Should be", verdict],
 ];
 
@@ -323,7 +323,22 @@ function show(state) {
   headline.className = "";
   headline.textContent = `laxity-coordinator ${state.version}, ${state.leading ? "leading" : "standing by"}, up ${span(state.up_ns)}, `
     + `term ${state.term}, ${count(state.runs, "run")} of admission`;
-  for (const part of [totals, chart, queues, batches, hosts, policy]) part(state);
+  keepingFocus(() => {
+    for (const part of [totals, chart, queues, batches, hosts, policy]) part(state);
+  });
+}
+
+/** What has the focus is made anew: it goes to its successor. */
+function keepingFocus(work) {
+  const before = document.activeElement;
+  const section = before && before.closest("section");
+  const key = (element) => element.getAttribute("href")
+    || (element.tagName === "SUMMARY" ? element.parentElement.getAttribute("data-host") : null);
+  const known = section && key(before);
+  work();
+  if (!known || before.isConnected) return;
+  const heir = [...section.querySelectorAll("a, summary")].find((element) => key(element) === known);
+  if (heir) heir.focus({ preventScroll: true });
 }
 
 async function poll() {

