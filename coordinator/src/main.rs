@@ -1,6 +1,8 @@
 //! `laxity-coordinator`: arguments, log, runtime, signals. Everything else is in the library.
 #![forbid(unsafe_code)]
 
+mod manual;
+
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -46,6 +48,12 @@ struct Arguments {
     /// What is logged: a level or a filter (`log` of the configuration)
     #[arg(long, value_name = "FILTER", env = "LAXITY_LOG")]
     log: Option<String>,
+    /// Prints a manual page and exits (for installing)
+    #[arg(long, value_name = "PAGE", hide = true)]
+    manual: Option<manual::Page>,
+    /// Prints a shell's completion script and exits (for installing)
+    #[arg(long, value_name = "SHELL", hide = true)]
+    completions: Option<clap_complete::Shell>,
 }
 
 impl Arguments {
@@ -89,6 +97,12 @@ fn print(text: &str) -> anyhow::Result<()> {
 }
 
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if let Some(page) = arguments.manual {
+        return print(&manual::page(page)?);
+    }
+    if let Some(shell) = arguments.completions {
+        return print(&manual::completions(shell)?);
+    }
     let config = arguments.load()?;
     if arguments.show_config {
         return print(&config.to_toml());
