@@ -165,7 +165,7 @@ fn systemd_accepts_the_unit() {
         .lines()
         .filter(|line| line.contains("laxity-coordinator.service"))
         .filter(|line| {
-            !line.contains("is not executable") && !line.contains("Unknown key name 'Restart")
+            !line.contains("is not executable") && !line.contains("Unknown key 'Restart")
         })
         .collect();
     assert!(complaints.is_empty(), "{complaints:#?}");

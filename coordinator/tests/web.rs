@@ -1,6 +1,7 @@
 //! The coordinator's page, as a browser shows it: a real coordinator, daemons that attend, and Chromium. Without Chromium the
 //! tests that need it are skipped, and say so. `LAXITY_SCREENSHOTS=FOLDER` keeps pictures.
 
+#[expect(dead_code, reason = "the tests of `laxity cluster` use the rest")]
 mod support;
 
 use std::path::PathBuf;

@@ -19,24 +19,24 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 /// How long anything may take to show, on a machine that has other things to do.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A daemon to be played.
 #[derive(Clone, Debug)]
-pub struct Daemon {
+pub(crate) struct Daemon {
     /// Its host's name, whatever it holds.
-    pub host: String,
+    pub(crate) host: String,
     /// Its release.
-    pub software: String,
+    pub(crate) software: String,
     /// The name of its one NIC.
-    pub nic: String,
+    pub(crate) nic: String,
     /// What it says in its snapshot.
-    pub events: Vec<Kind>,
+    pub(crate) events: Vec<Kind>,
 }
 
 impl Daemon {
     /// With a NIC of 50 GB/s.
-    pub fn new(host: &str, events: Vec<Kind>) -> Self {
+    pub(crate) fn new(host: &str, events: Vec<Kind>) -> Self {
         Self {
             host: host.into(),
             software: "laxityd 0.1.0".into(),
@@ -47,11 +47,11 @@ impl Daemon {
 }
 
 /// What a coordinator and its daemons run in.
-pub struct Fixture {
+pub(crate) struct Fixture {
     /// Where gRPC is.
-    pub address: SocketAddr,
+    pub(crate) address: SocketAddr,
     /// Where the page is.
-    pub web: Option<SocketAddr>,
+    pub(crate) web: Option<SocketAddr>,
     say: HashMap<String, mpsc::UnboundedSender<Vec<Kind>>>,
     handle: Handle,
     thread: Option<JoinHandle<()>>,
@@ -67,14 +67,14 @@ impl Drop for Fixture {
 }
 
 /// On free ports, with a page.
-pub fn config() -> Config {
+pub(crate) fn config() -> Config {
     let text = "listen = \"127.0.0.1:0\"\n[web]\nlisten = \"127.0.0.1:0\"\n";
     Config::parse(text, "test").expect("valid")
 }
 
 impl Fixture {
     /// Starts it all. What the daemons say has not been considered yet.
-    pub fn start(config: Config, daemons: Vec<Daemon>) -> Self {
+    pub(crate) fn start(config: Config, daemons: Vec<Daemon>) -> Self {
         let (tell, told) = std::sync::mpsc::channel();
         let mut say = HashMap::new();
         let mut ears = Vec::new();
@@ -110,17 +110,17 @@ impl Fixture {
     }
 
     /// The daemon of that host says more.
-    pub fn say(&self, host: &str, events: Vec<Kind>) {
+    pub(crate) fn say(&self, host: &str, events: Vec<Kind>) {
         self.say[host].send(events).expect("it listens");
     }
 
     /// What its page's server answers: status line with head, and body.
-    pub fn get(&self, path: &str) -> (String, String) {
+    pub(crate) fn get(&self, path: &str) -> (String, String) {
         self.ask("GET", path, "127.0.0.1")
     }
 
     /// The same with another method, and as another name.
-    pub fn ask(&self, method: &str, path: &str, name: &str) -> (String, String) {
+    pub(crate) fn ask(&self, method: &str, path: &str, name: &str) -> (String, String) {
         let mut stream = TcpStream::connect(self.web.expect("a page")).expect("it listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("set");
         let request =
@@ -134,7 +134,7 @@ impl Fixture {
     }
 
     /// The page's state, once it is as `wanted`.
-    pub fn state(&self, wanted: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
+    pub(crate) fn state(&self, wanted: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
         let begun = Instant::now();
         loop {
             let (head, body) = self.get("/api/state");
@@ -206,7 +206,7 @@ async fn play(address: SocketAddr, daemon: Daemon, mut told: mpsc::UnboundedRece
 }
 
 /// A batch of requests given as (id, ms until due, MiB through the egress).
-pub fn batch(id: u64, requests: &[(u64, i64, u64)]) -> Kind {
+pub(crate) fn batch(id: u64, requests: &[(u64, i64, u64)]) -> Kind {
     let load = |&(request, left_ms, mib): &(u64, i64, u64)| RequestLoad {
         request,
         remaining_ns: Some(left_ms * 1_000_000),
