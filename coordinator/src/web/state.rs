@@ -124,10 +124,7 @@ fn first(hosts: &[v1::HostStatus]) -> Vec<Host> {
     order.sort_by_key(|host| {
         let waits: u64 = host.ports.iter().map(|port| port.queued_bytes).sum();
         // Stable, so by name among equals.
-        (
-            !(host.drained || !host.connected),
-            core::cmp::Reverse(waits),
-        )
+        (!host.drained && host.connected, core::cmp::Reverse(waits))
     });
     order.into_iter().take(HOSTS_MAX).map(Host::from).collect()
 }

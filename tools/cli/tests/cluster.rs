@@ -27,7 +27,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 struct Cluster {
-    fixture: Fixture,
+    _running: Fixture,
     endpoint: String,
 }
 
@@ -49,7 +49,10 @@ impl Cluster {
                     .is_some_and(|all| !all.is_empty())
         });
         let endpoint = format!("http://{}", fixture.address);
-        Self { fixture, endpoint }
+        Self {
+            _running: fixture,
+            endpoint,
+        }
     }
 
     fn run(&self, arguments: &[&str]) -> Output {

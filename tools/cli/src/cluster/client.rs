@@ -59,6 +59,14 @@ impl Coordinator {
         Duration::from_millis(self.timeout_ms)
     }
 
+    /// An empty variable is as good as none.
+    fn url(&self) -> &str {
+        match self.endpoint.as_str() {
+            "" => ENDPOINT_DEFAULT,
+            url => url,
+        }
+    }
+
     fn endpoint(&self) -> Result<Endpoint> {
         let wrong = || {
             format!(
@@ -66,7 +74,8 @@ impl Coordinator {
                 self.endpoint
             )
         };
-        let endpoint = Endpoint::from_shared(self.endpoint.clone()).with_context(wrong)?;
+        let url = self.url().to_owned();
+        let endpoint = Endpoint::from_shared(url).with_context(wrong)?;
         let uri = endpoint.uri();
         let tls = match uri.scheme_str() {
             Some("http") => false,
@@ -86,7 +95,7 @@ impl Coordinator {
                 .tls_config(tls)
                 .context("these certificates cannot be used: check --ca, --cert and --key");
         }
-        if self.ca.is_some() || self.cert.is_some() {
+        if given(&self.ca).is_some() || given(&self.cert).is_some() {
             bail!(
                 "certificates are of no use with http://; write https:// in --endpoint or ${ENDPOINT_ENV}"
             );
@@ -95,11 +104,11 @@ impl Coordinator {
     }
 
     fn tls(&self) -> Result<ClientTlsConfig> {
-        let ca = self.ca.as_deref().ok_or_else(|| {
+        let ca = given(&self.ca).ok_or_else(|| {
             anyhow!("https:// needs --ca FILE (or $LAXITY_CA): the authority of the cluster")
         })?;
         let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem(ca)?));
-        if let (Some(cert), Some(key)) = (&self.cert, &self.key) {
+        if let (Some(cert), Some(key)) = (given(&self.cert), given(&self.key)) {
             tls = tls.identity(Identity::from_pem(pem(cert)?, pem(key)?));
         }
         if let Some(name) = &self.server_name {
@@ -139,16 +148,20 @@ impl Coordinator {
             cause = inner.to_string();
             source = inner.source();
         }
-        let next = if self.endpoint.starts_with("https:") {
+        let next = if self.url().starts_with("https:") {
             "does laxity-coordinator run there, does it serve with TLS, and are --ca, --cert and --server-name right?"
         } else {
             "does laxity-coordinator run there (systemctl status laxity-coordinator), and is the endpoint right? One that serves with TLS wants https://"
         };
         anyhow!(
             "cannot reach the coordinator at {}: {cause}; {next} (--endpoint, ${ENDPOINT_ENV})",
-            self.endpoint
+            self.url()
         )
     }
+}
+
+fn given(path: &Option<PathBuf>) -> Option<&Path> {
+    path.as_deref().filter(|path| !path.as_os_str().is_empty())
 }
 
 fn pem(path: &Path) -> Result<Vec<u8>> {
