@@ -19,6 +19,7 @@
 mod attend;
 mod batch;
 mod durable;
+mod ended;
 mod explain;
 mod host;
 mod intake;
@@ -39,6 +40,7 @@ use laxity_policy::{Span, Time};
 use laxity_wire::v1::{self, FromCoordinator, SORT_KEY_LAST};
 
 pub use self::durable::Durable;
+pub use self::ended::Ended;
 pub use self::host::HostId;
 pub use self::policy::{ClusterPolicy, PolicyError};
 
@@ -123,6 +125,8 @@ pub struct ClusterCounters {
     pub orders: u64,
     /// Orders merged into a later one because the host had not read.
     pub coalesced_orders: u64,
+    /// How requests ended.
+    pub ended: Ended,
 }
 
 /// See the module.
@@ -160,6 +164,7 @@ pub struct Cluster {
     ready: Vec<HostId>,
     /// Of hosts that are gone.
     past: HostCounters,
+    ended: Ended,
 }
 
 #[derive(Debug)]
@@ -232,6 +237,7 @@ impl Cluster {
             rested_at: Time::ZERO,
             ready: Vec::new(),
             past: HostCounters::default(),
+            ended: Ended::default(),
         })
     }
 
@@ -383,6 +389,7 @@ impl Cluster {
             batches: self.batches.len(),
             requests: self.requests.len(),
             pruned: self.pruned.len(),
+            ended: self.ended,
             ..ClusterCounters::default()
         };
         for counters in living.map(|host| host.counters).chain([self.past]) {

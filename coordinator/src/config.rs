@@ -13,6 +13,7 @@ use crate::election::EtcdConfig;
 use crate::limits::Limits;
 use crate::tenants::{TenantConfig, Tenants};
 use crate::tls::{TlsConfig, TlsError};
+use crate::web::WebConfig;
 
 /// The file that is read if no other is named, and may be missing.
 pub const FILE_DEFAULT: &str = "/etc/laxity/coordinator.toml";
@@ -99,6 +100,8 @@ pub struct Config {
     pub order_age_max: Nanos,
     /// What `laxity cluster policy` can change while it runs; this is what it starts with.
     pub policy: PolicyConfig,
+    /// The page for people.
+    pub web: WebConfig,
     /// Caps.
     pub limits: Limits,
     /// Certificates. Without it, peers are not asked who they are.
@@ -159,6 +162,7 @@ impl Default for Config {
             host_grace: Nanos(2_000_000_000),
             order_age_max: Nanos(5_000_000_000),
             policy: PolicyConfig::default(),
+            web: WebConfig::default(),
             limits: Limits::default(),
             tls: None,
             etcd: None,
@@ -236,6 +240,7 @@ impl Config {
             etcd.check()
                 .map_err(|(key, problem)| Nonsense::new(key, problem))?;
         }
+        self.web.check()?;
         self.limits.check()?;
         Tenants::check(&self.tenant)?;
         self.cluster_policy().map(|_| ())
@@ -315,6 +320,7 @@ impl Config {
             ("metrics", self.metrics != running.metrics),
             ("log_format", self.log_format != running.log_format),
             ("policy", self.policy != running.policy),
+            ("web", self.web != running.web),
             ("limits", self.limits != running.limits),
             ("tls", self.tls.is_some() != running.tls.is_some()),
             ("etcd", self.etcd != running.etcd),
@@ -385,6 +391,7 @@ mod tests {
         for (text, key) in [
             ("metrics = \"x\"", "metrics"),
             ("heartbeat = \"1ms\"", "heartbeat"),
+            ("[web]\nlisten = \"0.0.0.0:1\"", "web.listen"),
             ("[policy]\nname = \"edf\"", "policy.policy"),
             ("[policy]\nfetches_per_port = 0", "policy.fetches_per_port"),
             ("[limits]\nhosts_max = 0", "limits.hosts_max"),

@@ -1,7 +1,7 @@
 //! `laxity-coordinator`: orders the work of a cluster's hosts (docs/coordinator.md).
 //!
 //! [`cluster`] decides and knows neither clock nor network; [`server`] is gRPC around it; [`load`] speaks to a
-//! coordinator as thousands of daemons would.
+//! coordinator as thousands of daemons would; [`web`] is its page for people.
 #![forbid(unsafe_code)]
 
 pub mod certs;
@@ -16,3 +16,5 @@ mod pace;
 pub mod server;
 pub mod tenants;
 pub mod tls;
+pub mod view;
+pub mod web;

@@ -1,6 +1,8 @@
 //! `laxity-coordinator`: arguments, log, runtime, signals. Everything else is in the library.
 #![forbid(unsafe_code)]
 
+mod manual;
+
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -40,9 +42,18 @@ struct Arguments {
     /// Serve other hosts without TLS (`insecure` of the configuration)
     #[arg(long)]
     insecure: bool,
+    /// Where the page for people is served (`web.listen` of the configuration)
+    #[arg(long, value_name = "ADDRESS")]
+    web: Option<SocketAddr>,
     /// What is logged: a level or a filter (`log` of the configuration)
     #[arg(long, value_name = "FILTER", env = "LAXITY_LOG")]
     log: Option<String>,
+    /// Prints a manual page and exits (for installing)
+    #[arg(long, value_name = "PAGE", hide = true)]
+    manual: Option<manual::Page>,
+    /// Prints a shell's completion script and exits (for installing)
+    #[arg(long, value_name = "SHELL", hide = true)]
+    completions: Option<clap_complete::Shell>,
 }
 
 impl Arguments {
@@ -51,6 +62,9 @@ impl Arguments {
         let mut config = Config::load(self.config.as_deref())?;
         config.listen = self.listen.unwrap_or(config.listen);
         config.insecure |= self.insecure;
+        if let Some(web) = self.web {
+            config.web.listen = web.to_string();
+        }
         // An empty variable is as good as none.
         if let Some(log) = self.log.as_ref().filter(|log| !log.is_empty()) {
             config.log.clone_from(log);
@@ -83,6 +97,12 @@ fn print(text: &str) -> anyhow::Result<()> {
 }
 
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if let Some(page) = arguments.manual {
+        return print(&manual::page(page)?);
+    }
+    if let Some(shell) = arguments.completions {
+        return print(&manual::completions(shell)?);
+    }
     let config = arguments.load()?;
     config.check_files()?;
     if arguments.show_config {
@@ -117,6 +137,9 @@ async fn serve(arguments: &Arguments, config: Config, set_log: SetLog) -> anyhow
     let address = coordinator.address()?;
     info!(version = env!("CARGO_PKG_VERSION"), %address, %policy, "laxity-coordinator is ready");
     print(&format!("listening on {address}\n"))?;
+    if let Some(web) = coordinator.web_address() {
+        print(&format!("page at http://{web}/\n"))?;
+    }
     let serving = coordinator.run();
     tokio::pin!(serving);
     notify(&[NotifyState::Ready]);

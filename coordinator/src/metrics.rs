@@ -23,7 +23,7 @@ const GAUGES: [(&str, &str); 5] = [
     ),
 ];
 
-const COUNTERS: [(&str, &str); 6] = [
+const COUNTERS: [(&str, &str); 7] = [
     ("laxity_coordinator_reports_total", "Reports taken"),
     ("laxity_coordinator_events_total", "Events in them"),
     ("laxity_coordinator_refused_events_total", "Events refused"),
@@ -36,9 +36,22 @@ const COUNTERS: [(&str, &str); 6] = [
         "Orders merged into a later one because the host had not read",
     ),
     ("laxity_coordinator_runs_total", "Runs of Algorithm 1"),
+    (
+        "laxity_coordinator_late_pruned_requests_total",
+        "Requests that ended late and were pruned at that time",
+    ),
 ];
 
-const RUN_SECONDS: (&str, &str) = ("laxity_coordinator_run_seconds", "Duration of a run");
+/// By `outcome`: `in_time`, `late`, `undated`.
+const ENDED: (&str, &str) = (
+    "laxity_coordinator_requests_ended_total",
+    "Requests that ended in order, by whether that was by their deadline; undated ones had none",
+);
+
+const RUN_SECONDS: (&str, &str) = (
+    "laxity_coordinator_run_seconds",
+    "Duration of a run of admission with what is told to daemons, in seconds",
+);
 
 /// Makes the endpoint; poll the future to serve it.
 pub(crate) fn exporter(address: SocketAddr) -> Result<ExporterFuture, BuildError> {
@@ -48,14 +61,18 @@ pub(crate) fn exporter(address: SocketAddr) -> Result<ExporterFuture, BuildError
     let (recorder, exporter) = builder.build()?;
     // A second coordinator in the same process (tests) keeps the first one's.
     let _ = metrics::set_global_recorder(recorder);
+    describe();
+    Ok(exporter)
+}
+
+fn describe() {
     for (name, meaning) in GAUGES {
         describe_gauge!(name, meaning);
     }
-    for (name, meaning) in COUNTERS {
+    for (name, meaning) in COUNTERS.into_iter().chain([ENDED]) {
         describe_counter!(name, meaning);
     }
     describe_histogram!(RUN_SECONDS.0, RUN_SECONDS.1);
-    Ok(exporter)
 }
 
 pub(crate) fn publish((cluster, admission): (ClusterCounters, AdmissionCounters)) {
@@ -76,9 +93,17 @@ pub(crate) fn publish((cluster, admission): (ClusterCounters, AdmissionCounters)
         cluster.orders,
         cluster.coalesced_orders,
         admission.runs,
+        cluster.ended.late_pruned,
     ];
     for ((name, _), value) in COUNTERS.into_iter().zip(counters) {
         counter!(name).absolute(value);
+    }
+    for (outcome, value) in [
+        ("in_time", cluster.ended.in_time),
+        ("late", cluster.ended.late),
+        ("undated", cluster.ended.undated),
+    ] {
+        counter!(ENDED.0, "outcome" => outcome).absolute(value);
     }
 }
 
@@ -90,12 +115,53 @@ pub(crate) fn ran(took: Duration) {
 mod tests {
     use super::*;
 
+    fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
+        GAUGES
+            .into_iter()
+            .chain(COUNTERS)
+            .chain([ENDED, RUN_SECONDS])
+    }
+
     #[test]
-    fn every_metric_is_documented() {
+    fn every_metric_is_documented_and_every_documented_metric_exists() {
         let page = include_str!("../../docs/coordinator.md");
-        let names = GAUGES.into_iter().chain(COUNTERS).chain([RUN_SECONDS]);
-        for (name, _) in names {
+        for (name, _) in all() {
             assert!(page.contains(&format!("| `{name}`")), "{name}");
         }
+        let rows = page
+            .lines()
+            .filter(|line| line.starts_with("| `laxity_coordinator_"));
+        assert_eq!(rows.count(), all().count(), "a row for what does not exist");
+    }
+
+    #[test]
+    fn every_metric_is_served_with_help_and_a_name_that_says_its_unit() {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let page = recorder.handle();
+        metrics::with_local_recorder(&recorder, || {
+            describe();
+            publish((ClusterCounters::default(), AdmissionCounters::default()));
+            ran(Duration::from_millis(1));
+        });
+        let page = page.render();
+        for (name, meaning) in all() {
+            assert!(
+                page.contains(&format!("# HELP {name} {meaning}")),
+                "{name}: {page}"
+            );
+            let kind = page
+                .lines()
+                .find_map(|line| line.strip_prefix(&format!("# TYPE {name} ")))
+                .unwrap_or_else(|| panic!("{name} has no type"));
+            assert_eq!(
+                kind == "counter",
+                name.ends_with("_total"),
+                "{name}: {kind}"
+            );
+        }
+        assert!(
+            page.contains("requests_ended_total{outcome=\"late\"} 0"),
+            "{page}"
+        );
     }
 }

@@ -37,6 +37,7 @@ use crate::election::{self, EtcdError, Heir, Store};
 use crate::lead::Lead;
 use crate::metrics;
 use crate::tls::{ServerTls, TlsError};
+use crate::web::Web;
 
 /// How often counters go to the metrics endpoint and to those who watch.
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
@@ -70,6 +71,14 @@ pub enum ServerError {
     /// Of `[etcd]`, something makes no sense.
     #[error("{0}")]
     Election(String),
+    /// The page cannot be served. Change `web.listen`.
+    #[error("cannot serve the page on {address} (`web.listen`): {cause}")]
+    Web {
+        /// As configured.
+        address: SocketAddr,
+        /// What the kernel said.
+        cause: io::Error,
+    },
     /// The configuration makes no sense; its check finds this first.
     #[error(transparent)]
     Nonsense(#[from] Nonsense),
@@ -142,6 +151,7 @@ pub struct Coordinator {
     stop: watch::Sender<bool>,
     listener: TcpListener,
     exporter: Option<ExporterFuture>,
+    web: Option<Web>,
 }
 
 impl std::fmt::Debug for Coordinator {
@@ -235,6 +245,13 @@ impl Coordinator {
         let listener = TcpListener::bind(address)
             .await
             .map_err(|cause| ServerError::Listen { address, cause })?;
+        let web = match config.web.address() {
+            Some(address) => {
+                let bound = Web::bind(address).await;
+                Some(bound.map_err(|cause| ServerError::Web { address, cause })?)
+            }
+            None => None,
+        };
         let (stop, stopping) = watch::channel(false);
         let shared = Arc::new(Shared {
             cluster: Mutex::new(cluster),
@@ -253,6 +270,7 @@ impl Coordinator {
             stop,
             listener,
             exporter,
+            web,
         })
     }
 
@@ -262,6 +280,12 @@ impl Coordinator {
     /// What the kernel says.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
+    }
+
+    /// Where its page is, if it has one.
+    #[must_use]
+    pub fn web_address(&self) -> Option<SocketAddr> {
+        self.web.as_ref()?.address().ok()
     }
 
     /// Means to stop it and to change its configuration.
@@ -285,6 +309,11 @@ impl Coordinator {
                 listen = %config.listen,
                 "serving other hosts WITHOUT TLS (insecure = true): whoever reaches this address can report and operate"
             );
+        }
+        if let Some(address) = config.web.address()
+            && !address.ip().is_loopback()
+        {
+            warn!(%address, "the page is served to other hosts WITHOUT TLS or passwords (web.insecure = true)");
         }
         let bytes_max = config.limits.message_bytes_max;
         let coordination = CoordinationServer::new(attend::Service::new(Arc::clone(&shared)))
@@ -323,6 +352,9 @@ impl Coordinator {
                 }
             }),
         ];
+        let page = self
+            .web
+            .map(|web| tokio::spawn(web.serve(Arc::clone(&shared))));
         let mut stopping = shared.stopping.clone();
         let served = Server::builder()
             .max_concurrent_streams(Some(16))
@@ -338,7 +370,7 @@ impl Coordinator {
                 },
             )
             .await;
-        for task in tasks {
+        for task in tasks.into_iter().chain(page) {
             task.abort();
         }
         if let Some(electing) = electing {

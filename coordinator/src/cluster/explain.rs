@@ -293,7 +293,7 @@ fn sentences(decision: &Decision, told: &v1::ExplainResponse) -> Vec<String> {
     let place = decision.rank;
     match red {
         None => text.push(format!(
-            "Place {place}: no request of it has a deadline, so it comes after all that have one."
+            "Place {place}: no request of it that can still be in time has a deadline, so it comes after all batches that have one."
         )),
         Some(red) => text.push(format!(
             "Place {place}, by its robust effective deadline in {}: {} of {} requests are tight (first in {}), the others are due in {} or later.",

@@ -185,6 +185,7 @@ impl Cluster {
                     known => known?,
                 };
                 if self.owns_batch(id, key) {
+                    self.count_ends_of(now, key);
                     self.depart(now, key);
                 } else {
                     self.leave_batch(now, id, key);
@@ -279,7 +280,10 @@ impl Cluster {
 
     fn request_ended(&mut self, now: Time, id: HostId, name: u64) -> Outcome {
         match self.request_by(id, name) {
-            Ok(key) => self.end_request(now, key),
+            Ok(key) => {
+                self.count_end(now, key);
+                self.end_request(now, key);
+            }
             Err((RefusalReason::Unknown, _)) => {}
             Err(refused) => {
                 let host = self.host(id).map(|host| (host.tenant, &host.batches));

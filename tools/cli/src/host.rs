@@ -200,14 +200,14 @@ pub(crate) fn table(header: &[&str]) -> Table {
     table
 }
 
-fn align_numbers(table: &mut Table, from: usize) {
+pub(crate) fn align_numbers(table: &mut Table, from: usize) {
     for column in table.column_iter_mut().skip(from) {
         column.set_cell_alignment(CellAlignment::Right);
     }
 }
 
 /// Bytes with a binary unit, three significant digits.
-fn bytes(count: u64) -> String {
+pub(crate) fn bytes(count: u64) -> String {
     let mut value = count as f64;
     for unit in ["B", "KiB", "MiB", "GiB", "TiB"] {
         if value < 1000.0 {

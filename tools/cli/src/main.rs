@@ -59,8 +59,8 @@ enum Command {
     /// Real hosts on one machine: network namespaces, real TCP, a shaped fabric
     #[command(subcommand)]
     Lab(lab::LabCommand),
-    /// The coordinator of a cluster
-    #[command(subcommand)]
+    /// A cluster's coordinator: hosts, the order of batches and why, policy, drains
+    #[command(subcommand, after_long_help = cluster::HELP)]
     Cluster(cluster::ClusterCommand),
     /// A cluster of thousands of GPUs in virtual time, under the scheduler's own decision code
     #[command(subcommand)]
