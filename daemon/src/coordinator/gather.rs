@@ -276,7 +276,7 @@ mod tests {
                 .iter()
                 .map(|&batch| Rank {
                     batch,
-                    sort_key: 1000 - batch,
+                    sort_key: u64::MAX - batch,
                 })
                 .collect(),
             considered_report: u64::from(last) * 3,
