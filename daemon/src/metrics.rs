@@ -330,8 +330,14 @@ impl Exporter {
         let (in_force, age) = desk.map_or((false, None), |desk| desk.in_force(now));
         let epoch = view.epoch.unwrap_or_default();
         for (name, value) in [
-            ("laxity_cluster_connected", f64::from(u8::from(view.connected))),
-            ("laxity_cluster_order_in_force", f64::from(u8::from(in_force))),
+            (
+                "laxity_cluster_connected",
+                f64::from(u8::from(view.connected)),
+            ),
+            (
+                "laxity_cluster_order_in_force",
+                f64::from(u8::from(in_force)),
+            ),
             (
                 "laxity_cluster_order_age_seconds",
                 age.map_or(0.0, |age| age.0 as f64 / 1e9),

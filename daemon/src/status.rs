@@ -3,8 +3,8 @@
 use laxity_policy::{Level, Stage, Time};
 use laxity_shm::sleep::now_ns;
 use laxity_wire::{
-    ClientStatus, ClusterStatus, LevelStatus, PermittedBytes, PortStatus, SchedulerStatus, StageStatus, Status,
-    Totals, WaitStatus,
+    ClientStatus, ClusterStatus, LevelStatus, PermittedBytes, PortStatus, SchedulerStatus,
+    StageStatus, Status, Totals, WaitStatus,
 };
 
 use crate::coordinator::desk::Desk;
@@ -13,12 +13,7 @@ use crate::stats::{ClientSnapshot, PortSnapshot, Snapshot, WaitHistogram};
 
 /// `snapshot` for an operator; `uptime_ms` and `refusals` are known outside the scheduler.
 #[must_use]
-pub fn status(
-    snapshot: &Snapshot,
-    uptime_ms: u64,
-    refusals: u64,
-    desk: Option<&Desk>,
-) -> Status {
+pub fn status(snapshot: &Snapshot, uptime_ms: u64, refusals: u64, desk: Option<&Desk>) -> Status {
     let ports: Vec<PortStatus> = snapshot.ports.iter().map(|p| port(snapshot, p)).collect();
     let all = &snapshot.all_clients;
     let scheduler = &snapshot.scheduler;

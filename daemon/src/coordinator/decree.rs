@@ -28,10 +28,7 @@ pub struct Terms {
 impl Terms {
     /// From (sort key, batch) and request, in any order.
     #[must_use]
-    pub fn new(
-        ranks: impl Iterator<Item = (u64, u64)>,
-        pruned: impl Iterator<Item = u64>,
-    ) -> Self {
+    pub fn new(ranks: impl Iterator<Item = (u64, u64)>, pruned: impl Iterator<Item = u64>) -> Self {
         let mut keyed: Vec<(u64, u64)> = ranks.collect();
         keyed.sort_unstable();
         let sigma: Vec<BatchId> = keyed.iter().map(|&(_, batch)| BatchId(batch)).collect();

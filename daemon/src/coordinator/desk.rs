@@ -338,13 +338,25 @@ mod tests {
         };
         assert_eq!(desk.put(1, dispatch()), Put::Done);
         assert_eq!(desk.put(1, dispatch()), Put::Busy(dispatch()));
-        assert!(matches!(desk.look(1), Found::Papers { has_room: false, .. }));
+        assert!(matches!(
+            desk.look(1),
+            Found::Papers {
+                has_room: false,
+                ..
+            }
+        ));
         assert!(desk.take(Time(0), &mailbox).is_some());
         assert_eq!(inbox.take().len(), 1);
         desk.heed();
         desk.end(&mailbox);
         assert_eq!(desk.put(1, dispatch()), Put::Lost);
-        assert!(matches!(desk.look(1), Found::Papers { stream: Some(0), .. }));
+        assert!(matches!(
+            desk.look(1),
+            Found::Papers {
+                stream: Some(0),
+                ..
+            }
+        ));
     }
 
     #[test]

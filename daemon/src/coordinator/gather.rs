@@ -295,9 +295,7 @@ mod tests {
         let Gathered::Whole { decree, .. } = gathered else {
             return None;
         };
-        let order = decree
-            .terms
-            .over(&event::Order::default(), |_| BatchId(0));
+        let order = decree.terms.over(&event::Order::default(), |_| BatchId(0));
         Some(order.sigma.iter().map(|batch| batch.0).collect())
     }
 
@@ -309,8 +307,14 @@ mod tests {
     fn nothing_is_handed_over_before_the_last_piece_and_then_all_of_it() {
         let mut gatherer = begun(5);
         let at = epoch(5, 1);
-        assert_eq!(gatherer.take(&piece(at, None, 0, false, &[1, 2])), Gathered::Nothing);
-        assert_eq!(gatherer.take(&piece(at, None, 1, false, &[3])), Gathered::Nothing);
+        assert_eq!(
+            gatherer.take(&piece(at, None, 0, false, &[1, 2])),
+            Gathered::Nothing
+        );
+        assert_eq!(
+            gatherer.take(&piece(at, None, 1, false, &[3])),
+            Gathered::Nothing
+        );
         assert_eq!(gatherer.applied(), None);
         let whole = gatherer.take(&piece(at, None, 2, true, &[4]));
         assert_eq!(sigma(&whole), Some(vec![4, 3, 2, 1]));
@@ -343,9 +347,18 @@ mod tests {
     fn an_order_with_a_gap_a_wrong_base_or_another_within_is_dropped_whole() {
         let at = epoch(5, 2);
         for (first, second) in [
-            (piece(at, None, 0, false, &[8]), piece(at, None, 2, true, &[9])),
-            (piece(at, None, 0, false, &[8]), piece(epoch(5, 3), None, 0, true, &[9])),
-            (piece(at, None, 0, false, &[8]), piece(at, Some(epoch(5, 1)), 1, true, &[9])),
+            (
+                piece(at, None, 0, false, &[8]),
+                piece(at, None, 2, true, &[9]),
+            ),
+            (
+                piece(at, None, 0, false, &[8]),
+                piece(epoch(5, 3), None, 0, true, &[9]),
+            ),
+            (
+                piece(at, None, 0, false, &[8]),
+                piece(at, Some(epoch(5, 1)), 1, true, &[9]),
+            ),
         ] {
             let mut gatherer = begun(5);
             gatherer.take(&piece(epoch(5, 1), None, 0, true, &[1]));
@@ -360,8 +373,17 @@ mod tests {
             assert_eq!(sigma(&full), Some(vec![6]));
         }
         let mut gatherer = begun(5);
-        assert!(asks_for_all(&gatherer.take(&piece(at, Some(epoch(5, 1)), 0, true, &[1]))));
-        assert!(matches!(gatherer.take(&Order::default()), Gathered::Nothing));
+        assert!(asks_for_all(&gatherer.take(&piece(
+            at,
+            Some(epoch(5, 1)),
+            0,
+            true,
+            &[1]
+        ))));
+        assert!(matches!(
+            gatherer.take(&Order::default()),
+            Gathered::Nothing
+        ));
     }
 
     #[test]

@@ -41,10 +41,19 @@ fn an_arrival_is_one_event_with_its_requests_and_deadlines_are_what_remains() {
     let [Kind::BatchArrived(batch)] = &kinds(&told)[..] else {
         panic!("{told:?}");
     };
-    assert_eq!((batch.batch, batch.compute_ns, batch.layers), (7, 8_000_000, 8));
+    assert_eq!(
+        (batch.batch, batch.compute_ns, batch.layers),
+        (7, 8_000_000, 8)
+    );
     let left: Vec<_> = batch.requests.iter().map(|r| r.remaining_ns).collect();
     assert_eq!(left, [Some(3_000), None, Some(-1_000)]);
-    assert_eq!(batch.requests[0].loads, [PortBytes { port: 0, bytes: 1 << 20 }]);
+    assert_eq!(
+        batch.requests[0].loads,
+        [PortBytes {
+            port: 0,
+            bytes: 1 << 20
+        }]
+    );
     assert!(batch.requests[1].loads.is_empty());
     assert_eq!(ledger.urgency(), Urgency::Nothing);
     assert_eq!(ledger.dispatch(Time(2_000), 100), None);

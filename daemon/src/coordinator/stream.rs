@@ -337,8 +337,7 @@ impl Attendant {
         loop {
             let silent_at = stream.heard + stream.heartbeat * SILENCE_HEARTBEATS;
             let beat_at = stream.spoke + stream.heartbeat;
-            let pending =
-                stream.has_letters() || desk.has_dispatch() || Instant::now() >= beat_at;
+            let pending = stream.has_letters() || desk.has_dispatch() || Instant::now() >= beat_at;
             tokio::select! {
                 read = timeout_at(silent_at, inbound.message()) => {
                     let frame = match read {
@@ -492,7 +491,10 @@ impl Attendant {
     fn stand(&mut self, stream: &mut Stream, standing: v1::Standing) {
         let drained = standing.drained;
         if self.desk.view().drained != drained {
-            info!(drained, "an operator changed this host's part in the cluster's order");
+            info!(
+                drained,
+                "an operator changed this host's part in the cluster's order"
+            );
         }
         self.desk.show(|view| view.drained = drained);
         if drained {

@@ -370,7 +370,9 @@ impl Hints {
         let mut order = match terms {
             Some(terms) => {
                 let known = |request| self.deadlines.get(&request);
-                terms.over(&own, |request| known(request).map_or(BatchId(0), |k| k.batch))
+                terms.over(&own, |request| {
+                    known(request).map_or(BatchId(0), |k| k.batch)
+                })
             }
             None => own,
         };

@@ -18,8 +18,8 @@ use fake::Fake;
 use laxity_client::{Client, Hint, Stage};
 use laxity_wire::ClusterStatus;
 use laxity_wire::v1::{
-    Epoch, NackReason, Order, Pruned, Rank, Refusal, SnapshotWanted, Standing, event::Event as Kind,
-    from_coordinator::Message, from_daemon,
+    Epoch, NackReason, Order, Pruned, Rank, Refusal, SnapshotWanted, Standing,
+    event::Event as Kind, from_coordinator::Message, from_daemon,
 };
 use support::{Laxityd, SMALL, eventually, flow};
 
@@ -105,10 +105,21 @@ fn a_daemon_reports_what_it_knows_and_applies_an_order_whole() {
     let fake = Fake::start();
     let daemon = of(&fake, 60_000);
     let peer = fake.welcomed(5);
-    assert_eq!((peer.hello.protocol, peer.hello.host.as_str()), (1, "host-a"));
-    let ports: Vec<_> = peer.hello.ports.iter().map(|p| p.rate_bytes_per_s).collect();
+    assert_eq!(
+        (peer.hello.protocol, peer.hello.host.as_str()),
+        (1, "host-a")
+    );
+    let ports: Vec<_> = peer
+        .hello
+        .ports
+        .iter()
+        .map(|p| p.rate_bytes_per_s)
+        .collect();
     assert_eq!(ports, [125_000_000; 2]);
-    assert!(peer.hello.capabilities.iter().all(|&one| one != 2), "no fetch tokens");
+    assert!(
+        peer.hello.capabilities.iter().all(|&one| one != 2),
+        "no fetch tokens"
+    );
 
     let client = daemon.client("engine");
     begin(&client, 7, &[(70, 1 << 20), (71, 0)]);
@@ -120,7 +131,10 @@ fn a_daemon_reports_what_it_knows_and_applies_an_order_whole() {
         assert_eq!((batch.batch, batch.layers), (7, 8));
         for load in &batch.requests {
             let left = load.remaining_ns.expect("a deadline");
-            assert!(left > 0 && left <= 3_000_000_000, "{left} is not what remains");
+            assert!(
+                left > 0 && left <= 3_000_000_000,
+                "{left} is not what remains"
+            );
             seen.push(load.request);
         }
         (seen.contains(&70) && seen.contains(&71)).then_some(())
@@ -231,7 +245,10 @@ fn a_coordinator_of_an_older_term_is_refused_on_any_stream() {
         peer.welcome(4);
     }
     let said = cluster(&daemon);
-    assert!(!said.connected && said.problem.contains("overtaken"), "{said:?}");
+    assert!(
+        !said.connected && said.problem.contains("overtaken"),
+        "{said:?}"
+    );
     assert_eq!((said.sequence, said.order.as_str()), (Some(7), "cluster"));
     let peer = fenced.peer();
     peer.welcome(6);
@@ -291,7 +308,11 @@ fn a_coordinator_that_does_not_read_never_keeps_the_daemon_waiting() {
         let path = format!("/proc/{}/status", daemon.child.id());
         let status = std::fs::read_to_string(path).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        line.unwrap().trim().trim_end_matches(" kB").parse().unwrap()
+        line.unwrap()
+            .trim()
+            .trim_end_matches(" kB")
+            .parse()
+            .unwrap()
     };
     let mut lane = client.lane();
     let mut before_kib = 0;
@@ -323,7 +344,10 @@ fn a_coordinator_that_does_not_read_never_keeps_the_daemon_waiting() {
     }
     assert!(cluster(&daemon).connected);
     let grown_kib = rss_kib().saturating_sub(before_kib);
-    assert!(grown_kib < 16 << 10, "grew by {grown_kib} KiB while nobody read");
+    assert!(
+        grown_kib < 16 << 10,
+        "grew by {grown_kib} KiB while nobody read"
+    );
     // It reads again, and learns the newest, not everything.
     fake.reads.store(true, Ordering::Release);
     peer.event("the newest batch", |kind| match kind {
