@@ -174,6 +174,10 @@ impl Gatherer {
     }
 
     /// The first piece of an order.
+    #[expect(
+        clippy::result_large_err,
+        reason = "what is to be said is large, and this is no hot path"
+    )]
     fn open(&mut self, epoch: Epoch, piece: &Order) -> Result<Partial, Gathered> {
         let overtaken = self.applied.is_some_and(|old| epoch.key() <= old.key());
         if overtaken {

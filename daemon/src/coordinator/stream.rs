@@ -471,12 +471,11 @@ impl Attendant {
                 self.desk.show(|view| view.refused_events += count);
             }
             Some(from_coordinator::Message::SnapshotWanted(_)) => stream.snapshot_wanted = true,
-            Some(from_coordinator::Message::Heartbeat(_)) => {
-                // It has considered all that could change its order, and is there: nothing has changed.
-                if stream.ordered && stream.considered >= stream.owed {
-                    self.desk.confirm(now());
-                }
+            // It has considered all that could change its order, and is there: nothing has changed.
+            Some(from_coordinator::Message::Heartbeat(_)) if stream.is_up_to_date() => {
+                self.desk.confirm(now());
             }
+            Some(from_coordinator::Message::Heartbeat(_)) => {}
             Some(from_coordinator::Message::Standing(standing)) => self.stand(stream, standing),
             Some(from_coordinator::Message::Goodbye(last)) => return Ok(Some(last)),
             Some(from_coordinator::Message::Welcome(_)) => {
@@ -555,6 +554,11 @@ impl Stream {
             loads_told: Time::ZERO,
             flows_told: Vec::new(),
         }
+    }
+
+    /// The coordinator has considered every report that asks for an order.
+    const fn is_up_to_date(&self) -> bool {
+        self.ordered && self.considered >= self.owed
     }
 
     const fn has_letters(&self) -> bool {
