@@ -477,8 +477,16 @@ impl Ledger {
         };
         self.names.remove(&batch.id);
         self.stirred.remove(&arrival);
-        for request in &batch.requests {
-            self.requests.remove(request);
+        let mut ends = Vec::new();
+        for &request in &batch.requests {
+            let known = self.requests.remove(&request);
+            // As far as the coordinator knows it is in the batch that it came from.
+            if known.is_some_and(|known| known.told) && batch.fresh.contains(&request) {
+                ends.push(request);
+            }
+        }
+        for request in ends {
+            self.part(Kind::RequestEnded(RequestEnded { request }));
         }
         // What nobody was told of need not be taken back.
         if batch.told {

@@ -152,6 +152,19 @@ fn a_coordinator_that_does_not_read_costs_bounded_memory() {
     }
 }
 
+#[test]
+fn a_request_that_moved_to_a_batch_that_ends_untold_is_ended_where_it_was() {
+    let mut ledger = attended();
+    ledger.batch_began(5, 8, MS);
+    ledger.joined(5, 3, Time(9), 1000);
+    ledger.dispatch(Time(0), 100).unwrap();
+    ledger.batch_began(1, 8, MS);
+    ledger.joined(1, 3, Time(9), 1000);
+    ledger.batch_ended(1);
+    let told = kinds(&ledger.dispatch(Time(0), 100).unwrap());
+    assert_eq!(told, [Kind::RequestEnded(RequestEnded { request: 3 })]);
+}
+
 /// What a coordinator would make of dispatches: batches with their requests and what those have left.
 #[derive(Debug, Default)]
 struct Reader {
