@@ -108,6 +108,8 @@ pub struct Config {
     pub levels: LevelsConfig,
     /// Parameters of the policies.
     pub tuning: TuningConfig,
+    /// Who orders the work of several hosts.
+    pub coordinator: CoordinatorConfig,
     /// The NICs. Their index in this list is the number that clients use.
     pub nic: Vec<NicConfig>,
 }
@@ -206,6 +208,37 @@ pub struct TuningConfig {
     pub completion_timeout: Nanos,
 }
 
+/// The coordinator (docs/coordinator.md). Without one, and whenever it can't be reached, a daemon orders what it sees.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CoordinatorConfig {
+    /// Where it is, such as `http://10.0.0.1:7471`; empty for none.
+    pub endpoint: String,
+    /// Reach a coordinator on another host without TLS. Whoever is in between may then read reports and change orders.
+    pub insecure: bool,
+    /// What this host is called there, the same in no other; empty for the name that the kernel has.
+    pub host: String,
+    /// How long its order is followed without news of it. The coordinator may say less.
+    pub order_age_limit: Nanos,
+    /// First wait after the stream has failed. It doubles with each failure.
+    pub backoff_min: Nanos,
+    /// Longest wait.
+    pub backoff_max: Nanos,
+}
+
+impl Default for CoordinatorConfig {
+    fn default() -> Self {
+        Self {
+            endpoint: String::new(),
+            insecure: false,
+            host: String::new(),
+            order_age_limit: Nanos(5_000_000_000),
+            backoff_min: Nanos(100_000_000),
+            backoff_max: Nanos(10_000_000_000),
+        }
+    }
+}
+
 /// One NIC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -258,6 +291,7 @@ impl Default for Config {
             access: AccessConfig::default(),
             levels: LevelsConfig::default(),
             tuning: TuningConfig::default(),
+            coordinator: CoordinatorConfig::default(),
             nic: vec![NicConfig {
                 name: "default".into(),
                 rate: Rate(12_500_000_000),

@@ -9,12 +9,14 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use laxity_policy::{Level, Stage};
+use laxity_policy::{Level, Stage, Time};
+use laxity_shm::sleep::now_ns;
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Metadata, Recorder, Unit};
 use metrics_exporter_prometheus::{
     BuildError, ExporterFuture, Matcher, PrometheusBuilder, PrometheusRecorder,
 };
 
+use crate::coordinator::desk::Desk;
 use crate::stats::{Snapshot, WAIT_BUCKETS, WaitHistogram};
 
 /// Wait samples handed to the exporter per snapshot, over all ports and stages.
@@ -122,6 +124,66 @@ pub const METRICS: &[(&str, Kind, &str)] = &[
         "laxity_orders_total",
         Kind::Counter,
         "Orders between batches that admission issued",
+    ),
+    (
+        "laxity_cluster_connected",
+        Kind::Gauge,
+        "Whether there is a stream to the coordinator",
+    ),
+    (
+        "laxity_cluster_order_in_force",
+        Kind::Gauge,
+        "Whether the links have the coordinator's order, not the daemon's own",
+    ),
+    (
+        "laxity_cluster_order_age_seconds",
+        Kind::Gauge,
+        "Time since the coordinator's order was last confirmed",
+    ),
+    (
+        "laxity_cluster_order_term",
+        Kind::Gauge,
+        "Term of the coordinator's newest order",
+    ),
+    (
+        "laxity_cluster_order_sequence",
+        Kind::Gauge,
+        "Sequence of the coordinator's newest order",
+    ),
+    (
+        "laxity_cluster_orders_total",
+        Kind::Counter,
+        "Orders of the coordinator that were applied",
+    ),
+    (
+        "laxity_cluster_stale_orders_total",
+        Kind::Counter,
+        "Orders refused because they were overtaken",
+    ),
+    (
+        "laxity_cluster_broken_orders_total",
+        Kind::Counter,
+        "Orders dropped because a part was missing or made no sense",
+    ),
+    (
+        "laxity_cluster_connects_total",
+        Kind::Counter,
+        "Streams that a coordinator welcomed",
+    ),
+    (
+        "laxity_cluster_failures_total",
+        Kind::Counter,
+        "Attempts to reach a coordinator that failed, and streams that ended",
+    ),
+    (
+        "laxity_cluster_reports_total",
+        Kind::Counter,
+        "Reports sent to the coordinator",
+    ),
+    (
+        "laxity_cluster_refused_events_total",
+        Kind::Counter,
+        "Reported events that the coordinator refused",
     ),
     ("laxity_attached_clients", Kind::Gauge, "Processes attached"),
     (
@@ -259,6 +321,43 @@ impl Exporter {
     /// them, so they may come without any snapshot.
     pub fn publish_refusals(&mut self, refused: u64) {
         self.counter("laxity_refused_clients_total", Vec::new(), refused);
+    }
+
+    /// Makes the endpoint show what the stream to the coordinator does; zeros without one.
+    pub fn publish_cluster(&mut self, desk: Option<&Desk>) {
+        let view = desk.map(Desk::view).unwrap_or_default();
+        let now = Time(now_ns());
+        let (in_force, age) = desk.map_or((false, None), |desk| desk.in_force(now));
+        let epoch = view.epoch.unwrap_or_default();
+        for (name, value) in [
+            (
+                "laxity_cluster_connected",
+                f64::from(u8::from(view.connected)),
+            ),
+            (
+                "laxity_cluster_order_in_force",
+                f64::from(u8::from(in_force)),
+            ),
+            (
+                "laxity_cluster_order_age_seconds",
+                age.map_or(0.0, |age| age.0 as f64 / 1e9),
+            ),
+            ("laxity_cluster_order_term", epoch.term as f64),
+            ("laxity_cluster_order_sequence", epoch.sequence as f64),
+        ] {
+            self.gauge(name, Vec::new(), value);
+        }
+        for (name, value) in [
+            ("laxity_cluster_orders_total", view.orders),
+            ("laxity_cluster_stale_orders_total", view.stale_orders),
+            ("laxity_cluster_broken_orders_total", view.broken_orders),
+            ("laxity_cluster_connects_total", view.connects),
+            ("laxity_cluster_failures_total", view.failures),
+            ("laxity_cluster_reports_total", view.reports),
+            ("laxity_cluster_refused_events_total", view.refused_events),
+        ] {
+            self.counter(name, Vec::new(), value);
+        }
     }
 
     /// Makes the endpoint show `snapshot`; `refused` counts the registrations that were refused.

@@ -114,6 +114,7 @@ impl Config {
                 "must be more than zero: every permit would be written off at once".into(),
             );
         }
+        self.check_coordinator()?;
         if self.nic.is_empty() || self.nic.len() > NICS_MAX {
             return fail(
                 "nic",
@@ -122,6 +123,68 @@ impl Config {
         }
         for (index, nic) in self.nic.iter().enumerate() {
             self.check_nic(index, nic)?;
+        }
+        Ok(())
+    }
+
+    fn check_coordinator(&self) -> Result<(), Nonsense> {
+        let coordinator = &self.coordinator;
+        let fail = |key: &str, problem: String| {
+            Err(Nonsense {
+                key: format!("coordinator.{key}"),
+                problem,
+            })
+        };
+        for (key, value, least_ms) in [
+            ("order_age_limit", coordinator.order_age_limit, 10),
+            ("backoff_min", coordinator.backoff_min, 1),
+            ("backoff_max", coordinator.backoff_max, 1),
+        ] {
+            if value.0 < least_ms * 1_000_000 || value.0 > 3_600_000_000_000 {
+                return fail(key, format!("{value} is not in {least_ms}ms..=60min"));
+            }
+        }
+        if coordinator.backoff_max < coordinator.backoff_min {
+            return fail("backoff_max", "is less than coordinator.backoff_min".into());
+        }
+        if coordinator.host.len() > 253 || coordinator.host.contains(char::is_control) {
+            return fail(
+                "host",
+                "a host name has at most 253 bytes and no control characters".into(),
+            );
+        }
+        let endpoint = &coordinator.endpoint;
+        if endpoint.is_empty() {
+            return Ok(());
+        }
+        let shape = "write http://ADDRESS:PORT, or \"\" for none";
+        let uri: tonic::transport::Uri = match endpoint.parse() {
+            Ok(uri) => uri,
+            Err(error) => return fail("endpoint", format!("`{endpoint}`: {error}; {shape}")),
+        };
+        let host = uri.host().unwrap_or_default();
+        match uri.scheme_str() {
+            Some("http") if !host.is_empty() => {}
+            Some("https") => {
+                return fail(
+                    "endpoint",
+                    "this release speaks to coordinators without TLS only: write http://, with insecure = true if it is on another host".into(),
+                );
+            }
+            _ => return fail("endpoint", format!("`{endpoint}` is none; {shape}")),
+        }
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        let here = bare == "localhost"
+            || bare
+                .parse::<std::net::IpAddr>()
+                .is_ok_and(|address| address.is_loopback());
+        if !here && !coordinator.insecure {
+            return fail(
+                "endpoint",
+                format!(
+                    "{host} is another host, and this release speaks without TLS; set insecure = true if nobody hostile is in between"
+                ),
+            );
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! What a reload takes, and what it leaves for a restart: whatever is bound, mapped or counted by
 //! name from the start on.
 
-use super::{AccessConfig, Config, SchedulerConfig};
+use super::{AccessConfig, Config, CoordinatorConfig, SchedulerConfig};
 
 impl Config {
     /// What differs from `running` and only takes effect after a restart, by key.
@@ -25,6 +25,14 @@ impl Config {
         differs(
             "access.control_mode",
             self.access.control_mode != running.access.control_mode,
+        );
+        let dialled = |config: &Self| CoordinatorConfig {
+            order_age_limit: self.coordinator.order_age_limit,
+            ..config.coordinator.clone()
+        };
+        differs(
+            "coordinator (all but order_age_limit)",
+            dialled(self) != dialled(running),
         );
         differs(
             "nic (names and their number)",
@@ -59,6 +67,10 @@ impl Config {
                 socket_mode: running.access.socket_mode,
                 control_mode: running.access.control_mode,
                 ..self.access.clone()
+            },
+            coordinator: CoordinatorConfig {
+                order_age_limit: self.coordinator.order_age_limit,
+                ..running.coordinator.clone()
             },
             nic: if same_nics {
                 self.nic.clone()

@@ -49,6 +49,7 @@ impl Driver {
                         warn!(%error, "the new configuration does not work; the old one holds");
                     }
                 }
+                Command::Coordinator => self.intake.hints.heed(self.intake.now),
                 Command::Publish => self.publish_now = true,
                 Command::Stop => return false,
             }

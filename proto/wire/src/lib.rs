@@ -14,6 +14,6 @@ pub mod v1;
 pub use client::{ControlClient, ControlError};
 pub use control::{Envelope, Request, Response};
 pub use status::{
-    ClientStatus, LevelStatus, PermittedBytes, PortStatus, SchedulerStatus, StageStatus, Status,
-    Totals, WaitStatus,
+    ClientStatus, ClusterStatus, LevelStatus, PermittedBytes, PortStatus, SchedulerStatus,
+    StageStatus, Status, Totals, WaitStatus,
 };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use laxity_wire::{ControlClient, ControlError, PortStatus, Status};
+use laxity_wire::{ClusterStatus, ControlClient, ControlError, PortStatus, Status};
 
 use crate::output::say;
 
@@ -87,6 +87,38 @@ fn overview(status: &Status) -> String {
     parts.join("\n\n")
 }
 
+/// Whose order holds, and how old it is.
+fn cluster_line(cluster: &ClusterStatus) -> String {
+    let link = if cluster.connected {
+        format!("attends {} as {}", cluster.endpoint, cluster.host)
+    } else if cluster.problem.is_empty() {
+        format!("connects to {}", cluster.endpoint)
+    } else {
+        format!(
+            "no coordinator at {}: {}",
+            cluster.endpoint, cluster.problem
+        )
+    };
+    let epoch = match (cluster.term, cluster.sequence, cluster.age_ms) {
+        (Some(term), Some(sequence), age) => {
+            let age = age.map_or(String::new(), |ms| format!(", confirmed {ms} ms ago"));
+            format!("{term}.{sequence}{age}")
+        }
+        _ => "none yet".to_owned(),
+    };
+    let order = match cluster.order.as_str() {
+        "cluster" => format!("the coordinator's order is in force ({epoch})"),
+        _ if cluster.drained => "drained: this daemon's own order is in force".to_owned(),
+        _ => format!("this daemon's own order is in force (last of the coordinator: {epoch})"),
+    };
+    let mut line = format!("{link}; {order}");
+    let refused = cluster.stale_orders + cluster.broken_orders;
+    if refused > 0 {
+        line.push_str(&format!(", {refused} orders refused"));
+    }
+    line
+}
+
 fn headline(status: &Status) -> String {
     let totals = &status.totals;
     let state = match status.mode.as_str() {
@@ -119,6 +151,9 @@ fn headline(status: &Status) -> String {
         totals.deadline_misses,
         totals.pruned_requests,
     ));
+    if let Some(cluster) = &status.cluster {
+        line.push_str(&format!("\n{}", cluster_line(cluster)));
+    }
     if totals.garbage_records > 0 {
         line.push_str(&format!(
             "\n{} records made no sense; see the daemon's log",

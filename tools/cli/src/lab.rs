@@ -94,6 +94,12 @@ pub(crate) struct RunArgs {
     /// Kill the victim unit's daemon (SIGKILL) this many seconds into each scheduled run
     #[arg(long, value_name = "S")]
     kill_daemon_at: Option<f64>,
+    /// Run one laxity-coordinator for all hosts in each scheduled run
+    #[arg(long)]
+    coordinator: bool,
+    /// Kill the coordinator (SIGKILL) this many seconds into each scheduled run
+    #[arg(long, value_name = "S", requires = "coordinator")]
+    kill_coordinator_at: Option<f64>,
     /// Everything that can be set about the lab, as TOML; see --show-config
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -143,6 +149,8 @@ impl RunArgs {
         }
         config.requests_per_second = self.requests_per_second.or(config.requests_per_second);
         config.kill_daemon_at = self.kill_daemon_at.or(config.kill_daemon_at);
+        config.coordinator |= self.coordinator;
+        config.kill_coordinator_at = self.kill_coordinator_at.or(config.kill_coordinator_at);
         config.laxityd = self.laxityd.clone().or(config.laxityd);
         config.validate()?;
         Ok(config)

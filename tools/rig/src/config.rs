@@ -88,6 +88,10 @@ pub struct LabConfig {
     pub scavenger_dscp: u8,
     /// Seconds into each scheduled run at which one daemon, the victim's, is killed by SIGKILL.
     pub kill_daemon_at: Option<f64>,
+    /// Whether one `laxity-coordinator` orders the work of all hosts in each scheduled run.
+    pub coordinator: bool,
+    /// Seconds into each scheduled run at which the coordinator is killed by SIGKILL, for good.
+    pub kill_coordinator_at: Option<f64>,
     /// Run a few requests one by one first and report how far the analytic contention-free TTFT
     /// is from what they measured.
     pub validate_ideal: bool,
@@ -122,6 +126,8 @@ impl Default for LabConfig {
             level_dscp: vec![46, 34, 26, 18, 18, 10, 10, 10],
             scavenger_dscp: 8,
             kill_daemon_at: None,
+            coordinator: false,
+            kill_coordinator_at: None,
             validate_ideal: true,
             laxityd: None,
         }
@@ -245,6 +251,12 @@ impl LabConfig {
             "must lie between 0 and duration_s, while requests arrive",
         )?;
         check(
+            self.kill_coordinator_at
+                .is_none_or(|at| self.coordinator && (0.0..=self.duration_s).contains(&at)),
+            "kill_coordinator_at",
+            "needs `coordinator`, and must lie between 0 and duration_s",
+        )?;
+        check(
             (0.0..=1.0).contains(&self.victim_share),
             "victim_share",
             "must be 0 to 1",
@@ -329,6 +341,10 @@ impl LabConfig {
             (
                 self.kill_daemon_at.is_none(),
                 "# kill_daemon_at = 8.0  # not set: no daemon is killed\n",
+            ),
+            (
+                self.kill_coordinator_at.is_none(),
+                "# kill_coordinator_at = 8.0  # not set: it is not killed\n",
             ),
             (
                 self.laxityd.is_none(),
