@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What one point gave. Only requests after the warm-up count, but for `events` and `conserved`.
+/// What one point gave. Only requests after the warm-up count, but for `requests_in_all`, `seconds` and
+/// `events`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outcome {

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 pub use validate::Invalid;
 
-use laxity_policy::{Granularity, LastStage, PolicyKind, Ties};
+use laxity_policy::{Granularity, LastStage, MluScope, PolicyKind, Ties};
 use serde::{Deserialize, Serialize};
 
 /// One point.
@@ -293,6 +293,23 @@ pub enum Source {
     Burstgpt,
 }
 
+impl Source {
+    /// As it is written in a plan.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Conversation => "conversation",
+            Self::Agent => "agent",
+            Self::LongConversation => "long_conversation",
+            Self::LongAgent => "long_agent",
+            Self::Mooncake => "mooncake",
+            Self::Azure => "azure",
+            Self::Qwen => "qwen",
+            Self::Burstgpt => "burstgpt",
+        }
+    }
+}
+
 /// How arrivals are spaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -383,6 +400,8 @@ pub struct Policy {
     pub ties: TieRule,
     /// Where `mfs` puts waiting last-stage flows.
     pub last_stage: LastStageRule,
+    /// Whose bytes `mfs` sets against a deadline.
+    pub mlu: MluRule,
     /// `mfs` and `laxity`: parts that are taken out, to see what they are worth.
     pub without: Vec<Part>,
     /// No network at all: the bound that no policy can pass.
@@ -438,6 +457,25 @@ pub enum LastStageRule {
     WithinLevel,
 }
 
+/// See [`MluScope`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the policy's own names, said there")]
+pub enum MluRule {
+    #[default]
+    PerFlow,
+    PerRequest,
+}
+
+impl From<MluRule> for MluScope {
+    fn from(rule: MluRule) -> Self {
+        match rule {
+            MluRule::PerFlow => Self::Flow,
+            MluRule::PerRequest => Self::Request,
+        }
+    }
+}
+
 impl From<JobSize> for Granularity {
     fn from(size: JobSize) -> Self {
         match size {
@@ -476,6 +514,7 @@ impl Default for Policy {
             granularity: JobSize::default(),
             ties: TieRule::default(),
             last_stage: LastStageRule::default(),
+            mlu: MluRule::default(),
             without: Vec::new(),
             no_contention: false,
             drop_budget: 64,

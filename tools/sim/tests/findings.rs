@@ -243,7 +243,7 @@ fn every_block_says_where_its_numbers_are_from() {
     assert!(built_in.ends_with(&format!("\n{said}\n\n")), "{built_in}");
     let changed = fill(&block("smoke speed"), &mut |name| {
         let mut plan = Plan::load(name).expect("built in");
-        plan.set("cluster.servers=8").expect("a field");
+        plan.set("cluster.servers=16").expect("a field");
         Ok(results(&plan))
     });
     let text = changed.expect("a page").text;

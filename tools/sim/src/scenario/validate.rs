@@ -254,10 +254,7 @@ fn workload(w: &Workload) -> Checked {
         (None, true) => {
             return fail(
                 "workload.file",
-                format!(
-                    "missing: the source `{}` reads a file",
-                    source_name(w.source)
-                ),
+                format!("missing: the source `{}` reads a file", w.source.name()),
             );
         }
         (Some(file), false) => {
@@ -267,7 +264,7 @@ fn workload(w: &Workload) -> Checked {
                     "`{}` is not read: the source `{}` is made up (mooncake, azure, qwen and \
                      burstgpt read files)",
                     file.display(),
-                    source_name(w.source)
+                    w.source.name()
                 ),
             );
         }
@@ -279,7 +276,7 @@ fn workload(w: &Workload) -> Checked {
             "workload.arrivals",
             format!(
                 "`recorded`, but the source `{}` is made up; poisson or bursty",
-                source_name(w.source)
+                w.source.name()
             ),
         );
     }
@@ -296,19 +293,6 @@ fn workload(w: &Workload) -> Checked {
     }
     above_zero("workload.length_scale", w.length_scale)?;
     at_least_one("workload.longest", w.longest)
-}
-
-fn source_name(source: Source) -> &'static str {
-    match source {
-        Source::Conversation => "conversation",
-        Source::Agent => "agent",
-        Source::LongConversation => "long_conversation",
-        Source::LongAgent => "long_agent",
-        Source::Mooncake => "mooncake",
-        Source::Azure => "azure",
-        Source::Qwen => "qwen",
-        Source::Burstgpt => "burstgpt",
-    }
 }
 
 fn network(n: &Network) -> Checked {
