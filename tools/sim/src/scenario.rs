@@ -375,7 +375,7 @@ impl Default for Network {
             levels_on_wire: 8,
             chunk_bytes: 4 << 20,
             window_bytes: 8 << 20,
-            overcommit: 64,
+            overcommit: 1024,
             latency_us: 10.0,
         }
     }
