@@ -376,7 +376,8 @@ impl World<'_> {
         self.measure.collective(took, collective.alone);
         if let Some(slot) = unit.current {
             let batch = &mut self.batches[slot as usize];
-            batch.collective_ns += took.0;
+            // While it computes beside it, it does not wait.
+            batch.collective_ns += took.0.saturating_sub(collective.beside.0);
             batch.computed_ns += collective.beside.0 + collective.after.0;
         }
         true

@@ -18,6 +18,8 @@ mod exchange;
 mod hosts;
 mod layout;
 mod measure;
+#[cfg(test)]
+mod once_wrong;
 mod order;
 mod router;
 mod sketch;

@@ -11,7 +11,7 @@ use crate::scenario::{Mode, Placement, Routing, Scenario, SpExchange};
 use crate::workload::{Request, Requests};
 
 /// Two prefill units of 16 GPUs, as many decode GPUs.
-fn small() -> Scenario {
+pub(super) fn small() -> Scenario {
     let mut scenario = Scenario::default();
     scenario.cluster.servers = 8;
     scenario.model.ep = 8;
@@ -57,7 +57,7 @@ fn requests(list: &[(u64, u32, u32)]) -> Requests {
     requests
 }
 
-fn inputs(scenario: &Scenario, list: &[(u64, u32, u32)]) -> Inputs {
+pub(super) fn inputs(scenario: &Scenario, list: &[(u64, u32, u32)]) -> Inputs {
     Inputs {
         model: Model::named(&scenario.model.name).expect("built in"),
         gpu: Gpu::named(&scenario.cluster.gpu).expect("built in"),
@@ -65,7 +65,7 @@ fn inputs(scenario: &Scenario, list: &[(u64, u32, u32)]) -> Inputs {
     }
 }
 
-fn run(scenario: &Scenario, list: &[(u64, u32, u32)]) -> Outcome {
+pub(super) fn run(scenario: &Scenario, list: &[(u64, u32, u32)]) -> Outcome {
     simulate_with(scenario, &inputs(scenario, list)).expect("a scenario that makes sense")
 }
 

@@ -41,6 +41,13 @@ pub(super) struct Flow {
     generation: u32,
 }
 
+impl Flow {
+    #[cfg(test)]
+    pub(super) const fn weight(&self) -> f32 {
+        self.weight
+    }
+}
+
 /// Which host decides over the flow: the one that posts it.
 const fn host_of(flow: &Flow) -> u32 {
     match flow.to {
