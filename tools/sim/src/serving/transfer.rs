@@ -3,7 +3,7 @@
 //! A flow is one request's part of one layer. Where daemons decide it gets its permits in chunks,
 //! and is on the network with one chunk at a time, as a queue pair would send it.
 
-use laxity_policy::{Action, Event, FlowId, FlowSpec, Layer, Level, RequestId, Span, Stage};
+use laxity_policy::{Action, Event, FlowId, FlowSpec, Layer, Level, RequestId, Span, Stage, Time};
 
 use super::collective::rank_of_flow;
 use super::event::Happening;
@@ -95,20 +95,18 @@ impl World<'_> {
             generation: self.flow_generation,
         };
         let inside = match to {
-            To::Rank(reader) if self.layout.server_of(from) == self.layout.server_of(reader) => {
-                Some(self.layout.nvlink_rate)
-            }
-            _ if self.regime == Regime::Alone => Some(match to {
-                To::Rank(_) => self.layout.rank_rate,
-                To::Decode(_) => self.layout.rank_rate.min(self.layout.decode_rate),
-            }),
-            _ => None,
+            To::Rank(reader) => self.layout.server_of(from) == self.layout.server_of(reader),
+            To::Decode(_) => false,
         };
         self.flows[slot as usize] = Some(flow);
-        if let Some(rate) = inside {
-            let takes = Span((bytes as f64 / rate * 1e9).ceil() as u64);
-            self.agenda
-                .push(self.now + takes, Happening::Delivered { flow: slot });
+        if inside || self.regime == Regime::Alone {
+            let at = if inside {
+                let takes = bytes as f64 / self.layout.nvlink_rate * 1e9;
+                self.now + Span(takes.ceil() as u64)
+            } else {
+                self.alone_until(request, to, bytes)
+            };
+            self.agenda.push(at, Happening::Delivered { flow: slot });
             return;
         }
         match stage {
@@ -123,6 +121,24 @@ impl World<'_> {
         } else {
             self.ask(slot);
         }
+    }
+
+    /// When `bytes` of a request have come that meet nothing but others of the same request.
+    fn alone_until(&mut self, request: u32, to: To, bytes: u64) -> Time {
+        let stripes = if self.striped {
+            f64::from(self.layout.ranks_per_unit)
+        } else {
+            1.0
+        };
+        let all = self.layout.rank_rate * stripes;
+        let request = &mut self.requests[request as usize];
+        let (busy, rate) = match to {
+            To::Rank(_) => (&mut request.fetching_until, all),
+            To::Decode(_) => (&mut request.sending_until, all.min(self.layout.decode_rate)),
+        };
+        let takes = Span((bytes as f64 / rate * 1e9).ceil() as u64);
+        *busy = self.now.max(*busy) + takes;
+        *busy
     }
 
     pub(super) fn flow_mut(&mut self, slot: u32) -> &mut Flow {

@@ -69,6 +69,9 @@ pub(super) struct Request {
     pub(super) collective_ns: u64,
     pub(super) computed_ns: u64,
     pub(super) pruned: bool,
+    /// Without contention, when what the request fetches, and what it sends, has passed.
+    pub(super) fetching_until: Time,
+    pub(super) sending_until: Time,
 }
 
 /// How a layer of a unit uses its experts.
@@ -330,6 +333,8 @@ impl<'a> World<'a> {
                 collective_ns: 0,
                 computed_ns: 0,
                 pruned: false,
+                fetching_until: Time::ZERO,
+                sending_until: Time::ZERO,
             });
         }
     }
