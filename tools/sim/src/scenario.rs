@@ -353,6 +353,11 @@ pub struct Network {
     pub window_bytes: u64,
     /// Windows in flight where a receiver holds bytes up.
     pub overcommit: u32,
+    /// Share of a collective's flows inside a class, where a flow of KV reuse has one: static QoS by weights,
+    /// as of a switch that serves its queues round-robin.
+    pub collective_weight: f64,
+    /// That of a flow of the last stage.
+    pub p2d_weight: f64,
     /// Time from a transfer's last byte on the wire to its completion, µs.
     pub latency_us: f64,
 }
@@ -376,6 +381,8 @@ impl Default for Network {
             chunk_bytes: 4 << 20,
             window_bytes: 8 << 20,
             overcommit: 1024,
+            collective_weight: 1.0,
+            p2d_weight: 1.0,
             latency_us: 10.0,
         }
     }

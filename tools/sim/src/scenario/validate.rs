@@ -317,6 +317,8 @@ fn network(n: &Network) -> Checked {
         );
     }
     at_least_one("network.overcommit", n.overcommit)?;
+    above_zero("network.collective_weight", n.collective_weight)?;
+    above_zero("network.p2d_weight", n.p2d_weight)?;
     not_negative("network.latency_us", n.latency_us)
 }
 
@@ -366,7 +368,7 @@ mod tests {
     #[test]
     fn each_field_has_its_range() {
         type Change = fn(&mut Scenario);
-        let cases: [(&str, Change); 38] = [
+        let cases: [(&str, Change); 40] = [
             ("cluster.servers", |s| s.cluster.servers = 1),
             ("cluster.gpus_per_server", |s| s.cluster.gpus_per_server = 0),
             ("cluster.prefill_share", |s| s.cluster.prefill_share = 1.0),
@@ -417,6 +419,10 @@ mod tests {
             ("workload.warm_up", |s| s.workload.warm_up = 1.0),
             ("network.levels_on_wire", |s| s.network.levels_on_wire = 1),
             ("network.window_bytes", |s| s.network.window_bytes = 1),
+            ("network.collective_weight", |s| {
+                s.network.collective_weight = 0.0;
+            }),
+            ("network.p2d_weight", |s| s.network.p2d_weight = -1.0),
             ("network.latency_us", |s| s.network.latency_us = -1.0),
             ("policy.levels", |s| s.policy.levels = 17),
             ("policy.threshold_base", |s| s.policy.threshold_base = 1.0),

@@ -206,6 +206,22 @@ fn aggregates_agree_with_pairs() {
 }
 
 #[test]
+fn collectives_that_weigh_more_are_shorter_under_fair_sharing() {
+    let mut scenario = small();
+    scenario.policy.kind = PolicyKind::Fair;
+    scenario.cluster.nic_gbps = 25.0;
+    let list: Vec<_> = (0..12).map(|n| (n * 20, 6_000, n as u32)).collect();
+    let alike = run(&scenario, &list).collective_stretch.mean;
+    scenario.network.collective_weight = 16.0;
+    let heavy = run(&scenario, &list).collective_stretch.mean;
+    assert!(heavy < alike && alike > 1.01, "{heavy} {alike}");
+    scenario.network.collective_weight = 1.0;
+    scenario.network.p2d_weight = 1.0 / 16.0;
+    let light = run(&scenario, &list).collective_stretch.mean;
+    assert!(light < alike, "{light} {alike}");
+}
+
+#[test]
 fn the_same_twice_is_the_same() {
     let list: Vec<_> = (0..60)
         .map(|n| (n * 9, 300 + 53 * (n as u32 % 31), n as u32 % 3))

@@ -86,11 +86,7 @@ impl World<'_> {
             unsent: 0,
             sending: 0,
             level: Level::SCAVENGER,
-            weight: if self.coflows {
-                1.0 / alike.max(1) as f32
-            } else {
-                1.0
-            },
+            weight: self.weight_of(stage, alike),
             at_once: false,
             generation: self.flow_generation,
         };
@@ -121,6 +117,16 @@ impl World<'_> {
         } else {
             self.ask(slot);
         }
+    }
+
+    /// Weight of one of `alike` flows.
+    fn weight_of(&self, stage: Stage, alike: u32) -> f32 {
+        let flows = if self.coflows { alike.max(1) } else { 1 };
+        let weight = match stage {
+            Stage::P2d => self.scenario.network.p2d_weight,
+            _ => 1.0,
+        };
+        (weight / f64::from(flows)) as f32
     }
 
     /// When `bytes` of a request have come that meet nothing but others of the same request.
