@@ -51,7 +51,7 @@ pub enum SimError {
     Gpu(String),
     /// The requests.
     #[error("workload: {0}")]
-    Workload(#[from] WorkloadError),
+    Workload(WorkloadError),
     /// A policy's parameters.
     #[error("policy: {0}")]
     Policy(String),
@@ -59,6 +59,13 @@ pub enum SimError {
     /// no request.
     #[error("{0}")]
     Mismatch(String),
+}
+
+// Not `#[from]`: who prints the chain of causes would say it twice.
+impl From<WorkloadError> for SimError {
+    fn from(cause: WorkloadError) -> Self {
+        Self::Workload(cause)
+    }
 }
 
 /// What a point needs besides its scenario: read once, for all policies on the same requests.
