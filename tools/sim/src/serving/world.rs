@@ -341,34 +341,12 @@ impl<'a> World<'a> {
 
     /// Runs until all requests are served.
     pub(super) fn run(&mut self) {
-        self.agenda
-            .push(self.requests[0].arrival, Happening::Arrival);
-        while self.served < self.requests.len() {
-            let drained = self.network.next_end(self.now);
-            let next = match (drained, self.agenda.next()) {
-                (Some(a), Some(b)) => a.min(b),
-                (Some(at), None) | (None, Some(at)) => at,
-                (None, None) => unreachable!("what is not served waits for something"),
-            };
-            self.now = next.max(self.now);
-            while let Some((_, tag)) = self.network.pop_ended(self.now) {
-                self.events += 1;
-                match Tag::unpack(tag) {
-                    Tag::Flow(slot) => self.sent(slot),
-                    Tag::Collective(piece) => self.collective_drained(piece),
-                }
-            }
-            while let Some(happening) = self.agenda.pop(self.now) {
-                self.events += 1;
-                self.happens(happening);
-            }
-        }
+        self.run_observed(|_| {});
         #[cfg(debug_assertions)]
         self.check_conservation();
     }
 
     /// As [`Self::run`], and `look`s after each event.
-    #[cfg(test)]
     pub(super) fn run_observed(&mut self, mut look: impl FnMut(&Self)) {
         self.agenda
             .push(self.requests[0].arrival, Happening::Arrival);
@@ -381,6 +359,7 @@ impl<'a> World<'a> {
             };
             self.now = next.max(self.now);
             while let Some((_, tag)) = self.network.pop_ended(self.now) {
+                self.events += 1;
                 match Tag::unpack(tag) {
                     Tag::Flow(slot) => self.sent(slot),
                     Tag::Collective(piece) => self.collective_drained(piece),
@@ -388,6 +367,7 @@ impl<'a> World<'a> {
                 look(self);
             }
             while let Some(happening) = self.agenda.pop(self.now) {
+                self.events += 1;
                 self.happens(happening);
                 look(self);
             }
