@@ -12,7 +12,7 @@ mod reload;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use laxity_policy::config::{Granularity, LastStage, Ties};
+use laxity_policy::config::{Granularity, LastStage, MluScope, Ties};
 use laxity_policy::{Level, LinkConfig, PolicyKind, Span};
 use laxity_quantity::{Bytes, Nanos, Rate};
 use laxity_shm::layout::{self, LEVELS};
@@ -184,6 +184,9 @@ pub struct TuningConfig {
     /// `below_early` (the paper's §4.5) or `within_level` (its §4.2); `mfs` only.
     #[serde(with = "names::last_stage_name")]
     pub last_stage: LastStage,
+    /// Whose bytes count for MLU: `per_flow` or `per_request`; `mfs` only.
+    #[serde(with = "names::mlu_name")]
+    pub mlu: MluScope,
     /// Windows that may be in flight where a busy receiver holds bytes up; beyond the first, bytes are
     /// permitted at the port's rate. 1: never more than one.
     pub overcommit: u32,
@@ -346,6 +349,7 @@ impl Default for TuningConfig {
             load_time_constant: Nanos(link.load_time_constant.0),
             promotion_period: Nanos(link.promotion_period.0),
             last_stage: link.last_stage,
+            mlu: link.mlu_scope,
             overcommit: link.overcommit,
             scavenger_permille: link.scavenger_permille,
             granularity: link.granularity,
@@ -374,6 +378,7 @@ impl Config {
             load_time_constant: Span(self.tuning.load_time_constant.0),
             promotion_period: Span(self.tuning.promotion_period.0),
             last_stage: self.tuning.last_stage,
+            mlu_scope: self.tuning.mlu,
             scavenger_permille: self.tuning.scavenger_permille,
             granularity: self.tuning.granularity,
             ties: self.tuning.ties,

@@ -202,6 +202,8 @@ fn a_line_of_a_trace_that_is_wrong_is_named_with_its_field() {
         ] {
             assert!(said.contains(word), "{command:?}: no `{word}` in {said}");
         }
+        let times = said.matches("line 3").count();
+        assert_eq!(times, 1, "{command:?}: said {times} times: {said}");
     }
     let output = with_trace(folder.path(), &["workload"], "mooncake", "none.jsonl");
     assert!(text(&output.stderr).contains("none.jsonl"));

@@ -44,6 +44,12 @@ names!(
     "within_level" = WithinLevel
 );
 names!(
+    mlu_name,
+    MluScope,
+    "per_flow" = Flow,
+    "per_request" = Request
+);
+names!(
     granularity_name,
     Granularity,
     "flow" = Flow,

@@ -108,6 +108,17 @@ pub enum LastStage {
     WithinLevel,
 }
 
+/// Whose bytes `mfs` sets against a deadline. The paper's §4.3 defines MLU for a flow, and its text
+/// speaks of requests as well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum MluScope {
+    /// Those of the flow: one request's KV of one layer (the default).
+    #[default]
+    Flow,
+    /// Those of all layers of its request that wait here or have still to be computed.
+    Request,
+}
+
 /// What the baselines take for one job. Their results turn on it, so it is said and not implied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Granularity {
@@ -158,6 +169,8 @@ pub struct LinkConfig {
     pub promotion_period: Span,
     /// Standing of waiting last-stage flows, `mfs` only.
     pub last_stage: LastStage,
+    /// Whose bytes count for MLU, `mfs` only.
+    pub mlu_scope: MluScope,
     /// Share of the port, in parts per thousand, that scavenged work is sure of, so that it
     /// finishes though the levels never run empty (architecture §4.3).
     pub scavenger_permille: u16,
@@ -183,6 +196,7 @@ impl Default for LinkConfig {
             load_time_constant: Span::from_millis(10),
             promotion_period: Span::from_millis(1),
             last_stage: LastStage::default(),
+            mlu_scope: MluScope::default(),
             scavenger_permille: 10,
             granularity: Granularity::default(),
             ties: Ties::default(),

@@ -37,9 +37,8 @@
 //! the threshold base, the first at [`SLACK_PERIODS`] promotion periods. With two levels `P_1` is
 //! shared with the collectives. KV reuse needed within [`NEAR_LAYERS`] layers carries `P_2` too:
 //! where it leaves the unit that holds it, it meets the collectives of that unit, a message keeps its
-//! level for life, and one that starves below them stalls a whole batch, as a late collective would. In
-//! the simulator (long conversations, 50 Gb/s) that took attainment from 57–62 to 69 %, and nothing
-//! where collectives leave room (docs/notes/simulator.md).
+//! level for life, and one that starves below them stalls a whole batch, as a late collective would. What
+//! that was worth is in docs/notes/simulator.md.
 
 use crate::config::LinkConfig;
 use crate::discipline::{Check, Discipline, Hope, Lone, Place};

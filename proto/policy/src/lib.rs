@@ -29,7 +29,7 @@ pub mod rli;
 pub mod rmlq;
 pub mod time;
 
-pub use config::{Granularity, LastStage, LinkConfig, PolicyKind, Ties};
+pub use config::{Granularity, LastStage, LinkConfig, MluScope, PolicyKind, Ties};
 pub use event::{Action, BatchSpec, Event, FlowSpec, Order};
 pub use ids::{BatchId, FlowId, Layer, Level, PortId, RequestId, Stage};
 pub use link::{Link, LinkSnapshot, Permit, Tally};

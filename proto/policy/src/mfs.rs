@@ -12,19 +12,20 @@
 //! of Table 1, C is promoted at once and B misses (`table_1_mfs_with_default_thresholds_misses_b`).
 //!
 //! Ambiguities, each resolved here:
-//! * MLU is taken per flow, that is per request and layer. (Over a whole request it performs
-//!   below fair sharing.)
+//! * MLU is taken per flow, that is per request and layer. Over the whole request is the other
+//!   reading, [`MluScope::Request`]: what waits of it here, and as much again for each layer that
+//!   is still to be computed.
 //! * §4.5 gives early stages precedence over *waiting* last-stage flows of every level (rule 2
 //!   before rule 3); §4.2 reads as if the level came first and the stage only inside a level.
 //!   The default is §4.5, the other reading is [`LastStage::WithinLevel`].
 //! * A last-stage flow with no deadline is infinitely loose: `P_K`. One whose deadline has
 //!   passed is lost (§4.3) and goes to the scavenger.
 
-use crate::config::{LastStage, LinkConfig};
+use crate::config::{LastStage, LinkConfig, MluScope};
 use crate::discipline::{Check, Discipline, Hope, Lone, Place};
 use crate::ids::{Level, Stage};
 use crate::link::Port;
-use crate::link::flows::Flow;
+use crate::link::flows::{Flow, NONE};
 use crate::link::queue::{Group, Lane, Rank, Scope};
 use crate::mlu;
 use crate::rmlq::promoted;
@@ -40,12 +41,14 @@ const LAST_STAGE: Lane = 2;
 #[derive(Debug)]
 pub(crate) struct Mfs {
     last_stage: LastStage,
+    mlu_scope: MluScope,
 }
 
 impl Mfs {
     pub(crate) fn new(config: &LinkConfig) -> Self {
         Self {
             last_stage: config.last_stage,
+            mlu_scope: config.mlu_scope,
         }
     }
 
@@ -63,34 +66,65 @@ impl Mfs {
         )
     }
 
+    /// The bytes that are set against the deadline of `flow`.
+    fn size_left(&self, port: &Port, flow: &Flow) -> u64 {
+        if self.mlu_scope == MluScope::Flow || flow.request == NONE {
+            return flow.remaining;
+        }
+        // One that arrives is not among those that wait yet.
+        let mut bytes = if flow.group == NONE {
+            flow.remaining
+        } else {
+            0
+        };
+        let mut next = port.roster.request(flow.request).first;
+        while next != NONE {
+            let sibling = port.flows.get(next);
+            if sibling.group != NONE && sibling.spec.stage == Stage::P2d {
+                bytes = bytes.saturating_add(sibling.remaining);
+            }
+            next = sibling.siblings.0;
+        }
+        let to_compute = port.roster.batch(flow.batch).layers_left();
+        bytes.saturating_add(flow.spec.bytes.saturating_mul(to_compute.saturating_sub(1)))
+    }
+
     /// Where a last-stage flow waits. `None` if its deadline is lost.
-    fn place_last(port: &Port, now: Time, flow: &Flow) -> Option<Place> {
+    fn place_last(&self, port: &Port, now: Time, flow: &Flow) -> Option<Place> {
         let rho = port.load.rho(now);
         let rate = port.config.rate;
-        let urgency = mlu::mlu(flow.remaining, flow.deadline, now, rate, rho)?;
+        let size = self.size_left(port, flow);
+        let urgency = mlu::mlu(size, flow.deadline, now, rate, rho)?;
         let level = promoted(
             port.ladder.level_of(urgency),
             flow.level.min(port.ladder.lowest()),
         );
         let mut place = Place::new(LAST_STAGE + level.0, Scope::Batch, 0, level);
-        place.check_at = Self::next_look(port, now, flow, level, rho);
+        place.check_at = self.next_look(port, now, (flow, size), level, rho);
         Some(place)
     }
 
-    fn next_look(port: &Port, now: Time, flow: &Flow, level: Level, rho: f64) -> Time {
-        let crossing = port.ladder.leaves_at(level).and_then(|threshold| {
-            mlu::crossing(
-                flow.remaining,
-                flow.deadline,
-                port.config.rate,
-                rho,
-                threshold,
-            )
-        });
+    fn next_look(
+        &self,
+        port: &Port,
+        now: Time,
+        (flow, size): (&Flow, u64),
+        level: Level,
+        rho: f64,
+    ) -> Time {
+        let rate = port.config.rate;
+        let crossing = port
+            .ladder
+            .leaves_at(level)
+            .and_then(|threshold| mlu::crossing(size, flow.deadline, rate, rho, threshold));
         let Some(crossing) = crossing else {
             return Time::NEVER;
         };
         let period = port.config.promotion_period;
+        if self.mlu_scope == MluScope::Request {
+            // Its siblings move the crossing as they come and go, and nobody tells it.
+            return crossing.min(now + period);
+        }
         let at_boundaries = now < port.roster.batch(flow.batch).periodic_from(period);
         // A boundary looks at what has crossed by then, so it has to be known to the instant.
         let period = if at_boundaries { Span(1) } else { period };
@@ -113,7 +147,9 @@ impl Discipline for Mfs {
                     ..Place::new(REUSE, Scope::Batch, order, level)
                 }
             }
-            _ => Self::place_last(port, now, flow).unwrap_or(Place::scavenger()),
+            _ => self
+                .place_last(port, now, flow)
+                .unwrap_or(Place::scavenger()),
         }
     }
 
@@ -122,7 +158,7 @@ impl Discipline for Mfs {
             return Level::SCAVENGER;
         }
         match flow.spec.stage {
-            Stage::P2d => {
+            Stage::P2d if self.mlu_scope == MluScope::Flow => {
                 // What `place` would say, without working out when to look again.
                 let rho = port.load.rho(now);
                 let urgency = mlu::mlu(flow.spec.bytes, flow.deadline, now, port.config.rate, rho);
@@ -169,7 +205,7 @@ impl Discipline for Mfs {
     }
 
     fn check(&self, port: &Port, now: Time, flow: &Flow) -> Check {
-        match Self::place_last(port, now, flow) {
+        match self.place_last(port, now, flow) {
             None => Check::Move(Place::scavenger()),
             Some(place) if place.level < flow.level => Check::Move(place),
             Some(place) => Check::Later(place.check_at),

@@ -236,7 +236,8 @@ fn execute(
         return put(plan.to_toml().as_bytes()).map(|()| ExitCode::SUCCESS);
     }
     // Before the hours are spent: does every point make sense, and can the results be written?
-    plan.jobs()?;
+    let jobs = plan.jobs()?;
+    laxity_sim::check(jobs.iter().map(|job| &job.scenario))?;
     destinations.check()?;
     let out = keeping.out.as_deref();
     let folder = out.map(Folder::at);

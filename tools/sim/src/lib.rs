@@ -17,4 +17,4 @@ pub mod scenario;
 mod serving;
 pub mod workload;
 
-pub use serving::{Inputs, SimError, simulate, simulate_with};
+pub use serving::{Inputs, SimError, check, simulate, simulate_with};

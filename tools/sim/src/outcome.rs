@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What one point gave. Only requests after the warm-up count, but for `events` and `conserved`.
+/// What one point gave. Requests, and distributions over them, are of those that arrived after the warm-up;
+/// `requests_in_all`, bytes, shares that were busy, `batch_size`, `virtual_s` and `events` are of the whole run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outcome {
@@ -10,7 +11,7 @@ pub struct Outcome {
     pub requests: u64,
     /// Requests in all.
     pub requests_in_all: u64,
-    /// Part of them whose first token was in time.
+    /// Part of `requests` whose first token was in time.
     pub attainment: f64,
     /// Time to first token, ms.
     pub ttft_ms: Distribution,

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 pub use validate::Invalid;
 
-use laxity_policy::{Granularity, LastStage, PolicyKind, Ties};
+use laxity_policy::{Granularity, LastStage, MluScope, PolicyKind, Ties};
 use serde::{Deserialize, Serialize};
 
 /// One point.
@@ -293,6 +293,23 @@ pub enum Source {
     Burstgpt,
 }
 
+impl Source {
+    /// As it is written in a plan.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Conversation => "conversation",
+            Self::Agent => "agent",
+            Self::LongConversation => "long_conversation",
+            Self::LongAgent => "long_agent",
+            Self::Mooncake => "mooncake",
+            Self::Azure => "azure",
+            Self::Qwen => "qwen",
+            Self::Burstgpt => "burstgpt",
+        }
+    }
+}
+
 /// How arrivals are spaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -336,6 +353,11 @@ pub struct Network {
     pub window_bytes: u64,
     /// Windows in flight where a receiver holds bytes up.
     pub overcommit: u32,
+    /// Share of a collective's flows inside a class, where a flow of KV reuse has one: static QoS by weights,
+    /// as of a switch that serves its queues round-robin.
+    pub collective_weight: f64,
+    /// That of a flow of the last stage.
+    pub p2d_weight: f64,
     /// Time from a transfer's last byte on the wire to its completion, µs.
     pub latency_us: f64,
 }
@@ -358,7 +380,9 @@ impl Default for Network {
             levels_on_wire: 8,
             chunk_bytes: 4 << 20,
             window_bytes: 8 << 20,
-            overcommit: 64,
+            overcommit: 1024,
+            collective_weight: 1.0,
+            p2d_weight: 1.0,
             latency_us: 10.0,
         }
     }
@@ -383,6 +407,8 @@ pub struct Policy {
     pub ties: TieRule,
     /// Where `mfs` puts waiting last-stage flows.
     pub last_stage: LastStageRule,
+    /// Whose bytes `mfs` sets against a deadline.
+    pub mlu: MluRule,
     /// `mfs` and `laxity`: parts that are taken out, to see what they are worth.
     pub without: Vec<Part>,
     /// No network at all: the bound that no policy can pass.
@@ -438,6 +464,25 @@ pub enum LastStageRule {
     WithinLevel,
 }
 
+/// See [`MluScope`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the policy's own names, said there")]
+pub enum MluRule {
+    #[default]
+    PerFlow,
+    PerRequest,
+}
+
+impl From<MluRule> for MluScope {
+    fn from(rule: MluRule) -> Self {
+        match rule {
+            MluRule::PerFlow => Self::Flow,
+            MluRule::PerRequest => Self::Request,
+        }
+    }
+}
+
 impl From<JobSize> for Granularity {
     fn from(size: JobSize) -> Self {
         match size {
@@ -476,6 +521,7 @@ impl Default for Policy {
             granularity: JobSize::default(),
             ties: TieRule::default(),
             last_stage: LastStageRule::default(),
+            mlu: MluRule::default(),
             without: Vec::new(),
             no_contention: false,
             drop_budget: 64,

@@ -184,7 +184,7 @@ fn plans_without_order_have_a_row_for_each_point() {
     let tables = tables(&text);
     assert_eq!(tables.len(), 1);
     assert_eq!(tables[0][0], ["in time, %", "mfs", "laxity"]);
-    assert_eq!(tables[0].len(), 2 + 2 * 18, "each choice in both regimes");
+    assert_eq!(tables[0].len(), 2 + 2 * 20, "each choice in both regimes");
     let single = content("mfs-figure-13 attainment only=mfs,laxity");
     assert!(single.contains("| variant | in time, % |"), "{single}");
 }
@@ -243,7 +243,7 @@ fn every_block_says_where_its_numbers_are_from() {
     assert!(built_in.ends_with(&format!("\n{said}\n\n")), "{built_in}");
     let changed = fill(&block("smoke speed"), &mut |name| {
         let mut plan = Plan::load(name).expect("built in");
-        plan.set("cluster.servers=8").expect("a field");
+        plan.set("cluster.servers=16").expect("a field");
         Ok(results(&plan))
     });
     let text = changed.expect("a page").text;

@@ -99,7 +99,8 @@ impl Batch {
         }
     }
 
-    fn layers_left(&self) -> u64 {
+    /// Layers that are not computed yet, the current one included.
+    pub(crate) fn layers_left(&self) -> u64 {
         if self.finished {
             0
         } else {

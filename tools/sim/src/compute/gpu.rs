@@ -1,7 +1,7 @@
 //! GPUs: the four rates that bound everything, and the coefficients that say how near to them
 //! operators come.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -87,6 +87,15 @@ impl Gpu {
             .iter()
             .map(|(name, _)| Self::named(name).expect("tests read every built-in GPU"))
             .collect()
+    }
+
+    /// The file that the coefficients of the GPU `name` are in, if both are files of their own.
+    pub(crate) fn coefficients_file(name: &str) -> Option<PathBuf> {
+        if !Document::is_path(name) {
+            return None;
+        }
+        let file: File = Document::read(Path::new(name)).ok()?.parse().ok()?;
+        Document::is_path(&file.fit).then(|| file.fit.into())
     }
 
     fn from_document(document: &Document) -> Result<Self, GpuError> {

@@ -1,5 +1,7 @@
 //! Changes to a plan from the command line: settings, axes, seeds, and which variants run.
 
+use std::collections::BTreeMap;
+
 use laxity_policy::PolicyKind;
 use toml::Value;
 
@@ -9,7 +11,7 @@ use super::{Axis, Choice, KIND, Plan, Variant, label};
 
 impl Plan {
     /// Sets a field everywhere: `field=value`. An axis over the field goes away, and so does what
-    /// an axis' settings say about it.
+    /// an axis' settings say about it; of values that then set the same, the first is left.
     ///
     /// # Errors
     /// No such field, or no such value; or the field is what tells the variants apart.
@@ -32,8 +34,8 @@ impl Plan {
         }
         self.axes
             .retain(|axis| axis.field.as_deref() != Some(field));
-        for choice in self.axes.iter_mut().flat_map(|axis| &mut axis.values) {
-            choice.settings.retain(|s| s.field != field);
+        for axis in &mut self.axes {
+            axis.forget(field);
         }
         self.base.insert(field.to_owned(), setting);
         Ok(())
@@ -128,6 +130,33 @@ impl Plan {
         }
         self.variants.retain(|v| names.contains(&v.name));
         Ok(())
+    }
+}
+
+impl Axis {
+    /// Takes a field out of what its values set, and those values out that no longer differ from one
+    /// before: they would be the same runs under another name.
+    fn forget(&mut self, field: &str) {
+        let mut kept: Vec<Choice> = Vec::new();
+        for mut choice in self.values.drain(..) {
+            choice.settings.retain(|setting| setting.field != field);
+            if !kept.iter().any(|other| other.sets_the_same(&choice)) {
+                kept.push(choice);
+            }
+        }
+        self.values = kept;
+    }
+}
+
+impl Choice {
+    fn sets_the_same(&self, other: &Self) -> bool {
+        let of = |choice: &Self| -> BTreeMap<String, String> {
+            let settings = choice.settings.iter();
+            settings
+                .map(|setting| (setting.field.clone(), setting.value.to_string()))
+                .collect()
+        };
+        of(self) == of(other)
     }
 }
 

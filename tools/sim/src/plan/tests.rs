@@ -358,6 +358,28 @@ settings = [{ name = 'a', model.tp = 1 }, { name = 'b', model.tp = 2, model.ep =
 }
 
 #[test]
+fn values_that_a_setting_from_outside_makes_equal_run_once() {
+    let mut plan = parse(
+        "
+[[axis]]
+label = 'choice'
+settings = [
+  { name = 'defaults' },
+  { name = 'fixed homes', serving.routing = 'static_homes' },
+  { name = 'one level less', policy.levels = 7 },
+]",
+    )
+    .expect("a plan");
+    plan.set("serving.routing=static_homes").expect("a field");
+    let names: Vec<&str> = plan.axes[0]
+        .values
+        .iter()
+        .map(|choice| choice.name.as_str())
+        .collect();
+    assert_eq!(names, ["defaults", "one level less"]);
+}
+
+#[test]
 fn a_setting_from_outside_holds_everywhere() {
     let mut plan = small();
     plan.set("model.tp=4").expect("a field");

@@ -41,7 +41,9 @@ impl Sustained {
         if rates.is_empty() && each.iter().all(|s| s == &each[0]) {
             return each.first().copied();
         }
-        crossing(asked, &mean_curve(curves))
+        // A seed whose runs all failed says nothing.
+        let told: Vec<&Vec<_>> = curves.iter().filter(|curve| !curve.is_empty()).collect();
+        crossing(asked, &mean_curve(&told))
     }
 
     /// The rate, if it lies between those of the plan.
@@ -99,7 +101,7 @@ fn crossing(asked: f64, curve: &[(f64, f64)]) -> Option<Sustained> {
 }
 
 /// The mean over curves that have the same rates; rates that some lack are left out.
-fn mean_curve(curves: &[Vec<(f64, f64)>]) -> Vec<(f64, f64)> {
+fn mean_curve(curves: &[&Vec<(f64, f64)>]) -> Vec<(f64, f64)> {
     let Some(first) = curves.first() else {
         return Vec::new();
     };
@@ -172,5 +174,12 @@ mod tests {
         };
         assert_eq!(estimate.half_width, None);
         assert!((estimate.mean - 1.5).abs() < 1e-12, "{estimate:?}");
+    }
+
+    #[test]
+    fn a_seed_without_runs_does_not_hide_the_others() {
+        let two = [rates(&[1.0, 0.7]), rates(&[1.0, 0.9])];
+        let three = [rates(&[1.0, 0.7]), rates(&[1.0, 0.9]), Vec::new()];
+        assert_eq!(Sustained::of(&three), Sustained::of(&two));
     }
 }

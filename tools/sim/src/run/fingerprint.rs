@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
+use crate::compute::Gpu;
 use crate::scenario::Scenario;
 
 /// Changes when the form of results does.
@@ -48,7 +49,9 @@ impl Fingerprints {
         digest.add(scenario_id(scenario).as_bytes());
         // Names of built-in GPUs and models are no files, and then stand for themselves.
         let names = [&scenario.cluster.gpu, &scenario.model.name].map(Path::new);
-        for path in names.into_iter().chain(scenario.workload.file.as_deref()) {
+        let coefficients = Gpu::coefficients_file(&scenario.cluster.gpu);
+        let files = [scenario.workload.file.as_deref(), coefficients.as_deref()];
+        for path in names.into_iter().chain(files.into_iter().flatten()) {
             if let Some(content) = self.content(path) {
                 digest.add(&content.to_le_bytes());
             }
@@ -115,5 +118,29 @@ mod tests {
         let one = Fingerprints::default().of(&scenario);
         std::fs::write(&file, "two").expect("written");
         assert_ne!(one, Fingerprints::default().of(&scenario));
+    }
+
+    #[test]
+    fn coefficients_of_a_gpu_file_count() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let fit = dir.path().join("mine.toml");
+        let gpu = dir.path().join("gpu.toml");
+        let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/fits/h100.toml"));
+        let text = text.expect("it is there");
+        std::fs::write(&fit, &text).expect("written");
+        let gpu_text = format!(
+            "name = \"x\"\npeak_tflops = 989\nmemory_gbytes = 141\nmemory_gbytes_per_second = 4800\n\
+             nvlink_gbytes_per_second = 450\nfit = \"{}\"\n",
+            fit.display()
+        );
+        std::fs::write(&gpu, gpu_text).expect("written");
+        let mut scenario = Scenario::default();
+        scenario.cluster.gpu = gpu.display().to_string();
+        crate::compute::Gpu::named(&scenario.cluster.gpu)
+            .expect("a GPU with coefficients of its own");
+        let before = Fingerprints::default().of(&scenario);
+        let other = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/fits/a100.toml"));
+        std::fs::write(&fit, other.expect("it is there")).expect("written");
+        assert_ne!(Fingerprints::default().of(&scenario), before);
     }
 }

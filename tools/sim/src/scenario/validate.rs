@@ -254,10 +254,7 @@ fn workload(w: &Workload) -> Checked {
         (None, true) => {
             return fail(
                 "workload.file",
-                format!(
-                    "missing: the source `{}` reads a file",
-                    source_name(w.source)
-                ),
+                format!("missing: the source `{}` reads a file", w.source.name()),
             );
         }
         (Some(file), false) => {
@@ -267,7 +264,7 @@ fn workload(w: &Workload) -> Checked {
                     "`{}` is not read: the source `{}` is made up (mooncake, azure, qwen and \
                      burstgpt read files)",
                     file.display(),
-                    source_name(w.source)
+                    w.source.name()
                 ),
             );
         }
@@ -279,7 +276,7 @@ fn workload(w: &Workload) -> Checked {
             "workload.arrivals",
             format!(
                 "`recorded`, but the source `{}` is made up; poisson or bursty",
-                source_name(w.source)
+                w.source.name()
             ),
         );
     }
@@ -296,19 +293,6 @@ fn workload(w: &Workload) -> Checked {
     }
     above_zero("workload.length_scale", w.length_scale)?;
     at_least_one("workload.longest", w.longest)
-}
-
-fn source_name(source: Source) -> &'static str {
-    match source {
-        Source::Conversation => "conversation",
-        Source::Agent => "agent",
-        Source::LongConversation => "long_conversation",
-        Source::LongAgent => "long_agent",
-        Source::Mooncake => "mooncake",
-        Source::Azure => "azure",
-        Source::Qwen => "qwen",
-        Source::Burstgpt => "burstgpt",
-    }
 }
 
 fn network(n: &Network) -> Checked {
@@ -333,6 +317,8 @@ fn network(n: &Network) -> Checked {
         );
     }
     at_least_one("network.overcommit", n.overcommit)?;
+    above_zero("network.collective_weight", n.collective_weight)?;
+    above_zero("network.p2d_weight", n.p2d_weight)?;
     not_negative("network.latency_us", n.latency_us)
 }
 
@@ -382,7 +368,7 @@ mod tests {
     #[test]
     fn each_field_has_its_range() {
         type Change = fn(&mut Scenario);
-        let cases: [(&str, Change); 38] = [
+        let cases: [(&str, Change); 40] = [
             ("cluster.servers", |s| s.cluster.servers = 1),
             ("cluster.gpus_per_server", |s| s.cluster.gpus_per_server = 0),
             ("cluster.prefill_share", |s| s.cluster.prefill_share = 1.0),
@@ -433,6 +419,10 @@ mod tests {
             ("workload.warm_up", |s| s.workload.warm_up = 1.0),
             ("network.levels_on_wire", |s| s.network.levels_on_wire = 1),
             ("network.window_bytes", |s| s.network.window_bytes = 1),
+            ("network.collective_weight", |s| {
+                s.network.collective_weight = 0.0;
+            }),
+            ("network.p2d_weight", |s| s.network.p2d_weight = -1.0),
             ("network.latency_us", |s| s.network.latency_us = -1.0),
             ("policy.levels", |s| s.policy.levels = 17),
             ("policy.threshold_base", |s| s.policy.threshold_base = 1.0),

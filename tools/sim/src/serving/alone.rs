@@ -41,7 +41,7 @@ impl World<'_> {
                         as f64
                 })
                 .collect();
-            let (exchange, rest) = self.layer_alone(u64::from(tokens));
+            let (exchange, rest) = self.layer_alone(u64::from(tokens), u64::from(tokens));
             for layer in 0..usize::from(self.layers) {
                 let per_token = self.kv_bytes[layer] as f64;
                 if before == reused && reused > 0 {
@@ -102,27 +102,30 @@ impl World<'_> {
         }
     }
 
-    /// Exchange and computing of a layer after attention, for tokens of one rank.
-    pub(super) fn layer_alone(&self, tokens: u64) -> (f64, f64) {
+    /// Exchange and computing of a layer after attention: `most` tokens on the rank that has most of
+    /// them, `all` on all ranks together. Of a sequence-parallel unit both are the unit's.
+    pub(super) fn layer_alone(&self, most: u64, all: u64) -> (f64, f64) {
         let ranks = u64::from(self.layout.ranks_per_unit);
         let share = |n: u64| if self.striped { n.div_ceil(ranks) } else { n };
         if self.model.experts <= 1 {
-            return (0.0, self.compute.mlp_ns(share(tokens)) as f64);
+            return (0.0, self.compute.mlp_ns(share(most)) as f64);
         }
         let use_ = &self.experts[0];
         let own = if self.scenario.model.ep > 1 {
-            tokens
+            all
         } else {
-            share(tokens)
+            share(most)
         };
         let rest = self.experts_of(use_, own) as f64;
-        let shared = self.compute.shared_ns(share(tokens)) as f64;
+        let shared = self.compute.shared_ns(share(most)) as f64;
         if self.striped || self.scenario.model.ep <= 1 {
             return (0.0, rest + shared);
         }
         let inside = u64::from(self.layout.ranks_per_server).min(ranks) as f64 / ranks as f64;
-        let copies: f64 = use_.copies.iter().sum::<f64>() * (1.0 - inside);
-        let bytes = tokens as f64 * copies * self.activation_bytes;
+        // One rank's tokens go to all others; or all tokens to the rank that most of them need.
+        let sent = most as f64 * use_.copies.iter().sum::<f64>();
+        let received = all as f64 * use_.copies.iter().copied().fold(0.0, f64::max);
+        let bytes = sent.max(received) * (1.0 - inside) * self.activation_bytes;
         let takes = bytes / self.layout.rank_rate * 1e9;
         let there = takes + self.latency.0 as f64;
         (there.max(shared) + there, rest)

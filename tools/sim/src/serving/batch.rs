@@ -61,6 +61,8 @@ pub(super) struct Batch {
     pub(super) ahead: Option<BatchId>,
     /// Stage-1 flows that are not there yet, by layer.
     pub(super) reuse_left: Vec<u32>,
+    /// When those that are there were complete, by layer.
+    pub(super) reuse_complete: Vec<Time>,
     /// Layers of which stage-1 flows were issued.
     pub(super) fetched: u16,
     /// Stage-3 flows under way.
@@ -107,6 +109,7 @@ impl Batch {
             pairs: core::mem::take(&mut self.pairs),
             seats: core::mem::take(&mut self.seats),
             reuse_left: core::mem::take(&mut self.reuse_left),
+            reuse_complete: core::mem::take(&mut self.reuse_complete),
             hosts: core::mem::take(&mut self.hosts),
             loads: core::mem::take(&mut self.loads),
             ..Self::default()
@@ -122,6 +125,8 @@ impl Batch {
         fresh.seats.resize(ranks, 0);
         fresh.reuse_left.clear();
         fresh.reuse_left.resize(usize::from(layers), 0);
+        fresh.reuse_complete.clear();
+        fresh.reuse_complete.resize(usize::from(layers), Time::ZERO);
         *self = fresh;
     }
 }

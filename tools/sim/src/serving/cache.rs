@@ -1,8 +1,9 @@
 //! Which unit holds which prefix blocks.
 //!
 //! A block id stands for the whole prefix up to it, so holding a block means holding what precedes
-//! it too. Capacity is per unit, the least recently used block goes first. Nothing is hashed: block
-//! ids are dense, and holders and recency are linked lists through one pool.
+//! it too. Capacity is per unit, the least recently used block goes first, but none that a request was
+//! promised and has not read yet. Nothing is hashed: block ids are dense, and holders and recency are
+//! linked lists through one pool.
 
 const NONE: u32 = u32::MAX;
 
@@ -15,6 +16,8 @@ struct Entry {
     sibling: u32,
     newer: u32,
     older: u32,
+    /// Requests that are going to read it: until they have, it stays, and is in no order of use.
+    readers: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +26,10 @@ struct Shelf {
     oldest: u32,
     blocks: u64,
 }
+
+/// A block that stays where it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pinned(u32);
 
 /// See the module.
 #[derive(Debug)]
@@ -70,29 +77,60 @@ impl Caches {
         at
     }
 
+    /// The block that this rank holds stays until [`Self::release`] is called with what this returns;
+    /// `None` if it holds none.
+    pub(super) fn pin(&mut self, rank: u32, block: u32) -> Option<Pinned> {
+        let unit = rank / self.ranks_per_unit;
+        let at = self.find(unit, block);
+        let entry = self.entries.get_mut(at as usize)?;
+        entry.readers += 1;
+        if entry.readers == 1 {
+            self.unlink(unit, at);
+        }
+        Some(Pinned(at))
+    }
+
+    /// A reader is done: the block is the one that was used last.
+    pub(super) fn release(&mut self, pinned: Pinned) {
+        let entry = &mut self.entries[pinned.0 as usize];
+        entry.readers -= 1;
+        if entry.readers == 0 {
+            let unit = entry.rank / self.ranks_per_unit;
+            self.link_newest(unit, pinned.0);
+        }
+    }
+
     /// The block was used in the unit, if it is there.
     pub(super) fn touch(&mut self, unit: u32, block: u32) -> bool {
         let at = self.find(unit, block);
         if at == NONE {
             return false;
         }
+        if self.entries[at as usize].readers > 0 {
+            return true;
+        }
         self.unlink(unit, at);
         self.link_newest(unit, at);
         true
     }
 
-    /// The block is in this rank's memory from now on; a unit holds it once.
+    /// The block is in this rank's memory from now on; a unit holds it once. Not if all that it holds
+    /// is promised to readers.
     pub(super) fn insert(&mut self, rank: u32, block: u32) {
         let unit = rank / self.ranks_per_unit;
         if self.blocks_max == 0 || self.touch(unit, block) {
             return;
         }
         if self.shelves[unit as usize].blocks >= self.blocks_max {
+            if self.shelves[unit as usize].oldest == NONE {
+                return;
+            }
             self.evict(unit);
         }
         let entry = Entry {
             block,
             rank,
+            readers: 0,
             sibling: self.first[block as usize],
             newer: NONE,
             older: NONE,

@@ -243,11 +243,12 @@ impl World<'_> {
 
     /// Weight of an aggregate: the flows that it stands for, or one if the whole is one job.
     fn collective_weight(&self, unit: u32) -> f64 {
-        if self.coflows {
+        let flows = if self.coflows {
             1.0
         } else {
             self.units[unit as usize].collective.exchange.peers()
-        }
+        };
+        flows * self.scenario.network.collective_weight
     }
 
     fn send_aggregate(&mut self, unit: u32, piece: usize, port: PortId, bytes: u64, book: Book) {
@@ -376,7 +377,8 @@ impl World<'_> {
         self.measure.collective(took, collective.alone);
         if let Some(slot) = unit.current {
             let batch = &mut self.batches[slot as usize];
-            batch.collective_ns += took.0;
+            // While it computes beside it, it does not wait.
+            batch.collective_ns += took.0.saturating_sub(collective.beside.0);
             batch.computed_ns += collective.beside.0 + collective.after.0;
         }
         true

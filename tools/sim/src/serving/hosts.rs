@@ -96,6 +96,7 @@ pub(super) fn link_config(scenario: &Scenario, rate: f64) -> LinkConfig {
         },
         threshold_base: policy.threshold_base,
         last_stage: policy.last_stage.into(),
+        mlu_scope: policy.mlu.into(),
         granularity: policy.granularity.into(),
         ties: policy.ties.into(),
         ..LinkConfig::default()

@@ -28,8 +28,14 @@ pub(super) struct Layout {
 #[derive(Debug)]
 struct Leaves {
     servers_per_rack: u32,
-    bundles: u32,
+    racks: Vec<Rack>,
+}
+
+/// The uplinks of a rack's leaf switch, and as many downlinks after them.
+#[derive(Debug)]
+struct Rack {
     first: u32,
+    bundles: u32,
 }
 
 /// Ports that a transfer passes.
@@ -74,24 +80,30 @@ impl Layout {
     }
 
     /// Uplinks and downlinks of every rack, in bundles of as many links as a rank has NICs, since a
-    /// rank's transfer is that many flows.
+    /// rank's transfer is that many flows. A rack that is not full has the fewer of them.
     fn add_leaves(&mut self, scenario: &Scenario, network: &mut Network) {
         let cluster = &scenario.cluster;
-        let nics = f64::from(cluster.servers_per_rack * cluster.gpus_per_server);
-        let capacity = nics * cluster.nic_gbps * 1e9 / 8.0 / cluster.oversubscription;
-        let bundles = match cluster.spreading {
-            Spreading::Even => 1,
-            Spreading::Ecmp => ((capacity / self.rank_rate).round() as u32).max(1),
-        };
-        let racks = cluster.servers.div_ceil(cluster.servers_per_rack);
-        let first = 2 * self.ranks + self.decodes;
-        for _ in 0..2 * racks * bundles {
-            network.add_port(capacity / f64::from(bundles));
+        let mut first = 2 * self.ranks + self.decodes;
+        let mut racks = Vec::new();
+        let mut placed = 0;
+        while placed < cluster.servers {
+            let servers = cluster.servers_per_rack.min(cluster.servers - placed);
+            let nics = f64::from(servers * cluster.gpus_per_server);
+            let capacity = nics * cluster.nic_gbps * 1e9 / 8.0 / cluster.oversubscription;
+            let bundles = match cluster.spreading {
+                Spreading::Even => 1,
+                Spreading::Ecmp => ((capacity / self.rank_rate).round() as u32).max(1),
+            };
+            for _ in 0..2 * bundles {
+                network.add_port(capacity / f64::from(bundles));
+            }
+            racks.push(Rack { first, bundles });
+            first += 2 * bundles;
+            placed += servers;
         }
         self.leaves = Some(Leaves {
             servers_per_rack: cluster.servers_per_rack,
-            bundles,
-            first,
+            racks,
         });
     }
 
@@ -166,9 +178,11 @@ impl Layout {
         if racks.0 == racks.1 {
             return (ports, 2);
         }
-        let bundle =
-            (mix(u64::from(from.0) << 32 | u64::from(to.0)) % u64::from(leaves.bundles)) as u32;
-        let port = |rack, down| PortId(leaves.first + (2 * rack + down) * leaves.bundles + bundle);
+        let hash = mix(u64::from(from.0) << 32 | u64::from(to.0));
+        let port = |rack: u32, down: u32| {
+            let Rack { first, bundles } = leaves.racks[rack as usize];
+            PortId(first + down * bundles + (hash % u64::from(bundles)) as u32)
+        };
         ports[2] = port(racks.0, 0);
         ports[3] = port(racks.1, 1);
         (ports, 4)

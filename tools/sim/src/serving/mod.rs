@@ -18,6 +18,8 @@ mod exchange;
 mod hosts;
 mod layout;
 mod measure;
+#[cfg(test)]
+mod once_wrong;
 mod order;
 mod router;
 mod sketch;
@@ -26,6 +28,8 @@ mod tests;
 mod transfer;
 mod unit;
 mod world;
+
+use std::collections::BTreeSet;
 
 use crate::compute::{Compute, Gpu};
 use crate::model::Model;
@@ -47,7 +51,7 @@ pub enum SimError {
     Gpu(String),
     /// The requests.
     #[error("workload: {0}")]
-    Workload(#[from] WorkloadError),
+    Workload(WorkloadError),
     /// A policy's parameters.
     #[error("policy: {0}")]
     Policy(String),
@@ -55,6 +59,13 @@ pub enum SimError {
     /// no request.
     #[error("{0}")]
     Mismatch(String),
+}
+
+// Not `#[from]`: who prints the chain of causes would say it twice.
+impl From<WorkloadError> for SimError {
+    fn from(cause: WorkloadError) -> Self {
+        Self::Workload(cause)
+    }
 }
 
 /// What a point needs besides its scenario: read once, for all policies on the same requests.
@@ -71,20 +82,63 @@ impl Inputs {
     /// # Errors
     /// What cannot be read, with file, line and field.
     pub fn load(scenario: &Scenario) -> Result<Self, SimError> {
-        let cluster = &scenario.cluster;
-        scenario.validate()?;
-        let rate = scenario.workload.rate_per_gpu * f64::from(cluster.prefill_gpus());
-        let mut gpu = Gpu::named(&cluster.gpu).map_err(|cause| SimError::Gpu(cause.to_string()))?;
-        if cluster.nvlink_gbytes > 0.0 {
-            gpu.nvlink_bytes_per_second = cluster.nvlink_gbytes * 1e9;
-        }
+        let (model, gpu) = hardware(scenario)?;
+        let gpus = f64::from(scenario.cluster.prefill_gpus());
+        let rate = scenario.workload.rate_per_gpu * gpus;
         Ok(Self {
-            model: Model::named(&scenario.model.name)
-                .map_err(|cause| SimError::Model(cause.to_string()))?,
+            model,
             gpu,
             requests: workload::load(&scenario.workload, rate, scenario.seed)?,
         })
     }
+}
+
+/// What computes what.
+fn hardware(scenario: &Scenario) -> Result<(Model, Gpu), SimError> {
+    let cluster = &scenario.cluster;
+    scenario.validate()?;
+    let mut gpu = Gpu::named(&cluster.gpu).map_err(|cause| SimError::Gpu(cause.to_string()))?;
+    if cluster.nvlink_gbytes > 0.0 {
+        gpu.nvlink_bytes_per_second = cluster.nvlink_gbytes * 1e9;
+    }
+    let model =
+        Model::named(&scenario.model.name).map_err(|cause| SimError::Model(cause.to_string()))?;
+    Ok((model, gpu))
+}
+
+/// Checks what can be known of many points before the first of them is simulated: their models, GPUs
+/// and traces can be read, to the last line.
+///
+/// # Errors
+/// The first that cannot, with file, line and field.
+pub fn check<'a>(scenarios: impl IntoIterator<Item = &'a Scenario>) -> Result<(), SimError> {
+    let mut seen = BTreeSet::new();
+    let mut traces = BTreeSet::new();
+    for scenario in scenarios {
+        let (model, workload) = (&scenario.model, &scenario.workload);
+        if seen.insert((&model.name, &scenario.cluster.gpu, model.ep)) {
+            let (described, _) = hardware(scenario)?;
+            experts_suffice(scenario, &described)?;
+        }
+        if workload.source.is_recorded() && traces.insert((workload.source.name(), &workload.file))
+        {
+            workload::read(workload)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether there are as many experts as ranks that share them.
+fn experts_suffice(scenario: &Scenario, model: &Model) -> Result<(), SimError> {
+    let ep = scenario.model.ep;
+    if ep <= model.experts.max(1) {
+        return Ok(());
+    }
+    let name = &model.name;
+    Err(SimError::Mismatch(match model.experts {
+        0 | 1 => format!("model.ep: {ep}, but {name} has no experts"),
+        experts => format!("model.ep: {ep} ranks for the {experts} experts of {name}"),
+    }))
 }
 
 /// Simulates one point.
@@ -101,17 +155,7 @@ pub fn simulate(scenario: &Scenario) -> Result<Outcome, SimError> {
 /// What of the scenario makes no sense together.
 pub fn simulate_with(scenario: &Scenario, inputs: &Inputs) -> Result<Outcome, SimError> {
     scenario.validate()?;
-    let (model, ep) = (&inputs.model, scenario.model.ep);
-    if ep > model.experts.max(1) {
-        let problem = match model.experts {
-            0 | 1 => format!("model.ep: {ep}, but {} has no experts", model.name),
-            experts => format!(
-                "model.ep: {ep} ranks for the {experts} experts of {}",
-                model.name
-            ),
-        };
-        return Err(SimError::Mismatch(problem));
-    }
+    experts_suffice(scenario, &inputs.model)?;
     let compute = Compute::new(&inputs.gpu, &inputs.model, scenario.model.tp);
     let mut world = world::World::new(scenario, inputs, compute)?;
     world.run();

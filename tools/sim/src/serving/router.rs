@@ -16,6 +16,8 @@ pub(super) struct Route {
     /// Reusable tokens by the rank that holds them, the request's own included.
     pub(super) sources: Vec<Source>,
     pub(super) reused: u32,
+    /// The blocks that are reused, first to last, and which rank's copy.
+    pub(super) blocks: Vec<(u32, u32)>,
 }
 
 /// See the module.
@@ -29,6 +31,8 @@ pub(super) struct Router {
     decode_turn: u32,
     /// Tokens that wait or compute, by rank.
     pub(super) queued: Vec<u64>,
+    /// A unit computes one request after the other, each on all of its ranks.
+    striped: bool,
     /// Bytes on their way, by decode rank.
     pub(super) decode_load: Vec<u64>,
     overlap: Vec<u64>,
@@ -37,8 +41,9 @@ pub(super) struct Router {
 }
 
 impl Router {
-    pub(super) fn new(serving: &Serving, layout: &Layout, seed: u64) -> Self {
+    pub(super) fn new(serving: &Serving, layout: &Layout, striped: bool, seed: u64) -> Self {
         Self {
+            striped,
             routing: serving.routing,
             weight: serving.overlap_weight,
             placement: serving.placement,
@@ -94,8 +99,10 @@ impl Router {
             self.overlap[unit as usize] = 0;
         }
         let mut sources: Vec<Source> = Vec::new();
+        let mut blocks = Vec::with_capacity(held.len());
         for &(block, more) in &held {
             let from = nearest(layout, caches, block, rank, number as u64);
+            blocks.push((block, from));
             match sources.iter_mut().find(|source| source.0 == from) {
                 Some(source) => source.1 += more,
                 None => sources.push((from, more)),
@@ -105,15 +112,19 @@ impl Router {
             rank,
             sources,
             reused: reusable,
+            blocks,
         }
     }
 
-    fn least_queued(&self, layout: &Layout, unit: u32) -> u64 {
-        layout
-            .ranks_of(unit)
-            .map(|rank| self.queued[rank as usize])
-            .min()
-            .unwrap_or(0)
+    /// Tokens that a new request of the unit waits for, at the rank that has the fewest.
+    fn queued_before(&self, layout: &Layout, unit: u32) -> u64 {
+        let ranks = layout.ranks_of(unit);
+        let queued = ranks.map(|rank| self.queued[rank as usize]);
+        if self.striped {
+            queued.sum()
+        } else {
+            queued.min().unwrap_or(0)
+        }
     }
 
     fn unit(&mut self, layout: &Layout, reusable: u32) -> u32 {
@@ -132,7 +143,7 @@ impl Router {
         for n in 0..layout.units {
             let unit = (first + n) % layout.units;
             let missing = u64::from(reusable).saturating_sub(self.overlap[unit as usize]);
-            let cost = self.least_queued(layout, unit) as f64 + weight * missing as f64;
+            let cost = self.queued_before(layout, unit) as f64 + weight * missing as f64;
             if cost < best.0 {
                 best = (cost, unit);
             }

@@ -11,7 +11,7 @@ use crate::scenario::{Mode, Placement, Routing, Scenario, SpExchange};
 use crate::workload::{Request, Requests};
 
 /// Two prefill units of 16 GPUs, as many decode GPUs.
-fn small() -> Scenario {
+pub(super) fn small() -> Scenario {
     let mut scenario = Scenario::default();
     scenario.cluster.servers = 8;
     scenario.model.ep = 8;
@@ -57,7 +57,7 @@ fn requests(list: &[(u64, u32, u32)]) -> Requests {
     requests
 }
 
-fn inputs(scenario: &Scenario, list: &[(u64, u32, u32)]) -> Inputs {
+pub(super) fn inputs(scenario: &Scenario, list: &[(u64, u32, u32)]) -> Inputs {
     Inputs {
         model: Model::named(&scenario.model.name).expect("built in"),
         gpu: Gpu::named(&scenario.cluster.gpu).expect("built in"),
@@ -65,7 +65,7 @@ fn inputs(scenario: &Scenario, list: &[(u64, u32, u32)]) -> Inputs {
     }
 }
 
-fn run(scenario: &Scenario, list: &[(u64, u32, u32)]) -> Outcome {
+pub(super) fn run(scenario: &Scenario, list: &[(u64, u32, u32)]) -> Outcome {
     simulate_with(scenario, &inputs(scenario, list)).expect("a scenario that makes sense")
 }
 
@@ -203,6 +203,22 @@ fn aggregates_agree_with_pairs() {
             100.0 * apart
         );
     }
+}
+
+#[test]
+fn collectives_that_weigh_more_are_shorter_under_fair_sharing() {
+    let mut scenario = small();
+    scenario.policy.kind = PolicyKind::Fair;
+    scenario.cluster.nic_gbps = 25.0;
+    let list: Vec<_> = (0..12).map(|n| (n * 20, 6_000, n as u32)).collect();
+    let alike = run(&scenario, &list).collective_stretch.mean;
+    scenario.network.collective_weight = 16.0;
+    let heavy = run(&scenario, &list).collective_stretch.mean;
+    assert!(heavy < alike && alike > 1.01, "{heavy} {alike}");
+    scenario.network.collective_weight = 1.0;
+    scenario.network.p2d_weight = 1.0 / 16.0;
+    let light = run(&scenario, &list).collective_stretch.mean;
+    assert!(light < alike, "{light} {alike}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! A flow is one request's part of one layer. Where daemons decide it gets its permits in chunks,
 //! and is on the network with one chunk at a time, as a queue pair would send it.
 
-use laxity_policy::{Action, Event, FlowId, FlowSpec, Layer, Level, RequestId, Span, Stage};
+use laxity_policy::{Action, Event, FlowId, FlowSpec, Layer, Level, RequestId, Span, Stage, Time};
 
 use super::collective::rank_of_flow;
 use super::event::Happening;
@@ -39,6 +39,13 @@ pub(super) struct Flow {
     at_once: bool,
     /// Tells the flows of a slot apart.
     generation: u32,
+}
+
+impl Flow {
+    #[cfg(test)]
+    pub(super) const fn weight(&self) -> f32 {
+        self.weight
+    }
 }
 
 /// Which host decides over the flow: the one that posts it.
@@ -79,29 +86,23 @@ impl World<'_> {
             unsent: 0,
             sending: 0,
             level: Level::SCAVENGER,
-            weight: if self.coflows {
-                1.0 / alike.max(1) as f32
-            } else {
-                1.0
-            },
+            weight: self.weight_of(stage, alike),
             at_once: false,
             generation: self.flow_generation,
         };
         let inside = match to {
-            To::Rank(reader) if self.layout.server_of(from) == self.layout.server_of(reader) => {
-                Some(self.layout.nvlink_rate)
-            }
-            _ if self.regime == Regime::Alone => Some(match to {
-                To::Rank(_) => self.layout.rank_rate,
-                To::Decode(_) => self.layout.rank_rate.min(self.layout.decode_rate),
-            }),
-            _ => None,
+            To::Rank(reader) => self.layout.server_of(from) == self.layout.server_of(reader),
+            To::Decode(_) => false,
         };
         self.flows[slot as usize] = Some(flow);
-        if let Some(rate) = inside {
-            let takes = Span((bytes as f64 / rate * 1e9).ceil() as u64);
-            self.agenda
-                .push(self.now + takes, Happening::Delivered { flow: slot });
+        if inside || self.regime == Regime::Alone {
+            let at = if inside {
+                let takes = bytes as f64 / self.layout.nvlink_rate * 1e9;
+                self.now + Span(takes.ceil() as u64)
+            } else {
+                self.alone_until(request, to, bytes)
+            };
+            self.agenda.push(at, Happening::Delivered { flow: slot });
             return;
         }
         match stage {
@@ -116,6 +117,34 @@ impl World<'_> {
         } else {
             self.ask(slot);
         }
+    }
+
+    /// Weight of one of `alike` flows.
+    fn weight_of(&self, stage: Stage, alike: u32) -> f32 {
+        let flows = if self.coflows { alike.max(1) } else { 1 };
+        let weight = match stage {
+            Stage::P2d => self.scenario.network.p2d_weight,
+            _ => 1.0,
+        };
+        (weight / f64::from(flows)) as f32
+    }
+
+    /// When `bytes` of a request have come that meet nothing but others of the same request.
+    fn alone_until(&mut self, request: u32, to: To, bytes: u64) -> Time {
+        let stripes = if self.striped {
+            f64::from(self.layout.ranks_per_unit)
+        } else {
+            1.0
+        };
+        let all = self.layout.rank_rate * stripes;
+        let request = &mut self.requests[request as usize];
+        let (busy, rate) = match to {
+            To::Rank(_) => (&mut request.fetching_until, all),
+            To::Decode(_) => (&mut request.sending_until, all.min(self.layout.decode_rate)),
+        };
+        let takes = Span((bytes as f64 / rate * 1e9).ceil() as u64);
+        *busy = self.now.max(*busy) + takes;
+        *busy
     }
 
     pub(super) fn flow_mut(&mut self, slot: u32) -> &mut Flow {

@@ -164,7 +164,8 @@ impl World<'_> {
         }
         // Without contention, but with what the layer exchanges.
         let most = batch.tokens.iter().copied().max().unwrap_or(0);
-        let (exchange, rest) = self.layer_alone(most);
+        let all = batch.tokens.iter().sum();
+        let (exchange, rest) = self.layer_alone(most, all);
         let layer = self.layer_of_kind[0];
         let attended = self.attention_alone(attention[0] as f64, batch.context, layer);
         let layer_ns = attended + exchange + rest;
@@ -192,21 +193,26 @@ impl World<'_> {
             let ranks = u64::from(self.layout.ranks_per_unit);
             let stripes = if self.striped { ranks } else { 1 };
             let collective = if self.striped {
-                // Each rank passes on the shards of all others.
+                // A rank at the edge of its server passes on the shards of all others.
+                let inside = u64::from(self.layout.ranks_per_server);
                 let context = u64::from(member.before + member.tokens);
-                context * self.kv_bytes_all_layers * (ranks - 1) / ranks
+                let passed = if ranks > inside { ranks - 1 } else { 0 };
+                context * self.kv_bytes_all_layers * passed / ranks
             } else {
                 u64::from(member.tokens) * per_token
             };
-            let mut ports = vec![
-                (
-                    PortId(self.layout.egress(rank).0),
-                    last_stage / stripes + collective,
-                ),
-                (PortId(self.layout.decode_ingress(decode).0), last_stage),
-            ];
-            if reuse > 0 {
-                ports.push((PortId(self.layout.ingress(rank).0), reuse / stripes));
+            let senders = if self.striped {
+                self.layout.ranks_of(self.layout.unit_of(rank))
+            } else {
+                rank..rank + 1
+            };
+            let mut ports = vec![(PortId(self.layout.decode_ingress(decode).0), last_stage)];
+            for rank in senders {
+                let egress = PortId(self.layout.egress(rank).0);
+                ports.push((egress, last_stage / stripes + collective));
+                if reuse > 0 {
+                    ports.push((PortId(self.layout.ingress(rank).0), reuse / stripes));
+                }
             }
             let id = RequestId(u64::from(member.request) + 1);
             let load = ports.iter().map(|&(port, bytes)| (id, port, bytes));
@@ -278,6 +284,11 @@ impl World<'_> {
     fn fetch(&mut self, slot: u32, request: u32, layer: u16) {
         let state = &self.requests[request as usize];
         let (first, count, rank) = (state.first_source, state.sources, state.rank);
+        let alike = if self.coflows {
+            self.fetches_at(slot, self.seat(request))
+        } else {
+            1
+        };
         for at in first..first + count {
             let (from, tokens) = self.sources[at as usize];
             // Linear attention goes on from its state after the last reused token.
@@ -288,7 +299,7 @@ impl World<'_> {
             if !self.striped {
                 if from != rank {
                     self.batches[slot as usize].reuse_left[usize::from(layer)] += 1;
-                    self.submit((request, slot, layer), from, To::Rank(rank), bytes, count);
+                    self.submit((request, slot, layer), from, To::Rank(rank), bytes, alike);
                 }
                 continue;
             }
@@ -306,16 +317,28 @@ impl World<'_> {
                     from,
                     to,
                     bytes / u64::from(stripes),
-                    count,
+                    alike,
                 );
             }
         }
     }
 
+    /// Sources that the batch's members at one queue fetch a layer from.
+    fn fetches_at(&self, slot: u32, seat: usize) -> u32 {
+        let members = &self.batches[slot as usize].members;
+        let here = members
+            .iter()
+            .filter(|member| member.first && self.seat(member.request) == seat);
+        here.map(|member| self.requests[member.request as usize].sources)
+            .sum()
+    }
+
     /// Stage-1 bytes of a layer are there.
     pub(super) fn blocks_arrived(&mut self, slot: u32, layer: u16) {
+        let complete = self.now + self.latency;
         let batch = &mut self.batches[slot as usize];
         batch.reuse_left[usize::from(layer)] -= 1;
+        batch.reuse_complete[usize::from(layer)] = complete;
         let unit = batch.unit;
         let state = &self.units[unit as usize];
         let waits = state.current == Some(slot) && state.step == Step::Stalled;
@@ -366,7 +389,9 @@ impl World<'_> {
             (state.step, state.since) = (Step::Stalled, now);
             return;
         }
-        self.start_attention(unit, Span::ZERO);
+        // What has come just now is not complete yet.
+        let complete = batch.reuse_complete[usize::from(batch.layer)];
+        self.start_attention(unit, complete.since(self.now));
     }
 
     pub(super) fn running(&self, unit: u32) -> u32 {
@@ -477,7 +502,13 @@ impl World<'_> {
 
     fn shared_ns(&self, slot: u32) -> u64 {
         let most = self.batches[slot as usize].tokens.iter().copied().max();
-        self.compute.shared_ns(most.unwrap_or(0))
+        let most = most.unwrap_or(0);
+        let ranks = u64::from(self.layout.ranks_per_unit);
+        self.compute.shared_ns(if self.striped {
+            most.div_ceil(ranks)
+        } else {
+            most
+        })
     }
 
     /// What the layer computed, and what was reused, goes to the decode ranks.
@@ -493,7 +524,7 @@ impl World<'_> {
                 continue;
             }
             let (rank, to) = (request.rank, To::Decode(request.decode));
-            let alike = batch.members.len() as u32;
+            let alike = batch.seats[self.seat(member.request)];
             let stripes = if self.striped {
                 self.layout.ranks_per_unit
             } else {

@@ -4,13 +4,13 @@ use laxity_policy::admission::AdmissionEvent;
 use laxity_policy::{PolicyKind, RequestId, Span, Time};
 
 use super::batch::Batch;
-use super::cache::Caches;
+use super::cache::{Caches, Pinned};
 use super::event::{Agenda, Happening};
 use super::hosts::{Hosts, Regime};
 use super::layout::{Layout, mix};
 use super::measure::{Measure, Served};
 use super::order::Coordinator;
-use super::router::{Router, Source};
+use super::router::{Route, Router, Source};
 use super::transfer::Flow;
 use super::unit::Unit;
 use super::{Inputs, SimError};
@@ -69,6 +69,9 @@ pub(super) struct Request {
     pub(super) collective_ns: u64,
     pub(super) computed_ns: u64,
     pub(super) pruned: bool,
+    /// Without contention, when what the request fetches, and what it sends, has passed.
+    pub(super) fetching_until: Time,
+    pub(super) sending_until: Time,
 }
 
 /// How a layer of a unit uses its experts.
@@ -104,6 +107,8 @@ pub(super) struct World<'a> {
     pub(super) batches_seen: u64,
     pub(super) requests: Vec<Request>,
     pub(super) sources: Vec<Source>,
+    /// Blocks that a request has still to read, by request.
+    pinned: Vec<Vec<Pinned>>,
     pub(super) flows: Vec<Option<Flow>>,
     pub(super) free_flows: Vec<u32>,
     pub(super) flow_generation: u32,
@@ -170,6 +175,7 @@ impl<'a> World<'a> {
         let block_tokens = u64::from(inputs.requests.block_tokens.max(1));
         let ranks_per_unit = layout.ranks_per_unit;
         let striped = scenario.model.sp > 1;
+        let stripes = f64::from(if striped { ranks_per_unit } else { 1 });
         let queues = if striped { 1 } else { ranks_per_unit as usize };
         let rates = (0..2 * layout.ranks)
             .map(|port| (port, layout.rank_rate))
@@ -178,7 +184,7 @@ impl<'a> World<'a> {
         let mut world = Self {
             hosts: Hosts::new(scenario, layout.ranks, layout.rank_rate)?,
             coordinator: Coordinator::new(scenario, rates)?,
-            router: Router::new(&scenario.serving, &layout, scenario.seed),
+            router: Router::new(&scenario.serving, &layout, striped, scenario.seed),
             caches: Caches::new(
                 inputs.requests.distinct_blocks,
                 layout.units,
@@ -203,7 +209,7 @@ impl<'a> World<'a> {
                 .contains(&crate::scenario::Part::Rli),
             measures_load: scenario.policy.kind == PolicyKind::Mfs
                 && Regime::of(scenario) == Regime::Daemons,
-            receiver_bound: layout.decode_rate < layout.rank_rate,
+            receiver_bound: layout.decode_rate < layout.rank_rate * stripes,
             striped,
             layers,
             latency: Span((scenario.network.latency_us * 1e3) as u64),
@@ -226,6 +232,7 @@ impl<'a> World<'a> {
             batches_seen: 0,
             requests: Vec::with_capacity(list.len()),
             sources: Vec::new(),
+            pinned: vec![Vec::new(); list.len()],
             flows: Vec::new(),
             free_flows: Vec::new(),
             flow_generation: 0,
@@ -274,10 +281,11 @@ impl<'a> World<'a> {
             }
         }
         let copies: f64 = self.experts[0].copies.iter().sum();
-        let per_layer = 2.0 * copies * self.activation_bytes;
-        if ranks > 1 {
-            self.collective_bytes_per_token = (per_layer * f64::from(self.layers)) as u64;
-        }
+        // What stays in a server passes no NIC.
+        let inside = self.layout.ranks_per_server.min(ranks);
+        let outside = 1.0 - f64::from(inside) / f64::from(ranks);
+        let per_layer = 2.0 * copies * outside * self.activation_bytes;
+        self.collective_bytes_per_token = (per_layer * f64::from(self.layers)) as u64;
     }
 
     fn set_objectives(&mut self) {
@@ -325,12 +333,21 @@ impl<'a> World<'a> {
                 collective_ns: 0,
                 computed_ns: 0,
                 pruned: false,
+                fetching_until: Time::ZERO,
+                sending_until: Time::ZERO,
             });
         }
     }
 
     /// Runs until all requests are served.
     pub(super) fn run(&mut self) {
+        self.run_observed(|_| {});
+        #[cfg(debug_assertions)]
+        self.check_conservation();
+    }
+
+    /// As [`Self::run`], and `look`s after each event.
+    pub(super) fn run_observed(&mut self, mut look: impl FnMut(&Self)) {
         self.agenda
             .push(self.requests[0].arrival, Happening::Arrival);
         while self.served < self.requests.len() {
@@ -347,14 +364,14 @@ impl<'a> World<'a> {
                     Tag::Flow(slot) => self.sent(slot),
                     Tag::Collective(piece) => self.collective_drained(piece),
                 }
+                look(self);
             }
             while let Some(happening) = self.agenda.pop(self.now) {
                 self.events += 1;
                 self.happens(happening);
+                look(self);
             }
         }
-        #[cfg(debug_assertions)]
-        self.check_conservation();
     }
 
     fn happens(&mut self, happening: Happening) {
@@ -384,19 +401,7 @@ impl<'a> World<'a> {
             .router
             .route(&self.layout, &self.caches, &self.inputs.requests, number);
         let unit = self.layout.unit_of(route.rank);
-        let far = |&&(from, _): &&Source| {
-            if self.striped {
-                self.layout.unit_of(from) != unit
-            } else {
-                self.layout.server_of(from) != self.layout.server_of(route.rank)
-            }
-        };
-        let fetched = route
-            .sources
-            .iter()
-            .filter(far)
-            .map(|source| source.1)
-            .sum();
+        let fetched = self.over_the_network(&route);
         let request = &mut self.requests[number];
         request.rank = route.rank;
         request.reused = route.reused;
@@ -408,35 +413,49 @@ impl<'a> World<'a> {
         self.router.queued[route.rank as usize] += u64::from(request.to_compute);
         let bytes = u64::from(request.prompt) * self.kv_bytes_all_layers;
         request.decode = self.router.place(number, bytes);
-        self.use_blocks(number, unit, route.reused);
+        self.use_blocks(number, unit, &route.blocks);
         self.enqueue(unit, number as u32);
     }
 
-    /// Blocks that are reused were used: where they are, and, with copies, where they go.
-    fn use_blocks(&mut self, number: usize, unit: u32, reused: u32) {
-        let requests = &self.inputs.requests;
-        let blocks = requests.blocks_of(&requests.list[number]);
+    /// Reused tokens that come through NICs.
+    fn over_the_network(&self, route: &Route) -> u32 {
+        let layout = &self.layout;
+        let apart = |from, to| layout.server_of(from) != layout.server_of(to);
+        let of = |&(from, tokens): &Source| -> u32 {
+            if !self.striped {
+                return if apart(from, route.rank) { tokens } else { 0 };
+            }
+            // Each rank fetches its share from its like; within the unit everybody has what it needs.
+            let (home, unit) = (layout.unit_of(from), layout.unit_of(route.rank));
+            let pairs = layout.ranks_of(home).zip(layout.ranks_of(unit));
+            let far = pairs.filter(|&(from, to)| home != unit && apart(from, to));
+            (u64::from(tokens) * far.count() as u64 / u64::from(layout.ranks_per_unit)) as u32
+        };
+        route.sources.iter().map(of).sum()
+    }
+
+    /// Blocks that are reused stay where they are until the request has computed; with copies, they are
+    /// where it computes, too.
+    fn use_blocks(&mut self, number: usize, unit: u32, blocks: &[(u32, u32)]) {
         let rank = self.requests[number].rank;
-        let held = reused.div_ceil(requests.block_tokens.max(1)) as usize;
+        let mut pinned = Vec::with_capacity(blocks.len());
         // Back to front: of a prefix that does not fit, the tail is to go first.
-        for &block in blocks[..held.min(blocks.len())].iter().rev() {
-            if self.caches.touch(unit, block) {
-                continue;
-            }
-            let holder = self.caches.holders(block).next();
-            if let Some(holder) = holder {
-                self.caches.touch(self.layout.unit_of(holder), block);
-            }
-            if self.scenario.serving.copy_on_fetch {
+        for &(block, holder) in blocks.iter().rev() {
+            pinned.extend(self.caches.pin(holder, block));
+            if self.layout.unit_of(holder) != unit && self.scenario.serving.copy_on_fetch {
                 self.caches.insert(rank, block);
             }
         }
+        self.pinned[number] = pinned;
     }
 
     /// The unit keeps the blocks of a request that it has computed, or brings them home.
     pub(super) fn keep_blocks(&mut self, number: u32) {
         let requests = &self.inputs.requests;
         let blocks = requests.blocks_of(&requests.list[number as usize]);
+        for pinned in core::mem::take(&mut self.pinned[number as usize]) {
+            self.caches.release(pinned);
+        }
         let mut rank = self.requests[number as usize].rank;
         if let (Routing::StaticHomes, Some(&first)) =
             (self.scenario.serving.routing, blocks.first())

@@ -91,4 +91,25 @@ mod tests {
             "{message}"
         );
     }
+
+    #[test]
+    fn line_numbers_are_those_of_the_file() {
+        let head = "TIMESTAMP,ContextTokens,GeneratedTokens";
+        let good = "2023-11-16 18:17:03.97,4808,10";
+        let bad = "2023-11-16 18:17:04.97,many,10";
+        for (text, line) in [
+            (format!("{head}\r\n{good}\r\n{bad}\r\n"), 3),
+            (format!("{head}\n{good}\n\n\n{bad}\n"), 5),
+            (
+                format!("{head}\r\n{good}\r\n2023-11-16 18:17:04.97,3\r\n"),
+                3,
+            ),
+        ] {
+            let message = message(read, text.as_bytes());
+            assert!(
+                message.contains(&format!("line {line}:")),
+                "{line}: {message}"
+            );
+        }
+    }
 }

@@ -141,16 +141,19 @@ pub fn load(workload: &Workload, rate: f64, seed: u64) -> Result<Requests, Workl
     arrivals::retimed(requests, &times)
 }
 
-fn read(workload: &Workload) -> Result<Requests, WorkloadError> {
-    let (source_name, reader): (_, fn(&std::path::Path) -> _) = match workload.source {
-        Source::Mooncake => ("mooncake", mooncake::read),
-        Source::Qwen => ("qwen", qwen::read),
-        Source::Azure => ("azure", azure::read),
-        _ => ("burstgpt", burstgpt::read),
+/// The recording that the workload names, as it is in its file.
+pub(crate) fn read(workload: &Workload) -> Result<Requests, WorkloadError> {
+    let reader: fn(&std::path::Path) -> _ = match workload.source {
+        Source::Mooncake => mooncake::read,
+        Source::Qwen => qwen::read,
+        Source::Azure => azure::read,
+        _ => burstgpt::read,
     };
     match &workload.file {
         Some(path) => reader(path),
-        None => Err(WorkloadError::NoFile { source_name }),
+        None => Err(WorkloadError::NoFile {
+            source_name: workload.source.name(),
+        }),
     }
 }
 

@@ -15,6 +15,8 @@ pub(super) struct Table<const N: usize> {
     columns: [&'static str; N],
     places: [usize; N],
     row: csv::ByteRecord,
+    /// Rows that were read, the first line not among them.
+    read: usize,
 }
 
 impl<const N: usize> Table<N> {
@@ -27,6 +29,7 @@ impl<const N: usize> Table<N> {
             columns,
             places: [0; N],
             row: csv::ByteRecord::new(),
+            read: 0,
         };
         let header = table.rows.byte_headers().cloned();
         let header = header.map_err(|error| table.unreadable(error))?;
@@ -54,6 +57,7 @@ impl<const N: usize> Table<N> {
 
     /// The fields of interest of the next row, `None` at the end.
     pub(super) fn next(&mut self) -> Result<Option<[&str; N]>, WorkloadError> {
+        self.read += 1;
         match self.rows.read_byte_record(&mut self.row) {
             Ok(true) => {}
             Ok(false) => return Ok(None),
@@ -75,9 +79,20 @@ impl<const N: usize> Table<N> {
     pub(super) fn wrong(&self, problem: String) -> WorkloadError {
         WorkloadError::Line {
             path: self.path.clone(),
-            line: self.row.position().map_or(1, csv::Position::line),
+            line: self.line(),
             problem,
         }
+    }
+
+    /// The line of the row that was read last. Counted anew: the reader's own count is one less after
+    /// CRLF, and leaves out blank lines.
+    fn line(&self) -> u64 {
+        let Ok(file) = input::open(&self.path) else {
+            return 1;
+        };
+        let lines = file.split(b'\n').map_while(Result::ok).zip(1..);
+        let mut rows = lines.filter(|(line, _)| !matches!(line.as_slice(), [] | [b'\r']));
+        rows.nth(self.read).map_or(1, |(_, number)| number)
     }
 
     fn unreadable(&self, error: csv::Error) -> WorkloadError {
@@ -88,12 +103,10 @@ impl<const N: usize> Table<N> {
                 cause,
             },
             csv::ErrorKind::UnequalLengths {
-                pos,
-                expected_len,
-                len,
+                expected_len, len, ..
             } => WorkloadError::Line {
                 path: self.path.clone(),
-                line: pos.map_or(1, |pos| pos.line()),
+                line: self.line(),
                 problem: format!("has {len} fields; expected {expected_len} as in the first line"),
             },
             _ => WorkloadError::Line {

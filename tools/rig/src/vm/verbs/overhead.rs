@@ -169,7 +169,7 @@ fn attempt(
         // Reports are off, as in production.
         task.env.retain(|(name, _)| match name.as_str() {
             "LD_PRELOAD" | "LAXITY_PROFILE" => with,
-            "LAXITY_REPORT" | "LAXITY_STALL_MS" => false,
+            "LAXITY_REPORT" | "LAXITY_STALL_MS" | "LAXITY_ATTACH_MS" => false,
             _ => true,
         });
         task.start()

@@ -20,6 +20,8 @@ const LISTENS_AFTER: Duration = Duration::from_millis(300);
 /// The guest is emulated and shares its processors: a daemon that is not heard of for 100 ms, the
 /// library's default, is not dead there. `faults.rs` keeps the default.
 const STALL_MS: &str = "5000";
+/// For the daemon's answer when a program starts.
+const ATTACH_MS: &str = "5000";
 
 /// One line of the library's report.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -93,6 +95,9 @@ pub(super) fn task(
     if side.env.iter().all(|(name, _)| name != "LAXITY_STALL_MS") {
         set("LAXITY_STALL_MS", STALL_MS);
     }
+    // A queue pair keeps for life the class that it gets when it connects, so a busy emulator must not
+    // let it connect before the daemon has answered.
+    set("LAXITY_ATTACH_MS", ATTACH_MS);
     argv.extend(side.argv.iter().cloned());
     let mut task = guest.task(argv, limit);
     for (name, value) in env {

@@ -1,0 +1,420 @@
+//! What the serving model once got wrong, each with what it should have been: queues of striped units,
+//! what the policy is told, what ports carry, where time goes.
+
+use laxity_policy::PolicyKind;
+
+use super::tests::{inputs, run, small};
+use super::world::World;
+use super::{Inputs, simulate_with};
+use crate::compute::Compute;
+use crate::scenario::{JobSize, Mode, Routing, Scenario};
+
+fn world<'a>(scenario: &'a Scenario, inputs: &'a Inputs) -> World<'a> {
+    let compute = Compute::new(&inputs.gpu, &inputs.model, scenario.model.tp);
+    World::new(scenario, inputs, compute).expect("makes sense")
+}
+
+fn long() -> Scenario {
+    let mut scenario = small();
+    scenario.model.name = "llama-3-8b".into();
+    (scenario.model.tp, scenario.model.ep, scenario.model.sp) = (4, 1, 4);
+    scenario.serving.decode_tp = 4;
+    scenario
+}
+
+/// A striped unit (sp > 1) computes one request after the other on all ranks: what waits at any of them is in the
+/// way. Three prompts that find 1 000 tokens of prefix at unit 0 are not to queue there behind 60 000 while
+/// unit 1 has nothing to do.
+#[test]
+fn a_small_prefix_does_not_outweigh_a_long_queue() {
+    let mut scenario = long();
+    scenario.policy.no_contention = true;
+    let mut list = vec![(0, 2_000, 0), (1, 2_000, 9)];
+    list.push((5_000, 60_000, 0));
+    list.extend((1..4).map(|n| (5_000 + n, 2_000, 0)));
+    let inputs = inputs(&scenario, &list);
+    let mut world = world(&scenario, &inputs);
+    world.run();
+    let unit = |number: usize| world.layout.unit_of(world.requests[number].rank);
+    let home = unit(0);
+    assert_eq!(unit(2), home, "the prefix is there");
+    let behind = (3..6).filter(|&number| unit(number) == home).count();
+    assert!(
+        behind < 3,
+        "{behind} of 3 prompts wait behind 60 000 tokens for the sake of 1 000"
+    );
+}
+
+/// The same, from the router's side: one striped unit has three long prompts queued, the other nothing. The next
+/// request must go to the idle one, whatever the turn.
+#[test]
+fn a_busy_striped_unit_is_not_as_good_as_an_idle_one() {
+    let mut scenario = long();
+    scenario.serving.routing = Routing::LeastLoaded;
+    let list = [(0, 1_000, 0)];
+    let inputs = inputs(&scenario, &list);
+    for turn in 0..2 {
+        let mut world = world(&scenario, &inputs);
+        assert_eq!((world.layout.units, world.layout.ranks_per_unit), (2, 4));
+        // As `arrive` books three prompts of 60 000 tokens that were routed to unit 0.
+        for rank in 0..3 {
+            world.router.queued[rank] += 60_000;
+        }
+        for _ in 0..turn {
+            world
+                .router
+                .route(&world.layout, &world.caches, &world.inputs.requests, 0);
+        }
+        let route = world
+            .router
+            .route(&world.layout, &world.caches, &world.inputs.requests, 0);
+        let unit = world.layout.unit_of(route.rank);
+        assert_eq!(
+            unit, 1,
+            "180 000 tokens wait at unit 0 and none at unit 1 (turn {turn})"
+        );
+    }
+}
+
+/// Experts compute the tokens of all ranks, and so does the layer time of hints, RLI, laxity and RED.
+#[test]
+fn layer_time_that_the_policy_is_told_is_what_a_layer_takes() {
+    let mut scenario = small();
+    scenario.model.expert_skew = 0.0;
+    scenario.policy.no_contention = true;
+    scenario.serving.routing = Routing::RoundRobin;
+    let list: Vec<_> = (0..17)
+        .map(|n| (u64::from(n > 0), if n == 0 { 16 } else { 8_000 }, n))
+        .collect();
+    let inputs = inputs(&scenario, &list);
+    let mut world = world(&scenario, &inputs);
+    world.run();
+    // All but the first were in one batch for each unit. What it was estimated at, what it took.
+    for batch in &world.batches {
+        let ranks = batch.tokens.iter().filter(|&&tokens| tokens > 0).count();
+        if ranks < 8 || batch.layer_ns == 0 {
+            continue;
+        }
+        let told = batch.layer_ns as f64 * f64::from(world.layers);
+        let took = (batch.computed_ns + batch.collective_ns) as f64;
+        let ratio = told / took;
+        assert!(
+            ratio > 0.8,
+            "the policy was told {ratio:.2} of what the batch takes ({ranks} ranks)"
+        );
+        return;
+    }
+    panic!("no batch with eight ranks");
+}
+
+/// An expert-parallel unit inside one server exchanges over NVLink only.
+#[test]
+fn coordinator_is_told_only_of_bytes_on_the_network() {
+    let mut scenario = small();
+    scenario.model.name = "mixtral-8x7b".into();
+    (scenario.model.tp, scenario.model.ep) = (1, 8);
+    let inputs = inputs(&scenario, &[(0, 4_000, 0)]);
+    let mut world = world(&scenario, &inputs);
+    let told = world.collective_bytes_per_token * 4_000;
+    world.run();
+    assert_eq!(world.bytes.collective, 0, "the unit is one server");
+    assert_eq!(
+        told, 0,
+        "bytes of collectives in the load of the egress port; none of them is sent"
+    );
+}
+
+/// ... and of one over several servers, what stays inside them passes no NIC.
+#[test]
+fn coordinator_is_told_of_what_leaves_a_server() {
+    let mut scenario = small();
+    scenario.model.expert_skew = 0.0;
+    let inputs = inputs(&scenario, &[(0, 4_000, 0)]);
+    let mut world = world(&scenario, &inputs);
+    let told = (world.collective_bytes_per_token * 4_000) as f64;
+    world.run();
+    let ratio = told / world.bytes.collective as f64;
+    assert!(
+        ratio < 1.05,
+        "told {ratio:.2} times what all ranks of the unit sent"
+    );
+}
+
+/// Stripes of a sequence-parallel unit all write into one decode rank: with 4 ranks of tp 4 and a decode
+/// rank of 4 GPUs the receiver is the bottleneck four times over.
+#[test]
+fn receiver_of_a_striped_unit_is_the_bottleneck() {
+    let scenario = long();
+    let inputs = inputs(&scenario, &[(0, 4_000, 0)]);
+    let world = world(&scenario, &inputs);
+    let egress = world.layout.rank_rate * f64::from(world.layout.ranks_per_unit);
+    assert!(
+        world.receiver_bound || egress <= world.layout.decode_rate,
+        "a request leaves at up to {egress} B/s and is received at {} B/s",
+        world.layout.decode_rate
+    );
+}
+
+/// `fetched` is tokens that come over the network; to a striped unit that shares a server with the holder
+/// they come over NVLink.
+#[test]
+fn blocks_over_nvlink_are_not_counted_as_fetched_by_striped_units() {
+    let mut scenario = small();
+    scenario.cluster.servers = 2;
+    scenario.model.name = "llama-3-8b".into();
+    (scenario.model.tp, scenario.model.ep, scenario.model.sp) = (2, 1, 2);
+    scenario.serving.routing = Routing::RoundRobin;
+    let outcome = run(&scenario, &[(0, 1600, 0), (5_000, 1600, 0)]);
+    assert_eq!(outcome.bytes.kv_reuse, 0, "one server: NVLink");
+    assert!(
+        outcome.fetched == 0.0,
+        "fetched {} over a network that carried none",
+        outcome.fetched
+    );
+}
+
+/// The shared expert of a sequence-parallel unit is computed by each rank for its own tokens.
+#[test]
+fn shared_experts_of_striped_units_are_shared_out() {
+    let mut scenario = small();
+    scenario.model.name = "grok-2".into();
+    (scenario.model.tp, scenario.model.ep, scenario.model.sp) = (2, 1, 4);
+    scenario.policy.no_contention = true;
+    scenario.model.expert_skew = 0.0;
+    scenario.slo.factor = 1.0;
+    scenario.serving.token_budget = 1 << 20;
+    let over = run(&scenario, &[(0, 20_000, 0)]).ttft_over_slo.mean;
+    assert!(
+        (0.98..1.02).contains(&over),
+        "alone, it takes {over} times what it takes alone"
+    );
+}
+
+/// Coflow-granular sharing: all flows of a batch's stage and layer on a port weigh one together.
+#[test]
+fn a_coflow_weighs_one_at_each_port() {
+    let mut scenario = small();
+    scenario.policy.kind = PolicyKind::Fair;
+    scenario.policy.granularity = JobSize::Coflow;
+    scenario.serving.routing = Routing::RoundRobin;
+    let list: Vec<_> = (0..9)
+        .map(|n| (u64::from(n > 0), if n == 0 { 16 } else { 4_000 }, n))
+        .collect();
+    let inputs = inputs(&scenario, &list);
+    let mut world = world(&scenario, &inputs);
+    world.run_observed(|world| {
+        let mut weights = std::collections::BTreeMap::<(u32, u32, u16), f64>::new();
+        for flow in world.flows.iter().flatten() {
+            if flow.stage == laxity_policy::Stage::P2d {
+                *weights
+                    .entry((flow.batch, flow.from, flow.layer))
+                    .or_default() += f64::from(flow.weight());
+            }
+        }
+        for (key, weight) in weights {
+            // Only just after the layer was sent are all of its flows there; a coflow with one flow on the
+            // port must weigh one.
+            assert!(
+                weight > 0.99,
+                "coflow (batch, rank, layer) {key:?} weighs {weight} at its egress"
+            );
+        }
+    });
+}
+
+/// Blocks that a request is to fetch stay until it has.
+#[test]
+fn fetched_blocks_are_there() {
+    let mut scenario = small();
+    scenario.serving.routing = Routing::RoundRobin;
+    scenario.serving.cache_tokens = 1_600;
+    scenario.policy.kind = PolicyKind::Fair;
+    // Unit 1 computes family 0 (800 tokens of it are shared). Then both units get long prompts; the third
+    // request of family 0 is routed to unit 0 while unit 1 holds it, and waits behind the long prompt.
+    let list = [
+        (0, 1_600, 0),
+        (3_000, 100_000, 1),
+        (3_001, 3_000, 2),
+        (3_002, 1_600, 0),
+        (3_003, 3_000, 3),
+    ];
+    let inputs = inputs(&scenario, &list);
+    let mut world = world(&scenario, &inputs);
+    let (mut fetched, mut missing) = (0, 0);
+    world.run_observed(|world| {
+        for flow in world.flows.iter().flatten() {
+            if flow.stage != laxity_policy::Stage::KvReuse {
+                continue;
+            }
+            fetched += 1;
+            let requests = &world.inputs.requests;
+            let first = requests.blocks_of(&requests.list[flow.request as usize])[0];
+            let there = world.caches.holders(first).any(|rank| rank == flow.from);
+            missing += u32::from(!there);
+        }
+    });
+    assert_eq!(
+        missing, 0,
+        "of {fetched} observations of a fetch, its source lacks the block in {missing}"
+    );
+}
+
+/// `latency_us` is from the last byte on the wire to completion, also for a layer that begins in between.
+#[test]
+fn a_fetch_is_complete_latency_after_its_last_byte() {
+    let mut scenario = small();
+    scenario.serving.routing = Routing::RoundRobin;
+    scenario.slo.factor = 1.0;
+    scenario.policy.kind = PolicyKind::TwoClass;
+    scenario.model.name = "llama-3-8b".into();
+    (scenario.model.tp, scenario.model.ep, scenario.model.dp) = (2, 1, 1);
+    scenario.network.latency_us = 100_000.0;
+    let list = [(0, 20_000, 0), (60_000, 20_000, 0)];
+    scenario.serving.lookahead_layers = 4;
+    let ttft = run(&scenario, &list).ttft_ms.percentile(0);
+    // The fetch for layer l is issued when layer l - 3 begins and takes 100 ms and more: 28 layers behind
+    // the first four need 28 / 3 times that at least.
+    assert!(ttft > 1_000.0, "TTFT {ttft} ms");
+}
+
+/// A rack that is not full has fewer uplinks than a full one.
+#[test]
+fn a_partial_rack_is_oversubscribed_too() {
+    use crate::network::Network;
+    let mut scenario = small();
+    scenario.cluster.servers = 20;
+    scenario.cluster.prefill_share = 0.8; // the 4 decode servers are the last rack
+    scenario.cluster.servers_per_rack = 16;
+    scenario.cluster.oversubscription = 4.0;
+    scenario.validate().expect("valid");
+    let mut network = Network::new();
+    let layout = super::layout::Layout::new(&scenario, 1e12, &mut network);
+    let (path, count) = layout.to_decode(0, 0);
+    assert_eq!(count, 4);
+    let below = 4.0 * 8.0 * 200e9 / 8.0;
+    let ratio = below / network.capacity(path[3]);
+    assert!(
+        (ratio - 4.0).abs() < 0.1,
+        "the rack of the decode servers is oversubscribed {ratio}:1"
+    );
+}
+
+/// One layer, one token, every policy, both modes, tiny and large everything: nothing panics or hangs.
+#[test]
+fn odd_scenarios_end() {
+    for kind in PolicyKind::ALL {
+        for mode in [Mode::Fast, Mode::Exact] {
+            for (cache, budget, lookahead, per_batch, decode_tp) in [
+                (0, 1, 0, 1, 1),
+                (16, 7, 1, 2, 8),
+                (1 << 40, u32::MAX, u16::MAX, u32::MAX, 4),
+            ] {
+                let mut scenario = small();
+                scenario.policy.kind = kind;
+                scenario.network.mode = mode;
+                scenario.serving.cache_tokens = cache;
+                scenario.serving.token_budget = budget;
+                scenario.serving.lookahead_layers = lookahead;
+                scenario.serving.requests_per_batch = per_batch;
+                scenario.serving.decode_tp = decode_tp;
+                let mut inputs = inputs(
+                    &scenario,
+                    &[(0, 1, 0), (0, 1, 0), (0, 40, 1), (0, 33, 1), (7, 100, 0)],
+                );
+                inputs.model.layers = 1;
+                let outcome = simulate_with(&scenario, &inputs).expect("valid");
+                assert_eq!(outcome.requests_in_all, 5);
+            }
+        }
+    }
+}
+
+/// A striped unit sends a request's KV cache from all of its ranks.
+#[test]
+fn coordinator_is_told_of_all_ports_of_a_striped_unit() {
+    let scenario = long();
+    let inputs = inputs(&scenario, &[(0, 8_000, 0)]);
+    let mut world = world(&scenario, &inputs);
+    let (mut told, mut used) = (
+        std::collections::BTreeSet::new(),
+        std::collections::BTreeSet::new(),
+    );
+    world.run_observed(|world| {
+        for flow in world.flows.iter().flatten() {
+            used.insert(world.layout.egress(flow.from).0);
+        }
+        for batch in &world.batches {
+            told.extend(
+                batch
+                    .loads
+                    .iter()
+                    .map(|load| load.1.0)
+                    .filter(|&port| port < 2 * world.layout.ranks),
+            );
+        }
+    });
+    assert_eq!(told, used, "egress ports told, and used");
+}
+
+/// As [`a_coflow_weighs_one_at_each_port`], for stage 1: a batch's reuse for one layer at one reader. Its four
+/// members come one by one, and each shares with those that are known by then: 1 + 1/2 + 1/3 + 1/4, not 4.
+#[test]
+fn a_coflow_of_reuse_weighs_one_at_its_reader() {
+    let mut scenario = small();
+    scenario.policy.kind = PolicyKind::Fair;
+    scenario.policy.granularity = JobSize::Coflow;
+    scenario.model.name = "llama-3-8b".into();
+    (scenario.model.tp, scenario.model.ep) = (8, 1);
+    scenario.cluster.nic_gbps = 10.0;
+    scenario.serving.routing = Routing::RoundRobin;
+    // Four units of one rank; families 1 to 3 are computed once, then a batch at one unit reuses all of them.
+    let mut list: Vec<_> = (0..4).map(|n| (0, 2_000, n)).collect();
+    list.push((5_000, 2_000, 9));
+    for n in 0..16 {
+        list.push((5_001, 2_000, n % 4));
+    }
+    let inputs = inputs(&scenario, &list);
+    let mut world = world(&scenario, &inputs);
+    let mut most = 0.0_f64;
+    world.run_observed(|world| {
+        let mut weights = std::collections::BTreeMap::<(u32, u32, u16), f64>::new();
+        for flow in world.flows.iter().flatten() {
+            if let (laxity_policy::Stage::KvReuse, super::transfer::To::Rank(to)) =
+                (flow.stage, flow.to)
+            {
+                *weights.entry((flow.batch, to, flow.layer)).or_default() +=
+                    f64::from(flow.weight());
+            }
+        }
+        most = weights.values().copied().fold(most, f64::max);
+    });
+    assert!(
+        most > 0.0 && most < 2.09,
+        "a coflow weighs {most} at the port of its reader"
+    );
+}
+
+/// Where time goes: the parts do not add up to more than there is, though a ring computes meanwhile.
+#[test]
+fn parts_of_a_ttft_are_no_more_than_the_ttft() {
+    let mut scenario = long();
+    scenario.policy.no_contention = true;
+    let outcome = run(&scenario, &[(0, 60_000, 0)]);
+    let w = &outcome.waiting_ms;
+    let sum = w.queue + w.kv_reuse + w.collective + w.compute + w.p2d;
+    assert!(
+        sum <= outcome.ttft_ms.mean * 1.001,
+        "{sum} ms of {} ms: {w:?}",
+        outcome.ttft_ms.mean
+    );
+}
+
+/// One rack for all, said with a large number.
+#[test]
+fn a_rack_may_be_as_large_as_its_type() {
+    let mut scenario = small();
+    scenario.cluster.servers_per_rack = 1 << 29;
+    scenario.cluster.oversubscription = 2.0;
+    scenario.validate().expect("valid");
+    assert_eq!(run(&scenario, &[(0, 100, 0)]).requests, 1);
+}
