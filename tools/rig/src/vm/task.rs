@@ -325,8 +325,17 @@ mod tests {
         let left: u32 = task.stdout().trim().parse().expect("a process id");
         let report = task.wait();
         assert!(report.timed_out && report.signal == Some(9), "{report}");
-        let state = std::fs::read_to_string(format!("/proc/{left}/stat")).unwrap_or_default();
-        assert!(state.is_empty() || state.contains(") Z"), "{state}");
+        // The kernel closes the streams of a killed process, which is what `wait` sees, before it
+        // shows it as dead.
+        let began = Instant::now();
+        loop {
+            let state = std::fs::read_to_string(format!("/proc/{left}/stat")).unwrap_or_default();
+            if state.is_empty() || state.contains(") Z") || state.contains(") X") {
+                break;
+            }
+            assert!(began.elapsed() < LONG, "still there: {state}");
+            std::thread::sleep(LOOK_EVERY);
+        }
     }
 
     #[test]

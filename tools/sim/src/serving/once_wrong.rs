@@ -202,6 +202,7 @@ fn a_coflow_weighs_one_at_each_port() {
         .collect();
     let inputs = inputs(&scenario, &list);
     let mut world = world(&scenario, &inputs);
+    let mut coflows = 0;
     world.run_observed(|world| {
         let mut weights = std::collections::BTreeMap::<(u32, u32, u16), f64>::new();
         for flow in world.flows.iter().flatten() {
@@ -211,6 +212,7 @@ fn a_coflow_weighs_one_at_each_port() {
                     .or_default() += f64::from(flow.weight());
             }
         }
+        coflows += weights.len();
         for (key, weight) in weights {
             // Only just after the layer was sent are all of its flows there; a coflow with one flow on the
             // port must weigh one.
@@ -220,6 +222,7 @@ fn a_coflow_weighs_one_at_each_port() {
             );
         }
     });
+    assert!(coflows > 0, "nothing was sent");
 }
 
 /// Blocks that a request is to fetch stay until it has.
@@ -253,6 +256,7 @@ fn fetched_blocks_are_there() {
             missing += u32::from(!there);
         }
     });
+    assert!(fetched > 0, "nothing was fetched");
     assert_eq!(
         missing, 0,
         "of {fetched} observations of a fetch, its source lacks the block in {missing}"
