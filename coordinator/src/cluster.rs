@@ -36,7 +36,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use laxity_policy::admission::{Admission, AdmissionConfig, AdmissionCounters};
 use laxity_policy::config::InvalidConfig;
-use laxity_policy::{Span, Time};
+use laxity_policy::{PortId, Span, Time};
 use laxity_wire::v1::{self, FromCoordinator, SORT_KEY_LAST};
 
 pub use self::durable::Durable;
@@ -146,6 +146,8 @@ pub struct Cluster {
     drained: BTreeSet<String>,
     /// By port number: whose it is.
     port_hosts: Vec<Option<HostId>>,
+    /// Egress ports by address. Of hosts that name the same, the first has it.
+    addresses: HashMap<(Tenant, [u8; 16]), PortId>,
     batches: Table<Batch>,
     batch_names: HashMap<(Tenant, u64), Key>,
     requests: Table<Request>,
@@ -225,6 +227,7 @@ impl Cluster {
             lost: BTreeSet::new(),
             drained: BTreeSet::new(),
             port_hosts: Vec::new(),
+            addresses: HashMap::new(),
             batches: Table::default(),
             batch_names: HashMap::new(),
             requests: Table::default(),
@@ -431,6 +434,7 @@ impl Cluster {
         .all(Quota::is_unshared)
             && self.hosts.iter().all(Option::is_none)
             && self.port_hosts.iter().all(Option::is_none)
+            && self.addresses.is_empty()
             && self.batch_names.is_empty()
             && self.request_names.is_empty()
     }

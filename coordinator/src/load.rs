@@ -337,6 +337,7 @@ pub fn departure(batch: u64) -> Vec<Kind> {
 /// For `examples/run_cost.rs`, too: how the load's daemons introduce themselves.
 pub fn hello(nth: usize) -> Hello {
     let port = |index: u32| PortInfo {
+        addresses: Vec::new(),
         name: format!("mlx5_{}", index / 2),
         direction: if index.is_multiple_of(2) {
             Direction::Egress as i32

@@ -10,6 +10,14 @@ use super::host::{Host, HostCounters, HostId, HostPort, Tenant, Usage};
 use super::outbox::Outbox;
 use super::{CAPABILITIES, Cluster};
 
+/// Addresses that a port may have.
+const ADDRESSES_MAX: usize = 64;
+
+/// What makes a port another one if it changes.
+fn identity(info: &v1::PortInfo) -> (&str, i32, &[Vec<u8>]) {
+    (&info.name, info.direction, &info.addresses)
+}
+
 impl Cluster {
     /// A daemon's stream begins. Gives its host, and the number of the stream.
     ///
@@ -27,9 +35,7 @@ impl Cluster {
         };
         let same_ports = self.host(id).is_some_and(|host| {
             let known = host.ports.iter().map(|port| &port.info);
-            known
-                .map(|info| (&info.name, info.direction))
-                .eq(hello.ports.iter().map(|info| (&info.name, info.direction)))
+            known.map(identity).eq(hello.ports.iter().map(identity))
         });
         if !same_ports {
             self.forget_reports(now, id);
@@ -86,6 +92,10 @@ impl Cluster {
             )
         } else if hello.ports.iter().any(|port| port.name.len() > 64) {
             "a port name has at most 64 bytes".to_owned()
+        } else if hello.ports.iter().any(|port| {
+            port.addresses.len() > ADDRESSES_MAX || port.addresses.iter().any(|a| a.len() != 16)
+        }) {
+            format!("a port has at most {ADDRESSES_MAX} addresses of 16 bytes each")
         } else {
             return Ok(());
         };
@@ -163,6 +173,15 @@ impl Cluster {
     }
 
     fn set_ports(&mut self, id: HostId, infos: &[v1::PortInfo]) {
+        let Some(tenant) = self.host(id).map(|host| host.tenant) else {
+            return;
+        };
+        let before = self
+            .host_mut(id)
+            .map(|host| core::mem::take(&mut host.ports));
+        for port in before.unwrap_or_default() {
+            self.forget_port(tenant, &port);
+        }
         let mut ports = Vec::with_capacity(infos.len());
         for info in infos {
             let free = self.port_hosts.iter().position(Option::is_none);
@@ -171,18 +190,34 @@ impl Cluster {
                 self.port_hosts.push(None);
             }
             self.port_hosts[slot] = Some(id);
+            if info.direction() == v1::Direction::Egress {
+                for address in &info.addresses {
+                    if let Ok(address) = <[u8; 16]>::try_from(address.as_slice()) {
+                        let known = self.addresses.entry((tenant, address));
+                        known.or_insert(PortId(slot as u32));
+                    }
+                }
+            }
             ports.push(HostPort {
                 id: PortId(slot as u32),
                 info: info.clone(),
                 load: v1::PortLoad::default(),
             });
         }
-        let before = match self.hosts[id.0 as usize].as_mut() {
-            Some(host) => core::mem::replace(&mut host.ports, ports),
-            None => Vec::new(),
-        };
-        for port in before {
-            self.port_hosts[port.id.0 as usize] = None;
+        if let Some(host) = self.host_mut(id) {
+            host.ports = ports;
+        }
+    }
+
+    /// A port of a host is gone.
+    pub(super) fn forget_port(&mut self, tenant: Tenant, port: &HostPort) {
+        self.port_hosts[port.id.0 as usize] = None;
+        for address in &port.info.addresses {
+            if let Ok(address) = <[u8; 16]>::try_from(address.as_slice())
+                && self.addresses.get(&(tenant, address)) == Some(&port.id)
+            {
+                self.addresses.remove(&(tenant, address));
+            }
         }
     }
 

@@ -13,7 +13,7 @@ use laxity_wire::v1::{
 use super::Cluster;
 use super::attend::goodbye;
 use super::batch::Load;
-use super::host::HostId;
+use super::host::{HostId, HostPort, Tenant};
 use super::table::Key;
 
 /// Most of a victim port's time that one fetch is believed to take, so that a reader can't make others look
@@ -218,8 +218,9 @@ impl Cluster {
                 let known = self
                     .host_mut(id)
                     .and_then(|host| host.fetches.remove(&said.fetch));
-                let fetch = known.ok_or_else(|| unknown("fetch", said.fetch))?;
-                self.forget_fetch(now, id, &fetch);
+                if let Some(fetch) = known {
+                    self.forget_fetch(now, id, &fetch);
+                }
                 Ok(false)
             }
         }
@@ -481,6 +482,13 @@ impl Cluster {
         Ok(false)
     }
 
+    /// The egress that has this address, among the hosts of a tenant.
+    fn port_at(&self, tenant: Tenant, address: &[u8]) -> Option<&HostPort> {
+        let port = *self.addresses.get(&(tenant, address.try_into().ok()?))?;
+        let host = self.host((*self.port_hosts.get(port.0 as usize)?)?)?;
+        host.ports.iter().find(|known| known.id == port)
+    }
+
     fn fetch_wanted(&mut self, now: Time, id: HostId, said: &v1::FetchWanted) -> Outcome {
         if said.fetch == 0 {
             return Err(invalid("a fetch id is not 0"));
@@ -493,22 +501,31 @@ impl Cluster {
             ));
         }
         let (tenant, mark) = (host.tenant, host.mark);
-        let port = self
-            .host_names
-            .get(&said.victim_host)
-            .and_then(|&victim| self.host(victim))
-            .filter(|victim| victim.tenant == tenant)
-            .and_then(|victim| victim.ports.get(said.victim_port as usize));
-        let Some(port) = port else {
-            let detail = format!(
-                "{} has no port {} that is known here; fetch without a token",
-                said.victim_host, said.victim_port
-            );
-            return Err((RefusalReason::Unknown, detail));
+        let port = if said.victim_address.is_empty() {
+            let port = self
+                .host_names
+                .get(&said.victim_host)
+                .and_then(|&victim| self.host(victim))
+                .filter(|victim| victim.tenant == tenant)
+                .and_then(|victim| victim.ports.get(said.victim_port as usize));
+            let Some(port) = port else {
+                let detail = format!(
+                    "{} has no port {} that is known here; fetch without a token",
+                    said.victim_host, said.victim_port
+                );
+                return Err((RefusalReason::Unknown, detail));
+            };
+            if port.info.direction() != v1::Direction::Egress {
+                return Err(invalid("a victim port is an egress"));
+            }
+            port
+        } else {
+            // Storage, or a host without a daemon: no mistake of the reader, and nobody to be protected.
+            match self.port_at(tenant, &said.victim_address) {
+                Some(port) => port,
+                None => return Ok(false),
+            }
         };
-        if port.info.direction() != v1::Direction::Egress {
-            return Err(invalid("a victim port is an egress"));
-        }
         let (victim, rate) = (port.id, port.info.rate_bytes_per_s);
         let bytes = said.bytes.min(rate.saturating_mul(FETCH_TIME_MAX));
         let known = host_fetch(self, id, said.fetch);

@@ -550,7 +550,7 @@ impl Cluster {
         self.unconsidered.remove(&id);
         self.ready.retain(|&ready| ready != id);
         for port in &host.ports {
-            self.port_hosts[port.id.0 as usize] = None;
+            self.forget_port(host.tenant, port);
         }
         let past = &mut self.past;
         past.reports += host.counters.reports;

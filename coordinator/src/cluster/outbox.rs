@@ -24,7 +24,7 @@ pub(super) struct Outbox {
     pub(super) ranks: BTreeSet<u64>,
     /// Ids of requests that were pruned, or ended pruned.
     pub(super) pruned: BTreeSet<u64>,
-    /// Fetches that got a token.
+    /// Fetches that got a token, or have to wait.
     pub(super) tokens: BTreeSet<u64>,
     /// An order is due even if nothing changed.
     pub(super) answer: bool,
@@ -97,6 +97,7 @@ pub(super) struct Contents {
     pub(super) pruned: Vec<v1::Pruned>,
     pub(super) unpruned: Vec<u64>,
     pub(super) tokens: Vec<v1::FetchToken>,
+    pub(super) held: Vec<u64>,
 }
 
 /// Cuts an order into pieces of at most [`ORDER_PIECE_ENTRIES_MAX`] entries, the last of which says so.
@@ -132,6 +133,9 @@ pub(super) fn pieces(
     }
     for token in contents.tokens {
         put(&mut |piece| piece.tokens.push(token));
+    }
+    for fetch in contents.held {
+        put(&mut |piece| piece.held.push(fetch));
     }
     let last = pieces.len() - 1;
     let number = |(index, mut piece): (usize, Order)| {

@@ -203,14 +203,15 @@ impl Cluster {
         let Some(host) = self.host(id) else {
             return contents;
         };
-        let token = |fetch: u64| {
-            let known = host.fetches.get(&fetch)?;
-            match self.tokens.turn(known.key)? {
-                Turn::Granted(until) => Some(v1::FetchToken {
+        let tell_turn = |contents: &mut Contents, fetch: u64| {
+            let known = host.fetches.get(&fetch);
+            match known.and_then(|known| self.tokens.turn(known.key)) {
+                Some(Turn::Granted(until)) => contents.tokens.push(v1::FetchToken {
                     fetch,
                     lease_ns: until.since(now).0,
                 }),
-                Turn::Waiting | Turn::Expired => None,
+                Some(Turn::Waiting) => contents.held.push(fetch),
+                Some(Turn::Expired) | None => {}
             }
         };
         if host.outbox.full {
@@ -227,11 +228,9 @@ impl Cluster {
                 let pruned = requests.filter_map(|&key| self.pruned_for(host, key));
                 contents.pruned.extend(pruned);
             }
-            contents.tokens = host
-                .fetches
-                .keys()
-                .filter_map(|&fetch| token(fetch))
-                .collect();
+            for &fetch in host.fetches.keys() {
+                tell_turn(&mut contents, fetch);
+            }
             return contents;
         }
         for name in notes.0 {
@@ -254,7 +253,9 @@ impl Cluster {
                 None => contents.unpruned.push(name),
             }
         }
-        contents.tokens = notes.2.into_iter().filter_map(token).collect();
+        for fetch in notes.2 {
+            tell_turn(&mut contents, fetch);
+        }
         contents
     }
 

@@ -33,11 +33,19 @@ pub(super) struct Daemon {
     pub(super) replica: Replica,
 }
 
+/// Where the egress of the host "victim" is reached.
+const ADDRESS: [u8; 16] = [0xab; 16];
+
 pub(super) fn hello(host: &str) -> Hello {
     let port = |name: &str, direction| PortInfo {
         name: name.into(),
         direction: direction as i32,
         rate_bytes_per_s: RATE,
+        addresses: if host == "victim" && direction == Direction::Egress {
+            vec![ADDRESS.to_vec()]
+        } else {
+            Vec::new()
+        },
     };
     Hello {
         protocol: 1,
@@ -301,8 +309,10 @@ fn readers_of_a_hot_port_get_tokens_by_rank() {
             fetch: 5,
             batch,
             request: batch * 10,
-            victim_host: "victim".into(),
+            // By name or by address: it is the same port.
+            victim_host: if batch == 2 { "victim".into() } else { String::new() },
             victim_port: 0,
+            victim_address: if batch == 2 { Vec::new() } else { ADDRESS.to_vec() },
             bytes: 1000,
         })
     };
@@ -319,16 +329,63 @@ fn readers_of_a_hot_port_get_tokens_by_rank() {
     world.settle_and_read(&mut [&mut a, &mut b, &mut c, &mut victim]);
     let holds = |daemon: &Daemon| daemon.replica.tokens.contains(&5);
     assert_eq!([&a, &b, &c].map(holds), [false, false, true]);
+    let waits = |daemon: &Daemon| daemon.replica.held.contains(&5);
+    assert_eq!([&a, &b, &c].map(waits), [true, true, false]);
     world.report(
         &mut c,
         vec![Kind::FetchFinished(FetchFinished { fetch: 5 })],
     );
     world.settle_and_read(&mut [&mut a, &mut b]);
     assert_eq!([&a, &b].map(holds), [false, true]);
+    assert_eq!([&a, &b].map(waits), [true, false]);
     // b never finishes: after its lease a is let in.
     world.now = world.now + Span::from_millis(60);
     world.settle_and_read(&mut [&mut a]);
-    assert!(holds(&a));
+    assert!(holds(&a) && !waits(&a));
+    // Whoever becomes more urgent takes the token, and a host that asks for everything is told of both.
+    let mut urgent = wants(3);
+    if let Kind::FetchWanted(said) = &mut urgent {
+        said.fetch = 6;
+    }
+    world.report(&mut c, vec![urgent]);
+    world.settle_and_read(&mut [&mut a, &mut c]);
+    assert!(waits(&a) && c.replica.tokens.contains(&6));
+    let (id, stream) = (a.id, a.stream);
+    world.cluster.resync(id, stream);
+    world.settle_and_read(&mut [&mut a]);
+    assert!(waits(&a) && !holds(&a));
+}
+
+#[test]
+fn an_address_that_nobody_named_is_nobodys_and_one_is_the_first_hosts() {
+    let mut world = World::new();
+    let mut a = world.join("a");
+    let want = |fetch| {
+        Kind::FetchWanted(FetchWanted {
+            fetch,
+            batch: 1,
+            victim_address: ADDRESS.to_vec(),
+            bytes: 1000,
+            ..FetchWanted::default()
+        })
+    };
+    world.report(&mut a, vec![arrived(1, vec![request(10, 900, 0)]), want(1)]);
+    world.settle_and_read(&mut [&mut a]);
+    assert!(a.replica.tokens.is_empty() && a.replica.held.is_empty());
+    assert!(a.replica.refusals.is_empty(), "{:?}", a.replica.refusals);
+    let mut victim = world.join("victim");
+    let mut thief = hello("thief");
+    thief.ports[0].addresses = vec![ADDRESS.to_vec()];
+    let (thief, _) = world.cluster.attend(world.now, &thief).expect("welcome");
+    world.report(&mut a, vec![want(2), want(3)]);
+    world.settle_and_read(&mut [&mut a, &mut victim]);
+    assert!(a.replica.tokens.contains(&2) && a.replica.held.contains(&3));
+    let first = world.cluster.addresses[&(0, ADDRESS)];
+    assert_eq!(world.cluster.port_hosts[first.0 as usize], Some(victim.id));
+    assert_ne!(victim.id, thief);
+    let mut short = hello("short");
+    short.ports[0].addresses = vec![vec![1; 4]];
+    assert!(world.cluster.attend(world.now, &short).is_err());
 }
 
 #[test]

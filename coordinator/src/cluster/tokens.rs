@@ -1,12 +1,15 @@
 //! Fetch tokens: who may read from a hot port now.
 //!
 //! Many hosts that read from one port at once make an incast that no reader's host can see, and the network then serves
-//! them alike: the most urgent waits for all. So readers ask ([`Tokens::want`]), and of those that want
-//! one victim port a bounded number is under way at a time, in the order of ranks; equals by arrival.
+//! them alike: the most urgent waits for all. So readers tell ([`Tokens::want`]), and of those that want
+//! one victim port a bounded number is under way at a time: the first in the order of ranks, equals by arrival.
 //!
+//! * *Preemption.* Whoever becomes more urgent than one that is under way takes its token; that one waits
+//!   again, with what it has still to fetch.
 //! * *Leases.* A token is good for a while. Then the next reader is let in, whether or not the fetch has finished: a
 //!   reader that died, or lies, holds a port up for one lease. The fetch itself goes on; nothing is taken away.
-//! * *No permits.* A reader that can't wait any longer goes ahead unasked, so a lost token costs order and not progress.
+//! * *No permits.* A reader goes ahead unless it was told to wait, and does not wait for ever, so a lost word costs order and
+//!   not progress.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,7 +46,13 @@ struct Fetch {
 #[derive(Debug, Default)]
 struct Victim {
     waiting: BTreeSet<(u64, Key)>,
-    granted: usize,
+    granted: BTreeSet<(u64, Key)>,
+}
+
+impl Victim {
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.granted.is_empty()
+    }
 }
 
 /// All fetches of the cluster. See the module.
@@ -54,6 +63,8 @@ pub(crate) struct Tokens {
     leases: BTreeSet<(Time, Key)>,
     /// Victims where somebody may be let in.
     open: BTreeSet<PortId>,
+    /// Fetches of which nothing was said so far.
+    fresh: Vec<Key>,
 }
 
 impl Tokens {
@@ -67,6 +78,7 @@ impl Tokens {
         let port = self.victims.entry(victim).or_default();
         port.waiting.insert((sort_key, key));
         self.open.insert(victim);
+        self.fresh.push(key);
         key
     }
 
@@ -83,13 +95,13 @@ impl Tokens {
                 port.waiting.remove(&(fetch.sort_key, key));
             }
             Turn::Granted(until) => {
-                port.granted -= 1;
+                port.granted.remove(&(fetch.sort_key, key));
                 self.leases.remove(&(until, key));
                 self.open.insert(fetch.victim);
             }
             Turn::Expired => {}
         }
-        if port.waiting.is_empty() && port.granted == 0 {
+        if port.is_empty() {
             self.victims.remove(&fetch.victim);
             self.open.remove(&fetch.victim);
         }
@@ -101,12 +113,17 @@ impl Tokens {
             return;
         };
         let before = core::mem::replace(&mut fetch.sort_key, sort_key);
-        if fetch.turn == Turn::Waiting
-            && before != sort_key
-            && let Some(port) = self.victims.get_mut(&fetch.victim)
-        {
-            port.waiting.remove(&(before, key));
-            port.waiting.insert((sort_key, key));
+        let Some(port) = self.victims.get_mut(&fetch.victim) else {
+            return;
+        };
+        let among = match fetch.turn {
+            Turn::Waiting => &mut port.waiting,
+            Turn::Granted(_) => &mut port.granted,
+            Turn::Expired => return,
+        };
+        if among.remove(&(before, key)) {
+            among.insert((sort_key, key));
+            self.open.insert(fetch.victim);
         }
     }
 
@@ -119,10 +136,11 @@ impl Tokens {
     #[cfg(test)]
     pub(crate) fn at(&self, victim: PortId) -> (usize, usize) {
         let port = self.victims.get(&victim);
-        port.map_or((0, 0), |port| (port.waiting.len(), port.granted))
+        port.map_or((0, 0), |port| (port.waiting.len(), port.granted.len()))
     }
 
-    /// Ends leases that are over, and lets in who may be. Gives the fetches that got a token.
+    /// Ends leases that are over, and lets in who may be. Gives the fetches of whose turn their host is to be told:
+    /// those that got a token, those that have to wait, for the first time or again.
     pub(crate) fn grant(&mut self, now: Time, terms: TokenTerms) -> Vec<Key> {
         while let Some(&(until, key)) = self.leases.first()
             && until <= now
@@ -131,32 +149,48 @@ impl Tokens {
             if let Some(fetch) = self.fetches.get_mut(key) {
                 fetch.turn = Turn::Expired;
                 if let Some(port) = self.victims.get_mut(&fetch.victim) {
-                    port.granted -= 1;
+                    port.granted.remove(&(fetch.sort_key, key));
                     self.open.insert(fetch.victim);
                 }
             }
         }
-        let mut granted = Vec::new();
+        let mut turned = Vec::new();
         while let Some(victim) = self.open.pop_first() {
             let Some(port) = self.victims.get_mut(&victim) else {
                 continue;
             };
-            while port.granted < terms.per_port
-                && let Some((_, key)) = port.waiting.pop_first()
-            {
+            while let Some(&first) = port.waiting.first() {
+                if port.granted.len() >= terms.per_port {
+                    let Some(&last) = port.granted.last().filter(|&&last| first < last) else {
+                        break;
+                    };
+                    port.granted.remove(&last);
+                    port.waiting.insert(last);
+                    if let Some(fetch) = self.fetches.get_mut(last.1) {
+                        if let Turn::Granted(until) = fetch.turn {
+                            self.leases.remove(&(until, last.1));
+                        }
+                        fetch.turn = Turn::Waiting;
+                    }
+                    turned.push(last.1);
+                }
                 let until = now + terms.lease;
-                port.granted += 1;
-                self.leases.insert((until, key));
-                if let Some(fetch) = self.fetches.get_mut(key) {
+                port.waiting.remove(&first);
+                port.granted.insert(first);
+                self.leases.insert((until, first.1));
+                if let Some(fetch) = self.fetches.get_mut(first.1) {
                     fetch.turn = Turn::Granted(until);
                 }
-                granted.push(key);
+                turned.push(first.1);
             }
-            if port.waiting.is_empty() && port.granted == 0 {
+            if port.is_empty() {
                 self.victims.remove(&victim);
             }
         }
-        granted
+        let fresh = core::mem::take(&mut self.fresh);
+        let waits = |key: &Key| self.turn(*key) == Some(Turn::Waiting);
+        turned.extend(fresh.into_iter().filter(waits));
+        turned
     }
 
     /// When [`Tokens::grant`] has something to do: now, if somebody may be let in.
@@ -190,17 +224,42 @@ mod tests {
         let mut tokens = Tokens::default();
         let [slow, urgent, middle] = [900, 100, 500].map(|rank| tokens.want(HOT, rank));
         let elsewhere = tokens.want(PortId(8), 999);
-        assert_eq!(tokens.grant(Time(0), TERMS), [urgent, middle, elsewhere]);
+        // The one that has to wait is told, too.
+        let told = tokens.grant(Time(0), TERMS);
+        assert_eq!(told, [urgent, middle, elsewhere, slow]);
         assert_eq!(tokens.at(HOT), (1, 2));
+        assert_eq!(tokens.turn(slow), Some(Turn::Waiting));
         tokens.finish(urgent);
         assert_eq!(tokens.grant(Time(1), TERMS), [slow]);
+    }
+
+    #[test]
+    fn the_more_urgent_takes_the_token_of_the_least_urgent_and_gives_it_back() {
+        let mut tokens = Tokens::default();
+        let [first, second] = [300, 200].map(|rank| tokens.want(HOT, rank));
+        tokens.grant(Time(0), TERMS);
+        let urgent = tokens.want(HOT, 100);
+        let less = tokens.want(HOT, 400);
+        assert_eq!(tokens.grant(Time(5), TERMS), [first, urgent, less]);
+        let turns = |tokens: &Tokens| [first, second, urgent].map(|key| tokens.turn(key));
+        let waits = Some(Turn::Waiting);
+        assert_eq!(turns(&tokens)[0], waits);
+        assert_eq!(tokens.at(HOT), (2, 2));
+        // The lease that was taken away does not end anything later.
+        assert!(tokens.grant(Time(99), TERMS).is_empty());
+        tokens.finish(urgent);
+        assert_eq!(tokens.grant(Time(99), TERMS), [first]);
+        assert_eq!(tokens.turn(first), Some(Turn::Granted(Time(199))));
+        tokens.rerank(first, 50);
+        tokens.rerank(less, 150);
+        assert_eq!(tokens.grant(Time(99), TERMS), [second, less]);
     }
 
     #[test]
     fn a_reader_that_never_finishes_holds_others_up_for_one_lease() {
         let mut tokens = Tokens::default();
         let [one, two, next] = [1, 2, 3].map(|rank| tokens.want(HOT, rank));
-        assert_eq!(tokens.grant(Time(0), TERMS), [one, two]);
+        assert_eq!(tokens.grant(Time(0), TERMS), [one, two, next]);
         assert_eq!(tokens.next_deadline(), Some(Time(100)));
         assert!(tokens.grant(Time(99), TERMS).is_empty());
         assert_eq!(tokens.grant(Time(100), TERMS), [next]);
@@ -214,7 +273,7 @@ mod tests {
         let mut tokens = Tokens::default();
         let [_, _, third, fourth] = [1, 2, 3, 4].map(|rank| tokens.want(HOT, rank));
         let first = tokens.grant(Time(0), TERMS);
-        tokens.rerank(fourth, 0);
+        tokens.rerank(fourth, 2);
         tokens.finish(first[0]);
         assert_eq!(tokens.grant(Time(1), TERMS), [fourth]);
         assert_eq!(tokens.turn(third), Some(Turn::Waiting));
@@ -241,6 +300,17 @@ mod tests {
                     let (waiting, granted) = tokens.at(PortId(port));
                     prop_assert!(granted <= TERMS.per_port);
                     prop_assert!(waiting == 0 || granted == TERMS.per_port, "work conserving");
+                    let keys = |turn: fn(&Turn) -> bool| {
+                        let of = |key: &&Key| {
+                            let fetch = tokens.fetches.get(**key);
+                            fetch.is_some_and(|f| f.victim == PortId(port) && turn(&f.turn))
+                        };
+                        let rank = |key: &Key| tokens.fetches.get(*key).map(|f| (f.sort_key, *key));
+                        living.iter().filter(of).filter_map(rank).collect::<Vec<_>>()
+                    };
+                    let worst = keys(|turn| matches!(turn, Turn::Granted(_))).into_iter().max();
+                    let best = keys(|turn| *turn == Turn::Waiting).into_iter().min();
+                    prop_assert!(best.is_none_or(|best| Some(best) > worst), "by rank");
                 }
             }
             for _ in 0..living.len() {

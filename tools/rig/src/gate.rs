@@ -228,6 +228,7 @@ impl Scheduled {
             deadline_ns: flow.deadline_ns,
             receiver_bound: flow.receiver_bound,
             whole: false,
+            peer: 0,
         });
         let sending = Sending {
             ticket,

@@ -172,6 +172,7 @@ fn event() -> impl Strategy<Value = Kind> {
         }),
         2 => (0_u64..4, id, 0_u64..12, 0_usize..3, 0_u32..3).prop_map(
             |(fetch, batch, request, victim, victim_port)| Kind::FetchWanted(FetchWanted {
+                victim_address: if victim_port == 3 { vec![0xfe; 16] } else { Vec::new() },
                 fetch, batch, request, victim_host: format!("h{victim}"), victim_port, bytes: RATE,
             })),
         1 => (0_u64..4).prop_map(|fetch| Kind::FetchFinished(FetchFinished { fetch })),

@@ -9,6 +9,7 @@ pub(crate) struct Replica {
     pub(crate) ranks: BTreeMap<u64, u64>,
     pub(crate) pruned: BTreeMap<u64, Pruned>,
     pub(crate) tokens: BTreeSet<u64>,
+    pub(crate) held: BTreeSet<u64>,
     pub(crate) applied: Option<Epoch>,
     pub(crate) considered: u64,
     pub(crate) orders: usize,
@@ -53,6 +54,7 @@ impl Replica {
                 self.ranks.clear();
                 self.pruned.clear();
                 self.tokens.clear();
+                self.held.clear();
             }
         }
         self.orders += 1;
@@ -69,8 +71,14 @@ impl Replica {
             for request in piece.unpruned {
                 self.pruned.remove(&request);
             }
-            self.tokens
-                .extend(piece.tokens.iter().map(|token| token.fetch));
+            for token in &piece.tokens {
+                self.tokens.insert(token.fetch);
+                self.held.remove(&token.fetch);
+            }
+            for fetch in &piece.held {
+                self.held.insert(*fetch);
+                self.tokens.remove(fetch);
+            }
             self.considered = self.considered.max(piece.considered_report);
         }
         self.applied = epoch;
