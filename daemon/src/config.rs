@@ -223,6 +223,8 @@ pub struct CoordinatorConfig {
     pub host: String,
     /// How long its order is followed without news of it. The coordinator may say less.
     pub order_age_limit: Nanos,
+    /// How long what this host reads from another waits at most while the coordinator lets others go first.
+    pub fetch_wait_max: Nanos,
     /// First wait after the stream has failed. It doubles with each failure.
     pub backoff_min: Nanos,
     /// Longest wait.
@@ -236,6 +238,7 @@ impl Default for CoordinatorConfig {
             insecure: false,
             host: String::new(),
             order_age_limit: Nanos(5_000_000_000),
+            fetch_wait_max: Nanos(1_000_000_000),
             backoff_min: Nanos(100_000_000),
             backoff_max: Nanos(10_000_000_000),
         }
@@ -256,6 +259,10 @@ pub struct NicConfig {
     /// Bytes in flight at most. Default: four chunks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<Bytes>,
+    /// Addresses at which other hosts reach it, for the coordinator. Default: those that the kernel knows of a network device
+    /// or an RDMA device of that name; of all for one that is called `default`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<std::net::IpAddr>,
 }
 
 impl NicConfig {
@@ -300,6 +307,7 @@ impl Default for Config {
                 rate: Rate(12_500_000_000),
                 chunk: None,
                 window: None,
+                addresses: Vec::new(),
             }],
         }
     }

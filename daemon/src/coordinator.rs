@@ -14,10 +14,10 @@
 //! * *Nothing for ever.* The last decree holds until its age limit ([`decree`] says what holds for batches that it
 //!   does not name); then the order of the daemon's own admission does, which never stopped running.
 //!
-//! There are no fetch tokens. A fetch is sent by the host that holds the blocks, so its daemon sees all readers of the
-//! hot port and orders them itself; the reader's daemon, which would have to hold back, sees no flow, and the records in
-//! shared memory name no peer. So this daemon does not offer `FETCH_TOKENS`, gets none, and waits for none.
+//! * *Nobody asks for leave.* What this host reads from another goes ahead until the coordinator says that it is to wait, and
+//!   not for ever ([`driver::fetches`](crate::driver::fetches)).
 
+pub mod addresses;
 pub mod backoff;
 pub mod channel;
 pub mod decree;

@@ -18,6 +18,7 @@
 
 mod attendance;
 pub mod cluster;
+pub mod fetches;
 pub mod hints;
 pub mod intake;
 pub mod overdue;
@@ -296,7 +297,8 @@ impl Driver {
             }
         }
         if self.intake.hints.cluster_due() <= now {
-            self.intake.hints.meet(now);
+            let intake = &mut self.intake;
+            serve |= intake.hints.meet(now, &mut intake.ports);
         }
         if now.since(self.beaten) >= BEAT {
             self.beat();

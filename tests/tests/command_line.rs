@@ -173,7 +173,10 @@ fn the_labs_configuration_shows_every_key_those_without_a_value_as_comments() {
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("lab.toml");
-    let on = shown.replace("\n# ", "\n");
+    // One of them needs a coordinator.
+    let on = shown
+        .replace("\n# ", "\n")
+        .replace("\ncoordinator = false", "\ncoordinator = true");
     std::fs::write(&file, &on).unwrap();
     let again = laxity(&[
         "lab",

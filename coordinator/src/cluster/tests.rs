@@ -310,9 +310,17 @@ fn readers_of_a_hot_port_get_tokens_by_rank() {
             batch,
             request: batch * 10,
             // By name or by address: it is the same port.
-            victim_host: if batch == 2 { "victim".into() } else { String::new() },
+            victim_host: if batch == 2 {
+                "victim".into()
+            } else {
+                String::new()
+            },
             victim_port: 0,
-            victim_address: if batch == 2 { Vec::new() } else { ADDRESS.to_vec() },
+            victim_address: if batch == 2 {
+                Vec::new()
+            } else {
+                ADDRESS.to_vec()
+            },
             bytes: 1000,
         })
     };

@@ -64,6 +64,7 @@ impl Drop for Served {
 
 pub(crate) fn hello(host: &str) -> Hello {
     let port = |direction: Direction| PortInfo {
+        addresses: Vec::new(),
         name: "mlx5_0".into(),
         direction: direction as i32,
         rate_bytes_per_s: 50_000_000_000,

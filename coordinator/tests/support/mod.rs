@@ -161,6 +161,7 @@ async fn play(address: SocketAddr, daemon: Daemon, mut told: mpsc::UnboundedRece
     let mut client = CoordinationClient::new(endpoint.connect_lazy());
     let (sender, receiver) = mpsc::unbounded_channel();
     let port = |direction: Direction| PortInfo {
+        addresses: Vec::new(),
         name: daemon.nic.clone(),
         direction: direction as i32,
         rate_bytes_per_s: 50_000_000_000,

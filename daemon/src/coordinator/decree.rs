@@ -23,6 +23,8 @@ pub struct Terms {
     places: HashMap<BatchId, usize>,
     /// In ascending order.
     pruned: Vec<RequestId>,
+    /// Fetches that are to wait, in ascending order.
+    held: Vec<u64>,
 }
 
 impl Terms {
@@ -39,7 +41,22 @@ impl Terms {
             places: places.collect(),
             sigma,
             pruned,
+            held: Vec::new(),
         }
+    }
+
+    /// The same, with fetches that are to wait, in any order.
+    #[must_use]
+    pub fn with_held(mut self, held: impl Iterator<Item = u64>) -> Self {
+        self.held = held.collect();
+        self.held.sort_unstable();
+        self
+    }
+
+    /// Whether the fetch of this number is to wait.
+    #[must_use]
+    pub fn holds(&self, fetch: u64) -> bool {
+        self.held.binary_search(&fetch).is_ok()
     }
 
     /// Whether the coordinator has a place for the batch.

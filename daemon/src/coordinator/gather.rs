@@ -61,6 +61,8 @@ pub struct Gatherer {
     base: Option<Epoch>,
     ranks: HashMap<u64, u64>,
     pruned: BTreeSet<u64>,
+    /// Fetches that are to wait.
+    held: BTreeSet<u64>,
     terms: Arc<Terms>,
     partial: Option<Partial>,
     /// A full order was asked for and has not begun.
@@ -79,6 +81,8 @@ struct Partial {
     unranked: Vec<u64>,
     pruned: Vec<u64>,
     unpruned: Vec<u64>,
+    held: Vec<u64>,
+    tokens: Vec<u64>,
 }
 
 impl Partial {
@@ -91,10 +95,18 @@ impl Partial {
         let pruned = piece.pruned.iter().map(|pruned| pruned.request);
         self.pruned.extend(pruned);
         self.unpruned.extend(&piece.unpruned);
+        self.held.extend(&piece.held);
+        let tokens = piece.tokens.iter().map(|token| token.fetch);
+        self.tokens.extend(tokens);
     }
 
     const fn entries(&self) -> usize {
-        self.ranks.len() + self.unranked.len() + self.pruned.len() + self.unpruned.len()
+        self.ranks.len()
+            + self.unranked.len()
+            + self.pruned.len()
+            + self.unpruned.len()
+            + self.held.len()
+            + self.tokens.len()
     }
 }
 
@@ -199,6 +211,8 @@ impl Gatherer {
             unranked: Vec::new(),
             pruned: Vec::new(),
             unpruned: Vec::new(),
+            held: Vec::new(),
+            tokens: Vec::new(),
         })
     }
 
@@ -207,7 +221,12 @@ impl Gatherer {
         if full {
             self.ranks.clear();
             self.pruned.clear();
+            self.held.clear();
         }
+        for fetch in &whole.tokens {
+            self.held.remove(fetch);
+        }
+        self.held.extend(&whole.held);
         for batch in &whole.unranked {
             self.ranks.remove(batch);
         }
@@ -217,9 +236,11 @@ impl Gatherer {
         let ranks = whole.ranks.iter();
         self.ranks.extend(ranks.copied());
         self.pruned.extend(&whole.pruned);
-        if self.ranks.len() > ENTRIES_MAX || self.pruned.len() > ENTRIES_MAX {
+        let most = self.ranks.len().max(self.pruned.len()).max(self.held.len());
+        if most > ENTRIES_MAX {
             self.ranks.clear();
             self.pruned.clear();
+            self.held.clear();
             self.forget();
             return Gathered::HangUp(format!(
                 "its orders add up to more than {ENTRIES_MAX} entries; this host never reported as many"
@@ -227,7 +248,8 @@ impl Gatherer {
         }
         if full || whole.entries() > 0 {
             let ranks = self.ranks.iter().map(|(&batch, &key)| (key, batch));
-            let terms = Terms::new(ranks, self.pruned.iter().copied());
+            let terms =
+                Terms::new(ranks, self.pruned.iter().copied()).with_held(self.held.iter().copied());
             if terms != *self.terms {
                 self.terms = Arc::new(terms);
             }

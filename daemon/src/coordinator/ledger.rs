@@ -12,9 +12,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use laxity_policy::{Span, Time};
 use laxity_wire::v1::{
-    BatchArrived, BatchFinished, BatchProgress, BatchStarted, BytesCompleted, Event, PortBytes,
-    RequestEnded, RequestLoad, SnapshotPiece, event::Event as Kind,
+    BatchArrived, BatchFinished, BatchProgress, BatchStarted, BytesCompleted, Event, FetchFinished,
+    FetchWanted, PortBytes, RequestEnded, RequestLoad, SnapshotPiece, event::Event as Kind,
 };
+
+use crate::driver::fetches;
 
 /// Most batches; the oldest are forgotten, here and at the coordinator.
 pub const BATCHES_MAX: usize = 1 << 12;
@@ -102,6 +104,13 @@ struct Request {
     told: bool,
 }
 
+#[derive(Debug)]
+struct Fetch {
+    name: fetches::Name,
+    bytes: u64,
+    told: bool,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Ledger {
@@ -115,6 +124,9 @@ pub struct Ledger {
     /// Arrivals of batches of which there is something to tell.
     stirred: BTreeSet<u64>,
     parting: VecDeque<Kind>,
+    fetches: BTreeMap<u64, Fetch>,
+    /// Fetches that were not told.
+    new_fetches: BTreeSet<u64>,
     /// Somebody is there to be told.
     attended: bool,
     restating: bool,
@@ -137,6 +149,8 @@ impl Ledger {
             arrivals: 0,
             stirred: BTreeSet::new(),
             parting: VecDeque::new(),
+            fetches: BTreeMap::new(),
+            new_fetches: BTreeSet::new(),
             attended: false,
             restating: false,
             in_parts: false,
@@ -171,6 +185,10 @@ impl Ledger {
         }
         for request in self.requests.values_mut() {
             (request.told, request.untold) = (false, 0);
+        }
+        self.new_fetches = self.fetches.keys().copied().collect();
+        for fetch in self.fetches.values_mut() {
+            fetch.told = false;
         }
         self.urgency = Urgency::Now;
     }
@@ -305,6 +323,31 @@ impl Ledger {
         }
     }
 
+    /// A flow of so many bytes belongs to a fetch, which may be new.
+    pub fn fetches(&mut self, number: u64, name: fetches::Name, bytes: u64) {
+        let new = !self.fetches.contains_key(&number);
+        let fetch = self.fetches.entry(number).or_insert(Fetch {
+            name,
+            bytes: 0,
+            told: false,
+        });
+        fetch.bytes = fetch.bytes.saturating_add(bytes);
+        if new && self.attended {
+            self.new_fetches.insert(number);
+            if self.names.contains_key(&name.batch) {
+                self.urgency = Urgency::Now;
+            }
+        }
+    }
+
+    /// A fetch is over.
+    pub fn fetched(&mut self, number: u64) {
+        self.new_fetches.remove(&number);
+        if self.fetches.remove(&number).is_some_and(|old| old.told) {
+            self.part(Kind::FetchFinished(FetchFinished { fetch: number }));
+        }
+    }
+
     /// The next dispatch, with at most `events_max` events; `None` if there is nothing to tell.
     pub fn dispatch(&mut self, now: Time, events_max: usize) -> Option<Dispatch> {
         if !self.attended || self.urgency == Urgency::Nothing {
@@ -337,7 +380,10 @@ impl Ledger {
                 self.stirred.remove(&arrival);
             }
         }
-        let is_all = self.parting.is_empty() && self.stirred.is_empty();
+        // The batches that they are for come first.
+        let is_all = self.parting.is_empty()
+            && self.stirred.is_empty()
+            && self.tell_fetches(most, &mut events);
         let piece = match (self.restating, is_all) {
             (false, _) => SnapshotPiece::Unspecified,
             (true, false) => SnapshotPiece::Part,
@@ -354,6 +400,36 @@ impl Ledger {
             piece,
             events,
         })
+    }
+
+    /// Tells of the fetches that are new, as far as there is room, and as their batches are known; whether that was all.
+    fn tell_fetches(&mut self, most: usize, events: &mut Vec<Event>) -> bool {
+        let known = |fetch: &Fetch| self.names.contains_key(&fetch.name.batch);
+        let mut told = Vec::new();
+        for &number in &self.new_fetches {
+            let Some(fetch) = self.fetches.get(&number).filter(|fetch| known(fetch)) else {
+                continue;
+            };
+            if events.len() >= most {
+                break;
+            }
+            told.push(number);
+            events.push(wrap(Kind::FetchWanted(FetchWanted {
+                fetch: number,
+                batch: fetch.name.batch,
+                request: fetch.name.request,
+                victim_address: fetch.name.peer.to_vec(),
+                bytes: fetch.bytes,
+                ..FetchWanted::default()
+            })));
+        }
+        for number in told {
+            self.new_fetches.remove(&number);
+            if let Some(fetch) = self.fetches.get_mut(&number) {
+                fetch.told = true;
+            }
+        }
+        events.len() < most
     }
 
     /// Tells of one batch as far as there is room for (events, requests). Whether that was all, and how many

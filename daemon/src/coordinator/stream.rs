@@ -24,15 +24,19 @@ use tonic::Streaming;
 use tracing::{debug, info, warn};
 
 use super::backoff::Backoff;
-use super::channel;
 use super::desk::Desk;
 use super::gather::{Gathered, Gatherer};
-use crate::config::{Config, CoordinatorConfig};
+use super::{addresses, channel};
+use crate::config::{Config, CoordinatorConfig, NicConfig};
 use crate::mailbox::Mailbox;
 use crate::stats::{PortSnapshot, Snapshot};
 
 /// What this daemon can do beyond the first version.
-const CAPABILITIES: [Capability; 2] = [Capability::OrderDeltas, Capability::PruneCauses];
+const CAPABILITIES: [Capability; 3] = [
+    Capability::OrderDeltas,
+    Capability::FetchTokens,
+    Capability::PruneCauses,
+];
 /// How long a coordinator may take to welcome.
 const WELCOME_MAX: Duration = Duration::from_secs(5);
 /// Heartbeats of silence after which a coordinator is taken for dead.
@@ -54,7 +58,7 @@ const TEXT_MAX: usize = 300;
 pub struct Attendant {
     config: CoordinatorConfig,
     host: String,
-    ports: Vec<PortInfo>,
+    nics: Vec<NicConfig>,
     instance: u64,
     desk: Arc<Desk>,
     mailbox: Mailbox,
@@ -117,6 +121,20 @@ fn now() -> Time {
     Time(now_ns())
 }
 
+/// What the coordinator is told of the NICs. Addresses are as they are now: interfaces come up late.
+fn ports(nics: &[NicConfig]) -> Vec<PortInfo> {
+    let both = |nic: &NicConfig| {
+        let addresses = addresses::of(nic);
+        [Direction::Egress, Direction::Ingress].map(|direction| PortInfo {
+            name: nic.name.clone(),
+            direction: direction as i32,
+            rate_bytes_per_s: nic.rate.0,
+            addresses: addresses.clone(),
+        })
+    };
+    nics.iter().flat_map(both).collect()
+}
+
 /// Any number: every hasher of the standard library starts from another.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
@@ -139,18 +157,10 @@ impl Attendant {
         mailbox: Mailbox,
         snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
     ) -> Self {
-        let directions = [Direction::Egress, Direction::Ingress];
-        let ports = config.nic.iter().flat_map(|nic| {
-            directions.map(|direction| PortInfo {
-                name: nic.name.clone(),
-                direction: direction as i32,
-                rate_bytes_per_s: nic.rate.0,
-            })
-        });
         Self {
             config: config.coordinator.clone(),
             host,
-            ports: ports.collect(),
+            nics: config.nic.clone(),
             instance: random(),
             desk,
             mailbox,
@@ -275,7 +285,7 @@ impl Attendant {
             capabilities: CAPABILITIES.iter().map(|&one| one as i32).collect(),
             host: self.host.clone(),
             instance: self.instance,
-            ports: self.ports.clone(),
+            ports: ports(&self.nics),
             applied: self.gatherer.applied(),
         }
     }
@@ -429,7 +439,7 @@ impl Attendant {
             let bytes = |tallies: &[laxity_policy::Tally]| -> Vec<u64> {
                 tallies.iter().map(|tally| tally.bytes).collect()
             };
-            let configured = self.ports.get(index).map(|port| port.rate_bytes_per_s);
+            let configured = self.nics.get(index / 2).map(|nic| nic.rate.0);
             let counted = || port.counters.stages.iter();
             let completed: u64 = counted().map(|stage| stage.completed_flows).sum();
             let missed: u64 = counted().map(|stage| stage.deadline_misses).sum();

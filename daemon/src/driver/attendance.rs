@@ -64,7 +64,8 @@ impl Driver {
     pub(super) fn tell_idleness(&mut self) {
         let now = self.intake.now;
         let contended = |port: &Port| port.link.waiting_flows() > 0;
-        if self.intake.ports.iter().any(contended) {
+        // What belongs to a fetch that waits must ask.
+        if self.intake.ports.iter().any(contended) || self.intake.hints.holds_fetches() {
             self.idle_since = now;
         }
         let idle = now.since(self.idle_since) >= IDLE_AFTER;

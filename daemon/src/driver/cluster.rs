@@ -6,12 +6,13 @@
 
 use std::sync::Arc;
 
-use laxity_policy::{Span, Time};
+use laxity_policy::{FlowId, Span, Time};
 
 use crate::config::Config;
 use crate::coordinator::decree::{Decree, Terms};
 use crate::coordinator::desk::{Desk, Found, Put};
 use crate::coordinator::ledger::{Dispatch, Ledger, Urgency};
+use crate::driver::fetches::{FetchCounters, Fetches, Move, Name};
 
 /// Bytes and layers are told no more often than this, unless something else is.
 const PROGRESS_EVERY: Span = Span::from_millis(50);
@@ -24,6 +25,8 @@ pub struct Cluster {
     desk: Arc<Desk>,
     /// What there is to report; every hint goes here, too.
     pub ledger: Ledger,
+    /// What comes in from other hosts.
+    fetches: Fetches,
     /// Number of the stream, zero without one.
     stream: u64,
     decree: Option<Decree>,
@@ -48,6 +51,7 @@ impl Cluster {
         let mut cluster = Self {
             desk,
             ledger: Ledger::new(port),
+            fetches: Fetches::new(Span::ZERO),
             stream: 0,
             decree: None,
             in_force: false,
@@ -67,6 +71,8 @@ impl Cluster {
     pub fn configure(&mut self, config: &Config) {
         self.age_limit = Span(config.coordinator.order_age_limit.0);
         self.debounce = Span(config.tuning.order_debounce.0);
+        self.fetches
+            .set_wait_max(Span(config.coordinator.fetch_wait_max.0));
     }
 
     /// The coordinator's order, if it holds.
@@ -91,10 +97,49 @@ impl Cluster {
         }
     }
 
+    /// A flow comes in from a peer. Gives whether it belongs to a fetch, and whether it is to be held.
+    pub fn fetches(
+        &mut self,
+        now: Time,
+        name: Name,
+        flow: FlowId,
+        port: u16,
+        bytes: u64,
+    ) -> (bool, bool) {
+        let (number, holds) = self.fetches.joined(name, flow, port);
+        if let Some(number) = number {
+            self.ledger.fetches(number, name, bytes);
+            self.noted(now);
+        }
+        (number.is_some(), holds)
+    }
+
+    /// Such a flow is complete, or gone.
+    pub fn fetched(&mut self, now: Time, flow: FlowId) {
+        self.fetches.left(now, flow);
+    }
+
+    /// Whether a fetch waits.
+    #[must_use]
+    pub const fn holds_fetches(&self) -> bool {
+        self.fetches.holds()
+    }
+
+    /// What was counted of fetches.
+    #[must_use]
+    pub const fn fetch_counters(&self) -> FetchCounters {
+        self.fetches.counters()
+    }
+
+    /// Flows to be held or released since the last call.
+    pub fn take_moves(&mut self) -> Vec<Move> {
+        self.fetches.take_moves()
+    }
+
     /// When [`Cluster::poll`] is due.
     #[must_use]
     pub fn due(&self) -> Time {
-        let mut due = self.look_at;
+        let mut due = self.look_at.min(self.fetches.due());
         if self.in_force {
             due = due.min(self.desk.holds_until(self.age_limit));
         }
@@ -114,6 +159,20 @@ impl Cluster {
         if self.due() > now {
             return false;
         }
+        for ended in self.fetches.poll(now) {
+            self.ledger.fetched(ended);
+            self.noted(now);
+        }
+        let changed = self.look(now);
+        if changed {
+            let decree = self.decree.as_ref().filter(|_| self.in_force);
+            let terms = decree.map(|decree| &*decree.terms);
+            self.fetches.heed(now, terms);
+        }
+        changed
+    }
+
+    fn look(&mut self, now: Time) -> bool {
         let Found::Papers {
             stream,
             snapshot_wanted,

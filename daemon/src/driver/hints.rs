@@ -19,12 +19,15 @@ use laxity_policy::admission::{
     Admission, AdmissionAction, AdmissionConfig, AdmissionEvent, RequestLoad,
 };
 use laxity_policy::config::InvalidConfig;
-use laxity_policy::{BatchId, BatchSpec, Event, Layer, Order, PortId, RequestId, Span, Time};
+use laxity_policy::{
+    BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Order, PortId, RequestId, Span, Time,
+};
 use laxity_shm::record::Record;
 
 use crate::config::Config;
 use crate::coordinator::desk::Desk;
 use crate::driver::cluster::Cluster;
+use crate::driver::fetches::{FetchCounters, Move, Name};
 use crate::driver::ports::Port;
 
 /// Requests whose deadlines are remembered; the oldest are forgotten.
@@ -132,11 +135,65 @@ impl Hints {
         cluster.map_or(Time::NEVER, |cluster| cluster.due())
     }
 
-    /// Reports to the coordinator, and looks whose order holds. [`Self::decide`] then acts on it.
-    pub fn meet(&mut self, now: Time) {
-        if let Some(cluster) = &mut self.cluster {
-            self.changed |= cluster.poll(now);
+    /// Reports to the coordinator, and looks whose order holds. [`Self::decide`] then acts on it; fetches are
+    /// held and released here. Whether any was.
+    pub fn meet(&mut self, now: Time, ports: &mut [Port]) -> bool {
+        let Some(cluster) = &mut self.cluster else {
+            return false;
+        };
+        self.changed |= cluster.poll(now);
+        let moves = cluster.take_moves();
+        for &Move { port, flow, hold } in &moves {
+            let port = &mut ports[usize::from(port)];
+            let event = if hold {
+                Event::FlowHeld { flow }
+            } else {
+                Event::FlowReleased { flow }
+            };
+            port.link.handle(now, event);
+            port.dirty = true;
         }
+        !moves.is_empty()
+    }
+
+    /// A flow comes in from a peer. Gives whether it belongs to a fetch, and whether it is to be held.
+    pub fn fetches(
+        &mut self,
+        now: Time,
+        spec: &FlowSpec,
+        peer: [u8; 16],
+        port: u16,
+    ) -> (bool, bool) {
+        let Some(cluster) = &mut self.cluster else {
+            return (false, false);
+        };
+        let name = Name {
+            batch: spec.batch.0,
+            request: spec.request.0,
+            peer,
+        };
+        cluster.fetches(now, name, spec.flow, port, spec.bytes)
+    }
+
+    /// Such a flow is complete, or gone.
+    pub fn fetched(&mut self, now: Time, flow: FlowId) {
+        if let Some(cluster) = &mut self.cluster {
+            cluster.fetched(now, flow);
+        }
+    }
+
+    /// Whether a fetch waits.
+    #[must_use]
+    pub fn holds_fetches(&self) -> bool {
+        let cluster = self.cluster.as_ref();
+        cluster.is_some_and(|cluster| cluster.holds_fetches())
+    }
+
+    /// What was counted of fetches.
+    #[must_use]
+    pub fn fetch_counters(&self) -> FetchCounters {
+        let cluster = self.cluster.as_ref();
+        cluster.map_or_else(FetchCounters::default, |cluster| cluster.fetch_counters())
     }
 
     /// The deadline of a flow: its own, its request's, or the configured objective counted from

@@ -72,6 +72,9 @@ pub struct LabConfig {
     pub tokens_max: u32,
     /// Share of the reused tokens whose prefixes live on the first unit, the victim (MFS §2.2).
     pub victim_share: f64,
+    /// Whether reused blocks are read by the host that needs them, as with RDMA READ, and not sent by the one that holds
+    /// them: then the holder's daemon sees nothing of them, and each reader's only its own.
+    pub reads: bool,
     /// Bytes that a daemon permits at once.
     pub chunk_bytes: u64,
     /// Bytes that a daemon lets be in flight on its port.
@@ -119,6 +122,7 @@ impl Default for LabConfig {
             model: ModelConfig::default(),
             tokens_max: 8192,
             victim_share: 0.75,
+            reads: false,
             chunk_bytes: 32 << 10,
             window_bytes: 1 << 20,
             socket_buffer_bytes: 64 << 10,
