@@ -40,6 +40,12 @@ pub const METRICS: &[(&str, Kind, &str)] = &[
         "Flows with bytes not yet permitted, by stage",
     ),
     (
+        "laxity_held_bytes",
+        Kind::Gauge,
+        "Bytes of flows that are held back because others that read from the same host come first",
+    ),
+    ("laxity_held_flows", Kind::Gauge, "Flows that are held back"),
+    (
         "laxity_queued_level_bytes",
         Kind::Gauge,
         "Bytes submitted and not yet permitted, by level",
@@ -184,6 +190,21 @@ pub const METRICS: &[(&str, Kind, &str)] = &[
         "laxity_cluster_refused_events_total",
         Kind::Counter,
         "Reported events that the coordinator refused",
+    ),
+    (
+        "laxity_cluster_fetches_total",
+        Kind::Counter,
+        "Fetches from other hosts that the coordinator could order",
+    ),
+    (
+        "laxity_cluster_fetches_held_total",
+        Kind::Counter,
+        "Times that the coordinator had a fetch wait",
+    ),
+    (
+        "laxity_cluster_fetches_ahead_total",
+        Kind::Counter,
+        "Fetches that waited for as long as they may, and went ahead",
     ),
     ("laxity_attached_clients", Kind::Gauge, "Processes attached"),
     (
@@ -375,6 +396,9 @@ impl Exporter {
         let scheduler = &snapshot.scheduler;
         for (name, value) in [
             ("laxity_orders_total", scheduler.orders),
+            ("laxity_cluster_fetches_total", snapshot.fetches.fetches),
+            ("laxity_cluster_fetches_held_total", snapshot.fetches.held),
+            ("laxity_cluster_fetches_ahead_total", snapshot.fetches.ahead),
             ("laxity_attachments_total", scheduler.attachments),
             ("laxity_cancelled_flows_total", all.cancelled_flows),
             ("laxity_overflowed_flows_total", all.overflowed_flows),
@@ -411,6 +435,8 @@ impl Exporter {
             link.in_flight_bytes as f64,
         );
         self.gauge("laxity_port_load_ratio", at.to_vec(), link.rho);
+        self.gauge("laxity_held_bytes", at.to_vec(), link.held.bytes as f64);
+        self.gauge("laxity_held_flows", at.to_vec(), link.held.flows as f64);
         self.gauge(
             "laxity_port_rate_bytes_per_second",
             at.to_vec(),

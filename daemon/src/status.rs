@@ -52,7 +52,7 @@ pub fn status(snapshot: &Snapshot, uptime_ms: u64, refusals: u64, desk: Option<&
             .collect(),
         ports,
         totals,
-        cluster: desk.map(cluster),
+        cluster: desk.map(|desk| cluster(desk, snapshot)),
         scheduler: SchedulerStatus {
             rounds: scheduler.rounds,
             records: scheduler.records,
@@ -65,7 +65,7 @@ pub fn status(snapshot: &Snapshot, uptime_ms: u64, refusals: u64, desk: Option<&
     }
 }
 
-fn cluster(desk: &Desk) -> ClusterStatus {
+fn cluster(desk: &Desk, snapshot: &Snapshot) -> ClusterStatus {
     let view = desk.view();
     let (in_force, age) = desk.in_force(Time(now_ns()));
     ClusterStatus {
@@ -85,6 +85,9 @@ fn cluster(desk: &Desk) -> ClusterStatus {
         failures: view.failures,
         reports: view.reports,
         refused_events: view.refused_events,
+        fetches: snapshot.fetches.fetches,
+        fetches_held: snapshot.fetches.held,
+        fetches_ahead: snapshot.fetches.ahead,
         problem: view.problem,
     }
 }
@@ -158,6 +161,8 @@ fn port(snapshot: &Snapshot, port: &PortSnapshot) -> PortStatus {
         load: link.rho,
         waiting_flows: link.waiting_by_stage.iter().map(|tally| tally.flows).sum(),
         waiting_bytes: link.waiting_by_stage.iter().map(|tally| tally.bytes).sum(),
+        held_flows: link.held.flows,
+        held_bytes: link.held.bytes,
         levels: levels.collect(),
         stages: stages.into(),
         permitted: permitted.collect(),

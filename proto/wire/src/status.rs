@@ -66,6 +66,15 @@ pub struct ClusterStatus {
     pub reports: u64,
     /// Events that the coordinator refused.
     pub refused_events: u64,
+    /// Fetches from other hosts that it could order.
+    #[serde(default)]
+    pub fetches: u64,
+    /// Times that it had one wait.
+    #[serde(default)]
+    pub fetches_held: u64,
+    /// Fetches that waited for as long as they may, and went ahead.
+    #[serde(default)]
+    pub fetches_ahead: u64,
     /// Why there was no stream last time; empty if there always was.
     pub problem: String,
 }
@@ -128,6 +137,12 @@ pub struct PortStatus {
     pub waiting_flows: u64,
     /// Their bytes.
     pub waiting_bytes: u64,
+    /// Flows that are held back: others that read from the same host come first.
+    #[serde(default)]
+    pub held_flows: u64,
+    /// Their bytes that are not yet permitted.
+    #[serde(default)]
+    pub held_bytes: u64,
     /// `P1` … `PK` and `scavenger`, from the highest.
     pub levels: Vec<LevelStatus>,
     /// The stages, by number.

@@ -112,6 +112,12 @@ fn cluster_line(cluster: &ClusterStatus) -> String {
         _ => format!("this daemon's own order is in force (last of the coordinator: {epoch})"),
     };
     let mut line = format!("{link}; {order}");
+    if cluster.fetches_held > 0 {
+        line.push_str(&format!(
+            ", {} of {} fetches had to wait ({} for as long as they may)",
+            cluster.fetches_held, cluster.fetches, cluster.fetches_ahead
+        ));
+    }
     let refused = cluster.stale_orders + cluster.broken_orders;
     if refused > 0 {
         line.push_str(&format!(", {refused} orders refused"));
@@ -214,8 +220,12 @@ fn port_lines(port: &PortStatus) -> String {
         ]);
     }
     align_numbers(&mut table, 1);
+    let held = match port.held_flows {
+        0 => String::new(),
+        flows => format!(", {flows} flows ({}) held back", bytes(port.held_bytes)),
+    };
     format!(
-        "{} {}: {}/s, load {:.0} %, {} of {} in flight, {} promotions, {} demotions\n{table}",
+        "{} {}: {}/s, load {:.0} %, {} of {} in flight{held}, {} promotions, {} demotions\n{table}",
         port.name,
         port.direction,
         bytes(port.rate_bytes_per_s),
