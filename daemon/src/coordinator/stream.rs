@@ -90,6 +90,8 @@ impl Ended {
 /// What one stream needs to know.
 struct Stream {
     outbound: mpsc::Sender<FromDaemon>,
+    /// The coordinator orders fetches.
+    has_tokens: bool,
     heartbeat: Duration,
     heard: Instant,
     spoke: Instant,
@@ -406,8 +408,13 @@ impl Attendant {
         })
     }
 
-    fn report(&self, stream: &mut Stream, piece: SnapshotPiece, events: Vec<Event>) -> Message {
+    fn report(&self, stream: &mut Stream, piece: SnapshotPiece, mut events: Vec<Event>) -> Message {
         stream.reported += 1;
+        if !stream.has_tokens {
+            let of_fetch =
+                |kind: &Kind| matches!(kind, Kind::FetchWanted(_) | Kind::FetchFinished(_));
+            events.retain(|event| !event.event.as_ref().is_some_and(of_fetch));
+        }
         let asks = |event: &Event| {
             matches!(
                 event.event,
@@ -550,6 +557,8 @@ impl Stream {
         let now = Instant::now();
         Self {
             outbound,
+            has_tokens: v1::common_capabilities(&CAPABILITIES, &welcome.capabilities)
+                .contains(&Capability::FetchTokens),
             heartbeat,
             heard: now,
             spoke: now,

@@ -6,6 +6,7 @@
 )]
 
 mod fake;
+mod fetches;
 mod real;
 #[path = "../support/mod.rs"]
 mod support;
@@ -56,12 +57,12 @@ pub(crate) fn begin(client: &Client, batch: u64, requests: &[(u64, u64)]) {
     }
 }
 
-const fn epoch(term: u64, sequence: u64) -> Option<Epoch> {
+pub(crate) const fn epoch(term: u64, sequence: u64) -> Option<Epoch> {
     Some(Epoch { term, sequence })
 }
 
 /// A full order in one piece that prunes these requests.
-fn pruning(term: u64, sequence: u64, requests: &[u64]) -> Order {
+pub(crate) fn pruning(term: u64, sequence: u64, requests: &[u64]) -> Order {
     Order {
         epoch: epoch(term, sequence),
         last: true,
@@ -81,7 +82,7 @@ fn pruning(term: u64, sequence: u64, requests: &[u64]) -> Order {
     }
 }
 
-fn in_force(daemon: &Laxityd, sequence: u64) -> ClusterStatus {
+pub(crate) fn in_force(daemon: &Laxityd, sequence: u64) -> ClusterStatus {
     eventually("the order is in force", || {
         let cluster = cluster(daemon);
         (cluster.order == "cluster" && cluster.sequence == Some(sequence)).then_some(cluster)
@@ -89,7 +90,7 @@ fn in_force(daemon: &Laxityd, sequence: u64) -> ClusterStatus {
 }
 
 /// Returns once the daemon has read all that was said before.
-fn barrier(peer: &fake::Peer, daemon: &Laxityd) {
+pub(crate) fn barrier(peer: &fake::Peer, daemon: &Laxityd) {
     let before = cluster(daemon).refused_events;
     peer.say(Message::Refusal(Refusal {
         count: 1,
@@ -116,10 +117,6 @@ fn a_daemon_reports_what_it_knows_and_applies_an_order_whole() {
         .map(|p| p.rate_bytes_per_s)
         .collect();
     assert_eq!(ports, [125_000_000; 2]);
-    assert!(
-        peer.hello.capabilities.iter().all(|&one| one != 2),
-        "no fetch tokens"
-    );
 
     let client = daemon.client("engine");
     begin(&client, 7, &[(70, 1 << 20), (71, 0)]);
