@@ -21,15 +21,15 @@ fn folder() -> tempfile::TempDir {
         Subject::Viewer("v".into()),
         Subject::Operator("o".into()),
     ];
-    certs::make(folder.path(), &subjects).expect("made");
+    certs::make(folder.path(), &subjects, 1).expect("made");
     folder
 }
 
 fn config(folder: &Path) -> Config {
     Config {
         tls: Some(TlsConfig {
-            cert: folder.join("coordinator.crt"),
-            key: folder.join("coordinator.key"),
+            cert: folder.join("coordinator-localhost.crt"),
+            key: folder.join("coordinator-localhost.key"),
             client_ca: folder.join("ca.crt"),
         }),
         ..Config::default()
@@ -132,7 +132,7 @@ async fn no_certificate_anothers_ca_a_servers_certificate_and_no_tls_at_all_are_
         "another's CA"
     );
     assert!(
-        !works(&served, ours, Some((ours, "coordinator"))).await,
+        !works(&served, ours, Some((ours, "coordinator-localhost"))).await,
         "a server's"
     );
     assert!(
@@ -166,14 +166,14 @@ async fn certificates_are_exchanged_while_it_runs_and_broken_ones_are_not_taken(
         .list_hosts(ListHostsRequest {})
         .await;
     assert!(asked.is_ok(), "an open connection goes on");
-    fs::write(new.join("coordinator.key"), "nonsense").expect("written");
+    fs::write(new.join("coordinator-localhost.key"), "nonsense").expect("written");
     let error = served
         .handle
         .reload(config(new))
         .expect_err("broken")
         .to_string();
     assert!(
-        error.contains("coordinator.key") && error.contains("laxity certs"),
+        error.contains("coordinator-localhost.key") && error.contains("laxity certs"),
         "{error}"
     );
     assert!(
