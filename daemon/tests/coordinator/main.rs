@@ -9,6 +9,7 @@ mod fake;
 mod real;
 #[path = "../support/mod.rs"]
 mod support;
+mod tls;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
