@@ -2,6 +2,7 @@
 //! `laxity_coordinator::certs`.
 
 use std::fmt::Write as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -157,13 +158,29 @@ pub(crate) fn certs(args: &CertsArgs) -> Result<()> {
     say(format!("{rows}\n\n{}", next(&args.out, &made)))
 }
 
+/// The name of a coordinator that a call before made a certificate for.
+fn coordinator_of(folder: &Path) -> Option<String> {
+    let files = fs::read_dir(folder).ok()?.flatten();
+    let names = files.filter_map(|file| {
+        let name = file.file_name().into_string().ok()?;
+        let name = name.strip_prefix("coordinator-")?.strip_suffix(".crt")?;
+        Some(name.to_owned())
+    });
+    names.min()
+}
+
 /// Where each file goes. The folder's files on this machine, `/etc/laxity` on those that they are for.
 fn next(folder: &Path, made: &[Made]) -> String {
     let coordinator = made.iter().find_map(|one| match &one.subject {
-        Some(Subject::Coordinator(names)) => names.first().map(String::as_str),
+        Some(Subject::Coordinator(names)) => names.first().cloned(),
         _ => None,
     });
-    let endpoint = format!("https://{}:7471", coordinator.unwrap_or("COORDINATOR"));
+    let coordinator = coordinator.or_else(|| coordinator_of(folder));
+    let coordinator = coordinator.unwrap_or_else(|| "COORDINATOR".into());
+    let endpoint = match coordinator.contains(':') {
+        true => format!("https://[{coordinator}]:7471"),
+        false => format!("https://{coordinator}:7471"),
+    };
     let ca = folder.join("ca.crt");
     let file = |path: &Path| {
         let name = path.file_name().unwrap_or_default();
@@ -180,14 +197,21 @@ fn next(folder: &Path, made: &[Made]) -> String {
             file(&one.key),
         );
     }
-    for one in of("daemon") {
-        let host = names(one).first().map_or("", String::as_str);
+    let hosts: Vec<&str> = of("daemon").flat_map(names).map(String::as_str).collect();
+    if let (Some(one), Some((host, others))) = (of("daemon").next(), hosts.split_first()) {
         let _ = write!(
             text,
             "\n* On {host}, in /etc/laxity/laxityd.toml (`host` only if the kernel has another name), then `systemctl restart laxityd`:\n\n      [coordinator]\n      endpoint = {endpoint:?}\n      host = {host:?}\n      ca = \"/etc/laxity/ca.crt\"\n      cert = {:?}\n      key = {:?}\n",
             file(&one.certificate),
             file(&one.key),
         );
+        if !others.is_empty() {
+            let _ = write!(
+                text,
+                "\n  And with their own names and files on {}.\n",
+                others.join(", ")
+            );
+        }
     }
     if let Some(one) = of("coordinator").chain(of("daemon")).next() {
         let _ = write!(
