@@ -2,12 +2,21 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use laxity_coordinator::certs::{self, Subject};
 use laxity_coordinator::config::Config;
 use laxity_coordinator::tls::TlsConfig;
 use laxity_wire::v1::operator_client::OperatorClient;
 use laxity_wire::v1::{GetPolicyRequest, ListHostsRequest, SetPolicyRequest};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::ring::default_provider;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use tonic::Code;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Error, Identity};
 
@@ -180,4 +189,30 @@ async fn certificates_are_exchanged_while_it_runs_and_broken_ones_are_not_taken(
         works(&served, new, Some((new, "operator-o"))).await,
         "the old ones hold"
     );
+}
+
+#[tokio::test]
+async fn a_peer_that_is_refused_after_it_has_spoken_can_still_read_why() {
+    let folder = folder();
+    let served = Served::start(config(folder.path())).await;
+    let mut roots = RootCertStore::empty();
+    let ca = CertificateDer::from_pem_file(folder.path().join("ca.crt")).expect("written");
+    roots.add(ca).expect("a CA");
+    let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let stream = TcpStream::connect(served.address).await.expect("accepted");
+    let name = ServerName::try_from("localhost").expect("a name");
+    let connector = TlsConnector::from(Arc::new(config));
+    // In TLS 1.3 the client is done before the server has looked at its certificate.
+    let mut stream = connector.connect(name, stream).await.expect("greeted");
+    for _ in 0..2 {
+        stream.write_all(&[0; 4096]).await.expect("not reset");
+        stream.flush().await.expect("not reset");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let error = stream.read(&mut [0; 16]).await.expect_err("refused");
+    assert!(error.to_string().contains("CertificateRequired"), "{error}");
 }
