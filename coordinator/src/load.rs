@@ -8,6 +8,7 @@
 //! handing its report to the stream until the end of the first order that considered it has been read,
 //! i.e. both ways through gRPC, the debounce, and the run.
 
+mod tls;
 mod usage;
 
 use std::collections::VecDeque;
@@ -27,7 +28,10 @@ use serde::Serialize;
 use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Endpoint;
+use tonic::transport::{ClientTlsConfig, Endpoint};
+
+use self::tls::Identities;
+pub use self::tls::LoadFiles;
 
 const NICS: u32 = 4;
 const REQUESTS_PER_BATCH: u64 = 4;
@@ -52,6 +56,20 @@ pub struct LoadPlan {
     pub duration: Duration,
     /// A coordinator that runs, such as `http://127.0.0.1:7471`; without it one is started.
     pub endpoint: Option<String>,
+    /// How the daemons prove who they are.
+    pub tls: LoadTls,
+}
+
+/// How the daemons of a load prove who they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LoadTls {
+    /// Not at all: the endpoint is `http://`, or the coordinator is the load's own.
+    #[default]
+    Off,
+    /// To a coordinator of the load's own, with certificates of a CA that ends with it.
+    ThrowAway,
+    /// To one that runs at `https://`.
+    Files(LoadFiles),
 }
 
 /// What was measured.
@@ -151,16 +169,32 @@ pub enum LoadError {
 struct Own {
     child: Child,
     endpoint: String,
+    /// For the configuration and the certificates.
+    _folder: tempfile::TempDir,
 }
 
 impl Own {
-    fn start() -> Result<Self, LoadError> {
+    /// With TLS, if the plan says so; then with what its daemons connect with, too.
+    fn start(plan: &LoadPlan) -> Result<(Self, Option<Identities>), LoadError> {
         let program = beside_this_program("laxity-coordinator");
         let fail = |cause: String| LoadError::Start {
             program: program.clone(),
             cause,
         };
+        let folder = tempfile::tempdir().map_err(|cause| fail(cause.to_string()))?;
+        let (identities, section) = match plan.tls {
+            LoadTls::ThrowAway => {
+                let made = Identities::throw_away(folder.path(), plan.daemons);
+                let (identities, section) = made.map_err(|error| fail(error.to_string()))?;
+                (Some(identities), section)
+            }
+            _ => (None, String::new()),
+        };
+        let file = folder.path().join("coordinator.toml");
+        std::fs::write(&file, section).map_err(|cause| fail(cause.to_string()))?;
         let mut child = Command::new(&program)
+            .arg("--config")
+            .arg(&file)
             .args(["--listen", "127.0.0.1:0", "--log", "warn"])
             .stdout(Stdio::piped())
             .stdin(Stdio::null())
@@ -173,10 +207,15 @@ impl Own {
         };
         let address = line.trim().strip_prefix("listening on ").map(str::to_owned);
         match (read, address) {
-            (Ok(_), Some(address)) => Ok(Self {
-                child,
-                endpoint: format!("http://{address}"),
-            }),
+            (Ok(_), Some(address)) => {
+                let scheme = identities.as_ref().map_or("http", |_| "https");
+                let own = Self {
+                    child,
+                    endpoint: format!("{scheme}://{address}"),
+                    _folder: folder,
+                };
+                Ok((own, identities))
+            }
             _ => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -334,6 +373,11 @@ pub fn departure(batch: u64) -> Vec<Kind> {
         .collect()
 }
 
+/// What the host of a daemon is called.
+pub(crate) fn host(nth: usize) -> String {
+    format!("load-{nth:05}")
+}
+
 /// For `examples/run_cost.rs`, too: how the load's daemons introduce themselves.
 pub fn hello(nth: usize) -> Hello {
     let port = |index: u32| PortInfo {
@@ -354,21 +398,26 @@ pub fn hello(nth: usize) -> Hello {
             Capability::OrderDeltas as i32,
             Capability::PruneCauses as i32,
         ],
-        host: format!("load-{nth:05}"),
+        host: host(nth),
         instance: nth as u64,
         ports: (0..NICS * 2).map(port).collect(),
         applied: None,
     }
 }
 
-async fn attend(endpoint: &str, nth: usize) -> Result<Daemon, String> {
+async fn attend(
+    endpoint: &str,
+    nth: usize,
+    tls: Option<ClientTlsConfig>,
+) -> Result<Daemon, String> {
     let text = |error: tonic::transport::Error| format!("{error:?}");
-    let channel = Endpoint::from_shared(endpoint.to_owned())
+    let mut connecting = Endpoint::from_shared(endpoint.to_owned())
         .map_err(text)?
-        .tcp_nodelay(true)
-        .connect()
-        .await
-        .map_err(text)?;
+        .tcp_nodelay(true);
+    if let Some(tls) = tls {
+        connecting = connecting.tls_config(tls).map_err(text)?;
+    }
+    let channel = connecting.connect().await.map_err(text)?;
     let (outbound, messages) = mpsc::channel(64);
     let _ = outbound.send(say(Message::Hello(hello(nth)))).await;
     let mut inbound = CoordinationClient::new(channel)
@@ -415,14 +464,18 @@ pub fn run(plan: &LoadPlan) -> Result<LoadReport, LoadError> {
     if !(plan.events_per_s.is_finite() && plan.events_per_s > 0.0) {
         return Err(LoadError::Plan("the rate must be above 0".into()));
     }
-    let own = match &plan.endpoint {
-        Some(_) => None,
-        None => Some(Own::start()?),
-    };
-    let endpoint = match (&plan.endpoint, &own) {
-        (Some(endpoint), _) => endpoint.clone(),
-        (None, Some(own)) => own.endpoint.clone(),
-        (None, None) => String::new(),
+    let (own, endpoint, identities) = match &plan.endpoint {
+        Some(endpoint) => (None, endpoint.clone(), identities(plan, endpoint)?),
+        None if matches!(plan.tls, LoadTls::Files(_)) => {
+            return Err(LoadError::Plan(
+                "certificates are for a coordinator that runs: name it with --endpoint, or start one that has its own with --tls".into(),
+            ));
+        }
+        None => {
+            let (own, identities) = Own::start(plan)?;
+            let endpoint = own.endpoint.clone();
+            (Some(own), endpoint, identities)
+        }
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -433,17 +486,42 @@ pub fn run(plan: &LoadPlan) -> Result<LoadReport, LoadError> {
         None => usage::listener(&endpoint),
     };
     runtime
-        .block_on(drive(plan, &endpoint, pid))
+        .block_on(drive(plan, &endpoint, identities.as_ref(), pid))
         .map_err(|cause| LoadError::Coordinator { endpoint, cause })
 }
 
-async fn connect(plan: &LoadPlan, endpoint: &str) -> Result<Vec<Daemon>, String> {
+/// What the daemons need for a coordinator that runs.
+fn identities(plan: &LoadPlan, endpoint: &str) -> Result<Option<Identities>, LoadError> {
+    let fail = |problem: &str| Err(LoadError::Plan(problem.into()));
+    match (&plan.tls, endpoint.starts_with("https://")) {
+        (LoadTls::Off, false) => Ok(None),
+        (LoadTls::Files(files), true) => Identities::read(files, plan.daemons)
+            .map(Some)
+            .map_err(LoadError::Plan),
+        (LoadTls::Off, true) => fail(
+            "https:// needs --ca, --cert and --key; `laxity certs --load N` makes a certificate for N daemons",
+        ),
+        (LoadTls::Files(_), false) => {
+            fail("certificates are of no use with http://; write https:// in --endpoint")
+        }
+        (LoadTls::ThrowAway, _) => fail(
+            "--tls is for a coordinator that the load starts; for one that runs give --ca, --cert and --key",
+        ),
+    }
+}
+
+async fn connect(
+    plan: &LoadPlan,
+    endpoint: &str,
+    identities: Option<&Identities>,
+) -> Result<Vec<Daemon>, String> {
     let mut daemons = Vec::with_capacity(plan.daemons);
     for first in (0..plan.daemons).step_by(CONNECT_AT_ONCE) {
         let some = first..(first + CONNECT_AT_ONCE).min(plan.daemons);
         let opening = some.map(|nth| {
             let endpoint = endpoint.to_owned();
-            tokio::spawn(async move { attend(&endpoint, nth).await })
+            let tls = identities.map(|identities| identities.of(nth));
+            tokio::spawn(async move { attend(&endpoint, nth, tls).await })
         });
         for daemon in opening.collect::<Vec<_>>() {
             daemons.push(daemon.await.map_err(|error| error.to_string())??);
@@ -452,8 +530,13 @@ async fn connect(plan: &LoadPlan, endpoint: &str) -> Result<Vec<Daemon>, String>
     Ok(daemons)
 }
 
-async fn drive(plan: &LoadPlan, endpoint: &str, pid: Option<u32>) -> Result<LoadReport, String> {
-    let daemons = connect(plan, endpoint).await?;
+async fn drive(
+    plan: &LoadPlan,
+    endpoint: &str,
+    identities: Option<&Identities>,
+    pid: Option<u32>,
+) -> Result<LoadReport, String> {
+    let daemons = connect(plan, endpoint, identities).await?;
     let count = daemons.len();
     let owner = |batch: u64| batch as usize % count;
     let other = |batch: u64| (batch as usize + 1) % count;

@@ -8,7 +8,7 @@
 //! several coordinators elect one (`election.rs`), those that do not lead refuse streams, and whoever begins to lead does
 //! so with an empty cluster, which daemons fill within a heartbeat or two.
 
-mod access;
+pub(crate) mod access;
 mod attend;
 mod listen;
 mod operator;

@@ -53,7 +53,11 @@ fn the_sample_has_the_same_keys_as_show_config() {
         }
         keys
     };
-    let full = "[policy]\ncorrection_permille = 1\n[[tenant]]\nname = \"a\"\nhosts = [\"a-*\"]\n";
+    let full = concat!(
+        "[policy]\ncorrection_permille = 1\n[[tenant]]\nname = \"a\"\nhosts = [\"a-*\"]\n",
+        "[tls]\ncert = \"c\"\nkey = \"k\"\nclient_ca = \"a\"\n",
+        "[etcd]\nendpoints = [\"http://a\"]\nadvertise = \"a:1\"\nca = \"a\"\ncert = \"c\"\nkey = \"k\"\n",
+    );
     let full = Config::parse(full, "test").expect("valid").to_toml();
     assert_eq!(keys(SAMPLE), keys(&full));
 }

@@ -215,10 +215,19 @@ pub struct TuningConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CoordinatorConfig {
-    /// Where it is, such as `http://10.0.0.1:7471`; empty for none.
+    /// Where it is, such as `https://coordinator.example:7471`; empty for none. `http://` is for one on this host.
     pub endpoint: String,
     /// Reach a coordinator on another host without TLS. Whoever is in between may then read reports and change orders.
     pub insecure: bool,
+    /// PEM file of who signed the coordinator's certificate; for `https://`, and empty without. This file, `cert` and `key` are read anew
+    /// for each connection.
+    pub ca: PathBuf,
+    /// PEM file of this host's certificate, of URI `laxity://daemon/HOST`, and what leads from it to its CA.
+    pub cert: PathBuf,
+    /// PEM file of its key.
+    pub key: PathBuf,
+    /// The name in the coordinator's certificate; empty for that of the endpoint.
+    pub server_name: String,
     /// What this host is called there, the same in no other; empty for the name that the kernel has.
     pub host: String,
     /// How long its order is followed without news of it. The coordinator may say less.
@@ -236,6 +245,10 @@ impl Default for CoordinatorConfig {
         Self {
             endpoint: String::new(),
             insecure: false,
+            ca: PathBuf::new(),
+            cert: PathBuf::new(),
+            key: PathBuf::new(),
+            server_name: String::new(),
             host: String::new(),
             order_age_limit: Nanos(5_000_000_000),
             fetch_wait_max: Nanos(1_000_000_000),

@@ -20,6 +20,7 @@
 pub mod addresses;
 pub mod backoff;
 pub mod channel;
+pub mod credentials;
 pub mod decree;
 pub mod desk;
 pub mod gather;

@@ -270,12 +270,6 @@ fn desk(config: &Config) -> Option<Desk> {
         "" => host_name(),
         name => name.to_owned(),
     };
-    if coordinator.insecure {
-        warn!(
-            endpoint = %coordinator.endpoint,
-            "speaking to the coordinator WITHOUT TLS (coordinator.insecure = true): whoever is in between can read and change what is said"
-        );
-    }
     Some(Desk::new(&coordinator.endpoint, &host))
 }
 

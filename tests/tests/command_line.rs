@@ -90,6 +90,7 @@ fn completions_and_manual_pages_cover_every_command() {
         "laxity.1",
         "laxity-status.1",
         "laxity-bypass.1",
+        "laxity-certs.1",
         "laxity-lab-run.1",
     ] {
         assert!(out.join(page).exists(), "{page} is missing");

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
@@ -26,6 +26,8 @@ use crate::tls::ServerTls;
 
 /// How long a handshake may take.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
+/// How long a peer that was refused may take to read why.
+const LINGER_MAX: Duration = Duration::from_secs(1);
 /// After an error of `accept`, such as too many open files.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
@@ -209,6 +211,15 @@ pub(crate) fn accept(
     ReceiverStream::new(receiver)
 }
 
+/// Lets the alert that says why arrive. In TLS 1.3 a client has sent its first request by the time its certificate is
+/// refused: a socket closed on that would be reset, and the reset overtake the alert.
+async fn linger(mut stream: TcpStream) {
+    if stream.shutdown().await.is_ok() {
+        let mut unread = [0; 4096];
+        while matches!(stream.read(&mut unread).await, Ok(1..)) {}
+    }
+}
+
 async fn greet(
     tls: &ServerTls,
     stream: TcpStream,
@@ -216,10 +227,12 @@ async fn greet(
     place: Place,
 ) -> Option<Connection> {
     let acceptor = TlsAcceptor::from(tls.current());
-    let stream = match tokio::time::timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await {
+    let accepting = acceptor.accept(stream).into_fallible();
+    let stream = match tokio::time::timeout(HANDSHAKE_MAX, accepting).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => {
+        Ok(Err((error, stream))) => {
             warn!(%address, %error, "a connection was refused: no valid certificate");
+            let _ = tokio::time::timeout(LINGER_MAX, linger(stream)).await;
             return None;
         }
         Err(_) => return None,

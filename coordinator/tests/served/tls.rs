@@ -2,12 +2,21 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use laxity_coordinator::certs::{self, Subject};
 use laxity_coordinator::config::Config;
 use laxity_coordinator::tls::TlsConfig;
 use laxity_wire::v1::operator_client::OperatorClient;
 use laxity_wire::v1::{GetPolicyRequest, ListHostsRequest, SetPolicyRequest};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::ring::default_provider;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use tonic::Code;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Error, Identity};
 
@@ -21,15 +30,15 @@ fn folder() -> tempfile::TempDir {
         Subject::Viewer("v".into()),
         Subject::Operator("o".into()),
     ];
-    certs::make(folder.path(), &subjects).expect("made");
+    certs::make(folder.path(), &subjects, 1).expect("made");
     folder
 }
 
 fn config(folder: &Path) -> Config {
     Config {
         tls: Some(TlsConfig {
-            cert: folder.join("coordinator.crt"),
-            key: folder.join("coordinator.key"),
+            cert: folder.join("coordinator-localhost.crt"),
+            key: folder.join("coordinator-localhost.key"),
             client_ca: folder.join("ca.crt"),
         }),
         ..Config::default()
@@ -132,7 +141,7 @@ async fn no_certificate_anothers_ca_a_servers_certificate_and_no_tls_at_all_are_
         "another's CA"
     );
     assert!(
-        !works(&served, ours, Some((ours, "coordinator"))).await,
+        !works(&served, ours, Some((ours, "coordinator-localhost"))).await,
         "a server's"
     );
     assert!(
@@ -166,18 +175,44 @@ async fn certificates_are_exchanged_while_it_runs_and_broken_ones_are_not_taken(
         .list_hosts(ListHostsRequest {})
         .await;
     assert!(asked.is_ok(), "an open connection goes on");
-    fs::write(new.join("coordinator.key"), "nonsense").expect("written");
+    fs::write(new.join("coordinator-localhost.key"), "nonsense").expect("written");
     let error = served
         .handle
         .reload(config(new))
         .expect_err("broken")
         .to_string();
     assert!(
-        error.contains("coordinator.key") && error.contains("laxity certs"),
+        error.contains("coordinator-localhost.key") && error.contains("laxity certs"),
         "{error}"
     );
     assert!(
         works(&served, new, Some((new, "operator-o"))).await,
         "the old ones hold"
     );
+}
+
+#[tokio::test]
+async fn a_peer_that_is_refused_after_it_has_spoken_can_still_read_why() {
+    let folder = folder();
+    let served = Served::start(config(folder.path())).await;
+    let mut roots = RootCertStore::empty();
+    let ca = CertificateDer::from_pem_file(folder.path().join("ca.crt")).expect("written");
+    roots.add(ca).expect("a CA");
+    let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let stream = TcpStream::connect(served.address).await.expect("accepted");
+    let name = ServerName::try_from("localhost").expect("a name");
+    let connector = TlsConnector::from(Arc::new(config));
+    // In TLS 1.3 the client is done before the server has looked at its certificate.
+    let mut stream = connector.connect(name, stream).await.expect("greeted");
+    for _ in 0..2 {
+        stream.write_all(&[0; 4096]).await.expect("not reset");
+        stream.flush().await.expect("not reset");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let error = stream.read(&mut [0; 16]).await.expect_err("refused");
+    assert!(error.to_string().contains("CertificateRequired"), "{error}");
 }

@@ -1,5 +1,6 @@
 //! What parses and still cannot be meant.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use laxity_quantity::Nanos;
@@ -7,6 +8,8 @@ use laxity_shm::layout::{LANES_MAX, SLOTS_MAX, SLOTS_MIN};
 use laxity_shm::registration::SOCKET_PATH_MAX;
 
 use super::{Config, NICS_MAX, NicConfig};
+use crate::coordinator::channel::{self, Scheme};
+use crate::coordinator::credentials;
 
 /// A value that parses and makes no sense: where, what, and what to put instead.
 pub(super) struct Nonsense {
@@ -28,6 +31,7 @@ impl Config {
                 "scheduler.cpu: this host has no core {cpu}; the scheduler would run unpinned"
             ));
         }
+        self.warn_of_coordinator(&mut warnings);
         warnings
     }
 
@@ -158,36 +162,86 @@ impl Config {
         if endpoint.is_empty() {
             return Ok(());
         }
-        let shape = "write http://ADDRESS:PORT, or \"\" for none";
-        let uri: tonic::transport::Uri = match endpoint.parse() {
-            Ok(uri) => uri,
-            Err(error) => return fail("endpoint", format!("`{endpoint}`: {error}; {shape}")),
+        let place = match channel::allow(endpoint, coordinator) {
+            Ok(place) => place,
+            Err(problem) => return fail("endpoint", problem),
         };
-        let host = uri.host().unwrap_or_default();
-        match uri.scheme_str() {
-            Some("http") if !host.is_empty() => {}
-            Some("https") => {
-                return fail(
-                    "endpoint",
-                    "this release speaks to coordinators without TLS only: write http://, with insecure = true if it is on another host".into(),
-                );
-            }
-            _ => return fail("endpoint", format!("`{endpoint}` is none; {shape}")),
-        }
-        let bare = host.trim_start_matches('[').trim_end_matches(']');
-        let here = bare == "localhost"
-            || bare
-                .parse::<std::net::IpAddr>()
-                .is_ok_and(|address| address.is_loopback());
-        if !here && !coordinator.insecure {
+        let given = |path: &Path| !path.as_os_str().is_empty();
+        if place.scheme == Scheme::Http
+            && (given(&coordinator.ca) || given(&coordinator.cert) || given(&coordinator.key))
+        {
             return fail(
                 "endpoint",
-                format!(
-                    "{host} is another host, and this release speaks without TLS; set insecure = true if nobody hostile is in between"
-                ),
+                "http:// is without TLS, and there are certificates: write https://, or take ca, cert and key away".into(),
+            );
+        }
+        if given(&coordinator.cert) != given(&coordinator.key) {
+            let (there, missing) = match given(&coordinator.cert) {
+                true => ("cert", "key"),
+                false => ("key", "cert"),
+            };
+            return fail(there, format!("needs coordinator.{missing}, too"));
+        }
+        let name = &coordinator.server_name;
+        if !name.is_empty() && !credentials::is_server_name(name) {
+            return fail(
+                "server_name",
+                format!("`{name}` is neither a DNS name nor an address"),
             );
         }
         Ok(())
+    }
+
+    /// Reads the files that `[coordinator]` names.
+    pub(super) fn check_certificates(&self) -> Result<(), Nonsense> {
+        let coordinator = &self.coordinator;
+        let Ok(place) = channel::place(&coordinator.endpoint) else {
+            return Ok(());
+        };
+        if place.scheme == Scheme::Http {
+            return Ok(());
+        }
+        match credentials::read(coordinator, &place.host) {
+            Ok(_) => Ok(()),
+            Err(unusable) => Err(Nonsense {
+                key: unusable.key.to_owned(),
+                problem: unusable.problem,
+            }),
+        }
+    }
+
+    /// What is allowed of `[coordinator]` and not safe, or of no use.
+    fn warn_of_coordinator(&self, warnings: &mut Vec<String>) {
+        let coordinator = &self.coordinator;
+        let Ok(place) = channel::place(&coordinator.endpoint) else {
+            return;
+        };
+        if place.scheme == Scheme::Http {
+            if !place.is_here && coordinator.insecure {
+                warnings.push(format!(
+                    "coordinator.insecure: speaking to the coordinator at {} WITHOUT TLS: whoever is in between can read reports and change orders; write https:// with ca, cert and key",
+                    coordinator.endpoint
+                ));
+            }
+            return;
+        }
+        if coordinator.insecure {
+            warnings.push(
+                "coordinator.insecure: has no effect with https://; take it away, so that it does not hold if the endpoint changes".into(),
+            );
+        }
+        if coordinator.cert.as_os_str().is_empty() {
+            warnings.push(
+                "coordinator.cert: there is none, and laxity-coordinator with TLS lets nobody in without; `laxity certs --help` has an example".into(),
+            );
+        } else if let Ok(key) = std::fs::metadata(&coordinator.key)
+            && key.mode() & 0o007 != 0
+        {
+            warnings.push(format!(
+                "coordinator.key: every user of this host may use {}; chmod 0600, or 0640 with a group of the daemon's own",
+                coordinator.key.display()
+            ));
+        }
     }
 
     fn check_levels(&self) -> Result<(), Nonsense> {

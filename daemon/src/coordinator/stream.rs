@@ -179,6 +179,7 @@ impl Attendant {
         );
         let mut elsewhere = None;
         let mut was_there = true;
+        let mut told = String::new();
         loop {
             let url = elsewhere
                 .take()
@@ -198,8 +199,9 @@ impl Attendant {
             elsewhere = ended.leader;
             let wait = backoff.wait(random()).max(ended.retry_after);
             let (problem, wait_ms) = (&ended.problem, wait.as_millis() as u64);
-            // Once per outage: how it goes on is in the metrics.
-            if is_there || was_there {
+            // Once per outage and reason: how it goes on is in the metrics.
+            if is_there || was_there || told != *problem {
+                told.clone_from(problem);
                 warn!(
                     coordinator = %url, problem, wait_ms,
                     "no coordinator; its last order holds until its age limit, then this daemon's own"
@@ -214,7 +216,7 @@ impl Attendant {
 
     /// One stream, from connecting to its end.
     async fn once(&mut self, url: &str) -> Ended {
-        let channel = match channel::connect(url).await {
+        let channel = match channel::connect(url, &self.config).await {
             Ok(channel) => channel,
             Err(problem) => return Ended::because(problem),
         };
@@ -225,7 +227,7 @@ impl Attendant {
         let opening = client.attend(ReceiverStream::new(messages));
         let mut inbound = match timeout(WELCOME_MAX, opening).await {
             Ok(Ok(response)) => response.into_inner(),
-            Ok(Err(status)) => return Ended::because(shortened(status.message())),
+            Ok(Err(status)) => return Ended::because(shortened(&channel::refusal(&status))),
             Err(_) => return Ended::because("it opens no stream"),
         };
         let welcome = match timeout(WELCOME_MAX, inbound.message()).await {
@@ -235,7 +237,7 @@ impl Attendant {
                 _ => return Ended::because("it did not begin with a Welcome"),
             },
             Ok(Ok(None)) => return Ended::because("it ended the stream"),
-            Ok(Err(status)) => return Ended::because(shortened(status.message())),
+            Ok(Err(status)) => return Ended::because(shortened(&channel::refusal(&status))),
             Err(_) => return Ended::because("it does not welcome this host"),
         };
         let (ours, theirs) = (
@@ -319,14 +321,10 @@ impl Attendant {
     fn parted(&self, last: &Goodbye, url: &str) -> Ended {
         let most = Duration::from(self.config.backoff_max);
         let detail = shortened(&last.detail);
-        // Only to where the same kind of channel leads: a goodbye must not talk anybody out of TLS.
-        let scheme = |url: &str| url.split_once("://").map(|(scheme, _)| scheme.to_owned());
-        let leader = Some(&last.leader).filter(|leader| {
-            last.reason() == GoodbyeReason::NotLeader
-                && !leader.is_empty()
-                && scheme(leader) == scheme(url)
-                && channel::endpoint(leader).is_ok()
-        });
+        let leader = match last.reason() {
+            GoodbyeReason::NotLeader => channel::redirection(url, &last.leader, &self.config),
+            _ => None,
+        };
         Ended {
             problem: format!("it said goodbye ({:?}): {detail}", last.reason()),
             retry_after: match last.reason() {
@@ -334,7 +332,7 @@ impl Attendant {
                 _ if leader.is_some() => Duration::ZERO,
                 _ => Duration::from_nanos(last.retry_after_ns).min(most),
             },
-            leader: leader.cloned(),
+            leader,
             ordered: false,
         }
     }
@@ -355,7 +353,7 @@ impl Attendant {
                     let frame = match read {
                         Ok(Ok(Some(frame))) => frame,
                         Ok(Ok(None)) => return Err("it ended the stream".into()),
-                        Ok(Err(status)) => return Err(shortened(status.message())),
+                        Ok(Err(status)) => return Err(shortened(&channel::refusal(&status))),
                         Err(_) => {
                             let silence = stream.heartbeat * SILENCE_HEARTBEATS;
                             return Err(format!("nothing was heard of it for {silence:?}"));

@@ -1,6 +1,7 @@
 //! A coordinator that says what a test wants it to, over the real gRPC.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -14,6 +15,7 @@ use laxity_wire::v1::{
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::support::SOON;
@@ -115,6 +117,22 @@ impl Fake {
 
     /// At the address of one that has ended.
     pub(crate) fn start_at(address: SocketAddr) -> Self {
+        Self::serve(address, None)
+    }
+
+    /// With the certificates of a folder of `laxity certs`, for clients of the same.
+    pub(crate) fn start_tls(folder: &Path) -> Self {
+        let read = |name: &str| std::fs::read(folder.join(name)).unwrap();
+        let tls = ServerTlsConfig::new()
+            .identity(Identity::from_pem(
+                read("coordinator-localhost.crt"),
+                read("coordinator-localhost.key"),
+            ))
+            .client_ca_root(Certificate::from_pem(read("ca.crt")));
+        Self::serve(SocketAddr::from(([127, 0, 0, 1], 0)), Some(tls))
+    }
+
+    fn serve(address: SocketAddr, tls: Option<ServerTlsConfig>) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -132,8 +150,12 @@ impl Fake {
             peers: sender,
             reads: Arc::clone(&reads),
         };
+        let mut server = tonic::transport::Server::builder();
+        if let Some(tls) = tls {
+            server = server.tls_config(tls).unwrap();
+        }
         runtime.spawn(
-            tonic::transport::Server::builder()
+            server
                 .add_service(CoordinationServer::new(service))
                 .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true))),
         );
@@ -143,6 +165,11 @@ impl Fake {
             reads,
             runtime: Some(runtime),
         }
+    }
+
+    /// Whether no daemon has come since the last that was taken.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.peers.try_recv().is_err()
     }
 
     /// The next stream of a daemon.

@@ -10,6 +10,7 @@ mod fetches;
 mod real;
 #[path = "../support/mod.rs"]
 mod support;
+mod tls;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;

@@ -8,23 +8,27 @@ use laxity_coordinator::server::{Coordinator, Handle};
 use crate::support::eventually;
 use crate::{attending, begin, cluster};
 
-struct Real {
-    address: SocketAddr,
-    handle: Handle,
+pub(crate) struct Real {
+    pub(crate) address: SocketAddr,
+    pub(crate) handle: Handle,
     runtime: Option<tokio::runtime::Runtime>,
 }
 
 impl Real {
     fn start(listen: SocketAddr, term: u64) -> Self {
+        let config = Config {
+            listen,
+            ..Config::default()
+        };
+        Self::with(&config, term)
+    }
+
+    pub(crate) fn with(config: &Config, term: u64) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build()
             .unwrap();
-        let config = Config {
-            listen,
-            ..Config::default()
-        };
         let coordinator = eventually("the address is free", || {
             runtime
                 .block_on(Coordinator::bind(config.clone(), term))

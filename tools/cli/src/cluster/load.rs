@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use laxity_coordinator::load::{LoadPlan, run};
+use laxity_coordinator::load::{LoadFiles, LoadPlan, LoadTls, run};
 use laxity_quantity::Nanos;
 
 /// What load to make.
@@ -28,6 +28,38 @@ pub(crate) struct LoadArgs {
     /// A coordinator that runs, such as http://127.0.0.1:7471; without it one is started
     #[arg(long, value_name = "URL")]
     endpoint: Option<String>,
+    /// Start the coordinator with TLS, and give each daemon a certificate, of a CA that ends with the load
+    #[arg(long, conflicts_with = "endpoint", help_heading = "TLS")]
+    tls: bool,
+    /// Certificate of the authority that the coordinator's must come from (PEM), for https:// in --endpoint
+    #[arg(long, value_name = "FILE", env = "LAXITY_CA", help_heading = "TLS")]
+    ca: Option<PathBuf>,
+    /// A certificate that names every daemon of the load (PEM); `laxity certs --load N` makes one
+    #[arg(long, value_name = "FILE", requires_all = ["key", "ca"], help_heading = "TLS")]
+    cert: Option<PathBuf>,
+    /// Its private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "cert", help_heading = "TLS")]
+    key: Option<PathBuf>,
+    /// The name in the coordinator's certificate, if it is not that of the endpoint (a tunnel, an address)
+    #[arg(long, value_name = "NAME", requires = "cert", help_heading = "TLS")]
+    server_name: Option<String>,
+}
+
+impl LoadArgs {
+    fn tls(&self) -> LoadTls {
+        // An empty variable is as good as none.
+        let ca = self.ca.as_ref().filter(|ca| !ca.as_os_str().is_empty());
+        match (ca, &self.cert, &self.key) {
+            (Some(ca), Some(cert), Some(key)) => LoadTls::Files(LoadFiles {
+                ca: ca.clone(),
+                cert: cert.clone(),
+                key: key.clone(),
+                server_name: self.server_name.clone(),
+            }),
+            _ if self.tls => LoadTls::ThrowAway,
+            _ => LoadTls::Off,
+        }
+    }
 }
 
 /// A duration with its unit, or plain seconds.
@@ -50,6 +82,7 @@ pub(crate) fn load(args: &LoadArgs) -> anyhow::Result<()> {
         events_per_s: args.rate,
         duration: args.duration.into(),
         endpoint: args.endpoint.clone(),
+        tls: args.tls(),
     })?;
     let json = serde_json::to_string_pretty(&report)? + "\n";
     match args.json.as_deref() {
