@@ -15,7 +15,7 @@ use crate::coordinator::decree::Terms;
 /// Fetches that are told of; what goes beyond is as if its peer were unknown.
 pub const FETCHES_MAX: usize = 1024;
 /// A fetch is over when none of its flows has lived for this long: it comes in slices, one after the other.
-const LINGER: Span = Span::from_millis(10);
+const LINGER: Span = Span::from_millis(3);
 
 /// What makes flows one fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -330,8 +330,8 @@ mod tests {
         assert_eq!(fetches.joined(name(1), FlowId(11), 1), (Some(1), true));
         assert!(fetches.poll(at(20)).is_empty(), "it went on meanwhile");
         fetches.left(at(21), FlowId(11));
-        assert!(fetches.poll(at(30)).is_empty());
-        assert_eq!(fetches.poll(at(31)), [1]);
+        assert!(fetches.poll(at(23)).is_empty());
+        assert_eq!(fetches.poll(at(24)), [1]);
         assert!(!fetches.holds() && fetches.names.is_empty() && fetches.of_flow.is_empty());
         fetches.poll(at(600));
         assert_eq!((fetches.due(), fetches.counters().ahead), (Time::NEVER, 0));

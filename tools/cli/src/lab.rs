@@ -100,6 +100,9 @@ pub(crate) struct RunArgs {
     /// Run one laxity-coordinator for all hosts in each scheduled run
     #[arg(long)]
     coordinator: bool,
+    /// Configuration of the coordinator, such as its [policy]
+    #[arg(long, value_name = "FILE", requires = "coordinator")]
+    coordinator_config: Option<PathBuf>,
     /// Kill the coordinator (SIGKILL) this many seconds into each scheduled run
     #[arg(long, value_name = "S", requires = "coordinator")]
     kill_coordinator_at: Option<f64>,
@@ -154,6 +157,10 @@ impl RunArgs {
         config.kill_daemon_at = self.kill_daemon_at.or(config.kill_daemon_at);
         config.reads |= self.reads;
         config.coordinator |= self.coordinator;
+        config.coordinator_config = self
+            .coordinator_config
+            .clone()
+            .or(config.coordinator_config);
         config.kill_coordinator_at = self.kill_coordinator_at.or(config.kill_coordinator_at);
         config.laxityd = self.laxityd.clone().or(config.laxityd);
         config.validate()?;

@@ -93,6 +93,8 @@ pub struct LabConfig {
     pub kill_daemon_at: Option<f64>,
     /// Whether one `laxity-coordinator` orders the work of all hosts in each scheduled run.
     pub coordinator: bool,
+    /// Its configuration file; its defaults if not given.
+    pub coordinator_config: Option<PathBuf>,
     /// Seconds into each scheduled run at which the coordinator is killed by SIGKILL, for good.
     pub kill_coordinator_at: Option<f64>,
     /// Run a few requests one by one first and report how far the analytic contention-free TTFT
@@ -131,6 +133,7 @@ impl Default for LabConfig {
             scavenger_dscp: 8,
             kill_daemon_at: None,
             coordinator: false,
+            coordinator_config: None,
             kill_coordinator_at: None,
             validate_ideal: true,
             laxityd: None,
@@ -345,6 +348,10 @@ impl LabConfig {
             (
                 self.kill_daemon_at.is_none(),
                 "# kill_daemon_at = 8.0  # not set: no daemon is killed\n",
+            ),
+            (
+                self.coordinator_config.is_none(),
+                "# coordinator_config = \"coordinator.toml\"  # not set: its defaults\n",
             ),
             (
                 self.kill_coordinator_at.is_none(),

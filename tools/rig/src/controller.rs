@@ -218,7 +218,11 @@ impl<'a> Controller<'a> {
         };
         fs::write(folder.join(SPEC_FILE), serde_json::to_vec(&spec)?)?;
         let mut coordinator = match &self.spec.tools.coordinator {
-            Some(program) if scheduled => Some(Coordinator::start(program, &folder)?),
+            Some(program) if scheduled => Some(Coordinator::start(
+                program,
+                config.coordinator_config.as_deref(),
+                &folder,
+            )?),
             _ => None,
         };
         let daemons = match (&self.spec.tools.laxityd, scheduled) {

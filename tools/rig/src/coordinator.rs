@@ -36,6 +36,12 @@ pub struct CoordinatorRecord {
     pub reports: u64,
     /// Events that it refused.
     pub refused_events: u64,
+    /// Fetches that it could order ([`LabConfig::reads`](crate::config::LabConfig::reads)).
+    pub fetches: u64,
+    /// Times that one had to wait.
+    pub fetches_held: u64,
+    /// Fetches that waited for as long as they may.
+    pub fetches_ahead: u64,
 }
 
 /// A running coordinator; ends with this.
@@ -55,13 +61,17 @@ fn ask(folder: &Path, host: usize) -> Option<ClusterStatus> {
 }
 
 impl Coordinator {
-    /// Starts it.
+    /// Starts it, with a configuration file if one is given.
     ///
     /// # Errors
     /// The program cannot be run.
-    pub fn start(program: &Path, folder: &Path) -> anyhow::Result<Self> {
+    pub fn start(program: &Path, config: Option<&Path>, folder: &Path) -> anyhow::Result<Self> {
         let log = File::create(log_path(folder))?;
-        let child = Command::new(program)
+        let mut command = Command::new(program);
+        if let Some(config) = config {
+            command.arg("--config").arg(config);
+        }
+        let child = command
             .args(["--listen", &fabric::COORDINATOR.to_string(), "--insecure"])
             .env_remove("LAXITY_COORDINATOR_CONFIG")
             .stdin(Stdio::null())
@@ -115,6 +125,9 @@ impl Coordinator {
             record.refused_orders += said.stale_orders + said.broken_orders;
             record.reports += said.reports;
             record.refused_events += said.refused_events;
+            record.fetches += said.fetches;
+            record.fetches_held += said.fetches_held;
+            record.fetches_ahead += said.fetches_ahead;
         }
         record
     }

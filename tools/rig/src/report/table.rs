@@ -171,9 +171,16 @@ fn remarks(report: &LabReport) -> String {
             } else {
                 ""
             };
+            let fetches = match said.fetches {
+                0 => String::new(),
+                fetches => format!(
+                    ", {} waits of {fetches} fetches ({} for as long as they may)",
+                    said.fetches_held, said.fetches_ahead
+                ),
+            };
             write!(
                 note,
-                "; with a coordinator{fate}: {} orders applied, {} refused, {} reports, {} events refused, {} of {} hosts \
+                "; with a coordinator{fate}: {} orders applied, {} refused, {} reports, {} events refused{fetches}, {} of {} hosts \
                  follow it at the end",
                 said.orders,
                 said.refused_orders,
