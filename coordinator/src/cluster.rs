@@ -17,6 +17,7 @@
 //! * *What a run costs* is one pass over the batches; what it sends is what changed ([`rank`], [`outbox`]).
 
 mod attend;
+mod audit;
 mod batch;
 mod durable;
 mod ended;
@@ -413,26 +414,6 @@ impl Cluster {
         } else {
             known.unwrap_or(SORT_KEY_LAST)
         }
-    }
-}
-
-#[cfg(test)]
-impl Cluster {
-    /// Nobody is charged for anything.
-    fn is_empty_of_charges(&self) -> bool {
-        let quotas = &self.quotas;
-        [
-            quotas.batches,
-            quotas.requests,
-            quotas.loads,
-            quotas.fetches,
-        ]
-        .iter()
-        .all(Quota::is_unshared)
-            && self.hosts.iter().all(Option::is_none)
-            && self.port_hosts.iter().all(Option::is_none)
-            && self.batch_names.is_empty()
-            && self.request_names.is_empty()
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) struct HostPort {
 }
 
 /// What a host's share of the totals is; see [`Quota`](super::quota::Quota).
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Usage {
     pub(super) batches: usize,
     pub(super) requests: usize,

@@ -107,7 +107,7 @@ impl Cluster {
                     "request {name} is in another batch, and another host's"
                 )));
             }
-            self.move_request(key, from, batch);
+            self.move_request(id, key, from, batch)?;
             return Ok(key);
         }
         if !self.quotas.requests.take(&mut host.usage.requests) {
@@ -152,22 +152,46 @@ impl Cluster {
         }
     }
 
-    /// Chunked prefill moves requests on.
-    fn move_request(&mut self, key: Key, from: Key, to: Key) {
+    /// Chunked prefill moves requests on: `id` says so, a member of the batch where it goes.
+    ///
+    /// Who is no member there could never take back what it said of the request: its loads stay behind, and so does
+    /// its being the one who told of it.
+    fn move_request(&mut self, id: HostId, key: Key, from: Key, to: Key) -> Result<(), Refused> {
+        let members = self.batches.get(to).map(|batch| batch.members.clone());
+        let members = members.unwrap_or_default();
+        let by = self.requests.get(key).map(|request| request.by);
+        if by.is_some_and(|by| !members.contains(&by)) {
+            self.take_over(id, key);
+            if self.requests.get(key).map(|request| request.by) != Some(id) {
+                return Err(over_limit(
+                    "this host has told of as many requests as it may now (limits.requests_*)",
+                ));
+            }
+        }
         if let Some(batch) = self.batches.get_mut(from) {
             batch.requests.remove(&key);
         }
         if let Some(batch) = self.batches.get_mut(to) {
             batch.requests.insert(key);
         }
-        if let Some(request) = self.requests.get_mut(key) {
-            request.batch = to;
-            if request.pruned {
-                let name = request.name;
-                self.note_pruned(from, name);
-                self.note_pruned(to, name);
+        let Some(request) = self.requests.get_mut(key) else {
+            return Ok(());
+        };
+        request.batch = to;
+        for load in request
+            .loads
+            .extract_if(.., |load| !members.contains(&load.by))
+        {
+            if let Some(host) = self.hosts[load.by.0 as usize].as_mut() {
+                self.quotas.loads.give(&mut host.usage.loads);
             }
         }
+        if request.pruned {
+            let name = request.name;
+            self.note_pruned(from, name);
+            self.note_pruned(to, name);
+        }
+        Ok(())
     }
 
     /// The loads that the host says a request has on its ports, instead of what it said before.

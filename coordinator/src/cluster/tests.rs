@@ -1,5 +1,6 @@
 //! The cluster's rules, told as stories of daemons. [`Replica`] is what a daemon makes of the orders.
 
+mod books;
 mod hostile;
 mod replica;
 

@@ -192,8 +192,16 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// `PROPTEST_CASES` if it is set, and else what every run of the tests has time for.
+fn cases() -> ProptestConfig {
+    match std::env::var_os("PROPTEST_CASES") {
+        Some(_) => ProptestConfig::default(),
+        None => ProptestConfig::with_cases(300),
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(cases())]
 
     /// Whatever is said: deltas lead where a full order would, and when all have left nothing is left.
     #[test]
@@ -238,6 +246,7 @@ proptest! {
                     world.settle();
                 }
             }
+            prop_assert_eq!(world.cluster.audit(), Ok(()));
         }
         for (who, name) in names.into_iter().enumerate() {
             let _ = world.cluster.drain(world.now, name, false);
@@ -265,7 +274,6 @@ proptest! {
         let (counters, admission) = world.cluster.counters();
         prop_assert_eq!((counters.hosts, counters.batches, counters.requests), (0, 0, 0));
         prop_assert_eq!(admission.batches_forgotten + admission.loads_refused, 0);
-        prop_assert_eq!(world.cluster.fetchers.len(), 0);
-        prop_assert!(world.cluster.is_empty_of_charges());
+        prop_assert_eq!(world.cluster.audit(), Ok(()));
     }
 }
