@@ -90,6 +90,8 @@ pub(super) struct Host {
     pub(super) owed: bool,
     pub(super) applied: Option<Epoch>,
     pub(super) outbox: Outbox,
+    /// It got an order since the last [`Cluster::summary`](super::Cluster::summary).
+    pub(super) told: bool,
     pub(super) counters: HostCounters,
 }
 

@@ -250,6 +250,7 @@ impl Cluster {
                 port,
                 by: id,
                 bytes,
+                mark: host.mark,
             });
         }
         room
@@ -314,6 +315,7 @@ impl Cluster {
             return;
         };
         let requests: Vec<Key> = batch.requests.iter().copied().collect();
+        self.work += requests.len();
         for request in requests {
             if let Some(known) = self.requests.get(request)
                 && known.pruned
@@ -377,6 +379,7 @@ impl Cluster {
         batch.members.retain(|&other| other != id);
         let name = batch.name;
         let requests: Vec<Key> = batch.requests.iter().copied().collect();
+        self.work += requests.len();
         if let Some(host) = self.hosts[id.0 as usize].as_mut() {
             host.batches.remove(&key);
         }
@@ -517,11 +520,37 @@ impl Cluster {
                 request.is_some_and(|request| request.by == id && request.mark != mark)
             };
             let ended: Vec<Key> = batch.requests.iter().filter(unsaid).copied().collect();
+            let others: Vec<Key> = batch.requests.iter().copied().collect();
             for request in ended {
                 self.part_with(now, id, request);
             }
+            for request in others {
+                self.sweep_loads(now, id, request, mark);
+            }
         }
         self.drop_fetches(now, id, fetches);
+    }
+
+    /// Loads of the host's own ports that its snapshot did not mention. Those of fetches end with their fetch.
+    fn sweep_loads(&mut self, now: Time, id: HostId, key: Key, mark: u64) {
+        let (Some(host), Some(request)) = (
+            self.hosts[id.0 as usize].as_mut(),
+            self.requests.get_mut(key),
+        ) else {
+            return;
+        };
+        let before = request.loads.len();
+        request.loads.retain(|load| {
+            let own = load.by == id && self.port_hosts[load.port.0 as usize] == Some(id);
+            !own || load.mark == mark
+        });
+        let gone = before - request.loads.len();
+        for _ in 0..gone {
+            self.quotas.loads.give(&mut host.usage.loads);
+        }
+        if gone > 0 {
+            self.tell_admission(now, key);
+        }
     }
 
     fn drop_fetches(&mut self, now: Time, id: HostId, fetches: Vec<u64>) {
