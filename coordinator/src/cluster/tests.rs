@@ -474,7 +474,11 @@ fn a_summary_says_what_has_happened_since_the_one_before() {
         (3, 1),
         "b is in none of them"
     );
-    assert_eq!((told.took_ns, told.infeasible), (1000, 1));
+    assert_eq!(
+        (told.took_ns, told.infeasible),
+        (1000, 3),
+        "those behind it are late, too"
+    );
     assert_eq!(told.epoch, a.replica.applied);
 }
 

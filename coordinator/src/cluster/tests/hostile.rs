@@ -461,10 +461,12 @@ proptest! {
         world.settle();
         for daemon in &mut daemons {
             world.read(daemon);
-            let by_deltas = (daemon.replica.ranks.clone(), daemon.replica.pruned.clone());
+            // Without causes: a batch or a port that is one may have gone since it was told.
+            let pruned = |replica: &Replica| Vec::from_iter(replica.pruned.keys().copied());
+            let by_deltas = (daemon.replica.ranks.clone(), pruned(&daemon.replica));
             world.cluster.resync(daemon.id, daemon.stream);
             world.read(daemon);
-            let in_full = (daemon.replica.ranks.clone(), daemon.replica.pruned.clone());
+            let in_full = (daemon.replica.ranks.clone(), pruned(&daemon.replica));
             prop_assert_eq!(by_deltas, in_full);
         }
         for daemon in &daemons {
