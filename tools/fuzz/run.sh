@@ -18,13 +18,13 @@ RUSTFLAGS="${RUSTFLAGS:-} $flags" ${CARGO:-cargo} build --release --locked --tar
 built=$out/build/$host/release
 
 mkdir -p "$out/artifacts"
-"$built/seeds" "$out/corpus"
 failed=""
 for target in $targets; do
 	echo "fuzz $target: ${seconds} s"
 	log=$out/$target.log
-	# The corpus that is kept between runs; from artifacts, so that what crashed once is tried first.
-	if "$built/$target" "$out/corpus/$target" -max_total_time="$seconds" -max_len=4096 -timeout=10 -rss_limit_mb=2048 \
+	mkdir -p "$out/corpus/$target"
+	# The corpus is kept between runs; the target adds its seeds as it starts.
+	if LAXITY_FUZZ_CORPUS="$out/corpus/$target" "$built/$target" "$out/corpus/$target" -max_total_time="$seconds" -max_len=4096 -timeout=10 -rss_limit_mb=2048 \
 		-print_final_stats=1 -artifact_prefix="$out/artifacts/$target-" >"$log" 2>&1; then
 		verdict=ok
 	else

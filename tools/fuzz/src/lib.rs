@@ -10,7 +10,31 @@ pub mod records;
 pub mod registration;
 pub mod wire;
 
+use std::fs;
+use std::path::Path;
+
 pub use input::Input;
+
+/// The environment variable that says where a fuzzer's corpus is.
+pub const CORPUS: &str = "LAXITY_FUZZ_CORPUS";
+
+/// Adds the seeds of `target` to the corpus that [`CORPUS`] names, if it names one: for the target itself, as it starts.
+///
+/// # Panics
+/// If they cannot be written.
+pub fn write_seeds(target: &str) {
+    let Some(folder) = std::env::var_os(CORPUS) else {
+        return;
+    };
+    let folder = Path::new(&folder);
+    fs::create_dir_all(folder).expect("the corpus can be made");
+    for (_, seeds) in seeds().iter().filter(|(name, _)| *name == target) {
+        for (number, seed) in seeds.iter().enumerate() {
+            let path = folder.join(format!("seed-{number:03}"));
+            fs::write(path, seed).expect("the corpus can be written");
+        }
+    }
+}
 
 /// The seeds of every target: inputs that get far.
 #[must_use]
