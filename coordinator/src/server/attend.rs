@@ -329,3 +329,14 @@ async fn write(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_daemon_says_for_people_is_one_short_line_of_the_log() {
+        let shown = shortened(&format!("a\n\u{1b}[31mb{}", "x".repeat(1 << 20)));
+        assert!(shown.starts_with("a[31mbx") && shown.len() == TEXT_MAX);
+    }
+}
