@@ -245,9 +245,7 @@ impl Cluster {
         told.decided_ago_ns = now.since(decision.decided_at).0;
         if red.loose != Time::NEVER {
             let spare_ns = u128::from(red.loose.since(estimate.ready).0);
-            // A rate is what a host says it is: the product may be more than any number has room for.
-            let carried = (spare_ns * u128::from(estimate.rate))
-                .saturating_mul(u128::from(PACE_UNIT))
+            let carried = spare_ns * u128::from(estimate.rate) * u128::from(PACE_UNIT)
                 / (1_000_000_000 * u128::from(estimate.pace.max(1)));
             let carried = i64::try_from(carried).unwrap_or(i64::MAX);
             let wanted = i64::try_from(estimate.bytes).unwrap_or(i64::MAX);

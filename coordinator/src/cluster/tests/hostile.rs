@@ -282,6 +282,8 @@ fn numbers_as_large_as_they_come_break_no_sum() {
         &mut a,
         vec![arrival(u64::MAX, 0), arrival(u64::MAX / 2, u64::MAX)],
     );
+    let far = vec![extreme(7, i64::MAX, 5)];
+    world.report(&mut a, vec![arrived(3, far)]);
     let load = v1::PortLoad {
         rate_bytes_per_s: Some(u64::MAX),
         completed_flows: u64::MAX,
@@ -296,7 +298,7 @@ fn numbers_as_large_as_they_come_break_no_sum() {
         vec![Kind::PortLoad(load.clone()), Kind::PortLoad(load)],
     );
     world.settle_and_read(&mut [&mut a]);
-    for batch in [u64::MAX, u64::MAX / 2] {
+    for batch in [3, u64::MAX, u64::MAX / 2] {
         let wanted = v1::ExplainRequest {
             batch,
             ..Default::default()
