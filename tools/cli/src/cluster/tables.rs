@@ -394,6 +394,7 @@ pub(crate) fn history(revisions: &[Revision]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use laxity_wire::v1;
 
     #[test]
     fn a_drained_host_is_shown_with_who_took_it_out_and_why() {
