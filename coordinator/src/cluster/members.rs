@@ -107,7 +107,7 @@ impl Cluster {
                     "request {name} is in another batch, and another host's"
                 )));
             }
-            self.move_request(key, from, batch);
+            self.move_request(id, key, from, batch)?;
             return Ok(key);
         }
         if !self.quotas.requests.take(&mut host.usage.requests) {
@@ -152,22 +152,46 @@ impl Cluster {
         }
     }
 
-    /// Chunked prefill moves requests on.
-    fn move_request(&mut self, key: Key, from: Key, to: Key) {
+    /// Chunked prefill moves requests on: `id` says so, a member of the batch where it goes.
+    ///
+    /// Who is no member there could never take back what it said of the request: its loads stay behind, and so does
+    /// its being the one who told of it.
+    fn move_request(&mut self, id: HostId, key: Key, from: Key, to: Key) -> Result<(), Refused> {
+        let members = self.batches.get(to).map(|batch| batch.members.clone());
+        let members = members.unwrap_or_default();
+        let by = self.requests.get(key).map(|request| request.by);
+        if by.is_some_and(|by| !members.contains(&by)) {
+            self.take_over(id, key);
+            if self.requests.get(key).map(|request| request.by) != Some(id) {
+                return Err(over_limit(
+                    "this host has told of as many requests as it may now (limits.requests_*)",
+                ));
+            }
+        }
         if let Some(batch) = self.batches.get_mut(from) {
             batch.requests.remove(&key);
         }
         if let Some(batch) = self.batches.get_mut(to) {
             batch.requests.insert(key);
         }
-        if let Some(request) = self.requests.get_mut(key) {
-            request.batch = to;
-            if request.pruned {
-                let name = request.name;
-                self.note_pruned(from, name);
-                self.note_pruned(to, name);
+        let Some(request) = self.requests.get_mut(key) else {
+            return Ok(());
+        };
+        request.batch = to;
+        for load in request
+            .loads
+            .extract_if(.., |load| !members.contains(&load.by))
+        {
+            if let Some(host) = self.hosts[load.by.0 as usize].as_mut() {
+                self.quotas.loads.give(&mut host.usage.loads);
             }
         }
+        if request.pruned {
+            let name = request.name;
+            self.note_pruned(from, name);
+            self.note_pruned(to, name);
+        }
+        Ok(())
     }
 
     /// The loads that the host says a request has on its ports, instead of what it said before.
@@ -226,6 +250,7 @@ impl Cluster {
                 port,
                 by: id,
                 bytes,
+                mark: host.mark,
             });
         }
         room
@@ -290,6 +315,7 @@ impl Cluster {
             return;
         };
         let requests: Vec<Key> = batch.requests.iter().copied().collect();
+        self.work += requests.len();
         for request in requests {
             if let Some(known) = self.requests.get(request)
                 && known.pruned
@@ -353,6 +379,7 @@ impl Cluster {
         batch.members.retain(|&other| other != id);
         let name = batch.name;
         let requests: Vec<Key> = batch.requests.iter().copied().collect();
+        self.work += requests.len();
         if let Some(host) = self.hosts[id.0 as usize].as_mut() {
             host.batches.remove(&key);
         }
@@ -493,11 +520,37 @@ impl Cluster {
                 request.is_some_and(|request| request.by == id && request.mark != mark)
             };
             let ended: Vec<Key> = batch.requests.iter().filter(unsaid).copied().collect();
+            let others: Vec<Key> = batch.requests.iter().copied().collect();
             for request in ended {
                 self.part_with(now, id, request);
             }
+            for request in others {
+                self.sweep_loads(now, id, request, mark);
+            }
         }
         self.drop_fetches(now, id, fetches);
+    }
+
+    /// Loads of the host's own ports that its snapshot did not mention. Those of fetches end with their fetch.
+    fn sweep_loads(&mut self, now: Time, id: HostId, key: Key, mark: u64) {
+        let (Some(host), Some(request)) = (
+            self.hosts[id.0 as usize].as_mut(),
+            self.requests.get_mut(key),
+        ) else {
+            return;
+        };
+        let before = request.loads.len();
+        request.loads.retain(|load| {
+            let own = load.by == id && self.port_hosts[load.port.0 as usize] == Some(id);
+            !own || load.mark == mark
+        });
+        let gone = before - request.loads.len();
+        for _ in 0..gone {
+            self.quotas.loads.give(&mut host.usage.loads);
+        }
+        if gone > 0 {
+            self.tell_admission(now, key);
+        }
     }
 
     fn drop_fetches(&mut self, now: Time, id: HostId, fetches: Vec<u64>) {
