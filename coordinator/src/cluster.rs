@@ -55,7 +55,7 @@ use self::policy::PolicyBook;
 use self::quota::Quota;
 use self::summary::Since;
 use self::table::{Key, Table};
-use self::tokens::Tokens;
+use self::tokens::{FetchRank, Need, Tokens};
 use crate::limits::Limits;
 use crate::tenants::Tenants;
 
@@ -435,15 +435,41 @@ impl Cluster {
     }
 
     /// The key that fetches of a batch wait with.
-    fn fetch_rank(&self, batch: Key, request: Option<Key>) -> u64 {
+    fn fetch_rank(&self, batch: Key, request: Option<Key>) -> FetchRank {
         let pruned = request
             .and_then(|key| self.requests.get(key))
             .is_some_and(|request| request.pruned);
-        let known = self.batches.get(batch).and_then(|batch| batch.sort_key);
-        if pruned {
-            SORT_KEY_LAST
+        let known = self.batches.get(batch);
+        let need = if known.is_some_and(|batch| batch.started.is_some()) {
+            Need::Blocking
+        } else if pruned || known.is_none() {
+            Need::Doomed
         } else {
-            known.unwrap_or(SORT_KEY_LAST)
+            Need::Ahead
+        };
+        let sort_key = known.and_then(|batch| batch.sort_key);
+        FetchRank {
+            need,
+            sort_key: sort_key.unwrap_or(SORT_KEY_LAST),
+        }
+    }
+
+    /// Something changed by which the fetches of a batch are ranked.
+    fn rerank_fetches(&mut self, batch: Key) {
+        let Some(known) = self.batches.get(batch) else {
+            return;
+        };
+        for key in known.fetches.iter().copied().collect::<Vec<_>>() {
+            let Some(&(id, number)) = self.fetchers.get(&key) else {
+                continue;
+            };
+            let fetch = self.host(id).and_then(|host| {
+                let fetch = host.fetches.get(&number)?;
+                let request = self.request_names.get(&(host.tenant, fetch.request));
+                Some(request.copied())
+            });
+            let rank = self.fetch_rank(batch, fetch.flatten());
+            self.tokens.rerank(key, rank);
         }
     }
 }

@@ -364,6 +364,7 @@ impl Cluster {
             let batch = BatchId(key);
             self.admission
                 .handle(now, AdmissionEvent::BatchStarted { batch });
+            self.rerank_fetches(key);
         }
     }
 
@@ -602,8 +603,8 @@ impl Cluster {
             let request = self.requests.get(key);
             request.is_some_and(|request| request.batch == batch)
         });
-        let sort_key = self.fetch_rank(batch, request);
-        let key = self.open_fetch(id, said, batch, victim, sort_key)?;
+        let rank = self.fetch_rank(batch, request);
+        let key = self.open_fetch(id, said, batch, victim, rank)?;
         if let Some(batch) = self.batches.get_mut(batch) {
             batch.fetches.insert(key);
         }

@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 
 use laxity_policy::admission::AdmissionEvent;
 use laxity_policy::{BatchId, PortId, RequestId, Span, Time};
-use laxity_wire::v1::{self, SORT_KEY_LAST};
+use laxity_wire::v1;
 
 use super::Cluster;
 use super::batch::{Batch, Load, Request};
 use super::host::{HostFetch, HostId, Membership};
 use super::intake::{Refused, not_yours, over_limit, unknown};
 use super::table::Key;
+use super::tokens::FetchRank;
 
 /// A host may take part in so many times the batches that it may own.
 const PARTS_PER_OWNED: usize = 4;
@@ -335,7 +336,7 @@ impl Cluster {
         };
         self.batch_names.remove(&(batch.tenant, batch.name));
         for fetch in batch.fetches {
-            self.tokens.rerank(fetch, SORT_KEY_LAST);
+            self.tokens.rerank(fetch, FetchRank::LAST);
         }
         if let Some(owner) = batch.members.first()
             && let Some(host) = self.hosts[owner.0 as usize].as_mut()
@@ -428,7 +429,7 @@ impl Cluster {
         said: &v1::FetchWanted,
         batch: Key,
         victim: PortId,
-        sort_key: u64,
+        rank: FetchRank,
     ) -> Result<Key, Refused> {
         let host = self.hosts[id.0 as usize].as_mut();
         let host = host.ok_or_else(|| unknown("host", 0))?;
@@ -438,7 +439,7 @@ impl Cluster {
                 host.usage.fetches
             )));
         }
-        let key = self.tokens.want(victim, sort_key);
+        let key = self.tokens.want(victim, rank);
         let fetch = HostFetch {
             key,
             mark: host.mark,

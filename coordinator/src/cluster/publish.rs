@@ -21,16 +21,12 @@ impl Cluster {
             let key = rank::follow(known.sort_key, red, margin);
             if known.sort_key != Some(key) {
                 known.sort_key = Some(key);
-                changed.push((batch.0, key));
+                changed.push(batch.0);
             }
         }
-        for &(batch, key) in &changed {
+        for &batch in &changed {
             self.note_rank(batch);
-            if let Some(known) = self.batches.get(batch) {
-                for &fetch in &known.fetches {
-                    self.tokens.rerank(fetch, key);
-                }
-            }
+            self.rerank_fetches(batch);
         }
         changed.len()
     }
@@ -53,6 +49,7 @@ impl Cluster {
                 request.pruned = pruned;
                 let (batch, name) = (request.batch, request.name);
                 self.note_pruned(batch, name);
+                self.rerank_fetches(batch);
             }
         }
         self.pruned = now_pruned;

@@ -334,7 +334,7 @@ fn readers_of_a_hot_port_get_tokens_by_rank() {
             bytes: 1000,
         })
     };
-    for (daemon, batch, due) in [(&mut a, 1, 900), (&mut b, 2, 500), (&mut c, 3, 100)] {
+    for (daemon, batch, due) in [(&mut a, 1, 9000), (&mut b, 2, 5000), (&mut c, 3, 1000)] {
         world.report(
             daemon,
             vec![arrived(batch, vec![request(batch * 10, due, 0)])],
