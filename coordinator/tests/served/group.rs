@@ -265,26 +265,14 @@ impl Group {
         }
     }
 
-    /// Until `nth` turns a daemon away and says that `leader` leads.
-    pub(crate) async fn stands_by(&self, nth: usize, leader: usize) {
-        let begun = Instant::now();
-        loop {
-            let said = async {
-                let mut daemon = self.members[nth].daemon("b").await?;
-                match daemon.next().await.ok()? {
-                    Message::Goodbye(goodbye) => Some(goodbye),
-                    _ => None,
-                }
-            };
-            let said = said.await;
-            if said.as_ref().is_some_and(|said| {
-                said.reason() == GoodbyeReason::NotLeader
-                    && said.leader == self.members[leader].address
-            }) {
-                return;
+    /// Whom `nth` names as the leader, if it turns daemons away.
+    pub(crate) async fn turned_away(&self, nth: usize) -> Option<String> {
+        let mut daemon = self.members[nth].daemon("b").await?;
+        match daemon.next().await.ok()? {
+            Message::Goodbye(goodbye) if goodbye.reason() == GoodbyeReason::NotLeader => {
+                Some(goodbye.leader)
             }
-            assert!(begun.elapsed() < ELECTED_MAX, "it says {said:?}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            _ => None,
         }
     }
 }
