@@ -12,6 +12,7 @@ use laxity_wire::v1::operator_client::OperatorClient;
 use laxity_wire::v1::{GoodbyeReason, ListHostsRequest, Order, from_coordinator::Message};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tokio::task::JoinSet;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
@@ -163,6 +164,24 @@ impl Drop for Etcd {
     }
 }
 
+async fn connect(address: &str) -> Option<Channel> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("a URL");
+    let endpoint = endpoint
+        .timeout(Duration::from_secs(2))
+        .connect_timeout(Duration::from_secs(2));
+    endpoint.connect().await.ok()
+}
+
+/// Its term, if it says that it leads.
+async fn leads(address: &str) -> Option<u64> {
+    let channel = connect(address).await?;
+    let asked = OperatorClient::new(channel)
+        .list_hosts(ListHostsRequest {})
+        .await;
+    let told = asked.ok()?.into_inner();
+    told.leading.then_some(told.term)
+}
+
 /// Coordinators of one cluster. What is below needs what is above to be over.
 pub(crate) struct Group {
     pub(crate) members: Vec<Process>,
@@ -235,30 +254,29 @@ impl Group {
     }
 
     pub(crate) async fn channel(&self, nth: usize) -> Option<Channel> {
-        let url = format!("http://{}", self.members[nth].address);
-        let endpoint = Endpoint::from_shared(url).expect("a URL");
-        let endpoint = endpoint
-            .timeout(Duration::from_secs(2))
-            .connect_timeout(Duration::from_secs(2));
-        endpoint.connect().await.ok()
+        connect(&self.members[nth].address).await
     }
 
-    /// Who says that it leads, with its term.
+    /// Who says that it leads, with its term: the largest, if several do.
     pub(crate) async fn leader(&self) -> (usize, u64) {
         let begun = Instant::now();
         loop {
-            for nth in 0..self.members.len() {
-                let Some(channel) = self.channel(nth).await else {
-                    continue;
-                };
-                let asked = OperatorClient::new(channel)
-                    .list_hosts(ListHostsRequest {})
-                    .await;
-                if let Ok(told) = asked
-                    && told.get_ref().leading
-                {
-                    return (nth, told.get_ref().term);
+            let mut asked = JoinSet::new();
+            for (nth, member) in self.members.iter().enumerate() {
+                let address = member.address.clone();
+                asked.spawn(async move { Some((leads(&address).await?, nth)) });
+            }
+            let mut found = None;
+            // Who is paused or cut off says nothing.
+            let mut patience = ELECTED_MAX;
+            while let Ok(Some(told)) = tokio::time::timeout(patience, asked.join_next()).await {
+                found = found.max(told.expect("no panic"));
+                if found.is_some() {
+                    patience = Duration::from_millis(100);
                 }
+            }
+            if let Some((term, nth)) = found {
+                return (nth, term);
             }
             assert!(begun.elapsed() < ELECTED_MAX, "nobody leads");
             tokio::time::sleep(Duration::from_millis(50)).await;
