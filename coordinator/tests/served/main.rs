@@ -3,7 +3,10 @@
 
 mod daemon;
 mod elections;
+mod group;
+mod netns;
 mod operators;
+mod partitions;
 mod process;
 mod streams;
 mod tls;

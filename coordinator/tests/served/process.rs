@@ -22,7 +22,21 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(config: &Path) -> Self {
-        let mut child = Command::new(PROGRAM)
+        Self::start_in(None, config)
+    }
+
+    /// In a network namespace, if one is named.
+    pub(crate) fn start_in(namespace: Option<&str>, config: &Path) -> Self {
+        let mut command = match namespace {
+            // It becomes the program: signals reach that.
+            Some(namespace) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", namespace, PROGRAM]);
+                command
+            }
+            None => Command::new(PROGRAM),
+        };
+        let mut child = command
             .arg("--config")
             .arg(config)
             .stdout(Stdio::piped())
