@@ -69,7 +69,7 @@ impl Default for ClusterPolicy {
             debounce: Span::from_millis(3),
             rank_margin: Span::from_millis(2),
             correction_permille: admission.correction_permille,
-            fetches_per_port: 4,
+            fetches_per_port: 2,
             fetch_lease: Span::from_millis(50),
         }
     }

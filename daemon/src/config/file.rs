@@ -193,6 +193,11 @@ impl Config {
                         let bytes = nic.window_bytes();
                         let _ = writeln!(shown, "# window = {bytes}  # not set: four chunks");
                     }
+                    if nic.addresses.is_empty() {
+                        shown.push_str(
+                            "# addresses = [\"10.0.0.7\"]  # not set: what the kernel has for devices of that name\n",
+                        );
+                    }
                 }
                 _ => {}
             }

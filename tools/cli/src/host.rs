@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(bytes(0), "0 B");
         assert_eq!(bytes(999), "999 B");
         assert_eq!(bytes(1536), "1.50 KiB");
-        assert_eq!(bytes(64 << 10), "64.0 KiB");
+        assert_eq!(bytes(64 << 10), "64 KiB");
         assert_eq!(bytes(12_500_000_000), "11.6 GiB");
     }
 
