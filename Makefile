@@ -71,6 +71,10 @@ check: setup ## fmt, clippy, deny
 		echo "deny: cargo-deny is not installed here (cargo install --locked cargo-deny); skipped"; \
 	fi
 
+.PHONY: fuzz
+fuzz: setup ## arbitrary bytes at everything that takes some, each target for FUZZ_SECONDS (60)
+	CARGO="$(CARGO)" tools/fuzz/run.sh
+
 .PHONY: verbs
 verbs: release setup-verbs ## unmodified RDMA programs under the scheduler, in the SoftRoCE lab: a table and JSON
 	$(TARGET)/release/laxity lab verbs --keep-going --json lab-verbs.json

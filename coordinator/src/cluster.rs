@@ -17,7 +17,9 @@
 //! * *What a run costs* is one pass over the batches; what it sends is what changed ([`rank`], [`outbox`]).
 
 mod attend;
+mod audit;
 mod batch;
+mod drains;
 mod durable;
 mod ended;
 mod explain;
@@ -29,10 +31,12 @@ mod policy;
 mod publish;
 mod quota;
 mod rank;
+mod summary;
 mod table;
 mod tokens;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::RandomState;
 
 use laxity_policy::admission::{Admission, AdmissionConfig, AdmissionCounters};
 use laxity_policy::config::InvalidConfig;
@@ -45,14 +49,20 @@ pub use self::host::HostId;
 pub use self::policy::{ClusterPolicy, PolicyError};
 
 use self::batch::{Batch, Request};
+use self::drains::Drain;
 use self::host::{Host, HostCounters, Tenant};
 use self::policy::PolicyBook;
 use self::quota::Quota;
+use self::summary::Since;
 use self::table::{Key, Table};
-use self::tokens::Tokens;
+use self::tokens::{FetchRank, Need, Tokens};
 use crate::limits::Limits;
 use crate::tenants::Tenants;
 
+/// What an event is worth, in entries that are only looked at.
+const EVENT_WORK: usize = 8;
+/// What a request is worth that is announced.
+const REQUEST_WORK: usize = 4;
 /// Time between two runs, in durations of the last one: admission has at most half of the core.
 const REST: u64 = 1;
 
@@ -143,11 +153,13 @@ pub struct Cluster {
     host_names: HashMap<String, HostId>,
     /// Hosts without a stream, by when they are forgotten.
     lost: BTreeSet<(Time, HostId)>,
-    drained: BTreeSet<String>,
+    drained: BTreeMap<String, Drain>,
     /// By port number: whose it is.
     port_hosts: Vec<Option<HostId>>,
     /// Egress ports by address. Of hosts that name the same, the first has it.
     addresses: HashMap<(Tenant, [u8; 16]), PortId>,
+    /// Makes the numbers of [`Batch::invited`]; nobody can guess which names would meet.
+    invitations: RandomState,
     batches: Table<Batch>,
     batch_names: HashMap<(Tenant, u64), Key>,
     requests: Table<Request>,
@@ -167,6 +179,9 @@ pub struct Cluster {
     /// Of hosts that are gone.
     past: HostCounters,
     ended: Ended,
+    since: Since,
+    /// See [`Cluster::take_work`].
+    work: usize,
 }
 
 #[derive(Debug)]
@@ -225,9 +240,10 @@ impl Cluster {
             hosts: Vec::new(),
             host_names: HashMap::new(),
             lost: BTreeSet::new(),
-            drained: BTreeSet::new(),
+            drained: BTreeMap::new(),
             port_hosts: Vec::new(),
             addresses: HashMap::new(),
+            invitations: RandomState::new(),
             batches: Table::default(),
             batch_names: HashMap::new(),
             requests: Table::default(),
@@ -241,6 +257,8 @@ impl Cluster {
             ready: Vec::new(),
             past: HostCounters::default(),
             ended: Ended::default(),
+            since: Since::default(),
+            work: 0,
         })
     }
 
@@ -293,6 +311,12 @@ impl Cluster {
         }
     }
 
+    /// What reports and other messages have cost since this was asked last, in events of the usual kind: a small message may
+    /// have the coordinator walk through much that others said, and whoever reads from a stream takes as long as that is worth.
+    pub fn take_work(&mut self) -> usize {
+        core::mem::take(&mut self.work).div_ceil(EVENT_WORK)
+    }
+
     fn host(&self, id: HostId) -> Option<&Host> {
         self.hosts.get(id.0 as usize)?.as_ref()
     }
@@ -333,6 +357,7 @@ impl Cluster {
     /// The last [`Cluster::poll`] that ran took this long, until `now`.
     pub fn rest(&mut self, now: Time, took: Span) {
         self.rested_at = now + took.times(REST);
+        self.since.took = self.since.took + took;
     }
 
     fn run(&mut self, now: Time) -> RunReport {
@@ -341,6 +366,10 @@ impl Cluster {
         let mut ranks_changed = 0;
         if self.admission.counters().runs != runs {
             ranks_changed = self.publish_ranks();
+            self.since.ranks_changed = self
+                .since
+                .ranks_changed
+                .saturating_add(ranks_changed as u32);
             self.publish_pruned();
         }
         for id in core::mem::take(&mut self.unconsidered) {
@@ -406,37 +435,42 @@ impl Cluster {
     }
 
     /// The key that fetches of a batch wait with.
-    fn fetch_rank(&self, batch: Key, request: Option<Key>) -> u64 {
+    fn fetch_rank(&self, batch: Key, request: Option<Key>) -> FetchRank {
         let pruned = request
             .and_then(|key| self.requests.get(key))
             .is_some_and(|request| request.pruned);
-        let known = self.batches.get(batch).and_then(|batch| batch.sort_key);
-        if pruned {
-            SORT_KEY_LAST
+        let known = self.batches.get(batch);
+        let need = if known.is_some_and(|batch| batch.started.is_some()) {
+            Need::Blocking
+        } else if pruned || known.is_none() {
+            Need::Doomed
         } else {
-            known.unwrap_or(SORT_KEY_LAST)
+            Need::Ahead
+        };
+        let sort_key = known.and_then(|batch| batch.sort_key);
+        FetchRank {
+            need,
+            sort_key: sort_key.unwrap_or(SORT_KEY_LAST),
         }
     }
-}
 
-#[cfg(test)]
-impl Cluster {
-    /// Nobody is charged for anything.
-    fn is_empty_of_charges(&self) -> bool {
-        let quotas = &self.quotas;
-        [
-            quotas.batches,
-            quotas.requests,
-            quotas.loads,
-            quotas.fetches,
-        ]
-        .iter()
-        .all(Quota::is_unshared)
-            && self.hosts.iter().all(Option::is_none)
-            && self.port_hosts.iter().all(Option::is_none)
-            && self.addresses.is_empty()
-            && self.batch_names.is_empty()
-            && self.request_names.is_empty()
+    /// Something changed by which the fetches of a batch are ranked.
+    fn rerank_fetches(&mut self, batch: Key) {
+        let Some(known) = self.batches.get(batch) else {
+            return;
+        };
+        for key in known.fetches.iter().copied().collect::<Vec<_>>() {
+            let Some(&(id, number)) = self.fetchers.get(&key) else {
+                continue;
+            };
+            let fetch = self.host(id).and_then(|host| {
+                let fetch = host.fetches.get(&number)?;
+                let request = self.request_names.get(&(host.tenant, fetch.request));
+                Some(request.copied())
+            });
+            let rank = self.fetch_rank(batch, fetch.flatten());
+            self.tokens.rerank(key, rank);
+        }
     }
 }
 

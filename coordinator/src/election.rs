@@ -106,9 +106,14 @@ impl EtcdConfig {
     }
 }
 
+/// Longest TTL that is believed; [`EtcdConfig::check`] allows a minute.
+const TTL_MAX_S: u64 = 3600;
+
 /// The part of a TTL that is taken for sure.
 fn hold(ttl_s: i64) -> Duration {
-    Duration::from_secs(ttl_s.unsigned_abs()) * 7 / 8
+    // What etcd says is another machine's word: a lease that long is none, and one of less than nothing has ended.
+    let ttl_s = u64::try_from(ttl_s).unwrap_or(0).min(TTL_MAX_S);
+    Duration::from_secs(ttl_s) * 7 / 8
 }
 
 /// What is done when leadership comes.
@@ -356,6 +361,8 @@ mod tests {
         assert_eq!(config.check(), Ok(()));
         let ttl = Duration::from_nanos(config.ttl.0);
         assert!(hold(config.ttl_s()) < ttl);
+        assert_eq!(hold(-5), Duration::ZERO);
+        assert!(hold(i64::MAX) < Duration::from_secs(2 * TTL_MAX_S));
         assert!(ttl / 4 + 2 * config.patience() < hold(config.ttl_s()));
     }
 }

@@ -32,9 +32,10 @@ pub struct Limits {
     pub fetches_per_host_max: usize,
     /// Hosts that take part in one batch.
     pub hosts_per_batch_max: usize,
-    /// Events in one report.
+    /// Events in one report, and as many requests in them.
     pub events_per_report_max: usize,
-    /// Events of one host per second, sustained; faster ones are read at this rate.
+    /// Events of one host per second, sustained; faster ones are read at this rate. What makes more work counts for more
+    /// ([`Cluster::take_work`](crate::cluster::Cluster::take_work)).
     pub events_per_s_max: u32,
     /// Connections at a time; one more is closed.
     pub connections_max: usize,

@@ -43,6 +43,8 @@ use crate::web::Web;
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
 /// How long giving up leadership may take when it stops.
 const RESIGN_MAX: Duration = Duration::from_secs(2);
+/// How long connections may take to end when it stops.
+const FAREWELL_MAX: Duration = Duration::from_secs(3);
 /// Events that a watcher may lag behind.
 const WATCH_LAG_MAX: usize = 256;
 
@@ -356,7 +358,8 @@ impl Coordinator {
             .web
             .map(|web| tokio::spawn(web.serve(Arc::clone(&shared))));
         let mut stopping = shared.stopping.clone();
-        let served = Server::builder()
+        let mut stopped = shared.stopping.clone();
+        let serving = Server::builder()
             .max_concurrent_streams(Some(16))
             .http2_keepalive_interval(Some(Duration::from_secs(20)))
             .add_service(coordination)
@@ -368,8 +371,15 @@ impl Coordinator {
                 async move {
                     let _ = stopping.wait_for(|stop| *stop).await;
                 },
-            )
-            .await;
+            );
+        let served = tokio::select! {
+            served = serving => served,
+            // A peer that reads nothing, or never began to speak, would hold it open for as long as it likes.
+            () = async {
+                let _ = stopped.wait_for(|stop| *stop).await;
+                tokio::time::sleep(FAREWELL_MAX).await;
+            } => Ok(()),
+        };
         for task in tasks.into_iter().chain(page) {
             task.abort();
         }
@@ -469,16 +479,11 @@ async fn publish(shared: Arc<Shared>) {
     let mut ticks = tokio::time::interval(PUBLISH_EVERY);
     loop {
         ticks.tick().await;
-        let counters = shared.cluster().counters();
+        let (counters, summary) = {
+            let mut cluster = shared.cluster();
+            (cluster.counters(), cluster.summary())
+        };
         metrics::publish(counters);
-        let (cluster, admission) = counters;
-        shared.tell_watchers(v1::watch_event::Event::Run(v1::RunSummary {
-            batches: cluster.batches as u32,
-            requests: cluster.requests as u32,
-            pruned: cluster.pruned as u32,
-            runs: admission.runs as u32,
-            hosts_told: cluster.connected as u32,
-            ..v1::RunSummary::default()
-        }));
+        shared.tell_watchers(v1::watch_event::Event::Run(summary));
     }
 }

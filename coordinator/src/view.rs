@@ -112,6 +112,27 @@ impl From<v1::Epoch> for Epoch {
     }
 }
 
+/// Why a host is out of the cluster's order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DrainNote {
+    /// Who took it out.
+    pub author: String,
+    /// Why.
+    pub comment: String,
+    /// Since then.
+    pub age_ns: u64,
+}
+
+impl From<&v1::DrainNote> for DrainNote {
+    fn from(note: &v1::DrainNote) -> Self {
+        Self {
+            author: note.author.clone(),
+            comment: note.comment.clone(),
+            age_ns: note.age_ns,
+        }
+    }
+}
+
 /// A host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Host {
@@ -123,6 +144,8 @@ pub struct Host {
     pub connected: bool,
     /// An operator took it out.
     pub drained: bool,
+    /// Who did, and why; `null` if it is not drained.
+    pub drain: Option<DrainNote>,
     /// Release of its daemon.
     pub software: String,
     /// In the daemon's order.
@@ -162,6 +185,7 @@ impl From<&v1::HostStatus> for Host {
             tenant: host.tenant.clone(),
             connected: host.connected,
             drained: host.drained,
+            drain: host.drain.as_ref().map(DrainNote::from),
             software: host.software.clone(),
             ports: host.ports.iter().map(Port::from).collect(),
             batches: host.batches,

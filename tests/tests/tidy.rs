@@ -68,6 +68,16 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ),
     ("laxity-sim", &["laxity-policy"]),
     (
+        "laxity-fuzz",
+        &[
+            "laxity-coordinator",
+            "laxity-daemon",
+            "laxity-policy",
+            "laxity-shm",
+            "laxity-wire",
+        ],
+    ),
+    (
         "laxity-bench",
         &["laxity-policy", "laxity-shm", "laxity-client"],
     ),

@@ -31,7 +31,7 @@ impl Cluster {
         })?;
         let id = match self.host_names.get(&hello.host) {
             Some(&id) => id,
-            None => self.admit(hello, tenant)?,
+            None => self.admit(now, hello, tenant)?,
         };
         let same_ports = self.host(id).is_some_and(|host| {
             let known = host.ports.iter().map(|port| &port.info);
@@ -45,7 +45,7 @@ impl Cluster {
         self.streams += 1;
         let stream = self.streams;
         let welcome = self.welcome();
-        let drained = self.drained.contains(&hello.host);
+        let drained = self.drained.contains_key(&hello.host);
         let Some(host) = self.hosts[id.0 as usize].as_mut() else {
             return Err(goodbye(v1::GoodbyeReason::Full, String::new()));
         };
@@ -68,6 +68,20 @@ impl Cluster {
         Ok((id, stream))
     }
 
+    /// Whether this can be the name of a host.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check_name(host: &str) -> Result<(), &'static str> {
+        if host.is_empty() || host.len() > 253 {
+            return Err("a host name has 1 to 253 bytes");
+        }
+        if host.chars().any(char::is_control) {
+            return Err("a host name has no control characters");
+        }
+        Ok(())
+    }
+
     fn check_hello(&self, hello: &Hello) -> Result<(), v1::Goodbye> {
         let theirs = (hello.protocol, hello.protocol_min);
         if v1::common_protocol((v1::PROTOCOL, v1::PROTOCOL_MIN), theirs).is_none() {
@@ -80,10 +94,8 @@ impl Cluster {
             );
             return Err(goodbye(v1::GoodbyeReason::Incompatible, detail));
         }
-        let problem = if hello.host.is_empty() || hello.host.len() > 253 {
-            "a host name has 1 to 253 bytes".to_owned()
-        } else if hello.host.chars().any(char::is_control) {
-            "a host name has no control characters".to_owned()
+        let problem = if let Err(problem) = Self::check_name(&hello.host) {
+            problem.to_owned()
         } else if hello.ports.len() > self.settings.limits.ports_per_host_max {
             format!(
                 "{} ports exceed limits.ports_per_host_max = {}",
@@ -124,7 +136,7 @@ impl Cluster {
     }
 
     /// A place for a host that is new; one that is lost makes room if there is none.
-    fn admit(&mut self, hello: &Hello, tenant: Tenant) -> Result<HostId, v1::Goodbye> {
+    fn admit(&mut self, now: Time, hello: &Hello, tenant: Tenant) -> Result<HostId, v1::Goodbye> {
         if self.host_names.len() >= self.settings.limits.hosts_max {
             let Some(&(_, oldest)) = self.lost.first() else {
                 let detail = format!(
@@ -133,10 +145,7 @@ impl Cluster {
                 );
                 return Err(goodbye(v1::GoodbyeReason::Full, detail));
             };
-            self.forget_host(
-                self.host(oldest).map_or(Time::ZERO, |host| host.heard_at),
-                oldest,
-            );
+            self.forget_host(now, oldest);
         }
         let host = Host {
             name: hello.host.clone(),
@@ -159,6 +168,7 @@ impl Cluster {
             owed: false,
             applied: None,
             outbox: Outbox::default(),
+            told: false,
             counters: HostCounters::default(),
         };
         let free = self.hosts.iter().position(Option::is_none);
@@ -247,43 +257,6 @@ impl Cluster {
             let entry = (host.lost_at, id);
             self.lost.insert(entry);
         }
-    }
-
-    /// Takes a host out of the cluster's order, or back in. Gives the number of batches it took part in.
-    ///
-    /// # Errors
-    /// There are too many drained hosts, or the name is none; text for the operator.
-    pub fn drain(&mut self, now: Time, name: &str, drain: bool) -> Result<u32, String> {
-        if name.is_empty() || name.len() > 253 {
-            return Err("a host name has 1 to 253 bytes".into());
-        }
-        if drain {
-            if self.drained.len() >= self.settings.limits.hosts_max {
-                return Err("there are too many drained hosts; take some back in".into());
-            }
-            self.drained.insert(name.to_owned());
-        } else if !self.drained.remove(name) {
-            return Err(format!("{name} is not drained"));
-        }
-        let Some(&id) = self.host_names.get(name) else {
-            return Ok(0);
-        };
-        let batches = self.host(id).map_or(0, |host| host.batches.len()) as u32;
-        if drain {
-            self.forget_reports(now, id);
-        }
-        if let Some(host) = self.host_mut(id) {
-            host.drained = drain;
-            host.outbox
-                .write(Message::Standing(v1::Standing { drained: drain }));
-            if !drain {
-                host.complete = false;
-                host.outbox
-                    .write(Message::SnapshotWanted(v1::SnapshotWanted {}));
-            }
-            self.list(id);
-        }
-        Ok(batches)
     }
 }
 

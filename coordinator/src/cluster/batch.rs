@@ -16,8 +16,8 @@ pub(super) struct Batch {
     pub(super) tenant: Tenant,
     /// Whose word holds; always the first of `members`.
     pub(super) members: Vec<HostId>,
-    /// Hosts that the owner named.
-    pub(super) invited: Vec<String>,
+    /// Hosts that the owner named, by a hash of the name: a name is as long as its sender likes.
+    pub(super) invited: Vec<u64>,
     pub(super) requests: BTreeSet<Key>,
     pub(super) fetches: BTreeSet<Key>,
     pub(super) arrived: Time,
@@ -41,6 +41,8 @@ pub(super) struct Load {
     /// Who said so: the port's host, or one that wants to fetch from it.
     pub(super) by: HostId,
     pub(super) bytes: u64,
+    /// See [`Host::mark`](super::host::Host::mark) of `by`.
+    pub(super) mark: u64,
 }
 
 /// A request of such a batch.
@@ -66,17 +68,15 @@ impl Request {
     /// What admission gets. What the owner of a port says of it outweighs what those say who want to fetch from it,
     /// since both mean the same bytes.
     pub(super) fn merged(&self, key: Key, owns: impl Fn(HostId, PortId) -> bool) -> RequestLoad {
+        let own = |load: &&Load| owns(load.by, load.port);
+        let owned = || self.loads.iter().filter(own);
         let mut ports: Vec<(PortId, u64)> = Vec::with_capacity(self.loads.len());
-        for load in &self.loads {
-            let own = owns(load.by, load.port);
-            let outweighed = !own
-                && self
-                    .loads
-                    .iter()
-                    .any(|other| other.port == load.port && owns(other.by, other.port));
-            if !outweighed {
-                ports.push((load.port, load.bytes));
-            }
+        ports.extend(owned().map(|load| (load.port, load.bytes)));
+        if ports.len() < self.loads.len() {
+            let outweighs: BTreeSet<PortId> = owned().map(|load| load.port).collect();
+            let others = self.loads.iter().filter(|load| !own(load));
+            let others = others.filter(|load| !outweighs.contains(&load.port));
+            ports.extend(others.map(|load| (load.port, load.bytes)));
         }
         RequestLoad {
             request: RequestId(key),

@@ -1,13 +1,15 @@
 //! What outlives a leader: policy, with its last revisions, and drains. Everything else is rebuilt from what daemons
 //! say when they attend the next one.
 
+use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use laxity_policy::{Span, Time};
 use laxity_wire::v1;
 use serde::{Deserialize, Serialize};
 
-use super::policy::{ClusterPolicy, PolicyBook, Revision};
+use super::drains::Drain;
+use super::policy::{ClusterPolicy, PolicyBook, Revision, cut};
 use super::{Cluster, admission_config};
 
 /// Revisions that are kept.
@@ -20,6 +22,16 @@ pub struct Durable {
     /// Oldest first; the last one holds.
     revisions: Vec<SavedRevision>,
     drained: Vec<String>,
+    /// Who drained them, and why, by host.
+    drains: BTreeMap<String, SavedDrain>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct SavedDrain {
+    author: String,
+    comment: String,
+    unix_ms: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -44,6 +56,22 @@ fn unix_ms() -> u64 {
     since.map_or(0, |since| since.as_millis() as u64)
 }
 
+fn ago_to_unix_ms(ago: Span) -> u64 {
+    unix_ms().saturating_sub(ago.0 / 1_000_000)
+}
+
+fn ago_of_unix_ms(then: u64) -> Span {
+    Span(unix_ms().saturating_sub(then).saturating_mul(1_000_000))
+}
+
+fn saved_drain(now: Time, drain: &Drain) -> SavedDrain {
+    SavedDrain {
+        author: drain.author.clone(),
+        comment: drain.comment.clone(),
+        unix_ms: ago_to_unix_ms(drain.age(now)),
+    }
+}
+
 impl Cluster {
     /// What a successor has to know.
     #[must_use]
@@ -62,13 +90,18 @@ impl Cluster {
                 fetch_lease_ns: revision.policy.fetch_lease.0,
                 author: revision.author.clone(),
                 comment: revision.comment.clone(),
-                unix_ms: unix_ms().saturating_sub(revision.age(now).0 / 1_000_000),
+                unix_ms: ago_to_unix_ms(revision.age(now)),
             })
             .collect();
         revisions.reverse();
         Durable {
             revisions,
-            drained: self.drained.iter().cloned().collect(),
+            drained: self.drained.keys().cloned().collect(),
+            drains: self
+                .drained
+                .iter()
+                .map(|(host, drain)| (host.clone(), saved_drain(now, drain)))
+                .collect(),
         }
     }
 
@@ -97,11 +130,7 @@ impl Cluster {
                 author: one.author,
                 comment: one.comment,
                 at: now,
-                aged: Span(
-                    unix_ms()
-                        .saturating_sub(one.unix_ms)
-                        .saturating_mul(1_000_000),
-                ),
+                aged: ago_of_unix_ms(one.unix_ms),
             });
         }
         if let Some(book) = PolicyBook::of(revisions) {
@@ -112,7 +141,22 @@ impl Cluster {
             self.book = book;
         }
         let most = self.settings.limits.hosts_max;
-        self.drained.extend(saved.drained.into_iter().take(most));
+        let mut drains = saved.drains;
+        for host in saved.drained.into_iter().take(most) {
+            // Of a release that kept no reasons: nothing is known of it.
+            let note = drains.remove(&host);
+            let aged = note
+                .as_ref()
+                .map_or(Span::ZERO, |note| ago_of_unix_ms(note.unix_ms));
+            let note = note.unwrap_or_default();
+            let drain = Drain {
+                author: cut(&note.author),
+                comment: cut(&note.comment),
+                at: now,
+                aged,
+            };
+            self.drained.insert(host, drain);
+        }
         Ok(())
     }
 
@@ -154,7 +198,12 @@ mod tests {
             ..v1::SetPolicyRequest::default()
         };
         first.set_policy(Time(5), &change, "me").expect("valid");
-        first.drain(Time(6), "h9", true).expect("drained");
+        let drain = |drain| v1::DrainRequest {
+            host: "h9".into(),
+            drain,
+            comment: "its NIC flaps".into(),
+        };
+        first.drain(Time(6), &drain(true), "me").expect("drained");
         let text = serde_json::to_vec(&first.durable(Time(9))).expect("plain data");
         let mut second = cluster();
         let saved = serde_json::from_slice(&text).expect("as written");
@@ -163,7 +212,13 @@ mod tests {
         let told = second.policy_history(Time(1), 9);
         assert_eq!(told.current.expect("one").comment, "less");
         assert_eq!(told.history.len(), 1);
-        assert!(second.drain(Time(2), "h9", false).is_ok());
+        let hosts = second.list_hosts(Time(1)).hosts;
+        let note = hosts[0].drain.clone().expect("a reason");
+        assert_eq!(
+            (note.author.as_str(), note.comment.as_str()),
+            ("me", "its NIC flaps")
+        );
+        assert!(second.drain(Time(2), &drain(false), "me").is_ok());
     }
 
     #[test]

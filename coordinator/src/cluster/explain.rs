@@ -1,8 +1,9 @@
 //! What operators see of hosts and batches, and why a batch has its place.
 
 use laxity_policy::admission::Decision;
-use laxity_policy::prune::PACE_UNIT;
+use laxity_policy::prune::{Estimate, PACE_UNIT};
 use laxity_policy::{BatchId, RequestId, Time};
+use laxity_quantity::{Bytes, Nanos, Rate};
 use laxity_wire::v1;
 
 use super::Cluster;
@@ -34,10 +35,11 @@ impl Cluster {
         let unknown = self
             .drained
             .iter()
-            .filter(|name| !self.host_names.contains_key(*name));
-        hosts.extend(unknown.map(|name| v1::HostStatus {
+            .filter(|(name, _)| !self.host_names.contains_key(*name));
+        hosts.extend(unknown.map(|(name, drain)| v1::HostStatus {
             host: name.clone(),
             drained: true,
+            drain: Some(drain.to_wire(now)),
             ..v1::HostStatus::default()
         }));
         hosts.sort_by(|one, other| one.host.cmp(&other.host));
@@ -85,6 +87,7 @@ impl Cluster {
             applied: host.applied,
             completed_flows: host.counters.completed_flows,
             missed_flows: host.counters.missed_flows,
+            drain: self.drained.get(&host.name).map(|drain| drain.to_wire(now)),
         }
     }
 
@@ -113,10 +116,26 @@ impl Cluster {
                 .and_then(|it| remaining(now, it.red.score)),
             finish_remaining_ns: decision
                 .as_ref()
-                .and_then(|it| remaining(now, it.estimate.finish())),
+                .and_then(|it| remaining(now, self.finish(now, key, it))),
             feasible: decision.is_none_or(|decision| decision.feasible),
             age_ns: now.since(batch.arrived).0,
         }
+    }
+
+    /// When the batch will have computed, as it looks now.
+    fn ready(&self, now: Time, key: Key, decision: &Decision) -> Time {
+        let ready = self.admission.ready(now, BatchId(key));
+        ready.unwrap_or(decision.estimate.ready)
+    }
+
+    /// The estimate of the last run, as it looks now: one that has not begun to compute ends later with every instant that
+    /// it waits, and none has ended that is still there.
+    fn finish(&self, now: Time, key: Key, decision: &Decision) -> Time {
+        let estimate = Estimate {
+            ready: self.ready(now, key, decision),
+            ..decision.estimate
+        };
+        estimate.finish().max(now)
     }
 
     /// Batches in the order of the last run; what came since is not among them.
@@ -197,13 +216,14 @@ impl Cluster {
                 .push("It arrived after the last run and has no place yet.".into());
             return Ok(told);
         };
-        self.explain_decision(now, batch, &decision, &mut told);
+        self.explain_decision(now, key, batch, &decision, &mut told);
         Ok(told)
     }
 
     fn explain_decision(
         &self,
         now: Time,
+        key: Key,
         batch: &Batch,
         decision: &Decision,
         told: &mut v1::ExplainResponse,
@@ -216,8 +236,8 @@ impl Cluster {
         told.bottleneck = estimate.bottleneck.and_then(|port| self.port_name(port));
         told.bottleneck_bytes = estimate.bytes;
         told.bottleneck_rate_bytes_per_s = estimate.rate;
-        told.ready_remaining_ns = estimate.ready.remaining_ns(now);
-        let held = |key: u64| (i128::from(red.score.0) - i128::from(key)) as i64;
+        told.ready_remaining_ns = self.ready(now, key, decision).remaining_ns(now);
+        let held = |key: u64| red.score.remaining_ns(Time(key));
         told.held_back_ns = match batch.sort_key {
             Some(key) if red.score != Time::NEVER => held(key),
             _ => 0,
@@ -279,8 +299,15 @@ impl Cluster {
     }
 }
 
-fn ms(ns: i64) -> String {
-    format!("{:.1} ms", ns as f64 / 1e6)
+fn span(ns: i64) -> String {
+    Nanos(ns.unsigned_abs()).about()
+}
+
+fn due(ns: Option<i64>) -> String {
+    match ns.unwrap_or(0) {
+        ns if ns < 0 => format!("{} ago", span(ns)),
+        ns => format!("in {}", span(ns)),
+    }
 }
 
 /// The numbers in words.
@@ -296,43 +323,45 @@ fn sentences(decision: &Decision, told: &v1::ExplainResponse) -> Vec<String> {
             "Place {place}: no request of it that can still be in time has a deadline, so it comes after all batches that have one."
         )),
         Some(red) => text.push(format!(
-            "Place {place}, by its robust effective deadline in {}: {} of {} requests are tight (first in {}), the others are due in {} or later.",
-            ms(red),
+            "Place {place}, by its robust effective deadline, {}: {} of {} requests are tight (the first is due {}), the others are due {} or later.",
+            due(Some(red)),
             told.tight_count,
             told.deadline_count,
-            ms(told.tight_remaining_ns.unwrap_or(0)),
-            ms(told.loose_remaining_ns.unwrap_or(0)),
+            due(told.tight_remaining_ns),
+            due(told.loose_remaining_ns),
         )),
     }
     if told.held_back_ns != 0 {
         text.push(format!(
             "Daemons still use a deadline that differs by {}, which is within the margin that keeps ranks from flapping.",
-            ms(told.held_back_ns)
+            span(told.held_back_ns)
         ));
     }
     match &told.bottleneck {
-        None => text.push("It moves nothing through any port, so only computing decides when it ends.".into()),
+        None => text.push(
+            "It moves nothing through any port, so only computing decides when it ends.".into(),
+        ),
         Some(port) => text.push(format!(
-            "Its bottleneck is {} {} of {}: {} bytes of it and of the batches before it at {} bytes per second.",
+            "Its bottleneck is {} {} of {}: {} of it and of the batches before it at {}.",
             port.port,
             match port.direction() {
                 v1::Direction::Ingress => "ingress",
                 _ => "egress",
             },
             port.host,
-            told.bottleneck_bytes,
-            told.bottleneck_rate_bytes_per_s,
+            Bytes(told.bottleneck_bytes).about(),
+            Rate(told.bottleneck_rate_bytes_per_s).about(),
         )),
     }
     if decision.feasible {
         text.push(format!(
-            "It should make it: {} more bytes would have fitted.",
-            told.room_bytes
+            "It should make it: {} more would have fitted.",
+            Bytes(told.room_bytes.unsigned_abs()).about()
         ));
     } else {
         text.push(format!(
-            "It should be late: {} bytes fewer would have fitted.",
-            told.room_bytes.unsigned_abs()
+            "It should be late: {} less would have fitted.",
+            Bytes(told.room_bytes.unsigned_abs()).about()
         ));
     }
     for pruned in &told.pruned {

@@ -24,7 +24,7 @@ pub(super) struct HostPort {
 }
 
 /// What a host's share of the totals is; see [`Quota`](super::quota::Quota).
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Usage {
     pub(super) batches: usize,
     pub(super) requests: usize,
@@ -90,6 +90,8 @@ pub(super) struct Host {
     pub(super) owed: bool,
     pub(super) applied: Option<Epoch>,
     pub(super) outbox: Outbox,
+    /// It got an order since the last [`Cluster::summary`](super::Cluster::summary).
+    pub(super) told: bool,
     pub(super) counters: HostCounters,
 }
 

@@ -4,17 +4,19 @@
 //! owns it (docs/coordinator.md, "Who may say what"). What is refused is counted and told to the daemon,
 //! and changes nothing; only a broken stream (sequence, size) ends.
 
+use core::hash::BuildHasher;
+
 use laxity_policy::admission::AdmissionEvent;
 use laxity_policy::{BatchId, RequestId, Span, Time};
 use laxity_wire::v1::{
     self, RefusalReason, Report, SnapshotPiece, event::Event, from_coordinator::Message,
 };
 
-use super::Cluster;
 use super::attend::goodbye;
 use super::batch::Load;
 use super::host::{HostId, HostPort, Tenant};
 use super::table::Key;
+use super::{Cluster, EVENT_WORK, REQUEST_WORK};
 
 /// Most of a victim port's time that one fetch is believed to take, so that a reader can't make others look
 /// late by inventing bytes.
@@ -52,6 +54,23 @@ fn instant(now: Time, remaining_ns: Option<i64>) -> Time {
 }
 
 impl Cluster {
+    /// Whether this stream still speaks for the host.
+    #[must_use]
+    pub fn speaks(&self, id: HostId, stream: u64) -> bool {
+        self.host(id)
+            .is_some_and(|host| host.stream == Some(stream))
+    }
+
+    /// How much a host has to do with.
+    fn entries_of(&self, id: HostId) -> usize {
+        let batches = self
+            .host(id)
+            .into_iter()
+            .flat_map(|host| host.batches.keys());
+        let batches = batches.filter_map(|&key| self.batches.get(key));
+        batches.map(|batch| 1 + batch.requests.len()).sum()
+    }
+
     /// A message came from the host: it lives.
     pub fn heard(&mut self, now: Time, id: HostId, stream: u64) {
         if let Some(host) = self.host_mut(id).filter(|host| host.stream == Some(stream)) {
@@ -70,6 +89,7 @@ impl Cluster {
     pub fn resync(&mut self, id: HostId, stream: u64) {
         if let Some(host) = self.host_mut(id).filter(|host| host.stream == Some(stream)) {
             host.outbox.demand_full();
+            self.work += self.entries_of(id);
             self.list(id);
         }
     }
@@ -86,6 +106,7 @@ impl Cluster {
         report: Report,
     ) -> Result<(), v1::Goodbye> {
         let most = self.settings.limits.events_per_report_max;
+        self.work += (1 + report.events.len()) * EVENT_WORK;
         let Some(host) = self.host_mut(id).filter(|host| host.stream == Some(stream)) else {
             let detail = "another stream speaks for this host".to_owned();
             return Err(goodbye(v1::GoodbyeReason::Replaced, detail));
@@ -94,6 +115,17 @@ impl Cluster {
             let detail = format!(
                 "report {} follows report {}; sequences grow by one",
                 report.sequence, host.reported
+            );
+            return Err(goodbye(v1::GoodbyeReason::Protocol, detail));
+        }
+        let requests = |event: &v1::Event| match &event.event {
+            Some(Event::BatchArrived(said)) => said.requests.len(),
+            _ => 0,
+        };
+        let requests: usize = report.events.iter().map(requests).sum();
+        if requests > most {
+            let detail = format!(
+                "a report of {requests} requests exceeds limits.events_per_report_max = {most}; announce a batch in several reports"
             );
             return Err(goodbye(v1::GoodbyeReason::Protocol, detail));
         }
@@ -131,6 +163,7 @@ impl Cluster {
             }
         }
         if piece == SnapshotPiece::End {
+            self.work += self.entries_of(id);
             self.sweep(now, id);
             owed = true;
         }
@@ -166,15 +199,17 @@ impl Cluster {
         match event {
             Event::BatchArrived(said) => self.batch_arrived(now, id, &said),
             Event::BatchStarted(said) => {
-                let key = self.owned_batch(id, said.batch)?;
-                self.batch_started(now, key);
+                if let Some(key) = self.owned_batch(id, said.batch)? {
+                    self.batch_started(now, key);
+                }
                 Ok(false)
             }
             Event::BatchProgress(said) => {
-                let key = self.owned_batch(id, said.batch)?;
-                self.batch_started(now, key);
-                if let Some(batch) = self.batches.get_mut(key) {
-                    batch.layer = said.layer;
+                if let Some(key) = self.owned_batch(id, said.batch)? {
+                    self.batch_started(now, key);
+                    if let Some(batch) = self.batches.get_mut(key) {
+                        batch.layer = said.layer;
+                    }
                 }
                 Ok(false)
             }
@@ -201,13 +236,17 @@ impl Cluster {
                 self.request_joined(now, id, key, load)
             }
             Event::RequestStarted(said) => {
-                let key = self.request_by(id, said.request)?;
-                if let Some(request) = self.requests.get_mut(key) {
-                    request.started = true;
+                match self.request_by(id, said.request) {
+                    Ok(key) => {
+                        if let Some(request) = self.requests.get_mut(key) {
+                            request.started = true;
+                        }
+                        let request = RequestId(key);
+                        self.admission
+                            .handle(now, AdmissionEvent::RequestStarted { request });
+                    }
+                    Err(refused) => self.excuse(id, said.request, refused)?,
                 }
-                let request = RequestId(key);
-                self.admission
-                    .handle(now, AdmissionEvent::RequestStarted { request });
                 Ok(false)
             }
             Event::RequestEnded(said) => self.request_ended(now, id, said.request),
@@ -218,6 +257,7 @@ impl Cluster {
                 let known = self
                     .host_mut(id)
                     .and_then(|host| host.fetches.remove(&said.fetch));
+                // It may have lost its turn with its victim.
                 if let Some(fetch) = known {
                     self.forget_fetch(now, id, &fetch);
                 }
@@ -240,13 +280,27 @@ impl Cluster {
         }
     }
 
-    /// A batch that the host owns.
-    fn owned_batch(&self, id: HostId, name: u64) -> Result<Key, Refused> {
-        let key = self.batch_of(id, name)?;
-        if self.owns_batch(id, key) {
-            Ok(key)
-        } else {
-            Err(not_yours(format!("another host owns batch {name}")))
+    /// A batch that the host owns. None if the host only takes part in it, or it has ended: a daemon can't know which
+    /// host announced a batch first, nor that its end is under way, so what it says then is left aside and not refused.
+    fn owned_batch(&self, id: HostId, name: u64) -> Result<Option<Key>, Refused> {
+        match self.batch_of(id, name) {
+            Ok(key) => Ok(Some(key).filter(|&key| self.owns_batch(id, key))),
+            Err((RefusalReason::Unknown, _)) => Ok(None),
+            Err(refused) => Err(refused),
+        }
+    }
+
+    /// What a host says of a request is left aside, and not refused, if the request has ended or the host takes part
+    /// in its batch.
+    fn excuse(&self, id: HostId, name: u64, refused: Refused) -> Result<(), Refused> {
+        let host = self.host(id).map(|host| (host.tenant, &host.batches));
+        let known = host.and_then(|(tenant, batches)| {
+            let &key = self.request_names.get(&(tenant, name))?;
+            Some((self.requests.get(key)?.batch, batches))
+        });
+        match known {
+            Some((batch, batches)) if !batches.contains_key(&batch) => Err(refused),
+            _ => Ok(()),
         }
     }
 
@@ -262,7 +316,9 @@ impl Cluster {
         };
         batch.owner() == Some(id)
             || self.settings.tenants.trusts_members(batch.tenant)
-            || batch.invited.contains(&host.name)
+            || batch
+                .invited
+                .contains(&self.invitations.hash_one(&host.name))
     }
 
     /// A request that the host told of first, or whose batch it owns.
@@ -308,6 +364,7 @@ impl Cluster {
             let batch = BatchId(key);
             self.admission
                 .handle(now, AdmissionEvent::BatchStarted { batch });
+            self.rerank_fetches(key);
         }
     }
 
@@ -315,7 +372,9 @@ impl Cluster {
         if said.batch == 0 {
             return Err(invalid("a batch id is not 0"));
         }
+        let parts = self.host(id).map_or(0, |host| host.batches.len());
         let key = self.take_part(now, id, said.batch)?;
+        let joined = self.host(id).map_or(0, |host| host.batches.len()) > parts;
         let owner = self.owns_batch(id, key);
         if owner {
             let most = self.settings.limits.hosts_per_batch_max;
@@ -323,8 +382,8 @@ impl Cluster {
                 return Err(unknown("batch", said.batch));
             };
             if !said.hosts.is_empty() {
-                let named = said.hosts.iter().filter(|name| name.len() <= 253);
-                batch.invited = named.take(most).cloned().collect();
+                let named = said.hosts.iter().take(most);
+                batch.invited = named.map(|name| self.invitations.hash_one(name)).collect();
             }
             if said.layers != 0 {
                 batch.layers = said.layers;
@@ -357,7 +416,9 @@ impl Cluster {
             self.batch_started(now, key);
         }
         // One that joins a batch that has a rank already has to be told of it.
-        self.note_all(id, key);
+        if joined {
+            self.note_all(id, key);
+        }
         refused.map_or(Ok(true), Err)
     }
 
@@ -384,6 +445,7 @@ impl Cluster {
                 port,
                 by: id,
                 bytes: load.bytes,
+                mark: host.mark,
             })
         };
         said.loads.iter().map(load).collect()
@@ -399,6 +461,7 @@ impl Cluster {
         if said.request == 0 {
             return Err(invalid("a request id is not 0"));
         }
+        self.work += REQUEST_WORK;
         let loads = self.loads(id, said)?;
         let entitled = self.may_add_requests(id, batch);
         let deadline = instant(now, said.remaining_ns);
@@ -429,16 +492,18 @@ impl Cluster {
         let port = host
             .port(said.port)
             .ok_or_else(|| invalid(format!("port {} is not in the Hello", said.port)))?;
-        let key = self.request_names.get(&(host.tenant, said.request));
-        let &key = key.ok_or_else(|| unknown("request", said.request))?;
+        let Some(&key) = self.request_names.get(&(host.tenant, said.request)) else {
+            return Ok(false);
+        };
         let request = self.requests.get_mut(key);
         let request = request.ok_or_else(|| unknown("request", said.request))?;
         let own = |load: &&mut Load| load.by == id && load.port == port;
         let Some(load) = request.loads.iter_mut().find(own) else {
-            return Err(not_yours(format!(
-                "this host has put no load of request {} on that port",
+            let refused = not_yours(format!(
+                "this host takes no part in the batch of request {}",
                 said.request
-            )));
+            ));
+            return self.excuse(id, said.request, refused).map(|()| false);
         };
         let bytes = said.bytes.min(load.bytes);
         load.bytes -= bytes;
@@ -538,8 +603,8 @@ impl Cluster {
             let request = self.requests.get(key);
             request.is_some_and(|request| request.batch == batch)
         });
-        let sort_key = self.fetch_rank(batch, request);
-        let key = self.open_fetch(id, said, batch, victim, sort_key)?;
+        let rank = self.fetch_rank(batch, request);
+        let key = self.open_fetch(id, said, batch, victim, rank)?;
         if let Some(batch) = self.batches.get_mut(batch) {
             batch.fetches.insert(key);
         }

@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 
 use laxity_policy::admission::AdmissionEvent;
 use laxity_policy::{BatchId, PortId, RequestId, Span, Time};
-use laxity_wire::v1::{self, SORT_KEY_LAST};
+use laxity_wire::v1;
 
 use super::Cluster;
 use super::batch::{Batch, Load, Request};
 use super::host::{HostFetch, HostId, Membership};
 use super::intake::{Refused, not_yours, over_limit, unknown};
 use super::table::Key;
+use super::tokens::FetchRank;
 
 /// A host may take part in so many times the batches that it may own.
 const PARTS_PER_OWNED: usize = 4;
@@ -107,7 +108,7 @@ impl Cluster {
                     "request {name} is in another batch, and another host's"
                 )));
             }
-            self.move_request(key, from, batch);
+            self.move_request(id, key, from, batch)?;
             return Ok(key);
         }
         if !self.quotas.requests.take(&mut host.usage.requests) {
@@ -152,22 +153,46 @@ impl Cluster {
         }
     }
 
-    /// Chunked prefill moves requests on.
-    fn move_request(&mut self, key: Key, from: Key, to: Key) {
+    /// Chunked prefill moves requests on: `id` says so, a member of the batch where it goes.
+    ///
+    /// Who is no member there could never take back what it said of the request: its loads stay behind, and so does
+    /// its being the one who told of it.
+    fn move_request(&mut self, id: HostId, key: Key, from: Key, to: Key) -> Result<(), Refused> {
+        let members = self.batches.get(to).map(|batch| batch.members.clone());
+        let members = members.unwrap_or_default();
+        let by = self.requests.get(key).map(|request| request.by);
+        if by.is_some_and(|by| !members.contains(&by)) {
+            self.take_over(id, key);
+            if self.requests.get(key).map(|request| request.by) != Some(id) {
+                return Err(over_limit(
+                    "this host has told of as many requests as it may now (limits.requests_*)",
+                ));
+            }
+        }
         if let Some(batch) = self.batches.get_mut(from) {
             batch.requests.remove(&key);
         }
         if let Some(batch) = self.batches.get_mut(to) {
             batch.requests.insert(key);
         }
-        if let Some(request) = self.requests.get_mut(key) {
-            request.batch = to;
-            if request.pruned {
-                let name = request.name;
-                self.note_pruned(from, name);
-                self.note_pruned(to, name);
+        let Some(request) = self.requests.get_mut(key) else {
+            return Ok(());
+        };
+        request.batch = to;
+        for load in request
+            .loads
+            .extract_if(.., |load| !members.contains(&load.by))
+        {
+            if let Some(host) = self.hosts[load.by.0 as usize].as_mut() {
+                self.quotas.loads.give(&mut host.usage.loads);
             }
         }
+        if request.pruned {
+            let name = request.name;
+            self.note_pruned(from, name);
+            self.note_pruned(to, name);
+        }
+        Ok(())
     }
 
     /// The loads that the host says a request has on its ports, instead of what it said before.
@@ -226,6 +251,7 @@ impl Cluster {
                 port,
                 by: id,
                 bytes,
+                mark: host.mark,
             });
         }
         room
@@ -290,6 +316,7 @@ impl Cluster {
             return;
         };
         let requests: Vec<Key> = batch.requests.iter().copied().collect();
+        self.work += requests.len();
         for request in requests {
             if let Some(known) = self.requests.get(request)
                 && known.pruned
@@ -309,7 +336,7 @@ impl Cluster {
         };
         self.batch_names.remove(&(batch.tenant, batch.name));
         for fetch in batch.fetches {
-            self.tokens.rerank(fetch, SORT_KEY_LAST);
+            self.tokens.rerank(fetch, FetchRank::LAST);
         }
         if let Some(owner) = batch.members.first()
             && let Some(host) = self.hosts[owner.0 as usize].as_mut()
@@ -353,6 +380,7 @@ impl Cluster {
         batch.members.retain(|&other| other != id);
         let name = batch.name;
         let requests: Vec<Key> = batch.requests.iter().copied().collect();
+        self.work += requests.len();
         if let Some(host) = self.hosts[id.0 as usize].as_mut() {
             host.batches.remove(&key);
         }
@@ -401,7 +429,7 @@ impl Cluster {
         said: &v1::FetchWanted,
         batch: Key,
         victim: PortId,
-        sort_key: u64,
+        rank: FetchRank,
     ) -> Result<Key, Refused> {
         let host = self.hosts[id.0 as usize].as_mut();
         let host = host.ok_or_else(|| unknown("host", 0))?;
@@ -411,7 +439,7 @@ impl Cluster {
                 host.usage.fetches
             )));
         }
-        let key = self.tokens.want(victim, sort_key);
+        let key = self.tokens.want(victim, rank);
         let fetch = HostFetch {
             key,
             mark: host.mark,
@@ -493,11 +521,37 @@ impl Cluster {
                 request.is_some_and(|request| request.by == id && request.mark != mark)
             };
             let ended: Vec<Key> = batch.requests.iter().filter(unsaid).copied().collect();
+            let others: Vec<Key> = batch.requests.iter().copied().collect();
             for request in ended {
                 self.part_with(now, id, request);
             }
+            for request in others {
+                self.sweep_loads(now, id, request, mark);
+            }
         }
         self.drop_fetches(now, id, fetches);
+    }
+
+    /// Loads of the host's own ports that its snapshot did not mention. Those of fetches end with their fetch.
+    fn sweep_loads(&mut self, now: Time, id: HostId, key: Key, mark: u64) {
+        let (Some(host), Some(request)) = (
+            self.hosts[id.0 as usize].as_mut(),
+            self.requests.get_mut(key),
+        ) else {
+            return;
+        };
+        let before = request.loads.len();
+        request.loads.retain(|load| {
+            let own = load.by == id && self.port_hosts[load.port.0 as usize] == Some(id);
+            !own || load.mark == mark
+        });
+        let gone = before - request.loads.len();
+        for _ in 0..gone {
+            self.quotas.loads.give(&mut host.usage.loads);
+        }
+        if gone > 0 {
+            self.tell_admission(now, key);
+        }
     }
 
     fn drop_fetches(&mut self, now: Time, id: HostId, fetches: Vec<u64>) {

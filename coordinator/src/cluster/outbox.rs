@@ -47,11 +47,19 @@ impl Outbox {
         self.letters.is_empty() && !self.wants_order()
     }
 
-    /// Something that is no order. Goodbyes are never dropped.
+    /// Something that is no order. Of refusals only so many wait; of anything else the newest, since the host could not do
+    /// without.
     pub(super) fn write(&mut self, letter: Message) {
-        if self.letters.len() < LETTERS_MAX || matches!(letter, Message::Goodbye(_)) {
-            self.letters.push_back(letter);
+        if matches!(letter, Message::Refusal(_)) {
+            if self.letters.len() >= LETTERS_MAX {
+                return;
+            }
+        } else {
+            let kind = core::mem::discriminant(&letter);
+            self.letters
+                .retain(|other| core::mem::discriminant(other) != kind);
         }
+        self.letters.push_back(letter);
     }
 
     pub(super) fn take_letters(&mut self) -> impl Iterator<Item = FromCoordinator> {
@@ -192,6 +200,24 @@ mod tests {
             sequence: 1,
         };
         assert_eq!(pieces(Contents::default(), epoch, None, 0).len(), 1);
+    }
+
+    #[test]
+    fn refusals_that_nobody_reads_push_out_nothing_that_matters() {
+        let mut outbox = Outbox::default();
+        for _ in 0..10 * LETTERS_MAX {
+            outbox.write(Message::Refusal(v1::Refusal::default()));
+        }
+        for drained in [true, false, true, false] {
+            outbox.write(Message::Standing(v1::Standing { drained }));
+            outbox.write(Message::SnapshotWanted(v1::SnapshotWanted {}));
+        }
+        let mut letters: Vec<_> = outbox.take_letters().collect();
+        assert_eq!(letters.len(), LETTERS_MAX + 2);
+        let last = letters.pop().and_then(|frame| frame.message);
+        assert!(matches!(last, Some(Message::SnapshotWanted(_))));
+        let standing = letters.pop().and_then(|frame| frame.message);
+        assert!(matches!(standing, Some(Message::Standing(it)) if !it.drained));
     }
 
     #[test]

@@ -272,7 +272,7 @@ impl PolicyBook {
 }
 
 /// The head of `text`, at most [`TEXT_BYTES_MAX`] bytes.
-fn cut(text: &str) -> String {
+pub(super) fn cut(text: &str) -> String {
     let mut kept = String::new();
     for character in text.chars() {
         if kept.len() + character.len_utf8() > TEXT_BYTES_MAX {

@@ -21,16 +21,12 @@ impl Cluster {
             let key = rank::follow(known.sort_key, red, margin);
             if known.sort_key != Some(key) {
                 known.sort_key = Some(key);
-                changed.push((batch.0, key));
+                changed.push(batch.0);
             }
         }
-        for &(batch, key) in &changed {
+        for &batch in &changed {
             self.note_rank(batch);
-            if let Some(known) = self.batches.get(batch) {
-                for &fetch in &known.fetches {
-                    self.tokens.rerank(fetch, key);
-                }
-            }
+            self.rerank_fetches(batch);
         }
         changed.len()
     }
@@ -53,6 +49,7 @@ impl Cluster {
                 request.pruned = pruned;
                 let (batch, name) = (request.batch, request.name);
                 self.note_pruned(batch, name);
+                self.rerank_fetches(batch);
             }
         }
         self.pruned = now_pruned;
@@ -72,6 +69,7 @@ impl Cluster {
     /// A host has come to take part in a batch: it has to be told of all there is.
     pub(super) fn note_all(&mut self, id: HostId, key: Key) {
         if let Some(batch) = self.batches.get(key) {
+            self.work += batch.requests.len();
             let pruned = self.pruned_of(batch.requests.iter());
             self.note(id, batch.name, pruned);
         }
@@ -181,6 +179,7 @@ impl Cluster {
         host.outbox.answer = false;
         host.outbox.sent = Some(epoch);
         host.counters.orders += 1;
+        host.told = true;
         let considered = host.considered;
         frames.extend(outbox::pieces(contents, epoch, base, considered));
         Taken::Frames(frames)
@@ -259,9 +258,13 @@ impl Cluster {
         contents
     }
 
-    /// How a host is told of a pruned request; `None` if it is not pruned.
+    /// How a host is told of a pruned request; `None` if it is not pruned, or none of its business.
     fn pruned_for(&self, host: &Host, key: Key) -> Option<v1::Pruned> {
         let request = self.requests.get(key).filter(|request| request.pruned)?;
+        // One that has left the batch, or whose request has moved on, has nothing to do with it any more.
+        if !host.batches.contains_key(&request.batch) {
+            return None;
+        }
         let mut told = v1::Pruned {
             request: request.name,
             ..v1::Pruned::default()

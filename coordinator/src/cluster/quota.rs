@@ -53,10 +53,11 @@ impl Quota {
     }
 }
 
-#[cfg(test)]
 impl Quota {
-    pub(super) const fn is_unshared(&self) -> bool {
-        self.shared == 0
+    /// Whether the shared part is what hosts hold beyond what is reserved for them.
+    pub(super) fn is_shared_by(&self, held: impl Iterator<Item = usize>) -> bool {
+        let beyond = held.map(|held| held.saturating_sub(self.reserved));
+        beyond.sum::<usize>() == self.shared
     }
 }
 

@@ -1,5 +1,6 @@
 //! The cluster's rules, told as stories of daemons. [`Replica`] is what a daemon makes of the orders.
 
+mod books;
 mod hostile;
 mod replica;
 
@@ -132,7 +133,7 @@ impl World {
         self.send(from, SnapshotPiece::End, events);
     }
 
-    fn send(&mut self, from: &mut Daemon, snapshot: SnapshotPiece, events: Vec<Kind>) {
+    pub(super) fn send(&mut self, from: &mut Daemon, snapshot: SnapshotPiece, events: Vec<Kind>) {
         from.sent += 1;
         let events = events.into_iter().map(|event| Event { event: Some(event) });
         let report = Report {
@@ -142,6 +143,15 @@ impl World {
         };
         let taken = self.cluster.report(self.now, from.id, from.stream, report);
         assert_eq!(taken, Ok(()));
+    }
+
+    pub(super) fn drain(&mut self, host: &str, drain: bool) -> Result<u32, String> {
+        let asked = v1::DrainRequest {
+            host: host.into(),
+            drain,
+            comment: "a reason".into(),
+        };
+        self.cluster.drain(self.now, &asked, "me")
     }
 
     /// Time passes until nothing is due, and at least the debounce.
@@ -324,7 +334,7 @@ fn readers_of_a_hot_port_get_tokens_by_rank() {
             bytes: 1000,
         })
     };
-    for (daemon, batch, due) in [(&mut a, 1, 900), (&mut b, 2, 500), (&mut c, 3, 100)] {
+    for (daemon, batch, due) in [(&mut a, 1, 9000), (&mut b, 2, 5000), (&mut c, 3, 1000)] {
         world.report(
             daemon,
             vec![arrived(batch, vec![request(batch * 10, due, 0)])],
@@ -446,12 +456,12 @@ fn a_drained_host_is_out_of_the_order_until_it_is_taken_back() {
     let mut a = world.join("a");
     world.report(&mut a, vec![arrived(1, vec![request(11, 900, 10)])]);
     world.settle_and_read(&mut [&mut a]);
-    assert_eq!(world.cluster.drain(world.now, "a", true), Ok(1));
+    assert_eq!(world.drain("a", true), Ok(1));
     world.read(&mut a);
     assert!(a.replica.drained);
     world.report(&mut a, vec![arrived(2, vec![request(21, 900, 10)])]);
     assert_eq!(world.cluster.counters().0.batches, 0);
-    assert_eq!(world.cluster.drain(world.now, "a", false), Ok(0));
+    assert_eq!(world.drain("a", false), Ok(0));
     world.read(&mut a);
     assert!(!a.replica.drained && a.replica.snapshot_wanted);
     world.snapshot(&mut a, vec![arrived(2, vec![request(21, 900, 10)])]);
@@ -480,4 +490,144 @@ fn an_old_daemon_gets_only_full_orders_and_an_unknown_one_is_turned_away_with_a_
         .expect_err("refused");
     assert_eq!(refused.reason(), v1::GoodbyeReason::Incompatible);
     assert!(refused.detail.contains("8 to 9"));
+}
+
+#[test]
+fn a_summary_says_what_has_happened_since_the_one_before() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    world.settle_and_read(&mut [&mut a, &mut b]);
+    let nobody_pruned = v1::SetPolicyRequest {
+        change: Some(v1::Policy {
+            drop_budget: Some(0),
+            ..v1::Policy::default()
+        }),
+        ..v1::SetPolicyRequest::default()
+    };
+    let set = world.cluster.set_policy(world.now, &nobody_pruned, "me");
+    assert!(set.is_ok());
+    world.settle_and_read(&mut [&mut a, &mut b]);
+    world.cluster.summary();
+    let nothing = world.cluster.summary();
+    assert_eq!(
+        (
+            nothing.runs,
+            nothing.ranks_changed,
+            nothing.hosts_told,
+            nothing.took_ns
+        ),
+        (0, 0, 0, 0)
+    );
+    let late = request(21, 1, RATE);
+    world.report(
+        &mut a,
+        vec![
+            arrived(1, vec![request(11, 900, 10)]),
+            arrived(2, vec![late]),
+        ],
+    );
+    world.settle_and_read(&mut [&mut a, &mut b]);
+    world.cluster.rest(world.now, Span(700));
+    world.report(&mut a, vec![arrived(3, vec![request(31, 900, 10)])]);
+    world.settle();
+    world.cluster.rest(world.now, Span(300));
+    world.settle_and_read(&mut [&mut a]);
+    let told = world.cluster.summary();
+    assert_eq!((told.batches, told.requests, told.runs), (3, 3, 2));
+    assert_eq!(
+        (told.ranks_changed, told.hosts_told),
+        (3, 1),
+        "b is in none of them"
+    );
+    assert_eq!(
+        (told.took_ns, told.infeasible),
+        (1000, 3),
+        "those behind it are late, too"
+    );
+    assert_eq!(told.epoch, a.replica.applied);
+}
+
+#[test]
+fn an_estimated_end_moves_on_while_the_batch_waits_and_is_never_in_the_past() {
+    let mut world = World::new();
+    let mut a = world.join("a");
+    let arrival = BatchArrived {
+        batch: 1,
+        compute_ns: 50 * MS,
+        requests: vec![request(11, 900, RATE / 100)],
+        ..BatchArrived::default()
+    };
+    world.report(&mut a, vec![Kind::BatchArrived(arrival)]);
+    world.settle_and_read(&mut [&mut a]);
+    let finish = |world: &World| {
+        let listed = world
+            .cluster
+            .list_batches(world.now, &v1::ListBatchesRequest::default());
+        listed.batches[0].finish_remaining_ns.expect("estimated") / MS as i64
+    };
+    assert_eq!(finish(&world), 60);
+    world.now = world.now + Span::from_millis(500);
+    assert_eq!(finish(&world), 60, "it has not begun");
+    world.report(
+        &mut a,
+        vec![Kind::BatchStarted(v1::BatchStarted { batch: 1 })],
+    );
+    world.now = world.now + Span::from_millis(20);
+    assert_eq!(finish(&world), 40);
+    world.now = world.now + Span::from_millis(500);
+    assert_eq!(finish(&world), 0);
+}
+
+#[test]
+fn a_drained_host_is_shown_with_who_took_it_out_and_why_and_whether_it_is_there() {
+    let mut world = World::new();
+    let a = world.join("a");
+    assert_eq!(world.drain("a", true), Ok(0));
+    world.now = world.now + Span::from_millis(30);
+    let note = |world: &World| world.cluster.list_hosts(world.now).hosts[0].drain.clone();
+    let told = note(&world).expect("drained");
+    assert_eq!(
+        (told.author.as_str(), told.comment.as_str()),
+        ("me", "a reason")
+    );
+    assert_eq!(told.age_ns, 30 * MS);
+    let changed = world.cluster.host_changed("a");
+    assert!(changed.connected && changed.drained);
+    world.cluster.detach(world.now, a.id, a.stream);
+    assert!(!world.cluster.host_changed("a").connected);
+    let asked = v1::DrainRequest {
+        host: "a".into(),
+        drain: true,
+        comment: "x".repeat(1 << 20),
+    };
+    assert!(world.cluster.drain(world.now, &asked, "me").is_ok());
+    assert!(note(&world).expect("drained").comment.len() <= 512);
+    assert_eq!(world.drain("a", false), Ok(0));
+    assert_eq!(note(&world), None);
+}
+
+#[test]
+fn an_explanation_is_in_units_that_people_read() {
+    let mut world = World::new();
+    let mut a = world.join("a");
+    world.report(&mut a, vec![arrived(1, vec![request(11, 900, 5 << 20)])]);
+    world.settle_and_read(&mut [&mut a]);
+    let wanted = v1::ExplainRequest {
+        batch: 1,
+        ..Default::default()
+    };
+    let text = world
+        .cluster
+        .explain(world.now, &wanted)
+        .expect("there")
+        .text
+        .join(" ");
+    assert!(
+        text.contains("5 MiB of it") && text.contains("at 8 Gbit/s"),
+        "{text}"
+    );
+    assert!(
+        text.contains("in 890 ms") && text.contains("MiB more"),
+        "{text}"
+    );
 }

@@ -4,6 +4,8 @@
 //! them alike: the most urgent waits for all. So readers tell ([`Tokens::want`]), and of those that want
 //! one victim port a bounded number is under way at a time: the first in the order of ranks, equals by arrival.
 //!
+//! * *Who is blocked goes.* What a batch that runs has still to read, a GPU waits for: it is let in whatever the bound, which then
+//!   holds for the lookahead of batches that wait for their turn (MFS §2.2, stage 1). Layers can't be told apart here: the readers' daemons do that.
 //! * *Preemption.* Whoever becomes more urgent than one that is under way takes its token; that one waits
 //!   again, with what it has still to fetch.
 //! * *Leases.* A token is good for a while. Then the next reader is let in, whether or not the fetch has finished: a
@@ -26,6 +28,34 @@ pub(crate) struct TokenTerms {
     pub(crate) lease: Span,
 }
 
+/// The order in which fetches are let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct FetchRank {
+    /// How much depends on it.
+    pub(crate) need: Need,
+    /// That of its batch.
+    pub(crate) sort_key: u64,
+}
+
+impl FetchRank {
+    /// Of a batch that has ended.
+    pub(crate) const LAST: Self = Self {
+        need: Need::Doomed,
+        sort_key: u64::MAX,
+    };
+}
+
+/// How much depends on a fetch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Need {
+    /// Its batch runs, and stalls without it.
+    Blocking,
+    /// Its batch waits for its turn.
+    Ahead,
+    /// Its request is pruned.
+    Doomed,
+}
+
 /// Where a fetch stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
@@ -39,14 +69,14 @@ pub(crate) enum Turn {
 #[derive(Debug)]
 struct Fetch {
     victim: PortId,
-    sort_key: u64,
+    rank: FetchRank,
     turn: Turn,
 }
 
 #[derive(Debug, Default)]
 struct Victim {
-    waiting: BTreeSet<(u64, Key)>,
-    granted: BTreeSet<(u64, Key)>,
+    waiting: BTreeSet<(FetchRank, Key)>,
+    granted: BTreeSet<(FetchRank, Key)>,
 }
 
 impl Victim {
@@ -69,14 +99,14 @@ pub(crate) struct Tokens {
 
 impl Tokens {
     /// A fetch from `victim` waits for its turn. The caller bounds their number.
-    pub(crate) fn want(&mut self, victim: PortId, sort_key: u64) -> Key {
+    pub(crate) fn want(&mut self, victim: PortId, rank: FetchRank) -> Key {
         let key = self.fetches.insert(Fetch {
             victim,
-            sort_key,
+            rank,
             turn: Turn::Waiting,
         });
         let port = self.victims.entry(victim).or_default();
-        port.waiting.insert((sort_key, key));
+        port.waiting.insert((rank, key));
         self.open.insert(victim);
         self.fresh.push(key);
         key
@@ -92,10 +122,10 @@ impl Tokens {
         };
         match fetch.turn {
             Turn::Waiting => {
-                port.waiting.remove(&(fetch.sort_key, key));
+                port.waiting.remove(&(fetch.rank, key));
             }
             Turn::Granted(until) => {
-                port.granted.remove(&(fetch.sort_key, key));
+                port.granted.remove(&(fetch.rank, key));
                 self.leases.remove(&(until, key));
                 self.open.insert(fetch.victim);
             }
@@ -108,11 +138,11 @@ impl Tokens {
     }
 
     /// The batch of a fetch has another place now.
-    pub(crate) fn rerank(&mut self, key: Key, sort_key: u64) {
+    pub(crate) fn rerank(&mut self, key: Key, rank: FetchRank) {
         let Some(fetch) = self.fetches.get_mut(key) else {
             return;
         };
-        let before = core::mem::replace(&mut fetch.sort_key, sort_key);
+        let before = core::mem::replace(&mut fetch.rank, rank);
         let Some(port) = self.victims.get_mut(&fetch.victim) else {
             return;
         };
@@ -122,7 +152,7 @@ impl Tokens {
             Turn::Expired => return,
         };
         if among.remove(&(before, key)) {
-            among.insert((sort_key, key));
+            among.insert((rank, key));
             self.open.insert(fetch.victim);
         }
     }
@@ -149,7 +179,7 @@ impl Tokens {
             if let Some(fetch) = self.fetches.get_mut(key) {
                 fetch.turn = Turn::Expired;
                 if let Some(port) = self.victims.get_mut(&fetch.victim) {
-                    port.granted.remove(&(fetch.sort_key, key));
+                    port.granted.remove(&(fetch.rank, key));
                     self.open.insert(fetch.victim);
                 }
             }
@@ -159,11 +189,15 @@ impl Tokens {
             let Some(port) = self.victims.get_mut(&victim) else {
                 continue;
             };
-            while let Some(&first) = port.waiting.first() {
-                if port.granted.len() >= terms.per_port {
-                    let Some(&last) = port.granted.last().filter(|&&last| first < last) else {
-                        break;
-                    };
+            loop {
+                let has_room = port.granted.len() < terms.per_port;
+                let last = port.granted.last().copied();
+                let last = last.filter(|(rank, _)| rank.need != Need::Blocking);
+                let first = port.waiting.first().copied();
+                let is_before = first.is_some_and(|first| last.is_some_and(|last| first < last));
+                let blocks = first.is_some_and(|(rank, _)| rank.need == Need::Blocking);
+                if port.granted.len() > terms.per_port && last.is_some() || is_before && !has_room {
+                    let Some(last) = last else { break };
                     port.granted.remove(&last);
                     port.waiting.insert(last);
                     if let Some(fetch) = self.fetches.get_mut(last.1) {
@@ -173,15 +207,18 @@ impl Tokens {
                         fetch.turn = Turn::Waiting;
                     }
                     turned.push(last.1);
+                } else if let Some(first) = first.filter(|_| has_room || blocks) {
+                    let until = now + terms.lease;
+                    port.waiting.remove(&first);
+                    port.granted.insert(first);
+                    self.leases.insert((until, first.1));
+                    if let Some(fetch) = self.fetches.get_mut(first.1) {
+                        fetch.turn = Turn::Granted(until);
+                    }
+                    turned.push(first.1);
+                } else {
+                    break;
                 }
-                let until = now + terms.lease;
-                port.waiting.remove(&first);
-                port.granted.insert(first);
-                self.leases.insert((until, first.1));
-                if let Some(fetch) = self.fetches.get_mut(first.1) {
-                    fetch.turn = Turn::Granted(until);
-                }
-                turned.push(first.1);
             }
             if port.is_empty() {
                 self.victims.remove(&victim);
@@ -219,11 +256,19 @@ mod tests {
     };
     const HOT: PortId = PortId(7);
 
+    const fn ranked(need: Need, sort_key: u64) -> FetchRank {
+        FetchRank { need, sort_key }
+    }
+
+    const fn ahead(sort_key: u64) -> FetchRank {
+        ranked(Need::Ahead, sort_key)
+    }
+
     #[test]
     fn readers_of_a_hot_port_are_let_in_by_rank_and_few_at_a_time() {
         let mut tokens = Tokens::default();
-        let [slow, urgent, middle] = [900, 100, 500].map(|rank| tokens.want(HOT, rank));
-        let elsewhere = tokens.want(PortId(8), 999);
+        let [slow, urgent, middle] = [900, 100, 500].map(|rank| tokens.want(HOT, ahead(rank)));
+        let elsewhere = tokens.want(PortId(8), ahead(999));
         // The one that has to wait is told, too.
         let told = tokens.grant(Time(0), TERMS);
         assert_eq!(told, [urgent, middle, elsewhere, slow]);
@@ -236,10 +281,10 @@ mod tests {
     #[test]
     fn the_more_urgent_takes_the_token_of_the_least_urgent_and_gives_it_back() {
         let mut tokens = Tokens::default();
-        let [first, second] = [300, 200].map(|rank| tokens.want(HOT, rank));
+        let [first, second] = [300, 200].map(|rank| tokens.want(HOT, ahead(rank)));
         tokens.grant(Time(0), TERMS);
-        let urgent = tokens.want(HOT, 100);
-        let less = tokens.want(HOT, 400);
+        let urgent = tokens.want(HOT, ahead(100));
+        let less = tokens.want(HOT, ahead(400));
         assert_eq!(tokens.grant(Time(5), TERMS), [first, urgent, less]);
         let turns = |tokens: &Tokens| [first, second, urgent].map(|key| tokens.turn(key));
         let waits = Some(Turn::Waiting);
@@ -250,15 +295,37 @@ mod tests {
         tokens.finish(urgent);
         assert_eq!(tokens.grant(Time(99), TERMS), [first]);
         assert_eq!(tokens.turn(first), Some(Turn::Granted(Time(199))));
-        tokens.rerank(first, 50);
-        tokens.rerank(less, 150);
+        tokens.rerank(first, ahead(50));
+        tokens.rerank(less, ahead(150));
         assert_eq!(tokens.grant(Time(99), TERMS), [second, less]);
+    }
+
+    #[test]
+    fn who_blocks_a_gpu_is_let_in_beyond_the_bound_and_those_that_look_ahead_make_room() {
+        let mut tokens = Tokens::default();
+        let [one, two] = [1, 2].map(|rank| tokens.want(HOT, ahead(rank)));
+        let doomed = tokens.want(HOT, ranked(Need::Doomed, 0));
+        assert_eq!(tokens.grant(Time(0), TERMS), [one, two, doomed]);
+        let blocking = [7, 8, 9].map(|rank| tokens.want(HOT, ranked(Need::Blocking, rank)));
+        tokens.grant(Time(1), TERMS);
+        let waits = Some(Turn::Waiting);
+        assert_eq!([one, two, doomed].map(|key| tokens.turn(key)), [waits; 3]);
+        assert_eq!(tokens.at(HOT), (3, 3));
+        // Its batch begins.
+        tokens.rerank(two, ranked(Need::Blocking, 2));
+        assert_eq!(tokens.grant(Time(2), TERMS), [two]);
+        for key in blocking {
+            tokens.finish(key);
+        }
+        assert_eq!(tokens.grant(Time(3), TERMS), [one]);
+        tokens.finish(one);
+        assert_eq!(tokens.grant(Time(4), TERMS), [doomed]);
     }
 
     #[test]
     fn a_reader_that_never_finishes_holds_others_up_for_one_lease() {
         let mut tokens = Tokens::default();
-        let [one, two, next] = [1, 2, 3].map(|rank| tokens.want(HOT, rank));
+        let [one, two, next] = [1, 2, 3].map(|rank| tokens.want(HOT, ahead(rank)));
         assert_eq!(tokens.grant(Time(0), TERMS), [one, two, next]);
         assert_eq!(tokens.next_deadline(), Some(Time(100)));
         assert!(tokens.grant(Time(99), TERMS).is_empty());
@@ -271,9 +338,9 @@ mod tests {
     #[test]
     fn a_fetch_whose_batch_became_urgent_overtakes() {
         let mut tokens = Tokens::default();
-        let [_, _, third, fourth] = [1, 2, 3, 4].map(|rank| tokens.want(HOT, rank));
+        let [_, _, third, fourth] = [1, 2, 3, 4].map(|rank| tokens.want(HOT, ahead(rank)));
         let first = tokens.grant(Time(0), TERMS);
-        tokens.rerank(fourth, 2);
+        tokens.rerank(fourth, ahead(2));
         tokens.finish(first[0]);
         assert_eq!(tokens.grant(Time(1), TERMS), [fourth]);
         assert_eq!(tokens.turn(third), Some(Turn::Waiting));
@@ -286,31 +353,38 @@ mod tests {
         ) {
             let mut tokens = Tokens::default();
             let (mut living, mut now) = (Vec::new(), 0);
+            let of = |rank: u64| {
+                let need = [Need::Blocking, Need::Ahead, Need::Ahead, Need::Doomed];
+                ranked(need[rank as usize % 4], rank)
+            };
             for (port, rank, what) in steps {
                 now += rank;
                 match what {
-                    0 | 1 => living.push(tokens.want(PortId(port), rank)),
+                    0 | 1 => living.push(tokens.want(PortId(port), of(rank))),
                     2 if !living.is_empty() => {
                         tokens.finish(living.swap_remove(rank as usize % living.len()));
                     }
-                    _ => if let Some(&key) = living.first() { tokens.rerank(key, rank) },
+                    _ => if let Some(&key) = living.first() { tokens.rerank(key, of(rank)) },
                 }
                 tokens.grant(Time(now), TERMS);
                 for port in 0..3 {
                     let (waiting, granted) = tokens.at(PortId(port));
-                    prop_assert!(granted <= TERMS.per_port);
-                    prop_assert!(waiting == 0 || granted == TERMS.per_port, "work conserving");
+                    prop_assert!(waiting == 0 || granted >= TERMS.per_port, "work conserving");
                     let keys = |turn: fn(&Turn) -> bool| {
                         let of = |key: &&Key| {
                             let fetch = tokens.fetches.get(**key);
                             fetch.is_some_and(|f| f.victim == PortId(port) && turn(&f.turn))
                         };
-                        let rank = |key: &Key| tokens.fetches.get(*key).map(|f| (f.sort_key, *key));
+                        let rank = |key: &Key| tokens.fetches.get(*key).map(|f| (f.rank, *key));
                         living.iter().filter(of).filter_map(rank).collect::<Vec<_>>()
                     };
                     let worst = keys(|turn| matches!(turn, Turn::Granted(_))).into_iter().max();
                     let best = keys(|turn| *turn == Turn::Waiting).into_iter().min();
                     prop_assert!(best.is_none_or(|best| Some(best) > worst), "by rank");
+                    let beyond = granted > TERMS.per_port;
+                    let blocks = |(rank, _): (FetchRank, Key)| rank.need == Need::Blocking;
+                    prop_assert!(!beyond || worst.is_some_and(blocks), "bounded");
+                    prop_assert!(!best.is_some_and(blocks), "whoever blocks goes");
                 }
             }
             for _ in 0..living.len() {

@@ -18,7 +18,7 @@ use tracing::{debug, info, warn};
 
 use super::Shared;
 use super::access::Peer;
-use crate::cluster::{HostId, Taken};
+use crate::cluster::{Cluster, HostId, Taken};
 use crate::lead::Lead;
 use crate::pace::Pace;
 
@@ -26,6 +26,8 @@ use crate::pace::Pace;
 const HELLO_MAX: Duration = Duration::from_secs(5);
 /// How long a goodbye may take to leave.
 const GOODBYE_MAX: Duration = Duration::from_secs(1);
+/// Longest text of a daemon that is logged.
+const TEXT_MAX: usize = 300;
 /// Heartbeats of silence after which a daemon is taken for dead.
 const SILENCE_HEARTBEATS: u32 = 3;
 
@@ -129,6 +131,10 @@ async fn serve(
         }
         Ok(Ok(None) | Err(_)) | Err(_) => return,
     };
+    // A name that can't be one is as long as its sender likes: it goes no further, not even to the log.
+    if let Err(problem) = Cluster::check_name(&hello.host) {
+        return part(&sender, goodbye(GoodbyeReason::Protocol, problem)).await;
+    }
     if let Err(status) = peer.may_report(&hello.host) {
         let _ = sender.send(Err(status)).await;
         return;
@@ -147,8 +153,8 @@ async fn serve(
             return part(&sender, refused).await;
         }
     };
-    debug!(host = %hello.host, software = %hello.software, "a daemon attends");
-    tell_watchers(&shared, &hello, true);
+    debug!(host = %hello.host, software = %shortened(&hello.software), "a daemon attends");
+    tell_watchers(&shared, &hello);
     let bell = Arc::new(Notify::new());
     bell.notify_one();
     shared.bells().insert(stream, Arc::clone(&bell));
@@ -167,7 +173,7 @@ async fn serve(
     let now = shared.now();
     shared.cluster().detach(now, id, stream);
     shared.stir();
-    tell_watchers(&shared, &hello, false);
+    tell_watchers(&shared, &hello);
     if let Some(last) = last {
         info!(host = %hello.host, detail = %last.detail, "a daemon's stream was ended");
         part(&sender, last).await;
@@ -180,12 +186,16 @@ async fn part(sender: &Sender, last: Goodbye) {
     let _ = tokio::time::timeout(GOODBYE_MAX, last).await;
 }
 
-fn tell_watchers(shared: &Shared, hello: &Hello, connected: bool) {
-    shared.tell_watchers(v1::watch_event::Event::Host(v1::HostChanged {
-        host: hello.host.clone(),
-        connected,
-        drained: false,
-    }));
+fn tell_watchers(shared: &Shared, hello: &Hello) {
+    // As it is: a stream that ends may have been replaced by another.
+    let changed = shared.cluster().host_changed(&hello.host);
+    shared.tell_watchers(v1::watch_event::Event::Host(changed));
+}
+
+/// What a peer says for people, for the log: one line, and not a long one.
+fn shortened(text: &str) -> String {
+    let shown = text.chars().filter(|c| !c.is_control());
+    shown.take(TEXT_MAX).collect()
 }
 
 /// Reads until the stream ends. Gives what to say last, if anything.
@@ -197,7 +207,10 @@ async fn read(
     mut era: watch::Receiver<u64>,
 ) -> Option<Goodbye> {
     let mut pace = Pace::new();
+    let mut fenced = false;
     let mut stopping = shared.stopping.clone();
+    // Of its own, so that the other one still sees what this one has seen.
+    let mut again = era.clone();
     loop {
         let config = shared.config();
         let silence_max = Duration::from(config.heartbeat) * SILENCE_HEARTBEATS;
@@ -222,10 +235,13 @@ async fn read(
             }
         };
         let now = shared.now();
-        let mut events = 1;
+        // The daemon has come back, and its old stream must not stay for as long as it sends heartbeats.
+        if !shared.cluster().speaks(id, stream) {
+            let detail = "another stream speaks for this host";
+            return Some(goodbye(GoodbyeReason::Replaced, detail));
+        }
         match message.message {
             Some(from_daemon::Message::Report(report)) => {
-                events += report.events.len();
                 let taken = shared.cluster().report(now, id, stream, report);
                 shared.stir();
                 if let Err(broken) = taken {
@@ -236,9 +252,9 @@ async fn read(
                 shared.cluster().acknowledged(id, stream, ack.epoch);
             }
             Some(from_daemon::Message::Nack(nack)) => {
-                if nack.reason() == NackReason::Fenced {
+                if nack.reason() == NackReason::Fenced && !core::mem::replace(&mut fenced, true) {
                     warn!(
-                        host = %hello.host, detail = %nack.detail,
+                        host = %hello.host, detail = %shortened(&nack.detail),
                         "a daemon has seen orders of a later term: another coordinator leads"
                     );
                 }
@@ -258,9 +274,15 @@ async fn read(
                 shared.cluster().heard(now, id, stream);
             }
         }
+        let events = shared.cluster().take_work().max(1);
         let wait = pace.took(now, events, config.limits.events_per_s_max);
         if wait.0 > 0 {
-            tokio::time::sleep(Duration::from_nanos(wait.0)).await;
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_nanos(wait.0)) => {}
+                // Said at the head of the loop.
+                _ = stopping.wait_for(|stop| *stop) => {}
+                _ = again.changed() => {}
+            }
         }
     }
 }
@@ -305,5 +327,16 @@ async fn write(
             };
             room.send(Ok(frame));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_daemon_says_for_people_is_one_short_line_of_the_log() {
+        let shown = shortened(&format!("a\n\u{1b}[31mb{}", "x".repeat(1 << 20)));
+        assert!(shown.starts_with("a[31mbx") && shown.len() == TEXT_MAX);
     }
 }

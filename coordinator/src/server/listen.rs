@@ -14,6 +14,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
+use tokio::time::{Sleep, sleep};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
@@ -24,10 +25,12 @@ use super::access::{self, Peer};
 use crate::limits::Limits;
 use crate::tls::ServerTls;
 
-/// How long a handshake may take.
+/// How long a handshake may take, and then the first bytes of HTTP/2.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 /// How long a peer that was refused may take to read why.
 const LINGER_MAX: Duration = Duration::from_secs(1);
+/// What a client of HTTP/2 begins with (RFC 9113, 3.4).
+const PREFACE_BYTES: usize = 24;
 /// After an error of `accept`, such as too many open files.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
@@ -46,7 +49,34 @@ enum Io {
 pub(crate) struct Connection {
     io: Io,
     info: ConnectInfo,
+    /// Until the peer has said what every client of HTTP/2 begins with: so many bytes yet, and until when.
+    preface: Option<(usize, Pin<Box<Sleep>>)>,
     _place: Place,
+}
+
+impl Connection {
+    fn new(io: Io, peer: Peer, place: Place) -> Self {
+        Self {
+            io,
+            info: ConnectInfo { peer },
+            preface: Some((PREFACE_BYTES, Box::pin(sleep(HANDSHAKE_MAX)))),
+            _place: place,
+        }
+    }
+
+    /// A peer that connects and says nothing holds a place for seconds only. HTTP/2 itself looks after those that began.
+    fn poll_preface(&mut self, cx: &mut Context<'_>, read: usize) -> Poll<io::Result<()>> {
+        let Some((missing, late)) = &mut self.preface else {
+            return Poll::Ready(Ok(()));
+        };
+        *missing = missing.saturating_sub(read);
+        if *missing == 0 {
+            self.preface = None;
+        } else if late.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        Poll::Ready(Ok(()))
+    }
 }
 
 impl Connected for Connection {
@@ -63,9 +93,15 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match &mut self.io {
+        let before = buffer.filled().len();
+        let read = match &mut self.io {
             Io::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
             Io::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
+        };
+        let more = buffer.filled().len() - before;
+        match self.poll_preface(cx, more) {
+            Poll::Ready(Ok(())) => read,
+            late => late,
         }
     }
 }
@@ -188,13 +224,7 @@ pub(crate) fn accept(
             };
             let _ = stream.set_nodelay(true);
             let Some(tls) = tls.clone() else {
-                let connection = Connection {
-                    io: Io::Plain(stream),
-                    info: ConnectInfo {
-                        peer: Peer::Anyone(address),
-                    },
-                    _place: place,
-                };
+                let connection = Connection::new(Io::Plain(stream), Peer::Anyone(address), place);
                 if sender.send(Ok(connection)).await.is_err() {
                     return;
                 }
@@ -240,11 +270,6 @@ async fn greet(
     let (_, session) = stream.get_ref();
     let leaf = session.peer_certificates().and_then(<[_]>::first);
     let roles = leaf.map_or_else(Vec::new, |leaf| access::roles(leaf));
-    Some(Connection {
-        io: Io::Tls(Box::new(stream)),
-        info: ConnectInfo {
-            peer: Peer::Known(roles.into()),
-        },
-        _place: place,
-    })
+    let peer = Peer::Known(roles.into());
+    Some(Connection::new(Io::Tls(Box::new(stream)), peer, place))
 }

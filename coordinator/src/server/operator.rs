@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use laxity_wire::v1::operator_server::Operator;
 use laxity_wire::v1::{
-    self, DrainRequest, DrainResponse, ExplainRequest, ExplainResponse, GetPolicyRequest,
+    DrainRequest, DrainResponse, ExplainRequest, ExplainResponse, GetPolicyRequest,
     GetPolicyResponse, ListBatchesRequest, ListBatchesResponse, ListHostsRequest,
     ListHostsResponse, SetPolicyRequest, SetPolicyResponse, WatchEvent, WatchKind, WatchRequest,
     watch_event::Event,
@@ -164,15 +164,12 @@ impl Operator for Service {
         let batches = self
             .shared
             .cluster()
-            .drain(now, &asked.host, asked.drain)
+            .drain(now, &asked, &author)
             .map_err(Status::failed_precondition)?;
-        info!(%author, host = %asked.host, drain = asked.drain, "a host was drained or taken back");
+        info!(%author, host = %asked.host, drain = asked.drain, comment = ?asked.comment, "a host was drained or taken back");
         self.shared.stir();
-        self.shared.tell_watchers(Event::Host(v1::HostChanged {
-            host: asked.host,
-            connected: false,
-            drained: asked.drain,
-        }));
+        let changed = self.shared.cluster().host_changed(&asked.host);
+        self.shared.tell_watchers(Event::Host(changed));
         self.save().await?;
         Ok(Response::new(DrainResponse { batches }))
     }
@@ -203,7 +200,12 @@ impl Operator for Service {
                     },
                     Err(RecvError::Closed) => return,
                 };
-                if sender.send(Ok(event)).await.is_err() {
+                // One that does not read must not keep this coordinator from stopping.
+                let sent = tokio::select! {
+                    sent = sender.send(Ok(event)) => sent.is_ok(),
+                    _ = stopping.wait_for(|stop| *stop) => false,
+                };
+                if !sent {
                     return;
                 }
             }

@@ -92,8 +92,12 @@ async fn a_drained_host_is_told_and_forgotten_and_asked_again_when_it_is_back() 
     let drain = |drain| DrainRequest {
         host: "a".into(),
         drain,
-        comment: String::new(),
+        comment: "its NIC flaps".into(),
     };
+    let watch = WatchRequest {
+        kinds: vec![WatchKind::Hosts as i32],
+    };
+    let mut events = operator.watch(watch).await.expect("watches").into_inner();
     let drained = operator
         .drain(drain(true))
         .await
@@ -105,6 +109,19 @@ async fn a_drained_host_is_told_and_forgotten_and_asked_again_when_it_is_back() 
         _ => None,
     };
     assert!(daemon.until(standing).await);
+    let event = events.message().await.expect("goes on").expect("goes on");
+    assert!(
+        matches!(&event.event, Some(watch_event::Event::Host(it)) if it.connected && it.drained),
+        "{event:?}"
+    );
+    let hosts = operator
+        .list_hosts(ListHostsRequest {})
+        .await
+        .expect("lists")
+        .into_inner();
+    let note = hosts.hosts[0].drain.as_ref().expect("a reason");
+    assert_eq!(note.comment, "its NIC flaps");
+    assert!(note.author.starts_with("127.0.0.1:"), "{note:?}");
     let listed = operator
         .list_batches(ListBatchesRequest::default())
         .await

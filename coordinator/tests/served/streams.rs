@@ -1,13 +1,14 @@
 //! One stream per daemon: orders, compatibility, and daemons that mean no good.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use laxity_coordinator::config::Config;
 use laxity_coordinator::limits::Limits;
+use laxity_coordinator::server::Coordinator;
 use laxity_wire::v1::{
-    BatchFinished, BatchStarted, Epoch, Event, GoodbyeReason, ListHostsRequest, Nack, NackReason,
-    RefusalReason, RequestEnded, Resync, event::Event as Kind, from_coordinator::Message,
-    from_daemon,
+    BatchFinished, BatchStarted, Epoch, Event, GoodbyeReason, Heartbeat, ListHostsRequest, Nack,
+    NackReason, RefusalReason, RequestEnded, Resync, event::Event as Kind,
+    from_coordinator::Message, from_daemon,
 };
 use tonic::transport::Endpoint;
 
@@ -333,4 +334,104 @@ async fn for_a_reader_that_is_slow_orders_are_merged_and_the_last_one_is_true() 
     slow.settled().await;
     assert_eq!(slow.ranks.len(), 1001);
     assert_eq!(slow.served()[0], 5000);
+}
+
+#[tokio::test]
+async fn a_stream_that_was_replaced_ends_though_it_goes_on_with_heartbeats() {
+    let served = Served::start(Config::default()).await;
+    let mut first = served.daemon("a").await;
+    first.snapshot(Vec::new()).await;
+    first.settled().await;
+    let mut second = served.daemon("a").await;
+    second.snapshot(Vec::new()).await;
+    second.settled().await;
+    first
+        .say(from_daemon::Message::Heartbeat(Heartbeat {}))
+        .await;
+    while first.next().await.is_ok() {}
+    second.report(vec![arrived(1, 100)]).await;
+    second.settled().await;
+}
+
+#[tokio::test]
+async fn a_connection_that_says_nothing_gives_its_place_back() {
+    let limits = Limits {
+        connections_max: 1,
+        ..Limits::default()
+    };
+    let served = Served::start(Config {
+        limits,
+        ..Config::default()
+    })
+    .await;
+    let mut silent = tokio::net::TcpStream::connect(served.address)
+        .await
+        .expect("listens");
+    let mut byte = [0];
+    let ended = async {
+        // What the server says first, and then its end.
+        while tokio::io::AsyncReadExt::read(&mut silent, &mut byte)
+            .await
+            .is_ok_and(|read| read > 0)
+        {}
+    };
+    tokio::time::timeout(PATIENCE, ended)
+        .await
+        .expect("it is closed");
+    let place = async {
+        let endpoint = Endpoint::from_shared(format!("http://{}", served.address)).expect("a URL");
+        loop {
+            if let Ok(channel) = endpoint.connect().await
+                && let Ok(mut daemon) = Daemon::attend(channel, hello("a")).await
+                && daemon.next().await.is_ok()
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, place)
+        .await
+        .expect("a place");
+}
+
+#[tokio::test]
+async fn one_that_reads_nothing_does_not_keep_a_coordinator_from_stopping() {
+    let config = Config {
+        listen: ([127, 0, 0, 1], 0).into(),
+        ..Config::default()
+    };
+    let coordinator = Coordinator::bind(config, 7).await.expect("starts");
+    let (address, handle) = (coordinator.address().expect("bound"), coordinator.handle());
+    let running = tokio::spawn(coordinator.run());
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("a URL");
+    // No room for a byte of what the coordinator says.
+    let deaf = endpoint.initial_stream_window_size(0);
+    let channel = deaf.connect().await.expect("listens");
+    let mut daemon = Daemon::attend(channel, hello("deaf"))
+        .await
+        .expect("let in");
+    daemon.snapshot(vec![arrived(1, 900)]).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let asked = Instant::now();
+    handle.stop();
+    let ended = tokio::time::timeout(PATIENCE, running).await;
+    ended
+        .expect("it stops")
+        .expect("no panic")
+        .expect("in order");
+    assert!(asked.elapsed() < Duration::from_secs(15));
+}
+
+#[tokio::test]
+async fn a_name_that_is_none_is_refused_whatever_its_length() {
+    let served = Served::start(Config::default()).await;
+    for name in ["x".repeat(100_000), "a\nb".into(), String::new()] {
+        let mut odd = Daemon::attend(served.channel().await, hello(&name))
+            .await
+            .expect("answered");
+        let last = odd.goodbye().await;
+        assert_eq!(last.reason(), GoodbyeReason::Protocol);
+        assert!(last.detail.contains("a host name has"), "{}", last.detail);
+    }
 }

@@ -368,7 +368,8 @@ impl Ledger {
         {
             events.push(wrap(kind));
         }
-        let mut requests = REQUESTS_PER_DISPATCH;
+        // The coordinator's cap holds for events and for requests in them.
+        let mut requests = REQUESTS_PER_DISPATCH.min(events_max.max(1));
         while events.len() < most
             && requests > 0
             && let Some(&arrival) = self.stirred.first()

@@ -237,6 +237,29 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+#[test]
+fn a_dispatch_holds_no_more_requests_than_the_coordinator_takes_events() {
+    let mut ledger = attended();
+    ledger.batch_began(1, 8, MS);
+    for request in 1..=95 {
+        ledger.joined(1, request, Time(9), 1000);
+    }
+    let mut told = 0;
+    while let Some(dispatch) = ledger.dispatch(Time(1), 10) {
+        let requests: usize = dispatch
+            .events
+            .iter()
+            .map(|event| match &event.event {
+                Some(Kind::BatchArrived(batch)) => batch.requests.len(),
+                _ => 0,
+            })
+            .sum();
+        assert!(requests <= 10 && dispatch.events.len() <= 10);
+        told += requests;
+    }
+    assert_eq!(told, 95);
+}
+
 proptest! {
     #[test]
     fn whoever_reads_all_dispatches_knows_what_the_ledger_knows(

@@ -33,7 +33,9 @@ pub use event::{
 use crate::config::InvalidConfig;
 use crate::event::Order;
 use crate::ids::{BatchId, RequestId};
-use crate::prune::{BatchSlot, Doomed, Ledger, Member, MemberSlot, PACE_UNIT, Pruner, Terms, Turn};
+use crate::prune::{
+    BatchSlot, Doomed, Estimate, Ledger, Member, MemberSlot, PACE_UNIT, Pruner, Terms, Turn,
+};
 use crate::red::Red;
 use crate::time::{Span, Time};
 
@@ -270,6 +272,31 @@ impl Admission {
             feasible: !estimate.is_later_than(state.red.loose),
             pruned,
         })
+    }
+
+    /// Of the batches that the last run saw and that are still there, those that it took to end after their `D^Lo`.
+    #[must_use]
+    pub fn infeasible(&self) -> usize {
+        let estimates = self.pruner.estimates().iter();
+        let late = |(turn, estimate): &(&Turn, &Estimate)| {
+            self.ranked(turn.batch).is_some() && estimate.is_later_than(turn.limit)
+        };
+        self.turns.iter().zip(estimates).filter(late).count()
+    }
+
+    /// When a batch will have computed, as it looks at `now`: one that waits, after those before it on its unit.
+    #[must_use]
+    pub fn ready(&self, now: Time, batch: BatchId) -> Option<Time> {
+        let &slot = self.batch_slots.get(&batch)?;
+        let state = self.batches[slot as usize].as_ref()?;
+        if let Some(started) = state.started {
+            return Some(started + state.compute);
+        }
+        let mut ready = now + state.compute;
+        for before in self.ahead_of(slot) {
+            ready = ready + self.compute_left(now, before);
+        }
+        Some(ready)
     }
 
     /// Why a request is pruned; `None` if it is not.

@@ -253,19 +253,7 @@ pub(crate) fn align_numbers(table: &mut Table, from: usize) {
 
 /// Bytes with a binary unit, three significant digits.
 pub(crate) fn bytes(count: u64) -> String {
-    let mut value = count as f64;
-    for unit in ["B", "KiB", "MiB", "GiB", "TiB"] {
-        if value < 1000.0 {
-            return match unit {
-                "B" => format!("{count} B"),
-                _ if value < 10.0 => format!("{value:.2} {unit}"),
-                _ if value < 100.0 => format!("{value:.1} {unit}"),
-                _ => format!("{value:.0} {unit}"),
-            };
-        }
-        value /= 1024.0;
-    }
-    format!("{value:.1} PiB")
+    laxity_quantity::Bytes(count).about()
 }
 
 fn duration(ms: u64) -> String {

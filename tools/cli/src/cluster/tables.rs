@@ -114,7 +114,22 @@ pub(crate) fn hosts(told: &Hosts) -> String {
         ]);
     }
     align_numbers(&mut table, 2);
-    format!("{headline}\n{table}")
+    let mut lines = vec![headline, table.to_string()];
+    lines.extend(told.hosts.iter().filter_map(drained));
+    lines.join("\n")
+}
+
+/// Who took a host out, when and why, on one line; `None` if nobody did.
+fn drained(host: &Host) -> Option<String> {
+    let note = host.drain.as_ref()?;
+    let mut line = format!("{}: drained {} ago", clean(&host.host), span(note.age_ns));
+    if !note.author.is_empty() {
+        line.push_str(&format!(" by {}", clean(&note.author)));
+    }
+    if !note.comment.is_empty() {
+        line.push_str(&format!(": {}", clean(&note.comment)));
+    }
+    Some(line)
 }
 
 fn split(queues: &[Queue]) -> String {
@@ -146,6 +161,7 @@ pub(crate) fn host(host: &Host) -> String {
         host.fetches_granted,
         host.fetches_waiting,
     )];
+    lines.extend(drained(host));
     let heard = host
         .silent_ns
         .map_or_else(|| "never".into(), |ns| format!("{} ago", span(ns)));
@@ -378,6 +394,34 @@ pub(crate) fn history(revisions: &[Revision]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use laxity_wire::v1;
+
+    #[test]
+    fn a_drained_host_is_shown_with_who_took_it_out_and_why() {
+        let status = v1::HostStatus {
+            host: "prefill-3".into(),
+            drained: true,
+            drain: Some(v1::DrainNote {
+                author: "laxity://operator/ann".into(),
+                comment: "its NIC flaps".into(),
+                age_ns: 180_000_000_000,
+            }),
+            ..v1::HostStatus::default()
+        };
+        let told = v1::ListHostsResponse {
+            hosts: vec![status, v1::HostStatus::default()],
+            ..v1::ListHostsResponse::default()
+        };
+        let told = Hosts::from(&told);
+        let said = "prefill-3: drained 3 min ago by laxity://operator/ann: its NIC flaps";
+        assert!(
+            hosts(&told).lines().any(|line| line == said),
+            "{}",
+            hosts(&told)
+        );
+        assert!(host(&told.hosts[0]).contains(said));
+        assert_eq!(drained(&told.hosts[1]), None);
+    }
 
     #[test]
     fn what_a_daemon_calls_itself_does_not_steer_the_terminal() {
