@@ -70,7 +70,13 @@ impl Etcd {
             let mut made = Endpoint::from_shared(endpoint.clone())
                 .map_err(|error| setup("endpoints")(&format!("{endpoint}: {error}")))?
                 .connect_timeout(patience)
-                .timeout(patience);
+                .timeout(patience)
+                // A connection that a partition left behind would be tried again ever more rarely, up to two minutes apart, and
+                // that after the network works again. Asking comes often enough that a ping is sent only when no answer does:
+                // etcd closes connections with more.
+                .http2_keep_alive_interval(patience * 5 / 2)
+                .keep_alive_timeout(patience)
+                .keep_alive_while_idle(true);
             if endpoint.starts_with("https:") {
                 made = made
                     .tls_config(tls.clone())
@@ -160,5 +166,47 @@ impl Etcd {
             async move { KvClient::new(channel).txn(asked).await }
         };
         Ok(self.call(act).await?.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use laxity_quantity::Nanos;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_on_which_nothing_comes_back_is_replaced() {
+        let silent = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let config = EtcdConfig {
+            endpoints: vec![format!("http://{}", silent.local_addr().expect("bound"))],
+            prefix: "/p".into(),
+            ttl: Nanos(2_000_000_000),
+            advertise: "a:1".into(),
+            ca: String::new(),
+            cert: String::new(),
+            key: String::new(),
+        };
+        let etcd = Etcd::new(&config, config.patience()).expect("it makes sense");
+        let asking = async {
+            loop {
+                let answer = etcd.get("/p/leader").await;
+                assert!(matches!(answer, Err(EtcdError::Call { .. })), "{answer:?}");
+            }
+        };
+        let connections = async {
+            let first = silent.accept().await.expect("a connection");
+            let second = silent.accept().await.expect("and another");
+            drop((first, second));
+        };
+        let replaced = async {
+            tokio::select! {
+                () = asking => {}
+                () = connections => {}
+            }
+        };
+        let replaced = tokio::time::timeout(Duration::from_secs(30), replaced).await;
+        assert!(replaced.is_ok(), "the first one is used to the end");
     }
 }
