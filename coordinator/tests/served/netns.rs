@@ -141,10 +141,8 @@ impl Net {
 
 impl Drop for Net {
     fn drop(&mut self) {
-        let back = setns(&self.before, CloneFlags::CLONE_NEWNET);
-        if let Err(error) = back {
-            eprintln!("this thread stays in its network namespace: {error}");
-        }
+        // Refused to those without the right, who never got into another.
+        let _ = setns(&self.before, CloneFlags::CLONE_NEWNET);
         self.remove();
     }
 }
