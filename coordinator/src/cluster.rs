@@ -400,14 +400,20 @@ impl Cluster {
         }
         let terms = self.policy().tokens();
         for key in self.tokens.grant(now, terms) {
-            if let Some(&(id, fetch)) = self.fetchers.get(&key)
-                && let Some(host) = self.host_mut(id)
-                && host.gets_orders()
-            {
-                host.outbox.tokens.insert(fetch);
-                host.outbox.trim();
-                self.list(id);
+            if let Some(&(id, fetch)) = self.fetchers.get(&key) {
+                self.note_turn(id, fetch);
             }
+        }
+    }
+
+    /// A host is to be told where one of its fetches stands.
+    fn note_turn(&mut self, id: HostId, fetch: u64) {
+        if let Some(host) = self.host_mut(id)
+            && host.gets_orders()
+        {
+            host.outbox.tokens.insert(fetch);
+            host.outbox.trim();
+            self.list(id);
         }
     }
 

@@ -251,7 +251,7 @@ impl Default for CoordinatorConfig {
             server_name: String::new(),
             host: String::new(),
             order_age_limit: Nanos(5_000_000_000),
-            fetch_wait_max: Nanos(1_000_000_000),
+            fetch_wait_max: Nanos(250_000_000),
             backoff_min: Nanos(100_000_000),
             backoff_max: Nanos(10_000_000_000),
         }

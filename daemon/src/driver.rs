@@ -423,7 +423,9 @@ impl Driver {
         } else if self.unpublished {
             until = until.min(self.published + PUBLISH_EVERY);
         }
-        if ports.iter().any(|port| port.link.waiting_flows() > 0) || !ordered {
+        // Who waits, be it for a fetch that is held, looks for signs of life.
+        let waits = ports.iter().any(|port| port.link.waiting_flows() > 0);
+        if waits || self.intake.hints.holds_fetches() || !ordered {
             until = until.min(now + WAITING_SLEEP_MAX);
         }
         until.since(now)

@@ -10,12 +10,16 @@ use super::host::{Host, HostCounters, HostId, HostPort, Tenant, Usage};
 use super::outbox::Outbox;
 use super::{CAPABILITIES, Cluster};
 
+fn address_of(bytes: &[u8]) -> Option<[u8; 16]> {
+    bytes.try_into().ok()
+}
+
 /// Addresses that a port may have.
 const ADDRESSES_MAX: usize = 64;
 
-/// What makes a port another one if it changes.
-fn identity(info: &v1::PortInfo) -> (&str, i32, &[Vec<u8>]) {
-    (&info.name, info.direction, &info.addresses)
+/// What makes a port another one if it changes. Addresses come and go.
+fn identity(info: &v1::PortInfo) -> (&str, i32) {
+    (&info.name, info.direction)
 }
 
 impl Cluster {
@@ -41,6 +45,7 @@ impl Cluster {
             self.forget_reports(now, id);
             self.set_ports(id, &hello.ports);
         }
+        self.set_addresses(id, &hello.ports);
         self.set_rates(now, id, &hello.ports);
         self.streams += 1;
         let stream = self.streams;
@@ -200,17 +205,13 @@ impl Cluster {
                 self.port_hosts.push(None);
             }
             self.port_hosts[slot] = Some(id);
-            if info.direction() == v1::Direction::Egress {
-                for address in &info.addresses {
-                    if let Ok(address) = <[u8; 16]>::try_from(address.as_slice()) {
-                        let known = self.addresses.entry((tenant, address));
-                        known.or_insert(PortId(slot as u32));
-                    }
-                }
-            }
             ports.push(HostPort {
                 id: PortId(slot as u32),
-                info: info.clone(),
+                info: v1::PortInfo {
+                    // Told of apart.
+                    addresses: Vec::new(),
+                    ..info.clone()
+                },
                 load: v1::PortLoad::default(),
             });
         }
@@ -219,15 +220,60 @@ impl Cluster {
         }
     }
 
+    /// Where the ports of a host are reached.
+    fn set_addresses(&mut self, id: HostId, infos: &[v1::PortInfo]) {
+        let Some(host) = self.host_mut(id) else {
+            return;
+        };
+        let tenant = host.tenant;
+        let mut changed = Vec::new();
+        for (port, info) in host.ports.iter_mut().zip(infos) {
+            if port.info.addresses != info.addresses {
+                let before = core::mem::replace(&mut port.info.addresses, info.addresses.clone());
+                changed.push((port.id, info.direction(), before, info.addresses.clone()));
+            }
+        }
+        for (port, direction, before, now) in changed {
+            self.forget_addresses(tenant, port, &before);
+            if direction == v1::Direction::Egress {
+                for address in now.iter().filter_map(|address| address_of(address)) {
+                    self.addresses.entry((tenant, address)).or_insert(port);
+                }
+            }
+        }
+    }
+
     /// A port of a host is gone.
     pub(super) fn forget_port(&mut self, tenant: Tenant, port: &HostPort) {
         self.port_hosts[port.id.0 as usize] = None;
-        for address in &port.info.addresses {
-            if let Ok(address) = <[u8; 16]>::try_from(address.as_slice())
-                && self.addresses.get(&(tenant, address)) == Some(&port.id)
-            {
-                self.addresses.remove(&(tenant, address));
+        self.forget_addresses(tenant, port.id, &port.info.addresses);
+    }
+
+    /// A port is not reached there any more. Another that named the same is, then.
+    fn forget_addresses(&mut self, tenant: Tenant, port: PortId, addresses: &[Vec<u8>]) {
+        for address in addresses.iter().filter_map(|address| address_of(address)) {
+            if self.addresses.get(&(tenant, address)) != Some(&port) {
+                continue;
             }
+            let ours = self
+                .hosts
+                .iter()
+                .flatten()
+                .filter(|host| host.tenant == tenant);
+            let mut ports = ours.flat_map(|host| &host.ports);
+            let names = |other: &&HostPort| {
+                other.id != port
+                    && other.info.direction() == v1::Direction::Egress
+                    && other
+                        .info
+                        .addresses
+                        .iter()
+                        .any(|one| one[..] == address[..])
+            };
+            match ports.find(names).map(|other| other.id) {
+                Some(other) => self.addresses.insert((tenant, address), other),
+                None => self.addresses.remove(&(tenant, address)),
+            };
         }
     }
 

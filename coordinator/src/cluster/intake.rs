@@ -558,7 +558,11 @@ impl Cluster {
         if said.fetch == 0 {
             return Err(invalid("a fetch id is not 0"));
         }
-        let batch = self.batch_of(id, said.batch)?;
+        let batch = match self.batch_of(id, said.batch) {
+            // Its end and this crossed on their way.
+            Err((RefusalReason::Unknown, _)) => return Ok(false),
+            known => known?,
+        };
         let host = self.host(id).ok_or_else(|| unknown("host", 0))?;
         if !host.can(v1::Capability::FetchTokens) {
             return Err(invalid(
@@ -593,10 +597,13 @@ impl Cluster {
         };
         let (victim, rate) = (port.id, port.info.rate_bytes_per_s);
         let bytes = said.bytes.min(rate.saturating_mul(FETCH_TIME_MAX));
-        let known = host_fetch(self, id, said.fetch);
-        if let Some(fetch) = known {
-            fetch.mark = mark;
-            return Ok(false);
+        if let Some(fetch) = host_fetch(self, id, said.fetch) {
+            if (fetch.batch, fetch.request, fetch.victim) == (batch, said.request, victim) {
+                fetch.mark = mark;
+                return Ok(false);
+            }
+            // Another of that number: its daemon was restarted, or the batch begun anew.
+            self.drop_fetches(now, id, vec![said.fetch]);
         }
         let request = self.request_names.get(&(tenant, said.request)).copied();
         let request = request.filter(|&key| {

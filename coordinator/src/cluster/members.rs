@@ -11,7 +11,7 @@ use super::batch::{Batch, Load, Request};
 use super::host::{HostFetch, HostId, Membership};
 use super::intake::{Refused, not_yours, over_limit, unknown};
 use super::table::Key;
-use super::tokens::FetchRank;
+use super::tokens::{FetchRank, Turn};
 
 /// A host may take part in so many times the batches that it may own.
 const PARTS_PER_OWNED: usize = 4;
@@ -179,6 +179,7 @@ impl Cluster {
             return Ok(());
         };
         request.batch = to;
+        let name = request.name;
         for load in request
             .loads
             .extract_if(.., |load| !members.contains(&load.by))
@@ -188,11 +189,38 @@ impl Cluster {
             }
         }
         if request.pruned {
-            let name = request.name;
             self.note_pruned(from, name);
             self.note_pruned(to, name);
         }
+        self.move_fetches(name, from, to);
         Ok(())
+    }
+
+    /// What hosts that take part in both batches fetch for the request moves on with it.
+    fn move_fetches(&mut self, request: u64, from: Key, to: Key) {
+        let Some(old) = self.batches.get(from) else {
+            return;
+        };
+        for key in old.fetches.iter().copied().collect::<Vec<_>>() {
+            let Some(&(id, number)) = self.fetchers.get(&key) else {
+                continue;
+            };
+            let Some(host) = self.host_mut(id) else {
+                continue;
+            };
+            let takes_part = host.batches.contains_key(&to);
+            let fetch = host.fetches.get_mut(&number);
+            if let Some(fetch) = fetch.filter(|fetch| takes_part && fetch.request == request) {
+                fetch.batch = to;
+                if let Some(batch) = self.batches.get_mut(from) {
+                    batch.fetches.remove(&key);
+                }
+                if let Some(batch) = self.batches.get_mut(to) {
+                    batch.fetches.insert(key);
+                }
+            }
+        }
+        self.rerank_fetches(to);
     }
 
     /// The loads that the host says a request has on its ports, instead of what it said before.
@@ -454,8 +482,13 @@ impl Cluster {
 
     /// A fetch that its host has let go of.
     pub(super) fn forget_fetch(&mut self, now: Time, id: HostId, fetch: &HostFetch) {
+        let waits = self.tokens.turn(fetch.key) == Some(Turn::Waiting);
         self.tokens.finish(fetch.key);
-        self.fetchers.remove(&fetch.key);
+        if let Some((_, number)) = self.fetchers.remove(&fetch.key)
+            && waits
+        {
+            self.note_turn(id, number);
+        }
         if let Some(batch) = self.batches.get_mut(fetch.batch) {
             batch.fetches.remove(&fetch.key);
         }
@@ -554,7 +587,7 @@ impl Cluster {
         }
     }
 
-    fn drop_fetches(&mut self, now: Time, id: HostId, fetches: Vec<u64>) {
+    pub(super) fn drop_fetches(&mut self, now: Time, id: HostId, fetches: Vec<u64>) {
         for number in fetches {
             let host = self.host_mut(id);
             if let Some(fetch) = host.and_then(|host| host.fetches.remove(&number)) {

@@ -210,6 +210,10 @@ impl Cluster {
                     lease_ns: until.since(now).0,
                 }),
                 Some(Turn::Waiting) => contents.held.push(fetch),
+                // Nothing keeps it any more. A full order says so by not naming it.
+                Some(Turn::Expired) | None if !host.outbox.full => {
+                    contents.tokens.push(v1::FetchToken { fetch, lease_ns: 0 });
+                }
                 Some(Turn::Expired) | None => {}
             }
         };

@@ -406,6 +406,120 @@ fn an_address_that_nobody_named_is_nobodys_and_one_is_the_first_hosts() {
     assert!(world.cluster.attend(world.now, &short).is_err());
 }
 
+/// A reader of the victim whose fetches 2 and up wait, since 1 has the only token.
+fn waiting_reader(world: &mut World, fetches: u64) -> (Daemon, Daemon) {
+    let victim = world.join("victim");
+    let mut reader = world.join("reader");
+    let mut said = vec![arrived(1, vec![request(10, 9000, 0), request(11, 9000, 0)])];
+    said.extend((1..=fetches).map(|fetch| reads(fetch, 1, 10)));
+    world.report(&mut reader, said);
+    world.settle_and_read(&mut [&mut reader]);
+    let waits: Vec<u64> = reader.replica.held.iter().copied().collect();
+    assert_eq!(waits, (2..=fetches).collect::<Vec<_>>());
+    (victim, reader)
+}
+
+fn reads(fetch: u64, batch: u64, request: u64) -> Kind {
+    Kind::FetchWanted(FetchWanted {
+        fetch,
+        batch,
+        request,
+        victim_address: ADDRESS.to_vec(),
+        bytes: 1000,
+        ..FetchWanted::default()
+    })
+}
+
+#[test]
+fn a_fetch_that_nothing_keeps_any_more_is_let_go() {
+    let mut world = World::new();
+    let (_victim, mut reader) = waiting_reader(&mut world, 3);
+    world.report(
+        &mut reader,
+        vec![Kind::FetchFinished(FetchFinished { fetch: 2 })],
+    );
+    world.settle_and_read(&mut [&mut reader]);
+    assert!(!reader.replica.held.contains(&2) && reader.replica.held.contains(&3));
+    world.drain("victim", true).expect("known");
+    world.settle_and_read(&mut [&mut reader]);
+    assert!(reader.replica.held.is_empty(), "{:?}", reader.replica.held);
+    world.cluster.audit().expect("the books agree");
+}
+
+#[test]
+fn a_token_whose_lease_ended_before_its_host_read_of_it_lets_go_all_the_same() {
+    let mut world = World::new();
+    let (_victim, mut reader) = waiting_reader(&mut world, 2);
+    for _ in 0..3 {
+        world.now = world.now + Span::from_millis(60);
+        world.settle();
+    }
+    world.settle_and_read(&mut [&mut reader]);
+    assert!(reader.replica.held.is_empty(), "{:?}", reader.replica.held);
+}
+
+#[test]
+fn the_fetches_of_a_daemon_that_was_restarted_are_not_those_of_the_one_before() {
+    let mut world = World::new();
+    let (_victim, mut reader) = waiting_reader(&mut world, 2);
+    let mut other = world.join("other");
+    world.report(
+        &mut other,
+        vec![arrived(2, vec![request(20, 100, 0)]), reads(7, 2, 20)],
+    );
+    world.settle_and_read(&mut [&mut reader, &mut other]);
+    assert!(other.replica.tokens.contains(&7) && reader.replica.held.contains(&1));
+    // The same number is now another request's, of a batch that runs.
+    let (id, stream) = (reader.id, reader.stream);
+    world.cluster.detach(world.now, id, stream);
+    let mut reader = world.attend(&hello("reader"));
+    let mut batch = arrived(3, vec![request(30, 9000, 0)]);
+    if let Kind::BatchArrived(said) = &mut batch {
+        said.started = true;
+    }
+    world.snapshot(&mut reader, vec![batch, reads(1, 3, 30)]);
+    world.settle_and_read(&mut [&mut reader]);
+    assert!(!reader.replica.held.contains(&1), "it blocks a GPU");
+    world.cluster.audit().expect("the books agree");
+}
+
+#[test]
+fn a_fetch_that_crosses_the_end_of_its_batch_is_no_offence() {
+    let mut world = World::new();
+    let (_victim, mut reader) = waiting_reader(&mut world, 1);
+    world.report(&mut reader, vec![finished(1), reads(9, 1, 10)]);
+    world.settle_and_read(&mut [&mut reader]);
+    assert!(
+        reader.replica.refusals.is_empty(),
+        "{:?}",
+        reader.replica.refusals
+    );
+}
+
+#[test]
+fn addresses_come_and_go_without_the_rest_of_what_a_host_said() {
+    let mut world = World::new();
+    let (victim, mut reader) = waiting_reader(&mut world, 2);
+    // Its successor under another name comes before it is forgotten.
+    let mut successor = hello("successor");
+    successor.ports[0].addresses = vec![ADDRESS.to_vec()];
+    let successor = world.attend(&successor);
+    let owner = |world: &World| {
+        let port = world.cluster.addresses.get(&(0, ADDRESS));
+        port.and_then(|port| world.cluster.port_hosts[port.0 as usize])
+    };
+    assert_eq!(owner(&world), Some(victim.id));
+    let mut moved = hello("victim");
+    moved.ports[0].addresses = vec![vec![0xcd; 16]];
+    let again = world.attend(&moved);
+    assert_eq!((again.id, owner(&world)), (victim.id, Some(successor.id)));
+    assert_eq!(world.cluster.addresses.len(), 2);
+    // What it said of itself before holds: the reader's fetch waits at its port still.
+    world.settle_and_read(&mut [&mut reader]);
+    assert!(reader.replica.held.contains(&2));
+    world.cluster.audit().expect("the books agree");
+}
+
 #[test]
 fn what_a_snapshot_does_not_mention_is_gone() {
     let mut world = World::new();

@@ -104,6 +104,11 @@ impl Fetches {
     /// How long a fetch waits at most.
     pub fn set_wait_max(&mut self, wait_max: Span) {
         self.wait_max = wait_max;
+        for (&number, fetch) in &self.open {
+            if let Standing::Waits(since) = fetch.standing {
+                self.timers.insert((since + wait_max, number));
+            }
+        }
     }
 
     /// A flow belongs to the fetch of this name. Gives its number, `None` if there are too many, and whether the flow
@@ -319,6 +324,12 @@ mod tests {
             ahead: 1,
         };
         assert_eq!(fetches.counters(), counters);
+        // It may be changed while somebody waits.
+        fetches.set_wait_max(Span::from_millis(5000));
+        fetches.poll(at(1004));
+        assert_eq!(moved(&mut fetches), []);
+        fetches.poll(at(5504));
+        assert_eq!(moved(&mut fetches), [(10, false), (11, false)]);
     }
 
     #[test]

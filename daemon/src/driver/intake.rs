@@ -122,7 +122,7 @@ impl Intake {
             held: false,
         };
         port.used_by(now, from.client, spec.stage);
-        if flow.peer != 0 {
+        if is_read(flow) {
             (granted.fetch, granted.held) = self.hints.fetched_by(from, now, &spec, flow, index);
         }
         let permit = if granted.held {
@@ -275,7 +275,7 @@ impl Intake {
         counted.permitted_bytes[level.row()] += spec.bytes;
         from.book.counters.permitted_bytes += spec.bytes;
         let mut fetch = false;
-        if flow.peer != 0 {
+        if is_read(flow) {
             (fetch, _) = self.hints.fetched_by(from, self.now, &spec, flow, index);
         }
         self.keep(
@@ -583,17 +583,19 @@ impl Hints {
             .as_ref()
             .map(|peers| peers[usize::from(flow.peer)]);
         match address {
-            // What goes out is seen here; what has nothing by which it could be ranked is not ordered.
-            Some(address)
-                if flow.direction == record::Direction::Ingress
-                    && address != [0; 16]
-                    && flow.batch != 0 =>
-            {
+            // What has nothing by which it could be ranked is not ordered.
+            Some(address) if address != [0; 16] && flow.batch != 0 => {
                 self.fetches(now, spec, address, port)
             }
             _ => (false, false),
         }
     }
+}
+
+/// Whether a flow comes in from a peer that it names, and will end some time: one without bytes is over at once.
+#[inline]
+fn is_read(flow: &record::Flow) -> bool {
+    flow.peer != 0 && flow.bytes != 0 && flow.direction == record::Direction::Ingress
 }
 
 /// Counts a flow that goes out without being scheduled.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use laxity_client::{Client, Direction, Flow, Lane, Stage, Ticket, peers};
+use laxity_client::{Client, Direction, Flow, Lane, Options, Stage, Ticket, peers};
 use laxity_wire::v1::{Capability, FetchToken, Order, event::Event as Kind};
 
 use crate::fake::{Fake, Peer};
@@ -203,4 +203,51 @@ fn a_coordinator_that_does_not_know_fetches_is_told_of_none() {
         );
         matches!(kind, Kind::BatchArrived(batch) if batch.batch == 8).then_some(())
     });
+}
+
+#[test]
+fn who_waits_for_a_held_fetch_is_shown_that_the_daemon_lives() {
+    let fake = Fake::start();
+    let daemon = Laxityd::start(&format!(
+        "[coordinator]\nendpoint = \"http://{}\"\nhost = \"host-a\"\n\
+         order_age_limit = \"60s\"\nfetch_wait_max = \"10min\"\n{SMALL}",
+        fake.address
+    ));
+    let peer = fake.welcomed(5);
+    let client = Client::attach(Options {
+        socket: daemon.socket(),
+        stall_timeout: Duration::from_secs(2),
+        ..Options::default()
+    });
+    begin(&client, 7, &[(70, 0)]);
+    let mut lane = client.lane();
+    let mut ticket = lane.submit(&read(70, 9));
+    let (fetch, ..) = told(&peer);
+    peer.order(holding(1, &[fetch]));
+    eventually("it is held", || (held_flows(&daemon) == 1).then_some(()));
+    let before = drain(&mut lane, &mut ticket, 0);
+    // Nothing else happens, and nobody asks anything of the daemon meanwhile.
+    let held = Instant::now();
+    while held.elapsed() < Duration::from_secs(5) {
+        assert_eq!(drain(&mut lane, &mut ticket, 0), 0);
+    }
+    assert!(client.is_scheduled() && client.stats().bypassed_bytes == 0);
+    assert!(before < BYTES);
+}
+
+#[test]
+fn a_read_of_nothing_is_no_fetch() {
+    let fake = Fake::start();
+    let daemon = attending(&format!("http://{}", fake.address), "host-a", 60_000);
+    let peer = fake.welcomed(5);
+    let (_client, mut lane) = reader(&daemon);
+    let mut nothing = lane.submit(&Flow {
+        bytes: 0,
+        ..read(70, 8)
+    });
+    assert_eq!(lane.wait(&mut nothing).bytes, 0);
+    let mut ticket = lane.submit(&read(71, 9));
+    assert_eq!(told(&peer).2, 9);
+    assert_eq!(drain(&mut lane, &mut ticket, 0), BYTES);
+    assert_eq!(daemon.status().cluster.expect("configured").fetches, 1);
 }

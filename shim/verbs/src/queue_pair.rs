@@ -275,6 +275,7 @@ impl QueuePair {
             ibv_qp_state::IBV_QPS_RESET => {
                 self.drop_all(&mut state);
                 state.standing = Standing::Unknown;
+                state.peer = 0;
             }
             _ => {}
         }

@@ -77,7 +77,10 @@ impl Link {
         }
         self.dequeue(now, slot);
         self.depart(slot);
-        self.held.add(self.port.flows.get(slot).remaining);
+        let flow = self.port.flows.get_mut(slot);
+        // Those that were next to it come and go meanwhile.
+        flow.siblings = (NONE, NONE);
+        self.held.add(flow.remaining);
     }
 
     /// Lets a flow that is held wait again. It keeps its level and its place among equals.
