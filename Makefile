@@ -21,7 +21,7 @@ setup-verbs: setup ## install what the SoftRoCE lab needs; without it, its tests
 
 .PHONY: release
 release: setup ## the shipped binaries, in target/release
-	$(CARGO) build --release --locked -p laxity-daemon -p laxity-cli -p laxity-client -p laxity-verbs
+	$(CARGO) build --release --locked -p laxity-daemon -p laxity-coordinator -p laxity-cli -p laxity-client -p laxity-verbs
 
 .PHONY: demo
 demo: release ## the lab with its defaults: four policies on the same arrivals, a table and a page
@@ -71,12 +71,16 @@ check: setup ## fmt, clippy, deny
 		echo "deny: cargo-deny is not installed here (cargo install --locked cargo-deny); skipped"; \
 	fi
 
+.PHONY: fuzz
+fuzz: setup ## arbitrary bytes at everything that takes some, each target for FUZZ_SECONDS (60)
+	CARGO="$(CARGO)" tools/fuzz/run.sh
+
 .PHONY: verbs
 verbs: release setup-verbs ## unmodified RDMA programs under the scheduler, in the SoftRoCE lab: a table and JSON
 	$(TARGET)/release/laxity lab verbs --keep-going --json lab-verbs.json
 
 .PHONY: install
-install: release ## install the daemon, the CLI, the client library, units, man pages and completions
+install: release ## install the daemon, the coordinator, the CLI, the client library, units, man pages and completions
 	DESTDIR="$(DESTDIR)" TARGET="$(TARGET)" tools/install.sh
 
 .PHONY: uninstall

@@ -24,7 +24,7 @@ install)
     ;;
 remove)
     if [ -z "$root" ] && command -v systemctl >/dev/null 2>&1; then
-        systemctl disable --now laxityd 2>/dev/null || true
+        systemctl disable --now laxityd laxity-coordinator 2>/dev/null || true
     fi
     put() { rm -f "$3" && echo "  $3"; }
     made() { cat >/dev/null && rm -f "$1" && echo "  $1"; }
@@ -45,6 +45,7 @@ version="$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)"
 
 echo "$verb:"
 put 755 "$from/laxityd" "$to/sbin/laxityd"
+put 755 "$from/laxity-coordinator" "$to/sbin/laxity-coordinator"
 put 755 "$from/laxity" "$to/bin/laxity"
 put 644 "$from/liblaxity_client.so" "$to/lib/$soname"
 put 644 "$from/liblaxity.so" "$to/lib/liblaxity.so"
@@ -63,8 +64,11 @@ Libs.private: -lpthread -ldl -lm
 Cflags: -I\${includedir}
 END
 put 644 dist/laxityd.service "$root/etc/systemd/system/laxityd.service"
+put 644 dist/laxity-coordinator.service "$root/etc/systemd/system/laxity-coordinator.service"
 put 644 dist/laxity.sysusers "$root/usr/lib/sysusers.d/laxity.conf"
 put 644 dist/laxityd.toml "$to/share/doc/laxity/laxityd.toml"
+put 644 dist/laxity-coordinator.toml "$to/share/doc/laxity/laxity-coordinator.toml"
+put 644 dist/grafana/laxity.json "$to/share/doc/laxity/grafana-laxity.json"
 for profile in shim/profile/profiles/*.toml; do
     keep 644 "$profile" "$root/etc/laxity/profiles/${profile##*/}"
 done
@@ -73,8 +77,9 @@ man="$to/share/man"
 complete="$to/share"
 if [ "$verb" = remove ]; then
     rm -f "$to/lib/liblaxity_client.so" "$man"/man1/laxity.1 "$man"/man1/laxity-*.1 \
-        "$man/man8/laxityd.8" "$man/man5/laxityd.toml.5"
-    for program in laxity laxityd; do
+        "$man/man8/laxityd.8" "$man/man5/laxityd.toml.5" \
+        "$man/man8/laxity-coordinator.8" "$man/man5/laxity-coordinator.toml.5"
+    for program in laxity laxityd laxity-coordinator; do
         rm -f "$complete/bash-completion/completions/$program" \
             "$complete/zsh/site-functions/_$program" \
             "$complete/fish/vendor_completions.d/$program.fish"
@@ -85,14 +90,16 @@ else
     mkdir -p "$man/man5" "$man/man8" "$complete/bash-completion/completions" \
         "$complete/zsh/site-functions" "$complete/fish/vendor_completions.d"
     "$from/laxity" man --out "$man/man1"
-    "$from/laxityd" --manual laxityd.8 >"$man/man8/laxityd.8"
-    "$from/laxityd" --manual laxityd.toml.5 >"$man/man5/laxityd.toml.5"
-    for program in laxity laxityd; do
+    for program in laxityd laxity-coordinator; do
+        "$from/$program" --manual "$program.8" >"$man/man8/$program.8"
+        "$from/$program" --manual "$program.toml.5" >"$man/man5/$program.toml.5"
+    done
+    for program in laxity laxityd laxity-coordinator; do
         script() {
             if [ "$program" = laxity ]; then
                 "$from/laxity" completions "$1"
             else
-                "$from/laxityd" --completions "$1"
+                "$from/$program" --completions "$1"
             fi
         }
         script bash >"$complete/bash-completion/completions/$program"
@@ -114,5 +121,6 @@ if [ -z "$root" ]; then
             useradd --system --user-group --no-create-home --shell /usr/sbin/nologin laxity
         fi
         echo "next: systemctl enable --now laxityd; then docs/operating.md: who may attach, at which rate"
+        echo "on one host of a cluster: systemctl enable --now laxity-coordinator; then docs/coordinator.md"
     fi
 fi

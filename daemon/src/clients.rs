@@ -104,6 +104,8 @@ pub struct Book {
     pub may_observe: bool,
     /// Its lanes.
     pub lanes: Lanes,
+    /// Addresses of its peers, by the numbers that its flows use; zeroes for none.
+    pub peers: Option<Box<[[u8; 16]; 256]>>,
     /// Flows with bytes not yet permitted.
     pub waiting: usize,
     /// Lanes that turned out garbage. The client is released at the first, so this is more than
@@ -197,6 +199,7 @@ impl Client {
                 attached: now,
                 counters: ClientCounters::default(),
                 flows: 0,
+                peers: None,
                 room: flows_max,
                 flows_max,
                 record: Record::default(),

@@ -108,6 +108,8 @@ pub struct Config {
     pub levels: LevelsConfig,
     /// Parameters of the policies.
     pub tuning: TuningConfig,
+    /// Who orders the work of several hosts.
+    pub coordinator: CoordinatorConfig,
     /// The NICs. Their index in this list is the number that clients use.
     pub nic: Vec<NicConfig>,
 }
@@ -209,6 +211,53 @@ pub struct TuningConfig {
     pub completion_timeout: Nanos,
 }
 
+/// The coordinator (docs/coordinator.md). Without one, and whenever it can't be reached, a daemon orders what it sees.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CoordinatorConfig {
+    /// Where it is, such as `https://coordinator.example:7471`; empty for none. `http://` is for one on this host.
+    pub endpoint: String,
+    /// Reach a coordinator on another host without TLS. Whoever is in between may then read reports and change orders.
+    pub insecure: bool,
+    /// PEM file of who signed the coordinator's certificate; for `https://`, and empty without. This file, `cert` and `key` are read anew
+    /// for each connection.
+    pub ca: PathBuf,
+    /// PEM file of this host's certificate, of URI `laxity://daemon/HOST`, and what leads from it to its CA.
+    pub cert: PathBuf,
+    /// PEM file of its key.
+    pub key: PathBuf,
+    /// The name in the coordinator's certificate; empty for that of the endpoint.
+    pub server_name: String,
+    /// What this host is called there, the same in no other; empty for the name that the kernel has.
+    pub host: String,
+    /// How long its order is followed without news of it. The coordinator may say less.
+    pub order_age_limit: Nanos,
+    /// How long what this host reads from another waits at most while the coordinator lets others go first.
+    pub fetch_wait_max: Nanos,
+    /// First wait after the stream has failed. It doubles with each failure.
+    pub backoff_min: Nanos,
+    /// Longest wait.
+    pub backoff_max: Nanos,
+}
+
+impl Default for CoordinatorConfig {
+    fn default() -> Self {
+        Self {
+            endpoint: String::new(),
+            insecure: false,
+            ca: PathBuf::new(),
+            cert: PathBuf::new(),
+            key: PathBuf::new(),
+            server_name: String::new(),
+            host: String::new(),
+            order_age_limit: Nanos(5_000_000_000),
+            fetch_wait_max: Nanos(250_000_000),
+            backoff_min: Nanos(100_000_000),
+            backoff_max: Nanos(10_000_000_000),
+        }
+    }
+}
+
 /// One NIC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -223,6 +272,10 @@ pub struct NicConfig {
     /// Bytes in flight at most. Default: four chunks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<Bytes>,
+    /// Addresses at which other hosts reach it, for the coordinator. Default: those that the kernel knows of a network device
+    /// or an RDMA device of that name; of all for one that is called `default`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<std::net::IpAddr>,
 }
 
 impl NicConfig {
@@ -261,11 +314,13 @@ impl Default for Config {
             access: AccessConfig::default(),
             levels: LevelsConfig::default(),
             tuning: TuningConfig::default(),
+            coordinator: CoordinatorConfig::default(),
             nic: vec![NicConfig {
                 name: "default".into(),
                 rate: Rate(12_500_000_000),
                 chunk: None,
                 window: None,
+                addresses: Vec::new(),
             }],
         }
     }

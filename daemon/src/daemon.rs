@@ -20,6 +20,8 @@ use tokio::sync::{oneshot, watch};
 use tracing::{debug, error, info, warn};
 
 use crate::config::Config;
+use crate::coordinator::desk::Desk;
+use crate::coordinator::stream::{Attendant, host_name};
 use crate::driver::{Driver, DriverError};
 use crate::mailbox::{Board, Command, LOOK_EVERY, LOOKS_MAX, Mailbox, mailbox};
 use crate::metrics::Exporter;
@@ -99,6 +101,7 @@ pub struct Daemon {
     control_path: Bound,
     exporter: Option<Exporting>,
     driver: Driver,
+    attendant: Option<Attendant>,
 }
 
 struct Exporting {
@@ -121,7 +124,11 @@ impl Daemon {
         let config = Arc::new(config);
         let (mailbox, inbox) = mailbox().map_err(io::Error::from)?;
         let board = Arc::new(Board::new().map_err(io::Error::from)?);
-        let driver = Driver::new(inbox, Arc::clone(&board), &config)?;
+        let desk = desk(&config).map(Arc::new);
+        let mut driver = Driver::new(inbox, Arc::clone(&board), &config)?;
+        if let Some(desk) = &desk {
+            driver = driver.attending(Arc::clone(desk));
+        }
         let exporter = match config.metrics_address() {
             Some(address) => {
                 let (exporter, serve) =
@@ -150,8 +157,13 @@ impl Daemon {
             source,
             set_log,
             mailbox.clone(),
-            seen,
+            seen.clone(),
+            desk.clone(),
         ));
+        let attendant = desk.map(|desk| {
+            let host = desk.view().host;
+            Attendant::new(&config, host, desk, mailbox.clone(), seen)
+        });
         if service.is_bypassed() {
             mailbox.send(Command::Bypass(true));
         }
@@ -167,6 +179,7 @@ impl Daemon {
             control_path,
             exporter,
             driver,
+            attendant,
         })
     }
 
@@ -203,6 +216,9 @@ impl Daemon {
             tokio::spawn(control::serve(self.control, Arc::clone(&self.service))),
             tokio::spawn(reload_on(hangup, Arc::clone(&self.service))),
         ];
+        if let Some(attendant) = self.attendant {
+            tasks.push(tokio::spawn(attendant.attend()));
+        }
         if let Some(period) = sd_notify::watchdog_enabled() {
             let (mailbox, board) = (self.mailbox.clone(), Arc::clone(&self.board));
             tasks.push(tokio::spawn(watch_over(mailbox, board, period)));
@@ -244,6 +260,19 @@ impl Daemon {
     }
 }
 
+/// What lies between the scheduler and the coordinator, if there is one.
+fn desk(config: &Config) -> Option<Desk> {
+    let coordinator = &config.coordinator;
+    if coordinator.endpoint.is_empty() {
+        return None;
+    }
+    let host = match coordinator.host.as_str() {
+        "" => host_name(),
+        name => name.to_owned(),
+    };
+    Some(Desk::new(&coordinator.endpoint, &host))
+}
+
 /// Starts the scheduler's thread. The receiver resolves when it ends, however it does.
 fn start(driver: Driver) -> io::Result<(JoinHandle<()>, oneshot::Receiver<()>)> {
     let (alive, died) = oneshot::channel::<()>();
@@ -274,8 +303,13 @@ async fn publish(
     let mut exported: Option<Instant> = None;
     let mut unexported = None;
     loop {
+        if let Some(exporter) = &mut exporter {
+            exporter.publish_cluster(service.desk());
+        }
         let readable = tokio::select! {
             readable = pinned.readable() => readable,
+            // What the stream to the coordinator does, and the age of its order, is no news to the scheduler.
+            () = tokio::time::sleep(EXPORT_EVERY), if service.desk().is_some() => continue,
             () = service.next_refusal() => {
                 if let Some(exporter) = &mut exporter {
                     exporter.publish_refusals(service.refusals());
@@ -306,6 +340,7 @@ async fn publish(
                 && let Some(snapshot) = unexported.take()
             {
                 exporter.publish(&snapshot, service.refusals());
+                exporter.publish_cluster(service.desk());
                 exported = Some(Instant::now());
             }
             tokio::select! {

@@ -17,6 +17,8 @@
 //!   memory is corrupt, and everything it waits for resolves unscheduled. Nobody else notices.
 
 mod attendance;
+pub mod cluster;
+pub mod fetches;
 pub mod hints;
 pub mod intake;
 pub mod overdue;
@@ -38,6 +40,7 @@ use tracing::{debug, info, warn};
 
 use crate::clients::{BUDGET, Client};
 use crate::config::Config;
+use crate::coordinator::desk::Desk;
 use crate::driver::hints::Hints;
 use crate::driver::intake::Intake;
 use crate::driver::rest::Rest;
@@ -165,6 +168,13 @@ impl Driver {
         Ok(driver)
     }
 
+    /// Reports to the coordinator behind `desk`, and follows it.
+    #[must_use]
+    pub fn attending(mut self, desk: Arc<Desk>) -> Self {
+        self.intake.hints.attend(desk, &self.config);
+        self
+    }
+
     /// Schedules until it is told to stop. All clients are released at the end, however it comes.
     pub fn run(mut self) {
         if let Some(cpu) = self.config.scheduler.cpu {
@@ -286,6 +296,10 @@ impl Driver {
                 serve = true;
             }
         }
+        if self.intake.hints.cluster_due() <= now {
+            let intake = &mut self.intake;
+            serve |= intake.hints.meet(now, &mut intake.ports);
+        }
         if now.since(self.beaten) >= BEAT {
             self.beat();
         }
@@ -403,12 +417,15 @@ impl Driver {
             .min()
             .unwrap_or(Time::NEVER);
         until = until.min(self.intake.hints.due());
+        until = until.min(self.intake.hints.cluster_due());
         if self.publish_now {
             until = now;
         } else if self.unpublished {
             until = until.min(self.published + PUBLISH_EVERY);
         }
-        if ports.iter().any(|port| port.link.waiting_flows() > 0) || !ordered {
+        // Who waits, be it for a fetch that is held, looks for signs of life.
+        let waits = ports.iter().any(|port| port.link.waiting_flows() > 0);
+        if waits || self.intake.hints.holds_fetches() || !ordered {
             until = until.min(now + WAITING_SLEEP_MAX);
         }
         until.since(now)

@@ -68,6 +68,8 @@ pub struct Flow {
     pub level: u8,
     /// Who accounts for its bytes on the wire.
     pub books: Books,
+    /// It is part of a fetch, which is told when it ends ([`crate::driver::fetches`]).
+    pub fetch: bool,
 }
 
 /// Who accounts for the bytes of a flow on the wire.
@@ -100,6 +102,7 @@ impl Flow {
         stage: Stage::Background,
         level: 0,
         books: Books::Link,
+        fetch: false,
     };
 
     /// Bytes permitted and not completed.

@@ -8,6 +8,7 @@
 pub mod clients;
 pub mod config;
 pub mod control;
+pub mod coordinator;
 pub mod daemon;
 pub mod driver;
 pub mod flows;

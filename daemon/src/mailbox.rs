@@ -42,6 +42,8 @@ pub enum Command {
     Bypass(bool),
     /// A new configuration. What needs a restart is as it was.
     Configure(Arc<Config>),
+    /// The stream to the coordinator has something on its desk.
+    Coordinator,
     /// Somebody waits for a snapshot that is newer than this command.
     Publish,
     /// Release all clients and end.

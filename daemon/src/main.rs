@@ -27,7 +27,7 @@ struct Arguments {
     /// Configuration file [default: /etc/laxity/laxityd.toml, if it exists]
     #[arg(long, value_name = "FILE", env = "LAXITY_CONFIG")]
     config: Option<PathBuf>,
-    /// Checks the configuration and exits
+    /// Checks the configuration, and the certificates that it names, and exits
     #[arg(long)]
     check_config: bool,
     /// Prints the configuration that would hold, as TOML, and exits
@@ -124,6 +124,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         for warning in config.warnings() {
             eprintln!("laxityd: warning: {warning}");
         }
+        config.check_files(source.file.as_deref(), &source.sets)?;
         return print("the configuration is valid\n");
     }
     let set_log = start_log(&config)?;

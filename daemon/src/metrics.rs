@@ -9,12 +9,14 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use laxity_policy::{Level, Stage};
+use laxity_policy::{Level, Stage, Time};
+use laxity_shm::sleep::now_ns;
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Metadata, Recorder, Unit};
 use metrics_exporter_prometheus::{
     BuildError, ExporterFuture, Matcher, PrometheusBuilder, PrometheusRecorder,
 };
 
+use crate::coordinator::desk::Desk;
 use crate::stats::{Snapshot, WAIT_BUCKETS, WaitHistogram};
 
 /// Wait samples handed to the exporter per snapshot, over all ports and stages.
@@ -37,6 +39,12 @@ pub const METRICS: &[(&str, Kind, &str)] = &[
         Kind::Gauge,
         "Flows with bytes not yet permitted, by stage",
     ),
+    (
+        "laxity_held_bytes",
+        Kind::Gauge,
+        "Bytes of flows that are held back because others that read from the same host come first",
+    ),
+    ("laxity_held_flows", Kind::Gauge, "Flows that are held back"),
     (
         "laxity_queued_level_bytes",
         Kind::Gauge,
@@ -122,6 +130,81 @@ pub const METRICS: &[(&str, Kind, &str)] = &[
         "laxity_orders_total",
         Kind::Counter,
         "Orders between batches that admission issued",
+    ),
+    (
+        "laxity_cluster_connected",
+        Kind::Gauge,
+        "Whether there is a stream to the coordinator",
+    ),
+    (
+        "laxity_cluster_order_in_force",
+        Kind::Gauge,
+        "Whether the links have the coordinator's order, not the daemon's own",
+    ),
+    (
+        "laxity_cluster_order_age_seconds",
+        Kind::Gauge,
+        "Time since the coordinator's order was last confirmed",
+    ),
+    (
+        "laxity_cluster_order_term",
+        Kind::Gauge,
+        "Term of the coordinator's newest order",
+    ),
+    (
+        "laxity_cluster_order_sequence",
+        Kind::Gauge,
+        "Sequence of the coordinator's newest order",
+    ),
+    (
+        "laxity_cluster_orders_total",
+        Kind::Counter,
+        "Orders of the coordinator that were applied",
+    ),
+    (
+        "laxity_cluster_stale_orders_total",
+        Kind::Counter,
+        "Orders refused because they were overtaken",
+    ),
+    (
+        "laxity_cluster_broken_orders_total",
+        Kind::Counter,
+        "Orders dropped because a part was missing or made no sense",
+    ),
+    (
+        "laxity_cluster_connects_total",
+        Kind::Counter,
+        "Streams that a coordinator welcomed",
+    ),
+    (
+        "laxity_cluster_failures_total",
+        Kind::Counter,
+        "Attempts to reach a coordinator that failed, and streams that ended",
+    ),
+    (
+        "laxity_cluster_reports_total",
+        Kind::Counter,
+        "Reports sent to the coordinator",
+    ),
+    (
+        "laxity_cluster_refused_events_total",
+        Kind::Counter,
+        "Reported events that the coordinator refused",
+    ),
+    (
+        "laxity_cluster_fetches_total",
+        Kind::Counter,
+        "Fetches from other hosts that the coordinator could order",
+    ),
+    (
+        "laxity_cluster_fetches_held_total",
+        Kind::Counter,
+        "Times that the coordinator had a fetch wait",
+    ),
+    (
+        "laxity_cluster_fetches_ahead_total",
+        Kind::Counter,
+        "Fetches that waited for as long as they may, and went ahead",
     ),
     ("laxity_attached_clients", Kind::Gauge, "Processes attached"),
     (
@@ -261,6 +344,43 @@ impl Exporter {
         self.counter("laxity_refused_clients_total", Vec::new(), refused);
     }
 
+    /// Makes the endpoint show what the stream to the coordinator does; zeros without one.
+    pub fn publish_cluster(&mut self, desk: Option<&Desk>) {
+        let view = desk.map(Desk::view).unwrap_or_default();
+        let now = Time(now_ns());
+        let (in_force, age) = desk.map_or((false, None), |desk| desk.in_force(now));
+        let epoch = view.epoch.unwrap_or_default();
+        for (name, value) in [
+            (
+                "laxity_cluster_connected",
+                f64::from(u8::from(view.connected)),
+            ),
+            (
+                "laxity_cluster_order_in_force",
+                f64::from(u8::from(in_force)),
+            ),
+            (
+                "laxity_cluster_order_age_seconds",
+                age.map_or(0.0, |age| age.0 as f64 / 1e9),
+            ),
+            ("laxity_cluster_order_term", epoch.term as f64),
+            ("laxity_cluster_order_sequence", epoch.sequence as f64),
+        ] {
+            self.gauge(name, Vec::new(), value);
+        }
+        for (name, value) in [
+            ("laxity_cluster_orders_total", view.orders),
+            ("laxity_cluster_stale_orders_total", view.stale_orders),
+            ("laxity_cluster_broken_orders_total", view.broken_orders),
+            ("laxity_cluster_connects_total", view.connects),
+            ("laxity_cluster_failures_total", view.failures),
+            ("laxity_cluster_reports_total", view.reports),
+            ("laxity_cluster_refused_events_total", view.refused_events),
+        ] {
+            self.counter(name, Vec::new(), value);
+        }
+    }
+
     /// Makes the endpoint show `snapshot`; `refused` counts the registrations that were refused.
     pub fn publish(&mut self, snapshot: &Snapshot, refused: u64) {
         self.publish_refusals(refused);
@@ -276,6 +396,9 @@ impl Exporter {
         let scheduler = &snapshot.scheduler;
         for (name, value) in [
             ("laxity_orders_total", scheduler.orders),
+            ("laxity_cluster_fetches_total", snapshot.fetches.fetches),
+            ("laxity_cluster_fetches_held_total", snapshot.fetches.held),
+            ("laxity_cluster_fetches_ahead_total", snapshot.fetches.ahead),
             ("laxity_attachments_total", scheduler.attachments),
             ("laxity_cancelled_flows_total", all.cancelled_flows),
             ("laxity_overflowed_flows_total", all.overflowed_flows),
@@ -312,6 +435,8 @@ impl Exporter {
             link.in_flight_bytes as f64,
         );
         self.gauge("laxity_port_load_ratio", at.to_vec(), link.rho);
+        self.gauge("laxity_held_bytes", at.to_vec(), link.held.bytes as f64);
+        self.gauge("laxity_held_flows", at.to_vec(), link.held.flows as f64);
         self.gauge(
             "laxity_port_rate_bytes_per_second",
             at.to_vec(),

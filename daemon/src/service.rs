@@ -18,6 +18,7 @@ use tracing::{info, warn};
 
 use crate::clients::ClientId;
 use crate::config::{Config, ConfigError, Mode};
+use crate::coordinator::desk::Desk;
 use crate::mailbox::{Command, Mailbox};
 use crate::stats::Snapshot;
 use crate::status::status;
@@ -44,6 +45,7 @@ pub struct Service {
     set_log: SetLog,
     mailbox: Mailbox,
     snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
+    desk: Option<Arc<Desk>>,
     refusals: AtomicU64,
     /// Rung with each.
     refusal: Notify,
@@ -81,6 +83,7 @@ impl Service {
         set_log: SetLog,
         mailbox: Mailbox,
         snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
+        desk: Option<Arc<Desk>>,
     ) -> Self {
         let mut marker = config.control.as_os_str().to_owned();
         marker.push(".bypass");
@@ -92,6 +95,7 @@ impl Service {
             set_log,
             mailbox,
             snapshots,
+            desk,
             refusals: AtomicU64::new(0),
             refusal: Notify::new(),
             marker,
@@ -113,6 +117,12 @@ impl Service {
     #[must_use]
     pub fn config(&self) -> Arc<Config> {
         Arc::clone(&self.state().config)
+    }
+
+    /// What lies between the scheduler and the coordinator, if there is one.
+    #[must_use]
+    pub fn desk(&self) -> Option<&Desk> {
+        self.desk.as_deref()
     }
 
     /// Passes `command` on. False if the scheduler has ended.
@@ -180,7 +190,7 @@ impl Service {
             Ok(Ok(seen)) => {
                 let uptime_ms = self.started.elapsed().as_millis() as u64;
                 seen.as_ref()
-                    .map(|snapshot| status(snapshot, uptime_ms, self.refusals()))
+                    .map(|snapshot| status(snapshot, uptime_ms, self.refusals(), self.desk()))
                     .ok_or_else(|| "there is no snapshot yet; ask again".to_owned())
             }
             Ok(Err(_)) => Err("laxityd is stopping".to_owned()),

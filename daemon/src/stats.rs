@@ -10,6 +10,7 @@ use laxity_policy::link::LinkSnapshot;
 use laxity_policy::{Level, PolicyKind, Span, Stage, Time};
 
 use crate::config::Mode;
+use crate::driver::fetches::FetchCounters;
 
 /// Buckets of a [`WaitHistogram`]: powers of two from 1 ns to 9 minutes.
 pub const WAIT_BUCKETS: usize = 40;
@@ -240,6 +241,8 @@ pub struct Snapshot {
     pub all_clients: ClientCounters,
     /// The loop.
     pub scheduler: LoopCounters,
+    /// What came in from other hosts, in order.
+    pub fetches: FetchCounters,
 }
 
 #[cfg(test)]

@@ -1,17 +1,19 @@
 //! A snapshot as the operator's `status`.
 
-use laxity_policy::{Level, Stage};
+use laxity_policy::{Level, Stage, Time};
+use laxity_shm::sleep::now_ns;
 use laxity_wire::{
-    ClientStatus, LevelStatus, PermittedBytes, PortStatus, SchedulerStatus, StageStatus, Status,
-    Totals, WaitStatus,
+    ClientStatus, ClusterStatus, LevelStatus, PermittedBytes, PortStatus, SchedulerStatus,
+    StageStatus, Status, Totals, WaitStatus,
 };
 
+use crate::coordinator::desk::Desk;
 use crate::metrics::{level_name, rows};
 use crate::stats::{ClientSnapshot, PortSnapshot, Snapshot, WaitHistogram};
 
 /// `snapshot` for an operator; `uptime_ms` and `refusals` are known outside the scheduler.
 #[must_use]
-pub fn status(snapshot: &Snapshot, uptime_ms: u64, refusals: u64) -> Status {
+pub fn status(snapshot: &Snapshot, uptime_ms: u64, refusals: u64, desk: Option<&Desk>) -> Status {
     let ports: Vec<PortStatus> = snapshot.ports.iter().map(|p| port(snapshot, p)).collect();
     let all = &snapshot.all_clients;
     let scheduler = &snapshot.scheduler;
@@ -50,6 +52,7 @@ pub fn status(snapshot: &Snapshot, uptime_ms: u64, refusals: u64) -> Status {
             .collect(),
         ports,
         totals,
+        cluster: desk.map(|desk| cluster(desk, snapshot)),
         scheduler: SchedulerStatus {
             rounds: scheduler.rounds,
             records: scheduler.records,
@@ -59,6 +62,33 @@ pub fn status(snapshot: &Snapshot, uptime_ms: u64, refusals: u64) -> Status {
             client_wakes: scheduler.client_wakes,
             ring_depth_max: scheduler.ring_depth_max,
         },
+    }
+}
+
+fn cluster(desk: &Desk, snapshot: &Snapshot) -> ClusterStatus {
+    let view = desk.view();
+    let (in_force, age) = desk.in_force(Time(now_ns()));
+    ClusterStatus {
+        endpoint: view.endpoint,
+        host: view.host,
+        connected: view.connected,
+        coordinator: view.software,
+        drained: view.drained,
+        order: if in_force { "cluster" } else { "own" }.to_owned(),
+        term: view.epoch.map(|epoch| epoch.term),
+        sequence: view.epoch.map(|epoch| epoch.sequence),
+        age_ms: age.map(|age| age.0 / 1_000_000),
+        orders: view.orders,
+        stale_orders: view.stale_orders,
+        broken_orders: view.broken_orders,
+        connects: view.connects,
+        failures: view.failures,
+        reports: view.reports,
+        refused_events: view.refused_events,
+        fetches: snapshot.fetches.fetches,
+        fetches_held: snapshot.fetches.held,
+        fetches_ahead: snapshot.fetches.ahead,
+        problem: view.problem,
     }
 }
 
@@ -131,6 +161,8 @@ fn port(snapshot: &Snapshot, port: &PortSnapshot) -> PortStatus {
         load: link.rho,
         waiting_flows: link.waiting_by_stage.iter().map(|tally| tally.flows).sum(),
         waiting_bytes: link.waiting_by_stage.iter().map(|tally| tally.bytes).sum(),
+        held_flows: link.held.flows,
+        held_bytes: link.held.bytes,
         levels: levels.collect(),
         stages: stages.into(),
         permitted: permitted.collect(),

@@ -7,6 +7,8 @@
 
 use std::process::{Command, Output};
 
+use laxity_coordinator::certs;
+
 fn laxityd(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_laxityd"))
         .args(arguments)
@@ -115,4 +117,112 @@ fn manual_pages_and_completions_name_every_flag_and_key() {
     for shell in ["bash", "zsh", "fish"] {
         assert!(text(&["--completions", shell]).contains("show-config"));
     }
+}
+
+/// What `--check-config` says of a `[coordinator]` section with `PLACE` in it, and whether it accepts it.
+fn check_coordinator(section: &str, more: &[&str]) -> (bool, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let subjects = [
+        certs::Subject::Daemon("a".into()),
+        certs::Subject::Daemon("b".into()),
+    ];
+    certs::make(folder.path(), &subjects, 1).unwrap();
+    std::fs::write(folder.path().join("broken"), "nonsense").unwrap();
+    let file = folder.path().join("laxityd.toml");
+    let place = folder.path().display().to_string();
+    std::fs::write(
+        &file,
+        format!("[coordinator]\n{}", section.replace("PLACE", &place)),
+    )
+    .unwrap();
+    let more: Vec<String> = more.iter().map(|it| it.replace("PLACE", &place)).collect();
+    let mut arguments = vec!["--check-config", "--config", file.to_str().unwrap()];
+    arguments.extend(more.iter().map(String::as_str));
+    let checked = laxityd(&arguments);
+    let said = String::from_utf8(checked.stderr).unwrap();
+    (checked.status.success(), said)
+}
+
+#[test]
+fn in_the_clear_to_another_host_only_if_asked_for_and_loudly() {
+    let (accepted, said) = check_coordinator("endpoint = \"http://10.0.0.1:7471\"\n", &[]);
+    assert!(!accepted, "{said}");
+    assert!(
+        said.contains("laxityd.toml:2: coordinator.endpoint: 10.0.0.1 is another host")
+            && said.contains("insecure = true"),
+        "{said}"
+    );
+    let asked = "endpoint = \"http://10.0.0.1:7471\"\ninsecure = true\n";
+    let (accepted, said) = check_coordinator(asked, &[]);
+    assert!(accepted && said.contains("WITHOUT TLS"), "{said}");
+    let (accepted, said) = check_coordinator("endpoint = \"http://127.0.0.1:7471\"\n", &[]);
+    assert!(accepted && said.is_empty(), "{said}");
+}
+
+#[test]
+fn certificates_that_cannot_be_used_are_named_with_their_line_and_setting() {
+    let head = "endpoint = \"https://10.0.0.1:7471\"\nca = \"PLACE/ca.crt\"\n";
+    let own = "cert = \"PLACE/daemon-a.crt\"\nkey = \"PLACE/daemon-a.key\"\n";
+    let (accepted, said) = check_coordinator(&format!("{head}{own}"), &[]);
+    assert!(accepted && said.is_empty(), "{said}");
+    let (accepted, said) = check_coordinator(head, &[]);
+    assert!(
+        accepted && said.contains("coordinator.cert: there is none"),
+        "{said}"
+    );
+    let endpoint = "endpoint = \"https://10.0.0.1:7471\"\n";
+    for (lines, words) in [
+        (
+            endpoint.to_owned(),
+            [":2: coordinator.endpoint", "needs coordinator.ca"],
+        ),
+        (
+            format!("{head}cert = \"PLACE/daemon-a.crt\"\n"),
+            [":4: coordinator.cert", "coordinator.key, too"],
+        ),
+        (
+            format!("{head}{own}server_name = \"a b\"\n"),
+            [":6: coordinator.server_name", "`a b`"],
+        ),
+        (
+            format!("{endpoint}ca = \"PLACE/gone\"\n{own}"),
+            [":3: coordinator.ca", "gone: cannot be read: No such file"],
+        ),
+        (
+            format!("{endpoint}ca = \"PLACE\"\n{own}"),
+            [":3: coordinator.ca", "it is no file"],
+        ),
+        (
+            format!("{endpoint}ca = \"PLACE/broken\"\n{own}"),
+            [":3: coordinator.ca", "holds no certificate"],
+        ),
+        (
+            format!("{head}cert = \"PLACE/daemon-a.key\"\nkey = \"PLACE/daemon-a.key\"\n"),
+            [":4: coordinator.cert", "holds no certificate"],
+        ),
+        (
+            format!("{head}cert = \"PLACE/daemon-a.crt\"\nkey = \"PLACE/broken\"\n"),
+            [":5: coordinator.key", "no private key"],
+        ),
+        (
+            format!("{head}cert = \"PLACE/daemon-a.crt\"\nkey = \"PLACE/daemon-b.key\"\n"),
+            [":5: coordinator.key", "belong together"],
+        ),
+        (
+            format!("endpoint = \"http://127.0.0.1:1\"\nca = \"PLACE/ca.crt\"\n{own}"),
+            [":2: coordinator.endpoint", "http:// is without TLS"],
+        ),
+    ] {
+        let (accepted, said) = check_coordinator(&lines, &[]);
+        assert!(!accepted, "{lines}");
+        for word in words {
+            assert!(said.contains(word), "{word}: {said}\n{lines}");
+        }
+    }
+    let set = "coordinator.key=PLACE/daemon-b.key";
+    let (accepted, said) = check_coordinator(&format!("{head}{own}"), &["--set", set]);
+    assert!(
+        !accepted && said.contains("--set coordinator.key="),
+        "{said}"
+    );
 }

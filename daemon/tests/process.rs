@@ -621,6 +621,7 @@ fn a_second_daemon_on_the_same_sockets_says_so_and_the_first_goes_on() {
 fn work_request(stage: Stage, bytes: u64) -> Flow {
     Flow {
         whole: true,
+        peer: 0,
         ..Flow {
             stage,
             bytes,
@@ -672,6 +673,7 @@ fn work_requests_of_whoever_is_alone_on_a_port_go_on_credit_until_somebody_waits
     // Cut flows of the same stage have no such leave.
     let cut = Flow {
         whole: false,
+        peer: 0,
         ..write
     };
     assert!(send(&mut lane, &cut).iter().all(|grant| grant.level > 0));

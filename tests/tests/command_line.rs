@@ -90,6 +90,7 @@ fn completions_and_manual_pages_cover_every_command() {
         "laxity.1",
         "laxity-status.1",
         "laxity-bypass.1",
+        "laxity-certs.1",
         "laxity-lab-run.1",
     ] {
         assert!(out.join(page).exists(), "{page} is missing");
@@ -173,7 +174,10 @@ fn the_labs_configuration_shows_every_key_those_without_a_value_as_comments() {
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("lab.toml");
-    let on = shown.replace("\n# ", "\n");
+    // One of them needs a coordinator.
+    let on = shown
+        .replace("\n# ", "\n")
+        .replace("\ncoordinator = false", "\ncoordinator = true");
     std::fs::write(&file, &on).unwrap();
     let again = laxity(&[
         "lab",

@@ -176,6 +176,67 @@ fn a_daemon_killed_in_the_middle_costs_no_byte_and_is_reported() {
     assert!(number(&run["scheduled_bytes"]) > 0.0, "{run}");
 }
 
+/// A victim that all others read from, and little time: reads have to wait for each other.
+const READS: [&str; 14] = [
+    "--reads",
+    "--coordinator",
+    "--policies",
+    "laxity",
+    "--workload",
+    "agent",
+    "--duration",
+    "4",
+    "--units",
+    "4",
+    "--victim-share",
+    "1",
+    "--load",
+    "1.2",
+];
+
+#[test]
+fn what_is_read_from_a_victim_is_put_in_order_by_the_coordinator() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = folder.path().join("coordinator.toml");
+    fs::write(&config, "[policy]\nfetches_per_port = 1\n").expect("a file");
+    let config = config.to_str().expect("a path");
+    let Some(report) = run(&[&READS[..], &["--coordinator-config", config]].concat()) else {
+        return;
+    };
+    let run = &report["runs"][0];
+    nothing_lost(run);
+    let said = &run["coordinator"];
+    assert_eq!(number(&said["following"]), 10.0, "{said}");
+    assert_eq!(number(&said["refused_orders"]), 0.0, "{said}");
+    let fetches = number(&said["fetches"]);
+    let held = number(&said["fetches_held"]);
+    // Many readers, one token: a good part of them had to wait, and not all for as long as they may.
+    assert!(fetches > 50.0 && held > fetches / 10.0, "{said}");
+    assert!(number(&said["fetches_ahead"]) < held / 2.0, "{said}");
+    // Read blocks are sent by holders, whose daemons permitted none of them.
+    let reused: f64 = run["stage_bytes"]["kv_reuse"]
+        .as_object()
+        .expect("by DSCP")
+        .values()
+        .map(number)
+        .sum();
+    assert!(reused > 0.0, "{run}");
+}
+
+#[test]
+fn a_coordinator_killed_in_the_middle_costs_no_byte() {
+    let _alone = alone();
+    let Some(report) = run(&[&READS[..], &["--kill-coordinator-at", "2"]].concat()) else {
+        return;
+    };
+    let run = &report["runs"][0];
+    nothing_lost(run);
+    assert_eq!(run["coordinator"]["killed"], true);
+    assert!(number(&run["coordinator"]["orders"]) > 0.0, "{run}");
+    assert_eq!(number(&run["bypassed_bytes"]), 0.0, "daemons went on");
+}
+
 #[test]
 fn what_the_caller_has_set_for_a_daemon_of_its_own_does_not_reach_those_of_the_lab() {
     let _alone = alone();

@@ -5,6 +5,7 @@
 
 mod access;
 mod ahead;
+mod certificates;
 mod command_line;
 mod faults;
 mod lab;

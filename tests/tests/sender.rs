@@ -135,6 +135,7 @@ fn flow(number: u64) -> Flow {
         deadline_ns: 0,
         receiver_bound: false,
         whole: false,
+        peer: 0,
     }
 }
 

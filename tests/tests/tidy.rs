@@ -47,12 +47,17 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "laxity-coordinator",
+        &["laxity-policy", "laxity-quantity", "laxity-wire"],
+    ),
+    (
         "laxity-rig",
         &["laxity-policy", "laxity-client", "laxity-wire"],
     ),
     (
         "laxity-cli",
         &[
+            "laxity-coordinator",
             "laxity-profile",
             "laxity-quantity",
             "laxity-rig",
@@ -62,6 +67,16 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
         ],
     ),
     ("laxity-sim", &["laxity-policy"]),
+    (
+        "laxity-fuzz",
+        &[
+            "laxity-coordinator",
+            "laxity-daemon",
+            "laxity-policy",
+            "laxity-shm",
+            "laxity-wire",
+        ],
+    ),
     (
         "laxity-bench",
         &["laxity-policy", "laxity-shm", "laxity-client"],

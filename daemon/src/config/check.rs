@@ -1,5 +1,6 @@
 //! What parses and still cannot be meant.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use laxity_quantity::Nanos;
@@ -7,6 +8,8 @@ use laxity_shm::layout::{LANES_MAX, SLOTS_MAX, SLOTS_MIN};
 use laxity_shm::registration::SOCKET_PATH_MAX;
 
 use super::{Config, NICS_MAX, NicConfig};
+use crate::coordinator::channel::{self, Scheme};
+use crate::coordinator::credentials;
 
 /// A value that parses and makes no sense: where, what, and what to put instead.
 pub(super) struct Nonsense {
@@ -28,6 +31,7 @@ impl Config {
                 "scheduler.cpu: this host has no core {cpu}; the scheduler would run unpinned"
             ));
         }
+        self.warn_of_coordinator(&mut warnings);
         warnings
     }
 
@@ -114,6 +118,7 @@ impl Config {
                 "must be more than zero: every permit would be written off at once".into(),
             );
         }
+        self.check_coordinator()?;
         if self.nic.is_empty() || self.nic.len() > NICS_MAX {
             return fail(
                 "nic",
@@ -124,6 +129,119 @@ impl Config {
             self.check_nic(index, nic)?;
         }
         Ok(())
+    }
+
+    fn check_coordinator(&self) -> Result<(), Nonsense> {
+        let coordinator = &self.coordinator;
+        let fail = |key: &str, problem: String| {
+            Err(Nonsense {
+                key: format!("coordinator.{key}"),
+                problem,
+            })
+        };
+        for (key, value, least_ms) in [
+            ("order_age_limit", coordinator.order_age_limit, 10),
+            ("fetch_wait_max", coordinator.fetch_wait_max, 1),
+            ("backoff_min", coordinator.backoff_min, 1),
+            ("backoff_max", coordinator.backoff_max, 1),
+        ] {
+            if value.0 < least_ms * 1_000_000 || value.0 > 3_600_000_000_000 {
+                return fail(key, format!("{value} is not in {least_ms}ms..=60min"));
+            }
+        }
+        if coordinator.backoff_max < coordinator.backoff_min {
+            return fail("backoff_max", "is less than coordinator.backoff_min".into());
+        }
+        if coordinator.host.len() > 253 || coordinator.host.contains(char::is_control) {
+            return fail(
+                "host",
+                "a host name has at most 253 bytes and no control characters".into(),
+            );
+        }
+        let endpoint = &coordinator.endpoint;
+        if endpoint.is_empty() {
+            return Ok(());
+        }
+        let place = match channel::allow(endpoint, coordinator) {
+            Ok(place) => place,
+            Err(problem) => return fail("endpoint", problem),
+        };
+        let given = |path: &Path| !path.as_os_str().is_empty();
+        if place.scheme == Scheme::Http
+            && (given(&coordinator.ca) || given(&coordinator.cert) || given(&coordinator.key))
+        {
+            return fail(
+                "endpoint",
+                "http:// is without TLS, and there are certificates: write https://, or take ca, cert and key away".into(),
+            );
+        }
+        if given(&coordinator.cert) != given(&coordinator.key) {
+            let (there, missing) = match given(&coordinator.cert) {
+                true => ("cert", "key"),
+                false => ("key", "cert"),
+            };
+            return fail(there, format!("needs coordinator.{missing}, too"));
+        }
+        let name = &coordinator.server_name;
+        if !name.is_empty() && !credentials::is_server_name(name) {
+            return fail(
+                "server_name",
+                format!("`{name}` is neither a DNS name nor an address"),
+            );
+        }
+        Ok(())
+    }
+
+    /// Reads the files that `[coordinator]` names.
+    pub(super) fn check_certificates(&self) -> Result<(), Nonsense> {
+        let coordinator = &self.coordinator;
+        let Ok(place) = channel::place(&coordinator.endpoint) else {
+            return Ok(());
+        };
+        if place.scheme == Scheme::Http {
+            return Ok(());
+        }
+        match credentials::read(coordinator, &place.host) {
+            Ok(_) => Ok(()),
+            Err(unusable) => Err(Nonsense {
+                key: unusable.key.to_owned(),
+                problem: unusable.problem,
+            }),
+        }
+    }
+
+    /// What is allowed of `[coordinator]` and not safe, or of no use.
+    fn warn_of_coordinator(&self, warnings: &mut Vec<String>) {
+        let coordinator = &self.coordinator;
+        let Ok(place) = channel::place(&coordinator.endpoint) else {
+            return;
+        };
+        if place.scheme == Scheme::Http {
+            if !place.is_here && coordinator.insecure {
+                warnings.push(format!(
+                    "coordinator.insecure: speaking to the coordinator at {} WITHOUT TLS: whoever is in between can read reports and change orders; write https:// with ca, cert and key",
+                    coordinator.endpoint
+                ));
+            }
+            return;
+        }
+        if coordinator.insecure {
+            warnings.push(
+                "coordinator.insecure: has no effect with https://; take it away, so that it does not hold if the endpoint changes".into(),
+            );
+        }
+        if coordinator.cert.as_os_str().is_empty() {
+            warnings.push(
+                "coordinator.cert: there is none, and laxity-coordinator with TLS lets nobody in without; `laxity certs --help` has an example".into(),
+            );
+        } else if let Ok(key) = std::fs::metadata(&coordinator.key)
+            && key.mode() & 0o007 != 0
+        {
+            warnings.push(format!(
+                "coordinator.key: every user of this host may use {}; chmod 0600, or 0640 with a group of the daemon's own",
+                coordinator.key.display()
+            ));
+        }
     }
 
     fn check_levels(&self) -> Result<(), Nonsense> {

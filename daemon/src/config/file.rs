@@ -68,24 +68,38 @@ impl Config {
         Self::parse(&text, &path.display().to_string())
     }
 
+    /// Reads the files that the configuration, as [`load`](Self::load) made it of `path` and `sets`, names. Not a part of that: a
+    /// daemon whose certificate is broken starts, and goes on without a coordinator until it is not.
+    ///
+    /// # Errors
+    /// The first file that cannot be used, and where it is named.
+    pub fn check_files(&self, path: Option<&Path>, sets: &[String]) -> Result<(), ConfigError> {
+        let Err(nonsense) = self.check_certificates() else {
+            return Ok(());
+        };
+        let problem = format!("{}: {}", nonsense.key, nonsense.problem);
+        let names = |set: &&String| {
+            let key = set.split('=').next().unwrap_or_default();
+            key.trim() == nonsense.key
+        };
+        if let Some(assignment) = sets.iter().rfind(names) {
+            return Err(ConfigError::Set {
+                assignment: assignment.clone(),
+                problem,
+            });
+        }
+        let path = path.unwrap_or_else(|| Path::new(FILE_DEFAULT));
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let offset = locate(&text, &nonsense.key);
+        Err(at(&text, &path.display().to_string(), problem, offset))
+    }
+
     /// Parses and checks `text`; `origin` names it in errors.
     ///
     /// # Errors
     /// [`ConfigError::File`].
     pub fn parse(text: &str, origin: &str) -> Result<Self, ConfigError> {
-        let fail = |problem: String, offset: usize| {
-            let line = text[..offset.min(text.len())].matches('\n').count() + 1;
-            let mut excerpt = String::new();
-            if let Some(written) = text.lines().nth(line - 1) {
-                let _ = writeln!(excerpt, "{line:>5} | {written}");
-            }
-            ConfigError::File {
-                origin: origin.to_owned(),
-                line,
-                problem,
-                excerpt,
-            }
-        };
+        let fail = |problem, offset| at(text, origin, problem, offset);
         let config: Self = toml::from_str(text).map_err(|error| {
             fail(
                 error.message().to_owned(),
@@ -179,11 +193,31 @@ impl Config {
                         let bytes = nic.window_bytes();
                         let _ = writeln!(shown, "# window = {bytes}  # not set: four chunks");
                     }
+                    if nic.addresses.is_empty() {
+                        shown.push_str(
+                            "# addresses = [\"10.0.0.7\"]  # not set: what the kernel has for devices of that name\n",
+                        );
+                    }
                 }
                 _ => {}
             }
         }
         shown
+    }
+}
+
+/// The error of a problem at an offset of a file.
+fn at(text: &str, origin: &str, problem: String, offset: usize) -> ConfigError {
+    let line = text[..offset.min(text.len())].matches('\n').count() + 1;
+    let mut excerpt = String::new();
+    if let Some(written) = text.lines().nth(line - 1) {
+        let _ = writeln!(excerpt, "{line:>5} | {written}");
+    }
+    ConfigError::File {
+        origin: origin.to_owned(),
+        line,
+        problem,
+        excerpt,
     }
 }
 

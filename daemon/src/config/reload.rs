@@ -1,7 +1,7 @@
 //! What a reload takes, and what it leaves for a restart: whatever is bound, mapped or counted by
 //! name from the start on.
 
-use super::{AccessConfig, Config, SchedulerConfig};
+use super::{AccessConfig, Config, CoordinatorConfig, NicConfig, SchedulerConfig};
 
 impl Config {
     /// What differs from `running` and only takes effect after a restart, by key.
@@ -26,26 +26,31 @@ impl Config {
             "access.control_mode",
             self.access.control_mode != running.access.control_mode,
         );
+        let dialled = |config: &Self| CoordinatorConfig {
+            order_age_limit: self.coordinator.order_age_limit,
+            fetch_wait_max: self.coordinator.fetch_wait_max,
+            ..config.coordinator.clone()
+        };
         differs(
-            "nic (names and their number)",
-            !self
-                .nic
-                .iter()
-                .map(|n| &n.name)
-                .eq(running.nic.iter().map(|n| &n.name)),
+            "coordinator (all but order_age_limit and fetch_wait_max)",
+            dialled(self) != dialled(running),
+        );
+        differs(
+            "nic (names, addresses and their number)",
+            !self.has_nics_of(running),
         );
         keys
+    }
+
+    fn has_nics_of(&self, other: &Self) -> bool {
+        let what = |nic: &NicConfig| (nic.name.clone(), nic.addresses.clone());
+        self.nic.iter().map(what).eq(other.nic.iter().map(what))
     }
 
     /// This configuration with what needs a restart taken from `running`: what holds after a
     /// reload.
     #[must_use]
     pub fn reloaded_over(&self, running: &Self) -> Self {
-        let same_nics = self
-            .nic
-            .iter()
-            .map(|n| &n.name)
-            .eq(running.nic.iter().map(|n| &n.name));
         Self {
             socket: running.socket.clone(),
             control: running.control.clone(),
@@ -60,7 +65,12 @@ impl Config {
                 control_mode: running.access.control_mode,
                 ..self.access.clone()
             },
-            nic: if same_nics {
+            coordinator: CoordinatorConfig {
+                order_age_limit: self.coordinator.order_age_limit,
+                fetch_wait_max: self.coordinator.fetch_wait_max,
+                ..running.coordinator.clone()
+            },
+            nic: if self.has_nics_of(running) {
                 self.nic.clone()
             } else {
                 running.nic.clone()

@@ -49,6 +49,7 @@ impl Driver {
                         warn!(%error, "the new configuration does not work; the old one holds");
                     }
                 }
+                Command::Coordinator => self.intake.hints.heed(self.intake.now),
                 Command::Publish => self.publish_now = true,
                 Command::Stop => return false,
             }
@@ -63,7 +64,8 @@ impl Driver {
     pub(super) fn tell_idleness(&mut self) {
         let now = self.intake.now;
         let contended = |port: &Port| port.link.waiting_flows() > 0;
-        if self.intake.ports.iter().any(contended) {
+        // What belongs to a fetch that waits must ask.
+        if self.intake.ports.iter().any(contended) || self.intake.hints.holds_fetches() {
             self.idle_since = now;
         }
         let idle = now.since(self.idle_since) >= IDLE_AFTER;

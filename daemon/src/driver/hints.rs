@@ -8,19 +8,26 @@
 //! nothing back for ever (scavenged work finishes), and cost bounded memory. Where tenants do not
 //! trust each other, they get daemons of their own, or do not get access to this one.
 //!
-//! A daemon runs admission (RED, Algorithm 1) on what it sees; a coordinator would replace its
-//! order (architecture §4.4).
+//! A daemon runs admission (RED, Algorithm 1) on what it sees. Where a coordinator's order is in force
+//! ([`cluster`](super::cluster)), the links get that, with this one's in it as far as it names batches that the
+//! coordinator does not rank.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 
 use laxity_policy::admission::{
     Admission, AdmissionAction, AdmissionConfig, AdmissionEvent, RequestLoad,
 };
 use laxity_policy::config::InvalidConfig;
-use laxity_policy::{BatchId, BatchSpec, Event, Layer, PortId, RequestId, Span, Time};
+use laxity_policy::{
+    BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Order, PortId, RequestId, Span, Time,
+};
 use laxity_shm::record::Record;
 
 use crate::config::Config;
+use crate::coordinator::desk::Desk;
+use crate::driver::cluster::Cluster;
+use crate::driver::fetches::{FetchCounters, Move, Name};
 use crate::driver::ports::Port;
 
 /// Requests whose deadlines are remembered; the oldest are forgotten.
@@ -45,6 +52,12 @@ pub struct Hints {
     slo: Option<Span>,
     /// Admission does not run before this time.
     rested: Time,
+    /// The part in a cluster, if there is a coordinator.
+    cluster: Option<Box<Cluster>>,
+    /// Other terms of the coordinator hold than the links have.
+    changed: bool,
+    /// What the links have. Its epoch counts what they were given: both sources of it have epochs of their own.
+    given: Order,
 }
 
 /// What is remembered of a request.
@@ -70,6 +83,9 @@ impl Hints {
             sights: 0,
             slo: None,
             rested: Time::ZERO,
+            cluster: None,
+            changed: false,
+            given: Order::default(),
         };
         hints.configure(now, config)?;
         Ok(hints)
@@ -81,6 +97,9 @@ impl Hints {
     /// A field is out of range; the old one stays in force.
     pub fn configure(&mut self, now: Time, config: &Config) -> Result<(), InvalidConfig> {
         self.slo = config.slo_ttft.map(|slo| Span(slo.0));
+        if let Some(cluster) = &mut self.cluster {
+            cluster.configure(config);
+        }
         self.admission.set_config(now, admission_config(config))?;
         let rates = config.nic.iter().flat_map(|nic| [nic.rate.0; 2]);
         for (index, bytes_per_second) in rates.enumerate() {
@@ -94,6 +113,87 @@ impl Hints {
             );
         }
         Ok(())
+    }
+
+    /// Takes part in the cluster whose coordinator is behind `desk`.
+    pub fn attend(&mut self, desk: Arc<Desk>, config: &Config) {
+        self.cluster = Some(Box::new(Cluster::new(desk, REQUEST_PORT as u32, config)));
+    }
+
+    /// The desk has something.
+    pub fn heed(&mut self, now: Time) {
+        if let Some(cluster) = &mut self.cluster {
+            cluster.heed(now);
+        }
+    }
+
+    /// When [`Self::meet`] is due.
+    #[inline]
+    #[must_use]
+    pub fn cluster_due(&self) -> Time {
+        let cluster = self.cluster.as_ref();
+        cluster.map_or(Time::NEVER, |cluster| cluster.due())
+    }
+
+    /// Reports to the coordinator, and looks whose order holds. [`Self::decide`] then acts on it; fetches are
+    /// held and released here. Whether any was.
+    pub fn meet(&mut self, now: Time, ports: &mut [Port]) -> bool {
+        let Some(cluster) = &mut self.cluster else {
+            return false;
+        };
+        self.changed |= cluster.poll(now);
+        let moves = cluster.take_moves();
+        for &Move { port, flow, hold } in &moves {
+            let port = &mut ports[usize::from(port)];
+            let event = if hold {
+                Event::FlowHeld { flow }
+            } else {
+                Event::FlowReleased { flow }
+            };
+            port.link.handle(now, event);
+            port.dirty = true;
+        }
+        !moves.is_empty()
+    }
+
+    /// A flow comes in from a peer. Gives whether it belongs to a fetch, and whether it is to be held.
+    pub fn fetches(
+        &mut self,
+        now: Time,
+        spec: &FlowSpec,
+        peer: [u8; 16],
+        port: u16,
+    ) -> (bool, bool) {
+        let Some(cluster) = &mut self.cluster else {
+            return (false, false);
+        };
+        let name = Name {
+            batch: spec.batch.0,
+            request: spec.request.0,
+            peer,
+        };
+        cluster.fetches(now, name, spec.flow, port, spec.bytes)
+    }
+
+    /// Such a flow is complete, or gone.
+    pub fn fetched(&mut self, now: Time, flow: FlowId) {
+        if let Some(cluster) = &mut self.cluster {
+            cluster.fetched(now, flow);
+        }
+    }
+
+    /// Whether a fetch waits.
+    #[must_use]
+    pub fn holds_fetches(&self) -> bool {
+        let cluster = self.cluster.as_ref();
+        cluster.is_some_and(|cluster| cluster.holds_fetches())
+    }
+
+    /// What was counted of fetches.
+    #[must_use]
+    pub fn fetch_counters(&self) -> FetchCounters {
+        let cluster = self.cluster.as_ref();
+        cluster.map_or_else(FetchCounters::default, |cluster| cluster.fetch_counters())
     }
 
     /// The deadline of a flow: its own, its request's, or the configured objective counted from
@@ -170,11 +270,51 @@ impl Hints {
                     bytes,
                 },
             );
+            if let Some(cluster) = &mut self.cluster {
+                cluster.ledger.completed(request.0, port.0, bytes);
+                cluster.noted(now);
+            }
         }
+    }
+
+    /// Enters a hint in the ledger of what the coordinator is told.
+    fn note(&mut self, now: Time, record: &Record) {
+        let Some(cluster) = &mut self.cluster else {
+            return;
+        };
+        let ledger = &mut cluster.ledger;
+        match *record {
+            Record::BatchBegin {
+                batch,
+                layers,
+                layer_time_ns,
+            } => ledger.batch_began(batch, layers, Span(layer_time_ns)),
+            Record::RequestJoin {
+                batch,
+                request,
+                bytes,
+                ..
+            } => {
+                let known = self.deadlines.get(&RequestId(request));
+                let deadline = known.map_or(Time::NEVER, |known| known.deadline);
+                ledger.joined(batch, request, deadline, bytes);
+            }
+            Record::RequestEnd { request } => ledger.ended(request),
+            Record::BatchQueued { batch, ahead } => ledger.queued(batch, ahead),
+            Record::LayerBegin { batch, layer } => ledger.layer(now, batch, layer),
+            Record::BatchEnd { batch } => ledger.batch_ended(batch),
+            _ => return,
+        }
+        cluster.noted(now);
     }
 
     /// Passes a hint on. Records that are no hints are ignored.
     pub fn take(&mut self, now: Time, record: &Record, ports: &mut [Port]) {
+        self.pass_on(now, record, ports);
+        self.note(now, record);
+    }
+
+    fn pass_on(&mut self, now: Time, record: &Record, ports: &mut [Port]) {
         let event = match *record {
             Record::BatchBegin {
                 batch,
@@ -271,10 +411,33 @@ impl Hints {
         broadcast(now, &event, ports);
     }
 
-    /// Runs admission if it is due, and passes a new order to every link. Gives the size of the
-    /// pruned set if there was one.
+    /// Runs admission if it is due, and passes a new order to every link: the coordinator's, if one is in force, else
+    /// admission's. Gives the size of the pruned set if there was one.
     pub fn decide(&mut self, now: Time, ports: &mut [Port]) -> Option<usize> {
-        let AdmissionAction::OrderChanged(order) = self.admission.poll_action(now)?;
+        let own = self.admission.poll_action(now);
+        if own.is_none() && !core::mem::take(&mut self.changed) {
+            return None;
+        }
+        self.changed = false;
+        let own = match own {
+            Some(AdmissionAction::OrderChanged(order)) => order,
+            None => self.admission.order().clone(),
+        };
+        let terms = self.cluster.as_ref().and_then(|cluster| cluster.terms());
+        let mut order = match terms {
+            Some(terms) => {
+                let known = |request| self.deadlines.get(&request);
+                terms.over(&own, |request| {
+                    known(request).map_or(BatchId(0), |k| k.batch)
+                })
+            }
+            None => own,
+        };
+        if (&order.sigma, &order.pruned) == (&self.given.sigma, &self.given.pruned) {
+            return None;
+        }
+        order.epoch = self.given.epoch + 1;
+        self.given.clone_from(&order);
         let pruned = order.pruned.len();
         broadcast(now, &Event::OrderChanged(order), ports);
         Some(pruned)
@@ -283,6 +446,9 @@ impl Hints {
     /// When [`Self::decide`] is due.
     #[must_use]
     pub fn due(&self) -> Time {
+        if self.changed {
+            return self.rested;
+        }
         match self.admission.next_deadline() {
             Some(due) => due.max(self.rested),
             None => Time::NEVER,

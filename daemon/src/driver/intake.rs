@@ -59,6 +59,10 @@ struct Granted {
     level: u8,
     bytes: u64,
     books: Books,
+    /// It is part of a fetch.
+    fetch: bool,
+    /// It is not to be permitted for now.
+    held: bool,
 }
 
 /// The lane that a record came from.
@@ -114,16 +118,25 @@ impl Intake {
             level: 0,
             bytes: 0,
             books: Books::Link,
+            fetch: false,
+            held: false,
         };
         port.used_by(now, from.client, spec.stage);
-        let permit = port.link.peek_permit(now, &spec).or_else(|| {
-            let goes = is_anonymous(&spec) && port.has_room_alone(now, spec.bytes);
-            goes.then(|| Permit {
-                bytes: spec.bytes,
-                level: port.link.level_alone(now, &spec),
-                last: true,
+        if is_read(flow) {
+            (granted.fetch, granted.held) = self.hints.fetched_by(from, now, &spec, flow, index);
+        }
+        let permit = if granted.held {
+            None
+        } else {
+            port.link.peek_permit(now, &spec).or_else(|| {
+                let goes = is_anonymous(&spec) && port.has_room_alone(now, spec.bytes);
+                goes.then(|| Permit {
+                    bytes: spec.bytes,
+                    level: port.link.level_alone(now, &spec),
+                    last: true,
+                })
             })
-        });
+        };
         if let Some(permit) = permit {
             let (level, permitted) = (permit.level.0, permit.bytes);
             // A submit was consumed just now, so its slot waits: the permit cannot be stale.
@@ -140,6 +153,7 @@ impl Intake {
                 level,
                 bytes: permitted,
                 books,
+                ..granted
             };
             let counted = &mut port.counters.stages[spec.stage.index()];
             let row = permit.level.row();
@@ -151,6 +165,9 @@ impl Intake {
             self.counters.permits_at_once += 1;
         } else {
             port.link.handle(now, Event::FlowArrived(spec));
+            if granted.held {
+                port.link.handle(now, Event::FlowHeld { flow: id });
+            }
         }
         port.dirty = true;
         let counted = &mut port.counters.stages[spec.stage.index()];
@@ -160,6 +177,13 @@ impl Intake {
             feed(port, now, from, index, &spec);
         }
         self.keep(from, at, index, &spec, granted);
+    }
+
+    /// Takes a peer's address for the number that flows of this client use.
+    #[cold]
+    pub(super) fn introduced(book: &mut Book, peer: u8, address: [u8; 16]) {
+        let peers = book.peers.get_or_insert_with(|| Box::new([[0; 16]; 256]));
+        peers[usize::from(peer)] = address;
     }
 
     /// Remembers a flow that was submitted.
@@ -192,6 +216,7 @@ impl Intake {
             stage: spec.stage,
             level: granted.level,
             books: granted.books,
+            fetch: granted.fetch,
         };
         from.book.flows += 1;
         from.book.waiting += usize::from(flow.waits());
@@ -249,6 +274,10 @@ impl Intake {
         counted.permits[level.row()] += 1;
         counted.permitted_bytes[level.row()] += spec.bytes;
         from.book.counters.permitted_bytes += spec.bytes;
+        let mut fetch = false;
+        if is_read(flow) {
+            (fetch, _) = self.hints.fetched_by(from, self.now, &spec, flow, index);
+        }
         self.keep(
             from,
             at,
@@ -258,6 +287,8 @@ impl Intake {
                 level: level.0,
                 bytes: spec.bytes,
                 books: Books::Driver,
+                fetch,
+                held: false,
             },
         );
     }
@@ -287,6 +318,8 @@ impl Intake {
                 level,
                 bytes: spec.bytes,
                 books: Books::Nobody,
+                fetch: false,
+                held: false,
             },
         );
     }
@@ -333,6 +366,10 @@ impl Intake {
         if done {
             counted.completed_flows += 1;
             counted.deadline_misses += u64::from(now > flow.deadline);
+            if flow.fetch {
+                let flow = name(from.client, from.lane, tag);
+                self.hints.fetched(now, flow);
+            }
             book.flows -= usize::from(flows.remove(tag));
         }
     }
@@ -367,6 +404,9 @@ impl Intake {
             Books::Nobody => {}
         }
         port.dirty = true;
+        if flow.fetch {
+            self.hints.fetched(self.now, name(client, lane, seq));
+        }
         book.counters.cancelled_flows += 1;
         book.flows -= usize::from(flows.remove(seq));
     }
@@ -524,6 +564,38 @@ impl Intake {
         // The others have their turn in the next round.
         port.dirty |= !port.hungry.is_empty() && port.has_credit(self.now);
     }
+}
+
+impl Hints {
+    /// A flow that names its peer. Gives whether it belongs to a fetch, and whether it is to be held.
+    #[cold]
+    fn fetched_by(
+        &mut self,
+        from: &From<'_>,
+        now: Time,
+        spec: &FlowSpec,
+        flow: &record::Flow,
+        port: u16,
+    ) -> (bool, bool) {
+        let address = from
+            .book
+            .peers
+            .as_ref()
+            .map(|peers| peers[usize::from(flow.peer)]);
+        match address {
+            // What has nothing by which it could be ranked is not ordered.
+            Some(address) if address != [0; 16] && flow.batch != 0 => {
+                self.fetches(now, spec, address, port)
+            }
+            _ => (false, false),
+        }
+    }
+}
+
+/// Whether a flow comes in from a peer that it names, and will end some time: one without bytes is over at once.
+#[inline]
+fn is_read(flow: &record::Flow) -> bool {
+    flow.peer != 0 && flow.bytes != 0 && flow.direction == record::Direction::Ingress
 }
 
 /// Counts a flow that goes out without being scheduled.

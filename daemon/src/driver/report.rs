@@ -33,6 +33,7 @@ impl Driver {
             clients,
             all_clients,
             scheduler: intake.counters,
+            fetches: intake.hints.fetch_counters(),
         };
         let quiet = intake.now.since(self.published) > Span(RING_AFTER.as_nanos() as u64);
         if self

@@ -98,6 +98,7 @@ impl Sink for Taking<'_> {
         match record {
             Record::Cancelled { tag, granted } => intake.cancelled(&mut from, tag, granted),
             Record::LaneReset => intake.lane_gone(from.client, from.book, lane),
+            Record::Peer { peer, address } => Intake::introduced(from.book, peer, address),
             hint => intake.hints.take(intake.now, &hint, &mut intake.ports),
         }
     }

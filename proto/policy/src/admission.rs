@@ -33,12 +33,17 @@ pub use event::{
 use crate::config::InvalidConfig;
 use crate::event::Order;
 use crate::ids::{BatchId, RequestId};
-use crate::prune::{BatchSlot, Doomed, Ledger, Member, MemberSlot, PACE_UNIT, Pruner, Terms, Turn};
+use crate::prune::{
+    BatchSlot, Doomed, Estimate, Ledger, Member, MemberSlot, PACE_UNIT, Pruner, Terms, Turn,
+};
 use crate::red::Red;
 use crate::time::{Span, Time};
 
 /// How far back a queue of batches is followed.
 pub const QUEUE_MAX: usize = 32;
+
+/// Of a batch that no run has seen.
+const UNRANKED: u32 = u32::MAX;
 
 /// Bounds of the observed over estimated communication time that are believed.
 const PACE_RANGE: core::ops::RangeInclusive<u64> = PACE_UNIT as u64 / 8..=PACE_UNIT as u64 * 8;
@@ -54,8 +59,6 @@ struct Batch {
     red: Red,
     /// Members changed since `red` was taken.
     red_stale: bool,
-    /// Position in the last run, if it was there.
-    rank: Option<u32>,
     /// By its first estimate: when it would have computed, and for how long it would communicate.
     forecast: Option<(Time, Span)>,
 }
@@ -70,6 +73,12 @@ pub struct Admission {
     pruner: Pruner,
     /// By slot of the ledger.
     batches: Vec<Option<Batch>>,
+    /// Position in the last run by slot; [`UNRANKED`] if the batch was not there.
+    ranks: Vec<u32>,
+    /// Batches whose RED the last run took anew.
+    rescored: Vec<BatchSlot>,
+    /// Batches that may have no forecast yet.
+    unforecast: Vec<BatchSlot>,
     batch_slots: BTreeMap<BatchId, BatchSlot>,
     /// Active batches by arrival, the oldest first.
     arrivals: BTreeMap<u64, BatchSlot>,
@@ -83,6 +92,8 @@ pub struct Admission {
     due: Option<Time>,
     decided_at: Time,
     turns: Vec<Turn>,
+    /// The same by slot, while a run sorts them.
+    turns_by_slot: Vec<Turn>,
     order: Order,
     counters: AdmissionCounters,
 }
@@ -99,6 +110,9 @@ impl Admission {
             config,
             pruner: Pruner::default(),
             batches: Vec::new(),
+            ranks: Vec::new(),
+            rescored: Vec::new(),
+            unforecast: Vec::new(),
             batch_slots: BTreeMap::new(),
             arrivals: BTreeMap::new(),
             arrivals_seen: 0,
@@ -108,6 +122,7 @@ impl Admission {
             due: None,
             decided_at: Time::ZERO,
             turns: Vec::new(),
+            turns_by_slot: Vec::new(),
             order: Order::default(),
             counters: AdmissionCounters::default(),
         })
@@ -131,8 +146,12 @@ impl Admission {
         }
         self.ledger.configure(config.default_rate, config.ports_max);
         self.config = config;
-        for batch in self.batches.iter_mut().flatten() {
-            batch.red_stale = true;
+        self.unforecast.clear();
+        for (slot, batch) in self.batches.iter_mut().enumerate() {
+            if let Some(batch) = batch {
+                batch.red_stale = true;
+                self.unforecast.push(slot as BatchSlot);
+            }
         }
         self.make_room(0, 0, None);
         self.trigger(now);
@@ -209,12 +228,34 @@ impl Admission {
         self.batch_slots.len()
     }
 
+    /// `σ` of the last run with the RED of each batch, less those that have departed since.
+    pub fn ranking(&self) -> impl Iterator<Item = (BatchId, Time)> {
+        self.turns.iter().filter_map(|turn| {
+            // A slot that is used again belongs to a batch that the run did not see.
+            self.ranked(turn.batch)
+        })
+    }
+
+    /// Those of [`Admission::ranking`] whose RED may differ from what it was before the last run.
+    pub fn rescored(&self) -> impl Iterator<Item = (BatchId, Time)> {
+        self.rescored.iter().filter_map(|&slot| self.ranked(slot))
+    }
+
+    fn ranked(&self, slot: BatchSlot) -> Option<(BatchId, Time)> {
+        let batch = self.batches[slot as usize].as_ref()?;
+        (self.ranks[slot as usize] != UNRANKED).then_some((batch.id, batch.red.score))
+    }
+
     /// What the last run decided about `batch`; `None` if it was not there.
     #[must_use]
     pub fn last_decision(&self, batch: BatchId) -> Option<Decision> {
         let &slot = self.batch_slots.get(&batch)?;
         let state = self.batches[slot as usize].as_ref()?;
-        let rank = state.rank? as usize;
+        let rank = self.ranks[slot as usize];
+        if rank == UNRANKED {
+            return None;
+        }
+        let rank = rank as usize;
         let estimate = self.pruner.estimates()[rank];
         let members = self.ledger.members_of(slot).iter();
         let mut pruned: Vec<RequestId> = members
@@ -231,6 +272,31 @@ impl Admission {
             feasible: !estimate.is_later_than(state.red.loose),
             pruned,
         })
+    }
+
+    /// Of the batches that the last run saw and that are still there, those that it took to end after their `D^Lo`.
+    #[must_use]
+    pub fn infeasible(&self) -> usize {
+        let estimates = self.pruner.estimates().iter();
+        let late = |(turn, estimate): &(&Turn, &Estimate)| {
+            self.ranked(turn.batch).is_some() && estimate.is_later_than(turn.limit)
+        };
+        self.turns.iter().zip(estimates).filter(late).count()
+    }
+
+    /// When a batch will have computed, as it looks at `now`: one that waits, after those before it on its unit.
+    #[must_use]
+    pub fn ready(&self, now: Time, batch: BatchId) -> Option<Time> {
+        let &slot = self.batch_slots.get(&batch)?;
+        let state = self.batches[slot as usize].as_ref()?;
+        if let Some(started) = state.started {
+            return Some(started + state.compute);
+        }
+        let mut ready = now + state.compute;
+        for before in self.ahead_of(slot) {
+            ready = ready + self.compute_left(now, before);
+        }
+        Some(ready)
     }
 
     /// Why a request is pruned; `None` if it is not.
@@ -369,13 +435,15 @@ impl Admission {
             started: None,
             ahead: None,
             red: Red::NONE,
-            red_stale: false,
-            rank: None,
+            red_stale: true,
             forecast: None,
         };
         if self.batches.len() <= slot as usize {
             self.batches.resize_with(slot as usize + 1, || None);
+            self.ranks.resize(slot as usize + 1, UNRANKED);
         }
+        self.ranks[slot as usize] = UNRANKED;
+        self.unforecast.push(slot);
         self.arrivals.insert(batch.arrival, slot);
         self.batches[slot as usize] = Some(batch);
         self.batch_slots.insert(id, slot);
@@ -455,22 +523,9 @@ impl Admission {
     fn run(&mut self, now: Time) -> bool {
         self.counters.runs += 1;
         self.decided_at = now;
-        let sigma = self.sort_by_red();
-        self.turns.clear();
+        let sigma = self.sort_by_red(now);
         for (rank, &(_, _, slot)) in sigma.iter().enumerate() {
-            let batch = self.batch_mut(slot);
-            batch.rank = Some(rank as u32);
-            let (limit, first_due) = (batch.red.loose, batch.red.tight);
-            let mut ready = now + self.compute_left(now, slot);
-            for before in self.ahead_of(slot) {
-                ready = ready + self.compute_left(now, before);
-            }
-            self.turns.push(Turn {
-                batch: slot,
-                ready,
-                limit,
-                first_due,
-            });
+            self.ranks[slot as usize] = rank as u32;
         }
         let drops = self.config.drop_budget.saturating_sub(self.pruned.len());
         let terms = Terms {
@@ -513,46 +568,79 @@ impl Admission {
         true
     }
 
-    /// Step 1: the active batches by ascending RED.
-    fn sort_by_red(&mut self) -> Vec<(Time, BatchId, BatchSlot)> {
+    /// Step 1: the active batches by ascending RED, and their turns in that order.
+    ///
+    /// Everything that a turn needs is read in one pass over the slots, as they lie; what follows `σ` afterwards
+    /// jumps about in a small array only.
+    fn sort_by_red(&mut self, now: Time) -> Vec<(Time, BatchId, BatchSlot)> {
         let set_aside = self.config.doomed == Doomed::SetAside;
         let mut deadlines = Vec::new();
         let mut sigma = Vec::with_capacity(self.batch_slots.len());
-        for (slot, batch) in self.batches.iter_mut().enumerate() {
-            let Some(batch) = batch else { continue };
-            if batch.red_stale {
-                let members = self.ledger.members_of(slot as BatchSlot).iter();
-                let members = members.map(|&member| self.ledger.member(member));
-                deadlines.clear();
-                deadlines.extend(
-                    members
-                        .filter(|m| !(set_aside && m.pruned))
-                        .map(|member| member.deadline),
-                );
-                deadlines.sort_unstable();
-                batch.red = Red::of_sorted(&deadlines);
-                batch.red_stale = false;
+        self.rescored.clear();
+        let mut by_slot = core::mem::take(&mut self.turns_by_slot);
+        by_slot.clear();
+        for slot in 0..self.batches.len() as BatchSlot {
+            let mut turn = Turn {
+                batch: slot,
+                ready: Time::ZERO,
+                limit: Time::ZERO,
+                first_due: Time::ZERO,
+            };
+            if let Some(batch) = &mut self.batches[slot as usize] {
+                if batch.red_stale {
+                    let members = self.ledger.members_of(slot).iter();
+                    let members = members.map(|&member| self.ledger.member(member));
+                    deadlines.clear();
+                    deadlines.extend(
+                        members
+                            .filter(|m| !(set_aside && m.pruned))
+                            .map(|member| member.deadline),
+                    );
+                    deadlines.sort_unstable();
+                    batch.red = Red::of_sorted(&deadlines);
+                    batch.red_stale = false;
+                    self.rescored.push(slot);
+                }
+                sigma.push((batch.red.score, batch.id, slot));
+                (turn.limit, turn.first_due) = (batch.red.loose, batch.red.tight);
+                turn.ready = now + self.compute_left(now, slot);
+                for before in self.ahead_of(slot) {
+                    turn.ready = turn.ready + self.compute_left(now, before);
+                }
             }
-            sigma.push((batch.red.score, batch.id, slot as BatchSlot));
+            by_slot.push(turn);
         }
         sigma.sort_unstable();
+        self.turns.clear();
+        let turn = |&(_, _, slot): &(Time, BatchId, BatchSlot)| by_slot[slot as usize];
+        self.turns.extend(sigma.iter().map(turn));
+        self.turns_by_slot = by_slot;
         sigma
     }
 
     /// Remembers the first estimate of each batch, to compare it with what happens.
     fn note_forecasts(&mut self) {
         if self.config.correction_permille == 0 {
+            self.unforecast.clear();
             return;
         }
-        for (turn, estimate) in self.turns.iter().zip(self.pruner.estimates()) {
-            if let Some(batch) = self.batches[turn.batch as usize].as_mut()
-                && estimate.bytes > 0
-            {
+        let mut unforecast = core::mem::take(&mut self.unforecast);
+        // A slot may have been opened more than once since the last run.
+        unforecast.sort_unstable();
+        unforecast.dedup();
+        unforecast.retain(|&slot| {
+            let Some(batch) = &mut self.batches[slot as usize] else {
+                return false;
+            };
+            let estimate = self.pruner.estimates()[self.ranks[slot as usize] as usize];
+            if estimate.bytes > 0 {
                 batch
                     .forecast
                     .get_or_insert((estimate.ready, estimate.communication()));
             }
-        }
+            batch.forecast.is_none()
+        });
+        self.unforecast = unforecast;
     }
 
     /// A batch whose requests all ended shows how good its estimate was. One with members left

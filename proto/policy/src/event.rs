@@ -68,6 +68,17 @@ pub enum Event {
         /// Which flow.
         flow: FlowId,
     },
+    /// Nothing of the flow is to be permitted until it is released: elsewhere it would be in the way of
+    /// others (fetch tokens, architecture §5). What was permitted stays permitted.
+    FlowHeld {
+        /// Which flow.
+        flow: FlowId,
+    },
+    /// The flow waits for permits again, where it stood.
+    FlowReleased {
+        /// Which flow.
+        flow: FlowId,
+    },
     /// A batch was formed; it may be queued still.
     BatchBegan(BatchSpec),
     /// `request` is a member of `batch` and should have its first token by `deadline`.

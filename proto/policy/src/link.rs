@@ -17,7 +17,8 @@
 //!    gets the port, and it is sure of `scavenger_permille` of it in any case;
 //! 3. a flow's level only climbs, except into the scavenger; on the wire it keeps the level of
 //!    its first permit;
-//! 4. equals are served in the order of arrival.
+//! 4. equals are served in the order of arrival;
+//! 5. a flow that is held has no part in any of this until it is released.
 //!
 //! The driver passes time in and asks for actions until there are none; nothing here reads a
 //! clock. Cost is O(log n) per event; one layer boundary touches the groups of its batch, not
@@ -41,7 +42,7 @@ use crate::discipline::{self, Discipline, Lone};
 use crate::event::{Action, Event, FlowSpec};
 use crate::ids::{BatchId, FlowId, Layer, Level, RequestId, Stage};
 use crate::mlu::LoadMeter;
-use crate::rmlq::{Ladder, promoted};
+use crate::rmlq::Ladder;
 use crate::scavenger::Guarantee;
 use crate::time::{Span, Time};
 
@@ -86,6 +87,8 @@ pub struct LinkSnapshot {
     pub waiting_by_level: [Tally; Level::ROWS],
     /// Waiting, by [`Stage::index`].
     pub waiting_by_stage: [Tally; Stage::ALL.len()],
+    /// Held back ([`Event::FlowHeld`]); not counted as waiting.
+    pub held: Tally,
     /// Bytes permitted and not yet completed.
     pub in_flight_bytes: u64,
     /// `ρ`, share of the port's rate that early stages took lately, 0 to 1.
@@ -180,6 +183,7 @@ pub struct Link {
     arrivals: u64,
     by_level: [Tally; Level::ROWS],
     by_stage: [Tally; Stage::ALL.len()],
+    held: Tally,
     promotions: u64,
     demotions: u64,
     order_epoch: Option<u64>,
@@ -211,6 +215,7 @@ impl Link {
             arrivals: 0,
             by_level: [Tally::default(); Level::ROWS],
             by_stage: [Tally::default(); Stage::ALL.len()],
+            held: Tally::default(),
             promotions: 0,
             demotions: 0,
             order_epoch: None,
@@ -236,7 +241,8 @@ impl Link {
         config.validate()?;
         let old = &self.port.config;
         let same = config.policy == old.policy && config.levels == old.levels;
-        let slots = self.port.flows.waiting_by_arrival();
+        let mut slots = self.port.flows.by_arrival();
+        let held = slots.split_off(self.waiting);
         for &slot in &slots {
             self.dequeue(now, slot);
         }
@@ -247,23 +253,15 @@ impl Link {
             Ladder::new(config.levels, config.threshold_scale, config.threshold_base);
         self.port.load = LoadMeter::new(config.rate, config.load_time_constant);
         self.port.config = config;
-        for slot in slots {
+        for &slot in slots.iter().chain(&held) {
             let flow = self.port.flows.get_mut(slot);
             flow.share = 0;
             if !same {
                 flow.level = Level(Level::COUNT_MAX);
             }
-            let floor = flow.level;
-            let mut place = discipline::Place::scavenger();
-            if floor != Level::SCAVENGER {
-                place = self
-                    .discipline
-                    .place(&self.port, now, self.port.flows.get(slot));
-                if place.lane != queue::SCAVENGER {
-                    place.level = promoted(floor, place.level);
-                }
-            }
-            self.enqueue(now, slot, place);
+        }
+        for slot in slots {
+            self.enqueue_again(now, slot);
         }
         Ok(())
     }
@@ -333,6 +331,8 @@ impl Link {
                 }
             }
             Event::FlowCancelled { flow } => self.cancel(now, flow),
+            Event::FlowHeld { flow } => self.hold(now, flow),
+            Event::FlowReleased { flow } => self.release(now, flow),
             Event::BatchBegan(spec) => self.batch_began(now, &spec),
             Event::RequestJoined {
                 batch,
@@ -393,6 +393,7 @@ impl Link {
         LinkSnapshot {
             waiting_by_level,
             waiting_by_stage: self.by_stage,
+            held: self.held,
             in_flight_bytes: self.in_flight.all,
             rho: self.port.load.rho(self.told),
             promotions: self.promotions,
@@ -450,7 +451,7 @@ impl Link {
             .saturating_sub(self.in_flight.all)
     }
 
-    /// Flows that have bytes still to be permitted.
+    /// Flows that have bytes still to be permitted and are not held.
     #[must_use]
     pub fn waiting_flows(&self) -> usize {
         self.waiting
@@ -550,8 +551,13 @@ impl Link {
                 if let Some(level) = flow.wire {
                     self.in_flight.remove(level, flow.outstanding);
                 }
-                self.dequeue(now, slot);
-                self.depart(slot);
+                if flow.is_held() {
+                    let remaining = flow.remaining;
+                    self.held.remove(remaining);
+                } else {
+                    self.dequeue(now, slot);
+                    self.depart(slot);
+                }
             }
         }
         self.port.flows.remove(id);

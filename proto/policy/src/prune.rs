@@ -59,7 +59,7 @@ pub use ledger::{
     BatchSlot, LOAD_BYTES_MAX, Ledger, MEMBERS_MAX, Member, MemberSlot, PortSlot, RATE_MAX,
 };
 
-use ledger::Weight;
+use ledger::{Sum, Weight};
 
 use crate::ids::{PortId, RequestId};
 use crate::time::{Span, Time};
@@ -192,6 +192,47 @@ pub struct Pruner {
     estimates: Vec<Estimate>,
     /// The last turn in which an earlier batch lost a request.
     last_loss: usize,
+    window: Window,
+}
+
+/// Turns whose sums are read together: see [`Window`].
+const WINDOW_TURNS: usize = 64;
+
+/// `L_i` of the next few batches, copied next to each other.
+///
+/// `σ` visits the batches in an order that memory knows nothing of, so each visit waits for memory, and that is what a
+/// run over thousands of batches would cost. A loop that does nothing but copy has the processor wait for many of them
+/// at once. The copies stay true for their turn: nobody is pruned whose batch did not have its turn yet.
+#[derive(Debug, Default)]
+struct Window {
+    sums: Vec<Sum>,
+    /// Where each turn's sums end.
+    ends: Vec<u32>,
+    /// Position of the first turn in it.
+    first: usize,
+}
+
+impl Window {
+    fn clear(&mut self) {
+        self.sums.clear();
+        self.ends.clear();
+        self.first = 0;
+    }
+
+    /// The sums of the batch at `position`; positions are asked for in ascending order.
+    fn of(&mut self, ledger: &Ledger, turns: &[Turn], position: usize) -> &[Sum] {
+        if position >= self.first + self.ends.len() {
+            self.clear();
+            self.first = position;
+            for turn in turns[position..].iter().take(WINDOW_TURNS) {
+                self.sums.extend_from_slice(ledger.sums(turn.batch));
+                self.ends.push(self.sums.len() as u32);
+            }
+        }
+        let index = position - self.first;
+        let begin = index.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.sums[begin as usize..self.ends[index] as usize]
+    }
 }
 
 /// Not in `σ`, or no pool yet.
@@ -228,9 +269,10 @@ impl Pruner {
     pub fn run(&mut self, ledger: &mut Ledger, turns: &[Turn], terms: &Terms) {
         self.reset(ledger, turns);
         for (position, turn) in turns.iter().enumerate() {
-            let mut worst = self.charge(ledger, turn.batch);
+            let mut worst = self.charge(ledger, turns, position);
             let set_aside = terms.doomed == Doomed::SetAside;
-            if set_aside && turn.first_due < turn.ready {
+            let drops_left = self.pruned.len() < terms.drops;
+            if set_aside && drops_left && turn.first_due < turn.ready {
                 self.prune_doomed(ledger, position, turn, terms);
                 worst = self.worst(ledger, turn.batch);
             }
@@ -269,6 +311,7 @@ impl Pruner {
         self.pruned.clear();
         self.estimates.clear();
         self.last_loss = 0;
+        self.window.clear();
         self.total.clear();
         self.total.resize(ledger.rates().len(), 0);
         self.pools.clear();
@@ -282,10 +325,10 @@ impl Pruner {
     }
 
     /// Adds `L_i` to `S` and finds `u*`. The one loop that runs over all traffic.
-    fn charge(&mut self, ledger: &Ledger, batch: BatchSlot) -> Option<Worst> {
+    fn charge(&mut self, ledger: &Ledger, turns: &[Turn], position: usize) -> Option<Worst> {
         let rates = ledger.rates();
         let mut worst = None;
-        for sum in ledger.sums(batch) {
+        for sum in self.window.of(ledger, turns, position) {
             let bytes = &mut self.total[sum.port as usize];
             *bytes += sum.bytes;
             let port = Worst {
@@ -371,8 +414,9 @@ impl Pruner {
     /// after it know all of `H` already.
     fn estimate_again(&mut self, ledger: &Ledger, turns: &[Turn], terms: &Terms) {
         self.total.fill(0);
+        self.window.clear();
         for (position, turn) in turns[..self.last_loss].iter().enumerate() {
-            let worst = self.charge(ledger, turn.batch);
+            let worst = self.charge(ledger, turns, position);
             self.estimates[position] = estimate(ledger, turn, worst, terms);
         }
     }

@@ -80,6 +80,23 @@ fn batches_are_ordered_by_red_and_not_by_their_most_urgent_member() {
 }
 
 #[test]
+fn the_ranking_has_the_red_of_each_batch_and_nobody_that_left_or_came_since_the_run() {
+    let mut admission = admission(config());
+    admission.handle(Time(0), arrival(1, &[(11, 900, 0)]));
+    admission.handle(Time(0), arrival(2, &[(21, 500, 0)]));
+    admission.handle(Time(0), arrival(3, &[(31, 700, 0)]));
+    order(&mut admission, 0);
+    let ranking = |admission: &Admission| -> Vec<(u64, u64)> {
+        let ranking = admission.ranking();
+        ranking.map(|(batch, red)| (batch.0, red.0)).collect()
+    };
+    assert_eq!(ranking(&admission), [(2, 500), (3, 700), (1, 900)]);
+    admission.handle(Time(0), departure(3));
+    admission.handle(Time(0), arrival(4, &[(41, 100, 0)]));
+    assert_eq!(ranking(&admission), [(2, 500), (1, 900)]);
+}
+
+#[test]
 fn a_batch_whose_traffic_does_not_fit_loses_its_heaviest_requests() {
     let mut admission = admission(config());
     // 600 ns of traffic until 400: without the 250, 350 remain.

@@ -679,3 +679,87 @@ fn what_cannot_be_cut_goes_in_one_piece_when_a_chunk_would_fit() {
     let chunk = link.peek_permit(Time(5), &spec(3, 2 * CHUNK, false));
     assert_eq!(chunk.map(|p| (p.bytes, p.last)), Some((CHUNK, false)));
 }
+
+/// A port on which whatever comes waits.
+fn busy() -> Port {
+    let mut port = Port::new(LinkConfig {
+        policy: PolicyKind::Laxity,
+        ..fluid()
+    });
+    port.submit(flow(1000, Stage::Collective, 100.0));
+    port.poll();
+    port
+}
+
+fn of_request(id: u64, request: u64) -> FlowSpec {
+    FlowSpec {
+        request: RequestId(request),
+        ..reuse(id, 1, 1)
+    }
+}
+
+#[test]
+fn a_held_flow_has_no_part_in_arbitration_until_it_is_released() {
+    let mut port = busy();
+    port.submit(of_request(1, 1));
+    port.submit(of_request(2, 2));
+    port.tell(Event::FlowHeld { flow: FlowId(1) });
+    port.tell(Event::FlowHeld { flow: FlowId(1) });
+    let snapshot = port.link.snapshot();
+    assert_eq!((snapshot.held.flows, snapshot.held.bytes > 0), (1, true));
+    assert_eq!(port.link.waiting_flows(), 2);
+    port.run_until(at(1e5));
+    // Everything else is done; only what was held is left, though the port idles.
+    assert_eq!(
+        (port.link.waiting_flows(), port.link.in_flight_bytes()),
+        (0, 0)
+    );
+    assert_eq!(port.link.snapshot().held.flows, 1);
+    assert_eq!(port.link.next_deadline(), None);
+    port.tell(Event::FlowReleased { flow: FlowId(1) });
+    port.tell(Event::FlowReleased { flow: FlowId(2) });
+    assert_eq!(port.link.snapshot().held.flows, 0);
+    port.run_out();
+    assert!(port.finish(1) > port.finish(2));
+}
+
+#[test]
+fn a_held_flow_can_be_cancelled_and_keeps_nothing() {
+    let mut port = busy();
+    port.submit(of_request(1, 1));
+    port.tell(Event::FlowHeld { flow: FlowId(1) });
+    port.tell(Event::FlowCancelled { flow: FlowId(1) });
+    port.tell(Event::FlowReleased { flow: FlowId(1) });
+    let snapshot = port.link.snapshot();
+    assert_eq!((snapshot.held.flows, snapshot.held.bytes), (0, 0));
+    // The collective is left.
+    assert_eq!((snapshot.requests, port.link.waiting_flows()), (0, 1));
+}
+
+#[test]
+fn a_flow_whose_request_cannot_be_known_again_has_no_neighbours() {
+    let mut port = busy();
+    for id in 1..=3 {
+        port.submit(of_request(id, 1));
+    }
+    port.tell(Event::FlowHeld { flow: FlowId(2) });
+    for id in [1, 3] {
+        port.tell(Event::FlowCancelled { flow: FlowId(id) });
+    }
+    // Their records go to others.
+    for id in [4, 5, 6] {
+        port.submit(of_request(id, 2));
+    }
+    // As many as can be known, and somebody waits for each.
+    for id in 100..100 + REQUESTS_MAX as u64 {
+        port.submit(of_request(id, id));
+    }
+    port.tell(Event::FlowReleased { flow: FlowId(2) });
+    port.tell(Event::FlowCancelled { flow: FlowId(2) });
+    // Request 2 is forgotten with its last flow, as ever.
+    let before = port.link.snapshot().requests;
+    for id in [4, 5, 6] {
+        port.tell(Event::FlowCancelled { flow: FlowId(id) });
+    }
+    assert_eq!(port.link.snapshot().requests, before - 1);
+}

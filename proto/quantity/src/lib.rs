@@ -178,6 +178,64 @@ quantity!(Bytes, BYTES_UNITS, BYTES_WANTED, bare: true);
 quantity!(Rate, RATE_UNITS, RATE_WANTED, bare: true);
 quantity!(Nanos, NANOS_UNITS, NANOS_WANTED, bare: false);
 
+/// `value` with three significant digits and the first unit in which it is below `step`; the last one has no such bound.
+fn about(value: f64, step: f64, units: &[&str]) -> String {
+    let mut value = value;
+    let mut units = units.iter();
+    let mut unit = units.next().copied().unwrap_or("");
+    // What would be shown as 1000 is 1 of the next unit.
+    for next in units {
+        if value < 999.5 {
+            break;
+        }
+        value /= step;
+        unit = next;
+    }
+    match value {
+        whole if whole.fract() == 0.0 => format!("{whole:.0} {unit}"),
+        small if small < 9.995 => format!("{small:.2} {unit}"),
+        middle if middle < 99.95 => format!("{middle:.1} {unit}"),
+        large => format!("{large:.0} {unit}"),
+    }
+}
+
+impl Bytes {
+    /// For people to read, not to be parsed: `11.6 GiB`.
+    #[must_use]
+    pub fn about(self) -> String {
+        about(
+            self.0 as f64,
+            1024.0,
+            &["B", "KiB", "MiB", "GiB", "TiB", "PiB"],
+        )
+    }
+}
+
+impl Rate {
+    /// For people to read, not to be parsed: `100 Gbit/s`.
+    #[must_use]
+    pub fn about(self) -> String {
+        let bits = self.0 as f64 * 8.0;
+        about(
+            bits,
+            1000.0,
+            &["bit/s", "Kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"],
+        )
+    }
+}
+
+impl Nanos {
+    /// For people to read, not to be parsed: `1.24 s`.
+    #[must_use]
+    pub fn about(self) -> String {
+        let minutes = self.0 as f64 / 6e10;
+        if minutes >= 2.0 {
+            return about(minutes, f64::INFINITY, &["min"]);
+        }
+        about(self.0 as f64, 1000.0, &["ns", "µs", "ms", "s"])
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -215,6 +273,19 @@ mod tests {
         assert_eq!(Rate(12_500_000_000).to_string(), "100Gbit");
         assert_eq!(Bytes(1 << 20).to_string(), "1MiB");
         assert_eq!(Nanos(20_000_000).to_string(), "20ms");
+    }
+
+    #[test]
+    fn what_is_shown_to_people_has_three_digits_and_a_unit_that_suits() {
+        assert_eq!(Bytes(0).about(), "0 B");
+        assert_eq!(Bytes(999).about(), "999 B");
+        assert_eq!(Bytes(12_500_000_000).about(), "11.6 GiB");
+        assert_eq!(Bytes(1_048_575).about(), "1.00 MiB");
+        assert_eq!(Bytes(u64::MAX).about(), "16384 PiB");
+        assert_eq!(Rate(12_500_000_000).about(), "100 Gbit/s");
+        assert_eq!(Nanos(1_234_567).about(), "1.23 ms");
+        assert_eq!(Nanos(1_240_000_000).about(), "1.24 s");
+        assert_eq!(Nanos(600_000_000_000).about(), "10 min");
     }
 
     proptest::proptest! {

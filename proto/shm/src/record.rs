@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! word 0  stage | direction << 8 | nic << 16 | receiver_bound << 24 | layer << 32
-//!         | whole << 48
+//!         | whole << 48 | peer << 56
 //! word 1  bytes        word 2  batch, or tag        word 3  request        word 4  deadline
 //! word 5  next | opcode << 16
 //! ```
@@ -112,6 +112,9 @@ pub struct Flow {
     /// on a queue pair. It is permitted as a whole, however large, and while nothing waits on
     /// its port it may be sent on credit whatever its stage.
     pub whole: bool,
+    /// The other end, as announced on the same lane ([`Record::Peer`]); 0 if unknown. Of flows that come in
+    /// it says whose egress they load, too.
+    pub peer: u8,
     /// Bytes to move, at most [`FLOW_BYTES_MAX`].
     pub bytes: u64,
     /// The batch, 0 if unknown.
@@ -135,6 +138,7 @@ impl Flow {
             | (self.nic as u64) << 16
             | (self.receiver_bound as u64) << 24
             | ((self.whole as u64) << WHOLE.trailing_zeros())
+            | (self.peer as u64) << 56
     }
 
     /// Which of the lane's credit counters this flow draws on, `None` if it has none.
@@ -230,6 +234,13 @@ pub enum Record {
         /// Which batch.
         batch: u64,
     },
+    /// What flows of this lane mean by a number in [`Flow::peer`], from here on.
+    Peer {
+        /// The number, not 0.
+        peer: u8,
+        /// Its address: IPv6, or IPv4 mapped into it; of RoCE v2 the GID.
+        address: [u8; 16],
+    },
 }
 
 /// A descriptor that encodes no record. The daemon should detach the client: its memory is
@@ -269,6 +280,7 @@ const OP_BATCH_QUEUED: u32 = 19;
 const OP_LAYER_BEGIN: u32 = 20;
 const OP_COMPUTE_END: u32 = 21;
 const OP_BATCH_END: u32 = 22;
+const OP_PEER: u32 = 23;
 
 /// Words of a descriptor that are used.
 pub const WORDS: usize = 6;
@@ -342,7 +354,7 @@ pub(crate) fn decode_flow(descriptor: &Descriptor) -> Result<Flow, Garbage> {
         return Err(Garbage::Stage(stage));
     }
     // Direction, `receiver_bound` and `whole` are 0 or 1, and there is nothing else.
-    if head & 0xfffe_0000_fe00_fe00 != 0 {
+    if head & 0x00fe_0000_fe00_fe00 != 0 {
         return Err(Garbage::Reserved(descriptor.opcode()));
     }
     if bytes > FLOW_BYTES_MAX {
@@ -374,6 +386,7 @@ const _: () = {
     assert!(offset_of!(Flow, stage) == 0 && offset_of!(Flow, direction) == 1);
     assert!(offset_of!(Flow, nic) == 2 && offset_of!(Flow, receiver_bound) == 3);
     assert!(offset_of!(Flow, layer) == 4 && offset_of!(Flow, whole) == 6);
+    assert!(offset_of!(Flow, peer) == 7);
     assert!(offset_of!(Flow, bytes) == 8);
     assert!(offset_of!(Flow, batch) == 16 && offset_of!(Flow, request) == 24);
     assert!(offset_of!(Flow, deadline_ns) == 32);
@@ -414,6 +427,11 @@ impl Record {
             Self::LayerBegin { batch, layer } => simple(OP_LAYER_BEGIN, layer, [0, batch, 0, 0]),
             Self::ComputeEnd { batch } => simple(OP_COMPUTE_END, 0, [0, batch, 0, 0]),
             Self::BatchEnd { batch } => simple(OP_BATCH_END, 0, [0, batch, 0, 0]),
+            Self::Peer { peer, address } => {
+                let address = u128::from_le_bytes(address);
+                let halves = [address as u64, (address >> 64) as u64];
+                simple(OP_PEER, peer as u16, [halves[0], halves[1], 0, 0])
+            }
         }
     }
 
@@ -471,6 +489,10 @@ impl Record {
             OP_LAYER_BEGIN => Self::LayerBegin { batch, layer },
             OP_COMPUTE_END => Self::ComputeEnd { batch },
             OP_BATCH_END => Self::BatchEnd { batch },
+            OP_PEER => Self::Peer {
+                peer: layer as u8,
+                address: (u128::from(bytes) | u128::from(batch) << 64).to_le_bytes(),
+            },
             other => return Err(Garbage::Opcode(other)),
         };
         // One encoding per record: whatever this record does not use must be zero.

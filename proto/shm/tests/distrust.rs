@@ -82,7 +82,7 @@ proptest! {
     #[test]
     fn every_flow_reads_back(
         stage in 1_u8..=5, nic: u8, layer: u16, bytes in 0_u64..1 << 52, ids: [u64; 3],
-        ingress: bool, receiver_bound: bool, whole: bool, observed: bool,
+        ingress: bool, receiver_bound: bool, whole: bool, peer: u8, observed: bool,
     ) {
         let direction = if ingress {
             laxity_shm::record::Direction::Ingress
@@ -92,7 +92,7 @@ proptest! {
         let flow = Flow {
             stage: Stage::from_number(stage).expect("1 to 5"),
             direction, nic, layer, bytes, batch: ids[0], request: ids[1], deadline_ns: ids[2],
-            receiver_bound, whole,
+            receiver_bound, whole, peer,
         };
         for record in [Record::Submit(flow), Record::SubmitOnCredit { flow, observed }] {
             prop_assert_eq!(Record::decode(&record.encode().with_next(9)), Ok(record));
@@ -112,6 +112,7 @@ proptest! {
             Record::LayerBegin { batch: a, layer: n },
             Record::ComputeEnd { batch: a },
             Record::BatchEnd { batch: a },
+            Record::Peer { peer: n as u8, address: (u128::from(a) << 64 | u128::from(b)).to_be_bytes() },
         ] {
             prop_assert_eq!(Record::decode(&record.encode()), Ok(record));
         }

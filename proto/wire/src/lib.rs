@@ -1,17 +1,19 @@
 //! Control-plane messages between laxityd and its operators.
 //!
 //! [`control`] is the local control socket of architecture §3: what `laxity status` and
-//! `laxity bypass` speak. Nothing on the data path passes through this crate; that is
-//! `laxity-shm`.
+//! `laxity bypass` speak. [`v1`] is what daemons, the coordinator and its operators say to each
+//! other, by gRPC. Nothing on the data path passes through this crate; that is `laxity-shm`, and
+//! nothing that enters an application's process depends on it.
 #![forbid(unsafe_code)]
 
 pub mod client;
 pub mod control;
 mod status;
+pub mod v1;
 
 pub use client::{ControlClient, ControlError};
 pub use control::{Envelope, Request, Response};
 pub use status::{
-    ClientStatus, LevelStatus, PermittedBytes, PortStatus, SchedulerStatus, StageStatus, Status,
-    Totals, WaitStatus,
+    ClientStatus, ClusterStatus, LevelStatus, PermittedBytes, PortStatus, SchedulerStatus,
+    StageStatus, Status, Totals, WaitStatus,
 };

@@ -24,8 +24,59 @@ pub struct Status {
     pub ports: Vec<PortStatus>,
     /// Sums over clients (gone ones too) and ports.
     pub totals: Totals,
+    /// The part in a cluster; none without a coordinator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<ClusterStatus>,
     /// The scheduler thread.
     pub scheduler: SchedulerStatus,
+}
+
+/// The daemon's part in a cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterStatus {
+    /// Where the coordinator is.
+    pub endpoint: String,
+    /// What this host is called there.
+    pub host: String,
+    /// There is a stream.
+    pub connected: bool,
+    /// Release of the coordinator, as it says.
+    pub coordinator: String,
+    /// An operator has taken this host out of the cluster's order.
+    pub drained: bool,
+    /// Whose order between batches is in force: `cluster`, or the daemon's `own`.
+    pub order: String,
+    /// Term of the newest order of the coordinator that was applied.
+    pub term: Option<u64>,
+    /// Its sequence.
+    pub sequence: Option<u64>,
+    /// Milliseconds since it was last confirmed.
+    pub age_ms: Option<u64>,
+    /// Orders applied.
+    pub orders: u64,
+    /// Orders refused because a later one, or one of a later term, was seen before.
+    pub stale_orders: u64,
+    /// Orders dropped because a part was missing or made no sense.
+    pub broken_orders: u64,
+    /// Streams that a coordinator welcomed.
+    pub connects: u64,
+    /// Attempts that failed, and streams that ended.
+    pub failures: u64,
+    /// Reports sent.
+    pub reports: u64,
+    /// Events that the coordinator refused.
+    pub refused_events: u64,
+    /// Fetches from other hosts that it could order.
+    #[serde(default)]
+    pub fetches: u64,
+    /// Times that it had one wait.
+    #[serde(default)]
+    pub fetches_held: u64,
+    /// Fetches that waited for as long as they may, and went ahead.
+    #[serde(default)]
+    pub fetches_ahead: u64,
+    /// Why there was no stream last time; empty if there always was.
+    pub problem: String,
 }
 
 /// One attached process.
@@ -86,6 +137,12 @@ pub struct PortStatus {
     pub waiting_flows: u64,
     /// Their bytes.
     pub waiting_bytes: u64,
+    /// Flows that are held back: others that read from the same host come first.
+    #[serde(default)]
+    pub held_flows: u64,
+    /// Their bytes that are not yet permitted.
+    #[serde(default)]
+    pub held_bytes: u64,
     /// `P1` … `PK` and `scavenger`, from the highest.
     pub levels: Vec<LevelStatus>,
     /// The stages, by number.

@@ -96,7 +96,8 @@ typedef struct lax_flow {
     uint8_t nic;            /* index of the NIC in the daemon's configuration */
     uint8_t receiver_bound; /* the receiving side is the bottleneck, not this port */
     uint8_t whole;          /* goes out in one piece, like a work request: granted as a whole */
-    uint8_t reserved[5];    /* zero */
+    uint8_t peer;           /* the other end, see lax_peer; 0 if unknown */
+    uint8_t reserved[4];    /* zero */
     uint64_t bytes;         /* bytes to move */
     uint64_t batch;         /* 0 if unknown */
     uint64_t request;       /* 0 if unknown, or all of the batch */
@@ -104,7 +105,7 @@ typedef struct lax_flow {
 } lax_flow;
 
 #define LAX_FLOW_INIT \
-    { sizeof(lax_flow), 0, LAX_STAGE_BACKGROUND, LAX_EGRESS, 0, 0, 0, {0, 0, 0, 0, 0}, 0, 0, 0, 0 }
+    { sizeof(lax_flow), 0, LAX_STAGE_BACKGROUND, LAX_EGRESS, 0, 0, 0, 0, {0, 0, 0, 0}, 0, 0, 0, 0 }
 
 /* A flow that was submitted. Yours to store and move, not to read, nor to use twice by copying.
  * Bring each to its last grant or cancel it, on the lane that submitted it. */
@@ -152,6 +153,11 @@ int lax_is_scheduled(const lax_client *client);
 
 /* DSCP that the daemon gives a level; 0 (unmarked) without a daemon. */
 uint8_t lax_dscp(const lax_client *client, uint8_t level);
+
+/* The number of the peer with this address (IPv6, or IPv4 mapped into it; of RoCE v2 the GID), for
+ * lax_flow.peer. Name it for what you fetch (LAX_INGRESS): the sender's host does not know of it, and many
+ * that fetch from one host are put in order by the coordinator. 0 for NULL, and beyond 255 peers. */
+uint8_t lax_peer(const uint8_t address[16]);
 
 int lax_get_stats(const lax_client *client, lax_stats *stats);
 

@@ -44,7 +44,8 @@ pub struct LaxFlow {
     nic: u8,
     receiver_bound: u8,
     whole: u8,
-    reserved: [u8; 5],
+    peer: u8,
+    reserved: [u8; 4],
     bytes: u64,
     batch: u64,
     request: u64,
@@ -134,6 +135,7 @@ impl LaxFlow {
             deadline_ns: self.deadline_ns,
             receiver_bound: self.receiver_bound != 0,
             whole: self.whole != 0,
+            peer: self.peer,
         })
     }
 }
@@ -250,6 +252,18 @@ pub unsafe extern "C" fn lax_dscp(client: *const Client, level: u8) -> u8 {
     guarded(0, || {
         // SAFETY: upheld by the caller.
         unsafe { client.as_ref() }.map_or(0, |client| client.dscp(level))
+    })
+}
+
+/// Number of a peer.
+///
+/// # Safety
+/// `address` is null or points to 16 bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_peer(address: *const [u8; 16]) -> u8 {
+    guarded(0, || {
+        // SAFETY: upheld by the caller; bytes need no alignment.
+        unsafe { address.as_ref() }.map_or(0, |address| crate::peers::number(*address))
     })
 }
 

@@ -19,6 +19,7 @@ use laxity_shm::sleep::{lately_ns, now_ns};
 
 use crate::client::Core;
 use crate::hint::Hint;
+use crate::peers;
 use crate::place::Place;
 use crate::stats::LaneCounters;
 use crate::ticket::{Mark, SEATS, Ticket};
@@ -238,6 +239,9 @@ impl Lane {
     /// `None` if the lane is full.
     #[inline]
     fn submit_gated(&mut self, flow: &Flow) -> Option<Ticket> {
+        if flow.peer != 0 {
+            self.introduce(flow.peer);
+        }
         let Some(place) = &mut self.place else {
             return self.submit_without_place(flow);
         };
@@ -266,6 +270,16 @@ impl Lane {
             granted: 0,
             mark,
         })
+    }
+
+    /// Tells the daemon who a peer is, once per lane: whatever uses credit came this way before.
+    fn introduce(&mut self, peer: u8) {
+        if let Some(place) = &mut self.place
+            && place.introduces(peer)
+            && let Some(address) = peers::address(peer)
+        {
+            self.say(Record::Peer { peer, address });
+        }
     }
 
     /// On credit that was just found: the lane may be full as far as known.

@@ -24,6 +24,7 @@ mod hint;
 mod lane;
 pub mod memory;
 mod options;
+pub mod peers;
 mod place;
 pub mod scope;
 mod session;

@@ -25,6 +25,8 @@ pub(crate) struct Place {
     pub(crate) turn: u64,
     /// Tag of the record at which the daemon was last told that many wait.
     told: u64,
+    /// Peers that the daemon was told of on this lane, a bit each.
+    introduced: [u64; 4],
 }
 
 /// Leave to send ahead of any permit. What is left for the kind of flow that used it last is at
@@ -164,8 +166,18 @@ impl Place {
             index: seat.index,
             turn: seat.turn,
             told: 0,
+            introduced: [0; 4],
             session,
         }
+    }
+
+    /// Whether this is the first that the daemon hears of a peer on this lane.
+    #[inline]
+    pub(crate) fn introduces(&mut self, peer: u8) -> bool {
+        let (word, bit) = (usize::from(peer / 64), 1 << (peer % 64));
+        let known = self.introduced[word] & bit != 0;
+        self.introduced[word] |= bit;
+        !known
     }
 
     /// Gives the seat back; `gated` are the flows that hold slots.

@@ -17,7 +17,7 @@ use crate::settings::Settings;
 const ECN: u8 = 0b11;
 
 /// Whether a change of a queue pair carries the address vector with which it becomes ready to receive.
-fn sets_class(attr: &ibv_qp_attr, mask: i32) -> bool {
+pub(crate) fn has_address(attr: &ibv_qp_attr, mask: i32) -> bool {
     let wanted = ibv_qp_attr_mask::IBV_QP_STATE.0 | ibv_qp_attr_mask::IBV_QP_AV.0;
     mask as u32 & wanted == wanted
         && attr.qp_state == ibv_qp_state::IBV_QPS_RTR
@@ -26,7 +26,7 @@ fn sets_class(attr: &ibv_qp_attr, mask: i32) -> bool {
 
 /// Gives a queue pair its class, if this change sets one.
 pub(crate) fn apply(attr: &mut ibv_qp_attr, mask: i32) {
-    if !sets_class(attr, mask) {
+    if !has_address(attr, mask) {
         return;
     }
     let class = &mut attr.ah_attr.grh.traffic_class;
@@ -101,11 +101,11 @@ mod tests {
         let mut attr: ibv_qp_attr = unsafe { core::mem::zeroed() };
         let mask = (ibv_qp_attr_mask::IBV_QP_STATE.0 | ibv_qp_attr_mask::IBV_QP_AV.0) as i32;
         attr.qp_state = ibv_qp_state::IBV_QPS_RTR;
-        assert!(!sets_class(&attr, mask), "no global route");
+        assert!(!has_address(&attr, mask), "no global route");
         attr.ah_attr.is_global = 1;
-        assert!(sets_class(&attr, mask));
-        assert!(!sets_class(&attr, ibv_qp_attr_mask::IBV_QP_STATE.0 as i32));
+        assert!(has_address(&attr, mask));
+        assert!(!has_address(&attr, ibv_qp_attr_mask::IBV_QP_STATE.0 as i32));
         attr.qp_state = ibv_qp_state::IBV_QPS_RTS;
-        assert!(!sets_class(&attr, mask));
+        assert!(!has_address(&attr, mask));
     }
 }

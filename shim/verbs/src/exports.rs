@@ -206,6 +206,10 @@ pub(crate) unsafe fn modify(
     WITHIN.set(true);
     let result = real(&mut changed);
     WITHIN.set(false);
+    if result == 0 && class::has_address(&changed, mask) {
+        // SAFETY: plain bytes, whichever of its forms the union was written in.
+        queue_pair.connects(unsafe { changed.ah_attr.grh.dgid.raw });
+    }
     if let Some(to) = to {
         queue_pair.moved(to, result == 0);
     }

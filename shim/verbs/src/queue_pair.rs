@@ -29,7 +29,7 @@ use core::ptr;
 use std::collections::VecDeque;
 
 use ahead::Ahead;
-use laxity_client::{Flow, Lane, Ticket};
+use laxity_client::{Flow, Lane, Ticket, peers};
 use parking_lot::Mutex;
 use rdma_sys::{
     ibv_cq, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
@@ -37,6 +37,7 @@ use rdma_sys::{
 };
 
 use crate::builder::Builder;
+use crate::classify::Route;
 use crate::contexts::{Context, PostSend};
 use crate::lanes::{self, LANES, Shard};
 use crate::list::{Posted, call, is_full, pass};
@@ -136,6 +137,8 @@ struct State {
     halted: bool,
     /// RC or UC: others pass.
     scheduled: bool,
+    /// The other end, 0 if unknown.
+    peer: u8,
     signals_all: bool,
     limits: Option<Limits>,
     asked_limits: bool,
@@ -218,6 +221,11 @@ impl QueuePair {
         }
     }
 
+    /// Its other end is known: the GID with which it becomes ready to receive.
+    pub(crate) fn connects(&self, gid: [u8; 16]) {
+        self.state.lock().peer = peers::number(gid);
+    }
+
     /// The queue pair is destroyed: what waits is dropped, as the provider drops what it has.
     pub(crate) fn close(&'static self) {
         let mut state = self.state.lock();
@@ -267,6 +275,7 @@ impl QueuePair {
             ibv_qp_state::IBV_QPS_RESET => {
                 self.drop_all(&mut state);
                 state.standing = Standing::Unknown;
+                state.peer = 0;
             }
             _ => {}
         }
@@ -429,7 +438,7 @@ impl QueuePair {
         accepted: bool,
     ) -> Posted {
         self.end_ahead(state);
-        let nic = state.context.map_or(u8::MAX, Context::nic);
+        let route = state.route();
         let mut first = first;
         let mut result = Ok(());
         let before = state.waiting.len();
@@ -444,7 +453,7 @@ impl QueuePair {
                 }
             }
             // SAFETY: as above.
-            let (work, flow) = unsafe { (Work::copy(wr), classify::flow(wr, nic)) };
+            let (work, flow) = unsafe { (Work::copy(wr), classify::flow(wr, route)) };
             let leave = match (first.take(), flow) {
                 (Some(ticket), _) => Leave::Waits(ticket),
                 (None, Some(flow)) => Leave::Unasked(flow),
@@ -692,6 +701,14 @@ impl QueuePair {
 }
 
 impl State {
+    /// Between which ends its work requests go.
+    fn route(&self) -> Route {
+        Route {
+            nic: self.context.map_or(u8::MAX, Context::nic),
+            peer: self.peer,
+        }
+    }
+
     /// Nothing waits, and the provider takes what comes.
     fn is_clear(&self) -> bool {
         matches!(self.standing, Standing::Ready) && self.waiting.is_empty()

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use laxity_wire::{ControlClient, ControlError, PortStatus, Status};
+use laxity_wire::{ClusterStatus, ControlClient, ControlError, PortStatus, Status};
 
 use crate::output::say;
 
@@ -87,6 +87,44 @@ fn overview(status: &Status) -> String {
     parts.join("\n\n")
 }
 
+/// Whose order holds, and how old it is.
+fn cluster_line(cluster: &ClusterStatus) -> String {
+    let link = if cluster.connected {
+        format!("attends {} as {}", cluster.endpoint, cluster.host)
+    } else if cluster.problem.is_empty() {
+        format!("connects to {}", cluster.endpoint)
+    } else {
+        format!(
+            "no coordinator at {}: {}",
+            cluster.endpoint, cluster.problem
+        )
+    };
+    let epoch = match (cluster.term, cluster.sequence, cluster.age_ms) {
+        (Some(term), Some(sequence), age) => {
+            let age = age.map_or(String::new(), |ms| format!(", confirmed {ms} ms ago"));
+            format!("{term}.{sequence}{age}")
+        }
+        _ => "none yet".to_owned(),
+    };
+    let order = match cluster.order.as_str() {
+        "cluster" => format!("the coordinator's order is in force ({epoch})"),
+        _ if cluster.drained => "drained: this daemon's own order is in force".to_owned(),
+        _ => format!("this daemon's own order is in force (last of the coordinator: {epoch})"),
+    };
+    let mut line = format!("{link}; {order}");
+    if cluster.fetches_held > 0 {
+        line.push_str(&format!(
+            ", {} of {} fetches had to wait ({} for as long as they may)",
+            cluster.fetches_held, cluster.fetches, cluster.fetches_ahead
+        ));
+    }
+    let refused = cluster.stale_orders + cluster.broken_orders;
+    if refused > 0 {
+        line.push_str(&format!(", {refused} orders refused"));
+    }
+    line
+}
+
 fn headline(status: &Status) -> String {
     let totals = &status.totals;
     let state = match status.mode.as_str() {
@@ -119,6 +157,9 @@ fn headline(status: &Status) -> String {
         totals.deadline_misses,
         totals.pruned_requests,
     ));
+    if let Some(cluster) = &status.cluster {
+        line.push_str(&format!("\n{}", cluster_line(cluster)));
+    }
     if totals.garbage_records > 0 {
         line.push_str(&format!(
             "\n{} records made no sense; see the daemon's log",
@@ -179,8 +220,12 @@ fn port_lines(port: &PortStatus) -> String {
         ]);
     }
     align_numbers(&mut table, 1);
+    let held = match port.held_flows {
+        0 => String::new(),
+        flows => format!(", {flows} flows ({}) held back", bytes(port.held_bytes)),
+    };
     format!(
-        "{} {}: {}/s, load {:.0} %, {} of {} in flight, {} promotions, {} demotions\n{table}",
+        "{} {}: {}/s, load {:.0} %, {} of {} in flight{held}, {} promotions, {} demotions\n{table}",
         port.name,
         port.direction,
         bytes(port.rate_bytes_per_s),
@@ -200,27 +245,15 @@ pub(crate) fn table(header: &[&str]) -> Table {
     table
 }
 
-fn align_numbers(table: &mut Table, from: usize) {
+pub(crate) fn align_numbers(table: &mut Table, from: usize) {
     for column in table.column_iter_mut().skip(from) {
         column.set_cell_alignment(CellAlignment::Right);
     }
 }
 
 /// Bytes with a binary unit, three significant digits.
-fn bytes(count: u64) -> String {
-    let mut value = count as f64;
-    for unit in ["B", "KiB", "MiB", "GiB", "TiB"] {
-        if value < 1000.0 {
-            return match unit {
-                "B" => format!("{count} B"),
-                _ if value < 10.0 => format!("{value:.2} {unit}"),
-                _ if value < 100.0 => format!("{value:.1} {unit}"),
-                _ => format!("{value:.0} {unit}"),
-            };
-        }
-        value /= 1024.0;
-    }
-    format!("{value:.1} PiB")
+pub(crate) fn bytes(count: u64) -> String {
+    laxity_quantity::Bytes(count).about()
 }
 
 fn duration(ms: u64) -> String {
@@ -243,7 +276,7 @@ mod tests {
         assert_eq!(bytes(0), "0 B");
         assert_eq!(bytes(999), "999 B");
         assert_eq!(bytes(1536), "1.50 KiB");
-        assert_eq!(bytes(64 << 10), "64.0 KiB");
+        assert_eq!(bytes(64 << 10), "64 KiB");
         assert_eq!(bytes(12_500_000_000), "11.6 GiB");
     }
 

@@ -91,9 +91,21 @@ pub(crate) struct RunArgs {
     /// Share of the reused tokens that live on the first unit
     #[arg(long, value_name = "SHARE")]
     victim_share: Option<f64>,
+    /// Blocks are read by the host that needs them (RDMA READ), unseen by their holder's daemon, and not sent by it
+    #[arg(long)]
+    reads: bool,
     /// Kill the victim unit's daemon (SIGKILL) this many seconds into each scheduled run
     #[arg(long, value_name = "S")]
     kill_daemon_at: Option<f64>,
+    /// Run one laxity-coordinator for all hosts in each scheduled run
+    #[arg(long)]
+    coordinator: bool,
+    /// Configuration of the coordinator, such as its [policy]
+    #[arg(long, value_name = "FILE", requires = "coordinator")]
+    coordinator_config: Option<PathBuf>,
+    /// Kill the coordinator (SIGKILL) this many seconds into each scheduled run
+    #[arg(long, value_name = "S", requires = "coordinator")]
+    kill_coordinator_at: Option<f64>,
     /// Everything that can be set about the lab, as TOML; see --show-config
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -143,6 +155,13 @@ impl RunArgs {
         }
         config.requests_per_second = self.requests_per_second.or(config.requests_per_second);
         config.kill_daemon_at = self.kill_daemon_at.or(config.kill_daemon_at);
+        config.reads |= self.reads;
+        config.coordinator |= self.coordinator;
+        config.coordinator_config = self
+            .coordinator_config
+            .clone()
+            .or(config.coordinator_config);
+        config.kill_coordinator_at = self.kill_coordinator_at.or(config.kill_coordinator_at);
         config.laxityd = self.laxityd.clone().or(config.laxityd);
         config.validate()?;
         Ok(config)

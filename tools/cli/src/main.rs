@@ -5,6 +5,8 @@
 //! `run`, `lab exec` and `lab shell` end as the command that they run.
 #![forbid(unsafe_code)]
 
+mod certs;
+mod cluster;
 mod contention;
 mod doctor;
 mod host;
@@ -58,6 +60,12 @@ enum Command {
     /// Real hosts on one machine: network namespaces, real TCP, a shaped fabric
     #[command(subcommand)]
     Lab(lab::LabCommand),
+    /// A cluster's coordinator: hosts, the order of batches and why, policy, drains
+    #[command(subcommand, after_long_help = cluster::HELP)]
+    Cluster(cluster::ClusterCommand),
+    /// Make a CA and certificates for a trial of the coordinator with TLS
+    #[command(after_long_help = certs::HELP)]
+    Certs(certs::CertsArgs),
     /// A cluster of thousands of GPUs in virtual time, under the scheduler's own decision code
     #[command(subcommand)]
     Sim(sim::SimCommand),
@@ -87,6 +95,8 @@ fn main() -> ExitCode {
         Command::Run(args) => return run::run(&args),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Profiles(args) => profiles::profiles(&args).map(done),
+        Command::Cluster(command) => cluster::run(&command).map(done),
+        Command::Certs(args) => certs::certs(&args).map(done),
         Command::Lab(command) => lab::run(command),
         Command::Sim(command) => sim::run(command, &sim::simulate),
         Command::Completions { shell } => manual::completions(shell).map(done),

@@ -72,6 +72,9 @@ pub struct LabConfig {
     pub tokens_max: u32,
     /// Share of the reused tokens whose prefixes live on the first unit, the victim (MFS §2.2).
     pub victim_share: f64,
+    /// Whether reused blocks are read by the host that needs them, as with RDMA READ, and not sent by the one that holds
+    /// them: then the holder's daemon sees nothing of them, and each reader's only its own.
+    pub reads: bool,
     /// Bytes that a daemon permits at once.
     pub chunk_bytes: u64,
     /// Bytes that a daemon lets be in flight on its port.
@@ -88,6 +91,12 @@ pub struct LabConfig {
     pub scavenger_dscp: u8,
     /// Seconds into each scheduled run at which one daemon, the victim's, is killed by SIGKILL.
     pub kill_daemon_at: Option<f64>,
+    /// Whether one `laxity-coordinator` orders the work of all hosts in each scheduled run.
+    pub coordinator: bool,
+    /// Its configuration file; its defaults if not given.
+    pub coordinator_config: Option<PathBuf>,
+    /// Seconds into each scheduled run at which the coordinator is killed by SIGKILL, for good.
+    pub kill_coordinator_at: Option<f64>,
     /// Run a few requests one by one first and report how far the analytic contention-free TTFT
     /// is from what they measured.
     pub validate_ideal: bool,
@@ -115,6 +124,7 @@ impl Default for LabConfig {
             model: ModelConfig::default(),
             tokens_max: 8192,
             victim_share: 0.75,
+            reads: false,
             chunk_bytes: 32 << 10,
             window_bytes: 1 << 20,
             socket_buffer_bytes: 64 << 10,
@@ -122,6 +132,9 @@ impl Default for LabConfig {
             level_dscp: vec![46, 34, 26, 18, 18, 10, 10, 10],
             scavenger_dscp: 8,
             kill_daemon_at: None,
+            coordinator: false,
+            coordinator_config: None,
+            kill_coordinator_at: None,
             validate_ideal: true,
             laxityd: None,
         }
@@ -245,6 +258,12 @@ impl LabConfig {
             "must lie between 0 and duration_s, while requests arrive",
         )?;
         check(
+            self.kill_coordinator_at
+                .is_none_or(|at| self.coordinator && (0.0..=self.duration_s).contains(&at)),
+            "kill_coordinator_at",
+            "needs `coordinator`, and must lie between 0 and duration_s",
+        )?;
+        check(
             (0.0..=1.0).contains(&self.victim_share),
             "victim_share",
             "must be 0 to 1",
@@ -329,6 +348,14 @@ impl LabConfig {
             (
                 self.kill_daemon_at.is_none(),
                 "# kill_daemon_at = 8.0  # not set: no daemon is killed\n",
+            ),
+            (
+                self.coordinator_config.is_none(),
+                "# coordinator_config = \"coordinator.toml\"  # not set: its defaults\n",
+            ),
+            (
+                self.kill_coordinator_at.is_none(),
+                "# kill_coordinator_at = 8.0  # not set: it is not killed\n",
             ),
             (
                 self.laxityd.is_none(),

@@ -14,6 +14,7 @@ use nix::sys::time::TimeVal;
 use serde::{Deserialize, Serialize};
 
 use crate::config::LabConfig;
+use crate::coordinator::{Coordinator, CoordinatorRecord};
 use crate::daemons::{self, Daemons};
 use crate::fabric::{self, PortCounters, WireClass};
 use crate::message::{self, Notice, Order, WorkerReport};
@@ -89,6 +90,9 @@ pub struct RunRecord {
     pub links: Vec<LinkRecord>,
     /// Daemons that were started again.
     pub daemon_restarts: u32,
+    /// What daemons said of the coordinator at the end; none if there was none.
+    #[serde(default)]
+    pub coordinator: Option<CoordinatorRecord>,
     /// Processors that were busy on average, over the whole machine.
     pub busy_cores: f64,
     /// Processors that the lab's workers and daemons kept busy on average. The kernel's work on
@@ -161,6 +165,13 @@ impl<'a> Controller<'a> {
             batch(inside.as_deref(), tc, &shape(fabric::HOST_PORT))?;
             batch(None, tc, &shape(&fabric::switch_port(host)))?;
         }
+        if config.coordinator {
+            batch(None, ip, &fabric::management_script(hosts))?;
+            for host in 0..hosts {
+                let inside = Some(fabric::namespace(host));
+                batch(inside.as_deref(), ip, &fabric::management_host_script(host))?;
+            }
+        }
         Ok(controller)
     }
 
@@ -206,15 +217,27 @@ impl<'a> Controller<'a> {
             scheduled,
         };
         fs::write(folder.join(SPEC_FILE), serde_json::to_vec(&spec)?)?;
+        let mut coordinator = match &self.spec.tools.coordinator {
+            Some(program) if scheduled => Some(Coordinator::start(
+                program,
+                config.coordinator_config.as_deref(),
+                &folder,
+            )?),
+            _ => None,
+        };
         let daemons = match (&self.spec.tools.laxityd, scheduled) {
             (_, false) => None,
             (Some(laxityd), true) => Some(Daemons::start(config, &play.policy, &folder, laxityd)?),
             (None, true) => bail!("there is no laxityd"),
         };
+        if coordinator.is_some() {
+            Coordinator::await_daemons(config.hosts(), &folder)?;
+        }
         let cpu_before = children_cpu_s();
         let mut run = Running::start(config.hosts(), &folder)?;
-        let record = run.measure(self, index, play, daemons.as_ref());
+        let record = run.measure(self, index, play, daemons.as_ref(), coordinator.as_mut());
         run.end();
+        let said = coordinator.map(|coordinator| coordinator.record(config.hosts(), &folder));
         let restarts = daemons.as_ref().map_or(0, Daemons::restarts);
         if let Some(daemons) = daemons {
             daemons.stop();
@@ -223,6 +246,7 @@ impl<'a> Controller<'a> {
         let span_s = (record.end_ns - record.begin_ns) as f64 / 1e9;
         Ok(RunRecord {
             daemon_restarts: restarts,
+            coordinator: said,
             lab_cores: (children_cpu_s() - cpu_before) / span_s.max(1e-3),
             ..record
         })
@@ -316,6 +340,7 @@ impl Running {
         index: usize,
         play: &Play,
         daemons: Option<&Daemons>,
+        mut coordinator: Option<&mut Coordinator>,
     ) -> anyhow::Result<RunRecord> {
         let config = &controller.spec.config;
         self.await_all(&Notice::Listening)?;
@@ -333,6 +358,8 @@ impl Running {
         let mut kill_at = config
             .kill_daemon_at
             .map(|seconds| begun + Duration::from_secs_f64(seconds));
+        let at = |seconds| begun + Duration::from_secs_f64(seconds);
+        let mut kill_coordinator_at = config.kill_coordinator_at.map(at);
         let mut finished = Vec::new();
         let mut tell_at = Instant::now();
         while finished.len() < play.plan.len() && Instant::now() < give_up {
@@ -341,6 +368,12 @@ impl Running {
                 kill_at = None;
                 if let Some(daemons) = daemons {
                     daemons.kill(0);
+                }
+            }
+            if kill_coordinator_at.is_some_and(|at| at <= now) {
+                kill_coordinator_at = None;
+                if let Some(coordinator) = &mut coordinator {
+                    coordinator.kill();
                 }
             }
             if tell_at <= now {
@@ -389,6 +422,7 @@ impl Running {
             workers,
             links,
             daemon_restarts: 0,
+            coordinator: None,
             lab_cores: 0.0,
             busy_cores: busy_s / (end_ns.saturating_sub(begin_ns) as f64 / 1e9).max(1e-3),
         })

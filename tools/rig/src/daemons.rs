@@ -35,6 +35,15 @@ struct DaemonConfig<'a> {
     nic: Vec<Nic>,
     levels: Levels<'a>,
     tuning: Tuning<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    coordinator: Option<Attendance>,
+}
+
+#[derive(Serialize)]
+struct Attendance {
+    endpoint: String,
+    insecure: bool,
+    host: String,
 }
 
 #[derive(Serialize)]
@@ -68,6 +77,12 @@ struct Levels<'a> {
 /// Slots of a lane. A holder of hot prefixes has every layer of many requests waiting at once.
 pub const LANE_SLOTS: u32 = 1024;
 
+/// Where a host's daemon answers operators.
+#[must_use]
+pub fn control_socket(folder: &Path, host: usize) -> PathBuf {
+    folder.join(format!("control{host}.sock"))
+}
+
 /// The configuration file of one host's daemon.
 ///
 /// # Errors
@@ -82,7 +97,7 @@ pub fn daemon_toml(
         mode: "enforce",
         policy,
         socket: daemon_socket(folder, host),
-        control: folder.join(format!("control{host}.sock")),
+        control: control_socket(folder, host),
         metrics: "",
         // Eight daemons and eight workers share two cores: sleep at once.
         scheduler: Scheduler {
@@ -104,6 +119,11 @@ pub fn daemon_toml(
             load_time_constant: "100ms",
             promotion_period: "10ms",
         },
+        coordinator: config.coordinator.then(|| Attendance {
+            endpoint: format!("http://{}", fabric::COORDINATOR),
+            insecure: true,
+            host: config.host_name(host),
+        }),
     })
 }
 

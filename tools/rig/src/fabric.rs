@@ -78,6 +78,41 @@ pub fn address(host: usize) -> std::net::Ipv4Addr {
     std::net::Ipv4Addr::new(10, 77, 0, host as u8 + 1)
 }
 
+/// Address of the coordinator, on a network of its own: in a real cluster its messages do not stand in line behind KV
+/// caches either.
+pub const COORDINATOR: std::net::SocketAddrV4 =
+    std::net::SocketAddrV4::new(std::net::Ipv4Addr::new(10, 78, 0, 254), 7471);
+
+/// `ip -batch` input that makes the management network, with the coordinator's address in the lab's own namespace, and
+/// plugs every host into it. It is not shaped.
+#[must_use]
+pub fn management_script(hosts: usize) -> String {
+    let address = COORDINATOR.ip();
+    let mut script = format!(
+        "link add mg0 type bridge stp_state 0 mcast_snooping 0\n\
+         link set mg0 addrgenmode none up\naddr add {address}/24 dev mg0\n"
+    );
+    for host in 0..hosts {
+        let ns = namespace(host);
+        writeln!(
+            script,
+            "link add mgmt{host} type veth peer name mgmt netns {ns}\n\
+             link set mgmt{host} addrgenmode none master mg0 up"
+        )
+        .expect("a String takes all");
+    }
+    script
+}
+
+/// `ip -batch` input for a host's end of it.
+#[must_use]
+pub fn management_host_script(host: usize) -> String {
+    format!(
+        "link set mgmt addrgenmode none up\naddr add 10.78.0.{}/24 dev mgmt\n",
+        host + 1
+    )
+}
+
 /// Name of a host's network namespace.
 #[must_use]
 pub fn namespace(host: usize) -> String {

@@ -7,6 +7,8 @@
 
 use std::sync::LazyLock;
 
+use serde::{Deserialize, Serialize};
+
 /// Bytes of a frame's head.
 pub const HEAD_BYTES: usize = 64;
 
@@ -16,7 +18,7 @@ pub const PAYLOAD_BYTES_MAX: usize = 64 << 10;
 const MAGIC: u32 = 0x4c58_4631;
 
 /// What a flow is to the model. The receiver acts on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Kind {
     /// Reused KV of one request and layer, from the holder's rank to the unit's.
@@ -42,9 +44,9 @@ impl Kind {
 }
 
 /// The head of a frame: which bytes of which flow follow, and what the flow is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
-    /// Unique among all flows of a run; the sending host is in the upper bits.
+    /// Unique among all flows of a run; the host that submitted it is in the upper bits ([`Head::owner`]).
     pub flow: u64,
     /// Place of the payload in the flow.
     pub offset: u64,
@@ -65,6 +67,18 @@ pub struct Head {
 }
 
 impl Head {
+    /// The name of the `number`th flow that a host submits.
+    #[must_use]
+    pub const fn name(host: usize, number: u64) -> u64 {
+        (host as u64 + 1) << 48 | number
+    }
+
+    /// The host that submitted the flow: the one that sends it or, of a read, the one that receives it.
+    #[must_use]
+    pub const fn owner(&self) -> usize {
+        (self.flow >> 48).saturating_sub(1) as usize
+    }
+
     /// The head as bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; HEAD_BYTES] {

@@ -5,6 +5,10 @@
 //! its whole life, since TCP connections of different classes would reorder it. A chunk is
 //! complete when the receiver has said so, which is when it has left every queue on its way.
 //!
+//! What is *read* goes the other way: the flow is submitted where it comes in, and a permit is a message to the holder,
+//! which sends the bytes without asking anybody, in the class that its end of the connection has, as a NIC answers an
+//! RDMA READ.
+//!
 //! Under `none` there is no daemon and no client: every flow is written to its connection when it
 //! arises, unmarked, and TCP shares the ports.
 
@@ -12,10 +16,10 @@ use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 use std::time::Duration;
 
-use laxity_client::{Client, Direction, Flow, Hint, Lane, Options, Stage, Ticket};
+use laxity_client::{Client, Direction, Flow, Hint, Lane, Options, Stage, Ticket, peers};
 
 use crate::daemons::LANE_SLOTS;
-use crate::fabric::{WireClass, class_of};
+use crate::fabric::{self, WireClass, class_of};
 use crate::frame::{Head, Kind};
 use crate::message::{ClientRecord, Progress};
 use crate::prefill::NewFlow;
@@ -42,7 +46,7 @@ fn submitted_max(kind: Kind) -> usize {
 struct Sending {
     ticket: Ticket,
     head: Head,
-    to: usize,
+    way: Way,
     class: Option<usize>,
     granted: u64,
     arrived: u64,
@@ -54,7 +58,27 @@ struct Scheduled {
     sending: HashMap<u64, Sending>,
     /// Flows that wait for a permit, in order of submission.
     waiting: Vec<u64>,
-    backlog: VecDeque<(NewFlow, Head)>,
+    backlog: VecDeque<(NewFlow, Head, Way)>,
+}
+
+/// Which way a flow goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Out, to this host.
+    To(usize),
+    /// In, from this host.
+    From(usize),
+}
+
+/// Bytes of a flow that the holder is to be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Read {
+    /// The holder.
+    pub from: usize,
+    /// The flow, and from where on.
+    pub head: Head,
+    /// How many.
+    pub bytes: u64,
 }
 
 /// How flows get on the wire.
@@ -62,6 +86,7 @@ pub struct Gate {
     classes: Vec<WireClass>,
     unmarked: usize,
     scheduled: Option<Scheduled>,
+    reads: Vec<Read>,
 }
 
 fn stage(kind: Kind) -> Stage {
@@ -80,6 +105,7 @@ impl Gate {
             classes: classes.to_vec(),
             unmarked: class_of(classes, 0),
             scheduled: None,
+            reads: Vec::new(),
         }
     }
 
@@ -109,14 +135,36 @@ impl Gate {
     }
 
     /// Takes a flow.
-    pub fn submit(&mut self, flow: &NewFlow, head: Head, transport: &mut Transport) {
-        match self.scheduled.as_mut() {
-            None => transport.send(flow.to, self.unmarked, &head, flow.bytes),
-            Some(scheduled) if scheduled.waiting.len() >= submitted_max(head.kind) => {
-                scheduled.backlog.push_back((*flow, head));
+    pub fn submit(&mut self, flow: &NewFlow, head: Head, way: Way, transport: &mut Transport) {
+        match (self.scheduled.as_mut(), way) {
+            (None, Way::To(to)) => transport.send(to, self.unmarked, &head, flow.bytes),
+            (None, Way::From(from)) => self.reads.push(Read {
+                from,
+                head,
+                bytes: flow.bytes,
+            }),
+            (Some(scheduled), _) if scheduled.waiting.len() >= submitted_max(head.kind) => {
+                scheduled.backlog.push_back((*flow, head, way));
             }
-            Some(scheduled) => scheduled.submit(flow, head),
+            (Some(scheduled), _) => scheduled.submit(flow, head, way),
         }
+    }
+
+    /// Sends what another host reads here.
+    pub fn answer(&mut self, to: usize, head: &Head, bytes: u64, transport: &mut Transport) {
+        let class = match &self.scheduled {
+            Some(scheduled) => {
+                let dscp = scheduled.client.dscp_of(stage(head.kind));
+                class_of(&self.classes, dscp)
+            }
+            None => self.unmarked,
+        };
+        transport.send(to, class, head, bytes);
+    }
+
+    /// What holders are to be asked for since the last call.
+    pub fn take_reads(&mut self) -> Vec<Read> {
+        std::mem::take(&mut self.reads)
     }
 
     /// Puts what has been permitted on the wire.
@@ -125,14 +173,14 @@ impl Gate {
             return;
         };
         loop {
-            scheduled.collect(&self.classes, transport);
+            scheduled.collect(&self.classes, transport, &mut self.reads);
             // Permits make room in the lane for what waits here.
             let mut submitted = 0;
-            while let Some((_, head)) = scheduled.backlog.front()
+            while let Some((_, head, _)) = scheduled.backlog.front()
                 && scheduled.waiting.len() < submitted_max(head.kind)
-                && let Some((flow, head)) = scheduled.backlog.pop_front()
+                && let Some((flow, head, way)) = scheduled.backlog.pop_front()
             {
-                scheduled.submit(&flow, head);
+                scheduled.submit(&flow, head, way);
                 submitted += 1;
             }
             if submitted == 0 {
@@ -216,10 +264,17 @@ impl Gate {
 }
 
 impl Scheduled {
-    fn submit(&mut self, flow: &NewFlow, head: Head) {
+    fn submit(&mut self, flow: &NewFlow, head: Head, way: Way) {
+        let (direction, peer) = match way {
+            Way::To(_) => (Direction::Egress, 0),
+            Way::From(from) => {
+                let address = fabric::address(from).to_ipv6_mapped();
+                (Direction::Ingress, peers::number(address.octets()))
+            }
+        };
         let ticket = self.lane.submit(&Flow {
             stage: stage(flow.kind),
-            direction: Direction::Egress,
+            direction,
             nic: 0,
             layer: flow.layer,
             bytes: flow.bytes,
@@ -228,11 +283,12 @@ impl Scheduled {
             deadline_ns: flow.deadline_ns,
             receiver_bound: flow.receiver_bound,
             whole: false,
+            peer,
         });
         let sending = Sending {
             ticket,
             head,
-            to: flow.to,
+            way,
             class: None,
             granted: 0,
             arrived: 0,
@@ -241,7 +297,7 @@ impl Scheduled {
         self.waiting.push(head.flow);
     }
 
-    fn collect(&mut self, classes: &[WireClass], transport: &mut Transport) {
+    fn collect(&mut self, classes: &[WireClass], transport: &mut Transport, reads: &mut Vec<Read>) {
         let (lane, all) = (&mut self.lane, &mut self.sending);
         self.waiting.retain(|flow| {
             let Some(sending) = all.get_mut(flow) else {
@@ -255,7 +311,14 @@ impl Scheduled {
                     offset: sending.granted,
                     ..sending.head
                 };
-                transport.send(sending.to, class, &head, grant.bytes);
+                match sending.way {
+                    Way::To(to) => transport.send(to, class, &head, grant.bytes),
+                    Way::From(from) => reads.push(Read {
+                        from,
+                        head,
+                        bytes: grant.bytes,
+                    }),
+                }
                 sending.granted += grant.bytes;
                 if grant.last {
                     return false;

@@ -16,6 +16,7 @@
 
 pub mod config;
 pub mod controller;
+pub mod coordinator;
 pub mod daemons;
 pub mod fabric;
 pub mod frame;

@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::frame::Head;
+
 /// From one worker to another.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Message {
@@ -42,6 +44,15 @@ pub enum Message {
     },
     /// Progress, for the daemons of hosts that serve a batch or are about to.
     Progress(Progress),
+    /// Reader to holder, as a NIC asks another for what it reads: send these bytes of a flow.
+    Read {
+        /// To which host.
+        to: usize,
+        /// The flow, and from where on.
+        head: Head,
+        /// How many.
+        bytes: u64,
+    },
     /// Receiver to sender: these bytes of these flows have arrived.
     Arrived(Vec<(u64, u64)>),
     /// Decode to the ranks of a request's unit: its KV cache is complete.

@@ -82,6 +82,13 @@ pub struct NewFlow {
 pub enum Effect {
     /// Send a flow.
     Send(NewFlow),
+    /// Read a flow, whose `to` is this host, from another.
+    Read {
+        /// The host that holds it.
+        from: usize,
+        /// The flow.
+        flow: NewFlow,
+    },
     /// Tell another worker, or this one.
     Post(usize, Message),
     /// Tell this host's daemon.
@@ -199,22 +206,14 @@ impl Rank {
                 layer_bytes,
                 remaining_ns,
             } => {
-                for layer in 0..self.setting.scaling.layers {
-                    self.effects.push(Effect::Send(NewFlow {
-                        kind: Kind::KvReuse,
-                        to,
-                        layer,
-                        batch,
-                        request,
-                        bytes: layer_bytes,
-                        deadline_ns: now_ns.saturating_add_signed(remaining_ns),
-                        receiver_bound: false,
-                    }));
+                let deadline_ns = now_ns.saturating_add_signed(remaining_ns);
+                for flow in self.reused(batch, request, to, layer_bytes, deadline_ns) {
+                    self.effects.push(Effect::Send(flow));
                 }
             }
             Message::Progress(progress) => self.effects.push(Effect::Hint(progress)),
             Message::Finished { request } => self.finished(request),
-            Message::Arrived(_) => {}
+            Message::Arrived(_) | Message::Read { .. } => {}
         }
     }
 
@@ -352,9 +351,17 @@ impl Rank {
         // This rank's share of the prefix lies at the same rank of the unit that holds it.
         let holder = setting.config.prefill_host(request.holder, self.rank);
         let layer_bytes = scaling.kv_bytes(request.fetched());
+        let to = self.host(self.rank);
         let entry = self.batches.entry(batch).or_default();
         for layer in &mut entry.to_fetch {
             *layer += layer_bytes;
+        }
+        if setting.config.reads {
+            for flow in self.reused(batch, request.id, to, layer_bytes, deadline_ns) {
+                let read = Effect::Read { from: holder, flow };
+                self.effects.push(read);
+            }
+            return;
         }
         if entry.holders.insert(holder) {
             self.introduce(holder, behind);
@@ -362,7 +369,6 @@ impl Rank {
             self.effects
                 .extend(tell.map(|hint| Effect::Post(holder, Message::Progress(hint))));
         }
-        let to = self.host(self.rank);
         let joined = joins(layers * layer_bytes);
         self.effects
             .push(Effect::Post(holder, Message::Progress(joined)));
@@ -374,6 +380,27 @@ impl Rank {
             remaining_ns,
         };
         self.effects.push(Effect::Post(holder, fetch));
+    }
+
+    /// A request's reused blocks, layer by layer.
+    fn reused(
+        &self,
+        batch: u64,
+        request: u64,
+        to: usize,
+        layer_bytes: u64,
+        deadline_ns: u64,
+    ) -> impl Iterator<Item = NewFlow> + use<> {
+        (0..self.setting.scaling.layers).map(move |layer| NewFlow {
+            kind: Kind::KvReuse,
+            to,
+            layer,
+            batch,
+            request,
+            bytes: layer_bytes,
+            deadline_ns,
+            receiver_bound: false,
+        })
     }
 
     fn batch_begin(scaling: &Scaling, batch: u64, new_tokens: u32) -> Progress {

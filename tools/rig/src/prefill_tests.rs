@@ -21,6 +21,8 @@ struct Play {
     count: u64,
     flows: Vec<(u64, usize, NewFlow)>,
     hints: Vec<(usize, Progress)>,
+    /// What was read, and from where.
+    reads: Vec<(usize, NewFlow)>,
 }
 
 fn request(id: u64, new_tokens: u32, reused: u32, holder: usize) -> PlannedRequest {
@@ -39,7 +41,12 @@ fn request(id: u64, new_tokens: u32, reused: u32, holder: usize) -> PlannedReque
 
 impl Play {
     fn new(plan: Vec<PlannedRequest>) -> Self {
+        Self::with(plan, false)
+    }
+
+    fn with(plan: Vec<PlannedRequest>, reads: bool) -> Self {
         let config = LabConfig {
+            reads,
             units: 2,
             ranks: 2,
             decodes: 1,
@@ -62,6 +69,7 @@ impl Play {
             count: 0,
             flows: vec![],
             hints: vec![],
+            reads: vec![],
         }
     }
 
@@ -77,6 +85,10 @@ impl Play {
                     Effect::Send(flow) => {
                         self.flows.push((now, host, flow));
                         self.at(now + HOP_NS, Due::Flow(flow, host));
+                    }
+                    Effect::Read { from, flow } => {
+                        self.reads.push((from, flow));
+                        self.at(now + HOP_NS, Due::Flow(flow, from));
                     }
                     Effect::Post(to, message) => self.at(now + 1, Due::Post(to, message)),
                     Effect::Hint(hint) => self.hints.push((host, hint)),
@@ -149,6 +161,32 @@ fn every_layer_exchanges_twice_and_hands_over_its_kv() {
         took.abs_diff(expected) < 1000,
         "{took} instead of {expected}"
     );
+}
+
+#[test]
+fn where_blocks_are_read_the_reader_submits_them_and_the_holder_hears_of_nothing() {
+    let mut play = Play::with(vec![request(1, 100, 500, 1)], true);
+    play.ranks[0].request_arrived(0, 1);
+    play.run();
+    let layers = play.setting.scaling.layers;
+    assert_eq!(play.count(Kind::KvReuse), 0, "nothing is sent unasked");
+    let read = |host: usize| {
+        let ours = play.reads.iter().filter(move |(_, flow)| flow.to == host);
+        ours.map(|&(from, flow)| (from, flow.layer))
+            .collect::<Vec<_>>()
+    };
+    // From the same rank of the other unit, lowest layer first.
+    assert_eq!(
+        read(0),
+        (0..layers).map(|layer| (2, layer)).collect::<Vec<_>>()
+    );
+    assert_eq!(
+        read(1),
+        (0..layers).map(|layer| (3, layer)).collect::<Vec<_>>()
+    );
+    assert!(play.hints.iter().all(|&(host, _)| host < 2));
+    let (_, records) = play.ranks[0].take_records();
+    assert!(records[0].kv_stall_ns >= HOP_NS);
 }
 
 #[test]

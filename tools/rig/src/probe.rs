@@ -29,7 +29,13 @@ pub struct Tools {
     pub tc: PathBuf,
     /// `laxityd`, if a policy needs it.
     pub laxityd: Option<PathBuf>,
+    /// `laxity-coordinator`, if it is to run.
+    #[serde(default)]
+    pub coordinator: Option<PathBuf>,
 }
+
+/// The program that orders between hosts.
+const COORDINATOR: &str = "laxity-coordinator";
 
 /// Something that is lacking, and the next step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,15 +78,7 @@ fn find_laxityd(config: &LabConfig) -> Result<PathBuf, Lack> {
             )
         });
     }
-    let beside = std::env::current_exe().ok().and_then(|exe| {
-        // Examples and tests of a cargo build lie one folder below the programs.
-        exe.ancestors()
-            .skip(1)
-            .take(2)
-            .map(|folder| folder.join("laxityd"))
-            .find(|f| f.is_file())
-    });
-    beside.or_else(|| find_program("laxityd")).ok_or_else(|| {
+    find_own("laxityd").ok_or_else(|| {
         lack(
             "laxityd",
             format!(
@@ -89,6 +87,19 @@ fn find_laxityd(config: &LabConfig) -> Result<PathBuf, Lack> {
             ),
         )
     })
+}
+
+/// A program of ours: next to this one, or in `PATH`.
+fn find_own(name: &str) -> Option<PathBuf> {
+    let beside = std::env::current_exe().ok().and_then(|exe| {
+        // Examples and tests of a cargo build lie one folder below the programs.
+        exe.ancestors()
+            .skip(1)
+            .take(2)
+            .map(|folder| folder.join(name))
+            .find(|file| file.is_file())
+    });
+    beside.or_else(|| find_program(name))
 }
 
 /// What this machine has, and what it lacks.
@@ -139,6 +150,7 @@ pub fn findings(config: &LabConfig) -> Findings {
             ip: ip.clone(),
             tc: tc.clone(),
             laxityd: None,
+            coordinator: None,
         };
         findings.lacks.extend(probe_kernel(&tools));
     }
@@ -146,6 +158,16 @@ pub fn findings(config: &LabConfig) -> Findings {
         match find_laxityd(config) {
             Ok(path) => findings.found.push(("laxityd", path)),
             Err(lack) => findings.lacks.push(lack),
+        }
+    }
+    if config.coordinator {
+        match find_own(COORDINATOR) {
+            Some(path) => findings.found.push((COORDINATOR, path)),
+            None => findings.lacks.push(lack(
+                COORDINATOR,
+                "not next to this program nor in PATH; build it with `cargo build --release -p \
+                 laxity-coordinator`, or run without --coordinator",
+            )),
         }
     }
     findings
@@ -169,6 +191,7 @@ pub fn find(config: &LabConfig) -> Result<Tools, CannotRun> {
             ip,
             tc,
             laxityd: path("laxityd"),
+            coordinator: path(COORDINATOR),
         }),
         _ => Err(CannotRun(findings.lacks)),
     }

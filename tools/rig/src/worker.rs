@@ -18,11 +18,11 @@ use serde::{Deserialize, Serialize};
 use crate::config::LabConfig;
 use crate::fabric::WireClass;
 use crate::frame::{Head, Kind};
-use crate::gate::Gate;
+use crate::gate::{Gate, Read, Way};
 use crate::mailbox::Mailbox;
 use crate::message::{self, Message, Notice, Order, WorkerReport};
 use crate::plan::PlannedRequest;
-use crate::prefill::{Effect, Rank, Setting};
+use crate::prefill::{Effect, NewFlow, Rank, Setting};
 use crate::transport::{Arrival, Transport};
 
 /// What a worker is told when it is started, in the file [`SPEC_FILE`] of the run's folder.
@@ -211,6 +211,10 @@ impl Worker {
         }
         self.carry_out(now);
         self.gate.poll(&mut self.transport);
+        for Read { from, head, bytes } in self.gate.take_reads() {
+            let to = self.host;
+            self.mailbox.post(from, &Message::Read { to, head, bytes });
+        }
         for (host, flows) in self.acknowledge.drain() {
             self.mailbox.post(host, &Message::Arrived(flows));
         }
@@ -354,19 +358,30 @@ impl Worker {
     }
 
     fn message(&mut self, now: u64, message: &Message) {
-        if let Message::Arrived(flows) = message {
-            for &(flow, bytes) in flows {
-                self.gate.arrived(flow, bytes);
+        match message {
+            Message::Arrived(flows) => {
+                for &(flow, bytes) in flows {
+                    self.gate.arrived(flow, bytes);
+                }
             }
-        } else if let Some(rank) = self.rank.as_mut() {
-            rank.message(now, message);
+            Message::Read { to, head, bytes } => {
+                self.gate.answer(*to, head, *bytes, &mut self.transport);
+            }
+            _ => {
+                if let Some(rank) = self.rank.as_mut() {
+                    rank.message(now, message);
+                }
+            }
         }
         self.carry_out(now);
     }
 
     fn arrived(&mut self, now: u64, arrival: &Arrival) -> anyhow::Result<()> {
         let head = &arrival.head;
-        if self.scheduled {
+        if head.owner() == self.host {
+            // What it read itself.
+            self.gate.arrived(head.flow, u64::from(head.len));
+        } else if self.scheduled {
             let flows = self.acknowledge.entry(usize::from(head.from)).or_default();
             match flows.last_mut() {
                 Some((flow, bytes)) if *flow == head.flow => *bytes += u64::from(head.len),
@@ -423,21 +438,8 @@ impl Worker {
             }
             for effect in effects {
                 match effect {
-                    Effect::Send(flow) => {
-                        self.flow_last += 1;
-                        let head = Head {
-                            flow: (self.host as u64 + 1) << 48 | self.flow_last,
-                            offset: 0,
-                            total: flow.bytes,
-                            len: 0,
-                            kind: flow.kind,
-                            layer: flow.layer,
-                            batch: flow.batch,
-                            request: flow.request,
-                            from: self.host as u16,
-                        };
-                        self.gate.submit(&flow, head, &mut self.transport);
-                    }
+                    Effect::Send(flow) => self.submit(&flow, Way::To(flow.to)),
+                    Effect::Read { from, flow } => self.submit(&flow, Way::From(from)),
                     Effect::Hint(progress) => self.gate.hint(now, progress),
                     Effect::ComputeUntil(at) => self.due.push(Reverse((at, Due::Compute))),
                     // Where a unit fetches from itself nothing is fetched, so a message to
@@ -446,6 +448,26 @@ impl Worker {
                 }
             }
         }
+    }
+
+    fn submit(&mut self, flow: &NewFlow, way: Way) {
+        self.flow_last += 1;
+        let sender = match way {
+            Way::To(_) => self.host,
+            Way::From(holder) => holder,
+        };
+        let head = Head {
+            flow: Head::name(self.host, self.flow_last),
+            offset: 0,
+            total: flow.bytes,
+            len: 0,
+            kind: flow.kind,
+            layer: flow.layer,
+            batch: flow.batch,
+            request: flow.request,
+            from: sender as u16,
+        };
+        self.gate.submit(flow, head, way, &mut self.transport);
     }
 
     fn report(&mut self) -> WorkerReport {

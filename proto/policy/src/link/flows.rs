@@ -39,7 +39,7 @@ pub(crate) struct Flow {
     pub(crate) request: Slot,
     /// Next and previous waiting flow of the same request.
     pub(crate) siblings: (Slot, Slot),
-    /// The group in which it waits.
+    /// The group in which it waits; [`NONE`] while it is held.
     pub(crate) group: Slot,
     /// Its place among the members of the group.
     pub(crate) order: (u64, u64),
@@ -71,11 +71,16 @@ impl Flow {
             check_at: Time::NEVER,
         }
     }
+
+    /// It has bytes to be permitted and does not wait for permits.
+    pub(crate) const fn is_held(&self) -> bool {
+        self.group == NONE
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Life {
-    /// It has bytes to be permitted: the record at this index.
+    /// It has bytes to be permitted, though it may be held: the record at this index.
     Waits(Slot),
     /// Everything is permitted; so many bytes, sent at this level, are not completed.
     InFlight(u64, Level),
@@ -158,8 +163,9 @@ impl Flows {
         &mut self.slots[slot as usize]
     }
 
-    /// Every waiting flow in the order of arrival.
-    pub(crate) fn waiting_by_arrival(&self) -> Vec<Slot> {
+    /// Every flow that has bytes still to be permitted, in the order of arrival; first those that wait, then
+    /// those that are held.
+    pub(crate) fn by_arrival(&self) -> Vec<Slot> {
         let mut slots: Vec<Slot> = self
             .lives
             .values()
@@ -168,7 +174,7 @@ impl Flows {
                 Life::InFlight(..) => None,
             })
             .collect();
-        slots.sort_unstable_by_key(|&slot| self.get(slot).seq);
+        slots.sort_unstable_by_key(|&slot| (self.get(slot).is_held(), self.get(slot).seq));
         slots
     }
 }

@@ -6,12 +6,12 @@
 //! because its flows' deadlines do not stop.
 
 use super::Link;
-use super::flows::{Flow, NONE, Slot};
+use super::flows::{Flow, Life, NONE, Slot};
 use super::queue::{Group, Rank, SCAVENGER, Scope};
 use super::roster::NULL_BATCH;
 use crate::discipline::{Check, Hope, Place, Tie};
 use crate::event::{Action, FlowSpec};
-use crate::ids::{Layer, Level, RequestId};
+use crate::ids::{FlowId, Layer, Level, RequestId, Stage};
 use crate::rmlq::promoted;
 use crate::time::{Span, Time};
 
@@ -35,38 +35,99 @@ impl Link {
         let mut flow = Flow::new(spec, deadline, batch, request);
         self.arrivals += 1;
         flow.seq = self.arrivals;
-        if request != NONE {
-            let roster = &mut self.port.roster;
-            let known = roster.request(request);
-            let next = known.first;
-            let joins = !known.joined && deadline != Time::NEVER && batch != NULL_BATCH;
-            if joins {
-                // A flow that names batch, request and deadline says as much as a hint.
-                roster.join(batch, request, deadline, false);
-            }
-            flow.siblings = (next, NONE);
-            let slot = self.port.flows.insert(flow)?;
-            if joins {
-                self.rerank_batch(now, batch);
-            }
-            if next != NONE {
-                self.port.flows.get_mut(next).siblings.1 = slot;
-            }
-            self.port.roster.request_mut(request).first = slot;
-            return Some(self.settle(now, slot));
-        }
         let slot = self.port.flows.insert(flow)?;
-        Some(self.settle(now, slot))
-    }
-
-    fn settle(&mut self, now: Time, slot: Slot) -> Slot {
-        let batch = self.port.flows.get(slot).batch;
-        self.port.roster.batch_mut(batch).waiting += 1;
+        self.join(now, slot);
         let place = self
             .discipline
             .place(&self.port, now, self.port.flows.get(slot));
         self.enqueue(now, slot, place);
-        slot
+        Some(slot)
+    }
+
+    /// Makes the flow known to its batch and its request, which its record names.
+    fn join(&mut self, now: Time, slot: Slot) {
+        let flow = self.port.flows.get(slot);
+        let (batch, request, deadline) = (flow.batch, flow.request, flow.deadline);
+        self.port.roster.batch_mut(batch).waiting += 1;
+        if request == NONE {
+            return;
+        }
+        let roster = &mut self.port.roster;
+        let known = roster.request(request);
+        let next = known.first;
+        if !known.joined && deadline != Time::NEVER && batch != NULL_BATCH {
+            // A flow that names batch, request and deadline says as much as a hint.
+            roster.join(batch, request, deadline, false);
+            self.rerank_batch(now, batch);
+        }
+        self.port.flows.get_mut(slot).siblings = (next, NONE);
+        if next != NONE {
+            self.port.flows.get_mut(next).siblings.1 = slot;
+        }
+        self.port.roster.request_mut(request).first = slot;
+    }
+
+    /// Takes a waiting flow aside.
+    pub(super) fn hold(&mut self, now: Time, id: FlowId) {
+        let Some(Life::Waits(slot)) = self.port.flows.life(id) else {
+            return;
+        };
+        if self.port.flows.get(slot).is_held() {
+            return;
+        }
+        self.dequeue(now, slot);
+        self.depart(slot);
+        let flow = self.port.flows.get_mut(slot);
+        // Those that were next to it come and go meanwhile.
+        flow.siblings = (NONE, NONE);
+        self.held.add(flow.remaining);
+    }
+
+    /// Lets a flow that is held wait again. It keeps its level and its place among equals.
+    pub(super) fn release(&mut self, now: Time, id: FlowId) {
+        let Some(Life::Waits(slot)) = self.port.flows.life(id) else {
+            return;
+        };
+        let flow = self.port.flows.get(slot);
+        if !flow.is_held() {
+            return;
+        }
+        let spec = flow.spec;
+        self.held.remove(flow.remaining);
+        // Both may have come or gone meanwhile.
+        let roster = &mut self.port.roster;
+        let batch = roster.enter_batch(spec.batch);
+        let request = if spec.request == RequestId(0) {
+            NONE
+        } else {
+            roster.enter_request(spec.request)
+        };
+        let deadline = self.deadline(&spec, request);
+        // A batch that began meanwhile stalls on its KV reuse, pruned or not (see `hints::rescue`).
+        let rescued = spec.stage == Stage::KvReuse
+            && self.port.is_pruned(spec.request)
+            && self.port.roster.batch(batch).may_run();
+        let flow = self.port.flows.get_mut(slot);
+        (flow.batch, flow.request, flow.deadline) = (batch, request, deadline);
+        if rescued {
+            flow.level = Level(Level::COUNT_MAX);
+        }
+        self.join(now, slot);
+        self.enqueue_again(now, slot);
+    }
+
+    /// Queues a flow that was queued before: it keeps its level.
+    pub(super) fn enqueue_again(&mut self, now: Time, slot: Slot) {
+        let flow = self.port.flows.get(slot);
+        let floor = flow.level;
+        let mut place = Place::scavenger();
+        if floor != Level::SCAVENGER {
+            place = self.discipline.place(&self.port, now, flow);
+            if place.lane != SCAVENGER {
+                place.level = promoted(floor, place.level);
+            }
+        }
+        self.enqueue(now, slot, place);
     }
 
     /// The flow waits no more: nothing refers to its record from here on.

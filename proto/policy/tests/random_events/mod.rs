@@ -35,6 +35,8 @@ pub enum Op {
     Arrive { spec: FlowSpec, credit: bool },
     Complete { which: usize, bytes: u64 },
     Cancel { which: usize },
+    Hold { which: usize },
+    Release { which: usize },
     Hint(Event),
     Pass { ns: u64 },
     Reconfigure { policy: PolicyKind, levels: u8 },
@@ -136,6 +138,8 @@ pub fn op() -> impl Strategy<Value = Op> {
         8 => (any::<usize>(), 0u64..3000)
             .prop_map(|(which, bytes)| Op::Complete { which, bytes }),
         1 => any::<usize>().prop_map(|which| Op::Cancel { which }),
+        1 => any::<usize>().prop_map(|which| Op::Hold { which }),
+        1 => any::<usize>().prop_map(|which| Op::Release { which }),
         6 => hint().prop_map(Op::Hint),
         4 => (0u64..8000).prop_map(|ns| Op::Pass { ns }),
     ]
@@ -160,12 +164,18 @@ pub struct Account {
     /// Launched at this level: the link does not know it.
     pub launched: Option<Level>,
     pub cancelled: bool,
+    pub held: bool,
     pub wire: Option<Level>,
     pub host: Option<Level>,
 }
 
 impl Account {
     pub fn waits(&self) -> bool {
+        self.has_more() && !self.held
+    }
+
+    /// Bytes of it are still to be permitted.
+    fn has_more(&self) -> bool {
         !self.credit && !self.cancelled && !self.last
     }
 }
@@ -259,8 +269,22 @@ impl Shadowed {
                     self.link.handle(self.now, Event::FlowCancelled { flow });
                 }
                 if let Some(account) = self.accounts.get_mut(&flow) {
-                    account.cancelled |= account.waits();
+                    account.cancelled |= account.has_more();
                     account.in_flight = 0;
+                }
+            }
+            Op::Hold { which } => {
+                let flow = FlowId(*which as u64 % (self.arrivals + 2));
+                self.link.handle(self.now, Event::FlowHeld { flow });
+                if let Some(account) = self.accounts.get_mut(&flow) {
+                    account.held = account.has_more();
+                }
+            }
+            Op::Release { which } => {
+                let held = self.accounts.iter().filter(|(_, account)| account.held);
+                let held: Vec<FlowId> = held.map(|(&id, _)| id).collect();
+                if let Some(&flow) = held.get(which % held.len().max(1)) {
+                    self.release(flow);
                 }
             }
             Op::Hint(event) => self.link.handle(self.now, event.clone()),
@@ -295,6 +319,14 @@ impl Shadowed {
         }
     }
 
+    fn release(&mut self, flow: FlowId) {
+        self.link.handle(self.now, Event::FlowReleased { flow });
+        let account = self.accounts.get_mut(&flow).expect("a flow that arrived");
+        account.held = false;
+        // Where it now stands was not told: it is where it was, or where an arrival would be.
+        account.host = account.host.filter(|_| account.wire.is_some());
+    }
+
     fn arrive(&mut self, spec: FlowSpec, credit: bool) {
         let bytes = spec.bytes;
         let account = Account {
@@ -305,6 +337,7 @@ impl Shadowed {
             credit,
             launched: credit.then(|| self.link.credit_level(self.now)),
             cancelled: false,
+            held: false,
             wire: None,
             host: None,
         };
@@ -428,6 +461,13 @@ impl Shadowed {
             );
             assert_eq!(rows.iter().map(|row| row.bytes).sum::<u64>(), bytes);
         }
+        let held = self
+            .accounts
+            .values()
+            .filter(|a| a.held && a.has_more())
+            .map(|a| a.spec.bytes - a.permitted);
+        assert_eq!(snapshot.held.bytes, held.clone().sum::<u64>());
+        assert_eq!(snapshot.held.flows, held.count() as u64);
         if let Some(due) = link.next_deadline() {
             assert!(
                 due > self.now,
@@ -455,6 +495,15 @@ impl Shadowed {
 
     /// Completes everything, and lets time pass as the link asks, until nothing waits.
     pub fn run_out(&mut self) {
+        let held: Vec<FlowId> = self
+            .accounts
+            .iter()
+            .filter(|(_, account)| account.held && account.has_more())
+            .map(|(&id, _)| id)
+            .collect();
+        for flow in held {
+            self.release(flow);
+        }
         for _ in 0..100_000 {
             self.drain();
             self.check_rest();

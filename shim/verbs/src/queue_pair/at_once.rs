@@ -3,7 +3,7 @@
 use rdma_sys::{ibv_qp, ibv_send_wr};
 
 use super::{IN_FLIGHT_MAX, InFlight, QueuePair, State};
-use crate::contexts::{Context, PostSend};
+use crate::contexts::PostSend;
 use crate::list::{Posted, call, call_prefix, position};
 use crate::{classify, work};
 
@@ -45,13 +45,13 @@ impl QueuePair {
         ibv: *mut ibv_qp,
         one: *mut ibv_send_wr,
     ) -> Posted {
-        let nic = state.context.map_or(u8::MAX, Context::nic);
+        let route = state.route();
         // SAFETY: upheld by the caller, here and below.
         let wr = unsafe { &*one };
         let signaled = state.signals_all || work::is_signaled(wr);
         let (opcode, mut flight) = (wr.opcode, InFlight::untold(wr.wr_id, signaled));
         // SAFETY: as above.
-        let flow = unsafe { classify::flow(wr, nic) };
+        let flow = unsafe { classify::flow(wr, route) };
         if let Some(flow) = &flow {
             let mut lane = self.shard().lane();
             // Those before it first.
@@ -126,14 +126,14 @@ impl QueuePair {
         atomic: bool,
     ) -> Posted {
         let first = state.in_flight.len();
-        let nic = state.context.map_or(u8::MAX, Context::nic);
+        let route = state.route();
         let mut at = list;
         let mut gated = None;
         let mut lane = self.shard().lane();
         // SAFETY: upheld by the caller: a list that ends.
         while let Some(wr) = unsafe { at.as_ref() } {
             // SAFETY: as above.
-            let flow = unsafe { classify::flow(wr, nic) };
+            let flow = unsafe { classify::flow(wr, route) };
             let signaled = state.signals_all || work::is_signaled(wr);
             let mut flight = InFlight::untold(wr.wr_id, signaled);
             if let Some(flow) = flow {

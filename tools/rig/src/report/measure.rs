@@ -18,6 +18,7 @@ use serde::Serialize;
 use super::distribution::{Sample, Summary};
 use crate::config::{LabConfig, Scaling};
 use crate::controller::{LinkRecord, RunRecord};
+use crate::coordinator::CoordinatorRecord;
 use crate::lab::Arrivals;
 use crate::plan::PlannedRequest;
 use crate::trace::Fitting;
@@ -90,6 +91,8 @@ pub struct PolicyRun {
     pub unscheduled_ms: f64,
     /// Daemons that died and were started again.
     pub daemon_restarts: u32,
+    /// What the coordinator did; none if there was none.
+    pub coordinator: Option<CoordinatorRecord>,
     /// Processors that were busy, over the whole machine.
     pub busy_cores: f64,
     /// Processors that the lab's own processes kept busy.
@@ -347,6 +350,7 @@ fn policy_run(config: &LabConfig, plan: &[PlannedRequest], record: &RunRecord) -
             .map(|w| ms(w.client.unscheduled_ns))
             .fold(0.0, f64::max),
         daemon_restarts: record.daemon_restarts,
+        coordinator: record.coordinator.clone(),
         busy_cores: record.busy_cores,
         lab_cores: record.lab_cores,
         wall_s: span_ns as f64 / 1e9,

@@ -165,6 +165,32 @@ fn remarks(report: &LabReport) -> String {
             write!(note, "; {} daemons restarted", run.daemon_restarts)
                 .expect("a String takes all");
         }
+        if let Some(said) = &run.coordinator {
+            let fate = if said.killed {
+                " (killed on the way)"
+            } else {
+                ""
+            };
+            let fetches = match said.fetches {
+                0 => String::new(),
+                fetches => format!(
+                    ", {} waits of {fetches} fetches ({} for as long as they may)",
+                    said.fetches_held, said.fetches_ahead
+                ),
+            };
+            write!(
+                note,
+                "; with a coordinator{fate}: {} orders applied, {} refused, {} reports, {} events refused{fetches}, {} of {} hosts \
+                 follow it at the end",
+                said.orders,
+                said.refused_orders,
+                said.reports,
+                said.refused_events,
+                said.following,
+                run.hosts.len()
+            )
+            .expect("a String takes all");
+        }
         if run.fabric_drops > 0 {
             write!(note, "; {} packets dropped", run.fabric_drops).expect("a String takes all");
         }

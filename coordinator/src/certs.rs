@@ -1,0 +1,457 @@
+//! `laxity certs`: a CA and certificates for a trial, in one folder.
+//!
+//! A certificate says in a URI what it is for (`server/access.rs`), and in its extended key usage on which side of a
+//! connection it may be used, so that a daemon's cannot pass for a coordinator's. A cluster that lasts gets its certificates from
+//! its own PKI: what counts is the URI.
+//!
+//! All or nothing: a file that is there already is found before the first is written.
+
+use std::collections::BTreeSet;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType, date_time_ymd,
+};
+use thiserror::Error;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+/// How long certificates are good for if nobody says, in days.
+pub const DAYS_DEFAULT: u32 = 365;
+/// Most days that can be asked for.
+pub const DAYS_MAX: u32 = 36_500;
+/// Most daemons that one certificate of [`Subject::Load`] speaks for: in TLS a certificate has at most 64 KiB.
+pub const LOAD_DAEMONS_MAX: usize = 2000;
+/// A CA outlives the certificates, so that some can be added later.
+const CA_DAYS: u32 = 3650;
+/// Certificates are good from so long before they were made: clocks of hosts differ.
+const BEFORE: Duration = Duration::from_secs(24 * 60 * 60);
+const DAY_S: u64 = 24 * 60 * 60;
+
+/// Who a certificate is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// A daemon; the name is that of its host.
+    Daemon(String),
+    /// Somebody who may look.
+    Viewer(String),
+    /// Somebody who may change things.
+    Operator(String),
+    /// A coordinator: under which names and addresses it is reached.
+    Coordinator(Vec<String>),
+    /// All daemons that `laxity cluster load --daemons N` speaks as.
+    Load(usize),
+}
+
+impl Subject {
+    /// What its files are called: `NAME.crt` and `NAME.key`.
+    #[must_use]
+    pub fn file_stem(&self) -> String {
+        match self {
+            Self::Daemon(name) => format!("daemon-{name}"),
+            Self::Viewer(name) => format!("viewer-{name}"),
+            Self::Operator(name) => format!("operator-{name}"),
+            Self::Coordinator(names) => match names.first() {
+                Some(name) => format!("coordinator-{name}"),
+                None => "coordinator".to_owned(),
+            },
+            Self::Load(count) => format!("load-{count}"),
+        }
+    }
+
+    /// In one word.
+    #[must_use]
+    pub const fn role(&self) -> &'static str {
+        match self {
+            Self::Daemon(_) => "daemon",
+            Self::Viewer(_) => "viewer",
+            Self::Operator(_) => "operator",
+            Self::Coordinator(_) => "coordinator",
+            Self::Load(_) => "load",
+        }
+    }
+
+    /// What it is called; names and addresses of a coordinator, none of a load.
+    #[must_use]
+    pub fn names(&self) -> &[String] {
+        match self {
+            Self::Daemon(name) | Self::Viewer(name) | Self::Operator(name) => {
+                core::slice::from_ref(name)
+            }
+            Self::Coordinator(names) => names,
+            Self::Load(_) => &[],
+        }
+    }
+
+    fn uris(&self) -> Vec<String> {
+        match self {
+            Self::Daemon(name) | Self::Viewer(name) | Self::Operator(name) => {
+                vec![format!("laxity://{}/{name}", self.role())]
+            }
+            Self::Coordinator(_) => vec!["laxity://coordinator".to_owned()],
+            Self::Load(count) => (0..*count)
+                .map(|nth| format!("laxity://daemon/{}", crate::load::host(nth)))
+                .collect(),
+        }
+    }
+
+    fn check(&self) -> Result<(), CertsError> {
+        if let Self::Load(count) = self
+            && !(1..=LOAD_DAEMONS_MAX).contains(count)
+        {
+            return Err(CertsError::Load(*count));
+        }
+        if matches!(self, Self::Coordinator(names) if names.is_empty()) {
+            return Err(CertsError::Name(String::new()));
+        }
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-._:".contains(c);
+        let good = |name: &str| {
+            (1..=253).contains(&name.len()) && name.chars().all(plain) && !name.starts_with('.')
+        };
+        match self.names().iter().find(|name| !good(name)) {
+            Some(name) => Err(CertsError::Name(name.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A folder that was not filled: nothing was written, unless a file could not be.
+#[derive(Debug, Error)]
+pub enum CertsError {
+    /// A file cannot be written or read.
+    #[error("{path}: {cause}", path = .path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: std::io::Error,
+    },
+    /// A file is there already. Nothing is overwritten: remove it first if that is meant.
+    #[error("{path} is there already, and nothing is overwritten; remove it first if its certificate is to be replaced", path = .0.display())]
+    There(PathBuf),
+    /// Two certificates of one call would have the same files.
+    #[error("{0} is named twice")]
+    Twice(String),
+    /// A name cannot be in a certificate. Use letters, digits, `-`, `.`, `_` and `:`.
+    #[error("`{0}` cannot be a name in a certificate; use letters, digits, `-`, `.`, `_` and `:`")]
+    Name(String),
+    /// Too many daemons for one certificate, or none.
+    #[error("a certificate of a load can speak for 1 to {LOAD_DAEMONS_MAX} daemons, not {0}")]
+    Load(usize),
+    /// More days than a calendar has use for, or none.
+    #[error("{0} days are not in 1..={DAYS_MAX}")]
+    Days(u32),
+    /// The CA in the folder cannot sign.
+    #[error("{path}: {problem}; take a new folder, or put ca.crt and ca.key of the CA that is meant there", path = .path.display())]
+    Authority {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A certificate cannot be made; the text is that of the library.
+    #[error("cannot make a certificate: {0}")]
+    Make(#[from] rcgen::Error),
+}
+
+/// A certificate that was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Made {
+    /// Who it is for; none for the CA.
+    pub subject: Option<Subject>,
+    /// Its file.
+    pub certificate: PathBuf,
+    /// Its key's file.
+    pub key: PathBuf,
+    /// When it ends, in seconds since 1970.
+    pub until_s: i64,
+    /// The same day as YYYY-MM-DD, in UTC.
+    pub until: String,
+}
+
+/// The library's form of an instant.
+macro_rules! at {
+    ($s:expr) => {
+        date_time_ymd(1970, 1, 1) + Duration::from_secs($s)
+    };
+}
+
+const CA: &str = "ca";
+
+/// Makes a CA in `folder` if there is none, and a certificate with its key for each subject, good for `days`, but no longer than the
+/// CA. Gives what was made, the CA first. Keys can be read by their owner only.
+///
+/// # Errors
+/// [`CertsError`].
+pub fn make(folder: &Path, subjects: &[Subject], days: u32) -> Result<Vec<Made>, CertsError> {
+    if !(1..=DAYS_MAX).contains(&days) {
+        return Err(CertsError::Days(days));
+    }
+    let mut stems = BTreeSet::new();
+    for subject in subjects {
+        subject.check()?;
+        let stem = subject.file_stem();
+        let (certificate, key) = files(folder, &stem);
+        if let Some(there) = [certificate, key].into_iter().find(|path| path.exists()) {
+            return Err(CertsError::There(there));
+        }
+        if !stems.insert(stem.clone()) {
+            return Err(CertsError::Twice(stem));
+        }
+    }
+    fs::create_dir_all(folder).map_err(|cause| CertsError::File {
+        path: folder.to_owned(),
+        cause,
+    })?;
+    let (crt, secret) = files(folder, CA);
+    let mut made = Vec::new();
+    let authority = if crt.exists() || secret.exists() {
+        Authority::read(&crt, &secret)?
+    } else {
+        let (authority, pem) = Authority::new(days.max(CA_DAYS))?;
+        write(&secret, &pem.key, 0o600)?;
+        write(&crt, &pem.certificate, 0o644)?;
+        made.push(announce(None, crt, secret, authority.until_s));
+        authority
+    };
+    for subject in subjects {
+        let until_s =
+            (now_s() + u64::from(days) * DAY_S).min(u64::try_from(authority.until_s).unwrap_or(0));
+        let pem = authority.sign(subject, until_s)?;
+        let (crt, secret) = files(folder, &subject.file_stem());
+        write(&secret, &pem.key, 0o600)?;
+        write(&crt, &pem.certificate, 0o644)?;
+        made.push(announce(Some(subject), crt, secret, until_s as i64));
+    }
+    Ok(made)
+}
+
+fn announce(subject: Option<&Subject>, certificate: PathBuf, key: PathBuf, until_s: i64) -> Made {
+    let day = at!(u64::try_from(until_s).unwrap_or(0));
+    Made {
+        subject: subject.cloned(),
+        certificate,
+        key,
+        until_s,
+        until: format!(
+            "{:04}-{:02}-{:02}",
+            day.year(),
+            u8::from(day.month()),
+            day.day()
+        ),
+    }
+}
+
+/// `Path::with_extension` would take the end of a host's name for one.
+fn files(folder: &Path, stem: &str) -> (PathBuf, PathBuf) {
+    let file = |extension| folder.join(format!("{stem}.{extension}"));
+    (file("crt"), file("key"))
+}
+
+/// A certificate and its key as PEM.
+pub(crate) struct Pem {
+    pub(crate) certificate: String,
+    pub(crate) key: String,
+}
+
+/// A CA that can sign.
+pub(crate) struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    until_s: i64,
+}
+
+impl Authority {
+    /// One of its own kind.
+    pub(crate) fn new(days: u32) -> Result<(Self, Pem), CertsError> {
+        let key = KeyPair::generate()?;
+        let mut parameters = CertificateParams::new(Vec::new())?;
+        let until_s = now_s() + u64::from(days) * DAY_S;
+        lasting(&mut parameters, until_s);
+        parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        // Two CAs of the same name would be told apart by their signatures only, and a certificate of the wrong one
+        // would be refused as broken rather than as unknown.
+        let identifier = parameters.key_identifier(&key);
+        let mark: String = identifier
+            .iter()
+            .take(4)
+            .map(|b| format!("{b:02x}"))
+            .collect();
+        parameters
+            .distinguished_name
+            .push(DnType::CommonName, format!("Laxity trial CA {mark}"));
+        let signed = CertifiedIssuer::self_signed(parameters, key)?;
+        let pem = Pem {
+            certificate: signed.pem(),
+            key: signed.key().serialize_pem(),
+        };
+        let issuer = Issuer::from_ca_cert_pem(&pem.certificate, KeyPair::from_pem(&pem.key)?)?;
+        let until_s = until_s as i64;
+        Ok((Self { issuer, until_s }, pem))
+    }
+
+    /// The one of a folder.
+    fn read(crt: &Path, secret: &Path) -> Result<Self, CertsError> {
+        let fail = |path: &Path, problem: String| CertsError::Authority {
+            path: path.to_owned(),
+            problem,
+        };
+        let read = |path: &Path| {
+            fs::read_to_string(path).map_err(|cause| match cause.kind() {
+                std::io::ErrorKind::NotFound => fail(
+                    path,
+                    "is missing, and without it this folder's CA cannot sign".into(),
+                ),
+                _ => CertsError::File {
+                    path: path.to_owned(),
+                    cause,
+                },
+            })
+        };
+        let (certificate, key) = (read(crt)?, read(secret)?);
+        let key = KeyPair::from_pem(&key).map_err(|error| fail(secret, error.to_string()))?;
+        let der = CertificateDer::from_pem_slice(certificate.as_bytes())
+            .map_err(|error| fail(crt, error.to_string()))?;
+        let (_, parsed) =
+            X509Certificate::from_der(&der).map_err(|error| fail(crt, error.to_string()))?;
+        if parsed.public_key().subject_public_key.data.as_ref() != key.der_bytes() {
+            return Err(fail(secret, "is not the key of ca.crt".into()));
+        }
+        let until_s = parsed.validity().not_after.timestamp();
+        if until_s <= now_s() as i64 {
+            return Err(fail(crt, "is over: its last day has passed".into()));
+        }
+        let issuer =
+            Issuer::from_ca_cert_der(&der, key).map_err(|error| fail(crt, error.to_string()))?;
+        Ok(Self { issuer, until_s })
+    }
+
+    /// A certificate that is good until then, in seconds since 1970.
+    pub(crate) fn sign(&self, subject: &Subject, until_s: u64) -> Result<Pem, CertsError> {
+        let key = KeyPair::generate()?;
+        let certificate = parameters(subject, until_s)?.signed_by(&key, &self.issuer)?;
+        Ok(Pem {
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+        })
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn now_s() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+fn lasting(parameters: &mut CertificateParams, until_s: u64) {
+    parameters.not_before = at!(now_s().saturating_sub(BEFORE.as_secs()));
+    parameters.not_after = at!(until_s);
+}
+
+fn parameters(subject: &Subject, until_s: u64) -> Result<CertificateParams, CertsError> {
+    let (usage, names) = match subject {
+        Subject::Coordinator(names) => (ExtendedKeyUsagePurpose::ServerAuth, names.clone()),
+        _ => (ExtendedKeyUsagePurpose::ClientAuth, Vec::new()),
+    };
+    let mut parameters = CertificateParams::new(names)?;
+    lasting(&mut parameters, until_s);
+    for uri in subject.uris() {
+        let uri = SanType::URI(uri.as_str().try_into()?);
+        parameters.subject_alt_names.push(uri);
+    }
+    parameters.extended_key_usages = vec![usage];
+    parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    parameters.use_authority_key_identifier_extension = true;
+    // At most 64 characters by its definition; nothing goes by it.
+    let name: String = subject.file_stem().chars().take(64).collect();
+    parameters.distinguished_name.push(DnType::CommonName, name);
+    Ok(parameters)
+}
+
+pub(crate) fn write(path: &Path, text: &str, mode: u32) -> Result<(), CertsError> {
+    let made = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(path);
+    made.and_then(|mut file| file.write_all(text.as_bytes()))
+        .map_err(|cause| CertsError::File {
+            path: path.to_owned(),
+            cause,
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn keys_are_private_and_a_second_call_adds_to_the_same_ca() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = folder.path();
+        let one = make(at, &[Subject::Daemon("a.b".into())], 10).expect("made");
+        assert_eq!(one.len(), 2);
+        assert_eq!(one[0].subject, None);
+        for made in &one {
+            let mode = fs::metadata(&made.key).expect("written").permissions();
+            assert_eq!(mode.mode() & 0o777, 0o600, "{}", made.key.display());
+        }
+        let two = make(at, &[Subject::Viewer("v".into())], 10).expect("made");
+        assert_eq!(two.len(), 1);
+        let bad = make(at, &[Subject::Daemon("../x".into())], 10);
+        assert!(matches!(bad, Err(CertsError::Name(_))), "{bad:?}");
+    }
+
+    #[test]
+    fn nothing_is_overwritten_and_what_cannot_be_made_whole_is_not_begun() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = folder.path();
+        make(at, &[Subject::Viewer("v".into())], 10).expect("made");
+        let listed = || fs::read_dir(at).expect("a folder").count();
+        let (before, key) = (listed(), fs::read(at.join("viewer-v.key")).expect("read"));
+        let new = Subject::Daemon("new".into());
+        let again = make(at, &[new.clone(), Subject::Viewer("v".into())], 10);
+        assert!(matches!(again, Err(CertsError::There(_))), "{again:?}");
+        let twice = make(at, &[new.clone(), new], 10);
+        assert!(matches!(twice, Err(CertsError::Twice(_))), "{twice:?}");
+        assert_eq!(listed(), before);
+        assert_eq!(fs::read(at.join("viewer-v.key")).expect("read"), key);
+    }
+
+    #[test]
+    fn a_ca_that_cannot_sign_is_told_and_certificates_end_with_theirs() {
+        let (one, two) = (
+            tempfile::tempdir().expect("a folder"),
+            tempfile::tempdir().expect("a folder"),
+        );
+        let daemon = |name: &str| [Subject::Daemon(name.into())];
+        let made = make(one.path(), &daemon("a"), 1).expect("made");
+        let hours = (made[1].until_s - now_s() as i64) / 3600;
+        assert!((23..=24).contains(&hours), "{hours}");
+        let made = make(one.path(), &daemon("b"), DAYS_MAX).expect("made");
+        let days = (made[0].until_s - now_s() as i64) / DAY_S as i64;
+        assert!(
+            (3649..=3650).contains(&days),
+            "{days}: no longer than its CA"
+        );
+
+        make(two.path(), &daemon("a"), 1).expect("made");
+        fs::copy(two.path().join("ca.key"), one.path().join("ca.key")).expect("copied");
+        let other = make(one.path(), &daemon("c"), 1).expect_err("another's key");
+        assert!(
+            other.to_string().contains("not the key of ca.crt"),
+            "{other}"
+        );
+        fs::remove_file(one.path().join("ca.key")).expect("removed");
+        let none = make(one.path(), &daemon("c"), 1).expect_err("no key");
+        assert!(none.to_string().contains("is missing"), "{none}");
+    }
+}

@@ -1,0 +1,232 @@
+//! What waits for one host: not a queue of orders but a note of what changed, filled in when the host's
+//! stream has room.
+//!
+//! Whatever number of runs happens before a slow host reads, it then gets one order with the newest of each, so a
+//! host costs the same memory whether it reads or not, and never reads what is no longer true.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use laxity_wire::v1::{
+    self, Epoch, FromCoordinator, ORDER_PIECE_ENTRIES_MAX, Order, from_coordinator::Message,
+};
+
+/// Notes beyond this become "send everything".
+const NOTES_MAX: usize = 1 << 14;
+/// Letters that wait; further refusals are only counted.
+const LETTERS_MAX: usize = 64;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    /// Everything has to be sent.
+    pub(super) full: bool,
+    /// Ids of batches whose rank changed, or went.
+    pub(super) ranks: BTreeSet<u64>,
+    /// Ids of requests that were pruned, or ended pruned.
+    pub(super) pruned: BTreeSet<u64>,
+    /// Fetches that got a token, or have to wait.
+    pub(super) tokens: BTreeSet<u64>,
+    /// An order is due even if nothing changed.
+    pub(super) answer: bool,
+    letters: VecDeque<Message>,
+    /// The last order that was handed to the stream.
+    pub(super) sent: Option<Epoch>,
+    /// The host is in the list of those that have something waiting.
+    pub(super) listed: bool,
+}
+
+impl Outbox {
+    /// There is an order to send.
+    pub(super) fn wants_order(&self) -> bool {
+        self.full
+            || self.answer
+            || !(self.ranks.is_empty() && self.pruned.is_empty() && self.tokens.is_empty())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.letters.is_empty() && !self.wants_order()
+    }
+
+    /// Something that is no order. Of refusals only so many wait; of anything else the newest, since the host could not do
+    /// without.
+    pub(super) fn write(&mut self, letter: Message) {
+        if matches!(letter, Message::Refusal(_)) {
+            if self.letters.len() >= LETTERS_MAX {
+                return;
+            }
+        } else {
+            let kind = core::mem::discriminant(&letter);
+            self.letters
+                .retain(|other| core::mem::discriminant(other) != kind);
+        }
+        self.letters.push_back(letter);
+    }
+
+    pub(super) fn take_letters(&mut self) -> impl Iterator<Item = FromCoordinator> {
+        self.letters
+            .drain(..)
+            .map(|letter| FromCoordinator {
+                message: Some(letter),
+            })
+            .collect::<Vec<_>>()
+            .into_iter()
+    }
+
+    /// Keeps the notes bounded.
+    pub(super) fn trim(&mut self) {
+        if self.ranks.len() + self.pruned.len() + self.tokens.len() > NOTES_MAX {
+            self.demand_full();
+        }
+    }
+
+    /// Everything is to be sent, so no note is needed.
+    pub(super) fn demand_full(&mut self) {
+        self.full = true;
+        self.ranks.clear();
+        self.pruned.clear();
+        self.tokens.clear();
+    }
+
+    /// A new stream: nothing that was for the one before holds.
+    pub(super) fn restart(&mut self) {
+        let listed = self.listed;
+        *self = Self {
+            listed,
+            ..Self::default()
+        };
+    }
+}
+
+/// The contents of one order, before it is cut in pieces.
+#[derive(Debug, Default)]
+pub(super) struct Contents {
+    pub(super) ranks: Vec<v1::Rank>,
+    pub(super) unranked: Vec<u64>,
+    pub(super) pruned: Vec<v1::Pruned>,
+    pub(super) unpruned: Vec<u64>,
+    pub(super) tokens: Vec<v1::FetchToken>,
+    pub(super) held: Vec<u64>,
+}
+
+/// Cuts an order into pieces of at most [`ORDER_PIECE_ENTRIES_MAX`] entries, the last of which says so.
+pub(super) fn pieces(
+    contents: Contents,
+    epoch: Epoch,
+    base: Option<Epoch>,
+    considered_report: u64,
+) -> Vec<FromCoordinator> {
+    let mut pieces = vec![Order::default()];
+    let mut room = ORDER_PIECE_ENTRIES_MAX;
+    let mut put = |place: &mut dyn FnMut(&mut Order)| {
+        if room == 0 {
+            pieces.push(Order::default());
+            room = ORDER_PIECE_ENTRIES_MAX;
+        }
+        room -= 1;
+        if let Some(piece) = pieces.last_mut() {
+            place(piece);
+        }
+    };
+    for rank in contents.ranks {
+        put(&mut |piece| piece.ranks.push(rank));
+    }
+    for batch in contents.unranked {
+        put(&mut |piece| piece.unranked.push(batch));
+    }
+    for mut pruned in contents.pruned {
+        put(&mut |piece| piece.pruned.push(core::mem::take(&mut pruned)));
+    }
+    for request in contents.unpruned {
+        put(&mut |piece| piece.unpruned.push(request));
+    }
+    for token in contents.tokens {
+        put(&mut |piece| piece.tokens.push(token));
+    }
+    for fetch in contents.held {
+        put(&mut |piece| piece.held.push(fetch));
+    }
+    let last = pieces.len() - 1;
+    let number = |(index, mut piece): (usize, Order)| {
+        piece.epoch = Some(epoch);
+        piece.base = base;
+        piece.piece = index as u32;
+        if index == last {
+            piece.last = true;
+            piece.considered_report = considered_report;
+        }
+        FromCoordinator {
+            message: Some(Message::Order(piece)),
+        }
+    };
+    pieces.into_iter().enumerate().map(number).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_order_is_cut_and_only_its_last_piece_says_that_it_ends() {
+        let ranks = (0..2 * ORDER_PIECE_ENTRIES_MAX as u64 + 1)
+            .map(|batch| v1::Rank { batch, sort_key: 1 })
+            .collect();
+        let contents = Contents {
+            ranks,
+            ..Contents::default()
+        };
+        let epoch = Epoch {
+            term: 3,
+            sequence: 4,
+        };
+        let sent = pieces(contents, epoch, None, 9);
+        let orders: Vec<&Order> = sent
+            .iter()
+            .map(|frame| match &frame.message {
+                Some(Message::Order(order)) => order,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        let shape = |order: &&Order| (order.piece, order.last, order.ranks.len());
+        let shapes: Vec<_> = orders.iter().map(shape).collect();
+        let most = ORDER_PIECE_ENTRIES_MAX;
+        assert_eq!(shapes, [(0, false, most), (1, false, most), (2, true, 1)]);
+        assert!(orders.iter().all(|order| order.epoch == Some(epoch)));
+    }
+
+    #[test]
+    fn an_order_without_contents_is_one_piece() {
+        let epoch = Epoch {
+            term: 1,
+            sequence: 1,
+        };
+        assert_eq!(pieces(Contents::default(), epoch, None, 0).len(), 1);
+    }
+
+    #[test]
+    fn refusals_that_nobody_reads_push_out_nothing_that_matters() {
+        let mut outbox = Outbox::default();
+        for _ in 0..10 * LETTERS_MAX {
+            outbox.write(Message::Refusal(v1::Refusal::default()));
+        }
+        for drained in [true, false, true, false] {
+            outbox.write(Message::Standing(v1::Standing { drained }));
+            outbox.write(Message::SnapshotWanted(v1::SnapshotWanted {}));
+        }
+        let mut letters: Vec<_> = outbox.take_letters().collect();
+        assert_eq!(letters.len(), LETTERS_MAX + 2);
+        let last = letters.pop().and_then(|frame| frame.message);
+        assert!(matches!(last, Some(Message::SnapshotWanted(_))));
+        let standing = letters.pop().and_then(|frame| frame.message);
+        assert!(matches!(standing, Some(Message::Standing(it)) if !it.drained));
+    }
+
+    #[test]
+    fn notes_that_nobody_reads_become_a_full_order() {
+        let mut outbox = Outbox::default();
+        for batch in 0..NOTES_MAX as u64 + 1 {
+            outbox.ranks.insert(batch);
+            outbox.trim();
+        }
+        assert!(outbox.full && outbox.ranks.is_empty());
+    }
+}

@@ -1,0 +1,373 @@
+//! What operators set while the coordinator runs, and what was set before.
+
+use std::collections::VecDeque;
+
+use laxity_policy::admission::AdmissionConfig;
+use laxity_policy::config::UnknownPolicy;
+use laxity_policy::prune::MEMBERS_MAX;
+use laxity_policy::{PolicyKind, Span, Time};
+use laxity_wire::v1;
+use thiserror::Error;
+
+use super::tokens::TokenTerms;
+
+/// Revisions that are remembered.
+const HISTORY_MAX: usize = 256;
+/// Longest text that is kept of a comment or an author.
+const TEXT_BYTES_MAX: usize = 512;
+/// Longest debounce, margin and lease that make sense.
+const SPAN_MAX: Span = Span(60_000_000_000);
+
+/// A change that was not made. Show it to whoever asked.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum PolicyError {
+    /// A field makes no sense.
+    #[error("{field}: {problem}")]
+    Invalid {
+        /// Which.
+        field: &'static str,
+        /// What is wrong, and what would be right.
+        problem: String,
+    },
+    /// Somebody else changed it meanwhile. Look at it, and try again.
+    #[error(
+        "the policy is at revision {current}, not {expected}: somebody changed it; look at it again"
+    )]
+    Stale {
+        /// What was expected.
+        expected: u64,
+        /// What holds.
+        current: u64,
+    },
+}
+
+/// The policy that holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClusterPolicy {
+    /// `mfs` or `laxity`.
+    pub policy: PolicyKind,
+    /// Requests that may be pruned at a time.
+    pub drop_budget: usize,
+    /// How long triggers are gathered.
+    pub debounce: Span,
+    /// See `rank.rs`.
+    pub rank_margin: Span,
+    /// Of each finished batch, in thousandths.
+    pub correction_permille: u16,
+    /// Fetches under way at a victim port.
+    pub fetches_per_port: usize,
+    /// How long a fetch token is good for.
+    pub fetch_lease: Span,
+}
+
+impl Default for ClusterPolicy {
+    fn default() -> Self {
+        let admission = AdmissionConfig::for_policy(PolicyKind::default());
+        Self {
+            policy: PolicyKind::default(),
+            drop_budget: admission.drop_budget,
+            debounce: Span::from_millis(3),
+            rank_margin: Span::from_millis(2),
+            correction_permille: admission.correction_permille,
+            fetches_per_port: 2,
+            fetch_lease: Span::from_millis(50),
+        }
+    }
+}
+
+impl ClusterPolicy {
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// [`PolicyError::Invalid`], the first that makes no sense.
+    pub fn validate(&self) -> Result<(), PolicyError> {
+        let fail = |field, problem| Err(PolicyError::Invalid { field, problem });
+        if !matches!(self.policy, PolicyKind::Mfs | PolicyKind::Laxity) {
+            let problem = format!(
+                "`{}` has no order between batches; write mfs or laxity",
+                self.policy
+            );
+            return fail("policy", problem);
+        }
+        if self.drop_budget > MEMBERS_MAX {
+            let problem = format!("{} exceeds {MEMBERS_MAX}", self.drop_budget);
+            return fail("drop_budget", problem);
+        }
+        if self.correction_permille > 1000 {
+            let problem = format!("{} exceeds 1000", self.correction_permille);
+            return fail("correction_permille", problem);
+        }
+        if self.fetches_per_port == 0 {
+            return fail(
+                "fetches_per_port",
+                "0 would let nobody fetch; write 1 or more".into(),
+            );
+        }
+        for (field, span) in [
+            ("debounce", self.debounce),
+            ("rank_margin", self.rank_margin),
+            ("fetch_lease", self.fetch_lease),
+        ] {
+            if span > SPAN_MAX {
+                return fail(field, format!("{span} exceeds {SPAN_MAX}"));
+            }
+        }
+        if self.fetch_lease < Span::from_millis(1) {
+            return fail("fetch_lease", format!("{} is below 1 ms", self.fetch_lease));
+        }
+        Ok(())
+    }
+
+    pub(super) fn tokens(&self) -> TokenTerms {
+        TokenTerms {
+            per_port: self.fetches_per_port,
+            lease: self.fetch_lease,
+        }
+    }
+
+    /// This policy with what `change` names.
+    ///
+    /// # Errors
+    /// [`PolicyError::Invalid`].
+    pub fn with(mut self, change: &v1::Policy) -> Result<Self, PolicyError> {
+        if let Some(name) = &change.policy {
+            self.policy = name
+                .parse()
+                .map_err(|unknown: UnknownPolicy| PolicyError::Invalid {
+                    field: "policy",
+                    problem: unknown.to_string(),
+                })?;
+            if change.correction_permille.is_none() {
+                self.correction_permille =
+                    AdmissionConfig::for_policy(self.policy).correction_permille;
+            }
+        }
+        if let Some(budget) = change.drop_budget {
+            self.drop_budget = budget as usize;
+        }
+        if let Some(permille) = change.correction_permille {
+            self.correction_permille = u16::try_from(permille).unwrap_or(u16::MAX);
+        }
+        if let Some(fetches) = change.fetches_per_port {
+            self.fetches_per_port = fetches as usize;
+        }
+        self.debounce = change.debounce_ns.map_or(self.debounce, Span);
+        self.rank_margin = change.rank_margin_ns.map_or(self.rank_margin, Span);
+        self.fetch_lease = change.fetch_lease_ns.map_or(self.fetch_lease, Span);
+        self.validate()?;
+        Ok(self)
+    }
+
+    /// As operators see it, with every field.
+    #[must_use]
+    pub fn to_wire(&self) -> v1::Policy {
+        v1::Policy {
+            policy: Some(self.policy.to_string()),
+            drop_budget: Some(self.drop_budget as u32),
+            debounce_ns: Some(self.debounce.0),
+            rank_margin_ns: Some(self.rank_margin.0),
+            correction_permille: Some(u32::from(self.correction_permille)),
+            fetches_per_port: Some(self.fetches_per_port as u32),
+            fetch_lease_ns: Some(self.fetch_lease.0),
+        }
+    }
+}
+
+/// One revision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Revision {
+    pub(super) number: u64,
+    pub(super) policy: ClusterPolicy,
+    pub(super) author: String,
+    pub(super) comment: String,
+    /// When this coordinator learned of it, and how old it was then.
+    pub(super) at: Time,
+    pub(super) aged: Span,
+}
+
+impl Revision {
+    pub(super) fn age(&self, now: Time) -> Span {
+        Span(now.since(self.at).0.saturating_add(self.aged.0))
+    }
+
+    pub(super) fn to_wire(&self, now: Time) -> v1::PolicyRevision {
+        v1::PolicyRevision {
+            revision: self.number,
+            policy: Some(self.policy.to_wire()),
+            author: self.author.clone(),
+            comment: self.comment.clone(),
+            age_ns: self.age(now).0,
+        }
+    }
+}
+
+/// The revisions, the newest last; never empty.
+#[derive(Debug)]
+pub(super) struct PolicyBook {
+    current: Revision,
+    older: VecDeque<Revision>,
+}
+
+impl PolicyBook {
+    pub(super) fn new(policy: ClusterPolicy, at: Time) -> Self {
+        Self {
+            current: Revision {
+                number: 1,
+                policy,
+                author: "configuration".into(),
+                comment: String::new(),
+                at,
+                aged: Span::ZERO,
+            },
+            older: VecDeque::new(),
+        }
+    }
+
+    /// The revisions that a predecessor left, oldest first; `None` if it left none.
+    pub(super) fn of(revisions: Vec<Revision>) -> Option<Self> {
+        let mut older = VecDeque::from(revisions);
+        let current = older.pop_back()?;
+        Some(Self { current, older })
+    }
+
+    pub(super) const fn current(&self) -> &Revision {
+        &self.current
+    }
+
+    /// Newest first.
+    pub(super) fn older(&self) -> impl Iterator<Item = &Revision> {
+        self.older.iter().rev()
+    }
+
+    /// What would hold after `change`.
+    pub(super) fn check(
+        &self,
+        change: &v1::Policy,
+        expected: u64,
+    ) -> Result<ClusterPolicy, PolicyError> {
+        if expected != 0 && expected != self.current.number {
+            return Err(PolicyError::Stale {
+                expected,
+                current: self.current.number,
+            });
+        }
+        self.current.policy.with(change)
+    }
+
+    pub(super) fn set(&mut self, policy: ClusterPolicy, author: &str, comment: &str, at: Time) {
+        let next = Revision {
+            number: self.current.number + 1,
+            policy,
+            author: cut(author),
+            comment: cut(comment),
+            at,
+            aged: Span::ZERO,
+        };
+        self.older
+            .push_back(core::mem::replace(&mut self.current, next));
+        if self.older.len() > HISTORY_MAX {
+            self.older.pop_front();
+        }
+    }
+}
+
+/// The head of `text`, at most [`TEXT_BYTES_MAX`] bytes.
+pub(super) fn cut(text: &str) -> String {
+    let mut kept = String::new();
+    for character in text.chars() {
+        if kept.len() + character.len_utf8() > TEXT_BYTES_MAX {
+            break;
+        }
+        kept.push(character);
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_change_does_not_name_stays() {
+        let policy = ClusterPolicy::default();
+        let change = v1::Policy {
+            drop_budget: Some(7),
+            ..v1::Policy::default()
+        };
+        let changed = policy.with(&change).expect("valid");
+        assert_eq!(
+            changed,
+            ClusterPolicy {
+                drop_budget: 7,
+                ..policy
+            }
+        );
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_its_field() {
+        let with = |change: v1::Policy| ClusterPolicy::default().with(&change).map(|_| ());
+        let refused = [
+            (
+                "policy",
+                v1::Policy {
+                    policy: Some("edf".into()),
+                    ..Default::default()
+                },
+            ),
+            (
+                "policy",
+                v1::Policy {
+                    policy: Some("best".into()),
+                    ..Default::default()
+                },
+            ),
+            (
+                "correction_permille",
+                v1::Policy {
+                    correction_permille: Some(70_000),
+                    ..Default::default()
+                },
+            ),
+            (
+                "fetches_per_port",
+                v1::Policy {
+                    fetches_per_port: Some(0),
+                    ..Default::default()
+                },
+            ),
+            (
+                "debounce",
+                v1::Policy {
+                    debounce_ns: Some(u64::MAX),
+                    ..Default::default()
+                },
+            ),
+        ];
+        for (expected, change) in refused {
+            match with(change) {
+                Err(PolicyError::Invalid { field, .. }) => assert_eq!(field, expected),
+                other => panic!("{expected}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_change_that_expects_another_revision_is_refused_and_history_is_bounded() {
+        let mut book = PolicyBook::new(ClusterPolicy::default(), Time(0));
+        let nothing = v1::Policy::default();
+        assert!(book.check(&nothing, 1).is_ok() && book.check(&nothing, 0).is_ok());
+        book.set(ClusterPolicy::default(), "a", &"ü".repeat(1000), Time(1));
+        assert_eq!(
+            book.check(&nothing, 1),
+            Err(PolicyError::Stale {
+                expected: 1,
+                current: 2
+            })
+        );
+        for n in 0..2 * HISTORY_MAX as u64 {
+            book.set(ClusterPolicy::default(), "a", "", Time(n));
+        }
+        assert_eq!(book.older().count(), HISTORY_MAX);
+    }
+}

@@ -1,0 +1,88 @@
+//! Things by a key that says where they lie and when they came, so that admission's ids lead back
+//! to them without a search, and ids that are used again can't be confused.
+
+/// Bits of a key that are its slot: room for `laxity_policy::prune::MEMBERS_MAX`. The others count arrivals:
+/// 44 bits, some hundred years at 5000 a second.
+const SLOT_BITS: u32 = 20;
+
+/// Most entries of a table.
+pub(crate) const ENTRIES_MAX: usize = 1 << SLOT_BITS;
+
+/// Of an entry: arrival above, slot below. Ascending by arrival, never used twice, never zero.
+pub(crate) type Key = u64;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Table<T> {
+    entries: Vec<(Key, Option<T>)>,
+    free: Vec<usize>,
+    arrivals: u64,
+}
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Self {
+            entries: Vec::new(),
+            free: Vec::new(),
+            arrivals: 0,
+        }
+    }
+}
+
+impl<T> Table<T> {
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// The caller bounds the number of entries by [`ENTRIES_MAX`].
+    pub(crate) fn insert(&mut self, value: T) -> Key {
+        self.arrivals += 1;
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.entries.push((0, None));
+            self.entries.len() - 1
+        });
+        debug_assert!(slot < ENTRIES_MAX, "whoever inserts keeps to a cap");
+        let key = self.arrivals << SLOT_BITS | slot as u64;
+        self.entries[slot] = (key, Some(value));
+        key
+    }
+
+    fn slot(&self, key: Key) -> Option<usize> {
+        let slot = (key & (ENTRIES_MAX as u64 - 1)) as usize;
+        (self.entries.get(slot)?.0 == key).then_some(slot)
+    }
+
+    pub(crate) fn get(&self, key: Key) -> Option<&T> {
+        self.entries[self.slot(key)?].1.as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+        let slot = self.slot(key)?;
+        self.entries[slot].1.as_mut()
+    }
+
+    pub(crate) fn remove(&mut self, key: Key) -> Option<T> {
+        let slot = self.slot(key)?;
+        let (key, value) = &mut self.entries[slot];
+        *key = 0;
+        let value = value.take();
+        self.free.push(slot);
+        value
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_whose_slot_is_used_again_leads_nowhere() {
+        let mut table = Table::default();
+        let first = table.insert('a');
+        assert_eq!(table.remove(first), Some('a'));
+        let second = table.insert('b');
+        assert!(second > first, "keys ascend by arrival");
+        assert_eq!((table.get(first), table.get(second)), (None, Some(&'b')));
+        assert_eq!((table.remove(first), table.len()), (None, 1));
+    }
+}

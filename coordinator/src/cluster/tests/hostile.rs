@@ -1,0 +1,485 @@
+//! What a daemon can't do to others, and that no sequence of reports breaks the books.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn reasons(daemon: &Daemon) -> Vec<RefusalReason> {
+    let refusals = daemon.replica.refusals.iter();
+    refusals.map(v1::Refusal::reason).collect()
+}
+
+#[test]
+fn nobody_ends_or_changes_what_is_anothers() {
+    let mut world = World::new();
+    let (mut a, mut evil) = (world.join("a"), world.join("evil"));
+    world.report(&mut a, vec![arrived(1, vec![request(11, 500, 10)])]);
+    world.settle_and_read(&mut [&mut a]);
+    let before = a.replica.ranks.clone();
+    // Without taking part.
+    world.report(&mut evil, vec![finished(1)]);
+    world.report(
+        &mut evil,
+        vec![Kind::RequestEnded(RequestEnded { request: 11 })],
+    );
+    // Taking part, and inventing requests that are due at once.
+    world.report(
+        &mut evil,
+        vec![
+            arrived(1, vec![request(11, 1, 10), request(12, 1, 10)]),
+            Kind::RequestEnded(RequestEnded { request: 11 }),
+            Kind::BatchStarted(v1::BatchStarted { batch: 1 }),
+            finished(1),
+        ],
+    );
+    world.settle_and_read(&mut [&mut a, &mut evil]);
+    assert_eq!(a.replica.ranks, before);
+    assert_eq!(
+        reasons(&evil),
+        [RefusalReason::NotYours; 2],
+        "{:?}",
+        evil.replica.refusals
+    );
+    let wanted = v1::ListBatchesRequest::default();
+    let listed = world.cluster.list_batches(world.now, &wanted).batches;
+    assert!(!listed[0].started, "left aside");
+    assert_eq!(world.cluster.counters().0.batches, 1);
+}
+
+#[test]
+fn a_host_that_the_owner_named_may_add_requests_with_deadlines() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    let arrival = BatchArrived {
+        batch: 1,
+        requests: vec![request(11, 900, 0)],
+        hosts: vec!["b".into()],
+        ..BatchArrived::default()
+    };
+    world.report(&mut a, vec![Kind::BatchArrived(arrival)]);
+    world.settle_and_read(&mut [&mut a]);
+    let before = a.replica.ranks[&1];
+    world.report(&mut b, vec![arrived(1, vec![request(12, 100, 0)])]);
+    world.settle_and_read(&mut [&mut a]);
+    assert!(a.replica.ranks[&1] < before);
+}
+
+#[test]
+fn hosts_of_two_tenants_never_meet() {
+    let tenant = |name: &str| TenantConfig {
+        name: name.into(),
+        hosts: vec![format!("{name}-*")],
+        trust_members: false,
+    };
+    let mut world = World::with(Settings {
+        tenants: Tenants::new(vec![tenant("a"), tenant("b")]),
+        ..Settings::default()
+    });
+    let (mut a, mut b) = (world.join("a-1"), world.join("b-1"));
+    world.report(&mut a, vec![arrived(1, vec![request(11, 500, 10)])]);
+    world.report(
+        &mut b,
+        vec![arrived(1, vec![request(11, 100, 10)]), finished(1)],
+    );
+    world.settle_and_read(&mut [&mut a, &mut b]);
+    assert_eq!((a.replica.sigma(), b.replica.sigma()), (vec![1], vec![]));
+    assert!(world.cluster.attend(world.now, &hello("c-1")).is_err());
+}
+
+#[test]
+fn a_flood_is_capped_and_leaves_room_for_others() {
+    let limits = Limits {
+        hosts_max: 4,
+        batches_max: 40,
+        requests_max: 80,
+        ..Limits::default()
+    };
+    let mut world = World::with(Settings {
+        limits,
+        ..Settings::default()
+    });
+    let (mut evil, mut a) = (world.join("evil"), world.join("a"));
+    for batch in 1..1000 {
+        let requests = vec![request(batch * 2, 1, 1), request(batch * 2 + 1, 1, 1)];
+        world.report(&mut evil, vec![arrived(batch, requests)]);
+    }
+    world.report(&mut a, vec![arrived(5000, vec![request(50_000, 500, 1)])]);
+    world.settle_and_read(&mut [&mut a, &mut evil]);
+    assert_eq!(a.replica.sigma(), [5000]);
+    assert!(evil.replica.sigma().len() <= 25);
+    assert!(
+        reasons(&evil)
+            .iter()
+            .all(|&reason| reason == RefusalReason::Limit)
+    );
+    let (counters, admission) = world.cluster.counters();
+    assert!(counters.batches <= 40 && counters.requests <= 80);
+    assert_eq!(admission.batches_forgotten, 0);
+}
+
+#[test]
+fn ports_are_the_hosts_own_and_a_report_out_of_sequence_ends_the_stream() {
+    let mut world = World::new();
+    let mut a = world.join("a");
+    let mut load = request(11, 500, 1);
+    load.loads[0].port = 7;
+    world.report(&mut a, vec![arrived(1, vec![load])]);
+    world.settle_and_read(&mut [&mut a]);
+    assert_eq!(reasons(&a), [RefusalReason::Invalid]);
+    let report = Report {
+        sequence: 9,
+        ..Report::default()
+    };
+    let broken = world.cluster.report(world.now, a.id, a.stream, report);
+    assert_eq!(
+        broken.expect_err("ended").reason(),
+        v1::GoodbyeReason::Protocol
+    );
+}
+
+/// What an honest daemon says of a batch that another host announced first: it can't know that.
+#[test]
+fn a_member_that_says_what_only_the_owner_may_is_left_aside_and_not_refused() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    world.report(&mut a, vec![arrived(1, vec![request(11, 500, 10)])]);
+    world.report(&mut b, vec![arrived(1, vec![request(11, 500, 10)])]);
+    let progress = |layer| Kind::BatchProgress(v1::BatchProgress { batch: 1, layer });
+    let says = |port| {
+        vec![
+            Kind::BatchStarted(v1::BatchStarted { batch: 1 }),
+            progress(7),
+            Kind::RequestStarted(v1::RequestStarted { request: 11 }),
+            Kind::BytesCompleted(v1::BytesCompleted {
+                request: 11,
+                port,
+                bytes: 4,
+            }),
+        ]
+    };
+    world.report(&mut b, says(0));
+    // Through a port that it said no load of.
+    world.report(&mut b, says(1));
+    let started = |world: &World| {
+        let listed = world
+            .cluster
+            .list_batches(world.now, &v1::ListBatchesRequest::default());
+        let batch = &listed.batches[0];
+        (batch.started, batch.layer)
+    };
+    world.settle_and_read(&mut [&mut a, &mut b]);
+    assert_eq!(started(&world), (false, 0), "its word does not hold");
+    world.report(&mut a, vec![progress(3)]);
+    assert_eq!(started(&world), (true, 3));
+    // The end of it is under way to b, or has overtaken what b says.
+    world.report(&mut a, vec![finished(1)]);
+    world.report(&mut b, says(0));
+    world.report(
+        &mut b,
+        vec![Kind::FetchFinished(FetchFinished { fetch: 9 })],
+    );
+    world.settle_and_read(&mut [&mut a, &mut b]);
+    assert_eq!(b.replica.refusals, []);
+    // One that takes no part is refused as ever.
+    world.report(&mut a, vec![arrived(2, vec![request(21, 500, 10)])]);
+    let of = |kind: fn() -> Kind| kind();
+    world.report(
+        &mut b,
+        vec![
+            of(|| Kind::BatchStarted(v1::BatchStarted { batch: 2 })),
+            of(|| Kind::RequestStarted(v1::RequestStarted { request: 21 })),
+            of(|| {
+                Kind::BytesCompleted(v1::BytesCompleted {
+                    request: 21,
+                    ..Default::default()
+                })
+            }),
+        ],
+    );
+    world.settle_and_read(&mut [&mut b]);
+    assert_eq!(reasons(&b), [RefusalReason::NotYours]);
+    assert_eq!(b.replica.refusals[0].count, 3);
+}
+
+#[test]
+fn what_makes_much_work_counts_for_much() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    world.cluster.take_work();
+    let many = (1..=2000).map(|id| request(id, 900, 1)).collect();
+    world.report(&mut a, vec![arrived(1, many)]);
+    let announced = world.cluster.take_work();
+    assert!(announced >= 1000, "{announced}");
+    world.report(&mut a, vec![arrived(1, Vec::new())]);
+    assert_eq!(world.cluster.take_work(), 2, "nothing is walked through");
+    world.cluster.resync(a.id, a.stream);
+    let resync = world.cluster.take_work();
+    assert!(resync >= 250, "{resync}");
+    world.report(&mut b, vec![arrived(1, Vec::new())]);
+    let joined = world.cluster.take_work();
+    world.report(&mut b, vec![finished(1)]);
+    let left = world.cluster.take_work();
+    world.snapshot(&mut a, vec![arrived(1, Vec::new())]);
+    let swept = world.cluster.take_work();
+    assert!(
+        [joined, left, swept].iter().all(|&work| work >= 250),
+        "{joined} {left} {swept}"
+    );
+}
+
+#[test]
+fn a_report_of_more_requests_than_events_may_be_ends_the_stream() {
+    let limits = Limits {
+        events_per_report_max: 10,
+        ..Limits::default()
+    };
+    let mut world = World::with(Settings {
+        limits,
+        ..Settings::default()
+    });
+    let mut a = world.join("a");
+    let many = |from: u64, count: u64| (from..from + count).map(|id| request(id, 900, 1)).collect();
+    world.report(&mut a, vec![arrived(1, many(1, 10))]);
+    let events = [arrived(2, many(100, 6)), arrived(3, many(200, 5))];
+    let report = Report {
+        sequence: a.sent + 1,
+        events: events.map(|event| Event { event: Some(event) }).to_vec(),
+        ..Report::default()
+    };
+    let broken = world.cluster.report(world.now, a.id, a.stream, report);
+    let last = broken.expect_err("ended");
+    assert!(last.detail.contains("11 requests"), "{}", last.detail);
+    assert_eq!(world.cluster.counters().0.requests, 10);
+}
+
+#[test]
+fn numbers_as_large_as_they_come_break_no_sum() {
+    let mut world = World::new();
+    let mut greeting = hello("a");
+    greeting.ports[0].rate_bytes_per_s = u64::MAX;
+    let mut a = world.attend(&greeting);
+    world.snapshot(&mut a, Vec::new());
+    let extreme = |id, remaining_ns, bytes| RequestLoad {
+        request: id,
+        remaining_ns: Some(remaining_ns),
+        loads: vec![PortBytes { port: 0, bytes }],
+        started: true,
+    };
+    let arrival = |batch, compute_ns| {
+        Kind::BatchArrived(BatchArrived {
+            batch,
+            compute_ns,
+            requests: vec![
+                extreme(batch, i64::MAX, u64::MAX),
+                extreme(batch - 1, i64::MIN, u64::MAX),
+            ],
+            queued_behind: Some(u64::MAX),
+            layers: u32::MAX,
+            ..BatchArrived::default()
+        })
+    };
+    world.report(
+        &mut a,
+        vec![arrival(u64::MAX, 0), arrival(u64::MAX / 2, u64::MAX)],
+    );
+    let far = vec![extreme(7, i64::MAX, 5)];
+    world.report(&mut a, vec![arrived(3, far)]);
+    let load = v1::PortLoad {
+        rate_bytes_per_s: Some(u64::MAX),
+        completed_flows: u64::MAX,
+        missed_flows: u64::MAX,
+        queued_bytes: u64::MAX,
+        load_permille: u32::MAX,
+        queued_level_bytes: vec![u64::MAX; 5000],
+        ..v1::PortLoad::default()
+    };
+    world.report(
+        &mut a,
+        vec![Kind::PortLoad(load.clone()), Kind::PortLoad(load)],
+    );
+    world.settle_and_read(&mut [&mut a]);
+    for batch in [3, u64::MAX, u64::MAX / 2] {
+        let wanted = v1::ExplainRequest {
+            batch,
+            ..Default::default()
+        };
+        let told = world.cluster.explain(world.now, &wanted).expect("there");
+        assert!(!told.text.is_empty());
+    }
+    let hosts = world.cluster.list_hosts(world.now).hosts;
+    assert!(hosts[0].ports[0].queued_level_bytes.len() < 100);
+    assert_eq!(world.cluster.audit(), Ok(()));
+}
+
+#[test]
+fn invitations_cost_the_same_however_long_the_names_are() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    let mut hosts = vec!["x".repeat(10_000); 3000];
+    hosts[0] = "b".into();
+    let arrival = BatchArrived {
+        batch: 1,
+        hosts,
+        ..BatchArrived::default()
+    };
+    world.report(&mut a, vec![Kind::BatchArrived(arrival)]);
+    let key = world.cluster.batch_names[&(0, 1)];
+    let invited = world
+        .cluster
+        .batches
+        .get(key)
+        .expect("there")
+        .invited
+        .capacity();
+    assert!(invited <= 2 * Limits::default().hosts_per_batch_max);
+    // And the one that counts is there.
+    world.report(&mut b, vec![arrived(1, vec![request(12, 100, 0)])]);
+    world.settle_and_read(&mut [&mut a]);
+    assert!(a.replica.ranks[&1] < v1::SORT_KEY_LAST);
+}
+
+/// One thing that one of three daemons does.
+#[derive(Clone, Debug)]
+enum Step {
+    Say(usize, Kind),
+    Snapshot(usize, Vec<Kind>),
+    Reconnect(usize),
+    Read(usize),
+    Resync(usize),
+    Drain(usize, bool),
+    Wait(u64),
+}
+
+fn event() -> impl Strategy<Value = Kind> {
+    let id = 0_u64..6;
+    let load =
+        (0_u64..12, -50_i64..900, 0_u64..RATE, 0_u32..4).prop_map(|(name, due, bytes, port)| {
+            let mut load = request(name, due, bytes);
+            load.loads[0].port = port;
+            load
+        });
+    prop_oneof![
+        4 => (id.clone(), proptest::collection::vec(load.clone(), 0..3), any::<bool>())
+            .prop_map(|(batch, requests, started)| Kind::BatchArrived(BatchArrived {
+                batch, requests, started, queued_behind: Some(batch + 1),
+                hosts: if started { vec!["h1".into()] } else { Vec::new() },
+                ..BatchArrived::default()
+            })),
+        2 => id.clone().prop_map(finished),
+        2 => (id.clone(), load).prop_map(|(batch, load)| Kind::RequestJoined(RequestJoined {
+            batch, request: Some(load),
+        })),
+        1 => (0_u64..12).prop_map(|request| Kind::RequestEnded(RequestEnded { request })),
+        1 => (0_u64..12, 0_u32..4, 0_u64..RATE).prop_map(|(request, port, bytes)| {
+            Kind::BytesCompleted(v1::BytesCompleted { request, port, bytes })
+        }),
+        2 => (0_u64..4, id, 0_u64..12, 0_usize..3, 0_u32..3).prop_map(
+            |(fetch, batch, request, victim, victim_port)| Kind::FetchWanted(FetchWanted {
+                victim_address: if victim_port == 3 { vec![0xfe; 16] } else { Vec::new() },
+                fetch, batch, request, victim_host: format!("h{victim}"), victim_port, bytes: RATE,
+            })),
+        1 => (0_u64..4).prop_map(|fetch| Kind::FetchFinished(FetchFinished { fetch })),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let who = 0_usize..3;
+    prop_oneof![
+        12 => (who.clone(), event()).prop_map(|(who, event)| Step::Say(who, event)),
+        1 => (who.clone(), proptest::collection::vec(event(), 0..4))
+            .prop_map(|(who, events)| Step::Snapshot(who, events)),
+        1 => who.clone().prop_map(Step::Reconnect),
+        4 => who.clone().prop_map(Step::Read),
+        1 => who.clone().prop_map(Step::Resync),
+        1 => (who, any::<bool>()).prop_map(|(who, on)| Step::Drain(who, on)),
+        4 => (0_u64..150).prop_map(Step::Wait),
+    ]
+}
+
+/// `PROPTEST_CASES` if it is set, and else what every run of the tests has time for.
+fn cases() -> ProptestConfig {
+    match std::env::var_os("PROPTEST_CASES") {
+        Some(_) => ProptestConfig::default(),
+        None => ProptestConfig::with_cases(300),
+    }
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    /// Whatever is said: deltas lead where a full order would, and when all have left nothing is left.
+    #[test]
+    fn deltas_and_full_orders_agree_and_nothing_leaks(
+        steps in proptest::collection::vec(step(), 0..120),
+    ) {
+        // Nothing is reserved, so every charge is seen in the shared part.
+        let limits = Limits {
+            hosts_max: 64,
+            batches_max: 64,
+            requests_max: 64,
+            loads_max: 64,
+            fetches_max: 64,
+            ..Limits::default()
+        };
+        let mut world = World::with(Settings {
+            limits,
+            host_grace: Span::from_millis(100),
+            ..Settings::default()
+        });
+        let names = ["h0", "h1", "h2"];
+        let mut daemons = names.map(|name| world.join(name));
+        for step in steps {
+            match step {
+                Step::Say(who, event) => world.report(&mut daemons[who], vec![event]),
+                Step::Snapshot(who, events) => world.snapshot(&mut daemons[who], events),
+                Step::Reconnect(who) => {
+                    let (id, stream) = (daemons[who].id, daemons[who].stream);
+                    world.cluster.detach(world.now, id, stream);
+                    daemons[who] = world.join(names[who]);
+                }
+                Step::Read(who) => world.read(&mut daemons[who]),
+                Step::Resync(who) => world.cluster.resync(daemons[who].id, daemons[who].stream),
+                Step::Drain(who, on) => {
+                    let _ = world.drain(names[who], on);
+                    if !on {
+                        world.snapshot(&mut daemons[who], Vec::new());
+                    }
+                }
+                Step::Wait(ms) => {
+                    world.now = world.now + Span::from_millis(ms);
+                    world.settle();
+                }
+            }
+            prop_assert_eq!(world.cluster.audit(), Ok(()));
+        }
+        for (who, name) in names.into_iter().enumerate() {
+            let _ = world.drain(name, false);
+            if !daemons[who].replica.drained {
+                world.read(&mut daemons[who]);
+            }
+        }
+        for daemon in &mut daemons {
+            world.report(daemon, vec![arrived(1, Vec::new())]);
+        }
+        world.settle();
+        for daemon in &mut daemons {
+            world.read(daemon);
+            // Without causes: a batch or a port that is one may have gone since it was told.
+            let pruned = |replica: &Replica| Vec::from_iter(replica.pruned.keys().copied());
+            let by_deltas = (daemon.replica.ranks.clone(), pruned(&daemon.replica));
+            world.cluster.resync(daemon.id, daemon.stream);
+            world.read(daemon);
+            let in_full = (daemon.replica.ranks.clone(), pruned(&daemon.replica));
+            prop_assert_eq!(by_deltas, in_full);
+        }
+        for daemon in &daemons {
+            world.cluster.detach(world.now, daemon.id, daemon.stream);
+        }
+        world.now = world.now + Span::from_millis(200);
+        world.settle();
+        let (counters, admission) = world.cluster.counters();
+        prop_assert_eq!((counters.hosts, counters.batches, counters.requests), (0, 0, 0));
+        prop_assert_eq!(admission.batches_forgotten + admission.loads_refused, 0);
+        prop_assert_eq!(world.cluster.audit(), Ok(()));
+    }
+}

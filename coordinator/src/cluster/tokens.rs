@@ -1,0 +1,403 @@
+//! Fetch tokens: who may read from a hot port now.
+//!
+//! Many hosts that read from one port at once make an incast that no reader's host can see, and the network then serves
+//! them alike: the most urgent waits for all. So readers tell ([`Tokens::want`]), and of those that want
+//! one victim port a bounded number is under way at a time: the first in the order of ranks, equals by arrival.
+//!
+//! * *Who is blocked goes.* What a batch that runs has still to read, a GPU waits for: it is let in whatever the bound, which then
+//!   holds for the lookahead of batches that wait for their turn (MFS §2.2, stage 1). Layers can't be told apart here: the readers' daemons do that.
+//! * *Preemption.* Whoever becomes more urgent than one that is under way takes its token; that one waits
+//!   again, with what it has still to fetch.
+//! * *Leases.* A token is good for a while. Then the next reader is let in, whether or not the fetch has finished: a
+//!   reader that died, or lies, holds a port up for one lease. The fetch itself goes on; nothing is taken away.
+//! * *No permits.* A reader goes ahead unless it was told to wait, and does not wait for ever, so a lost word costs order and
+//!   not progress.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use laxity_policy::{PortId, Span, Time};
+
+use super::table::{Key, Table};
+
+/// What is set of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TokenTerms {
+    /// Fetches under way at a port.
+    pub(crate) per_port: usize,
+    /// How long a token is good for.
+    pub(crate) lease: Span,
+}
+
+/// The order in which fetches are let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct FetchRank {
+    /// How much depends on it.
+    pub(crate) need: Need,
+    /// That of its batch.
+    pub(crate) sort_key: u64,
+}
+
+impl FetchRank {
+    /// Of a batch that has ended.
+    pub(crate) const LAST: Self = Self {
+        need: Need::Doomed,
+        sort_key: u64::MAX,
+    };
+}
+
+/// How much depends on a fetch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Need {
+    /// Its batch runs, and stalls without it.
+    Blocking,
+    /// Its batch waits for its turn.
+    Ahead,
+    /// Its request is pruned.
+    Doomed,
+}
+
+/// Where a fetch stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    Waiting,
+    /// Holds a token until then.
+    Granted(Time),
+    /// Its lease is over. It goes on, but counts no more.
+    Expired,
+}
+
+#[derive(Debug)]
+struct Fetch {
+    victim: PortId,
+    rank: FetchRank,
+    turn: Turn,
+}
+
+#[derive(Debug, Default)]
+struct Victim {
+    waiting: BTreeSet<(FetchRank, Key)>,
+    granted: BTreeSet<(FetchRank, Key)>,
+}
+
+impl Victim {
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.granted.is_empty()
+    }
+}
+
+/// All fetches of the cluster. See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Tokens {
+    fetches: Table<Fetch>,
+    victims: BTreeMap<PortId, Victim>,
+    leases: BTreeSet<(Time, Key)>,
+    /// Victims where somebody may be let in.
+    open: BTreeSet<PortId>,
+    /// Fetches of which nothing was said so far.
+    fresh: Vec<Key>,
+}
+
+impl Tokens {
+    /// A fetch from `victim` waits for its turn. The caller bounds their number.
+    pub(crate) fn want(&mut self, victim: PortId, rank: FetchRank) -> Key {
+        let key = self.fetches.insert(Fetch {
+            victim,
+            rank,
+            turn: Turn::Waiting,
+        });
+        let port = self.victims.entry(victim).or_default();
+        port.waiting.insert((rank, key));
+        self.open.insert(victim);
+        self.fresh.push(key);
+        key
+    }
+
+    /// The fetch is over, or not wanted any more.
+    pub(crate) fn finish(&mut self, key: Key) {
+        let Some(fetch) = self.fetches.remove(key) else {
+            return;
+        };
+        let Some(port) = self.victims.get_mut(&fetch.victim) else {
+            return;
+        };
+        match fetch.turn {
+            Turn::Waiting => {
+                port.waiting.remove(&(fetch.rank, key));
+            }
+            Turn::Granted(until) => {
+                port.granted.remove(&(fetch.rank, key));
+                self.leases.remove(&(until, key));
+                self.open.insert(fetch.victim);
+            }
+            Turn::Expired => {}
+        }
+        if port.is_empty() {
+            self.victims.remove(&fetch.victim);
+            self.open.remove(&fetch.victim);
+        }
+    }
+
+    /// The batch of a fetch has another place now.
+    pub(crate) fn rerank(&mut self, key: Key, rank: FetchRank) {
+        let Some(fetch) = self.fetches.get_mut(key) else {
+            return;
+        };
+        let before = core::mem::replace(&mut fetch.rank, rank);
+        let Some(port) = self.victims.get_mut(&fetch.victim) else {
+            return;
+        };
+        let among = match fetch.turn {
+            Turn::Waiting => &mut port.waiting,
+            Turn::Granted(_) => &mut port.granted,
+            Turn::Expired => return,
+        };
+        if among.remove(&(before, key)) {
+            among.insert((rank, key));
+            self.open.insert(fetch.victim);
+        }
+    }
+
+    /// Where a fetch stands.
+    pub(crate) fn turn(&self, key: Key) -> Option<Turn> {
+        self.fetches.get(key).map(|fetch| fetch.turn)
+    }
+
+    /// Waiting and granted fetches at `victim`.
+    #[cfg(test)]
+    pub(crate) fn at(&self, victim: PortId) -> (usize, usize) {
+        let port = self.victims.get(&victim);
+        port.map_or((0, 0), |port| (port.waiting.len(), port.granted.len()))
+    }
+
+    /// Ends leases that are over, and lets in who may be. Gives the fetches of whose turn their host is to be told:
+    /// those that got a token, those that have to wait, for the first time or again.
+    pub(crate) fn grant(&mut self, now: Time, terms: TokenTerms) -> Vec<Key> {
+        while let Some(&(until, key)) = self.leases.first()
+            && until <= now
+        {
+            self.leases.pop_first();
+            if let Some(fetch) = self.fetches.get_mut(key) {
+                fetch.turn = Turn::Expired;
+                if let Some(port) = self.victims.get_mut(&fetch.victim) {
+                    port.granted.remove(&(fetch.rank, key));
+                    self.open.insert(fetch.victim);
+                }
+            }
+        }
+        let mut turned = Vec::new();
+        while let Some(victim) = self.open.pop_first() {
+            let Some(port) = self.victims.get_mut(&victim) else {
+                continue;
+            };
+            loop {
+                let has_room = port.granted.len() < terms.per_port;
+                let last = port.granted.last().copied();
+                let last = last.filter(|(rank, _)| rank.need != Need::Blocking);
+                let first = port.waiting.first().copied();
+                let is_before = first.is_some_and(|first| last.is_some_and(|last| first < last));
+                let blocks = first.is_some_and(|(rank, _)| rank.need == Need::Blocking);
+                if port.granted.len() > terms.per_port && last.is_some() || is_before && !has_room {
+                    let Some(last) = last else { break };
+                    port.granted.remove(&last);
+                    port.waiting.insert(last);
+                    if let Some(fetch) = self.fetches.get_mut(last.1) {
+                        if let Turn::Granted(until) = fetch.turn {
+                            self.leases.remove(&(until, last.1));
+                        }
+                        fetch.turn = Turn::Waiting;
+                    }
+                    turned.push(last.1);
+                } else if let Some(first) = first.filter(|_| has_room || blocks) {
+                    let until = now + terms.lease;
+                    port.waiting.remove(&first);
+                    port.granted.insert(first);
+                    self.leases.insert((until, first.1));
+                    if let Some(fetch) = self.fetches.get_mut(first.1) {
+                        fetch.turn = Turn::Granted(until);
+                    }
+                    turned.push(first.1);
+                } else {
+                    break;
+                }
+            }
+            if port.is_empty() {
+                self.victims.remove(&victim);
+            }
+        }
+        let fresh = core::mem::take(&mut self.fresh);
+        let waits = |key: &Key| self.turn(*key) == Some(Turn::Waiting);
+        turned.extend(fresh.into_iter().filter(waits));
+        turned
+    }
+
+    /// When [`Tokens::grant`] has something to do: now, if somebody may be let in.
+    pub(crate) fn next_deadline(&self) -> Option<Time> {
+        if self.open.is_empty() {
+            self.leases.first().map(|&(until, _)| until)
+        } else {
+            Some(Time::ZERO)
+        }
+    }
+
+    /// More may be under way than before.
+    pub(crate) fn reopen(&mut self) {
+        self.open.extend(self.victims.keys());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const TERMS: TokenTerms = TokenTerms {
+        per_port: 2,
+        lease: Span(100),
+    };
+    const HOT: PortId = PortId(7);
+
+    const fn ranked(need: Need, sort_key: u64) -> FetchRank {
+        FetchRank { need, sort_key }
+    }
+
+    const fn ahead(sort_key: u64) -> FetchRank {
+        ranked(Need::Ahead, sort_key)
+    }
+
+    #[test]
+    fn readers_of_a_hot_port_are_let_in_by_rank_and_few_at_a_time() {
+        let mut tokens = Tokens::default();
+        let [slow, urgent, middle] = [900, 100, 500].map(|rank| tokens.want(HOT, ahead(rank)));
+        let elsewhere = tokens.want(PortId(8), ahead(999));
+        // The one that has to wait is told, too.
+        let told = tokens.grant(Time(0), TERMS);
+        assert_eq!(told, [urgent, middle, elsewhere, slow]);
+        assert_eq!(tokens.at(HOT), (1, 2));
+        assert_eq!(tokens.turn(slow), Some(Turn::Waiting));
+        tokens.finish(urgent);
+        assert_eq!(tokens.grant(Time(1), TERMS), [slow]);
+    }
+
+    #[test]
+    fn the_more_urgent_takes_the_token_of_the_least_urgent_and_gives_it_back() {
+        let mut tokens = Tokens::default();
+        let [first, second] = [300, 200].map(|rank| tokens.want(HOT, ahead(rank)));
+        tokens.grant(Time(0), TERMS);
+        let urgent = tokens.want(HOT, ahead(100));
+        let less = tokens.want(HOT, ahead(400));
+        assert_eq!(tokens.grant(Time(5), TERMS), [first, urgent, less]);
+        let turns = |tokens: &Tokens| [first, second, urgent].map(|key| tokens.turn(key));
+        let waits = Some(Turn::Waiting);
+        assert_eq!(turns(&tokens)[0], waits);
+        assert_eq!(tokens.at(HOT), (2, 2));
+        // The lease that was taken away does not end anything later.
+        assert!(tokens.grant(Time(99), TERMS).is_empty());
+        tokens.finish(urgent);
+        assert_eq!(tokens.grant(Time(99), TERMS), [first]);
+        assert_eq!(tokens.turn(first), Some(Turn::Granted(Time(199))));
+        tokens.rerank(first, ahead(50));
+        tokens.rerank(less, ahead(150));
+        assert_eq!(tokens.grant(Time(99), TERMS), [second, less]);
+    }
+
+    #[test]
+    fn who_blocks_a_gpu_is_let_in_beyond_the_bound_and_those_that_look_ahead_make_room() {
+        let mut tokens = Tokens::default();
+        let [one, two] = [1, 2].map(|rank| tokens.want(HOT, ahead(rank)));
+        let doomed = tokens.want(HOT, ranked(Need::Doomed, 0));
+        assert_eq!(tokens.grant(Time(0), TERMS), [one, two, doomed]);
+        let blocking = [7, 8, 9].map(|rank| tokens.want(HOT, ranked(Need::Blocking, rank)));
+        tokens.grant(Time(1), TERMS);
+        let waits = Some(Turn::Waiting);
+        assert_eq!([one, two, doomed].map(|key| tokens.turn(key)), [waits; 3]);
+        assert_eq!(tokens.at(HOT), (3, 3));
+        // Its batch begins.
+        tokens.rerank(two, ranked(Need::Blocking, 2));
+        assert_eq!(tokens.grant(Time(2), TERMS), [two]);
+        for key in blocking {
+            tokens.finish(key);
+        }
+        assert_eq!(tokens.grant(Time(3), TERMS), [one]);
+        tokens.finish(one);
+        assert_eq!(tokens.grant(Time(4), TERMS), [doomed]);
+    }
+
+    #[test]
+    fn a_reader_that_never_finishes_holds_others_up_for_one_lease() {
+        let mut tokens = Tokens::default();
+        let [one, two, next] = [1, 2, 3].map(|rank| tokens.want(HOT, ahead(rank)));
+        assert_eq!(tokens.grant(Time(0), TERMS), [one, two, next]);
+        assert_eq!(tokens.next_deadline(), Some(Time(100)));
+        assert!(tokens.grant(Time(99), TERMS).is_empty());
+        assert_eq!(tokens.grant(Time(100), TERMS), [next]);
+        assert_eq!(tokens.turn(one), Some(Turn::Expired));
+        tokens.finish(one);
+        assert_eq!(tokens.at(HOT), (0, 1));
+    }
+
+    #[test]
+    fn a_fetch_whose_batch_became_urgent_overtakes() {
+        let mut tokens = Tokens::default();
+        let [_, _, third, fourth] = [1, 2, 3, 4].map(|rank| tokens.want(HOT, ahead(rank)));
+        let first = tokens.grant(Time(0), TERMS);
+        tokens.rerank(fourth, ahead(2));
+        tokens.finish(first[0]);
+        assert_eq!(tokens.grant(Time(1), TERMS), [fourth]);
+        assert_eq!(tokens.turn(third), Some(Turn::Waiting));
+    }
+
+    proptest! {
+        #[test]
+        fn the_bound_holds_and_everybody_is_let_in_at_last(
+            steps in proptest::collection::vec((0_u32..3, 0_u64..50, 0_u8..4), 1..200),
+        ) {
+            let mut tokens = Tokens::default();
+            let (mut living, mut now) = (Vec::new(), 0);
+            let of = |rank: u64| {
+                let need = [Need::Blocking, Need::Ahead, Need::Ahead, Need::Doomed];
+                ranked(need[rank as usize % 4], rank)
+            };
+            for (port, rank, what) in steps {
+                now += rank;
+                match what {
+                    0 | 1 => living.push(tokens.want(PortId(port), of(rank))),
+                    2 if !living.is_empty() => {
+                        tokens.finish(living.swap_remove(rank as usize % living.len()));
+                    }
+                    _ => if let Some(&key) = living.first() { tokens.rerank(key, of(rank)) },
+                }
+                tokens.grant(Time(now), TERMS);
+                for port in 0..3 {
+                    let (waiting, granted) = tokens.at(PortId(port));
+                    prop_assert!(waiting == 0 || granted >= TERMS.per_port, "work conserving");
+                    let keys = |turn: fn(&Turn) -> bool| {
+                        let of = |key: &&Key| {
+                            let fetch = tokens.fetches.get(**key);
+                            fetch.is_some_and(|f| f.victim == PortId(port) && turn(&f.turn))
+                        };
+                        let rank = |key: &Key| tokens.fetches.get(*key).map(|f| (f.rank, *key));
+                        living.iter().filter(of).filter_map(rank).collect::<Vec<_>>()
+                    };
+                    let worst = keys(|turn| matches!(turn, Turn::Granted(_))).into_iter().max();
+                    let best = keys(|turn| *turn == Turn::Waiting).into_iter().min();
+                    prop_assert!(best.is_none_or(|best| Some(best) > worst), "by rank");
+                    let beyond = granted > TERMS.per_port;
+                    let blocks = |(rank, _): (FetchRank, Key)| rank.need == Need::Blocking;
+                    prop_assert!(!beyond || worst.is_some_and(blocks), "bounded");
+                    prop_assert!(!best.is_some_and(blocks), "whoever blocks goes");
+                }
+            }
+            for _ in 0..living.len() {
+                now += TERMS.lease.0;
+                tokens.grant(Time(now), TERMS);
+            }
+            for &key in &living {
+                prop_assert_ne!(tokens.turn(key), Some(Turn::Waiting));
+            }
+            for key in living {
+                tokens.finish(key);
+            }
+            prop_assert!(tokens.leases.is_empty() && tokens.fetches.len() == 0);
+        }
+    }
+}

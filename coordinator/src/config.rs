@@ -1,0 +1,405 @@
+//! What can be set of a coordinator: a TOML file, its check, and what a reload takes.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use laxity_policy::{PolicyKind, Span};
+use laxity_quantity::Nanos;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::cluster::{ClusterPolicy, PolicyError, Settings};
+use crate::election::EtcdConfig;
+use crate::limits::Limits;
+use crate::tenants::{TenantConfig, Tenants};
+use crate::tls::{TlsConfig, TlsError};
+use crate::web::WebConfig;
+
+/// The file that is read if no other is named, and may be missing.
+pub const FILE_DEFAULT: &str = "/etc/laxity/coordinator.toml";
+
+/// A key whose value makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{key}: {problem}")]
+pub struct Nonsense {
+    key: String,
+    problem: String,
+}
+
+impl Nonsense {
+    pub(crate) fn new(key: &str, problem: String) -> Self {
+        Self {
+            key: key.to_owned(),
+            problem,
+        }
+    }
+}
+
+/// A configuration that cannot be used. The text names the place and what to do.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file cannot be read. Create it, fix its permissions, or start without `--config`.
+    #[error("cannot read {path}: {cause}", path = .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said. Not a source: the text says it.
+        cause: std::io::Error,
+    },
+    /// Something in the file is wrong.
+    #[error("{origin}: {problem}\nfix it, then test with `laxity-coordinator --check`")]
+    Text {
+        /// The file.
+        origin: String,
+        /// What is wrong, with its line or key.
+        problem: String,
+    },
+    /// A certificate or key cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// A value makes no sense.
+    #[error("{origin}: {nonsense}; fix it, then test with `laxity-coordinator --check`")]
+    Nonsense {
+        /// The file, or the command line.
+        origin: String,
+        /// Key and problem.
+        nonsense: Nonsense,
+    },
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    /// For a person or the journal.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Everything that can be set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Where daemons and operators connect.
+    pub listen: SocketAddr,
+    /// Serve other hosts without TLS, if `[tls]` is absent. Everybody who can reach the address may then report and operate.
+    pub insecure: bool,
+    /// Address of the Prometheus endpoint; empty for none.
+    pub metrics: String,
+    /// What is logged: a level or a filter.
+    pub log: String,
+    /// How it is logged.
+    pub log_format: LogFormat,
+    /// Silence of three times this long ends a stream.
+    pub heartbeat: Nanos,
+    /// How long what a host said holds after its stream has ended.
+    pub host_grace: Nanos,
+    /// How long daemons should follow an order.
+    pub order_age_max: Nanos,
+    /// What `laxity cluster policy` can change while it runs; this is what it starts with.
+    pub policy: PolicyConfig,
+    /// The page for people.
+    pub web: WebConfig,
+    /// Caps.
+    pub limits: Limits,
+    /// Certificates. Without it, peers are not asked who they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsConfig>,
+    /// Where several coordinators elect one. Without it, this is the only one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub etcd: Option<EtcdConfig>,
+    /// Who shares ids with whom.
+    pub tenant: Vec<TenantConfig>,
+}
+
+/// See [`ClusterPolicy`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PolicyConfig {
+    /// `mfs` or `laxity`.
+    pub name: String,
+    /// Requests that may be pruned at a time.
+    pub drop_budget: usize,
+    /// How long triggers are gathered.
+    pub debounce: Nanos,
+    /// By how much RED has to move before daemons are told.
+    pub rank_margin: Nanos,
+    /// Of each finished batch in the correction of estimates. Default: the policy's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub correction_permille: Option<u16>,
+    /// Fetches under way at a victim port.
+    pub fetches_per_port: usize,
+    /// How long a fetch token is good for.
+    pub fetch_lease: Nanos,
+}
+
+impl Default for PolicyConfig {
+    fn default() -> Self {
+        let policy = ClusterPolicy::default();
+        Self {
+            name: policy.policy.to_string(),
+            drop_budget: policy.drop_budget,
+            debounce: Nanos(policy.debounce.0),
+            rank_margin: Nanos(policy.rank_margin.0),
+            correction_permille: None,
+            fetches_per_port: policy.fetches_per_port,
+            fetch_lease: Nanos(policy.fetch_lease.0),
+        }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 7471)),
+            insecure: false,
+            metrics: String::new(),
+            log: "info".into(),
+            log_format: LogFormat::default(),
+            heartbeat: Nanos(1_000_000_000),
+            host_grace: Nanos(2_000_000_000),
+            order_age_max: Nanos(5_000_000_000),
+            policy: PolicyConfig::default(),
+            web: WebConfig::default(),
+            limits: Limits::default(),
+            tls: None,
+            etcd: None,
+            tenant: Vec::new(),
+        }
+    }
+}
+
+impl Config {
+    /// Reads `path`, or the defaults if it is `None` and there is no default file.
+    ///
+    /// # Errors
+    /// [`ConfigError`]; show it and exit, or keep the old configuration on reload.
+    pub fn load(path: Option<&Path>) -> Result<Self, ConfigError> {
+        let path = match path {
+            Some(path) => path,
+            None if Path::new(FILE_DEFAULT).exists() => Path::new(FILE_DEFAULT),
+            None => return Ok(Self::default()),
+        };
+        let text = std::fs::read_to_string(path).map_err(|cause| ConfigError::Read {
+            path: path.to_owned(),
+            cause,
+        })?;
+        Self::parse(&text, &path.display().to_string())
+    }
+
+    /// Parses and checks `text`; `origin` names it in errors.
+    ///
+    /// # Errors
+    /// [`ConfigError::Text`] and [`ConfigError::Nonsense`].
+    pub fn parse(text: &str, origin: &str) -> Result<Self, ConfigError> {
+        let config: Self = toml::from_str(text).map_err(|error| ConfigError::Text {
+            origin: origin.to_owned(),
+            problem: error.to_string(),
+        })?;
+        config.check().map_err(|nonsense| ConfigError::Nonsense {
+            origin: origin.to_owned(),
+            nonsense,
+        })?;
+        Ok(config)
+    }
+
+    /// Checks every value.
+    ///
+    /// # Errors
+    /// The first that makes no sense.
+    pub fn check(&self) -> Result<(), Nonsense> {
+        if !self.metrics.is_empty() && self.metrics_address().is_none() {
+            let problem = format!("`{}` is no address; write 127.0.0.1:9472", self.metrics);
+            return Err(Nonsense::new("metrics", problem));
+        }
+        let filter = tracing_subscriber::EnvFilter::try_new(&self.log);
+        if let Err(error) = filter {
+            let problem = format!("`{}` is no filter: {error}", self.log);
+            return Err(Nonsense::new("log", problem));
+        }
+        if !self.listen.ip().is_loopback() && !self.insecure && self.tls.is_none() {
+            let problem = format!(
+                "{} is reachable from other hosts, and there is no [tls]; write it, listen on 127.0.0.1, or set insecure = true if nobody hostile can reach it",
+                self.listen
+            );
+            return Err(Nonsense::new("listen", problem));
+        }
+        for (key, value, least_ms) in [
+            ("heartbeat", self.heartbeat, 10),
+            ("host_grace", self.host_grace, 0),
+            ("order_age_max", self.order_age_max, 10),
+        ] {
+            if value.0 < least_ms * 1_000_000 || value.0 > 3_600_000_000_000 {
+                let problem = format!("{value} is not in {least_ms}ms..=60min");
+                return Err(Nonsense::new(key, problem));
+            }
+        }
+        if let Some(etcd) = &self.etcd {
+            etcd.check()
+                .map_err(|(key, problem)| Nonsense::new(key, problem))?;
+        }
+        self.web.check()?;
+        self.limits.check()?;
+        Tenants::check(&self.tenant)?;
+        self.cluster_policy().map(|_| ())
+    }
+
+    /// Reads the certificates, which [`Config::check`] does not.
+    ///
+    /// # Errors
+    /// [`ConfigError::Tls`].
+    pub fn check_files(&self) -> Result<(), ConfigError> {
+        if let Some(tls) = &self.tls {
+            tls.load()?;
+        }
+        Ok(())
+    }
+
+    /// Where metrics are served, if they are.
+    #[must_use]
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.parse().ok()
+    }
+
+    /// The policy to start with.
+    ///
+    /// # Errors
+    /// The first field that makes no sense.
+    pub fn cluster_policy(&self) -> Result<ClusterPolicy, Nonsense> {
+        let at = |error: PolicyError| match error {
+            PolicyError::Invalid { field, problem } => {
+                Nonsense::new(&format!("policy.{field}"), problem)
+            }
+            PolicyError::Stale { .. } => Nonsense::new("policy", error.to_string()),
+        };
+        let kind: PolicyKind =
+            self.policy
+                .name
+                .parse()
+                .map_err(|error: laxity_policy::config::UnknownPolicy| {
+                    Nonsense::new("policy.name", error.to_string())
+                })?;
+        let standard = laxity_policy::admission::AdmissionConfig::for_policy(kind);
+        let policy = ClusterPolicy {
+            policy: kind,
+            drop_budget: self.policy.drop_budget,
+            debounce: Span(self.policy.debounce.0),
+            rank_margin: Span(self.policy.rank_margin.0),
+            correction_permille: self
+                .policy
+                .correction_permille
+                .unwrap_or(standard.correction_permille),
+            fetches_per_port: self.policy.fetches_per_port,
+            fetch_lease: Span(self.policy.fetch_lease.0),
+        };
+        policy.validate().map_err(at)?;
+        Ok(policy)
+    }
+
+    /// What the cluster is told of this.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        Settings {
+            limits: self.limits.clone(),
+            tenants: Tenants::new(self.tenant.clone()),
+            heartbeat: Span(self.heartbeat.0),
+            host_grace: Span(self.host_grace.0),
+            order_age_max: Span(self.order_age_max.0),
+        }
+    }
+
+    /// What differs from `running` and takes effect only after a restart, by key. The policy is among it: what
+    /// operators set while it runs must not be undone by a reload for something else.
+    #[must_use]
+    pub fn needs_restart(&self, running: &Self) -> Vec<&'static str> {
+        [
+            ("listen", self.listen != running.listen),
+            ("insecure", self.insecure != running.insecure),
+            ("metrics", self.metrics != running.metrics),
+            ("log_format", self.log_format != running.log_format),
+            ("policy", self.policy != running.policy),
+            ("web", self.web != running.web),
+            ("limits", self.limits != running.limits),
+            ("tls", self.tls.is_some() != running.tls.is_some()),
+            ("etcd", self.etcd != running.etcd),
+            ("tenant", self.tenant != running.tenant),
+        ]
+        .into_iter()
+        .filter_map(|(key, differs)| differs.then_some(key))
+        .collect()
+    }
+
+    /// The configuration as a file that, when read, gives it again.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).unwrap_or_else(|error| format!("# cannot be shown: {error}\n"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_reads_back_as_the_same() {
+        let config = Config {
+            tenant: vec![TenantConfig {
+                name: "a".into(),
+                hosts: vec!["a-*".into()],
+                trust_members: true,
+            }],
+            ..Config::default()
+        };
+        assert_eq!(
+            Config::parse(&config.to_toml(), "test").expect("valid"),
+            config
+        );
+    }
+
+    #[test]
+    fn other_hosts_are_served_without_tls_only_if_that_is_asked_for() {
+        let error = Config::parse("listen = \"0.0.0.0:7471\"", "f").expect_err("refused");
+        assert!(error.to_string().contains("insecure = true"), "{error}");
+        let asked = "listen = \"0.0.0.0:7471\"\ninsecure = true";
+        assert!(Config::parse(asked, "f").is_ok());
+    }
+
+    #[test]
+    fn the_sample_says_the_defaults_and_all_of_it_is_understood() {
+        let sample = include_str!("../../dist/laxity-coordinator.toml");
+        assert_eq!(
+            Config::parse(sample, "sample").expect("valid"),
+            Config::default()
+        );
+        let setting = |line: &str| {
+            let said = line.strip_prefix("# ")?;
+            let known = said.starts_with('[') || said.contains(" = ");
+            known.then(|| said.to_owned())
+        };
+        let with_all: Vec<String> = sample
+            .lines()
+            .map(|line| setting(line).unwrap_or_else(|| line.to_owned()))
+            .collect();
+        let all = Config::parse(&with_all.join("\n"), "sample").expect("valid");
+        assert!(all.tls.is_some() && all.etcd.is_some() && all.tenant.len() == 1);
+    }
+
+    #[test]
+    fn nonsense_is_named_with_its_key() {
+        for (text, key) in [
+            ("metrics = \"x\"", "metrics"),
+            ("heartbeat = \"1ms\"", "heartbeat"),
+            ("[web]\nlisten = \"0.0.0.0:1\"", "web.listen"),
+            ("[policy]\nname = \"edf\"", "policy.policy"),
+            ("[policy]\nfetches_per_port = 0", "policy.fetches_per_port"),
+            ("[limits]\nhosts_max = 0", "limits.hosts_max"),
+            ("[[tenant]]\nname = \"a\"\nhosts = []", "tenant.0.hosts"),
+            ("colour = 1", "colour"),
+        ] {
+            let error = Config::parse(text, "f").expect_err(text).to_string();
+            assert!(error.contains(key), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! Who leads, by a lease in etcd, and the little state that outlives a leader.
+//!
+//! ```text
+//! PREFIX/leader   the leader's address, under its lease. Its create revision is the term
+//! PREFIX/state    policy and drains, written only in a transaction that the leader's key is still of that term
+//! ```
+//!
+//! * *Terms.* Whoever creates the key, in a transaction that it did not exist, leads. etcd's revisions only grow, so the terms of
+//!   successive leaders do, too, and daemons refuse an order of an older one.
+//! * *Until when.* etcd counts the TTL from when it *receives* a keep-alive, which is after this process read its own clock to
+//!   send it. So at `sent + TTL`, by a clock that runs like etcd's, the key still exists. Taken are seven eighths of the TTL
+//!   ([`hold`]), which is room for clocks that run 12 % apart (they are guaranteed to 0.05 %), and the clock goes on while the
+//!   machine sleeps ([`boottime`]). No answer, no extension; an answer that comes late extends from when it was asked for.
+//! * *What is late.* Every order passes `Lead::holds` as it goes onto the connection. A process that is stopped right
+//!   there and resumed after another leads does send an old order: the daemon knows a later term and refuses, or knows none, and then
+//!   has nothing that this would undo.
+//! * *etcd down.* The leader goes on until its lease is over, and nobody leads then: daemons follow the last order
+//!   until its age limit, and order by themselves. No daemon waits for etcd.
+
+mod etcd;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use laxity_quantity::Nanos;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use self::etcd::pb;
+pub(crate) use self::etcd::{Etcd, EtcdError};
+use crate::lead::{Lead, boottime};
+
+/// `[etcd]` of the configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EtcdConfig {
+    /// Where etcd is: `http://HOST:2379`, or `https://`.
+    pub endpoints: Vec<String>,
+    /// What its keys begin with; one for each cluster of coordinators.
+    #[serde(default = "prefix_default")]
+    pub prefix: String,
+    /// How long after its last sign of life a leader is replaced.
+    #[serde(default = "ttl_default")]
+    pub ttl: Nanos,
+    /// Where daemons reach this coordinator: what others tell those that ask them.
+    pub advertise: String,
+    /// Who signed etcd's certificate (PEM).
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub ca: String,
+    /// This coordinator's certificate for etcd (PEM).
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub cert: String,
+    /// Its key.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub key: String,
+}
+
+fn prefix_default() -> String {
+    "/laxity/coordinator".into()
+}
+
+fn ttl_default() -> Nanos {
+    Nanos(5_000_000_000)
+}
+
+impl EtcdConfig {
+    /// # Errors
+    /// Key and problem of the first value that makes no sense.
+    pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
+        if self.endpoints.is_empty() {
+            return Err((
+                "etcd.endpoints",
+                "names none; write [\"http://127.0.0.1:2379\"]".into(),
+            ));
+        }
+        let odd = |url: &&String| !(url.starts_with("http://") || url.starts_with("https://"));
+        if let Some(url) = self.endpoints.iter().find(odd) {
+            return Err((
+                "etcd.endpoints",
+                format!("`{url}` is no http:// or https:// address"),
+            ));
+        }
+        if self.advertise.is_empty() {
+            return Err((
+                "etcd.advertise",
+                "is empty; write the address that daemons use".into(),
+            ));
+        }
+        if !(2_000_000_000..=60_000_000_000).contains(&self.ttl.0) {
+            return Err(("etcd.ttl", format!("{} is not in 2s..=60s", self.ttl)));
+        }
+        if self.cert.is_empty() != self.key.is_empty() {
+            return Err(("etcd.cert", "and etcd.key come together".into()));
+        }
+        Ok(())
+    }
+
+    fn ttl_s(&self) -> i64 {
+        i64::try_from(self.ttl.0.div_ceil(1_000_000_000)).unwrap_or(60)
+    }
+
+    /// How long a call may take: two fit between a keep-alive and the end of the lease.
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_nanos(self.ttl.0) / 5
+    }
+}
+
+/// Longest TTL that is believed; [`EtcdConfig::check`] allows a minute.
+const TTL_MAX_S: u64 = 3600;
+
+/// The part of a TTL that is taken for sure.
+fn hold(ttl_s: i64) -> Duration {
+    // What etcd says is another machine's word: a lease that long is none, and one of less than nothing has ended.
+    let ttl_s = u64::try_from(ttl_s).unwrap_or(0).min(TTL_MAX_S);
+    Duration::from_secs(ttl_s) * 7 / 8
+}
+
+/// What is done when leadership comes.
+pub(crate) trait Heir: Send + Sync + 'static {
+    /// This process leads from now on: orders are fenced with `term`, and what the leaders before left is `state`.
+    /// Called before `Lead::begin`. False if it cannot.
+    fn inherit(&self, term: u64, state: Option<&[u8]>) -> bool;
+}
+
+/// The term that is being led, for [`Store::save`].
+#[derive(Debug)]
+pub(crate) struct Store {
+    etcd: Etcd,
+    prefix: String,
+    /// Writes happen one after the other.
+    term: tokio::sync::Mutex<u64>,
+}
+
+/// State that was not saved.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SaveError {
+    /// Another leads.
+    #[error("another coordinator leads now; ask that one")]
+    Fenced,
+    /// etcd did not answer.
+    #[error("{0}")]
+    Etcd(#[from] EtcdError),
+}
+
+impl Store {
+    pub(crate) fn new(config: &EtcdConfig) -> Result<Self, EtcdError> {
+        Ok(Self {
+            etcd: Etcd::new(config, config.patience())?,
+            prefix: config.prefix.clone(),
+            term: tokio::sync::Mutex::new(0),
+        })
+    }
+
+    fn leader_key(&self) -> String {
+        format!("{}/leader", self.prefix)
+    }
+
+    fn state_key(&self) -> String {
+        format!("{}/state", self.prefix)
+    }
+
+    /// Saves what `state` gives when it is this call's turn, so that the newest is what stays.
+    pub(crate) async fn save(&self, state: impl FnOnce() -> Vec<u8>) -> Result<(), SaveError> {
+        let term = self.term.lock().await;
+        let asked = pb::TxnRequest {
+            compare: vec![created_at(self.leader_key(), *term as i64)],
+            success: vec![put(self.state_key(), state(), 0)],
+            failure: Vec::new(),
+        };
+        let answer = self.etcd.txn(asked).await?;
+        drop(term);
+        if answer.succeeded {
+            Ok(())
+        } else {
+            Err(SaveError::Fenced)
+        }
+    }
+}
+
+fn created_at(key: String, revision: i64) -> pb::Compare {
+    pb::Compare {
+        result: pb::compare::CompareResult::Equal as i32,
+        target: pb::compare::CompareTarget::Create as i32,
+        key: key.into(),
+        target_union: Some(pb::compare::TargetUnion::CreateRevision(revision)),
+    }
+}
+
+fn put(key: String, value: Vec<u8>, lease: i64) -> pb::RequestOp {
+    pb::RequestOp {
+        request: Some(pb::request_op::Request::RequestPut(pb::PutRequest {
+            key: key.into(),
+            value,
+            lease,
+        })),
+    }
+}
+
+fn read(key: String) -> pb::RequestOp {
+    pb::RequestOp {
+        request: Some(pb::request_op::Request::RequestRange(pb::RangeRequest {
+            key: key.into(),
+            ..pb::RangeRequest::default()
+        })),
+    }
+}
+
+fn value_of(answer: Option<&pb::ResponseOp>) -> Option<&[u8]> {
+    match answer?.response.as_ref()? {
+        pb::response_op::Response::ResponseRange(range) => Some(&range.kvs.first()?.value),
+        pb::response_op::Response::ResponsePut(_) => None,
+    }
+}
+
+/// A leadership that was won.
+struct Won {
+    lease: i64,
+    term: u64,
+    state: Option<Vec<u8>>,
+    until: Duration,
+}
+
+/// Campaigns, leads and follows until `stopping`.
+pub(crate) async fn keep(
+    config: EtcdConfig,
+    store: Arc<Store>,
+    lead: Arc<Lead>,
+    heir: impl Heir,
+    mut stopping: watch::Receiver<bool>,
+) {
+    let pause = Duration::from_nanos(config.ttl.0) / 8;
+    let mut troubled = false;
+    while !*stopping.borrow() {
+        match campaign(&config, &store, &lead).await {
+            Ok(Some(won)) => {
+                troubled = false;
+                *store.term.lock().await = won.term;
+                if heir.inherit(won.term, won.state.as_deref()) {
+                    lead.begin(won.until);
+                    info!(term = won.term, "this coordinator leads");
+                    let why = reign(&config, &store, &lead, &won, &mut stopping).await;
+                    lead.follow("");
+                    warn!(term = won.term, why, "this coordinator leads no more");
+                }
+                // If it was not over anyhow, the next one need not wait for its end.
+                let _ = tokio::time::timeout(pause, store.etcd.revoke(won.lease)).await;
+            }
+            Ok(None) => troubled = false,
+            Err(error) => {
+                lead.follow("");
+                if !core::mem::replace(&mut troubled, true) {
+                    warn!(%error, "nobody can be elected");
+                }
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            _ = stopping.wait_for(|stop| *stop) => {}
+        }
+    }
+}
+
+/// One try. `None` if another leads.
+async fn campaign(
+    config: &EtcdConfig,
+    store: &Store,
+    lead: &Lead,
+) -> Result<Option<Won>, EtcdError> {
+    if let Some(key) = store.etcd.get(&store.leader_key()).await? {
+        lead.follow(&String::from_utf8_lossy(&key.value));
+        return Ok(None);
+    }
+    let asked_at = boottime();
+    let (lease, ttl_s) = store.etcd.grant(config.ttl_s()).await?;
+    let asked = pb::TxnRequest {
+        compare: vec![created_at(store.leader_key(), 0)],
+        success: vec![
+            put(store.leader_key(), config.advertise.clone().into(), lease),
+            read(store.state_key()),
+        ],
+        failure: vec![read(store.leader_key())],
+    };
+    let answer = match store.etcd.txn(asked).await {
+        Ok(answer) => answer,
+        // It may have been done for all that: the key would then stand for nobody until the lease is over.
+        Err(error) => {
+            let _ = store.etcd.revoke(lease).await;
+            return Err(error);
+        }
+    };
+    if !answer.succeeded {
+        let leader = value_of(answer.responses.first()).unwrap_or_default();
+        lead.follow(&String::from_utf8_lossy(leader));
+        let _ = store.etcd.revoke(lease).await;
+        return Ok(None);
+    }
+    let revision = answer.header.as_ref().map_or(0, |header| header.revision);
+    Ok(Some(Won {
+        lease,
+        term: revision.unsigned_abs(),
+        state: value_of(answer.responses.get(1)).map(<[u8]>::to_vec),
+        until: asked_at + hold(ttl_s),
+    }))
+}
+
+/// Leads until that is over. Says why it is.
+async fn reign(
+    config: &EtcdConfig,
+    store: &Store,
+    lead: &Lead,
+    won: &Won,
+    stopping: &mut watch::Receiver<bool>,
+) -> &'static str {
+    let period = Duration::from_nanos(config.ttl.0) / 4;
+    let mut until = won.until;
+    loop {
+        let left = until.saturating_sub(boottime());
+        tokio::select! {
+            () = tokio::time::sleep(period.min(left)) => {}
+            _ = stopping.wait_for(|stop| *stop) => return "it stops",
+        }
+        let asked_at = boottime();
+        let left = until.saturating_sub(asked_at);
+        if left.is_zero() {
+            return "etcd did not renew its lease in time";
+        }
+        let renewed = tokio::time::timeout(left, async {
+            let ttl_s = store.etcd.keep_alive(won.lease).await?;
+            let key = store.etcd.get(&store.leader_key()).await?;
+            let ours = key.is_some_and(|key| key.create_revision == won.term as i64);
+            Ok::<_, EtcdError>(ttl_s.filter(|_| ours))
+        });
+        match renewed.await {
+            Ok(Ok(Some(ttl_s))) => {
+                until = asked_at + hold(ttl_s);
+                lead.extend(until);
+            }
+            Ok(Ok(None)) => return "its lease is over, or another leads",
+            Ok(Err(error)) => warn!(%error, "the lease was not renewed; trying again"),
+            Err(_) => return "etcd did not renew its lease in time",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn less_than_the_ttl_is_taken_and_keep_alives_fit_in_it() {
+        let config = EtcdConfig {
+            endpoints: vec!["http://127.0.0.1:2379".into()],
+            prefix: prefix_default(),
+            ttl: ttl_default(),
+            advertise: "a:1".into(),
+            ca: String::new(),
+            cert: String::new(),
+            key: String::new(),
+        };
+        assert_eq!(config.check(), Ok(()));
+        let ttl = Duration::from_nanos(config.ttl.0);
+        assert!(hold(config.ttl_s()) < ttl);
+        assert_eq!(hold(-5), Duration::ZERO);
+        assert!(hold(i64::MAX) < Duration::from_secs(2 * TTL_MAX_S));
+        assert!(ttl / 4 + 2 * config.patience() < hold(config.ttl_s()));
+    }
+}

@@ -1,0 +1,212 @@
+//! A small client of etcd: the four calls that an election needs, tried at each endpoint in turn.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio_stream::once;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, Status};
+
+use super::EtcdConfig;
+use pb::kv_client::KvClient;
+use pb::lease_client::LeaseClient;
+
+/// etcd's messages.
+#[allow(
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    missing_docs,
+    unreachable_pub,
+    unused_lifetimes,
+    reason = "generated from proto/etcd.proto"
+)]
+pub(super) mod pb {
+    tonic::include_proto!("etcdserverpb");
+}
+
+/// What etcd did not do.
+#[derive(Debug, Error)]
+pub(crate) enum EtcdError {
+    /// An endpoint or a file makes no sense.
+    #[error("etcd.{key}: {problem}; fix the configuration")]
+    Setup { key: &'static str, problem: String },
+    /// No endpoint answered.
+    #[error(
+        "etcd at {endpoints}: {status}; is it running and reachable (etcdctl endpoint health)?"
+    )]
+    Call { endpoints: String, status: Status },
+}
+
+#[derive(Debug)]
+pub(crate) struct Etcd {
+    endpoints: Vec<String>,
+    channels: Vec<Channel>,
+    /// The endpoint that answered last.
+    preferred: AtomicUsize,
+}
+
+impl Etcd {
+    /// Connects when first asked. `patience` bounds each call.
+    pub(crate) fn new(config: &EtcdConfig, patience: Duration) -> Result<Self, EtcdError> {
+        let setup = |key| {
+            move |problem: &dyn std::fmt::Display| EtcdError::Setup {
+                key,
+                problem: problem.to_string(),
+            }
+        };
+        let read = |key: &'static str, path: &str| {
+            std::fs::read(path).map_err(|error| setup(key)(&format!("{path}: {error}")))
+        };
+        let mut tls = ClientTlsConfig::new();
+        if !config.ca.is_empty() {
+            tls = tls.ca_certificate(Certificate::from_pem(read("ca", &config.ca)?));
+        }
+        if !config.cert.is_empty() {
+            let (cert, key) = (read("cert", &config.cert)?, read("key", &config.key)?);
+            tls = tls.identity(Identity::from_pem(cert, key));
+        }
+        let channel = |endpoint: &String| {
+            let mut made = Endpoint::from_shared(endpoint.clone())
+                .map_err(|error| setup("endpoints")(&format!("{endpoint}: {error}")))?
+                .connect_timeout(patience)
+                .timeout(patience)
+                // A connection that a partition left behind would be tried again ever more rarely, up to two minutes apart, and
+                // that after the network works again. Asking comes often enough that a ping is sent only when no answer does:
+                // etcd closes connections with more.
+                .http2_keep_alive_interval(patience * 5 / 2)
+                .keep_alive_timeout(patience)
+                .keep_alive_while_idle(true);
+            if endpoint.starts_with("https:") {
+                made = made
+                    .tls_config(tls.clone())
+                    .map_err(|error| setup("ca")(&format!("{error:?}")))?;
+            }
+            Ok(made.connect_lazy())
+        };
+        let channels: Result<Vec<Channel>, EtcdError> =
+            config.endpoints.iter().map(channel).collect();
+        Ok(Self {
+            endpoints: config.endpoints.clone(),
+            channels: channels?,
+            preferred: AtomicUsize::new(0),
+        })
+    }
+
+    async fn call<T, F>(&self, act: impl Fn(Channel) -> F) -> Result<T, EtcdError>
+    where
+        F: Future<Output = Result<T, Status>> + Send,
+    {
+        let first = self.preferred.load(Ordering::Relaxed);
+        let mut last = Status::unavailable("no endpoint");
+        for step in 0..self.channels.len() {
+            let index = (first + step) % self.channels.len();
+            match act(self.channels[index].clone()).await {
+                Ok(answer) => {
+                    self.preferred.store(index, Ordering::Relaxed);
+                    return Ok(answer);
+                }
+                Err(status) => last = status,
+            }
+        }
+        Err(EtcdError::Call {
+            endpoints: self.endpoints.join(", "),
+            status: last,
+        })
+    }
+
+    /// A lease of `ttl_s`; gives its number, and for how long it holds, in seconds.
+    pub(super) async fn grant(&self, ttl_s: i64) -> Result<(i64, i64), EtcdError> {
+        let asked = pb::LeaseGrantRequest { ttl: ttl_s, id: 0 };
+        let act = |channel| async move { LeaseClient::new(channel).lease_grant(asked).await };
+        let granted = self.call(act).await?.into_inner();
+        Ok((granted.id, granted.ttl))
+    }
+
+    pub(super) async fn revoke(&self, id: i64) -> Result<(), EtcdError> {
+        let asked = pb::LeaseRevokeRequest { id };
+        let act = |channel| async move { LeaseClient::new(channel).lease_revoke(asked).await };
+        self.call(act).await.map(|_| ())
+    }
+
+    /// For how long the lease holds now, in seconds; `None` if it does not exist any more.
+    pub(super) async fn keep_alive(&self, id: i64) -> Result<Option<i64>, EtcdError> {
+        let act = |channel| async move {
+            let asked = once(pb::LeaseKeepAliveRequest { id });
+            let mut answers = LeaseClient::new(channel)
+                .lease_keep_alive(asked)
+                .await?
+                .into_inner();
+            let answer = answers.message().await?;
+            answer.ok_or_else(|| Status::unavailable("the stream ended without an answer"))
+        };
+        let answer = self.call(act).await;
+        match answer {
+            Ok(answer) => Ok(Some(answer.ttl).filter(|&ttl| ttl > 0)),
+            Err(EtcdError::Call { status, .. }) if status.code() == Code::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) async fn get(&self, key: &str) -> Result<Option<pb::KeyValue>, EtcdError> {
+        let asked = pb::RangeRequest {
+            key: key.into(),
+            ..pb::RangeRequest::default()
+        };
+        let act = |channel| {
+            let asked = asked.clone();
+            async move { KvClient::new(channel).range(asked).await }
+        };
+        Ok(self.call(act).await?.into_inner().kvs.into_iter().next())
+    }
+
+    pub(super) async fn txn(&self, asked: pb::TxnRequest) -> Result<pb::TxnResponse, EtcdError> {
+        let act = |channel| {
+            let asked = asked.clone();
+            async move { KvClient::new(channel).txn(asked).await }
+        };
+        Ok(self.call(act).await?.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use laxity_quantity::Nanos;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_on_which_nothing_comes_back_is_replaced() {
+        let silent = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let config = EtcdConfig {
+            endpoints: vec![format!("http://{}", silent.local_addr().expect("bound"))],
+            prefix: "/p".into(),
+            ttl: Nanos(2_000_000_000),
+            advertise: "a:1".into(),
+            ca: String::new(),
+            cert: String::new(),
+            key: String::new(),
+        };
+        let etcd = Etcd::new(&config, config.patience()).expect("it makes sense");
+        let asking = async {
+            loop {
+                let answer = etcd.get("/p/leader").await;
+                assert!(matches!(answer, Err(EtcdError::Call { .. })), "{answer:?}");
+            }
+        };
+        let connections = async {
+            let first = silent.accept().await.expect("a connection");
+            let second = silent.accept().await.expect("and another");
+            drop((first, second));
+        };
+        let replaced = async {
+            tokio::select! {
+                () = asking => {}
+                () = connections => {}
+            }
+        };
+        let replaced = tokio::time::timeout(Duration::from_secs(30), replaced).await;
+        assert!(replaced.is_ok(), "the first one is used to the end");
+    }
+}

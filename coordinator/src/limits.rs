@@ -1,0 +1,133 @@
+//! What one host, and all of them, can make the coordinator hold or do.
+
+use laxity_policy::prune::MEMBERS_MAX;
+use serde::{Deserialize, Serialize};
+
+use crate::config::Nonsense;
+
+/// Caps. What a host gets of a total: half of it is reserved in equal parts, the other half is for whoever
+/// comes (`cluster/quota.rs`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Hosts known at a time.
+    pub hosts_max: usize,
+    /// Ports of one host: twice its NICs.
+    pub ports_per_host_max: usize,
+    /// Batches of all hosts.
+    pub batches_max: usize,
+    /// Batches that one host owns; it may take part in four times as many.
+    pub batches_per_host_max: usize,
+    /// Requests of all hosts.
+    pub requests_max: usize,
+    /// Requests of one host.
+    pub requests_per_host_max: usize,
+    /// (request, port) pairs of all hosts.
+    pub loads_max: usize,
+    /// (request, port) pairs of one host.
+    pub loads_per_host_max: usize,
+    /// Fetches of all hosts that want a token or have one.
+    pub fetches_max: usize,
+    /// Those of one host.
+    pub fetches_per_host_max: usize,
+    /// Hosts that take part in one batch.
+    pub hosts_per_batch_max: usize,
+    /// Events in one report, and as many requests in them.
+    pub events_per_report_max: usize,
+    /// Events of one host per second, sustained; faster ones are read at this rate. What makes more work counts for more
+    /// ([`Cluster::take_work`](crate::cluster::Cluster::take_work)).
+    pub events_per_s_max: u32,
+    /// Connections at a time; one more is closed.
+    pub connections_max: usize,
+    /// Of them, from one address.
+    pub connections_per_address_max: usize,
+    /// Largest message of a host or an operator.
+    pub message_bytes_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            hosts_max: 4096,
+            ports_per_host_max: 32,
+            batches_max: 1 << 15,
+            batches_per_host_max: 2048,
+            requests_max: 1 << 18,
+            requests_per_host_max: 1 << 14,
+            loads_max: 1 << 21,
+            loads_per_host_max: 1 << 17,
+            fetches_max: 1 << 16,
+            fetches_per_host_max: 1024,
+            hosts_per_batch_max: 256,
+            events_per_report_max: 8192,
+            events_per_s_max: 20_000,
+            connections_max: 1 << 14,
+            connections_per_address_max: 1 << 12,
+            message_bytes_max: laxity_wire::v1::MESSAGE_BYTES_MAX,
+        }
+    }
+}
+
+impl Limits {
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// The first that makes no sense.
+    pub(crate) fn check(&self) -> Result<(), Nonsense> {
+        for (key, value, most) in [
+            ("limits.hosts_max", self.hosts_max, 1 << 16),
+            ("limits.ports_per_host_max", self.ports_per_host_max, 256),
+            ("limits.batches_max", self.batches_max, 1 << 19),
+            (
+                "limits.batches_per_host_max",
+                self.batches_per_host_max,
+                1 << 19,
+            ),
+            ("limits.requests_max", self.requests_max, MEMBERS_MAX),
+            (
+                "limits.requests_per_host_max",
+                self.requests_per_host_max,
+                MEMBERS_MAX,
+            ),
+            ("limits.loads_max", self.loads_max, 1 << 28),
+            (
+                "limits.loads_per_host_max",
+                self.loads_per_host_max,
+                1 << 28,
+            ),
+            ("limits.fetches_max", self.fetches_max, 1 << 19),
+            (
+                "limits.fetches_per_host_max",
+                self.fetches_per_host_max,
+                1 << 19,
+            ),
+            ("limits.hosts_per_batch_max", self.hosts_per_batch_max, 4096),
+            (
+                "limits.events_per_report_max",
+                self.events_per_report_max,
+                1 << 20,
+            ),
+            (
+                "limits.events_per_s_max",
+                self.events_per_s_max as usize,
+                100_000_000,
+            ),
+            ("limits.connections_max", self.connections_max, 1 << 20),
+            (
+                "limits.connections_per_address_max",
+                self.connections_per_address_max,
+                1 << 20,
+            ),
+            ("limits.message_bytes_max", self.message_bytes_max, 64 << 20),
+        ] {
+            if value == 0 || value > most {
+                return Err(Nonsense::new(key, format!("{value} is not in 1..={most}")));
+            }
+        }
+        if self.message_bytes_max < 4096 {
+            let problem = "below 4096 a report does not fit".to_owned();
+            return Err(Nonsense::new("limits.message_bytes_max", problem));
+        }
+        Ok(())
+    }
+}

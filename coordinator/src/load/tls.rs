@@ -1,0 +1,128 @@
+//! How the load's daemons prove who they are: with one certificate that names them all, or, to a coordinator of the load's
+//! own, each with one of a CA that ends with the load.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+
+use super::host;
+use crate::certs::{self, Authority, CertsError, Subject};
+use crate::server::access::{Role, roles};
+
+/// The name in the certificate of the load's own coordinator.
+const OWN_NAME: &str = "localhost";
+
+/// PEM files for a coordinator that runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadFiles {
+    /// Who signed the coordinator's certificate.
+    pub ca: PathBuf,
+    /// A certificate with a URI `laxity://daemon/load-…` for each daemon; `laxity certs --load N` makes one.
+    pub cert: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// The name in the coordinator's certificate, if it is not that of the endpoint.
+    pub server_name: Option<String>,
+}
+
+/// What the daemons of a load connect with.
+pub(super) struct Identities {
+    ca: Certificate,
+    server_name: Option<String>,
+    /// One for all, or one for each.
+    of: Vec<Identity>,
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    fs::read(path).map_err(|cause| format!("cannot read {}: {cause}", path.display()))
+}
+
+impl Identities {
+    /// From files, if the certificate speaks for so many daemons.
+    pub(super) fn read(files: &LoadFiles, daemons: usize) -> Result<Self, String> {
+        let (cert, key) = (read(&files.cert)?, read(&files.key)?);
+        let leaf = CertificateDer::from_pem_slice(&cert)
+            .map_err(|error| format!("{}: no certificate in it ({error})", files.cert.display()))?;
+        let named = roles(&leaf);
+        let missing = (0..daemons)
+            .map(host)
+            .find(|host| !named.contains(&Role::Daemon(host.clone())));
+        if let Some(missing) = missing {
+            return Err(format!(
+                "{} does not name laxity://daemon/{missing}, one of the {daemons} daemons of this load; make one that does with `laxity certs --load {daemons}`, or take fewer --daemons",
+                files.cert.display()
+            ));
+        }
+        Ok(Self {
+            ca: Certificate::from_pem(read(&files.ca)?),
+            server_name: files.server_name.clone(),
+            of: vec![Identity::from_pem(cert, key)],
+        })
+    }
+
+    /// Of a new CA, one for each of so many daemons. Gives the `[tls]` of the coordinator that believes them, whose files are
+    /// put into `folder`.
+    pub(super) fn throw_away(folder: &Path, daemons: usize) -> Result<(Self, String), CertsError> {
+        let (authority, ca) = Authority::new(1)?;
+        let until_s = certs::now_s() + 24 * 60 * 60;
+        let server = authority.sign(&Subject::Coordinator(vec![OWN_NAME.into()]), until_s)?;
+        let put = |name: &str, text: &str| {
+            let path = folder.join(name);
+            certs::write(&path, text, 0o600).map(|()| path)
+        };
+        let section = format!(
+            "[tls]\nclient_ca = {:?}\ncert = {:?}\nkey = {:?}\n",
+            put("ca.crt", &ca.certificate)?,
+            put("coordinator.crt", &server.certificate)?,
+            put("coordinator.key", &server.key)?,
+        );
+        let of = (0..daemons).map(|nth| {
+            let pem = authority.sign(&Subject::Daemon(host(nth)), until_s)?;
+            Ok(Identity::from_pem(pem.certificate, pem.key))
+        });
+        let identities = Self {
+            ca: Certificate::from_pem(ca.certificate),
+            server_name: Some(OWN_NAME.into()),
+            of: of.collect::<Result<_, CertsError>>()?,
+        };
+        Ok((identities, section))
+    }
+
+    /// What the daemon of that number connects with.
+    pub(super) fn of(&self, nth: usize) -> ClientTlsConfig {
+        let mut tls = ClientTlsConfig::new().ca_certificate(self.ca.clone());
+        if let Some(identity) = self.of.get(nth).or_else(|| self.of.first()) {
+            tls = tls.identity(identity.clone());
+        }
+        match &self.server_name {
+            Some(name) => tls.domain_name(name),
+            None => tls,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_has_to_name_every_daemon_of_the_load() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let made = certs::make(folder.path(), &[Subject::Load(3)], 1).expect("made");
+        let files = LoadFiles {
+            ca: made[0].certificate.clone(),
+            cert: made[1].certificate.clone(),
+            key: made[1].key.clone(),
+            server_name: None,
+        };
+        assert!(Identities::read(&files, 3).is_ok());
+        let error = Identities::read(&files, 4).err().expect("one is missing");
+        assert!(
+            error.contains("laxity://daemon/load-00003") && error.contains("--load 4"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,230 @@
+//! `laxity-coordinator`: arguments, log, runtime, signals. Everything else is in the library.
+#![forbid(unsafe_code)]
+
+mod manual;
+
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use clap::Parser;
+use laxity_coordinator::config::{Config, LogFormat};
+use laxity_coordinator::server::{Coordinator, Handle};
+use sd_notify::NotifyState;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{debug, info, warn};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, reload};
+
+/// Orders the work of a cluster's hosts.
+///
+/// Runs without a configuration, on loopback. SIGHUP reads it again, SIGTERM stops in order: daemons are told, and go
+/// on with an order of their own.
+#[derive(Debug, Parser)]
+#[command(name = "laxity-coordinator", version, max_term_width = 100)]
+struct Arguments {
+    /// Configuration file [default: /etc/laxity/coordinator.toml, if it exists]
+    #[arg(long, value_name = "FILE", env = "LAXITY_COORDINATOR_CONFIG")]
+    config: Option<PathBuf>,
+    /// Checks the configuration and exits
+    #[arg(long)]
+    check: bool,
+    /// Prints the configuration that would hold, as TOML, and exits
+    #[arg(long)]
+    show_config: bool,
+    /// Where daemons and operators connect (`listen` of the configuration); port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    /// Serve other hosts without TLS (`insecure` of the configuration)
+    #[arg(long)]
+    insecure: bool,
+    /// Where the page for people is served (`web.listen` of the configuration)
+    #[arg(long, value_name = "ADDRESS")]
+    web: Option<SocketAddr>,
+    /// What is logged: a level or a filter (`log` of the configuration)
+    #[arg(long, value_name = "FILTER", env = "LAXITY_LOG")]
+    log: Option<String>,
+    /// Prints a manual page and exits (for installing)
+    #[arg(long, value_name = "PAGE", hide = true)]
+    manual: Option<manual::Page>,
+    /// Prints a shell's completion script and exits (for installing)
+    #[arg(long, value_name = "SHELL", hide = true)]
+    completions: Option<clap_complete::Shell>,
+}
+
+impl Arguments {
+    /// The configuration that holds, with what the command line says on top.
+    fn load(&self) -> anyhow::Result<Config> {
+        let mut config = Config::load(self.config.as_deref())?;
+        config.listen = self.listen.unwrap_or(config.listen);
+        config.insecure |= self.insecure;
+        if let Some(web) = self.web {
+            config.web.listen = web.to_string();
+        }
+        // An empty variable is as good as none.
+        if let Some(log) = self.log.as_ref().filter(|log| !log.is_empty()) {
+            config.log.clone_from(log);
+        }
+        config.check()?;
+        Ok(config)
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("laxity-coordinator: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Writes to standard output. Whoever has read enough of it and went is no error.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(error).context("cannot write to standard output")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if let Some(page) = arguments.manual {
+        return print(&manual::page(page)?);
+    }
+    if let Some(shell) = arguments.completions {
+        return print(&manual::completions(shell)?);
+    }
+    let config = arguments.load()?;
+    config.check_files()?;
+    if arguments.show_config {
+        return print(&config.to_toml());
+    }
+    if arguments.check {
+        return print("the configuration is valid\n");
+    }
+    let set_log = start_log(&config)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(2)
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(serve(arguments, config, set_log))
+}
+
+/// Fences the orders of a coordinator without a lease: it grows with every start, unless the clock was set back
+/// further than the coordinator was away.
+fn term_of_start() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(1, |since| since.as_millis() as u64)
+}
+
+async fn serve(arguments: &Arguments, config: Config, set_log: SetLog) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let policy = config.policy.name.clone();
+    let coordinator = Coordinator::bind(config, term_of_start()).await?;
+    let handle = coordinator.handle();
+    let address = coordinator.address()?;
+    info!(version = env!("CARGO_PKG_VERSION"), %address, %policy, "laxity-coordinator is ready");
+    print(&format!("listening on {address}\n"))?;
+    if let Some(web) = coordinator.web_address() {
+        print(&format!("page at http://{web}/\n"))?;
+    }
+    let serving = coordinator.run();
+    tokio::pin!(serving);
+    notify(&[NotifyState::Ready]);
+    let watchdog = sd_notify::watchdog_enabled().map(|period| period / 2);
+    loop {
+        tokio::select! {
+            served = &mut serving => return Ok(served?),
+            _ = terminate.recv() => stop(&handle),
+            _ = interrupt.recv() => stop(&handle),
+            _ = hangup.recv() => reread(arguments, &handle, &set_log),
+            () = tick(watchdog) => notify(&[NotifyState::Watchdog]),
+        }
+    }
+}
+
+/// The scheduler of this runtime is what the watchdog watches: one that hangs does not tick.
+async fn tick(period: Option<std::time::Duration>) {
+    match period {
+        Some(period) => tokio::time::sleep(period).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn stop(handle: &Handle) {
+    notify(&[NotifyState::Stopping]);
+    info!("laxity-coordinator stops");
+    handle.stop();
+}
+
+fn reread(arguments: &Arguments, handle: &Handle, set_log: &SetLog) {
+    if let Ok(now) = NotifyState::monotonic_usec_now() {
+        notify(&[NotifyState::Reloading, now]);
+    }
+    match arguments.load() {
+        Ok(config) => {
+            set_log(&config.log);
+            match handle.reload(config) {
+                Ok(keys) => {
+                    for key in keys {
+                        warn!(
+                            key,
+                            "changed in the configuration; takes effect after a restart only"
+                        );
+                    }
+                    info!("the configuration was reloaded");
+                }
+                Err(error) => {
+                    warn!(%error, "the certificates were not reloaded; the old ones hold");
+                }
+            }
+        }
+        Err(error) => {
+            warn!(error = %format!("{error:#}"), "the configuration was not reloaded; the old one holds");
+        }
+    }
+    notify(&[NotifyState::Ready]);
+}
+
+/// Tells the service manager, if there is one.
+fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        debug!(%error, "cannot notify the service manager");
+    }
+}
+
+type SetLog = Box<dyn Fn(&str) + Send + Sync>;
+
+/// Starts logging to standard error, and gives the means to change what is logged.
+fn start_log(config: &Config) -> anyhow::Result<SetLog> {
+    let (filter, handle) = reload::Layer::new(EnvFilter::try_new(&config.log)?);
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = match config.log_format {
+        LogFormat::Text => lines
+            .with_target(false)
+            .with_ansi(std::io::stderr().is_terminal())
+            .boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    tracing_subscriber::registry()
+        .with(filter)
+        .with(lines)
+        .try_init()?;
+    Ok(Box::new(move |text| {
+        if let Ok(filter) = EnvFilter::try_new(text) {
+            let _ = handle.reload(filter);
+        }
+    }))
+}

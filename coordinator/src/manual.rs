@@ -1,0 +1,72 @@
+//! Manual pages and completions of `laxity-coordinator`, made from its flags and the sample configuration.
+
+use anyhow::Context;
+use clap::{CommandFactory, ValueEnum};
+
+use crate::Arguments;
+
+/// The configuration with every key explained.
+const SAMPLE: &str = include_str!("../../dist/laxity-coordinator.toml");
+
+/// A page of the manual.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Page {
+    /// laxity-coordinator(8)
+    #[value(name = "laxity-coordinator.8")]
+    Program,
+    /// laxity-coordinator.toml(5)
+    #[value(name = "laxity-coordinator.toml.5")]
+    Configuration,
+}
+
+/// The source of a page.
+pub(crate) fn page(page: Page) -> anyhow::Result<String> {
+    match page {
+        Page::Program => {
+            let mut text = Vec::new();
+            clap_mangen::Man::new(Arguments::command())
+                .section("8")
+                .render(&mut text)?;
+            let mut text = String::from_utf8(text).context("a page that is not UTF-8")?;
+            text.push_str(concat!(
+                ".SH FILES\n.TP\n/etc/laxity/coordinator.toml\nconfiguration; optional\n",
+                ".SH \"SEE ALSO\"\nlaxity-coordinator.toml(5), laxity(1), laxityd(8)\n",
+            ));
+            Ok(text)
+        }
+        Page::Configuration => Ok(format!(
+            ".TH laxity-coordinator.toml 5 \"\" \"laxity-coordinator {}\"\n\
+             .SH NAME\nlaxity-coordinator.toml \\- configuration of laxity-coordinator\n\
+             .SH SYNOPSIS\n/etc/laxity/coordinator.toml\n\
+             .SH DESCRIPTION\nA TOML file; optional, as every key in it. \
+             This is all of it, with the defaults:\n.PP\n.nf\n{}.fi\n\
+             .SH \"SEE ALSO\"\nlaxity-coordinator(8), laxity(1)\n",
+            env!("CARGO_PKG_VERSION"),
+            verbatim(SAMPLE)
+        )),
+    }
+}
+
+/// Text as roff shows it unchanged.
+fn verbatim(text: &str) -> String {
+    text.lines()
+        .map(|line| {
+            let line = line.replace('\\', "\\e").replace('-', "\\-");
+            // Not a request, even if it begins as one.
+            let mark = if line.starts_with(['.', '\'']) {
+                "\\&"
+            } else {
+                ""
+            };
+            format!("{mark}{line}\n")
+        })
+        .collect()
+}
+
+/// The completion script of `shell`.
+pub(crate) fn completions(shell: clap_complete::Shell) -> anyhow::Result<String> {
+    let mut script = Vec::new();
+    let program = "laxity-coordinator";
+    clap_complete::generate(shell, &mut Arguments::command(), program, &mut script);
+    String::from_utf8(script).context("a script that is not UTF-8")
+}

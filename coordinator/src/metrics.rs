@@ -1,0 +1,167 @@
+//! The Prometheus endpoint. Names and meanings are in `docs/coordinator.md`, and a test holds the two together.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use laxity_policy::admission::AdmissionCounters;
+use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics_exporter_prometheus::{BuildError, ExporterFuture, Matcher, PrometheusBuilder};
+
+use crate::cluster::ClusterCounters;
+
+/// Upper edges of `laxity_coordinator_run_seconds`.
+const RUN_EDGES_S: [f64; 8] = [100e-6, 300e-6, 1e-3, 2e-3, 5e-3, 10e-3, 30e-3, 100e-3];
+
+const GAUGES: [(&str, &str); 5] = [
+    ("laxity_coordinator_hosts", "Hosts known"),
+    ("laxity_coordinator_hosts_connected", "Hosts with a stream"),
+    ("laxity_coordinator_batches", "Active batches"),
+    ("laxity_coordinator_requests", "Requests of active batches"),
+    (
+        "laxity_coordinator_pruned_requests",
+        "Requests that are pruned",
+    ),
+];
+
+const COUNTERS: [(&str, &str); 7] = [
+    ("laxity_coordinator_reports_total", "Reports taken"),
+    ("laxity_coordinator_events_total", "Events in them"),
+    ("laxity_coordinator_refused_events_total", "Events refused"),
+    (
+        "laxity_coordinator_orders_total",
+        "Orders handed to streams",
+    ),
+    (
+        "laxity_coordinator_coalesced_orders_total",
+        "Orders merged into a later one because the host had not read",
+    ),
+    ("laxity_coordinator_runs_total", "Runs of Algorithm 1"),
+    (
+        "laxity_coordinator_late_pruned_requests_total",
+        "Requests that ended late and were pruned at that time",
+    ),
+];
+
+/// By `outcome`: `in_time`, `late`, `undated`.
+const ENDED: (&str, &str) = (
+    "laxity_coordinator_requests_ended_total",
+    "Requests that ended in order, by whether that was by their deadline; undated ones had none",
+);
+
+const RUN_SECONDS: (&str, &str) = (
+    "laxity_coordinator_run_seconds",
+    "Duration of a run of admission with what is told to daemons, in seconds",
+);
+
+/// Makes the endpoint; poll the future to serve it.
+pub(crate) fn exporter(address: SocketAddr) -> Result<ExporterFuture, BuildError> {
+    let builder = PrometheusBuilder::new()
+        .with_http_listener(address)
+        .set_buckets_for_metric(Matcher::Full(RUN_SECONDS.0.into()), &RUN_EDGES_S)?;
+    let (recorder, exporter) = builder.build()?;
+    // A second coordinator in the same process (tests) keeps the first one's.
+    let _ = metrics::set_global_recorder(recorder);
+    describe();
+    Ok(exporter)
+}
+
+fn describe() {
+    for (name, meaning) in GAUGES {
+        describe_gauge!(name, meaning);
+    }
+    for (name, meaning) in COUNTERS.into_iter().chain([ENDED]) {
+        describe_counter!(name, meaning);
+    }
+    describe_histogram!(RUN_SECONDS.0, RUN_SECONDS.1);
+}
+
+pub(crate) fn publish((cluster, admission): (ClusterCounters, AdmissionCounters)) {
+    let gauges = [
+        cluster.hosts,
+        cluster.connected,
+        cluster.batches,
+        cluster.requests,
+        cluster.pruned,
+    ];
+    for ((name, _), value) in GAUGES.into_iter().zip(gauges) {
+        gauge!(name).set(value as f64);
+    }
+    let counters = [
+        cluster.reports,
+        cluster.events,
+        cluster.refused_events,
+        cluster.orders,
+        cluster.coalesced_orders,
+        admission.runs,
+        cluster.ended.late_pruned,
+    ];
+    for ((name, _), value) in COUNTERS.into_iter().zip(counters) {
+        counter!(name).absolute(value);
+    }
+    for (outcome, value) in [
+        ("in_time", cluster.ended.in_time),
+        ("late", cluster.ended.late),
+        ("undated", cluster.ended.undated),
+    ] {
+        counter!(ENDED.0, "outcome" => outcome).absolute(value);
+    }
+}
+
+pub(crate) fn ran(took: Duration) {
+    histogram!(RUN_SECONDS.0).record(took.as_secs_f64());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
+        GAUGES
+            .into_iter()
+            .chain(COUNTERS)
+            .chain([ENDED, RUN_SECONDS])
+    }
+
+    #[test]
+    fn every_metric_is_documented_and_every_documented_metric_exists() {
+        let page = include_str!("../../docs/coordinator.md");
+        for (name, _) in all() {
+            assert!(page.contains(&format!("| `{name}`")), "{name}");
+        }
+        let rows = page
+            .lines()
+            .filter(|line| line.starts_with("| `laxity_coordinator_"));
+        assert_eq!(rows.count(), all().count(), "a row for what does not exist");
+    }
+
+    #[test]
+    fn every_metric_is_served_with_help_and_a_name_that_says_its_unit() {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let page = recorder.handle();
+        metrics::with_local_recorder(&recorder, || {
+            describe();
+            publish((ClusterCounters::default(), AdmissionCounters::default()));
+            ran(Duration::from_millis(1));
+        });
+        let page = page.render();
+        for (name, meaning) in all() {
+            assert!(
+                page.contains(&format!("# HELP {name} {meaning}")),
+                "{name}: {page}"
+            );
+            let kind = page
+                .lines()
+                .find_map(|line| line.strip_prefix(&format!("# TYPE {name} ")))
+                .unwrap_or_else(|| panic!("{name} has no type"));
+            assert_eq!(
+                kind == "counter",
+                name.ends_with("_total"),
+                "{name}: {kind}"
+            );
+        }
+        assert!(
+            page.contains("requests_ended_total{outcome=\"late\"} 0"),
+            "{page}"
+        );
+    }
+}

@@ -1,0 +1,43 @@
+//! How fast a stream is read: a token bucket without a clock. What comes faster waits in the
+//! sender, by flow control, and takes nothing from the streams of others.
+
+use laxity_policy::{Span, Time};
+
+/// A burst of so much of a second's events is read at once.
+const BURST: Span = Span::from_millis(500);
+
+/// See the module. Kept as the instant at which the bucket is full again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    full_at: Time,
+}
+
+impl Pace {
+    pub(crate) const fn new() -> Self {
+        Self {
+            full_at: Time::ZERO,
+        }
+    }
+
+    /// `events` were read. How long to wait before more is read, at `per_second` sustained.
+    pub(crate) fn took(&mut self, now: Time, events: usize, per_second: u32) -> Span {
+        let cost = Span::transfer(events as u64, u64::from(per_second.max(1)));
+        self.full_at = self.full_at.max(now) + cost;
+        Span(self.full_at.since(now).0.saturating_sub(BURST.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_is_free_and_what_follows_has_the_rate() {
+        let mut pace = Pace::new();
+        let now = Time(1_000_000_000);
+        assert_eq!(pace.took(now, 500, 1000), Span::ZERO);
+        assert_eq!(pace.took(now, 100, 1000), Span::from_millis(100));
+        let later = now + Span::from_millis(600);
+        assert_eq!(pace.took(later, 500, 1000), Span::ZERO);
+    }
+}

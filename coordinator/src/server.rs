@@ -1,0 +1,489 @@
+//! gRPC around the cluster: one task runs what is due, one pair of tasks serves each daemon.
+//!
+//! Everything is on one thread, and the lock is only ever held for the length of one call into
+//! [`Cluster`], never across an await. There are no queues inside: a report is handled by the task that read it, so
+//! a daemon that sends too fast waits in its own connection, and an order is made when its stream has room for it.
+//!
+//! Who a peer is, and what it may do, is decided in [`access`] and nowhere else; connections with their TLS are [`listen`]'s. Where
+//! several coordinators elect one (`election.rs`), those that do not lead refuse streams, and whoever begins to lead does
+//! so with an empty cluster, which daemons fill within a heartbeat or two.
+
+pub(crate) mod access;
+mod attend;
+mod listen;
+mod operator;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use laxity_policy::config::InvalidConfig;
+use laxity_policy::{Span, Time};
+use laxity_wire::v1::coordination_server::CoordinationServer;
+use laxity_wire::v1::operator_server::OperatorServer;
+use laxity_wire::v1::{self, DESCRIPTORS};
+use metrics_exporter_prometheus::{BuildError, ExporterFuture};
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, broadcast, watch};
+use tonic::transport::Server;
+use tracing::{error, info, warn};
+
+use crate::cluster::{Cluster, Durable};
+use crate::config::{Config, Nonsense};
+use crate::election::{self, EtcdError, Heir, Store};
+use crate::lead::Lead;
+use crate::metrics;
+use crate::tls::{ServerTls, TlsError};
+use crate::web::Web;
+
+/// How often counters go to the metrics endpoint and to those who watch.
+const PUBLISH_EVERY: Duration = Duration::from_secs(1);
+/// How long giving up leadership may take when it stops.
+const RESIGN_MAX: Duration = Duration::from_secs(2);
+/// How long connections may take to end when it stops.
+const FAREWELL_MAX: Duration = Duration::from_secs(3);
+/// Events that a watcher may lag behind.
+const WATCH_LAG_MAX: usize = 256;
+
+/// Why a coordinator does not run.
+#[derive(Debug, Error)]
+pub enum ServerError {
+    /// The address is taken or not this host's. Change `listen`.
+    #[error("cannot listen on {address} (`listen`): {cause}")]
+    Listen {
+        /// As configured.
+        address: SocketAddr,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// The metrics endpoint cannot be made. Change `metrics`.
+    #[error("cannot serve metrics on {address} (`metrics`): {cause}")]
+    Metrics {
+        /// As configured.
+        address: String,
+        /// What is wrong.
+        cause: BuildError,
+    },
+    /// A certificate or key cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// Of `[etcd]`, something makes no sense.
+    #[error("{0}")]
+    Election(String),
+    /// The page cannot be served. Change `web.listen`.
+    #[error("cannot serve the page on {address} (`web.listen`): {cause}")]
+    Web {
+        /// As configured.
+        address: SocketAddr,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// The configuration makes no sense; its check finds this first.
+    #[error(transparent)]
+    Nonsense(#[from] Nonsense),
+    /// A parameter of admission makes no sense.
+    #[error("{0:?}: fix the policy or the limits in the configuration")]
+    Invalid(InvalidConfig),
+    /// Serving failed.
+    #[error("serving failed: {0}; report this with the log")]
+    Serve(#[from] tonic::transport::Error),
+    /// Reflection cannot be served: the build is broken.
+    #[error("the service descriptions are broken: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+impl From<EtcdError> for ServerError {
+    fn from(error: EtcdError) -> Self {
+        Self::Election(error.to_string())
+    }
+}
+
+/// What all tasks share.
+pub(crate) struct Shared {
+    cluster: Mutex<Cluster>,
+    origin: Instant,
+    /// Something may be due earlier than before.
+    changed: Notify,
+    /// By number of the stream: rung when something waits for it.
+    bells: Mutex<HashMap<u64, Arc<Notify>>>,
+    watchers: broadcast::Sender<v1::WatchEvent>,
+    pub(crate) lead: Arc<Lead>,
+    /// Where state outlives this process, if it does.
+    pub(crate) store: Option<Arc<Store>>,
+    tls: Option<Arc<ServerTls>>,
+    pub(crate) stopping: watch::Receiver<bool>,
+    config: Mutex<Arc<Config>>,
+}
+
+impl Shared {
+    pub(crate) fn now(&self) -> Time {
+        Time(u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX - 1))
+    }
+
+    pub(crate) fn cluster(&self) -> MutexGuard<'_, Cluster> {
+        self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn bells(&self) -> MutexGuard<'_, HashMap<u64, Arc<Notify>>> {
+        self.bells.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn config(&self) -> Arc<Config> {
+        let config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&config)
+    }
+
+    /// Something was reported or asked for that may have made something due.
+    pub(crate) fn stir(&self) {
+        self.changed.notify_one();
+    }
+
+    pub(crate) fn tell_watchers(&self, event: v1::watch_event::Event) {
+        // Nobody watches: nobody to tell.
+        let _ = self.watchers.send(v1::WatchEvent { event: Some(event) });
+    }
+}
+
+/// A coordinator that has bound its address.
+pub struct Coordinator {
+    shared: Arc<Shared>,
+    stop: watch::Sender<bool>,
+    listener: TcpListener,
+    exporter: Option<ExporterFuture>,
+    web: Option<Web>,
+}
+
+impl std::fmt::Debug for Coordinator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Coordinator")
+            .field("listener", &self.listener)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Means to act on a coordinator that runs.
+#[derive(Clone)]
+pub struct Handle {
+    shared: Arc<Shared>,
+    stop: watch::Sender<bool>,
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handle").finish_non_exhaustive()
+    }
+}
+
+impl Handle {
+    /// Says goodbye to everybody and ends [`Coordinator::run`].
+    pub fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// Takes a new configuration, and reads certificates again. Gives the keys that changed and need a restart.
+    ///
+    /// # Errors
+    /// The certificates cannot be used. Everything is as before then.
+    pub fn reload(&self, config: Config) -> Result<Vec<&'static str>, TlsError> {
+        let running = self.shared.config();
+        let needs_restart = config.needs_restart(&running);
+        if let (Some(tls), Some(files)) = (&self.shared.tls, &config.tls) {
+            tls.reload(files)?;
+        }
+        let span = |nanos: laxity_quantity::Nanos| Span(nanos.0);
+        self.shared.cluster().set_spans(
+            span(config.heartbeat),
+            span(config.host_grace),
+            span(config.order_age_max),
+        );
+        let effective = Config {
+            heartbeat: config.heartbeat,
+            host_grace: config.host_grace,
+            order_age_max: config.order_age_max,
+            log: config.log,
+            tls: config.tls,
+            ..Config::clone(&running)
+        };
+        *self
+            .shared
+            .config
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Arc::new(effective);
+        Ok(needs_restart)
+    }
+}
+
+impl Coordinator {
+    /// Binds everything. `term` fences this coordinator's orders. Call inside a tokio runtime.
+    ///
+    /// # Errors
+    /// [`ServerError`]; nothing is left behind.
+    pub async fn bind(config: Config, term: u64) -> Result<Self, ServerError> {
+        config.check()?;
+        let policy = config.cluster_policy()?;
+        let cluster = Cluster::new(Time::ZERO, config.settings(), policy, term)
+            .map_err(ServerError::Invalid)?;
+        let exporter = match config.metrics_address() {
+            Some(address) => {
+                Some(
+                    metrics::exporter(address).map_err(|cause| ServerError::Metrics {
+                        address: config.metrics.clone(),
+                        cause,
+                    })?,
+                )
+            }
+            None => None,
+        };
+        let tls = config.tls.as_ref().map(ServerTls::new).transpose()?;
+        let store = config.etcd.as_ref().map(Store::new).transpose()?;
+        let lead = match &store {
+            Some(_) => Lead::follower(),
+            None => Lead::alone(),
+        };
+        let address = config.listen;
+        let listener = TcpListener::bind(address)
+            .await
+            .map_err(|cause| ServerError::Listen { address, cause })?;
+        let web = match config.web.address() {
+            Some(address) => {
+                let bound = Web::bind(address).await;
+                Some(bound.map_err(|cause| ServerError::Web { address, cause })?)
+            }
+            None => None,
+        };
+        let (stop, stopping) = watch::channel(false);
+        let shared = Arc::new(Shared {
+            cluster: Mutex::new(cluster),
+            origin: Instant::now(),
+            changed: Notify::new(),
+            bells: Mutex::new(HashMap::new()),
+            watchers: broadcast::channel(WATCH_LAG_MAX).0,
+            lead: Arc::new(lead),
+            store: store.map(Arc::new),
+            tls: tls.map(Arc::new),
+            stopping,
+            config: Mutex::new(Arc::new(config)),
+        });
+        Ok(Self {
+            shared,
+            stop,
+            listener,
+            exporter,
+            web,
+        })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Where its page is, if it has one.
+    #[must_use]
+    pub fn web_address(&self) -> Option<SocketAddr> {
+        self.web.as_ref()?.address().ok()
+    }
+
+    /// Means to stop it and to change its configuration.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        Handle {
+            shared: Arc::clone(&self.shared),
+            stop: self.stop.clone(),
+        }
+    }
+
+    /// Serves until [`Handle::stop`].
+    ///
+    /// # Errors
+    /// [`ServerError::Serve`] and [`ServerError::Reflection`].
+    pub async fn run(self) -> Result<(), ServerError> {
+        let shared = self.shared;
+        let config = shared.config();
+        if !config.listen.ip().is_loopback() && shared.tls.is_none() {
+            warn!(
+                listen = %config.listen,
+                "serving other hosts WITHOUT TLS (insecure = true): whoever reaches this address can report and operate"
+            );
+        }
+        if let Some(address) = config.web.address()
+            && !address.ip().is_loopback()
+        {
+            warn!(%address, "the page is served to other hosts WITHOUT TLS or passwords (web.insecure = true)");
+        }
+        let bytes_max = config.limits.message_bytes_max;
+        let coordination = CoordinationServer::new(attend::Service::new(Arc::clone(&shared)))
+            .max_decoding_message_size(bytes_max);
+        let operator = OperatorServer::new(operator::Service::new(Arc::clone(&shared)))
+            .max_decoding_message_size(bytes_max);
+        let (health, health_service) = tonic_health::server::health_reporter();
+        health
+            .set_serving::<CoordinationServer<attend::Service>>()
+            .await;
+        health
+            .set_serving::<OperatorServer<operator::Service>>()
+            .await;
+        let reflection = tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .build_v1()?;
+        let electing = match (&config.etcd, &shared.store) {
+            (Some(etcd), Some(store)) => Some(tokio::spawn(election::keep(
+                etcd.clone(),
+                Arc::clone(store),
+                Arc::clone(&shared.lead),
+                Successor(Arc::clone(&shared)),
+                shared.stopping.clone(),
+            ))),
+            _ => None,
+        };
+        let tasks = [
+            tokio::spawn(run_what_is_due(Arc::clone(&shared))),
+            tokio::spawn(publish(Arc::clone(&shared))),
+            tokio::spawn(async move {
+                if let Some(exporter) = self.exporter
+                    && let Err(error) = exporter.await
+                {
+                    error!(?error, "the metrics endpoint ended");
+                }
+            }),
+        ];
+        let page = self
+            .web
+            .map(|web| tokio::spawn(web.serve(Arc::clone(&shared))));
+        let mut stopping = shared.stopping.clone();
+        let mut stopped = shared.stopping.clone();
+        let serving = Server::builder()
+            .max_concurrent_streams(Some(16))
+            .http2_keepalive_interval(Some(Duration::from_secs(20)))
+            .add_service(coordination)
+            .add_service(operator)
+            .add_service(health_service)
+            .add_service(reflection)
+            .serve_with_incoming_shutdown(
+                listen::accept(self.listener, shared.tls.clone(), config.limits.clone()),
+                async move {
+                    let _ = stopping.wait_for(|stop| *stop).await;
+                },
+            );
+        let served = tokio::select! {
+            served = serving => served,
+            // A peer that reads nothing, or never began to speak, would hold it open for as long as it likes.
+            () = async {
+                let _ = stopped.wait_for(|stop| *stop).await;
+                tokio::time::sleep(FAREWELL_MAX).await;
+            } => Ok(()),
+        };
+        for task in tasks.into_iter().chain(page) {
+            task.abort();
+        }
+        if let Some(electing) = electing {
+            // It gives the lease back, so that the next one leads at once.
+            let _ = tokio::time::timeout(RESIGN_MAX, electing).await;
+        }
+        info!("the coordinator has stopped");
+        Ok(served?)
+    }
+}
+
+/// Begins to lead: with an empty cluster, the new term, and what the leader before left.
+struct Successor(Arc<Shared>);
+
+impl Heir for Successor {
+    fn inherit(&self, term: u64, state: Option<&[u8]>) -> bool {
+        let shared = &self.0;
+        let config = shared.config();
+        let now = shared.now();
+        let made = config
+            .cluster_policy()
+            .map_err(|nonsense| nonsense.to_string())
+            .and_then(|policy| {
+                Cluster::new(now, config.settings(), policy, term)
+                    .map_err(|invalid| format!("{invalid:?}"))
+            });
+        let mut next = match made {
+            Ok(next) => next,
+            // The same configuration was good when this process started.
+            Err(problem) => {
+                error!(problem, "cannot begin to lead");
+                return false;
+            }
+        };
+        let saved = state.map(serde_json::from_slice::<Durable>);
+        let restored = match saved {
+            None => Ok(()),
+            Some(Ok(saved)) => next.restore(now, saved),
+            Some(Err(problem)) => Err(problem.to_string()),
+        };
+        if let Err(problem) = restored {
+            error!(
+                problem,
+                "what the leader before saved makes no sense; policy and drains are those of the configuration"
+            );
+        }
+        let mut cluster = shared.cluster();
+        next.succeed(&cluster);
+        *cluster = next;
+        drop(cluster);
+        shared.stir();
+        true
+    }
+}
+
+/// The driver of the cluster: reads the clock, runs what is due, rings for those that have something waiting.
+async fn run_what_is_due(shared: Arc<Shared>) {
+    loop {
+        let (due, ready) = {
+            let mut cluster = shared.cluster();
+            let begun = shared.now();
+            if cluster.poll(begun).is_some() {
+                let ended = shared.now();
+                let took = ended.since(begun);
+                cluster.rest(ended, took);
+                metrics::ran(Duration::from_nanos(took.0));
+            }
+            let mut ready = Vec::new();
+            while let Some((_, stream)) = cluster.poll_ready() {
+                ready.push(stream);
+            }
+            (cluster.next_deadline(), ready)
+        };
+        {
+            let bells = shared.bells();
+            for stream in ready {
+                if let Some(bell) = bells.get(&stream) {
+                    bell.notify_one();
+                }
+            }
+        }
+        match due {
+            None => shared.changed.notified().await,
+            Some(due) => {
+                let left = Duration::from_nanos(due.since(shared.now()).0);
+                tokio::select! {
+                    () = tokio::time::sleep(left) => {}
+                    () = shared.changed.notified() => {}
+                }
+            }
+        }
+    }
+}
+
+async fn publish(shared: Arc<Shared>) {
+    let mut ticks = tokio::time::interval(PUBLISH_EVERY);
+    loop {
+        ticks.tick().await;
+        let (counters, summary) = {
+            let mut cluster = shared.cluster();
+            (cluster.counters(), cluster.summary())
+        };
+        metrics::publish(counters);
+        shared.tell_watchers(v1::watch_event::Event::Run(summary));
+    }
+}

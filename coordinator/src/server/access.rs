@@ -1,0 +1,181 @@
+//! Who a peer is and what it may do.
+//!
+//! With TLS a peer is what its certificate says: URIs among the subject's alternative names,
+//!
+//! ```text
+//! laxity://daemon/HOST       may report for that host, and for no other
+//! laxity://viewer/NAME       may ask
+//! laxity://operator/NAME     may ask, and change
+//! ```
+//!
+//! Without TLS every peer is everybody, which is why the server listens on loopback unless it is told otherwise. Every
+//! method passes through one of the checks below.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tonic::{Request, Status};
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+
+/// Longest name that is taken from a certificate.
+const NAME_BYTES_MAX: usize = 253;
+
+/// What a certificate allows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// To report for this host.
+    Daemon(String),
+    /// To ask.
+    Viewer(String),
+    /// To ask and to change.
+    Operator(String),
+}
+
+impl Role {
+    fn parse(uri: &str) -> Option<Self> {
+        let (role, name) = uri.strip_prefix("laxity://")?.split_once('/')?;
+        let plain = |name: &str| {
+            !name.is_empty()
+                && name.len() <= NAME_BYTES_MAX
+                && !name.contains(|c: char| c.is_control() || c == '/')
+        };
+        let name = Some(name).filter(|name| plain(name))?.to_owned();
+        match role {
+            "daemon" => Some(Self::Daemon(name)),
+            "viewer" => Some(Self::Viewer(name)),
+            "operator" => Some(Self::Operator(name)),
+            _ => None,
+        }
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Self::Daemon(name) => format!("daemon/{name}"),
+            Self::Viewer(name) => format!("viewer/{name}"),
+            Self::Operator(name) => format!("operator/{name}"),
+        }
+    }
+}
+
+/// The roles that a client's certificate, already verified, names. Empty if it cannot be read.
+pub(crate) fn roles(certificate_der: &[u8]) -> Vec<Role> {
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate_der) else {
+        return Vec::new();
+    };
+    let Ok(Some(names)) = certificate.subject_alternative_name() else {
+        return Vec::new();
+    };
+    let names = names.value.general_names.iter();
+    names
+        .filter_map(|name| match name {
+            GeneralName::URI(uri) => Role::parse(uri),
+            _ => None,
+        })
+        .collect()
+}
+
+/// A peer, by what it has proved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    /// Nothing, and nothing was asked for.
+    Anyone(SocketAddr),
+    /// What its certificate says.
+    Known(Arc<[Role]>),
+}
+
+impl Peer {
+    /// Whose request this is.
+    pub(crate) fn of<T>(request: &Request<T>) -> Self {
+        let info = request.extensions().get::<super::listen::ConnectInfo>();
+        // Every connection has one; without it, nothing is allowed.
+        info.map_or_else(|| Self::Known([].into()), |info| info.peer.clone())
+    }
+
+    /// A peer that may look.
+    pub(crate) fn viewer<T>(request: &Request<T>) -> Result<Self, Status> {
+        let looks = |role: &Role| matches!(role, Role::Viewer(_) | Role::Operator(_));
+        Self::of(request).with(looks, "laxity://viewer/NAME or laxity://operator/NAME")
+    }
+
+    /// A peer that may change things.
+    pub(crate) fn operator<T>(request: &Request<T>) -> Result<Self, Status> {
+        let operates = |role: &Role| matches!(role, Role::Operator(_));
+        Self::of(request).with(operates, "laxity://operator/NAME")
+    }
+
+    /// May it report for this host?
+    pub(crate) fn may_report(self, host: &str) -> Result<(), Status> {
+        let own = |role: &Role| matches!(role, Role::Daemon(name) if name == host);
+        self.with(own, &format!("laxity://daemon/{host}"))
+            .map(|_| ())
+    }
+
+    fn with(self, fits: impl Fn(&Role) -> bool, wanted: &str) -> Result<Self, Status> {
+        match &self {
+            Self::Anyone(_) => Ok(self),
+            Self::Known(roles) if roles.iter().any(fits) => Ok(self),
+            Self::Known(_) => Err(Status::permission_denied(format!(
+                "this needs a certificate for {wanted}; yours is for {}",
+                self.name()
+            ))),
+        }
+    }
+
+    /// For logs and histories.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Anyone(address) => address.to_string(),
+            Self::Known(roles) if roles.is_empty() => "nothing of Laxity".into(),
+            Self::Known(roles) => {
+                let names: Vec<String> = roles.iter().map(Role::text).collect();
+                names.join(", ")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uri_names_a_role_only_if_it_is_exactly_one() {
+        assert_eq!(
+            Role::parse("laxity://daemon/h1"),
+            Some(Role::Daemon("h1".into()))
+        );
+        for uri in [
+            "laxity://daemon/",
+            "laxity://daemon",
+            "laxity://daemon/a/b",
+            "laxity://root/a",
+            "https://daemon/a",
+            "laxity://daemon/a\nb",
+        ] {
+            assert_eq!(Role::parse(uri), None, "{uri}");
+        }
+    }
+
+    #[test]
+    fn each_role_may_what_it_is_for_and_nothing_else() {
+        let known = |role: Role| {
+            let mut request = Request::new(());
+            request
+                .extensions_mut()
+                .insert(super::super::listen::ConnectInfo {
+                    peer: Peer::Known([role].into()),
+                });
+            request
+        };
+        let daemon = known(Role::Daemon("a".into()));
+        let viewer = known(Role::Viewer("v".into()));
+        let operator = known(Role::Operator("o".into()));
+        assert!(Peer::of(&daemon).may_report("a").is_ok());
+        assert!(Peer::of(&daemon).may_report("b").is_err());
+        assert!(Peer::of(&operator).may_report("a").is_err());
+        let looks = [&daemon, &viewer, &operator].map(|r| Peer::viewer(r).is_ok());
+        let operates = [&daemon, &viewer, &operator].map(|r| Peer::operator(r).is_ok());
+        assert_eq!(looks, [false, true, true]);
+        assert_eq!(operates, [false, false, true]);
+    }
+}

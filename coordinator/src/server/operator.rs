@@ -1,0 +1,225 @@
+//! `laxity.v1.Operator`: what people and tools ask.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use laxity_wire::v1::operator_server::Operator;
+use laxity_wire::v1::{
+    DrainRequest, DrainResponse, ExplainRequest, ExplainResponse, GetPolicyRequest,
+    GetPolicyResponse, ListBatchesRequest, ListBatchesResponse, ListHostsRequest,
+    ListHostsResponse, SetPolicyRequest, SetPolicyResponse, WatchEvent, WatchKind, WatchRequest,
+    watch_event::Event,
+};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+use tracing::info;
+
+use super::Shared;
+use super::access::Peer;
+use crate::cluster::PolicyError;
+
+/// Streams of `Watch` at a time.
+const WATCHERS_MAX: usize = 256;
+
+/// The `Operator` service.
+pub(crate) struct Service {
+    shared: Arc<Shared>,
+}
+
+impl Service {
+    pub(crate) const fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    /// Only the leader changes things.
+    fn must_lead(&self) -> Result<(), Status> {
+        if self.shared.lead.holds() {
+            return Ok(());
+        }
+        let leader = self.shared.lead.leader();
+        Err(Status::failed_precondition(if leader.is_empty() {
+            "this coordinator does not lead, and no leader is known; try again".to_owned()
+        } else {
+            format!("this coordinator does not lead; ask {leader}")
+        }))
+    }
+
+    /// So that the next leader knows, too.
+    async fn save(&self) -> Result<(), Status> {
+        let Some(store) = &self.shared.store else {
+            return Ok(());
+        };
+        let state = || {
+            let now = self.shared.now();
+            let state = self.shared.cluster().durable(now);
+            serde_json::to_vec(&state).unwrap_or_default()
+        };
+        store.save(state).await.map_err(|error| {
+            Status::unavailable(format!(
+                "in force here, but not saved for the next leader: {error}; repeat it"
+            ))
+        })
+    }
+}
+
+/// What a watcher reads.
+pub(crate) struct Events(ReceiverStream<Result<WatchEvent, Status>>);
+
+impl Stream for Events {
+    type Item = Result<WatchEvent, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Pin::new(&mut self.0).poll_next(cx)
+    }
+}
+
+#[tonic::async_trait]
+impl Operator for Service {
+    type WatchStream = Events;
+
+    async fn list_hosts(
+        &self,
+        request: Request<ListHostsRequest>,
+    ) -> Result<Response<ListHostsResponse>, Status> {
+        Peer::viewer(&request)?;
+        let now = self.shared.now();
+        let mut listed = self.shared.cluster().list_hosts(now);
+        listed.leading = self.shared.lead.holds();
+        Ok(Response::new(listed))
+    }
+
+    async fn list_batches(
+        &self,
+        request: Request<ListBatchesRequest>,
+    ) -> Result<Response<ListBatchesResponse>, Status> {
+        Peer::viewer(&request)?;
+        let now = self.shared.now();
+        let listed = self.shared.cluster().list_batches(now, request.get_ref());
+        Ok(Response::new(listed))
+    }
+
+    async fn explain(
+        &self,
+        request: Request<ExplainRequest>,
+    ) -> Result<Response<ExplainResponse>, Status> {
+        Peer::viewer(&request)?;
+        let now = self.shared.now();
+        let told = self.shared.cluster().explain(now, request.get_ref());
+        told.map(Response::new).map_err(Status::not_found)
+    }
+
+    async fn get_policy(
+        &self,
+        request: Request<GetPolicyRequest>,
+    ) -> Result<Response<GetPolicyResponse>, Status> {
+        Peer::viewer(&request)?;
+        let now = self.shared.now();
+        let most = request.get_ref().history;
+        Ok(Response::new(
+            self.shared.cluster().policy_history(now, most),
+        ))
+    }
+
+    async fn set_policy(
+        &self,
+        request: Request<SetPolicyRequest>,
+    ) -> Result<Response<SetPolicyResponse>, Status> {
+        let peer = Peer::operator(&request)?;
+        let author = peer.name();
+        self.must_lead()?;
+        let now = self.shared.now();
+        let change = request.get_ref();
+        let current = self
+            .shared
+            .cluster()
+            .set_policy(now, change, &author)
+            .map_err(|error| match error {
+                PolicyError::Invalid { .. } => Status::invalid_argument(error.to_string()),
+                PolicyError::Stale { .. } => Status::failed_precondition(error.to_string()),
+            })?;
+        if !change.dry_run {
+            info!(%author, revision = current.revision, "the policy was changed");
+            self.shared.stir();
+            self.shared.tell_watchers(Event::Policy(current.clone()));
+            self.save().await?;
+        }
+        Ok(Response::new(SetPolicyResponse {
+            current: Some(current),
+        }))
+    }
+
+    async fn drain(
+        &self,
+        request: Request<DrainRequest>,
+    ) -> Result<Response<DrainResponse>, Status> {
+        let peer = Peer::operator(&request)?;
+        let author = peer.name();
+        self.must_lead()?;
+        let asked = request.into_inner();
+        let now = self.shared.now();
+        let batches = self
+            .shared
+            .cluster()
+            .drain(now, &asked, &author)
+            .map_err(Status::failed_precondition)?;
+        info!(%author, host = %asked.host, drain = asked.drain, comment = ?asked.comment, "a host was drained or taken back");
+        self.shared.stir();
+        let changed = self.shared.cluster().host_changed(&asked.host);
+        self.shared.tell_watchers(Event::Host(changed));
+        self.save().await?;
+        Ok(Response::new(DrainResponse { batches }))
+    }
+
+    async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Events>, Status> {
+        Peer::viewer(&request)?;
+        if self.shared.watchers.receiver_count() >= WATCHERS_MAX {
+            return Err(Status::resource_exhausted(format!(
+                "{WATCHERS_MAX} watch already; end one"
+            )));
+        }
+        let wanted: Vec<WatchKind> = request.get_ref().kinds().collect();
+        let mut events = self.shared.watchers.subscribe();
+        let mut stopping = self.shared.stopping.clone();
+        let (sender, receiver) = mpsc::channel(16);
+        tokio::spawn(async move {
+            loop {
+                let event = tokio::select! {
+                    event = events.recv() => event,
+                    () = sender.closed() => return,
+                    _ = stopping.wait_for(|stop| *stop) => return,
+                };
+                let event = match event {
+                    Ok(event) if is_wanted(&wanted, &event) => event,
+                    Ok(_) => continue,
+                    Err(RecvError::Lagged(missed)) => WatchEvent {
+                        event: Some(Event::Missed(missed)),
+                    },
+                    Err(RecvError::Closed) => return,
+                };
+                // One that does not read must not keep this coordinator from stopping.
+                let sent = tokio::select! {
+                    sent = sender.send(Ok(event)) => sent.is_ok(),
+                    _ = stopping.wait_for(|stop| *stop) => false,
+                };
+                if !sent {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(Events(ReceiverStream::new(receiver))))
+    }
+}
+
+fn is_wanted(wanted: &[WatchKind], event: &WatchEvent) -> bool {
+    let kind = match &event.event {
+        Some(Event::Host(_)) => WatchKind::Hosts,
+        Some(Event::Run(_)) => WatchKind::Runs,
+        Some(Event::Policy(_)) => WatchKind::Policy,
+        Some(Event::Missed(_)) | None => return true,
+    };
+    wanted.is_empty() || wanted.contains(&kind)
+}

@@ -1,0 +1,134 @@
+//! Who shares ids with whom: `[[tenant]]` of the configuration.
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Nonsense;
+
+/// Hosts that trust each other's ids.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TenantConfig {
+    /// For reports.
+    pub name: String,
+    /// Names of its hosts; `*` stands for any characters.
+    pub hosts: Vec<String>,
+    /// Every host of it may add requests with deadlines to any batch that it takes part in.
+    #[serde(default)]
+    pub trust_members: bool,
+}
+
+/// All tenants. Without any, all hosts are one, `default`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tenants(Vec<TenantConfig>);
+
+/// Most tenants.
+const TENANTS_MAX: usize = 1024;
+
+impl Tenants {
+    /// Of these; the first that matches a host has it.
+    #[must_use]
+    pub fn new(configured: Vec<TenantConfig>) -> Self {
+        Self(configured)
+    }
+
+    pub(crate) fn check(configured: &[TenantConfig]) -> Result<(), Nonsense> {
+        if configured.len() > TENANTS_MAX {
+            let problem = format!("{} exceed {TENANTS_MAX}", configured.len());
+            return Err(Nonsense::new("tenant", problem));
+        }
+        for (index, tenant) in configured.iter().enumerate() {
+            let key = |field: &str| format!("tenant.{index}.{field}");
+            if tenant.name.is_empty() {
+                return Err(Nonsense::new(&key("name"), "must not be empty".into()));
+            }
+            if configured[..index]
+                .iter()
+                .any(|other| other.name == tenant.name)
+            {
+                let problem = format!("`{}` is another tenant's, too", tenant.name);
+                return Err(Nonsense::new(&key("name"), problem));
+            }
+            if tenant.hosts.is_empty() {
+                let problem = "names no host; write patterns such as \"prefill-*\"".into();
+                return Err(Nonsense::new(&key("hosts"), problem));
+            }
+        }
+        Ok(())
+    }
+
+    /// The tenant of a host, if it has one.
+    pub(crate) fn of(&self, host: &str) -> Option<u16> {
+        if self.0.is_empty() {
+            return Some(0);
+        }
+        let matches = |tenant: &TenantConfig| tenant.hosts.iter().any(|p| matches(p, host));
+        self.0.iter().position(matches).map(|index| index as u16)
+    }
+
+    pub(crate) fn name(&self, tenant: u16) -> &str {
+        let known = self.0.get(usize::from(tenant));
+        known.map_or("default", |tenant| tenant.name.as_str())
+    }
+
+    pub(crate) fn trusts_members(&self, tenant: u16) -> bool {
+        let known = self.0.get(usize::from(tenant));
+        known.is_some_and(|tenant| tenant.trust_members)
+    }
+}
+
+/// Whether `pattern`, in which `*` stands for any characters, describes `name`. Linear in both but for the
+/// retries after a star, so quadratic at worst, over a host name.
+fn matches(pattern: &str, name: &str) -> bool {
+    let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
+    let (mut p, mut n) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while n < name.len() {
+        if p < pattern.len() && pattern[p] == b'*' {
+            star = Some((p, n));
+            p += 1;
+        } else if p < pattern.len() && pattern[p] == name[n] {
+            p += 1;
+            n += 1;
+        } else if let Some((at, from)) = star {
+            star = Some((at, from + 1));
+            p = at + 1;
+            n = from + 1;
+        } else {
+            return false;
+        }
+    }
+    pattern[p..].iter().all(|&byte| byte == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_star_stands_for_any_characters() {
+        for (pattern, name, expected) in [
+            ("*", "", true),
+            ("prefill-*", "prefill-7", true),
+            ("prefill-*", "decode-7", false),
+            ("*-a-*", "x-a-a-y", true),
+            ("a*b", "acbc", false),
+            ("a", "ab", false),
+        ] {
+            assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn the_first_tenant_that_matches_has_the_host() {
+        let tenant = |name: &str, host: &str| TenantConfig {
+            name: name.into(),
+            hosts: vec![host.into()],
+            trust_members: false,
+        };
+        let tenants = Tenants::new(vec![tenant("a", "a-*"), tenant("rest", "a*")]);
+        assert_eq!(tenants.of("a-1"), Some(0));
+        assert_eq!(tenants.of("ab"), Some(1));
+        assert_eq!(tenants.of("c"), None);
+        assert_eq!(Tenants::default().of("c"), Some(0));
+    }
+}

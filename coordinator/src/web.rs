@@ -1,0 +1,471 @@
+//! The coordinator's page for people: read-only, on a port of its own, with nothing from elsewhere.
+//!
+//! * *Untrusted text.* Names of hosts and ports come from daemons. The server puts none into HTML: the page is three
+//!   fixed files, data is JSON, and the script sets text, never markup. Should that fail, a Content-Security-Policy
+//!   without inline code and with Trusted Types is behind it.
+//! * *Who may look* is whoever reaches the address, so it is loopback unless `insecure` says otherwise, and the `Host`
+//!   that a browser asked for has to be an address, `localhost` or one of `names`: a foreign site that makes its own
+//!   name point here (DNS rebinding) reads nothing.
+//! * *What it costs.* The coordinator's thread serves it. So however many look: the state is made at most once a second, and no
+//!   more often than fits [`SHARE`]; explanations are rationed; connections are capped and end.
+
+mod history;
+mod state;
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{HOST, HeaderValue};
+use hyper::http::uri::Authority;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode, header};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use laxity_wire::v1;
+use serde::{Deserialize, Serialize};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tracing::{debug, warn};
+
+use self::history::History;
+use crate::config::Nonsense;
+use crate::server::Shared;
+use crate::view::Explanation;
+
+const PAGE: &str = include_str!("web/page.html");
+const STYLE: &str = include_str!("web/page.css");
+const SCRIPT: &str = include_str!("web/page.js");
+
+/// Connections at a time; more wait to be accepted.
+const CONNECTIONS_MAX: usize = 64;
+/// How long a connection may last; browsers open another.
+const CONNECTION_MAX: Duration = Duration::from_secs(120);
+/// How long a request's head may take.
+const HEAD_MAX: Duration = Duration::from_secs(10);
+/// A state is made at most so often,
+const STATE_AGE_MIN: Duration = Duration::from_secs(1);
+/// and so many times its own duration apart: one in fifty of the core at most.
+const SHARE: u32 = 50;
+/// Explanations per second, for all viewers together.
+const EXPLAIN_PER_S: u32 = 20;
+
+/// Nothing from elsewhere, nothing inline, nothing that makes markup of text, no frames, no forms.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
+
+/// `[web]` of the configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WebConfig {
+    /// Where the page is served; empty for nowhere.
+    pub listen: String,
+    /// Serve other hosts. The page has neither TLS nor passwords: everybody who can reach the address may look.
+    pub insecure: bool,
+    /// Names, beside addresses and `localhost`, by which browsers may ask for it: that of a proxy before it.
+    pub names: Vec<String>,
+}
+
+impl WebConfig {
+    /// Where it is served, if it is.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.listen.parse().ok()
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Nonsense> {
+        let fail = |problem: String| Err(Nonsense::new("web.listen", problem));
+        match self.address() {
+            None if self.listen.is_empty() => Ok(()),
+            None => fail(format!(
+                "`{}` is no address; write 127.0.0.1:7473",
+                self.listen
+            )),
+            Some(address) if !address.ip().is_loopback() && !self.insecure => fail(format!(
+                "{address} is reachable from other hosts, and the page has neither TLS nor passwords; listen on 127.0.0.1 and reach it by ssh -L or a proxy, or set web.insecure = true if everybody there may look"
+            )),
+            Some(_) => Ok(()),
+        }
+    }
+}
+
+/// Its address, bound.
+pub(crate) struct Web {
+    listener: TcpListener,
+}
+
+impl Web {
+    pub(crate) async fn bind(address: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        Ok(Self { listener })
+    }
+
+    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves for ever; abort the task.
+    pub(crate) async fn serve(self, shared: Arc<Shared>) {
+        let names = shared.config().web.names.clone();
+        let site = Arc::new(Site {
+            shared,
+            names,
+            state: Mutex::default(),
+            rations: Mutex::new(Rations::new(Instant::now())),
+            history: Mutex::new(History::new()),
+        });
+        let _sampler = Aborted(tokio::spawn(sample(Arc::clone(&site))));
+        let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        loop {
+            let Ok(room) = Arc::clone(&connections).acquire_owned().await else {
+                return;
+            };
+            let stream = match self.listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    warn!(%error, "the page cannot accept a connection");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    continue;
+                }
+            };
+            let site = Arc::clone(&site);
+            tokio::spawn(async move {
+                let answer = service_fn(|request| {
+                    let response = site.answer(&request);
+                    async move { Ok::<_, Infallible>(response) }
+                });
+                let served = http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(HEAD_MAX)
+                    .max_buf_size(1 << 14)
+                    .serve_connection(TokioIo::new(stream), answer);
+                match tokio::time::timeout(CONNECTION_MAX, served).await {
+                    Ok(Ok(())) | Err(_) => {}
+                    Ok(Err(error)) => debug!(%error, "a viewer's connection broke"),
+                }
+                drop(room);
+            });
+        }
+    }
+}
+
+/// A task that ends with this.
+struct Aborted(tokio::task::JoinHandle<()>);
+
+impl Drop for Aborted {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn sample(site: Arc<Site>) {
+    let mut ticks = tokio::time::interval(history::EVERY);
+    ticks.tick().await;
+    loop {
+        ticks.tick().await;
+        let (counters, _) = site.shared.cluster().counters();
+        let mut history = site.history.lock().unwrap_or_else(PoisonError::into_inner);
+        history.close(counters.ended);
+    }
+}
+
+/// What explanations are left.
+struct Rations {
+    left: u32,
+    since: Instant,
+}
+
+impl Rations {
+    const fn new(now: Instant) -> Self {
+        Self {
+            left: EXPLAIN_PER_S,
+            since: now,
+        }
+    }
+
+    fn take(&mut self, now: Instant) -> bool {
+        if now.duration_since(self.since) >= Duration::from_secs(1) {
+            *self = Self::new(now);
+        }
+        let more = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        more
+    }
+}
+
+/// The newest state, and until when it is good enough.
+#[derive(Default)]
+struct Cached {
+    json: Bytes,
+    until: Option<Instant>,
+}
+
+struct Site {
+    shared: Arc<Shared>,
+    names: Vec<String>,
+    state: Mutex<Cached>,
+    rations: Mutex<Rations>,
+    history: Mutex<History>,
+}
+
+type Answer = Response<Full<Bytes>>;
+
+fn answer(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
+    let mut answer = Response::new(Full::new(body.into()));
+    *answer.status_mut() = status;
+    let headers = answer.headers_mut();
+    for (name, value) in [
+        (header::CONTENT_TYPE, kind),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    for (name, value) in [
+        ("cross-origin-opener-policy", "same-origin"),
+        ("cross-origin-resource-policy", "same-origin"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    answer
+}
+
+fn json(status: StatusCode, body: &impl Serialize) -> Answer {
+    match serde_json::to_vec(body) {
+        Ok(bytes) => answer(status, "application/json", bytes),
+        Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    }
+}
+
+fn plain(status: StatusCode, text: &str) -> Answer {
+    answer(status, "text/plain; charset=utf-8", format!("{text}\n"))
+}
+
+#[derive(Serialize)]
+struct Problem {
+    error: String,
+}
+
+fn problem(status: StatusCode, error: impl Into<String>) -> Answer {
+    let error = error.into();
+    json(status, &Problem { error })
+}
+
+impl Site {
+    fn answer(&self, request: &Request<Incoming>) -> Answer {
+        let host = request.headers().get(HOST).and_then(|it| it.to_str().ok());
+        if !host.is_some_and(|host| is_asked_for_by(host, &self.names)) {
+            return plain(
+                StatusCode::MISDIRECTED_REQUEST,
+                "this name is not one of the coordinator's page: ask for its address, or add the name to web.names",
+            );
+        }
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            let mut refused = plain(StatusCode::METHOD_NOT_ALLOWED, "this page only shows");
+            refused
+                .headers_mut()
+                .insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
+            return refused;
+        }
+        let query = request.uri().query().unwrap_or_default();
+        match request.uri().path() {
+            "/" => answer(StatusCode::OK, "text/html; charset=utf-8", PAGE),
+            "/page.css" => answer(StatusCode::OK, "text/css; charset=utf-8", STYLE),
+            "/page.js" => answer(StatusCode::OK, "text/javascript; charset=utf-8", SCRIPT),
+            "/api/state" => answer(StatusCode::OK, "application/json", self.state()),
+            "/api/explain" => self.explain(query),
+            _ => plain(
+                StatusCode::NOT_FOUND,
+                "there is nothing here; the page is at /",
+            ),
+        }
+    }
+
+    fn state(&self) -> Bytes {
+        let mut cached = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let begun = Instant::now();
+        if cached.until.is_none_or(|until| begun >= until) {
+            let made = state::state(&self.shared, &self.history);
+            cached.json = serde_json::to_vec(&made).unwrap_or_default().into();
+            let took = begun.elapsed();
+            cached.until = Some(begun + STATE_AGE_MIN.max(took * SHARE));
+        }
+        cached.json.clone()
+    }
+
+    fn explain(&self, query: &str) -> Answer {
+        let Some(wanted) = wanted(query) else {
+            return problem(
+                StatusCode::BAD_REQUEST,
+                "ask with ?batch=ID, and &tenant=NAME where two tenants use the same id",
+            );
+        };
+        let rationed = {
+            let mut rations = self.rations.lock().unwrap_or_else(PoisonError::into_inner);
+            !rations.take(Instant::now())
+        };
+        if rationed {
+            return problem(
+                StatusCode::TOO_MANY_REQUESTS,
+                "too many explanations are asked for; try again in a second",
+            );
+        }
+        let now = self.shared.now();
+        let told = self.shared.cluster().explain(now, &wanted);
+        match told {
+            Ok(told) => json(StatusCode::OK, &Explanation::from(&told)),
+            Err(error) => problem(StatusCode::NOT_FOUND, error),
+        }
+    }
+}
+
+/// Whether a `Host` header names an address, this machine or one of `names`.
+fn is_asked_for_by(host: &str, names: &[String]) -> bool {
+    let Ok(authority) = host.parse::<Authority>() else {
+        return false;
+    };
+    let name = authority.host().trim_matches(['[', ']']);
+    name.eq_ignore_ascii_case("localhost")
+        || name.parse::<IpAddr>().is_ok()
+        || names.iter().any(|known| known.eq_ignore_ascii_case(name))
+}
+
+/// `batch=ID&tenant=NAME`.
+fn wanted(query: &str) -> Option<v1::ExplainRequest> {
+    let mut wanted = v1::ExplainRequest::default();
+    let mut named = false;
+    for pair in query.split('&') {
+        match pair.split_once('=') {
+            Some(("batch", id)) => {
+                wanted.batch = id.parse().ok()?;
+                named = true;
+            }
+            Some(("tenant", name)) => wanted.tenant = unescaped(name)?,
+            _ => {}
+        }
+    }
+    named.then_some(wanted)
+}
+
+/// Percent-encoding (RFC 3986 §2.1) undone.
+fn unescaped(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        rest = tail;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let (digits, tail) = rest.split_at_checked(2)?;
+        let digit = |byte: u8| char::from(byte).to_digit(16);
+        let byte = digit(digits[0])? * 16 + digit(digits[1])?;
+        bytes.push(byte as u8);
+        rest = tail;
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_not_known_reads_nothing() {
+        let names = ["laxity.example".to_owned()];
+        for known in [
+            "127.0.0.1:7473",
+            "[::1]:7473",
+            "10.0.0.7",
+            "localhost:1",
+            "LOCALHOST",
+            "laxity.example:443",
+        ] {
+            assert!(is_asked_for_by(known, &names), "{known}");
+        }
+        for foreign in [
+            "evil.example:7473",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example",
+            "",
+            "a b",
+        ] {
+            assert!(!is_asked_for_by(foreign, &names), "{foreign}");
+        }
+    }
+
+    #[test]
+    fn a_query_is_read_or_refused_and_never_guessed() {
+        let read = |query| wanted(query).map(|it| (it.batch, it.tenant));
+        assert_eq!(
+            read("batch=18446744073709551615"),
+            Some((u64::MAX, String::new()))
+        );
+        assert_eq!(
+            read("tenant=a%20b%C3%BC&batch=7"),
+            Some((7, "a bü".to_owned()))
+        );
+        for wrong in [
+            "",
+            "batch=",
+            "batch=-1",
+            "batch=1&tenant=%",
+            "batch=1&tenant=%f",
+            "batch=1&tenant=%ff",
+            "batch=1&tenant=%+1",
+            "tenant=a",
+        ] {
+            assert_eq!(read(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn explanations_are_rationed_by_the_second() {
+        let start = Instant::now();
+        let mut rations = Rations::new(start);
+        let granted = (0..100).filter(|_| rations.take(start)).count();
+        assert_eq!(granted, EXPLAIN_PER_S as usize);
+        assert!(rations.take(start + Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn other_hosts_are_shown_the_page_only_if_that_is_asked_for() {
+        let config = |listen: &str, insecure| WebConfig {
+            listen: listen.into(),
+            insecure,
+            names: Vec::new(),
+        };
+        assert!(config("", false).check().is_ok());
+        assert!(config("127.0.0.1:0", false).check().is_ok());
+        assert!(config("0.0.0.0:80", true).check().is_ok());
+        let error = config("0.0.0.0:80", false).check().expect_err("refused");
+        assert!(error.to_string().contains("web.insecure = true"), "{error}");
+        assert!(config("nonsense", false).check().is_err());
+    }
+
+    #[test]
+    fn the_page_has_nothing_inline_and_nothing_from_elsewhere() {
+        for forbidden in [
+            "<style", "style=", "onclick", "onload", "http:", "https:", "//cdn",
+        ] {
+            assert!(!PAGE.contains(forbidden), "{forbidden}");
+        }
+        for forbidden in [
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacent",
+            "document.write",
+            "eval(",
+        ] {
+            assert!(!SCRIPT.contains(forbidden), "{forbidden}");
+        }
+        assert!(!STYLE.contains("url(") && !STYLE.contains("@import"));
+    }
+}

@@ -1,0 +1,208 @@
+//! What the page shows, as one JSON document: `GET /api/state`. Bounded, however large the cluster is: sums over everything,
+//! and of hosts and batches those that somebody who looks would want to see first.
+
+use std::sync::{Mutex, PoisonError};
+
+use laxity_wire::v1;
+use serde::Serialize;
+
+use super::history::{EVERY, History};
+use crate::server::Shared;
+use crate::view::{self, Batch, Host, Queue, Revision};
+
+/// Hosts that are listed.
+const HOSTS_MAX: usize = 100;
+/// Batches from the head of the order that are listed.
+const BATCHES_MAX: u32 = 50;
+/// Batches in trouble that are listed.
+const TROUBLE_MAX: u32 = 20;
+
+#[derive(Debug, Serialize)]
+pub(super) struct State {
+    version: &'static str,
+    term: u64,
+    runs: u64,
+    leading: bool,
+    up_ns: u64,
+    policy: Option<Revision>,
+    totals: Totals,
+    queues: Queues,
+    attainment: Attainment,
+    /// The first [`HOSTS_MAX`]: what is drained or gone, then by what waits.
+    hosts: Vec<Host>,
+    /// The head of the order.
+    batches: Vec<Batch>,
+    /// Would be late, or have somebody pruned.
+    trouble: Vec<Batch>,
+}
+
+#[derive(Debug, Serialize)]
+struct Totals {
+    hosts: usize,
+    connected: usize,
+    drained: usize,
+    batches: usize,
+    requests: usize,
+    pruned: usize,
+}
+
+/// Sums over all ports of all hosts, egress only: what waits at an ingress waits at somebody's egress, too.
+#[derive(Debug, Default, Serialize)]
+struct Queues {
+    bytes: u64,
+    by_level: Vec<Queue>,
+    by_stage: Vec<Queue>,
+}
+
+#[derive(Debug, Serialize)]
+struct Attainment {
+    /// Since the coordinator started.
+    in_time: u64,
+    late: u64,
+    late_pruned: u64,
+    undated: u64,
+    bucket_s: u64,
+    /// (in time, late), the newest last and not over yet.
+    buckets: Vec<[u64; 2]>,
+}
+
+pub(super) fn state(shared: &Shared, history: &Mutex<History>) -> State {
+    let now = shared.now();
+    let (hosts, batches, trouble, policy, (cluster, _)) = {
+        let known = shared.cluster();
+        let head = v1::ListBatchesRequest {
+            limit: BATCHES_MAX,
+            ..v1::ListBatchesRequest::default()
+        };
+        let worst = v1::ListBatchesRequest {
+            in_trouble: true,
+            limit: TROUBLE_MAX,
+            ..v1::ListBatchesRequest::default()
+        };
+        (
+            known.list_hosts(now),
+            known.list_batches(now, &head),
+            known.list_batches(now, &worst),
+            known.policy_history(now, 0),
+            known.counters(),
+        )
+    };
+    let history = history.lock().unwrap_or_else(PoisonError::into_inner);
+    let ended = cluster.ended;
+    State {
+        version: env!("CARGO_PKG_VERSION"),
+        term: hosts.term,
+        runs: hosts.run,
+        leading: hosts.leading,
+        up_ns: now.0,
+        policy: policy.current.as_ref().map(Revision::from),
+        totals: Totals {
+            hosts: hosts.hosts.len(),
+            connected: cluster.connected,
+            drained: hosts.hosts.iter().filter(|host| host.drained).count(),
+            batches: cluster.batches,
+            requests: cluster.requests,
+            pruned: cluster.pruned,
+        },
+        queues: queues(&hosts.hosts),
+        attainment: Attainment {
+            in_time: ended.in_time,
+            late: ended.late,
+            late_pruned: ended.late_pruned,
+            undated: ended.undated,
+            bucket_s: EVERY.as_secs(),
+            buckets: history.buckets(ended),
+        },
+        hosts: first(&hosts.hosts),
+        batches: batches.batches.iter().map(Batch::from).collect(),
+        trouble: trouble.batches.iter().map(Batch::from).collect(),
+    }
+}
+
+fn first(hosts: &[v1::HostStatus]) -> Vec<Host> {
+    let mut order: Vec<&v1::HostStatus> = hosts.iter().collect();
+    order.sort_by_key(|host| {
+        let waits: u64 = host.ports.iter().map(|port| port.queued_bytes).sum();
+        // Stable, so by name among equals.
+        (!host.drained && host.connected, core::cmp::Reverse(waits))
+    });
+    order.into_iter().take(HOSTS_MAX).map(Host::from).collect()
+}
+
+fn queues(hosts: &[v1::HostStatus]) -> Queues {
+    let mut sums = Queues::default();
+    let ports = hosts.iter().flat_map(|host| &host.ports);
+    for port in ports.filter(|port| port.direction() == v1::Direction::Egress) {
+        sums.bytes = sums.bytes.saturating_add(port.queued_bytes);
+        add(&mut sums.by_level, view::by_level(&port.queued_level_bytes));
+        add(&mut sums.by_stage, view::by_stage(&port.queued_stage_bytes));
+    }
+    sums
+}
+
+/// Hosts may have different numbers of levels: the scavenger stays last.
+fn add(sums: &mut Vec<Queue>, more: Vec<Queue>) {
+    for (index, queue) in more.into_iter().enumerate() {
+        match sums.iter_mut().find(|known| known.name == queue.name) {
+            Some(known) => known.bytes = known.bytes.saturating_add(queue.bytes),
+            None => sums.insert(index.min(sums.len()), queue),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(name: &str, connected: bool, level_bytes: &[u64]) -> v1::HostStatus {
+        v1::HostStatus {
+            host: name.into(),
+            connected,
+            ports: vec![v1::PortStatus {
+                direction: v1::Direction::Egress as i32,
+                queued_bytes: level_bytes[0],
+                queued_level_bytes: level_bytes.to_vec(),
+                ..v1::PortStatus::default()
+            }],
+            ..v1::HostStatus::default()
+        }
+    }
+
+    #[test]
+    fn queues_of_hosts_with_different_numbers_of_levels_add_up() {
+        let hosts = [
+            host("a", true, &[1, 10]),
+            host("b", true, &[2, 3, u64::MAX]),
+        ];
+        let sums = queues(&hosts[..1]);
+        assert_eq!(sums.bytes, 1);
+        let sums = {
+            let mut sums = Queues::default();
+            for host in &hosts {
+                add(
+                    &mut sums.by_level,
+                    view::by_level(&host.ports[0].queued_level_bytes),
+                );
+            }
+            sums
+        };
+        let told: Vec<(&str, u64)> = sums
+            .by_level
+            .iter()
+            .map(|queue| (queue.name.as_str(), queue.bytes))
+            .collect();
+        assert_eq!(told, [("P1", 3), ("P2", 3), ("scavenger", u64::MAX)]);
+    }
+
+    #[test]
+    fn hosts_in_trouble_come_first_then_those_where_most_waits() {
+        let hosts = [
+            host("a", true, &[1]),
+            host("b", true, &[5]),
+            host("c", false, &[0]),
+            host("d", true, &[1]),
+        ];
+        let names: Vec<String> = first(&hosts).into_iter().map(|host| host.host).collect();
+        assert_eq!(names, ["c", "b", "a", "d"]);
+    }
+}

@@ -1,0 +1,288 @@
+//! Several coordinators and an etcd, under faults.
+//!
+//! A daemon goes to whoever leads and keeps the rule that fences: an order is in force only if its term is none
+//! smaller than the largest seen. Beside that, everything that any coordinator sends is looked at: leadership is a lease, so once
+//! an order of a term has been sent, nobody may begin to *make* one of an older term.
+//!
+//! `LAXITY_HA_FAULTS` (default 6) faults are made from the seed `LAXITY_HA_SEED` (default 1), both of which are printed. With
+//! root and iproute2 partitions are among them.
+//! Without Debian's `etcd-server` these tests do nothing, and say so.
+
+use std::time::{Duration, Instant};
+
+use laxity_wire::v1::operator_client::OperatorClient;
+use laxity_wire::v1::{GetPolicyRequest, GoodbyeReason, Policy, SetPolicyRequest};
+use nix::sys::signal::Signal;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::group::{ELECTED_MAX, Fence, Group, TTL_S, ordered};
+use crate::netns::{Cut, Link};
+
+/// One revision more.
+async fn set_drop_budget(group: &Group, nth: usize, budget: u32) -> bool {
+    let Some(channel) = group.channel(nth).await else {
+        return false;
+    };
+    let asked = SetPolicyRequest {
+        change: Some(Policy {
+            drop_budget: Some(budget),
+            ..Policy::default()
+        }),
+        ..SetPolicyRequest::default()
+    };
+    OperatorClient::new(channel).set_policy(asked).await.is_ok()
+}
+
+/// As many revisions as it takes until whoever leads has saved it.
+async fn save_drop_budget(group: &Group, budget: u32) {
+    let begun = Instant::now();
+    loop {
+        let (leader, _) = group.leader().await;
+        if set_drop_budget(group, leader, budget).await {
+            return;
+        }
+        assert!(begun.elapsed() < ELECTED_MAX, "it cannot be saved");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// What holds by whoever leads.
+async fn leading_drop_budget(group: &Group) -> Option<u32> {
+    loop {
+        let leader = group.leader().await;
+        let (budget, _) = drop_budget(group, leader.0).await;
+        if group.leader().await == leader {
+            return budget;
+        }
+    }
+}
+
+/// What holds by `nth`, and how many revisions there were.
+async fn drop_budget(group: &Group, nth: usize) -> (Option<u32>, usize) {
+    let channel = group.channel(nth).await.expect("it runs");
+    let told = OperatorClient::new(channel)
+        .get_policy(GetPolicyRequest { history: 9 })
+        .await;
+    let told = told.expect("told").into_inner();
+    let policy = told.current.and_then(|current| current.policy);
+    let budget = policy.and_then(|policy| policy.drop_budget);
+    (budget, told.history.len())
+}
+
+#[tokio::test]
+async fn one_leads_others_say_who_and_its_successor_knows_policy_and_fences() {
+    let Some(mut group) = Group::start(2) else {
+        return;
+    };
+    let (leader, term) = group.leader().await;
+    let other = 1 - leader;
+    let mut turned_away = group.members[other].daemon("a").await.expect("answered");
+    let goodbye = turned_away.goodbye().await;
+    assert_eq!(goodbye.reason(), GoodbyeReason::NotLeader);
+    // It may not have asked etcd yet.
+    assert!(goodbye.leader.is_empty() || goodbye.leader == group.members[leader].address);
+
+    let set = set_drop_budget(&group, other, 13).await;
+    assert!(!set, "only the leader changes things");
+    assert!(set_drop_budget(&group, leader, 13).await, "set and saved");
+
+    let fence = Fence::default();
+    let (_, mut stream) = ordered(&group, &fence, 1).await;
+    group.members[leader].child.kill().expect("killed");
+    assert_eq!(stream.rest(Duration::from_secs(5)).await, None);
+    let (next, _stream) = ordered(&group, &fence, 1).await;
+    assert_eq!(next, other);
+    assert!(fence.largest() > term, "terms grow");
+    fence.check();
+    assert_eq!(drop_budget(&group, next).await, (Some(13), 1));
+    group.member_again(leader);
+}
+
+#[tokio::test]
+async fn a_leader_that_was_paused_sends_no_order_when_it_goes_on() {
+    let Some(group) = Group::start(2) else {
+        return;
+    };
+    let fence = Fence::default();
+    let (first, mut old) = ordered(&group, &fence, 1).await;
+    group.members[first].signal(Signal::SIGSTOP);
+    // Work that it will find when it goes on.
+    old.report(2).await;
+    let waited = Instant::now();
+    let (second, _new) = loop {
+        let (leader, stream) = ordered(&group, &fence, 1).await;
+        if leader != first {
+            break (leader, stream);
+        }
+        assert!(waited.elapsed() < ELECTED_MAX);
+    };
+    assert_ne!(first, second);
+    let before = fence.accepted();
+    old.report(3).await;
+    group.members[first].signal(Signal::SIGCONT);
+    let last = old.rest(Duration::from_secs(5)).await;
+    assert_eq!(last, Some(GoodbyeReason::NotLeader));
+    assert_eq!(
+        fence.accepted(),
+        before,
+        "nothing of the old leader is in force"
+    );
+    assert_eq!(fence.refused(), 0, "and nothing was sent");
+    fence.check();
+}
+
+#[tokio::test]
+async fn without_etcd_nobody_leads_for_longer_than_the_lease_and_with_it_somebody_does_again() {
+    let Some(group) = Group::start(1) else {
+        return;
+    };
+    let fence = Fence::default();
+    let (_, mut stream) = ordered(&group, &fence, 1).await;
+    let term = fence.largest();
+    group.etcd.signal(Signal::SIGSTOP);
+    let stopped = Instant::now();
+    let last = stream.rest(Duration::from_secs(20)).await;
+    assert_eq!(last, Some(GoodbyeReason::NotLeader));
+    println!(
+        "stepped down {:?} after etcd went silent",
+        stopped.elapsed()
+    );
+    group.etcd.signal(Signal::SIGCONT);
+    let (_, _stream) = ordered(&group, &fence, 1).await;
+    assert!(fence.largest() > term, "a term of its own");
+    fence.check();
+}
+
+#[tokio::test]
+async fn members_of_etcd_die_and_terms_only_grow_and_the_policy_stays() {
+    let Some(mut group) = Group::with_three(2) else {
+        return;
+    };
+    let fence = Fence::default();
+    ordered(&group, &fence, 1).await;
+    save_drop_budget(&group, 1).await;
+    let mut budgets = 1;
+    for kill_leader in [false, true] {
+        let etcd_leader = group.etcd.leader().await;
+        let victim = if kill_leader {
+            etcd_leader
+        } else {
+            (etcd_leader + 1) % 3
+        };
+        let before = fence.largest();
+        group.etcd.kill(victim);
+        group.etcd.leader().await;
+        let (_, mut stream) = ordered(&group, &fence, 2).await;
+        println!(
+            "etcd's member {victim} killed (it led: {kill_leader}): term {before}, then {}",
+            fence.largest()
+        );
+        // What was saved before is there, and what is set now is saved by the two that are left.
+        assert_eq!(leading_drop_budget(&group).await, Some(budgets));
+        save_drop_budget(&group, budgets + 1).await;
+        budgets += 1;
+        // By another leader, which has it from etcd.
+        let (leader, _) = group.leader().await;
+        let term = fence.largest();
+        group.members[leader].child.kill().expect("killed");
+        stream.rest(Duration::from_millis(50)).await;
+        let (next, _stream) = ordered(&group, &fence, 3).await;
+        assert!(next != leader && fence.largest() > term, "another leads");
+        assert_eq!(leading_drop_budget(&group).await, Some(budgets));
+        group.member_again(leader);
+        group.etcd.run(victim).expect("started again");
+    }
+    fence.check();
+}
+
+#[tokio::test]
+async fn no_order_of_a_fenced_leader_is_in_force_whatever_fails() {
+    let number = |name: &str, default: u64| {
+        let text = std::env::var(name).ok();
+        text.and_then(|text| text.parse().ok()).unwrap_or(default)
+    };
+    let (faults, seed) = (number("LAXITY_HA_FAULTS", 6), number("LAXITY_HA_SEED", 1));
+    let Some(mut group) = Group::apart(3).or_else(|| Group::start(3)) else {
+        return;
+    };
+    let kinds = if group.net.is_some() { 9 } else { 5 };
+    println!("LAXITY_HA_FAULTS={faults} LAXITY_HA_SEED={seed}, of {kinds} kinds");
+    let mut random = SmallRng::seed_from_u64(seed);
+    let fence = Fence::default();
+    let mut streams = Vec::new();
+    for fault in 1..=faults {
+        let (leader, stream) = ordered(&group, &fence, fault).await;
+        streams.push(stream);
+        let wait = Duration::from_millis(random.random_range(0..TTL_S * 1500));
+        let kind = random.random_range(0..kinds);
+        println!(
+            "fault {fault}: kind {kind} at {leader}, {wait:?}, term {}",
+            fence.largest()
+        );
+        match kind {
+            0 => {
+                group.members[leader].child.kill().expect("killed");
+                tokio::time::sleep(wait).await;
+                group.member_again(leader);
+            }
+            1 => {
+                group.members[leader].signal(Signal::SIGTERM);
+                tokio::time::sleep(wait).await;
+                group.member_again(leader);
+            }
+            2 | 3 => {
+                group.members[leader].signal(Signal::SIGSTOP);
+                if let Some(stream) = streams.last_mut() {
+                    stream.report(1000 + fault).await;
+                }
+                tokio::time::sleep(wait).await;
+                group.members[leader].signal(Signal::SIGCONT);
+            }
+            4 => {
+                group.etcd.signal(Signal::SIGSTOP);
+                tokio::time::sleep(wait).await;
+                group.etcd.signal(Signal::SIGCONT);
+            }
+            _ => {
+                let link = if kind < 8 { Link::Etcd } else { Link::Hosts };
+                let cut = if random.random() { Cut::Near } else { Cut::Far };
+                group.net().cut(leader, link, cut);
+                if link == Link::Etcd && random.random() {
+                    // Another leads before the link works again, and this one still hears daemons.
+                    let begun = Instant::now();
+                    loop {
+                        // The last stream to each is the one that it still answers.
+                        let (next, stream) = ordered(&group, &fence, fault).await;
+                        streams.push(stream);
+                        if next != leader {
+                            break;
+                        }
+                        assert!(begun.elapsed() < ELECTED_MAX, "nobody else leads");
+                        tokio::time::sleep(Duration::from_millis(200)).await;
+                    }
+                    for stream in &mut streams {
+                        stream.report(1000 + fault).await;
+                        stream.rest(Duration::from_millis(50)).await;
+                    }
+                }
+                tokio::time::sleep(wait).await;
+                group.net().heal(leader, link, cut);
+            }
+        }
+        // Whoever leads now is heard first, then what earlier streams still bring, asked for more.
+        let (_, stream) = ordered(&group, &fence, fault).await;
+        for earlier in &mut streams {
+            earlier.report(2000 + fault).await;
+            earlier.rest(Duration::from_millis(50)).await;
+        }
+        streams = vec![stream];
+        fence.check();
+    }
+    println!(
+        "{faults} faults: {} orders in force, {} refused, last term {}",
+        fence.accepted(),
+        fence.refused(),
+        fence.largest()
+    );
+}

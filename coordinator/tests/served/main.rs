@@ -1,0 +1,12 @@
+//! The coordinator as others see it: over gRPC, over TLS, as a process, and with others of its kind.
+#![forbid(unsafe_code)]
+
+mod daemon;
+mod elections;
+mod group;
+mod netns;
+mod operators;
+mod partitions;
+mod process;
+mod streams;
+mod tls;

@@ -1,0 +1,180 @@
+//! `laxity-coordinator` as a process: its check, and signals.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use laxity_wire::v1::from_coordinator::Message;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tonic::transport::Endpoint;
+
+use crate::daemon::{Daemon, PATIENCE, hello};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_laxity-coordinator");
+
+/// A coordinator that ends with the test.
+pub(crate) struct Process {
+    pub(crate) child: Child,
+    pub(crate) address: String,
+}
+
+impl Process {
+    pub(crate) fn start(config: &Path) -> Self {
+        Self::start_in(None, config)
+    }
+
+    /// In a network namespace, if one is named.
+    pub(crate) fn start_in(namespace: Option<&str>, config: &Path) -> Self {
+        let mut command = match namespace {
+            // It becomes the program: signals reach that.
+            Some(namespace) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", namespace, PROGRAM]);
+                command
+            }
+            None => Command::new(PROGRAM),
+        };
+        let mut child = command
+            .arg("--config")
+            .arg(config)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("built");
+        let mut line = String::new();
+        let out = child.stdout.take().expect("piped");
+        BufReader::new(out)
+            .read_line(&mut line)
+            .expect("says where it listens");
+        let address = line
+            .trim()
+            .strip_prefix("listening on ")
+            .expect("an address");
+        Self {
+            address: address.to_owned(),
+            child,
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id() as i32), signal).expect("a process of this test");
+    }
+
+    pub(crate) async fn daemon(&self, host: &str) -> Option<Daemon> {
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.address)).expect("a URL");
+        let endpoint = endpoint.connect_timeout(PATIENCE);
+        let channel = endpoint.connect().await.ok()?;
+        Daemon::attend(channel, hello(host)).await.ok()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn check(text: &str) -> Output {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("coordinator.toml");
+    fs::write(&path, text).expect("written");
+    let mut command = Command::new(PROGRAM);
+    command.arg("--check").arg("--config").arg(&path);
+    command.output().expect("built")
+}
+
+#[test]
+fn the_check_says_whether_a_configuration_can_be_used_and_what_is_wrong() {
+    let good = check("heartbeat = \"2s\"");
+    assert!(good.status.success(), "{good:?}");
+    for (text, word) in [
+        ("heartbeat = \"1ms\"", "heartbeat"),
+        ("listen = \"0.0.0.0:7471\"", "[tls]"),
+        (
+            "[tls]\ncert = \"/none\"\nkey = \"/none\"\nclient_ca = \"/none\"",
+            "tls.cert = /none",
+        ),
+        (
+            "[etcd]\nendpoints = []\nadvertise = \"a\"",
+            "etcd.endpoints",
+        ),
+        (
+            "[etcd]\nendpoints = [\"http://a\"]\nadvertise = \"a\"\nttl = \"1s\"",
+            "etcd.ttl",
+        ),
+    ] {
+        let bad = check(text);
+        let said = String::from_utf8_lossy(&bad.stderr);
+        assert!(
+            !bad.status.success() && said.contains(word),
+            "{text}: {said}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_hangup_rereads_the_configuration_and_a_bad_one_is_not_taken() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("coordinator.toml");
+    let write = |heartbeat: &str| {
+        let text =
+            format!("listen = \"127.0.0.1:0\"\nlog = \"error\"\nheartbeat = \"{heartbeat}\"\n");
+        fs::write(&path, text).expect("written");
+    };
+    write("500ms");
+    let process = Process::start(&path);
+    let mut nth = 0;
+    let mut heartbeat_ns = async || {
+        nth += 1;
+        let mut daemon = process.daemon(&format!("h{nth}")).await.expect("let in");
+        let welcome = |message: &Message| match message {
+            Message::Welcome(welcome) => Some(welcome.heartbeat_ns),
+            _ => None,
+        };
+        daemon.until(welcome).await
+    };
+    assert_eq!(heartbeat_ns().await, 500_000_000);
+    write("700ms");
+    process.signal(Signal::SIGHUP);
+    let reread = async { while heartbeat_ns().await != 700_000_000 {} };
+    tokio::time::timeout(PATIENCE, reread)
+        .await
+        .expect("it is reread");
+    write("1ms");
+    process.signal(Signal::SIGHUP);
+    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    assert_eq!(heartbeat_ns().await, 700_000_000);
+}
+
+#[tokio::test]
+async fn on_terminate_it_says_goodbye_and_ends_well() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("coordinator.toml");
+    fs::write(
+        &path,
+        "listen = \"127.0.0.1:0\"\nlog = \"error\"\nheartbeat = \"10s\"\n",
+    )
+    .expect("written");
+    let mut process = Process::start(&path);
+    let mut daemon = process.daemon("a").await.expect("let in");
+    daemon.snapshot(Vec::new()).await;
+    daemon.settled().await;
+    process.signal(Signal::SIGTERM);
+    daemon.goodbye().await;
+    drop(daemon);
+    let ended = async {
+        loop {
+            if let Some(status) = process.child.try_wait().expect("a child") {
+                return status;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    let status = tokio::time::timeout(PATIENCE, ended)
+        .await
+        .expect("it ends");
+    assert!(status.success(), "{status}");
+}

@@ -1,0 +1,437 @@
+//! One stream per daemon: orders, compatibility, and daemons that mean no good.
+
+use std::time::{Duration, Instant};
+
+use laxity_coordinator::config::Config;
+use laxity_coordinator::limits::Limits;
+use laxity_coordinator::server::Coordinator;
+use laxity_wire::v1::{
+    BatchFinished, BatchStarted, Epoch, Event, GoodbyeReason, Heartbeat, ListHostsRequest, Nack,
+    NackReason, RefusalReason, RequestEnded, Resync, event::Event as Kind,
+    from_coordinator::Message, from_daemon,
+};
+use tonic::transport::Endpoint;
+
+use crate::daemon::{Daemon, PATIENCE, Served, arrived, hello};
+
+fn finished(batch: u64) -> Kind {
+    Kind::BatchFinished(BatchFinished { batch })
+}
+
+#[tokio::test]
+async fn a_full_order_answers_the_snapshot_and_deltas_follow() {
+    let served = Served::start(Config::default()).await;
+    let mut daemon = served.daemon("a").await;
+    let welcome = daemon.next().await.expect("an answer");
+    assert!(
+        matches!(&welcome, Message::Welcome(w) if w.term == 7 && w.heartbeat_ns > 0),
+        "{welcome:?}"
+    );
+    let standing = daemon.next().await.expect("an answer");
+    assert!(
+        matches!(&standing, Message::Standing(s) if !s.drained),
+        "{standing:?}"
+    );
+    daemon
+        .snapshot(vec![arrived(1, 900), arrived(2, 500)])
+        .await;
+    let full = daemon.settled().await;
+    assert_eq!((full.base, full.considered_report), (None, 1));
+    assert_eq!(daemon.served(), [2, 1]);
+    daemon.report(vec![arrived(3, 100)]).await;
+    let delta = daemon.settled().await;
+    assert_eq!(delta.base, full.epoch);
+    assert_eq!(delta.ranks.len(), 1, "only what is new: {delta:?}");
+    assert_eq!(daemon.served(), [3, 2, 1]);
+    daemon.report(vec![finished(2)]).await;
+    daemon.settled().await;
+    assert_eq!(daemon.served(), [3, 1]);
+}
+
+#[tokio::test]
+async fn a_daemon_that_lost_track_gets_everything_again_and_acks_are_seen() {
+    let served = Served::start(Config::default()).await;
+    let mut daemon = served.daemon("a").await;
+    daemon.snapshot(vec![arrived(1, 900)]).await;
+    daemon.settled().await;
+    daemon
+        .say(from_daemon::Message::Resync(Resync { applied: None }))
+        .await;
+    let full = daemon.order().await;
+    assert_eq!((full.base, full.ranks.len()), (None, 1));
+    daemon
+        .say(from_daemon::Message::Nack(Nack {
+            epoch: Some(Epoch {
+                term: 1,
+                sequence: 1,
+            }),
+            reason: NackReason::WrongBase as i32,
+            detail: String::new(),
+        }))
+        .await;
+    assert_eq!(daemon.order().await.base, None);
+    daemon.ack().await;
+    let mut operator = served.operator().await;
+    let acked = async {
+        loop {
+            let hosts = operator
+                .list_hosts(ListHostsRequest {})
+                .await
+                .expect("lists")
+                .into_inner();
+            if hosts.hosts[0].applied == daemon.applied {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, acked)
+        .await
+        .expect("the ack is seen");
+}
+
+#[tokio::test]
+async fn releases_that_overlap_understand_each_other_and_others_part_politely() {
+    let served = Served::start(Config::default()).await;
+    // Of the first version: it names no capability, and gets no delta.
+    let mut old = hello("old");
+    old.capabilities.clear();
+    let mut old = Daemon::attend(served.channel().await, old)
+        .await
+        .expect("let in");
+    old.snapshot(vec![arrived(1, 900)]).await;
+    old.settled().await;
+    old.report(vec![arrived(2, 800)]).await;
+    assert_eq!(old.settled().await.base, None);
+    assert_eq!(old.served(), [2, 1]);
+    // Of a later one: it knows protocols, capabilities and events that this coordinator does not.
+    let mut new = hello("new");
+    (new.protocol, new.protocol_min) = (99, 1);
+    new.capabilities.push(1000);
+    let mut new = Daemon::attend(served.channel().await, new)
+        .await
+        .expect("let in");
+    new.snapshot(vec![arrived(3, 900)]).await;
+    new.settled().await;
+    let odd = laxity_wire::v1::Report {
+        sequence: new.reported() + 1,
+        snapshot: 0,
+        events: vec![Event { event: None }],
+    };
+    new.say(from_daemon::Message::Report(odd)).await;
+    new.say(from_daemon::Message::Resync(Resync { applied: None }))
+        .await;
+    assert_eq!(new.order().await.ranks.len(), 1, "the stream goes on");
+    // Of one that gave up what this one speaks.
+    for (newest, oldest) in [(99, 98), (0, 0)] {
+        let mut alien = hello("alien");
+        (alien.protocol, alien.protocol_min) = (newest, oldest);
+        let mut alien = Daemon::attend(served.channel().await, alien)
+            .await
+            .expect("answered");
+        assert_eq!(alien.goodbye().await.reason(), GoodbyeReason::Incompatible);
+    }
+}
+
+#[tokio::test]
+async fn a_second_stream_of_a_host_replaces_the_first_and_stopping_says_so() {
+    let served = Served::start(Config::default()).await;
+    let mut first = served.daemon("a").await;
+    first.snapshot(Vec::new()).await;
+    first.settled().await;
+    let mut second = served.daemon("a").await;
+    second.snapshot(vec![arrived(1, 100)]).await;
+    second.settled().await;
+    first.report(vec![arrived(9, 1)]).await;
+    assert_eq!(first.goodbye().await.reason(), GoodbyeReason::Replaced);
+    served.handle.stop();
+    assert_eq!(second.goodbye().await.reason(), GoodbyeReason::Stopping);
+}
+
+#[tokio::test]
+async fn a_hostile_daemon_cannot_end_start_or_rank_what_is_anothers() {
+    let served = Served::start(Config::default()).await;
+    let mut honest = served.daemon("honest").await;
+    honest
+        .snapshot(vec![arrived(1, 60_000), arrived(2, 50_000)])
+        .await;
+    honest.settled().await;
+    let before = honest.ranks.clone();
+    let mut hostile = served.daemon("hostile").await;
+    hostile.snapshot(Vec::new()).await;
+    for said in [
+        Kind::BatchStarted(BatchStarted { batch: 1 }),
+        finished(1),
+        Kind::RequestEnded(RequestEnded { request: 1 }),
+    ] {
+        hostile.report(vec![said.clone()]).await;
+        let refused = hostile.refusal().await;
+        assert_eq!(refused.reason(), RefusalReason::NotYours, "{said:?}");
+        assert!(!refused.detail.is_empty());
+    }
+    // It may take part, but its words on deadlines count for nothing: neither for a request of the owner's, nor
+    // for one of its own.
+    let mut rushed = arrived(1, 1);
+    if let Kind::BatchArrived(said) = &mut rushed {
+        let mut own = said.requests[0].clone();
+        own.request = 666;
+        said.requests.push(own);
+    }
+    hostile.report(vec![rushed]).await;
+    hostile.settled().await;
+    honest.report(vec![arrived(3, 70_000)]).await;
+    honest.settled().await;
+    assert_eq!(honest.served(), [2, 1, 3]);
+    assert_eq!(
+        (honest.ranks[&1], honest.ranks[&2]),
+        (before[&1], before[&2])
+    );
+}
+
+#[tokio::test]
+async fn what_a_daemon_can_make_the_coordinator_remember_is_bounded() {
+    let limits = Limits {
+        batches_per_host_max: 4,
+        requests_per_host_max: 4,
+        ..Limits::default()
+    };
+    let served = Served::start(Config {
+        limits,
+        ..Config::default()
+    })
+    .await;
+    let mut hostile = served.daemon("hostile").await;
+    hostile
+        .snapshot((1..=1000).map(|batch| arrived(batch, 10_000)).collect())
+        .await;
+    let refused = hostile.refusal().await;
+    assert_eq!(refused.reason(), RefusalReason::Limit);
+    assert!(refused.count >= 996, "{refused:?}");
+    let mut operator = served.operator().await;
+    let hosts = operator
+        .list_hosts(ListHostsRequest {})
+        .await
+        .expect("lists")
+        .into_inner();
+    assert!(
+        hosts.hosts[0].batches <= 4 && hosts.hosts[0].requests <= 4,
+        "{hosts:?}"
+    );
+}
+
+#[tokio::test]
+async fn messages_and_reports_beyond_their_size_end_that_stream_only() {
+    let limits = Limits {
+        message_bytes_max: 8192,
+        events_per_report_max: 10,
+        ..Limits::default()
+    };
+    let served = Served::start(Config {
+        limits,
+        ..Config::default()
+    })
+    .await;
+    let mut good = served.daemon("good").await;
+    good.snapshot(vec![arrived(1, 900)]).await;
+    let mut long = served.daemon("long").await;
+    long.snapshot((1..=11).map(finished).collect()).await;
+    assert_eq!(long.goodbye().await.reason(), GoodbyeReason::Protocol);
+    let mut large = served.daemon("large").await;
+    large
+        .snapshot((1..=1000).map(|batch| arrived(batch, 900)).collect())
+        .await;
+    let ended = async {
+        while large
+            .next()
+            .await
+            .is_ok_and(|m| !matches!(m, Message::Goodbye(_)))
+        {}
+    };
+    tokio::time::timeout(PATIENCE, ended)
+        .await
+        .expect("the stream is ended");
+    good.settled().await;
+    assert_eq!(good.served(), [1]);
+}
+
+#[tokio::test]
+async fn connections_beyond_the_cap_are_closed_and_places_come_back() {
+    let limits = Limits {
+        connections_max: 2,
+        ..Limits::default()
+    };
+    let served = Served::start(Config {
+        limits,
+        ..Config::default()
+    })
+    .await;
+    let mut first = served.daemon("a").await;
+    first.snapshot(Vec::new()).await;
+    first.settled().await;
+    let second = served.operator().await;
+    let endpoint = Endpoint::from_shared(format!("http://{}", served.address)).expect("a URL");
+    let beyond = async |endpoint: Endpoint| {
+        let channel = endpoint.connect().await.ok()?;
+        let mut daemon = Daemon::attend(channel, hello("late")).await.ok()?;
+        daemon.next().await.ok()
+    };
+    assert!(beyond(endpoint.clone()).await.is_none(), "no place");
+    drop(second);
+    let again = async {
+        while beyond(endpoint.clone()).await.is_none() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, again)
+        .await
+        .expect("a place");
+}
+
+#[tokio::test]
+async fn for_a_reader_that_is_slow_orders_are_merged_and_the_last_one_is_true() {
+    let served = Served::start(Config::default()).await;
+    let endpoint = Endpoint::from_shared(format!("http://{}", served.address)).expect("a URL");
+    let narrow = endpoint.initial_stream_window_size(65_535);
+    let channel = narrow.connect().await.expect("listens");
+    let mut slow = Daemon::attend(channel, hello("slow"))
+        .await
+        .expect("let in");
+    let all = (1..=1000).map(|batch| arrived(batch, 60_000)).collect();
+    slow.snapshot(all).await;
+    slow.settled().await;
+    // Each is answered with an order of 20 kB; it reads none of them.
+    const ASKED: u64 = 400;
+    for _ in 0..ASKED {
+        slow.say(from_daemon::Message::Resync(Resync { applied: None }))
+            .await;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    slow.report(vec![arrived(5000, 10)]).await;
+    let mut operator = served.operator().await;
+    let mut orders = 0;
+    let quiet = async {
+        loop {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            let hosts = operator
+                .list_hosts(ListHostsRequest {})
+                .await
+                .expect("lists")
+                .into_inner();
+            let now = &hosts.hosts[0];
+            if now.reports == slow.reported() && now.orders == orders {
+                return;
+            }
+            orders = now.orders;
+        }
+    };
+    tokio::time::timeout(PATIENCE, quiet)
+        .await
+        .expect("it stops sending");
+    assert!(
+        orders < ASKED / 4,
+        "{orders} orders were made for one that does not read"
+    );
+    slow.settled().await;
+    assert_eq!(slow.ranks.len(), 1001);
+    assert_eq!(slow.served()[0], 5000);
+}
+
+#[tokio::test]
+async fn a_stream_that_was_replaced_ends_though_it_goes_on_with_heartbeats() {
+    let served = Served::start(Config::default()).await;
+    let mut first = served.daemon("a").await;
+    first.snapshot(Vec::new()).await;
+    first.settled().await;
+    let mut second = served.daemon("a").await;
+    second.snapshot(Vec::new()).await;
+    second.settled().await;
+    first
+        .say(from_daemon::Message::Heartbeat(Heartbeat {}))
+        .await;
+    while first.next().await.is_ok() {}
+    second.report(vec![arrived(1, 100)]).await;
+    second.settled().await;
+}
+
+#[tokio::test]
+async fn a_connection_that_says_nothing_gives_its_place_back() {
+    let limits = Limits {
+        connections_max: 1,
+        ..Limits::default()
+    };
+    let served = Served::start(Config {
+        limits,
+        ..Config::default()
+    })
+    .await;
+    let mut silent = tokio::net::TcpStream::connect(served.address)
+        .await
+        .expect("listens");
+    let mut byte = [0];
+    let ended = async {
+        // What the server says first, and then its end.
+        while tokio::io::AsyncReadExt::read(&mut silent, &mut byte)
+            .await
+            .is_ok_and(|read| read > 0)
+        {}
+    };
+    tokio::time::timeout(PATIENCE, ended)
+        .await
+        .expect("it is closed");
+    let place = async {
+        let endpoint = Endpoint::from_shared(format!("http://{}", served.address)).expect("a URL");
+        loop {
+            if let Ok(channel) = endpoint.connect().await
+                && let Ok(mut daemon) = Daemon::attend(channel, hello("a")).await
+                && daemon.next().await.is_ok()
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, place)
+        .await
+        .expect("a place");
+}
+
+#[tokio::test]
+async fn one_that_reads_nothing_does_not_keep_a_coordinator_from_stopping() {
+    let config = Config {
+        listen: ([127, 0, 0, 1], 0).into(),
+        ..Config::default()
+    };
+    let coordinator = Coordinator::bind(config, 7).await.expect("starts");
+    let (address, handle) = (coordinator.address().expect("bound"), coordinator.handle());
+    let running = tokio::spawn(coordinator.run());
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("a URL");
+    // No room for a byte of what the coordinator says.
+    let deaf = endpoint.initial_stream_window_size(0);
+    let channel = deaf.connect().await.expect("listens");
+    let mut daemon = Daemon::attend(channel, hello("deaf"))
+        .await
+        .expect("let in");
+    daemon.snapshot(vec![arrived(1, 900)]).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let asked = Instant::now();
+    handle.stop();
+    let ended = tokio::time::timeout(PATIENCE, running).await;
+    ended
+        .expect("it stops")
+        .expect("no panic")
+        .expect("in order");
+    assert!(asked.elapsed() < Duration::from_secs(15));
+}
+
+#[tokio::test]
+async fn a_name_that_is_none_is_refused_whatever_its_length() {
+    let served = Served::start(Config::default()).await;
+    for name in ["x".repeat(100_000), "a\nb".into(), String::new()] {
+        let mut odd = Daemon::attend(served.channel().await, hello(&name))
+            .await
+            .expect("answered");
+        let last = odd.goodbye().await;
+        assert_eq!(last.reason(), GoodbyeReason::Protocol);
+        assert!(last.detail.contains("a host name has"), "{}", last.detail);
+    }
+}

@@ -1,0 +1,227 @@
+//! A real coordinator on a thread of its own, with daemons that say what they are told to: for tests of what operators see.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use laxity_coordinator::config::Config;
+use laxity_coordinator::server::{Coordinator, Handle};
+use laxity_wire::v1::coordination_client::CoordinationClient;
+use laxity_wire::v1::event::Event as Kind;
+use laxity_wire::v1::from_daemon::Message;
+use laxity_wire::v1::{
+    self, BatchArrived, Direction, Event, FromDaemon, Heartbeat, Hello, PortBytes, PortInfo,
+    Report, RequestLoad, SnapshotPiece,
+};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+/// How long anything may take to show, on a machine that has other things to do.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A daemon to be played.
+#[derive(Clone, Debug)]
+pub(crate) struct Daemon {
+    /// Its host's name, whatever it holds.
+    pub(crate) host: String,
+    /// Its release.
+    pub(crate) software: String,
+    /// The name of its one NIC.
+    pub(crate) nic: String,
+    /// What it says in its snapshot.
+    pub(crate) events: Vec<Kind>,
+}
+
+impl Daemon {
+    /// With a NIC of 50 GB/s.
+    pub(crate) fn new(host: &str, events: Vec<Kind>) -> Self {
+        Self {
+            host: host.into(),
+            software: "laxityd 0.1.0".into(),
+            nic: "mlx5_0".into(),
+            events,
+        }
+    }
+}
+
+/// What a coordinator and its daemons run in.
+pub(crate) struct Fixture {
+    /// Where gRPC is.
+    pub(crate) address: SocketAddr,
+    /// Where the page is.
+    pub(crate) web: Option<SocketAddr>,
+    say: HashMap<String, mpsc::UnboundedSender<Vec<Kind>>>,
+    handle: Handle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        self.handle.stop();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// On free ports, with a page.
+pub(crate) fn config() -> Config {
+    let text = "listen = \"127.0.0.1:0\"\n[web]\nlisten = \"127.0.0.1:0\"\n";
+    Config::parse(text, "test").expect("valid")
+}
+
+impl Fixture {
+    /// Starts it all. What the daemons say has not been considered yet.
+    pub(crate) fn start(config: Config, daemons: Vec<Daemon>) -> Self {
+        let (tell, told) = std::sync::mpsc::channel();
+        let mut say = HashMap::new();
+        let mut ears = Vec::new();
+        for daemon in daemons {
+            let (sender, receiver) = mpsc::unbounded_channel();
+            say.insert(daemon.host.clone(), sender);
+            ears.push((daemon, receiver));
+        }
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime");
+            runtime.block_on(async move {
+                let coordinator = Coordinator::bind(config, 7).await.expect("it binds");
+                let address = coordinator.address().expect("an address");
+                let known = (address, coordinator.web_address(), coordinator.handle());
+                tell.send(known).expect("somebody waits");
+                for (daemon, receiver) in ears {
+                    tokio::spawn(play(address, daemon, receiver));
+                }
+                coordinator.run().await.expect("it serves");
+            });
+        });
+        let (address, web, handle) = told.recv().expect("it starts");
+        Self {
+            address,
+            web,
+            say,
+            handle,
+            thread: Some(thread),
+        }
+    }
+
+    /// The daemon of that host says more.
+    pub(crate) fn say(&self, host: &str, events: Vec<Kind>) {
+        self.say[host].send(events).expect("it listens");
+    }
+
+    /// What its page's server answers: status line with head, and body.
+    pub(crate) fn get(&self, path: &str) -> (String, String) {
+        self.ask("GET", path, "127.0.0.1")
+    }
+
+    /// The same with another method, and as another name.
+    pub(crate) fn ask(&self, method: &str, path: &str, name: &str) -> (String, String) {
+        let mut stream = TcpStream::connect(self.web.expect("a page")).expect("it listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("set");
+        let request =
+            format!("{method} {path} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).expect("written");
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).expect("an answer");
+        let answer = String::from_utf8(answer).expect("text");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        (head.to_owned(), body.to_owned())
+    }
+
+    /// The page's state, once it is as `wanted`.
+    pub(crate) fn state(&self, wanted: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
+        let begun = Instant::now();
+        loop {
+            let (head, body) = self.get("/api/state");
+            assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+            let state: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+            if wanted(&state) {
+                return state;
+            }
+            assert!(begun.elapsed() < PATIENCE, "still {state:#}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+fn say(message: Message) -> FromDaemon {
+    FromDaemon {
+        message: Some(message),
+    }
+}
+
+/// Attends, says its snapshot and then what it is told to, and gives signs of life until the coordinator ends.
+async fn play(address: SocketAddr, daemon: Daemon, mut told: mpsc::UnboundedReceiver<Vec<Kind>>) {
+    let endpoint = tonic::transport::Endpoint::new(format!("http://{address}")).expect("a URL");
+    let mut client = CoordinationClient::new(endpoint.connect_lazy());
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let port = |direction: Direction| PortInfo {
+        addresses: Vec::new(),
+        name: daemon.nic.clone(),
+        direction: direction as i32,
+        rate_bytes_per_s: 50_000_000_000,
+    };
+    let hello = Hello {
+        protocol: v1::PROTOCOL,
+        protocol_min: v1::PROTOCOL_MIN,
+        software: daemon.software.clone(),
+        host: daemon.host.clone(),
+        instance: 1,
+        ports: vec![port(Direction::Egress), port(Direction::Ingress)],
+        ..Hello::default()
+    };
+    let mut sequence = 0;
+    let mut report = |snapshot: SnapshotPiece, events: Vec<Kind>| {
+        sequence += 1;
+        let events = events.into_iter().map(|event| Event { event: Some(event) });
+        say(Message::Report(Report {
+            sequence,
+            snapshot: snapshot as i32,
+            events: events.collect(),
+        }))
+    };
+    let _ = sender.send(say(Message::Hello(hello)));
+    let _ = sender.send(report(SnapshotPiece::End, daemon.events));
+    let mut inbound = client
+        .attend(UnboundedReceiverStream::new(receiver))
+        .await
+        .expect("it is let in")
+        .into_inner();
+    loop {
+        tokio::select! {
+            events = told.recv() => match events {
+                Some(events) => drop(sender.send(report(SnapshotPiece::Unspecified, events))),
+                None => return,
+            },
+            frame = inbound.message() => if !matches!(frame, Ok(Some(_))) { return },
+            () = tokio::time::sleep(Duration::from_millis(300)) => {
+                let _ = sender.send(say(Message::Heartbeat(Heartbeat {})));
+            }
+        }
+    }
+}
+
+/// A batch of requests given as (id, ms until due, MiB through the egress).
+pub(crate) fn batch(id: u64, requests: &[(u64, i64, u64)]) -> Kind {
+    let load = |&(request, left_ms, mib): &(u64, i64, u64)| RequestLoad {
+        request,
+        remaining_ns: Some(left_ms * 1_000_000),
+        loads: vec![PortBytes {
+            port: 0,
+            bytes: mib << 20,
+        }],
+        started: false,
+    };
+    Kind::BatchArrived(BatchArrived {
+        batch: id,
+        compute_ns: 40_000_000,
+        requests: requests.iter().map(load).collect(),
+        layers: 80,
+        ..BatchArrived::default()
+    })
+}

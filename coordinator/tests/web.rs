@@ -1,0 +1,354 @@
+//! The coordinator's page, as a browser shows it: a real coordinator, daemons that attend, and Chromium. Without Chromium the
+//! tests that need it are skipped, and say so. `LAXITY_SCREENSHOTS=FOLDER` keeps pictures.
+
+#[expect(dead_code, reason = "the tests of `laxity cluster` use the rest")]
+mod support;
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use laxity_wire::v1::event::Event as Kind;
+use laxity_wire::v1::{BatchFinished, BatchProgress, BatchStarted, PortLoad, RequestEnded};
+
+use self::support::{Daemon, Fixture, batch, config};
+
+/// How long Chromium may take for one page.
+const BROWSER_MAX: Duration = Duration::from_secs(120);
+
+fn ended(request: u64) -> Kind {
+    Kind::RequestEnded(RequestEnded { request })
+}
+
+fn loaded(port: u32, permille: u32, levels_mib: &[u64], stages_mib: &[u64]) -> Kind {
+    let bytes = |mib: &[u64]| mib.iter().map(|mib| mib << 20).collect::<Vec<u64>>();
+    Kind::PortLoad(PortLoad {
+        port,
+        load_permille: permille,
+        queued_bytes: levels_mib.iter().sum::<u64>() << 20,
+        queued_level_bytes: bytes(levels_mib),
+        queued_stage_bytes: bytes(stages_mib),
+        completed_flows: 1000,
+        missed_flows: 12,
+        ..PortLoad::default()
+    })
+}
+
+/// A cluster in which something is going on: some in time, some late, one batch that cannot make it.
+fn busy() -> Fixture {
+    let mut prefill = vec![
+        batch(101, &[(1, 60_000, 64), (2, 90_000, 512)]),
+        batch(102, &[(3, 120_000, 2048), (4, 120_000, 64)]),
+        batch(103, &[(5, -1000, 64), (6, 30_000, 9_000_000)]),
+        Kind::BatchStarted(BatchStarted { batch: 101 }),
+        Kind::BatchProgress(BatchProgress {
+            batch: 101,
+            layer: 37,
+        }),
+        loaded(
+            0,
+            870,
+            &[0, 12, 300, 40, 0, 0, 0, 0, 700],
+            &[40, 12, 300, 700, 0],
+        ),
+        loaded(1, 120, &[0, 3, 0, 0, 0, 0, 0, 0, 0], &[0, 3, 0, 0, 0]),
+    ];
+    for n in 0..30 {
+        prefill.push(batch(200 + n, &[(1000 + n, 200_000 + 1000 * n as i64, 8)]));
+    }
+    let decode = vec![loaded(0, 30, &[0; 9], &[0; 5])];
+    let fixture = Fixture::start(
+        config(),
+        vec![
+            Daemon::new("prefill-0", prefill),
+            Daemon::new("decode-0", decode),
+        ],
+    );
+    fixture.state(|state| state["totals"]["batches"] == 33 && state["runs"].as_u64() > Some(0));
+    // 1 in time, 5 late, and all of 102 in time as it finishes.
+    fixture.say(
+        "prefill-0",
+        vec![
+            ended(1),
+            ended(5),
+            Kind::BatchFinished(BatchFinished { batch: 102 }),
+        ],
+    );
+    fixture.state(|state| state["totals"]["batches"] == 32);
+    fixture
+}
+
+fn chromium() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let found = std::env::split_paths(&path)
+        .flat_map(|folder| {
+            ["chromium", "chromium-browser", "google-chrome"].map(|it| folder.join(it))
+        })
+        .find(|file| file.is_file());
+    if found.is_none() {
+        eprintln!(
+            "SKIPPED: there is no Chromium here; `apt-get install chromium`, and run this again"
+        );
+    }
+    found
+}
+
+/// Runs Chromium until it ends by itself, with what it wrote to standard output.
+fn browse(arguments: &[String], url: &str) -> Option<String> {
+    let program = chromium()?;
+    let profile = tempfile::tempdir().expect("a folder");
+    let out = profile.path().join("stdout");
+    let mut child = Command::new(program)
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+            "--virtual-time-budget=5000",
+        ])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .args(arguments)
+        .arg(url)
+        .stdin(Stdio::null())
+        .stdout(std::fs::File::create(&out).expect("a file"))
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("Chromium starts");
+    let begun = Instant::now();
+    loop {
+        if child.try_wait().expect("it is ours").is_some() {
+            return Some(std::fs::read_to_string(&out).expect("text"));
+        }
+        if begun.elapsed() > BROWSER_MAX {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("Chromium took more than {BROWSER_MAX:?} for {url}");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn dom(fixture: &Fixture, hash: &str) -> Option<String> {
+    let web = fixture.web.expect("a page");
+    browse(&["--dump-dom".into()], &format!("http://{web}/{hash}"))
+}
+
+/// What is inside the element with this id, as far as the next section.
+fn part<'a>(dom: &'a str, id: &str) -> &'a str {
+    let from = dom
+        .find(&format!("id=\"{id}\""))
+        .unwrap_or_else(|| panic!("no {id} in {dom}"));
+    let rest = &dom[from..];
+    &rest[..rest.find("</section>").unwrap_or(rest.len())]
+}
+
+#[test]
+fn a_browser_shows_hosts_queues_order_attainment_and_policy() {
+    let fixture = busy();
+    let Some(dom) = dom(&fixture, "") else { return };
+    assert!(part(&dom, "headline").contains("leading"), "{dom}");
+    let hosts = part(&dom, "hosts");
+    for word in [
+        "prefill-0",
+        "decode-0",
+        "connected",
+        "mlx5_0 egress 87 %",
+        "P3 300 MiB",
+        "KV reuse 40.0 MiB",
+    ] {
+        assert!(hosts.contains(word), "{word}: {hosts}");
+    }
+    let order = part(&dom, "order");
+    for word in ["101", "layer 37 of 80", "in time", "prefill-0", "batch=101"] {
+        assert!(order.contains(word), "{word}: {order}");
+    }
+    assert!(!order.contains("102"), "it has finished: {order}");
+    let trouble = part(&dom, "trouble");
+    assert!(
+        trouble.contains("103") && trouble.contains("pruned"),
+        "{trouble}"
+    );
+    let attainment = part(&dom, "attainment");
+    assert!(attainment.contains("75.0 % of 4 requests"), "{attainment}");
+    assert!(attainment.contains("3 of 4 in time, now"), "{attainment}");
+    let levels = part(&dom, "levels");
+    assert!(
+        levels.contains("scavenger") && levels.contains("700 MiB"),
+        "{levels}"
+    );
+    let stages = part(&dom, "stages");
+    assert!(
+        stages.contains("prefill→decode") && stages.contains("300 MiB"),
+        "{stages}"
+    );
+    assert!(part(&dom, "policy").contains("drop_budget = "), "{dom}");
+    assert!(
+        dom.contains("id=\"explain\" hidden"),
+        "nothing was asked for"
+    );
+}
+
+#[test]
+fn a_link_to_a_batch_explains_it_and_one_to_a_batch_that_is_gone_says_so() {
+    let fixture = busy();
+    let Some(told) = dom(&fixture, "#batch=103&tenant=default") else {
+        return;
+    };
+    let explain = part(&told, "explain");
+    for word in [
+        "Why is batch 103",
+        "Place ",
+        "pruned",
+        "this one",
+        "mlx5_0 egress of prefill-0",
+    ] {
+        assert!(explain.contains(word), "{word}: {explain}");
+    }
+    let gone = dom(&fixture, "#batch=9").expect("Chromium is here");
+    assert!(
+        part(&gone, "explain").contains("no batch 9 is active"),
+        "{gone}"
+    );
+}
+
+#[test]
+fn names_from_daemons_are_text_whatever_they_hold() {
+    let evil = "<img src=x onerror=\"document.title='owned'\">";
+    let script = "</script><script>document.title='owned'</script>";
+    let mut daemon = Daemon::new(evil, vec![batch(7, &[(1, -5, 1), (2, 1000, 900_000)])]);
+    daemon.software = script.into();
+    // Right-to-left override: it would show what follows backwards.
+    daemon.nic = format!("eth\u{202e}0<b>{}", &script[..30]);
+    let fixture = Fixture::start(config(), vec![daemon]);
+    let state =
+        fixture.state(|state| state["totals"]["batches"] == 1 && state["runs"].as_u64() > Some(0));
+    assert_eq!(state["hosts"][0]["host"], evil, "unchanged, in JSON");
+    for hash in [
+        "",
+        "#batch=7",
+        "#batch=%3Cimg%20src=x%20onerror=alert(1)%3E",
+    ] {
+        let Some(dom) = dom(&fixture, hash) else {
+            return;
+        };
+        assert!(dom.contains("<title>Laxity coordinator</title>"), "{dom}");
+        assert!(!dom.contains("<img") && !dom.contains("<b>"), "{dom}");
+        assert_eq!(dom.matches("<script").count(), 1, "{dom}");
+        assert!(
+            part(&dom, "hosts").contains("&lt;img src=x onerror="),
+            "{dom}"
+        );
+        assert!(
+            dom.contains("\\u{202e}") && !dom.contains('\u{202e}'),
+            "{dom}"
+        );
+    }
+}
+
+#[test]
+fn what_the_server_sends_forbids_what_the_page_does_not_need() {
+    let fixture = Fixture::start(config(), Vec::new());
+    for (path, kind) in [
+        ("/", "text/html"),
+        ("/page.js", "text/javascript"),
+        ("/page.css", "text/css"),
+        ("/api/state", "application/json"),
+        ("/api/explain?batch=1", "application/json"),
+        ("/nowhere", "text/plain"),
+    ] {
+        let (head, _) = fixture.get(path);
+        let head = head.to_ascii_lowercase();
+        for header in [
+            &format!("content-type: {kind}"),
+            "content-security-policy: default-src 'none'; script-src 'self';",
+            "require-trusted-types-for 'script'",
+            "x-content-type-options: nosniff",
+            "x-frame-options: deny",
+            "cache-control: no-store",
+            "referrer-policy: no-referrer",
+        ] {
+            assert!(head.contains(header), "{path}: {header} is not in {head}");
+        }
+        assert!(!head.contains("access-control-allow"), "{head}");
+        assert!(!head.contains("unsafe-"), "{head}");
+    }
+    let status = |method: &str, path: &str, name: &str| {
+        let (head, _) = fixture.ask(method, path, name);
+        head.split(' ').nth(1).map(str::to_owned)
+    };
+    assert_eq!(
+        status("GET", "/nowhere", "localhost").as_deref(),
+        Some("404")
+    );
+    assert_eq!(
+        status("GET", "/api/explain", "localhost").as_deref(),
+        Some("400")
+    );
+    assert_eq!(
+        status("GET", "/api/explain?batch=1", "[::1]:80").as_deref(),
+        Some("404")
+    );
+    assert_eq!(
+        status("POST", "/api/state", "localhost").as_deref(),
+        Some("405")
+    );
+    assert_eq!(status("DELETE", "/", "localhost").as_deref(), Some("405"));
+    // A foreign page whose name was made to point here.
+    assert_eq!(
+        status("GET", "/api/state", "evil.example").as_deref(),
+        Some("421")
+    );
+}
+
+#[test]
+fn a_coordinator_stops_though_somebody_looks() {
+    let fixture = Fixture::start(config(), Vec::new());
+    let _held = std::net::TcpStream::connect(fixture.web.expect("a page")).expect("it listens");
+    fixture.get("/api/state");
+    let begun = Instant::now();
+    drop(fixture);
+    assert!(begun.elapsed() < support::PATIENCE);
+}
+
+#[test]
+fn the_page_fits_a_desk_and_a_telephone() {
+    let fixture = busy();
+    let folder = match std::env::var_os("LAXITY_SCREENSHOTS") {
+        Some(folder) => PathBuf::from(folder),
+        None => tempfile::tempdir().expect("a folder").keep(),
+    };
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let web = fixture.web.expect("a page");
+    for (name, size, dark) in [
+        ("desk", "1280,1800", false),
+        ("desk-dark", "1280,1800", true),
+        ("phone", "390,3600", false),
+        ("phone-dark", "390,3600", true),
+    ] {
+        let picture = folder.join(format!("{name}.png"));
+        let mut arguments = vec![
+            format!("--screenshot={}", picture.display()),
+            format!("--window-size={size}"),
+        ];
+        if dark {
+            arguments.push("--blink-settings=preferredColorScheme=0".into());
+        }
+        let url = format!("http://{web}/#batch=103");
+        if browse(&arguments, &url).is_none() {
+            return;
+        }
+        let bytes = std::fs::read(&picture).expect("a picture");
+        assert!(bytes.starts_with(b"\x89PNG"), "{name}");
+        // A blank page of this size compresses to a fraction of it.
+        assert!(bytes.len() > 20_000, "{name} has {} bytes", bytes.len());
+    }
+    if std::env::var_os("LAXITY_SCREENSHOTS").is_none() {
+        let _ = std::fs::remove_dir_all(folder);
+    }
+}

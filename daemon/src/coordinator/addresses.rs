@@ -1,0 +1,122 @@
+//! At which addresses a NIC is reached: what peers of others name, and so what tells the coordinator whose port it is.
+//!
+//! In the form that RoCE v2 gives GIDs: 16 bytes, IPv6, or IPv4 mapped into it.
+
+use std::fs;
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
+
+use crate::config::NicConfig;
+
+/// Most addresses that are told of one NIC.
+const ADDRESSES_MAX: usize = 64;
+/// Where the kernel shows RDMA devices.
+const RDMA_DEVICES: &str = "/sys/class/infiniband";
+/// A NIC of this name stands for all that there are.
+const ALL: &str = "default";
+
+/// The addresses of a NIC: as configured, else what the kernel has for devices of its name.
+#[must_use]
+pub fn of(nic: &NicConfig) -> Vec<Vec<u8>> {
+    let mut addresses: Vec<Ipv6Addr> = if nic.addresses.is_empty() {
+        let mut found = of_network_devices(&nic.name);
+        found.extend(of_rdma_devices(Path::new(RDMA_DEVICES), &nic.name));
+        found
+    } else {
+        nic.addresses.iter().map(mapped).collect()
+    };
+    // Of others that look the same nobody can be meant.
+    addresses.retain(|address| !address.is_loopback() && !address.is_unspecified());
+    addresses.retain(|address| address.to_ipv4_mapped().is_none_or(|v4| !v4.is_loopback()));
+    addresses.sort_unstable();
+    addresses.dedup();
+    addresses.truncate(ADDRESSES_MAX);
+    let bytes = addresses.iter().map(|address| address.octets().to_vec());
+    bytes.collect()
+}
+
+const fn mapped(address: &IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => *v6,
+    }
+}
+
+fn of_network_devices(name: &str) -> Vec<Ipv6Addr> {
+    let Ok(all) = nix::ifaddrs::getifaddrs() else {
+        return Vec::new();
+    };
+    let ours = all.filter(|one| name == ALL || one.interface_name == name);
+    let addresses = ours.filter_map(|one| {
+        let address = one.address?;
+        let v4 = address.as_sockaddr_in().map(|v4| v4.ip().to_ipv6_mapped());
+        v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip()))
+    });
+    addresses.collect()
+}
+
+/// GIDs under `root` as `DEVICE/ports/PORT/gids/INDEX`, eight groups of four digits.
+fn of_rdma_devices(root: &Path, name: &str) -> Vec<Ipv6Addr> {
+    let entries = |path: &Path| {
+        let read = fs::read_dir(path).into_iter().flatten().flatten();
+        read.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    let is_ours = |device: &&std::path::PathBuf| {
+        name == ALL || device.file_name().is_some_and(|file| file == name)
+    };
+    let devices = entries(root);
+    let ports = devices
+        .iter()
+        .filter(is_ours)
+        .flat_map(|device| entries(&device.join("ports")));
+    let gids = ports.flat_map(|port| entries(&port.join("gids")));
+    // One that is not set reads as zeroes, or not at all.
+    gids.filter_map(|gid| fs::read_to_string(gid).ok()?.trim().parse().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nic(name: &str, addresses: &[&str]) -> NicConfig {
+        let mut nic = crate::config::Config::default().nic.remove(0);
+        nic.name = name.into();
+        nic.addresses = addresses
+            .iter()
+            .map(|a| a.parse().expect("an address"))
+            .collect();
+        nic
+    }
+
+    #[test]
+    fn configured_addresses_are_told_in_the_form_of_gids() {
+        let told = of(&nic("eth0", &["10.1.2.3", "fd00::7", "10.1.2.3"]));
+        let v4 = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 1, 2, 3];
+        let v6 = "fd00::7".parse::<Ipv6Addr>().expect("an address").octets();
+        assert_eq!(told, [v4.to_vec(), v6.to_vec()]);
+    }
+
+    #[test]
+    fn what_every_host_has_is_nobodys_address() {
+        assert!(of(&nic("lo", &[])).is_empty());
+        assert!(of(&nic("lo", &["127.0.0.1", "::1"])).is_empty());
+        assert!(of(&nic("none-of-that-name", &[])).is_empty());
+    }
+
+    #[test]
+    fn gids_of_an_rdma_device_are_found() {
+        let root = std::env::temp_dir().join(format!("laxity-gids-{}", std::process::id()));
+        let gids = root.join("mlx5_0/ports/1/gids");
+        fs::create_dir_all(&gids).expect("a folder");
+        let write = |index: &str, gid: &str| fs::write(gids.join(index), gid).expect("a file");
+        write("0", "0000:0000:0000:0000:0000:0000:0000:0000\n");
+        write("1", "0000:0000:0000:0000:0000:ffff:0a00:0102\n");
+        let found = of_rdma_devices(&root, "mlx5_0");
+        let others = of_rdma_devices(&root, "mlx5_1");
+        let all = of_rdma_devices(&root, ALL);
+        fs::remove_dir_all(&root).expect("removed");
+        let v4: Ipv6Addr = "::ffff:10.0.1.2".parse().expect("an address");
+        assert!(found.contains(&v4) && others.is_empty() && all.contains(&v4));
+    }
+}

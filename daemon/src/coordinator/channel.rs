@@ -1,0 +1,244 @@
+//! How a coordinator is reached, and what must hold before anything is said to it. The one place that knows about transports.
+//!
+//! The files of `[coordinator]` are read for each connection, so a certificate that was renewed is used by the next one, and one that
+//! is broken keeps the daemon from the coordinator only: it goes on by itself. Whether a URL may be connected to is decided here
+//! for every URL, the configured one and those that a coordinator gives: in the clear to other hosts only if that was asked for, and
+//! never on the way from https://.
+
+use std::error::Error;
+use std::time::Duration;
+
+use tonic::Status;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use super::credentials;
+use crate::config::CoordinatorConfig;
+
+/// How long a connection may take to be made.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+
+/// How what is said is protected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    /// Not at all.
+    Http,
+    /// With TLS, on both sides.
+    Https,
+}
+
+/// Where a URL leads.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Whether with TLS.
+    pub scheme: Scheme,
+    /// A name or an address, without brackets.
+    pub host: String,
+    /// On this machine.
+    pub is_here: bool,
+}
+
+/// Takes a URL apart.
+///
+/// # Errors
+/// It is none of a coordinator; text for people.
+pub fn place(url: &str) -> Result<Place, String> {
+    let shape = "write https://HOST:PORT, or http://127.0.0.1:PORT for one on this host";
+    let uri: Uri = url
+        .parse()
+        .map_err(|error| format!("`{url}`: {error}; {shape}"))?;
+    let scheme = match uri.scheme_str() {
+        Some("http") => Scheme::Http,
+        Some("https") => Scheme::Https,
+        _ => return Err(format!("`{url}` is no endpoint; {shape}")),
+    };
+    let host = uri.host().unwrap_or_default();
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    if host.is_empty() {
+        return Err(format!("`{url}` names no host; {shape}"));
+    }
+    let address = host.parse::<std::net::IpAddr>();
+    Ok(Place {
+        scheme,
+        host: host.to_owned(),
+        is_here: host == "localhost" || address.is_ok_and(|address| address.is_loopback()),
+    })
+}
+
+/// Whether the configuration allows to connect there.
+///
+/// # Errors
+/// It does not; the text says what would allow it.
+pub fn allow(url: &str, config: &CoordinatorConfig) -> Result<Place, String> {
+    let place = place(url)?;
+    match place.scheme {
+        Scheme::Http if !place.is_here && !config.insecure => Err(format!(
+            "{} is another host, and http:// is without TLS: write https:// with ca, cert and key, or insecure = true if nobody hostile is in between",
+            place.host
+        )),
+        Scheme::Https if config.ca.as_os_str().is_empty() => Err(
+            "https:// needs coordinator.ca, the certificate of whoever signed the coordinator's, and cert and key for this host".into(),
+        ),
+        _ => Ok(place),
+    }
+}
+
+/// The URL that a coordinator at `from` sends to: HOST:PORT, reached in the same way, or a URL of the same kind. `None` if it
+/// must not be followed: whoever could make a daemon believe a goodbye must not talk it out of TLS, nor to another host in the clear.
+#[must_use]
+pub fn redirection(from: &str, leader: &str, config: &CoordinatorConfig) -> Option<String> {
+    let scheme = place(from).ok()?.scheme;
+    let url = match (leader.contains("://"), scheme) {
+        (true, _) => leader.to_owned(),
+        (false, Scheme::Http) => format!("http://{leader}"),
+        (false, Scheme::Https) => format!("https://{leader}"),
+    };
+    let leads = allow(&url, config).ok()?;
+    (leads.scheme == scheme).then_some(url)
+}
+
+/// Connects.
+///
+/// # Errors
+/// Text for the log: what is wrong with a file of the configuration, or what the network said.
+pub async fn connect(url: &str, config: &CoordinatorConfig) -> Result<Channel, String> {
+    let place = allow(url, config)?;
+    let mut endpoint = Endpoint::from_shared(url.to_owned())
+        .map_err(|error| format!("`{url}` is no endpoint: {error}"))?
+        // Reports are small and wanted at once.
+        .tcp_nodelay(true)
+        .connect_timeout(CONNECT_MAX);
+    if place.scheme == Scheme::Https {
+        let (config, host) = (config.clone(), place.host);
+        // A file on a file system that hangs must not hold up registration, on this thread.
+        let reading = tokio::task::spawn_blocking(move || credentials::read(&config, &host));
+        let tls = match tokio::time::timeout(CONNECT_MAX, reading).await {
+            Ok(Ok(read)) => read.map_err(|wrong| wrong.to_string())?,
+            _ => return Err("the certificates cannot be read: their file system hangs".into()),
+        };
+        endpoint = endpoint
+            .tls_config(tls)
+            .map_err(|error| format!("the certificates cannot be used: {}", cause(&error)))?;
+    }
+    match tokio::time::timeout(CONNECT_MAX, endpoint.connect()).await {
+        Ok(Ok(channel)) => Ok(channel),
+        Ok(Err(error)) => Err(format!("cannot connect to {url}: {}", cause(&error))),
+        Err(_) => Err(format!("{url} does not answer within {CONNECT_MAX:?}")),
+    }
+}
+
+/// Why a call has failed. A refused certificate is learnt here: in TLS 1.3 the client is done before the server has looked at it.
+#[must_use]
+pub fn refusal(status: &Status) -> String {
+    match status.source() {
+        Some(_) => cause(status),
+        None => status.message().to_owned(),
+    }
+}
+
+/// The innermost cause is the news: "transport error" alone says nothing.
+fn cause(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut inner = error.source();
+    while let Some(error) = inner {
+        text = error.to_string();
+        inner = error.source();
+    }
+    match hint(&text) {
+        Some(hint) => format!("{text}; {hint}"),
+        None => text,
+    }
+}
+
+/// What to do about an error of TLS. By its text, since it comes through layers that keep no more of it.
+fn hint(text: &str) -> Option<&'static str> {
+    const HINTS: [(&str, &str); 8] = [
+        (
+            "CertificateRequired",
+            "the coordinator wants a certificate: set coordinator.cert and coordinator.key",
+        ),
+        (
+            "alert: UnknownCA",
+            "the coordinator does not know the CA that signed coordinator.cert",
+        ),
+        (
+            "alert: CertificateExpired",
+            "coordinator.cert is over: renew it",
+        ),
+        (
+            "alert: ",
+            "the coordinator refuses coordinator.cert; its log says why",
+        ),
+        (
+            "UnknownIssuer",
+            "coordinator.ca is not who signed the coordinator's certificate",
+        ),
+        (
+            "not valid for name",
+            "set coordinator.server_name to a name that is in the coordinator's certificate, or use one in coordinator.endpoint",
+        ),
+        ("Expired", "the coordinator's certificate is over: renew it"),
+        (
+            "InvalidContentType",
+            "it does not speak TLS there: is it http://, or another port?",
+        ),
+    ];
+    let fits = |(mark, _): &&(&str, &str)| text.contains(mark);
+    HINTS.iter().find(fits).map(|(_, hint)| *hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(insecure: bool, ca: &str) -> CoordinatorConfig {
+        CoordinatorConfig {
+            insecure,
+            ca: ca.into(),
+            ..CoordinatorConfig::default()
+        }
+    }
+
+    #[test]
+    fn in_the_clear_only_to_this_host_unless_that_is_asked_for() {
+        for (url, plain, insecure, with_ca) in [
+            ("http://127.0.0.1:7471", true, true, true),
+            ("http://localhost:7471", true, true, true),
+            ("http://[::1]:7471", true, true, true),
+            ("http://10.0.0.1:7471", false, true, false),
+            ("http://localhost.evil:7471", false, true, false),
+            ("HTTPS://10.0.0.1:7471", false, false, true),
+            ("https://10.0.0.1:7471", false, false, true),
+            ("https://127.0.0.1:7471", false, false, true),
+            ("ftp://10.0.0.1:7471", false, false, false),
+            ("10.0.0.1:7471", false, false, false),
+            ("", false, false, false),
+        ] {
+            let may = |insecure, ca| allow(url, &config(insecure, ca)).is_ok();
+            let seen = (may(false, ""), may(true, ""), may(false, "/ca.crt"));
+            assert_eq!(seen, (plain, insecure, with_ca), "{url}");
+        }
+    }
+
+    #[test]
+    fn a_goodbye_leads_nobody_out_of_tls_and_nobody_to_other_hosts_in_the_clear() {
+        let tls = config(true, "/ca.crt");
+        let from = "https://one:7471";
+        let to = |leader: &str| redirection(from, leader, &tls);
+        assert_eq!(to("two:7471").as_deref(), Some("https://two:7471"));
+        assert_eq!(to("https://two:7471").as_deref(), Some("https://two:7471"));
+        assert_eq!(to("http://two:7471"), None);
+        assert_eq!(to("http://127.0.0.1:7471"), None);
+        assert_eq!(to("HTTP://two:7471"), None);
+        assert_eq!(to("unix:///two"), None);
+        assert_eq!(to(""), None);
+
+        let here = config(false, "");
+        let to = |leader: &str| redirection("http://127.0.0.1:1", leader, &here);
+        assert_eq!(to("127.0.0.1:2").as_deref(), Some("http://127.0.0.1:2"));
+        assert_eq!(to("10.0.0.1:2"), None);
+        assert_eq!(to("https://127.0.0.1:2"), None);
+        let plain = config(true, "");
+        let to = redirection("http://10.0.0.1:1", "10.0.0.2:1", &plain);
+        assert_eq!(to.as_deref(), Some("http://10.0.0.2:1"));
+    }
+}

@@ -1,0 +1,638 @@
+//! What this host knows of batches and requests, and what of it the coordinator has not been told.
+//!
+//! Belongs to the scheduler's thread. There is no queue of events in it but notes on what changed, from which a
+//! [`Dispatch`] is made whenever the last one has been taken. A coordinator that does not read is therefore told the newest
+//! later, not everything; and a snapshot is nothing but "everything has changed", cut into dispatches of bounded work,
+//! while deltas go on between them.
+//!
+//! Loads are those that admission uses here: a request's announced bytes, at the port that they are taken to cross.
+//! Completed bytes and layers are told coarsely, since "fine-grained per-layer updates" (MFS §4.4.2) change no order.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use laxity_policy::{Span, Time};
+use laxity_wire::v1::{
+    BatchArrived, BatchFinished, BatchProgress, BatchStarted, BytesCompleted, Event, FetchFinished,
+    FetchWanted, PortBytes, RequestEnded, RequestLoad, SnapshotPiece, event::Event as Kind,
+};
+
+use crate::driver::fetches;
+
+/// Most batches; the oldest are forgotten, here and at the coordinator.
+pub const BATCHES_MAX: usize = 1 << 12;
+/// Most requests; the oldest batches are forgotten.
+pub const REQUESTS_MAX: usize = 1 << 16;
+/// Most ends that wait to be told; beyond, a snapshot says what is gone by not naming it.
+const PARTING_MAX: usize = 1 << 12;
+/// Most events of a dispatch, whatever the coordinator takes.
+pub const EVENTS_MAX: usize = 256;
+/// Most requests in a dispatch.
+const REQUESTS_PER_DISPATCH: usize = 1024;
+/// Progress is told this many times per batch.
+const STEPS: u32 = 4;
+
+/// Something to be sent, at most one message.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dispatch {
+    /// When it was made: spans in it count from here.
+    pub at: Time,
+    /// Whether it is a part of a snapshot.
+    pub piece: SnapshotPiece,
+    /// What happened, in this order.
+    pub events: Vec<Event>,
+}
+
+impl Dispatch {
+    /// Makes spans count from `now`.
+    pub fn age_to(&mut self, now: Time) {
+        let aged = now.since(self.at).0;
+        self.at = now;
+        for event in &mut self.events {
+            if let Some(Kind::BatchArrived(batch)) = &mut event.event {
+                if batch.started {
+                    batch.compute_ns = batch.compute_ns.saturating_sub(aged);
+                }
+                for request in &mut batch.requests {
+                    if let Some(left) = &mut request.remaining_ns {
+                        *left = left.saturating_sub_unsigned(aged);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// How soon something has to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Urgency {
+    /// There is nothing.
+    Nothing,
+    /// With the next dispatch, or after a while.
+    Later,
+    /// It may change the order.
+    Now,
+}
+
+#[derive(Debug)]
+struct Batch {
+    id: u64,
+    compute: Span,
+    layers: u16,
+    started: Option<Time>,
+    layer: u16,
+    behind: u64,
+    requests: BTreeSet<u64>,
+    /// The coordinator knows it.
+    told: bool,
+    /// It has to be announced, again if need be.
+    changed: bool,
+    start_told: bool,
+    step_told: u32,
+    /// Requests that are new or changed.
+    fresh: BTreeSet<u64>,
+    /// Requests with completed bytes that were not told.
+    moved: BTreeSet<u64>,
+}
+
+#[derive(Debug)]
+struct Request {
+    batch: u64,
+    deadline: Time,
+    left: u64,
+    /// Completed and not told.
+    untold: u64,
+    told: bool,
+}
+
+#[derive(Debug)]
+struct Fetch {
+    name: fetches::Name,
+    bytes: u64,
+    told: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Ledger {
+    /// The port that announced bytes are taken to cross.
+    port: u32,
+    /// By arrival, so that those in front are told of first.
+    batches: BTreeMap<u64, Batch>,
+    names: HashMap<u64, u64>,
+    requests: HashMap<u64, Request>,
+    arrivals: u64,
+    /// Arrivals of batches of which there is something to tell.
+    stirred: BTreeSet<u64>,
+    parting: VecDeque<Kind>,
+    fetches: BTreeMap<u64, Fetch>,
+    /// Fetches that were not told.
+    new_fetches: BTreeSet<u64>,
+    /// Somebody is there to be told.
+    attended: bool,
+    restating: bool,
+    /// A part of a snapshot was sent, and not its end.
+    in_parts: bool,
+    /// That snapshot has to be ended before another begins: the coordinator can't tell them apart otherwise.
+    ends_first: bool,
+    urgency: Urgency,
+}
+
+impl Ledger {
+    /// Empty, with nobody to be told.
+    #[must_use]
+    pub fn new(port: u32) -> Self {
+        Self {
+            port,
+            batches: BTreeMap::new(),
+            names: HashMap::new(),
+            requests: HashMap::new(),
+            arrivals: 0,
+            stirred: BTreeSet::new(),
+            parting: VecDeque::new(),
+            fetches: BTreeMap::new(),
+            new_fetches: BTreeSet::new(),
+            attended: false,
+            restating: false,
+            in_parts: false,
+            ends_first: false,
+            urgency: Urgency::Nothing,
+        }
+    }
+
+    /// How soon [`Ledger::dispatch`] has to be called.
+    #[must_use]
+    pub const fn urgency(&self) -> Urgency {
+        self.urgency
+    }
+
+    /// A stream begins.
+    pub fn attend(&mut self) {
+        self.mute();
+        self.restate();
+    }
+
+    /// Everything has to be told (again).
+    pub fn restate(&mut self) {
+        self.attended = true;
+        self.ends_first = self.in_parts;
+        self.restating = true;
+        self.parting.clear();
+        self.stirred = self.batches.keys().copied().collect();
+        for batch in self.batches.values_mut() {
+            (batch.told, batch.changed) = (false, true);
+            batch.fresh.clone_from(&batch.requests);
+            batch.moved.clear();
+        }
+        for request in self.requests.values_mut() {
+            (request.told, request.untold) = (false, 0);
+        }
+        self.new_fetches = self.fetches.keys().copied().collect();
+        for fetch in self.fetches.values_mut() {
+            fetch.told = false;
+        }
+        self.urgency = Urgency::Now;
+    }
+
+    /// Nobody is there to be told any more.
+    pub fn mute(&mut self) {
+        self.attended = false;
+        self.restating = false;
+        (self.in_parts, self.ends_first) = (false, false);
+        self.stirred.clear();
+        self.parting.clear();
+        self.urgency = Urgency::Nothing;
+    }
+
+    /// A batch is announced, or announced again.
+    pub fn batch_began(&mut self, id: u64, layers: u16, layer_time: Span) {
+        if id == 0 {
+            return;
+        }
+        let compute = layer_time.times(u64::from(layers));
+        let known = self.names.get(&id).copied();
+        let arrival = known.unwrap_or_else(|| self.open(id));
+        if let Some(batch) = self.batches.get_mut(&arrival) {
+            let same = (batch.compute, batch.layers) == (compute, layers);
+            if known.is_none() || !same {
+                (batch.compute, batch.layers, batch.changed) = (compute, layers, true);
+                self.stir(arrival, Urgency::Now);
+            }
+        }
+    }
+
+    /// A request belongs to a batch, with so many bytes to move.
+    pub fn joined(&mut self, batch: u64, request: u64, deadline: Time, bytes: u64) {
+        let Some(&arrival) = self.names.get(&batch) else {
+            return;
+        };
+        if request == 0 {
+            return;
+        }
+        // Chunked prefill moves requests on: what was told of it in its old batch is not an end.
+        let told = self.forget_request(request).is_some_and(|old| old.told);
+        while self.requests.len() >= REQUESTS_MAX {
+            match self.batches.first_key_value() {
+                Some((&oldest, _)) if oldest != arrival => self.close(oldest),
+                _ => return,
+            }
+        }
+        let entry = Request {
+            batch,
+            deadline,
+            left: bytes,
+            untold: 0,
+            told,
+        };
+        self.requests.insert(request, entry);
+        if let Some(batch) = self.batches.get_mut(&arrival) {
+            batch.requests.insert(request);
+            batch.fresh.insert(request);
+        }
+        self.stir(arrival, Urgency::Now);
+    }
+
+    /// A request has its first token, or was aborted.
+    pub fn ended(&mut self, request: u64) {
+        if self.forget_request(request).is_some_and(|old| old.told) {
+            self.part(Kind::RequestEnded(RequestEnded { request }));
+        }
+    }
+
+    /// A batch computes after another.
+    pub fn queued(&mut self, batch: u64, ahead: u64) {
+        let (Some(&arrival), true) = (self.names.get(&batch), self.names.contains_key(&ahead))
+        else {
+            return;
+        };
+        if let Some(batch) = self.batches.get_mut(&arrival)
+            && batch.behind != ahead
+        {
+            (batch.behind, batch.changed) = (ahead, true);
+            self.stir(arrival, Urgency::Now);
+        }
+    }
+
+    /// A batch computes this layer.
+    pub fn layer(&mut self, now: Time, batch: u64, layer: u16) {
+        let Some(&arrival) = self.names.get(&batch) else {
+            return;
+        };
+        let Some(batch) = self.batches.get_mut(&arrival) else {
+            return;
+        };
+        batch.layer = layer;
+        if batch.started.is_none() {
+            batch.started = Some(now);
+            self.stir(arrival, Urgency::Now);
+        } else if batch.step() > batch.step_told {
+            self.stir(arrival, Urgency::Later);
+        }
+    }
+
+    /// Nothing is left of a batch.
+    pub fn batch_ended(&mut self, batch: u64) {
+        if let Some(&arrival) = self.names.get(&batch) {
+            self.close(arrival);
+        }
+    }
+
+    /// Bytes of a request have left a port.
+    #[inline]
+    pub fn completed(&mut self, request: u64, port: u32, bytes: u64) {
+        if port != self.port {
+            return;
+        }
+        let Some(known) = self.requests.get_mut(&request) else {
+            return;
+        };
+        let bytes = bytes.min(known.left);
+        if bytes == 0 {
+            return;
+        }
+        known.left -= bytes;
+        let first = known.untold == 0;
+        known.untold += bytes;
+        if first && self.attended {
+            let batch = known.batch;
+            if let Some(&arrival) = self.names.get(&batch)
+                && let Some(batch) = self.batches.get_mut(&arrival)
+            {
+                batch.moved.insert(request);
+                self.stir(arrival, Urgency::Later);
+            }
+        }
+    }
+
+    /// A flow of so many bytes belongs to a fetch, which may be new.
+    pub fn fetches(&mut self, number: u64, name: fetches::Name, bytes: u64) {
+        let new = !self.fetches.contains_key(&number);
+        let fetch = self.fetches.entry(number).or_insert(Fetch {
+            name,
+            bytes: 0,
+            told: false,
+        });
+        fetch.bytes = fetch.bytes.saturating_add(bytes);
+        if new && self.attended {
+            self.new_fetches.insert(number);
+            if self.names.contains_key(&name.batch) {
+                self.urgency = Urgency::Now;
+            }
+        }
+    }
+
+    /// A fetch is over.
+    pub fn fetched(&mut self, number: u64) {
+        self.new_fetches.remove(&number);
+        if self.fetches.remove(&number).is_some_and(|old| old.told) {
+            self.part(Kind::FetchFinished(FetchFinished { fetch: number }));
+        }
+    }
+
+    /// The next dispatch, with at most `events_max` events; `None` if there is nothing to tell.
+    pub fn dispatch(&mut self, now: Time, events_max: usize) -> Option<Dispatch> {
+        if !self.attended || self.urgency == Urgency::Nothing {
+            return None;
+        }
+        if core::mem::take(&mut self.ends_first) {
+            self.in_parts = false;
+            return Some(Dispatch {
+                at: now,
+                piece: SnapshotPiece::End,
+                events: Vec::new(),
+            });
+        }
+        let most = events_max.clamp(1, EVENTS_MAX);
+        let mut events = Vec::new();
+        while events.len() < most
+            && let Some(kind) = self.parting.pop_front()
+        {
+            events.push(wrap(kind));
+        }
+        // The coordinator's cap holds for events and for requests in them.
+        let mut requests = REQUESTS_PER_DISPATCH.min(events_max.max(1));
+        while events.len() < most
+            && requests > 0
+            && let Some(&arrival) = self.stirred.first()
+        {
+            let room = (most - events.len(), requests);
+            let (is_all, used) = self.tell(now, arrival, room, &mut events);
+            requests -= used;
+            if is_all {
+                self.stirred.remove(&arrival);
+            }
+        }
+        // The batches that they are for come first.
+        let is_all = self.parting.is_empty()
+            && self.stirred.is_empty()
+            && self.tell_fetches(most, &mut events);
+        let piece = match (self.restating, is_all) {
+            (false, _) => SnapshotPiece::Unspecified,
+            (true, false) => SnapshotPiece::Part,
+            (true, true) => SnapshotPiece::End,
+        };
+        self.in_parts = piece == SnapshotPiece::Part;
+        if is_all {
+            self.restating = false;
+            self.urgency = Urgency::Nothing;
+        }
+        let empty = events.is_empty() && piece == SnapshotPiece::Unspecified;
+        (!empty).then_some(Dispatch {
+            at: now,
+            piece,
+            events,
+        })
+    }
+
+    /// Tells of the fetches that are new, as far as there is room, and as their batches are known; whether that was all.
+    fn tell_fetches(&mut self, most: usize, events: &mut Vec<Event>) -> bool {
+        let known = |fetch: &Fetch| self.names.contains_key(&fetch.name.batch);
+        let mut told = Vec::new();
+        for &number in &self.new_fetches {
+            let Some(fetch) = self.fetches.get(&number).filter(|fetch| known(fetch)) else {
+                continue;
+            };
+            if events.len() >= most {
+                break;
+            }
+            told.push(number);
+            events.push(wrap(Kind::FetchWanted(FetchWanted {
+                fetch: number,
+                batch: fetch.name.batch,
+                request: fetch.name.request,
+                victim_address: fetch.name.peer.to_vec(),
+                bytes: fetch.bytes,
+                ..FetchWanted::default()
+            })));
+        }
+        for number in told {
+            self.new_fetches.remove(&number);
+            if let Some(fetch) = self.fetches.get_mut(&number) {
+                fetch.told = true;
+            }
+        }
+        events.len() < most
+    }
+
+    /// Tells of one batch as far as there is room for (events, requests). Whether that was all, and how many
+    /// requests it took.
+    fn tell(
+        &mut self,
+        now: Time,
+        arrival: u64,
+        (mut room, most): (usize, usize),
+        events: &mut Vec<Event>,
+    ) -> (bool, usize) {
+        let mut behind = None;
+        if let Some(batch) = self.batches.get(&arrival)
+            && batch.behind != 0
+            && batch.started.is_none()
+        {
+            behind = self
+                .names
+                .contains_key(&batch.behind)
+                .then_some(batch.behind);
+        }
+        let Some(batch) = self.batches.get_mut(&arrival) else {
+            return (true, 0);
+        };
+        let mut used = 0;
+        if batch.changed || !batch.fresh.is_empty() {
+            let mut loads = Vec::new();
+            while used < most
+                && let Some(id) = batch.fresh.pop_first()
+            {
+                batch.moved.remove(&id);
+                if let Some(request) = self.requests.get_mut(&id) {
+                    (request.told, request.untold) = (true, 0);
+                    loads.push(request.load(now, id, self.port));
+                    used += 1;
+                }
+            }
+            let elapsed = batch.started.map_or(Span::ZERO, |at| now.since(at));
+            events.push(wrap(Kind::BatchArrived(BatchArrived {
+                batch: batch.id,
+                compute_ns: batch.compute.0.saturating_sub(elapsed.0),
+                requests: loads,
+                queued_behind: behind,
+                started: batch.started.is_some(),
+                layers: u32::from(batch.layers),
+                hosts: Vec::new(),
+            })));
+            room -= 1;
+            (batch.told, batch.changed) = (true, false);
+            batch.start_told = batch.started.is_some();
+            if !batch.fresh.is_empty() {
+                return (false, used);
+            }
+        }
+        if batch.started.is_some() && !batch.start_told {
+            if room == 0 {
+                return (false, used);
+            }
+            room -= 1;
+            batch.start_told = true;
+            events.push(wrap(Kind::BatchStarted(BatchStarted { batch: batch.id })));
+        }
+        if batch.step() > batch.step_told {
+            if room == 0 {
+                return (false, used);
+            }
+            room -= 1;
+            batch.step_told = batch.step();
+            events.push(wrap(Kind::BatchProgress(BatchProgress {
+                batch: batch.id,
+                layer: u32::from(batch.layer),
+            })));
+        }
+        while let Some(&id) = batch.moved.first() {
+            if room == 0 {
+                return (false, used);
+            }
+            batch.moved.pop_first();
+            if let Some(request) = self.requests.get_mut(&id) {
+                room -= 1;
+                events.push(wrap(Kind::BytesCompleted(BytesCompleted {
+                    request: id,
+                    port: self.port,
+                    bytes: core::mem::take(&mut request.untold),
+                })));
+            }
+        }
+        (true, used)
+    }
+
+    fn open(&mut self, id: u64) -> u64 {
+        while self.batches.len() >= BATCHES_MAX
+            && let Some((&oldest, _)) = self.batches.first_key_value()
+        {
+            self.close(oldest);
+        }
+        self.arrivals += 1;
+        let batch = Batch {
+            id,
+            compute: Span::ZERO,
+            layers: 0,
+            started: None,
+            layer: 0,
+            behind: 0,
+            requests: BTreeSet::new(),
+            told: false,
+            changed: true,
+            start_told: false,
+            step_told: 0,
+            fresh: BTreeSet::new(),
+            moved: BTreeSet::new(),
+        };
+        self.batches.insert(self.arrivals, batch);
+        self.names.insert(id, self.arrivals);
+        self.arrivals
+    }
+
+    fn close(&mut self, arrival: u64) {
+        let Some(batch) = self.batches.remove(&arrival) else {
+            return;
+        };
+        self.names.remove(&batch.id);
+        self.stirred.remove(&arrival);
+        let mut ends = Vec::new();
+        for &request in &batch.requests {
+            let known = self.requests.remove(&request);
+            // As far as the coordinator knows it is in the batch that it came from.
+            if known.is_some_and(|known| known.told) && batch.fresh.contains(&request) {
+                ends.push(request);
+            }
+        }
+        for request in ends {
+            self.part(Kind::RequestEnded(RequestEnded { request }));
+        }
+        // What nobody was told of need not be taken back.
+        if batch.told {
+            self.part(Kind::BatchFinished(BatchFinished { batch: batch.id }));
+        }
+    }
+
+    fn forget_request(&mut self, id: u64) -> Option<Request> {
+        let request = self.requests.remove(&id)?;
+        let arrival = self.names.get(&request.batch);
+        if let Some(batch) = arrival.and_then(|arrival| self.batches.get_mut(arrival)) {
+            batch.requests.remove(&id);
+            batch.fresh.remove(&id);
+            batch.moved.remove(&id);
+        }
+        Some(request)
+    }
+
+    fn part(&mut self, end: Kind) {
+        if !self.attended {
+            return;
+        }
+        if self.parting.len() >= PARTING_MAX {
+            return self.restate();
+        }
+        self.parting.push_back(end);
+        self.urgency = Urgency::Now;
+    }
+
+    fn stir(&mut self, arrival: u64, urgency: Urgency) {
+        if self.attended {
+            self.stirred.insert(arrival);
+            self.urgency = self.urgency.max(urgency);
+        }
+    }
+}
+
+impl Batch {
+    /// How many of [`STEPS`] parts of its layers it has behind it.
+    fn step(&self) -> u32 {
+        u32::from(self.layer) * STEPS / u32::from(self.layers.max(1))
+    }
+}
+
+impl Request {
+    fn load(&self, now: Time, request: u64, port: u32) -> RequestLoad {
+        let left = |deadline: Time| i128::from(deadline.0) - i128::from(now.0);
+        RequestLoad {
+            request,
+            remaining_ns: (self.deadline != Time::NEVER).then(|| {
+                let left = left(self.deadline);
+                i64::try_from(left).unwrap_or(if left < 0 { i64::MIN } else { i64::MAX })
+            }),
+            loads: (self.left > 0)
+                .then_some(PortBytes {
+                    port,
+                    bytes: self.left,
+                })
+                .into_iter()
+                .collect(),
+            started: false,
+        }
+    }
+}
+
+const fn wrap(kind: Kind) -> Event {
+    Event { event: Some(kind) }
+}
+
+#[cfg(test)]
+#[path = "ledger_tests.rs"]
+mod tests;

@@ -1,0 +1,590 @@
+//! The task that holds the stream: connects, says hello, sends what the desk has, gathers orders, and comes back
+//! after a while if any of that ends.
+//!
+//! It runs on the daemon's tokio thread, beside registration and operators. One message is in the making at a time: what
+//! there is to say is looked for only when the stream has room, so a coordinator that does not read holds back
+//! reports, not the daemon.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use laxity_policy::Time;
+use laxity_shm::sleep::now_ns;
+use laxity_wire::v1::coordination_client::CoordinationClient;
+use laxity_wire::v1::{
+    self, Ack, Capability, Direction, Event, FromCoordinator, FromDaemon, Goodbye, GoodbyeReason,
+    Heartbeat, Hello, Nack, NackReason, PortInfo, PortLoad, Report, SnapshotPiece, Welcome,
+    event::Event as Kind, from_coordinator, from_daemon::Message,
+};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+use tracing::{debug, info, warn};
+
+use super::backoff::Backoff;
+use super::desk::Desk;
+use super::gather::{Gathered, Gatherer};
+use super::{addresses, channel};
+use crate::config::{Config, CoordinatorConfig, NicConfig};
+use crate::mailbox::Mailbox;
+use crate::stats::{PortSnapshot, Snapshot};
+
+/// What this daemon can do beyond the first version.
+const CAPABILITIES: [Capability; 3] = [
+    Capability::OrderDeltas,
+    Capability::FetchTokens,
+    Capability::PruneCauses,
+];
+/// How long a coordinator may take to welcome.
+const WELCOME_MAX: Duration = Duration::from_secs(5);
+/// Heartbeats of silence after which a coordinator is taken for dead.
+const SILENCE_HEARTBEATS: u32 = 3;
+/// Heartbeats that are believed.
+const HEARTBEAT_MIN: Duration = Duration::from_millis(10);
+const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
+/// Snapshots are made no more often than this on one stream.
+const SNAPSHOT_EVERY: Duration = Duration::from_secs(1);
+/// Messages that wait for the connection.
+const OUTBOUND: usize = 2;
+/// Largest message of a coordinator.
+const MESSAGE_BYTES_MAX: usize = 4 * v1::MESSAGE_BYTES_MAX;
+/// Longest text of a coordinator that is shown to people.
+const TEXT_MAX: usize = 300;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Attendant {
+    config: CoordinatorConfig,
+    host: String,
+    nics: Vec<NicConfig>,
+    instance: u64,
+    desk: Arc<Desk>,
+    mailbox: Mailbox,
+    snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
+    gatherer: Gatherer,
+}
+
+/// Why there is no stream any more.
+#[derive(Debug, Default)]
+struct Ended {
+    problem: String,
+    /// It was of use: an order came.
+    ordered: bool,
+    /// Not to come back sooner.
+    retry_after: Duration,
+    /// Where to go instead.
+    leader: Option<String>,
+}
+
+impl Ended {
+    fn because(problem: impl Into<String>) -> Self {
+        Self {
+            problem: problem.into(),
+            ..Self::default()
+        }
+    }
+}
+
+/// What one stream needs to know.
+struct Stream {
+    outbound: mpsc::Sender<FromDaemon>,
+    /// The coordinator orders fetches.
+    has_tokens: bool,
+    heartbeat: Duration,
+    heard: Instant,
+    spoke: Instant,
+    /// What has to be said, beside reports.
+    ack: Option<v1::Epoch>,
+    letter: Option<Message>,
+    /// Sequence of the last report.
+    reported: u64,
+    /// The last report that asks for an order.
+    owed: u64,
+    considered: u64,
+    ordered: bool,
+    snapshot_at: Instant,
+    snapshot_wanted: bool,
+    /// Of the snapshot that port loads were told from.
+    loads_told: Time,
+    /// Flows that completed, and that missed their deadline, by port, when that was told.
+    flows_told: Vec<(u64, u64)>,
+}
+
+/// The name of this host, as the kernel has it.
+#[must_use]
+pub fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().to_owned()
+}
+
+fn now() -> Time {
+    Time(now_ns())
+}
+
+/// What the coordinator is told of the NICs. Addresses are as they are now: interfaces come up late.
+fn ports(nics: &[NicConfig]) -> Vec<PortInfo> {
+    let both = |nic: &NicConfig| {
+        let addresses = addresses::of(nic);
+        [Direction::Egress, Direction::Ingress].map(|direction| PortInfo {
+            name: nic.name.clone(),
+            direction: direction as i32,
+            rate_bytes_per_s: nic.rate.0,
+            addresses: addresses.clone(),
+        })
+    };
+    nics.iter().flat_map(both).collect()
+}
+
+/// Any number: every hasher of the standard library starts from another.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+fn shortened(text: &str) -> String {
+    text.chars()
+        .filter(|c| !c.is_control())
+        .take(TEXT_MAX)
+        .collect()
+}
+
+impl Attendant {
+    /// For the coordinator that `config` names.
+    #[must_use]
+    pub fn new(
+        config: &Config,
+        host: String,
+        desk: Arc<Desk>,
+        mailbox: Mailbox,
+        snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
+    ) -> Self {
+        Self {
+            config: config.coordinator.clone(),
+            host,
+            nics: config.nic.clone(),
+            instance: random(),
+            desk,
+            mailbox,
+            snapshots,
+            gatherer: Gatherer::default(),
+        }
+    }
+
+    /// Attends for as long as the daemon runs.
+    pub async fn attend(mut self) {
+        let mut backoff = Backoff::new(
+            self.config.backoff_min.into(),
+            self.config.backoff_max.into(),
+        );
+        let mut elsewhere = None;
+        let mut was_there = true;
+        let mut told = String::new();
+        loop {
+            let url = elsewhere
+                .take()
+                .unwrap_or_else(|| self.config.endpoint.clone());
+            let connects = self.desk.view().connects;
+            let ended = self.once(&url).await;
+            self.desk.end(&self.mailbox);
+            let is_there = self.desk.view().connects > connects;
+            self.desk.show(|view| {
+                view.connected = false;
+                view.failures += 1;
+                view.problem.clone_from(&ended.problem);
+            });
+            if ended.ordered {
+                backoff.reset();
+            }
+            elsewhere = ended.leader;
+            let wait = backoff.wait(random()).max(ended.retry_after);
+            let (problem, wait_ms) = (&ended.problem, wait.as_millis() as u64);
+            // Once per outage and reason: how it goes on is in the metrics.
+            if is_there || was_there || told != *problem {
+                told.clone_from(problem);
+                warn!(
+                    coordinator = %url, problem, wait_ms,
+                    "no coordinator; its last order holds until its age limit, then this daemon's own"
+                );
+            } else {
+                debug!(coordinator = %url, problem, wait_ms, "still no coordinator");
+            }
+            was_there = is_there;
+            sleep(wait).await;
+        }
+    }
+
+    /// One stream, from connecting to its end.
+    async fn once(&mut self, url: &str) -> Ended {
+        let channel = match channel::connect(url, &self.config).await {
+            Ok(channel) => channel,
+            Err(problem) => return Ended::because(problem),
+        };
+        let (outbound, messages) = mpsc::channel(OUTBOUND);
+        let _ = outbound.try_send(say(Message::Hello(self.hello())));
+        let mut client =
+            CoordinationClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let opening = client.attend(ReceiverStream::new(messages));
+        let mut inbound = match timeout(WELCOME_MAX, opening).await {
+            Ok(Ok(response)) => response.into_inner(),
+            Ok(Err(status)) => return Ended::because(shortened(&channel::refusal(&status))),
+            Err(_) => return Ended::because("it opens no stream"),
+        };
+        let welcome = match timeout(WELCOME_MAX, inbound.message()).await {
+            Ok(Ok(Some(frame))) => match frame.message {
+                Some(from_coordinator::Message::Welcome(welcome)) => welcome,
+                Some(from_coordinator::Message::Goodbye(last)) => return self.parted(&last, url),
+                _ => return Ended::because("it did not begin with a Welcome"),
+            },
+            Ok(Ok(None)) => return Ended::because("it ended the stream"),
+            Ok(Err(status)) => return Ended::because(shortened(&channel::refusal(&status))),
+            Err(_) => return Ended::because("it does not welcome this host"),
+        };
+        let (ours, theirs) = (
+            (v1::PROTOCOL, v1::PROTOCOL_MIN),
+            (welcome.protocol, welcome.protocol_min),
+        );
+        if v1::common_protocol(ours, theirs).is_none() {
+            return Ended {
+                problem: format!(
+                    "it speaks protocols {} to {}, this daemon {} to {}; bring them to releases that overlap",
+                    theirs.1, theirs.0, ours.1, ours.0
+                ),
+                retry_after: self.config.backoff_max.into(),
+                ..Ended::default()
+            };
+        }
+        if !self.gatherer.begin(welcome.term) {
+            let refused = self.gatherer.refused();
+            self.desk.show(|view| view.stale_orders = refused.stale);
+            let nack = Nack {
+                epoch: Some(v1::Epoch {
+                    term: welcome.term,
+                    sequence: 0,
+                }),
+                reason: NackReason::Fenced as i32,
+                detail: "a later term was seen".into(),
+            };
+            let _ = outbound.try_send(say(Message::Nack(nack)));
+            return Ended::because(format!(
+                "its term {} was overtaken by one that this daemon has seen; another coordinator leads. (If there is but one, its host's clock was set back: restart laxityd)",
+                welcome.term
+            ));
+        }
+        self.welcomed(&welcome, url);
+        let mut stream = Stream::new(outbound, &welcome);
+        let mut ended = match self.converse(&mut stream, &mut inbound).await {
+            Ok(last) => self.parted(&last, url),
+            Err(problem) => Ended::because(problem),
+        };
+        ended.ordered = stream.ordered;
+        ended
+    }
+
+    fn hello(&self) -> Hello {
+        Hello {
+            protocol: v1::PROTOCOL,
+            protocol_min: v1::PROTOCOL_MIN,
+            software: format!("laxityd {}", env!("CARGO_PKG_VERSION")),
+            capabilities: CAPABILITIES.iter().map(|&one| one as i32).collect(),
+            host: self.host.clone(),
+            instance: self.instance,
+            ports: ports(&self.nics),
+            applied: self.gatherer.applied(),
+        }
+    }
+
+    fn welcomed(&self, welcome: &Welcome, url: &str) {
+        info!(
+            coordinator = %url, host = %self.host, term = welcome.term,
+            software = %shortened(&welcome.software), "attends the coordinator"
+        );
+        self.desk.show(|view| {
+            view.connected = true;
+            view.drained = false;
+            view.connects += 1;
+            view.software = shortened(&welcome.software);
+        });
+        let limits = welcome.limits.unwrap_or_default();
+        let events_max = match limits.events_per_report_max {
+            0 => usize::MAX,
+            most => most as usize,
+        };
+        let age_max_ns = match welcome.order_age_max_ns {
+            0 => u64::MAX,
+            most => most,
+        };
+        self.desk.begin(&self.mailbox, events_max, age_max_ns);
+    }
+
+    /// What a goodbye says of coming back.
+    fn parted(&self, last: &Goodbye, url: &str) -> Ended {
+        let most = Duration::from(self.config.backoff_max);
+        let detail = shortened(&last.detail);
+        let leader = match last.reason() {
+            GoodbyeReason::NotLeader => channel::redirection(url, &last.leader, &self.config),
+            _ => None,
+        };
+        Ended {
+            problem: format!("it said goodbye ({:?}): {detail}", last.reason()),
+            retry_after: match last.reason() {
+                GoodbyeReason::Incompatible => most,
+                _ if leader.is_some() => Duration::ZERO,
+                _ => Duration::from_nanos(last.retry_after_ns).min(most),
+            },
+            leader,
+            ordered: false,
+        }
+    }
+
+    /// Until the stream ends: with a goodbye, or for another reason.
+    async fn converse(
+        &mut self,
+        stream: &mut Stream,
+        inbound: &mut Streaming<FromCoordinator>,
+    ) -> Result<Goodbye, String> {
+        let desk = Arc::clone(&self.desk);
+        loop {
+            let silent_at = stream.heard + stream.heartbeat * SILENCE_HEARTBEATS;
+            let beat_at = stream.spoke + stream.heartbeat;
+            let pending = stream.has_letters() || desk.has_dispatch() || Instant::now() >= beat_at;
+            tokio::select! {
+                read = timeout_at(silent_at, inbound.message()) => {
+                    let frame = match read {
+                        Ok(Ok(Some(frame))) => frame,
+                        Ok(Ok(None)) => return Err("it ended the stream".into()),
+                        Ok(Err(status)) => return Err(shortened(&channel::refusal(&status))),
+                        Err(_) => {
+                            let silence = stream.heartbeat * SILENCE_HEARTBEATS;
+                            return Err(format!("nothing was heard of it for {silence:?}"));
+                        }
+                    };
+                    stream.heard = Instant::now();
+                    if let Some(last) = self.hear(stream, frame)? {
+                        return Ok(last);
+                    }
+                }
+                room = stream.outbound.clone().reserve_owned(), if pending => match room {
+                    Ok(room) => {
+                        if let Some(message) = self.next(stream) {
+                            stream.spoke = Instant::now();
+                            room.send(say(message));
+                        }
+                    }
+                    Err(_) => return Err("it ended the stream".into()),
+                },
+                () = desk.rung(), if !pending => {}
+                () = sleep_until(beat_at), if !pending => {}
+            }
+        }
+    }
+
+    /// What is to be said next; there is room for it.
+    fn next(&mut self, stream: &mut Stream) -> Option<Message> {
+        if stream.snapshot_wanted && stream.snapshot_at.elapsed() >= SNAPSHOT_EVERY {
+            stream.snapshot_wanted = false;
+            stream.snapshot_at = Instant::now();
+            self.desk.want_snapshot(&self.mailbox);
+        }
+        if let Some(letter) = stream.letter.take() {
+            return Some(letter);
+        }
+        if let Some(epoch) = stream.ack.take() {
+            return Some(Message::Ack(Ack { epoch: Some(epoch) }));
+        }
+        if let Some(dispatch) = self.desk.take(now(), &self.mailbox) {
+            return Some(self.report(stream, dispatch.piece, dispatch.events));
+        }
+        if stream.spoke.elapsed() < stream.heartbeat {
+            return None;
+        }
+        let loads = self.port_loads(stream);
+        Some(if loads.is_empty() {
+            Message::Heartbeat(Heartbeat {})
+        } else {
+            self.report(stream, SnapshotPiece::Unspecified, loads)
+        })
+    }
+
+    fn report(&self, stream: &mut Stream, piece: SnapshotPiece, mut events: Vec<Event>) -> Message {
+        stream.reported += 1;
+        if !stream.has_tokens {
+            let of_fetch =
+                |kind: &Kind| matches!(kind, Kind::FetchWanted(_) | Kind::FetchFinished(_));
+            events.retain(|event| !event.event.as_ref().is_some_and(of_fetch));
+        }
+        let asks = |event: &Event| {
+            matches!(
+                event.event,
+                Some(Kind::BatchArrived(_) | Kind::BatchFinished(_))
+            )
+        };
+        if piece == SnapshotPiece::End || events.iter().any(asks) {
+            stream.owed = stream.reported;
+        }
+        self.desk.show(|view| view.reports += 1);
+        Message::Report(Report {
+            sequence: stream.reported,
+            snapshot: piece as i32,
+            events,
+        })
+    }
+
+    /// The state of the ports, if anything has happened since it was told last.
+    fn port_loads(&self, stream: &mut Stream) -> Vec<Event> {
+        let seen = self.snapshots.borrow();
+        let Some(snapshot) = seen.as_ref().filter(|seen| seen.at > stream.loads_told) else {
+            return Vec::new();
+        };
+        stream.loads_told = snapshot.at;
+        stream.flows_told.resize(snapshot.ports.len(), (0, 0));
+        let ports = snapshot.ports.iter().zip(&mut stream.flows_told);
+        let load = |(index, (port, told)): (usize, (&PortSnapshot, &mut (u64, u64)))| {
+            let link = &port.link;
+            let bytes = |tallies: &[laxity_policy::Tally]| -> Vec<u64> {
+                tallies.iter().map(|tally| tally.bytes).collect()
+            };
+            let configured = self.nics.get(index / 2).map(|nic| nic.rate.0);
+            let counted = || port.counters.stages.iter();
+            let completed: u64 = counted().map(|stage| stage.completed_flows).sum();
+            let missed: u64 = counted().map(|stage| stage.deadline_misses).sum();
+            let before = core::mem::replace(told, (completed, missed));
+            let queued_stage_bytes = bytes(&link.waiting_by_stage);
+            Kind::PortLoad(PortLoad {
+                port: index as u32,
+                rate_bytes_per_s: (configured != Some(port.rate)).then_some(port.rate),
+                queued_bytes: queued_stage_bytes.iter().sum(),
+                load_permille: (link.rho.clamp(0.0, 1.0) * 1000.0) as u32,
+                queued_level_bytes: bytes(&link.waiting_by_level),
+                queued_stage_bytes,
+                completed_flows: completed.saturating_sub(before.0),
+                missed_flows: missed.saturating_sub(before.1),
+            })
+        };
+        ports
+            .enumerate()
+            .map(|port| Event {
+                event: Some(load(port)),
+            })
+            .collect()
+    }
+
+    /// Takes a message. Gives the goodbye that it was.
+    fn hear(
+        &mut self,
+        stream: &mut Stream,
+        frame: FromCoordinator,
+    ) -> Result<Option<Goodbye>, String> {
+        match frame.message {
+            Some(from_coordinator::Message::Order(order)) => self.order(stream, &order)?,
+            Some(from_coordinator::Message::Refusal(refusal)) => {
+                debug!(
+                    events = refusal.count, detail = %shortened(&refusal.detail),
+                    "the coordinator refused events"
+                );
+                let count = u64::from(refusal.count);
+                self.desk.show(|view| view.refused_events += count);
+            }
+            Some(from_coordinator::Message::SnapshotWanted(_)) => stream.snapshot_wanted = true,
+            // It has considered all that could change its order, and is there: nothing has changed.
+            Some(from_coordinator::Message::Heartbeat(_)) if stream.is_up_to_date() => {
+                self.desk.confirm(now());
+            }
+            Some(from_coordinator::Message::Heartbeat(_)) => {}
+            Some(from_coordinator::Message::Standing(standing)) => self.stand(stream, standing),
+            Some(from_coordinator::Message::Goodbye(last)) => return Ok(Some(last)),
+            Some(from_coordinator::Message::Welcome(_)) => {
+                return Err("it welcomed this host twice".into());
+            }
+            // Of a kind that a later release knows.
+            None => {}
+        }
+        Ok(None)
+    }
+
+    fn stand(&mut self, stream: &mut Stream, standing: v1::Standing) {
+        let drained = standing.drained;
+        if self.desk.view().drained != drained {
+            info!(
+                drained,
+                "an operator changed this host's part in the cluster's order"
+            );
+        }
+        self.desk.show(|view| view.drained = drained);
+        if drained {
+            // At once, not when its order is too old.
+            self.gatherer.forget();
+            stream.ordered = false;
+            self.desk.withdraw(&self.mailbox);
+        }
+    }
+
+    fn order(&mut self, stream: &mut Stream, order: &v1::Order) -> Result<(), String> {
+        let before = self.gatherer.terms();
+        let gathered = self.gatherer.take(order);
+        let refused = self.gatherer.refused();
+        self.desk.show(|view| {
+            (view.stale_orders, view.broken_orders) = (refused.stale, refused.broken);
+        });
+        match gathered {
+            Gathered::Nothing => {}
+            Gathered::Say(message) => stream.letter = Some(message),
+            Gathered::HangUp(problem) => return Err(problem),
+            Gathered::Whole { decree, considered } => {
+                let is_new = !stream.ordered || !Arc::ptr_eq(&before, &decree.terms);
+                stream.ordered = true;
+                stream.considered = considered;
+                stream.ack = Some(decree.epoch);
+                self.desk.show(|view| {
+                    view.epoch = Some(decree.epoch);
+                    view.orders += 1;
+                });
+                self.desk.decree(now(), decree, is_new, &self.mailbox);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Stream {
+    fn new(outbound: mpsc::Sender<FromDaemon>, welcome: &Welcome) -> Self {
+        let heartbeat = match welcome.heartbeat_ns {
+            0 => Duration::from_secs(1),
+            ns => Duration::from_nanos(ns).clamp(HEARTBEAT_MIN, HEARTBEAT_MAX),
+        };
+        let now = Instant::now();
+        Self {
+            outbound,
+            has_tokens: v1::common_capabilities(&CAPABILITIES, &welcome.capabilities)
+                .contains(&Capability::FetchTokens),
+            heartbeat,
+            heard: now,
+            spoke: now,
+            ack: None,
+            letter: None,
+            reported: 0,
+            owed: 0,
+            considered: 0,
+            ordered: false,
+            snapshot_at: now,
+            snapshot_wanted: false,
+            loads_told: Time::ZERO,
+            flows_told: Vec::new(),
+        }
+    }
+
+    /// The coordinator has considered every report that asks for an order.
+    const fn is_up_to_date(&self) -> bool {
+        self.ordered && self.considered >= self.owed
+    }
+
+    const fn has_letters(&self) -> bool {
+        self.letter.is_some() || self.ack.is_some()
+    }
+}
+
+const fn say(message: Message) -> FromDaemon {
+    FromDaemon {
+        message: Some(message),
+    }
+}

@@ -1,0 +1,260 @@
+//! The scheduler's part in the cluster: what it reports, and whose order holds (docs/coordinator.md).
+//!
+//! Nothing here waits (`coordinator/desk.rs`), and nothing is on the path of a flow but [`Ledger::completed`], one look
+//! into a table. Reports are made by the clock: what may change the order after the debounce of admission, coarse progress
+//! with it or after [`PROGRESS_EVERY`].
+
+use std::sync::Arc;
+
+use laxity_policy::{FlowId, Span, Time};
+
+use crate::config::Config;
+use crate::coordinator::decree::{Decree, Terms};
+use crate::coordinator::desk::{Desk, Found, Put};
+use crate::coordinator::ledger::{Dispatch, Ledger, Urgency};
+use crate::driver::fetches::{FetchCounters, Fetches, Move, Name};
+
+/// Bytes and layers are told no more often than this, unless something else is.
+const PROGRESS_EVERY: Span = Span::from_millis(50);
+/// When to come back to a desk that somebody else is looking at.
+const BUSY: Span = Span::from_micros(50);
+
+/// See the module.
+#[derive(Debug)]
+pub struct Cluster {
+    desk: Arc<Desk>,
+    /// What there is to report; every hint goes here, too.
+    pub ledger: Ledger,
+    /// What comes in from other hosts.
+    fetches: Fetches,
+    /// Number of the stream, zero without one.
+    stream: u64,
+    decree: Option<Decree>,
+    in_force: bool,
+    age_limit: Span,
+    debounce: Span,
+    /// When to look at the desk.
+    look_at: Time,
+    /// Since when there is something to tell.
+    untold: Option<Time>,
+    told: Time,
+    /// The dispatch before has not been taken; whoever takes it calls.
+    blocked: bool,
+    /// Made, and the desk was busy.
+    held: Option<Dispatch>,
+}
+
+impl Cluster {
+    /// Nobody attends yet. Announced bytes are taken to cross `port`.
+    #[must_use]
+    pub fn new(desk: Arc<Desk>, port: u32, config: &Config) -> Self {
+        let mut cluster = Self {
+            desk,
+            ledger: Ledger::new(port),
+            fetches: Fetches::new(Span::ZERO),
+            stream: 0,
+            decree: None,
+            in_force: false,
+            age_limit: Span::ZERO,
+            debounce: Span::ZERO,
+            look_at: Time::NEVER,
+            untold: None,
+            told: Time::ZERO,
+            blocked: false,
+            held: None,
+        };
+        cluster.configure(config);
+        cluster
+    }
+
+    /// Takes a new configuration.
+    pub fn configure(&mut self, config: &Config) {
+        self.age_limit = Span(config.coordinator.order_age_limit.0);
+        self.debounce = Span(config.tuning.order_debounce.0);
+        self.fetches
+            .set_wait_max(Span(config.coordinator.fetch_wait_max.0));
+    }
+
+    /// The coordinator's order, if it holds.
+    #[must_use]
+    pub fn terms(&self) -> Option<&Terms> {
+        let decree = self.decree.as_ref().filter(|_| self.in_force)?;
+        Some(&decree.terms)
+    }
+
+    /// The desk has something.
+    pub fn heed(&mut self, now: Time) {
+        self.desk.heed();
+        self.look_at = now;
+        self.blocked = false;
+    }
+
+    /// Something was entered in the ledger.
+    #[inline]
+    pub fn noted(&mut self, now: Time) {
+        if self.ledger.urgency() != Urgency::Nothing {
+            self.untold.get_or_insert(now);
+        }
+    }
+
+    /// A flow comes in from a peer. Gives whether it belongs to a fetch, and whether it is to be held.
+    pub fn fetches(
+        &mut self,
+        now: Time,
+        name: Name,
+        flow: FlowId,
+        port: u16,
+        bytes: u64,
+    ) -> (bool, bool) {
+        let (number, holds) = self.fetches.joined(name, flow, port);
+        if let Some(number) = number {
+            self.ledger.fetches(number, name, bytes);
+            self.noted(now);
+        }
+        (number.is_some(), holds)
+    }
+
+    /// Such a flow is complete, or gone.
+    pub fn fetched(&mut self, now: Time, flow: FlowId) {
+        self.fetches.left(now, flow);
+    }
+
+    /// Whether a fetch waits.
+    #[must_use]
+    pub const fn holds_fetches(&self) -> bool {
+        self.fetches.holds()
+    }
+
+    /// What was counted of fetches.
+    #[must_use]
+    pub const fn fetch_counters(&self) -> FetchCounters {
+        self.fetches.counters()
+    }
+
+    /// Flows to be held or released since the last call.
+    pub fn take_moves(&mut self) -> Vec<Move> {
+        self.fetches.take_moves()
+    }
+
+    /// When [`Cluster::poll`] is due.
+    #[must_use]
+    pub fn due(&self) -> Time {
+        let mut due = self.look_at.min(self.fetches.due());
+        if self.in_force {
+            due = due.min(self.desk.holds_until(self.age_limit));
+        }
+        if let Some(since) = self.untold.filter(|_| self.stream != 0 && !self.blocked) {
+            let gathered = match self.ledger.urgency() {
+                Urgency::Nothing => Time::NEVER,
+                Urgency::Later => since + PROGRESS_EVERY,
+                Urgency::Now => since + self.debounce,
+            };
+            due = due.min(gathered.max(self.told + self.debounce));
+        }
+        due
+    }
+
+    /// Looks at the desk, and reports. Whether other terms hold than before.
+    pub fn poll(&mut self, now: Time) -> bool {
+        if self.due() > now {
+            return false;
+        }
+        for ended in self.fetches.poll(now) {
+            self.ledger.fetched(ended);
+            self.noted(now);
+        }
+        let changed = self.look(now);
+        if changed {
+            let decree = self.decree.as_ref().filter(|_| self.in_force);
+            let terms = decree.map(|decree| &*decree.terms);
+            self.fetches.heed(now, terms);
+        }
+        changed
+    }
+
+    fn look(&mut self, now: Time) -> bool {
+        let Found::Papers {
+            stream,
+            snapshot_wanted,
+            has_room,
+            decree,
+        } = self.desk.look(self.stream)
+        else {
+            self.look_at = now + BUSY;
+            return self.expire(now);
+        };
+        self.look_at = Time::NEVER;
+        if let Some(stream) = stream {
+            self.stream = stream;
+            self.held = None;
+            if stream == 0 {
+                self.ledger.mute();
+                self.untold = None;
+            } else {
+                self.ledger.attend();
+            }
+        } else if snapshot_wanted {
+            self.ledger.restate();
+        }
+        if self.ledger.urgency() != Urgency::Nothing {
+            self.untold.get_or_insert(now);
+        }
+        self.blocked = !has_room;
+        if has_room && (self.held.is_some() || self.untold.is_some()) {
+            self.report(now);
+        }
+        let mut changed = false;
+        if let Some(decree) = decree {
+            let was = self.decree.take().filter(|_| self.in_force);
+            let same = |a: &Decree, b: &Decree| Arc::ptr_eq(&a.terms, &b.terms);
+            changed = match (&was, &decree) {
+                (Some(was), Some(now)) => !same(was, now),
+                (None, None) => false,
+                _ => true,
+            };
+            self.in_force = decree.is_some();
+            self.decree = decree;
+            self.desk.set_in_force(self.in_force);
+        }
+        self.expire(now) || changed
+    }
+
+    /// Puts what there is to tell on the desk, as far as one dispatch goes.
+    fn report(&mut self, now: Time) {
+        self.told = now;
+        let made = self.held.take();
+        let events_max = self.desk.events_max();
+        let made = made.or_else(|| self.ledger.dispatch(now, events_max));
+        if let Some(dispatch) = made {
+            match self.desk.put(self.stream, dispatch) {
+                Put::Done => {}
+                Put::Busy(dispatch) => {
+                    self.held = Some(dispatch);
+                    self.look_at = now + BUSY;
+                }
+                // The desk says so at the next look.
+                Put::Lost => self.look_at = now + BUSY,
+            }
+        }
+        // What is left, or comes, waits for this to be taken: the next look finds that out, or that it was.
+        if self.ledger.urgency() == Urgency::Nothing {
+            self.untold = None;
+        } else {
+            self.look_at = self.look_at.min(now + self.debounce.max(BUSY));
+        }
+    }
+
+    /// Whether the decree has just become too old.
+    fn expire(&mut self, now: Time) -> bool {
+        let expired = self.in_force && self.desk.holds_until(self.age_limit) <= now;
+        if expired {
+            self.in_force = false;
+            self.desk.set_in_force(false);
+            tracing::warn!(
+                limit_ms = self.age_limit.0 / 1_000_000,
+                "the coordinator's order is too old; this daemon's own holds until there is another"
+            );
+        }
+        expired
+    }
+}

@@ -1,0 +1,365 @@
+//! What this host fetches from others, whose daemons see nothing of it (architecture §5): who is told, and who waits.
+//!
+//! A *fetch* is what one request reads from one peer: all flows that come in and name both. The coordinator is told of it
+//! ([`Ledger`](crate::coordinator::ledger::Ledger)) and says which fetches are to wait, because others that read from the
+//! same port come first. Nothing is asked for in advance: a fetch goes ahead until it is told to wait, which
+//! costs the others what is in flight by then and saves everybody the round trip. It goes ahead, too, when the order
+//! that held it is not in force any more, and after [`Fetches::set_wait_max`] in any case.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use laxity_policy::{FlowId, Span, Time};
+
+use crate::coordinator::decree::Terms;
+
+/// Fetches that are told of; what goes beyond is as if its peer were unknown.
+pub const FETCHES_MAX: usize = 1024;
+/// A fetch is over when none of its flows has lived for this long: it comes in slices, one after the other.
+const LINGER: Span = Span::from_millis(3);
+
+/// What makes flows one fetch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Name {
+    /// The batch that it is for.
+    pub batch: u64,
+    /// The request.
+    pub request: u64,
+    /// Address of the peer.
+    pub peer: [u8; 16],
+}
+
+/// A flow is to be held or released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// Index of its port.
+    pub port: u16,
+    /// Which.
+    pub flow: FlowId,
+    /// Whether it is to be held.
+    pub hold: bool,
+}
+
+/// What was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FetchCounters {
+    /// Fetches that began.
+    pub fetches: u64,
+    /// Times that one was told to wait.
+    pub held: u64,
+    /// Times that one had waited for as long as it may, and went ahead.
+    pub ahead: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Goes,
+    /// Since then.
+    Waits(Time),
+    /// It has waited long enough. It goes until it is released and told to wait anew.
+    Ahead,
+}
+
+#[derive(Debug)]
+struct Fetch {
+    name: Name,
+    /// Its living flows, and their ports.
+    flows: HashMap<FlowId, u16>,
+    standing: Standing,
+    /// When the last of them ended.
+    ended: Time,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Fetches {
+    open: BTreeMap<u64, Fetch>,
+    names: HashMap<Name, u64>,
+    of_flow: HashMap<FlowId, u64>,
+    last: u64,
+    waiting: usize,
+    wait_max: Span,
+    /// When to look at which.
+    timers: BTreeSet<(Time, u64)>,
+    moves: Vec<Move>,
+    counters: FetchCounters,
+}
+
+impl Fetches {
+    /// Nothing is fetched.
+    #[must_use]
+    pub fn new(wait_max: Span) -> Self {
+        Self {
+            open: BTreeMap::new(),
+            names: HashMap::new(),
+            of_flow: HashMap::new(),
+            last: 0,
+            waiting: 0,
+            wait_max,
+            timers: BTreeSet::new(),
+            moves: Vec::new(),
+            counters: FetchCounters::default(),
+        }
+    }
+
+    /// How long a fetch waits at most.
+    pub fn set_wait_max(&mut self, wait_max: Span) {
+        self.wait_max = wait_max;
+        for (&number, fetch) in &self.open {
+            if let Standing::Waits(since) = fetch.standing {
+                self.timers.insert((since + wait_max, number));
+            }
+        }
+    }
+
+    /// A flow belongs to the fetch of this name. Gives its number, `None` if there are too many, and whether the flow
+    /// is to be held.
+    pub fn joined(&mut self, name: Name, flow: FlowId, port: u16) -> (Option<u64>, bool) {
+        let number = match self.names.get(&name) {
+            Some(&number) => number,
+            None if self.open.len() >= FETCHES_MAX => return (None, false),
+            None => self.begin(name),
+        };
+        let Some(fetch) = self.open.get_mut(&number) else {
+            return (None, false);
+        };
+        fetch.flows.insert(flow, port);
+        self.of_flow.insert(flow, number);
+        let holds = matches!(fetch.standing, Standing::Waits(_));
+        (Some(number), holds)
+    }
+
+    fn begin(&mut self, name: Name) -> u64 {
+        self.last += 1;
+        self.counters.fetches += 1;
+        let fetch = Fetch {
+            name,
+            flows: HashMap::new(),
+            standing: Standing::Goes,
+            ended: Time::NEVER,
+        };
+        self.open.insert(self.last, fetch);
+        self.names.insert(name, self.last);
+        self.last
+    }
+
+    /// A flow is complete, or gone.
+    pub fn left(&mut self, now: Time, flow: FlowId) {
+        let Some(number) = self.of_flow.remove(&flow) else {
+            return;
+        };
+        if let Some(fetch) = self.open.get_mut(&number) {
+            fetch.flows.remove(&flow);
+            if fetch.flows.is_empty() {
+                fetch.ended = now;
+                self.timers.insert((now + LINGER, number));
+            }
+        }
+    }
+
+    /// What the coordinator wants held is now this; `None` if no order of it is in force.
+    pub fn heed(&mut self, now: Time, terms: Option<&Terms>) {
+        let Self {
+            open,
+            moves,
+            timers,
+            counters,
+            waiting,
+            wait_max,
+            ..
+        } = self;
+        for (&number, fetch) in open {
+            let holds = terms.is_some_and(|terms| terms.holds(number));
+            let before = fetch.standing;
+            fetch.standing = match (before, holds) {
+                (Standing::Goes, true) => Standing::Waits(now),
+                (_, false) => Standing::Goes,
+                (same, true) => same,
+            };
+            let (waited, waits) = [before, fetch.standing]
+                .map(|standing| matches!(standing, Standing::Waits(_)))
+                .into();
+            if waits && !waited {
+                counters.held += 1;
+                *waiting += 1;
+                timers.insert((now + *wait_max, number));
+            }
+            if waited && !waits {
+                *waiting -= 1;
+            }
+            if waits != waited {
+                tell(moves, fetch, waits);
+            }
+        }
+    }
+
+    /// Ends the waits that took too long, and fetches that have ended: gives the numbers of these.
+    pub fn poll(&mut self, now: Time) -> Vec<u64> {
+        let mut ended = Vec::new();
+        while let Some(&(at, number)) = self.timers.first()
+            && at <= now
+        {
+            self.timers.pop_first();
+            let Some(fetch) = self.open.get_mut(&number) else {
+                continue;
+            };
+            if let Standing::Waits(since) = fetch.standing
+                && since + self.wait_max <= now
+            {
+                fetch.standing = Standing::Ahead;
+                self.waiting -= 1;
+                self.counters.ahead += 1;
+                tell(&mut self.moves, fetch, false);
+            }
+            if fetch.flows.is_empty() && fetch.ended + LINGER <= now {
+                let waits = matches!(fetch.standing, Standing::Waits(_));
+                self.waiting -= usize::from(waits);
+                self.names.remove(&fetch.name);
+                self.open.remove(&number);
+                ended.push(number);
+            }
+        }
+        ended
+    }
+
+    /// When [`Fetches::poll`] has something to do.
+    #[must_use]
+    pub fn due(&self) -> Time {
+        self.timers.first().map_or(Time::NEVER, |&(at, _)| at)
+    }
+
+    /// Flows to be held or released since the last call, in this order.
+    pub fn take_moves(&mut self) -> Vec<Move> {
+        core::mem::take(&mut self.moves)
+    }
+
+    /// Whether any fetch waits.
+    #[must_use]
+    pub const fn holds(&self) -> bool {
+        self.waiting > 0
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub const fn counters(&self) -> FetchCounters {
+        self.counters
+    }
+}
+
+fn tell(moves: &mut Vec<Move>, fetch: &Fetch, hold: bool) {
+    let of = |(&flow, &port)| Move { port, flow, hold };
+    let first = moves.len();
+    moves.extend(fetch.flows.iter().map(of));
+    // The same input gives the same schedule.
+    moves[first..].sort_unstable_by_key(|moved| moved.flow);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WAIT: Span = Span::from_millis(500);
+
+    fn name(request: u64) -> Name {
+        Name {
+            batch: 1,
+            request,
+            peer: [7; 16],
+        }
+    }
+
+    fn at(ms: u64) -> Time {
+        Time::ZERO + Span::from_millis(ms)
+    }
+
+    fn held(numbers: &[u64]) -> Terms {
+        Terms::new([].into_iter(), [].into_iter()).with_held(numbers.iter().copied())
+    }
+
+    fn moved(fetches: &mut Fetches) -> Vec<(u64, bool)> {
+        let moves = fetches.take_moves();
+        moves.iter().map(|one| (one.flow.0, one.hold)).collect()
+    }
+
+    #[test]
+    fn a_fetch_goes_until_it_is_told_to_wait_and_again_when_released() {
+        let mut fetches = Fetches::new(WAIT);
+        assert_eq!(fetches.joined(name(1), FlowId(10), 1), (Some(1), false));
+        assert_eq!(fetches.joined(name(1), FlowId(11), 1), (Some(1), false));
+        assert_eq!(fetches.joined(name(2), FlowId(20), 1), (Some(2), false));
+        fetches.heed(at(1), Some(&held(&[1])));
+        assert_eq!(moved(&mut fetches), [(10, true), (11, true)]);
+        // What comes while it waits, waits, too.
+        assert_eq!(fetches.joined(name(1), FlowId(12), 1), (Some(1), true));
+        assert!(fetches.holds());
+        fetches.heed(at(2), Some(&held(&[1])));
+        assert_eq!(moved(&mut fetches), []);
+        fetches.heed(at(3), Some(&held(&[2])));
+        let all = [(10, false), (11, false), (12, false), (20, true)];
+        assert_eq!(moved(&mut fetches), all);
+        fetches.heed(at(4), None);
+        assert_eq!(moved(&mut fetches), [(20, false)]);
+        assert!(!fetches.holds());
+    }
+
+    #[test]
+    fn nobody_waits_for_longer_than_is_configured() {
+        let mut fetches = Fetches::new(WAIT);
+        fetches.joined(name(1), FlowId(10), 1);
+        fetches.heed(at(1), Some(&held(&[1])));
+        assert_eq!(fetches.due(), at(501));
+        fetches.poll(at(500));
+        assert_eq!(moved(&mut fetches), [(10, true)]);
+        fetches.poll(at(501));
+        assert_eq!(moved(&mut fetches), [(10, false)]);
+        assert_eq!(fetches.joined(name(1), FlowId(11), 1), (Some(1), false));
+        // The same order again does not hold it again; a later one may.
+        fetches.heed(at(502), Some(&held(&[1])));
+        assert_eq!(moved(&mut fetches), []);
+        fetches.heed(at(503), Some(&held(&[])));
+        fetches.heed(at(504), Some(&held(&[1])));
+        assert_eq!(moved(&mut fetches), [(10, true), (11, true)]);
+        let counters = FetchCounters {
+            fetches: 1,
+            held: 2,
+            ahead: 1,
+        };
+        assert_eq!(fetches.counters(), counters);
+        // It may be changed while somebody waits.
+        fetches.set_wait_max(Span::from_millis(5000));
+        fetches.poll(at(1004));
+        assert_eq!(moved(&mut fetches), []);
+        fetches.poll(at(5504));
+        assert_eq!(moved(&mut fetches), [(10, false), (11, false)]);
+    }
+
+    #[test]
+    fn a_fetch_ends_a_while_after_its_last_flow_and_leaves_nothing() {
+        let mut fetches = Fetches::new(WAIT);
+        fetches.joined(name(1), FlowId(10), 1);
+        fetches.heed(at(0), Some(&held(&[1])));
+        fetches.left(at(1), FlowId(10));
+        assert_eq!(fetches.joined(name(1), FlowId(11), 1), (Some(1), true));
+        assert!(fetches.poll(at(20)).is_empty(), "it went on meanwhile");
+        fetches.left(at(21), FlowId(11));
+        assert!(fetches.poll(at(23)).is_empty());
+        assert_eq!(fetches.poll(at(24)), [1]);
+        assert!(!fetches.holds() && fetches.names.is_empty() && fetches.of_flow.is_empty());
+        fetches.poll(at(600));
+        assert_eq!((fetches.due(), fetches.counters().ahead), (Time::NEVER, 0));
+        assert_eq!(fetches.joined(name(1), FlowId(12), 1), (Some(2), false));
+    }
+
+    #[test]
+    fn beyond_the_limit_nothing_is_known() {
+        let mut fetches = Fetches::new(WAIT);
+        for request in 0..FETCHES_MAX as u64 {
+            fetches.joined(name(request), FlowId(request), 1);
+        }
+        assert_eq!(
+            fetches.joined(name(u64::MAX), FlowId(u64::MAX), 1),
+            (None, false)
+        );
+        fetches.left(at(0), FlowId(u64::MAX));
+        assert_eq!(fetches.open.len(), FETCHES_MAX);
+    }
+}

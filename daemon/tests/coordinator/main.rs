@@ -1,0 +1,426 @@
+//! The real daemon against coordinators: a fake one that says what it should not, and the real one.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that panics is a test that fails"
+)]
+
+mod fake;
+mod fetches;
+mod real;
+#[path = "../support/mod.rs"]
+mod support;
+mod tls;
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::sync::atomic::Ordering;
+
+use fake::Fake;
+use laxity_client::{Client, Hint, Stage};
+use laxity_wire::ClusterStatus;
+use laxity_wire::v1::{
+    Epoch, NackReason, Order, Pruned, Rank, Refusal, SnapshotWanted, Standing,
+    event::Event as Kind, from_coordinator::Message, from_daemon,
+};
+use support::{Laxityd, SMALL, eventually, flow};
+
+/// A daemon that attends `endpoint`, and follows its orders for this many milliseconds.
+pub(crate) fn attending(endpoint: &str, host: &str, age_limit_ms: u64) -> Laxityd {
+    Laxityd::start(&format!(
+        "[coordinator]\nendpoint = \"{endpoint}\"\nhost = \"{host}\"\n\
+         order_age_limit = \"{age_limit_ms}ms\"\nbackoff_min = \"10ms\"\nbackoff_max = \"50ms\"\n{SMALL}"
+    ))
+}
+
+fn of(fake: &Fake, age_limit_ms: u64) -> Laxityd {
+    attending(&format!("http://{}", fake.address), "host-a", age_limit_ms)
+}
+
+pub(crate) fn cluster(daemon: &Laxityd) -> ClusterStatus {
+    daemon.status().cluster.expect("there is a coordinator")
+}
+
+pub(crate) fn begin(client: &Client, batch: u64, requests: &[(u64, u64)]) {
+    let mut lane = client.lane();
+    lane.hint(Hint::BatchBegin {
+        batch,
+        layers: 8,
+        layer_time_ns: 1_000_000,
+    });
+    for &(request, bytes) in requests {
+        lane.hint(Hint::RequestJoin {
+            batch,
+            request,
+            deadline_ns: laxity_shm::sleep::now_ns() + 3_000_000_000,
+            bytes,
+        });
+    }
+}
+
+pub(crate) const fn epoch(term: u64, sequence: u64) -> Option<Epoch> {
+    Some(Epoch { term, sequence })
+}
+
+/// A full order in one piece that prunes these requests.
+pub(crate) fn pruning(term: u64, sequence: u64, requests: &[u64]) -> Order {
+    Order {
+        epoch: epoch(term, sequence),
+        last: true,
+        ranks: vec![Rank {
+            batch: 7,
+            sort_key: 1,
+        }],
+        pruned: requests
+            .iter()
+            .map(|&request| Pruned {
+                request,
+                ..Pruned::default()
+            })
+            .collect(),
+        considered_report: u64::MAX,
+        ..Order::default()
+    }
+}
+
+pub(crate) fn in_force(daemon: &Laxityd, sequence: u64) -> ClusterStatus {
+    eventually("the order is in force", || {
+        let cluster = cluster(daemon);
+        (cluster.order == "cluster" && cluster.sequence == Some(sequence)).then_some(cluster)
+    })
+}
+
+/// Returns once the daemon has read all that was said before.
+pub(crate) fn barrier(peer: &fake::Peer, daemon: &Laxityd) {
+    let before = cluster(daemon).refused_events;
+    peer.say(Message::Refusal(Refusal {
+        count: 1,
+        ..Refusal::default()
+    }));
+    eventually("it has read", || {
+        (cluster(daemon).refused_events == before + 1).then_some(())
+    });
+}
+
+#[test]
+fn a_daemon_reports_what_it_knows_and_applies_an_order_whole() {
+    let fake = Fake::start();
+    let daemon = of(&fake, 60_000);
+    let peer = fake.welcomed(5);
+    assert_eq!(
+        (peer.hello.protocol, peer.hello.host.as_str()),
+        (1, "host-a")
+    );
+    let ports: Vec<_> = peer
+        .hello
+        .ports
+        .iter()
+        .map(|p| p.rate_bytes_per_s)
+        .collect();
+    assert_eq!(ports, [125_000_000; 2]);
+
+    let client = daemon.client("engine");
+    begin(&client, 7, &[(70, 1 << 20), (71, 0)]);
+    let mut seen = Vec::new();
+    peer.event("both requests", |kind| {
+        let Kind::BatchArrived(batch) = kind else {
+            return None;
+        };
+        assert_eq!((batch.batch, batch.layers), (7, 8));
+        for load in &batch.requests {
+            let left = load.remaining_ns.expect("a deadline");
+            assert!(
+                left > 0 && left <= 3_000_000_000,
+                "{left} is not what remains"
+            );
+            seen.push(load.request);
+        }
+        (seen.contains(&70) && seen.contains(&71)).then_some(())
+    });
+
+    // Half an order changes nothing.
+    let mut first = pruning(5, 9, &[70]);
+    first.last = false;
+    peer.order(first);
+    barrier(&peer, &daemon);
+    let status = daemon.status();
+    assert_eq!(status.cluster.unwrap().order, "own");
+    assert_eq!(status.totals.pruned_requests, 0);
+
+    let mut second = pruning(5, 9, &[71]);
+    (second.piece, second.ranks) = (1, Vec::new());
+    peer.order(second);
+    let acked = peer.hear("an ack", |message| match message {
+        from_daemon::Message::Ack(ack) => Some(ack.epoch),
+        _ => None,
+    });
+    assert_eq!(acked, epoch(5, 9));
+    let said = in_force(&daemon, 9);
+    assert_eq!((said.term, said.orders), (Some(5), 1));
+    eventually("the links have it", || {
+        (daemon.status().totals.pruned_requests == 2).then_some(())
+    });
+    eventually("metrics say so", || {
+        (daemon.metric("laxity_cluster_order_in_force", "") == 1.0
+            && daemon.metric("laxity_cluster_order_sequence", "") == 9.0)
+            .then_some(())
+    });
+
+    // What is pruned is demoted: its last stage goes as scavenger.
+    let mut lane = client.lane();
+    let mut pruned = flow(Stage::P2d, 1000);
+    (pruned.batch, pruned.request) = (7, 70);
+    let mut ticket = lane.submit(&pruned);
+    let grant = lane.wait(&mut ticket);
+    lane.complete(&ticket, grant.bytes);
+    assert_eq!(grant.level, laxity_policy::Level::SCAVENGER.0, "{grant:?}");
+
+    // The ends are told.
+    let mut lane = client.lane();
+    lane.hint(Hint::RequestEnd { request: 70 });
+    lane.hint(Hint::BatchEnd { batch: 7 });
+    peer.event("the end", |kind| {
+        matches!(kind, Kind::BatchFinished(end) if end.batch == 7).then_some(())
+    });
+}
+
+#[test]
+fn an_order_that_another_interrupts_is_dropped_and_a_full_one_asked_for() {
+    let fake = Fake::start();
+    let daemon = of(&fake, 60_000);
+    let peer = fake.welcomed(5);
+    peer.order(pruning(5, 1, &[]));
+    in_force(&daemon, 1);
+    let mut half = pruning(5, 2, &[70]);
+    half.last = false;
+    peer.order(half);
+    let mut other = pruning(5, 3, &[71]);
+    other.base = epoch(5, 2);
+    peer.order(other);
+    peer.hear("a resync", |message| match message {
+        from_daemon::Message::Resync(resync) => (resync.applied == epoch(5, 1)).then_some(()),
+        _ => None,
+    });
+    let status = daemon.status();
+    assert_eq!(status.totals.pruned_requests, 0);
+    let said = status.cluster.unwrap();
+    assert_eq!((said.sequence, said.broken_orders), (Some(1), 1));
+    peer.order(pruning(5, 4, &[72]));
+    in_force(&daemon, 4);
+}
+
+#[test]
+fn a_coordinator_of_an_older_term_is_refused_on_any_stream() {
+    let fake = Fake::start();
+    let daemon = of(&fake, 60_000);
+    let peer = fake.welcomed(5);
+    peer.order(pruning(5, 7, &[70]));
+    in_force(&daemon, 7);
+    peer.order(pruning(4, 99, &[70, 71]));
+    peer.hear("a nack", |message| match message {
+        from_daemon::Message::Nack(nack) => {
+            assert_eq!(nack.reason(), NackReason::Fenced);
+            Some(())
+        }
+        _ => None,
+    });
+    peer.order(pruning(5, 6, &[70, 71]));
+    peer.hear("a resync", |message| {
+        matches!(message, from_daemon::Message::Resync(_)).then_some(())
+    });
+    let status = daemon.status();
+    assert_eq!(status.totals.pruned_requests, 1);
+    let said = status.cluster.unwrap();
+    assert_eq!((said.sequence, said.stale_orders), (Some(7), 2));
+
+    drop(peer);
+    let (address, old) = (fake.address, fake);
+    drop(old);
+    let fenced = Fake::start_at(address);
+    for _ in 0..3 {
+        let peer = fenced.peer();
+        assert_eq!(peer.hello.applied, epoch(5, 7));
+        peer.welcome(4);
+    }
+    let said = cluster(&daemon);
+    assert!(
+        !said.connected && said.problem.contains("overtaken"),
+        "{said:?}"
+    );
+    assert_eq!((said.sequence, said.order.as_str()), (Some(7), "cluster"));
+    let peer = fenced.peer();
+    peer.welcome(6);
+    peer.await_snapshot();
+    peer.order(pruning(6, 1, &[]));
+    assert_eq!(in_force(&daemon, 1).term, Some(6));
+}
+
+#[test]
+fn without_a_coordinator_its_order_holds_until_it_is_too_old_and_then_the_daemons_own() {
+    let fake = Fake::start();
+    let mut daemon = of(&fake, 1500);
+    let client = daemon.client("engine");
+    let peer = fake.welcomed(5);
+    begin(&client, 7, &[(70, 1 << 10)]);
+    peer.event("the batch", |kind| {
+        matches!(kind, Kind::BatchArrived(_)).then_some(())
+    });
+    peer.order(pruning(5, 1, &[70]));
+    in_force(&daemon, 1);
+    let address = fake.address;
+    drop((peer, fake));
+    daemon.await_log("no coordinator");
+    eventually("its own order holds", || {
+        let status = daemon.status();
+        let said = status.cluster.unwrap();
+        (said.order == "own" && status.totals.pruned_requests == 0).then_some(())
+    });
+    daemon.await_log("too old");
+    assert!(cluster(&daemon).failures > 0);
+
+    // It comes back as another, and gets everything at once.
+    let fake = Fake::start_at(address);
+    let peer = fake.peer();
+    peer.welcome(6);
+    peer.event("the batch again", |kind| match kind {
+        Kind::BatchArrived(batch) => (batch.batch == 7).then_some(()),
+        _ => None,
+    });
+    peer.order(pruning(6, 1, &[70]));
+    in_force(&daemon, 1);
+    // Heartbeats keep a quiet order alive beyond its age limit.
+    let beats = cluster(&daemon).orders;
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    let said = cluster(&daemon);
+    assert_eq!((said.order.as_str(), said.orders), ("cluster", beats));
+}
+
+#[test]
+fn a_coordinator_that_does_not_read_never_keeps_the_daemon_waiting() {
+    let fake = Fake::start();
+    let daemon = of(&fake, 60_000);
+    let client = daemon.client("engine");
+    let peer = fake.welcomed(5);
+    fake.reads.store(false, Ordering::Release);
+    let rss_kib = || -> u64 {
+        let path = format!("/proc/{}/status", daemon.child.id());
+        let status = std::fs::read_to_string(path).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        line.unwrap()
+            .trim()
+            .trim_end_matches(" kB")
+            .parse()
+            .unwrap()
+    };
+    let mut lane = client.lane();
+    let mut before_kib = 0;
+    for batch in 1..=60_000_u64 {
+        lane.hint(Hint::BatchBegin {
+            batch,
+            layers: 8,
+            layer_time_ns: 1000,
+        });
+        lane.hint(Hint::RequestJoin {
+            batch,
+            request: batch,
+            deadline_ns: 0,
+            bytes: 10,
+        });
+        if batch > 100 {
+            lane.hint(Hint::BatchEnd { batch: batch - 100 });
+        }
+        if batch.is_multiple_of(50) {
+            // Flows go on. (Each is also how this thread waits for the daemon to have read its lane.)
+            let mut ticket = lane.submit(&flow(Stage::P2d, 1000));
+            let grant = lane.wait(&mut ticket);
+            lane.complete(&ticket, grant.bytes);
+            assert!(!grant.bypassed && grant.last);
+        }
+        if batch == 20_000 {
+            before_kib = rss_kib();
+        }
+    }
+    assert!(cluster(&daemon).connected);
+    let grown_kib = rss_kib().saturating_sub(before_kib);
+    assert!(
+        grown_kib < 16 << 10,
+        "grew by {grown_kib} KiB while nobody read"
+    );
+    // It reads again, and learns the newest, not everything.
+    fake.reads.store(true, Ordering::Release);
+    peer.event("the newest batch", |kind| match kind {
+        Kind::BatchArrived(batch) => (batch.batch == 60_000).then_some(()),
+        _ => None,
+    });
+    assert!(cluster(&daemon).reports < 20_000);
+}
+
+#[test]
+fn an_operator_can_take_the_host_out_and_a_snapshot_can_be_asked_for() {
+    let fake = Fake::start();
+    let daemon = of(&fake, 60_000);
+    let client = daemon.client("engine");
+    let peer = fake.welcomed(5);
+    begin(&client, 7, &[(70, 10)]);
+    peer.order(pruning(5, 1, &[70]));
+    in_force(&daemon, 1);
+    peer.say(Message::Standing(Standing { drained: true }));
+    eventually("its own order holds at once", || {
+        let said = cluster(&daemon);
+        (said.drained && said.order == "own").then_some(())
+    });
+    peer.say(Message::Standing(Standing { drained: false }));
+    peer.say(Message::SnapshotWanted(SnapshotWanted {}));
+    peer.await_snapshot();
+    peer.order(pruning(5, 2, &[70]));
+    assert!(!in_force(&daemon, 2).drained);
+}
+
+#[test]
+fn garbage_ends_the_stream_and_nothing_else() {
+    // No HTTP at all.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().take(3) {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 64]);
+            let noise: Vec<u8> = (0..4096_u32).map(|i| (i * 151 + 7) as u8).collect();
+            let _ = stream.write_all(&noise);
+        }
+    });
+    let daemon = attending(&format!("http://{address}"), "host-a", 60_000);
+    let client = daemon.client("worker");
+    eventually("it has tried", || {
+        (cluster(&daemon).failures >= 3).then_some(())
+    });
+    let mut lane = client.lane();
+    let mut ticket = lane.submit(&flow(Stage::P2d, 1000));
+    assert!(lane.wait(&mut ticket).last);
+
+    // gRPC, and nonsense.
+    let fake = Fake::start();
+    let daemon = of(&fake, 60_000);
+    let first = fake.peer();
+    first.order(pruning(5, 1, &[70]));
+    eventually("a stream without a welcome is left", || {
+        cluster(&daemon).problem.contains("Welcome").then_some(())
+    });
+    let peer = fake.welcomed(5);
+    peer.order(Order::default());
+    peer.hear("a resync", |message| {
+        matches!(message, from_daemon::Message::Resync(_)).then_some(())
+    });
+    for piece in 0..5000 {
+        let mut endless = pruning(5, 2, &[70]);
+        (endless.last, endless.piece) = (false, piece);
+        peer.order(endless);
+    }
+    eventually("a stream without end is left", || {
+        cluster(&daemon).problem.contains("pieces").then_some(())
+    });
+    let peer = fake.welcomed(5);
+    assert_eq!(cluster(&daemon).order, "own");
+    peer.order(pruning(5, 3, &[70]));
+    in_force(&daemon, 3);
+}

@@ -1,0 +1,94 @@
+//! Two daemons and the real coordinator.
+
+use std::net::SocketAddr;
+
+use laxity_coordinator::config::Config;
+use laxity_coordinator::server::{Coordinator, Handle};
+
+use crate::support::eventually;
+use crate::{attending, begin, cluster};
+
+pub(crate) struct Real {
+    pub(crate) address: SocketAddr,
+    pub(crate) handle: Handle,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Real {
+    fn start(listen: SocketAddr, term: u64) -> Self {
+        let config = Config {
+            listen,
+            ..Config::default()
+        };
+        Self::with(&config, term)
+    }
+
+    pub(crate) fn with(config: &Config, term: u64) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let coordinator = eventually("the address is free", || {
+            runtime
+                .block_on(Coordinator::bind(config.clone(), term))
+                .ok()
+        });
+        let (address, handle) = (coordinator.address().unwrap(), coordinator.handle());
+        runtime.spawn(coordinator.run());
+        Self {
+            address,
+            handle,
+            runtime: Some(runtime),
+        }
+    }
+}
+
+impl Drop for Real {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+#[test]
+fn what_one_host_cannot_make_in_time_the_other_learns_from_the_coordinator() {
+    let real = Real::start(SocketAddr::from(([127, 0, 0, 1], 0)), 5);
+    let endpoint = format!("http://{}", real.address);
+    let (one, two) = (
+        attending(&endpoint, "one", 1500),
+        attending(&endpoint, "two", 1500),
+    );
+    let engines = [one.client("engine"), two.client("engine")];
+    // 3 s at 1 Gbit/s carry 375 MB: request 70 cannot make it, and only the first host knows.
+    let heavy = 2_000_000_000;
+    begin(&engines[0], 7, &[(70, heavy), (71, 1000)]);
+    let pruned = |daemon: &crate::support::Laxityd| daemon.status().totals.pruned_requests;
+    eventually("the first host has an order", || {
+        let said = cluster(&one);
+        (said.order == "cluster" && said.orders > 1 && pruned(&one) == 1).then_some(())
+    });
+    begin(&engines[1], 7, &[(71, 1000), (70, 0)]);
+    eventually("the second host knows", || {
+        (cluster(&two).order == "cluster" && pruned(&two) == 1).then_some(())
+    });
+
+    // Stopped in order, or killed: each goes on with what it knows.
+    real.handle.stop();
+    let address = real.address;
+    drop(real);
+    eventually("both are on their own", || {
+        let own = |daemon| cluster(daemon).order == "own";
+        (own(&one) && own(&two) && pruned(&two) == 0).then_some(())
+    });
+    let again = Real::start(address, 6);
+    eventually("both follow the new one", || {
+        let said = [cluster(&one), cluster(&two)];
+        let follows = said
+            .iter()
+            .all(|said| said.order == "cluster" && said.term == Some(6));
+        (follows && pruned(&two) == 1).then_some(())
+    });
+    drop(again);
+}

@@ -1,0 +1,7 @@
+//! See `laxity_fuzz::records`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(
+    init: laxity_fuzz::write_seeds("records"),
+    |bytes: &[u8]| laxity_fuzz::records::run(bytes)
+);

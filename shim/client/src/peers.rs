@@ -1,0 +1,104 @@
+//! The other ends of this process's transfers, by number: what a flow has room for ([`Flow::peer`]).
+//!
+//! Numbers are the process's, and are given once and for all. A lane tells its daemon what one means before its
+//! first flow that uses it.
+//!
+//! The table has no lock, so that a forked child finds none that is locked: a place is taken by one exchange, written, and
+//! then shown. One that is being written is passed over, at worst an address gets two numbers, which means the same.
+//!
+//! [`Flow::peer`]: laxity_shm::record::Flow::peer
+
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// Peers that have a number; those beyond have none, which is as if nothing were known of them.
+pub const PEERS_MAX: usize = 255;
+
+const FREE: u8 = 0;
+const WRITTEN: u8 = 1;
+const SHOWN: u8 = 2;
+
+#[derive(Debug)]
+struct Place {
+    state: AtomicU8,
+    halves: [AtomicU64; 2],
+}
+
+static PLACES: [Place; PEERS_MAX] = [const {
+    Place {
+        state: AtomicU8::new(FREE),
+        halves: [AtomicU64::new(0), AtomicU64::new(0)],
+    }
+}; PEERS_MAX];
+
+impl Place {
+    /// The address here, if one is shown.
+    fn address(&self) -> Option<[u8; 16]> {
+        // Acquire: the halves were written before.
+        if self.state.load(Ordering::Acquire) != SHOWN {
+            return None;
+        }
+        let [low, high] = [0, 1].map(|half: usize| self.halves[half].load(Ordering::Relaxed));
+        Some((u128::from(high) << 64 | u128::from(low)).to_le_bytes())
+    }
+
+    /// Puts an address here, if nobody has.
+    fn take(&self, address: [u8; 16]) -> bool {
+        let taken =
+            self.state
+                .compare_exchange(FREE, WRITTEN, Ordering::Relaxed, Ordering::Relaxed);
+        if taken.is_err() {
+            return false;
+        }
+        let whole = u128::from_le_bytes(address);
+        self.halves[0].store(whole as u64, Ordering::Relaxed);
+        self.halves[1].store((whole >> 64) as u64, Ordering::Relaxed);
+        self.state.store(SHOWN, Ordering::Release);
+        true
+    }
+}
+
+/// The number of the peer with this address: IPv6, or IPv4 mapped into it; of RoCE v2 the GID. 0, "unknown",
+/// for the address of zeroes and when [`PEERS_MAX`] have one.
+#[must_use]
+pub fn number(address: [u8; 16]) -> u8 {
+    if address == [0; 16] {
+        return 0;
+    }
+    let is_it = |place: &Place| place.address() == Some(address) || place.take(address);
+    let found = PLACES.iter().position(is_it);
+    found.map_or(0, |index| (index + 1) as u8)
+}
+
+/// The address of a number that was given.
+#[must_use]
+pub fn address(number: u8) -> Option<[u8; 16]> {
+    PLACES[usize::from(number).checked_sub(1)?].address()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One test, since the table is the process's.
+    #[test]
+    fn numbers_are_given_once_up_to_a_limit_and_lead_back() {
+        let of = |last: u16| {
+            let mut address = [0xfe; 16];
+            address[14..].copy_from_slice(&last.to_be_bytes());
+            address
+        };
+        assert_eq!((number([0; 16]), address(0)), (0, None));
+        let threads = [0, 1, 2, 3].map(|_| {
+            std::thread::spawn(move || (0..100).map(|n| number(of(n))).collect::<Vec<_>>())
+        });
+        for thread in threads {
+            let numbers = thread.join().expect("no panic");
+            for (n, given) in numbers.into_iter().enumerate() {
+                assert_eq!(address(given), Some(of(n as u16)));
+            }
+        }
+        let more: Vec<u8> = (0..300).map(|n| number(of(n))).collect();
+        assert_eq!(more, (0..300).map(|n| number(of(n))).collect::<Vec<_>>());
+        assert!(more[0] != 0 && more[299] == 0);
+    }
+}

@@ -1,0 +1,331 @@
+//! A cluster with TLS as an operator sets it up: `laxity certs`, a coordinator, daemons, and `laxity cluster`; all of them the
+//! real programs.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use laxity_client::{Client, Hint, Options};
+
+use crate::process::{Daemon, PATIENCE, binary, eventually};
+
+fn laxity(arguments: &[&str]) -> Output {
+    Command::new(binary("laxity"))
+        .args(arguments)
+        .env_remove("LAXITY_CA")
+        .env_remove("LAXITY_CERT")
+        .env_remove("LAXITY_KEY")
+        .env_remove("LAXITY_COORDINATOR")
+        .output()
+        .expect("laxity runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn said(output: &Output) -> String {
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+/// A folder of certificates, made by the program.
+struct Certs(PathBuf);
+
+impl Certs {
+    fn make(folder: &Path, arguments: &[&str]) -> Self {
+        let out = folder.display().to_string();
+        let made = laxity(&[&["certs", "--out", &out], arguments].concat());
+        assert!(made.status.success(), "{}", said(&made));
+        Self(folder.to_owned())
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+
+    /// `laxity cluster …` with a certificate.
+    fn cluster(&self, endpoint: &str, stem: &str, arguments: &[&str]) -> Output {
+        let (ca, cert, key) = (
+            self.file("ca.crt"),
+            self.file(&format!("{stem}.crt")),
+            self.file(&format!("{stem}.key")),
+        );
+        let tls = [
+            "--endpoint",
+            endpoint,
+            "--ca",
+            &ca,
+            "--cert",
+            &cert,
+            "--key",
+            &key,
+        ];
+        laxity(&[&["cluster"], arguments, &tls].concat())
+    }
+
+    /// A daemon's `[coordinator]`.
+    fn section(&self, endpoint: &str, host: &str, stem: &str) -> String {
+        format!(
+            "[coordinator]\nendpoint = {endpoint:?}\nhost = {host:?}\nca = {:?}\ncert = {:?}\nkey = {:?}\nbackoff_min = \"10ms\"\nbackoff_max = \"100ms\"\n",
+            self.file("ca.crt"),
+            self.file(&format!("{stem}.crt")),
+            self.file(&format!("{stem}.key")),
+        )
+    }
+}
+
+/// A coordinator that ends with the test.
+struct Coordinator {
+    child: Child,
+    endpoint: String,
+}
+
+impl Coordinator {
+    fn start(folder: &Path, certs: &Certs) -> Self {
+        let file = folder.join("coordinator.toml");
+        let config = format!(
+            "listen = \"127.0.0.1:0\"\nlog = \"warn\"\n[tls]\ncert = {:?}\nkey = {:?}\nclient_ca = {:?}\n",
+            certs.file("coordinator-coord1.example.crt"),
+            certs.file("coordinator-coord1.example.key"),
+            certs.file("ca.crt"),
+        );
+        fs::write(&file, config).expect("written");
+        let mut child = Command::new(binary("laxity-coordinator"))
+            .arg("--config")
+            .arg(&file)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("laxity-coordinator starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("piped"))
+            .read_line(&mut line)
+            .expect("says where it listens");
+        let address = line.trim().strip_prefix("listening on ");
+        Self {
+            endpoint: format!("https://{}", address.expect("an address")),
+            child,
+        }
+    }
+}
+
+impl Drop for Coordinator {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_cluster_runs_on_what_laxity_certs_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| {
+        let path = folder.path().join(name);
+        fs::create_dir_all(&path).expect("a folder");
+        path
+    };
+    let certs = Certs::make(
+        &at("certs"),
+        &[
+            "--coordinator",
+            "coord1.example,127.0.0.1",
+            "--daemon",
+            "host1",
+            "--viewer",
+            "alice",
+            "--operator",
+            "bob",
+        ],
+    );
+    let coordinator = Coordinator::start(folder.path(), &certs);
+    let endpoint = coordinator.endpoint.as_str();
+
+    let one = certs.section(endpoint, "host1", "daemon-host1");
+    let one = Daemon::start(&at("one"), &one);
+    let client = Client::attach(Options {
+        socket: one.socket(),
+        name: "engine".into(),
+        attach_timeout: PATIENCE,
+        ..Options::default()
+    });
+    client.lane().hint(Hint::BatchBegin {
+        batch: 7,
+        layers: 8,
+        layer_time_ns: 1_000_000,
+    });
+    eventually("host1 follows the coordinator's order", || {
+        let cluster = one.status().cluster.expect("configured");
+        cluster.connected && cluster.order == "cluster"
+    });
+    // Added later, to the same CA, and not restarted for anything.
+    let certs = Certs::make(&certs.0, &["--daemon", "host2"]);
+    let two = certs.section(endpoint, "host2", "daemon-host2");
+    let two = Daemon::start(&at("two"), &two);
+    eventually("host2 is let in", || {
+        two.status().cluster.expect("configured").connected
+    });
+    // Another host's certificate.
+    let liar = certs.section(endpoint, "host3", "daemon-host2");
+    let liar = Daemon::start(&at("liar"), &liar);
+    eventually("it is refused and says why", || {
+        let cluster = liar.status().cluster.expect("configured");
+        cluster.problem.contains("yours is for daemon/host2") && cluster.order == "own"
+    });
+    let control = liar.control().display().to_string();
+    let page = text(&laxity(&["status", "--control", &control]).stdout);
+    assert!(
+        page.contains("needs a certificate for laxity://daemon/host3"),
+        "{page}"
+    );
+
+    let hosts = certs.cluster(endpoint, "viewer-alice", &["hosts"]);
+    let page = said(&hosts);
+    assert!(
+        hosts.status.success() && page.contains("host1") && page.contains("host2"),
+        "{page}"
+    );
+    assert!(!page.contains("host3"), "{page}");
+    eventually("its batch is there", || {
+        let batches = certs.cluster(endpoint, "viewer-alice", &["batches"]);
+        batches.status.success() && said(&batches).contains("host1")
+    });
+    let set = ["policy", "set", "drop_budget=5"];
+    let refused = certs.cluster(endpoint, "viewer-alice", &set);
+    assert_eq!(refused.status.code(), Some(1));
+    let why = said(&refused);
+    assert!(
+        why.contains("laxity://operator/NAME") && why.contains("viewer/alice"),
+        "{why}"
+    );
+    let done = certs.cluster(endpoint, "operator-bob", &set);
+    assert!(
+        done.status.success() && said(&done).contains("operator/bob"),
+        "{}",
+        said(&done)
+    );
+    let daemon = certs.cluster(endpoint, "daemon-host1", &["hosts"]);
+    assert_eq!(daemon.status.code(), Some(1), "{}", said(&daemon));
+}
+
+#[test]
+fn certificates_are_listed_private_and_never_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("new").display().to_string();
+    let certs = |arguments: &[&str]| laxity(&[&["certs", "--out", &out], arguments].concat());
+    let made = certs(&["--daemon", "a,b", "--load", "3", "--days", "7", "--json"]);
+    assert!(made.status.success(), "{}", said(&made));
+    let json: serde_json::Value = serde_json::from_slice(&made.stdout).expect("JSON");
+    let made = json["made"].as_array().expect("a list");
+    let roles: Vec<_> = made
+        .iter()
+        .map(|one| one["role"].as_str().unwrap())
+        .collect();
+    assert_eq!(roles, ["ca", "daemon", "daemon", "load"]);
+    assert_eq!(made[2]["names"][0], "b");
+    for one in made {
+        let key = one["key"].as_str().expect("a path");
+        let mode = fs::metadata(key).expect("written").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{key}");
+        assert!(Path::new(one["certificate"].as_str().unwrap()).exists());
+    }
+    let life = made[0]["valid_until_s"].as_i64() > made[1]["valid_until_s"].as_i64();
+    assert!(life, "the CA outlives its certificates: {json}");
+
+    let key = fs::read(Path::new(&out).join("daemon-a.key")).unwrap();
+    let again = certs(&["--daemon", "c", "--daemon", "a"]);
+    assert_eq!(again.status.code(), Some(1));
+    assert!(
+        said(&again).contains("daemon-a.crt is there already"),
+        "{}",
+        said(&again)
+    );
+    assert_eq!(fs::read(Path::new(&out).join("daemon-a.key")).unwrap(), key);
+    assert!(!Path::new(&out).join("daemon-c.crt").exists());
+
+    let page = said(&certs(&[
+        "--coordinator",
+        "c1",
+        "--daemon",
+        "c",
+        "--viewer",
+        "v",
+    ]));
+    for word in [
+        "[tls]",
+        "client_ca",
+        "[coordinator]",
+        "https://c1:7471",
+        "laxity cluster hosts",
+        "ca.key",
+    ] {
+        assert!(page.contains(word), "{word}: {page}");
+    }
+    for wrong in [
+        &[][..],
+        &["--daemon", "a", "--days", "0"],
+        &["--load", "9999"],
+    ] {
+        assert_eq!(certs(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+    let odd = certs(&["--daemon", "a/b"]);
+    assert!(
+        odd.status.code() == Some(1) && said(&odd).contains("`a/b`"),
+        "{}",
+        said(&odd)
+    );
+}
+
+#[test]
+fn a_load_speaks_tls_to_a_coordinator_of_its_own_and_to_one_that_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let small = [
+        "--daemons",
+        "3",
+        "--batches",
+        "6",
+        "--rate",
+        "50",
+        "--duration",
+        "1s",
+    ];
+    let load = |arguments: &[&str]| laxity(&[&["cluster", "load"], &small[..], arguments].concat());
+    let own = load(&["--tls", "--json", "-"]);
+    assert!(own.status.success(), "{}", said(&own));
+    let json: serde_json::Value = serde_json::from_slice(&own.stdout).expect("JSON");
+    assert!(json["answered"].as_u64() > Some(0), "{json}");
+
+    let certs = Certs::make(
+        &folder.path().join("certs"),
+        &[
+            "--coordinator",
+            "coord1.example,127.0.0.1",
+            "--load",
+            "3",
+            "--daemon",
+            "host1",
+        ],
+    );
+    let coordinator = Coordinator::start(folder.path(), &certs);
+    let with = |stem: &str| {
+        let args = ["load", "--json", "-"];
+        certs.cluster(&coordinator.endpoint, stem, &[&args, &small[..]].concat())
+    };
+    let named = with("load-3");
+    assert!(named.status.success(), "{}", said(&named));
+    let json: serde_json::Value = serde_json::from_slice(&named.stdout).expect("JSON");
+    assert!(json["answered"].as_u64() > Some(0), "{json}");
+    let unnamed = with("daemon-host1");
+    assert!(
+        unnamed.status.code() == Some(1) && said(&unnamed).contains("laxity://daemon/load-00000"),
+        "{}",
+        said(&unnamed)
+    );
+    let bare = load(&["--endpoint", &coordinator.endpoint]);
+    assert!(
+        bare.status.code() == Some(1) && said(&bare).contains("--ca, --cert and --key"),
+        "{}",
+        said(&bare)
+    );
+}

@@ -1,0 +1,251 @@
+//! `laxity certs`: a CA and certificates for a trial. Arguments, and what to do with what was made; the making is
+//! `laxity_coordinator::certs`.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::{ArgGroup, Args};
+use laxity_coordinator::certs::{DAYS_DEFAULT, DAYS_MAX, LOAD_DAEMONS_MAX, Made, Subject, make};
+use serde::Serialize;
+
+use crate::host::table;
+use crate::output::{put, say};
+
+/// Said after the options.
+pub(crate) const HELP: &str = "\
+The first call makes a CA in the folder (ca.crt, ca.key); every call makes a certificate and a key for each name, signed by \
+the CA that is there. Nothing is overwritten: if a file is there already, nothing is made. Keys can be read by their owner only.
+
+What a certificate allows is a URI in it: laxity://daemon/HOST, laxity://viewer/NAME or laxity://operator/NAME. A cluster that \
+lasts gets certificates with these URIs from its own PKI.
+
+Examples:
+  # a coordinator with a name and an address, two hosts, somebody who looks and somebody who changes things
+  laxity certs --out certs --coordinator coord1.example,10.0.0.1 --daemon host1 --daemon host2 \\
+      --viewer alice --operator bob
+
+  # another host later, of the same CA
+  laxity certs --out certs --daemon host3
+
+  # renew: take the old files away first; laxityd uses the new ones at its next connection
+  rm certs/daemon-host1.*
+  laxity certs --out certs --daemon host1 --days 90
+
+  # one certificate for all daemons of `laxity cluster load --daemons 128`
+  laxity certs --out certs --load 128
+
+Exit status: 0 done, 1 nothing could be made (the message says why), 2 wrong arguments.";
+
+/// Arguments of `laxity certs`.
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("whom").required(true).multiple(true)))]
+pub(crate) struct CertsArgs {
+    /// The folder; made if it is not there
+    #[arg(long, value_name = "FOLDER")]
+    out: PathBuf,
+    /// A coordinator, by all names and addresses that it is reached by; repeat for another coordinator
+    #[arg(long, value_name = "NAME[,NAME…]", group = "whom")]
+    coordinator: Vec<String>,
+    /// A host's daemon, by the host's name: `coordinator.host` of its configuration, or what the kernel calls it
+    #[arg(long, value_name = "HOST", value_delimiter = ',', group = "whom")]
+    daemon: Vec<String>,
+    /// Somebody who may ask
+    #[arg(long, value_name = "NAME", value_delimiter = ',', group = "whom")]
+    viewer: Vec<String>,
+    /// Somebody who may ask, and change the policy and drain hosts
+    #[arg(long, value_name = "NAME", value_delimiter = ',', group = "whom")]
+    operator: Vec<String>,
+    /// One certificate for all N daemons of `laxity cluster load`
+    #[arg(long, value_name = "N", group = "whom", value_parser = loads)]
+    load: Option<usize>,
+    /// How long they are good for; a new CA is good for 10 years, or longer if this is
+    #[arg(long, value_name = "DAYS", default_value_t = DAYS_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=i64::from(DAYS_MAX)))]
+    days: u32,
+    /// Print what was made as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn loads(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok();
+    count
+        .filter(|count| (1..=LOAD_DAEMONS_MAX).contains(count))
+        .ok_or_else(|| format!("a number in 1..={LOAD_DAEMONS_MAX}"))
+}
+
+impl CertsArgs {
+    fn subjects(&self) -> Vec<Subject> {
+        let coordinators = self.coordinator.iter().map(|names| {
+            let names = names.split(',').map(|name| name.trim().to_owned());
+            Subject::Coordinator(names.collect())
+        });
+        let named = |names: &[String], of: fn(String) -> Subject| -> Vec<Subject> {
+            names.iter().cloned().map(of).collect()
+        };
+        coordinators
+            .chain(named(&self.daemon, Subject::Daemon))
+            .chain(named(&self.viewer, Subject::Viewer))
+            .chain(named(&self.operator, Subject::Operator))
+            .chain(self.load.map(Subject::Load))
+            .collect()
+    }
+}
+
+/// For machines.
+#[derive(Serialize)]
+struct Listed<'a> {
+    folder: &'a Path,
+    made: Vec<Entry<'a>>,
+}
+
+#[derive(Serialize)]
+struct Entry<'a> {
+    /// `ca`, `coordinator`, `daemon`, `viewer`, `operator` or `load`.
+    role: &'a str,
+    names: &'a [String],
+    certificate: &'a Path,
+    key: &'a Path,
+    /// Seconds since 1970.
+    valid_until_s: i64,
+    /// YYYY-MM-DD, in UTC.
+    valid_until: &'a str,
+}
+
+fn role(made: &Made) -> &'static str {
+    made.subject.as_ref().map_or("ca", Subject::role)
+}
+
+fn names(made: &Made) -> &[String] {
+    made.subject.as_ref().map_or(&[], Subject::names)
+}
+
+/// Makes them, and says what comes next.
+pub(crate) fn certs(args: &CertsArgs) -> Result<()> {
+    let made = make(&args.out, &args.subjects(), args.days)
+        .with_context(|| format!("no certificates in {}", args.out.display()))?;
+    if args.json {
+        let entry = |made| Entry {
+            role: role(made),
+            names: names(made),
+            certificate: &made.certificate,
+            key: &made.key,
+            valid_until_s: made.until_s,
+            valid_until: &made.until,
+        };
+        let listed = Listed {
+            folder: &args.out,
+            made: made.iter().map(entry).collect(),
+        };
+        return put((serde_json::to_string_pretty(&listed)? + "\n").as_bytes());
+    }
+    let mut rows = table(&["for", "name", "certificate", "key", "good until"]);
+    for one in &made {
+        let name = match &one.subject {
+            None => "-".to_owned(),
+            Some(Subject::Load(count)) => format!("{count} daemons"),
+            Some(subject) => subject.names().join(", "),
+        };
+        rows.add_row(vec![
+            role(one).to_owned(),
+            name,
+            one.certificate.display().to_string(),
+            one.key.display().to_string(),
+            one.until.clone(),
+        ]);
+    }
+    say(format!("{rows}\n\n{}", next(&args.out, &made)))
+}
+
+/// The name of a coordinator that a call before made a certificate for.
+fn coordinator_of(folder: &Path) -> Option<String> {
+    let files = fs::read_dir(folder).ok()?.flatten();
+    let names = files.filter_map(|file| {
+        let name = file.file_name().into_string().ok()?;
+        let name = name.strip_prefix("coordinator-")?.strip_suffix(".crt")?;
+        Some(name.to_owned())
+    });
+    names.min()
+}
+
+/// Where each file goes. The folder's files on this machine, `/etc/laxity` on those that they are for.
+fn next(folder: &Path, made: &[Made]) -> String {
+    let coordinator = made.iter().find_map(|one| match &one.subject {
+        Some(Subject::Coordinator(names)) => names.first().cloned(),
+        _ => None,
+    });
+    let coordinator = coordinator.or_else(|| coordinator_of(folder));
+    let coordinator = coordinator.unwrap_or_else(|| "COORDINATOR".into());
+    let endpoint = match coordinator.contains(':') {
+        true => format!("https://[{coordinator}]:7471"),
+        false => format!("https://{coordinator}:7471"),
+    };
+    let ca = folder.join("ca.crt");
+    let file = |path: &Path| {
+        let name = path.file_name().unwrap_or_default();
+        format!("/etc/laxity/{}", name.to_string_lossy())
+    };
+    let mut text = String::from("Next:\n");
+    let of = |wanted: &'static str| made.iter().filter(move |one| role(one) == wanted);
+    for one in of("coordinator") {
+        let _ = write!(
+            text,
+            "\n* On the coordinator's host ({}), in /etc/laxity/coordinator.toml; `listen` has to be an address that daemons reach:\n\n      [tls]\n      cert = {:?}\n      key = {:?}\n      client_ca = \"/etc/laxity/ca.crt\"\n",
+            names(one).join(", "),
+            file(&one.certificate),
+            file(&one.key),
+        );
+    }
+    let hosts: Vec<&str> = of("daemon").flat_map(names).map(String::as_str).collect();
+    if let (Some(one), Some((host, others))) = (of("daemon").next(), hosts.split_first()) {
+        let _ = write!(
+            text,
+            "\n* On {host}, in /etc/laxity/laxityd.toml (`host` only if the kernel has another name), then `systemctl restart laxityd`:\n\n      [coordinator]\n      endpoint = {endpoint:?}\n      host = {host:?}\n      ca = \"/etc/laxity/ca.crt\"\n      cert = {:?}\n      key = {:?}\n",
+            file(&one.certificate),
+            file(&one.key),
+        );
+        if !others.is_empty() {
+            let _ = write!(
+                text,
+                "\n  And with their own names and files on {}.\n",
+                others.join(", ")
+            );
+        }
+    }
+    if let Some(one) = of("coordinator").chain(of("daemon")).next() {
+        let _ = write!(
+            text,
+            "\n  Copy the files there so that the services' user can read them, such as\n\n      install -o laxity -g laxity -m 0600 {} /etc/laxity/\n      install -m 0644 {} {} /etc/laxity/\n\n  Then `laxity-coordinator --check` and `laxityd --check-config` say whether they can be used.\n",
+            one.key.display(),
+            ca.display(),
+            one.certificate.display(),
+        );
+    }
+    for one in of("viewer").chain(of("operator")) {
+        let _ = write!(
+            text,
+            "\n* {}, of role {}:\n\n      laxity cluster hosts --endpoint {endpoint} --ca {} --cert {} --key {}\n",
+            names(one).join(", "),
+            role(one),
+            ca.display(),
+            one.certificate.display(),
+            one.key.display(),
+        );
+    }
+    for one in of("load") {
+        let _ = write!(
+            text,
+            "\n* A load, of as many daemons at most:\n\n      laxity cluster load --endpoint {endpoint} --ca {} --cert {} --key {}\n",
+            ca.display(),
+            one.certificate.display(),
+            one.key.display(),
+        );
+    }
+    let _ = write!(
+        text,
+        "\n* Keep {} to yourself: whoever has it can be anybody. It is needed for more certificates only, and goes nowhere else.",
+        folder.join("ca.key").display()
+    );
+    text
+}

@@ -1,0 +1,213 @@
+//! The way to a coordinator: where it is, who we are, how long to wait, and what to say when it does not work.
+
+use std::error::Error as _;
+use std::fs;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Args;
+use laxity_wire::v1::operator_client::OperatorClient;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, Response, Status};
+
+/// Names the coordinator, as `--endpoint` does.
+const ENDPOINT_ENV: &str = "LAXITY_COORDINATOR";
+/// Where a coordinator without a configuration listens.
+const ENDPOINT_DEFAULT: &str = "http://127.0.0.1:7471";
+/// A thousand batches with long host names fit.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// Where the coordinator is and how it knows us.
+#[derive(Debug, Args)]
+pub(crate) struct Coordinator {
+    /// The coordinator; https:// where it serves with TLS
+    #[arg(long, value_name = "URL", env = ENDPOINT_ENV, default_value = ENDPOINT_DEFAULT)]
+    endpoint: String,
+    /// How long to wait for an answer, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
+    timeout_ms: u64,
+    /// Certificate of the authority that the coordinator's must come from (PEM)
+    #[arg(long, value_name = "FILE", env = "LAXITY_CA", help_heading = "TLS")]
+    ca: Option<PathBuf>,
+    /// Our certificate, of role viewer or operator (PEM)
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "LAXITY_CERT",
+        requires = "key",
+        help_heading = "TLS"
+    )]
+    cert: Option<PathBuf>,
+    /// Its private key (PEM)
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "LAXITY_KEY",
+        requires = "cert",
+        help_heading = "TLS"
+    )]
+    key: Option<PathBuf>,
+    /// The name in the coordinator's certificate, if it is not that of the endpoint (a tunnel, an address)
+    #[arg(long, value_name = "NAME", help_heading = "TLS")]
+    server_name: Option<String>,
+}
+
+impl Coordinator {
+    fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout_ms)
+    }
+
+    /// An empty variable is as good as none.
+    fn url(&self) -> &str {
+        match self.endpoint.as_str() {
+            "" => ENDPOINT_DEFAULT,
+            url => url,
+        }
+    }
+
+    fn endpoint(&self) -> Result<Endpoint> {
+        let wrong = || {
+            format!(
+                "`{}` is no endpoint; write http://HOST:PORT, or https:// where the coordinator serves with TLS",
+                self.endpoint
+            )
+        };
+        let url = self.url().to_owned();
+        let endpoint = Endpoint::from_shared(url).with_context(wrong)?;
+        let uri = endpoint.uri();
+        let tls = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => bail!(wrong()),
+        };
+        if uri.host().is_none() {
+            bail!(wrong());
+        }
+        let endpoint = endpoint
+            .connect_timeout(self.timeout())
+            .http2_keep_alive_interval(Duration::from_secs(20))
+            .keep_alive_while_idle(true);
+        if tls {
+            let tls = self.tls()?;
+            return endpoint
+                .tls_config(tls)
+                .context("these certificates cannot be used: check --ca, --cert and --key");
+        }
+        if given(&self.ca).is_some() || given(&self.cert).is_some() {
+            bail!(
+                "certificates are of no use with http://; write https:// in --endpoint or ${ENDPOINT_ENV}"
+            );
+        }
+        Ok(endpoint)
+    }
+
+    fn tls(&self) -> Result<ClientTlsConfig> {
+        let ca = given(&self.ca).ok_or_else(|| {
+            anyhow!("https:// needs --ca FILE (or $LAXITY_CA): the authority of the cluster")
+        })?;
+        let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem(ca)?));
+        if let (Some(cert), Some(key)) = (given(&self.cert), given(&self.key)) {
+            tls = tls.identity(Identity::from_pem(pem(cert)?, pem(key)?));
+        }
+        if let Some(name) = &self.server_name {
+            tls = tls.domain_name(name);
+        }
+        Ok(tls)
+    }
+
+    /// Connects and runs `work` with the client, on this thread.
+    pub(crate) fn run<T, W>(&self, work: impl FnOnce(Client) -> W) -> Result<T>
+    where
+        W: Future<Output = Result<T>>,
+    {
+        let endpoint = self.endpoint()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot start the runtime")?;
+        runtime.block_on(async {
+            let channel = endpoint
+                .connect()
+                .await
+                .map_err(|error| self.unreachable(&error))?;
+            let operator = OperatorClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
+            work(Client {
+                operator,
+                timeout: self.timeout(),
+            })
+            .await
+        })
+    }
+
+    fn unreachable(&self, error: &tonic::transport::Error) -> anyhow::Error {
+        let mut cause = error.to_string();
+        let mut source = error.source();
+        while let Some(inner) = source {
+            cause = inner.to_string();
+            source = inner.source();
+        }
+        let next = if self.url().starts_with("https:") {
+            "does laxity-coordinator run there, does it serve with TLS, and are --ca, --cert and --server-name right?"
+        } else {
+            "does laxity-coordinator run there (systemctl status laxity-coordinator), and is the endpoint right? One that serves with TLS wants https://"
+        };
+        anyhow!(
+            "cannot reach the coordinator at {}: {cause}; {next} (--endpoint, ${ENDPOINT_ENV})",
+            self.url()
+        )
+    }
+}
+
+fn given(path: &Option<PathBuf>) -> Option<&Path> {
+    path.as_deref().filter(|path| !path.as_os_str().is_empty())
+}
+
+fn pem(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// A connection.
+pub(crate) struct Client {
+    pub(crate) operator: OperatorClient<Channel>,
+    timeout: Duration,
+}
+
+impl Client {
+    /// The answer to `asked`, if it comes in time.
+    pub(crate) async fn answer<T>(
+        &self,
+        asked: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T> {
+        match tokio::time::timeout(self.timeout, asked).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(status)) => Err(refused(&status)),
+            Err(_) => bail!(
+                "the coordinator did not answer within {:?}; look at its log and load, or wait longer with --timeout-ms",
+                self.timeout
+            ),
+        }
+    }
+}
+
+/// What a status means to the person who asked.
+pub(crate) fn refused(status: &Status) -> anyhow::Error {
+    let said = super::tables::clean(status.message());
+    match status.code() {
+        Code::NotFound | Code::InvalidArgument | Code::FailedPrecondition => anyhow!("{said}"),
+        Code::PermissionDenied => anyhow!(
+            "the coordinator does not allow this: {said}; changes need a certificate of role operator (--cert, --key)"
+        ),
+        Code::Unauthenticated => anyhow!(
+            "the coordinator does not know us: {said}; give a certificate of its authority (--cert, --key)"
+        ),
+        Code::Unimplemented => anyhow!(
+            "this is no laxity-coordinator, or an older one than this command; check --endpoint and `laxity-coordinator --version` there"
+        ),
+        Code::Unavailable => anyhow!(
+            "the coordinator went away: {said}; it may be restarting, or another one leads now: try again"
+        ),
+        code => anyhow!("the coordinator failed ({code:?}): {said}; its log has more"),
+    }
+}

@@ -1,0 +1,109 @@
+//! `laxity cluster load`: arguments and output; the load itself is `laxity_coordinator::load`.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use laxity_coordinator::load::{LoadFiles, LoadPlan, LoadTls, run};
+use laxity_quantity::Nanos;
+
+/// What load to make.
+#[derive(Debug, Args)]
+pub(crate) struct LoadArgs {
+    /// Daemons to speak as
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    daemons: usize,
+    /// Batches that are active throughout
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    batches: usize,
+    /// Batches that arrive or depart per second
+    #[arg(long, value_name = "EVENTS_PER_S", default_value_t = 500.0)]
+    rate: f64,
+    /// How long, such as 10s
+    #[arg(long, default_value = "10s", value_parser = duration)]
+    duration: Nanos,
+    /// Where to write the figures as JSON; `-` for standard output
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// A coordinator that runs, such as http://127.0.0.1:7471; without it one is started
+    #[arg(long, value_name = "URL")]
+    endpoint: Option<String>,
+    /// Start the coordinator with TLS, and give each daemon a certificate, of a CA that ends with the load
+    #[arg(long, conflicts_with = "endpoint", help_heading = "TLS")]
+    tls: bool,
+    /// Certificate of the authority that the coordinator's must come from (PEM), for https:// in --endpoint
+    #[arg(long, value_name = "FILE", env = "LAXITY_CA", help_heading = "TLS")]
+    ca: Option<PathBuf>,
+    /// A certificate that names every daemon of the load (PEM); `laxity certs --load N` makes one
+    #[arg(long, value_name = "FILE", requires_all = ["key", "ca"], help_heading = "TLS")]
+    cert: Option<PathBuf>,
+    /// Its private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "cert", help_heading = "TLS")]
+    key: Option<PathBuf>,
+    /// The name in the coordinator's certificate, if it is not that of the endpoint (a tunnel, an address)
+    #[arg(long, value_name = "NAME", requires = "cert", help_heading = "TLS")]
+    server_name: Option<String>,
+}
+
+impl LoadArgs {
+    fn tls(&self) -> LoadTls {
+        // An empty variable is as good as none.
+        let ca = self.ca.as_ref().filter(|ca| !ca.as_os_str().is_empty());
+        match (ca, &self.cert, &self.key) {
+            (Some(ca), Some(cert), Some(key)) => LoadTls::Files(LoadFiles {
+                ca: ca.clone(),
+                cert: cert.clone(),
+                key: key.clone(),
+                server_name: self.server_name.clone(),
+            }),
+            _ if self.tls => LoadTls::ThrowAway,
+            _ => LoadTls::Off,
+        }
+    }
+}
+
+/// A duration with its unit, or plain seconds.
+fn duration(text: &str) -> Result<Nanos, String> {
+    let seconds = text.chars().all(|c| c.is_ascii_digit() || c == '.');
+    let text = if seconds {
+        format!("{text}s")
+    } else {
+        text.to_owned()
+    };
+    text.parse()
+        .map_err(|error: laxity_quantity::NotAQuantity| error.to_string())
+}
+
+/// Makes the load and says what was measured.
+pub(crate) fn load(args: &LoadArgs) -> anyhow::Result<()> {
+    let report = run(&LoadPlan {
+        daemons: args.daemons,
+        batches: args.batches,
+        events_per_s: args.rate,
+        duration: args.duration.into(),
+        endpoint: args.endpoint.clone(),
+        tls: args.tls(),
+    })?;
+    let json = serde_json::to_string_pretty(&report)? + "\n";
+    match args.json.as_deref() {
+        Some(path) if path.as_os_str() == "-" => {
+            print!("{json}");
+            return Ok(());
+        }
+        Some(path) => std::fs::write(path, json)
+            .with_context(|| format!("cannot write {}", path.display()))?,
+        None => {}
+    }
+    let latency = report.order_latency_ms;
+    println!(
+        "{} daemons, {} batches, {:.0} events/s: event to order p50 {:.1} ms, p99 {:.1} ms, worst {:.1} ms; {}",
+        report.daemons,
+        report.batches,
+        report.events_per_s,
+        latency.p50,
+        latency.p99,
+        latency.max,
+        report.usage_text(),
+    );
+    Ok(())
+}

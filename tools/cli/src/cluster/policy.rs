@@ -1,0 +1,231 @@
+//! `laxity cluster policy get|set|history`.
+
+use anyhow::{Result, anyhow};
+use clap::{Args, Subcommand};
+use laxity_coordinator::view::{PolicyHistory, Revision};
+use laxity_quantity::Nanos;
+use laxity_wire::v1::{GetPolicyRequest, Policy, SetPolicyRequest};
+
+use super::client::Coordinator;
+use super::show::json;
+use super::tables;
+use crate::output::say;
+
+/// What can be done with the policy.
+#[derive(Debug, Subcommand)]
+pub(crate) enum PolicyCommand {
+    /// Show the policy that holds
+    Get(GetArgs),
+    /// Change keys of it, at once and without a restart; the rest stays
+    #[command(after_long_help = SET_HELP)]
+    Set(SetArgs),
+    /// Show who changed what, and when, newest first
+    History(HistoryArgs),
+}
+
+const SET_HELP: &str = "\
+Keys:
+  policy               mfs or laxity: how doomed requests and worst-case estimates are treated
+  drop_budget          requests that may be pruned at a time
+  debounce             how long triggers are gathered, such as 3ms
+  rank_margin          by how much a batch's deadline has to move before daemons are told, such as 2ms
+  correction_permille  weight of each finished batch in the correction of estimates, in thousandths
+  fetches_per_port     fetches under way at a port that many read
+  fetch_lease          how long a fetch token is good for, such as 50ms
+
+Examples:
+  laxity cluster policy set drop_budget=32 --dry-run
+  laxity cluster policy set policy=mfs --comment 'as in the paper' --expect 3";
+
+/// Arguments of `laxity cluster policy get`.
+#[derive(Debug, Args)]
+pub(crate) struct GetArgs {
+    #[command(flatten)]
+    coordinator: Coordinator,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of `laxity cluster policy set`.
+#[derive(Debug, Args)]
+pub(crate) struct SetArgs {
+    /// What to change; --help lists the keys
+    #[arg(required = true, value_name = "KEY=VALUE")]
+    changes: Vec<String>,
+    /// Why, for the history
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    comment: String,
+    /// Refuse if the current revision is another: somebody changed it since you looked
+    #[arg(
+        long,
+        value_name = "REVISION",
+        default_value_t = 0,
+        hide_default_value = true
+    )]
+    expect: u64,
+    /// Only check
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    coordinator: Coordinator,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of `laxity cluster policy history`.
+#[derive(Debug, Args)]
+pub(crate) struct HistoryArgs {
+    /// At most so many revisions
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    limit: u32,
+    #[command(flatten)]
+    coordinator: Coordinator,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(command: &PolicyCommand) -> Result<()> {
+    match command {
+        PolicyCommand::Get(args) => get(args),
+        PolicyCommand::Set(args) => set(args),
+        PolicyCommand::History(args) => history(args),
+    }
+}
+
+fn ask(coordinator: &Coordinator, history: u32) -> Result<PolicyHistory> {
+    let told = coordinator.run(async |client| {
+        let mut operator = client.operator.clone();
+        client
+            .answer(operator.get_policy(GetPolicyRequest { history }))
+            .await
+    })?;
+    Ok(PolicyHistory::from(&told))
+}
+
+fn get(args: &GetArgs) -> Result<()> {
+    let told = ask(&args.coordinator, 0)?;
+    match told.current {
+        Some(current) if args.json => json(&current),
+        Some(current) => say(tables::revision(&current)),
+        None => Err(anyhow!(
+            "the coordinator told no policy; is it of a later release?"
+        )),
+    }
+}
+
+fn history(args: &HistoryArgs) -> Result<()> {
+    let told = ask(&args.coordinator, args.limit.saturating_sub(1))?;
+    if args.json {
+        return json(&told);
+    }
+    let revisions: Vec<Revision> = told.current.into_iter().chain(told.history).collect();
+    say(tables::history(&revisions))
+}
+
+fn set(args: &SetArgs) -> Result<()> {
+    let mut change = Policy::default();
+    for text in &args.changes {
+        apply(&mut change, text).map_err(|problem| anyhow!("{text}: {problem}"))?;
+    }
+    let wanted = SetPolicyRequest {
+        change: Some(change),
+        comment: args.comment.clone(),
+        expected_revision: args.expect,
+        dry_run: args.dry_run,
+    };
+    let told = args.coordinator.run(async |client| {
+        let mut operator = client.operator.clone();
+        client.answer(operator.set_policy(wanted)).await
+    })?;
+    let current = told
+        .current
+        .as_ref()
+        .map(Revision::from)
+        .ok_or_else(|| anyhow!("the coordinator told no policy; is it of a later release?"))?;
+    match (args.json, args.dry_run) {
+        (true, _) => json(&current),
+        (false, true) => say(format!(
+            "This would be accepted; revision {} holds unchanged.",
+            current.revision
+        )),
+        (false, false) => say(tables::revision(&current)),
+    }
+}
+
+/// Puts `key=value` into `change`.
+fn apply(change: &mut Policy, text: &str) -> Result<(), String> {
+    const KEYS: &str = "policy, drop_budget, debounce, rank_margin, correction_permille, fetches_per_port, fetch_lease";
+    let (key, value) = text
+        .split_once('=')
+        .ok_or_else(|| format!("write KEY=VALUE; the keys are {KEYS}"))?;
+    let number = || {
+        let parsed = value.parse::<u32>();
+        parsed
+            .map(Some)
+            .map_err(|_| format!("`{value}` is no whole number"))
+    };
+    let nanos = || {
+        let parsed = value.parse::<Nanos>();
+        parsed
+            .map(|nanos| Some(nanos.0))
+            .map_err(|error| error.to_string())
+    };
+    match key {
+        "policy" => change.policy = Some(value.to_owned()),
+        "drop_budget" => change.drop_budget = number()?,
+        "debounce" => change.debounce_ns = nanos()?,
+        "rank_margin" => change.rank_margin_ns = nanos()?,
+        "correction_permille" => change.correction_permille = number()?,
+        "fetches_per_port" => change.fetches_per_port = number()?,
+        "fetch_lease" => change.fetch_lease_ns = nanos()?,
+        _ => return Err(format!("there is no such key; the keys are {KEYS}")),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_that_is_shown_can_be_set_to_what_is_shown() {
+        let all = Policy {
+            policy: Some("mfs".into()),
+            drop_budget: Some(1),
+            debounce_ns: Some(2_500_000),
+            rank_margin_ns: Some(1),
+            correction_permille: Some(3),
+            fetches_per_port: Some(4),
+            fetch_lease_ns: Some(60_000_000_000),
+        };
+        let mut read = Policy::default();
+        for (key, value) in tables::policy(&(&all).into()) {
+            apply(&mut read, &format!("{key}={value}")).expect("taken");
+            assert!(SET_HELP.contains(key), "{key} is not in the help");
+        }
+        assert_eq!(read, all);
+    }
+
+    #[test]
+    fn what_cannot_be_set_names_what_can() {
+        let mut change = Policy::default();
+        for (text, problem) in [
+            ("drop_budget", "KEY=VALUE"),
+            ("colour=red", "the keys are policy"),
+            ("drop_budget=-1", "no whole number"),
+            ("debounce=3", "3"),
+        ] {
+            let error = apply(&mut change, text).expect_err(text);
+            assert!(error.contains(problem), "{text}: {error}");
+        }
+        assert_eq!(change, Policy::default());
+    }
+}

@@ -1,0 +1,127 @@
+//! `laxity cluster hosts`, `batches`, `explain` and `drain`: one question, one answer.
+
+use anyhow::{Context, Result, bail};
+use laxity_coordinator::view::{self, Batches, Explanation, Hosts};
+use laxity_wire::v1::{DrainRequest, ExplainRequest, ListBatchesRequest, ListHostsRequest};
+use serde::Serialize;
+
+use super::{BatchesArgs, DrainArgs, ExplainArgs, HostsArgs, tables};
+use crate::output::say;
+
+/// Prints a document for machines.
+pub(super) fn json(value: &impl Serialize) -> Result<()> {
+    say(serde_json::to_string_pretty(value).context("cannot write this as JSON")?)
+}
+
+pub(super) fn hosts(args: &HostsArgs) -> Result<()> {
+    let told = args.coordinator.run(async |client| {
+        let mut operator = client.operator.clone();
+        client
+            .answer(operator.list_hosts(ListHostsRequest {}))
+            .await
+    })?;
+    let mut told = Hosts::from(&told);
+    for wanted in &args.hosts {
+        if !told.hosts.iter().any(|host| host.host == *wanted) {
+            bail!(
+                "the coordinator knows no host {wanted}; `laxity cluster hosts` lists all that have come"
+            );
+        }
+    }
+    if !args.hosts.is_empty() {
+        told.hosts.retain(|host| args.hosts.contains(&host.host));
+    }
+    if args.json {
+        return json(&told);
+    }
+    if args.hosts.is_empty() {
+        return say(tables::hosts(&told));
+    }
+    let all: Vec<String> = told.hosts.iter().map(tables::host).collect();
+    say(all.join("\n\n"))
+}
+
+pub(super) fn batches(args: &BatchesArgs) -> Result<()> {
+    let wanted = ListBatchesRequest {
+        host: args.host.clone(),
+        tenant: args.tenant.clone(),
+        in_trouble: args.in_trouble,
+        limit: args.limit,
+    };
+    let told = args.coordinator.run(async |client| {
+        let mut operator = client.operator.clone();
+        client.answer(operator.list_batches(wanted)).await
+    })?;
+    let told = Batches::from(&told);
+    if args.json {
+        return json(&told);
+    }
+    let filtered = args.in_trouble || !args.host.is_empty() || !args.tenant.is_empty();
+    say(tables::batches(&told.batches, told.total, filtered))
+}
+
+pub(super) fn explain(args: &ExplainArgs) -> Result<()> {
+    let wanted = ExplainRequest {
+        batch: args.batch,
+        tenant: args.tenant.clone(),
+    };
+    let told = args
+        .coordinator
+        .run(async |client| {
+            let mut operator = client.operator.clone();
+            client.answer(operator.explain(wanted)).await
+        })
+        .context("`laxity cluster batches` lists what can be explained")?;
+    let told = Explanation::from(&told);
+    if args.json {
+        return json(&told);
+    }
+    say(tables::explanation(&told))
+}
+
+#[derive(Serialize)]
+struct Drained<'a> {
+    host: &'a str,
+    drained: bool,
+    batches: u32,
+}
+
+pub(super) fn drain(args: &DrainArgs) -> Result<()> {
+    let wanted = DrainRequest {
+        host: args.host.clone(),
+        drain: !args.undo,
+        comment: args.comment.clone(),
+    };
+    let (told, known) = args.coordinator.run(async |client| {
+        let mut operator = client.operator.clone();
+        let told = client.answer(operator.drain(wanted)).await?;
+        let hosts = client
+            .answer(operator.list_hosts(ListHostsRequest {}))
+            .await?;
+        let known = view::Hosts::from(&hosts).hosts;
+        let known = known
+            .into_iter()
+            .any(|host| host.host == args.host && host.connected);
+        Ok((told, known))
+    })?;
+    if args.json {
+        return json(&Drained {
+            host: &args.host,
+            drained: !args.undo,
+            batches: told.batches,
+        });
+    }
+    let host = tables::clean(&args.host);
+    let mut text = if args.undo {
+        format!("{host} is back in the cluster's order.")
+    } else {
+        format!(
+            "{host} is drained: {} batches that it takes part in are not ranked for it any more, it gets no fetch tokens, and its daemon orders by itself. Back in with `laxity cluster drain {host} --undo`.",
+            told.batches
+        )
+    };
+    if !known {
+        text.push_str(" No such host is connected now: check the name.");
+    }
+    say(text)
+}

@@ -1,0 +1,465 @@
+//! What `laxity cluster` shows to people. Names come from daemons, that is from other machines: what could steer a terminal is
+//! written as its code.
+
+use laxity_coordinator::view::{Batch, Explanation, Host, Hosts, Policy, Port, Queue, Revision};
+
+use crate::host::{align_numbers, bytes, table};
+
+/// `text` with control characters, and those that rearrange what is beside them, as `\u{…}`.
+pub(crate) fn clean(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        // Bidirectional controls, zero-width characters and separators (Unicode, general categories Cf, Zl, Zp).
+        let hidden = matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}');
+        if c.is_control() || hidden {
+            shown.extend(c.escape_unicode());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+/// A span with three digits or so.
+pub(crate) fn span(ns: u64) -> String {
+    let ms = ns as f64 / 1e6;
+    match ms {
+        ms if ms < 1.0 => format!("{ms:.2} ms"),
+        ms if ms < 10.0 => format!("{ms:.1} ms"),
+        ms if ms < 1000.0 => format!("{ms:.0} ms"),
+        ms if ms < 10_000.0 => format!("{:.1} s", ms / 1e3),
+        ms if ms < 120_000.0 => format!("{:.0} s", ms / 1e3),
+        ms if ms < 7.2e6 => format!("{:.0} min", ms / 6e4),
+        ms if ms < 1.728e8 => format!("{:.0} h", ms / 3.6e6),
+        ms => format!("{:.0} days", ms / 8.64e7),
+    }
+}
+
+fn until(ns: Option<i64>) -> String {
+    match ns {
+        None => "none".into(),
+        Some(ns) if ns < 0 => format!("{} ago", span(ns.unsigned_abs())),
+        Some(ns) => format!("in {}", span(ns.unsigned_abs())),
+    }
+}
+
+fn state(host: &Host) -> &'static str {
+    match (host.drained, host.connected) {
+        (true, true) => "drained",
+        (true, false) => "drained, gone",
+        (false, true) => "connected",
+        (false, false) => "gone",
+    }
+}
+
+fn waiting(host: &Host) -> u64 {
+    let ports = host.ports.iter();
+    ports.fold(0, |sum, port| sum.saturating_add(port.queued_bytes))
+}
+
+fn late(host: &Host) -> String {
+    match host.completed_flows {
+        0 => "-".into(),
+        all => format!("{:.1} %", 100.0 * host.missed_flows as f64 / all as f64),
+    }
+}
+
+fn load(port: &Port) -> String {
+    format!("{:.0} %", f64::from(port.load_permille) / 10.0)
+}
+
+fn port_name(port: &Port) -> String {
+    format!("{} {}", clean(&port.port), port.direction)
+}
+
+/// One line for each host.
+pub(crate) fn hosts(told: &Hosts) -> String {
+    let connected = told.hosts.iter().filter(|host| host.connected).count();
+    let headline = format!(
+        "{connected} of {} hosts connected; term {}, {} runs{}",
+        told.hosts.len(),
+        told.term,
+        told.run,
+        if told.leading {
+            ""
+        } else {
+            "; this coordinator does not lead"
+        }
+    );
+    if told.hosts.is_empty() {
+        return format!(
+            "{headline}\nNo daemon has come yet: name this coordinator in the daemons' configuration."
+        );
+    }
+    let mut table = table(&[
+        "host", "state", "heard", "batches", "requests", "waiting", "busiest", "late", "refused",
+    ]);
+    for host in &told.hosts {
+        let busiest = host.ports.iter().max_by_key(|port| port.load_permille);
+        table.add_row(vec![
+            clean(&host.host),
+            state(host).to_owned(),
+            host.silent_ns
+                .map_or_else(|| "never".into(), |ns| format!("{} ago", span(ns))),
+            host.batches.to_string(),
+            host.requests.to_string(),
+            bytes(waiting(host)),
+            busiest.map_or_else(
+                || "-".into(),
+                |port| format!("{} {}", port_name(port), load(port)),
+            ),
+            late(host),
+            host.refused_events.to_string(),
+        ]);
+    }
+    align_numbers(&mut table, 2);
+    let mut lines = vec![headline, table.to_string()];
+    lines.extend(told.hosts.iter().filter_map(drained));
+    lines.join("\n")
+}
+
+/// Who took a host out, when and why, on one line; `None` if nobody did.
+fn drained(host: &Host) -> Option<String> {
+    let note = host.drain.as_ref()?;
+    let mut line = format!("{}: drained {} ago", clean(&host.host), span(note.age_ns));
+    if !note.author.is_empty() {
+        line.push_str(&format!(" by {}", clean(&note.author)));
+    }
+    if !note.comment.is_empty() {
+        line.push_str(&format!(": {}", clean(&note.comment)));
+    }
+    Some(line)
+}
+
+fn split(queues: &[Queue]) -> String {
+    let full = queues.iter().filter(|queue| queue.bytes > 0);
+    let parts: Vec<String> = full
+        .map(|queue| format!("{} {}", queue.name, bytes(queue.bytes)))
+        .collect();
+    if parts.is_empty() {
+        "-".into()
+    } else {
+        parts.join(", ")
+    }
+}
+
+/// All of one host.
+pub(crate) fn host(host: &Host) -> String {
+    let mut lines = vec![format!(
+        "{}: {}, tenant {}, {}, {} batches, {} requests, fetches: {} granted, {} waiting",
+        clean(&host.host),
+        state(host),
+        clean(&host.tenant),
+        if host.software.is_empty() {
+            "release unknown".into()
+        } else {
+            clean(&host.software)
+        },
+        host.batches,
+        host.requests,
+        host.fetches_granted,
+        host.fetches_waiting,
+    )];
+    lines.extend(drained(host));
+    let heard = host
+        .silent_ns
+        .map_or_else(|| "never".into(), |ns| format!("{} ago", span(ns)));
+    let applied = host.applied.map_or_else(
+        || "none".into(),
+        |epoch| format!("{}/{}", epoch.term, epoch.sequence),
+    );
+    lines.push(format!(
+        "heard {heard}; {} reports, {} events, {} refused; {} orders, {} merged into later ones, newest applied {applied}; {} of {} flows late",
+        host.reports,
+        host.events,
+        host.refused_events,
+        host.orders,
+        host.coalesced_orders,
+        host.missed_flows,
+        host.completed_flows,
+    ));
+    let mut table = table(&["port", "rate", "load", "waiting", "by level", "by stage"]);
+    for port in &host.ports {
+        table.add_row(vec![
+            port_name(port),
+            format!("{}/s", bytes(port.rate_bytes_per_s)),
+            load(port),
+            bytes(port.queued_bytes),
+            split(&port.queued_by_level),
+            split(&port.queued_by_stage),
+        ]);
+    }
+    lines.push(table.to_string());
+    lines.join("\n")
+}
+
+/// Batches in their order.
+pub(crate) fn batches(listed: &[Batch], total: u32, filtered: bool) -> String {
+    let headline = match (listed.len(), filtered) {
+        (0, true) => format!("None of the {total} active batches is like that."),
+        (0, false) if total == 0 => "No batch is active.".into(),
+        (n, true) => format!("{n} of {total} active batches"),
+        (n, false) if (n as u32) < total => {
+            format!("The first {n} of {total} active batches (--limit shows more)")
+        }
+        (n, false) => format!("{n} active batches"),
+    };
+    if listed.is_empty() {
+        return headline;
+    }
+    let mut table = table(&[
+        "place",
+        "batch",
+        "owner",
+        "hosts",
+        "requests",
+        "pruned",
+        "state",
+        "due (RED)",
+        "verdict",
+    ]);
+    for batch in listed {
+        let progress = match (batch.started, batch.layers) {
+            (false, _) => "waits".into(),
+            (true, 0) => "computes".into(),
+            (true, layers) => format!("layer {}/{layers}", batch.layer),
+        };
+        table.add_row(vec![
+            batch
+                .rank
+                .map_or_else(|| "-".into(), |rank| rank.to_string()),
+            batch.batch.clone(),
+            clean(&batch.owner),
+            batch.hosts.len().to_string(),
+            batch.requests.to_string(),
+            batch.pruned.to_string(),
+            progress,
+            until(batch.red_remaining_ns),
+            if batch.feasible { "in time" } else { "LATE" }.to_owned(),
+        ]);
+    }
+    for column in [0, 3, 4, 5] {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(comfy_table::CellAlignment::Right);
+        }
+    }
+    format!("{headline}\n{table}")
+}
+
+/// Sentences, then what is around it.
+pub(crate) fn explanation(told: &Explanation) -> String {
+    let mut lines = Vec::new();
+    if let Some(batch) = &told.status {
+        lines.push(format!(
+            "Batch {} of {} ({} hosts, {} requests), announced {} ago; decided {} ago.",
+            batch.batch,
+            clean(&batch.owner),
+            batch.hosts.len(),
+            batch.requests,
+            span(batch.age_ns),
+            span(told.decided_ago_ns),
+        ));
+        lines.push(String::new());
+    }
+    lines.extend(told.text.iter().map(|line| format!("  {}", clean(line))));
+    let Some(batch) = &told.status else {
+        return lines.join("\n");
+    };
+    let mut order = table(&["batch", "due (RED)", ""]);
+    for other in &told.before {
+        order.add_row(vec![
+            other.batch.clone(),
+            until(other.red_remaining_ns),
+            String::new(),
+        ]);
+    }
+    order.add_row(vec![
+        batch.batch.clone(),
+        until(batch.red_remaining_ns),
+        "<- this one".into(),
+    ]);
+    for other in &told.after {
+        order.add_row(vec![
+            other.batch.clone(),
+            until(other.red_remaining_ns),
+            String::new(),
+        ]);
+    }
+    lines.push(format!("\nAround it in the order:\n{order}"));
+    if !told.pruned.is_empty() {
+        let mut pruned = table(&["pruned request", "for batch", "at", "left there", "due"]);
+        for request in &told.pruned {
+            let at = request.port.as_ref().map_or_else(
+                || "computing alone".into(),
+                |port| {
+                    format!(
+                        "{} {} of {}",
+                        clean(&port.port),
+                        port.direction,
+                        clean(&port.host)
+                    )
+                },
+            );
+            pruned.add_row(vec![
+                request.request.clone(),
+                request.for_batch.clone(),
+                at,
+                bytes(request.bytes),
+                until(request.remaining_ns),
+            ]);
+        }
+        lines.push(format!("\n{pruned}"));
+    }
+    lines.join("\n")
+}
+
+/// `key=value` pairs, as `policy set` takes them.
+pub(crate) fn policy(policy: &Policy) -> Vec<(&'static str, String)> {
+    let number = |value: Option<u32>| value.map(|value| value.to_string());
+    let nanos = |value: Option<u64>| value.map(|ns| laxity_quantity::Nanos(ns).to_string());
+    let all = [
+        ("policy", policy.policy.as_deref().map(clean)),
+        ("drop_budget", number(policy.drop_budget)),
+        ("debounce", nanos(policy.debounce_ns)),
+        ("rank_margin", nanos(policy.rank_margin_ns)),
+        ("correction_permille", number(policy.correction_permille)),
+        ("fetches_per_port", number(policy.fetches_per_port)),
+        ("fetch_lease", nanos(policy.fetch_lease_ns)),
+    ];
+    let known = all.into_iter();
+    known
+        .filter_map(|(key, value)| Some((key, value?)))
+        .collect()
+}
+
+/// Who made a revision, when and why, on one line.
+pub(crate) fn revision_line(revision: &Revision) -> String {
+    let mut line = format!(
+        "revision {} by {}, {} ago",
+        revision.revision,
+        clean(&revision.author),
+        span(revision.age_ns)
+    );
+    if !revision.comment.is_empty() {
+        line.push_str(": ");
+        line.push_str(&clean(&revision.comment));
+    }
+    line
+}
+
+/// A revision with all it says.
+pub(crate) fn revision(revision: &Revision) -> String {
+    let pairs = policy(&revision.policy);
+    let lines = pairs
+        .iter()
+        .map(|(key, value)| format!("  {key} = {value}"));
+    let lines: Vec<String> = lines.collect();
+    format!("{}\n{}", revision_line(revision), lines.join("\n"))
+}
+
+/// Revisions, newest first, each with what it changed against the one before it.
+pub(crate) fn history(revisions: &[Revision]) -> String {
+    let mut lines = Vec::new();
+    for (index, one) in revisions.iter().enumerate() {
+        let before = revisions.get(index + 1).map(|older| policy(&older.policy));
+        let changed: Vec<String> = match before {
+            None => policy(&one.policy)
+                .into_iter()
+                .map(|(key, value)| format!("{key}={value}"))
+                .collect(),
+            Some(before) => policy(&one.policy)
+                .into_iter()
+                .filter(|pair| !before.contains(pair))
+                .map(|(key, value)| {
+                    let old = before.iter().find(|(known, _)| *known == key);
+                    let old = old.map_or("?", |(_, value)| value.as_str());
+                    format!("{key}: {old} -> {value}")
+                })
+                .collect(),
+        };
+        lines.push(revision_line(one));
+        lines.push(format!(
+            "  {}",
+            if changed.is_empty() {
+                "nothing changed".into()
+            } else {
+                changed.join(", ")
+            }
+        ));
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use laxity_wire::v1;
+
+    #[test]
+    fn a_drained_host_is_shown_with_who_took_it_out_and_why() {
+        let status = v1::HostStatus {
+            host: "prefill-3".into(),
+            drained: true,
+            drain: Some(v1::DrainNote {
+                author: "laxity://operator/ann".into(),
+                comment: "its NIC flaps".into(),
+                age_ns: 180_000_000_000,
+            }),
+            ..v1::HostStatus::default()
+        };
+        let told = v1::ListHostsResponse {
+            hosts: vec![status, v1::HostStatus::default()],
+            ..v1::ListHostsResponse::default()
+        };
+        let told = Hosts::from(&told);
+        let said = "prefill-3: drained 3 min ago by laxity://operator/ann: its NIC flaps";
+        assert!(
+            hosts(&told).lines().any(|line| line == said),
+            "{}",
+            hosts(&told)
+        );
+        assert!(host(&told.hosts[0]).contains(said));
+        assert_eq!(drained(&told.hosts[1]), None);
+    }
+
+    #[test]
+    fn what_a_daemon_calls_itself_does_not_steer_the_terminal() {
+        assert_eq!(clean("a\u{1b}[2Jb\r\n"), "a\\u{1b}[2Jb\\u{d}\\u{a}");
+        assert_eq!(clean("\u{202e}x\u{9b}31m"), "\\u{202e}x\\u{9b}31m");
+        assert_eq!(clean("prefill-0 ü 漢"), "prefill-0 ü 漢");
+    }
+
+    #[test]
+    fn spans_keep_their_unit_readable() {
+        assert_eq!(span(0), "0.00 ms");
+        assert_eq!(span(12_300_000), "12 ms");
+        assert_eq!(span(83_000_000_000), "83 s");
+        assert_eq!(span(3_600_000_000_000), "60 min");
+        assert_eq!(until(Some(-2_500_000)), "2.5 ms ago");
+        assert_eq!(until(Some(i64::MIN)), "106752 days ago");
+    }
+
+    #[test]
+    fn history_says_what_each_revision_changed() {
+        let of = |number: u64, drop_budget: u32| Revision {
+            revision: number,
+            policy: Policy {
+                policy: Some("laxity".into()),
+                drop_budget: Some(drop_budget),
+                debounce_ns: Some(3_000_000),
+                ..Policy::default()
+            },
+            author: "alice".into(),
+            comment: String::new(),
+            age_ns: 0,
+        };
+        let text = history(&[of(3, 8), of(2, 64), of(1, 64)]);
+        assert!(text.contains("drop_budget: 64 -> 8"), "{text}");
+        assert!(text.contains("nothing changed"), "{text}");
+        assert!(
+            text.contains("policy=laxity, drop_budget=64, debounce=3ms"),
+            "{text}"
+        );
+    }
+}

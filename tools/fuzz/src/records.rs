@@ -1,0 +1,324 @@
+//! Arbitrary words in the shared memory of a client: as records where the daemon reads next, and anywhere.
+//!
+//! What comes out goes on as it does in the daemon: permits back into the lane, hints into the ledger of what the coordinator is
+//! told, and its reports into a coordinator, which must have nothing to refuse, whatever the client said.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use laxity_coordinator::cluster::{Cluster, ClusterPolicy, Settings, Taken};
+use laxity_daemon::coordinator::ledger::Ledger;
+use laxity_policy::{Span, Time};
+use laxity_shm::consumer::Wake;
+use laxity_shm::layout::{CREDIT_PORTS, Geometry, LINE_BYTES};
+use laxity_shm::permit::published;
+use laxity_shm::record::{Descriptor, Flow, Record, Stage, WORDS};
+use laxity_shm::served::Served;
+use laxity_wire::v1::{RefusalReason, Report, from_coordinator::Message};
+
+use crate::Input;
+use crate::wire::hello;
+
+const GEOMETRY: Geometry = Geometry {
+    lanes: 2,
+    slots: 16,
+    colour: 0,
+};
+/// Steps of one input that are taken.
+const STEPS_MAX: usize = 256;
+/// What is granted on credit.
+const CREDIT: u64 = 1 << 20;
+/// Opcodes that are records, and one that is none.
+const OPCODES: [u64; 14] = [1, 2, 3, 4, 5, 6, 16, 17, 18, 19, 20, 21, 22, 23];
+
+/// A client that scribbles.
+struct Client {
+    served: Served,
+    file: File,
+    slot: u16,
+    sequence: u64,
+    written: u64,
+}
+
+impl Client {
+    fn new() -> Self {
+        let mut served = Served::new(GEOMETRY, false).expect("memory");
+        let memfd = served.region().memfd().try_clone_to_owned();
+        served.header().set_claimed(0, true);
+        served.refresh();
+        let consumer = served.consumer(0).expect("claimed");
+        consumer.grant_credit(0, CREDIT);
+        Self {
+            file: File::from(memfd.expect("descriptors")),
+            served,
+            slot: 0,
+            sequence: 1,
+            written: 0,
+        }
+    }
+
+    /// A record where the daemon looks for the next one.
+    fn publish(&mut self, words: [u64; WORDS]) {
+        let header = laxity_shm::layout::LANE_HEADER_LINES * LINE_BYTES;
+        let at = GEOMETRY.lane_offset(0) + header + usize::from(self.slot) * LINE_BYTES;
+        let mut bytes = Vec::with_capacity(LINE_BYTES);
+        for word in words.iter().chain(&[0, published(self.sequence)]) {
+            bytes.extend(word.to_le_bytes());
+        }
+        self.file.write_all_at(&bytes, at as u64).expect("writes");
+        self.written += 1;
+    }
+
+    /// A word anywhere.
+    fn scribble(&mut self, at: u64, word: u64) {
+        let at = at % (self.served.region().bytes() as u64 - 8);
+        let written = self.file.write_all_at(&word.to_le_bytes(), at);
+        written.expect("writes");
+    }
+
+    /// What the daemon takes from it.
+    fn drain(&mut self, grant: bool) -> Vec<Record> {
+        let (mut records, mut flows) = (Vec::new(), Vec::new());
+        let file = &self.file;
+        let (mut slot, mut sequence) = (self.slot, self.sequence);
+        self.served.sweep(64, |lane, consumer, incoming| {
+            let Ok(incoming) = incoming else {
+                assert!(consumer.is_poisoned());
+                return;
+            };
+            let again = Record::decode(&incoming.record.encode());
+            assert_eq!(again, Ok(incoming.record), "what is read can be written");
+            if lane == 0 {
+                sequence = incoming.at.tag + 1;
+                slot = next_of(file, incoming.at.slot);
+            }
+            if let Record::Submit(_) = incoming.record {
+                assert!(consumer.is_waiting(incoming.at));
+                flows.push((lane, incoming.at));
+            }
+            records.push(incoming.record);
+        });
+        (self.slot, self.sequence) = (slot, sequence);
+        for (lane, at) in flows {
+            let consumer = self.served.consumer(lane).expect("seen");
+            if grant
+                && consumer.is_waiting(at)
+                && consumer.permit(at, 4096, 1, true) == Ok(Wake::Needed)
+            {
+                consumer.wake();
+            }
+        }
+        for (_, consumer) in self.served.consumers() {
+            for port in 0..CREDIT_PORTS {
+                let (granted, spent) = consumer.credit(port);
+                assert!(spent <= granted, "credit is never overdrawn");
+            }
+        }
+        assert!(self.served.claimed_lanes() <= usize::from(GEOMETRY.lanes));
+        records
+    }
+}
+
+/// The slot that a record names, as the file has it now.
+fn next_of(file: &File, slot: u16) -> u16 {
+    let header = laxity_shm::layout::LANE_HEADER_LINES * LINE_BYTES;
+    let at = GEOMETRY.lane_offset(0) + header + usize::from(slot) * LINE_BYTES + 40;
+    let mut bytes = [0; 2];
+    let read = file.read_exact_at(&mut bytes, at as u64);
+    read.expect("reads");
+    u16::from_le_bytes(bytes) % GEOMETRY.slots
+}
+
+/// A daemon that tells a coordinator what its clients say.
+struct Told {
+    ledger: Ledger,
+    cluster: Cluster,
+    id: laxity_coordinator::cluster::HostId,
+    stream: u64,
+    sequence: u64,
+    now: Time,
+}
+
+impl Told {
+    fn new() -> Self {
+        let now = Time(1 << 40);
+        let settings = Settings::default();
+        let mut cluster =
+            Cluster::new(now, settings, ClusterPolicy::default(), 1).expect("defaults are valid");
+        let (id, stream) = cluster.attend(now, &hello("a")).expect("let in");
+        let mut ledger = Ledger::new(0);
+        ledger.attend();
+        Self {
+            ledger,
+            cluster,
+            id,
+            stream,
+            sequence: 0,
+            now,
+        }
+    }
+
+    /// As the driver of the daemon does it.
+    fn note(&mut self, record: Record) {
+        let due = |ns| if ns == 0 { Time::NEVER } else { Time(ns) };
+        match record {
+            Record::BatchBegin {
+                batch,
+                layers,
+                layer_time_ns,
+            } => self.ledger.batch_began(batch, layers, Span(layer_time_ns)),
+            Record::RequestJoin {
+                batch,
+                request,
+                deadline_ns,
+                bytes,
+            } => self.ledger.joined(batch, request, due(deadline_ns), bytes),
+            Record::RequestEnd { request } => self.ledger.ended(request),
+            Record::BatchQueued { batch, ahead } => self.ledger.queued(batch, ahead),
+            Record::LayerBegin { batch, layer } => self.ledger.layer(self.now, batch, layer),
+            Record::BatchEnd { batch } => self.ledger.batch_ended(batch),
+            Record::SubmitOnCredit { flow, .. } => {
+                self.ledger.completed(flow.request, 0, flow.bytes);
+            }
+            _ => {}
+        }
+    }
+
+    fn tell(&mut self) {
+        while let Some(dispatch) = self.ledger.dispatch(self.now, 16) {
+            self.sequence += 1;
+            let report = Report {
+                sequence: self.sequence,
+                snapshot: dispatch.piece as i32,
+                events: dispatch.events,
+            };
+            let taken = self.cluster.report(self.now, self.id, self.stream, report);
+            assert_eq!(taken, Ok(()));
+        }
+        self.now = self.now + Span::from_millis(5);
+        while self
+            .cluster
+            .next_deadline()
+            .is_some_and(|at| at <= self.now)
+        {
+            self.cluster.poll(self.now);
+        }
+        let Taken::Frames(frames) = self.cluster.take(self.now, self.id, self.stream) else {
+            panic!("nobody replaced it");
+        };
+        for frame in frames {
+            if let Some(Message::Refusal(refusal)) = frame.message {
+                assert_eq!(refusal.reason(), RefusalReason::Limit, "{}", refusal.detail);
+            }
+        }
+    }
+}
+
+/// Takes one input.
+pub fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let mut client = Client::new();
+    let mut told = Told::new();
+    for _ in 0..STEPS_MAX {
+        if input.is_empty() {
+            break;
+        }
+        let step = input.byte();
+        if step & 7 == 0 {
+            let at = u64::from(input.short()) * 8;
+            client.scribble(at, input.word());
+        } else {
+            let mut words = [0; WORDS];
+            // Small numbers are ids that meet each other.
+            let small = step & 8 != 0;
+            for word in &mut words {
+                *word = if small {
+                    u64::from(input.byte())
+                } else {
+                    input.word()
+                };
+            }
+            if step & 7 != 1 {
+                // Where it leads, and what it is, so that more than noise gets through.
+                let next = u64::from(input.byte()) % u64::from(GEOMETRY.slots);
+                let opcode = OPCODES[usize::from(step >> 4) % OPCODES.len()];
+                words[WORDS - 1] = opcode << 16 | next;
+            }
+            if let Ok(record) = Record::decode(&Descriptor(words)) {
+                assert_eq!(record.encode(), Descriptor(words).with_next(0));
+            }
+            client.publish(words);
+        }
+        for record in client.drain(step & 0x80 == 0) {
+            told.note(record);
+        }
+        told.tell();
+    }
+    assert_eq!(told.cluster.audit(), Ok(()));
+    told.ledger.restate();
+    told.tell();
+}
+
+/// Inputs that get far.
+#[must_use]
+pub fn seeds() -> Vec<Vec<u8>> {
+    let flow = Flow {
+        stage: Stage::Collective,
+        bytes: 4096,
+        batch: 1,
+        request: 11,
+        ..Flow::default()
+    };
+    let join = |request| Record::RequestJoin {
+        batch: 1,
+        request,
+        deadline_ns: (1 << 40) + 500_000_000,
+        bytes: 1 << 20,
+    };
+    let story = [
+        Record::BatchBegin {
+            batch: 1,
+            layers: 8,
+            layer_time_ns: 1_000_000,
+        },
+        join(11),
+        join(12),
+        Record::BatchBegin {
+            batch: 2,
+            layers: 8,
+            layer_time_ns: 0,
+        },
+        Record::BatchQueued { batch: 2, ahead: 1 },
+        Record::LayerBegin { batch: 1, layer: 4 },
+        Record::SubmitOnCredit {
+            flow,
+            observed: false,
+        },
+        Record::Submit(flow),
+        Record::Cancelled { tag: 8, granted: 9 },
+        Record::Completed { tag: 7, bytes: 64 },
+        Record::RequestEnd { request: 11 },
+        Record::ComputeEnd { batch: 1 },
+        Record::BatchEnd { batch: 1 },
+        Record::LaneReset,
+    ];
+    let written = |records: &[Record]| -> Vec<u8> {
+        let mut seed = Vec::new();
+        for (index, record) in records.iter().enumerate() {
+            seed.push(1);
+            let next = (index + 1) % usize::from(GEOMETRY.slots);
+            for word in record.encode().with_next(next as u16).0 {
+                seed.extend(word.to_le_bytes());
+            }
+        }
+        seed
+    };
+    let mut seeds: Vec<Vec<u8>> = story.iter().map(|record| written(&[*record])).collect();
+    seeds.push(written(&story));
+    seeds.push(written(&[story, story].concat()));
+    let mut scribbled = written(&story[..4]);
+    scribbled.extend([0, 8, 2, 255, 255, 255, 255, 0, 0, 0, 0]);
+    scribbled.extend(written(&story[4..]));
+    seeds.push(scribbled);
+    seeds
+}

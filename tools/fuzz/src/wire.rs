@@ -1,0 +1,592 @@
+//! Arbitrary bytes as what daemons send to the coordinator, in any order, from several hosts, and as what a coordinator sends to a
+//! daemon.
+//!
+//! After each message the coordinator's books must agree and its caps must hold; its orders must be whole and in sequence for the
+//! daemon's own [`Gatherer`]; and when all hosts have left, nothing may be left of them.
+
+use laxity_coordinator::cluster::{Cluster, ClusterPolicy, HostId, Settings, Taken};
+use laxity_coordinator::limits::Limits;
+use laxity_daemon::coordinator::gather::{Gathered, Gatherer, Refused};
+use laxity_policy::{Span, Time};
+use laxity_wire::v1::{
+    self, Ack, BatchArrived, Capability, Direction, Epoch, Event, FetchWanted, FromCoordinator,
+    FromDaemon, Hello, Nack, Order, PortBytes, PortInfo, PortLoad, Rank, Report, RequestJoined,
+    RequestLoad, SnapshotPiece, event::Event as Kind, from_coordinator, from_daemon::Message,
+};
+use prost::Message as _;
+
+use crate::Input;
+use crate::input::put_packet;
+
+/// Daemons that are played.
+const HOSTS: usize = 4;
+/// Steps of one input that are taken.
+const STEPS_MAX: usize = 256;
+/// Runs that may be due at one instant: each is at least the rest after the one before later.
+const POLLS_MAX: usize = 1000;
+const TERM: u64 = 7;
+const GRACE: Span = Span::from_millis(100);
+
+// What a step does, in bits 2 to 4 of its first byte; bits 0 and 1 are the host.
+const SAY: u8 = 0;
+const REPORT: u8 = 1;
+const HAPPEN: u8 = 2;
+const HAPPEN_TOO: u8 = 3;
+const WAIT: u8 = 4;
+const READ: u8 = 5;
+const OPERATE: u8 = 6;
+const ORDER: u8 = 7;
+
+/// Where a host's ports are reached.
+fn address(host: &str) -> Vec<u8> {
+    vec![host.bytes().last().unwrap_or(0); 16]
+}
+
+/// A greeting with two ports.
+#[must_use]
+pub fn hello(host: &str) -> Hello {
+    let port = |direction| PortInfo {
+        name: "eth0".into(),
+        direction: direction as i32,
+        rate_bytes_per_s: 1_000_000_000,
+        addresses: vec![address(host)],
+    };
+    let capabilities = [
+        Capability::OrderDeltas,
+        Capability::FetchTokens,
+        Capability::PruneCauses,
+    ];
+    Hello {
+        protocol: v1::PROTOCOL,
+        protocol_min: v1::PROTOCOL_MIN,
+        software: "fuzz".into(),
+        capabilities: capabilities.map(|one| one as i32).to_vec(),
+        host: host.into(),
+        instance: 1,
+        ports: vec![port(Direction::Egress), port(Direction::Ingress)],
+        applied: None,
+    }
+}
+
+fn name(host: usize) -> String {
+    format!("h{host}")
+}
+
+#[derive(Default)]
+struct Daemon {
+    stream: Option<(HostId, u64)>,
+    sequence: u64,
+    gatherer: Gatherer,
+}
+
+struct World {
+    cluster: Cluster,
+    now: Time,
+    daemons: [Daemon; HOSTS],
+    /// What reads the orders of a coordinator that means no good.
+    misled: Gatherer,
+}
+
+impl World {
+    fn new() -> Self {
+        // Small, so that caps are met; with little reserved, so that what is charged shows.
+        let limits = Limits {
+            hosts_max: 6,
+            batches_max: 24,
+            batches_per_host_max: 16,
+            requests_max: 48,
+            requests_per_host_max: 32,
+            loads_max: 64,
+            loads_per_host_max: 48,
+            fetches_max: 16,
+            fetches_per_host_max: 8,
+            hosts_per_batch_max: 3,
+            events_per_report_max: 64,
+            ..Limits::default()
+        };
+        let settings = Settings {
+            limits,
+            host_grace: GRACE,
+            ..Settings::default()
+        };
+        let now = Time(1 << 40);
+        let cluster = Cluster::new(now, settings, ClusterPolicy::default(), TERM);
+        let mut world = Self {
+            cluster: cluster.expect("the limits are valid"),
+            now,
+            daemons: Default::default(),
+            misled: Gatherer::default(),
+        };
+        for host in 0..HOSTS - 1 {
+            world.attend(host, &hello(&name(host)));
+            world.report(host, SnapshotPiece::End, Vec::new());
+        }
+        world
+    }
+
+    fn attend(&mut self, host: usize, hello: &Hello) {
+        if let Ok((id, stream)) = self.cluster.attend(self.now, hello) {
+            self.detach(host);
+            let daemon = &mut self.daemons[host];
+            (daemon.stream, daemon.sequence) = (Some((id, stream)), 0);
+            assert!(daemon.gatherer.begin(TERM));
+        }
+    }
+
+    fn detach(&mut self, host: usize) {
+        if let Some((id, stream)) = self.daemons[host].stream.take() {
+            self.cluster.detach(self.now, id, stream);
+        }
+    }
+
+    fn report(&mut self, host: usize, piece: SnapshotPiece, events: Vec<Event>) {
+        let report = Report {
+            sequence: self.daemons[host].sequence + 1,
+            snapshot: piece as i32,
+            events,
+        };
+        self.say(host, Message::Report(report));
+    }
+
+    /// As the server does it.
+    fn say(&mut self, host: usize, message: Message) {
+        let Some((id, stream)) = self.daemons[host].stream else {
+            if let Message::Hello(hello) = message {
+                self.attend(host, &hello);
+            }
+            return;
+        };
+        match message {
+            Message::Report(report) => {
+                let sequence = report.sequence;
+                match self.cluster.report(self.now, id, stream, report) {
+                    Ok(()) => self.daemons[host].sequence = sequence,
+                    Err(last) => {
+                        assert!(!last.detail.is_empty(), "a goodbye says why");
+                        self.detach(host);
+                    }
+                }
+            }
+            Message::Ack(ack) => self.cluster.acknowledged(id, stream, ack.epoch),
+            Message::Nack(_) | Message::Resync(_) => self.cluster.resync(id, stream),
+            Message::Heartbeat(_) => self.cluster.heard(self.now, id, stream),
+            Message::Hello(_) => self.detach(host),
+        }
+        self.cluster.take_work();
+    }
+
+    fn wait(&mut self, span: Span) {
+        self.now = self.now + span;
+        let due = |cluster: &Cluster, now| cluster.next_deadline().is_some_and(|at| at <= now);
+        let mut polls = 0;
+        while due(&self.cluster, self.now) {
+            if self.cluster.poll(self.now).is_some() {
+                self.cluster.rest(self.now, Span(1));
+                self.now = self.now + Span(1);
+            }
+            polls += 1;
+            assert!(polls < POLLS_MAX, "it is never done");
+        }
+    }
+
+    fn read(&mut self, host: usize) {
+        while self.cluster.poll_ready().is_some() {}
+        let Some((id, stream)) = self.daemons[host].stream else {
+            return;
+        };
+        let Taken::Frames(frames) = self.cluster.take(self.now, id, stream) else {
+            self.daemons[host].stream = None;
+            return;
+        };
+        let gatherer = &mut self.daemons[host].gatherer;
+        for frame in frames {
+            let bytes = frame.encode_to_vec();
+            assert!(bytes.len() <= v1::MESSAGE_BYTES_MAX);
+            let read = FromCoordinator::decode(&bytes[..]).expect("what is sent can be read");
+            match read.message {
+                Some(from_coordinator::Message::Order(order)) => match gatherer.take(&order) {
+                    Gathered::Nothing => assert!(!order.last),
+                    Gathered::Whole { decree, .. } => {
+                        assert!(order.last && Some(decree.epoch) == order.epoch);
+                    }
+                    other => panic!("an order that makes no sense: {other:?}"),
+                },
+                Some(from_coordinator::Message::Standing(standing)) if standing.drained => {
+                    gatherer.forget();
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(gatherer.refused(), Refused::default());
+    }
+
+    fn operate(&mut self, host: usize, packet: &[u8]) {
+        let mut input = Input::new(packet);
+        let what = input.byte();
+        let rest = input.take(packet.len());
+        let operator = "operator";
+        match what % 8 {
+            0 => self.detach(host),
+            1 => self.attend(host, &hello(&name(host))),
+            2 => {
+                if let Ok(hello) = Hello::decode(rest) {
+                    self.attend(host, &hello);
+                }
+            }
+            3 | 4 => {
+                let asked = v1::DrainRequest {
+                    host: name(host),
+                    drain: what % 8 == 3,
+                    comment: String::from_utf8_lossy(rest).into_owned(),
+                };
+                let _ = self.cluster.drain(self.now, &asked, operator);
+            }
+            5 => {
+                if let Ok(change) = v1::SetPolicyRequest::decode(rest) {
+                    let _ = self.cluster.set_policy(self.now, &change, operator);
+                }
+            }
+            6 => {
+                let listed = self.cluster.list_batches(self.now, &Default::default());
+                for batch in listed.batches {
+                    assert!(batch.finish_remaining_ns.is_none_or(|left| left >= 0));
+                    let wanted = v1::ExplainRequest {
+                        batch: batch.batch,
+                        tenant: String::new(),
+                    };
+                    let told = self.cluster.explain(self.now, &wanted);
+                    assert!(told.is_ok_and(|told| !told.text.is_empty()));
+                }
+                let hosts = self.cluster.list_hosts(self.now).hosts;
+                assert!(hosts.len() <= 12, "known ones and drained ones");
+                self.cluster.summary();
+            }
+            _ => {
+                let saved = self.cluster.durable(self.now);
+                assert_eq!(self.cluster.restore(self.now, saved), Ok(()));
+            }
+        }
+    }
+
+    /// What a coordinator that means no good says to a daemon.
+    fn mislead(&mut self, packet: &[u8]) {
+        let order = match FromCoordinator::decode(packet) {
+            Ok(FromCoordinator {
+                message: Some(from_coordinator::Message::Order(order)),
+            }) => order,
+            _ => match Order::decode(packet) {
+                Ok(order) => order,
+                Err(_) => return,
+            },
+        };
+        let before = self.misled.applied();
+        if let Gathered::Whole { decree, .. } = self.misled.take(&order) {
+            let later =
+                |epoch: Option<Epoch>| epoch.is_none_or(|old| old.key() < decree.epoch.key());
+            assert!(order.last && later(before), "nothing older is applied");
+        }
+    }
+
+    fn step(&mut self, step: u8, packet: &[u8]) {
+        let host = usize::from(step & 3);
+        match step >> 2 & 7 {
+            SAY => {
+                if let Ok(FromDaemon {
+                    message: Some(message),
+                }) = FromDaemon::decode(packet)
+                {
+                    self.say(host, message);
+                }
+            }
+            REPORT => {
+                if let Ok(report) = Report::decode(packet) {
+                    let piece = report.snapshot();
+                    self.report(host, piece, report.events);
+                }
+            }
+            HAPPEN | HAPPEN_TOO => {
+                if let Ok(event) = Event::decode(packet) {
+                    let piece = match step >> 5 {
+                        6 => SnapshotPiece::Part,
+                        7 => SnapshotPiece::End,
+                        _ => SnapshotPiece::Unspecified,
+                    };
+                    self.report(host, piece, vec![event]);
+                }
+            }
+            WAIT => {
+                let ms = Input::new(packet).short();
+                self.wait(Span::from_millis(u64::from(ms)));
+            }
+            READ => self.read(host),
+            OPERATE => self.operate(host, packet),
+            ORDER => self.mislead(packet),
+            _ => unreachable!("three bits"),
+        }
+    }
+
+    fn check(&self) {
+        assert_eq!(self.cluster.audit(), Ok(()));
+        let (counters, admission) = self.cluster.counters();
+        assert!(counters.hosts <= 6 && counters.batches <= 24 && counters.requests <= 48);
+        assert_eq!(
+            admission.batches_forgotten, 0,
+            "admission keeps what is charged"
+        );
+    }
+
+    /// Deltas have led where a full order leads.
+    fn compare(&mut self) {
+        for host in 0..HOSTS {
+            self.read(host);
+            let by_deltas = self.daemons[host].gatherer.terms();
+            let orders = self.daemons[host].gatherer.applied();
+            let Some((id, stream)) = self.daemons[host].stream else {
+                continue;
+            };
+            self.cluster.resync(id, stream);
+            self.read(host);
+            let daemon = &self.daemons[host];
+            if orders.is_some() && daemon.gatherer.applied() != orders {
+                assert_eq!(by_deltas, daemon.gatherer.terms());
+            }
+        }
+    }
+
+    fn leave(&mut self) {
+        for host in 0..HOSTS {
+            self.detach(host);
+        }
+        self.wait(GRACE + Span::from_millis(1));
+        self.check();
+        let (counters, _) = self.cluster.counters();
+        let left = (counters.hosts, counters.batches, counters.requests);
+        assert_eq!(left, (0, 0, 0), "nothing is left of those who left");
+    }
+}
+
+/// Takes one input.
+pub fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let mut world = World::new();
+    for _ in 0..STEPS_MAX {
+        if input.is_empty() {
+            break;
+        }
+        let step = input.byte();
+        let packet = input.packet();
+        world.step(step, packet);
+        world.check();
+    }
+    world.wait(Span::from_millis(10));
+    world.compare();
+    world.leave();
+}
+
+fn put(seed: &mut Vec<u8>, host: u8, what: u8, packet: &[u8]) {
+    seed.push(host | what << 2);
+    put_packet(seed, packet);
+}
+
+fn request(request: u64, ms: i64, bytes: u64) -> RequestLoad {
+    RequestLoad {
+        request,
+        remaining_ns: Some(ms * 1_000_000),
+        loads: vec![PortBytes { port: 0, bytes }],
+        started: false,
+    }
+}
+
+fn story() -> Vec<(u8, Kind)> {
+    let arrived = |batch, requests, hosts: &[&str]| {
+        Kind::BatchArrived(BatchArrived {
+            batch,
+            compute_ns: 5_000_000,
+            requests,
+            queued_behind: Some(1),
+            started: batch == 3,
+            layers: 8,
+            hosts: hosts.iter().map(ToString::to_string).collect(),
+        })
+    };
+    vec![
+        (
+            0,
+            arrived(
+                1,
+                vec![request(11, 500, 1 << 20), request(12, 90, 1 << 30)],
+                &["h1"],
+            ),
+        ),
+        (1, arrived(1, vec![request(11, 500, 1 << 10)], &[])),
+        (1, arrived(2, vec![request(21, 40, 1 << 20)], &[])),
+        (2, arrived(3, Vec::new(), &["h0"])),
+        (0, arrived(3, vec![request(12, 90, 7)], &[])),
+        (0, Kind::BatchStarted(v1::BatchStarted { batch: 1 })),
+        (
+            1,
+            Kind::BatchProgress(v1::BatchProgress { batch: 1, layer: 3 }),
+        ),
+        (
+            2,
+            Kind::RequestJoined(RequestJoined {
+                batch: 3,
+                request: Some(request(31, -5, 99)),
+            }),
+        ),
+        (0, Kind::RequestStarted(v1::RequestStarted { request: 11 })),
+        (
+            0,
+            Kind::BytesCompleted(v1::BytesCompleted {
+                request: 11,
+                port: 0,
+                bytes: 1000,
+            }),
+        ),
+        (
+            1,
+            Kind::FetchWanted(FetchWanted {
+                fetch: 5,
+                batch: 1,
+                request: 11,
+                victim_host: "h0".into(),
+                bytes: 4096,
+                ..FetchWanted::default()
+            }),
+        ),
+        (
+            1,
+            Kind::FetchWanted(FetchWanted {
+                fetch: 6,
+                batch: 1,
+                victim_address: address("h0"),
+                bytes: 4096,
+                ..FetchWanted::default()
+            }),
+        ),
+        (
+            0,
+            Kind::PortLoad(PortLoad {
+                port: 0,
+                rate_bytes_per_s: Some(1 << 20),
+                queued_bytes: 9,
+                load_permille: 900,
+                queued_level_bytes: vec![1, 2],
+                queued_stage_bytes: vec![3],
+                completed_flows: 4,
+                missed_flows: 1,
+            }),
+        ),
+        (1, Kind::FetchFinished(v1::FetchFinished { fetch: 5 })),
+        (0, Kind::RequestEnded(v1::RequestEnded { request: 11 })),
+        (0, Kind::BatchFinished(v1::BatchFinished { batch: 1 })),
+    ]
+}
+
+/// Inputs that get far.
+#[must_use]
+pub fn seeds() -> Vec<Vec<u8>> {
+    let wrapped = |kind: &Kind| Event {
+        event: Some(kind.clone()),
+    };
+    let story = story();
+    let mut all = Vec::new();
+    let mut seeds = Vec::new();
+    for (host, kind) in &story {
+        let mut seed = Vec::new();
+        put(&mut seed, *host, HAPPEN, &wrapped(kind).encode_to_vec());
+        all.extend(&seed);
+        put(&mut all, 0, WAIT, &5_u16.to_le_bytes());
+        put(&mut all, *host, READ, &[]);
+        seeds.push(seed);
+    }
+    for what in 0..8 {
+        put(&mut all, 1, OPERATE, &[what]);
+        put(&mut all, 1, WAIT, &50_u16.to_le_bytes());
+    }
+    seeds.push(all.clone());
+    let events: Vec<Event> = story.iter().map(|(_, kind)| wrapped(kind)).collect();
+    for piece in [
+        SnapshotPiece::Unspecified,
+        SnapshotPiece::Part,
+        SnapshotPiece::End,
+    ] {
+        let report = Report {
+            sequence: 2,
+            snapshot: piece as i32,
+            events: events.clone(),
+        };
+        let mut seed = Vec::new();
+        put(&mut seed, 0, REPORT, &report.encode_to_vec());
+        put(&mut seed, 1, REPORT, &report.encode_to_vec());
+        put(&mut seed, 0, WAIT, &9_u16.to_le_bytes());
+        put(&mut seed, 0, READ, &[]);
+        seeds.push(seed);
+    }
+    let epoch = |sequence| Epoch {
+        term: TERM,
+        sequence,
+    };
+    let messages = [
+        Message::Hello(hello("h3")),
+        Message::Ack(Ack {
+            epoch: Some(epoch(1)),
+        }),
+        Message::Nack(Nack {
+            epoch: Some(epoch(1)),
+            reason: 2,
+            detail: "no".into(),
+        }),
+        Message::Resync(v1::Resync {
+            applied: Some(epoch(3)),
+        }),
+        Message::Heartbeat(v1::Heartbeat {}),
+    ];
+    let mut seed = all;
+    for message in messages {
+        let message = FromDaemon {
+            message: Some(message),
+        };
+        put(&mut seed, 3, SAY, &message.encode_to_vec());
+    }
+    seeds.push(seed);
+    let order = |sequence, base, piece, last| Order {
+        epoch: Some(epoch(sequence)),
+        base,
+        piece,
+        last,
+        ranks: vec![Rank {
+            batch: sequence,
+            sort_key: 9,
+        }],
+        unranked: vec![1],
+        pruned: vec![v1::Pruned {
+            request: 11,
+            ..v1::Pruned::default()
+        }],
+        unpruned: vec![12],
+        tokens: vec![v1::FetchToken {
+            fetch: 5,
+            lease_ns: 1,
+        }],
+        considered_report: 3,
+        held: vec![5, 6],
+    };
+    let mut seed = Vec::new();
+    let orders = [
+        order(1, None, 0, false),
+        order(1, None, 1, true),
+        order(2, Some(epoch(1)), 0, true),
+        order(2, Some(epoch(1)), 0, true),
+        order(5, Some(epoch(3)), 0, true),
+        order(6, None, 0, true),
+    ];
+    for order in orders {
+        let message = FromCoordinator {
+            message: Some(from_coordinator::Message::Order(order)),
+        };
+        put(&mut seed, 0, ORDER, &message.encode_to_vec());
+    }
+    seeds.push(seed);
+    seeds
+}
