@@ -19,6 +19,10 @@ setup: ## install what Debian provides and the build, lab or tests need (asks no
 setup-verbs: setup ## install what the SoftRoCE lab needs; without it, its tests are skipped and say so
 	@tools/setup.sh verbs || echo "setup-verbs: not all could be installed; tests that need it are skipped"
 
+.PHONY: setup-cluster
+setup-cluster: setup ## install what tests of the coordinator need: an etcd and a browser; without them, those are skipped and say so
+	@tools/setup.sh cluster || echo "setup-cluster: not all could be installed; tests that need it are skipped"
+
 .PHONY: release
 release: setup ## the shipped binaries, in target/release
 	$(CARGO) build --release --locked -p laxity-daemon -p laxity-coordinator -p laxity-cli -p laxity-client -p laxity-verbs
@@ -38,7 +42,7 @@ reproduction: release ## simulate all plans that docs/reproduction.md shows and 
 	$(TARGET)/release/laxity sim findings --results "$(REPRODUCTION_OUT)"
 
 .PHONY: test
-test: setup setup-verbs ## every test: units, properties, loom models, whole processes, real labs
+test: setup setup-verbs setup-cluster ## every test: units, properties, loom models, whole processes, real labs
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) build --locked -p laxity-verbs
 ifeq ($(NEXTEST),yes)

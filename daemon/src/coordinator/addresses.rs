@@ -6,6 +6,8 @@ use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
+use nix::sys::socket::SockaddrIn6;
+
 use crate::config::NicConfig;
 
 /// Most addresses that are told of one NIC.
@@ -50,7 +52,7 @@ fn of_network_devices(name: &str) -> Vec<Ipv6Addr> {
     let addresses = ours.filter_map(|one| {
         let address = one.address?;
         let v4 = address.as_sockaddr_in().map(|v4| v4.ip().to_ipv6_mapped());
-        v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip()))
+        v4.or_else(|| address.as_sockaddr_in6().map(SockaddrIn6::ip))
     });
     addresses.collect()
 }
