@@ -148,7 +148,7 @@ mod tests {
             "laxity://daemon/",
             "laxity://daemon",
             "laxity://daemon/a/b",
-            "laxity://root/a",
+            "laxity://admin/a",
             "https://daemon/a",
             "laxity://daemon/a\nb",
         ] {
