@@ -16,7 +16,7 @@ use std::time::Duration;
 use crate::ticket::Mark;
 use crate::{Client, Direction, Flow, Grant, Hint, Lane, Mode, Options, Stage, Ticket};
 
-const ABI_VERSION: u32 = 1;
+pub(crate) const ABI_VERSION: u32 = 1;
 const INVALID: c_int = -libc::EINVAL;
 
 /// `lax_options`.
