@@ -28,6 +28,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("laxity-wire", &[]),
     ("laxity-client", &["laxity-shm"]),
     ("laxity-profile", &["laxity-quantity", "laxity-shm"]),
+    ("laxity-python", &["laxity-client"]),
     (
         "laxity-verbs",
         &[

@@ -29,6 +29,7 @@ class Stats(TypedDict):
     attached: bool
     scheduled: bool
     refused: str
+    preloaded: bool
     reattaches: int
     unscheduled_s: float
     # Bytes of this process.
@@ -46,6 +47,7 @@ class Stats(TypedDict):
     requests_evicted: int
     batches_evicted: int
     requests_begun_twice: int
+    requests_ended_twice: int
     requests_unknown: int
     batches_begun_twice: int
     batches_unknown: int
@@ -235,11 +237,15 @@ def submit(
     A deadline that has passed and a layer that the batch does not have are counted, and the transfer goes on
     without them."""
 
+def _empty(batch_id: Id, layer: int) -> None: ...
 def attached() -> bool:
     """Whether there is a daemon. Warns, once, if there is one that refuses this process."""
 
 def stats() -> Stats:
-    """Counters of this process since it began (a forked child counts anew)."""
+    """Counters of this process since it began (a forked child counts anew).
+
+    ``attached``: there is a daemon; ``scheduled``: and it decides (not bypassed, not in mode observe); ``refused``:
+    why it wants nothing to do with this process, if so; ``preloaded``: ``liblaxity.so`` is there, too."""
 
 def version() -> str:
     """The version of this package."""

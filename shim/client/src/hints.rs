@@ -11,8 +11,8 @@
 //! Nothing here waits for the daemon. A forked child begins with nothing: it knows none of the requests and
 //! attaches for itself.
 
-mod bounded;
 mod book;
+mod bounded;
 mod gate;
 mod outside;
 

@@ -126,7 +126,11 @@ pub(super) struct Book {
 }
 
 fn is_id(id: u64) -> Result<(), HintError> {
-    if id == 0 { Err(HintError::NoId) } else { Ok(()) }
+    if id == 0 {
+        Err(HintError::NoId)
+    } else {
+        Ok(())
+    }
 }
 
 impl Book {

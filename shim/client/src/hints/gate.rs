@@ -140,7 +140,8 @@ impl Transfer {
     /// Bytes granted so far.
     #[must_use]
     pub fn granted(&self) -> u64 {
-        self.lock().map_or(self.bytes, |state| state.ticket.granted())
+        self.lock()
+            .map_or(self.bytes, |state| state.ticket.granted())
     }
 
     /// Nothing more will be granted.
@@ -266,9 +267,7 @@ impl Transfer {
         state.completed += bytes;
         if !self.is_foreign() && !state.over && bytes > 0 {
             let mut inner = self.shard().lock();
-            inner
-                .lane(&self.hub.client)
-                .complete(&state.ticket, bytes);
+            inner.lane(&self.hub.client).complete(&state.ticket, bytes);
         }
         Ok(())
     }

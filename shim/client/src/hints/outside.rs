@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 
 use laxity_shm::record::Stage;
 
-use crate::ffi::metadata::{self, LaxScope};
+use crate::ffi::metadata::LaxScope;
 use crate::scope::Scope;
 
 /// The functions of `laxity.h` that have state of the process or of a thread.
@@ -31,10 +31,25 @@ fn find(name: &CStr) -> Option<*mut c_void> {
     (!found.is_null()).then_some(found)
 }
 
+/// Where the library begins that holds this address.
+fn library_of(address: *const c_void) -> Option<*mut c_void> {
+    // SAFETY: plain data, for which zeroes are a value.
+    let mut found: libc::Dl_info = unsafe { core::mem::zeroed() };
+    // SAFETY: any address will do; `found` is valid to write to.
+    let is_found = unsafe { libc::dladdr(address, &raw mut found) } != 0;
+    is_found.then_some(found.dli_fbase)
+}
+
+/// In this copy, and in no other: the address of a function by its name may be another copy's.
+static HERE: u8 = 0;
+
 impl Other {
     fn look() -> Option<Self> {
-        let own: unsafe extern "C" fn(*const LaxScope) -> c_int = metadata::lax_scope_push;
-        let push = find(c"lax_scope_push").filter(|found| *found != own as *mut c_void)?;
+        let push = find(c"lax_scope_push")?;
+        let own = library_of((&raw const HERE).cast());
+        if own.is_none() || library_of(push) == own {
+            return None;
+        }
         let version = find(c"lax_abi_version")?;
         // SAFETY: the names are those of `laxity.h`, and a library that exports them keeps its signatures; the one
         // whose arguments may change with the version of the interface is asked for it first.
@@ -99,13 +114,7 @@ pub(super) fn memory_layer(address: u64, bytes: u64, layer: u16, stage: Option<S
 
 pub(super) fn memory_owner(address: u64, bytes: u64, batch: u64, request: u64, deadline_ns: u64) {
     if let Some(other) = other() {
-        (other.memory_owner)(
-            address as *const c_void,
-            bytes,
-            batch,
-            request,
-            deadline_ns,
-        );
+        (other.memory_owner)(address as *const c_void, bytes, batch, request, deadline_ns);
     }
 }
 
