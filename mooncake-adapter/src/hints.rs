@@ -3,7 +3,8 @@
 use core::time::Duration;
 
 use laxity_client::hints::{self, Facts};
-use laxity_client::scope::Scope;
+use laxity_client::memory;
+use laxity_client::scope::{self, Scope};
 use pyo3::prelude::*;
 
 use crate::exceptions::{DeadlinePassed, HintError, UnknownLayer, of_hint, of_memory};
@@ -164,4 +165,42 @@ pub(crate) fn memory_owner(
 #[pyfunction]
 pub(crate) fn memory_forget(address: u64, nbytes: u64) -> PyResult<()> {
     hints::memory_forget(address, nbytes).map_err(of_memory)
+}
+
+/// How far ranges that follow each other are known to be alike: the index behind the last of each run. Of
+/// the package's own.
+#[pyfunction]
+#[pyo3(name = "_memory_runs")]
+pub(crate) fn memory_runs(addresses: Vec<u64>) -> Vec<usize> {
+    let mut ends = Vec::new();
+    let mut before = None;
+    let count = addresses.len();
+    for (index, address) in addresses.into_iter().enumerate() {
+        let known = memory::at(address);
+        if before.is_some_and(|before| before != known) {
+            ends.push(index);
+        }
+        before = Some(known);
+    }
+    if count > 0 {
+        ends.push(count);
+    }
+    ends
+}
+
+/// What the thread's open scope says holds for these ranges: their transfer is posted by a thread of the
+/// library, which has no scope. Of the package's own.
+#[pyfunction]
+#[pyo3(name = "_memory_own")]
+pub(crate) fn memory_own(addresses: Vec<u64>, lengths: Vec<u64>) -> PyResult<()> {
+    let Some(open) = scope::current() else {
+        return Ok(());
+    };
+    if open.batch == 0 && open.request == 0 && open.deadline_ns == 0 {
+        return Ok(());
+    }
+    for (address, nbytes) in addresses.into_iter().zip(lengths) {
+        hints::memory_owner(address, nbytes, open).map_err(of_memory)?;
+    }
+    Ok(())
 }

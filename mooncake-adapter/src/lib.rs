@@ -24,12 +24,13 @@ mod _laxity {
     #[pymodule_export]
     use crate::hints::{
         batch_begin, batch_end, batch_join, batch_queued, compute_end, layer_begin, memory_forget,
-        memory_layer, memory_owner, number, request_begin, request_deadline_s, request_end,
+        memory_layer, memory_own, memory_owner, memory_runs, number, request_begin,
+        request_deadline_s, request_end,
     };
     #[pymodule_export]
     use crate::scope::PyScope;
     #[pymodule_export]
     use crate::stats::{attached, empty_call, stats, version};
     #[pymodule_export]
-    use crate::ticket::{PyGrant, PyTicket, submit};
+    use crate::ticket::{PyGrant, PyTicket, PyTransfers, submit};
 }

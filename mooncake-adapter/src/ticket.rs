@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use laxity_client::hints::{self, Asked, Transfer};
+use laxity_client::hints::{self, Asked, Transfer, Transfers};
 use laxity_client::scope::Scope;
 use laxity_client::{Direction, Grant, peers};
 use pyo3::prelude::*;
@@ -143,6 +143,53 @@ impl PyTicket {
     }
 }
 
+/// Transfers of which one thread waits for any. Of the package's own: the wrappers use it.
+#[pyclass(name = "_Transfers", module = "laxity", frozen)]
+pub(crate) struct PyTransfers {
+    transfers: Transfers,
+}
+
+#[pymethods]
+impl PyTransfers {
+    #[new]
+    fn new() -> Self {
+        Self {
+            transfers: hints::transfers(),
+        }
+    }
+
+    /// A transfer of `nbytes` at `address`; its stage is `otherwise`, if neither the thread's scope nor the
+    /// memory says one.
+    #[pyo3(signature = (otherwise, nbytes, address, direction, peer, whole=false))]
+    fn submit(
+        &self,
+        otherwise: Given,
+        nbytes: u64,
+        address: u64,
+        direction: &str,
+        peer: Option<&str>,
+        whole: bool,
+    ) -> PyResult<PyTicket> {
+        Ok(PyTicket {
+            transfer: self.transfers.submit(&Asked {
+                bytes: nbytes,
+                otherwise: Some(otherwise.0),
+                address,
+                direction: self::direction(direction)?,
+                peer: peer.map_or(0, self::peer),
+                whole,
+                ..Asked::default()
+            }),
+        })
+    }
+
+    fn wait_any(&self, py: Python<'_>, timeout_s: f64) -> PyResult<()> {
+        let limit = Duration::try_from_secs_f64(timeout_s).unwrap_or(SIGNALS_EVERY);
+        py.detach(|| self.transfers.wait_any(limit.min(SIGNALS_EVERY)));
+        py.check_signals()
+    }
+}
+
 fn direction(name: &str) -> PyResult<Direction> {
     match name {
         "egress" => Ok(Direction::Egress),
@@ -205,6 +252,7 @@ pub(crate) fn submit(
         transfer: hints::submit(&Asked {
             bytes: nbytes,
             said,
+            otherwise: None,
             address: address.unwrap_or(0),
             direction: self::direction(direction)?,
             nic: nic.map_or(0, |name| hints::client().nic(name)),

@@ -237,6 +237,21 @@ def submit(
     A deadline that has passed and a layer that the batch does not have are counted, and the transfer goes on
     without them."""
 
+@final
+class _Transfers:
+    def submit(
+        self,
+        otherwise: Stage,
+        nbytes: int,
+        address: int,
+        direction: str,
+        peer: str | None,
+        whole: bool = False,
+    ) -> Ticket: ...
+    def wait_any(self, timeout_s: float) -> None: ...
+
+def _memory_runs(addresses: list[int]) -> list[int]: ...
+def _memory_own(addresses: list[int], lengths: list[int]) -> None: ...
 def _empty(batch_id: Id, layer: int) -> None: ...
 def attached() -> bool:
     """Whether there is a daemon. Warns, once, if there is one that refuses this process."""

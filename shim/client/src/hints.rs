@@ -23,7 +23,7 @@ use laxity_shm::record::{Direction, Flow, Stage};
 use laxity_shm::sleep::now_ns;
 
 pub use book::{BATCHES_MAX, Counts, Facts, HintError, REQUESTS_MAX, TENANT_MAX};
-pub use gate::{Excess, Transfer};
+pub use gate::{Excess, Transfer, Transfers};
 pub use outside::is_there as is_preloaded;
 
 use crate::client::Client;
@@ -305,6 +305,8 @@ pub struct Asked {
     pub bytes: u64,
     /// What the caller says of it.
     pub said: Scope,
+    /// Its stage if nobody says one.
+    pub otherwise: Option<Stage>,
     /// Where its bytes are in this process, 0 if unknown: what is known of that memory holds where the
     /// caller and the thread's scope say nothing.
     pub address: u64,
@@ -323,6 +325,18 @@ pub struct Asked {
 #[must_use]
 pub fn submit(asked: &Asked) -> Transfer {
     let hub = hub();
+    let flow = flow(hub, asked);
+    Transfer::submit(hub, &flow)
+}
+
+/// A lane for transfers of which one thread will wait for any.
+#[must_use]
+pub fn transfers() -> Transfers {
+    Transfers::open(hub())
+}
+
+/// The flow that a transfer is, with what is known of it.
+fn flow(hub: &Hub, asked: &Asked) -> Flow {
     let mut said = asked.said;
     let now = now_ns();
     let passed = said.deadline_ns != 0 && said.deadline_ns <= now;
@@ -349,22 +363,19 @@ pub fn submit(asked: &Asked) -> Transfer {
             said.layer = current;
         }
     }
-    Transfer::submit(
-        hub,
-        &Flow {
-            stage: said.stage.unwrap_or_default(),
-            direction: asked.direction,
-            nic: asked.nic,
-            receiver_bound: false,
-            layer: said.layer.unwrap_or(0),
-            whole: asked.whole,
-            peer: asked.peer,
-            bytes: asked.bytes,
-            batch: said.batch,
-            request: said.request,
-            deadline_ns: said.deadline_ns,
-        },
-    )
+    Flow {
+        stage: said.stage.or(asked.otherwise).unwrap_or_default(),
+        direction: asked.direction,
+        nic: asked.nic,
+        receiver_bound: false,
+        layer: said.layer.unwrap_or(0),
+        whole: asked.whole,
+        peer: asked.peer,
+        bytes: asked.bytes,
+        batch: said.batch,
+        request: said.request,
+        deadline_ns: said.deadline_ns,
+    }
 }
 
 /// The client that hints and transfers of this process go through.

@@ -5,7 +5,7 @@
 //! there: it goes to the first lane that has none, else to the one with the fewest. Nobody holds a lane
 //! while he sleeps. Of several who wait in one lane one sleeps, and wakes the others when it has news.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -106,15 +106,18 @@ const OVER: Grant = Grant {
     bypassed: false,
 };
 
+/// The first of the lanes with the least to do.
+fn least_loaded(hub: &Hub) -> usize {
+    let load = |index: &usize| hub.shards[*index].load.load(Ordering::Relaxed);
+    (0..hub.shards.len()).min_by_key(load).unwrap_or(0)
+}
+
 impl Transfer {
     pub(super) fn submit(hub: &'static Hub, flow: &Flow) -> Self {
-        let load = |shard: &Shard| shard.load.load(Ordering::Relaxed);
-        let mut shard = 0;
-        for (index, other) in hub.shards.iter().enumerate() {
-            if load(other) < load(&hub.shards[shard]) {
-                shard = index;
-            }
-        }
+        Self::submit_to(hub, least_loaded(hub), flow)
+    }
+
+    fn submit_to(hub: &'static Hub, shard: usize, flow: &Flow) -> Self {
         let place = &hub.shards[shard];
         place.load.fetch_add(1, Ordering::Relaxed);
         let ticket = place.lock().lane(&hub.client).submit(flow);
@@ -296,6 +299,79 @@ impl Transfer {
         }
         self.shard().load.fetch_sub(1, Ordering::Relaxed);
         open
+    }
+}
+
+/// Transfers in one lane, so that one thread can wait for any of them.
+#[derive(Debug)]
+pub struct Transfers {
+    hub: &'static Hub,
+    shard: usize,
+    epoch: u32,
+    /// The last wait found something else to look at and did not sleep. Relaxed: a hint.
+    in_vain: AtomicBool,
+}
+
+impl Transfers {
+    pub(super) fn open(hub: &'static Hub) -> Self {
+        let shard = least_loaded(hub);
+        hub.shards[shard].load.fetch_add(1, Ordering::Relaxed);
+        Self {
+            hub,
+            shard,
+            epoch: hub.epoch,
+            in_vain: AtomicBool::new(false),
+        }
+    }
+
+    /// [`super::submit`], in this lane.
+    #[must_use]
+    pub fn submit(&self, asked: &super::Asked) -> Transfer {
+        if self.epoch != super::epoch() {
+            return super::submit(asked);
+        }
+        let flow = super::flow(self.hub, asked);
+        Transfer::submit_to(self.hub, self.shard, &flow)
+    }
+
+    /// Sleeps until one of them may have more to say, or `limit` has passed. May return early: poll them all,
+    /// then come again.
+    pub fn wait_any(&self, limit: Duration) {
+        if self.epoch != super::epoch() {
+            return std::thread::sleep(limit.min(LOOK_AGAIN));
+        }
+        let shard = &self.hub.shards[self.shard];
+        let sleep = {
+            let mut inner = shard.lock();
+            if inner.asleep {
+                drop(inner);
+                return shard.nap(limit.min(LOOK_EVERY));
+            }
+            let sleep = inner.lane(&self.hub.client).prepare_sleep();
+            inner.asleep = sleep.is_some();
+            sleep
+        };
+        match sleep {
+            Some(sleep) => {
+                sleep.sleep_within(limit);
+                shard.wake();
+                self.in_vain.store(false, Ordering::Relaxed);
+            }
+            // News, perhaps of others in the lane who don't come for them.
+            None if self.in_vain.swap(true, Ordering::Relaxed) => {
+                shard.nap(limit.min(LOOK_AGAIN));
+            }
+            None => {}
+        }
+    }
+}
+
+impl Drop for Transfers {
+    fn drop(&mut self) {
+        if self.epoch == super::epoch() {
+            let load = &self.hub.shards[self.shard].load;
+            load.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
