@@ -19,6 +19,8 @@ pub(crate) fn nanoseconds(name: &str, seconds: f64) -> PyResult<u64> {
             "{name} was {} s ago; give one that is to come, or None",
             -seconds
         ))),
+        // Longer than there is time.
+        Err(_) if seconds > 0.0 => Ok(u64::MAX),
         Err(_) => Err(HintError::new_err(format!(
             "{name} is {seconds}, which is no time in seconds"
         ))),

@@ -10,6 +10,7 @@ mod command_line;
 mod faults;
 mod lab;
 mod process;
+mod python;
 mod sender;
 mod sim;
 mod tidy;

@@ -5,6 +5,7 @@
 //! caller can uphold. `tests/c_abi.rs` compiles a C program against the header and compares sizes
 //! and offsets with the structs here.
 
+pub mod hints;
 pub mod metadata;
 
 use std::ffi::{CStr, OsStr, c_char, c_int};

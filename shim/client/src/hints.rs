@@ -147,9 +147,15 @@ fn take(
 /// the same on all hosts and in all versions. Never 0.
 #[must_use]
 pub fn number(id: &str) -> u64 {
+    number_of(id.as_bytes())
+}
+
+/// [`number`] of bytes that need not be UTF-8.
+#[must_use]
+pub fn number_of(id: &[u8]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    for byte in id.bytes() {
-        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    for byte in id {
+        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     }
     hash.max(1)
 }
