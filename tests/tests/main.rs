@@ -12,6 +12,7 @@ mod lab;
 mod process;
 mod python;
 mod sender;
+mod setup;
 mod sim;
 mod tidy;
 mod verbs;
