@@ -20,7 +20,7 @@ static int usage(const char *name, int status) {
             "  -v, --version N|all   interface version, 7 to 12; may be repeated (all)\n"
             "  -d, --device N        device that sends, and listens unless --peer is given (0)\n"
             "  -e, --peer N          device that listens\n"
-            "  -s, --slow N          allow N times as long\n"
+            "  -s, --slow N          allow N times as long (1; 0.2 is a fifth)\n"
             "  -r, --rank R --ranks N --folder DIR\n"
             "                        be one of N ranks that were started separately (in other\n"
             "                        network namespaces, on other hosts) and find each other by\n"
@@ -82,7 +82,7 @@ int main(int argc, char **argv) {
         }
         case 'd': setup.send_device = atoi(optarg); break;
         case 'e': peer = atoi(optarg); break;
-        case 's': setup.slow = (unsigned)atoi(optarg); break;
+        case 's': setup.slow = atof(optarg); break;
         case 'r': setup.rank = atoi(optarg); break;
         case 'n': setup.ranks = atoi(optarg); break;
         case 'f': setup.folder = optarg; break;
@@ -94,7 +94,7 @@ int main(int argc, char **argv) {
     }
     setup.listen_device = peer < 0 ? setup.send_device : peer;
     if (!versions) versions = ~0U;
-    if (!setup.slow) setup.slow = 1;
+    if (!(setup.slow > 0)) setup.slow = 1;
     if (!setup.plugin) return usage(argv[0], 3);
     if (access(setup.plugin, R_OK)) {
         fprintf(stderr, "%s: %s\n", setup.plugin, strerror(errno));

@@ -18,7 +18,7 @@ struct setup {
     const char *plugin;
     int version;
     int send_device, listen_device;
-    unsigned slow;     /* all limits of time are multiplied by it */
+    double slow;       /* all limits of time are multiplied by it */
     int rank, ranks;   /* of separately started ranks; ranks is 0 when this program forks them */
     const char *folder;
 };

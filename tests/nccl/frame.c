@@ -43,7 +43,7 @@ uint64_t now_ns(void) {
     return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
 }
 
-uint64_t patience_ns(void) { return 10000000000ULL * setup.slow; }
+uint64_t patience_ns(void) { return (uint64_t)(1e10 * setup.slow); }
 
 void rest(void) { sched_yield(); }
 
@@ -145,7 +145,7 @@ bool case_run(const struct check *check, bool *skipped) {
 
     fflush(NULL);
     const uint64_t begun = now_ns();
-    const uint64_t limit = (uint64_t)check->seconds * setup.slow * 1000000000ULL;
+    const uint64_t limit = (uint64_t)(check->seconds * setup.slow * 1e9);
     const pid_t child = fork();
     if (child == 0) {
         setpgid(0, 0);
@@ -165,8 +165,7 @@ bool case_run(const struct check *check, bool *skipped) {
             where_it_hangs(calls, sizeof calls);
             kill(-child, SIGKILL);
             waitpid(child, &status, 0);
-            failed_at(check->name, 0, "no end after %llu s%s",
-                      (unsigned long long)(limit / 1000000000ULL), calls);
+            failed_at(check->name, 0, "no end after %.0f s%s", (double)limit / 1e9, calls);
             break;
         }
         rest_ms(2);

@@ -167,7 +167,8 @@ static int connect_to(int device, void *opaque, void **out) {
     (void)device;
     memcpy(&handle, opaque, sizeof handle);
     *out = NULL;
-    if (handle.magic != MAGIC && !fault("any_handle")) {
+    if (handle.magic != MAGIC && fault("any_handle")) return RESULT_OK; /* and again, and again */
+    if (handle.magic != MAGIC) {
         SAY("a handle that is none of this plugin's (%llx)", (unsigned long long)handle.magic);
         return RESULT_ARGUMENT;
     }

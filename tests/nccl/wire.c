@@ -281,6 +281,7 @@ bool one_message(struct wire *w, size_t size, size_t room, uint64_t id, bool rec
             OK(net_test(w->net, sent, &done, &sent_size));
             if (done) sent = NULL;
         }
+        if (!sent) memset(w->out.at, TAKEN_BACK, size);
         DO(irecv_until(w->net, w->receive, w->in.at, room, 5, w->in.memory, &received));
     }
     const uint64_t until = now_ns() + 6 * patience_ns();
@@ -288,7 +289,10 @@ bool one_message(struct wire *w, size_t size, size_t room, uint64_t id, bool rec
         int done = 0;
         if (sent) {
             OK(net_test(w->net, sent, &done, &sent_size));
-            if (done) sent = NULL;
+            if (done) {
+                sent = NULL;
+                memset(w->out.at, TAKEN_BACK, size);
+            }
         }
         done = 0;
         if (received) {
