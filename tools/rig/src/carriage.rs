@@ -29,6 +29,8 @@ pub struct Carriage {
     pub deferred: u64,
     /// Messages that it sent without a permit.
     pub bypassed: u64,
+    /// Messages that had waited for their permit for as long as the plugin lets them, and are among those.
+    pub overdue: u64,
     /// Daemons that had a client of the plugin's name at the end.
     pub clients: u32,
     /// Bytes that those clients submitted to them.
@@ -55,6 +57,8 @@ struct Sends {
     deferred: u64,
     #[serde(default)]
     bypassed: u64,
+    #[serde(default)]
+    overdue: u64,
 }
 
 impl Carriage {
@@ -116,6 +120,7 @@ impl Carriage {
             *stage.entry(row.dscp).or_default() += row.bytes;
             self.deferred += row.deferred;
             self.bypassed += row.bypassed;
+            self.overdue += row.overdue;
         }
     }
 }
@@ -131,7 +136,7 @@ mod tests {
     fn a_report_of_the_plugin_is_summed_by_stage_and_dscp() {
         let mut carriage = Carriage::default();
         carriage.add_report(
-            r#"{"library":"nccl-net","pid":7,"network":"tcp","received_bytes":3,"sends":[{"function":"unknown","stage":"collective","dscp":34,"messages":2,"bytes":20,"deferred":1,"deferred_ns":5,"bypassed":0,"overdue":0},{"function":"unknown","stage":"collective","dscp":0,"messages":1,"bytes":4,"deferred":0,"deferred_ns":0,"bypassed":1,"overdue":0}]}
+            r#"{"library":"nccl-net","pid":7,"network":"tcp","received_bytes":3,"sends":[{"function":"unknown","stage":"collective","dscp":34,"messages":2,"bytes":20,"deferred":1,"deferred_ns":5,"bypassed":0,"overdue":0},{"function":"unknown","stage":"collective","dscp":0,"messages":1,"bytes":4,"deferred":0,"deferred_ns":0,"bypassed":1,"overdue":1}]}
 no report
 "#,
         );
@@ -140,6 +145,7 @@ no report
             carriage.sent_bytes["collective"],
             BTreeMap::from([(0, 4), (34, 20)])
         );
-        assert_eq!((carriage.deferred, carriage.bypassed), (1, 1));
+        let counts = (carriage.deferred, carriage.bypassed, carriage.overdue);
+        assert_eq!(counts, (1, 1, 1));
     }
 }

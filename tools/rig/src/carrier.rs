@@ -121,7 +121,7 @@ pub fn environment(
         ("LAXITY_NET", "tcp".into()),
         // One connection per class, as the lab's own.
         ("LAXITY_NSOCKS", "1".into()),
-        ("LAXITY_NAME", client_name(config, host).into()),
+        ("LAXITY_NAME", config.host_name(host).into()),
         ("LAXITY_REPORT", report_path(folder, host).into()),
         (
             "LAXITY_STALL_MS",
@@ -139,7 +139,8 @@ pub fn environment(
 /// What the plugin of a host calls itself at the daemon.
 #[must_use]
 pub fn client_name(config: &LabConfig, host: usize) -> String {
-    format!("nccl {}", config.host_name(host))
+    // The plugin adds its own part to the name that it is given.
+    format!("{}/nccl", config.host_name(host))
 }
 
 /// Where the plugin writes what it sent, when its process ends.
@@ -626,10 +627,8 @@ mod tests {
             value(&scheduled, "LAXITY_SOCKET").as_deref(),
             Some("/run/lab/0/laxityd1.sock")
         );
-        assert_eq!(
-            value(&scheduled, "LAXITY_NAME").as_deref(),
-            Some("nccl unit0.1")
-        );
+        assert_eq!(value(&scheduled, "LAXITY_NAME").as_deref(), Some("unit0.1"));
+        assert_eq!(client_name(&config, 1), "unit0.1/nccl");
         assert_eq!(value(&scheduled, "LAXITY_MODE"), None);
         let alone = environment(&config, folder, 1, false);
         assert_eq!(value(&alone, "LAXITY_MODE").as_deref(), Some("off"));

@@ -155,6 +155,9 @@ fn carried(plugin: &Carriage) -> String {
     if plugin.deferred > 0 {
         write!(text, ", {} had to wait", plugin.deferred).expect("a String takes all");
     }
+    if plugin.overdue > 0 {
+        write!(text, ", {} for as long as they may", plugin.overdue).expect("a String takes all");
+    }
     if plugin.buffers_unbounded > 0 {
         write!(
             text,
