@@ -11,6 +11,7 @@ mod faults;
 mod lab;
 mod process;
 mod sender;
+mod setup;
 mod sim;
 mod tidy;
 mod verbs;

@@ -18,6 +18,10 @@ const MAY_BE_UNSAFE: &[(&str, &str)] = &[
         "stands in for C functions, on the program's own structs",
     ),
     (
+        "laxity-nccl",
+        "NCCL's C tables, sockets into memory that NCCL owns, ibverbs",
+    ),
+    (
         "laxity-nccl-host",
         "calls a plugin of NCCL's through its table of C functions",
     ),
@@ -31,6 +35,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("laxity-shm", &[]),
     ("laxity-wire", &[]),
     ("laxity-client", &["laxity-shm"]),
+    ("laxity-client-c", &["laxity-client"]),
     ("laxity-profile", &["laxity-quantity", "laxity-shm"]),
     (
         "laxity-verbs",
@@ -41,6 +46,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
             "laxity-shm",
         ],
     ),
+    ("laxity-nccl", &["laxity-client", "laxity-shm"]),
     (
         "laxity-daemon",
         &[

@@ -1,6 +1,7 @@
 //! A C program, compiled against `laxity.h` and linked with the library, with and without a
 //! daemon; and as C++, which must accept the header.
 
+#[path = "../../client/tests/daemon/mod.rs"]
 mod daemon;
 
 use std::path::{Path, PathBuf};
