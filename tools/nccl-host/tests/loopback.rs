@@ -2,6 +2,7 @@
 //!
 //! Settings come from the environment, so each case runs in a process of its own: this program again, told to run that one.
 
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -96,7 +97,7 @@ fn started(region: Region, mut ask: impl FnMut(Region) -> Result<Attempt, HostEr
 
 /// Tests until all are done, in order.
 fn done(requests: Vec<Request>) -> Vec<(Region, usize)> {
-    let mut left: std::collections::VecDeque<Request> = requests.into();
+    let mut left: VecDeque<Request> = requests.into();
     let mut finished = Vec::new();
     patiently("the transfers", || {
         while let Some(request) = left.pop_front() {
@@ -162,6 +163,76 @@ fn messages_of_all_sizes_arrive_in_order_and_the_memory_comes_back() {
                 assert_eq!(memory[size..], [0xee], "nothing beyond the message");
             }
         }
+    });
+}
+
+#[test]
+fn a_window_of_large_messages_goes_through_however_many_there_are() {
+    const BYTES: usize = 512 << 10;
+    const MESSAGES: usize = 200;
+    let name = "a_window_of_large_messages_goes_through_however_many_there_are";
+    with_interface(name, "=lo", |plugin| {
+        let context = plugin.init(1).expect("initialises");
+        let (to, from) = connected(&context);
+        let spare = |_| (to.register(vec![0; BYTES]), from.register(vec![0; BYTES]));
+        let (mut out, mut into): (Vec<Region>, Vec<Region>) = (0..8)
+            .map(spare)
+            .map(|(to, from)| (to.expect("registered"), from.expect("registered")))
+            .unzip();
+        let (mut sending, mut receiving) = (VecDeque::new(), VecDeque::new());
+        let (mut sent, mut posted, mut received) = (0, 0, 0);
+        patiently("all messages", || {
+            while posted < MESSAGES
+                && let Some(region) = into.pop()
+            {
+                match from.receive(region, BYTES, 0).expect("posted") {
+                    Attempt::Started(request) => receiving.push_back(request),
+                    Attempt::NotNow(region) => {
+                        into.push(region);
+                        break;
+                    }
+                }
+                posted += 1;
+            }
+            while sent < MESSAGES
+                && let Some(mut region) = out.pop()
+            {
+                region.fill(sent as u8);
+                match to.send(region, BYTES, 0).expect("sent") {
+                    Attempt::Started(request) => sending.push_back(request),
+                    Attempt::NotNow(region) => {
+                        out.push(region);
+                        break;
+                    }
+                }
+                sent += 1;
+            }
+            // As NCCL's proxy: the oldest of each first.
+            while let Some(request) = sending.pop_front() {
+                match Request::test(request).expect("no error") {
+                    Tested::Done(region, _) => out.push(region),
+                    Tested::Pending(request) => {
+                        sending.push_front(request);
+                        break;
+                    }
+                }
+            }
+            while let Some(request) = receiving.pop_front() {
+                match Request::test(request).expect("no error") {
+                    Tested::Done(region, bytes) => {
+                        assert_eq!(bytes, BYTES);
+                        assert!(region.iter().all(|&byte| byte == received as u8));
+                        received += 1;
+                        into.push(region);
+                    }
+                    Tested::Pending(request) => {
+                        receiving.push_front(request);
+                        break;
+                    }
+                }
+            }
+            (received == MESSAGES && sending.is_empty()).then_some(())
+        });
     });
 }
 

@@ -51,6 +51,9 @@ const WIRE_BYTES_MAX: usize = wire_bytes(MESSAGE_BYTES_MAX);
 /// Messages under way on one communicator: NCCL's steps.
 const UNDER_WAY_MAX: usize = 8;
 
+/// How long a plugin waits for its daemon to take it. It marks its connections by what the daemon says when they are made.
+const ATTACH_MS: u32 = 5_000;
+
 /// The device: the plugin is shown one interface only.
 const DEVICE: usize = 0;
 
@@ -119,6 +122,8 @@ pub fn environment(
         ),
         ("NCCL_SOCKET_FAMILY", "AF_INET".into()),
         ("LAXITY_NET", "tcp".into()),
+        // As for the sockets' buffers: a wait that the machine's other work makes long must not leave a plugin unscheduled.
+        ("LAXITY_ATTACH_MS", ATTACH_MS.to_string().into()),
         // One connection per class, as the lab's own.
         ("LAXITY_NSOCKS", "1".into()),
         ("LAXITY_NAME", config.host_name(host).into()),
