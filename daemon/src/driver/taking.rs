@@ -101,7 +101,8 @@ impl Sink for Taking<'_> {
             Record::LaneReset => intake.lane_gone(from.client, from.book, lane),
             Record::Peer { peer, address } => Intake::introduced(from.book, peer, address),
             hint => {
-                intake.hints.take(intake.now, &hint, &mut intake.ports);
+                let pid = from.book.identity.pid;
+                intake.hints.take(intake.now, pid, &hint, &mut intake.ports);
                 intake.note(Seen::Hint(hint));
             }
         }
