@@ -16,4 +16,5 @@ mod sender;
 mod setup;
 mod sim;
 mod tidy;
+mod trace;
 mod verbs;
