@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 
 use nix::sys::signal::Signal;
 
-use crate::process::{Daemon, binary, eventually};
+use crate::process::{Daemon, eventually};
 
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/nccl");
 
