@@ -400,7 +400,10 @@ fn the_nccl_plugin_carries_collectives_and_the_daemons_schedule_it() {
         // The plugin itself says that it sent that much, with the frames' heads.
         let sent = sum(&plugin["sent_bytes"]["collective"]);
         assert!((carried..carried * 1.01).contains(&sent), "{plugin}");
-        assert_eq!(number(&run["fabric_drops"]), 0.0, "{run}");
+        // Where the kernel keeps its own buffers, queues may overflow; TCP sends again.
+        if number(&plugin["buffers_unbounded"]) == 0.0 {
+            assert_eq!(number(&run["fabric_drops"]), 0.0, "{run}");
+        }
     }
     let (none, laxity) = (&report["runs"][0], &report["runs"][1]);
     let unmarked = &none["plugin"]["sent_bytes"]["collective"]["0"];
