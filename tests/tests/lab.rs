@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::nccl::plugin;
 use crate::process::{binary, eventually};
 
 /// The lab loads the whole machine: one at a time inside this process (`.config/nextest.toml`
@@ -344,12 +345,6 @@ fn recorded_requests_are_replayed() {
         };
         nothing_lost(&report["runs"][0]);
     }
-}
-
-/// The NCCL net plugin, as cargo builds it.
-fn plugin() -> PathBuf {
-    std::env::var_os("LAXITY_NCCL_PLUGIN")
-        .map_or_else(|| binary("libnccl_net_laxity.so"), PathBuf::from)
 }
 
 fn sum(by_dscp: &Value) -> f64 {
