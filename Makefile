@@ -25,7 +25,8 @@ setup-cluster: setup ## install what tests of the coordinator need: an etcd and 
 
 .PHONY: release
 release: setup ## the shipped binaries, in target/release
-	$(CARGO) build --release --locked -p laxity-daemon -p laxity-coordinator -p laxity-cli -p laxity-client -p laxity-verbs
+	$(CARGO) build --release --locked -p laxity-daemon -p laxity-coordinator -p laxity-cli -p laxity-client-c -p laxity-verbs -p laxity-nccl
+	@ln -sf libnccl_net_laxity.so $(TARGET)/release/libnccl-net-laxity.so
 
 .PHONY: demo
 demo: release ## the lab with its defaults: four policies on the same arrivals, a table and a page
@@ -44,7 +45,7 @@ reproduction: release ## simulate all plans that docs/reproduction.md shows and 
 .PHONY: test
 test: setup setup-verbs setup-cluster ## every test: units, properties, loom models, whole processes, real labs
 	$(CARGO) build --locked --workspace --bins
-	$(CARGO) build --locked -p laxity-verbs
+	$(CARGO) build --locked -p laxity-verbs -p laxity-nccl
 ifeq ($(NEXTEST),yes)
 	$(CARGO) nextest run --locked --workspace --no-fail-fast
 else

@@ -35,9 +35,25 @@ use std::sync::Arc;
 use crate::backend::{Backend, Classes, Connecting, Device, Listener, POINTER_DMABUF};
 use crate::fault::{Fault, Result};
 use crate::handle::Handle;
+use crate::interfaces;
 use crate::log;
+use crate::settings::Settings;
 use nic::Nic;
 pub use options::Options;
+
+/// The RDMA devices of this host. Connections are agreed on over TCP at the interface that NCCL would use for that.
+///
+/// # Errors
+/// Why there are none.
+pub fn open(settings: &Settings) -> core::result::Result<Box<dyn Backend>, String> {
+    let meet_at = match interfaces::devices(settings) {
+        Ok(found) => found.first().map(|(_, address)| *address),
+        Err(fault) if settings.interfaces.is_some() => return Err(fault.to_string()),
+        // The devices have addresses of their own.
+        Err(_) => None,
+    };
+    Ok(Box::new(Verbs::open(&settings.rdma, meet_at)?))
+}
 
 /// The RDMA devices of this host that are to be used.
 #[derive(Debug)]

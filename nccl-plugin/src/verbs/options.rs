@@ -41,12 +41,6 @@ impl Default for Options {
 }
 
 impl Options {
-    /// What the environment says.
-    #[must_use]
-    pub fn from_env() -> Self {
-        Self::from(|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
-    }
-
     /// What `get` says of each variable.
     pub fn from(get: impl Fn(&str) -> Option<String>) -> Self {
         let mut options = Self::default();

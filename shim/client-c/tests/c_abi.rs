@@ -1,6 +1,10 @@
 //! A C program, compiled against `laxity.h` and linked with the library, with and without a
 //! daemon; and as C++, which must accept the header.
 
+// As the module below, which is the client's, calls it.
+extern crate client as laxity_client;
+
+#[path = "../../client/tests/daemon/mod.rs"]
 mod daemon;
 
 use std::path::{Path, PathBuf};
