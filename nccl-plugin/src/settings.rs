@@ -77,6 +77,8 @@ pub struct Settings {
     pub comm_id: Option<String>,
     /// `NCCL_IB_DISABLE`.
     pub verbs_disabled: bool,
+    /// The other `NCCL_IB_*`.
+    pub rdma: Options,
     /// `LAXITY_NCCL_EVENTS`: whether to ask NCCL's profiler interface which collective each send belongs to.
     pub events: bool,
 }
