@@ -295,9 +295,9 @@ static bool strangers(void) {
 }
 
 const struct check connect_checks[] = {
-    {"connect_first", connect_first, 20, 0, EACH, "connect does not wait for accept"},
-    {"accept_first", accept_first, 20, 0, EACH, "accept does not wait for connect"},
-    {"listener_closed", listener_closed, 20, 0, EACH, "a listener closed before the first message"},
+    {"connect_first", connect_first, 45, 0, EACH, "connect does not wait for accept"},
+    {"accept_first", accept_first, 45, 0, EACH, "accept does not wait for connect"},
+    {"listener_closed", listener_closed, 45, 0, EACH, "a listener closed before the first message"},
     {"storm", storm, 60, 0, EACH, "64 pairs at once over 4 listeners, paired one to one"},
     {"foreign_handles", foreign_handles, 60, 0, EACH, "handles of something else: connect fails"},
     {"strangers", strangers, 60, 0, EACH, "strangers at the listener; real peers get through"},

@@ -246,7 +246,7 @@ bool until_done(struct net *net, void *request, int *sizes) {
 
 bool isend_until(struct net *net, void *comm, void *data, size_t size, int tag, void *memory,
                  void **request) {
-    const uint64_t until = now_ns() + 3 * patience_ns();
+    const uint64_t until = now_ns() + patience_ns() * 3 / 2;
     for (*request = NULL; !*request; rest()) {
         OK(net_isend(net, comm, data, size, tag, memory, NULL, request));
         CHECK(*request || now_ns() < until, "isend never takes a message");
@@ -257,11 +257,30 @@ bool isend_until(struct net *net, void *comm, void *data, size_t size, int tag, 
 
 bool irecv_until(struct net *net, void *comm, void *data, size_t size, int tag, void *memory,
                  void **request) {
-    const uint64_t until = now_ns() + 3 * patience_ns();
+    const uint64_t until = now_ns() + patience_ns() * 3 / 2;
     for (*request = NULL; !*request; rest()) {
         OK(net_irecv(net, comm, 1, &data, &size, &tag, &memory, NULL, request));
         CHECK(*request || now_ns() < until, "irecv never takes a receive");
         if (*request) break;
+    }
+    return true;
+}
+
+/* With no receive there: a plugin takes the message, and may even be done with it, or refuses it
+ * until there is a receive, as NCCL's own for InfiniBand does. Neither may block. */
+static bool send_ahead(struct wire *w, size_t size, void **sent, int *sent_size) {
+    for (int i = 0; i < 200; i++) {
+        int done = 0;
+        if (!*sent) {
+            OK(net_isend(w->net, w->send, w->out.at, size, 5, w->out.memory, NULL, sent));
+            continue;
+        }
+        OK(net_test(w->net, *sent, &done, sent_size));
+        if (!done) continue;
+        *sent = NULL;
+        if (*sent_size < 0) *sent_size = (int)size; /* it need not say */
+        memset(w->out.at, TAKEN_BACK, size);
+        return true;
     }
     return true;
 }
@@ -271,19 +290,13 @@ bool one_message(struct wire *w, size_t size, size_t room, uint64_t id, bool rec
     int sent_size = -1, received_size = -1;
     pattern_fill(w->out.at, size, id, 0);
     memset(w->in.at, UNTOUCHED, room);
-    if (receive_first) {
+    if (receive_first)
         DO(irecv_until(w->net, w->receive, w->in.at, room, 5, w->in.memory, &received));
-        DO(isend_until(w->net, w->send, w->out.at, size, 5, w->out.memory, &sent));
-    } else {
-        DO(isend_until(w->net, w->send, w->out.at, size, 5, w->out.memory, &sent));
-        /* A plugin may or may not be done with it before there is a receive; it must not need it. */
-        for (int i = 0, done = 0; i < 200 && !done; i++) {
-            OK(net_test(w->net, sent, &done, &sent_size));
-            if (done) sent = NULL;
-        }
-        if (!sent) memset(w->out.at, TAKEN_BACK, size);
+    else DO(send_ahead(w, size, &sent, &sent_size));
+    if (!receive_first)
         DO(irecv_until(w->net, w->receive, w->in.at, room, 5, w->in.memory, &received));
-    }
+    if (!sent && sent_size < 0)
+        DO(isend_until(w->net, w->send, w->out.at, size, 5, w->out.memory, &sent));
     const uint64_t until = now_ns() + 6 * patience_ns();
     while (sent || received) {
         int done = 0;
