@@ -29,6 +29,8 @@ const RECEIVER_NOT_READY: u8 = 12;
 /// For ever.
 const RECEIVER_NOT_READY_RETRIES: u8 = 7;
 const HOPS: u8 = 255;
+/// Also where a system's own pages are larger: what matters is that nothing else shares the memory.
+const PAGE: usize = 65536;
 
 fn os_error() -> std::io::Error {
     std::io::Error::last_os_error()
@@ -58,7 +60,9 @@ impl Pinned {
     /// # Errors
     /// The device refused.
     pub(super) fn new(nic: &Arc<Nic>, bytes: usize, remote: bool) -> Result<Self> {
-        let layout = Layout::from_size_align(bytes, 4096)
+        // Whole pages: a fork may take registered ones from the child, and with them whatever else is on them.
+        let layout = Layout::from_size_align(bytes, PAGE)
+            .map(|layout| layout.pad_to_align())
             .map_err(|error| Fault::Internal(error.to_string()))?;
         // SAFETY: not of size zero: all callers ask for constants.
         let Some(memory) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {

@@ -94,6 +94,8 @@ pub(super) struct Sender {
     matched: Option<usize>,
     begun: u64,
     newest: Option<Newest>,
+    /// Seen while something else was asked; for the next `progress`.
+    seen: Vec<Sent>,
     fault: Option<Fault>,
 }
 
@@ -163,6 +165,7 @@ impl Greeting {
             matched: None,
             begun: 0,
             newest: None,
+            seen: Vec::new(),
             fault: None,
         })
     }
@@ -460,7 +463,11 @@ impl backend::Sender for Sender {
         self.matched = None;
         if self.group.is_empty() && !cts::read_group(self.fifo.words(), self.head, &mut self.group)
         {
-            return Ok(Clear::NotYet);
+            // A receiver that is gone will never post: nobody else may ask after it while nothing is in flight.
+            let mut seen = core::mem::take(&mut self.seen);
+            self.look(&mut seen);
+            self.seen = seen;
+            return self.fault.clone().map_or(Ok(Clear::NotYet), Err);
         }
         let Some(at) = self.match_buffer(tag) else {
             return Ok(Clear::NotYet);
@@ -538,6 +545,7 @@ impl backend::Sender for Sender {
 
     fn progress(&mut self, sent: &mut Vec<Sent>) -> Result<()> {
         let before = sent.len();
+        sent.append(&mut self.seen);
         if self.fault.is_none() {
             self.drain(sent);
         }
