@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -294,11 +295,54 @@ static bool strangers(void) {
     return net_shut(&net);
 }
 
+/* No file descriptors left: an error of listen, connect, accept or init, and all is well again when
+ * there are. */
+static bool no_files(void) {
+    struct net net = {0};
+    struct rlimit limit, tight;
+    DO(net_open(&net));
+    struct wire before, after;
+    DO(wire_open(&net, &before, 65536));
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0, "getrlimit: %s", strerror(errno));
+    int failures = 0;
+    for (int spare = 0; spare < 6; spare++) {
+        int last = open("/dev/null", O_RDONLY | O_CLOEXEC); /* the lowest that is free */
+        CHECK(last >= 0, "open: %s", strerror(errno));
+        close(last);
+        tight = limit;
+        tight.rlim_cur = (rlim_t)(last + spare);
+        CHECK(setrlimit(RLIMIT_NOFILE, &tight) == 0, "setrlimit: %s", strerror(errno));
+        uint8_t handle[HANDLE_BYTES] = {0};
+        void *listen = NULL, *send = NULL, *receive = NULL;
+        int result = net_listen(&net, setup.listen_device, handle, &listen);
+        CHECK(result || listen, "listen succeeds without a comm");
+        for (int i = 0; i < 3000 && !result && (!send || !receive); i++) {
+            if (!send) result = net_connect(&net, setup.send_device, handle, &send);
+            /* An accept for which there is no descriptor may fail, or wait for one. */
+            if (!result && !receive) result = net_accept(&net, listen, &receive);
+            if (i % 100 == 99) rest();
+        }
+        failures += result != RESULT_OK || !send || !receive;
+        CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit: %s", strerror(errno));
+        if (send) OK(net_close_send(&net, send));
+        if (receive) OK(net_close_receive(&net, receive));
+        if (listen) OK(net_close_listen(&net, listen));
+        DO(one_message(&before, 65536, 65536, (uint64_t)spare, true));
+    }
+    CHECK(failures, "a connection came about without a file descriptor");
+    DO(wire_open(&net, &after, 65536));
+    DO(one_message(&after, 65536, 65536, 9, true));
+    DO(wire_close(&after));
+    DO(wire_close(&before));
+    return net_shut(&net);
+}
+
 const struct check connect_checks[] = {
     {"connect_first", connect_first, 45, 0, EACH, "connect does not wait for accept"},
     {"accept_first", accept_first, 45, 0, EACH, "accept does not wait for connect"},
     {"listener_closed", listener_closed, 45, 0, EACH, "a listener closed before the first message"},
     {"storm", storm, 60, 0, EACH, "64 pairs at once over 4 listeners, paired one to one"},
     {"foreign_handles", foreign_handles, 60, 0, EACH, "handles of something else: connect fails"},
+    {"no_files", no_files, 60, 0, EACH, "out of file descriptors: errors, and then none"},
     {"strangers", strangers, 60, 0, EACH, "strangers at the listener; real peers get through"},
     {0}};

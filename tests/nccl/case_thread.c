@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/time.h>
 
 static atomic_bool stop;
 
@@ -148,6 +149,31 @@ static bool many_comms(bool by_direction) {
     return net_shut(&net);
 }
 
+static atomic_long ticks;
+static void tick(int signal) { ticks += signal == SIGALRM; }
+
+/* A host with a profiling timer: system calls are interrupted, and not restarted. */
+static bool interrupted(void) {
+    struct net net = {0};
+    struct wire wire;
+    const struct sigaction action = {.sa_handler = tick};
+    const struct itimerval often = {{0, 300}, {0, 300}}, never = {{0, 0}, {0, 0}};
+    sigaction(SIGALRM, &action, NULL);
+    setitimer(ITIMER_REAL, &often, NULL);
+    DO(net_open(&net));
+    for (int round = 0; round < 5; round++) {
+        DO(wire_open(&net, &wire, WINDOW * SLOT));
+        struct stream streams[2] = {side(&wire, true, 300), side(&wire, false, 300)};
+        DO(streams_run(streams, 2));
+        DO(wire_close(&wire));
+    }
+    DO(net_shut(&net));
+    setitimer(ITIMER_REAL, &never, NULL);
+    CHECK(ticks > 0, "no signal came");
+    note("%ld signals", (long)ticks);
+    return true;
+}
+
 static bool comms_by_thread(void) { return many_comms(false); }
 static bool ends_by_thread(void) { return many_comms(true); }
 
@@ -156,4 +182,5 @@ const struct check thread_checks[] = {
     {"connect_and_send", connect_and_send, 60, 0, EACH, "connections come and go meanwhile"},
     {"comms_by_thread", comms_by_thread, 60, 0, EACH, "12 comms, half of them to each thread"},
     {"ends_by_thread", ends_by_thread, 60, 0, EACH, "12 comms, one thread sends, one receives"},
+    {"interrupted", interrupted, 60, 0, EACH, "system calls interrupted by signals"},
     {0}};

@@ -341,6 +341,63 @@ static bool many_messages(void) {
     return net_shut(&net);
 }
 
+/* A message longer than its receive: NCCL never sends one, and its own transports differ in what
+ * they do (an error; or the part that fits). Nobody may write behind the receive, or hang. */
+static bool too_long(void) {
+    enum { ROOM = 4096, LEN = 100000 };
+    struct net net = {0};
+    struct wire wire;
+    void *sent = NULL, *received = NULL;
+    DO(net_open(&net));
+    DO(wire_open(&net, &wire, LEN));
+    memset(wire.in.at, 0x5a, LEN);
+    DO(irecv_until(&net, wire.receive, wire.in.at, ROOM, 1, wire.in.memory, &received));
+    const uint64_t until = now_ns() + 2 * patience_ns();
+    int done = 0, result = 0, size = 0;
+    while (!done && !result) {
+        /* Its result is no matter: the message is the sender's mistake. */
+        int sent_done = 0;
+        if (!sent && net_isend(&net, wire.send, wire.out.at, LEN, 1, wire.out.memory, NULL, &sent))
+            break;
+        if (sent && net_test(&net, sent, &sent_done, NULL)) break;
+        if (sent_done) sent = OPTIONAL_COMPLETION; /* stands for: not to be tested again */
+        if (sent == OPTIONAL_COMPLETION) sent_done = 0;
+        result = net_test(&net, received, &done, &size);
+        CHECK(now_ns() < until, "a message that is too long is neither done nor an error");
+        if (sent == OPTIONAL_COMPLETION)
+            while (!done && !result) {
+                result = net_test(&net, received, &done, &size);
+                CHECK(now_ns() < until, "a receive of too long a message never ends");
+                rest();
+            }
+        rest();
+    }
+    CHECK(!done || size <= ROOM, "test says that %d bytes are in a receive of %d", size, ROOM);
+    rest_ms(10);
+    DO(bytes_are(wire.in.at + ROOM, LEN - ROOM, 0x5a, "behind a receive that was too short"));
+    note("%s", result ? "the receive fails" : done ? "the part that fits" : "the send fails");
+    DO(wire_close(&wire));
+    return net_shut(&net);
+}
+
+/* A comm whose receiver does nothing holds up no other. */
+static bool independent(void) {
+    struct net net = {0};
+    struct ends stuck, ends;
+    DO(net_open(&net));
+    DO(both_ways(&net, &stuck, 32, 320));
+    DO(both_ways(&net, &ends, 8, 300));
+    bool progress;
+    for (int i = 0; i < 500; i++) DO(stream_step(&stuck.stream[0], &progress));
+    DO(streams_run(ends.stream, 4));
+    DO(streams_run(stuck.stream, 4));
+    DO(wire_close(&ends.there));
+    DO(wire_close(&ends.back));
+    DO(wire_close(&stuck.there));
+    DO(wire_close(&stuck.back));
+    return net_shut(&net);
+}
+
 /* The same mixed lengths between two processes, both ways at once. */
 static bool duplex_rank(int rank, int ranks) {
     struct net net = {0};
@@ -393,5 +450,7 @@ const struct check transfer_checks[] = {
     {"grouped", grouped, 60, 0, EACH, "grouped receives, up to maxRecvs, and tags"},
     {"flush", flush, 45, 0, EACH, "iflush, of nothing too"},
     {"many_messages", many_messages, 60, 0, EACH, "60000 messages in constant memory"},
+    {"too_long", too_long, 45, 0, EACH, "a message longer than its receive"},
+    {"independent", independent, 60, 0, EACH, "a receiver that does nothing holds up no other"},
     {"duplex", duplex, 60, 0, RANKS_2, "mixed lengths both ways between two processes"},
     {0}};

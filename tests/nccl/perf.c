@@ -304,6 +304,8 @@ int main(int argc, char **argv) {
         ping_bytes < 1 || ping_bytes > 65536 || repeats < 1 || (listens && connects))
         return usage(argv[0], 3);
 
+    /* A plugin that hangs ends in a signal, not in a program that measures for ever. */
+    alarm((unsigned)((seconds + 1) * repeats + 120));
     static struct side side;
     if (listens || connects) {
         side.receives = listens != NULL;
@@ -317,7 +319,7 @@ int main(int argc, char **argv) {
     snprintf(path, sizeof path, "%s/handle", folder);
     const pid_t child = fork();
     if (child == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* the alarm is the parent's */
         side.receives = true;
         _exit(measure(&side, path) ? 0 : 1);
     }

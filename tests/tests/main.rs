@@ -9,6 +9,7 @@ mod certificates;
 mod command_line;
 mod faults;
 mod lab;
+mod nccl;
 mod process;
 mod sender;
 mod setup;
