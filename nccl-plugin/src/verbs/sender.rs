@@ -470,7 +470,7 @@ impl backend::Sender for Sender {
             return self.fault.clone().map_or(Ok(Clear::NotYet), Err);
         }
         let Some(at) = self.match_buffer(tag) else {
-            return Ok(Clear::NotYet);
+            return Ok(Clear::OthersFirst);
         };
         let room = self.group[at].bytes;
         if bytes as u64 > room {
