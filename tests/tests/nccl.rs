@@ -59,7 +59,10 @@ fn plugin() -> PathBuf {
     std::env::var_os("LAXITY_NCCL_PLUGIN").map_or_else(
         || {
             let own = std::env::current_exe().expect("own path");
-            let folder = own.parent().and_then(Path::parent).expect("target/<profile>");
+            let folder = own
+                .parent()
+                .and_then(Path::parent)
+                .expect("target/<profile>");
             let path = folder.join("libnccl_net_laxity.so");
             assert!(
                 path.exists(),
@@ -199,7 +202,10 @@ fn two_threads_share_nccl_comms() {
 fn nccl_collectives_of_two_to_eight_processes_have_the_right_sums() {
     every_version(&["all_reduce_2", "all_to_all_4"]);
     both_ends(&["all_reduce_4", "all_to_all_2", "all_reduce_refused"]);
-    passes(check(&plugin(), &["12"], &["all_reduce_8", "all_to_all_8"]), 2);
+    passes(
+        check(&plugin(), &["12"], &["all_reduce_8", "all_to_all_8"]),
+        2,
+    );
 }
 
 #[test]
@@ -214,7 +220,13 @@ fn the_profiler_half_of_the_nccl_plugin_keeps_nothing_and_follows_no_foreign_poi
 fn nccl_collectives_run_under_a_daemon_that_permits_their_bytes() {
     let folder = tempfile::tempdir().expect("a folder");
     let daemon = Daemon::start(folder.path(), "");
-    let cases = ["all_reduce_4", "all_to_all_4", "in_order", "forks", "sender_killed"];
+    let cases = [
+        "all_reduce_4",
+        "all_to_all_4",
+        "in_order",
+        "forks",
+        "sender_killed",
+    ];
     let mut command = check(&plugin(), &ENDS, &cases);
     command.env("LAXITY_SOCKET", daemon.socket());
     passes(command, 2 * cases.len());
@@ -263,7 +275,10 @@ fn nccl_collectives_run_between_network_namespaces() {
             return;
         };
         let passed = text.lines().filter(|line| line.starts_with("ok ")).count();
-        assert_eq!(passed, cases.len() * ranks.parse::<usize>().expect("a number"));
+        assert_eq!(
+            passed,
+            cases.len() * ranks.parse::<usize>().expect("a number")
+        );
     }
 }
 
@@ -323,7 +338,11 @@ fn the_nccl_harness_passes_a_plugin_without_faults() {
     // Every case at the newest version.
     passes(check(&strawman, &["12"], &[]), 57);
     passes(
-        check(&strawman, &["7", "8", "9", "10", "11"], &["sizes", "storm", "contexts"]),
+        check(
+            &strawman,
+            &["7", "8", "9", "10", "11"],
+            &["sizes", "storm", "contexts"],
+        ),
         15,
     );
 }
@@ -338,7 +357,11 @@ fn the_nccl_harness_notices_each_fault_of_a_plugin() {
         let output = command.output().expect("nccl_check starts");
         let text = said(&output);
         print!("{fault}: {text}");
-        assert_eq!(output.status.code(), Some(1), "{fault} passed {case}: {text}");
+        assert_eq!(
+            output.status.code(),
+            Some(1),
+            "{fault} passed {case}: {text}"
+        );
         assert!(text.starts_with("FAILED"), "{fault}: {text}");
         assert!(text.contains(case), "{fault}: {text}");
     }
@@ -346,7 +369,11 @@ fn the_nccl_harness_notices_each_fault_of_a_plugin() {
     let output = check(&extra, &["12"], &["symbols"])
         .output()
         .expect("nccl_check starts");
-    assert!(said(&output).contains("exports strawman_extra"), "{}", said(&output));
+    assert!(
+        said(&output).contains("exports strawman_extra"),
+        "{}",
+        said(&output)
+    );
 }
 
 #[test]
@@ -358,7 +385,10 @@ fn the_nccl_harness_says_what_is_wrong_with_its_arguments() {
         (&["-p", "/nonexistent.so"][..], "No such file"),
         (&["-p", plugin, "-v", "6"], "no version 6"),
         (&["-p", plugin, "nonsense"], "no case nonsense"),
-        (&["-p", plugin, "-n", "2", "-f", "/tmp", "sizes"], "has no ranks"),
+        (
+            &["-p", plugin, "-n", "2", "-f", "/tmp", "sizes"],
+            "has no ranks",
+        ),
         (&["-p", plugin, "-n", "2", "duplex"], "needs --rank"),
         (&["duplex"], "usage"),
     ] {

@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use laxity_rig::vm::verbs::contention::ContentionConfig;
+use laxity_rig::vm::verbs::plugin::Nccl;
 use laxity_rig::vm::verbs::{self, Matrix, Programs, VerbsConfig, VerbsReport, prepare};
 use laxity_rig::vm::{self, Input, Job, Stream, VmConfig};
 
@@ -20,6 +21,8 @@ a daemon that enforces a rate at which work requests wait. Of each program it ch
 program itself, or on the wire), that the library counted what the program posted, that each work request is one
 message on the wire, that the DSCPs there are the profile's, and that nothing was bypassed. Then daemons and
 applications are killed, and a collective contends with bulk transfers (`laxity lab contention` has more options).
+The NCCL plugin is driven over verbs as NCCL drives it, with the daemon and without, measured against perftest, and
+contends, too.
 
 Exit code: 0 if all passed, 1 if not, 125 if the lab itself failed.
 
@@ -29,6 +32,7 @@ Examples:
   laxity lab verbs --only write_bw,mooncake
   laxity lab verbs --only applications_killed --cycles 1000
   laxity lab verbs --only contention
+  laxity lab verbs --only nccl_versions,nccl_collectives,nccl_bandwidth
   laxity lab verbs --overhead";
 
 /// What every job on the SoftRoCE lab's verbs needs.
@@ -49,8 +53,14 @@ pub(crate) struct LabArgs {
     /// The preload library [default: $LAXITY_LIBRARY, or wherever it is installed]
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
+    /// Folder with the sources of the programs that drive the NCCL plugin
+    #[arg(long, value_name = "FOLDER", default_value = "tests/nccl")]
+    nccl_sources: PathBuf,
+    /// The NCCL plugin [default: $LAXITY_NCCL_PLUGIN, or beside this program; without one, what needs it is left out]
+    #[arg(long, value_name = "PATH")]
+    nccl_plugin: Option<PathBuf>,
     /// Seconds that all may take; then the guest is killed
-    #[arg(long, value_name = "S", default_value_t = 1800)]
+    #[arg(long, value_name = "S", default_value_t = 3000)]
     timeout: u64,
 }
 
@@ -84,6 +94,7 @@ pub(crate) struct VerbsArgs {
 
 /// Beside the programs and the faults in `--list` and `--only`.
 const CONTENTION: &str = "contention";
+const PLUGIN_CONTENTION: &str = "nccl_contention";
 
 impl LabArgs {
     /// The programs; gets or builds what is missing.
@@ -97,6 +108,13 @@ impl LabArgs {
                 Some(path) => absolute(path)?,
                 None => daemon_beside(&laxity)?,
             },
+            nccl: match self.nccl_plugin(&laxity) {
+                None => None,
+                Some(plugin) => Some(Nccl {
+                    plugin: absolute(&plugin)?,
+                    checks: prepare::checks(&self.nccl_sources, None)?,
+                }),
+            },
             laxity,
             library: absolute(&library::find(self.library.as_deref())?)?,
             checks: prepare::checks(&self.sources, None)?,
@@ -105,6 +123,30 @@ impl LabArgs {
                 false => Some(prepare::python()?),
             },
         })
+    }
+
+    fn nccl_plugin(&self, laxity: &Path) -> Option<PathBuf> {
+        let named = self.nccl_plugin.clone();
+        let named = named.or_else(|| std::env::var_os("LAXITY_NCCL_PLUGIN").map(PathBuf::from));
+        // As cargo leaves it, as `make install` does, and that in its folder.
+        let places = [
+            "libnccl_net_laxity.so",
+            "libnccl-net-laxity.so",
+            "../lib/libnccl-net-laxity.so",
+        ];
+        let beside = || {
+            places
+                .map(|place| laxity.with_file_name(place))
+                .into_iter()
+                .find(|path| path.is_file())
+        };
+        let found = named.or_else(beside);
+        if found.is_none() {
+            eprintln!(
+                "laxity: no NCCL plugin is beside this program; what needs it is left out (--nccl-plugin names one)"
+            );
+        }
+        found
     }
 
     fn machine(&self) -> VmConfig {
@@ -173,9 +215,16 @@ impl VerbsArgs {
             return Ok(config);
         }
         let mut only = self.only.clone();
-        only.retain(|name| name != CONTENTION);
-        if self.only.is_empty() || only.len() < self.only.len() {
+        only.retain(|name| name != CONTENTION && name != PLUGIN_CONTENTION);
+        let wants = |name: &str| self.only.is_empty() || self.only.iter().any(|only| only == name);
+        if wants(CONTENTION) {
             config.contention = Some(ContentionConfig::default());
+        }
+        if wants(PLUGIN_CONTENTION) && config.programs.nccl.is_some() {
+            config.plugin_contention = Some(ContentionConfig {
+                plugin: true,
+                ..ContentionConfig::default()
+            });
         }
         if self.only.is_empty() || !only.is_empty() {
             config.matrix = Some(Matrix {
@@ -190,7 +239,7 @@ impl VerbsArgs {
     }
 }
 
-fn daemon_beside(laxity: &std::path::Path) -> Result<PathBuf> {
+fn daemon_beside(laxity: &Path) -> Result<PathBuf> {
     let beside = laxity.with_file_name("laxityd");
     if beside.is_file() {
         return Ok(beside);
@@ -202,7 +251,7 @@ fn daemon_beside(laxity: &std::path::Path) -> Result<PathBuf> {
 pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
     if args.list {
         let mut names = verbs::names(0);
-        names.push(CONTENTION.into());
+        names.extend([CONTENTION, PLUGIN_CONTENTION].map(String::from));
         let list = names.join("\n");
         writeln!(io::stdout(), "{list}").context("cannot write to standard output")?;
         return Ok(ExitCode::SUCCESS);
