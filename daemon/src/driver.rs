@@ -25,6 +25,7 @@ pub mod overdue;
 pub mod ports;
 mod report;
 mod rest;
+pub mod running;
 mod scan;
 mod taking;
 

@@ -339,6 +339,27 @@ static bool bad_interface(void) {
     return true;
 }
 
+/* Which interfaces there are, and in which order, as the environment chooses them: the names that
+ * NCCL_CHECK_DEVICES expects, with commas. interfaces.sh runs it where it makes the interfaces. */
+static bool interfaces(void) {
+    const char *expected = getenv("NCCL_CHECK_DEVICES");
+    if (!expected) return skip("NCCL_CHECK_DEVICES says nothing");
+    struct net net = {0};
+    char names[512] = "";
+    int devices = 0;
+    DO(net_open(&net));
+    OK(net_devices(&net, &devices));
+    for (int device = 0; device < devices; device++) {
+        struct properties p;
+        OK(net_properties(&net, device, &p));
+        const size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s%s", used ? "," : "", p.name);
+    }
+    CHECK(strcmp(names, expected) == 0, "the devices are %s, not %s", names, expected);
+    note("%s", names);
+    return net_shut(&net);
+}
+
 const struct check load_checks[] = {
     {"symbols", symbols, 10, 0, ONCE, "exactly NCCL's symbols leave the library; names, tables"},
     {"properties", properties, 10, 0, EACH, "getProperties is true; devices that are not there"},
@@ -351,4 +372,5 @@ const struct check load_checks[] = {
     {"no_daemon", no_daemon, 45, 0, EACH, "LAXITY_SOCKET leads nowhere: traffic passes"},
     {"mode_off", mode_off, 45, 0, EACH, "LAXITY_MODE=off: traffic passes"},
     {"bad_interface", bad_interface, 45, 0, EACH, "NCCL_SOCKET_IFNAME names nothing: init says so"},
+    {"interfaces", interfaces, 45, 0, EACH, "the devices are those of NCCL_CHECK_DEVICES, if set"},
     {0}};

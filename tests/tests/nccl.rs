@@ -5,8 +5,11 @@
 //! `LAXITY_NCCL_PLUGIN` names another plugin than the built one. No test here measures time.
 
 use std::fs::{self, File};
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+
+use nix::sys::signal::Signal;
 
 use crate::process::{Daemon, binary, eventually};
 
@@ -158,13 +161,14 @@ fn the_nccl_plugin_passes_traffic_without_a_daemon_and_names_an_interface_it_lac
 #[test]
 fn nccl_connections_do_not_block_and_strangers_do_not_get_in() {
     every_version(&["connect_first", "accept_first", "listener_closed"]);
-    every_version(&["storm", "foreign_handles", "strangers"]);
+    every_version(&["storm", "foreign_handles", "strangers", "no_files"]);
 }
 
 #[test]
 fn nccl_messages_arrive_whole_and_in_order_in_every_version() {
     every_version(&["sizes", "in_order", "one_by_one", "grouped", "flush"]);
     every_version(&["close_after_done", "tested_in_any_order", "lopsided"]);
+    every_version(&["independent", "too_long"]);
 }
 
 #[test]
@@ -195,7 +199,7 @@ fn nccl_comms_close_with_requests_in_flight_and_dead_peers_are_errors_of_test() 
 #[test]
 fn two_threads_share_nccl_comms() {
     both_ends(&["register_and_send", "connect_and_send"]);
-    both_ends(&["comms_by_thread", "ends_by_thread"]);
+    both_ends(&["comms_by_thread", "ends_by_thread", "interrupted"]);
 }
 
 #[test]
@@ -240,6 +244,38 @@ fn nccl_collectives_run_under_a_daemon_that_permits_their_bytes() {
     assert!(totals.permitted_bytes > reduced, "{totals:?}");
 }
 
+#[test]
+fn nccl_collectives_go_on_when_their_daemon_stops_answering_or_dies() {
+    for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut daemon = Daemon::start(folder.path(), "");
+        let cases = [
+            "all_reduce_4",
+            "all_to_all_4",
+            "thirty_two",
+            "many_messages",
+        ];
+        let mut command = check(&plugin(), &ENDS, &cases);
+        command.env("LAXITY_SOCKET", daemon.socket());
+        let mut child = command
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("nccl_check starts");
+        eventually("ranks have attached and send", || {
+            daemon.status().totals.permitted_bytes > 0
+        });
+        daemon.signal(signal);
+        let mut text = String::new();
+        let output = child.stdout.as_mut().expect("piped");
+        output.read_to_string(&mut text).expect("text");
+        println!("{text}");
+        assert!(child.wait().expect("it ends").success(), "{signal}: {text}");
+        let tried = text.lines().filter(|line| line.starts_with("ok ")).count();
+        assert_eq!(tried, 2 * cases.len(), "{text}");
+        daemon.kill();
+    }
+}
+
 /// Runs a command in network namespaces of its own, or `None` where there can be none.
 fn in_namespaces(ranks: &str, program: &Path, arguments: &[&str]) -> Option<String> {
     let output = clean(&Path::new(SOURCES).join("namespaces.sh"))
@@ -280,6 +316,22 @@ fn nccl_collectives_run_between_network_namespaces() {
             cases.len() * ranks.parse::<usize>().expect("a number")
         );
     }
+}
+
+#[test]
+fn the_nccl_plugin_takes_the_interfaces_that_nccl_would_take() {
+    let output = clean(&Path::new(SOURCES).join("interfaces.sh"))
+        .arg(harness().join("nccl_check"))
+        .arg(plugin())
+        .output()
+        .expect("interfaces.sh starts");
+    let text = said(&output);
+    println!("{text}");
+    if output.status.code() == Some(75) {
+        println!("skipped");
+        return;
+    }
+    assert!(output.status.success(), "{text}");
 }
 
 #[test]
@@ -336,7 +388,7 @@ const FAULTS: [(&str, &str); 27] = [
 fn the_nccl_harness_passes_a_plugin_without_faults() {
     let strawman = harness().join("libnccl-net-strawman.so");
     // Every case at the newest version.
-    passes(check(&strawman, &["12"], &[]), 57);
+    passes(check(&strawman, &["12"], &[]), 61);
     passes(
         check(
             &strawman,

@@ -85,15 +85,22 @@ impl Intake {
         (usize::from(port) < self.ports.len()).then_some(port)
     }
 
-    /// The flow as the policy sees it.
+    /// The flow of a process as the policy sees it.
     #[inline(always)]
-    fn spec(&mut self, id: FlowId, flow: &record::Flow) -> FlowSpec {
+    fn spec(&mut self, id: FlowId, pid: u32, flow: &record::Flow) -> FlowSpec {
+        let (mut batch, mut layer) = (BatchId(flow.batch), Layer(flow.layer));
+        if flow.batch == 0
+            && flow.stage == record::Stage::Collective
+            && let Some(computed) = self.hints.computed_by(pid)
+        {
+            (batch, layer) = computed;
+        }
         FlowSpec {
             flow: id,
             stage: stage(flow.stage),
-            batch: BatchId(flow.batch),
+            batch,
             request: RequestId(flow.request),
-            layer: Layer(flow.layer),
+            layer,
             bytes: flow.bytes,
             deadline: self
                 .hints
@@ -111,7 +118,7 @@ impl Intake {
         let Some(index) = self.port(flow).filter(|_| room) else {
             return self.pass(from, at, flow, room);
         };
-        let spec = self.spec(id, flow);
+        let spec = self.spec(id, from.book.identity.pid, flow);
         let now = self.now;
         let port = &mut self.ports[usize::from(index)];
         let mut granted = Granted {
@@ -246,7 +253,7 @@ impl Intake {
         let Some(index) = self.port(flow) else {
             return unscheduled(from.book, flow, room);
         };
-        let spec = self.spec(id, flow);
+        let spec = self.spec(id, from.book.identity.pid, flow);
         let port = &mut self.ports[usize::from(index)];
         self.quiet += u64::from(self.idle && spec.whole && spec.stage != Stage::Collective);
         // Spent credit returns to the port whatever becomes of the flow.
@@ -302,7 +309,7 @@ impl Intake {
         let Some(index) = self.port(flow).filter(|_| room) else {
             return unscheduled(from.book, flow, room);
         };
-        let spec = self.spec(id, flow);
+        let spec = self.spec(id, from.book.identity.pid, flow);
         let counted = &mut self.ports[usize::from(index)].counters.stages[spec.stage.index()];
         counted.submitted_flows += 1;
         counted.submitted_bytes += spec.bytes;

@@ -99,7 +99,10 @@ impl Sink for Taking<'_> {
             Record::Cancelled { tag, granted } => intake.cancelled(&mut from, tag, granted),
             Record::LaneReset => intake.lane_gone(from.client, from.book, lane),
             Record::Peer { peer, address } => Intake::introduced(from.book, peer, address),
-            hint => intake.hints.take(intake.now, &hint, &mut intake.ports),
+            hint => {
+                let pid = from.book.identity.pid;
+                intake.hints.take(intake.now, pid, &hint, &mut intake.ports);
+            }
         }
     }
 
