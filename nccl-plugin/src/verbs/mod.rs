@@ -12,7 +12,7 @@
 //! * `library.rs`, `choose.rs`, `options.rs`, `nic.rs`: which devices there are, and what they can do. libibverbs is opened at run time.
 //! * `memory.rs`: registrations, one each, however often they are asked for.
 //! * `hello.rs`, `talk.rs`, `connect.rs`: the handshake over TCP, which stays open to notice the peer's end.
-//! * `cts.rs`, `queue_pair.rs`, `sender.rs`, `receiver.rs`: messages.
+//! * `cts.rs`, `pinned.rs`, `queue_pair.rs`, `sender.rs`, `receiver.rs`: messages.
 //!
 //! Where NCCL's own transport (`net_ib`) spreads a message over several queue pairs, or over the ports of a card, this does not.
 
@@ -24,6 +24,7 @@ mod library;
 mod memory;
 mod nic;
 mod options;
+mod pinned;
 mod queue_pair;
 mod receiver;
 mod sender;

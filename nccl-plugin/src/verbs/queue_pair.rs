@@ -1,14 +1,12 @@
-//! Completion queues, queue pairs, and memory that the peer's NIC writes: made, connected, used and taken down.
+//! Completion queues and queue pairs: made, connected, used and taken down.
 
 use core::ffi::c_int;
 use core::mem;
-use core::ptr::{self, NonNull};
-use core::sync::atomic::AtomicU64;
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use core::ptr;
 use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_access_flags as access, ibv_ah_attr, ibv_cq, ibv_gid, ibv_global_route, ibv_mr, ibv_qp,
+    ibv_access_flags as access, ibv_ah_attr, ibv_cq, ibv_gid, ibv_global_route, ibv_qp,
     ibv_qp_attr, ibv_qp_attr_mask as mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
     ibv_recv_wr, ibv_send_flags as send, ibv_send_wr, ibv_sge, ibv_srq, ibv_srq_attr,
     ibv_srq_init_attr, ibv_wc, ibv_wc_status, ibv_wr_opcode,
@@ -29,102 +27,15 @@ const RECEIVER_NOT_READY: u8 = 12;
 /// For ever.
 const RECEIVER_NOT_READY_RETRIES: u8 = 7;
 const HOPS: u8 = 255;
-/// Also where a system's own pages are larger: what matters is that nothing else shares the memory.
-const PAGE: usize = 65536;
 
-fn os_error() -> std::io::Error {
+/// The last error of the calling thread.
+pub(super) fn os_error() -> std::io::Error {
     std::io::Error::last_os_error()
 }
 
-fn refused(nic: &Nic, what: &str, error: impl core::fmt::Display) -> Fault {
+/// What a device refuses, and why.
+pub(super) fn refused(nic: &Nic, what: &str, error: impl core::fmt::Display) -> Fault {
     Fault::System(format!("{} {what}: {error}", nic.name))
-}
-
-/// Page-aligned memory that the device knows, zero at first.
-#[derive(Debug)]
-pub(super) struct Pinned {
-    memory: NonNull<u8>,
-    layout: Layout,
-    mr: *mut ibv_mr,
-    pub(super) lkey: u32,
-    pub(super) rkey: u32,
-    nic: Arc<Nic>,
-}
-
-// SAFETY: owned memory, and a registration that only libibverbs follows, which takes it in any thread.
-unsafe impl Send for Pinned {}
-
-impl Pinned {
-    /// `bytes` of it, which `remote` lets the peer write. With strict ordering, whatever the settings say.
-    ///
-    /// # Errors
-    /// The device refused.
-    pub(super) fn new(nic: &Arc<Nic>, bytes: usize, remote: bool) -> Result<Self> {
-        // Whole pages: a fork may take registered ones from the child, and with them whatever else is on them.
-        let layout = Layout::from_size_align(bytes, PAGE)
-            .map(|layout| layout.pad_to_align())
-            .map_err(|error| Fault::Internal(error.to_string()))?;
-        // SAFETY: not of size zero: all callers ask for constants.
-        let Some(memory) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
-            handle_alloc_error(layout);
-        };
-        let mut flags = access::IBV_ACCESS_LOCAL_WRITE;
-        if remote {
-            flags |= access::IBV_ACCESS_REMOTE_WRITE;
-        }
-        // SAFETY: memory of that size, which stays until `drop` has taken the registration back.
-        let mr = unsafe {
-            (nic.library.reg_mr)(nic.pd, memory.as_ptr().cast(), bytes, flags.0 as c_int)
-        };
-        if mr.is_null() {
-            let error = os_error();
-            // SAFETY: allocated above, with this layout.
-            unsafe { dealloc(memory.as_ptr(), layout) };
-            return Err(refused(
-                nic,
-                "refuses to register a connection's own memory (ulimit -l?)",
-                error,
-            ));
-        }
-        // SAFETY: it was just made.
-        let (lkey, rkey) = unsafe { ((*mr).lkey, (*mr).rkey) };
-        Ok(Self {
-            memory,
-            layout,
-            mr,
-            lkey,
-            rkey,
-            nic: Arc::clone(nic),
-        })
-    }
-
-    /// Where it is.
-    pub(super) fn address(&self) -> u64 {
-        self.memory.as_ptr() as u64
-    }
-
-    /// As words, which a NIC may write or read at any moment: so all access is atomic.
-    pub(super) fn words(&self) -> &[AtomicU64] {
-        // SAFETY: aligned, initialized, as long as `self`; shared with the NIC only, in words that are only ever
-        // accessed atomically.
-        unsafe {
-            core::slice::from_raw_parts(
-                self.memory.as_ptr().cast::<AtomicU64>(),
-                self.layout.size() / 8,
-            )
-        }
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        if self.nic.is_ours() {
-            // SAFETY: registered in `new`; the queue pairs that used it are gone, since whoever holds both drops those first.
-            unsafe { (self.nic.library.dereg_mr)(self.mr) };
-        }
-        // SAFETY: allocated in `new`, with this layout.
-        unsafe { dealloc(self.memory.as_ptr(), self.layout) };
-    }
 }
 
 /// Of one work request.

@@ -13,9 +13,9 @@ use super::connect;
 use super::cts::{self, Arrival, DEPTH, ENTRY_BYTES, Entry, FIFO_BYTES, TABLE_BYTES};
 use super::hello::{End, Lane};
 use super::nic::Nic;
+use super::pinned::Pinned;
 use super::queue_pair::{
-    BATCH, Completion, Completions, Pinned, Posted, QueuePair, Request, SharedReceive, Work,
-    failure,
+    BATCH, Completion, Completions, Posted, QueuePair, Request, SharedReceive, Work, failure,
 };
 use super::sender::{check, registered};
 use super::talk::{Sight, Watch};

@@ -16,8 +16,9 @@ use super::connect;
 use super::cts::{self, Arrival, DEPTH, Entry, FIFO_BYTES, TABLE_BYTES};
 use super::hello::{End, Lane};
 use super::nic::{INFINIBAND, Nic, Registered};
+use super::pinned::Pinned;
 use super::queue_pair::{
-    BATCH, Completion, Completions, Pinned, Posted, QueuePair, Request, Work, failure,
+    BATCH, Completion, Completions, Posted, QueuePair, Request, Work, failure,
 };
 use super::talk::{self, Sight, Watch};
 use crate::backend::{

@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
+use laxity_rig::config::LabConfig;
+use laxity_rig::probe::find_nccl_plugin;
 use laxity_rig::vm::verbs::contention::ContentionConfig;
 use laxity_rig::vm::verbs::plugin::Nccl;
 use laxity_rig::vm::verbs::{self, Matrix, Programs, VerbsConfig, VerbsReport, prepare};
@@ -108,10 +110,10 @@ impl LabArgs {
                 Some(path) => absolute(path)?,
                 None => daemon_beside(&laxity)?,
             },
-            nccl: match self.nccl_plugin(&laxity) {
+            nccl: match self.nccl_plugin()? {
                 None => None,
                 Some(plugin) => Some(Nccl {
-                    plugin: absolute(&plugin)?,
+                    plugin,
                     checks: prepare::checks(&self.nccl_sources, None)?,
                 }),
             },
@@ -125,28 +127,20 @@ impl LabArgs {
         })
     }
 
-    fn nccl_plugin(&self, laxity: &Path) -> Option<PathBuf> {
-        let named = self.nccl_plugin.clone();
-        let named = named.or_else(|| std::env::var_os("LAXITY_NCCL_PLUGIN").map(PathBuf::from));
-        // As cargo leaves it, as `make install` does, and that in its folder.
-        let places = [
-            "libnccl_net_laxity.so",
-            "libnccl-net-laxity.so",
-            "../lib/libnccl-net-laxity.so",
-        ];
-        let beside = || {
-            places
-                .map(|place| laxity.with_file_name(place))
-                .into_iter()
-                .find(|path| path.is_file())
+    /// None if there is none and none was named.
+    fn nccl_plugin(&self) -> Result<Option<PathBuf>> {
+        let config = LabConfig {
+            nccl_plugin: self.nccl_plugin.clone(),
+            ..LabConfig::default()
         };
-        let found = named.or_else(beside);
-        if found.is_none() {
-            eprintln!(
-                "laxity: no NCCL plugin is beside this program; what needs it is left out (--nccl-plugin names one)"
-            );
+        match find_nccl_plugin(&config) {
+            Ok(plugin) => Ok(Some(plugin)),
+            Err(lack) if self.nccl_plugin.is_some() => bail!("{lack}"),
+            Err(lack) => {
+                eprintln!("laxity: what needs the NCCL plugin is left out: {lack}");
+                Ok(None)
+            }
         }
-        found
     }
 
     fn machine(&self) -> VmConfig {
