@@ -171,7 +171,9 @@ pub fn now() -> u64 {
 /// # Errors
 /// [`HintError::DeadlinePassed`], [`HintError::NoId`].
 pub fn request_begin(request: u64, facts: Facts) -> Result<(), HintError> {
-    take(|book, say| book.request_begin(now_ns(), request, facts, say))
+    // As the caller has it: the first hint of a process attaches, which may take its time.
+    let now = now_ns();
+    take(|book, say| book.request_begin(now, request, facts, say))
 }
 
 /// A request has its first token, or was aborted.
