@@ -332,8 +332,10 @@ pub struct Asked {
 /// doesn't have, are counted and left out: a transfer is not refused.
 #[must_use]
 pub fn submit(asked: &Asked) -> Transfer {
+    // As the caller has it: see `request_begin`.
+    let now = now_ns();
     let hub = hub();
-    let flow = flow(hub, asked);
+    let flow = flow(hub, now, asked);
     Transfer::submit(hub, &flow)
 }
 
@@ -344,9 +346,8 @@ pub fn transfers() -> Transfers {
 }
 
 /// The flow that a transfer is, with what is known of it.
-fn flow(hub: &Hub, asked: &Asked) -> Flow {
+fn flow(hub: &Hub, now: u64, asked: &Asked) -> Flow {
     let mut said = asked.said;
-    let now = now_ns();
     let passed = said.deadline_ns != 0 && said.deadline_ns <= now;
     if passed {
         said.deadline_ns = 0;

@@ -10,6 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use laxity_shm::record::Flow;
+use laxity_shm::sleep::now_ns;
 
 use super::Hub;
 use crate::client::Client;
@@ -336,7 +337,7 @@ impl Transfers {
         if self.epoch != super::epoch() {
             return super::submit(asked);
         }
-        let flow = super::flow(self.hub, asked);
+        let flow = super::flow(self.hub, now_ns(), asked);
         Transfer::submit_to(self.hub, self.shard, &flow)
     }
 
