@@ -11,13 +11,17 @@ use laxity_wire::trace::Standing;
 
 use super::lives::{Life, Lives};
 
-/// A port, and stage and level of what went through it.
+/// A port: the NIC, and whether it is the way in.
+type Port = (u8, bool);
+/// Stage and level.
 type Kind = (String, u8);
+/// Bytes permitted by then, all in all.
+type Sums = Vec<(u64, u64)>;
 
 /// Bytes permitted, by port and kind, added up over time.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    ports: BTreeMap<(u8, bool), BTreeMap<Kind, Vec<(u64, u64)>>>,
+    ports: BTreeMap<Port, BTreeMap<Kind, Sums>>,
 }
 
 impl Ledger {
@@ -39,7 +43,7 @@ impl Ledger {
     }
 
     /// Bytes by kind that went through a port after `from_ns`, until and with `to_ns`, the largest part first.
-    fn between(&self, port: (u8, bool), from_ns: u64, to_ns: u64) -> Vec<(Kind, u64)> {
+    fn between(&self, port: Port, from_ns: u64, to_ns: u64) -> Vec<(Kind, u64)> {
         let upto = |sums: &[(u64, u64)], limit_ns: u64| {
             let count = sums.partition_point(|(at_ns, _)| *at_ns <= limit_ns);
             count.checked_sub(1).map_or(0, |last| sums[last].1)
