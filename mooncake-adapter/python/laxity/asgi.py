@@ -114,7 +114,7 @@ class ObjectiveMiddleware:
         headers = list(headers)
         try:
             request = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         if not isinstance(request, dict):
             return None
