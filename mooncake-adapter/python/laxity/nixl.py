@@ -118,14 +118,17 @@ class Gate:
         # Made anew each time: one that is kept would keep the agent, whose order of destruction NIXL minds.
         return call
 
-    def prepXferDlist(self, agent_name: Any, *rest: Any, **named: Any) -> Any:
+    def prepXferDlist(self, *args: Any, **named: Any) -> Any:
         with self._maybe():
-            handle = self._binding.prepXferDlist(agent_name, *rest, **named)
-        if agent_name in ("", getattr(self._constants, "NIXL_INIT_AGENT", "")):
-            lengths = _tell(_Lengths.of, *rest[:2])
-            if lengths is not None:
-                with self._lock:
-                    self._lists[int(handle)] = lengths
+            handle = self._binding.prepXferDlist(*args, **named)
+        # Of the initiator's own side the agent is not named (NIXL 1.0 to 1.4), or named as this (others).
+        rest = args
+        if args and isinstance(args[0], str):
+            rest = args[1:] if args[0] in ("", getattr(self._constants, "NIXL_INIT_AGENT", "")) else ()
+        lengths = _tell(_Lengths.of, *rest[:2]) if rest else None
+        if lengths is not None:
+            with self._lock:
+                self._lists[int(handle)] = lengths
         return handle
 
     def releasedDlistH(self, handle: Any) -> Any:

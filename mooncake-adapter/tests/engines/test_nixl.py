@@ -259,6 +259,14 @@ def test_prepared_lists_are_added_up_by_index(gate, permits, binding):
     assert gate._lists == {}
 
 
+def test_the_own_side_may_go_unnamed(gate, permits):
+    """As NIXL 1.0 to 1.4 call it."""
+    permits.at_once = True
+    local = gate.prepXferDlist(List((0x1000, 10, 0), (0x2000, 20, 0)), [])
+    gate.postXferReq(gate.makeXferReq(0, local, [1], 9, [0], b"", [], False))
+    assert permits.tickets[0].nbytes == 20
+
+
 def test_strided_lists_are_added_up_by_index(gate, permits):
     np = pytest.importorskip("numpy")
     permits.at_once = True
