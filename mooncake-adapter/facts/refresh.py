@@ -50,6 +50,8 @@ def vllm(root: pathlib.Path) -> Facts:
         "SupportsHMA": _methods(_class(base, "SupportsHMA")),
         "KVConnectorFactory": {name: said for name, said in _methods(factory).items() if name in ("get_connector_class", "register_connector")},
         "factory_has_registry": "_registry" in _fields(factory),
+        # Whether a module path holds for names of vLLM's own connectors, too.
+        "module_path_first": _module_path_first(factory),
         "MultiConnector": {name: said for name, said in _methods(multi).items() if name == "_get_connector_classes_and_configs"},
         "SchedulerOutput": _fields(_class(output, "SchedulerOutput")),
         "NewRequestData": _fields(_class(output, "NewRequestData")),
@@ -136,6 +138,16 @@ def _fields(node: ast.ClassDef | None) -> list[str]:
         if isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name):
             found.append(child.target.id)
     return found
+
+
+def _module_path_first(factory: ast.ClassDef | None) -> bool:
+    for child in factory.body if factory else []:
+        if isinstance(child, ast.FunctionDef) and child.name in ("get_connector_class", "_get_connector_class_with_compat"):
+            text = ast.unparse(child)
+            path, registry = text.find("import_module("), text.find("in cls._registry")
+            if path >= 0:
+                return registry < 0 or path < registry
+    return False
 
 
 def _calls_of_agent(tree: ast.Module) -> set[str]:

@@ -4,6 +4,7 @@ The files are the real ones, as they were released, so that a wrapper meets the 
 needed for that. A stand-in is a class that is everything: base class, decorator, enum, function.
 """
 
+import abc
 import contextlib
 import importlib.abc
 import importlib.machinery
@@ -12,7 +13,7 @@ import sys
 import types
 
 
-class _Anything(type):
+class _Anything(abc.ABCMeta):
     def __getattr__(cls, name):
         if name.startswith("__"):
             raise AttributeError(name)
@@ -32,9 +33,15 @@ class _Anything(type):
     def __len__(cls):
         return 0
 
+    def __getitem__(cls, _):
+        return cls
+
 
 class Stand(metaclass=_Anything):
     """Stands for anything."""
+
+    def __init_subclass__(cls, **_):
+        super().__init_subclass__()
 
     def __init__(self, *args, **named):
         self.__dict__.update(named)

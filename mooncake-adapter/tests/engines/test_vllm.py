@@ -1,9 +1,12 @@
 """vLLM's connectors through a life: over the base class of released versions, read from their wheels."""
 
+import ast
 import importlib
+import inspect
 import pathlib
 import pickle
 import sys
+import time
 import types
 
 import pytest
@@ -128,7 +131,10 @@ def vllm(request, monkeypatch):
         pytest.skip(str(why))
     config = types.ModuleType("vllm.config.kv_transfer")
     config.KVTransferConfig = Transfer
-    with imported(root, REAL, {"vllm", "torch"}, {"vllm.config.kv_transfer": config}):
+    functions = types.ModuleType("vllm.utils.func_utils")
+    functions.supports_kw = lambda function, name: name in inspect.signature(function).parameters
+    given = {"vllm.config.kv_transfer": config, "vllm.utils.func_utils": functions}
+    with imported(root, REAL, {"vllm", "torch"}, given):
         yield Vllm(request.param)
 
 
@@ -208,7 +214,7 @@ class Engine:
         if hasattr(self.scheduler, "on_new_request"):
             self.scheduler.on_new_request(request)
         self.scheduler.get_num_new_matched_tokens(request, 0)
-        self.scheduler.update_state_after_alloc(request, None, 0)
+        self.scheduler.update_state_after_alloc(request, types.SimpleNamespace(new_empty=lambda: None), 0)
 
     def step(self, scheduled, layers=4):
         metadata = self.scheduler.build_connector_meta(scheduled)
@@ -231,7 +237,7 @@ def test_a_request_through_a_prefill_instance(vllm, said):
     """From its arrival to the arrival of its KV cache at the decode instance."""
     engine = Engine(vllm, said)
     engine.worker.register_kv_caches(kv_caches())
-    assert [args for args, _ in said.of("memory_layer")] == [(0x100000 + layer * 0x10000, 16384 * 2, layer) for layer in range(4)]
+    assert [args for args, _ in said.of("memory_layer")] == [(0x100000 + layer * 0x10000, 16384, layer) for layer in range(4)]
     said.clear()
 
     params = {"do_remote_decode": True, "laxity": {"slo_ttft_ms": 400, "tenant": "gold", "priority": 2}}
@@ -250,8 +256,8 @@ def test_a_request_through_a_prefill_instance(vllm, said):
     assert begun == "r1"
     assert 0.3 < named["deadline_s"] <= 0.4
     assert (named["tenant"], named["priority"]) == ("gold", 2)
-    # 4 layers of 32 KiB for 8 blocks of 16 tokens: 1 KiB a token.
-    assert named["bytes"] == 40 * 1024
+    # 4 layers of 16 KiB for 8 blocks of 16 tokens: 512 bytes a token.
+    assert named["bytes"] == 40 * 512
     (batch,), named = said.of("batch_begin")[0]
     assert named["layers"] == 4
     assert [args for args, _ in said.of("layer_begin")] == [(batch, layer) for layer in range(4)]
@@ -266,8 +272,8 @@ def test_a_request_through_a_prefill_instance(vllm, said):
 
     engine.step(output(finished=["r1"]), layers=0)
     owned = said.of("memory_owner")
-    # Keys and values of 4 layers, blocks 0-1 and 5 of 2 KiB.
-    block = 16 * 32 * 2
+    # Keys and values of 4 layers, blocks 0 and 1, and 5.
+    block = 16384 // 2 // 8
     assert len(owned) == 4 * 2 * 2
     assert owned[0] == ((0x100000, 2 * block), {"request": "r1"})
     assert owned[1] == ((0x100000 + 5 * block, block), {"request": "r1"})
@@ -330,6 +336,7 @@ def test_a_fetch_between_steps_is_known_before_it_starts(vllm, said):
     assert loads == [{"stage": laxity.Stage.P2D}]
 
 
+@pytest.mark.parametrize("vllm", VERSIONS[-1:], indirect=True)
 @pytest.mark.parametrize(
     ("name", "role", "load", "save"),
     [
@@ -341,8 +348,6 @@ def test_a_fetch_between_steps_is_known_before_it_starts(vllm, said):
     ],
 )
 def test_each_call_is_in_the_scope_of_its_stage(vllm, said, name, role, load, save):
-    if vllm.version != VERSIONS[-1]:
-        pytest.skip("once is enough")
     engine = Engine(vllm, said, vllm.connector(name), kv_role=role)
     engine.worker.register_kv_caches(kv_caches())
     engine.arrive(prompt("r1"))
@@ -399,8 +404,6 @@ def test_it_is_the_connector_for_whoever_asks(vllm):
     assert not issubclass(wrapped, vllm.base.SupportsHMA)
     hybrid = type("Hybrid", (inner, vllm.base.SupportsHMA), {"request_finished_all_groups": lambda self, request, blocks: (False, None)})
     assert issubclass(laxity.vllm.under_laxity(hybrid), vllm.base.SupportsHMA)
-    import inspect
-
     assert "kv_cache_config" in inspect.signature(wrapped).parameters, "vLLM refuses connectors without"
     connector = wrapped(configured(), role=vllm.roles.WORKER, kv_cache_config=None)
     assert connector.role is vllm.roles.WORKER
@@ -411,17 +414,27 @@ def test_it_is_the_connector_for_whoever_asks(vllm):
 def test_vllm_finds_it_by_the_connectors_name(vllm, monkeypatch):
     inner = vllm.connector()
     monkeypatch.setitem(vllm.factory._registry, "OurConnector", lambda: inner)
-    config = Transfer(kv_connector="OurConnector", kv_connector_module_path="laxity.vllm")
-    found = vllm.factory.get_connector_class(config)
-    assert (found[0] if isinstance(found, tuple) else found) is laxity.vllm.under_laxity(inner)
+
+    def found(name):
+        return vllm.factory.get_connector_class(Transfer(kv_connector=name, kv_connector_module_path="laxity.vllm"))
+
+    assert found("LaxityOurConnector") is laxity.vllm.under_laxity(inner)
+    path_first = refresh.recorded("vllm")[vllm.version]["module_path_first"]
+    assert found("OurConnector") is (laxity.vllm.under_laxity(inner) if path_first else inner)
     with pytest.raises(AttributeError, match="NoSuchConnector"):
-        vllm.factory.get_connector_class(Transfer(kv_connector="NoSuchConnector", kv_connector_module_path="laxity.vllm"))
+        found("NoSuchConnector")
     module = types.ModuleType("ours")
     module.Connector = inner
     monkeypatch.setitem(sys.modules, "ours", module)
-    assert getattr(laxity.vllm, "ours:Connector") is laxity.vllm.under_laxity(inner)
+    assert found("ours:Connector") is laxity.vllm.under_laxity(inner)
     with pytest.raises(AttributeError, match="nothing_here"):
-        getattr(laxity.vllm, "nothing_here:Connector")
+        found("nothing_here:Connector")
+
+
+def test_module_paths_come_first_since_0_20():
+    """What the documentation says of names."""
+    first = {version: facts["module_path_first"] for version, facts in refresh.recorded("vllm").items()}
+    assert first == {version: int(version.split(".")[1]) >= 20 for version in first}
 
 
 def test_what_is_no_connector_is_refused_by_name():
@@ -536,8 +549,6 @@ def test_an_objective_that_makes_no_sense_leaves_the_default(vllm, said, tmp_pat
 
 
 def test_time_in_the_queue_counts(vllm, said):
-    import time
-
     engine = Engine(vllm, said)
     engine.worker.register_kv_caches(kv_caches())
     request = prompt("late", params={"laxity": {"slo_ttft_ms": 100}})
@@ -586,9 +597,6 @@ def test_wrong_options_are_an_error_before_the_engine_starts(said_wrongly, why):
 @pytest.mark.parametrize("version", sorted(refresh.recorded("vllm")))
 def test_what_is_wrapped_takes_what_the_recorded_releases_take(version):
     """Offline: the first parameters of each method that is wrapped are those that the wrapper names."""
-    import ast
-    import inspect
-
     facts = refresh.recorded("vllm")[version]
     methods = {**facts["KVConnectorBase_V1"], **facts["SupportsHMA"]}
     assert facts["factory_has_registry"]

@@ -18,6 +18,9 @@ connector's, also those that newer releases add, and ``isinstance`` holds. Aroun
 the calls that load and save                   the stage of what is transferred meanwhile
 =============================================  ==========================================================
 
+vLLM before 0.20 looks names of its own up before it looks at the module: there, write ``LaxityNixlConnector``. (Newer ones take that, too, but
+compare names of connectors in a place or two.)
+
 Names are looked up in vLLM's registry; ``"package.module:Class"`` names a connector that is elsewhere, such as
 ``"lmcache.integration.vllm.lmcache_connector_v1:LMCacheConnectorV1Dynamic"``. Children of a ``MultiConnector`` are wrapped with it.
 Options are in ``kv_connector_extra_config.laxity``, see :class:`laxity.vllm._options.Options`.

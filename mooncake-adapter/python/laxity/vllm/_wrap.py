@@ -23,13 +23,16 @@ from ._worker import WorkerHints
 
 Method = Callable[..., Any]
 
+#: Put before a connector's name it is no name of vLLM's own.
+PREFIX = "Laxity"
+
 _HINTS = "_laxity_hints"
 _lock = threading.Lock()
 _made: dict[tuple[type, bool], type] = {}
 
 
 def by_name(name: str) -> type:
-    """A connector by its name in vLLM's registry, or as ``package.module:Class``, under Laxity.
+    """A connector by its name in vLLM's registry, also with :data:`PREFIX`, or as ``package.module:Class``, under Laxity.
 
     Raises :class:`AttributeError`, which vLLM expects."""
     if ":" in name:
@@ -41,10 +44,12 @@ def by_name(name: str) -> type:
         return under_laxity(found)
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as factory
 
-    load = getattr(factory, "_registry", {}).get(name)
+    registry = getattr(factory, "_registry", {})
+    # Until 0.18 vLLM asks its own registry first, so that the connector needs a name that is not in there.
+    load = registry.get(name) or registry.get(name[len(PREFIX) :] if name.startswith(PREFIX) else name)
     if load is None:
         raise AttributeError(
-            f"laxity.vllm: vLLM has no connector {name!r}; name one of its own, or another as 'package.module:Class'"
+            f"laxity.vllm: vLLM has no connector {name!r}; name one of its own, perhaps with {PREFIX} before it, or another as 'package.module:Class'"
         )
     return under_laxity(load())
 
