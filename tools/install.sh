@@ -49,8 +49,9 @@ put 755 "$from/laxity-coordinator" "$to/sbin/laxity-coordinator"
 put 755 "$from/laxity" "$to/bin/laxity"
 put 644 "$from/liblaxity_client.so" "$to/lib/$soname"
 put 644 "$from/liblaxity.so" "$to/lib/liblaxity.so"
+put 644 "$from/libnccl_net_laxity.so" "$to/lib/libnccl-net-laxity.so"
 put 644 "$from/liblaxity_client.a" "$to/lib/liblaxity_client.a"
-put 644 shim/client/include/laxity.h "$to/include/laxity.h"
+put 644 shim/client-c/include/laxity.h "$to/include/laxity.h"
 made "$to/lib/pkgconfig/laxity.pc" <<END
 prefix=/usr/local
 libdir=\${prefix}/lib

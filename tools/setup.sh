@@ -57,13 +57,15 @@ if ! command -v cargo >/dev/null 2>&1; then
 fi
 [ ${#wanted[@]} -eq 0 ] && [ -z "$lists" ] && exit 0
 
-echo "setup: installing ${!wanted[*]:-nothing, getting package lists}"
+# By way of a name: `${!wanted[*]:-…}` is an indirection, not a list of keys with a default.
+packages="${!wanted[*]}"
+echo "setup: installing ${packages:-nothing, getting package lists}"
 run=()
 if [ "$(id -u)" -ne 0 ]; then
     if command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
         run=(sudo -n)
     else
-        echo "setup: not root and no password-free sudo; install these yourself: ${!wanted[*]}" >&2
+        echo "setup: not root and no password-free sudo; install these yourself: $packages" >&2
         exit 1
     fi
 fi

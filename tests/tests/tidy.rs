@@ -17,6 +17,10 @@ const MAY_BE_UNSAFE: &[(&str, &str)] = &[
         "laxity-verbs",
         "stands in for C functions, on the program's own structs",
     ),
+    (
+        "laxity-nccl",
+        "NCCL's C tables, sockets into memory that NCCL owns, ibverbs",
+    ),
     ("laxity-bench", "time-stamp counters and pinned threads"),
 ];
 
@@ -27,7 +31,9 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("laxity-shm", &[]),
     ("laxity-wire", &[]),
     ("laxity-client", &["laxity-shm"]),
+    ("laxity-client-c", &["laxity-client"]),
     ("laxity-profile", &["laxity-quantity", "laxity-shm"]),
+    ("laxity-python", &["laxity-client"]),
     (
         "laxity-verbs",
         &[
@@ -37,6 +43,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
             "laxity-shm",
         ],
     ),
+    ("laxity-nccl", &["laxity-client", "laxity-shm"]),
     (
         "laxity-daemon",
         &[

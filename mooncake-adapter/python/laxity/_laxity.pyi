@@ -5,7 +5,7 @@ from typing import Literal, TypedDict, Union, final, overload
 
 from ._stage import Stage
 
-Id = Union[str, int]
+_Id = Union[str, int]
 
 class HintError(ValueError):
     """A hint that makes no sense; nothing was told to the daemon. No transfer is affected."""
@@ -22,13 +22,14 @@ class RequestEnded(HintError):
 class DeadlinePassed(HintError):
     """A deadline that is not in the future."""
 
-class Stats(TypedDict):
+class _Stats(TypedDict):
     """See :func:`stats`."""
 
     # The daemon.
     attached: bool
     scheduled: bool
     refused: str
+    preloaded: bool
     reattaches: int
     unscheduled_s: float
     # Bytes of this process.
@@ -46,6 +47,7 @@ class Stats(TypedDict):
     requests_evicted: int
     batches_evicted: int
     requests_begun_twice: int
+    requests_ended_twice: int
     requests_unknown: int
     batches_begun_twice: int
     batches_unknown: int
@@ -132,8 +134,8 @@ class Scope:
         *,
         stage: Stage | None = None,
         layer: int | None = None,
-        batch: Id | None = None,
-        request: Id | None = None,
+        batch: _Id | None = None,
+        request: _Id | None = None,
         deadline_s: float | None = None,
     ) -> Scope: ...
     def __enter__(self) -> Scope: ...
@@ -144,12 +146,12 @@ class Scope:
         traceback: TracebackType | None,
     ) -> None: ...
 
-def number(id: Id) -> int:
+def number(id: _Id) -> int:
     """The number by which the scheduler knows a request or batch: an int itself (1 … 2**64-1), of a string
     its FNV-1a hash, so that all hosts agree."""
 
 def request_begin(
-    request_id: Id,
+    request_id: _Id,
     *,
     deadline_s: float | None = None,
     slo_ttft_s: float | None = None,
@@ -163,37 +165,37 @@ def request_begin(
 
     Raises :class:`DeadlinePassed`."""
 
-def request_end(request_id: Id) -> None:
+def request_end(request_id: _Id) -> None:
     """The request has its first token, or was aborted.
 
     Raises :class:`RequestEnded` if it has ended before. One that is not known is counted."""
 
-def request_deadline_s(request_id: Id) -> float | None:
+def request_deadline_s(request_id: _Id) -> float | None:
     """Seconds until the request is due, negative if it is late; ``None`` if it is unknown or has none."""
 
-def batch_begin(batch_id: Id, *, layers: int, layer_time_s: float = 0.0) -> None:
+def batch_begin(batch_id: _Id, *, layers: int, layer_time_s: float = 0.0) -> None:
     """A batch was formed. ``layer_time_s`` is the expected time of a layer without contention.
 
     Raises :class:`UnknownLayer` for a number of layers that no model has."""
 
-def batch_join(batch_id: Id, request_id: Id) -> None:
+def batch_join(batch_id: _Id, request_id: _Id) -> None:
     """A request is a member of a batch. One that was not begun here has no deadline but the daemon's objective.
 
     Raises :class:`RequestEnded`. A batch that is not known here may be another process's: it is counted."""
 
-def batch_queued(batch_id: Id, ahead: Id) -> None:
+def batch_queued(batch_id: _Id, ahead: _Id) -> None:
     """The batch waits behind the batch ``ahead``."""
 
-def layer_begin(batch_id: Id, layer: int) -> None:
+def layer_begin(batch_id: _Id, layer: int) -> None:
     """The batch now computes a layer, counted from 0.
 
     Raises :class:`UnknownLayer` if the batch has no such layer. A batch that is not known here may be another
     process's: it is counted, and the daemon is told."""
 
-def compute_end(batch_id: Id) -> None:
+def compute_end(batch_id: _Id) -> None:
     """The batch has computed its last layer."""
 
-def batch_end(batch_id: Id) -> None:
+def batch_end(batch_id: _Id) -> None:
     """Nothing of the batch is left. Its requests go on until they are ended."""
 
 def memory_layer(address: int, nbytes: int, layer: int, stage: Stage | None = None) -> None:
@@ -205,8 +207,8 @@ def memory_owner(
     address: int,
     nbytes: int,
     *,
-    batch: Id | None = None,
-    request: Id | None = None,
+    batch: _Id | None = None,
+    request: _Id | None = None,
     deadline_s: float | None = None,
 ) -> None:
     """A range of memory holds blocks of a request. The last word about an address counts."""
@@ -219,8 +221,8 @@ def submit(
     nbytes: int,
     *,
     layer: int | None = None,
-    batch: Id | None = None,
-    request: Id | None = None,
+    batch: _Id | None = None,
+    request: _Id | None = None,
     deadline_s: float | None = None,
     peer: str | None = None,
     direction: Literal["egress", "ingress"] | str = "egress",
@@ -235,11 +237,30 @@ def submit(
     A deadline that has passed and a layer that the batch does not have are counted, and the transfer goes on
     without them."""
 
+@final
+class _Transfers:
+    def submit(
+        self,
+        otherwise: Stage,
+        nbytes: int,
+        address: int,
+        direction: str,
+        peer: str | None,
+        whole: bool = False,
+    ) -> Ticket: ...
+    def wait_any(self, timeout_s: float) -> None: ...
+
+def _memory_runs(addresses: list[int]) -> list[int]: ...
+def _memory_own(addresses: list[int], lengths: list[int]) -> None: ...
+def _empty(batch_id: _Id, layer: int) -> None: ...
 def attached() -> bool:
     """Whether there is a daemon. Warns, once, if there is one that refuses this process."""
 
-def stats() -> Stats:
-    """Counters of this process since it began (a forked child counts anew)."""
+def stats() -> _Stats:
+    """Counters of this process since it began (a forked child counts anew).
+
+    ``attached``: there is a daemon; ``scheduled``: and it decides (not bypassed, not in mode observe); ``refused``:
+    why it wants nothing to do with this process, if so; ``preloaded``: ``liblaxity.so`` is there, too."""
 
 def version() -> str:
     """The version of this package."""

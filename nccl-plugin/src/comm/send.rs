@@ -1,0 +1,492 @@
+//! The sending end: each message is a flow, and waits for its permit before it is begun.
+//!
+//! # What `isend` does
+//! A message that may not go yet is not taken: NCCL gets a null request and asks again with the same arguments. Its flow is
+//! submitted at the first such call and kept as the connection's *offer*. It is taken as soon as some of it may go; of a large one the
+//! rest follows as it is permitted. At most one flow of a connection waits at a time, because the next
+//! message is not even offered before all of the one before may go: so permits of a connection come in the order of
+//! its messages whatever the scheduler prefers, and none is held back behind another.
+//!
+//! # What it never does
+//! Submit a flow that can't leave: the backend is asked first (`Sender::clear`). Wait for ever: after `wait_max` the message goes
+//! unscheduled. Return an error: what is wrong with a connection is told by `test` of what is in flight on it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use laxity_client::{Direction, Flow, Grant};
+use laxity_shm::sleep::now_ns;
+use smallvec::smallvec;
+
+use super::{Outcome, REQUESTS};
+use crate::arbiter::{Arbiter, Pass};
+use crate::backend::{Classes, Clear, Memory, Message, Region, Sender, Sent};
+use crate::context::{Context, Purpose};
+use crate::fault::{Fault, Result};
+use crate::origin::Origin;
+use crate::report::{Fate, Report};
+
+/// Messages of no more than this are complete for the scheduler when the network took them: when exactly they leave the wire is
+/// not worth finding out.
+const ACCOUNTED_BYTES_MIN: u64 = 16 << 10;
+
+/// What a connection needs of the process it is in.
+#[derive(Clone)]
+pub struct Surroundings {
+    /// Who permits.
+    pub arbiter: Arc<dyn Arbiter>,
+    /// Whose connection it is.
+    pub context: Arc<Context>,
+    /// Where it is counted.
+    pub report: Arc<Report>,
+    /// Longest wait for a permit.
+    pub wait_max: Duration,
+    /// Name of the NIC.
+    pub nic: String,
+    /// The connection's classes.
+    pub classes: Classes,
+}
+
+/// A message that NCCL wants to send and that may not go yet.
+#[derive(Debug)]
+struct Offer {
+    pass: Pass,
+    bytes: u64,
+    tag: i32,
+    since_ns: u64,
+    purpose: Purpose,
+    known: bool,
+}
+
+/// A message that was begun.
+#[derive(Debug)]
+struct Underway {
+    number: u64,
+    pass: Pass,
+    bytes: u64,
+    pushed: u64,
+    /// Told to the arbiter as complete.
+    left: u64,
+    accounted: bool,
+    slot: u16,
+    done: bool,
+}
+
+impl Underway {
+    fn is_over(&self) -> bool {
+        self.done && self.left >= self.pushed
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    Free,
+    Pending,
+    Done(u64),
+    /// Its message was refused when it was offered; the text is in `refused`.
+    Refused,
+}
+
+/// What NCCL asks to be sent.
+#[derive(Clone, Copy)]
+pub struct Wish<'a> {
+    /// Where.
+    pub address: usize,
+    /// How many bytes.
+    pub bytes: usize,
+    /// Which buffer of a group.
+    pub tag: i32,
+    /// Registration.
+    pub region: Option<&'a Region>,
+}
+
+/// See the module's text.
+pub struct SendSide {
+    sender: Option<Box<dyn Sender>>,
+    around: Surroundings,
+    offer: Option<Offer>,
+    underway: VecDeque<Underway>,
+    slots: Box<[Slot]>,
+    next_slot: usize,
+    fault: Option<Fault>,
+    refused: Option<Fault>,
+    /// The NIC's number, and of which daemon.
+    nic: (u64, u8),
+    sent: Vec<Sent>,
+}
+
+impl core::fmt::Debug for SendSide {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("SendSide")
+            .field("offer", &self.offer)
+            .field("underway", &self.underway)
+            .field("fault", &self.fault)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SendSide {
+    /// Around a connection that is complete.
+    #[must_use]
+    pub fn new(sender: Box<dyn Sender>, around: Surroundings) -> Self {
+        let nic = (around.arbiter.generation(), around.arbiter.nic(&around.nic));
+        Self {
+            sender: Some(sender),
+            around,
+            offer: None,
+            underway: VecDeque::new(),
+            slots: vec![Slot::Free; REQUESTS].into(),
+            next_slot: 0,
+            fault: None,
+            refused: None,
+            nic,
+            sent: Vec::new(),
+        }
+    }
+
+    fn sender(&mut self) -> Result<&mut Box<dyn Sender>> {
+        let closed = || Fault::Argument(String::from("the connection was closed"));
+        self.sender.as_mut().ok_or_else(closed)
+    }
+
+    pub(super) fn register(&mut self, memory: Memory) -> Result<Region> {
+        self.sender()?.register(memory)
+    }
+
+    pub(super) fn deregister(&mut self, region: Region) -> Result<()> {
+        self.sender()?.deregister(region)
+    }
+
+    fn free_slot(&mut self) -> Option<u16> {
+        let around = (self.next_slot..REQUESTS).chain(0..self.next_slot);
+        let found = { around }.find(|at| self.slots[*at] == Slot::Free)?;
+        self.next_slot = (found + 1) % REQUESTS;
+        Some(found as u16)
+    }
+
+    /// Offers a message; its request's place if it was taken, `None` if NCCL is to ask again.
+    pub fn offer(
+        &mut self,
+        wish: Wish<'_>,
+        origin: impl FnOnce() -> Option<Origin>,
+    ) -> Option<u16> {
+        let slot = self.free_slot()?;
+        if self.fault.is_none()
+            && let Err(fault) = self.pump()
+        {
+            self.fail(fault);
+        }
+        if self.fault.is_some() {
+            // `test` tells.
+            self.slots[usize::from(slot)] = Slot::Pending;
+            return Some(slot);
+        }
+        match self.try_take(slot, wish, origin) {
+            Ok(true) => Some(slot),
+            Ok(false) => None,
+            Err(fault) => {
+                self.refused = Some(fault);
+                self.slots[usize::from(slot)] = Slot::Refused;
+                Some(slot)
+            }
+        }
+    }
+
+    fn try_take(
+        &mut self,
+        slot: u16,
+        wish: Wish<'_>,
+        origin: impl FnOnce() -> Option<Origin>,
+    ) -> Result<bool> {
+        let newest_waits = |newest: &Underway| newest.pushed < newest.bytes;
+        if self.underway.back().is_some_and(newest_waits) {
+            return Ok(false);
+        }
+        let bytes = wish.bytes as u64;
+        let offer = self.offer.take();
+        // NCCL asks for the same again; for anything else it changed its mind.
+        let mut offer = match offer {
+            Some(offer) if offer.bytes == bytes && offer.tag == wish.tag => offer,
+            other => {
+                if let Some(other) = other {
+                    self.around.arbiter.cancel(other.pass);
+                }
+                if self.sender()?.clear(wish.bytes, wish.tag)? == Clear::NotYet {
+                    return Ok(false);
+                }
+                self.submit(bytes, wish.tag, origin())
+            }
+        };
+        let grant = if bytes == 0 {
+            Some(Grant {
+                last: true,
+                bypassed: true,
+                ..Grant::default()
+            })
+        } else {
+            self.around.arbiter.poll(&mut offer.pass)
+        };
+        let waited_ns = match grant {
+            Some(_) if offer.since_ns == 0 => 0,
+            _ => now_ns().saturating_sub(offer.since_ns).max(1),
+        };
+        let overdue = u128::from(waited_ns) > self.around.wait_max.as_nanos() && offer.since_ns > 0;
+        let grant = match grant {
+            Some(grant) => grant,
+            None if overdue => {
+                self.around.arbiter.cancel(core::mem::take(&mut offer.pass));
+                Grant {
+                    bytes,
+                    last: true,
+                    bypassed: true,
+                    ..Grant::default()
+                }
+            }
+            None => {
+                if offer.since_ns == 0 {
+                    offer.since_ns = now_ns();
+                }
+                self.offer = Some(offer);
+                return Ok(false);
+            }
+        };
+        self.begin(slot, wish, offer, grant, waited_ns, overdue)?;
+        Ok(true)
+    }
+
+    fn submit(&mut self, bytes: u64, tag: i32, origin: Option<Origin>) -> Offer {
+        let generation = self.around.arbiter.generation();
+        if self.nic.0 != generation {
+            self.nic = (generation, self.around.arbiter.nic(&self.around.nic));
+        }
+        let purpose = self.around.context.purpose(origin, bytes, now_ns());
+        let flow = Flow {
+            stage: purpose.stage,
+            direction: Direction::Egress,
+            nic: self.nic.1,
+            layer: purpose.layer,
+            bytes,
+            ..Flow::default()
+        };
+        let pass = if bytes == 0 {
+            Pass::default()
+        } else {
+            self.around.arbiter.submit(&flow)
+        };
+        Offer {
+            pass,
+            bytes,
+            tag,
+            since_ns: 0,
+            purpose,
+            known: origin.is_some(),
+        }
+    }
+
+    fn begin(
+        &mut self,
+        slot: u16,
+        wish: Wish<'_>,
+        offer: Offer,
+        grant: Grant,
+        waited_ns: u64,
+        overdue: bool,
+    ) -> Result<()> {
+        let of = |dscp: u8| self.around.classes.iter().position(|class| *class == dscp);
+        let class = if grant.bypassed {
+            0
+        } else {
+            of(grant.dscp).unwrap_or(0)
+        };
+        let accounted = !grant.bypassed && offer.bytes > ACCOUNTED_BYTES_MIN;
+        self.around.report.sent(&Fate {
+            function: offer.purpose.function,
+            stage: offer.purpose.stage,
+            dscp: self.around.classes[class],
+            bytes: offer.bytes,
+            waited_ns,
+            bypassed: grant.bypassed,
+            overdue,
+            known: offer.known,
+        });
+        let message = Message {
+            address: wish.address,
+            bytes: wish.bytes,
+            tag: wish.tag,
+            region: wish.region,
+            class,
+            accounted,
+        };
+        let sender = self.sender()?;
+        let number = sender.begin(message);
+        self.slots[usize::from(slot)] = Slot::Pending;
+        self.underway.push_back(Underway {
+            number,
+            pass: offer.pass,
+            bytes: offer.bytes,
+            pushed: 0,
+            left: 0,
+            accounted,
+            slot,
+            done: false,
+        });
+        self.push(grant.bytes);
+        if let Err(fault) = self.progress() {
+            self.fail(fault);
+        }
+        Ok(())
+    }
+
+    /// More of the newest message may go.
+    fn push(&mut self, bytes: u64) {
+        let Some(newest) = self.underway.back_mut() else {
+            return;
+        };
+        let bytes = bytes.min(newest.bytes - newest.pushed);
+        newest.pushed += bytes;
+        if let Some(sender) = &mut self.sender {
+            sender.push(bytes as usize);
+        }
+    }
+
+    /// Collects permits of the newest message.
+    fn pump(&mut self) -> Result<()> {
+        let mut permitted = 0;
+        if let Some(newest) = self.underway.back_mut()
+            && newest.pushed < newest.bytes
+        {
+            while let Some(grant) = self.around.arbiter.poll(&mut newest.pass) {
+                permitted += grant.bytes;
+                if grant.last || grant.bytes == 0 {
+                    break;
+                }
+            }
+        }
+        if permitted > 0 {
+            self.push(permitted);
+        }
+        Ok(())
+    }
+
+    /// Moves what can be moved; keeps the scheduler's books.
+    fn progress(&mut self) -> Result<()> {
+        let mut sent = core::mem::take(&mut self.sent);
+        let result = match &mut self.sender {
+            Some(sender) => sender.progress(&mut sent),
+            None => Ok(()),
+        };
+        for sent in sent.drain(..) {
+            self.account(sent);
+        }
+        self.sent = sent;
+        while self.underway.front().is_some_and(Underway::is_over) {
+            self.underway.pop_front();
+        }
+        result
+    }
+
+    fn account(&mut self, sent: Sent) {
+        let Some(first) = self.underway.front().map(|first| first.number) else {
+            return;
+        };
+        let at = usize::try_from(sent.message.wrapping_sub(first)).unwrap_or(usize::MAX);
+        let Some(entry) = self.underway.get_mut(at) else {
+            return;
+        };
+        let mut left = sent.left as u64;
+        if sent.done {
+            entry.done = true;
+            self.slots[usize::from(entry.slot)] = Slot::Done(entry.bytes);
+            if !entry.accounted {
+                left = entry.pushed - entry.left;
+            }
+        }
+        let left = left.min(entry.pushed - entry.left);
+        if left > 0 {
+            entry.left += left;
+            self.around.arbiter.complete(&entry.pass, left);
+        }
+    }
+
+    /// The connection is broken: nothing of it goes out any more.
+    fn fail(&mut self, fault: Fault) {
+        self.give_up();
+        self.fault = Some(fault);
+    }
+
+    /// Takes back what was submitted.
+    fn give_up(&mut self) {
+        let offer = self.offer.take().map(|offer| offer.pass);
+        let rest = self.underway.drain(..).filter(|entry| !entry.is_over());
+        for pass in rest.map(|entry| entry.pass).chain(offer) {
+            self.around.arbiter.cancel(pass);
+        }
+    }
+
+    pub(super) fn test(&mut self, index: u16) -> Result<Outcome> {
+        let at = usize::from(index);
+        if self.fault.is_none() {
+            let moved = self.pump().and_then(|()| self.progress());
+            if let Err(fault) = moved {
+                self.fail(fault);
+            }
+        }
+        match self.slots[at] {
+            Slot::Done(bytes) => {
+                self.slots[at] = Slot::Free;
+                Ok(Outcome::Done(smallvec![bytes as usize]))
+            }
+            Slot::Pending => match &self.fault {
+                Some(fault) => {
+                    let fault = fault.clone();
+                    self.slots[at] = Slot::Free;
+                    Err(fault)
+                }
+                None => Ok(Outcome::Pending),
+            },
+            Slot::Refused => {
+                self.slots[at] = Slot::Free;
+                let lost = || Fault::Internal(String::from("a message was refused"));
+                Err(self.refused.clone().unwrap_or_else(lost))
+            }
+            Slot::Free => Err(Fault::Argument(String::from(
+                "a request was tested that is not in use: it was done before",
+            ))),
+        }
+    }
+
+    /// Whether something of it is done, and has yet to leave the wire: then somebody has to look after it, though NCCL does not.
+    #[must_use]
+    pub fn lingers(&self) -> bool {
+        self.fault.is_none() && self.underway.iter().any(|entry| entry.done)
+    }
+
+    /// Looks after that.
+    pub fn sweep(&mut self) {
+        if self.fault.is_none()
+            && let Err(fault) = self.progress()
+        {
+            self.fail(fault);
+        }
+    }
+
+    /// Ends it.
+    pub fn close(&mut self) {
+        let kept = self.fault.is_none() && self.underway.iter().all(|entry| entry.done);
+        if let Some(sender) = self.sender.take() {
+            sender.close(kept);
+        }
+        for entry in &self.underway {
+            // What is left of it is in the peer's hands, or nobody's.
+            if kept && entry.left < entry.pushed {
+                let rest = entry.pushed - entry.left;
+                self.around.arbiter.complete(&entry.pass, rest);
+            }
+        }
+        if kept {
+            self.underway.clear();
+        }
+        self.give_up();
+    }
+}

@@ -1,0 +1,438 @@
+//! What the process has once: the network, the attachment to the daemon, connects that are under way, and the thread that
+//! looks after what nobody tests any more.
+//!
+//! Made by the first `init`, and never freed: NCCL unloads plugins with their last communicator and loads them again with the
+//! next (the library stays mapped, see `build.rs`). A forked child leaves its parent's behind and makes its own.
+
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::collections::HashMap;
+use std::sync::{Arc, Once, OnceLock, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use laxity_client::{Client, Mode, Options};
+use parking_lot::{Condvar, Mutex};
+use smallvec::smallvec;
+
+use crate::arbiter::{Arbiter, Daemon};
+use crate::backend::{Backend, Classes, Connecting, Device, Listener, Sender};
+use crate::comm::{Comm, ReceiveSide, SendSide, Side, Surroundings};
+use crate::context::{Context, Names, TRAFFIC_CLASS_UNSET};
+use crate::fault::{Fault, Result};
+use crate::handle::{self, Carrier, HANDLE_BYTES, Handle};
+use crate::log;
+use crate::origin::Events;
+use crate::report::Report;
+use crate::settings::{Network, Settings};
+use crate::tcp::Tcp;
+
+/// Between two looks at what lingers.
+const SWEEP_EVERY: Duration = Duration::from_micros(500);
+/// Without anything for so long, the sweeper sleeps until it is called.
+const SWEEP_IDLE: Duration = Duration::from_millis(10);
+
+/// Events of the profiler interface, which NCCL initialises apart from the network's, and possibly before.
+pub static EVENTS: Events = Events::new();
+
+/// What communicators are called; told by the profiler interface, too.
+#[must_use]
+pub fn names() -> &'static Arc<Names> {
+    static NAMES: OnceLock<Arc<Names>> = OnceLock::new();
+    NAMES.get_or_init(Arc::default)
+}
+
+/// What the environment asks for.
+#[must_use]
+pub fn settings() -> &'static Settings {
+    static SETTINGS: OnceLock<Settings> = OnceLock::new();
+    SETTINGS.get_or_init(Settings::from_env)
+}
+
+/// See the module's text.
+pub struct Plugin {
+    backend: Box<dyn Backend>,
+    arbiter: Arc<dyn Arbiter>,
+    report: Arc<Report>,
+    connects: Mutex<HashMap<u64, Box<dyn Connecting>>>,
+    next_connect: AtomicU64,
+    sweeper: Sweeper,
+}
+
+/// A listener, as NCCL holds it.
+pub struct Listening {
+    listener: Mutex<Option<Box<dyn Listener>>>,
+}
+
+static PLUGIN: AtomicPtr<Plugin> = AtomicPtr::new(ptr::null_mut());
+static MAKING: Mutex<()> = Mutex::new(());
+static INHERITED: AtomicBool = AtomicBool::new(false);
+
+/// The plugin, made if there is none.
+///
+/// # Errors
+/// No network can be used.
+pub fn get_or_make() -> Result<&'static Plugin> {
+    if let Some(plugin) = current() {
+        return Ok(plugin);
+    }
+    let _making = MAKING.lock();
+    if let Some(plugin) = current() {
+        return Ok(plugin);
+    }
+    let plugin = Box::new(Plugin::new(settings())?);
+    watch_forks();
+    at_exit();
+    INHERITED.store(false, Ordering::Relaxed);
+    // Release pairs with the Acquire in `current`.
+    PLUGIN.store(Box::into_raw(plugin), Ordering::Release);
+    get()
+}
+
+fn current() -> Option<&'static Plugin> {
+    // SAFETY: null, or from `Box::into_raw` above and never freed. Acquire pairs with the Release there.
+    unsafe { PLUGIN.load(Ordering::Acquire).as_ref() }
+}
+
+/// The plugin.
+///
+/// # Errors
+/// `init` was not called, or in a parent process only.
+pub fn get() -> Result<&'static Plugin> {
+    current().ok_or_else(|| {
+        Fault::Usage(String::from(
+            "init was not called in this process, or failed",
+        ))
+    })
+}
+
+/// Has children of this process begin anew: their parent's locks may be locked for ever there.
+fn watch_forks() {
+    extern "C" fn in_child() {
+        PLUGIN.store(ptr::null_mut(), Ordering::Relaxed);
+        INHERITED.store(true, Ordering::Relaxed);
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handler stores to atomics, nothing else, which is safe in any child.
+        if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
+            log::warn("pthread_atfork is refused; a process that forks may hang in its child");
+        }
+    });
+}
+
+/// Has the report written when the process ends.
+fn at_exit() {
+    extern "C" fn end() {
+        // A panic must not reach C, and there is nobody to tell.
+        let _ = std::panic::catch_unwind(|| {
+            if let Some(plugin) = current().filter(|_| !INHERITED.load(Ordering::Relaxed)) {
+                plugin.report.write(plugin.backend.name());
+            }
+        });
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: a plain call; `end` takes nothing and returns nothing.
+        unsafe { libc::atexit(end) };
+    });
+}
+
+/// The network that the settings ask for, or that fits.
+fn backend(settings: &Settings) -> Result<Box<dyn Backend>> {
+    let verbs = || crate::verbs::open(settings);
+    match settings.network {
+        Network::Tcp => Ok(Box::new(Tcp::new(settings)?)),
+        Network::Verbs => verbs().map_err(|why| {
+            Fault::System(format!(
+                "LAXITY_NET=verbs: {why}. `ibv_devinfo` shows what the host has; LAXITY_NET=tcp uses sockets"
+            ))
+        }),
+        Network::Auto => {
+            let why = if settings.verbs_disabled {
+                String::from("NCCL_IB_DISABLE is set")
+            } else {
+                match verbs() {
+                    Ok(backend) => return Ok(backend),
+                    Err(why) => why,
+                }
+            };
+            log::info(&format!("no RDMA ({why}): using sockets"));
+            let tcp = Tcp::new(settings).map_err(|fault| {
+                Fault::System(format!("neither RDMA ({why}) nor sockets can be used: {fault}"))
+            })?;
+            Ok(Box::new(tcp))
+        }
+    }
+}
+
+impl Plugin {
+    fn new(settings: &Settings) -> Result<Self> {
+        let backend = backend(settings)?;
+        let mut options = Options::from_env();
+        options.name.push_str("/nccl");
+        let off = options.mode == Mode::Off;
+        let client = Client::attach(options);
+        let standing = match (off, client.is_scheduled()) {
+            (true, _) => "LAXITY_MODE=off: passing through",
+            (_, true) => "scheduled by laxityd",
+            (_, false) => "no laxityd schedules here: passing through until one does",
+        };
+        let names: Vec<_> = backend
+            .devices()
+            .iter()
+            .map(|device| device.name.to_string_lossy().into_owned())
+            .collect();
+        log::info(&format!(
+            "Laxity {} over {}: {}; {standing}",
+            env!("CARGO_PKG_VERSION"),
+            backend.name(),
+            names.join(" "),
+        ));
+        Ok(Self {
+            backend,
+            arbiter: Arc::new(Daemon::new(client)),
+            report: Arc::default(),
+            connects: Mutex::default(),
+            next_connect: AtomicU64::new(1),
+            sweeper: Sweeper::default(),
+        })
+    }
+
+    /// The NICs.
+    #[must_use]
+    pub fn devices(&self) -> &[Device] {
+        self.backend.devices()
+    }
+
+    /// One of them.
+    ///
+    /// # Errors
+    /// There is none of that number.
+    pub fn device(&self, number: i32) -> Result<&Device> {
+        let all = self.devices();
+        let found = usize::try_from(number)
+            .ok()
+            .and_then(|number| all.get(number));
+        found.ok_or_else(|| Fault::Argument(format!("device {number} of {}", all.len())))
+    }
+
+    /// A communicator's context.
+    #[must_use]
+    pub fn context(&self, communicator: u64, traffic_class: i32) -> Arc<Context> {
+        Arc::new(Context::new(
+            communicator,
+            traffic_class,
+            Arc::clone(names()),
+        ))
+    }
+
+    /// The context of calls that name none.
+    #[must_use]
+    pub fn context_of_all(&self) -> Arc<Context> {
+        self.context(0, TRAFFIC_CLASS_UNSET)
+    }
+
+    /// Listens.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn listen(&self, device: i32) -> Result<(Box<Listening>, [u8; HANDLE_BYTES])> {
+        self.device(device)?;
+        let (listener, handle) = self.backend.listen(device as usize)?;
+        let listening = Listening {
+            listener: Mutex::new(Some(listener)),
+        };
+        Ok((Box::new(listening), handle.encode()))
+    }
+
+    /// One step of a connect; the connection once it is complete.
+    ///
+    /// # Errors
+    /// It can't be made: the handle is none of ours, or nobody answers.
+    pub fn connect(
+        &self,
+        context: &Arc<Context>,
+        device: i32,
+        bytes: &mut [u8; HANDLE_BYTES],
+    ) -> Result<Option<Arc<Comm>>> {
+        self.device(device)?;
+        let classes = self.classes(context);
+        let mark = handle::mark(bytes);
+        let begun = (mark != 0)
+            .then(|| self.connects.lock().remove(&mark))
+            .flatten();
+        let mut connecting = match begun {
+            Some(connecting) => connecting,
+            None => {
+                let handle = Handle::decode(bytes)?;
+                self.check_carrier(&handle)?;
+                self.backend.connect(device as usize, &handle, &classes)?
+            }
+        };
+        if let Some(sender) = connecting.poll()? {
+            handle::set_mark(bytes, 0);
+            return Ok(Some(self.connected(context, device, sender, classes)));
+        }
+        let mark = if mark == 0 {
+            self.next_connect.fetch_add(1, Ordering::Relaxed)
+        } else {
+            mark
+        };
+        handle::set_mark(bytes, mark);
+        self.connects.lock().insert(mark, connecting);
+        Ok(None)
+    }
+
+    fn check_carrier(&self, handle: &Handle) -> Result<()> {
+        let own = match self.backend.name() {
+            "verbs" => Carrier::Verbs,
+            _ => Carrier::Tcp,
+        };
+        if handle.carrier == own {
+            return Ok(());
+        }
+        Err(Fault::Usage(format!(
+            "the peer listens by {:?}, this process uses {}: set LAXITY_NET to the same on all nodes",
+            handle.carrier,
+            self.backend.name(),
+        )))
+    }
+
+    fn classes(&self, context: &Context) -> Classes {
+        match context.pinned_dscp() {
+            Some(dscp) => smallvec![dscp],
+            None => self.arbiter.classes(context.stage()),
+        }
+    }
+
+    fn connected(
+        &self,
+        context: &Arc<Context>,
+        device: i32,
+        sender: Box<dyn Sender>,
+        classes: Classes,
+    ) -> Arc<Comm> {
+        let nic = self.devices()[device as usize]
+            .name
+            .to_string_lossy()
+            .into_owned();
+        let around = Surroundings {
+            arbiter: Arc::clone(&self.arbiter),
+            context: Arc::clone(context),
+            report: Arc::clone(&self.report),
+            wait_max: settings().wait_max,
+            nic,
+            classes,
+        };
+        let comm = Comm::new(Side::Send(Box::new(Mutex::new(SendSide::new(
+            sender, around,
+        )))));
+        self.sweeper.watch(&comm);
+        comm
+    }
+
+    /// One step of an accept; the connection once it is complete.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn accept(&self, listening: &Listening) -> Result<Option<Arc<Comm>>> {
+        let mut listener = listening.listener.lock();
+        let Some(listener) = listener.as_mut() else {
+            return Err(Fault::Argument(String::from("the listener was closed")));
+        };
+        let receiver = listener.accept()?;
+        Ok(receiver.map(|receiver| {
+            let side = ReceiveSide::new(receiver, Arc::clone(&self.report));
+            Comm::new(Side::Receive(Box::new(Mutex::new(side))))
+        }))
+    }
+
+    /// Something of a connection lingers.
+    pub fn lingers(&'static self) {
+        self.sweeper.call(self);
+    }
+}
+
+/// Looks after bytes that are on their way when NCCL is done with their request: over TCP a request is done when the kernel has the
+/// bytes, and the scheduler's books close when they are acknowledged. Mostly the next call on the connection
+/// finds that out; when there is none, this thread does, since what it counts as in flight keeps others waiting.
+#[derive(Default)]
+struct Sweeper {
+    comms: Mutex<Vec<Weak<Comm>>>,
+    awake: AtomicBool,
+    started: AtomicBool,
+    bell: Condvar,
+    sleeping: Mutex<()>,
+}
+
+impl Sweeper {
+    fn watch(&self, comm: &Arc<Comm>) {
+        let mut comms = self.comms.lock();
+        comms.retain(|comm| comm.strong_count() > 0);
+        comms.push(Arc::downgrade(comm));
+    }
+
+    /// Wakes it, unless it is.
+    fn call(&self, plugin: &'static Plugin) {
+        // SeqCst, as in `run`: either this is seen there in the last look, or that it sleeps is seen here.
+        if self.awake.load(Ordering::SeqCst) {
+            return;
+        }
+        if !self.started.swap(true, Ordering::Relaxed) {
+            let run = || plugin.sweeper.run();
+            let named = thread::Builder::new().name(String::from("laxity-sweep"));
+            if let Err(error) = named.spawn(run) {
+                log::warn(&format!(
+                    "no thread can be started ({error}): completions are told late"
+                ));
+            }
+        }
+        let _sleeping = self.sleeping.lock();
+        self.awake.store(true, Ordering::SeqCst);
+        self.bell.notify_one();
+    }
+
+    fn run(&self) {
+        let mut quiet_since = Instant::now();
+        loop {
+            if self.sweep() {
+                quiet_since = Instant::now();
+            }
+            if quiet_since.elapsed() > SWEEP_IDLE {
+                // Whoever began to linger before this is visible was not heard, so one more look.
+                self.awake.store(false, Ordering::SeqCst);
+                if self.sweep() {
+                    self.awake.store(true, Ordering::SeqCst);
+                    continue;
+                }
+                let mut sleeping = self.sleeping.lock();
+                while !self.awake.load(Ordering::SeqCst) {
+                    self.bell.wait(&mut sleeping);
+                }
+                quiet_since = Instant::now();
+            }
+            thread::sleep(SWEEP_EVERY);
+        }
+    }
+
+    /// Looks at all connections once; whether something lingers.
+    fn sweep(&self) -> bool {
+        let comms: Vec<Arc<Comm>> = {
+            let comms = self.comms.lock();
+            comms.iter().filter_map(Weak::upgrade).collect()
+        };
+        let mut found = false;
+        for comm in comms {
+            // Whoever holds it looks after it.
+            if let Side::Send(side) = &comm.side
+                && let Some(mut side) = side.try_lock()
+                && side.lingers()
+            {
+                side.sweep();
+                found = true;
+            }
+        }
+        found
+    }
+}

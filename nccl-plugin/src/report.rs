@@ -1,0 +1,170 @@
+//! What went through, counted; and written down at exit for whoever asks (`LAXITY_REPORT`).
+//!
+//! One line of JSON per process, appended, as the preload library's, so that the parts of a job may share a file.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+use laxity_client::Stage;
+use parking_lot::Mutex;
+
+use crate::origin::Function;
+
+/// Names the file.
+pub const REPORT_ENV: &str = "LAXITY_REPORT";
+
+/// What is told apart.
+type Key = (Function, u8, u8);
+
+/// Messages of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Row {
+    messages: u64,
+    bytes: u64,
+    deferred: u64,
+    deferred_ns: u64,
+    bypassed: u64,
+    overdue: u64,
+}
+
+/// Counters of a process. Relaxed: statistics.
+#[derive(Debug, Default)]
+pub struct Report {
+    rows: Mutex<BTreeMap<Key, Row>>,
+    received: AtomicU64,
+    origins_known: AtomicU64,
+}
+
+/// How one message fared.
+#[derive(Clone, Copy, Debug)]
+pub struct Fate {
+    /// By which function.
+    pub function: Function,
+    /// What for.
+    pub stage: Stage,
+    /// The class that it went out in.
+    pub dscp: u8,
+    /// Bytes.
+    pub bytes: u64,
+    /// How long `isend` was refused, ns; 0 if it was not.
+    pub waited_ns: u64,
+    /// Nobody scheduled it.
+    pub bypassed: bool,
+    /// It waited longer than is allowed, and went without.
+    pub overdue: bool,
+    /// The profiler interface told its collective.
+    pub known: bool,
+}
+
+impl Report {
+    /// Counts a message that was begun.
+    pub fn sent(&self, fate: &Fate) {
+        let mut rows = self.rows.lock();
+        let row = rows
+            .entry((fate.function, fate.stage as u8, fate.dscp))
+            .or_default();
+        row.messages += 1;
+        row.bytes += fate.bytes;
+        row.deferred += u64::from(fate.waited_ns > 0);
+        row.deferred_ns += fate.waited_ns;
+        row.bypassed += u64::from(fate.bypassed);
+        row.overdue += u64::from(fate.overdue);
+        if fate.known {
+            self.origins_known.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts bytes that arrived.
+    pub fn received(&self, bytes: u64) {
+        self.received.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Nothing was counted.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rows.lock().is_empty() && self.received.load(Ordering::Relaxed) == 0
+    }
+
+    /// The line. `network` is the backend's name.
+    #[must_use]
+    pub fn line(&self, network: &str) -> String {
+        let mut line = format!(
+            "{{\"library\":\"nccl-net\",\"pid\":{},\"network\":\"{network}\",\"received_bytes\":{},\"origins_known\":{},\"sends\":[",
+            std::process::id(),
+            self.received.load(Ordering::Relaxed),
+            self.origins_known.load(Ordering::Relaxed),
+        );
+        for (at, ((function, stage, dscp), row)) in self.rows.lock().iter().enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            let stage = Stage::from_number(*stage).map_or("unknown", Stage::name);
+            let _ = write!(
+                line,
+                "{comma}{{\"function\":\"{}\",\"stage\":\"{stage}\",\"dscp\":{dscp},\"messages\":{},\"bytes\":{},\"deferred\":{},\"deferred_ns\":{},\"bypassed\":{},\"overdue\":{}}}",
+                function.name(),
+                row.messages,
+                row.bytes,
+                row.deferred,
+                row.deferred_ns,
+                row.bypassed,
+                row.overdue,
+            );
+        }
+        line.push_str("]}\n");
+        line
+    }
+
+    /// Appends the line to the file that the environment names, if it does.
+    pub fn write(&self, network: &str) {
+        let Some(path) = std::env::var_os(REPORT_ENV).filter(|path| !path.is_empty()) else {
+            return;
+        };
+        if self.is_empty() {
+            return;
+        }
+        let file = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&path);
+        // One write, so that lines of several processes don't mix.
+        let result = file.and_then(|mut file| file.write_all(self.line(network).as_bytes()));
+        if let Err(error) = result {
+            eprintln!("NET/Laxity: {REPORT_ENV}={}: {error}", path.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_counts_by_function_stage_and_class() {
+        let report = Report::default();
+        assert!(report.is_empty());
+        let fate = Fate {
+            function: Function::AllReduce,
+            stage: Stage::Collective,
+            dscp: 34,
+            bytes: 10,
+            waited_ns: 5,
+            bypassed: false,
+            overdue: false,
+            known: true,
+        };
+        report.sent(&fate);
+        report.sent(&Fate {
+            waited_ns: 0,
+            ..fate
+        });
+        report.received(3);
+        let line = report.line("tcp");
+        assert!(
+            line.contains(r#""received_bytes":3,"origins_known":2"#),
+            "{line}"
+        );
+        let row = r#"{"function":"all_reduce","stage":"collective","dscp":34,"messages":2,"bytes":20,"deferred":1,"deferred_ns":5,"bypassed":0,"overdue":0}"#;
+        assert!(line.contains(row), "{line}");
+    }
+}

@@ -1,0 +1,235 @@
+//! What the environment asks of this process. Read once, at the first `init`.
+//!
+//! Laxity's own variables and those of NCCL that mean the same here. A value that can't be used is said in the log
+//! and replaced by the default: it must not stop a job, except where the operator names something that is not there
+//! (`LAXITY_NET`, `NCCL_SOCKET_IFNAME`), as with NCCL.
+
+use std::time::Duration;
+
+use laxity_client::Stage;
+
+use crate::log;
+
+/// Sockets of one connection and class at most.
+const SOCKETS_MAX: usize = 16;
+
+/// Which network to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Network {
+    /// RDMA if a device fits, else sockets.
+    #[default]
+    Auto,
+    /// Sockets.
+    Tcp,
+    /// RDMA.
+    Verbs,
+}
+
+/// Whether to send without a copy into the kernel (`MSG_ZEROCOPY`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ZeroCopy {
+    /// For large messages, until the kernel says that it copies all the same.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+}
+
+/// A rule that declares communicators to be something else than collectives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StageRule {
+    /// Name of the communicator; a `*` at the end stands for any rest.
+    pub pattern: String,
+    /// What it carries.
+    pub stage: Stage,
+}
+
+impl StageRule {
+    /// Whether a communicator of this name is meant.
+    #[must_use]
+    pub fn fits(&self, name: &str) -> bool {
+        match self.pattern.strip_suffix('*') {
+            Some(start) => name.starts_with(start),
+            None => name == self.pattern,
+        }
+    }
+}
+
+/// All of it.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `LAXITY_NET`.
+    pub network: Network,
+    /// Sockets per connection and class: `LAXITY_NSOCKS`, else `NCCL_SOCKET_NTHREADS` × `NCCL_NSOCKS_PERTHREAD`, else 1.
+    pub sockets: usize,
+    /// `LAXITY_ZEROCOPY`.
+    pub zero_copy: ZeroCopy,
+    /// `LAXITY_NCCL_WAIT_MS`: longest wait of one message for its permit. A kernel spins meanwhile, so it is short.
+    pub wait_max: Duration,
+    /// `LAXITY_NCCL_STAGES`: `name=stage,prefix*=stage`.
+    pub stages: Vec<StageRule>,
+    /// `NCCL_SOCKET_IFNAME`, as it is.
+    pub interfaces: Option<String>,
+    /// `NCCL_SOCKET_FAMILY`: 4 or 6.
+    pub family: Option<u8>,
+    /// `NCCL_COMM_ID`.
+    pub comm_id: Option<String>,
+    /// `NCCL_IB_DISABLE`.
+    pub verbs_disabled: bool,
+    /// `LAXITY_NCCL_EVENTS`: whether to ask NCCL's profiler interface which collective each send belongs to.
+    pub events: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            network: Network::Auto,
+            sockets: 1,
+            zero_copy: ZeroCopy::Auto,
+            wait_max: Duration::from_millis(200),
+            stages: Vec::new(),
+            interfaces: None,
+            family: None,
+            comm_id: None,
+            verbs_disabled: false,
+            events: true,
+        }
+    }
+}
+
+/// `name=stage,prefix*=stage`.
+///
+/// # Errors
+/// What is wrong, and what may stand there.
+pub fn stage_rules(text: &str) -> Result<Vec<StageRule>, String> {
+    let rule = |part: &str| {
+        let (pattern, stage) = part
+            .split_once('=')
+            .ok_or_else(|| format!("`{part}` is not NAME=STAGE"))?;
+        let stage = stage.trim();
+        let stage = Stage::from_name(stage).ok_or_else(|| {
+            let names = Stage::ALL.map(Stage::name).join(", ");
+            format!("`{stage}` is no stage: {names}")
+        })?;
+        Ok(StageRule {
+            pattern: pattern.trim().to_owned(),
+            stage,
+        })
+    };
+    text.split(',')
+        .filter(|part| !part.trim().is_empty())
+        .map(rule)
+        .collect()
+}
+
+impl Settings {
+    /// What the environment says.
+    #[must_use]
+    pub fn from_env() -> Self {
+        Self::from(|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+    }
+
+    /// What `get` says of each variable.
+    pub fn from(get: impl Fn(&str) -> Option<String>) -> Self {
+        let mut settings = Self::default();
+        let number = |name: &str| -> Option<u64> {
+            let text = get(name)?;
+            let parsed = text.trim().parse();
+            if parsed.is_err() {
+                log::warn(&format!("{name}={text} is no number; it is ignored"));
+            }
+            parsed.ok()
+        };
+        match get("LAXITY_NET").as_deref() {
+            None | Some("auto") => {}
+            Some("tcp") => settings.network = Network::Tcp,
+            Some("verbs") => settings.network = Network::Verbs,
+            Some(other) => log::warn(&format!(
+                "LAXITY_NET={other} is neither auto, tcp nor verbs; auto is used"
+            )),
+        }
+        match get("LAXITY_ZEROCOPY").as_deref() {
+            None | Some("auto") => {}
+            Some("off" | "0") => settings.zero_copy = ZeroCopy::Off,
+            Some(other) => log::warn(&format!(
+                "LAXITY_ZEROCOPY={other} is neither auto nor off; auto is used"
+            )),
+        }
+        let product = number("NCCL_SOCKET_NTHREADS")
+            .zip(number("NCCL_NSOCKS_PERTHREAD"))
+            .map(|(threads, each)| threads.saturating_mul(each));
+        if let Some(sockets) = number("LAXITY_NSOCKS").or(product) {
+            settings.sockets = usize::try_from(sockets)
+                .unwrap_or(SOCKETS_MAX)
+                .clamp(1, SOCKETS_MAX);
+        }
+        if let Some(millis) = number("LAXITY_NCCL_WAIT_MS") {
+            settings.wait_max = Duration::from_millis(millis);
+        }
+        if let Some(text) = get("LAXITY_NCCL_STAGES") {
+            match stage_rules(&text) {
+                Ok(rules) => settings.stages = rules,
+                Err(problem) => {
+                    log::warn(&format!("LAXITY_NCCL_STAGES: {problem}; it is ignored"));
+                }
+            }
+        }
+        settings.interfaces = get("NCCL_SOCKET_IFNAME");
+        settings.family = match get("NCCL_SOCKET_FAMILY").as_deref() {
+            Some("AF_INET") => Some(4),
+            Some("AF_INET6") => Some(6),
+            _ => None,
+        };
+        settings.comm_id = get("NCCL_COMM_ID");
+        settings.verbs_disabled = number("NCCL_IB_DISABLE").is_some_and(|value| value != 0);
+        settings.events = !matches!(get("LAXITY_NCCL_EVENTS").as_deref(), Some("off" | "0"));
+        settings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(pairs: &[(&str, &str)]) -> Settings {
+        Settings::from(|name| {
+            let found = pairs.iter().find(|(key, _)| *key == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn nccls_own_socket_counts_are_honoured_and_bounded() {
+        let product = [
+            ("NCCL_SOCKET_NTHREADS", "2"),
+            ("NCCL_NSOCKS_PERTHREAD", "4"),
+        ];
+        assert_eq!(of(&product).sockets, 8);
+        assert_eq!(of(&product[..1]).sockets, 1);
+        assert_eq!(of(&[("LAXITY_NSOCKS", "1000")]).sockets, SOCKETS_MAX);
+        assert_eq!(of(&[("LAXITY_NSOCKS", "0")]).sockets, 1);
+        assert_eq!(of(&[("LAXITY_NSOCKS", "many")]).sockets, 1);
+    }
+
+    #[test]
+    fn communicators_are_declared_by_name_or_by_the_beginning_of_one() {
+        let rules = of(&[("LAXITY_NCCL_STAGES", "kv_p2p=p2d, prefix_*=kv_reuse")]).stages;
+        let stage = |name: &str| {
+            rules
+                .iter()
+                .find(|rule| rule.fits(name))
+                .map(|rule| rule.stage)
+        };
+        assert_eq!(stage("kv_p2p"), Some(Stage::P2d));
+        assert_eq!(stage("kv_p2p_2"), None);
+        assert_eq!(stage("prefix_7"), Some(Stage::KvReuse));
+        assert_eq!(stage("tp"), None);
+    }
+
+    #[test]
+    fn a_rule_that_is_none_is_refused_with_what_may_stand_there() {
+        assert!(stage_rules("kv").unwrap_err().contains("NAME=STAGE"));
+        assert!(stage_rules("kv=fast").unwrap_err().contains("kv_reuse"));
+        assert!(of(&[("LAXITY_NCCL_STAGES", "kv=fast")]).stages.is_empty());
+    }
+}

@@ -1,0 +1,216 @@
+//! What goes over the sockets: a hello on each, then frames. All of it comes from another host: nothing is believed.
+//!
+//! A frame is a head of 40 bytes and a part of a message. The parts of one message may be on several sockets, of
+//! one class; a socket's frames are in the order of their messages. The other way goes, on the first socket only, how many buffers
+//! were posted so far.
+//!
+//! | bytes of a head | |
+//! |---|---|
+//! | 0 | 1: part of a message; 2: buffers posted, and nothing follows |
+//! | 4–7 | tag |
+//! | 8–15 | number of the message; number of buffers posted |
+//! | 16–23 | bytes of the whole message |
+//! | 24–31 | where in it the part begins |
+//! | 32–39 | bytes of the part, which follow |
+
+use crate::handle::VERSION;
+
+/// Bytes of a head.
+pub const HEAD_BYTES: usize = 40;
+/// Bytes of a hello.
+pub const HELLO_BYTES: usize = 48;
+/// Sockets of a connection at most: classes × sockets each.
+pub(super) const STREAMS_MAX: u16 = 256;
+
+const HELLO_MAGIC: [u8; 8] = *b"LAXTCP\r\n";
+const PART: u8 = 1;
+const POSTED: u8 = 2;
+
+/// The first bytes on each socket, from the sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Of the listener's handle: who doesn't know it is a stranger.
+    pub nonce: u64,
+    /// Which connection the socket belongs to: random.
+    pub connection: u128,
+    /// Which of its sockets this is.
+    pub index: u16,
+    /// How many there are.
+    pub streams: u16,
+    /// The class of what goes over it.
+    pub dscp: u8,
+}
+
+/// A frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Head {
+    /// Part of a message.
+    Part(Part),
+    /// So many buffers were posted since the connection began.
+    Posted(u64),
+}
+
+/// Part of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Number of the message in its connection.
+    pub message: u64,
+    /// Its tag.
+    pub tag: i32,
+    /// Its bytes.
+    pub total: u64,
+    /// Where the part begins.
+    pub offset: u64,
+    /// Bytes of the part.
+    pub length: u64,
+}
+
+fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut word = [0; N];
+    word.copy_from_slice(&bytes[at..at + N]);
+    word
+}
+
+impl Hello {
+    /// Its bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0; HELLO_BYTES];
+        bytes[..8].copy_from_slice(&HELLO_MAGIC);
+        bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[10..12].copy_from_slice(&self.index.to_le_bytes());
+        bytes[12..14].copy_from_slice(&self.streams.to_le_bytes());
+        bytes[14] = self.dscp;
+        bytes[16..24].copy_from_slice(&self.nonce.to_le_bytes());
+        bytes[24..40].copy_from_slice(&self.connection.to_le_bytes());
+        bytes
+    }
+
+    /// Reads one.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, String> {
+        if word::<8>(bytes, 0) != HELLO_MAGIC {
+            return Err(String::from(
+                "what connected does not speak Laxity's protocol",
+            ));
+        }
+        let version = u16::from_le_bytes(word(bytes, 8));
+        if version != VERSION {
+            return Err(format!(
+                "the peer's plugin speaks version {version}, this one version {VERSION}: install the same release on all nodes"
+            ));
+        }
+        let hello = Self {
+            index: u16::from_le_bytes(word(bytes, 10)),
+            streams: u16::from_le_bytes(word(bytes, 12)),
+            dscp: bytes[14],
+            nonce: u64::from_le_bytes(word(bytes, 16)),
+            connection: u128::from_le_bytes(word(bytes, 24)),
+        };
+        if hello.streams == 0 || hello.streams > STREAMS_MAX || hello.index >= hello.streams {
+            return Err(format!(
+                "socket {} of {} makes no sense",
+                hello.index, hello.streams
+            ));
+        }
+        if hello.dscp > 63 {
+            return Err(format!("{} is no DSCP", hello.dscp));
+        }
+        Ok(hello)
+    }
+}
+
+impl Head {
+    /// Its bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; HEAD_BYTES] {
+        let mut bytes = [0; HEAD_BYTES];
+        match self {
+            Self::Part(part) => {
+                bytes[0] = PART;
+                bytes[4..8].copy_from_slice(&part.tag.to_le_bytes());
+                bytes[8..16].copy_from_slice(&part.message.to_le_bytes());
+                bytes[16..24].copy_from_slice(&part.total.to_le_bytes());
+                bytes[24..32].copy_from_slice(&part.offset.to_le_bytes());
+                bytes[32..40].copy_from_slice(&part.length.to_le_bytes());
+            }
+            Self::Posted(buffers) => {
+                bytes[0] = POSTED;
+                bytes[8..16].copy_from_slice(&buffers.to_le_bytes());
+            }
+        }
+        bytes
+    }
+
+    /// Reads one.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn decode(bytes: &[u8; HEAD_BYTES]) -> Result<Self, String> {
+        let number = |at| u64::from_le_bytes(word(bytes, at));
+        match bytes[0] {
+            PART => {
+                let part = Part {
+                    tag: i32::from_le_bytes(word(bytes, 4)),
+                    message: number(8),
+                    total: number(16),
+                    offset: number(24),
+                    length: number(32),
+                };
+                let end = part.offset.checked_add(part.length);
+                if end.is_none_or(|end| end > part.total) {
+                    return Err(format!(
+                        "a part of {} bytes at {} of a message of {}",
+                        part.length, part.offset, part.total
+                    ));
+                }
+                Ok(Self::Part(part))
+            }
+            POSTED => Ok(Self::Posted(number(8))),
+            kind => Err(format!("a frame of kind {kind}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn hellos_come_back_as_they_were(nonce: u64, connection: u128, streams in 1..=STREAMS_MAX, dscp in 0..64_u8) {
+            let hello = Hello { nonce, connection, index: streams - 1, streams, dscp };
+            prop_assert_eq!(Hello::decode(&hello.encode()).unwrap(), hello);
+        }
+
+        #[test]
+        fn parts_come_back_as_they_were(message: u64, tag: i32, offset in 0..1_u64 << 60, length in 0..1_u64 << 60) {
+            let part = Head::Part(Part { message, tag, total: offset + length, offset, length });
+            prop_assert_eq!(Head::decode(&part.encode()).unwrap(), part);
+            let posted = Head::Posted(message);
+            prop_assert_eq!(Head::decode(&posted.encode()).unwrap(), posted);
+        }
+
+        #[test]
+        fn a_part_beyond_its_message_is_refused(total in 0..1_u64 << 60, offset: u64, length: u64) {
+            let part = Part { message: 0, tag: 0, total, offset, length };
+            let fits = offset.checked_add(length).is_some_and(|end| end <= total);
+            prop_assert_eq!(Head::decode(&Head::Part(part).encode()).is_ok(), fits);
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::array::uniform32(any::<u8>())) {
+            let mut head = [0; HEAD_BYTES];
+            head[..32].copy_from_slice(&bytes);
+            let _ = Head::decode(&head);
+            let mut hello = Hello { nonce: 1, connection: 2, index: 0, streams: 1, dscp: 0 }.encode();
+            hello[8..40].copy_from_slice(&bytes);
+            if let Ok(hello) = Hello::decode(&hello) {
+                prop_assert!(hello.index < hello.streams && hello.streams <= STREAMS_MAX && hello.dscp < 64);
+            }
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! Sockets: several per connection, one class each.
+//!
+//! A connection has as many sockets as there are traffic classes, times `LAXITY_NSOCKS`. Each is marked once, before its
+//! handshake, so that a message's class is free to choose, and nothing is reordered or re-marked in a socket's buffer.
+//! Large messages are spread over the sockets of their class.
+//!
+//! Everything is done by the thread that calls: NCCL's proxy polls anyway, and a thread of ours would compete with it.
+
+mod frame;
+mod inlet;
+mod outlet;
+mod receiver;
+mod sender;
+mod socket;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd as _;
+use std::time::{Duration, Instant};
+
+pub use frame::{HEAD_BYTES, HELLO_BYTES, Head, Hello, Part};
+
+use crate::backend::{Backend, Classes, Connecting, Device, Listener, Receiver, Sender};
+use crate::fault::{Fault, Result};
+use crate::handle::{Carrier, Handle};
+use crate::interfaces;
+use crate::log;
+use crate::settings::{Settings, ZeroCopy};
+use receiver::TcpReceiver;
+use sender::TcpSender;
+
+/// Who connects and says nothing is dropped after this.
+const HELLO_WITHIN: Duration = Duration::from_secs(30);
+/// Sockets that have connected and not said what they are, at most.
+const UNKNOWN_MAX: usize = 4096;
+/// Connections of which some sockets are there, at most.
+const PARTIAL_MAX: usize = 16384;
+
+/// A number that nobody guesses.
+pub(crate) fn random() -> u64 {
+    let mut bytes = [0; 8];
+    // SAFETY: writes as many bytes as it is told.
+    let count = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if count == 8 {
+        return u64::from_le_bytes(bytes);
+    }
+    // Only on kernels before 3.17. Uniqueness is what matters most.
+    laxity_shm::sleep::now_ns() ^ u64::from(std::process::id()) << 40
+}
+
+/// The network.
+#[derive(Debug)]
+pub struct Tcp {
+    devices: Vec<Device>,
+    addresses: Vec<SocketAddr>,
+    sockets: usize,
+    zero_copy: bool,
+}
+
+impl Tcp {
+    /// Over the interfaces that the settings name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn new(settings: &Settings) -> Result<Self> {
+        let (devices, addresses) = interfaces::devices(settings)?.into_iter().unzip();
+        Ok(Self {
+            devices,
+            addresses,
+            sockets: settings.sockets,
+            zero_copy: settings.zero_copy == ZeroCopy::Auto,
+        })
+    }
+}
+
+impl Backend for Tcp {
+    fn name(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    fn listen(&self, device: usize) -> Result<(Box<dyn Listener>, Handle)> {
+        let listener = socket::listen(self.addresses[device])?;
+        let address = listener
+            .local_addr()
+            .map_err(|error| Fault::system("the listener's address", error))?;
+        let nonce = random();
+        let handle = Handle {
+            carrier: Carrier::Tcp,
+            address,
+            nonce,
+        };
+        let accepting = Accepting {
+            listener,
+            nonce,
+            unknown: Vec::new(),
+            partial: HashMap::new(),
+            warned: false,
+        };
+        Ok((Box::new(accepting), handle))
+    }
+
+    fn connect(
+        &self,
+        device: usize,
+        handle: &Handle,
+        classes: &Classes,
+    ) -> Result<Box<dyn Connecting>> {
+        let connection = u128::from(random()) << 64 | u128::from(random());
+        let streams = (classes.len() * self.sockets) as u16;
+        let opening = (0..streams).map(|index| {
+            let dscp = classes[usize::from(index) / self.sockets];
+            let stream = socket::connect(self.addresses[device], handle.address, dscp)?;
+            let hello = Hello {
+                nonce: handle.nonce,
+                connection,
+                index,
+                streams,
+                dscp,
+            };
+            Ok(Opening {
+                stream,
+                hello: hello.encode(),
+                sent: 0,
+                connected: false,
+            })
+        });
+        Ok(Box::new(Dialing {
+            opening: opening.collect::<Result<_>>()?,
+            to: handle.address,
+            sockets: self.sockets,
+            zero_copy: self.zero_copy,
+        }))
+    }
+}
+
+/// A socket that has not said its hello.
+struct Opening {
+    stream: TcpStream,
+    hello: [u8; HELLO_BYTES],
+    sent: usize,
+    connected: bool,
+}
+
+impl Opening {
+    fn is_open(&mut self, to: SocketAddr) -> Result<bool> {
+        if !self.connected {
+            self.connected = socket::is_connected(&self.stream, to)?;
+        }
+        while self.connected && self.sent < HELLO_BYTES {
+            let piece = libc::iovec {
+                iov_base: self.hello[self.sent..].as_ptr().cast_mut().cast(),
+                iov_len: HELLO_BYTES - self.sent,
+            };
+            // SAFETY: the bytes are this socket's own.
+            match unsafe { socket::send(self.stream.as_raw_fd(), &[piece], 0) } {
+                Ok(Some(count)) => self.sent += count,
+                Ok(None) => return Ok(false),
+                Err(error) => {
+                    return Err(Fault::Remote(format!(
+                        "{to} hung up during the hello: {error}"
+                    )));
+                }
+            }
+        }
+        Ok(self.connected)
+    }
+}
+
+/// A connection that is being made.
+struct Dialing {
+    opening: Vec<Opening>,
+    to: SocketAddr,
+    sockets: usize,
+    zero_copy: bool,
+}
+
+impl Connecting for Dialing {
+    fn poll(&mut self) -> Result<Option<Box<dyn Sender>>> {
+        for opening in &mut self.opening {
+            if !opening.is_open(self.to)? {
+                return Ok(None);
+            }
+        }
+        let streams = self
+            .opening
+            .drain(..)
+            .map(|opening| opening.stream)
+            .collect();
+        Ok(Some(Box::new(TcpSender::new(
+            streams,
+            self.sockets,
+            self.zero_copy,
+        ))))
+    }
+}
+
+/// A socket that has connected and not said (all of) its hello.
+struct Unknown {
+    stream: TcpStream,
+    hello: [u8; HELLO_BYTES],
+    got: usize,
+    since: Instant,
+}
+
+/// Sockets of one connection, as far as they are there.
+type Partial = Vec<Option<TcpStream>>;
+
+/// Where connections arrive.
+struct Accepting {
+    listener: TcpListener,
+    nonce: u64,
+    unknown: Vec<Unknown>,
+    partial: HashMap<u128, Partial>,
+    warned: bool,
+}
+
+impl Accepting {
+    /// Takes what has connected.
+    fn take(&mut self) -> Result<()> {
+        while self.unknown.len() < UNKNOWN_MAX {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    if let Ok(stream) = socket::adopt(stream) {
+                        self.unknown.push(Unknown {
+                            stream,
+                            hello: [0; HELLO_BYTES],
+                            got: 0,
+                            since: Instant::now(),
+                        });
+                    }
+                }
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return Ok(()),
+                    // The peer hung up before it was accepted.
+                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+                    _ => return Err(Fault::system("accept; see `ulimit -n`", error)),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads hellos; the sockets of a connection that is complete.
+    fn sort(&mut self) -> Option<Vec<TcpStream>> {
+        let mut complete = None;
+        let mut at = 0;
+        while at < self.unknown.len() && complete.is_none() {
+            let read = read_hello(&mut self.unknown[at]);
+            let verdict = match read {
+                Ok(None) if self.unknown[at].since.elapsed() < HELLO_WITHIN => {
+                    at += 1;
+                    continue;
+                }
+                Ok(None) => Err(format!("said nothing for {} s", HELLO_WITHIN.as_secs())),
+                Ok(Some(hello)) if hello.nonce != self.nonce => {
+                    Err(String::from("means another listener"))
+                }
+                Ok(Some(hello)) => Ok(hello),
+                Err(problem) => Err(problem),
+            };
+            let stranger = self.unknown.swap_remove(at);
+            match verdict {
+                Ok(hello) => complete = self.join(hello, stranger.stream),
+                Err(problem) => self.refuse(&stranger.stream, &problem),
+            }
+        }
+        complete
+    }
+
+    /// A socket has said which connection it belongs to.
+    fn join(&mut self, hello: Hello, stream: TcpStream) -> Option<Vec<TcpStream>> {
+        if self.partial.len() >= PARTIAL_MAX && !self.partial.contains_key(&hello.connection) {
+            self.refuse(&stream, "is one too many");
+            return None;
+        }
+        socket::mark(&stream, hello.dscp);
+        let streams = usize::from(hello.streams);
+        let partial = self.partial.entry(hello.connection).or_default();
+        if partial.is_empty() {
+            partial.resize_with(streams, || None);
+        }
+        // Of another number of sockets than the first said: not by this plugin.
+        let place = partial.get_mut(usize::from(hello.index))?;
+        *place = Some(stream);
+        if partial.iter().any(Option::is_none) {
+            return None;
+        }
+        let partial = self.partial.remove(&hello.connection)?;
+        Some(partial.into_iter().flatten().collect())
+    }
+
+    /// Drops a stranger; says so once, since port scanners exist.
+    fn refuse(&mut self, stream: &TcpStream, problem: &str) {
+        let text = format!(
+            "a connection from {} was dropped: it {problem}. If this job hangs now, a node does without this plugin, or with another release: set NCCL_NET_PLUGIN=laxity and NCCL_NET=Laxity on all",
+            outlet::peer(stream)
+        );
+        if self.warned {
+            log::info(&text);
+        } else {
+            self.warned = true;
+            log::warn(&text);
+        }
+    }
+}
+
+/// Reads what is there of a hello; what is wrong with it, if it is none.
+fn read_hello(unknown: &mut Unknown) -> core::result::Result<Option<Hello>, String> {
+    while unknown.got < HELLO_BYTES {
+        let room = &mut unknown.hello[unknown.got..];
+        // SAFETY: the room is this function's own.
+        let count =
+            unsafe { socket::receive(unknown.stream.as_raw_fd(), room.as_mut_ptr(), room.len()) };
+        match count {
+            Ok(None) => return Ok(None),
+            Ok(Some(0)) => return Err(String::from("hung up without a word")),
+            Ok(Some(count)) => unknown.got += count,
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    Hello::decode(&unknown.hello).map(Some)
+}
+
+impl Listener for Accepting {
+    fn accept(&mut self) -> Result<Option<Box<dyn Receiver>>> {
+        self.take()?;
+        let streams = self.sort();
+        Ok(streams.map(|streams| Box::new(TcpReceiver::new(streams)) as Box<dyn Receiver>))
+    }
+}

@@ -1,0 +1,292 @@
+//! One outgoing socket: parts of messages in a queue, what the kernel took, and what the peer's kernel has.
+//!
+//! Memory may be used again when the kernel has a copy. For large parts it is asked to make none (`MSG_ZEROCOPY`), and
+//! says when it is done with the memory; where it says that it copied all the same (loopback, veth, NICs without scatter-gather), it is not asked again.
+
+use std::collections::VecDeque;
+use std::net::TcpStream;
+use std::os::fd::AsRawFd as _;
+
+use smallvec::SmallVec;
+
+use super::frame::HEAD_BYTES;
+use super::socket;
+use crate::fault::{Fault, Result};
+
+/// Parts that go with one system call.
+const PARTS_MAX: usize = 8;
+/// Smallest part that pays for the bookkeeping of sending without a copy.
+const ZERO_COPY_BYTES_MIN: usize = 256 << 10;
+/// Sends without a copy whose memory the kernel still has.
+const HELD_MAX: usize = 256;
+
+/// A part that is to be sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outgoing {
+    /// Its frame's head.
+    pub(super) head: [u8; HEAD_BYTES],
+    /// Where its bytes are.
+    pub(super) address: usize,
+    /// How many.
+    pub(super) bytes: usize,
+    /// Its message.
+    pub(super) message: u64,
+    /// Whether somebody wants to know when it has arrived.
+    pub(super) accounted: bool,
+}
+
+/// What became of a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// Its memory may be used again.
+    Taken {
+        /// Its message.
+        message: u64,
+        /// Its bytes.
+        bytes: usize,
+    },
+    /// The peer's kernel has it.
+    Arrived {
+        /// Its message.
+        message: u64,
+        /// Its bytes.
+        bytes: usize,
+    },
+}
+
+/// Bytes whose acknowledgement is awaited.
+#[derive(Clone, Copy, Debug)]
+struct Awaited {
+    /// Position in the stream behind them.
+    end: u64,
+    message: u64,
+    bytes: usize,
+}
+
+/// Memory that the kernel reads from.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    /// Number of the last send that reads from it.
+    send: u32,
+    message: u64,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Outlet {
+    stream: TcpStream,
+    queue: VecDeque<Outgoing>,
+    /// Of the first part, its head included.
+    sent: usize,
+    /// Bytes that the kernel took since the connection began.
+    position: u64,
+    awaited: VecDeque<Awaited>,
+    zero_copy: bool,
+    /// Number of the next send without a copy; the kernel counts them alike.
+    next_send: u32,
+    /// Whether the first part went without a copy, in part at least.
+    is_held: bool,
+    held: VecDeque<Held>,
+}
+
+impl Outlet {
+    pub(super) fn new(stream: TcpStream, zero_copy: bool) -> Self {
+        let zero_copy = zero_copy && socket::allow_zero_copy(&stream);
+        Self {
+            stream,
+            queue: VecDeque::new(),
+            sent: 0,
+            // What is not counted is the hello, which is not accounted either.
+            position: 0,
+            awaited: VecDeque::new(),
+            zero_copy,
+            next_send: 0,
+            is_held: false,
+            held: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    pub(super) fn push(&mut self, part: Outgoing) {
+        self.queue.push_back(part);
+    }
+
+    /// Hands over what the kernel takes.
+    pub(super) fn flush(&mut self, fates: &mut Vec<Fate>) -> Result<()> {
+        while let Some(first) = self.queue.front() {
+            let without_copy =
+                self.zero_copy && first.bytes >= ZERO_COPY_BYTES_MIN && self.held.len() < HELD_MAX;
+            let count = if without_copy {
+                self.send_without_copy()
+            } else {
+                self.send_several()
+            };
+            match count {
+                Ok(Some(count)) => self.took(count, fates),
+                Ok(None) => break,
+                Err(error) => {
+                    return Err(Fault::Remote(format!(
+                        "sending to {}: {error}: the peer's process is gone, or aborted",
+                        peer(&self.stream)
+                    )));
+                }
+            }
+        }
+        self.release(fates);
+        Ok(())
+    }
+
+    /// The first parts, as many as go in one call, without those large ones that go without a copy.
+    fn send_several(&self) -> std::io::Result<Option<usize>> {
+        let mut pieces: SmallVec<[libc::iovec; 2 * PARTS_MAX]> = SmallVec::new();
+        let mut skip = self.sent;
+        for (at, part) in self.queue.iter().take(PARTS_MAX).enumerate() {
+            if at > 0 && self.zero_copy && part.bytes >= ZERO_COPY_BYTES_MIN {
+                break;
+            }
+            let head = skip.min(HEAD_BYTES);
+            let body = skip - head;
+            if head < HEAD_BYTES {
+                pieces.push(libc::iovec {
+                    iov_base: part.head[head..].as_ptr().cast_mut().cast(),
+                    iov_len: HEAD_BYTES - head,
+                });
+            }
+            if part.bytes > body {
+                pieces.push(libc::iovec {
+                    iov_base: (part.address + body) as *mut _,
+                    iov_len: part.bytes - body,
+                });
+            }
+            skip = 0;
+        }
+        // SAFETY: heads are in the queue; the memory of messages stays until they are done (`Sender::begin`).
+        unsafe { socket::send(self.stream.as_raw_fd(), &pieces, 0) }
+    }
+
+    /// The first part: its head with a copy, since it moves, its bytes without.
+    fn send_without_copy(&mut self) -> std::io::Result<Option<usize>> {
+        let Some(part) = self.queue.front() else {
+            return Ok(None);
+        };
+        let fd = self.stream.as_raw_fd();
+        if self.sent < HEAD_BYTES {
+            let piece = libc::iovec {
+                iov_base: part.head[self.sent..].as_ptr().cast_mut().cast(),
+                iov_len: HEAD_BYTES - self.sent,
+            };
+            // SAFETY: the head is in the queue.
+            return unsafe { socket::send(fd, &[piece], libc::MSG_MORE) };
+        }
+        let body = self.sent - HEAD_BYTES;
+        let piece = libc::iovec {
+            iov_base: (part.address + body) as *mut _,
+            iov_len: part.bytes - body,
+        };
+        // SAFETY: the memory of a message stays until it is done, which is said when the error queue has said so.
+        match unsafe { socket::send(fd, &[piece], libc::MSG_ZEROCOPY) } {
+            Ok(Some(count)) => {
+                self.next_send = self.next_send.wrapping_add(1);
+                self.is_held = true;
+                Ok(Some(count))
+            }
+            // No memory may be pinned (any more): the usual way.
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                // SAFETY: as above.
+                unsafe { socket::send(fd, &[piece], 0) }
+            }
+            other => other,
+        }
+    }
+
+    /// The kernel took bytes from the front of the queue.
+    fn took(&mut self, mut count: usize, fates: &mut Vec<Fate>) {
+        self.position += count as u64;
+        while let Some(part) = self.queue.front() {
+            let rest = HEAD_BYTES + part.bytes - self.sent;
+            if count < rest {
+                self.sent += count;
+                return;
+            }
+            count -= rest;
+            let (message, bytes) = (part.message, part.bytes);
+            if part.accounted && bytes > 0 {
+                self.awaited.push_back(Awaited {
+                    end: self.position - count as u64,
+                    message,
+                    bytes,
+                });
+            }
+            if core::mem::take(&mut self.is_held) {
+                self.held.push_back(Held {
+                    send: self.next_send.wrapping_sub(1),
+                    message,
+                    bytes,
+                });
+            } else {
+                fates.push(Fate::Taken { message, bytes });
+            }
+            self.sent = 0;
+            self.queue.pop_front();
+        }
+    }
+
+    /// Asks the kernel which memory it no longer reads from.
+    fn release(&mut self, fates: &mut Vec<Fate>) {
+        while !self.held.is_empty() {
+            let Some(told) = socket::released(&self.stream) else {
+                return;
+            };
+            if told.copied {
+                self.zero_copy = false;
+            }
+            // Numbers wrap; what is not more than half around ahead is behind.
+            let is_free = |held: &Held| told.through.wrapping_sub(held.send) < u32::MAX / 2;
+            while let Some(held) = self.held.front().copied().filter(is_free) {
+                self.held.pop_front();
+                fates.push(Fate::Taken {
+                    message: held.message,
+                    bytes: held.bytes,
+                });
+            }
+        }
+    }
+
+    /// Asks the kernel what has arrived.
+    pub(super) fn look_for_acknowledgements(&mut self, fates: &mut Vec<Fate>) {
+        if self.awaited.is_empty() {
+            return;
+        }
+        let arrived = self
+            .position
+            .saturating_sub(socket::unacknowledged(&self.stream));
+        while let Some(first) = self.awaited.front().filter(|first| first.end <= arrived) {
+            fates.push(Fate::Arrived {
+                message: first.message,
+                bytes: first.bytes,
+            });
+            self.awaited.pop_front();
+        }
+    }
+
+    /// Whether something of it has yet to be sent, or to be let go of by the kernel.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.queue.is_empty() || !self.held.is_empty()
+    }
+
+    /// Whether an acknowledgement is awaited.
+    pub(super) fn is_awaiting(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+}
+
+/// Who is at the other end, for people.
+pub(super) fn peer(stream: &TcpStream) -> String {
+    stream.peer_addr().map_or_else(
+        |_| String::from("a peer that is gone"),
+        |peer| peer.to_string(),
+    )
+}

@@ -1,0 +1,304 @@
+//! The sending end over sockets.
+//!
+//! A message goes once its receiver has posted for it, which the receiver tells on the first socket; or ahead of that, as long
+//! as no more than [`EAGER_BYTES`] are ahead: so much any socket's buffers hold, whatever the receiver does meanwhile. So a
+//! small message pays no round trip, and what is begun always leaves the wire.
+
+use std::collections::VecDeque;
+use std::net::TcpStream;
+use std::os::fd::AsRawFd as _;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use laxity_shm::sleep::now_ns;
+
+use super::frame::{HEAD_BYTES, Head, Part};
+use super::outlet::{Fate, Outgoing, Outlet, peer};
+use super::socket;
+use crate::backend::{Clear, Memory, Message, POINTER_HOST, Region, Sender, Sent};
+use crate::fault::{Fault, Result};
+
+/// See the module's text.
+const EAGER_BYTES: u64 = 32 << 10;
+/// Smallest part for the sake of which a message is spread over several sockets.
+const STRIPE_BYTES_MIN: usize = 64 << 10;
+/// Between two looks at acknowledgements.
+const LOOK_NS: u64 = 20_000;
+/// A close waits so long for what is on its way.
+const CLOSE_WAIT: Duration = Duration::from_secs(2);
+
+/// A message that was begun.
+#[derive(Debug)]
+struct Begun {
+    number: u64,
+    address: usize,
+    bytes: usize,
+    tag: i32,
+    class: usize,
+    accounted: bool,
+    pushed: usize,
+    taken: usize,
+    told: bool,
+}
+
+impl Begun {
+    fn is_done(&self) -> bool {
+        // One without bytes is when its head is.
+        self.told
+    }
+}
+
+pub(super) struct TcpSender {
+    /// By class, then socket.
+    outlets: Vec<Outlet>,
+    /// Sockets of each class.
+    sockets: usize,
+    begun: VecDeque<Begun>,
+    next: u64,
+    /// Messages for which buffers were posted.
+    posted: u64,
+    /// Messages that went ahead of that, with their bytes.
+    ahead: VecDeque<(u64, u64)>,
+    ahead_bytes: u64,
+    control: [u8; HEAD_BYTES],
+    control_filled: usize,
+    closed: bool,
+    looked_ns: u64,
+    fates: Vec<Fate>,
+}
+
+impl TcpSender {
+    pub(super) fn new(streams: Vec<TcpStream>, sockets: usize, zero_copy: bool) -> Self {
+        let outlet = |stream| Outlet::new(stream, zero_copy);
+        Self {
+            outlets: streams.into_iter().map(outlet).collect(),
+            sockets,
+            begun: VecDeque::new(),
+            next: 0,
+            posted: 0,
+            ahead: VecDeque::new(),
+            ahead_bytes: 0,
+            control: [0; HEAD_BYTES],
+            control_filled: 0,
+            closed: false,
+            looked_ns: 0,
+            fates: Vec::new(),
+        }
+    }
+
+    /// Reads what the receiver tells.
+    fn listen(&mut self) -> Result<()> {
+        loop {
+            let room = &mut self.control[self.control_filled..];
+            let stream = self.outlets[0].stream();
+            // SAFETY: the room is this function's own.
+            let count =
+                unsafe { socket::receive(stream.as_raw_fd(), room.as_mut_ptr(), room.len()) };
+            match count {
+                Ok(None) => return Ok(()),
+                Ok(Some(0)) => {
+                    self.closed = true;
+                    return Ok(());
+                }
+                Ok(Some(count)) => self.control_filled += count,
+                Err(error) => {
+                    return Err(Fault::Remote(format!(
+                        "{}: {error}: the peer's process is gone, or aborted",
+                        peer(stream)
+                    )));
+                }
+            }
+            if self.control_filled == HEAD_BYTES {
+                self.control_filled = 0;
+                let head = Head::decode(&self.control);
+                let Ok(Head::Posted(posted)) = head else {
+                    return Err(Fault::Remote(format!(
+                        "{} sent what only a sender does: the connection is garbled",
+                        peer(self.outlets[0].stream())
+                    )));
+                };
+                self.posted = self.posted.max(posted);
+                while let Some((_, bytes)) = self.ahead.front().filter(|(n, _)| *n < self.posted) {
+                    self.ahead_bytes -= bytes;
+                    self.ahead.pop_front();
+                }
+            }
+        }
+    }
+
+    fn gone(&self) -> Fault {
+        Fault::Remote(format!(
+            "{} closed the connection while messages were on their way: its process is gone, or aborted",
+            peer(self.outlets[0].stream())
+        ))
+    }
+
+    fn may_go(&self, bytes: u64) -> bool {
+        self.next < self.posted || self.ahead_bytes + bytes <= EAGER_BYTES
+    }
+
+    /// Turns what became of parts into what became of messages.
+    fn tell(&mut self, sent: &mut Vec<Sent>) {
+        let first = self.begun.front().map_or(self.next, |first| first.number);
+        for fate in self.fates.drain(..) {
+            match fate {
+                Fate::Taken { message, bytes } => {
+                    let at = usize::try_from(message.wrapping_sub(first)).unwrap_or(usize::MAX);
+                    let Some(begun) = self.begun.get_mut(at) else {
+                        continue;
+                    };
+                    begun.taken += bytes;
+                    if begun.taken == begun.bytes && !begun.told {
+                        begun.told = true;
+                        sent.push(Sent {
+                            message,
+                            left: 0,
+                            done: true,
+                        });
+                    }
+                }
+                Fate::Arrived { message, bytes } => sent.push(Sent {
+                    message,
+                    left: bytes,
+                    done: false,
+                }),
+            }
+        }
+        while self.begun.front().is_some_and(Begun::is_done) {
+            self.begun.pop_front();
+        }
+    }
+}
+
+impl Sender for TcpSender {
+    fn register(&mut self, memory: Memory) -> Result<Region> {
+        register(memory)
+    }
+
+    fn deregister(&mut self, _region: Region) -> Result<()> {
+        Ok(())
+    }
+
+    fn clear(&mut self, bytes: usize, _tag: i32) -> Result<Clear> {
+        let bytes = bytes as u64;
+        if !self.may_go(bytes) {
+            self.listen()?;
+        }
+        if self.may_go(bytes) {
+            Ok(Clear::Yes)
+        } else if self.closed {
+            Err(self.gone())
+        } else {
+            Ok(Clear::NotYet)
+        }
+    }
+
+    fn begin(&mut self, message: Message<'_>) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        if number >= self.posted {
+            self.ahead.push_back((number, message.bytes as u64));
+            self.ahead_bytes += message.bytes as u64;
+        }
+        self.begun.push_back(Begun {
+            number,
+            address: message.address,
+            bytes: message.bytes,
+            tag: message.tag,
+            class: message.class,
+            accounted: message.accounted,
+            pushed: 0,
+            taken: 0,
+            told: false,
+        });
+        number
+    }
+
+    fn push(&mut self, bytes: usize) {
+        let Some(newest) = self.begun.back_mut() else {
+            return;
+        };
+        let parts = (bytes / STRIPE_BYTES_MIN).clamp(1, self.sockets);
+        let mut left = bytes.min(newest.bytes - newest.pushed);
+        for at in 0..parts {
+            let length = left / (parts - at);
+            left -= length;
+            let part = Part {
+                message: newest.number,
+                tag: newest.tag,
+                total: newest.bytes as u64,
+                offset: newest.pushed as u64,
+                length: length as u64,
+            };
+            // Small messages spread by their numbers, the parts of large ones over all.
+            let socket = (newest.number as usize + at) % self.sockets;
+            self.outlets[newest.class * self.sockets + socket].push(Outgoing {
+                head: Head::Part(part).encode(),
+                address: newest.address + newest.pushed,
+                bytes: length,
+                message: newest.number,
+                accounted: newest.accounted,
+            });
+            newest.pushed += length;
+        }
+    }
+
+    fn progress(&mut self, sent: &mut Vec<Sent>) -> Result<()> {
+        let mut result = Ok(());
+        for outlet in self.outlets.iter_mut().filter(|outlet| outlet.is_busy()) {
+            result = result.and(outlet.flush(&mut self.fates));
+        }
+        if self.outlets.iter().any(Outlet::is_awaiting) {
+            let now = now_ns();
+            if now.saturating_sub(self.looked_ns) > LOOK_NS {
+                self.looked_ns = now;
+                for outlet in &mut self.outlets {
+                    outlet.look_for_acknowledgements(&mut self.fates);
+                }
+            }
+        }
+        self.tell(sent);
+        // What waits for room in a socket waits for the peer to read: is it there?
+        if !self.begun.is_empty() && result.is_ok() {
+            self.listen()?;
+            if self.closed {
+                return Err(self.gone());
+            }
+        }
+        result
+    }
+
+    fn close(self: Box<Self>, kept: bool) {
+        let mut this = *self;
+        if !kept {
+            for outlet in &this.outlets {
+                socket::reset_on_close(outlet.stream());
+            }
+            return;
+        }
+        // Closing with something unread, or being told something afterwards, resets the connection, and what the peer's kernel does not
+        // have by then is lost. What it has, the peer reads whenever it likes.
+        let give_up = Instant::now() + CLOSE_WAIT;
+        let mut pause = Duration::from_micros(20);
+        while Instant::now() < give_up {
+            let is_through = |outlet: &Outlet| socket::unacknowledged(outlet.stream()) == 0;
+            if this.outlets.iter().all(is_through) || this.listen().is_err() || this.closed {
+                break;
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+        let _ = this.listen();
+    }
+}
+
+/// Sockets need no registration.
+pub(super) fn register(memory: Memory) -> Result<Region> {
+    if memory.kind != POINTER_HOST {
+        return Err(Fault::Argument(format!(
+            "memory of kind {} can't be sent by sockets: getProperties says that only the host's can",
+            memory.kind
+        )));
+    }
+    Ok(Box::new(()))
+}

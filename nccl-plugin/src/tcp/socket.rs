@@ -1,0 +1,242 @@
+//! Sockets as this plugin wants them: they never block, send small messages at once, and mark what they send.
+
+use core::ffi::{c_int, c_void};
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use nix::sys::socket::{
+    self, AddressFamily, SockFlag, SockType, SockaddrStorage, setsockopt, sockopt,
+};
+
+use crate::fault::{Fault, Result};
+
+/// As many connects may be waiting as a job of thousands of ranks makes at once.
+const BACKLOG: i32 = 16384;
+
+fn new(address: &SocketAddr) -> Result<OwnedFd> {
+    let family = if address.is_ipv4() {
+        AddressFamily::Inet
+    } else {
+        AddressFamily::Inet6
+    };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    socket::socket(family, SockType::Stream, flags, None)
+        .map_err(|error| Fault::system("no socket can be made; see `ulimit -n`", error))
+}
+
+/// Marks what a socket sends from now on, acknowledgements included. A socket that can't be marked works all the same.
+pub(super) fn mark(stream: &TcpStream, dscp: u8) {
+    let class = i32::from(dscp) << 2;
+    let is_v4 = stream.local_addr().is_ok_and(|address| address.is_ipv4());
+    let _ = if is_v4 {
+        setsockopt(stream, sockopt::Ipv4Tos, &class)
+    } else {
+        setsockopt(stream, sockopt::Ipv6TClass, &class)
+    };
+}
+
+/// Listens at an address of this host, at any port.
+pub(super) fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let fd = new(&address)?;
+    let failed = |what: &str, error| Fault::system(&format!("{what} {address}"), error);
+    socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(address))
+        .map_err(|error| failed("bind to", error))?;
+    let backlog = socket::Backlog::new(BACKLOG).unwrap_or(socket::Backlog::MAXCONN);
+    socket::listen(&fd, backlog).map_err(|error| failed("listen at", error))?;
+    Ok(TcpListener::from(fd))
+}
+
+/// Begins to connect, from an address of this host.
+pub(super) fn connect(from: SocketAddr, to: SocketAddr, dscp: u8) -> Result<TcpStream> {
+    let fd = new(&to)?;
+    // So that what is meant for a NIC leaves by it. From loopback only this host could be reached.
+    if from.is_ipv4() == to.is_ipv4() && !from.ip().is_loopback() {
+        socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(from))
+            .map_err(|error| Fault::system(&format!("bind to {from}"), error))?;
+    }
+    let stream = TcpStream::from(fd);
+    // Before the handshake, so that its packets have the class, too.
+    let class = i32::from(dscp) << 2;
+    let _ = if to.is_ipv4() {
+        setsockopt(&stream, sockopt::Ipv4Tos, &class)
+    } else {
+        setsockopt(&stream, sockopt::Ipv6TClass, &class)
+    };
+    let _ = stream.set_nodelay(true);
+    match socket::connect(stream.as_raw_fd(), &SockaddrStorage::from(to)) {
+        Ok(()) | Err(nix::errno::Errno::EINPROGRESS) => Ok(stream),
+        Err(error) => Err(Fault::Remote(format!(
+            "connect from {from} to {to}: {error}"
+        ))),
+    }
+}
+
+/// Whether a connect is complete.
+pub(super) fn is_connected(stream: &TcpStream, to: SocketAddr) -> Result<bool> {
+    if let Ok(Some(error)) = stream.take_error() {
+        return Err(Fault::Remote(format!(
+            "connect to {to}: {error}. Is the peer's process alive, and can this host reach that address? NCCL_SOCKET_IFNAME says which is used there"
+        )));
+    }
+    match stream.peer_addr() {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
+        Err(error) => Err(Fault::Remote(format!("connect to {to}: {error}"))),
+    }
+}
+
+/// An accepted connection, set up.
+pub(super) fn adopt(stream: TcpStream) -> io::Result<TcpStream> {
+    stream.set_nonblocking(true)?;
+    let _ = stream.set_nodelay(true);
+    Ok(stream)
+}
+
+/// Reads what is there into memory; `None` if nothing is, 0 at the end.
+///
+/// # Safety
+/// `length` bytes at `address` can be written, and nobody else does so.
+pub(super) unsafe fn receive(
+    socket: RawFd,
+    address: *mut u8,
+    length: usize,
+) -> io::Result<Option<usize>> {
+    loop {
+        // SAFETY: upheld by the caller.
+        let count =
+            unsafe { libc::recv(socket, address.cast::<c_void>(), length, libc::MSG_DONTWAIT) };
+        if let Ok(count) = usize::try_from(count) {
+            return Ok(Some(count));
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            io::ErrorKind::WouldBlock => return Ok(None),
+            io::ErrorKind::Interrupted => {}
+            _ => return Err(error),
+        }
+    }
+}
+
+/// Sends from several places; `None` if the socket takes nothing now.
+///
+/// # Safety
+/// The pieces of memory can be read; with `MSG_ZEROCOPY` they stay until the socket's error queue says that they may go.
+pub(super) unsafe fn send(
+    socket: RawFd,
+    pieces: &[libc::iovec],
+    flags: c_int,
+) -> io::Result<Option<usize>> {
+    loop {
+        // SAFETY: plain data, all of which may be zero.
+        let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+        message.msg_iov = pieces.as_ptr().cast_mut();
+        message.msg_iovlen = pieces.len();
+        // SAFETY: upheld by the caller; the message lives as long as the call, which does not write to it.
+        let count = unsafe {
+            libc::sendmsg(
+                socket,
+                &raw const message,
+                flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+            )
+        };
+        if let Ok(count) = usize::try_from(count) {
+            return Ok(Some(count));
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            io::ErrorKind::WouldBlock => return Ok(None),
+            io::ErrorKind::Interrupted => {}
+            _ => return Err(error),
+        }
+    }
+}
+
+/// Bytes that were handed over and that the peer's kernel has not acknowledged.
+pub(super) fn unacknowledged(stream: &TcpStream) -> u64 {
+    let mut bytes: c_int = 0;
+    // SAFETY: the request writes one integer.
+    let answer = unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if answer < 0 {
+        return 0;
+    }
+    u64::try_from(bytes).unwrap_or(0)
+}
+
+/// Has the peer see at once that the connection was given up, and drops what was not sent.
+pub(super) fn reset_on_close(stream: &TcpStream) {
+    let linger = libc::linger {
+        l_onoff: 1,
+        l_linger: 0,
+    };
+    let _ = setsockopt(stream, sockopt::Linger, &linger);
+}
+
+/// Has the kernel take messages without a copy, if it can.
+pub(super) fn allow_zero_copy(stream: &TcpStream) -> bool {
+    let on: c_int = 1;
+    // SAFETY: reads one integer.
+    let answer = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ZEROCOPY,
+            (&raw const on).cast(),
+            size_of::<c_int>() as libc::socklen_t,
+        )
+    };
+    answer == 0
+}
+
+/// What the error queue says of sends without a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Released {
+    /// Number of the last such send whose memory may be used again; they are told in order.
+    pub(super) through: u32,
+    /// The kernel copied all the same.
+    pub(super) copied: bool,
+}
+
+/// `SO_EE_ORIGIN_ZEROCOPY`.
+const ORIGIN_ZEROCOPY: u8 = 5;
+/// `SO_EE_CODE_ZEROCOPY_COPIED`.
+const COPIED: u8 = 1;
+
+/// Room for the control message that tells it.
+#[repr(C, align(8))]
+struct Control([u8; 128]);
+
+/// Takes one word from the error queue.
+pub(super) fn released(stream: &TcpStream) -> Option<Released> {
+    let mut control = Control([0; 128]);
+    // SAFETY: plain data, all of which may be zero.
+    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+    message.msg_control = (&raw mut control).cast();
+    message.msg_controllen = size_of::<Control>();
+    let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
+    // SAFETY: the message and its control buffer live as long as the call.
+    if unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut message, flags) } < 0 {
+        return None;
+    }
+    // SAFETY: the kernel filled the control buffer as far as `msg_controllen` now says; these functions stay within.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(&raw const message);
+        while let Some(found) = header.as_ref() {
+            let of_ip = (found.cmsg_level == libc::SOL_IP && found.cmsg_type == libc::IP_RECVERR)
+                || (found.cmsg_level == libc::SOL_IPV6 && found.cmsg_type == libc::IPV6_RECVERR);
+            if of_ip {
+                let error = libc::CMSG_DATA(header)
+                    .cast::<libc::sock_extended_err>()
+                    .read_unaligned();
+                if error.ee_origin == ORIGIN_ZEROCOPY {
+                    return Some(Released {
+                        through: error.ee_data,
+                        copied: error.ee_code & COPIED != 0,
+                    });
+                }
+            }
+            header = libc::CMSG_NXTHDR(&raw const message, header);
+        }
+    }
+    None
+}
