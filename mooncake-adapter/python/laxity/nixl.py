@@ -171,7 +171,7 @@ class Gate:
                 request.nbytes,
                 stage=laxity.Stage.P2D if request.operation == "WRITE" else laxity.Stage.KV_REUSE,
                 direction="egress" if request.operation == "WRITE" else "ingress",
-                address=request.address or None,
+                address=request.address,
             )
             if ticket is None:
                 return post()
@@ -378,8 +378,17 @@ class _Lengths:
         return round(sample * step)
 
 
-def _submit(nbytes: int, *, stage: laxity.Stage, direction: str, address: Optional[int]) -> laxity.Ticket:
-    return laxity.submit(None, nbytes, otherwise=stage, direction=direction, address=address, whole=True)
+@functools.lru_cache(maxsize=1)
+def _desk() -> Any:
+    """Where transfers are submitted whose stage is known only if nobody says another."""
+    from ._laxity import _Transfers
+
+    return _Transfers()
+
+
+def _submit(nbytes: int, *, stage: laxity.Stage, direction: str, address: int) -> laxity.Ticket:
+    ticket: laxity.Ticket = _desk().submit(stage, nbytes, address, direction, None, True)
+    return ticket
 
 
 def _granted(ticket: laxity.Ticket, timeout_s: Optional[float]) -> bool:

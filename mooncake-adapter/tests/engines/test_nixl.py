@@ -12,8 +12,8 @@ import types
 
 import pytest
 
-import conftest
 import laxity
+import leaving
 from laxity import nixl
 
 PROC, DONE, ERR = 1, 0, -1
@@ -243,7 +243,7 @@ def test_a_broken_laxity_does_not_stop_a_transfer(gate, binding, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr(laxity, "submit", broken)
+    monkeypatch.setattr(nixl, "_desk", broken)
     gate.postXferReq(create(gate, 100))
     assert len(binding.posted) == 1
 
@@ -371,12 +371,11 @@ def test_what_of_ucx_passes_the_verbs_library(transports, devices, verbs, tmp_pa
 
 
 @pytest.fixture
-def real(request):
+def real():
     if not any(importlib.util.find_spec(name) for name in ("nixl", "nixl_cu12", "nixl_cu13")):
         pytest.skip("NIXL is not installed (pip install nixl)")
     pytest.importorskip("numpy")
-    # NIXL 1.5.1 crashes at the end of a process that used UCX, with and without us (see conftest.py).
-    request.config.stash[conftest.LEAVES_AT_ONCE] = True
+    leaving.at_once = True
     return nixl
 
 
@@ -406,7 +405,7 @@ def descriptors(agent, data, count=64):
     return agent.get_xfer_descs([(data.ctypes.data + at * step, step, 0) for at in range(count)], "DRAM")
 
 
-def finish(agent, handle, within_s=20.0):
+def finish(agent, handle, within_s=60.0):
     end = time.monotonic() + within_s
     while (state := agent.check_xfer_state(handle)) == "PROC":
         assert time.monotonic() < end
@@ -494,7 +493,7 @@ agent.register_memory([(data.ctypes.data, data.nbytes, 0, "")], "DRAM")
 out = sys.stdout.buffer
 blob = agent.get_agent_metadata()
 out.write(b"PEER %d %d\\n" % (len(blob), data.ctypes.data)); out.write(blob); out.flush()
-end = time.monotonic() + 30
+end = time.monotonic() + 120
 while not agent.get_new_notifs() and time.monotonic() < end:
     time.sleep(0.001)
 out.write(b"SUM %d\\n" % int(data.sum())); out.flush()
@@ -515,7 +514,7 @@ def test_two_processes_over_tcp(real, tmp_path):
     driver.write_text(head + DRIVER)
     environment = {**os.environ, "UCX_TLS": "tcp,self", "NIXL_LOG_LEVEL": "ERROR", "LAXITY_SOCKET": str(tmp_path / "none.sock")}
     done = subprocess.run(
-        [sys.executable, str(driver), str(script)], env=environment, capture_output=True, text=True, timeout=90, check=False
+        [sys.executable, str(driver), str(script)], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.split() == ["waited", "ok"], done.stdout
@@ -540,10 +539,11 @@ class Ticket:
         return self.poll()
     def complete(self, nbytes): self.completed += nbytes
     def cancel(self): pass
-def submit(stage, nbytes, **said):
-    asked.append(Ticket(nbytes))
-    return asked[-1]
-laxity.submit = submit
+class Desk:
+    def submit(self, otherwise, nbytes, *said):
+        asked.append(Ticket(nbytes))
+        return asked[-1]
+nixl._desk = Desk
 
 peer = subprocess.Popen([sys.executable, sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 line = peer.stdout.readline()
@@ -564,7 +564,7 @@ time.sleep(0.05)
 assert agent.check_xfer_state(handle) == "PROC" and agent.agent.waiting() == 1
 print("waited")
 asked[0].open = True
-end = time.monotonic() + 30
+end = time.monotonic() + 120
 while (state := agent.check_xfer_state(handle)) == "PROC":
     assert time.monotonic() < end
     time.sleep(0.001)
