@@ -41,6 +41,9 @@ VARIABLE = "LAXITY_OBJECTIVES"
 #: Longer objectives are taken for a mistake in the unit.
 SLO_MAX_S = 24 * 3600.0
 
+#: What is left of the time of a request that is late: enough to say so before that is over, too, and too little to be met.
+LATE_S = 1e-3
+
 #: Longer names of tenants are refused: they end up in memory, once per request.
 TENANT_MAX = 256
 
@@ -73,8 +76,8 @@ class Objective:
         )
 
     def remaining(self, seconds: float) -> "Objective":
-        """The same with what is left of the time: at least a microsecond, so that a request that is late stays late."""
-        return dataclasses.replace(self, slo_ttft_s=max(seconds, 1e-6))
+        """The same with what is left of the time: at least :data:`LATE_S`."""
+        return dataclasses.replace(self, slo_ttft_s=max(seconds, LATE_S))
 
     def to_params(self) -> dict[str, Any]:
         """As it travels, plain JSON. Empty if nothing is said."""

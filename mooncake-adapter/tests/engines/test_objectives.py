@@ -2,7 +2,7 @@
 
 import pytest
 
-from laxity.objectives import Objective, ObjectiveError, Objectives, duration, handed_on, milliseconds
+from laxity.objectives import LATE_S, Objective, ObjectiveError, Objectives, duration, handed_on, milliseconds
 
 TEXT = """
 [default]
@@ -107,7 +107,7 @@ def test_what_a_client_wrote_wrongly_is_refused(params):
 
 
 def test_a_request_that_is_late_stays_late():
-    assert Objective(0.2).remaining(-3.0).slo_ttft_s == 1e-6
+    assert Objective(0.2).remaining(-3.0).slo_ttft_s == LATE_S
 
 
 def test_only_an_engine_hands_on():

@@ -13,6 +13,7 @@ import pytest
 
 import laxity
 import laxity.vllm
+from laxity.objectives import LATE_S
 from laxity.vllm import _wrap
 from laxity.vllm._options import OptionError, Options
 from stubs import imported
@@ -555,7 +556,7 @@ def test_time_in_the_queue_counts(vllm, said):
     request.arrival_time = time.time() - 5
     engine.arrive(request)
     engine.step(output(new=[("late", 40, 0, 40)]))
-    assert said.of("request_begin")[0][1]["deadline_s"] == 1e-6
+    assert said.of("request_begin")[0][1]["deadline_s"] == LATE_S
     assert said.refused == [], "late is no error"
 
 

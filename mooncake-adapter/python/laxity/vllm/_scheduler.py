@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Optional
 
 from .._telling import Teller
-from ..objectives import KEY, Objective, ObjectiveError, Objectives
+from ..objectives import KEY, LATE_S, Objective, ObjectiveError, Objectives
 
 #: The attribute of a connector's metadata.
 ATTRIBUTE = "_laxity_step"
@@ -138,7 +138,7 @@ class SchedulerHints:
         if known.announced:
             return None
         known.announced = True
-        remains = None if known.due is None else max(known.due - time.monotonic(), 1e-6)
+        remains = None if known.due is None else max(known.due - time.monotonic(), LATE_S)
         tokens = known.prompt_tokens if known.sends else 0
         return (request_id, remains, known.objective.tenant, known.objective.priority or 0, tokens)
 
