@@ -5,8 +5,8 @@
     python facts/refresh.py --add vllm 0.34.0  and this one
     python facts/refresh.py --check            changes nothing; 1 if a file would change
 
-One JSON file a package: version → class → method → parameters as they are written in the source, without their types. Facts about an interface,
-not text of it.
+One JSON file a package: version → class → method → parameters as they are written in the source, without their
+types. Facts about an interface, not text of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ sys.path.insert(0, str(HERE))
 import released  # noqa: E402
 
 CONNECTORS = "vllm/distributed/kv_transfer/kv_connector/"
-VLLM = (CONNECTORS + "v1/base.py", CONNECTORS + "v1/multi_connector.py", CONNECTORS + "factory.py", "vllm/v1/core/sched/output.py")
+VLLM = (
+    CONNECTORS + "v1/base.py",
+    CONNECTORS + "v1/multi_connector.py",
+    CONNECTORS + "factory.py",
+    "vllm/v1/core/sched/output.py",
+)
 DISAGGREGATION = "sglang/srt/disaggregation/"
 SGLANG = (
     DISAGGREGATION + "mooncake/",
@@ -48,11 +53,17 @@ def vllm(root: pathlib.Path) -> Facts:
     return {
         "KVConnectorBase_V1": _methods(_class(base, "KVConnectorBase_V1")),
         "SupportsHMA": _methods(_class(base, "SupportsHMA")),
-        "KVConnectorFactory": {name: said for name, said in _methods(factory).items() if name in ("get_connector_class", "register_connector")},
+        "KVConnectorFactory": {
+            name: said
+            for name, said in _methods(factory).items()
+            if name in ("get_connector_class", "register_connector")
+        },
         "factory_has_registry": "_registry" in _fields(factory),
         # Whether a module path holds for names of vLLM's own connectors, too.
         "module_path_first": _module_path_first(factory),
-        "MultiConnector": {name: said for name, said in _methods(multi).items() if name == "_get_connector_classes_and_configs"},
+        "MultiConnector": {
+            name: said for name, said in _methods(multi).items() if name == "_get_connector_classes_and_configs"
+        },
         "SchedulerOutput": _fields(_class(output, "SchedulerOutput")),
         "NewRequestData": _fields(_class(output, "NewRequestData")),
         "CachedRequestData": _fields(_class(output, "CachedRequestData")),
@@ -82,7 +93,11 @@ def sglang(root: pathlib.Path) -> Facts:
 def nixl(root: pathlib.Path) -> Facts:
     tree = _tree(root / NIXL[0])
     return {
-        "nixl_agent": {name: said for name, said in _methods(_class(tree, "nixl_agent")).items() if not name.startswith("_") or name == "__init__"},
+        "nixl_agent": {
+            name: said
+            for name, said in _methods(_class(tree, "nixl_agent")).items()
+            if not name.startswith("_") or name == "__init__"
+        },
         "calls": sorted(_calls_of_agent(tree)),
     }
 
@@ -124,7 +139,13 @@ def _methods(node: ast.ClassDef | None) -> dict[str, str]:
 def _said(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     """Parameters without types, and what kind of method it is."""
     arguments = node.args
-    for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]:
+    for argument in [
+        *arguments.posonlyargs,
+        *arguments.args,
+        *arguments.kwonlyargs,
+        arguments.vararg,
+        arguments.kwarg,
+    ]:
         if argument is not None:
             argument.annotation = None
     kinds = {"abstractmethod", "classmethod", "staticmethod", "property"}
@@ -142,7 +163,10 @@ def _fields(node: ast.ClassDef | None) -> list[str]:
 
 def _module_path_first(factory: ast.ClassDef | None) -> bool:
     for child in factory.body if factory else []:
-        if isinstance(child, ast.FunctionDef) and child.name in ("get_connector_class", "_get_connector_class_with_compat"):
+        if isinstance(child, ast.FunctionDef) and child.name in (
+            "get_connector_class",
+            "_get_connector_class_with_compat",
+        ):
             text = ast.unparse(child)
             path, registry = text.find("import_module("), text.find("in cls._registry")
             if path >= 0:
@@ -187,7 +211,9 @@ def main() -> int:
                 differs = True
                 print(f"{package} {version}: {'new' if version not in before else 'not as recorded'}")
         if not arguments.check:
-            ordered = sorted(after.items(), key=lambda item: [int(part) for part in item[0].split(".") if part.isdigit()])
+            ordered = sorted(
+                after.items(), key=lambda item: [int(part) for part in item[0].split(".") if part.isdigit()]
+            )
             (HERE / f"{package}.json").write_text(json.dumps(dict(ordered), indent=1) + "\n")
     return 1 if differs and arguments.check else 0
 

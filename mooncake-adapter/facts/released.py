@@ -1,7 +1,7 @@
 """Single files of packages that were released on PyPI, without the package.
 
-A wheel of vLLM is 400 MB, and the facts are in a few files of Python. pip says where the wheel of a version is, and ``remotezip`` reads members of
-it by range requests. What was read is kept in a folder, so that tests ask once.
+A wheel of vLLM is 400 MB, and the facts are in a few files of Python. pip says where the wheel of a version is, and
+``remotezip`` reads members of it by range requests. What was read is kept in a folder, so that tests ask once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def folder() -> pathlib.Path:
 
 
 def files(package: str, version: str, wanted: Iterable[str]) -> pathlib.Path:
-    """The folder with the Python files of a release whose names begin as one of ``wanted`` does. Raises :class:`Unreachable`."""
+    """The folder with the Python files of a release whose names begin as one of ``wanted`` does. Raises
+    :class:`Unreachable`."""
     wanted = sorted(wanted)
     there = folder() / f"{package}-{version}"
     stamp = there / "read.json"

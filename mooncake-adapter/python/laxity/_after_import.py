@@ -1,7 +1,7 @@
 """Does something to a module when it is imported, or now if it is there.
 
-The wrappers change engines that are imported later, or never. (wrapt has the same; the wheel has no dependencies, since it goes into the
-environments of engines that pin theirs.)
+The wrappers change engines that are imported later, or never. (wrapt has the same; the wheel has no dependencies,
+since it goes into the environments of engines that pin theirs.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _looking = threading.local()
 
 
 def after_import(name: str, then: Then) -> None:
-    """Calls ``then(module)`` once, as soon as the module ``name`` is imported. It must not raise: it would be the importer's error."""
+    """Calls ``then(module)`` once, as soon as the module ``name`` is imported. It must not raise: it would be the
+    importer's error."""
     with _lock:
         module = sys.modules.get(name)
         if module is not None and not _initializing(module):

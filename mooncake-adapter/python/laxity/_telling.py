@@ -1,8 +1,8 @@
 """How the wrappers of engines say hints: never at the cost of the engine.
 
 A hint that :mod:`laxity` refuses is a bug of a wrapper, or an engine that works otherwise than it did; either
-way the transfer goes on. So every call of a wrapper goes through a :class:`Teller`: it counts what was refused, logs the
-first of each kind, and raises nothing.
+way the transfer goes on. So every call of a wrapper goes through a :class:`Teller`: it counts what was refused,
+logs the first of each kind, and raises nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Deadlines from the front door: a header, or a field of the request, becomes part of what the engine hands to its connector.
+"""Deadlines from the front door: a header, or a field of the request, becomes part of what the engine hands to its
+connector.
 
 ASGI middleware without a framework::
 
@@ -15,8 +16,9 @@ Of a POST of JSON to one of :data:`PATHS` it takes, the first that is there:
 * the defaults of :mod:`laxity.objectives` by tenant and model. The tenant is what ``x-laxity-tenant`` or
   ``x-gateway-inference-fairness-id`` (Gateway API inference extension) says.
 
-The result is written to ``kv_transfer_params.laxity``. A request of which nothing is known passes through untouched, and so does whatever
-is no JSON object or is too long to hold. An objective that makes no sense is answered with 400 and a text that says why.
+The result is written to ``kv_transfer_params.laxity``. A request of which nothing is known passes through
+untouched, and so does whatever is no JSON object or is too long to hold. An objective that makes no sense is
+answered with 400 and a text that says why.
 """
 
 from __future__ import annotations
@@ -157,9 +159,7 @@ class ObjectiveMiddleware:
                 said = dataclasses.replace(said, tenant=tenant_name(tenant.decode("latin-1").strip(), where))
                 break
         model = request.get("model")
-        return said.over(
-            self._objectives.find(model=model if isinstance(model, str) else None, tenant=said.tenant)
-        )
+        return said.over(self._objectives.find(model=model if isinstance(model, str) else None, tenant=said.tenant))
 
 
 def _json(value: Any) -> bytes:

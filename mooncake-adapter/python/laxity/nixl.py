@@ -1,22 +1,23 @@
-"""NIXL under Laxity. On mlx5 it writes to the NIC itself and passes no verbs library, so leave to send is asked for where
-a transfer is posted.
+"""NIXL under Laxity. On mlx5 it writes to the NIC itself and passes no verbs library, so leave to send is asked for
+where a transfer is posted.
 
     from laxity.nixl import nixl_agent          # instead of: from nixl._api import nixl_agent
 
     laxity.nixl.install()                       # or: all agents of this process, whoever makes them
     laxity.nixl.gate(agent)                     # or: this one
 
-Nothing else changes. ``transfer`` never blocks for long: a transfer that has to wait is in progress for its caller, and is posted by
-whoever looks first, a later call of the agent or a thread that exists only while something waits. In the order in which they are believed, its
-stage, layer and request are those of the thread's open :class:`laxity.scope`, of the local memory, and by default a WRITE is
-``p2d`` and a READ is ``kv_reuse``.
+Nothing else changes. ``transfer`` never blocks for long: a transfer that has to wait is in progress for its caller,
+and is posted by whoever looks first, a later call of the agent or a thread that exists only while something waits.
+In the order in which they are believed, its stage, layer and request are those of the thread's open
+:class:`laxity.scope`, of the local memory, and by default a WRITE is ``p2d`` and a READ is ``kv_reuse``.
 
-What is wrapped is the agent's compiled part (``agent.agent``): ``postXferReq`` and its neighbours, which changed less between releases
-than the Python class. What NIXL itself would refuse, it refuses here too, though of a transfer that waited only when its state is asked for. A
-transfer that waits longer than :data:`PATIENCE_S` is posted all the same.
+What is wrapped is the agent's compiled part (``agent.agent``): ``postXferReq`` and its neighbours, which changed
+less between releases than the Python class. What NIXL itself would refuse, it refuses here too, though of a
+transfer that waited only when its state is asked for. A transfer that waits longer than :data:`PATIENCE_S` is
+posted all the same.
 
-In a process under ``liblaxity.so`` whose UCX uses verbs, transfers are scheduled there, and this only hands scopes through.
-``LAXITY_NIXL=off`` switches it off, ``LAXITY_NIXL=gate`` on in any case.
+In a process under ``liblaxity.so`` whose UCX uses verbs, transfers are scheduled there, and this only hands scopes
+through. ``LAXITY_NIXL=off`` switches it off, ``LAXITY_NIXL=gate`` on in any case.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import bisect
 import dataclasses
 import functools
 import importlib
+import inspect
 import itertools
 import os
 import sys
@@ -50,14 +52,23 @@ PATIENCE_S = 30.0
 #: How long a post may take before it counts as waiting: a daemon that is awake has answered by then.
 GLANCE_S = 200e-6
 
-#: Descriptors whose lengths are added up; of longer lists a sample is taken, as the sum is an estimate of load and no promise.
+#: Descriptors whose lengths are added up; of longer lists a sample is taken, as the sum is an estimate of load and
+#: no promise.
 COUNTED_MAX = 4096
 
 _LOOK_EVERY_S = 0.005
 _IDLE_S = 5.0
 
 #: What has to be there for an agent to be wrapped.
-METHODS = ("createXferReq", "makeXferReq", "postXferReq", "getXferStatus", "releaseXferReq", "prepXferDlist", "releasedDlistH")
+METHODS = (
+    "createXferReq",
+    "makeXferReq",
+    "postXferReq",
+    "getXferStatus",
+    "releaseXferReq",
+    "prepXferDlist",
+    "releasedDlistH",
+)
 
 _tell = Teller("nixl")
 
@@ -298,7 +309,8 @@ class Gate:
         self._pump.start()
 
     def _turn(self) -> bool:
-        """One turn of the thread that posts what its caller has not come back for; false if it is not needed any more."""
+        """One turn of the thread that posts what its caller has not come back for; false if it is not needed any
+        more."""
         with self._lock:
             if not self._waiting:
                 self._some.wait(_IDLE_S)
@@ -345,7 +357,7 @@ class _Lengths:
         """Of a ``nixlXferDList``, or of a memory type and an array of ``(address, bytes, device, stride, count)``."""
         if hasattr(first, "descCount"):
             return cls(first.descCount(), lambda index: first[index][:2])
-        shape = getattr(second, "shape", ())
+        shape: tuple[int, ...] = getattr(second, "shape", ())
         if len(shape) == 2 and shape[1] == 5:
             ends = list(itertools.accumulate(int(row[4]) for row in second))
 
@@ -449,12 +461,13 @@ def install() -> None:
 
 def _change(module: ModuleType) -> None:
     agent = getattr(module, "nixl_agent", None)
-    if not isinstance(agent, type):
-        _tell.count(f"{module.__name__} without nixl_agent", "this release of NIXL is not known; its transfers are not scheduled")
+    original: Any = getattr(agent, "__init__", None)
+    if not inspect.isclass(agent):
+        what = f"{module.__name__} without nixl_agent"
+        _tell.count(what, "this release of NIXL is not known; its transfers are not scheduled")
         return
-    if getattr(agent.__init__, "_laxity", False):
+    if getattr(original, "_laxity", False):
         return
-    original = agent.__init__
 
     @functools.wraps(original)
     def __init__(self: Any, agent_name: str, nixl_conf: Any = None, *args: Any, **named: Any) -> None:
@@ -465,7 +478,7 @@ def _change(module: ModuleType) -> None:
             _tell.count("agents that are not known", f"{unknown}; its transfers are not scheduled")
 
     __init__._laxity = True  # type: ignore[attr-defined]
-    agent.__init__ = __init__  # type: ignore[misc]
+    setattr(agent, "__init__", __init__)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """How soon a request's first token is due, and who says so.
 
-In the order in which they are believed: the request itself (a header or a JSON field, see :mod:`laxity.asgi`), then a file of
-defaults by tenant and model, then the daemon's own ``slo_ttft``. The file, named by ``LAXITY_OBJECTIVES``, is TOML::
+In the order in which they are believed: the request itself (a header or a JSON field, see :mod:`laxity.asgi`), then
+a file of defaults by tenant and model, then the daemon's own ``slo_ttft``. The file, named by ``LAXITY_OBJECTIVES``, is TOML::
 
     [default]
     slo_ttft = "1s"
@@ -18,9 +18,10 @@ defaults by tenant and model, then the daemon's own ``slo_ttft``. The file, name
 
 The more special entry wins, key by key: tenant and model, tenant, model, default.
 
-Between processes an objective travels as the key ``laxity`` of the request's ``kv_transfer_params`` (vLLM) or ``custom_params``
-(SGLang): ``{"slo_ttft_ms": 200.0, "tenant": "gold", "priority": 10}``. It counts from when the process that reads it received
-the request; an engine that hands a request on (prefill to decode) writes what remains, with ``"handed_on": true``. Nothing absolute crosses a host, so no clocks need to agree.
+Between processes an objective travels as the key ``laxity`` of the request's ``kv_transfer_params`` (vLLM) or
+``custom_params`` (SGLang): ``{"slo_ttft_ms": 200.0, "tenant": "gold", "priority": 10}``. It counts from when the
+process that reads it received the request; an engine that hands a request on (prefill to decode) writes what
+remains, with ``"handed_on": true``. Nothing absolute crosses a host, so no clocks need to agree.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ VARIABLE = "LAXITY_OBJECTIVES"
 #: Longer objectives are taken for a mistake in the unit.
 SLO_MAX_S = 24 * 3600.0
 
-#: What is left of the time of a request that is late: enough to say so before that is over, too, and too little to be met.
+#: What is left of the time of a request that is late: enough to say so before that is over, too, and too little to
+#: be met.
 LATE_S = 1e-3
 
 #: Longer names of tenants are refused: they end up in memory, once per request.
@@ -92,7 +94,8 @@ class Objective:
 
     @classmethod
     def from_params(cls, params: Any, where: str = KEY) -> "Objective":
-        """Reads what :meth:`to_params` wrote, or a client did. Unknown keys are left alone: a newer version may have written them.
+        """Reads what :meth:`to_params` wrote, or a client did. Unknown keys are left alone: a newer version may
+        have written them.
 
         Raises :class:`ObjectiveError`."""
         if not isinstance(params, Mapping):
@@ -139,14 +142,18 @@ def milliseconds(value: Any, where: str) -> float:
 def tenant_name(value: Any, where: str) -> str:
     """A name of a tenant, as it is."""
     if not isinstance(value, str) or len(value) > TENANT_MAX:
-        raise ObjectiveError(f"{where}: {value!r:.80} is no name of a tenant; write a string of at most {TENANT_MAX} characters")
+        raise ObjectiveError(
+            f"{where}: {value!r:.80} is no name of a tenant; write a string of at most {TENANT_MAX} characters"
+        )
     return value
 
 
 def priority_number(value: Any, where: str) -> int:
     """A priority, as it is."""
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _PRIORITY_MAX:
-        raise ObjectiveError(f"{where}: {value!r:.80} is no priority; write an integer of 32 bits, larger for more important")
+        raise ObjectiveError(
+            f"{where}: {value!r:.80} is no priority; write an integer of 32 bits, larger for more important"
+        )
     return value
 
 
@@ -154,10 +161,14 @@ def duration(value: Any, where: str) -> float:
     """Seconds, of a duration as it is written in Laxity's files: ``"200ms"``."""
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise ObjectiveError(f'{where}: {value!r:.80} is not a duration; write a number with ns, us, ms, s or min, as in "200ms"')
+        raise ObjectiveError(
+            f'{where}: {value!r:.80} is not a duration; write a number with ns, us, ms, s or min, as in "200ms"'
+        )
     seconds = float(match[1]) * _UNITS_S[match[2]]
     if not 0 < seconds <= SLO_MAX_S:
-        raise ObjectiveError(f"{where}: {value!r:.80} is out of range; write more than 0 and at most {SLO_MAX_S:.0f}s")
+        raise ObjectiveError(
+            f"{where}: {value!r:.80} is out of range; write more than 0 and at most {SLO_MAX_S:.0f}s"
+        )
     return seconds
 
 
@@ -198,10 +209,7 @@ class Objectives:
             raise ObjectiveError(f"{where}: {broken}") from None
         _only(tree, ("default", "model", "tenant"), where)
         default = _entry(_table(tree, "default", where), f"{where}: [default]")
-        models = {
-            name: _entry(entry, f"{where}: [model.{name!r}]")
-            for name, entry in _tables(tree, "model", where)
-        }
+        models = {name: _entry(entry, f"{where}: [model.{name!r}]") for name, entry in _tables(tree, "model", where)}
         tenants = {}
         tenants_models = {}
         for tenant, entry in _tables(tree, "tenant", where):
@@ -223,7 +231,8 @@ class Objectives:
 
     @classmethod
     def from_environment(cls) -> "Objectives":
-        """Those of the file that ``LAXITY_OBJECTIVES`` names; none if it is not set. Raises :class:`ObjectiveError`."""
+        """Those of the file that ``LAXITY_OBJECTIVES`` names; none if it is not set. Raises
+        :class:`ObjectiveError`."""
         path = os.environ.get(VARIABLE)
         return cls.load(path) if path else cls()
 

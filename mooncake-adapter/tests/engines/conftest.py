@@ -1,4 +1,5 @@
-"""What the tests of the wrappers share: the package, with or without its compiled part, and a record of what was said."""
+"""What the tests of the wrappers share: the package, with or without its compiled part, and a record of what was
+said."""
 
 import importlib
 import pathlib
@@ -194,7 +195,6 @@ class Unsaid:
     def submit(self, otherwise, nbytes, address, direction, peer, whole=False):
         assert isinstance(address, int)
         return self._desk.submit(None, nbytes, otherwise=otherwise, address=address, direction=direction, whole=whole)
-
 
 
 def pytest_sessionfinish(session, exitstatus):

@@ -1,5 +1,5 @@
-"""Stands in for the compiled part of :mod:`laxity` where that is not built: the same names, no daemon, and the same refusals as far as
-the wrappers can meet them. Tests that pass with it are run with the real one, too."""
+"""Stands in for the compiled part of :mod:`laxity` where that is not built: the same names, no daemon, and the same
+refusals as far as the wrappers can meet them. Tests that pass with it are run with the real one, too."""
 
 import sys
 import threading

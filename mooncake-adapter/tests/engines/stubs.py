@@ -1,7 +1,8 @@
 """Imports single files of a released package, with stand-ins for everything else that they import.
 
-The files are the real ones, as they were released, so that a wrapper meets the real classes; GPUs, and gigabytes of other packages, are not
-needed for that. A stand-in is a class that is everything: base class, decorator, enum, function.
+The files are the real ones, as they were released, so that a wrapper meets the real classes; GPUs, and gigabytes of
+other packages, are not needed for that. A stand-in is a class that is everything: base class, decorator, enum,
+function.
 """
 
 import abc
@@ -107,8 +108,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextlib.contextmanager
 def imported(root, real, tops, given=()):
-    """While this is open, modules below the packages ``tops`` are files of ``root``, if they are in ``real``, or stand-ins; ``given`` are modules of the
-    test's own."""
+    """While this is open, modules below the packages ``tops`` are files of ``root``, if they are in ``real``, or
+    stand-ins; ``given`` are modules of the test's own."""
 
     def ours(name):
         return name.split(".")[0] in tops

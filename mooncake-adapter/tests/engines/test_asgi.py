@@ -41,7 +41,8 @@ def post(body, headers=(), path="/v1/chat/completions", pieces=1, engine=None, t
     size = max(1, -(-len(raw) // pieces))
     chunks = [raw[at : at + size] for at in range(0, len(raw), size)] or [b""]
     messages = [
-        {"type": "http.request", "body": chunk, "more_body": index + 1 < len(chunks)} for index, chunk in enumerate(chunks)
+        {"type": "http.request", "body": chunk, "more_body": index + 1 < len(chunks)}
+        for index, chunk in enumerate(chunks)
     ]
     messages += then or []
     sent = []
@@ -110,7 +111,10 @@ def test_the_header_comes_before_the_field():
 
 def test_other_transfer_parameters_are_kept():
     engine, _ = post({"kv_transfer_params": {"do_remote_decode": True}}, [("x-slo-ttft-ms", "80")])
-    assert json.loads(engine.body)["kv_transfer_params"] == {"do_remote_decode": True, "laxity": {"slo_ttft_ms": 80.0}}
+    assert json.loads(engine.body)["kv_transfer_params"] == {
+        "do_remote_decode": True,
+        "laxity": {"slo_ttft_ms": 80.0},
+    }
 
 
 def test_what_an_engine_handed_on_is_not_set_back_by_the_header():
@@ -164,7 +168,12 @@ def test_what_is_not_for_it_passes_untouched(how):
     if "headers" in how:
         engine = Engine()
         middleware = ObjectiveMiddleware(engine, Objectives())
-        scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [(b"content-type", b"text/plain"), (b"x-slo-ttft-ms", b"5")]}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/generate",
+            "headers": [(b"content-type", b"text/plain"), (b"x-slo-ttft-ms", b"5")],
+        }
         messages = [{"type": "http.request", "body": body}]
 
         async def receive():
@@ -180,7 +189,9 @@ def test_what_is_not_for_it_passes_untouched(how):
     assert engine.body == body
 
 
-@pytest.mark.parametrize("body", [b"", b"[1]", b'"x"', b"{not json", b'{"kv_transfer_params": 3}', b"\xff\xfe", b"[" * 3000])
+@pytest.mark.parametrize(
+    "body", [b"", b"[1]", b'"x"', b"{not json", b'{"kv_transfer_params": 3}', b"\xff\xfe", b"[" * 3000]
+)
 def test_what_is_no_request_is_the_engines_to_refuse(body):
     engine, sent = post(body, [("x-slo-ttft-ms", "5")])
     assert engine.body == body
@@ -210,7 +221,12 @@ def test_a_client_that_leaves_is_seen_to_leave():
     async def send(_):
         pass
 
-    scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [(b"content-type", b"application/json")]}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/generate",
+        "headers": [(b"content-type", b"application/json")],
+    }
     asyncio.run(middleware(scope, receive, send))
     assert engine.after == [gone]
 

@@ -384,7 +384,8 @@ _kept = []
 
 
 def agents(real, *, size=1 << 20):
-    """Two of them that know each other, with memory. They are kept: UCX takes one that goes for a peer that is lost."""
+    """Two of them that know each other, with memory. They are kept: UCX takes one that goes for a peer that is
+    lost."""
     import numpy as np
 
     made, memory = [], []
@@ -443,7 +444,11 @@ def test_real_prepared_transfers_are_counted_and_repeatable(real, permits):
     step = mine.nbytes // 64
     assert [ticket.nbytes for ticket in permits.tickets] == [2 * step] * 3
     assert [ticket.completed for ticket in permits.tickets] == [2 * step] * 3
-    assert (theirs[:step] == 1).all() and (theirs[step : 3 * step] == 8).all() and (theirs[3 * step : 4 * step] == 1).all()
+    assert (
+        (theirs[:step] == 1).all()
+        and (theirs[step : 3 * step] == 8).all()
+        and (theirs[3 * step : 4 * step] == 1).all()
+    )
 
 
 def test_real_strided_lists_are_counted(real, permits):
@@ -507,14 +512,26 @@ def test_two_processes_over_tcp(real, tmp_path):
     package = os.path.dirname(os.path.dirname(laxity.__file__))
     here = os.path.dirname(__file__)
     fake = "fake_laxity" in sys.modules
-    head = f"import sys; sys.path[:0] = [{here!r}, {package!r}]\n" + ("import fake_laxity; fake_laxity.install()\n" if fake else "")
+    head = f"import sys; sys.path[:0] = [{here!r}, {package!r}]\n" + (
+        "import fake_laxity; fake_laxity.install()\n" if fake else ""
+    )
     script = tmp_path / "peer.py"
     script.write_text(head + PEER)
     driver = tmp_path / "driver.py"
     driver.write_text(head + DRIVER)
-    environment = {**os.environ, "UCX_TLS": "tcp,self", "NIXL_LOG_LEVEL": "ERROR", "LAXITY_SOCKET": str(tmp_path / "none.sock")}
+    environment = {
+        **os.environ,
+        "UCX_TLS": "tcp,self",
+        "NIXL_LOG_LEVEL": "ERROR",
+        "LAXITY_SOCKET": str(tmp_path / "none.sock"),
+    }
     done = subprocess.run(
-        [sys.executable, str(driver), str(script)], env=environment, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, str(driver), str(script)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.split() == ["waited", "ok"], done.stdout

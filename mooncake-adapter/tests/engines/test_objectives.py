@@ -100,7 +100,9 @@ def test_unknown_keys_of_a_newer_version_are_left_alone():
     assert Objective.from_params({"slo_ttft_ms": 5, "slo_tpot_ms": 7}) == Objective(0.005)
 
 
-@pytest.mark.parametrize("params", [3, "x", {"tenant": 3}, {"tenant": "x" * 300}, {"priority": 1.5}, {"slo_ttft_ms": "soon"}])
+@pytest.mark.parametrize(
+    "params", [3, "x", {"tenant": 3}, {"tenant": "x" * 300}, {"priority": 1.5}, {"slo_ttft_ms": "soon"}]
+)
 def test_what_a_client_wrote_wrongly_is_refused(params):
     with pytest.raises(ObjectiveError, match="^laxity"):
         Objective.from_params(params)

@@ -24,8 +24,39 @@ import refresh  # noqa: E402
 import released  # noqa: E402
 
 AT = "sglang.srt.disaggregation"
-REAL = {f"{AT}.{name}" for name in ("base", "base.conn", "common", "common.conn", "common.utils", "mooncake", "mooncake.conn", "nixl", "nixl.conn", "prefill")}
-TOPS = {"sglang", "torch", "zmq", "requests", "aiohttp", "fastapi", "uvicorn", "psutil", "orjson", "msgspec", "numpy", "prometheus_client", "tqdm", "pybase64", "httpx", "typing_extensions_none"}
+REAL = {
+    f"{AT}.{name}"
+    for name in (
+        "base",
+        "base.conn",
+        "common",
+        "common.conn",
+        "common.utils",
+        "mooncake",
+        "mooncake.conn",
+        "nixl",
+        "nixl.conn",
+        "prefill",
+    )
+}
+TOPS = {
+    "sglang",
+    "torch",
+    "zmq",
+    "requests",
+    "aiohttp",
+    "fastapi",
+    "uvicorn",
+    "psutil",
+    "orjson",
+    "msgspec",
+    "numpy",
+    "prometheus_client",
+    "tqdm",
+    "pybase64",
+    "httpx",
+    "typing_extensions_none",
+}
 RECORDED = refresh.recorded("sglang")
 VERSIONS = ("0.5.6", "0.5.11", "0.5.14", "0.5.18", "0.5.23")
 
@@ -59,7 +90,9 @@ def test_mooncakes_queue_is_changed(release):
 def test_nixls_queue_is_changed_where_it_has_one(release):
     module = changed("nixl.conn")
     if RECORDED[release]["NixlKVManager"]["transfer_worker"] is None:
-        assert any("no transfer_worker" in what or "no class FastQueue" in what for what in _patch.tell.counts), _patch.tell.counts
+        assert any("no transfer_worker" in what or "no class FastQueue" in what for what in _patch.tell.counts), (
+            _patch.tell.counts
+        )
     else:
         assert issubclass(module.FastQueue, PermitQueue), _patch.tell.counts
 
@@ -118,7 +151,9 @@ def test_the_released_worker_sends_in_the_order_of_the_permits(release, said, pe
         _deferred_ack_targets={},
         _deferred_ack_poisoned_rooms=set(),
         _staging_outstanding=__import__("collections").defaultdict(int),
-        kv_args=types.SimpleNamespace(kv_item_lens=[100, 100], kv_data_ptrs=[4096, 8192], kv_data_lens=[1000, 1000], kv_layer_ids=[0, 1]),
+        kv_args=types.SimpleNamespace(
+            kv_item_lens=[100, 100], kv_data_ptrs=[4096, 8192], kv_data_lens=[1000, 1000], kv_layer_ids=[0, 1]
+        ),
         bootstrap_port=1,
     )
     manager.engine = types.SimpleNamespace()
@@ -150,7 +185,12 @@ def test_the_released_worker_sends_in_the_order_of_the_permits(release, said, pe
         )
         manager.transfer_infos[room] = {session: info}
         manager.decode_kv_args_table[session] = types.SimpleNamespace(
-            requires_dcp_relayout=False, dst_kv_ptrs=[], dst_aux_ptrs=[], dst_attn_tp_size=1, dst_kv_layer_ids=None, dst_kv_item_len=0
+            requires_dcp_relayout=False,
+            dst_kv_ptrs=[],
+            dst_aux_ptrs=[],
+            dst_attn_tp_size=1,
+            dst_kv_layer_ids=None,
+            dst_kv_item_len=0,
         )
         _patch.requests.begin(room, Objective(0.1 * room), None)
 
@@ -226,9 +266,15 @@ def module_like(**said):
     [
         ({"FastQueue": None}, "no class FastQueue"),
         ({"FastQueue": lambda cls: setattr(cls, "get_nowait", len)}, "has the methods get, get_nowait, put"),
-        ({"FastQueue": lambda cls: setattr(cls, "get", lambda self, timeout: 0)}, "takes (self, timeout); known is (self)"),
+        (
+            {"FastQueue": lambda cls: setattr(cls, "get", lambda self, timeout: 0)},
+            "takes (self, timeout); known is (self)",
+        ),
         ({"MooncakeKVManager": lambda cls: delattr(cls, "transfer_worker")}, "no transfer_worker"),
-        ({"MooncakeKVManager": lambda cls: setattr(cls, "transfer_worker", lambda self, shard: 0)}, "takes (self, shard)"),
+        (
+            {"MooncakeKVManager": lambda cls: setattr(cls, "transfer_worker", lambda self, shard: 0)},
+            "takes (self, shard)",
+        ),
         ({"TransferKVChunk": lambda cls: setattr(cls, "__dataclass_fields__", {"room": 0})}, "no prefill_kv_indices"),
         ({"MooncakeKVManager": lambda cls: delattr(cls, "update_status")}, "there is no method"),
     ],
@@ -270,7 +316,8 @@ def test_what_is_relied_on_is_in_the_recorded_releases(version):
 
 
 @pytest.mark.parametrize(
-    ("engine", "preloaded", "beneath"), [("mooncake.engine", False, False), ("mooncake.engine", True, True), ("laxity.mooncake", False, True)]
+    ("engine", "preloaded", "beneath"),
+    [("mooncake.engine", False, False), ("mooncake.engine", True, True), ("laxity.mooncake", False, True)],
 )
 def test_nobody_waits_for_leave_twice(engine, preloaded, beneath, monkeypatch):
     monkeypatch.setattr(_patch._beneath, "preloaded", lambda: preloaded)
@@ -308,7 +355,9 @@ def test_the_server_gets_the_middleware(monkeypatch):
     monkeypatch.delenv("LAXITY_OBJECTIVES", raising=False)
     added = []
     module = types.ModuleType("http_server")
-    module.app = types.SimpleNamespace(add_middleware=lambda cls, **named: added.append((cls.__name__, named["field"])))
+    module.app = types.SimpleNamespace(
+        add_middleware=lambda cls, **named: added.append((cls.__name__, named["field"]))
+    )
     _patch.guarded(_patch.change_server)(module)
     assert added == [("ObjectiveMiddleware", "custom_params")]
 
@@ -349,7 +398,8 @@ def python(code, tmp_path, *, launcher=False, **environment):
     package = os.path.dirname(os.path.dirname(laxity.__file__))
     hidden = tmp_path / "hidden"
     hidden.mkdir(exist_ok=True)
-    # Where the compiled part is not built, its stand-in; it also shows that a sitecustomize that was there still runs.
+    # Where the compiled part is not built, its stand-in; it also shows that a sitecustomize that was there still
+    # runs.
     fake = "import fake_laxity; fake_laxity.install()\n" if "fake_laxity" in sys.modules else ""
     (hidden / "sitecustomize.py").write_text(f"{fake}import os; os.environ['SEEN'] = 'yes'\n")
     path = os.pathsep.join([str(hidden), str(tmp_path), here, package])
@@ -357,7 +407,12 @@ def python(code, tmp_path, *, launcher=False, **environment):
     if launcher:
         command = [sys.executable, "-m", "laxity.sglang", "--", *command]
     return subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path, **environment}, capture_output=True, text=True, timeout=120, check=False
+        command,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -371,7 +426,7 @@ if __name__ == "__main__":
     import sglang.srt.disaggregation.mooncake.conn as conn
     print(conn.FastQueue.__mro__[1].__name__, os.environ.get("SEEN"))
 """
-CONN = '''
+CONN = """
 class FastQueue:
     def __init__(self): pass
     def put(self, item): pass
@@ -381,7 +436,7 @@ class TransferKVChunk:
 class MooncakeKVManager:
     def transfer_worker(self, queue, executor): pass
     def update_status(self, bootstrap_room, status): pass
-'''
+"""
 
 
 def test_the_launcher_changes_each_process_of_the_command(tmp_path):

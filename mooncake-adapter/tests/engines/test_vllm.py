@@ -173,13 +173,21 @@ class Tensor:
 
 def kv_caches(layers=4, at=0x100000):
     """Keys and values, 8 blocks of 16 tokens: 16 KiB a layer."""
-    return {f"model.layers.{layer}.self_attn.attn": Tensor(at + layer * 0x10000, (2, 8, 16, 32)) for layer in range(layers)}
+    return {
+        f"model.layers.{layer}.self_attn.attn": Tensor(at + layer * 0x10000, (2, 8, 16, 32))
+        for layer in range(layers)
+    }
 
 
 def prompt(request_id, tokens=40, **said):
     params = said.pop("params", None)
     return types.SimpleNamespace(
-        request_id=request_id, num_prompt_tokens=tokens, kv_transfer_params=params, priority=0, arrival_time=None, **said
+        request_id=request_id,
+        num_prompt_tokens=tokens,
+        kv_transfer_params=params,
+        priority=0,
+        arrival_time=None,
+        **said,
     )
 
 
@@ -193,7 +201,10 @@ def output(new=(), cached=(), finished=()):
         scheduled_cached_reqs=types.SimpleNamespace(
             req_ids=[name for name, _, _ in cached], num_computed_tokens=[computed for _, computed, _ in cached]
         ),
-        num_scheduled_tokens={**{name: count for name, _, _, count in new}, **{name: count for name, _, count in cached}},
+        num_scheduled_tokens={
+            **{name: count for name, _, _, count in new},
+            **{name: count for name, _, count in cached},
+        },
         finished_req_ids=set(finished),
     )
 
@@ -238,7 +249,9 @@ def test_a_request_through_a_prefill_instance(vllm, said):
     """From its arrival to the arrival of its KV cache at the decode instance."""
     engine = Engine(vllm, said)
     engine.worker.register_kv_caches(kv_caches())
-    assert [args for args, _ in said.of("memory_layer")] == [(0x100000 + layer * 0x10000, 16384, layer) for layer in range(4)]
+    assert [args for args, _ in said.of("memory_layer")] == [
+        (0x100000 + layer * 0x10000, 16384, layer) for layer in range(4)
+    ]
     said.clear()
 
     params = {"do_remote_decode": True, "laxity": {"slo_ttft_ms": 400, "tenant": "gold", "priority": 2}}
@@ -403,7 +416,11 @@ def test_it_is_the_connector_for_whoever_asks(vllm):
     assert laxity.vllm.under_laxity(inner) is wrapped
     assert laxity.vllm.under_laxity(wrapped) is wrapped
     assert not issubclass(wrapped, vllm.base.SupportsHMA)
-    hybrid = type("Hybrid", (inner, vllm.base.SupportsHMA), {"request_finished_all_groups": lambda self, request, blocks: (False, None)})
+    hybrid = type(
+        "Hybrid",
+        (inner, vllm.base.SupportsHMA),
+        {"request_finished_all_groups": lambda self, request, blocks: (False, None)},
+    )
     assert issubclass(laxity.vllm.under_laxity(hybrid), vllm.base.SupportsHMA)
     assert "kv_cache_config" in inspect.signature(wrapped).parameters, "vLLM refuses connectors without"
     connector = wrapped(configured(), role=vllm.roles.WORKER, kv_cache_config=None)
@@ -438,6 +455,28 @@ def test_module_paths_come_first_since_0_20():
     assert first == {version: int(version.split(".")[1]) >= 20 for version in first}
 
 
+@pytest.mark.parametrize("vllm", VERSIONS[-1:], indirect=True)
+@pytest.mark.parametrize("gated", [True, False])
+def test_mooncakes_engine_is_the_gated_one_unless_it_is_switched_off(vllm, gated, monkeypatch):
+    theirs, ours = type("TransferEngine", (), {}), type("TransferEngine", (), {})
+    engine, wrapper, module = (
+        types.ModuleType("mooncake.engine"),
+        types.ModuleType("laxity.mooncake"),
+        types.ModuleType("its_module"),
+    )
+    engine.TransferEngine = module.TransferEngine = theirs
+    wrapper.TransferEngine = ours
+    monkeypatch.setitem(sys.modules, "mooncake.engine", engine)
+    monkeypatch.setitem(sys.modules, "laxity.mooncake", wrapper)
+    monkeypatch.setattr(laxity, "mooncake", wrapper, raising=False)
+    monkeypatch.setitem(sys.modules, "its_module", module)
+    inner = vllm.connector()
+    inner.__module__ = "its_module"
+    extra = {} if gated else {"laxity": {"gate_mooncake": False}}
+    laxity.vllm.under_laxity(inner)(configured(kv_connector_extra_config=extra), vllm.roles.WORKER, None)
+    assert module.TransferEngine is (ours if gated else theirs)
+
+
 def test_what_is_no_connector_is_refused_by_name():
     with pytest.raises(TypeError, match="int has no build_connector_meta"):
         laxity.vllm.under_laxity(int)
@@ -451,11 +490,23 @@ def test_children_of_a_multiconnector_have_stages_of_their_own(vllm, said, monke
     for child in (p2d, store):
         child.record = said
         monkeypatch.setitem(vllm.factory._registry, child.__name__, lambda child=child: child)
-    children = [{"kv_connector": "NixlConnector", "kv_role": "kv_both"}, {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}]
-    engine = Engine(vllm, said, vllm.multi.MultiConnector, kv_connector="MultiConnector", kv_connector_extra_config={"connectors": children})
+    children = [
+        {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
+        {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"},
+    ]
+    engine = Engine(
+        vllm,
+        said,
+        vllm.multi.MultiConnector,
+        kv_connector="MultiConnector",
+        kv_connector_extra_config={"connectors": children},
+    )
     first, second = engine.worker._connectors
     assert isinstance(first, p2d) and isinstance(second, store)
-    assert [type(child).__name__ for child in engine.worker._connectors] == ["NixlConnector", "MooncakeStoreConnector"]
+    assert [type(child).__name__ for child in engine.worker._connectors] == [
+        "NixlConnector",
+        "MooncakeStoreConnector",
+    ]
 
     # MultiConnector hands the parts of its metadata out; what was attached to the whole stays on the whole.
     engine.worker.register_kv_caches(kv_caches())

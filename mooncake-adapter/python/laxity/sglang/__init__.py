@@ -4,11 +4,12 @@ SGLang 0.5.11 and later load this by themselves (entry point ``sglang.srt.plugin
 
     python -m laxity.sglang -- python -m sglang.launch_server --disaggregation-mode prefill ...
 
-The transfers that wait on a prefill instance then leave in the scheduler's order, requests have deadlines (header ``x-slo-ttft-ms``, JSON field
-``slo_ttft_ms``, or ``custom_params.laxity``; defaults of :mod:`laxity.objectives`), and everything works as before where there is no daemon.
+The transfers that wait on a prefill instance then leave in the scheduler's order, requests have deadlines (header
+``x-slo-ttft-ms``, JSON field ``slo_ttft_ms``, or ``custom_params.laxity``; defaults of :mod:`laxity.objectives`),
+and everything works as before where there is no daemon.
 
-``LAXITY_SGLANG=off`` switches it off. A release in which something is not as it is known runs unchanged, with a warning that says what: see
-:mod:`laxity.sglang._patch`.
+``LAXITY_SGLANG=off`` switches it off. A release in which something is not as it is known runs unchanged, with a
+warning that says what: see :mod:`laxity.sglang._patch`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _installed = False
 
 
 def install() -> None:
-    """Changes SGLang in this process, as its modules are imported. Once; from the main thread, before there are others."""
+    """Changes SGLang in this process, as its modules are imported. Once; from the main thread, before there are
+    others."""
     global _installed
     if _installed or os.environ.get("LAXITY_SGLANG", "on").lower() in ("off", "0", "no", "false"):
         return

@@ -1,7 +1,8 @@
-"""Starts a command with :func:`laxity.sglang.install` in each Python process of it, for releases of SGLang without plugins.
+"""Starts a command with :func:`laxity.sglang.install` in each Python process of it, for releases of SGLang without
+plugins.
 
-SGLang's scheduler and workers are processes of their own, made by ``spawn``, so the change has to be in the environment: a
-``sitecustomize`` module, first on ``PYTHONPATH``, which hands on to the one that it hides.
+SGLang's scheduler and workers are processes of their own, made by ``spawn``, so the change has to be in the
+environment: a ``sitecustomize`` module, first on ``PYTHONPATH``, which hands on to the one that it hides.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ SGLang has no place to plug an order of transfers in, so names in its modules ar
 ``entrypoints.http_server.app``                      gets the middleware
 ===================================================  =====================================================
 
-Each change is made only if what it relies on is as it is known (``facts/sglang.json`` has what was released). Otherwise it is left out, with a warning that
-says what is different, and the job goes on as if this were not installed.
+Each change is made only if what it relies on is as it is known (``facts/sglang.json`` has what was released).
+Otherwise it is left out, with a warning that says what is different, and the job goes on as if this were not
+installed.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def guarded(change: Callable[[ModuleType], None]) -> Callable[[ModuleType], None
 # The queue.
 
 
-def check_conn(module: Any, manager_name: str) -> tuple[type, type]:
+def check_conn(module: Any, manager_name: str) -> tuple[Any, Any]:
     """The queue and the manager of a backend. Raises :class:`Unknown`."""
     queue = _class(module, "FastQueue")
     manager = _class(module, manager_name)
@@ -216,7 +217,7 @@ def _id(room: Any) -> str:
 
 def change_prefill(module: Any) -> None:
     queue = _class(module, "PrefillBootstrapQueue")
-    add = getattr(queue, "add", None)
+    add: Any = getattr(queue, "add", None)
     _takes(add, ["self", "req"])
     methods = {"add": add}
     # Not all requests take the way through add.
@@ -256,7 +257,7 @@ def _begin(queue: Any, req: Any) -> None:
 def change_server(module: Any) -> None:
     from ..asgi import ObjectiveMiddleware
 
-    app = getattr(module, "app", None)
+    app: Any = getattr(module, "app", None)
     if not callable(getattr(app, "add_middleware", None)):
         raise Unknown("it has no app with add_middleware")
     try:
@@ -283,7 +284,9 @@ def _takes(function: Any, names: list[str], *, exactly: bool = False) -> None:
         raise Unknown(f"there is no method with ({', '.join(names)})")
     there = list(inspect.signature(function).parameters)
     if there[: len(names)] != names or (exactly and len(there) > len(names)):
-        raise Unknown(f"{function.__qualname__} takes ({', '.join(there)}); known is ({', '.join(names)}{'' if exactly else ', …'})")
+        raise Unknown(
+            f"{function.__qualname__} takes ({', '.join(there)}); known is ({', '.join(names)}{'' if exactly else ', …'})"
+        )
 
 
 CHANGES: dict[str, Callable[[ModuleType], None]] = {

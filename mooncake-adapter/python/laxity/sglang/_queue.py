@@ -1,15 +1,17 @@
 """The queue of chunks of KV cache that a prefill instance sends, in the scheduler's order.
 
-SGLang's own is first in, first out: a chunk that could wait keeps one that can't behind it. Here each chunk is submitted as a transfer when it is put,
-and the worker gets the one whose permit came first. In three things it is as before:
+SGLang's own is first in, first out: a chunk that could wait keeps one that can't behind it. Here each chunk is
+submitted as a transfer when it is put, and the worker gets the one whose permit came first. In three things it is
+as before:
 
 * chunks of one room (request) leave in their order, since the last one carries the end of the request;
 * ``None``, which ends a worker, comes after everything that was put before it;
 * without a daemon, first in, first out.
 
-A worker sends one chunk at a time and comes back when that is sent, so then it is complete. If the transfers are scheduled below, work request by
-work request (``liblaxity.so``, or the gates of :mod:`laxity.nixl` and ``laxity.mooncake``), a chunk must not hold a permit of its own: its bytes
-would fill the window that its own work requests wait for. Then the order is by deadline, of those that can still be met.
+A worker sends one chunk at a time and comes back when that is sent, so then it is complete. If the transfers are
+scheduled below, work request by work request (``liblaxity.so``, or the gates of :mod:`laxity.nixl` and
+``laxity.mooncake``), a chunk must not hold a permit of its own: its bytes would fill the window that its own work
+requests wait for. Then the order is by deadline, of those that can still be met.
 
 A chunk that waits longer than :data:`PATIENCE_S` goes all the same.
 """

@@ -7,8 +7,9 @@ Name the connector as always, and this module as the place where it is found::
         "kv_connector_module_path": "laxity.vllm",
         "kv_role": "kv_both"}'
 
-What comes from here under the name ``NixlConnector`` is a subclass of vLLM's own: every method, property and class method is the
-connector's, also those that newer releases add, and ``isinstance`` holds. Around some methods hints are derived:
+What comes from here under the name ``NixlConnector`` is a subclass of vLLM's own: every method, property and class
+method is the connector's, also those that newer releases add, and ``isinstance`` holds. Around some methods hints
+are derived:
 
 =============================================  ==========================================================
 ``register_kv_caches``                         which memory is which layer's
@@ -18,12 +19,12 @@ connector's, also those that newer releases add, and ``isinstance`` holds. Aroun
 the calls that load and save                   the stage of what is transferred meanwhile
 =============================================  ==========================================================
 
-vLLM before 0.20 looks names of its own up before it looks at the module: there, write ``LaxityNixlConnector``. (Newer ones take that, too, but
-compare names of connectors in a place or two.)
+vLLM before 0.20 looks names of its own up before it looks at the module: there, write ``LaxityNixlConnector``.
+(Newer ones take that, too, but compare names of connectors in a place or two.)
 
 Names are looked up in vLLM's registry; ``"package.module:Class"`` names a connector that is elsewhere, such as
-``"lmcache.integration.vllm.lmcache_connector_v1:LMCacheConnectorV1Dynamic"``. Children of a ``MultiConnector`` are wrapped with it.
-Options are in ``kv_connector_extra_config.laxity``, see :class:`laxity.vllm._options.Options`.
+``"lmcache.integration.vllm.lmcache_connector_v1:LMCacheConnectorV1Dynamic"``. Children of a ``MultiConnector`` are
+wrapped with it. Options are in ``kv_connector_extra_config.laxity``, see :class:`laxity.vllm._options.Options`.
 """
 
 from __future__ import annotations

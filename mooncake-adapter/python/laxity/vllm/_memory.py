@@ -1,9 +1,9 @@
 """Where a layer's KV cache lies, from the tensors that vLLM registers.
 
-A tensor whose blocks lie one behind the other is one range of memory, and so a region of its layer. Where the layers of a
-block lie side by side (cross-layer layouts), the ranges of layers overlap, and no region is registered: its transfers have the
-stage and request of their scope, and no layer. Which of its blocks belong to a request can be said in either layout, as long as the
-tensor counts its blocks in its first or second dimension.
+A tensor whose blocks lie one behind the other is one range of memory, and so a region of its layer. Where the
+layers of a block lie side by side (cross-layer layouts), the ranges of layers overlap, and no region is registered:
+its transfers have the stage and request of their scope, and no layer. Which of its blocks belong to a request can
+be said in either layout, as long as the tensor counts its blocks in its first or second dimension.
 """
 
 from __future__ import annotations

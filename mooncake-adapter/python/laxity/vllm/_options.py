@@ -63,6 +63,8 @@ class Options:
     owner_ranges: int = 1024
     #: Whether transfers of NIXL wait for permits (see :mod:`laxity.nixl`).
     gate_nixl: bool = True
+    #: Whether transfers of Mooncake's engine do, where they can't be scheduled below (see :mod:`laxity.mooncake`).
+    gate_mooncake: bool = True
     #: File of objectives; by default that of ``LAXITY_OBJECTIVES``.
     objectives: Optional[str] = None
 
@@ -90,8 +92,9 @@ class Options:
             value = values.get(key, 0)
             if isinstance(value, bool) or not isinstance(value, kinds) or not value >= 0:
                 raise OptionError(f"{where}.{key}: {value!r:.80} is not {wanted}")
-        if not isinstance(values.get("gate_nixl", True), bool):
-            raise OptionError(f"{where}.gate_nixl: {values['gate_nixl']!r:.80} is not true or false")
+        for key in ("gate_nixl", "gate_mooncake"):
+            if not isinstance(values.get(key, True), bool):
+                raise OptionError(f"{where}.{key}: {values[key]!r:.80} is not true or false")
         if not isinstance(values.get("objectives", ""), str):
             raise OptionError(f"{where}.objectives: {values['objectives']!r:.80} is no path")
         return cls(**values)

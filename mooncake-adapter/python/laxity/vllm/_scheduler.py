@@ -1,11 +1,12 @@
 """The scheduler's side: what a step is made of, and when its requests are due.
 
-vLLM's scheduler and its workers are several processes, on several hosts. All hints are said by the workers, since they are where the
-transfers are; the scheduler adds what they need to the connector's own metadata, as a plain attribute :data:`ATTRIBUTE` of
-plain values, which is pickled with them. Deadlines travel as the time that remains.
+vLLM's scheduler and its workers are several processes, on several hosts. All hints are said by the workers, since
+they are where the transfers are; the scheduler adds what they need to the connector's own metadata, as a plain
+attribute :data:`ATTRIBUTE` of plain values, which is pickled with them. Deadlines travel as the time that remains.
 
-A step is a batch, if there is prefill in it: its members are the requests that have no first token yet. A request ends, for the
-scheduler of the network, with its first token, or, if its KV cache goes to a decode instance, when that has arrived.
+A step is a batch, if there is prefill in it: its members are the requests that have no first token yet. A request
+ends, for the scheduler of the network, with its first token, or, if its KV cache goes to a decode instance, when
+that has arrived.
 """
 
 from __future__ import annotations
@@ -111,8 +112,8 @@ class SchedulerHints:
         }
 
     def finished(self, request: Any, block_ids: Any, sends: bool) -> Optional[Objective]:
-        """A request is finished; if it ``sends``, workers say when that is over. Gives what remains to its deadline, for whoever goes
-        on with it."""
+        """A request is finished; if it ``sends``, workers say when that is over. Gives what remains to its
+        deadline, for whoever goes on with it."""
         with self._lock:
             known = self._know(request) if sends else self._requests.get(request.request_id)
             if known is None:
@@ -186,7 +187,8 @@ class SchedulerHints:
 
 
 def with_objective(result: Any, objective: Optional[Objective]) -> Any:
-    """The result of ``request_finished`` with what remains to the deadline in the parameters for the decode instance."""
+    """The result of ``request_finished`` with what remains to the deadline in the parameters for the decode
+    instance."""
     if objective is None or not isinstance(result, tuple) or len(result) != 2:
         return result
     sends, params = result

@@ -1,16 +1,17 @@
 """Makes subclasses of connectors that say hints.
 
-A subclass, not a proxy: vLLM asks for classes (``issubclass(connector, SupportsHMA)``, class methods before there is an object, the
-name of the class in metrics), and each release adds methods that a proxy would have to know.
+A subclass, not a proxy: vLLM asks for classes (``issubclass(connector, SupportsHMA)``, class methods before there
+is an object, the name of the class in metrics), and each release adds methods that a proxy would have to know.
 
-Only methods that the connector has are wrapped, and each passes on whatever arguments it gets. What they take is in ``facts/vllm.json``, which a
-test compares with released packages.
+Only methods that the connector has are wrapped, and each passes on whatever arguments it gets. What they take is in
+``facts/vllm.json``, which a test compares with released packages.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Optional
@@ -32,7 +33,8 @@ _made: dict[tuple[type, bool], type] = {}
 
 
 def by_name(name: str) -> type:
-    """A connector by its name in vLLM's registry, also with :data:`PREFIX`, or as ``package.module:Class``, under Laxity.
+    """A connector by its name in vLLM's registry, also with :data:`PREFIX`, or as ``package.module:Class``, under
+    Laxity.
 
     Raises :class:`AttributeError`, which vLLM expects."""
     if ":" in name:
@@ -42,8 +44,7 @@ def by_name(name: str) -> type:
         except (ImportError, AttributeError) as missing:
             raise AttributeError(f"laxity.vllm: there is no connector {name!r}: {missing}") from missing
         return under_laxity(found)
-    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as factory
-
+    factory = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.factory").KVConnectorFactory
     registry = getattr(factory, "_registry", {})
     # Until 0.18 vLLM asks its own registry first, so that the connector needs a name that is not in there.
     load = registry.get(name) or registry.get(name[len(PREFIX) :] if name.startswith(PREFIX) else name)
@@ -55,7 +56,8 @@ def by_name(name: str) -> type:
 
 
 def under_laxity(connector: type, *, child: bool = False) -> type:
-    """The subclass of ``connector`` that says hints. A ``child`` of a ``MultiConnector`` says the stage only: the rest is its parent's.
+    """The subclass of ``connector`` that says hints. A ``child`` of a ``MultiConnector`` says the stage only: the
+    rest is its parent's.
 
     The same class for the same connector, each time."""
     if not isinstance(connector, type):
@@ -72,7 +74,7 @@ def under_laxity(connector: type, *, child: bool = False) -> type:
         return made
 
 
-def _make(connector: type, child: bool) -> type:
+def _make(connector: Any, child: bool) -> type:
     body: dict[str, Any] = {"__module__": "laxity.vllm", "__qualname__": connector.__qualname__, _HINTS: None}
     body["__doc__"] = connector.__doc__
     makers = _CHILD if child else {**_CHILD, **_WORKER, **_SCHEDULER}
@@ -83,7 +85,8 @@ def _make(connector: type, child: bool) -> type:
     body["__init__"] = functools.wraps(connector.__init__)(_init(connector.__init__, child))
     if "_get_connector_classes_and_configs" in dir(connector):
         body["_get_connector_classes_and_configs"] = classmethod(_children(connector))
-    return type(connector)(connector.__name__, (connector,), body)
+    made: type = type(connector)(connector.__name__, (connector,), body)
+    return made
 
 
 def _init(original: Method, child: bool) -> Method:
@@ -114,6 +117,8 @@ def _hints(connector: type, vllm_config: Any, role: Any, rest: Any, named: Any, 
         from .. import nixl
 
         tell(nixl.install)
+    if options.gate_mooncake:
+        tell(_gate_mooncake, connector)
     several = "_get_connector_classes_and_configs" in dir(connector)
     load, save = (None, None) if several else options.stages(connector, vllm_config)
     cache = getattr(vllm_config, "cache_config", None)
@@ -129,6 +134,19 @@ def _hints(connector: type, vllm_config: Any, role: Any, rest: Any, named: Any, 
         block_size=int(getattr(cache, "block_size", 0) or 0),
         groups=[frozenset(group.layer_names) for group in getattr(config, "kv_cache_groups", None) or ()],
     )
+
+
+def _gate_mooncake(connector: type) -> None:
+    """The connector's module makes its engine of the class that it imported; from here on of ours."""
+    engine = sys.modules.get("mooncake.engine")
+    if engine is None:
+        return
+    for base in connector.__mro__:
+        module = sys.modules.get(base.__module__)
+        if module is not None and getattr(module, "TransferEngine", None) is engine.TransferEngine:
+            from .. import mooncake
+
+            module.TransferEngine = mooncake.TransferEngine  # type: ignore[attr-defined]
 
 
 def _layers(vllm_config: Any) -> int:
@@ -148,7 +166,8 @@ def _children(connector: Any) -> Method:
     return _get_connector_classes_and_configs
 
 
-# Methods by the name that they wrap. Each maker gets the connector's function and gives the one to put in its place. Where the
+# Methods by the name that they wrap. Each maker gets the connector's function and gives the one to put in its
+# place. Where the
 # connector's own constructor calls a method there are no hints yet.
 
 
@@ -190,7 +209,8 @@ def _wait_for_layer_load(original: Method) -> Method:
         if hints is None or not hints.batch:
             return original(self, layer_name, *args, **named)
         hints.layer(layer_name)
-        # Without the layer: what is posted while one layer is waited for may be a later one's, and the memory knows whose.
+        # Without the layer: what is posted while one layer is waited for may be a later one's, and the memory knows
+        # whose.
         with hints.scope(hints.load):
             return original(self, layer_name, *args, **named)
 

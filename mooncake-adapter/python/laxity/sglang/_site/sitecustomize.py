@@ -6,7 +6,7 @@ import os
 import sys
 
 
-def _hidden():
+def _hidden() -> None:
     """Runs the sitecustomize that this one stands in front of."""
     here = os.path.dirname(os.path.abspath(__file__))
     rest = [entry for entry in sys.path if os.path.abspath(entry or os.getcwd()) != here]
