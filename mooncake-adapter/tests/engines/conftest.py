@@ -9,21 +9,25 @@ import threading
 import pytest
 
 HERE = pathlib.Path(__file__).parent
-sys.path.insert(0, str(HERE))
+
+#: Whether the compiled part is not built, and stood in for.
+FAKE = False
 
 try:
     import laxity
 except ImportError:
-    import fake_laxity
+    from . import fake_laxity
 
+    FAKE = True
     for name in [name for name in sys.modules if name.split(".")[0] == "laxity"]:
         del sys.modules[name]
     fake_laxity.install()
     sys.path.insert(0, str(HERE.parent.parent / "python"))
     laxity = importlib.import_module("laxity")
 
-import leaving  # noqa: E402
 from laxity import nixl  # noqa: E402
+
+from . import leaving  # noqa: E402
 
 HINTS = (
     "request_begin",

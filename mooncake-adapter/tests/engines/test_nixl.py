@@ -13,8 +13,10 @@ import types
 import pytest
 
 import laxity
-import leaving
 from laxity import nixl
+
+from . import leaving
+from .conftest import FAKE
 
 PROC, DONE, ERR = 1, 0, -1
 
@@ -511,9 +513,8 @@ def test_two_processes_over_tcp(real, tmp_path):
     """UCX_TLS=tcp in both: the bytes cross a socket, after leave was given."""
     package = os.path.dirname(os.path.dirname(laxity.__file__))
     here = os.path.dirname(__file__)
-    fake = "fake_laxity" in sys.modules
     head = f"import sys; sys.path[:0] = [{here!r}, {package!r}]\n" + (
-        "import fake_laxity; fake_laxity.install()\n" if fake else ""
+        "import fake_laxity; fake_laxity.install()\n" if FAKE else ""
     )
     script = tmp_path / "peer.py"
     script.write_text(head + PEER)

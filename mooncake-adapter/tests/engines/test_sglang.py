@@ -15,7 +15,9 @@ from laxity import _after_import, sglang
 from laxity.objectives import Objective
 from laxity.sglang import _patch
 from laxity.sglang._queue import PermitQueue
-from stubs import imported
+
+from .conftest import FAKE
+from .stubs import imported
 
 FACTS = pathlib.Path(__file__).resolve().parents[2] / "facts"
 sys.path.insert(0, str(FACTS))
@@ -400,7 +402,7 @@ def python(code, tmp_path, *, launcher=False, **environment):
     hidden.mkdir(exist_ok=True)
     # Where the compiled part is not built, its stand-in; it also shows that a sitecustomize that was there still
     # runs.
-    fake = "import fake_laxity; fake_laxity.install()\n" if "fake_laxity" in sys.modules else ""
+    fake = "import fake_laxity; fake_laxity.install()\n" if FAKE else ""
     (hidden / "sitecustomize.py").write_text(f"{fake}import os; os.environ['SEEN'] = 'yes'\n")
     path = os.pathsep.join([str(hidden), str(tmp_path), here, package])
     command = [sys.executable, "-c", code]

@@ -16,7 +16,8 @@ import laxity.vllm
 from laxity.objectives import LATE_S
 from laxity.vllm import _wrap
 from laxity.vllm._options import OptionError, Options
-from stubs import imported
+
+from .stubs import imported
 
 FACTS = pathlib.Path(__file__).resolve().parents[2] / "facts"
 sys.path.insert(0, str(FACTS))

@@ -167,8 +167,15 @@ class PermitQueue:
             return
         nbytes = self._tell(self._bytes_of, entry.item)
         if nbytes:
+            request = room_id(entry.item)
             entry.ticket = self._tell(
-                laxity.submit, laxity.Stage.P2D, nbytes, request=room_id(entry.item), whole=True
+                laxity.submit,
+                laxity.Stage.P2D,
+                nbytes,
+                request=request,
+                # Said, and not left to the thread's scope: the worker puts chunks too, in the scope of another.
+                deadline_s=self._tell(laxity.request_deadline_s, request),
+                whole=True,
             )
 
     def _end(self) -> None:
