@@ -25,7 +25,7 @@ setup-cluster: setup ## install what tests of the coordinator need: an etcd and 
 
 .PHONY: setup-python
 setup-python: setup ## make the environment in which the Python package is built; without it, its tests are skipped and say so
-	@mooncake-adapter/setup.sh "$(TARGET)/python" || echo "setup-python: not all could be installed; tests that need it are skipped"
+	@{ tools/setup.sh python && mooncake-adapter/setup.sh "$(abspath $(TARGET))/python"; } || echo "setup-python: not all could be installed; tests that need it are skipped"
 
 .PHONY: wheel
 wheel: setup-python ## the Python package, in target/wheels: pip install target/wheels/laxity-*.whl

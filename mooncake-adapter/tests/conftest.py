@@ -18,7 +18,8 @@ import pytest
 PATIENCE_S = 60
 
 # Nobody answers there: what a test sees in its own process is the same on a machine with a daemon.
-os.environ["LAXITY_SOCKET"] = "/nonexistent/laxityd.sock"
+NOWHERE = "/dev/null/laxityd.sock"
+os.environ["LAXITY_SOCKET"] = NOWHERE
 
 
 def binary(name):
@@ -56,7 +57,11 @@ class Daemon:
     def start(self):
         log = open(self.folder / "laxityd.log", "ab")
         command = [binary("laxityd"), "--config", self.config]
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        # Its own variables go before its configuration.
+        own = {key: value for key, value in os.environ.items() if not key.startswith("LAXITY_")}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=own
+        )
         eventually("laxityd answers", self.answers)
 
     def answers(self):
@@ -109,7 +114,7 @@ def slow_daemon(tmp_path):
 def environment(daemon=None, **more):
     """Of a process under the daemon, or under none."""
     ours = {key: value for key, value in os.environ.items() if not key.startswith("LAXITY_")}
-    ours["LAXITY_SOCKET"] = str(daemon.socket) if daemon else "/nonexistent/laxityd.sock"
+    ours["LAXITY_SOCKET"] = str(daemon.socket) if daemon else NOWHERE
     # A busy machine may be slow to answer.
     ours.update(LAXITY_ATTACH_MS="20000", LAXITY_STALL_MS="20000", **more)
     return ours

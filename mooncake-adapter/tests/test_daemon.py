@@ -1,6 +1,7 @@
 """The package under a real laxityd: permits, deadlines, and what becomes of both when the daemon goes away."""
 
 import json
+import signal
 import socket
 import struct
 import subprocess
@@ -153,8 +154,8 @@ from laxity import Stage
 hog = laxity.submit(Stage.P2D, 64 << 20)
 hog.wait()
 while hog.wait(0.2) is not None: pass
-print("waits", flush=True)
 try:
+    print("waits", flush=True)
     grant = hog.wait()
     print(json.dumps([grant.bypassed, grant.last, hog.granted == hog.nbytes]), flush=True)
 except KeyboardInterrupt:
@@ -197,8 +198,6 @@ def test_a_wait_ends_with_the_daemon_and_the_next_one_is_found(slow_daemon):
 
 
 def test_ctrl_c_ends_a_wait(slow_daemon):
-    import signal
-
     process = waiter(slow_daemon)
     process.send_signal(signal.SIGINT)
     assert json.loads(process.stdout.readline()) == "interrupted"

@@ -5,6 +5,7 @@
 //!
 //! * Messages of a connection are numbered in the order in which they are begun, and match the buffers that are posted, in order;
 //!   a tag only selects among the buffers of one grouped receive.
+//! * A message that is handed over before its receiver has posted is kept above the seam.
 //! * A message is begun only when [`Sender::clear`] says so: its receiver has posted for it, or it is so small that the
 //!   network holds it in any case. What is begun therefore leaves the wire without any other message's help, in whatever
 //!   order permits come (docs/nccl.md has the argument that nothing can deadlock).
@@ -137,6 +138,8 @@ pub enum Clear {
     Yes,
     /// Its receiver has not posted yet: ask again.
     NotYet,
+    /// The grouped receive that is next has no buffer of this tag (left): messages of other tags go before it.
+    OthersFirst,
 }
 
 /// A network.

@@ -345,3 +345,124 @@ fn recorded_requests_are_replayed() {
         nothing_lost(&report["runs"][0]);
     }
 }
+
+/// The NCCL net plugin, as cargo builds it.
+fn plugin() -> PathBuf {
+    std::env::var_os("LAXITY_NCCL_PLUGIN")
+        .map_or_else(|| binary("libnccl_net_laxity.so"), PathBuf::from)
+}
+
+fn sum(by_dscp: &Value) -> f64 {
+    let by_dscp = by_dscp.as_object();
+    by_dscp
+        .into_iter()
+        .flat_map(|map| map.values())
+        .map(number)
+        .sum()
+}
+
+#[test]
+fn the_nccl_plugin_carries_collectives_and_the_daemons_schedule_it() {
+    let _alone = alone();
+    let path = plugin();
+    let path = path.to_str().expect("a path");
+    let arguments = [
+        "--collectives",
+        "nccl-plugin",
+        "--nccl-plugin",
+        path,
+        "--policies",
+        "none,laxity",
+        "--duration",
+        "3",
+        "--seed",
+        "5",
+    ];
+    let Some(report) = run(&arguments) else {
+        return;
+    };
+    assert_eq!(report["config"]["collectives"], "nccl-plugin");
+    for run in report["runs"].as_array().expect("runs") {
+        nothing_lost(run);
+        let (plugin, stages) = (&run["plugin"], &run["stage_bytes"]);
+        assert!(
+            plugin["name"]
+                .as_str()
+                .is_some_and(|name| name.contains("axity")),
+            "{plugin}"
+        );
+        // The replay's own connections carried the other stages, and nothing of this one.
+        assert!(stages["collective"].is_null(), "{stages}");
+        let carried = number(&plugin["payload_bytes"]["collective"]);
+        assert!(carried > 1e6, "{plugin}");
+        let others = sum(&stages["kv_reuse"]) + sum(&stages["p2d"]);
+        assert_eq!(others + carried, number(&run["bytes_sent"]));
+        // The plugin itself says that it sent that much, with the frames' heads.
+        let sent = sum(&plugin["sent_bytes"]["collective"]);
+        assert!((carried..carried * 1.01).contains(&sent), "{plugin}");
+        assert_eq!(number(&run["fabric_drops"]), 0.0, "{run}");
+    }
+    let (none, laxity) = (&report["runs"][0], &report["runs"][1]);
+    let unmarked = &none["plugin"]["sent_bytes"]["collective"]["0"];
+    assert_eq!(
+        number(unmarked),
+        sum(&none["plugin"]["sent_bytes"]["collective"])
+    );
+    assert_eq!(
+        number(&none["plugin"]["clients"]),
+        0.0,
+        "no daemon, no client of it"
+    );
+
+    let plugin = &laxity["plugin"];
+    let sent = &plugin["sent_bytes"]["collective"];
+    assert_eq!(
+        number(&plugin["clients"]),
+        6.0,
+        "one on each prefill host: {plugin}"
+    );
+    assert!(
+        number(&plugin["submitted_bytes"]) > 0.95 * sum(sent),
+        "{plugin}"
+    );
+    // Collectives never share a class with waiting KV, and outrank it; the plugin's are no other.
+    let high = |by_dscp: &Value| -> f64 {
+        ["46", "34"]
+            .iter()
+            .filter_map(|dscp| by_dscp[dscp].as_f64())
+            .sum()
+    };
+    assert!(high(sent) > 0.95 * sum(sent), "{plugin}");
+    assert!(
+        high(&plugin["permitted_bytes"]) > 0.95 * sum(sent),
+        "{plugin}"
+    );
+    assert!(
+        high(&laxity["fabric_bytes"]) > high(sent),
+        "{}",
+        laxity["fabric_bytes"]
+    );
+}
+
+#[test]
+fn a_plugin_that_is_not_there_is_named_with_the_next_step() {
+    let output = Command::new(binary("laxity"))
+        .args([
+            "lab",
+            "run",
+            "--collectives",
+            "nccl-plugin",
+            "--policies",
+            "none",
+        ])
+        .args(["--nccl-plugin", "/nowhere/libnccl-net-laxity.so"])
+        .output()
+        .expect("laxity runs");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{errors}");
+    assert!(
+        errors.contains("/nowhere/libnccl-net-laxity.so is not there"),
+        "{errors}"
+    );
+    assert!(errors.contains("--nccl-plugin"), "{errors}");
+}

@@ -21,6 +21,10 @@ const MAY_BE_UNSAFE: &[(&str, &str)] = &[
         "laxity-nccl",
         "NCCL's C tables, sockets into memory that NCCL owns, ibverbs",
     ),
+    (
+        "laxity-nccl-host",
+        "calls a plugin of NCCL's through its table of C functions",
+    ),
     ("laxity-bench", "time-stamp counters and pinned threads"),
 ];
 
@@ -57,9 +61,15 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
         "laxity-coordinator",
         &["laxity-policy", "laxity-quantity", "laxity-wire"],
     ),
+    ("laxity-nccl-host", &[]),
     (
         "laxity-rig",
-        &["laxity-policy", "laxity-client", "laxity-wire"],
+        &[
+            "laxity-client",
+            "laxity-nccl-host",
+            "laxity-policy",
+            "laxity-wire",
+        ],
     ),
     (
         "laxity-cli",

@@ -29,6 +29,7 @@ use crate::coordinator::desk::Desk;
 use crate::driver::cluster::Cluster;
 use crate::driver::fetches::{FetchCounters, Move, Name};
 use crate::driver::ports::Port;
+use crate::driver::running::Running;
 
 /// Requests whose deadlines are remembered; the oldest are forgotten.
 const REQUESTS_MAX: usize = 1 << 16;
@@ -56,6 +57,8 @@ pub struct Hints {
     cluster: Option<Box<Cluster>>,
     /// Other terms of the coordinator hold than the links have.
     changed: bool,
+    /// What each process computes now.
+    running: Running,
     /// What the links have. Its epoch counts what they were given: both sources of it have epochs of their own.
     given: Order,
 }
@@ -85,6 +88,7 @@ impl Hints {
             rested: Time::ZERO,
             cluster: None,
             changed: false,
+            running: Running::default(),
             given: Order::default(),
         };
         hints.configure(now, config)?;
@@ -308,8 +312,24 @@ impl Hints {
         cluster.noted(now);
     }
 
-    /// Passes a hint on. Records that are no hints are ignored.
-    pub fn take(&mut self, now: Time, record: &Record, ports: &mut [Port]) {
+    /// The batch and layer of a collective that names no batch, of a process.
+    #[inline]
+    #[must_use]
+    pub fn computed_by(&self, pid: u32) -> Option<(BatchId, Layer)> {
+        self.running.of(pid)
+    }
+
+    /// Passes a hint of a process on. Records that are no hints are ignored.
+    pub fn take(&mut self, now: Time, pid: u32, record: &Record, ports: &mut [Port]) {
+        match *record {
+            Record::LayerBegin { batch, layer } => {
+                self.running.layer_began(pid, BatchId(batch), Layer(layer));
+            }
+            Record::ComputeEnd { batch } | Record::BatchEnd { batch } => {
+                self.running.ended(BatchId(batch));
+            }
+            _ => {}
+        }
         self.pass_on(now, record, ports);
         self.note(now, record);
     }
@@ -499,7 +519,7 @@ mod tests {
         let end = Record::RequestEnd { request: 7 };
         assert_eq!(hints.deadline(first, 0, 7), first + SLO);
         assert_eq!(hints.deadline(later, 0, 7), first + SLO);
-        hints.take(later, &end, &mut []);
+        hints.take(later, 1, &end, &mut []);
         assert_eq!(hints.deadline(later, 0, 7), later + SLO);
 
         let join = Record::RequestJoin {
@@ -508,9 +528,9 @@ mod tests {
             deadline_ns: 0,
             bytes: 1,
         };
-        hints.take(first, &join, &mut []);
+        hints.take(first, 1, &join, &mut []);
         assert_eq!(hints.deadline(later, 0, 8), first + SLO);
-        hints.take(later, &Record::BatchEnd { batch: 3 }, &mut []);
+        hints.take(later, 1, &Record::BatchEnd { batch: 3 }, &mut []);
         assert_eq!(hints.deadline(later, 0, 8), later + SLO);
         assert!(hints.members.is_empty());
     }
@@ -521,7 +541,7 @@ mod tests {
         for round in 0..3 * REQUESTS_MAX as u64 {
             let request = 1 + round % 100;
             hints.deadline(Time(round), 0, request);
-            hints.take(Time(round), &Record::RequestEnd { request }, &mut []);
+            hints.take(Time(round), 1, &Record::RequestEnd { request }, &mut []);
             hints.deadline(Time(round), 0, 1_000_000 + round);
         }
         assert!(hints.ages.len() <= REQUESTS_MAX && hints.deadlines.len() <= REQUESTS_MAX);
@@ -535,7 +555,7 @@ mod tests {
             layers: 1,
             layer_time_ns: 1,
         };
-        hints.take(Time::ZERO, &begin, &mut []);
+        hints.take(Time::ZERO, 1, &begin, &mut []);
         assert!(hints.due() < Time::NEVER);
         let now = Time(9_000_000);
         hints.rest(now, Span(1_000_000));

@@ -5,6 +5,7 @@ use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{self, Garbage, Record};
 
 use super::intake::{From, Intake};
+use super::trace::Seen;
 use crate::clients::Book;
 
 /// What a client is released for.
@@ -99,7 +100,11 @@ impl Sink for Taking<'_> {
             Record::Cancelled { tag, granted } => intake.cancelled(&mut from, tag, granted),
             Record::LaneReset => intake.lane_gone(from.client, from.book, lane),
             Record::Peer { peer, address } => Intake::introduced(from.book, peer, address),
-            hint => intake.hints.take(intake.now, &hint, &mut intake.ports),
+            hint => {
+                let pid = from.book.identity.pid;
+                intake.hints.take(intake.now, pid, &hint, &mut intake.ports);
+                intake.note(Seen::Hint(hint));
+            }
         }
     }
 

@@ -5,6 +5,38 @@ from typing import Literal, TypedDict, Union, final, overload
 
 from ._stage import Stage
 
+__all__ = [
+    "DeadlinePassed",
+    "Grant",
+    "HintError",
+    "RegionOverlap",
+    "RequestEnded",
+    "Scope",
+    "Ticket",
+    "UnknownLayer",
+    "_Transfers",
+    "_empty",
+    "_memory_own",
+    "_memory_runs",
+    "attached",
+    "batch_begin",
+    "batch_end",
+    "batch_join",
+    "batch_queued",
+    "compute_end",
+    "layer_begin",
+    "memory_forget",
+    "memory_layer",
+    "memory_owner",
+    "number",
+    "request_begin",
+    "request_deadline_s",
+    "request_end",
+    "stats",
+    "submit",
+    "version",
+]
+
 _Id = Union[str, int]
 
 class HintError(ValueError):

@@ -1,6 +1,9 @@
 //! The sending end: each message is a flow, and waits for its permit before it is begun.
 //!
 //! # What `isend` does
+//! A message whose receiver has not posted yet is taken, and *kept*: whoever drives both ends from one thread must get to posting. No
+//! flow is submitted for it, since it could not leave.
+//!
 //! A message that may not go yet is not taken: NCCL gets a null request and asks again with the same arguments. Its flow is
 //! submitted at the first such call and kept as the connection's *offer*. It is taken as soon as some of it may go; of a large one the
 //! rest follows as it is permitted. At most one flow of a connection waits at a time, because the next
@@ -59,6 +62,37 @@ struct Offer {
     known: bool,
 }
 
+/// A message that was taken before its receiver posted.
+#[derive(Debug)]
+struct Kept {
+    slot: u16,
+    address: usize,
+    bytes: usize,
+    tag: i32,
+    /// NCCL keeps it registered until the request is done.
+    region: Option<RegionPointer>,
+    origin: Option<Origin>,
+}
+
+/// A registration that NCCL keeps.
+#[derive(Clone, Copy, Debug)]
+struct RegionPointer(core::ptr::NonNull<Region>);
+
+// SAFETY: leads to a `Region`, which is `Send` and `Sync`.
+unsafe impl Send for RegionPointer {}
+
+impl Kept {
+    fn wish(&self) -> Wish<'_> {
+        Wish {
+            address: self.address,
+            bytes: self.bytes,
+            tag: self.tag,
+            // SAFETY: NCCL lets go of a registration only when the requests that use it are done.
+            region: self.region.map(|region| unsafe { region.0.as_ref() }),
+        }
+    }
+}
+
 /// A message that was begun.
 #[derive(Debug)]
 struct Underway {
@@ -88,6 +122,24 @@ enum Slot {
     Refused,
 }
 
+/// What became of a message that NCCL wants to send.
+enum Taken {
+    Begun,
+    Kept,
+    No,
+}
+
+/// Whether a message was begun.
+enum Verdict {
+    Begun,
+    /// Its permit, or that of the message before it, is still to come.
+    Wait,
+    /// Its receiver has not posted.
+    NotPosted,
+    /// Its receiver has not come to its tag.
+    OthersFirst,
+}
+
 /// What NCCL asks to be sent.
 #[derive(Clone, Copy)]
 pub struct Wish<'a> {
@@ -106,6 +158,7 @@ pub struct SendSide {
     sender: Option<Box<dyn Sender>>,
     around: Surroundings,
     offer: Option<Offer>,
+    kept: VecDeque<Kept>,
     underway: VecDeque<Underway>,
     slots: Box<[Slot]>,
     next_slot: usize,
@@ -135,6 +188,7 @@ impl SendSide {
             sender: Some(sender),
             around,
             offer: None,
+            kept: VecDeque::new(),
             underway: VecDeque::new(),
             slots: vec![Slot::Free; REQUESTS].into(),
             next_slot: 0,
@@ -166,11 +220,7 @@ impl SendSide {
     }
 
     /// Offers a message; its request's place if it was taken, `None` if NCCL is to ask again.
-    pub fn offer(
-        &mut self,
-        wish: Wish<'_>,
-        origin: impl FnOnce() -> Option<Origin>,
-    ) -> Option<u16> {
+    pub fn offer(&mut self, wish: Wish<'_>, origin: impl Fn() -> Option<Origin>) -> Option<u16> {
         let slot = self.free_slot()?;
         if self.fault.is_none()
             && let Err(fault) = self.pump()
@@ -182,13 +232,56 @@ impl SendSide {
             self.slots[usize::from(slot)] = Slot::Pending;
             return Some(slot);
         }
+        if !self.kept.is_empty() {
+            self.keep(slot, wish, origin());
+            self.release();
+            return Some(slot);
+        }
         match self.try_take(slot, wish, origin) {
-            Ok(true) => Some(slot),
-            Ok(false) => None,
+            Ok(Taken::Begun | Taken::Kept) => Some(slot),
+            Ok(Taken::No) => None,
             Err(fault) => {
-                self.refused = Some(fault);
-                self.slots[usize::from(slot)] = Slot::Refused;
+                self.refuse(slot, fault);
                 Some(slot)
+            }
+        }
+    }
+
+    /// `test` of the request tells why.
+    fn refuse(&mut self, slot: u16, fault: Fault) {
+        self.refused = Some(fault);
+        self.slots[usize::from(slot)] = Slot::Refused;
+    }
+
+    fn keep(&mut self, slot: u16, wish: Wish<'_>, origin: Option<Origin>) {
+        self.slots[usize::from(slot)] = Slot::Pending;
+        self.kept.push_back(Kept {
+            slot,
+            address: wish.address,
+            bytes: wish.bytes,
+            tag: wish.tag,
+            region: wish.region.map(|region| RegionPointer(region.into())),
+            origin,
+        });
+    }
+
+    /// Begins kept messages as far as their receivers have posted by now and they are permitted. Those whose tag is not in the next
+    /// group let others pass.
+    fn release(&mut self) {
+        let mut at = 0;
+        while let Some(kept) = self.kept.remove(at) {
+            let verdict = self.try_begin(kept.slot, kept.wish(), || kept.origin);
+            match verdict {
+                Ok(Verdict::Begun) => at = 0,
+                Ok(Verdict::OthersFirst) => {
+                    self.kept.insert(at, kept);
+                    at += 1;
+                }
+                Ok(Verdict::Wait | Verdict::NotPosted) => {
+                    self.kept.insert(at, kept);
+                    return;
+                }
+                Err(fault) => self.refuse(kept.slot, fault),
             }
         }
     }
@@ -197,11 +290,28 @@ impl SendSide {
         &mut self,
         slot: u16,
         wish: Wish<'_>,
+        origin: impl Fn() -> Option<Origin>,
+    ) -> Result<Taken> {
+        Ok(match self.try_begin(slot, wish, &origin)? {
+            Verdict::Begun => Taken::Begun,
+            Verdict::NotPosted => {
+                self.keep(slot, wish, origin());
+                Taken::Kept
+            }
+            Verdict::Wait | Verdict::OthersFirst => Taken::No,
+        })
+    }
+
+    /// Begins a message, if it is clear to go and permitted.
+    fn try_begin(
+        &mut self,
+        slot: u16,
+        wish: Wish<'_>,
         origin: impl FnOnce() -> Option<Origin>,
-    ) -> Result<bool> {
+    ) -> Result<Verdict> {
         let newest_waits = |newest: &Underway| newest.pushed < newest.bytes;
         if self.underway.back().is_some_and(newest_waits) {
-            return Ok(false);
+            return Ok(Verdict::Wait);
         }
         let bytes = wish.bytes as u64;
         let offer = self.offer.take();
@@ -212,8 +322,10 @@ impl SendSide {
                 if let Some(other) = other {
                     self.around.arbiter.cancel(other.pass);
                 }
-                if self.sender()?.clear(wish.bytes, wish.tag)? == Clear::NotYet {
-                    return Ok(false);
+                match self.sender()?.clear(wish.bytes, wish.tag)? {
+                    Clear::Yes => {}
+                    Clear::NotYet => return Ok(Verdict::NotPosted),
+                    Clear::OthersFirst => return Ok(Verdict::OthersFirst),
                 }
                 self.submit(bytes, wish.tag, origin())
             }
@@ -248,11 +360,11 @@ impl SendSide {
                     offer.since_ns = now_ns();
                 }
                 self.offer = Some(offer);
-                return Ok(false);
+                return Ok(Verdict::Wait);
             }
         };
         self.begin(slot, wish, offer, grant, waited_ns, overdue)?;
-        Ok(true)
+        Ok(Verdict::Begun)
     }
 
     fn submit(&mut self, bytes: u64, tag: i32, origin: Option<Origin>) -> Offer {
@@ -369,6 +481,16 @@ impl SendSide {
         Ok(())
     }
 
+    /// Moves whatever can be moved.
+    fn drive(&mut self) {
+        let moved = self.pump().and_then(|()| self.progress());
+        if let Err(fault) = moved {
+            self.fail(fault);
+        } else if !self.kept.is_empty() {
+            self.release();
+        }
+    }
+
     /// Moves what can be moved; keeps the scheduler's books.
     fn progress(&mut self) -> Result<()> {
         let mut sent = core::mem::take(&mut self.sent);
@@ -417,6 +539,7 @@ impl SendSide {
 
     /// Takes back what was submitted.
     fn give_up(&mut self) {
+        self.kept.clear();
         let offer = self.offer.take().map(|offer| offer.pass);
         let rest = self.underway.drain(..).filter(|entry| !entry.is_over());
         for pass in rest.map(|entry| entry.pass).chain(offer) {
@@ -427,10 +550,7 @@ impl SendSide {
     pub(super) fn test(&mut self, index: u16) -> Result<Outcome> {
         let at = usize::from(index);
         if self.fault.is_none() {
-            let moved = self.pump().and_then(|()| self.progress());
-            if let Err(fault) = moved {
-                self.fail(fault);
-            }
+            self.drive();
         }
         match self.slots[at] {
             Slot::Done(bytes) => {
@@ -473,7 +593,9 @@ impl SendSide {
 
     /// Ends it.
     pub fn close(&mut self) {
-        let kept = self.fault.is_none() && self.underway.iter().all(|entry| entry.done);
+        let kept = self.fault.is_none()
+            && self.kept.is_empty()
+            && self.underway.iter().all(|entry| entry.done);
         if let Some(sender) = self.sender.take() {
             sender.close(kept);
         }

@@ -87,6 +87,9 @@ pub(super) struct Outlet {
     /// Whether the first part went without a copy, in part at least.
     is_held: bool,
     held: VecDeque<Held>,
+    /// The newest send whose memory the kernel let go of. Its word may come before the part is through, whose rest then went with
+    /// a copy, and it is said once.
+    let_go: Option<u32>,
 }
 
 impl Outlet {
@@ -103,6 +106,7 @@ impl Outlet {
             next_send: 0,
             is_held: false,
             held: VecDeque::new(),
+            let_go: None,
         }
     }
 
@@ -220,9 +224,11 @@ impl Outlet {
                     bytes,
                 });
             }
-            if core::mem::take(&mut self.is_held) {
+            let send = self.next_send.wrapping_sub(1);
+            let waits = self.let_go.is_none_or(|through| !is_through(through, send));
+            if core::mem::take(&mut self.is_held) && waits {
                 self.held.push_back(Held {
-                    send: self.next_send.wrapping_sub(1),
+                    send,
                     message,
                     bytes,
                 });
@@ -240,18 +246,23 @@ impl Outlet {
             let Some(told) = socket::released(&self.stream) else {
                 return;
             };
-            if told.copied {
-                self.zero_copy = false;
-            }
-            // Numbers wrap; what is not more than half around ahead is behind.
-            let is_free = |held: &Held| told.through.wrapping_sub(held.send) < u32::MAX / 2;
-            while let Some(held) = self.held.front().copied().filter(is_free) {
-                self.held.pop_front();
-                fates.push(Fate::Taken {
-                    message: held.message,
-                    bytes: held.bytes,
-                });
-            }
+            self.released(told, fates);
+        }
+    }
+
+    /// The kernel no longer reads from some memory.
+    fn released(&mut self, told: socket::Released, fates: &mut Vec<Fate>) {
+        if told.copied {
+            self.zero_copy = false;
+        }
+        self.let_go = Some(told.through);
+        let is_free = |held: &Held| is_through(told.through, held.send);
+        while let Some(held) = self.held.front().copied().filter(is_free) {
+            self.held.pop_front();
+            fates.push(Fate::Taken {
+                message: held.message,
+                bytes: held.bytes,
+            });
         }
     }
 
@@ -283,10 +294,57 @@ impl Outlet {
     }
 }
 
+/// Whether the word about the sends up to one is about another, too. Numbers wrap; what is not more than half around ahead is
+/// behind.
+fn is_through(through: u32, send: u32) -> bool {
+    through.wrapping_sub(send) < u32::MAX / 2
+}
+
 /// Who is at the other end, for people.
 pub(super) fn peer(stream: &TcpStream) -> String {
     stream.peer_addr().map_or_else(
         |_| String::from("a peer that is gone"),
         |peer| peer.to_string(),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn memory_is_free_though_the_kernel_said_so_before_the_part_was_through() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("connects");
+        let mut outlet = Outlet::new(stream, false);
+        let (mut fates, bytes) = (Vec::new(), 300_000);
+        for message in [0, 1] {
+            outlet.push(Outgoing {
+                head: [0; HEAD_BYTES],
+                address: 0,
+                bytes,
+                message,
+                accounted: false,
+            });
+        }
+        // The first goes with send 0; send 1 takes a part of the second.
+        (outlet.next_send, outlet.is_held) = (1, true);
+        outlet.took(HEAD_BYTES + bytes, &mut fates);
+        (outlet.next_send, outlet.is_held) = (2, true);
+        outlet.took(HEAD_BYTES + 1000, &mut fates);
+        assert_eq!(fates, []);
+        // One word about both, and that there was a copy after all: the rest goes the usual way.
+        outlet.released(
+            socket::Released {
+                through: 1,
+                copied: true,
+            },
+            &mut fates,
+        );
+        assert_eq!(fates, [Fate::Taken { message: 0, bytes }]);
+        outlet.took(bytes - 1000, &mut fates);
+        assert_eq!(fates[1..], [Fate::Taken { message: 1, bytes }]);
+        assert!(!outlet.is_busy());
+    }
 }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
-use laxity_rig::config::{LabConfig, WorkloadSource};
+use laxity_rig::config::{Collectives, LabConfig, WorkloadSource};
 use laxity_rig::{lab, report};
 
 use crate::output::{self, say};
@@ -47,7 +47,8 @@ Examples:
   laxity lab run --policies none,two_class,mfs,laxity --seed 7 --json -
   laxity lab run --workload agent --load 0.9 --html report.html
   laxity lab run --workload trace.jsonl.gz --duration 40 --requests-per-second 4
-  laxity lab run --policies laxity --kill-daemon-at 8";
+  laxity lab run --policies laxity --kill-daemon-at 8
+  laxity lab run --collectives nccl-plugin";
 
 /// Arguments of `laxity lab run`. What is not given comes from --config, else from the defaults.
 #[derive(Args)]
@@ -94,6 +95,12 @@ pub(crate) struct RunArgs {
     /// Blocks are read by the host that needs them (RDMA READ), unseen by their holder's daemon, and not sent by it
     #[arg(long)]
     reads: bool,
+    /// What carries the all-to-alls: the replay's own connections, or the NCCL net plugin, loaded by each worker as NCCL does
+    #[arg(long, value_name = "sockets|nccl-plugin", value_parser = collectives)]
+    collectives: Option<Collectives>,
+    /// The plugin; by default the one beside this program, or where it is installed
+    #[arg(long, value_name = "PATH")]
+    nccl_plugin: Option<PathBuf>,
     /// Kill the victim unit's daemon (SIGKILL) this many seconds into each scheduled run
     #[arg(long, value_name = "S")]
     kill_daemon_at: Option<f64>,
@@ -145,7 +152,8 @@ impl RunArgs {
         }
         lay_over!(policies <- policies, seed <- seed, duration_s <- duration, drain_s <- drain,
             load <- load, slo_scale <- slo_scale, units <- units, ranks <- ranks,
-            decodes <- decodes, port_mbit <- port_mbit, victim_share <- victim_share);
+            decodes <- decodes, port_mbit <- port_mbit, victim_share <- victim_share,
+            collectives <- collectives);
         if let Some(workload) = &self.workload {
             config.workload = match workload.as_str() {
                 "conversation" => WorkloadSource::Conversation,
@@ -162,9 +170,18 @@ impl RunArgs {
             .clone()
             .or(config.coordinator_config);
         config.kill_coordinator_at = self.kill_coordinator_at.or(config.kill_coordinator_at);
+        config.nccl_plugin = self.nccl_plugin.clone().or(config.nccl_plugin);
         config.laxityd = self.laxityd.clone().or(config.laxityd);
         config.validate()?;
         Ok(config)
+    }
+}
+
+fn collectives(name: &str) -> Result<Collectives, String> {
+    match name {
+        "sockets" => Ok(Collectives::Sockets),
+        "nccl-plugin" => Ok(Collectives::NcclPlugin),
+        _ => Err("it is `sockets` or `nccl-plugin`".to_owned()),
     }
 }
 

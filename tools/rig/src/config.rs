@@ -36,6 +36,17 @@ pub enum WorkloadSource {
     File(PathBuf),
 }
 
+/// What carries the all-to-alls, stage 2. Stages 1 and 3 are always the replay's own connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Collectives {
+    /// The replay's own connections, as the other stages.
+    #[default]
+    Sockets,
+    /// Laxity's NCCL net plugin, loaded by each worker as NCCL does ([`crate::carrier`]).
+    NcclPlugin,
+}
+
 /// Everything that can be set about a lab run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -75,6 +86,10 @@ pub struct LabConfig {
     /// Whether reused blocks are read by the host that needs them, as with RDMA READ, and not sent by the one that holds
     /// them: then the holder's daemon sees nothing of them, and each reader's only its own.
     pub reads: bool,
+    /// What carries the all-to-alls.
+    pub collectives: Collectives,
+    /// The NCCL net plugin; found next to this program or where it is installed if not given.
+    pub nccl_plugin: Option<PathBuf>,
     /// Bytes that a daemon permits at once.
     pub chunk_bytes: u64,
     /// Bytes that a daemon lets be in flight on its port.
@@ -125,6 +140,8 @@ impl Default for LabConfig {
             tokens_max: 8192,
             victim_share: 0.75,
             reads: false,
+            collectives: Collectives::Sockets,
+            nccl_plugin: None,
             chunk_bytes: 32 << 10,
             window_bytes: 1 << 20,
             socket_buffer_bytes: 64 << 10,
@@ -358,6 +375,10 @@ impl LabConfig {
                 "# kill_coordinator_at = 8.0  # not set: it is not killed\n",
             ),
             (
+                self.nccl_plugin.is_none(),
+                "# nccl_plugin = \"/usr/local/lib/libnccl-net-laxity.so\"  # not set: found beside this program or installed\n",
+            ),
+            (
                 self.laxityd.is_none(),
                 "# laxityd = \"/usr/local/sbin/laxityd\"  # not set: found beside this program or in PATH\n",
             ),
@@ -383,6 +404,12 @@ impl LabConfig {
     #[must_use]
     pub fn prefill_host(&self, unit: usize, rank: usize) -> usize {
         unit * self.ranks + rank
+    }
+
+    /// The hosts of the other ranks of a rank's unit.
+    pub fn unit_peers(&self, unit: usize, rank: usize) -> impl Iterator<Item = usize> + use<> {
+        let (first, own) = (self.prefill_host(unit, 0), self.prefill_host(unit, rank));
+        (first..first + self.ranks).filter(move |&host| host != own)
     }
 
     /// The host of a decode worker.

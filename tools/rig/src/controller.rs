@@ -13,6 +13,8 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 use serde::{Deserialize, Serialize};
 
+use crate::carriage::Carriage;
+use crate::carrier;
 use crate::config::LabConfig;
 use crate::coordinator::{Coordinator, CoordinatorRecord};
 use crate::daemons::{self, Daemons};
@@ -90,6 +92,9 @@ pub struct RunRecord {
     pub links: Vec<LinkRecord>,
     /// Daemons that were started again.
     pub daemon_restarts: u32,
+    /// What became of collectives that the NCCL plugin carried; none if it carried none.
+    #[serde(default)]
+    pub carriage: Option<Carriage>,
     /// What daemons said of the coordinator at the end; none if there was none.
     #[serde(default)]
     pub coordinator: Option<CoordinatorRecord>,
@@ -215,6 +220,7 @@ impl<'a> Controller<'a> {
             config: config.clone(),
             plan: play.plan.clone(),
             scheduled,
+            nccl_plugin: self.spec.tools.nccl_plugin.clone(),
         };
         fs::write(folder.join(SPEC_FILE), serde_json::to_vec(&spec)?)?;
         let mut coordinator = match &self.spec.tools.coordinator {
@@ -234,7 +240,7 @@ impl<'a> Controller<'a> {
             Coordinator::await_daemons(config.hosts(), &folder)?;
         }
         let cpu_before = children_cpu_s();
-        let mut run = Running::start(config.hosts(), &folder)?;
+        let mut run = Running::start(&spec, &folder)?;
         let record = run.measure(self, index, play, daemons.as_ref(), coordinator.as_mut());
         run.end();
         let said = coordinator.map(|coordinator| coordinator.record(config.hosts(), &folder));
@@ -242,7 +248,10 @@ impl<'a> Controller<'a> {
         if let Some(daemons) = daemons {
             daemons.stop();
         }
-        let record = record?;
+        let mut record = record?;
+        if let Some(carriage) = &mut record.carriage {
+            carriage.read_reports(config, &folder);
+        }
         let span_s = (record.end_ns - record.begin_ns) as f64 / 1e9;
         Ok(RunRecord {
             daemon_restarts: restarts,
@@ -267,15 +276,15 @@ const STEP_WITHIN: Duration = Duration::from_secs(20);
 const LEAD_NS: u64 = 200_000_000;
 
 impl Running {
-    fn start(hosts: usize, folder: &Path) -> anyhow::Result<Self> {
+    fn start(spec: &RunSpec, folder: &Path) -> anyhow::Result<Self> {
         let (sender, notices) = channel();
         let mut run = Self {
             folder: folder.to_owned(),
             workers: Vec::new(),
             notices,
         };
-        for host in 0..hosts {
-            match start_worker(folder, host, sender.clone()) {
+        for host in 0..spec.config.hosts() {
+            match start_worker(spec, folder, host, sender.clone()) {
                 Ok(worker) => run.workers.push(worker),
                 Err(error) => {
                     run.end();
@@ -393,6 +402,15 @@ impl Running {
         let end_ns = now_ns()?;
         let busy_after = busy_jiffies();
         let after = controller.counters()?;
+        let mut carriage = controller
+            .spec
+            .tools
+            .nccl_plugin
+            .as_ref()
+            .map(|_| Carriage::default());
+        if let Some(carriage) = carriage.as_mut().filter(|_| daemons.is_some()) {
+            carriage.ask_daemons(config, &self.folder);
+        }
         self.order(&Order::Finish)?;
         let mut workers = Vec::new();
         let until = Instant::now() + STEP_WITHIN;
@@ -404,6 +422,9 @@ impl Running {
             }
         }
         workers.sort_by_key(|report: &WorkerReport| report.host);
+        if let Some(carriage) = &mut carriage {
+            carriage.add_workers(&workers);
+        }
         let links = before
             .iter()
             .zip(&after)
@@ -422,6 +443,7 @@ impl Running {
             workers,
             links,
             daemon_restarts: 0,
+            carriage,
             coordinator: None,
             lab_cores: 0.0,
             busy_cores: busy_s / (end_ns.saturating_sub(begin_ns) as f64 / 1e9).max(1e-3),
@@ -449,11 +471,21 @@ fn worker_log(folder: &Path, host: usize) -> PathBuf {
 }
 
 fn start_worker(
+    spec: &RunSpec,
     folder: &Path,
     host: usize,
     sender: Sender<(usize, Option<Notice>)>,
 ) -> anyhow::Result<Worker> {
-    let mut child = sandbox::internal("worker")
+    let mut command = sandbox::internal("worker");
+    if spec.nccl_plugin.is_some() {
+        command.envs(carrier::environment(
+            &spec.config,
+            folder,
+            host,
+            spec.scheduled,
+        ));
+    }
+    let mut child = command
         .arg(folder)
         .arg(host.to_string())
         .stdin(Stdio::piped())

@@ -9,16 +9,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use laxity_wire::{ClusterStatus, ControlClient};
+use laxity_wire::ClusterStatus;
 use serde::{Deserialize, Serialize};
 
-use crate::daemons::{control_socket, tail};
+use crate::daemons::{status, tail};
 use crate::fabric;
 
 /// It has this long to get all daemons.
 const ATTEND_WITHIN: Duration = Duration::from_secs(15);
-/// A daemon has this long to answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// What came of it, by the word of the daemons, over all hosts.
@@ -56,8 +54,7 @@ fn log_path(folder: &Path) -> PathBuf {
 }
 
 fn ask(folder: &Path, host: usize) -> Option<ClusterStatus> {
-    let mut control = ControlClient::connect(control_socket(folder, host), ANSWER_WITHIN).ok()?;
-    control.status().ok()?.cluster
+    status(folder, host)?.cluster
 }
 
 impl Coordinator {

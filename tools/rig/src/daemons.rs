@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use laxity_wire::{ControlClient, Status};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Serialize;
@@ -81,6 +82,16 @@ pub const LANE_SLOTS: u32 = 1024;
 #[must_use]
 pub fn control_socket(folder: &Path, host: usize) -> PathBuf {
     folder.join(format!("control{host}.sock"))
+}
+
+/// A daemon has this long to answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+
+/// What a host's daemon says of itself; `None` if it doesn't answer.
+#[must_use]
+pub fn status(folder: &Path, host: usize) -> Option<Status> {
+    let mut control = ControlClient::connect(control_socket(folder, host), ANSWER_WITHIN).ok()?;
+    control.status().ok()
 }
 
 /// The configuration file of one host's daemon.

@@ -32,6 +32,12 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Of stage 2.
+    #[must_use]
+    pub const fn is_collective(self) -> bool {
+        matches!(self, Self::Dispatch | Self::Combine)
+    }
+
     fn from_number(number: u8) -> Option<Self> {
         Some(match number {
             1 => Self::KvReuse,

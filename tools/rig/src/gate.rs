@@ -27,7 +27,7 @@ use crate::transport::Transport;
 
 /// Eight daemons and workers share two cores and whatever else runs: give a daemon that does not
 /// get the processor time. Its death is noticed at once all the same, by the socket's hang-up.
-const STALL_TIMEOUT: Duration = Duration::from_millis(400);
+pub const STALL_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// Collectives that find room in the lane though others do not: they must not wait behind those.
 const COLLECTIVES_MAX: usize = 128;

@@ -14,6 +14,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod carriage;
+pub mod carrier;
 pub mod config;
 pub mod controller;
 pub mod coordinator;
@@ -23,6 +25,7 @@ pub mod frame;
 pub mod gate;
 pub mod ideal;
 pub mod lab;
+pub mod ledger;
 pub mod mailbox;
 pub mod message;
 pub mod plan;

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::carrier::CarrierRecord;
 use crate::frame::Head;
 
 /// From one worker to another.
@@ -52,6 +53,13 @@ pub enum Message {
         head: Head,
         /// How many.
         bytes: u64,
+    },
+    /// Rank to the ranks of its unit, once: where its NCCL plugin listens for that one.
+    Handle {
+        /// Which host listens.
+        from: usize,
+        /// The plugin's handle.
+        handle: Vec<u8>,
     },
     /// Receiver to sender: these bytes of these flows have arrived.
     Arrived(Vec<(u64, u64)>),
@@ -159,6 +167,9 @@ pub struct WorkerReport {
     pub traffic: Traffic,
     /// How the client library fared; zero without a daemon.
     pub client: ClientRecord,
+    /// What the NCCL plugin did; none where there is none.
+    #[serde(default)]
+    pub carrier: Option<CarrierRecord>,
 }
 
 /// What one rank noted of one batch.
@@ -181,6 +192,9 @@ pub struct BatchRecord {
 pub struct Traffic {
     /// Handed to TCP, by stage and DSCP.
     pub sent: BTreeMap<String, BTreeMap<u8, u64>>,
+    /// Handed to the NCCL plugin, by stage: it chooses the DSCP of each message.
+    #[serde(default)]
+    pub carried: BTreeMap<String, u64>,
     /// Received for the first time, by stage.
     pub received: BTreeMap<String, u64>,
     /// Received again.
@@ -189,6 +203,29 @@ pub struct Traffic {
     pub missing: u64,
     /// Not the bytes that were sent.
     pub corrupted: u64,
+}
+
+impl Traffic {
+    /// Counts what went another way, too.
+    pub fn add(&mut self, other: &Self) {
+        for (stage, by_dscp) in &other.sent {
+            let sent = self.sent.entry(stage.clone()).or_default();
+            for (&dscp, &bytes) in by_dscp {
+                *sent.entry(dscp).or_default() += bytes;
+            }
+        }
+        for (sums, more) in [
+            (&mut self.carried, &other.carried),
+            (&mut self.received, &other.received),
+        ] {
+            for (stage, bytes) in more {
+                *sums.entry(stage.clone()).or_default() += bytes;
+            }
+        }
+        self.duplicated += other.duplicated;
+        self.missing += other.missing;
+        self.corrupted += other.corrupted;
+    }
 }
 
 /// What the client library counted.

@@ -213,7 +213,7 @@ impl Rank {
             }
             Message::Progress(progress) => self.effects.push(Effect::Hint(progress)),
             Message::Finished { request } => self.finished(request),
-            Message::Arrived(_) | Message::Read { .. } => {}
+            Message::Arrived(_) | Message::Read { .. } | Message::Handle { .. } => {}
         }
     }
 
@@ -250,8 +250,7 @@ impl Rank {
     }
 
     fn peers(&self) -> impl Iterator<Item = usize> + use<> {
-        let (first, own) = (self.host(0), self.host(self.rank));
-        (first..first + self.setting.config.ranks).filter(move |&host| host != own)
+        self.setting.config.unit_peers(self.unit, self.rank)
     }
 
     /// Leader: to all ranks of the unit, itself included.

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use nix::sched::CloneFlags;
 use serde::{Deserialize, Serialize};
 
-use crate::config::LabConfig;
+use crate::config::{Collectives, LabConfig};
 use crate::controller::NONE;
 use crate::fabric::{self, WireClass};
 use crate::sandbox::{self, find_program};
@@ -32,7 +32,19 @@ pub struct Tools {
     /// `laxity-coordinator`, if it is to run.
     #[serde(default)]
     pub coordinator: Option<PathBuf>,
+    /// The NCCL net plugin, if it is to carry collectives.
+    #[serde(default)]
+    pub nccl_plugin: Option<PathBuf>,
 }
+
+/// Variable that names the NCCL net plugin.
+pub const NCCL_PLUGIN_VARIABLE: &str = "LAXITY_NCCL_PLUGIN";
+
+/// What it is called here.
+const NCCL_PLUGIN: &str = "NCCL plugin";
+
+/// Its file: as NCCL looks for it, and as cargo builds it.
+const NCCL_PLUGIN_NAMES: [&str; 2] = ["libnccl-net-laxity.so", "libnccl_net_laxity.so"];
 
 /// The program that orders between hosts.
 const COORDINATOR: &str = "laxity-coordinator";
@@ -102,6 +114,65 @@ fn find_own(name: &str) -> Option<PathBuf> {
     beside.or_else(|| find_program(name))
 }
 
+/// The NCCL net plugin: the configured one, `LAXITY_NCCL_PLUGIN`, next to this program (cargo allows no hyphen in a library's
+/// name), where `make install` or a package puts it.
+fn find_nccl_plugin(config: &LabConfig) -> Result<PathBuf, Lack> {
+    let named = config.nccl_plugin.clone().or_else(|| {
+        std::env::var_os(NCCL_PLUGIN_VARIABLE)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    });
+    if let Some(path) = named {
+        return std::fs::canonicalize(&path).map_err(|error| {
+            let named = path.display();
+            lack(
+                NCCL_PLUGIN,
+                format!("{named} is not there: {error}; --nccl-plugin and {NCCL_PLUGIN_VARIABLE} want the path of {}", NCCL_PLUGIN_NAMES[0]),
+            )
+        });
+    }
+    let folders = plugin_folders();
+    let found = folders
+        .iter()
+        .flat_map(|folder| NCCL_PLUGIN_NAMES.map(|name| folder.join(name)))
+        .find(|file| file.is_file());
+    found
+        .map(|file| std::fs::canonicalize(&file).unwrap_or(file))
+        .ok_or_else(|| {
+            let looked: Vec<String> = folders.iter().map(|f| f.display().to_string()).collect();
+            lack(
+                NCCL_PLUGIN,
+                format!(
+                    "{} is in none of {}; build it with `cargo build --release -p laxity-nccl`, name it with --nccl-plugin PATH \
+                     or {NCCL_PLUGIN_VARIABLE}, or run with --collectives sockets",
+                    NCCL_PLUGIN_NAMES[0],
+                    looked.join(", ")
+                ),
+            )
+        })
+}
+
+/// Where libraries of ours may be, most likely first.
+fn plugin_folders() -> Vec<PathBuf> {
+    let multiarch = format!("{}-linux-gnu", std::env::consts::ARCH);
+    let mut folders: Vec<PathBuf> = Vec::new();
+    if let Ok(exe) = std::env::current_exe() {
+        // As for programs: a test lies one folder below.
+        folders.extend(exe.ancestors().skip(1).take(2).map(PathBuf::from));
+        folders.extend(exe.ancestors().nth(2).map(|prefix| prefix.join("lib")));
+    }
+    for lib in ["/usr/local/lib", "/usr/lib"].map(PathBuf::from) {
+        folders.extend([lib.join(&multiarch), lib]);
+    }
+    let mut once = Vec::new();
+    for folder in folders {
+        if !once.contains(&folder) {
+            once.push(folder);
+        }
+    }
+    once
+}
+
 /// What this machine has, and what it lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
@@ -151,6 +222,7 @@ pub fn findings(config: &LabConfig) -> Findings {
             tc: tc.clone(),
             laxityd: None,
             coordinator: None,
+            nccl_plugin: None,
         };
         findings.lacks.extend(probe_kernel(&tools));
     }
@@ -168,6 +240,12 @@ pub fn findings(config: &LabConfig) -> Findings {
                 "not next to this program nor in PATH; build it with `cargo build --release -p \
                  laxity-coordinator`, or run without --coordinator",
             )),
+        }
+    }
+    if config.collectives == Collectives::NcclPlugin {
+        match find_nccl_plugin(config) {
+            Ok(path) => findings.found.push((NCCL_PLUGIN, path)),
+            Err(lack) => findings.lacks.push(lack),
         }
     }
     findings
@@ -192,6 +270,7 @@ pub fn find(config: &LabConfig) -> Result<Tools, CannotRun> {
             tc,
             laxityd: path("laxityd"),
             coordinator: path(COORDINATOR),
+            nccl_plugin: path(NCCL_PLUGIN),
         }),
         _ => Err(CannotRun(findings.lacks)),
     }

@@ -32,14 +32,15 @@ pub const FOLDER: &str = "/run/lab";
 const SELF: &str = "/proc/self/exe";
 
 /// A command that runs this program again for one of the lab's parts. What the caller has set for a
-/// daemon or a client of its own (`LAXITY_SOCKET`, `LAXITY_MODE` and all the others) stays behind: it
-/// would override what the lab configures.
+/// daemon, a client or an NCCL of its own (`LAXITY_SOCKET`, `NCCL_SOCKET_IFNAME` and all the others) stays
+/// behind: it would override what the lab configures.
 #[must_use]
 pub fn internal(part: &str) -> Command {
     let mut command = Command::new(SELF);
     command.arg0("laxity-lab").arg(INTERNAL).arg(part);
     for (name, _) in std::env::vars_os() {
-        if name.as_encoded_bytes().starts_with(b"LAXITY_") {
+        let bytes = name.as_encoded_bytes();
+        if bytes.starts_with(b"LAXITY_") || bytes.starts_with(b"NCCL_") {
             command.env_remove(name);
         }
     }

@@ -4,7 +4,7 @@
 //! The receiving side proves delivery: a flow's chunks have to arrive contiguously, with the
 //! bytes that its sender's pattern has, each exactly once; anything else is counted.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind, IoSlice, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,23 +12,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrIn, sockopt};
 
 use crate::fabric::{self, WireClass};
-use crate::frame::{self, HEAD_BYTES, Head, Kind, PAYLOAD_BYTES_MAX};
+use crate::frame::{self, HEAD_BYTES, Head, PAYLOAD_BYTES_MAX};
+use crate::ledger::{Arrival, Ledger, Reassembly, stage_name};
 use crate::message::Traffic;
 
 /// First TCP port; one per class.
 const PORT_FIRST: u16 = 7000;
 
 const BACKLOG: i32 = 64;
-
-/// What the traffic report calls a flow's stage.
-#[must_use]
-pub fn stage_name(kind: Kind) -> &'static str {
-    match kind {
-        Kind::KvReuse => "kv_reuse",
-        Kind::Dispatch | Kind::Combine => "collective",
-        Kind::P2d => "p2d",
-    }
-}
 
 struct OutFrame {
     head: [u8; HEAD_BYTES],
@@ -77,56 +68,7 @@ impl Outgoing {
 
 struct Incoming {
     stream: TcpStream,
-    head: [u8; HEAD_BYTES],
-    head_filled: usize,
-    /// The frame whose payload is being read, and how much of it is still to come.
-    frame: Option<(Head, usize)>,
-}
-
-/// What arrived: bytes of a flow, and whether they were its last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arrival {
-    /// Head of the frame whose payload is complete.
-    pub head: Head,
-    /// The flow is complete.
-    pub complete: bool,
-}
-
-/// Checks that every byte of every flow arrives once and in order.
-#[derive(Debug, Default)]
-struct Ledger {
-    /// Next offset of flows that are under way.
-    next: HashMap<u64, u64>,
-    done: HashSet<u64>,
-    traffic: Traffic,
-}
-
-impl Ledger {
-    /// Takes note of a frame. `None` if its bytes had all been here before.
-    fn frame(&mut self, head: &Head) -> Option<Arrival> {
-        let len = u64::from(head.len);
-        if self.done.contains(&head.flow) {
-            self.traffic.duplicated += len;
-            return None;
-        }
-        let next = self.next.entry(head.flow).or_default();
-        let end = head.offset + len;
-        let again = next.saturating_sub(head.offset).min(len);
-        self.traffic.duplicated += again;
-        self.traffic.missing += head.offset.saturating_sub(*next);
-        let stage = stage_name(head.kind).to_owned();
-        *self.traffic.received.entry(stage).or_default() += len - again;
-        *next = (*next).max(end);
-        let complete = *next >= head.total;
-        if complete {
-            self.next.remove(&head.flow);
-            self.done.insert(head.flow);
-        }
-        Some(Arrival {
-            head: *head,
-            complete,
-        })
-    }
+    stream_so_far: Reassembly,
 }
 
 /// All data connections of a host.
@@ -257,9 +199,7 @@ impl Transport {
                     accepted.push(self.incoming.len());
                     self.incoming.push(Some(Incoming {
                         stream,
-                        head: [0; HEAD_BYTES],
-                        head_filled: 0,
-                        frame: None,
+                        stream_so_far: Reassembly::default(),
                     }));
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(accepted),
@@ -336,7 +276,10 @@ impl Transport {
                     return Ok(());
                 }
                 Ok(count) => {
-                    take(incoming, &self.buffer[..count], &mut self.ledger, arrivals)?;
+                    let bytes = &self.buffer[..count];
+                    incoming
+                        .stream_so_far
+                        .take(bytes, &mut self.ledger, arrivals)?;
                     if count < self.buffer.len() {
                         return Ok(());
                     }
@@ -357,7 +300,7 @@ impl Transport {
     pub fn traffic(&self) -> Traffic {
         Traffic {
             sent: self.sent.sent.clone(),
-            ..self.ledger.traffic.clone()
+            ..self.ledger.traffic().clone()
         }
     }
 
@@ -365,115 +308,5 @@ impl Transport {
     #[must_use]
     pub fn host(&self) -> usize {
         self.host
-    }
-}
-
-/// Takes bytes off a connection: heads, and payload that is compared with what it has to be.
-fn take(
-    incoming: &mut Incoming,
-    mut bytes: &[u8],
-    ledger: &mut Ledger,
-    arrivals: &mut Vec<Arrival>,
-) -> io::Result<()> {
-    while !bytes.is_empty() {
-        if let Some((head, left)) = incoming.frame.as_mut() {
-            let (part, rest) = bytes.split_at(bytes.len().min(*left));
-            let offset = head.offset + (head.len as usize - *left) as u64;
-            if frame::payload(head.flow, offset, part.len()) != part {
-                ledger.traffic.corrupted += part.len() as u64;
-            }
-            bytes = rest;
-            *left -= part.len();
-            if *left == 0 {
-                let head = *head;
-                incoming.frame = None;
-                arrivals.extend(ledger.frame(&head));
-            }
-        } else {
-            let wanted = HEAD_BYTES - incoming.head_filled;
-            let (part, rest) = bytes.split_at(bytes.len().min(wanted));
-            incoming.head[incoming.head_filled..][..part.len()].copy_from_slice(part);
-            incoming.head_filled += part.len();
-            bytes = rest;
-            if incoming.head_filled == HEAD_BYTES {
-                incoming.head_filled = 0;
-                let head = Head::decode(&incoming.head).ok_or_else(|| {
-                    io::Error::new(ErrorKind::InvalidData, "a data connection lost its framing")
-                })?;
-                incoming.frame = Some((head, head.len as usize));
-            }
-        }
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn head(flow: u64, offset: u64, len: u32, total: u64) -> Head {
-        Head {
-            flow,
-            offset,
-            total,
-            len,
-            kind: Kind::P2d,
-            layer: 0,
-            batch: 1,
-            request: 1,
-            from: 0,
-        }
-    }
-
-    #[test]
-    fn every_byte_counts_once_and_whatever_else_is_noticed() {
-        let mut ledger = Ledger::default();
-        assert!(!ledger.frame(&head(1, 0, 100, 300)).unwrap().complete);
-        assert!(!ledger.frame(&head(1, 50, 100, 300)).unwrap().complete);
-        assert_eq!(ledger.traffic.duplicated, 50);
-        assert!(ledger.frame(&head(1, 200, 100, 300)).unwrap().complete);
-        assert_eq!(ledger.traffic.missing, 50);
-        assert_eq!(
-            ledger.frame(&head(1, 0, 300, 300)),
-            None,
-            "a replay of the whole flow"
-        );
-        assert_eq!(ledger.traffic.duplicated, 350);
-        assert_eq!(ledger.traffic.received["p2d"], 250);
-    }
-
-    proptest! {
-        #[test]
-        fn frames_are_found_however_tcp_cuts_the_stream(cuts in prop::collection::vec(1..5000_usize, 1..60)) {
-            let mut stream = Vec::new();
-            for (offset, len) in [(0_u64, 30_000_u32), (30_000, 1), (30_001, 9_999)] {
-                let head = head(7, offset, len, 40_000);
-                stream.extend_from_slice(&head.encode());
-                stream.extend_from_slice(frame::payload(7, offset, len as usize));
-            }
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let stream_end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let mut incoming = Incoming {
-                stream: stream_end,
-                head: [0; HEAD_BYTES],
-                head_filled: 0,
-                frame: None,
-            };
-            let (mut ledger, mut arrivals) = (Ledger::default(), Vec::new());
-            let mut rest = &stream[..];
-            for cut in cuts.into_iter().cycle() {
-                let (part, behind) = rest.split_at(cut.min(rest.len()));
-                take(&mut incoming, part, &mut ledger, &mut arrivals).unwrap();
-                rest = behind;
-                if rest.is_empty() {
-                    break;
-                }
-            }
-            prop_assert_eq!(arrivals.len(), 3);
-            prop_assert!(arrivals[2].complete);
-            prop_assert_eq!(ledger.traffic.corrupted, 0);
-            prop_assert_eq!(ledger.traffic.received["p2d"], 40_000);
-        }
     }
 }

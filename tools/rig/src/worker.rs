@@ -9,21 +9,24 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use laxity_nccl_host::Handle;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use serde::{Deserialize, Serialize};
 
+use crate::carrier::{self, Carrier, CarrierRecord, Report};
 use crate::config::LabConfig;
 use crate::fabric::WireClass;
 use crate::frame::{Head, Kind};
 use crate::gate::{Gate, Read, Way};
+use crate::ledger::Arrival;
 use crate::mailbox::Mailbox;
 use crate::message::{self, Message, Notice, Order, WorkerReport};
 use crate::plan::PlannedRequest;
 use crate::prefill::{Effect, NewFlow, Rank, Setting};
-use crate::transport::{Arrival, Transport};
+use crate::transport::Transport;
 
 /// What a worker is told when it is started, in the file [`SPEC_FILE`] of the run's folder.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -34,6 +37,9 @@ pub struct RunSpec {
     pub plan: Vec<PlannedRequest>,
     /// The hosts have daemons.
     pub scheduled: bool,
+    /// The NCCL net plugin that carries collectives; none if the replay's own connections do.
+    #[serde(default)]
+    pub nccl_plugin: Option<PathBuf>,
 }
 
 /// Name of the file with the [`RunSpec`].
@@ -49,6 +55,9 @@ pub fn daemon_socket(folder: &Path, host: usize) -> PathBuf {
 /// the window holds several, so this adds no gap to a loaded port.
 const PERMIT_POLL_NS: u64 = 150_000;
 
+/// How long after its plugin failed a worker gives up, if the run goes on.
+const CARRIER_LOST_AFTER_NS: u64 = 2_000_000_000;
+
 /// Reading of CLOCK_MONOTONIC, ns.
 ///
 /// # Errors
@@ -62,6 +71,8 @@ pub fn now_ns() -> io::Result<u64> {
 enum Due {
     Arrival(u64),
     Compute,
+    /// The plugin failed, and that was not because the run is over.
+    CarrierLost,
 }
 
 /// What an epoll event is about; the upper half of its number, the lower half is an index.
@@ -75,6 +86,7 @@ enum Source {
     DataListener,
     DataIncoming,
     DataOutgoing,
+    Carrier,
 }
 
 fn token(source: Source, index: usize) -> u64 {
@@ -95,6 +107,12 @@ struct Worker {
     transport: Transport,
     mailbox: Mailbox,
     gate: Gate,
+    /// What carries collectives, if not the transport.
+    carrier: Option<Carrier>,
+    /// Where the plugin listens for each peer, until they are told.
+    handles: Vec<(usize, Handle)>,
+    carrier_failure: Option<anyhow::Error>,
+    buffers_unbounded: bool,
     scheduled: bool,
     flow_last: u64,
     due: BinaryHeap<Reverse<(u64, Due)>>,
@@ -114,7 +132,10 @@ struct Worker {
 pub fn run(folder: &Path, host: usize) -> anyhow::Result<()> {
     let spec: RunSpec = serde_json::from_slice(&std::fs::read(folder.join(SPEC_FILE))?)?;
     let mut worker = Worker::new(folder, host, spec)?;
-    worker.notify(&Notice::Listening)?;
+    // Where there is a plugin, its report is the notice.
+    if worker.carrier.is_none() {
+        worker.notify(&Notice::Listening)?;
+    }
     while !worker.finished {
         worker.turn()?;
     }
@@ -141,6 +162,15 @@ impl Worker {
             Gate::open(&classes)
         };
         let transport = Transport::listen(host, classes, config.socket_buffer_bytes)?;
+        let mut buffers_unbounded = false;
+        let carrier = match (spec.nccl_plugin, rank) {
+            (Some(plugin), Some((unit, own))) => {
+                buffers_unbounded = !carrier::bound_buffers(config.socket_buffer_bytes);
+                let peers = config.unit_peers(unit, own).collect();
+                Some(Carrier::start(plugin, peers)?)
+            }
+            _ => None,
+        };
         let setting = Rc::new(Setting {
             config,
             scaling,
@@ -155,6 +185,10 @@ impl Worker {
             transport,
             mailbox: Mailbox::listen(folder, host)?,
             gate,
+            carrier,
+            handles: Vec::new(),
+            carrier_failure: None,
+            buffers_unbounded,
             scheduled: spec.scheduled,
             flow_last: 0,
             due: BinaryHeap::new(),
@@ -176,6 +210,9 @@ impl Worker {
         worker.watch(worker.mailbox.listener(), Source::MailListener, 0)?;
         for (index, listener) in worker.transport.listeners().enumerate() {
             worker.watch(listener, Source::DataListener, index)?;
+        }
+        if let Some(carrier) = &worker.carrier {
+            worker.watch(carrier.wake(), Source::Carrier, 0)?;
         }
         Ok(worker)
     }
@@ -206,6 +243,11 @@ impl Worker {
             match (due, self.rank.as_mut()) {
                 (Due::Arrival(request), Some(rank)) => rank.request_arrived(now, request),
                 (Due::Compute, Some(rank)) => rank.computed(now),
+                (Due::CarrierLost, _) => {
+                    if let Some(error) = self.carrier_failure.take() {
+                        return Err(error.context("the NCCL plugin"));
+                    }
+                }
                 (_, None) => {}
             }
         }
@@ -262,7 +304,7 @@ impl Worker {
             let messages = self.mailbox.receive(index)?;
             let now = now_ns()?;
             for message in &messages {
-                self.message(now, message);
+                self.message(now, message)?;
             }
         } else if is(Source::DataListener) {
             for number in self.transport.accept(index)? {
@@ -279,6 +321,11 @@ impl Worker {
             }
         } else if is(Source::DataOutgoing) {
             self.transport.unblock(index);
+        } else if is(Source::Carrier) {
+            let reports = self.carrier.as_ref().map(Carrier::take);
+            for report in reports.unwrap_or_default() {
+                self.carrier_reports(report)?;
+            }
         }
         Ok(())
     }
@@ -296,7 +343,10 @@ impl Worker {
             match order {
                 Order::Connect => {
                     self.connect()?;
-                    self.notify(&Notice::Connected)?;
+                    // The plugin's connections take their time; its report is then the notice.
+                    if self.carrier.is_none() {
+                        self.notify(&Notice::Connected)?;
+                    }
                 }
                 Order::Begin(at_ns) => self.begin(at_ns),
                 Order::Finish => self.finished = true,
@@ -316,9 +366,14 @@ impl Worker {
             return Ok(());
         }
         let (unit, rank) = (self.host / ranks, self.host % ranks);
-        let collective = (0..ranks)
-            .filter(|&r| r != rank)
-            .map(|r| config.prefill_host(unit, r));
+        for (peer, handle) in std::mem::take(&mut self.handles) {
+            let from = self.host;
+            let handle = handle.to_vec();
+            self.mailbox.post(peer, &Message::Handle { from, handle });
+        }
+        // With a plugin there is no other way for collectives, so nothing of them can go past it.
+        let sockets = self.carrier.is_none();
+        let collective = config.unit_peers(unit, rank).filter(|_| sockets);
         let fetchers = (0..config.units)
             .filter(|&u| u != unit)
             .map(|u| config.prefill_host(u, rank));
@@ -357,11 +412,16 @@ impl Worker {
         self.setting = setting;
     }
 
-    fn message(&mut self, now: u64, message: &Message) {
+    fn message(&mut self, now: u64, message: &Message) -> anyhow::Result<()> {
         match message {
             Message::Arrived(flows) => {
                 for &(flow, bytes) in flows {
                     self.gate.arrived(flow, bytes);
+                }
+            }
+            Message::Handle { from, handle } => {
+                if let Some(carrier) = &self.carrier {
+                    carrier.connect(*from, carrier::handle_from(handle)?);
                 }
             }
             Message::Read { to, head, bytes } => {
@@ -374,6 +434,7 @@ impl Worker {
             }
         }
         self.carry_out(now);
+        Ok(())
     }
 
     fn arrived(&mut self, now: u64, arrival: &Arrival) -> anyhow::Result<()> {
@@ -388,9 +449,37 @@ impl Worker {
                 _ => flows.push((head.flow, u64::from(head.len))),
             }
         }
-        if !arrival.complete {
-            return Ok(());
+        if arrival.complete {
+            self.complete(now, head)?;
         }
+        Ok(())
+    }
+
+    /// What the plugin's thread has to say.
+    fn carrier_reports(&mut self, report: Report) -> anyhow::Result<()> {
+        match report {
+            Report::Listening(handles) => {
+                self.handles = handles;
+                self.notify(&Notice::Listening)?;
+            }
+            Report::Connected => self.notify(&Notice::Connected)?,
+            // Nobody waits for a word that it has arrived: the flow is the plugin's.
+            Report::Arrived(arrival) if arrival.complete => {
+                self.complete(now_ns()?, &arrival.head)?;
+            }
+            Report::Arrived(_) => {}
+            Report::Failed(error) => {
+                self.carrier_failure = Some(error);
+                // At the end of a run a peer may close its connections before this host is told to.
+                let at = now_ns()? + CARRIER_LOST_AFTER_NS;
+                self.due.push(Reverse((at, Due::CarrierLost)));
+            }
+        }
+        Ok(())
+    }
+
+    /// The last byte of a flow is here.
+    fn complete(&mut self, now: u64, head: &Head) -> anyhow::Result<()> {
         if let Some(rank) = self.rank.as_mut() {
             rank.received(now, head);
             self.carry_out(now);
@@ -467,7 +556,10 @@ impl Worker {
             request: flow.request,
             from: sender as u16,
         };
-        self.gate.submit(flow, head, way, &mut self.transport);
+        match &self.carrier {
+            Some(carrier) if flow.kind.is_collective() => carrier.exchange(flow.to, head),
+            _ => self.gate.submit(flow, head, way, &mut self.transport),
+        }
     }
 
     fn report(&mut self) -> WorkerReport {
@@ -478,12 +570,22 @@ impl Worker {
             .unwrap_or_default();
         let mut client = self.gate.record();
         client.unscheduled_ns -= self.unscheduled_before_ns.min(client.unscheduled_ns);
+        let mut traffic = self.transport.traffic();
+        let carrier = self.carrier.take().map(|carrier| {
+            let (record, carried) = carrier.finish();
+            traffic.add(&carried);
+            CarrierRecord {
+                buffers_unbounded: self.buffers_unbounded,
+                ..record
+            }
+        });
         WorkerReport {
             host: self.host,
             collective_ns,
             batches,
-            traffic: self.transport.traffic(),
+            traffic,
             client,
+            carrier,
         }
     }
 }

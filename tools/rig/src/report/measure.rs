@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Serialize;
 
 use super::distribution::{Sample, Summary};
+use crate::carriage::Carriage;
 use crate::config::{LabConfig, Scaling};
 use crate::controller::{LinkRecord, RunRecord};
 use crate::coordinator::CoordinatorRecord;
@@ -70,9 +71,12 @@ pub struct PolicyRun {
     pub nic_bytes: BTreeMap<u8, u64>,
     /// Packets that any queue dropped.
     pub fabric_drops: u64,
-    /// Payload that was sent, by stage and DSCP: what `fabric_bytes` has to agree with.
+    /// Payload that the replay's own connections sent, by stage and DSCP: what `fabric_bytes` has to agree with, if
+    /// `plugin` is none.
     pub stage_bytes: BTreeMap<String, BTreeMap<u8, u64>>,
-    /// Payload handed to TCP.
+    /// What became of all-to-alls that the NCCL plugin carried; none if the replay's own connections did.
+    pub plugin: Option<Carriage>,
+    /// Payload handed to TCP, and to the plugin.
     pub bytes_sent: u64,
     /// Payload received, each byte counted the first time.
     pub bytes_received: u64,
@@ -333,6 +337,7 @@ fn policy_run(config: &LabConfig, plan: &[PlannedRequest], record: &RunRecord) -
         bytes_sent: traffic()
             .flat_map(|t| t.sent.values())
             .flat_map(BTreeMap::values)
+            .chain(traffic().flat_map(|t| t.carried.values()))
             .sum(),
         bytes_received: traffic().flat_map(|t| t.received.values()).sum(),
         bytes_duplicated: traffic().map(|t| t.duplicated).sum(),
@@ -350,6 +355,7 @@ fn policy_run(config: &LabConfig, plan: &[PlannedRequest], record: &RunRecord) -
             .map(|w| ms(w.client.unscheduled_ns))
             .fold(0.0, f64::max),
         daemon_restarts: record.daemon_restarts,
+        plugin: record.carriage.clone(),
         coordinator: record.coordinator.clone(),
         busy_cores: record.busy_cores,
         lab_cores: record.lab_cores,

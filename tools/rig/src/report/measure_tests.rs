@@ -48,6 +48,7 @@ pub(crate) fn example() -> LabReport {
             unscheduled_ns: 2_000_000,
             ..Default::default()
         },
+        carrier: None,
     };
     let record = RunRecord {
         policy: "mfs".into(),

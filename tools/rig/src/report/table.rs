@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 
 use super::measure::{LabReport, PolicyRun};
+use crate::carriage::Carriage;
+use crate::config::Collectives;
 
 fn megabytes(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / 1e6)
@@ -114,6 +116,15 @@ fn heading(report: &LabReport) -> String {
         )
         .expect("a String takes all");
     }
+    if config.collectives == Collectives::NcclPlugin {
+        let name = report.runs.iter().find_map(|run| run.plugin.as_ref());
+        writeln!(
+            text,
+            "all-to-alls go through the NCCL net plugin {}",
+            name.map_or("", |plugin| &plugin.name)
+        )
+        .expect("a String takes all");
+    }
     if let Some(check) = scaling.ideal_check {
         writeln!(
             text,
@@ -123,6 +134,39 @@ fn heading(report: &LabReport) -> String {
         .expect("a String takes all");
     }
     text.trim_end().to_owned()
+}
+
+/// What the plugin did.
+fn carried(plugin: &Carriage) -> String {
+    let payload: u64 = plugin.payload_bytes.values().sum();
+    let mut text = format!(
+        "; the plugin sent {} MB in {} messages",
+        megabytes(payload),
+        plugin.messages
+    );
+    let by_dscp = plugin.sent_bytes.get("collective");
+    for (dscp, bytes) in by_dscp.into_iter().flatten() {
+        let name = match dscp {
+            0 => "unmarked".to_owned(),
+            dscp => format!("DSCP {dscp}"),
+        };
+        write!(text, ", {} MB {name}", megabytes(*bytes)).expect("a String takes all");
+    }
+    if plugin.deferred > 0 {
+        write!(text, ", {} had to wait", plugin.deferred).expect("a String takes all");
+    }
+    if plugin.overdue > 0 {
+        write!(text, ", {} for as long as they may", plugin.overdue).expect("a String takes all");
+    }
+    if plugin.buffers_unbounded > 0 {
+        write!(
+            text,
+            ", with the kernel's own buffers at {} hosts: not to be compared with runs over the lab's own connections",
+            plugin.buffers_unbounded
+        )
+        .expect("a String takes all");
+    }
+    text
 }
 
 /// What went wrong, if something did, and whether every byte arrived.
@@ -160,6 +204,9 @@ fn remarks(report: &LabReport) -> String {
                 megabytes(run.bypassed_bytes)
             )
             .expect("a String takes all");
+        }
+        if let Some(plugin) = &run.plugin {
+            note += &carried(plugin);
         }
         if run.daemon_restarts > 0 {
             write!(note, "; {} daemons restarted", run.daemon_restarts)

@@ -1,0 +1,452 @@
+//! The NCCL net plugin, driven as NCCL drives it by a harness in C (`tests/nccl`): every version of the
+//! interface, over loopback and between network namespaces, without a daemon and with one. And the
+//! harness itself, on a plugin with faults to choose from, each of which it has to notice.
+//!
+//! `LAXITY_NCCL_PLUGIN` names another plugin than the built one. No test here measures time.
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use nix::sys::signal::Signal;
+
+use crate::process::{Daemon, binary, eventually};
+
+const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/nccl");
+
+/// What leaves the library, and nothing else does.
+const SYMBOLS: [&str; 10] = [
+    "ncclNetPlugin_v10",
+    "ncclNetPlugin_v11",
+    "ncclNetPlugin_v12",
+    "ncclNetPlugin_v7",
+    "ncclNetPlugin_v8",
+    "ncclNetPlugin_v9",
+    "ncclProfiler_v3",
+    "ncclProfiler_v4",
+    "ncclProfiler_v5",
+    "ncclProfiler_v6",
+];
+
+/// Where the harness is built; once, whichever tests (and processes of tests) ask.
+fn harness() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nccl-harness");
+    fs::create_dir_all(&folder).expect("a folder");
+    let lock = File::create(folder.join("lock")).expect("a lock");
+    lock.lock().expect("locked");
+    let changed = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
+    let newest = fs::read_dir(SOURCES)
+        .expect("sources")
+        .flatten()
+        .filter_map(|entry| changed(&entry.path()))
+        .max();
+    let stamp = folder.join("built");
+    if changed(&stamp) < newest {
+        let output = Command::new(Path::new(SOURCES).join("build.sh"))
+            .arg(&folder)
+            .output()
+            .expect("build.sh starts");
+        assert!(output.status.success(), "{}", said(&output));
+        fs::write(&stamp, "").expect("a stamp");
+    }
+    folder
+}
+
+fn said(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+fn plugin() -> PathBuf {
+    std::env::var_os("LAXITY_NCCL_PLUGIN").map_or_else(
+        || {
+            let own = std::env::current_exe().expect("own path");
+            let folder = own
+                .parent()
+                .and_then(Path::parent)
+                .expect("target/<profile>");
+            let path = folder.join("libnccl_net_laxity.so");
+            assert!(
+                path.exists(),
+                "{} is missing: run `cargo build -p laxity-nccl` first (make test does)",
+                path.display()
+            );
+            path
+        },
+        PathBuf::from,
+    )
+}
+
+/// A command that inherits nothing which changes what a plugin does.
+fn clean(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        let name_bytes = name.as_encoded_bytes();
+        if [&b"LAXITY_"[..], b"NCCL_", b"STRAWMAN_"]
+            .iter()
+            .any(|prefix| name_bytes.starts_with(prefix))
+        {
+            command.env_remove(name);
+        }
+    }
+    command
+        .env("NCCL_SOCKET_IFNAME", "lo")
+        .env("LAXITY_SOCKET", "/nonexistent/laxityd.sock")
+        .stdin(Stdio::null());
+    command
+}
+
+fn check(plugin: &Path, versions: &[&str], cases: &[&str]) -> Command {
+    let mut command = clean(&harness().join("nccl_check"));
+    command.arg("--plugin").arg(plugin);
+    for version in versions {
+        command.args(["--version", version]);
+    }
+    command.args(cases);
+    command
+}
+
+/// Runs it; every case in every version has to have passed, and that many have to have been tried.
+fn passes(mut command: Command, lines: usize) {
+    let output = command.output().expect("nccl_check starts");
+    let text = said(&output);
+    println!("{text}");
+    assert!(output.status.success(), "{text}");
+    let tried = text.lines().filter(|line| line.starts_with("ok ")).count();
+    assert_eq!(tried, lines, "{text}");
+}
+
+const ALL: [&str; 1] = ["all"];
+/// The oldest, and the newest, for what costs seconds and is below the versions' differences.
+const ENDS: [&str; 2] = ["7", "12"];
+
+fn every_version(cases: &[&str]) {
+    passes(check(&plugin(), &ALL, cases), 6 * cases.len());
+}
+
+fn both_ends(cases: &[&str]) {
+    passes(check(&plugin(), &ENDS, cases), 2 * cases.len());
+}
+
+#[test]
+fn the_nccl_plugin_exports_what_nccl_looks_for_and_nothing_else() {
+    let output = Command::new("nm")
+        .args(["-D", "--defined-only", "--format=posix"])
+        .arg(plugin())
+        .output()
+        .expect("nm starts (it comes with the C compiler)");
+    assert!(output.status.success(), "{}", said(&output));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut names: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    names.sort_unstable();
+    assert_eq!(names, SYMBOLS);
+    passes(check(&plugin(), &["12"], &["symbols"]), 1);
+}
+
+#[test]
+fn the_nccl_plugin_loads_reloads_and_survives_forks_in_every_version() {
+    every_version(&["properties", "handle_size", "registration", "contexts"]);
+    every_version(&["reload", "no_leak", "forks"]);
+}
+
+#[test]
+fn the_nccl_plugin_passes_traffic_without_a_daemon_and_names_an_interface_it_lacks() {
+    every_version(&["no_daemon", "mode_off", "bad_interface"]);
+}
+
+#[test]
+fn nccl_connections_do_not_block_and_strangers_do_not_get_in() {
+    every_version(&["connect_first", "accept_first", "listener_closed"]);
+    every_version(&["storm", "foreign_handles", "strangers", "no_files"]);
+}
+
+#[test]
+fn nccl_messages_arrive_whole_and_in_order_in_every_version() {
+    every_version(&["sizes", "in_order", "one_by_one", "grouped", "flush"]);
+    every_version(&["close_after_done", "tested_in_any_order", "lopsided"]);
+    every_version(&["independent", "too_long"]);
+}
+
+#[test]
+fn nccl_messages_arrive_when_there_are_many_big_or_refused_ones() {
+    both_ends(&["big", "thirty_two", "refused", "many_messages", "duplex"]);
+    passes(check(&plugin(), &["9", "12"], &["optional_completion"]), 2);
+}
+
+#[test]
+fn a_gigabyte_is_one_nccl_message() {
+    let mut command = check(&plugin(), &["12"], &["gigabyte"]);
+    let output = command.output().expect("nccl_check starts");
+    let text = said(&output);
+    println!("{text}");
+    if text.starts_with("skipped") {
+        return;
+    }
+    assert!(output.status.success(), "{text}");
+}
+
+#[test]
+fn nccl_comms_close_with_requests_in_flight_and_dead_peers_are_errors_of_test() {
+    every_version(&["close_in_flight", "memory_after_close", "closed_by_sender"]);
+    every_version(&["closed_by_receiver", "sender_killed", "receiver_killed"]);
+    every_version(&["idle_sender_killed", "receiver_stopped"]);
+}
+
+#[test]
+fn two_threads_share_nccl_comms() {
+    both_ends(&["register_and_send", "connect_and_send"]);
+    both_ends(&["comms_by_thread", "ends_by_thread", "interrupted"]);
+}
+
+#[test]
+fn nccl_collectives_of_two_to_eight_processes_have_the_right_sums() {
+    every_version(&["all_reduce_2", "all_to_all_4"]);
+    both_ends(&["all_reduce_4", "all_to_all_2", "all_reduce_refused"]);
+    passes(
+        check(&plugin(), &["12"], &["all_reduce_8", "all_to_all_8"]),
+        2,
+    );
+}
+
+#[test]
+fn the_profiler_half_of_the_nccl_plugin_keeps_nothing_and_follows_no_foreign_pointer() {
+    let cases = ["profiler_v3", "profiler_v4", "profiler_v5", "profiler_v6"];
+    passes(check(&plugin(), &["10", "12"], &cases), 8);
+    let cases = ["profiler_threads", "profiler_foreign"];
+    passes(check(&plugin(), &["10", "11", "12"], &cases), 6);
+}
+
+#[test]
+fn nccl_collectives_run_under_a_daemon_that_permits_their_bytes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let daemon = Daemon::start(folder.path(), "");
+    let cases = [
+        "all_reduce_4",
+        "all_to_all_4",
+        "in_order",
+        "forks",
+        "sender_killed",
+    ];
+    let mut command = check(&plugin(), &ENDS, &cases);
+    command.env("LAXITY_SOCKET", daemon.socket());
+    passes(command, 2 * cases.len());
+    eventually("all processes are gone", || {
+        daemon.status().totals.attached_clients == 0
+    });
+    let totals = daemon.status().totals;
+    // 4 ranks, 3 channels, 3 rounds: 100003 floats, of which a ring sends 6/4.
+    let reduced = 2 * 4 * 3 * 3 * 100_003 * 4 * 6 / 4;
+    assert!(totals.attachments >= 16, "{totals:?}");
+    assert!(totals.permitted_bytes > reduced, "{totals:?}");
+}
+
+#[test]
+fn nccl_collectives_go_on_when_their_daemon_stops_answering_or_dies() {
+    for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut daemon = Daemon::start(folder.path(), "");
+        let cases = [
+            "all_reduce_4",
+            "all_to_all_4",
+            "thirty_two",
+            "many_messages",
+        ];
+        let mut command = check(&plugin(), &ENDS, &cases);
+        command.env("LAXITY_SOCKET", daemon.socket());
+        let mut child = command
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("nccl_check starts");
+        eventually("ranks have attached and send", || {
+            daemon.status().totals.permitted_bytes > 0
+        });
+        daemon.signal(signal);
+        let mut text = String::new();
+        let output = child.stdout.as_mut().expect("piped");
+        output.read_to_string(&mut text).expect("text");
+        println!("{text}");
+        assert!(child.wait().expect("it ends").success(), "{signal}: {text}");
+        let tried = text.lines().filter(|line| line.starts_with("ok ")).count();
+        assert_eq!(tried, 2 * cases.len(), "{text}");
+        daemon.kill();
+    }
+}
+
+/// Runs a command in network namespaces of its own, or `None` where there can be none.
+fn in_namespaces(ranks: &str, program: &Path, arguments: &[&str]) -> Option<String> {
+    let output = clean(&Path::new(SOURCES).join("namespaces.sh"))
+        .arg(ranks)
+        .arg(program)
+        .arg("--plugin")
+        .arg(plugin())
+        .args(arguments)
+        .output()
+        .expect("namespaces.sh starts");
+    let text = said(&output);
+    println!("{text}");
+    if output.status.code() == Some(75) {
+        println!("skipped");
+        return None;
+    }
+    assert!(output.status.success(), "{text}");
+    Some(text)
+}
+
+#[test]
+fn nccl_collectives_run_between_network_namespaces() {
+    for (ranks, cases) in [
+        ("2", &["all_reduce_2", "all_to_all_2", "duplex"][..]),
+        ("4", &["all_reduce_4", "all_to_all_4"]),
+    ] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let shared = folder.path().to_str().expect("a path");
+        let mut arguments = vec!["-v", "12", "-f", shared, "-r", "{rank}", "-n", "{ranks}"];
+        arguments.extend_from_slice(cases);
+        let program = harness().join("nccl_check");
+        let Some(text) = in_namespaces(ranks, &program, &arguments) else {
+            return;
+        };
+        let passed = text.lines().filter(|line| line.starts_with("ok ")).count();
+        assert_eq!(
+            passed,
+            cases.len() * ranks.parse::<usize>().expect("a number")
+        );
+    }
+}
+
+#[test]
+fn the_nccl_plugin_takes_the_interfaces_that_nccl_would_take() {
+    let output = clean(&Path::new(SOURCES).join("interfaces.sh"))
+        .arg(harness().join("nccl_check"))
+        .arg(plugin())
+        .output()
+        .expect("interfaces.sh starts");
+    let text = said(&output);
+    println!("{text}");
+    if output.status.code() == Some(75) {
+        println!("skipped");
+        return;
+    }
+    assert!(output.status.success(), "{text}");
+}
+
+#[test]
+fn the_bandwidth_program_counts_what_it_moves_at_every_version() {
+    for version in ["7", "12"] {
+        let output = clean(&harness().join("nccl_perf"))
+            .arg("--plugin")
+            .arg(plugin())
+            .args(["--version", version, "--bytes", "65536", "--window", "4"])
+            .args(["--streams", "3", "--seconds", "1", "--pings", "100"])
+            .output()
+            .expect("nccl_perf starts");
+        assert!(output.status.success(), "{}", said(&output));
+        let line: serde_json::Value =
+            serde_json::from_slice(&output.stdout).expect("a line of JSON");
+        let moved = line["moved"].as_u64().expect("bytes");
+        assert!(moved > 0 && moved.is_multiple_of(65536), "{line}");
+        assert!(line["latency_us"]["p50"].as_f64() > Some(0.0), "{line}");
+    }
+}
+
+/// A fault of the strawman, and a case that must notice it.
+const FAULTS: [(&str, &str); 27] = [
+    ("reorders", "in_order"),
+    ("truncates", "sizes"),
+    ("corrupts", "sizes"),
+    ("early", "big"),
+    ("keeps", "sizes"),
+    ("oversizes", "in_order"),
+    ("flush", "flush"),
+    ("grows", "many_messages"),
+    ("loses", "close_after_done"),
+    ("deaf", "sender_killed"),
+    ("deaf", "idle_sender_killed"),
+    ("raises", "receiver_killed"),
+    ("sigpipe", "closed_by_receiver"),
+    ("hangs", "close_in_flight"),
+    ("late_write", "memory_after_close"),
+    ("leaks", "no_leak"),
+    ("leaks", "reload"),
+    ("exits", "forks"),
+    ("finalizes", "contexts"),
+    ("blocks", "accept_first"),
+    ("trusts", "strangers"),
+    ("any_handle", "foreign_handles"),
+    ("scribbles", "properties"),
+    ("device", "properties"),
+    ("interface", "bad_interface"),
+    ("follows", "profiler_foreign"),
+    ("hoards", "profiler_v6"),
+];
+
+#[test]
+fn the_nccl_harness_passes_a_plugin_without_faults() {
+    let strawman = harness().join("libnccl-net-strawman.so");
+    // Every case at the newest version.
+    passes(check(&strawman, &["12"], &[]), 61);
+    passes(
+        check(
+            &strawman,
+            &["7", "8", "9", "10", "11"],
+            &["sizes", "storm", "contexts"],
+        ),
+        15,
+    );
+}
+
+#[test]
+fn the_nccl_harness_notices_each_fault_of_a_plugin() {
+    let strawman = harness().join("libnccl-net-strawman.so");
+    for (fault, case) in FAULTS {
+        let mut command = check(&strawman, &["12"], &[case]);
+        // Faults that show as a hang are waited for; a fifth of the usual time is enough here.
+        command.args(["--slow", "0.2"]).env("STRAWMAN_FAULT", fault);
+        let output = command.output().expect("nccl_check starts");
+        let text = said(&output);
+        print!("{fault}: {text}");
+        assert_eq!(
+            output.status.code(),
+            Some(1),
+            "{fault} passed {case}: {text}"
+        );
+        assert!(text.starts_with("FAILED"), "{fault}: {text}");
+        assert!(text.contains(case), "{fault}: {text}");
+    }
+    let extra = harness().join("libnccl-net-strawman-extra.so");
+    let output = check(&extra, &["12"], &["symbols"])
+        .output()
+        .expect("nccl_check starts");
+    assert!(
+        said(&output).contains("exports strawman_extra"),
+        "{}",
+        said(&output)
+    );
+}
+
+#[test]
+fn the_nccl_harness_says_what_is_wrong_with_its_arguments() {
+    let program = harness().join("nccl_check");
+    let plugin = harness().join("libnccl-net-strawman.so");
+    let plugin = plugin.to_str().expect("a path");
+    for (arguments, expected) in [
+        (&["-p", "/nonexistent.so"][..], "No such file"),
+        (&["-p", plugin, "-v", "6"], "no version 6"),
+        (&["-p", plugin, "nonsense"], "no case nonsense"),
+        (
+            &["-p", plugin, "-n", "2", "-f", "/tmp", "sizes"],
+            "has no ranks",
+        ),
+        (&["-p", plugin, "-n", "2", "duplex"], "needs --rank"),
+        (&["duplex"], "usage"),
+    ] {
+        let output = clean(&program).args(arguments).output().expect("it starts");
+        let text = said(&output);
+        assert_eq!(output.status.code(), Some(3), "{arguments:?}: {text}");
+        assert!(text.contains(expected), "{arguments:?}: {text}");
+    }
+}

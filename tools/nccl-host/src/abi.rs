@@ -1,0 +1,200 @@
+//! `ncclNet_v12_t` and what it points at, as NCCL 2.30 to 2.32 declare them (`net_v12.h`, `net_device.h`, `common.h`, `err.h`).
+
+use std::ffi::{c_char, c_int, c_void};
+
+/// Bytes of a connection handle.
+pub const HANDLE_BYTES: usize = 128;
+
+/// Where the table is: a symbol of the library.
+pub(crate) const SYMBOL: &str = "ncclNetPlugin_v12";
+
+/// `NCCL_PTR_HOST`: host memory.
+pub(crate) const PTR_HOST: c_int = 1;
+
+/// `NCCL_NET_TRAFFIC_CLASS_UNDEF`.
+pub(crate) const TRAFFIC_CLASS_UNDEFINED: c_int = -1;
+
+/// `NCCL_NET_MAX_DEVS_PER_NIC_V12`.
+const DEVICES_PER_NIC_MAX: usize = 8;
+
+/// `ncclNetCommConfig_v12_t`.
+#[repr(C)]
+pub(crate) struct CommConfig {
+    pub(crate) traffic_class: c_int,
+}
+
+/// `ncclNetVDeviceProps_v12_t`.
+#[repr(C)]
+pub(crate) struct VirtualDevice {
+    pub(crate) count: c_int,
+    pub(crate) devices: [c_int; DEVICES_PER_NIC_MAX],
+}
+
+/// `ncclNetProperties_v12_t`.
+#[repr(C)]
+pub(crate) struct RawProperties {
+    pub(crate) name: *const c_char,
+    pub(crate) pci_path: *const c_char,
+    pub(crate) guid: u64,
+    pub(crate) pointers: c_int,
+    pub(crate) registration_is_global: c_int,
+    pub(crate) force_flush: c_int,
+    pub(crate) speed_mbit: c_int,
+    pub(crate) port: c_int,
+    pub(crate) latency_us: f32,
+    pub(crate) comms_max: c_int,
+    pub(crate) receives_max: c_int,
+    pub(crate) device_type: c_int,
+    pub(crate) device_version: c_int,
+    pub(crate) virtual_device: VirtualDevice,
+    pub(crate) p2p_bytes_max: usize,
+    pub(crate) collective_bytes_max: usize,
+    pub(crate) multi_request_max: c_int,
+    pub(crate) rail: i16,
+    pub(crate) plane: i16,
+}
+
+/// `ncclDebugLogger_t`. Variadic, so it can only be named here; `logger.c` defines it.
+pub(crate) type Logger = unsafe extern "C" fn(
+    level: c_int,
+    subsystems: std::ffi::c_ulong,
+    file: *const c_char,
+    line: c_int,
+    format: *const c_char,
+    ...
+);
+
+/// `ncclProfilerCallback_t`.
+pub(crate) type ProfilerCallback = unsafe extern "C" fn(
+    event: *mut *mut c_void,
+    kind: c_int,
+    parent: *mut c_void,
+    plugin: i64,
+    data: *mut c_void,
+) -> c_int;
+
+pub(crate) type Init = unsafe extern "C" fn(
+    context: *mut *mut c_void,
+    comm_id: u64,
+    config: *mut CommConfig,
+    logger: Logger,
+    profiler: ProfilerCallback,
+) -> c_int;
+pub(crate) type Devices = unsafe extern "C" fn(count: *mut c_int) -> c_int;
+pub(crate) type GetProperties =
+    unsafe extern "C" fn(device: c_int, properties: *mut RawProperties) -> c_int;
+pub(crate) type Listen = unsafe extern "C" fn(
+    context: *mut c_void,
+    device: c_int,
+    handle: *mut c_void,
+    listener: *mut *mut c_void,
+) -> c_int;
+pub(crate) type Connect = unsafe extern "C" fn(
+    context: *mut c_void,
+    device: c_int,
+    handle: *mut c_void,
+    comm: *mut *mut c_void,
+    offload: *mut *mut c_void,
+) -> c_int;
+pub(crate) type Accept = unsafe extern "C" fn(
+    listener: *mut c_void,
+    comm: *mut *mut c_void,
+    offload: *mut *mut c_void,
+) -> c_int;
+pub(crate) type Register = unsafe extern "C" fn(
+    comm: *mut c_void,
+    data: *mut c_void,
+    bytes: usize,
+    kind: c_int,
+    memory: *mut *mut c_void,
+) -> c_int;
+pub(crate) type RegisterDmaBuf = unsafe extern "C" fn(
+    comm: *mut c_void,
+    data: *mut c_void,
+    bytes: usize,
+    kind: c_int,
+    offset: u64,
+    fd: c_int,
+    memory: *mut *mut c_void,
+) -> c_int;
+pub(crate) type Deregister = unsafe extern "C" fn(comm: *mut c_void, memory: *mut c_void) -> c_int;
+pub(crate) type Send = unsafe extern "C" fn(
+    comm: *mut c_void,
+    data: *mut c_void,
+    bytes: usize,
+    tag: c_int,
+    memory: *mut c_void,
+    profiler_parent: *mut c_void,
+    request: *mut *mut c_void,
+) -> c_int;
+pub(crate) type Receive = unsafe extern "C" fn(
+    comm: *mut c_void,
+    count: c_int,
+    data: *mut *mut c_void,
+    bytes: *mut usize,
+    tags: *mut c_int,
+    memory: *mut *mut c_void,
+    profiler_parents: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> c_int;
+pub(crate) type Flush = unsafe extern "C" fn(
+    comm: *mut c_void,
+    count: c_int,
+    data: *mut *mut c_void,
+    bytes: *mut c_int,
+    memory: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> c_int;
+pub(crate) type Test =
+    unsafe extern "C" fn(request: *mut c_void, done: *mut c_int, bytes: *mut c_int) -> c_int;
+pub(crate) type Close = unsafe extern "C" fn(comm: *mut c_void) -> c_int;
+pub(crate) type GetDeviceMemory = unsafe extern "C" fn(
+    comm: *mut c_void,
+    memory: *mut c_void,
+    device_memory: *mut *mut c_void,
+) -> c_int;
+pub(crate) type ReceiveConsumed =
+    unsafe extern "C" fn(comm: *mut c_void, count: c_int, request: *mut c_void) -> c_int;
+pub(crate) type MakeVirtualDevice =
+    unsafe extern "C" fn(device: *mut c_int, properties: *mut VirtualDevice) -> c_int;
+pub(crate) type Finalize = unsafe extern "C" fn(context: *mut c_void) -> c_int;
+pub(crate) type SetAttributes =
+    unsafe extern "C" fn(context: *mut c_void, attributes: *mut c_void) -> c_int;
+
+/// `ncclNet_v12_t`. Any of the functions may be absent.
+#[repr(C)]
+pub(crate) struct NetTable {
+    pub(crate) name: *const c_char,
+    pub(crate) init: Option<Init>,
+    pub(crate) devices: Option<Devices>,
+    pub(crate) get_properties: Option<GetProperties>,
+    pub(crate) listen: Option<Listen>,
+    pub(crate) connect: Option<Connect>,
+    pub(crate) accept: Option<Accept>,
+    pub(crate) register: Option<Register>,
+    pub(crate) register_dma_buf: Option<RegisterDmaBuf>,
+    pub(crate) deregister: Option<Deregister>,
+    pub(crate) send: Option<Send>,
+    pub(crate) receive: Option<Receive>,
+    pub(crate) flush: Option<Flush>,
+    pub(crate) test: Option<Test>,
+    pub(crate) close_send: Option<Close>,
+    pub(crate) close_receive: Option<Close>,
+    pub(crate) close_listen: Option<Close>,
+    pub(crate) get_device_memory: Option<GetDeviceMemory>,
+    pub(crate) receive_consumed: Option<ReceiveConsumed>,
+    pub(crate) make_virtual_device: Option<MakeVirtualDevice>,
+    pub(crate) finalize: Option<Finalize>,
+    pub(crate) set_attributes: Option<SetAttributes>,
+}
+
+// What a C compiler makes of NCCL's headers on 64-bit machines.
+const _: () = {
+    assert!(size_of::<NetTable>() == 22 * 8);
+    assert!(size_of::<RawProperties>() == 128);
+    assert!(std::mem::offset_of!(RawProperties, virtual_device) == 64);
+    assert!(std::mem::offset_of!(RawProperties, p2p_bytes_max) == 104);
+    assert!(std::mem::offset_of!(RawProperties, rail) == 124);
+    assert!(size_of::<VirtualDevice>() == 36);
+    assert!(size_of::<CommConfig>() == 4);
+};

@@ -1,0 +1,280 @@
+//! Connections: a listener and its handle, and a communicator each way.
+
+use std::cell::RefCell;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::rc::Rc;
+
+use crate::abi::{self, HANDLE_BYTES, PTR_HOST};
+use crate::error::{HostError, checked};
+use crate::log;
+use crate::memory::{Memory, Region};
+use crate::plugin::ContextInner;
+use crate::request::{self, Attempt};
+
+/// How a listener is found: opaque bytes, to be carried to the peer.
+pub type Handle = [u8; HANDLE_BYTES];
+
+/// A handle where the plugin sees it, as aligned as NCCL's own allocations are.
+#[repr(C, align(16))]
+struct Placed(Handle);
+
+/// Waits for peers.
+pub struct Listener {
+    context: Rc<ContextInner>,
+    raw: *mut c_void,
+}
+
+impl Listener {
+    pub(crate) fn new(
+        context: Rc<ContextInner>,
+        device: c_int,
+    ) -> Result<(Self, Handle), HostError> {
+        let mut handle = Placed([0; HANDLE_BYTES]);
+        let mut raw = ptr::null_mut();
+        let listen = context.calls().listen;
+        // SAFETY: the context is alive; the handle has the bytes that the interface says, and is written within the call.
+        let returned =
+            unsafe { listen(context.raw, device, (&raw mut handle).cast(), &raw mut raw) };
+        checked("listen", returned)?;
+        present("listen", "there is no listener", raw)?;
+        Ok((Self { context, raw }, handle.0))
+    }
+
+    /// A peer that has connected, if there is one. Never blocks.
+    ///
+    /// # Errors
+    /// The plugin can't accept any more.
+    pub fn accept(&mut self) -> Result<Option<RecvComm>, HostError> {
+        let (mut raw, mut offload) = (ptr::null_mut(), ptr::null_mut());
+        let accept = self.context.calls().accept;
+        // SAFETY: the listener is alive; both pointers are to objects that outlive the call.
+        let returned = unsafe { accept(self.raw, &raw mut raw, &raw mut offload) };
+        checked("accept", returned)?;
+        Ok((!raw.is_null()).then(|| RecvComm(Comm::new(&self.context, raw, Side::Receive))))
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let close = self.context.calls().close_listen;
+        // SAFETY: a listener of this plugin, once.
+        if let Err(error) = checked("closeListen", unsafe { close(self.raw) }) {
+            log::note(error.to_string());
+        }
+    }
+}
+
+/// A connection that is being made. If it is given up before it is there, the plugin keeps what it has of it: the interface has
+/// no way to tell it.
+pub struct Connecting {
+    context: Rc<ContextInner>,
+    device: c_int,
+    /// The plugin may keep its state in here from call to call, so it stays in its place.
+    handle: Box<Placed>,
+}
+
+impl Connecting {
+    pub(crate) fn new(context: Rc<ContextInner>, device: c_int, handle: Handle) -> Self {
+        Self {
+            context,
+            device,
+            handle: Box::new(Placed(handle)),
+        }
+    }
+
+    /// The connection, if it is there. Never blocks. To be called no more once it was.
+    ///
+    /// # Errors
+    /// There is no such peer, or the handle is none.
+    pub fn poll(&mut self) -> Result<Option<SendComm>, HostError> {
+        let (mut raw, mut offload) = (ptr::null_mut(), ptr::null_mut());
+        let connect = self.context.calls().connect;
+        // SAFETY: the context is alive; the handle is at the same place in each call, and the other pointers are to objects
+        // that outlive the call.
+        let returned = unsafe {
+            connect(
+                self.context.raw,
+                self.device,
+                (&raw mut *self.handle).cast(),
+                &raw mut raw,
+                &raw mut offload,
+            )
+        };
+        checked("connect", returned)?;
+        Ok((!raw.is_null()).then(|| SendComm(Comm::new(&self.context, raw, Side::Send))))
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Send,
+    Receive,
+}
+
+/// One way of a connection; closed when it, its memory and its requests are gone.
+pub(crate) struct Comm {
+    pub(crate) context: Rc<ContextInner>,
+    pub(crate) raw: *mut c_void,
+    side: Side,
+    /// Memory of requests that were given up: the plugin may use it until the communicator is closed.
+    parked: RefCell<Vec<Memory>>,
+}
+
+impl Comm {
+    fn new(context: &Rc<ContextInner>, raw: *mut c_void, side: Side) -> Rc<Self> {
+        Rc::new(Self {
+            context: Rc::clone(context),
+            raw,
+            side,
+            parked: RefCell::new(Vec::new()),
+        })
+    }
+
+    fn register(self: &Rc<Self>, bytes: Vec<u8>) -> Result<Region, HostError> {
+        let mut memory = Memory::new(bytes);
+        let register = self.context.calls().register;
+        // SAFETY: the communicator is alive; the memory is `len` bytes and stays until it is deregistered, or the communicator
+        // closed.
+        let returned = unsafe {
+            register(
+                self.raw,
+                memory.start().cast(),
+                memory.len(),
+                PTR_HOST,
+                &raw mut memory.registration,
+            )
+        };
+        checked("regMr", returned)?;
+        Ok(Region {
+            comm: Rc::clone(self),
+            memory: Some(memory),
+        })
+    }
+
+    pub(crate) fn deregister(&self, memory: &Memory) -> Result<(), HostError> {
+        let deregister = self.context.calls().deregister;
+        // SAFETY: the communicator is alive; the memory was registered with it, and is deregistered once: its owner gives it
+        // up, or parks it if this fails.
+        checked("deregMr", unsafe {
+            deregister(self.raw, memory.registration)
+        })
+    }
+
+    /// Keeps memory until the communicator is closed.
+    pub(crate) fn park(&self, memory: Memory) {
+        self.parked.borrow_mut().push(memory);
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        // As NCCL on an abort: registrations first, requests in flight or not, then the communicator.
+        let parked = self.parked.take();
+        for memory in &parked {
+            if let Err(error) = self.deregister(memory) {
+                log::note(error.to_string());
+            }
+        }
+        let (function, close): (_, abi::Close) = match self.side {
+            Side::Send => ("closeSend", self.context.calls().close_send),
+            Side::Receive => ("closeRecv", self.context.calls().close_receive),
+        };
+        // SAFETY: a communicator of this plugin and side, once; regions and requests hold a reference, so none is left.
+        match checked(function, unsafe { close(self.raw) }) {
+            Ok(()) => drop(parked),
+            Err(error) => {
+                log::note(error.to_string());
+                // It may be open still: better lost than written to after it was freed.
+                parked.into_iter().for_each(Memory::leak);
+            }
+        }
+    }
+}
+
+/// A connection that sends.
+pub struct SendComm(Rc<Comm>);
+
+impl SendComm {
+    /// Registers memory to send from.
+    ///
+    /// # Errors
+    /// The plugin refuses it.
+    pub fn register(&self, bytes: Vec<u8>) -> Result<Region, HostError> {
+        self.0.register(bytes)
+    }
+
+    /// Sends the first `len` bytes of a region as one message. The peer's receives take messages in order.
+    ///
+    /// # Errors
+    /// The connection is lost, or the region is not of this connection or shorter; the region is lost with it.
+    pub fn send(&self, region: Region, len: usize, tag: i32) -> Result<Attempt, HostError> {
+        let memory = request::take(&self.0, region, len)?;
+        let mut raw = ptr::null_mut();
+        let send = self.0.context.calls().send;
+        // SAFETY: the communicator is alive, the memory registered with it and at least `len` bytes, and kept until the
+        // request is done or the communicator closed.
+        let returned = unsafe {
+            send(
+                self.0.raw,
+                memory.start().cast(),
+                len,
+                tag,
+                memory.registration,
+                ptr::null_mut(),
+                &raw mut raw,
+            )
+        };
+        request::started(&self.0, "isend", returned, memory, raw)
+    }
+}
+
+/// A connection that receives.
+pub struct RecvComm(Rc<Comm>);
+
+impl RecvComm {
+    /// Registers memory to receive into.
+    ///
+    /// # Errors
+    /// The plugin refuses it.
+    pub fn register(&self, bytes: Vec<u8>) -> Result<Region, HostError> {
+        self.0.register(bytes)
+    }
+
+    /// Receives the next message, of at most `len` bytes, into the beginning of a region.
+    ///
+    /// # Errors
+    /// As for [`SendComm::send`].
+    pub fn receive(&self, region: Region, len: usize, tag: i32) -> Result<Attempt, HostError> {
+        let memory = request::take(&self.0, region, len)?;
+        let mut raw = ptr::null_mut();
+        let (mut data, mut bytes, mut tags) = ([memory.start().cast()], [len], [tag]);
+        let (mut registrations, mut parents) = ([memory.registration], [ptr::null_mut()]);
+        let receive = self.0.context.calls().receive;
+        // SAFETY: as for `send`; the arrays have one element each, and are read within the call.
+        let returned = unsafe {
+            receive(
+                self.0.raw,
+                1,
+                data.as_mut_ptr(),
+                bytes.as_mut_ptr(),
+                tags.as_mut_ptr(),
+                registrations.as_mut_ptr(),
+                parents.as_mut_ptr(),
+                &raw mut raw,
+            )
+        };
+        request::started(&self.0, "irecv", returned, memory, raw)
+    }
+}
+
+/// Refuses a null where the interface promises an object.
+fn present(function: &'static str, problem: &str, object: *mut c_void) -> Result<(), HostError> {
+    if object.is_null() {
+        return Err(HostError::Broken {
+            function,
+            problem: problem.to_owned(),
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! NCCL's side of its net plugin interface, without NCCL: loads a plugin as NCCL does and drives it with host memory.
+//!
+//! ```no_run
+//! use laxity_nccl_host::{Attempt, Plugin, Tested};
+//!
+//! # fn main() -> Result<(), laxity_nccl_host::HostError> {
+//! let plugin = Plugin::load("libnccl-net-laxity.so".as_ref())?;
+//! let context = plugin.init(1)?;
+//! let (mut listener, handle) = context.listen(0)?;
+//! let mut connecting = context.connect(0, handle);
+//! let (mut to, mut from) = (None, None);
+//! while to.is_none() || from.is_none() {
+//!     to = to.or(connecting.poll()?); // never blocks
+//!     from = from.or(listener.accept()?);
+//! }
+//! # let (Some(to), Some(from)) = (to, from) else { return Ok(()) };
+//! let mut ready = to.register(b"hello".to_vec())?;
+//! let mut sending = loop {
+//!     match to.send(ready, 5, 0)? {
+//!         Attempt::Started(request) => break request,
+//!         Attempt::NotNow(region) => ready = region, // as NCCL does: the same again, later
+//!     }
+//! };
+//! // … `from.receive(…)`, then test both …
+//! while let Tested::Pending(request) = sending.test()? {
+//!     sending = request;
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! The table is `ncclNet_v12_t`, of NCCL 2.30 and later. What the interface asks of a host holds by construction:
+//!
+//! * memory belongs to its request until the plugin says that it is done, and to its communicator if the request is given up
+//!   before: it is freed when the plugin has closed that, not earlier;
+//! * a handle stays where it is while a connection is made, since plugins keep their state in it;
+//! * requests and memory go before their communicator, communicators before their context, all before the library;
+//! * everything of a context stays in the thread that made it: nothing here is `Send`. NCCL itself uses some functions from
+//!   two threads; that is for a conformance test, and not done here.
+//!
+//! Grouped receives, device memory and offload are not here.
+//!
+//! A plugin is native code in this process: no check can make a wrong one harmless. Load those that you would give NCCL.
+
+mod abi;
+mod comm;
+mod error;
+mod log;
+mod memory;
+mod plugin;
+mod request;
+
+pub use abi::HANDLE_BYTES;
+pub use comm::{Connecting, Handle, Listener, RecvComm, SendComm};
+pub use error::{HostError, ResultCode};
+pub use log::lines as log_lines;
+pub use memory::Region;
+pub use plugin::{Context, Plugin, Properties};
+pub use request::{Attempt, Request, Tested};

@@ -1,0 +1,159 @@
+//! What plugins say through the logger that their host gives them. The interface has no place for a context, so the lines of
+//! all plugins in a process are kept together, the last [`LINES_MAX`] of them.
+
+use std::collections::VecDeque;
+use std::ffi::{CStr, c_char, c_int};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Lines that are kept.
+const LINES_MAX: usize = 256;
+
+/// Lines that an error shows.
+const SHOWN_MAX: usize = 3;
+
+/// Of `ncclDebugLogLevel`: a warning.
+const WARN: c_int = 2;
+
+/// The most talkative level.
+const TRACE: c_int = 5;
+
+struct Line {
+    warns: bool,
+    text: String,
+}
+
+static LINES: Mutex<VecDeque<Line>> = Mutex::new(VecDeque::new());
+
+fn all() -> MutexGuard<'static, VecDeque<Line>> {
+    LINES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The last lines that plugins of this process logged, oldest first; traces are left out.
+#[must_use]
+pub fn lines() -> Vec<String> {
+    all().iter().map(|line| line.text.clone()).collect()
+}
+
+/// The end of an error's text: what the plugin warned of last.
+pub(crate) fn warnings() -> String {
+    let lines = all();
+    let warned: Vec<&str> = lines
+        .iter()
+        .filter(|line| line.warns)
+        .map(|line| line.text.as_str())
+        .collect();
+    let last = &warned[warned.len().saturating_sub(SHOWN_MAX)..];
+    last.iter().fold(String::new(), |mut text, line| {
+        text.push_str("\n  the plugin: ");
+        text.push_str(line);
+        text
+    })
+}
+
+/// Takes note of something that nobody can be told of by an error.
+pub(crate) fn note(text: String) {
+    keep(Line { warns: true, text });
+}
+
+fn keep(line: Line) {
+    let mut lines = all();
+    if lines.len() == LINES_MAX {
+        lines.pop_front();
+    }
+    lines.push_back(line);
+}
+
+/// A string of C; empty if there is none.
+///
+/// # Safety
+/// `text` is null or a string that ends.
+unsafe fn text_of(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: not null, and a string by the caller's word.
+    unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+/// Where `logger.c` hands over a line.
+///
+/// # Safety
+/// `file` is null or a string, and so is `text`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn laxity_nccl_host_note(
+    level: c_int,
+    file: *const c_char,
+    line: c_int,
+    text: *const c_char,
+) {
+    if level >= TRACE {
+        return;
+    }
+    // SAFETY: `file` is what the plugin passed as its file (null or a string, by the interface), `text` the C side's own buffer.
+    let (file, text) = unsafe { (text_of(file), text_of(text)) };
+    let text = text.trim_end();
+    // Plugins pass a function's or a file's name, the latter perhaps with its path.
+    let file = Path::new(&file).file_name().unwrap_or_default();
+    let place = match (file.to_string_lossy(), line) {
+        (file, _) if file.is_empty() => String::new(),
+        (file, 0) => format!("{file}: "),
+        (file, line) => format!("{file}:{line}: "),
+    };
+    keep(Line {
+        warns: level == WARN,
+        text: format!("{place}{text}"),
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    unsafe extern "C" {
+        fn laxity_nccl_host_logger(
+            level: c_int,
+            subsystems: std::ffi::c_ulong,
+            file: *const c_char,
+            line: c_int,
+            format: *const c_char,
+            ...
+        );
+    }
+
+    #[test]
+    fn a_line_is_formatted_as_printf_does_and_kept_with_its_place_until_newer_ones_need_the_room() {
+        let long = std::ffi::CString::new("x".repeat(5000)).unwrap();
+        // SAFETY: the arguments fit the formats, all strings end.
+        unsafe {
+            laxity_nccl_host_logger(
+                WARN,
+                16,
+                c"/a/net.rs".as_ptr(),
+                7,
+                c"device %d of %s: %lu\n".as_ptr(),
+                -3_i32,
+                c"eth0".as_ptr(),
+                9_000_000_000_u64,
+            );
+            laxity_nccl_host_logger(WARN, 16, std::ptr::null(), 0, c"%s".as_ptr(), long.as_ptr());
+            laxity_nccl_host_logger(TRACE, 16, std::ptr::null(), 0, c"a trace".as_ptr());
+            laxity_nccl_host_logger(3, 16, c"net".as_ptr(), 0, std::ptr::null());
+        }
+        let lines = lines();
+        assert!(
+            lines.contains(&"net.rs:7: device -3 of eth0: 9000000000".to_owned()),
+            "{lines:?}"
+        );
+        assert!(lines.iter().any(|line| line.len() == 1023), "cut, not lost");
+        assert!(lines.contains(&"net: ".to_owned()), "a null format");
+        assert!(!lines.iter().any(|line| line.contains("trace")));
+        assert!(warnings().contains("\n  the plugin: net.rs:7: device -3 of eth0: 9000000000"));
+        for number in 0..2 * LINES_MAX {
+            note(format!("line {number}"));
+        }
+        assert_eq!(super::lines().len(), LINES_MAX);
+    }
+}

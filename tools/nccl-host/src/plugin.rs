@@ -1,0 +1,333 @@
+//! A loaded plugin, and its contexts: one per communicator of NCCL.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::Path;
+use std::ptr;
+use std::rc::Rc;
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use crate::abi::{self, CommConfig, NetTable, RawProperties, SYMBOL};
+use crate::comm::{Connecting, Handle, Listener};
+use crate::error::{HostError, checked};
+use crate::log;
+
+unsafe extern "C" {
+    /// `logger.c`.
+    fn laxity_nccl_host_logger(
+        level: c_int,
+        subsystems: std::ffi::c_ulong,
+        file: *const c_char,
+        line: c_int,
+        format: *const c_char,
+        ...
+    );
+}
+
+/// The profiler's callback of a host that profiles nothing: no event is ever kept.
+unsafe extern "C" fn no_profiler(
+    _event: *mut *mut c_void,
+    _kind: c_int,
+    _parent: *mut c_void,
+    _plugin: i64,
+    _data: *mut c_void,
+) -> c_int {
+    0
+}
+
+/// The functions that a plugin has to have, and those of the others that are used.
+pub(crate) struct Calls {
+    init: abi::Init,
+    devices: abi::Devices,
+    get_properties: abi::GetProperties,
+    pub(crate) listen: abi::Listen,
+    pub(crate) connect: abi::Connect,
+    pub(crate) accept: abi::Accept,
+    pub(crate) register: abi::Register,
+    pub(crate) deregister: abi::Deregister,
+    pub(crate) send: abi::Send,
+    pub(crate) receive: abi::Receive,
+    pub(crate) test: abi::Test,
+    pub(crate) close_send: abi::Close,
+    pub(crate) close_receive: abi::Close,
+    pub(crate) close_listen: abi::Close,
+    finalize: Option<abi::Finalize>,
+}
+
+impl Calls {
+    fn of(table: &NetTable, path: &Path) -> Result<Self, HostError> {
+        fn present<F>(
+            function: Option<F>,
+            name: &'static str,
+            path: &Path,
+        ) -> Result<F, HostError> {
+            function.ok_or_else(|| HostError::Incomplete {
+                path: path.to_owned(),
+                function: name,
+            })
+        }
+        Ok(Self {
+            init: present(table.init, "init", path)?,
+            devices: present(table.devices, "devices", path)?,
+            get_properties: present(table.get_properties, "getProperties", path)?,
+            listen: present(table.listen, "listen", path)?,
+            connect: present(table.connect, "connect", path)?,
+            accept: present(table.accept, "accept", path)?,
+            register: present(table.register, "regMr", path)?,
+            deregister: present(table.deregister, "deregMr", path)?,
+            send: present(table.send, "isend", path)?,
+            receive: present(table.receive, "irecv", path)?,
+            test: present(table.test, "test", path)?,
+            close_send: present(table.close_send, "closeSend", path)?,
+            close_receive: present(table.close_receive, "closeRecv", path)?,
+            close_listen: present(table.close_listen, "closeListen", path)?,
+            finalize: table.finalize,
+        })
+    }
+}
+
+/// A library with the functions in it; closed with the last user.
+struct Loaded {
+    name: String,
+    calls: Calls,
+    /// Last: the functions above are in it.
+    _library: Library,
+}
+
+/// A plugin of NCCL's.
+#[derive(Clone)]
+pub struct Plugin(Rc<Loaded>);
+
+impl std::fmt::Debug for Plugin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Plugin").field(&self.0.name).finish()
+    }
+}
+
+impl Plugin {
+    /// Loads a library, its symbols visible to nobody else, and looks for the table.
+    ///
+    /// # Errors
+    /// It can't be loaded, or is no plugin of NCCL 2.30 or later.
+    pub fn load(path: &Path) -> Result<Self, HostError> {
+        // SAFETY: the library's constructors run, which nothing can check: the crate's documentation leaves the choice of the
+        // library to the caller. No code that is loaded already is changed by it (RTLD_LOCAL).
+        let library =
+            unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
+                HostError::Load {
+                    path: path.to_owned(),
+                    reason: reason(&error),
+                }
+            })?;
+        let no_table = || HostError::NoTable {
+            path: path.to_owned(),
+        };
+        // SAFETY: an object of this name is a table of this layout in every plugin; the pointer is used while the library is
+        // there. Only its address is taken here.
+        let table = unsafe { library.get::<*const NetTable>(SYMBOL.as_bytes()) }
+            .map_err(|_| no_table())?
+            .into_raw()
+            .cast::<NetTable>()
+            .cast_const();
+        if table.is_null() || !table.is_aligned() {
+            return Err(no_table());
+        }
+        // SAFETY: not null, aligned, and a table as said above, which nobody writes.
+        let table = unsafe { &*table };
+        let calls = Calls::of(table, path)?;
+        // SAFETY: a name is null or a string that lives as long as the library.
+        let name = unsafe { owned(table.name) };
+        Ok(Self(Rc::new(Loaded {
+            name,
+            calls,
+            _library: library,
+        })))
+    }
+
+    /// What the plugin calls itself.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Initialises the plugin for one communicator, whose number all its ranks have in common, with no wish for a traffic
+    /// class.
+    ///
+    /// # Errors
+    /// The plugin finds nothing that it could use; the error has what it said.
+    pub fn init(&self, comm_id: u64) -> Result<Context, HostError> {
+        let mut raw = ptr::null_mut();
+        let mut config = CommConfig {
+            traffic_class: abi::TRAFFIC_CLASS_UNDEFINED,
+        };
+        // SAFETY: all pointers are to objects that outlive the call; the plugin copies what it keeps of the configuration, by
+        // the interface. Both callbacks may be called from any thread and at any time.
+        let returned = unsafe {
+            (self.0.calls.init)(
+                &raw mut raw,
+                comm_id,
+                &raw mut config,
+                laxity_nccl_host_logger,
+                no_profiler,
+            )
+        };
+        checked("init", returned)?;
+        Ok(Context(Rc::new(ContextInner {
+            loaded: Rc::clone(&self.0),
+            raw,
+        })))
+    }
+}
+
+/// The dynamic linker's own words, without the crate's around them.
+fn reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// # Safety
+/// `text` is null or a string.
+unsafe fn owned(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: not null, and a string by the caller's word.
+    unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+/// What a plugin says of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Properties {
+    /// Its name.
+    pub name: String,
+    /// Its PCI device in `/sys`; empty if it is none.
+    pub pci_path: String,
+    /// Speed of its port, Mbit/s.
+    pub speed_mbit: i32,
+    /// Most receives that may be grouped.
+    pub receives_max: i32,
+    /// Most communicators.
+    pub comms_max: i32,
+}
+
+pub(crate) struct ContextInner {
+    loaded: Rc<Loaded>,
+    pub(crate) raw: *mut c_void,
+}
+
+impl ContextInner {
+    pub(crate) fn calls(&self) -> &Calls {
+        &self.loaded.calls
+    }
+}
+
+impl Drop for ContextInner {
+    fn drop(&mut self) {
+        let Some(finalize) = self.loaded.calls.finalize else {
+            return;
+        };
+        // SAFETY: a context of this plugin, once; whatever was made of it holds a reference, so nothing of it is left.
+        if let Err(error) = checked("finalize", unsafe { finalize(self.raw) }) {
+            log::note(error.to_string());
+        }
+    }
+}
+
+/// An initialised plugin; finalised when it and all that was made of it is gone.
+#[derive(Clone)]
+pub struct Context(Rc<ContextInner>);
+
+impl Context {
+    /// How many devices there are.
+    ///
+    /// # Errors
+    /// The plugin can't tell.
+    pub fn devices(&self) -> Result<usize, HostError> {
+        let mut count: c_int = 0;
+        // SAFETY: the pointer is to an integer that outlives the call.
+        checked("devices", unsafe {
+            (self.0.calls().devices)(&raw mut count)
+        })?;
+        usize::try_from(count).map_err(|_| HostError::Broken {
+            function: "devices",
+            problem: format!("says that there are {count}"),
+        })
+    }
+
+    /// What a device is like.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn properties(&self, device: usize) -> Result<Properties, HostError> {
+        // SAFETY: zeros are a value of each field, pointers included.
+        let mut raw: RawProperties = unsafe { std::mem::zeroed() };
+        let get = self.0.calls().get_properties;
+        // SAFETY: the pointer is to a structure of the layout that the table's version says, and outlives the call.
+        let returned = unsafe { get(number(device)?, &raw mut raw) };
+        checked("getProperties", returned)?;
+        // SAFETY: strings in it are null or live as long as the plugin is initialised, by the interface.
+        let (name, pci_path) = unsafe { (owned(raw.name), owned(raw.pci_path)) };
+        Ok(Properties {
+            name,
+            pci_path,
+            speed_mbit: raw.speed_mbit,
+            receives_max: raw.receives_max,
+            comms_max: raw.comms_max,
+        })
+    }
+
+    /// Listens on a device. The handle is for the peer that is to connect, by whatever way.
+    ///
+    /// # Errors
+    /// The plugin can't listen.
+    pub fn listen(&self, device: usize) -> Result<(Listener, Handle), HostError> {
+        Listener::new(Rc::clone(&self.0), number(device)?)
+    }
+
+    /// Begins to connect to whoever made the handle; [`Connecting::poll`] goes on.
+    #[must_use]
+    pub fn connect(&self, device: usize, handle: Handle) -> Connecting {
+        // A device that is no number of the interface's is refused by the plugin.
+        Connecting::new(
+            Rc::clone(&self.0),
+            c_int::try_from(device).unwrap_or(-1),
+            handle,
+        )
+    }
+}
+
+fn number(device: usize) -> Result<c_int, HostError> {
+    c_int::try_from(device).map_err(|_| HostError::Misuse("no plugin has that many devices"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_not_there_or_no_plugin_is_named_with_the_reason() {
+        let missing = Plugin::load("/nowhere/libnccl-net-laxity.so".as_ref()).unwrap_err();
+        let text = missing.to_string();
+        assert!(text.contains("/nowhere/libnccl-net-laxity.so"), "{text}");
+        assert!(text.contains("No such file"), "{text}");
+        let no_plugin = Plugin::load("libc.so.6".as_ref()).unwrap_err();
+        assert!(
+            no_plugin
+                .to_string()
+                .contains("no `ncclNetPlugin_v12` in it"),
+            "{no_plugin}"
+        );
+    }
+
+    #[test]
+    fn a_table_without_a_function_that_it_needs_is_refused() {
+        // SAFETY: zeros are a table whose functions are all absent.
+        let table: NetTable = unsafe { std::mem::zeroed() };
+        let refused = Calls::of(&table, "p.so".as_ref()).err().expect("refused");
+        assert_eq!(
+            refused.to_string(),
+            "p.so: its `ncclNetPlugin_v12` has no `init`"
+        );
+    }
+}
