@@ -19,6 +19,8 @@ Then = Callable[[ModuleType], Any]
 
 _lock = threading.RLock()
 _waiting: dict[str, list[Then]] = {}
+#: Modules that were being imported already when they were asked for.
+_begun: dict[str, ModuleType] = {}
 _looking = threading.local()
 
 
@@ -32,6 +34,8 @@ def after_import(name: str, then: Then) -> None:
         else:
             ready = None
             _waiting.setdefault(name, []).append(then)
+            if module is not None:
+                _begun[name] = module
             if _FINDER not in sys.meta_path:
                 sys.meta_path.insert(0, _FINDER)
     if ready is not None:
@@ -42,12 +46,24 @@ def _initializing(module: ModuleType) -> bool:
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
+def _finished() -> None:
+    """Of those that had begun: whoever imports anything looks which are done."""
+    with _lock:
+        done = [name for name, module in _begun.items() if not _initializing(module)]
+        ready = [(_begun.pop(name), _waiting.pop(name, [])) for name in done]
+    for module, waited in ready:
+        for then in waited:
+            then(module)
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     """Lets the others find the module, and puts itself between it and its loader."""
 
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
     ) -> Optional[importlib.machinery.ModuleSpec]:
+        if _begun:
+            _finished()
         if fullname not in _waiting or getattr(_looking, "name", None) == fullname:
             return None
         before = getattr(_looking, "name", None)

@@ -318,12 +318,13 @@ def test_what_is_relied_on_is_in_the_recorded_releases(version):
 
 
 @pytest.mark.parametrize(
-    ("engine", "preloaded", "beneath"),
-    [("mooncake.engine", False, False), ("mooncake.engine", True, True), ("laxity.mooncake", False, True)],
+    ("mode", "preloaded", "beneath"),
+    [(None, False, False), (None, True, True), ("gate", False, True), ("none", False, False), ("hint", True, True)],
 )
-def test_nobody_waits_for_leave_twice(engine, preloaded, beneath, monkeypatch):
+def test_nobody_waits_for_leave_twice(mode, preloaded, beneath, monkeypatch):
+    """``laxity_mode`` is what ``laxity.mooncake``'s engine says of itself; Mooncake's own says nothing."""
     monkeypatch.setattr(_patch._beneath, "preloaded", lambda: preloaded)
-    inner = type("TransferEngine", (), {"__module__": engine})()
+    inner = types.SimpleNamespace() if mode is None else types.SimpleNamespace(laxity_mode=mode)
     manager = types.SimpleNamespace(engine=types.SimpleNamespace(engine=inner))
     assert _patch.scheduled_beneath(manager) is beneath
 
@@ -392,6 +393,26 @@ def test_a_module_is_changed_as_it_is_imported(tmp_path, monkeypatch):
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("ours_never.there")
     assert "never" not in seen
+
+
+def test_one_that_is_being_imported_is_changed_when_that_is_done(tmp_path, monkeypatch):
+    write(tmp_path, "ours_begun", "import ours_asks\nvalue = 1\nimport ours_after")
+    write(
+        tmp_path,
+        "ours_asks",
+        "from laxity._after_import import after_import\nimport builtins\n"
+        "builtins._seen = []\nafter_import('ours_begun', lambda module: builtins._seen.append(module.value))",
+    )
+    write(tmp_path, "ours_after", "")
+    write(tmp_path, "ours_next", "")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import builtins
+
+    importlib.import_module("ours_begun")
+    assert builtins._seen == []
+    importlib.import_module("ours_next")
+    assert builtins._seen == [1]
+    del builtins._seen
 
 
 def python(code, tmp_path, *, launcher=False, **environment):

@@ -171,7 +171,13 @@ print(json.dumps([open_before, laxity.stats()]))
     assert before == 1
     assert after["requests"] == 0 and after["batches"] == 0, "all that began has ended"
     assert after["bypassed_bytes"] == 0
-    for counter in ("requests_unknown", "batches_unknown", "layers_unknown", "scopes_crossed", "requests_begun_twice"):
+    for counter in (
+        "requests_unknown",
+        "batches_unknown",
+        "layers_unknown",
+        "scopes_crossed",
+        "requests_begun_twice",
+    ):
         assert after[counter] == 0, counter
     eventually(lambda: daemon.stage("p2d", "egress")["completed_bytes"] == 4 << 20)
     eventually(lambda: daemon.stage("kv_reuse", "ingress")["completed_bytes"] == 1 << 20)

@@ -136,7 +136,7 @@ def scheduled_beneath(manager: Any) -> bool:
         return _beneath.preloaded() and _beneath.verbs_of_ucx()
     engine = getattr(manager, "engine", None)
     engine = getattr(engine, "engine", engine)
-    return type(engine).__module__.split(".")[0] == "laxity" or _beneath.preloaded()
+    return getattr(engine, "laxity_mode", None) == "gate" or _beneath.preloaded()
 
 
 def register_layers(kv_args: Any) -> None:
