@@ -7,7 +7,7 @@ ASGI middleware without a framework::
 
     app = ObjectiveMiddleware(app, field="custom_params")      # SGLang, or any ASGI application
 
-Of a POST of JSON to one of :data:`PATHS` it takes, the first that is there:
+Of a POST of JSON to one of :data:`PLACES` it takes, the first that is there:
 
 * an objective in ``kv_transfer_params.laxity`` that another engine handed on: what remains of the time;
 * the header ``x-slo-ttft-ms`` (llm-d's), a number of milliseconds;
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Optional
 
 from .objectives import KEY, Objective, ObjectiveError, Objectives, handed_on, milliseconds, tenant_name
@@ -36,17 +36,24 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: Paths whose requests are read: what vLLM and SGLang generate at.
-PATHS = frozenset(
-    {
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/inference/v1/generate",
-        "/generate",
-    }
-)
+#: Where requests carry what their connector gets, by the field's name: paths, and the way to the field in the body.
+PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    # vLLM 0.33.
+    "kv_transfer_params": {
+        "/v1/chat/completions": (),
+        "/v1/completions": (),
+        "/v1/responses": (),
+        "/v1/messages": (),
+        "/cohere/v2/chat": (),
+        "/inference/v1/generate": (),
+    },
+    # SGLang 0.5.23.
+    "custom_params": {
+        "/v1/chat/completions": (),
+        "/v1/completions": (),
+        "/generate": ("sampling_params",),
+    },
+}
 
 #: Longer bodies pass through unread: they would have to be held in memory.
 BODY_MAX = 64 << 20
@@ -65,27 +72,30 @@ class ObjectiveMiddleware:
         objectives: Optional[Objectives] = None,
         *,
         field: str = "kv_transfer_params",
-        paths: Collection[str] = PATHS,
+        places: Optional[Mapping[str, tuple[str, ...]]] = None,
         tenant_headers: Iterable[str] = TENANT_HEADERS,
         body_max: int = BODY_MAX,
     ) -> None:
-        """``objectives`` are by default those of ``LAXITY_OBJECTIVES``; a file that can't be read is an
+        """``places`` are by default those of ``field`` in :data:`PLACES`. ``objectives`` are by default those of ``LAXITY_OBJECTIVES``; a file that can't be read is an
         :class:`~laxity.objectives.ObjectiveError` here, when the server starts, and not with the first request."""
         self._app = app
         self._objectives = Objectives.from_environment() if objectives is None else objectives
         self._field = field
-        self._paths = frozenset(paths)
+        self._places = PLACES[field] if places is None and field in PLACES else dict(places or {})
+        if not self._places:
+            raise ValueError(f"nobody knows where requests carry {field!r}; say it: places={{'/path': ()}}")
         self._tenant_headers = tuple(name.lower().encode("latin-1") for name in tenant_headers)
         self._body_max = body_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._reads(scope):
+        path = _path(scope)
+        if not self._reads(scope, path):
             await self._app(scope, receive, send)
             return
         messages, body = await _body(receive, self._body_max)
         if body is not None:
             try:
-                changed = self.rewrite(scope.get("headers", ()), body)
+                changed = self.rewrite(scope.get("headers", ()), body, path)
             except ObjectiveError as wrong:
                 await _refuse(send, str(wrong))
                 return
@@ -95,21 +105,15 @@ class ObjectiveMiddleware:
                 messages = [{"type": "http.request", "body": changed, "more_body": False}]
         await self._app(scope, _replay(messages, receive), send)
 
-    def _reads(self, scope: Scope) -> bool:
-        if scope.get("type") != "http" or scope.get("method") != "POST":
-            return False
-        path = scope.get("path", "")
-        root = scope.get("root_path", "")
-        if root and path.startswith(root):
-            path = path[len(root) :]
-        if path.rstrip("/") not in self._paths:
+    def _reads(self, scope: Scope, path: str) -> bool:
+        if scope.get("type") != "http" or scope.get("method") != "POST" or path not in self._places:
             return False
         headers = list(scope.get("headers", ()))
         kind = (_header(headers, b"content-type") or b"application/json").split(b";")[0].strip().lower()
         # A compressed body is the application's to unpack.
         return kind.endswith(b"json") and _header(headers, b"content-encoding") in (None, b"", b"identity")
 
-    def rewrite(self, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> Optional[bytes]:
+    def rewrite(self, headers: Iterable[tuple[bytes, bytes]], body: bytes, path: str = "") -> Optional[bytes]:
         """The body with the objective in it; ``None`` if it stays as it is. For proxies, too.
 
         Raises :class:`~laxity.objectives.ObjectiveError`."""
@@ -118,25 +122,28 @@ class ObjectiveMiddleware:
             request = json.loads(body)
         except (ValueError, RecursionError):
             return None
-        if not isinstance(request, dict):
+        holder = request
+        for key in self._places.get(path, ()):
+            # Where there is none yet one is made; what is none is the engine's to refuse, or a batch of several.
+            holder = holder.setdefault(key, {}) if isinstance(holder, dict) else None
+        if not isinstance(request, dict) or not isinstance(holder, dict):
             return None
-        params = request.get(self._field)
+        params = holder.get(self._field)
         if not (params is None or isinstance(params, dict)):
             return None
-        objective = self._objective(headers, request, params or {})
-        said = objective.to_params()
+        said = self._objective(headers, request, params or {}).to_params()
         before = (params or {}).get(KEY)
         kept = {**before, **said} if isinstance(before, dict) else said
         if SLO_FIELD not in request and kept == (before or {}):
             return None
-        if self._field not in request and SLO_FIELD not in request:
+        if holder is request and self._field not in request and SLO_FIELD not in request:
             # The client's own bytes stay as they are.
             head = body.rstrip()[:-1].rstrip()
             comma = b"" if head.endswith(b"{") else b","
             return b"%s%s%s:%s}" % (head, comma, _json(self._field), _json({KEY: kept}))
         request.pop(SLO_FIELD, None)
         if kept:
-            request[self._field] = {**(params or {}), KEY: kept}
+            holder[self._field] = {**(params or {}), KEY: kept}
         return _json(request)
 
     def _objective(
@@ -160,6 +167,14 @@ class ObjectiveMiddleware:
                 break
         model = request.get("model")
         return said.over(self._objectives.find(model=model if isinstance(model, str) else None, tenant=said.tenant))
+
+
+def _path(scope: Scope) -> str:
+    path = str(scope.get("path", ""))
+    root = str(scope.get("root_path", ""))
+    if root and path.startswith(root):
+        path = path[len(root) :]
+    return path.rstrip("/")
 
 
 def _json(value: Any) -> bytes:

@@ -136,6 +136,29 @@ def test_sglang_gets_it_where_it_looks():
     assert laxity_of(engine, "custom_params") == {"slo_ttft_ms": 80.0}
 
 
+def test_sglangs_own_requests_carry_it_among_their_sampling_parameters():
+    options = {"field": "custom_params"}
+    body = {"text": "x", "sampling_params": {"max_new_tokens": 3, "custom_params": {"ours": 1}}}
+    engine, _ = post(body, [("x-slo-ttft-ms", "80")], path="/generate", options=options)
+    body["sampling_params"]["custom_params"]["laxity"] = {"slo_ttft_ms": 80.0}
+    assert json.loads(engine.body) == body
+    engine, _ = post({"text": "x"}, [("x-slo-ttft-ms", "80")], path="/generate", options=options)
+    expected = {"text": "x", "sampling_params": {"custom_params": {"laxity": {"slo_ttft_ms": 80.0}}}}
+    assert json.loads(engine.body) == expected
+    several = b'{"text": ["x", "y"], "sampling_params": [{}, {}]}'
+    engine, _ = post(several, [("x-slo-ttft-ms", "80")], path="/generate", options=options)
+    assert engine.body == several
+
+
+def test_a_field_that_nobody_knows_needs_its_places():
+    with pytest.raises(ValueError, match="nobody knows where requests carry 'ours'"):
+        ObjectiveMiddleware(Engine(), Objectives(), field="ours")
+    places = {"/ours": ("inner",)}
+    options = {"field": "ours", "places": places}
+    engine, _ = post({}, [("x-slo-ttft-ms", "80")], path="/ours", options=options)
+    assert json.loads(engine.body) == {"inner": {"ours": {"laxity": {"slo_ttft_ms": 80.0}}}}
+
+
 @pytest.mark.parametrize(
     ("headers", "body"),
     [
@@ -171,7 +194,7 @@ def test_what_is_not_for_it_passes_untouched(how):
         scope = {
             "type": "http",
             "method": "POST",
-            "path": "/generate",
+            "path": "/v1/completions",
             "headers": [(b"content-type", b"text/plain"), (b"x-slo-ttft-ms", b"5")],
         }
         messages = [{"type": "http.request", "body": body}]
@@ -224,7 +247,7 @@ def test_a_client_that_leaves_is_seen_to_leave():
     scope = {
         "type": "http",
         "method": "POST",
-        "path": "/generate",
+        "path": "/v1/completions",
         "headers": [(b"content-type", b"application/json")],
     }
     asyncio.run(middleware(scope, receive, send))
