@@ -89,7 +89,7 @@ class _Request:
     post: Optional[Callable[[], Any]] = None
     since: float = 0.0
     #: What the late post raised.
-    failed: Optional[BaseException] = None
+    failed: Optional[Exception] = None
 
 
 class Gate:
@@ -190,6 +190,10 @@ class Gate:
         # Without the lock: others may look meanwhile.
         granted = _tell(_granted, ticket, GLANCE_S)
         with self._lock:
+            if self._requests.get(int(handle)) is not request:
+                # Released meanwhile: NIXL says what it thinks of that.
+                self._over(request)
+                return post()
             if granted is None or granted:
                 return self._post(request, post)
             request.post = post
@@ -297,7 +301,7 @@ class Gate:
             if post is not None:
                 try:
                     self._post(request, post)
-                except BaseException as failed:
+                except Exception as failed:
                     # Told to whoever asks for the state of it.
                     request.failed = failed
 
