@@ -487,7 +487,7 @@ def _change(module: ModuleType) -> None:
 
 def __getattr__(name: str) -> Any:
     # The names of nixl._api, so that one import is all that changes.
-    if name.startswith("__"):
+    if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     install()
     return getattr(_api(), name)

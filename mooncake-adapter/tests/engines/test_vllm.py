@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.util
 import inspect
 import pathlib
 import pickle
@@ -125,6 +126,8 @@ class Vllm:
 
 @pytest.fixture(params=VERSIONS)
 def vllm(request, monkeypatch):
+    if sys.version_info < (3, 10):
+        pytest.skip("vLLM needs Python 3.10")
     monkeypatch.delenv("LAXITY_OBJECTIVES", raising=False)
     monkeypatch.setenv("LAXITY_NIXL", "off")
     try:
@@ -476,6 +479,14 @@ def test_mooncakes_engine_is_the_gated_one_unless_it_is_switched_off(vllm, gated
     extra = {} if gated else {"laxity": {"gate_mooncake": False}}
     laxity.vllm.under_laxity(inner)(configured(kv_connector_extra_config=extra), vllm.roles.WORKER, None)
     assert module.TransferEngine is (ours if gated else theirs)
+
+
+def test_without_vllm_it_has_no_connectors_and_says_why():
+    if importlib.util.find_spec("vllm") is not None:
+        pytest.skip("vLLM is installed")
+    with pytest.raises(AttributeError, match="vLLM can't be imported"):
+        laxity.vllm.NixlConnector
+    assert not hasattr(laxity.vllm, "_ipython_display_")
 
 
 def test_what_is_no_connector_is_refused_by_name():

@@ -44,7 +44,10 @@ def by_name(name: str) -> type:
         except (ImportError, AttributeError) as missing:
             raise AttributeError(f"laxity.vllm: there is no connector {name!r}: {missing}") from missing
         return under_laxity(found)
-    factory = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.factory").KVConnectorFactory
+    try:
+        factory = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.factory").KVConnectorFactory
+    except ImportError as missing:
+        raise AttributeError(f"laxity.vllm: no connector {name!r}: vLLM can't be imported: {missing}") from missing
     registry = getattr(factory, "_registry", {})
     # Until 0.18 vLLM asks its own registry first, so that the connector needs a name that is not in there.
     load = registry.get(name) or registry.get(name[len(PREFIX) :] if name.startswith(PREFIX) else name)
