@@ -67,8 +67,8 @@ class WorkerHints:
                 self._tell.count("layers that share memory", "their transfers carry no layer")
             for cache in self._regions:
                 self._tell(laxity.memory_layer, cache.start, cache.nbytes, cache.layer)
-            tokens = self._num_blocks * self._block_size
-            self._token_bytes = sum(cache.nbytes for cache in self._regions) // tokens if tokens else 0
+            rows = {row for cache in found for row in cache.rows}
+            self._token_bytes = sum(row.length for row in rows) // self._block_size if self._block_size else 0
 
     def forget(self) -> None:
         """The KV caches are gone."""
