@@ -49,6 +49,7 @@ def test_a_request_gives_its_transfers_its_deadline(daemon, run_python):
         """
 import laxity, time
 from laxity import Stage
+assert laxity.attached()
 laxity.request_begin("tight", slo_ttft_s=0.02)
 laxity.request_begin("loose", slo_ttft_s=1000)
 laxity.memory_owner(0x10000, 4096, request="tight")
@@ -242,3 +243,54 @@ print(json.dumps([attached, [str(w.message) for w in caught], laxity.submit(None
     assert attached == [False, False] and nbytes == 9
     assert len(warned) == 1 and "refuses this process" in warned[0] and "version" in warned[0]
     assert "version" in refused
+
+
+def test_the_daemon_hears_what_the_engine_says_and_takes_collectives_for_the_batch_that_it_computes(
+    daemon, run_python
+):
+    daemon.ask("trace_start", seconds=60, events=1000)
+    numbers = run_python(
+        """
+import json, laxity
+from laxity import Stage
+request, batch = laxity.request_begin("r", slo_ttft_s=10, bytes=5), laxity.number("b")
+laxity.batch_begin("b", layers=8)
+laxity.batch_join("b", "r")
+laxity.layer_begin("b", 6)
+with laxity.scope(stage=Stage.P2D, request="r", layer=2):
+    ticket = laxity.submit(None, 70)
+ticket.complete(ticket.wait().bytes)
+ticket = laxity.submit(Stage.COLLECTIVE, 80)
+ticket.complete(ticket.wait().bytes)
+laxity.compute_end("b")
+laxity.request_end("r")
+laxity.batch_end("b")
+print(json.dumps([request, batch]))
+""",
+        daemon,
+    )
+    request, batch = numbers
+    daemon.ask("trace_stop")
+    page = daemon.ask("trace_read")
+    assert page["lost"] == 0 and page["is_over"]
+    events = page["events"]
+    said = [event["event"] for event in events]
+    hints = [what for what in said if what not in ("submitted", "permitted", "completed")]
+    assert hints == [
+        "batch_begin",
+        "request_join",
+        "layer_begin",
+        "compute_end",
+        "request_end",
+        "batch_end",
+    ]
+    join = events[said.index("request_join")]
+    assert (join["request"], join["batch"], join["deadline_ns"] > 0) == (request, batch, True)
+    flows = [event for event in events if event["event"] == "submitted"]
+    p2d = next(flow for flow in flows if flow["stage"] == "p2d")
+    assert (p2d["batch"], p2d["request"], p2d["layer"]) == (batch, request, 2)
+    assert p2d["deadline_ns"] == join["deadline_ns"]
+    collective = next(flow for flow in flows if flow["stage"] == "collective")
+    # Hints and transfers go through different lanes: the hint may be read a little later.
+    assert collective["batch"] in (batch, 0)
+    assert sum(e["bytes"] for e in events if e["event"] == "completed") == 150

@@ -94,7 +94,7 @@ pub struct Message<'a> {
     pub region: Option<&'a Region>,
     /// Index into the connection's classes.
     pub class: usize,
-    /// Whether anybody wants to know when bytes have left the wire (`Sent::left`).
+    /// Whether it matters when exactly bytes leave the wire (`Sent::left`). Otherwise they have when the network took them.
     pub accounted: bool,
 }
 

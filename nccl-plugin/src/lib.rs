@@ -28,4 +28,4 @@ pub mod report;
 pub mod sequence;
 pub mod settings;
 pub mod tcp;
-mod verbs;
+pub mod verbs;

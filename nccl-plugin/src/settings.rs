@@ -9,6 +9,7 @@ use std::time::Duration;
 use laxity_client::Stage;
 
 use crate::log;
+use crate::verbs::Options;
 
 /// Sockets of one connection and class at most.
 const SOCKETS_MAX: usize = 16;
@@ -76,6 +77,8 @@ pub struct Settings {
     pub comm_id: Option<String>,
     /// `NCCL_IB_DISABLE`.
     pub verbs_disabled: bool,
+    /// The other `NCCL_IB_*`.
+    pub rdma: Options,
     /// `LAXITY_NCCL_EVENTS`: whether to ask NCCL's profiler interface which collective each send belongs to.
     pub events: bool,
 }
@@ -92,6 +95,7 @@ impl Default for Settings {
             family: None,
             comm_id: None,
             verbs_disabled: false,
+            rdma: Options::default(),
             events: true,
         }
     }
@@ -182,6 +186,7 @@ impl Settings {
         };
         settings.comm_id = get("NCCL_COMM_ID");
         settings.verbs_disabled = number("NCCL_IB_DISABLE").is_some_and(|value| value != 0);
+        settings.rdma = Options::from(&get);
         settings.events = !matches!(get("LAXITY_NCCL_EVENTS").as_deref(), Some("off" | "0"));
         settings
     }

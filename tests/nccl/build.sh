@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tests/nccl/build.sh OUTDIR: builds nccl_check and nccl_perf (each has --help), which drive a NCCL
+# tests/nccl/build.sh OUTDIR: builds nccl_check, nccl_perf and nccl_rounds (each has --help), which drive a NCCL
 # net plugin without NCCL, and libnccl-net-strawman.so, the plugin that they are tried on.
 # CC, CFLAGS and LDFLAGS as usual; SANITIZE=address (or thread, undefined) builds with that.
 set -euo pipefail
@@ -27,6 +27,7 @@ build() { # build PROGRAM SOURCE...
 build nccl_check check.c frame.c driver.c wire.c case_load.c case_connect.c case_transfer.c \
     case_abort.c case_thread.c case_collective.c case_profiler.c
 build nccl_perf perf.c frame.c driver.c wire.c
+build nccl_rounds rounds.c frame.c driver.c wire.c
 for extra in "" -DEXTRA_SYMBOL; do
     "$cc" -std=c11 -O2 -g -Wall -Wextra -Werror -fvisibility=hidden $extra \
         ${more[@]+"${more[@]}"} -shared -fPIC -pthread \

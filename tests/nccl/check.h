@@ -21,6 +21,7 @@ struct setup {
     double slow;       /* all limits of time are multiplied by it */
     int rank, ranks;   /* of separately started ranks; ranks is 0 when this program forks them */
     const char *folder;
+    unsigned rest_us;  /* of each rest; 0: only let others run */
 };
 extern struct setup setup;
 extern bool verbose;

@@ -45,7 +45,10 @@ uint64_t now_ns(void) {
 
 uint64_t patience_ns(void) { return (uint64_t)(1e10 * setup.slow); }
 
-void rest(void) { sched_yield(); }
+void rest(void) {
+    if (setup.rest_us) usleep(setup.rest_us);
+    else sched_yield();
+}
 
 void rest_ms(unsigned ms) { usleep(ms * 1000); }
 

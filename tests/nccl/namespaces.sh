@@ -4,7 +4,8 @@
 # environment NCCL_SOCKET_IFNAME is the host's interface. Exit status 0 when all had that; 75 when
 # the kernel allows no namespaces. For example
 #   tests/nccl/namespaces.sh 4 nccl_check -p PLUGIN -r {rank} -n {ranks} -f "$(mktemp -d)" all_reduce_4
-# nccl_perf takes two: --listen FILE where {rank} is 0, --connect FILE where it is 1.
+#   tests/nccl/namespaces.sh 2 bash -c 'case {rank} in 0) side=--listen ;; 1) side=--connect ;; esac
+#       exec nccl_perf -p PLUGIN "$side" /tmp/handle'
 set -euo pipefail
 
 if [ "${NCCL_NAMESPACES:-}" != inside ]; then

@@ -253,6 +253,8 @@ static int usage(const char *name, int status) {
             "  -i, --pings N        round trips measured first; 0: none (2000)\n"
             "  -B, --ping-bytes B   of a message there and back, at most 65536 (8)\n"
             "  -d, --device N       (0)\n"
+            "  -R, --rest-us US     sleep so long where there is nothing to do (0: spin), on machines\n"
+            "                       whose processors are the network, too\n"
             "  -L, --listen FILE    be the receiving side; its handle is written to FILE\n"
             "  -C, --connect FILE   be the sending side, with the handle in FILE; it prints\n"
             "Without the last two it forks both. Both sides need the same options; a FILE that\n"
@@ -272,6 +274,7 @@ int main(int argc, char **argv) {
                                             {"pings", required_argument, NULL, 'i'},
                                             {"ping-bytes", required_argument, NULL, 'B'},
                                             {"device", required_argument, NULL, 'd'},
+                                            {"rest-us", required_argument, NULL, 'R'},
                                             {"listen", required_argument, NULL, 'L'},
                                             {"connect", required_argument, NULL, 'C'},
                                             {"verbose", no_argument, NULL, 'V'},
@@ -279,7 +282,7 @@ int main(int argc, char **argv) {
                                             {NULL, 0, NULL, 0}};
     const char *listens = NULL, *connects = NULL;
     setup.version = VERSION_LAST;
-    for (int c; (c = getopt_long(argc, argv, "p:v:b:w:n:t:r:i:B:d:L:C:Vh", options, NULL)) != -1;) {
+    for (int c; (c = getopt_long(argc, argv, "p:v:b:w:n:t:r:i:B:d:R:L:C:Vh", options, NULL)) != -1;) {
         switch (c) {
         case 'p': setup.plugin = optarg; break;
         case 'v': setup.version = atoi(optarg); break;
@@ -290,6 +293,7 @@ int main(int argc, char **argv) {
         case 'r': repeats = atoi(optarg); break;
         case 'i': pings = atoi(optarg); break;
         case 'B': ping_bytes = strtoull(optarg, NULL, 0); break;
+        case 'R': setup.rest_us = (unsigned)atoi(optarg); break;
         case 'd': setup.send_device = setup.listen_device = atoi(optarg); break;
         case 'L': listens = optarg; break;
         case 'C': connects = optarg; break;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::nccl::plugin;
 use crate::process::{binary, eventually};
 
 /// The lab loads the whole machine: one at a time inside this process (`.config/nextest.toml`
@@ -346,12 +347,6 @@ fn recorded_requests_are_replayed() {
     }
 }
 
-/// The NCCL net plugin, as cargo builds it.
-fn plugin() -> PathBuf {
-    std::env::var_os("LAXITY_NCCL_PLUGIN")
-        .map_or_else(|| binary("libnccl_net_laxity.so"), PathBuf::from)
-}
-
 fn sum(by_dscp: &Value) -> f64 {
     let by_dscp = by_dscp.as_object();
     by_dscp
@@ -400,7 +395,10 @@ fn the_nccl_plugin_carries_collectives_and_the_daemons_schedule_it() {
         // The plugin itself says that it sent that much, with the frames' heads.
         let sent = sum(&plugin["sent_bytes"]["collective"]);
         assert!((carried..carried * 1.01).contains(&sent), "{plugin}");
-        assert_eq!(number(&run["fabric_drops"]), 0.0, "{run}");
+        // Where the kernel keeps its own buffers, queues may overflow; TCP sends again.
+        if number(&plugin["buffers_unbounded"]) == 0.0 {
+            assert_eq!(number(&run["fabric_drops"]), 0.0, "{run}");
+        }
     }
     let (none, laxity) = (&report["runs"][0], &report["runs"][1]);
     let unmarked = &none["plugin"]["sent_bytes"]["collective"]["0"];

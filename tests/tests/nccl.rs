@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 
 use nix::sys::signal::Signal;
 
-use crate::process::{Daemon, binary, eventually};
+use crate::process::{Daemon, eventually};
 
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/nccl");
 
@@ -58,7 +58,8 @@ fn said(output: &Output) -> String {
     text(&output.stdout) + &text(&output.stderr)
 }
 
-fn plugin() -> PathBuf {
+/// The plugin under test.
+pub(crate) fn plugin() -> PathBuf {
     std::env::var_os("LAXITY_NCCL_PLUGIN").map_or_else(
         || {
             let own = std::env::current_exe().expect("own path");

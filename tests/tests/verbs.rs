@@ -48,11 +48,16 @@ fn unmodified_rdma_programs_run_under_the_scheduler_and_every_byte_is_accounted_
     let programs = report["programs"].as_array().expect("programs");
     let listed = said(&lab(&["verbs", "--list"]));
     let faults = report["faults"].as_array().expect("faults");
-    let rounds = &report["contention"]["repetitions"][0]["phases"]["laxity"]["collective"];
-    assert!(number(rounds, "rounds") > 10, "{rounds}");
+    let plugin = report["plugin"]
+        .as_array()
+        .expect("cases of the NCCL plugin");
+    for contention in ["contention", "plugin_contention"] {
+        let rounds = &report[contention]["repetitions"][0]["phases"]["laxity"]["collective"];
+        assert!(number(rounds, "rounds") > 10, "{contention}: {rounds}");
+    }
     assert_eq!(
         listed.lines().count(),
-        programs.len() + faults.len() + 1,
+        programs.len() + plugin.len() + faults.len() + 2,
         "all that is listed was run:\n{listed}"
     );
     for program in programs {
@@ -67,6 +72,10 @@ fn unmodified_rdma_programs_run_under_the_scheduler_and_every_byte_is_accounted_
     let deferred: u64 = programs.iter().map(|p| number(p, "deferred")).sum();
     // Each program that has to wait was checked for it; this is that they did so in earnest. Mostly 4000.
     assert!(deferred > 1500, "work requests waited: {deferred}");
+    for case in plugin {
+        assert_eq!(case["passed"].as_bool(), Some(true), "{case}");
+        assert!(number(case, "cases") > 0, "{case}");
+    }
     for fault in faults {
         assert_eq!(fault["passed"].as_bool(), Some(true), "{fault}");
         let name = fault["name"].as_str().expect("a name");

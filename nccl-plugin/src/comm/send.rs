@@ -516,15 +516,17 @@ impl SendSide {
         let Some(entry) = self.underway.get_mut(at) else {
             return;
         };
-        let mut left = sent.left as u64;
         if sent.done {
             entry.done = true;
             self.slots[usize::from(entry.slot)] = Slot::Done(entry.bytes);
-            if !entry.accounted {
-                left = entry.pushed - entry.left;
-            }
         }
-        let left = left.min(entry.pushed - entry.left);
+        // Of a message that nobody accounts for, what is done has left.
+        let rest = entry.pushed - entry.left;
+        let left = if sent.done && !entry.accounted {
+            rest
+        } else {
+            rest.min(sent.left as u64)
+        };
         if left > 0 {
             entry.left += left;
             self.around.arbiter.complete(&entry.pass, left);

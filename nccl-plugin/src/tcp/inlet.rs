@@ -10,6 +10,8 @@ use crate::fault::{Fault, Result};
 
 /// Read with a head: a small message comes with one system call, and of a large one no more than this is copied twice.
 const STAGE_BYTES: usize = 4096;
+/// Parts of messages of more than this are acknowledged at once: those that a sender's scheduler keeps account of.
+const ACKNOWLEDGED_BYTES_MIN: u64 = 16 << 10;
 /// A socket is left for the next after this many bytes.
 const TURN_BYTES: usize = 4 << 20;
 
@@ -87,6 +89,9 @@ impl Inlet {
                     let done = done + count as u64;
                     shelf.arrived(&part, count);
                     self.part = (done < part.length).then_some((part, done));
+                    if self.part.is_none() && part.total > ACKNOWLEDGED_BYTES_MIN {
+                        socket::acknowledge(&self.stream);
+                    }
                 }
             }
         }

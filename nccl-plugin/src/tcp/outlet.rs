@@ -60,6 +60,7 @@ struct Awaited {
     /// Position in the stream behind them.
     end: u64,
     message: u64,
+    /// Of those before it, how many are awaited.
     bytes: usize,
 }
 
@@ -271,14 +272,22 @@ impl Outlet {
         if self.awaited.is_empty() {
             return;
         }
-        let arrived = self
-            .position
-            .saturating_sub(socket::unacknowledged(&self.stream));
-        while let Some(first) = self.awaited.front().filter(|first| first.end <= arrived) {
+        let unacknowledged = socket::unacknowledged(&self.stream);
+        let arrived = self.position.saturating_sub(unacknowledged);
+        while let Some(first) = self.awaited.front_mut() {
+            let begin = first.end - first.bytes as u64;
+            let bytes = (arrived.saturating_sub(begin) as usize).min(first.bytes);
+            if bytes == 0 {
+                break;
+            }
             fates.push(Fate::Arrived {
                 message: first.message,
-                bytes: first.bytes,
+                bytes,
             });
+            first.bytes -= bytes;
+            if first.bytes > 0 {
+                break;
+            }
             self.awaited.pop_front();
         }
     }

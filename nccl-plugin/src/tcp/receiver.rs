@@ -17,6 +17,9 @@ use crate::fault::{Fault, Result};
 /// A buffer of no more than this is told of together with others: so many small messages go ahead anyway
 /// ([`super::sender`]).
 const QUIET_BYTES: usize = 4 << 10;
+/// After so many looks in vain the sender is told of all buffers: it may have a message too long for one, which
+/// does not go ahead, and it is the receiver that says so.
+const TELL_TURNS: u32 = 1 << 14;
 /// Buffers that may be untold of. Messages for them are within what may go ahead.
 const UNTOLD_MAX: u64 = 7;
 /// An idle socket of another class than the last is looked at every so many times.
@@ -167,6 +170,8 @@ pub(super) struct TcpReceiver {
     /// The socket on which something came last.
     warm: usize,
     turn: u32,
+    /// Looks in vain since something came.
+    vain: u32,
 }
 
 impl TcpReceiver {
@@ -178,6 +183,7 @@ impl TcpReceiver {
             control: SmallVec::new(),
             warm: 0,
             turn: 0,
+            vain: 0,
         }
     }
 
@@ -257,6 +263,11 @@ impl Receiver for TcpReceiver {
             self.turn.is_multiple_of(COLD_TURNS) || self.inlets.iter().any(Inlet::is_amid);
         if moved == 0 && (look_around || self.inlets.iter().any(Inlet::is_closed)) {
             moved = self.read_all()?;
+        }
+        self.vain = if moved == 0 { self.vain + 1 } else { 0 };
+        if self.vain == TELL_TURNS {
+            self.tell();
+            self.vain = 0;
         }
         received.append(&mut self.posted.complete);
         if moved == 0

@@ -148,6 +148,13 @@ impl TcpSender {
                         continue;
                     };
                     begun.taken += bytes;
+                    if !begun.accounted && bytes > 0 {
+                        sent.push(Sent {
+                            message,
+                            left: bytes,
+                            done: false,
+                        });
+                    }
                     if begun.taken == begun.bytes && !begun.told {
                         begun.told = true;
                         sent.push(Sent {

@@ -163,6 +163,22 @@ pub(super) fn unacknowledged(stream: &TcpStream) -> u64 {
     u64::try_from(bytes).unwrap_or(0)
 }
 
+/// Acknowledges now what was received: the sender's scheduler counts it as in flight until then, and the kernel would wait up to 40 ms for
+/// something to send it with.
+pub(super) fn acknowledge(stream: &TcpStream) {
+    let on: c_int = 1;
+    // SAFETY: reads one integer. Where it fails, the kernel acknowledges when it likes.
+    unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_QUICKACK,
+            (&raw const on).cast(),
+            size_of::<c_int>() as libc::socklen_t,
+        );
+    }
+}
+
 /// Has the peer see at once that the connection was given up, and drops what was not sent.
 pub(super) fn reset_on_close(stream: &TcpStream) {
     let linger = libc::linger {

@@ -171,7 +171,9 @@ pub fn now() -> u64 {
 /// # Errors
 /// [`HintError::DeadlinePassed`], [`HintError::NoId`].
 pub fn request_begin(request: u64, facts: Facts) -> Result<(), HintError> {
-    take(|book, say| book.request_begin(now_ns(), request, facts, say))
+    // As the caller has it: the first hint of a process attaches, which may take its time.
+    let now = now_ns();
+    take(|book, say| book.request_begin(now, request, facts, say))
 }
 
 /// A request has its first token, or was aborted.
@@ -330,8 +332,10 @@ pub struct Asked {
 /// doesn't have, are counted and left out: a transfer is not refused.
 #[must_use]
 pub fn submit(asked: &Asked) -> Transfer {
+    // As the caller has it: see `request_begin`.
+    let now = now_ns();
     let hub = hub();
-    let flow = flow(hub, asked);
+    let flow = flow(hub, now, asked);
     Transfer::submit(hub, &flow)
 }
 
@@ -342,9 +346,8 @@ pub fn transfers() -> Transfers {
 }
 
 /// The flow that a transfer is, with what is known of it.
-fn flow(hub: &Hub, asked: &Asked) -> Flow {
+fn flow(hub: &Hub, now: u64, asked: &Asked) -> Flow {
     let mut said = asked.said;
-    let now = now_ns();
     let passed = said.deadline_ns != 0 && said.deadline_ns <= now;
     if passed {
         said.deadline_ns = 0;

@@ -13,7 +13,7 @@ use rdma_sys::{
 
 use crate::settings::Settings;
 use crate::table::Table;
-use crate::{builder, fork, lanes, poll, poll_ex, post, report};
+use crate::{builder, exempt, fork, lanes, poll, poll_ex, post, report};
 
 pub(crate) type PostSend =
     unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
@@ -115,7 +115,7 @@ pub(crate) fn find(ibv: *mut ibv_context) -> Option<&'static Context> {
 /// # Safety
 /// `ibv` is a context whose operations are set and that no other thread uses yet.
 pub(crate) unsafe fn hook(ibv: *mut ibv_context) {
-    if Settings::get().is_off() {
+    if Settings::get().is_off() || exempt::is_exempt(ibv) {
         return;
     }
     fork::watch();

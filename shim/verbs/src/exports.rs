@@ -15,6 +15,7 @@ use rdma_sys::{
 
 use crate::class;
 use crate::contexts;
+use crate::exempt;
 use crate::queue_pair::QueuePair;
 use crate::real::{Real, real};
 use crate::work::Limits;
@@ -81,6 +82,7 @@ pub unsafe extern "C" fn ibv_close_device(ibv: *mut ibv_context) -> c_int {
         return libc::ENOSYS;
     };
     contexts::let_go(ibv);
+    exempt::forget(ibv);
     // SAFETY: upheld by the caller.
     unsafe { close(ibv) }
 }

@@ -22,6 +22,10 @@
 //! The library links no RDMA library and finds the real functions when first called (`real.rs`). In a
 //! process that never opens a device nothing of it runs.
 //!
+//! # Who is left alone
+//! Libraries that ask the daemon themselves, as the NCCL plugin does, exempt their contexts with
+//! [`exempt::laxity_verbs_exempt`], which they look up at run time; nothing is scheduled twice.
+//!
 //! # What it must not change
 //! The order of work requests in a queue pair, their number, the payload at the time of the post, the
 //! completions that the program sees, and what it is told when its send queue is full. Without a
@@ -31,6 +35,7 @@ mod builder;
 mod class;
 mod classify;
 mod contexts;
+pub mod exempt;
 pub mod exports;
 mod fork;
 mod lanes;

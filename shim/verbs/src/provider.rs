@@ -9,6 +9,7 @@ use core::ffi::c_int;
 use rdma_sys::{ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, verbs_context};
 
 use crate::contexts::{self, Context};
+use crate::exempt;
 use crate::exports;
 use crate::real::{Real, real};
 
@@ -61,6 +62,7 @@ pub unsafe extern "C" fn verbs_uninit_context(verbs: *mut verbs_context) {
     // SAFETY: upheld by the caller.
     unsafe {
         contexts::let_go(&raw mut (*verbs).context);
+        exempt::forget(&raw mut (*verbs).context);
         if let Some(uninit) = real!(UNINIT_CONTEXT, fn(*mut verbs_context)) {
             uninit(verbs);
         }

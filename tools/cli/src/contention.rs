@@ -56,6 +56,9 @@ pub(crate) struct ContentionArgs {
     /// Bytes in flight at most [default: the daemon's]
     #[arg(long, value_name = "BYTES")]
     window: Option<u64>,
+    /// The collective goes through the NCCL plugin
+    #[arg(long)]
+    plugin: bool,
 }
 
 fn three(option: &str, given: &[u64]) -> Result<[u64; 3]> {
@@ -84,6 +87,7 @@ fn config(args: &ContentionArgs) -> Result<ContentionConfig> {
     config.static_marks = !args.no_static;
     config.chunk = args.chunk;
     config.window = args.window;
+    config.plugin = args.plugin;
     if let Some(seconds) = args.seconds {
         if !(1.0..=600.0).contains(&seconds) {
             bail!("--seconds: from 1 to 600");

@@ -2,13 +2,16 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
+use laxity_rig::config::LabConfig;
+use laxity_rig::probe::find_nccl_plugin;
 use laxity_rig::vm::verbs::contention::ContentionConfig;
+use laxity_rig::vm::verbs::plugin::Nccl;
 use laxity_rig::vm::verbs::{self, Matrix, Programs, VerbsConfig, VerbsReport, prepare};
 use laxity_rig::vm::{self, Input, Job, Stream, VmConfig};
 
@@ -20,6 +23,8 @@ a daemon that enforces a rate at which work requests wait. Of each program it ch
 program itself, or on the wire), that the library counted what the program posted, that each work request is one
 message on the wire, that the DSCPs there are the profile's, and that nothing was bypassed. Then daemons and
 applications are killed, and a collective contends with bulk transfers (`laxity lab contention` has more options).
+The NCCL plugin is driven over verbs as NCCL drives it, with the daemon and without, measured against perftest, and
+contends, too.
 
 Exit code: 0 if all passed, 1 if not, 125 if the lab itself failed.
 
@@ -29,6 +34,7 @@ Examples:
   laxity lab verbs --only write_bw,mooncake
   laxity lab verbs --only applications_killed --cycles 1000
   laxity lab verbs --only contention
+  laxity lab verbs --only nccl_versions,nccl_collectives,nccl_bandwidth
   laxity lab verbs --overhead";
 
 /// What every job on the SoftRoCE lab's verbs needs.
@@ -49,8 +55,14 @@ pub(crate) struct LabArgs {
     /// The preload library [default: $LAXITY_LIBRARY, or wherever it is installed]
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
+    /// Folder with the sources of the programs that drive the NCCL plugin
+    #[arg(long, value_name = "FOLDER", default_value = "tests/nccl")]
+    nccl_sources: PathBuf,
+    /// The NCCL plugin [default: $LAXITY_NCCL_PLUGIN, or beside this program; without one, what needs it is left out]
+    #[arg(long, value_name = "PATH")]
+    nccl_plugin: Option<PathBuf>,
     /// Seconds that all may take; then the guest is killed
-    #[arg(long, value_name = "S", default_value_t = 1800)]
+    #[arg(long, value_name = "S", default_value_t = 3000)]
     timeout: u64,
 }
 
@@ -84,6 +96,7 @@ pub(crate) struct VerbsArgs {
 
 /// Beside the programs and the faults in `--list` and `--only`.
 const CONTENTION: &str = "contention";
+const PLUGIN_CONTENTION: &str = "nccl_contention";
 
 impl LabArgs {
     /// The programs; gets or builds what is missing.
@@ -97,6 +110,13 @@ impl LabArgs {
                 Some(path) => absolute(path)?,
                 None => daemon_beside(&laxity)?,
             },
+            nccl: match self.nccl_plugin()? {
+                None => None,
+                Some(plugin) => Some(Nccl {
+                    plugin,
+                    checks: prepare::checks(&self.nccl_sources, None)?,
+                }),
+            },
             laxity,
             library: absolute(&library::find(self.library.as_deref())?)?,
             checks: prepare::checks(&self.sources, None)?,
@@ -105,6 +125,22 @@ impl LabArgs {
                 false => Some(prepare::python()?),
             },
         })
+    }
+
+    /// None if there is none and none was named.
+    fn nccl_plugin(&self) -> Result<Option<PathBuf>> {
+        let config = LabConfig {
+            nccl_plugin: self.nccl_plugin.clone(),
+            ..LabConfig::default()
+        };
+        match find_nccl_plugin(&config) {
+            Ok(plugin) => Ok(Some(plugin)),
+            Err(lack) if self.nccl_plugin.is_some() => bail!("{lack}"),
+            Err(lack) => {
+                eprintln!("laxity: what needs the NCCL plugin is left out: {lack}");
+                Ok(None)
+            }
+        }
     }
 
     fn machine(&self) -> VmConfig {
@@ -173,9 +209,16 @@ impl VerbsArgs {
             return Ok(config);
         }
         let mut only = self.only.clone();
-        only.retain(|name| name != CONTENTION);
-        if self.only.is_empty() || only.len() < self.only.len() {
+        only.retain(|name| name != CONTENTION && name != PLUGIN_CONTENTION);
+        let wants = |name: &str| self.only.is_empty() || self.only.iter().any(|only| only == name);
+        if wants(CONTENTION) {
             config.contention = Some(ContentionConfig::default());
+        }
+        if wants(PLUGIN_CONTENTION) && config.programs.nccl.is_some() {
+            config.plugin_contention = Some(ContentionConfig {
+                plugin: true,
+                ..ContentionConfig::default()
+            });
         }
         if self.only.is_empty() || !only.is_empty() {
             config.matrix = Some(Matrix {
@@ -190,7 +233,7 @@ impl VerbsArgs {
     }
 }
 
-fn daemon_beside(laxity: &std::path::Path) -> Result<PathBuf> {
+fn daemon_beside(laxity: &Path) -> Result<PathBuf> {
     let beside = laxity.with_file_name("laxityd");
     if beside.is_file() {
         return Ok(beside);
@@ -202,7 +245,7 @@ fn daemon_beside(laxity: &std::path::Path) -> Result<PathBuf> {
 pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
     if args.list {
         let mut names = verbs::names(0);
-        names.push(CONTENTION.into());
+        names.extend([CONTENTION, PLUGIN_CONTENTION].map(String::from));
         let list = names.join("\n");
         writeln!(io::stdout(), "{list}").context("cannot write to standard output")?;
         return Ok(ExitCode::SUCCESS);

@@ -13,7 +13,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 
-use crate::config::{LabConfig, Scaling};
+use crate::config::{Collectives, LabConfig, Scaling};
 use crate::frame::{Head, Kind};
 use crate::message::{BatchRecord, Message, Progress};
 use crate::plan::PlannedRequest;
@@ -211,7 +211,10 @@ impl Rank {
                     self.effects.push(Effect::Send(flow));
                 }
             }
-            Message::Progress(progress) => self.effects.push(Effect::Hint(progress)),
+            Message::Progress(progress) => {
+                self.effects.push(Effect::Hint(progress));
+                self.say_again(progress);
+            }
             Message::Finished { request } => self.finished(request),
             Message::Arrived(_) | Message::Read { .. } | Message::Handle { .. } => {}
         }
@@ -243,6 +246,19 @@ impl Rank {
             Step::AwaitKv | Step::Dispatch | Step::Combine => {}
         }
         self.advance(now_ns);
+    }
+
+    /// A plugin's collectives name no batch: the daemon takes them to be of the batch whose layer began last in their process. That
+    /// is not a batch of another unit, of which it was told because its blocks are here.
+    fn say_again(&mut self, heard: Progress) {
+        if self.setting.config.collectives == Collectives::NcclPlugin
+            && matches!(heard, Progress::LayerBegin { .. })
+            && let Some(&batch) = self.started.front()
+        {
+            let layer = self.layer;
+            self.effects
+                .push(Effect::Hint(Progress::LayerBegin { batch, layer }));
+        }
     }
 
     fn host(&self, rank: usize) -> usize {

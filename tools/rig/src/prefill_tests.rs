@@ -45,12 +45,21 @@ impl Play {
     }
 
     fn with(plan: Vec<PlannedRequest>, reads: bool) -> Self {
+        Self::of(
+            plan,
+            LabConfig {
+                reads,
+                ..LabConfig::default()
+            },
+        )
+    }
+
+    fn of(plan: Vec<PlannedRequest>, config: LabConfig) -> Self {
         let config = LabConfig {
-            reads,
             units: 2,
             ranks: 2,
             decodes: 1,
-            ..LabConfig::default()
+            ..config
         };
         let scaling = config.scaling();
         let setting = Rc::new(Setting {
@@ -347,6 +356,35 @@ fn a_holder_knows_the_batch_ahead_of_the_one_that_it_serves() {
         .filter(|h| matches!(h, Progress::LayerBegin { batch, .. } if *batch == ahead))
         .count();
     assert!(layers > 1, "its progress is followed: {at_holder:?}");
+}
+
+#[test]
+fn with_a_plugin_the_layer_that_began_last_is_always_one_of_the_hosts_own_batch() {
+    for (collectives, own_last) in [
+        (Collectives::NcclPlugin, true),
+        (Collectives::Sockets, false),
+    ] {
+        let config = LabConfig {
+            collectives,
+            ..LabConfig::default()
+        };
+        let mut play = Play::of(vec![request(1, 500, 0, 0)], config);
+        play.ranks[0].request_arrived(0, 1);
+        play.ranks[0].take_effects();
+        let elsewhere = Progress::LayerBegin { batch: 7, layer: 3 };
+        play.ranks[0].message(5, &Message::Progress(elsewhere));
+        let hints: Vec<Progress> = play.ranks[0]
+            .take_effects()
+            .into_iter()
+            .filter_map(|effect| match effect {
+                Effect::Hint(hint) => Some(hint),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(hints[0], elsewhere);
+        let own = |hint: &Progress| matches!(hint, Progress::LayerBegin { batch, layer: 0 } if *batch != 7);
+        assert_eq!(hints[1..].iter().any(own), own_last, "{hints:?}");
+    }
 }
 
 #[test]

@@ -116,7 +116,10 @@ fn find_own(name: &str) -> Option<PathBuf> {
 
 /// The NCCL net plugin: the configured one, `LAXITY_NCCL_PLUGIN`, next to this program (cargo allows no hyphen in a library's
 /// name), where `make install` or a package puts it.
-fn find_nccl_plugin(config: &LabConfig) -> Result<PathBuf, Lack> {
+///
+/// # Errors
+/// It is nowhere; where was looked.
+pub fn find_nccl_plugin(config: &LabConfig) -> Result<PathBuf, Lack> {
     let named = config.nccl_plugin.clone().or_else(|| {
         std::env::var_os(NCCL_PLUGIN_VARIABLE)
             .filter(|value| !value.is_empty())

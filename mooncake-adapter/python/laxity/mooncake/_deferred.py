@@ -20,12 +20,17 @@ from ._pieces import Lists, Pieces
 WAITING, COMPLETED, FAILED = 0, 1, -1
 #: Between two looks at what Mooncake has under way, in seconds: at first, and at most.
 POLL_S, POLL_MAX_S = 0.00005, 0.001
+#: How long a caller waits for leave that is given at once.
+ANSWER_S = 0.0005
 #: How long the thread waits for more before it ends.
 IDLE_S = 1.0
 
 
 class _Pending:
     def __init__(self, gate: Gate | None, start: Callable[[Lists], int] | None) -> None:
+        #: Held while it is looked at, and its pieces are handed on: Mooncake may take its time over a peer that
+        #: is not there, which is nobody else's.
+        self.lock = threading.Lock()
         self.gate = gate
         self.start = start
         #: Mooncake's numbers, and what to report when they are complete.
@@ -63,11 +68,13 @@ class Deferred:
     ) -> int:
         """Gives a number; or what Mooncake gave, if it refused right away."""
         pending = _Pending(Gate(self._transfers, is_write, peer, pieces), start)
-        with self._lock:
+        if not self._issue(pending) and not pending.is_issued:
+            # A port that has room says so in less time than it takes the thread to notice.
+            self._transfers.wait_any(ANSWER_S)
             self._issue(pending)
-            if pending.failure and not pending.under_way:
-                return pending.refusal
-            return self._enter(pending)
+        if pending.failure and not pending.under_way:
+            return pending.refusal
+        return self._enter(pending)
 
     def adopt(self, number: int) -> int:
         """A transfer that Mooncake has, by its number there; gives ours, or what Mooncake gave if it refused."""
@@ -75,16 +82,18 @@ class Deferred:
             return number
         pending = _Pending(None, None)
         pending.under_way.append((number, None, 0))
-        with self._lock:
-            return self._enter(pending)
+        return self._enter(pending)
 
     def _enter(self, pending: _Pending) -> int:
-        number = next(self._numbers)
-        self._pending[number] = self._open[number] = pending
-        if self._worker is None:
-            self._worker = threading.Thread(target=self._work, name="laxity-mooncake", daemon=True)
-            self._worker.start()
-        self._lock.notify()
+        with self._lock:
+            number = next(self._numbers)
+            self._pending[number] = self._open[number] = pending
+            if self._worker is None:
+                self._worker = threading.Thread(
+                    target=self._work, name="laxity-mooncake", daemon=True
+                )
+                self._worker.start()
+            self._lock.notify()
         return number
 
     def check(self, number: int) -> int:
@@ -92,13 +101,16 @@ class Deferred:
         was over, it gives the same as of one that failed."""
         with self._lock:
             pending = self._pending.get(number)
-            if pending is None:
-                return FAILED
+        if pending is None:
+            return FAILED
+        with pending.lock:
             self._step(pending)
-            if pending.status != WAITING:
-                del self._pending[number]
+            status = pending.status
+        if status != WAITING:
+            with self._lock:
+                self._pending.pop(number, None)
                 self._open.pop(number, None)
-            return pending.status
+        return status
 
     def wait(self, numbers: Sequence[int]) -> int:
         """As Mooncake's ``get_batch_transfer_status``: 0 when all are complete, -1 if one failed."""
@@ -120,7 +132,12 @@ class Deferred:
             return False
         while not pending.failure and (granted := gate.next()) is not None:
             ticket, nbytes, pieces = granted
-            number = start(pieces)
+            try:
+                number = start(pieces)
+            except BaseException:
+                ticket.cancel()
+                pending.fail(FAILED)
+                raise
             issued = True
             # Mooncake gives addresses for numbers, and 0 or less for a transfer that it doesn't take.
             if number <= 0:
@@ -132,7 +149,7 @@ class Deferred:
         return issued
 
     def _step(self, pending: _Pending) -> bool:
-        """Looks at one; whether anything happened. With the lock held."""
+        """Looks at one; whether anything happened. With its lock held."""
         if pending.status != WAITING:
             return False
         happened = self._issue(pending)
@@ -162,14 +179,29 @@ class Deferred:
                 if not self._open and not self._lock.wait_for(lambda: self._open, IDLE_S):
                     self._worker = None
                     return
-                happened = False
-                moving = waiting = False
-                for number, pending in list(self._open.items()):
-                    happened |= self._step(pending)
+                those = list(self._open.items())
+            happened = moving = waiting = False
+            over = []
+            for number, pending in those:
+                # Whoever has it looks at it right now.
+                if not pending.lock.acquire(blocking=False):
+                    moving = True
+                    continue
+                try:
+                    try:
+                        happened |= self._step(pending)
+                    except Exception:
+                        # Arguments that Mooncake won't take. Whoever asks after the transfer finds that it failed.
+                        happened = True
                     moving |= bool(pending.under_way)
                     waiting |= not pending.is_issued
                     if pending.status != WAITING:
-                        del self._open[number]
+                        over.append(number)
+                finally:
+                    pending.lock.release()
+            with self._lock:
+                for number in over:
+                    self._open.pop(number, None)
             if happened:
                 nap = POLL_S
                 continue

@@ -170,7 +170,7 @@ PUTS: dict[str, Size] = {
 }
 
 
-class MooncakeDistributedStore(_Real):
+class MooncakeDistributedStore(_mooncake.MooncakeDistributedStore):
     """As Mooncake's, under Laxity. Each call that moves an object asks for leave first."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

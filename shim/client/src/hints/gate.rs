@@ -10,6 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use laxity_shm::record::Flow;
+use laxity_shm::sleep::now_ns;
 
 use super::Hub;
 use crate::client::Client;
@@ -69,8 +70,15 @@ pub struct Transfer {
 struct State {
     ticket: Ticket,
     completed: u64,
-    /// Nothing more is to be said of it to the daemon.
-    over: bool,
+    /// It was given up, or all of it is sent: nothing more is to be said of it to the daemon. Bytes that had been
+    /// granted by then.
+    over: Option<u64>,
+}
+
+impl State {
+    fn granted(&self) -> u64 {
+        self.over.unwrap_or_else(|| self.ticket.granted())
+    }
 }
 
 /// More was reported complete than was granted; nothing was reported.
@@ -129,7 +137,7 @@ impl Transfer {
             state: Mutex::new(State {
                 ticket,
                 completed: 0,
-                over: false,
+                over: None,
             }),
         }
     }
@@ -143,8 +151,7 @@ impl Transfer {
     /// Bytes granted so far.
     #[must_use]
     pub fn granted(&self) -> u64 {
-        self.lock()
-            .map_or(self.bytes, |state| state.ticket.granted())
+        self.lock().map_or(self.bytes, |state| state.granted())
     }
 
     /// Nothing more will be granted.
@@ -259,7 +266,11 @@ impl Transfer {
         let Some(mut state) = self.lock() else {
             return Ok(());
         };
-        let (granted, completed) = (state.ticket.granted(), state.completed);
+        if state.over.is_some() {
+            // Given up meanwhile: the daemon counts on nothing any more.
+            return Ok(());
+        }
+        let (granted, completed) = (state.granted(), state.completed);
         if bytes > granted.saturating_sub(completed) {
             return Err(Excess {
                 reported: bytes,
@@ -268,7 +279,7 @@ impl Transfer {
             });
         }
         state.completed += bytes;
-        if !self.is_foreign() && !state.over && bytes > 0 {
+        if !self.is_foreign() && bytes > 0 {
             let mut inner = self.shard().lock();
             inner.lane(&self.hub.client).complete(&state.ticket, bytes);
         }
@@ -280,22 +291,18 @@ impl Transfer {
         let Some(mut state) = self.lock() else {
             return false;
         };
-        if core::mem::replace(&mut state.over, true) {
+        if state.over.is_some() {
             return false;
         }
-        let open = !state.ticket.is_done() || state.completed < state.ticket.granted();
+        let granted = state.granted();
+        state.over = Some(granted);
+        let open = !state.ticket.is_done() || state.completed < granted;
         if self.is_foreign() {
             return open;
         }
         if open {
-            let granted = state.ticket.granted();
-            let mut inner = self.shard().lock();
-            inner
-                .lane(&self.hub.client)
-                .cancel(core::mem::take(&mut state.ticket));
-            drop(inner);
-            // What was granted stays so, for whoever asks; completed, as far as anybody will ever know.
-            state.completed = granted;
+            let ticket = core::mem::take(&mut state.ticket);
+            self.shard().lock().lane(&self.hub.client).cancel(ticket);
         }
         self.shard().load.fetch_sub(1, Ordering::Relaxed);
         open
@@ -330,7 +337,7 @@ impl Transfers {
         if self.epoch != super::epoch() {
             return super::submit(asked);
         }
-        let flow = super::flow(self.hub, asked);
+        let flow = super::flow(self.hub, now_ns(), asked);
         Transfer::submit_to(self.hub, self.shard, &flow)
     }
 

@@ -85,8 +85,11 @@ pub(super) fn why(ledger: &Ledger, life: &Life, index: usize) -> String {
         (0, Standing::OnCredit) => return "it went on credit, without asking".to_owned(),
         (0, Standing::Observed) => return "mode observe: nobody was asked".to_owned(),
         (0, Standing::BehindOthers) => format!(
-            "{waited:.0} µs: {} flows waited before it, {} of {} were in flight",
-            flow.ahead,
+            "{waited:.0} µs: {} waited before it, {} of {} were in flight",
+            match flow.ahead {
+                1 => "1 flow".to_owned(),
+                many => format!("{many} flows"),
+            },
             Bytes(flow.in_flight_bytes).about(),
             Bytes(flow.window_bytes).about()
         ),

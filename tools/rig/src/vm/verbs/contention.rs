@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! rxe0                                       router, shaped          rxe1
-//! collective ──── small, blocking, periodic ───▶ ┌────┐ ───▶ collective   (and its answer back)
+//! collective ──── small, blocking, periodic ───▶ ┌────┐ ───▶ collective   (and its answer back; or `nccl_rounds` by the NCCL plugin)
 //! Mooncake   ──── WRITEs with deadlines ───────▶ │ r1 │ ───▶ Mooncake
 //! memory     ──── data of READs with deadlines ▶ └────┘ ───▶ bulk --op read
 //! ```
@@ -89,6 +89,9 @@ pub struct ContentionConfig {
     pub chunk: Option<u64>,
     /// Bytes in flight at most; none for the daemon's default.
     pub window: Option<u64>,
+    /// Whether the collective goes by the NCCL plugin.
+    #[serde(default)]
+    pub plugin: bool,
 }
 
 impl Default for ContentionConfig {
@@ -118,6 +121,7 @@ impl Default for ContentionConfig {
             },
             chunk: None,
             window: None,
+            plugin: false,
         }
     }
 }

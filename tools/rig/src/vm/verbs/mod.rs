@@ -8,6 +8,7 @@
 //! faults.rs     SIGKILL of the daemon and of applications; valgrind and the address sanitizer
 //! contention.rs a collective against bulk transfers on a shaped port
 //! overhead.rs   with the library against without
+//! plugin.rs     the NCCL plugin, driven as NCCL does, on the same devices
 //! report.rs     all of it as JSON and as a table
 //! ```
 
@@ -24,6 +25,7 @@ mod daemon;
 pub mod faults;
 pub mod overhead;
 mod pair;
+pub mod plugin;
 pub mod prepare;
 mod program;
 pub mod report;
@@ -54,6 +56,8 @@ pub struct Programs {
     pub checks: PathBuf,
     /// A Python that has the Mooncake Transfer Engine.
     pub python: Option<PathBuf>,
+    /// The NCCL plugin, and what drives it.
+    pub nccl: Option<plugin::Nccl>,
 }
 
 /// What to run, all in one boot and in this order.
@@ -65,6 +69,8 @@ pub struct VerbsConfig {
     pub matrix: Option<Matrix>,
     /// A collective against bulk transfers.
     pub contention: Option<ContentionConfig>,
+    /// The same with the collective through the NCCL plugin.
+    pub plugin_contention: Option<ContentionConfig>,
     /// Pairs of runs of perftest with and without the library.
     pub overhead_pairs: Option<usize>,
 }
@@ -91,7 +97,7 @@ impl Matrix {
     }
 }
 
-/// Names of all programs and faults of the matrix.
+/// Names of all programs, cases of the NCCL plugin, and faults of the matrix.
 #[must_use]
 pub fn names(gid_index: u32) -> Vec<String> {
     let all = Programs {
@@ -100,7 +106,10 @@ pub fn names(gid_index: u32) -> Vec<String> {
     };
     let programs = catalogue::all(gid_index, &all);
     let programs = programs.into_iter().map(|program| program.name);
-    programs.chain(faults::NAMES.map(String::from)).collect()
+    programs
+        .chain(plugin::NAMES.map(String::from))
+        .chain(faults::NAMES.map(String::from))
+        .collect()
 }
 
 /// *guest*: runs what was ordered.
@@ -120,6 +129,10 @@ pub fn run(guest: &mut Guest, config: &VerbsConfig) -> anyhow::Result<VerbsRepor
     if let Some(config) = &config.contention {
         guest.reshape(config.network())?;
         report.contention = Some(contention::run(guest, programs, config)?);
+    }
+    if let Some(config) = &config.plugin_contention {
+        guest.reshape(config.network())?;
+        report.plugin_contention = Some(contention::run(guest, programs, config)?);
     }
     if let Some(pairs) = config.overhead_pairs {
         guest.reshape(NetworkConfig::default())?;
@@ -141,6 +154,9 @@ fn run_matrix(
     }
     let daemon = Daemon::start(guest, programs)?;
     if !run_programs(guest, programs, matrix, report)? {
+        return guest.say(&format!("laxityd's log: {}", daemon.log()));
+    }
+    if !plugin::run_all(guest, programs, matrix, &mut report.plugin)? {
         return guest.say(&format!("laxityd's log: {}", daemon.log()));
     }
     let mut daemon = Some(daemon);

@@ -44,12 +44,13 @@ pub struct Row {
     pub spread_percent: f64,
 }
 
-struct Measured {
-    name: &'static str,
-    line: &'static str,
+/// A run of perftest that is measured.
+pub(super) struct Measured {
+    pub(super) name: &'static str,
+    pub(super) line: &'static str,
     /// Column of the result's line, and what it is.
-    column: usize,
-    unit: &'static str,
+    pub(super) column: usize,
+    pub(super) unit: &'static str,
 }
 
 const MEASURED: [Measured; 4] = [
@@ -116,7 +117,7 @@ pub(super) fn run(guest: &Guest, programs: &Programs, pairs: usize) -> anyhow::R
 }
 
 /// A quantile of some values, between neighbours in proportion.
-fn quantile(values: &[f64], at: f64) -> f64 {
+pub(super) fn quantile(values: &[f64], at: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let place = at * sorted.len().saturating_sub(1) as f64;
@@ -129,7 +130,7 @@ fn quantile(values: &[f64], at: f64) -> f64 {
 
 /// Runs perftest until its clock is one: it measures the cycle counter's rate first, which on an
 /// emulated processor fails now and then, and goes on with whatever came of it.
-fn measure(
+pub(super) fn measure(
     guest: &Guest,
     programs: &Programs,
     measured: &Measured,

@@ -19,9 +19,9 @@ const READY_WITHIN: Duration = Duration::from_secs(30);
 const LISTENS_AFTER: Duration = Duration::from_millis(300);
 /// The guest is emulated and shares its processors: a daemon that is not heard of for 100 ms, the
 /// library's default, is not dead there. `faults.rs` keeps the default.
-const STALL_MS: &str = "5000";
+pub(super) const STALL_MS: &str = "5000";
 /// For the daemon's answer when a program starts.
-const ATTACH_MS: &str = "5000";
+pub(super) const ATTACH_MS: &str = "5000";
 
 /// One line of the library's report.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -215,7 +215,7 @@ pub(super) fn run(
 }
 
 /// The last lines of what a program said.
-fn tail(text: &str) -> String {
+pub(super) fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
     lines[lines.len().saturating_sub(12)..].join("\n")
 }

@@ -37,7 +37,7 @@ fn modified(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).ok()?.modified().ok()
 }
 
-/// Builds the programs of `sources` (`tests/verbs` of the repository), with a sanitizer or without, unless
+/// Builds the programs of `sources` (`tests/verbs` or `tests/nccl` of the repository), with a sanitizer or without, unless
 /// they are there and newer.
 ///
 /// # Errors
@@ -46,7 +46,7 @@ pub fn checks(sources: &Path, sanitizer: Option<&str>) -> anyhow::Result<PathBuf
     let script = sources.join("build.sh");
     if !script.is_file() {
         bail!(
-            "{} is missing: run this in the repository, or name its tests/verbs with --sources",
+            "{} is missing: run this in the repository, or name its folders with --sources and --nccl-sources",
             script.display()
         );
     }

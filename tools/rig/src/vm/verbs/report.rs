@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::contention::Contention;
 use super::faults::Fault;
 use super::overhead::Overhead;
+use super::plugin::PluginReport;
 
 /// Everything that one boot brought.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -16,8 +17,14 @@ pub struct VerbsReport {
     pub programs: Vec<ProgramReport>,
     /// A collective against bulk transfers, if that was asked for.
     pub contention: Option<Contention>,
+    /// The same with the collective through the NCCL plugin.
+    #[serde(default)]
+    pub plugin_contention: Option<Contention>,
     /// What was killed, and what came of it.
     pub faults: Vec<Fault>,
+    /// The NCCL plugin over verbs.
+    #[serde(default)]
+    pub plugin: Vec<PluginReport>,
     /// With the library against without, if that was asked for.
     pub overhead: Option<Overhead>,
 }
@@ -28,11 +35,18 @@ impl VerbsReport {
     pub fn passed(&self) -> bool {
         let ran = !self.programs.is_empty()
             || !self.faults.is_empty()
+            || !self.plugin.is_empty()
             || self.contention.is_some()
+            || self.plugin_contention.is_some()
             || self.overhead.is_some();
         ran && self.programs.iter().all(|program| program.passed)
             && self.faults.iter().all(|fault| fault.passed)
+            && self.plugin.iter().all(|case| case.passed)
             && self.contention.as_ref().is_none_or(Contention::passed)
+            && self
+                .plugin_contention
+                .as_ref()
+                .is_none_or(Contention::passed)
             && self
                 .overhead
                 .as_ref()
@@ -115,6 +129,18 @@ pub fn table(report: &VerbsReport) -> String {
         }
         parts.push(table.to_string());
     }
+    if !report.plugin.is_empty() {
+        let mut table = new_table(&["NCCL plugin", "", "s", "what was seen"], 2, 2);
+        for case in &report.plugin {
+            table.add_row([
+                case.name.clone(),
+                mark(case.passed).into(),
+                format!("{:.1}", case.seconds),
+                case.seen.clone(),
+            ]);
+        }
+        parts.push(table.to_string());
+    }
     if !report.faults.is_empty() {
         let mut table = new_table(&["fault", "", "bypassed bytes", "s", "what was seen"], 2, 3);
         for fault in &report.faults {
@@ -130,6 +156,11 @@ pub fn table(report: &VerbsReport) -> String {
     }
     if let Some(contention) = &report.contention {
         parts.push(contention.to_string());
+    }
+    if let Some(contention) = &report.plugin_contention {
+        parts.push(format!(
+            "The collective is the NCCL plugin's:\n{contention}"
+        ));
     }
     if let Some(overhead) = &report.overhead {
         let header = [
@@ -151,12 +182,8 @@ pub fn table(report: &VerbsReport) -> String {
     }
     let failures = (report.programs.iter())
         .map(|program| (&program.name, &program.failures))
-        .chain(
-            report
-                .faults
-                .iter()
-                .map(|fault| (&fault.name, &fault.failures)),
-        );
+        .chain((report.plugin.iter()).map(|case| (&case.name, &case.failures)))
+        .chain((report.faults.iter()).map(|fault| (&fault.name, &fault.failures)));
     for (name, failures) in failures {
         for failure in failures {
             parts.push(format!("{name}: {failure}"));

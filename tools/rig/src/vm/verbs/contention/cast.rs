@@ -13,6 +13,7 @@ use crate::vm::guest::Guest;
 use crate::vm::network::DEVICES;
 use crate::vm::task::Running;
 use crate::vm::verbs::Programs;
+use crate::vm::verbs::plugin;
 
 /// The P2D program.
 const MOONCAKE_P2D: &str = include_str!("../mooncake_p2d.py");
@@ -150,6 +151,10 @@ impl Cast<'_> {
             .push(("LD_PRELOAD".into(), self.program("patient.so")));
         task.env.push(("LAXITY_STALL_MS".into(), STALL_MS.into()));
         task.env.push(("MC_LOG_LEVEL".into(), "WARNING".into()));
+        task.env.extend(plugin::settings("lo"));
+        if self.phase != Phase::Laxity {
+            task.env.push(("LAXITY_MODE".into(), "off".into()));
+        }
         if self.phase == Phase::StaticMarks {
             task.env.push(("MC_IB_TC".into(), STATIC_BULK.to_string()));
         }
@@ -169,8 +174,46 @@ impl Cast<'_> {
         if marked { by_hand } else { 0 }.to_string()
     }
 
+    /// Starts the collective of the NCCL plugin: rank 0 says how it went.
+    fn plugin_collective(&self) -> anyhow::Result<Pair> {
+        let Some(nccl) = &self.programs.nccl else {
+            bail!("the NCCL plugin is missing");
+        };
+        let folder = self.folder.join("nccl");
+        fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+        let collective = &self.config.collective;
+        let rank = |rank: usize| {
+            let mut argv = vec![text(&nccl.checks.join("nccl_rounds"))];
+            for (option, value) in [
+                ("--plugin", text(&nccl.plugin)),
+                ("--folder", text(&folder)),
+                ("--rank", rank.to_string()),
+                ("--device", rank.to_string()),
+                // Everything takes longer here.
+                ("--slow", "10".to_owned()),
+                ("--rounds", self.config.rounds().to_string()),
+                ("--bytes", collective.bytes.to_string()),
+                ("--messages", collective.messages.to_string()),
+                ("--period-us", collective.period_us.to_string()),
+            ] {
+                argv.extend([option.to_owned(), value]);
+            }
+            if self.phase == Phase::StaticMarks {
+                argv.extend(["--tclass".into(), STATIC_COLLECTIVE.to_string()]);
+            }
+            self.start(rank, "nccl", None, argv)
+        };
+        Ok(Pair {
+            passive: rank(1)?,
+            active: rank(0)?,
+        })
+    }
+
     /// Starts the collective.
     pub(super) fn collective(&self) -> anyhow::Result<Pair> {
+        if self.config.plugin {
+            return self.plugin_collective();
+        }
         let port = COLLECTIVE_PORT.to_string();
         let collective = &self.config.collective;
         let server = vec![
@@ -299,6 +342,8 @@ impl Cast<'_> {
             fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
         lines
             .lines()
+            // The NCCL plugin writes there, too.
+            .filter(|line| !line.contains(plugin::REPORTS))
             .map(|line| serde_json::from_str(line).context("the shim's report"))
             .collect()
     }

@@ -1,0 +1,244 @@
+//! Which device, which of its ports and which of its addresses: the rules of `NCCL_IB_HCA` and `NCCL_IB_GID_INDEX`.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+/// `NCCL_IB_HCA`, taken apart: `mlx5_0:1,mlx5_1`, `^mlx5_bond`, `=mlx5_0`, `^=mlx5_3:2`. Names are beginnings of names unless
+/// `=` asks for whole ones; what follows the port (rail and plane, since NCCL 2.28) is not for us.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wanted {
+    not: bool,
+    exact: bool,
+    /// Name and port; no port takes all.
+    names: Vec<(String, Option<u8>)>,
+}
+
+impl Wanted {
+    /// What the variable says; and what in it can't be used.
+    pub(super) fn parse(text: &str) -> (Self, Vec<String>) {
+        let text = text.trim();
+        let (not, text) = text
+            .strip_prefix('^')
+            .map_or((false, text), |rest| (true, rest));
+        let (exact, text) = text
+            .strip_prefix('=')
+            .map_or((false, text), |rest| (true, rest));
+        let mut problems = Vec::new();
+        let mut names = Vec::new();
+        for entry in text
+            .split(',')
+            .map(str::trim)
+            .filter(|entry| !entry.is_empty())
+        {
+            let mut fields = entry.split(':');
+            let name = fields.next().unwrap_or_default().to_owned();
+            let port = match fields.next().filter(|port| !port.is_empty()) {
+                None => None,
+                Some(port) => match port.parse() {
+                    Ok(port) => Some(port),
+                    Err(_) => {
+                        problems.push(format!(
+                            "`{entry}`: `{port}` is no port number; all ports are meant"
+                        ));
+                        None
+                    }
+                },
+            };
+            names.push((name, port));
+        }
+        (Self { not, exact, names }, problems)
+    }
+
+    /// Whether a port of a device is to be used.
+    pub(super) fn takes(&self, name: &str, port: u8) -> bool {
+        let fits = |(wanted, wanted_port): &(String, Option<u8>)| {
+            let named = if self.exact {
+                name == wanted
+            } else {
+                name.starts_with(wanted.as_str())
+            };
+            named && wanted_port.is_none_or(|wanted| wanted == port)
+        };
+        self.names.is_empty() || self.names.iter().any(fits) != self.not
+    }
+}
+
+/// How the kernel names the kind of an entry of a port's GID table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum GidKind {
+    /// InfiniBand, or RoCE v1, which no router forwards.
+    Other,
+    /// RoCE v2: UDP.
+    RoceV2,
+}
+
+impl GidKind {
+    /// Of the text in `gid_attrs/types`.
+    pub(super) fn parse(text: &str) -> Self {
+        if text.trim() == "RoCE v2" {
+            Self::RoceV2
+        } else {
+            Self::Other
+        }
+    }
+}
+
+/// One entry of the table that is not empty.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gid {
+    /// Its place.
+    pub(super) index: u8,
+    /// What it is.
+    pub(super) raw: [u8; 16],
+    /// Its kind.
+    pub(super) kind: GidKind,
+}
+
+/// The address in a GID: RoCE's are IP addresses, with IPv4 mapped into IPv6.
+pub(super) fn address(raw: [u8; 16]) -> IpAddr {
+    let v6 = Ipv6Addr::from(raw);
+    v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
+}
+
+/// The best entry of a RoCE port: RoCE v2 before v1, then IPv4 before IPv6 before link-local; the first of equals.
+pub(super) fn best(gids: &[Gid]) -> Option<Gid> {
+    let rank = |gid: &Gid| {
+        let reach = match address(gid.raw) {
+            IpAddr::V4(v4) if v4.is_link_local() => 1,
+            IpAddr::V4(_) => 3,
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => 0,
+            IpAddr::V6(_) => 2,
+        };
+        (gid.kind, reach)
+    };
+    // Of equals `max_by_key` takes the last.
+    gids.iter().rev().max_by_key(|gid| rank(gid)).copied()
+}
+
+/// Mbit/s of a lane, by the number in `ibv_port_attr.active_speed` (InfiniBand specification, PortInfo:LinkSpeedActive).
+fn lane_mbit(speed: u8) -> i32 {
+    match speed {
+        1 => 2_500,
+        2 => 5_000,
+        4 | 8 => 10_000,
+        16 => 14_000,
+        32 => 25_000,
+        64 => 50_000,
+        128 => 100_000,
+        _ => 0,
+    }
+}
+
+/// Lanes, by the number in `active_width`.
+fn lanes(width: u8) -> i32 {
+    match width {
+        1 => 1,
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => 0,
+    }
+}
+
+/// Mbit/s of a port; 0 if it says neither in a way that we know.
+pub(super) fn speed_mbit(speed: u8, width: u8) -> i32 {
+    lane_mbit(speed) * lanes(width)
+}
+
+/// Mbit/s in the kernel's words: `200 Gb/sec (4X HDR)`. For speeds that `active_speed` has no number for (XDR).
+pub(super) fn rate_mbit(text: &str) -> Option<i32> {
+    let number: f64 = text.split_whitespace().next()?.parse().ok()?;
+    (text.contains("Gb/sec") && number > 0.0 && number < 1e6).then_some((number * 1000.0) as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::net::Ipv4Addr;
+
+    fn taken(text: &str) -> Vec<String> {
+        let (wanted, _) = Wanted::parse(text);
+        let all = [
+            ("mlx5_0", 1),
+            ("mlx5_0", 2),
+            ("mlx5_1", 1),
+            ("mlx5_10", 1),
+            ("rxe0", 1),
+        ];
+        all.iter()
+            .filter(|(name, port)| wanted.takes(name, *port))
+            .map(|(name, port)| format!("{name}:{port}"))
+            .collect()
+    }
+
+    #[test]
+    fn devices_are_taken_by_beginning_whole_name_port_and_exclusion() {
+        assert_eq!(taken("").len(), 5);
+        assert_eq!(taken("mlx5_1"), ["mlx5_1:1", "mlx5_10:1"]);
+        assert_eq!(taken("=mlx5_1"), ["mlx5_1:1"]);
+        assert_eq!(taken("mlx5_0:2,rxe"), ["mlx5_0:2", "rxe0:1"]);
+        assert_eq!(taken("^mlx5_1,rxe"), ["mlx5_0:1", "mlx5_0:2"]);
+        assert_eq!(
+            taken("^=mlx5_1,mlx5_0:1"),
+            ["mlx5_0:2", "mlx5_10:1", "rxe0:1"]
+        );
+        // Rail and plane.
+        assert_eq!(taken("=mlx5_0:1:3:0"), ["mlx5_0:1"]);
+        assert_eq!(taken("=none"), Vec::<String>::new());
+        assert_eq!(taken("^").len(), 5);
+    }
+
+    #[test]
+    fn a_port_that_is_no_number_is_said() {
+        let (wanted, problems) = Wanted::parse("mlx5_0:one");
+        assert!(
+            problems[0].contains("`one` is no port number"),
+            "{problems:?}"
+        );
+        assert!(wanted.takes("mlx5_0", 2));
+    }
+
+    fn gid(index: u8, address: &str, kind: GidKind) -> Gid {
+        let raw = match address.parse().expect("an address") {
+            IpAddr::V4(v4) => Ipv4Addr::to_ipv6_mapped(&v4).octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        Gid { index, raw, kind }
+    }
+
+    #[test]
+    fn the_best_gid_is_version_2_with_an_ipv4_address() {
+        use GidKind::{Other, RoceV2};
+        let mut gids = vec![gid(0, "fe80::1", Other), gid(1, "fe80::1", RoceV2)];
+        assert_eq!(best(&gids).map(|gid| gid.index), Some(1));
+        gids.push(gid(2, "10.0.0.1", Other));
+        assert_eq!(best(&gids).map(|gid| gid.index), Some(1));
+        gids.push(gid(3, "fd00::1", RoceV2));
+        assert_eq!(best(&gids).map(|gid| gid.index), Some(3));
+        gids.push(gid(5, "10.0.0.1", RoceV2));
+        gids.push(gid(7, "10.0.0.2", RoceV2));
+        assert_eq!(best(&gids).map(|gid| gid.index), Some(5));
+        assert_eq!(address(gids[4].raw), IpAddr::from([10, 0, 0, 1]));
+        assert!(best(&[]).is_none());
+    }
+
+    #[test]
+    fn speeds_are_those_of_the_specification() {
+        assert_eq!(speed_mbit(32, 2), 100_000);
+        assert_eq!(speed_mbit(128, 2), 400_000);
+        assert_eq!(speed_mbit(1, 1), 2_500);
+        assert_eq!(speed_mbit(3, 2), 0);
+        assert_eq!(rate_mbit("800 Gb/sec (4X XDR)\n"), Some(800_000));
+        assert_eq!(rate_mbit("2.5 Gb/sec (1X SDR)"), Some(2_500));
+        assert_eq!(rate_mbit("fast"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_wish(text in ".{0,40}", name in "[a-z0-9_]{1,10}", port in any::<u8>()) {
+            let (wanted, _) = Wanted::parse(&text);
+            let _ = wanted.takes(&name, port);
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! How a connection comes about, as state machines that are polled: the listener with those who knock, and the one that
+//! connects.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{self, Backlog};
+
+use super::hello::{End, LANES_MAX, Lane, Word};
+use super::nic::Nic;
+use super::receiver::{Receiver, Welcoming};
+use super::sender::{Greeting, Sender};
+use super::talk::{self, Talk, Unheard};
+use crate::backend::{self, Classes};
+use crate::fault::{Fault, Result};
+use crate::handle::{Carrier, Handle};
+use crate::log;
+
+/// Those who knock are asked in at most so many at a time; the rest waits in the kernel.
+const GUESTS_MAX: usize = 256;
+/// Who says nothing for so long is a stranger.
+const PATIENCE: Duration = Duration::from_secs(30);
+const BACKLOG: i32 = 4096;
+
+/// A random number.
+///
+/// # Errors
+/// The kernel has none.
+pub(super) fn random() -> Result<u64> {
+    let mut bytes = [0_u8; 8];
+    // SAFETY: writes into the array, at most as many bytes as it has.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if got != bytes.len() as isize {
+        return Err(Fault::system(
+            "random numbers",
+            std::io::Error::last_os_error(),
+        ));
+    }
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// Number of a queue pair's first packet: no leftover of an earlier connection should fit.
+pub(super) fn first_packet() -> Result<u32> {
+    Ok(random()? as u32 & 0x00ff_ffff)
+}
+
+/// How we describe our end.
+pub(super) fn end(nic: &Nic, address: u64, rkey: u32, lanes: impl Iterator<Item = Lane>) -> End {
+    End {
+        gid: nic.gid,
+        lid: nic.lid,
+        mtu: nic.mtu,
+        link: nic.link,
+        rkey,
+        address,
+        lanes: lanes.collect(),
+    }
+}
+
+/// Where connections arrive.
+pub(super) struct Listener {
+    nic: Arc<Nic>,
+    socket: TcpListener,
+    nonce: u64,
+    guests: Vec<Guest>,
+}
+
+/// One who knocked.
+struct Guest {
+    talk: Talk,
+    since: Instant,
+    state: Welcome,
+}
+
+enum Welcome {
+    /// Its hello is waited for.
+    Hello,
+    /// Ours is on its way, or arrived; the peer connects.
+    Ready(Box<Welcoming>),
+    /// It gets a refusal.
+    Refused(Fault),
+}
+
+/// What became of a guest.
+enum Fate {
+    Waits,
+    Dropped,
+    Failed(Fault),
+    Connected(Box<Welcoming>),
+}
+
+impl Listener {
+    /// On a port of its own.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub(super) fn new(nic: &Arc<Nic>, at: SocketAddr) -> Result<(Self, Handle)> {
+        let system = |error: std::io::Error| {
+            Fault::system(
+                &format!("listening at {} (NCCL_SOCKET_IFNAME?)", at.ip()),
+                error,
+            )
+        };
+        let mut at = at;
+        at.set_port(0);
+        let socket = TcpListener::bind(at).map_err(system)?;
+        socket.set_nonblocking(true).map_err(system)?;
+        // Room for all ranks of a job at once.
+        if let Ok(backlog) = Backlog::new(BACKLOG) {
+            let _ = socket::listen(&socket, backlog);
+        }
+        let handle = Handle {
+            carrier: Carrier::Verbs,
+            address: socket.local_addr().map_err(system)?,
+            nonce: random()?,
+        };
+        let listener = Self {
+            nic: Arc::clone(nic),
+            socket,
+            nonce: handle.nonce,
+            guests: Vec::new(),
+        };
+        Ok((listener, handle))
+    }
+
+    fn ask_in(&mut self) -> Result<()> {
+        while self.guests.len() < GUESTS_MAX {
+            match self.socket.accept() {
+                Ok((stream, _)) => {
+                    if stream.set_nonblocking(true).is_ok() {
+                        self.guests.push(Guest {
+                            talk: Talk::new(stream, self.nonce),
+                            since: Instant::now(),
+                            state: Welcome::Hello,
+                        });
+                    }
+                }
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EAGAIN | libc::EINTR) => break,
+                    // Gone before it was asked in.
+                    Some(
+                        libc::ECONNABORTED
+                        | libc::EPROTO
+                        | libc::ENETDOWN
+                        | libc::EHOSTUNREACH
+                        | libc::ENETUNREACH,
+                    ) => {}
+                    _ => return Err(Fault::system("accepting a connection", error)),
+                },
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Guest {
+    fn poll(&mut self, nic: &Arc<Nic>) -> Fate {
+        let fate = self.step(nic);
+        if matches!(fate, Fate::Waits)
+            && self.since.elapsed() > PATIENCE
+            && matches!(self.state, Welcome::Hello)
+        {
+            log::info(&format!(
+                "{} knocked and said nothing; it is sent away",
+                self.talk.peer()
+            ));
+            return Fate::Dropped;
+        }
+        fate
+    }
+
+    fn dropped(&self, why: &Unheard) -> Fate {
+        log::info(&format!(
+            "a connection from {} is dropped: {why}",
+            self.talk.peer()
+        ));
+        Fate::Dropped
+    }
+
+    fn step(&mut self, nic: &Arc<Nic>) -> Fate {
+        if matches!(self.state, Welcome::Hello) {
+            match self.talk.hear() {
+                Ok(None) => return Fate::Waits,
+                Ok(Some(Word::Hello(theirs))) => match Welcoming::new(nic, &theirs) {
+                    Ok(welcoming) => {
+                        self.talk.say(&Word::Welcome(welcoming.end()));
+                        self.state = Welcome::Ready(Box::new(welcoming));
+                    }
+                    Err(fault) => {
+                        self.talk.say(&Word::Refusal(fault.to_string()));
+                        self.state = Welcome::Refused(fault);
+                    }
+                },
+                Ok(Some(_)) => return self.dropped(&Unheard::Closed),
+                Err(why) => return self.dropped(&why),
+            }
+        }
+        match self.talk.flush() {
+            Ok(true) => {}
+            Ok(false) => return Fate::Waits,
+            Err(error) => return self.dropped(&error.into()),
+        }
+        if let Welcome::Refused(fault) = &self.state {
+            return Fate::Failed(fault.clone());
+        }
+        match self.talk.hear() {
+            Ok(None) => Fate::Waits,
+            Ok(Some(Word::Ready)) => match core::mem::replace(&mut self.state, Welcome::Hello) {
+                Welcome::Ready(welcoming) => Fate::Connected(welcoming),
+                _ => Fate::Dropped,
+            },
+            // A sender that gave up.
+            Ok(Some(Word::Refusal(why))) => {
+                log::warn(&format!(
+                    "{} does not connect after all: {why}",
+                    self.talk.peer()
+                ));
+                Fate::Dropped
+            }
+            Ok(Some(_)) => self.dropped(&Unheard::Closed),
+            Err(why) => self.dropped(&why),
+        }
+    }
+}
+
+impl backend::Listener for Listener {
+    fn accept(&mut self) -> Result<Option<Box<dyn backend::Receiver>>> {
+        self.ask_in()?;
+        let mut at = 0;
+        while at < self.guests.len() {
+            match self.guests[at].poll(&self.nic) {
+                Fate::Waits => at += 1,
+                Fate::Dropped => drop(self.guests.remove(at)),
+                Fate::Failed(fault) => {
+                    self.guests.remove(at);
+                    return Err(fault);
+                }
+                Fate::Connected(welcoming) => {
+                    let guest = self.guests.remove(at);
+                    let receiver = Receiver::new(*welcoming, guest.talk.watch());
+                    return Ok(Some(Box::new(receiver)));
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// A connection that is being made.
+pub(super) struct Connecting {
+    nic: Arc<Nic>,
+    to: SocketAddr,
+    state: State,
+    greeting: Option<Box<Greeting>>,
+    nonce: u64,
+}
+
+enum State {
+    Dialing(Option<TcpStream>),
+    Greeted(Talk),
+    Ready(Option<(Talk, Box<Sender>)>),
+}
+
+impl Connecting {
+    /// To the receiver that a handle names.
+    ///
+    /// # Errors
+    /// The system or the device refused.
+    pub(super) fn new(nic: &Arc<Nic>, handle: &Handle, classes: &Classes) -> Result<Self> {
+        if classes.is_empty() || classes.len() > LANES_MAX {
+            return Err(Fault::Internal(format!(
+                "a connection has {} classes",
+                classes.len()
+            )));
+        }
+        Ok(Self {
+            nic: Arc::clone(nic),
+            to: handle.address,
+            state: State::Dialing(Some(talk::dial(handle.address)?)),
+            greeting: Some(Box::new(Greeting::new(nic, classes)?)),
+            nonce: handle.nonce,
+        })
+    }
+
+    fn lost(&self, why: &Unheard) -> Fault {
+        Fault::Remote(format!(
+            "the receiver at {} is lost while connecting: {why}",
+            self.to
+        ))
+    }
+
+    fn welcomed(&mut self, word: Word, mut talk: Talk) -> Result<()> {
+        let theirs = match word {
+            Word::Welcome(theirs) => theirs,
+            Word::Refusal(why) => {
+                return Err(Fault::Remote(format!(
+                    "the receiver at {} refuses: {why}",
+                    self.to
+                )));
+            }
+            _ => return Err(self.lost(&Unheard::Closed)),
+        };
+        let Some(greeting) = self.greeting.take() else {
+            return Err(Fault::Internal(String::from("greeted twice")));
+        };
+        match greeting.connect(&theirs) {
+            Ok(sender) => {
+                talk.say(&Word::Ready);
+                self.state = State::Ready(Some((talk, Box::new(sender))));
+                Ok(())
+            }
+            Err(fault) => {
+                // So that the other end's log has it, too.
+                talk.say(&Word::Refusal(fault.to_string()));
+                let _ = talk.flush();
+                Err(fault)
+            }
+        }
+    }
+}
+
+impl backend::Connecting for Connecting {
+    fn poll(&mut self) -> Result<Option<Box<dyn backend::Sender>>> {
+        self.nic.look()?;
+        if let State::Dialing(stream) = &mut self.state {
+            let there = match stream {
+                Some(stream) => talk::is_there(stream, self.to)?,
+                None => false,
+            };
+            let Some(stream) = stream.take_if(|_| there) else {
+                return Ok(None);
+            };
+            let mut talk = Talk::new(stream, self.nonce);
+            if let Some(greeting) = &self.greeting {
+                talk.say(&Word::Hello(greeting.end()));
+            }
+            self.state = State::Greeted(talk);
+        }
+        if let State::Greeted(talk) = &mut self.state {
+            let heard = match talk.flush() {
+                Ok(false) => return Ok(None),
+                Ok(true) => talk.hear(),
+                Err(error) => Err(error.into()),
+            };
+            let word = match heard {
+                Ok(None) => return Ok(None),
+                Ok(Some(word)) => word,
+                Err(why) => return Err(self.lost(&why)),
+            };
+            if let State::Greeted(talk) = core::mem::replace(&mut self.state, State::Dialing(None))
+            {
+                self.welcomed(word, talk)?;
+            }
+        }
+        if let State::Ready(ready) = &mut self.state
+            && let Some((talk, _)) = ready
+        {
+            match talk.flush() {
+                Ok(true) => {}
+                Ok(false) => return Ok(None),
+                Err(error) => return Err(self.lost(&error.into())),
+            }
+            if let Some((talk, mut sender)) = ready.take() {
+                sender.watch(talk.watch());
+                return Ok(Some(sender));
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,122 @@
+//! NCCL's own variables that mean the same here. As with NCCL, a value that can't be used is said in the log and
+//! replaced by the default.
+
+use super::choose::Wanted;
+use crate::log;
+
+/// All of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// `NCCL_IB_HCA`.
+    pub(super) wanted: Wanted,
+    /// `NCCL_IB_HCA` as it was written, for messages.
+    pub(super) hca: Option<String>,
+    /// `NCCL_IB_GID_INDEX`; the best one if there is none.
+    pub(super) gid_index: Option<u8>,
+    /// `NCCL_IB_TIMEOUT`: of an acknowledgement, as 4.096 µs × 2^this.
+    pub(super) timeout: u8,
+    /// `NCCL_IB_RETRY_CNT`.
+    pub(super) retries: u8,
+    /// `NCCL_IB_SL`: service level, on InfiniBand.
+    pub(super) service_level: u8,
+    /// `NCCL_IB_PKEY`: index of the partition key.
+    pub(super) pkey_index: u16,
+    /// `NCCL_IB_PCI_RELAXED_ORDERING`: data may overtake each other on their way into memory.
+    pub(super) relaxed_ordering: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            wanted: Wanted::default(),
+            hca: None,
+            gid_index: None,
+            timeout: 20,
+            retries: 7,
+            service_level: 0,
+            pkey_index: 0,
+            relaxed_ordering: true,
+        }
+    }
+}
+
+impl Options {
+    /// What `get` says of each variable.
+    pub fn from(get: impl Fn(&str) -> Option<String>) -> Self {
+        let mut options = Self::default();
+        let number = |name: &str, max: i64, default: i64| -> i64 {
+            let Some(text) = get(name) else {
+                return default;
+            };
+            match text.trim().parse::<i64>() {
+                // NCCL's way to say "as if it were not set".
+                Ok(-1) => default,
+                Ok(value) if (0..=max).contains(&value) => value,
+                _ => {
+                    log::warn(&format!(
+                        "{name}={text} is no number from 0 to {max}; {default} is used"
+                    ));
+                    default
+                }
+            }
+        };
+        if let Some(hca) = get("NCCL_IB_HCA") {
+            let (wanted, problems) = Wanted::parse(&hca);
+            for problem in problems {
+                log::warn(&format!("NCCL_IB_HCA: {problem}"));
+            }
+            options.wanted = wanted;
+            options.hca = Some(hca);
+        }
+        options.gid_index = u8::try_from(number("NCCL_IB_GID_INDEX", 255, -1)).ok();
+        options.timeout = number("NCCL_IB_TIMEOUT", 31, 20) as u8;
+        options.retries = number("NCCL_IB_RETRY_CNT", 7, 7) as u8;
+        options.service_level = number("NCCL_IB_SL", 15, 0) as u8;
+        options.pkey_index = number("NCCL_IB_PKEY", 65535, 0) as u16;
+        options.relaxed_ordering = number("NCCL_IB_PCI_RELAXED_ORDERING", 2, 2) != 0;
+        options
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(pairs: &[(&str, &str)]) -> Options {
+        Options::from(|name| {
+            let found = pairs.iter().find(|(key, _)| *key == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn nccls_numbers_are_taken_within_their_bounds() {
+        let options = of(&[
+            ("NCCL_IB_TIMEOUT", "14"),
+            ("NCCL_IB_RETRY_CNT", "3"),
+            ("NCCL_IB_SL", "5"),
+            ("NCCL_IB_GID_INDEX", "3"),
+            ("NCCL_IB_PCI_RELAXED_ORDERING", "0"),
+        ]);
+        assert_eq!(
+            (options.timeout, options.retries, options.service_level),
+            (14, 3, 5)
+        );
+        assert_eq!(
+            (options.gid_index, options.relaxed_ordering),
+            (Some(3), false)
+        );
+    }
+
+    #[test]
+    fn what_is_out_of_bounds_or_no_number_is_as_if_it_were_not_set() {
+        let bad = [
+            ("NCCL_IB_TIMEOUT", "32"),
+            ("NCCL_IB_RETRY_CNT", "many"),
+            ("NCCL_IB_SL", "-3"),
+            ("NCCL_IB_GID_INDEX", "-1"),
+        ];
+        assert_eq!(of(&bad), Options::default());
+        assert_eq!(of(&[]), Options::default());
+    }
+}

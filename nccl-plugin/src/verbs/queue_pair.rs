@@ -1,0 +1,515 @@
+//! Completion queues and queue pairs: made, connected, used and taken down.
+
+use core::ffi::c_int;
+use core::mem;
+use core::ptr;
+use std::sync::Arc;
+
+use rdma_sys::{
+    ibv_access_flags as access, ibv_ah_attr, ibv_cq, ibv_gid, ibv_global_route, ibv_qp,
+    ibv_qp_attr, ibv_qp_attr_mask as mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
+    ibv_recv_wr, ibv_send_flags as send, ibv_send_wr, ibv_sge, ibv_srq, ibv_srq_attr,
+    ibv_srq_init_attr, ibv_wc, ibv_wc_status, ibv_wr_opcode,
+};
+
+use super::hello::{End, Lane};
+use super::nic::{INFINIBAND, Nic};
+use crate::fault::{Fault, Result};
+
+/// Bytes that a queue pair is asked to take along in a work request: one entry of the fifo, and small messages.
+pub(super) const INLINE_BYTES: usize = 64;
+/// Completions taken at a time.
+pub(super) const BATCH: usize = 16;
+/// Packets on their way, in each direction, of RDMA READs: only flushes use them.
+const READS: u8 = 1;
+/// 0.64 ms: how long a sender waits when the receiver has no buffer for it. It always has.
+const RECEIVER_NOT_READY: u8 = 12;
+/// For ever.
+const RECEIVER_NOT_READY_RETRIES: u8 = 7;
+const HOPS: u8 = 255;
+
+/// The last error of the calling thread.
+pub(super) fn os_error() -> std::io::Error {
+    std::io::Error::last_os_error()
+}
+
+/// What a device refuses, and why.
+pub(super) fn refused(nic: &Nic, what: &str, error: impl core::fmt::Display) -> Fault {
+    Fault::System(format!("{} {what}: {error}", nic.name))
+}
+
+/// Of one work request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Completion {
+    /// The work request's own number.
+    pub(super) id: u64,
+    /// `IBV_WC_*`.
+    pub(super) status: u32,
+    /// `IBV_WC_*`; not to be believed if the status is bad.
+    pub(super) opcode: u32,
+    /// Of arrivals.
+    pub(super) immediate: u32,
+    /// Queue pair.
+    pub(super) number: u32,
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub(super) struct Completions {
+    cq: *mut ibv_cq,
+    nic: Arc<Nic>,
+}
+
+// SAFETY: libibverbs takes it in any thread.
+unsafe impl Send for Completions {}
+
+impl Completions {
+    /// With room for that many.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub(super) fn new(nic: &Arc<Nic>, entries: u32) -> Result<Self> {
+        let entries = entries.min(nic.completions_max) as c_int;
+        // SAFETY: open; no event channel.
+        let cq = unsafe {
+            (nic.library.create_cq)(nic.context, entries, ptr::null_mut(), ptr::null_mut(), 0)
+        };
+        if cq.is_null() {
+            return Err(refused(nic, "gives no completion queue", os_error()));
+        }
+        Ok(Self {
+            cq,
+            nic: Arc::clone(nic),
+        })
+    }
+
+    /// Those that are there, up to a batch.
+    ///
+    /// # Errors
+    /// The device is broken.
+    pub(super) fn poll(&self, into: &mut [Completion; BATCH]) -> Result<usize> {
+        // SAFETY: plain data that may be zero.
+        let mut found: [ibv_wc; BATCH] = unsafe { mem::zeroed() };
+        // SAFETY: alive, with its context's table of operations; the array is as long as is said.
+        let count = unsafe {
+            let Some(poll) = (*(*self.cq).context).ops.poll_cq else {
+                return Err(Fault::Internal(String::from("the provider can't poll")));
+            };
+            poll(self.cq, BATCH as c_int, found.as_mut_ptr())
+        };
+        let count = usize::try_from(count).map_err(|_| {
+            Fault::System(format!("{}: the completion queue is broken", self.nic.name))
+        })?;
+        for (into, found) in into.iter_mut().zip(&found[..count.min(BATCH)]) {
+            *into = Completion {
+                id: found.wr_id,
+                status: found.status,
+                opcode: found.opcode,
+                // SAFETY: 32 bits, whichever of its forms the union was written in.
+                immediate: u32::from_be(unsafe { found.imm_data_invalidated_rkey_union.imm_data }),
+                number: found.qp_num,
+            };
+        }
+        Ok(count.min(BATCH))
+    }
+}
+
+impl Completion {
+    /// Nothing.
+    pub(super) const NONE: Self = Self {
+        id: 0,
+        status: 0,
+        opcode: 0,
+        immediate: 0,
+        number: 0,
+    };
+}
+
+impl Drop for Completions {
+    fn drop(&mut self) {
+        if self.nic.is_ours() {
+            // SAFETY: alive; the queue pairs of it are gone, since whoever holds both drops those first.
+            unsafe { (self.nic.library.destroy_cq)(self.cq) };
+        }
+    }
+}
+
+/// Where arrivals take the work requests that announce them, whichever queue pair they come by.
+#[derive(Debug)]
+pub(super) struct SharedReceive {
+    srq: *mut ibv_srq,
+    nic: Arc<Nic>,
+}
+
+// SAFETY: libibverbs takes it in any thread.
+unsafe impl Send for SharedReceive {}
+
+impl SharedReceive {
+    /// With room for that many.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub(super) fn new(nic: &Arc<Nic>, work_requests: u32) -> Result<Self> {
+        let mut attr = ibv_srq_init_attr {
+            srq_context: ptr::null_mut(),
+            attr: ibv_srq_attr {
+                max_wr: work_requests,
+                max_sge: 1,
+                srq_limit: 0,
+            },
+        };
+        // SAFETY: alive; the struct is ours.
+        let srq = unsafe { (nic.library.create_srq)(nic.pd, &mut attr) };
+        if srq.is_null() {
+            return Err(refused(nic, "gives no shared receive queue", os_error()));
+        }
+        Ok(Self {
+            srq,
+            nic: Arc::clone(nic),
+        })
+    }
+
+    /// One more arrival may come.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub(super) fn post(&self) -> Result<()> {
+        let mut request = ibv_recv_wr {
+            wr_id: 0,
+            next: ptr::null_mut(),
+            sg_list: ptr::null_mut(),
+            num_sge: 0,
+        };
+        let mut bad = ptr::null_mut();
+        // SAFETY: alive, with its context's table of operations; the request is read before the call returns.
+        let result = unsafe {
+            let Some(post) = (*(*self.srq).context).ops.post_srq_recv else {
+                return Err(Fault::Internal(String::from("the provider can't receive")));
+            };
+            post(self.srq, &mut request, &mut bad)
+        };
+        if result == 0 {
+            return Ok(());
+        }
+        let error = std::io::Error::from_raw_os_error(result.abs());
+        Err(refused(&self.nic, "takes no buffer", error))
+    }
+}
+
+impl Drop for SharedReceive {
+    fn drop(&mut self) {
+        if self.nic.is_ours() {
+            // SAFETY: alive; the queue pairs of it are gone, since whoever holds both drops those first.
+            unsafe { (self.nic.library.destroy_srq)(self.srq) };
+        }
+    }
+}
+
+/// What a work request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// Writes into the peer's memory.
+    Write,
+    /// Writes, and tells the peer with these 32 bits.
+    Announce(u32),
+    /// Reads from the peer's memory.
+    Read,
+}
+
+/// A work request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub(super) id: u64,
+    pub(super) work: Work,
+    pub(super) local: u64,
+    pub(super) lkey: u32,
+    pub(super) remote: u64,
+    pub(super) rkey: u32,
+    pub(super) bytes: u32,
+    /// Whether its completion is to be told.
+    pub(super) signaled: bool,
+    /// Whether our processor can read the memory, so that a few bytes may go along in the request.
+    pub(super) readable: bool,
+}
+
+/// What a post came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Posted {
+    /// All of them are taken.
+    All,
+    /// So many are taken; the queue is full.
+    Some(usize),
+}
+
+/// A reliable connection.
+#[derive(Debug)]
+pub(super) struct QueuePair {
+    qp: *mut ibv_qp,
+    inline: usize,
+    nic: Arc<Nic>,
+}
+
+// SAFETY: libibverbs takes it in any thread.
+unsafe impl Send for QueuePair {}
+
+impl QueuePair {
+    /// Not connected yet, but ready to be, and the peer may write.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub(super) fn new(
+        nic: &Arc<Nic>,
+        completions: &Completions,
+        shared: Option<&SharedReceive>,
+        work_requests: u32,
+    ) -> Result<Self> {
+        let made = Self::make(nic, completions, shared, work_requests, INLINE_BYTES);
+        // A device may have none of that.
+        let made = made.or_else(|_| Self::make(nic, completions, shared, work_requests, 0))?;
+        // SAFETY: plain data that may be zero.
+        let mut attr: ibv_qp_attr = unsafe { mem::zeroed() };
+        attr.qp_state = ibv_qp_state::IBV_QPS_INIT;
+        attr.pkey_index = nic.options.pkey_index;
+        attr.port_num = nic.port;
+        attr.qp_access_flags = (access::IBV_ACCESS_LOCAL_WRITE
+            | access::IBV_ACCESS_REMOTE_WRITE
+            | access::IBV_ACCESS_REMOTE_READ)
+            .0;
+        let change = mask::IBV_QP_STATE
+            | mask::IBV_QP_PKEY_INDEX
+            | mask::IBV_QP_PORT
+            | mask::IBV_QP_ACCESS_FLAGS;
+        made.modify(
+            &mut attr,
+            change,
+            "can't initialize a queue pair (NCCL_IB_PKEY?)",
+        )?;
+        Ok(made)
+    }
+
+    fn make(
+        nic: &Arc<Nic>,
+        completions: &Completions,
+        shared: Option<&SharedReceive>,
+        work_requests: u32,
+        inline: usize,
+    ) -> Result<Self> {
+        let mut attr = ibv_qp_init_attr {
+            qp_context: ptr::null_mut(),
+            send_cq: completions.cq,
+            recv_cq: completions.cq,
+            srq: shared.map_or(ptr::null_mut(), |shared| shared.srq),
+            cap: ibv_qp_cap {
+                max_send_wr: work_requests.min(nic.work_requests_max),
+                max_recv_wr: 0,
+                max_send_sge: 1,
+                max_recv_sge: 0,
+                max_inline_data: inline as u32,
+            },
+            qp_type: ibv_qp_type::IBV_QPT_RC,
+            sq_sig_all: 0,
+        };
+        // SAFETY: domain and queues are alive and of this device; the struct is ours.
+        let qp = unsafe { (nic.library.create_qp)(nic.pd, &mut attr) };
+        if qp.is_null() {
+            return Err(refused(nic, "gives no queue pair", os_error()));
+        }
+        Ok(Self {
+            qp,
+            inline: attr.cap.max_inline_data as usize,
+            nic: Arc::clone(nic),
+        })
+    }
+
+    /// Its number.
+    pub(super) fn number(&self) -> u32 {
+        // SAFETY: alive.
+        unsafe { (*self.qp).qp_num }
+    }
+
+    fn modify(&self, attr: &mut ibv_qp_attr, change: mask, what: &str) -> Result<()> {
+        // SAFETY: alive; the struct is ours.
+        match unsafe { (self.nic.library.modify_qp)(self.qp, attr, change.0 as c_int) } {
+            0 => Ok(()),
+            error => {
+                let error = std::io::Error::from_raw_os_error(error.abs());
+                Err(refused(&self.nic, what, error))
+            }
+        }
+    }
+
+    /// Connects it with the queue pair `theirs` of the other end, all in one class, the lowest two bits of which are the network's (ECN).
+    ///
+    /// # Errors
+    /// The device refused.
+    pub(super) fn connect(&self, ours: &Lane, theirs: &Lane, end: &End) -> Result<()> {
+        let nic = &self.nic;
+        // SAFETY: plain data that may be zero.
+        let mut attr: ibv_qp_attr = unsafe { mem::zeroed() };
+        attr.qp_state = ibv_qp_state::IBV_QPS_RTR;
+        attr.path_mtu = nic.mtu.min(end.mtu);
+        attr.dest_qp_num = theirs.number;
+        attr.rq_psn = theirs.first_packet;
+        attr.max_dest_rd_atomic = READS;
+        attr.min_rnr_timer = RECEIVER_NOT_READY;
+        // InfiniBand inside one subnet is routed by its own addresses; all else has a global header, which carries the class.
+        let by_lid = nic.link == INFINIBAND && end.lid != 0 && end.gid[..8] == nic.gid[..8];
+        attr.ah_attr = ibv_ah_attr {
+            grh: ibv_global_route {
+                dgid: ibv_gid { raw: end.gid },
+                flow_label: 0,
+                sgid_index: nic.gid_index,
+                hop_limit: HOPS,
+                traffic_class: ours.dscp << 2,
+            },
+            dlid: end.lid,
+            sl: nic.options.service_level,
+            src_path_bits: 0,
+            static_rate: 0,
+            is_global: u8::from(!by_lid),
+            port_num: nic.port,
+        };
+        let change = mask::IBV_QP_STATE
+            | mask::IBV_QP_AV
+            | mask::IBV_QP_PATH_MTU
+            | mask::IBV_QP_DEST_QPN
+            | mask::IBV_QP_RQ_PSN
+            | mask::IBV_QP_MAX_DEST_RD_ATOMIC
+            | mask::IBV_QP_MIN_RNR_TIMER;
+        self.modify(
+            &mut attr,
+            change,
+            "finds no way to the peer (is its address routed from here?)",
+        )?;
+        attr.qp_state = ibv_qp_state::IBV_QPS_RTS;
+        attr.sq_psn = ours.first_packet;
+        attr.timeout = nic.options.timeout;
+        attr.retry_cnt = nic.options.retries;
+        attr.rnr_retry = RECEIVER_NOT_READY_RETRIES;
+        attr.max_rd_atomic = READS;
+        let change = mask::IBV_QP_STATE
+            | mask::IBV_QP_SQ_PSN
+            | mask::IBV_QP_TIMEOUT
+            | mask::IBV_QP_RETRY_CNT
+            | mask::IBV_QP_RNR_RETRY
+            | mask::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify(&mut attr, change, "can't begin to send")
+    }
+
+    /// Hands work requests to the device, at most [`BATCH`], in one call.
+    ///
+    /// # Safety
+    /// The local memory of each stays registered, and is neither read nor written while it may be, until its completion or that of a later one
+    /// has been seen, or the queue pair is gone.
+    ///
+    /// # Errors
+    /// The device refused otherwise than for lack of room.
+    pub(super) unsafe fn post(&self, requests: &[Request]) -> Result<Posted> {
+        let count = requests.len().min(BATCH);
+        if count == 0 {
+            return Ok(Posted::All);
+        }
+        let mut pieces: [ibv_sge; BATCH] = [ibv_sge {
+            addr: 0,
+            length: 0,
+            lkey: 0,
+        }; BATCH];
+        // SAFETY: plain data that may be zero.
+        let mut list: [ibv_send_wr; BATCH] = unsafe { mem::zeroed() };
+        for (at, request) in requests[..count].iter().enumerate() {
+            pieces[at] = ibv_sge {
+                addr: request.local,
+                length: request.bytes,
+                lkey: request.lkey,
+            };
+            let piece = &raw mut pieces[at];
+            let entry = &mut list[at];
+            entry.wr_id = request.id;
+            entry.num_sge = c_int::from(request.bytes > 0);
+            entry.sg_list = piece;
+            entry.opcode = match request.work {
+                Work::Write => ibv_wr_opcode::IBV_WR_RDMA_WRITE,
+                Work::Announce(immediate) => {
+                    entry.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
+                    ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM
+                }
+                Work::Read => ibv_wr_opcode::IBV_WR_RDMA_READ,
+            };
+            if request.signaled {
+                entry.send_flags |= send::IBV_SEND_SIGNALED.0;
+            }
+            if request.readable && request.bytes > 0 && request.bytes as usize <= self.inline {
+                entry.send_flags |= send::IBV_SEND_INLINE.0;
+            }
+            entry.wr.rdma.remote_addr = request.remote;
+            entry.wr.rdma.rkey = request.rkey;
+        }
+        let first = list.as_mut_ptr();
+        let mut bad = ptr::null_mut();
+        // SAFETY: alive, with its context's table of operations. The list ends within the array, and what it names stays until the
+        // call has returned; the memory behind it is upheld by the caller.
+        let result = unsafe {
+            for at in 0..count - 1 {
+                (*first.add(at)).next = first.add(at + 1);
+            }
+            let Some(post) = (*(*self.qp).context).ops.post_send else {
+                return Err(Fault::Internal(String::from("the provider can't send")));
+            };
+            post(self.qp, first, &mut bad)
+        };
+        if result == 0 {
+            return Ok(Posted::All);
+        }
+        // Everything before the refused one is taken.
+        let taken = (0..count)
+            .position(|at| ptr::eq(bad, first.wrapping_add(at)))
+            .unwrap_or(0);
+        if result.abs() == libc::ENOMEM {
+            return Ok(Posted::Some(taken));
+        }
+        let error = std::io::Error::from_raw_os_error(result.abs());
+        Err(refused(&self.nic, "takes no work requests", error))
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        if self.nic.is_ours() {
+            // SAFETY: alive, and nobody else's.
+            unsafe { (self.nic.library.destroy_qp)(self.qp) };
+        }
+    }
+}
+
+/// What a completion that failed means, and what can be done about it.
+pub(super) fn failure(nic: &Nic, peer: &str, completion: &Completion) -> Fault {
+    let status = nic.library.status(completion.status);
+    let hint = match completion.status {
+        ibv_wc_status::IBV_WC_RETRY_EXC_ERR => {
+            ": the peer's device does not answer. Is it gone, the link down, or the network losing packets (PFC, ECN; \
+             NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT say how long to try)?"
+        }
+        ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR => {
+            ": the peer has no buffer for what it was promised"
+        }
+        ibv_wc_status::IBV_WC_WR_FLUSH_ERR => ": the connection was broken before",
+        ibv_wc_status::IBV_WC_REM_ACCESS_ERR => {
+            ": the peer's device refuses access to its buffer: was that deregistered while it was posted?"
+        }
+        ibv_wc_status::IBV_WC_LOC_PROT_ERR => {
+            ": memory that is not registered, or no more: was it deregistered while it was sent?"
+        }
+        _ => "",
+    };
+    let text = format!("{} to {peer}: {status}{hint}", nic.name);
+    match completion.status {
+        ibv_wc_status::IBV_WC_LOC_LEN_ERR
+        | ibv_wc_status::IBV_WC_LOC_QP_OP_ERR
+        | ibv_wc_status::IBV_WC_LOC_EEC_OP_ERR
+        | ibv_wc_status::IBV_WC_LOC_PROT_ERR
+        | ibv_wc_status::IBV_WC_LOC_ACCESS_ERR
+        | ibv_wc_status::IBV_WC_FATAL_ERR
+        | ibv_wc_status::IBV_WC_GENERAL_ERR => Fault::System(text),
+        _ => Fault::Remote(text),
+    }
+}

@@ -1,0 +1,444 @@
+//! The receiving end: writes leave into the sender's fifo for each buffer that is posted, and hears by immediate data when one is filled.
+//!
+//! What arrives by whichever queue pair takes a work request of one shared receive queue. There are as many there as buffers are
+//! posted, so a sender never finds none.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use smallvec::SmallVec;
+
+use super::connect;
+use super::cts::{self, Arrival, DEPTH, ENTRY_BYTES, Entry, FIFO_BYTES, TABLE_BYTES};
+use super::hello::{End, Lane};
+use super::nic::Nic;
+use super::pinned::Pinned;
+use super::queue_pair::{
+    BATCH, Completion, Completions, Posted, QueuePair, Request, SharedReceive, Work, failure,
+};
+use super::sender::{check, registered};
+use super::talk::{Sight, Watch};
+use crate::backend::{
+    self, Buffer, GROUP_MAX, Memory, POINTER_CUDA, POINTER_DMABUF, Received, Region,
+};
+use crate::fault::{Fault, Result};
+
+/// Arrivals that may come: all buffers of all grouped receives.
+const ARRIVALS: u32 = (DEPTH * GROUP_MAX) as u32;
+/// Work requests of the queue pair that leave goes by, and of the one for flushes.
+const LEAVES: u32 = 64;
+const FLUSHES: u32 = 64;
+/// The other queue pairs only receive; some devices want one.
+const FEW: u32 = 1;
+/// One leave of so many has its completion told; that one speaks for those before it.
+const SIGNAL_EVERY: usize = 8;
+/// Numbers of flushes, apart from those of grouped receives.
+const FLUSH: u64 = 1 << 63;
+/// `IBV_WC_RECV` is a bit in all opcodes of arrivals.
+const ARRIVED: u32 = 128;
+
+/// A receiving end whose sender is still connecting.
+pub(super) struct Welcoming {
+    lanes: SmallVec<[(QueuePair, Lane); 8]>,
+    shared: SharedReceive,
+    completions: Completions,
+    table: Pinned,
+    shadow: Pinned,
+    nic: Arc<Nic>,
+    fifo: (u64, u32),
+}
+
+impl Welcoming {
+    /// Connected, on our side, to the end that said hello.
+    ///
+    /// # Errors
+    /// They don't fit together, or the device refused.
+    pub(super) fn new(nic: &Arc<Nic>, theirs: &End) -> Result<Self> {
+        check(nic, theirs)?;
+        let completions = Completions::new(nic, ARRIVALS + LEAVES + FLUSHES)?;
+        let shared = SharedReceive::new(nic, ARRIVALS)?;
+        let lane = |(at, theirs_lane): (usize, &Lane)| {
+            let work_requests = if at == 0 { LEAVES } else { FEW };
+            let qp = QueuePair::new(nic, &completions, Some(&shared), work_requests)?;
+            let ours = Lane {
+                dscp: theirs_lane.dscp,
+                number: qp.number(),
+                first_packet: connect::first_packet()?,
+            };
+            qp.connect(&ours, theirs_lane, theirs)?;
+            Ok((qp, ours))
+        };
+        Ok(Self {
+            lanes: theirs
+                .lanes
+                .iter()
+                .enumerate()
+                .map(lane)
+                .collect::<Result<_>>()?,
+            table: Pinned::new(nic, TABLE_BYTES, true)?,
+            shadow: Pinned::new(nic, FIFO_BYTES, false)?,
+            shared,
+            completions,
+            nic: Arc::clone(nic),
+            fifo: (theirs.address, theirs.rkey),
+        })
+    }
+
+    /// How we describe ourselves.
+    pub(super) fn end(&self) -> End {
+        let lanes = self.lanes.iter().map(|(_, lane)| *lane);
+        connect::end(&self.nic, self.table.address(), self.table.rkey, lanes)
+    }
+}
+
+/// A grouped receive that is posted.
+#[derive(Debug, Default)]
+struct Slot {
+    post: u64,
+    /// Rooms of its buffers; empty: the place is free.
+    rooms: SmallVec<[usize; GROUP_MAX]>,
+    sizes: SmallVec<[usize; GROUP_MAX]>,
+    /// Bits of those that are filled.
+    filled: u32,
+}
+
+/// The receiving end of a connection. (The queue pairs first: they go before what they use.)
+pub(super) struct Receiver {
+    lanes: SmallVec<[QueuePair; 8]>,
+    /// Reads from the device's own memory, and where to.
+    flusher: Option<(QueuePair, Pinned)>,
+    shared: SharedReceive,
+    completions: Completions,
+    table: Pinned,
+    shadow: Pinned,
+    nic: Arc<Nic>,
+    numbers: SmallVec<[u32; 8]>,
+    /// The sender's fifo, and its key.
+    fifo: (u64, u32),
+    watch: Watch,
+    next: u64,
+    slots: [Slot; DEPTH],
+    /// Leaves on their way, and how many of them since the last that is told.
+    leaves: usize,
+    untold: usize,
+    flushes: VecDeque<u64>,
+    flushed: u64,
+    /// Messages that came, by queue pair.
+    arrived: SmallVec<[u64; 8]>,
+    fault: Option<Fault>,
+}
+
+fn is_gpu(kind: i32) -> bool {
+    kind & (POINTER_CUDA | POINTER_DMABUF) != 0
+}
+
+impl Receiver {
+    /// The sender is connected.
+    pub(super) fn new(welcoming: Welcoming, watch: Watch) -> Self {
+        let lanes: SmallVec<[QueuePair; 8]> =
+            welcoming.lanes.into_iter().map(|(qp, _)| qp).collect();
+        Self {
+            numbers: lanes.iter().map(QueuePair::number).collect(),
+            arrived: lanes.iter().map(|_| 0).collect(),
+            lanes,
+            flusher: None,
+            shared: welcoming.shared,
+            completions: welcoming.completions,
+            table: welcoming.table,
+            shadow: welcoming.shadow,
+            nic: welcoming.nic,
+            fifo: welcoming.fifo,
+            watch,
+            next: 0,
+            slots: Default::default(),
+            leaves: 0,
+            untold: 0,
+            flushes: VecDeque::new(),
+            flushed: 0,
+            fault: None,
+        }
+    }
+
+    fn break_with(&mut self, fault: Fault) {
+        self.fault.get_or_insert(fault);
+    }
+
+    /// Writes leave for a grouped receive into the sender's fifo.
+    fn give_leave(&mut self, post: u64, buffers: &[Buffer<'_>]) -> Result<()> {
+        let first = cts::place(post, 0);
+        for (index, buffer) in buffers.iter().enumerate() {
+            let rkey = match buffer.region {
+                Some(region) => registered(region)?.rkey,
+                None if buffer.bytes == 0 => 0,
+                None => {
+                    return Err(Fault::Argument(format!(
+                        "a buffer of {} bytes has no memory registration",
+                        buffer.bytes
+                    )));
+                }
+            };
+            let entry = Entry {
+                post,
+                address: buffer.address as u64,
+                bytes: buffer.bytes as u64,
+                rkey,
+                tag: buffer.tag,
+                buffers: buffers.len() as u32,
+                index: index as u32,
+            };
+            let words = &self.shadow.words()[cts::place(post, index)..];
+            for (word, value) in words.iter().zip(entry.encode()) {
+                // Relaxed: the post that follows shows it to the NIC.
+                word.store(value, Ordering::Relaxed);
+            }
+            self.shared.post()?;
+        }
+        let told = self.untold + 1 >= SIGNAL_EVERY;
+        let request = Request {
+            id: self.untold as u64 + 1,
+            work: Work::Write,
+            local: self.shadow.address() + first as u64 * 8,
+            lkey: self.shadow.lkey,
+            remote: self.fifo.0.wrapping_add(first as u64 * 8),
+            rkey: self.fifo.1,
+            bytes: (buffers.len() * ENTRY_BYTES) as u32,
+            signaled: told,
+            readable: true,
+        };
+        // SAFETY: `shadow` is ours, and goes after the queue pair. Its part is written again only once all of the group came, when
+        // the sender has read what it says.
+        let posted = unsafe { self.lanes[0].post(&[request]) }?;
+        if posted != Posted::All {
+            return Err(Fault::Internal(String::from(
+                "the queue for leaves is full",
+            )));
+        }
+        self.leaves += 1;
+        self.untold = if told { 0 } else { self.untold + 1 };
+        Ok(())
+    }
+
+    /// The queue pair that flushes go by, connected to itself.
+    fn flusher(&mut self) -> Result<&(QueuePair, Pinned)> {
+        if self.flusher.is_none() {
+            let qp = QueuePair::new(&self.nic, &self.completions, None, FLUSHES)?;
+            let lane = Lane {
+                dscp: 0,
+                number: qp.number(),
+                first_packet: connect::first_packet()?,
+            };
+            let own = connect::end(&self.nic, 0, 0, [lane].into_iter());
+            qp.connect(&lane, &lane, &own)?;
+            let target = Pinned::new(&self.nic, 8, false)?;
+            self.flusher = Some((qp, target));
+        }
+        self.flusher
+            .as_ref()
+            .ok_or_else(|| Fault::Internal(String::from("no queue pair for flushes")))
+    }
+
+    fn read_back(&mut self, number: u64, address: usize, rkey: u32) -> Result<()> {
+        let (qp, target) = self.flusher()?;
+        let request = Request {
+            id: number,
+            work: Work::Read,
+            local: target.address(),
+            lkey: target.lkey,
+            remote: address as u64,
+            rkey,
+            bytes: 1,
+            signaled: true,
+            readable: false,
+        };
+        // SAFETY: the byte that is written is ours, and looked at by nobody.
+        match unsafe { qp.post(&[request]) }? {
+            Posted::All => Ok(()),
+            Posted::Some(_) => Err(Fault::Internal(String::from("too many flushes at a time"))),
+        }
+    }
+
+    /// A message has come.
+    fn arrive(&mut self, completion: &Completion, received: &mut Vec<Received>) -> Result<()> {
+        if let Some(lane) = self
+            .numbers
+            .iter()
+            .position(|number| *number == completion.number)
+        {
+            self.arrived[lane] += 1;
+        }
+        let arrival = Arrival::decode(completion.immediate);
+        let nonsense = |what: &str| {
+            Fault::Remote(format!(
+                "the sender at {} announces {what}",
+                self.watch.peer()
+            ))
+        };
+        let slot = &mut self.slots[arrival.slot];
+        let Some(room) = slot.rooms.get(arrival.index).copied() else {
+            return Err(nonsense("a message for a buffer that is not posted"));
+        };
+        if slot.filled & 1 << arrival.index != 0 {
+            return Err(nonsense("two messages for one buffer"));
+        }
+        let bytes = arrival.bytes.unwrap_or_else(|| {
+            // Acquire: the completion that was polled comes after what the NIC wrote.
+            let word = &self.table.words()[arrival.slot * GROUP_MAX + arrival.index];
+            u64::from_le(word.load(Ordering::Acquire))
+        });
+        let Some(bytes) = usize::try_from(bytes).ok().filter(|bytes| *bytes <= room) else {
+            return Err(nonsense("a message that is larger than its buffer"));
+        };
+        slot.sizes[arrival.index] = bytes;
+        slot.filled |= 1 << arrival.index;
+        if slot.filled.count_ones() as usize == slot.rooms.len() {
+            let slot = core::mem::take(slot);
+            received.push(Received {
+                post: slot.post,
+                sizes: slot.sizes,
+            });
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, completion: &Completion, received: &mut Vec<Received>) -> Result<()> {
+        if completion.status != 0 {
+            return Err(failure(&self.nic, self.watch.peer(), completion));
+        }
+        if completion.opcode & ARRIVED != 0 {
+            return self.arrive(completion, received);
+        }
+        if completion.id & FLUSH != 0 {
+            self.flushes.retain(|flush| *flush != completion.id);
+            received.push(Received {
+                post: completion.id,
+                sizes: SmallVec::new(),
+            });
+            return Ok(());
+        }
+        self.leaves = self.leaves.saturating_sub(completion.id as usize);
+        Ok(())
+    }
+
+    /// Takes what completed.
+    fn drain(&mut self, received: &mut Vec<Received>) {
+        let mut batch = [Completion::NONE; BATCH];
+        loop {
+            let count = match self.completions.poll(&mut batch) {
+                Ok(count) => count,
+                Err(fault) => return self.break_with(fault),
+            };
+            for completion in &batch[..count] {
+                if let Err(fault) = self.complete(completion, received) {
+                    // Those behind it may still be good.
+                    self.break_with(fault);
+                }
+            }
+            if count < BATCH {
+                return;
+            }
+        }
+    }
+
+    fn look(&mut self) {
+        match self.watch.look() {
+            Sight::There | Sight::Leaving => {}
+            Sight::Looked => {
+                if let Err(fault) = self.nic.look() {
+                    self.break_with(fault);
+                }
+            }
+            Sight::Gone => {
+                let fault = Fault::Remote(format!("the sender at {} is gone", self.watch.peer()));
+                self.break_with(fault);
+            }
+        }
+    }
+}
+
+impl backend::Receiver for Receiver {
+    fn register(&mut self, memory: Memory) -> Result<Region> {
+        let registered = self.nic.register(memory)?;
+        if is_gpu(memory.kind) {
+            // Now rather than between messages.
+            self.flusher()?;
+        }
+        Ok(Box::new(registered))
+    }
+
+    fn deregister(&mut self, region: Region) -> Result<()> {
+        self.nic.deregister(registered(&region)?)
+    }
+
+    fn post(&mut self, buffers: &[Buffer<'_>]) -> Option<u64> {
+        let post = self.next;
+        let slot = &mut self.slots[post as usize % DEPTH];
+        if buffers.is_empty() || buffers.len() > GROUP_MAX {
+            self.break_with(Fault::Argument(format!(
+                "a grouped receive of {} buffers; 1 to {GROUP_MAX} can be taken",
+                buffers.len()
+            )));
+        } else if self.fault.is_none() {
+            if !slot.rooms.is_empty() || self.leaves >= LEAVES as usize {
+                return None;
+            }
+            *slot = Slot {
+                post,
+                rooms: buffers.iter().map(|buffer| buffer.bytes).collect(),
+                sizes: buffers.iter().map(|_| 0).collect(),
+                filled: 0,
+            };
+            if let Err(fault) = self.give_leave(post, buffers) {
+                self.break_with(fault);
+            }
+        }
+        // A broken connection takes them, so that `progress` can say what is wrong.
+        self.next += 1;
+        Some(post)
+    }
+
+    fn flush(&mut self, buffers: &[Buffer<'_>]) -> Option<u64> {
+        let last = buffers
+            .iter()
+            .rev()
+            .filter(|buffer| buffer.bytes > 0)
+            .find_map(|buffer| {
+                let registered = registered(buffer.region?).ok()?;
+                is_gpu(registered.kind).then_some((buffer.address, registered.rkey))
+            });
+        let (address, rkey) = last?;
+        let number = FLUSH | self.flushed;
+        self.flushed += 1;
+        if self.fault.is_none() {
+            self.flushes.push_back(number);
+            if let Err(fault) = self.read_back(number, address, rkey) {
+                self.break_with(fault);
+            }
+        }
+        Some(number)
+    }
+
+    fn progress(&mut self, received: &mut Vec<Received>) -> Result<()> {
+        let before = received.len();
+        if self.fault.is_none() {
+            self.drain(received);
+        }
+        if self.fault.is_none() {
+            self.look();
+        }
+        match &self.fault {
+            // First what came; the error with the next call.
+            Some(fault) if received.len() == before => Err(fault.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    fn close(mut self: Box<Self>) {
+        if !self.nic.is_ours() {
+            return;
+        }
+        self.drain(&mut Vec::new());
+        let Self { arrived, watch, .. } = *self;
+        watch.part(&arrived);
+    }
+}

@@ -1,0 +1,577 @@
+//! The sending end: waits for leave in the fifo that the receiver writes, and writes messages into the receiver's
+//! memory, each on the queue pair of its class.
+//!
+//! Every piece that is pushed is one work request with a completion of its own, since a completion is what tells the
+//! scheduler that bytes have left the wire: the peer's NIC has acknowledged them. The last piece carries the announcement. Pieces that find a
+//! queue full wait here. A queue pair completes in order, so that a message is done when its last piece is.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+
+use super::connect;
+use super::cts::{self, Arrival, DEPTH, Entry, FIFO_BYTES, TABLE_BYTES};
+use super::hello::{End, Lane};
+use super::nic::{INFINIBAND, Nic, Registered};
+use super::pinned::Pinned;
+use super::queue_pair::{
+    BATCH, Completion, Completions, Posted, QueuePair, Request, Work, failure,
+};
+use super::talk::{self, Sight, Watch};
+use crate::backend::{
+    self, Classes, Clear, GROUP_MAX, Memory, Message, POINTER_HOST, Region, Sent,
+};
+use crate::fault::{Fault, Result};
+
+/// Work requests of a queue pair.
+const WORK_REQUESTS: u32 = 128;
+/// An InfiniBand network may send packets of one write by several ways, except where the write announces itself. So larger ones
+/// are announced apart.
+const ANNOUNCED_APART: usize = 8192;
+/// How long an orderly end waits for what is in flight.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// What is made before the peer is known.
+pub(super) struct Greeting {
+    lanes: SmallVec<[(QueuePair, Lane); 8]>,
+    completions: Completions,
+    fifo: Pinned,
+    sizes: Pinned,
+    nic: Arc<Nic>,
+}
+
+/// A piece of a message.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    message: u64,
+    bytes: usize,
+    last: bool,
+    accounted: bool,
+}
+
+/// The queue pair of a class.
+struct Outgoing {
+    qp: QueuePair,
+    room: usize,
+    /// On their way, in order.
+    flying: VecDeque<Piece>,
+    /// Not posted yet, in order.
+    waiting: VecDeque<(Request, Piece)>,
+    /// Messages that are done.
+    done: u64,
+}
+
+/// The message that is being pushed.
+struct Newest {
+    message: u64,
+    class: usize,
+    entry: Entry,
+    address: usize,
+    lkey: u32,
+    bytes: usize,
+    pushed: usize,
+    readable: bool,
+    accounted: bool,
+}
+
+/// The sending end of a connection. (The queue pairs first: they go before what they use.)
+pub(super) struct Sender {
+    lanes: SmallVec<[Outgoing; 8]>,
+    completions: Completions,
+    fifo: Pinned,
+    sizes: Pinned,
+    nic: Arc<Nic>,
+    /// The receiver's table of sizes, and its key.
+    table: (u64, u32),
+    watch: Option<Watch>,
+    /// The grouped receive whose turn it is, its buffers once they are known, and which of them are taken.
+    head: u64,
+    group: Vec<Entry>,
+    taken: u32,
+    /// What `clear` found for the next message.
+    matched: Option<usize>,
+    begun: u64,
+    newest: Option<Newest>,
+    /// Seen while something else was asked; for the next `progress`.
+    seen: Vec<Sent>,
+    fault: Option<Fault>,
+}
+
+impl Greeting {
+    /// # Errors
+    /// The device refused.
+    pub(super) fn new(nic: &Arc<Nic>, classes: &Classes) -> Result<Self> {
+        let depth = WORK_REQUESTS * classes.len() as u32;
+        let completions = Completions::new(nic, depth)?;
+        let lane = |dscp: &u8| {
+            let qp = QueuePair::new(nic, &completions, None, WORK_REQUESTS)?;
+            let lane = Lane {
+                dscp: *dscp & 63,
+                number: qp.number(),
+                first_packet: connect::first_packet()?,
+            };
+            Ok((qp, lane))
+        };
+        Ok(Self {
+            lanes: classes.iter().map(lane).collect::<Result<_>>()?,
+            fifo: Pinned::new(nic, FIFO_BYTES, true)?,
+            sizes: Pinned::new(nic, TABLE_BYTES, false)?,
+            completions,
+            nic: Arc::clone(nic),
+        })
+    }
+
+    /// How we describe ourselves.
+    pub(super) fn end(&self) -> End {
+        let lanes = self.lanes.iter().map(|(_, lane)| *lane);
+        connect::end(&self.nic, self.fifo.address(), self.fifo.rkey, lanes)
+    }
+
+    /// Connects to the end that welcomed us.
+    ///
+    /// # Errors
+    /// They don't fit together, or the device refused.
+    pub(super) fn connect(self, theirs: &End) -> Result<Sender> {
+        check(&self.nic, theirs)?;
+        if theirs.lanes.len() != self.lanes.len() {
+            return Err(Fault::Remote(String::from(
+                "the receiver has another number of classes",
+            )));
+        }
+        for ((qp, ours), theirs_lane) in self.lanes.iter().zip(&theirs.lanes) {
+            qp.connect(ours, theirs_lane, theirs)?;
+        }
+        let room = WORK_REQUESTS.min(self.nic.work_requests_max) as usize;
+        let outgoing = |(qp, _)| Outgoing {
+            qp,
+            room,
+            flying: VecDeque::new(),
+            waiting: VecDeque::new(),
+            done: 0,
+        };
+        Ok(Sender {
+            lanes: self.lanes.into_iter().map(outgoing).collect(),
+            completions: self.completions,
+            fifo: self.fifo,
+            sizes: self.sizes,
+            nic: self.nic,
+            table: (theirs.address, theirs.rkey),
+            watch: None,
+            head: 0,
+            group: Vec::with_capacity(GROUP_MAX),
+            taken: 0,
+            matched: None,
+            begun: 0,
+            newest: None,
+            seen: Vec::new(),
+            fault: None,
+        })
+    }
+}
+
+/// Whether two ends can be connected at all.
+///
+/// # Errors
+/// They can't, and why.
+pub(super) fn check(nic: &Nic, theirs: &End) -> Result<()> {
+    if theirs.link != nic.link {
+        let name = |link| {
+            if link == INFINIBAND {
+                "InfiniBand"
+            } else {
+                "Ethernet"
+            }
+        };
+        return Err(Fault::Usage(format!(
+            "{} is {} and the peer's device is {}: choose devices of one network on all nodes with NCCL_IB_HCA",
+            nic.name,
+            name(nic.link),
+            name(theirs.link)
+        )));
+    }
+    Ok(())
+}
+
+impl Outgoing {
+    /// Posts what waits, as far as there is room.
+    fn post(&mut self) -> Result<()> {
+        while !self.waiting.is_empty() && self.flying.len() < self.room {
+            let count = BATCH
+                .min(self.room - self.flying.len())
+                .min(self.waiting.len());
+            let requests: SmallVec<[Request; BATCH]> = self
+                .waiting
+                .iter()
+                .take(count)
+                .map(|(request, _)| *request)
+                .collect();
+            // SAFETY: the memory of messages stays until they are said to be done, which a completion does (the contract of
+            // `backend::Message`), that of sizes until the message is done; the queue pair goes before either does.
+            let posted = unsafe { self.qp.post(&requests) }?;
+            let taken = match posted {
+                Posted::All => count,
+                Posted::Some(taken) => taken,
+            };
+            self.flying
+                .extend(self.waiting.drain(..taken).map(|(_, piece)| piece));
+            if taken < count {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The oldest piece is done.
+    fn land(&mut self, sent: &mut Vec<Sent>) -> bool {
+        let Some(piece) = self.flying.pop_front() else {
+            return false;
+        };
+        self.done += u64::from(piece.last);
+        let left = if piece.accounted { piece.bytes } else { 0 };
+        if piece.last || left > 0 {
+            sent.push(Sent {
+                message: piece.message,
+                left,
+                done: piece.last,
+            });
+        }
+        true
+    }
+}
+
+impl Sender {
+    /// The TCP connection, once the handshake is over.
+    pub(super) fn watch(&mut self, watch: Watch) {
+        self.watch = Some(watch);
+    }
+
+    fn peer(&self) -> &str {
+        self.watch.as_ref().map_or("the receiver", Watch::peer)
+    }
+
+    fn break_with(&mut self, fault: Fault) {
+        self.fault.get_or_insert(fault);
+    }
+
+    fn in_flight(&self) -> bool {
+        self.lanes
+            .iter()
+            .any(|lane| !lane.flying.is_empty() || !lane.waiting.is_empty())
+    }
+
+    /// Takes what completed.
+    fn drain(&mut self, sent: &mut Vec<Sent>) {
+        let mut batch = [Completion::NONE; BATCH];
+        loop {
+            let count = match self.completions.poll(&mut batch) {
+                Ok(count) => count,
+                Err(fault) => return self.break_with(fault),
+            };
+            for completion in &batch[..count] {
+                if completion.status != 0 {
+                    // What the receiver said it got is done for all that.
+                    self.settle(sent, true);
+                    let fault = failure(&self.nic, self.peer(), completion);
+                    self.break_with(fault);
+                    return;
+                }
+                let landed = match self.lanes.get_mut(completion.id as usize) {
+                    Some(lane) => lane.land(sent).then(|| lane.post()),
+                    None => None,
+                };
+                match landed {
+                    Some(Ok(())) => {}
+                    Some(Err(fault)) => return self.break_with(fault),
+                    None => {
+                        return self
+                            .break_with(Fault::Internal(String::from("a completion of nothing")));
+                    }
+                }
+            }
+            if count < BATCH {
+                return;
+            }
+        }
+    }
+
+    /// The receiver is leaving: what it said it got is done, even if its last acknowledgement was lost.
+    fn settle(&mut self, sent: &mut Vec<Sent>, now: bool) {
+        let Some(watch) = &mut self.watch else { return };
+        if now {
+            watch.look_now();
+        }
+        let Some(arrived) = talk::arrived(watch.farewell(), self.lanes.len()) else {
+            return;
+        };
+        for (lane, arrived) in self.lanes.iter_mut().zip(arrived) {
+            while lane.done < arrived && lane.land(sent) {}
+        }
+    }
+
+    /// Looks after the peer and the device, now and then.
+    fn look(&mut self, sent: &mut Vec<Sent>) {
+        let sight = self.watch.as_mut().map_or(Sight::There, Watch::look);
+        match sight {
+            Sight::There => {}
+            Sight::Looked => {
+                if let Err(fault) = self.nic.look() {
+                    self.break_with(fault);
+                }
+            }
+            Sight::Leaving => self.settle(sent, false),
+            Sight::Gone => {
+                self.settle(sent, false);
+                let flying = if self.in_flight() {
+                    " with messages in flight"
+                } else {
+                    ""
+                };
+                let fault =
+                    Fault::Remote(format!("the receiver at {} is gone{flying}", self.peer()));
+                self.break_with(fault);
+            }
+        }
+    }
+
+    /// The buffer of the group whose turn it is that a message goes into.
+    fn match_buffer(&self, tag: i32) -> Option<usize> {
+        // Messages match in order; a tag only selects inside a group.
+        let alone = self.group.len() == 1;
+        self.group
+            .iter()
+            .enumerate()
+            .position(|(at, entry)| self.taken & 1 << at == 0 && (alone || entry.tag == tag))
+    }
+
+    /// Makes work requests of the next bytes of the newest message.
+    fn queue(&mut self, bytes: usize) -> Option<usize> {
+        let apart = self.nic.link == INFINIBAND;
+        let piece_max = self.nic.piece_max;
+        let newest = self.newest.as_mut()?;
+        let lane = self.lanes.get_mut(newest.class)?;
+        let bytes = bytes.min(newest.bytes - newest.pushed);
+        let end = newest.pushed + bytes;
+        let over = end == newest.bytes;
+        let (immediate, in_table) = Arrival::encode(&newest.entry, newest.bytes as u64);
+        let announced_apart = in_table || (apart && newest.bytes > ANNOUNCED_APART);
+        loop {
+            let count = (end - newest.pushed).min(piece_max);
+            let last = over && newest.pushed + count == newest.bytes;
+            let announces = last && !announced_apart;
+            if count > 0 || announces {
+                let request = Request {
+                    id: newest.class as u64,
+                    work: if announces {
+                        Work::Announce(immediate)
+                    } else {
+                        Work::Write
+                    },
+                    local: (newest.address + newest.pushed) as u64,
+                    lkey: newest.lkey,
+                    remote: newest.entry.address.wrapping_add(newest.pushed as u64),
+                    rkey: newest.entry.rkey,
+                    bytes: count as u32,
+                    signaled: true,
+                    readable: newest.readable,
+                };
+                let piece = Piece {
+                    message: newest.message,
+                    bytes: count,
+                    last: announces,
+                    accounted: newest.accounted,
+                };
+                lane.waiting.push_back((request, piece));
+                newest.pushed += count;
+            }
+            if newest.pushed == end {
+                break;
+            }
+        }
+        if over && announced_apart {
+            let at = size_place(&newest.entry);
+            let (local, bytes) = if in_table {
+                // Relaxed: the post that follows is what shows it to the NIC, and that is ordered by the provider's own barriers.
+                self.sizes.words()[at].store((newest.bytes as u64).to_le(), Ordering::Relaxed);
+                (self.sizes.address() + at as u64 * 8, 8)
+            } else {
+                (0, 0)
+            };
+            let (remote, rkey) = if in_table {
+                (self.table.0.wrapping_add(at as u64 * 8), self.table.1)
+            } else {
+                (newest.entry.address, newest.entry.rkey)
+            };
+            let request = Request {
+                id: newest.class as u64,
+                work: Work::Announce(immediate),
+                local,
+                lkey: self.sizes.lkey,
+                remote,
+                rkey,
+                bytes,
+                signaled: true,
+                readable: true,
+            };
+            let piece = Piece {
+                message: newest.message,
+                bytes: 0,
+                last: true,
+                accounted: newest.accounted,
+            };
+            lane.waiting.push_back((request, piece));
+        }
+        let class = newest.class;
+        if over {
+            self.newest = None;
+        }
+        Some(class)
+    }
+}
+
+/// Where a buffer's size stands in the tables, in words.
+pub(super) fn size_place(entry: &Entry) -> usize {
+    entry.post as usize % DEPTH * GROUP_MAX + entry.index as usize
+}
+
+/// What is behind a registration of ours.
+///
+/// # Errors
+/// It is of another network.
+pub(super) fn registered(region: &Region) -> Result<&Registered> {
+    (**region).downcast_ref().ok_or_else(|| {
+        Fault::Argument(String::from(
+            "a memory registration of another network was passed",
+        ))
+    })
+}
+
+impl backend::Sender for Sender {
+    fn register(&mut self, memory: Memory) -> Result<Region> {
+        Ok(Box::new(self.nic.register(memory)?))
+    }
+
+    fn deregister(&mut self, region: Region) -> Result<()> {
+        self.nic.deregister(registered(&region)?)
+    }
+
+    fn clear(&mut self, bytes: usize, tag: i32) -> Result<Clear> {
+        if let Some(fault) = &self.fault {
+            return Err(fault.clone());
+        }
+        self.matched = None;
+        if self.group.is_empty() && !cts::read_group(self.fifo.words(), self.head, &mut self.group)
+        {
+            // A receiver that is gone will never post: nobody else may ask after it while nothing is in flight.
+            let mut seen = core::mem::take(&mut self.seen);
+            self.look(&mut seen);
+            self.seen = seen;
+            return self.fault.clone().map_or(Ok(Clear::NotYet), Err);
+        }
+        let Some(at) = self.match_buffer(tag) else {
+            return Ok(Clear::OthersFirst);
+        };
+        let room = self.group[at].bytes;
+        if bytes as u64 > room {
+            return Err(Fault::Argument(format!(
+                "a message of {bytes} bytes was sent to {} where a buffer of {room} was posted",
+                self.peer()
+            )));
+        }
+        self.matched = Some(at);
+        Ok(Clear::Yes)
+    }
+
+    fn begin(&mut self, message: Message<'_>) -> u64 {
+        let number = self.begun;
+        self.begun += 1;
+        let Some(at) = self.matched.take() else {
+            self.break_with(Fault::Internal(String::from(
+                "a message was begun before it might",
+            )));
+            return number;
+        };
+        let entry = self.group[at];
+        self.taken |= 1 << at;
+        if self.taken.count_ones() as usize == self.group.len() {
+            self.group.clear();
+            self.taken = 0;
+            self.head += 1;
+        }
+        let keys = match message.region.map(registered) {
+            Some(Ok(registered)) => Some((registered.lkey, registered.kind)),
+            None if message.bytes == 0 => Some((0, POINTER_HOST)),
+            Some(Err(fault)) => {
+                self.break_with(fault);
+                None
+            }
+            None => {
+                self.break_with(Fault::Argument(format!(
+                    "a message of {} bytes has no memory registration",
+                    message.bytes
+                )));
+                None
+            }
+        };
+        self.newest = keys.map(|(lkey, kind)| Newest {
+            message: number,
+            class: if message.class < self.lanes.len() {
+                message.class
+            } else {
+                0
+            },
+            entry,
+            address: message.address,
+            lkey,
+            bytes: message.bytes,
+            pushed: 0,
+            readable: kind == POINTER_HOST,
+            accounted: message.accounted,
+        });
+        number
+    }
+
+    fn push(&mut self, bytes: usize) {
+        if self.fault.is_some() {
+            return;
+        }
+        if let Some(class) = self.queue(bytes)
+            && let Err(fault) = self.lanes[class].post()
+        {
+            self.break_with(fault);
+        }
+    }
+
+    fn progress(&mut self, sent: &mut Vec<Sent>) -> Result<()> {
+        let before = sent.len();
+        sent.append(&mut self.seen);
+        if self.fault.is_none() {
+            self.drain(sent);
+        }
+        if self.fault.is_none() {
+            self.look(sent);
+        }
+        match &self.fault {
+            // First what is done; the error with the next call.
+            Some(fault) if sent.len() == before => Err(fault.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    fn close(mut self: Box<Self>, kept: bool) {
+        let until = Instant::now() + LINGER;
+        let mut sent = Vec::new();
+        while kept
+            && self.nic.is_ours()
+            && self.in_flight()
+            && self.fault.is_none()
+            && Instant::now() < until
+        {
+            self.drain(&mut sent);
+            self.look(&mut sent);
+            std::thread::yield_now();
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! The TCP connection beside the RDMA one: first the handshake goes over it, then it stays open, since only it tells that the peer is
+//! gone. An RDMA connection without traffic notices nothing, and one with traffic may try again for a long time.
+//!
+//! Nothing here blocks.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrStorage, sockopt};
+use thiserror::Error;
+
+use super::hello::{Garbled, HEAD_BYTES, Head, Word};
+use crate::fault::{Fault, Result};
+
+/// How often to look whether the peer is still there: a look is a system call.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// The clock is read at one of so many calls.
+const CALLS: u32 = 64;
+/// What the peer's NIC has acknowledged before the peer closed has arrived by then.
+const GRACE: Duration = Duration::from_millis(20);
+/// Seconds until a silent connection is asked after, between questions, and questions without an answer until the peer's host is gone.
+const KEEP_ALIVE: (u32, u32, u32) = (10, 5, 4);
+/// Of what a peer says after the handshake, which is its farewell at most.
+const FAREWELL_BYTES_MAX: usize = 4096;
+
+/// Why a word did not come.
+#[derive(Debug, Error)]
+pub(super) enum Unheard {
+    /// The connection broke.
+    #[error("{0}")]
+    Broken(#[from] io::Error),
+    /// It was closed.
+    #[error("it closed the connection")]
+    Closed,
+    /// It is no word.
+    #[error("{0}")]
+    Garbled(#[from] Garbled),
+}
+
+fn waits(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+/// Begins to connect.
+///
+/// # Errors
+/// The system refused.
+pub(super) fn dial(to: SocketAddr) -> Result<TcpStream> {
+    let system = |error: Errno| Fault::system(&format!("connecting to {to}"), error);
+    let family = if to.is_ipv4() {
+        AddressFamily::Inet
+    } else {
+        AddressFamily::Inet6
+    };
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let fd = socket::socket(family, SockType::Stream, flags, None).map_err(system)?;
+    match socket::connect(
+        std::os::fd::AsRawFd::as_raw_fd(&fd),
+        &SockaddrStorage::from(to),
+    ) {
+        Ok(()) | Err(Errno::EINPROGRESS | Errno::EINTR) => Ok(TcpStream::from(fd)),
+        Err(error) => Err(system(error)),
+    }
+}
+
+/// Whether a connection that was begun is there.
+///
+/// # Errors
+/// Nobody listens, or there is no way.
+pub(super) fn is_there(stream: &TcpStream, to: SocketAddr) -> Result<bool> {
+    let mut fds = [PollFd::new(stream.as_fd(), PollFlags::POLLOUT)];
+    match poll(&mut fds, PollTimeout::ZERO) {
+        Ok(0) | Err(Errno::EINTR) => return Ok(false),
+        Ok(_) => {}
+        Err(error) => return Err(Fault::system(&format!("connecting to {to}"), error)),
+    }
+    let error = stream.take_error().unwrap_or_else(Some);
+    error.map_or(Ok(true), |error| {
+        Err(Fault::Remote(format!(
+            "the receiver at {to} can't be reached: {error}. Is that address reachable from here (NCCL_SOCKET_IFNAME)?"
+        )))
+    })
+}
+
+/// A connection over which words go.
+#[derive(Debug)]
+pub(super) struct Talk {
+    stream: TcpStream,
+    nonce: u64,
+    out: Vec<u8>,
+    heard: Vec<u8>,
+    head: Option<Head>,
+}
+
+impl Talk {
+    /// Over a connection that does not block.
+    pub(super) fn new(stream: TcpStream, nonce: u64) -> Self {
+        // Words are small and waited for.
+        let _ = stream.set_nodelay(true);
+        Self {
+            stream,
+            nonce,
+            out: Vec::new(),
+            heard: Vec::new(),
+            head: None,
+        }
+    }
+
+    /// Says a word, with the next `flush`.
+    pub(super) fn say(&mut self, word: &Word) {
+        self.out.extend(word.encode(self.nonce));
+    }
+
+    /// Whether all that was said is on its way.
+    pub(super) fn flush(&mut self) -> io::Result<bool> {
+        while !self.out.is_empty() {
+            match self.stream.write(&self.out) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(written) => drop(self.out.drain(..written)),
+                Err(error) if waits(&error) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// The next word, if all of it is here. Never more than one word is read.
+    pub(super) fn hear(&mut self) -> core::result::Result<Option<Word>, Unheard> {
+        loop {
+            let wanted = HEAD_BYTES + self.head.map_or(0, |head| head.body);
+            if self.heard.len() == wanted {
+                if let Some(head) = self.head {
+                    let word = Word::decode(head, &self.heard[HEAD_BYTES..])?;
+                    self.heard.clear();
+                    self.head = None;
+                    return Ok(Some(word));
+                }
+                if let Some(head) = self.heard.first_chunk() {
+                    self.head = Some(Head::decode(head, self.nonce)?);
+                    continue;
+                }
+            }
+            let mut buffer = [0; 512];
+            let room = (wanted - self.heard.len()).min(buffer.len());
+            match self.stream.read(&mut buffer[..room]) {
+                Ok(0) => return Err(Unheard::Closed),
+                Ok(read) => self.heard.extend(&buffer[..read]),
+                Err(error) if waits(&error) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Whose it is.
+    pub(super) fn peer(&self) -> String {
+        self.stream
+            .peer_addr()
+            .map_or_else(|_| String::from("somebody"), |address| address.to_string())
+    }
+
+    /// After the handshake.
+    pub(super) fn watch(self) -> Watch {
+        let peer = self.peer();
+        let (idle, every, times) = KEEP_ALIVE;
+        // A host that lost its power says nothing; where the kernel knows no such option it takes longer to notice.
+        let _ = socket::setsockopt(&self.stream, sockopt::KeepAlive, &true);
+        let _ = socket::setsockopt(&self.stream, sockopt::TcpKeepIdle, &idle);
+        let _ = socket::setsockopt(&self.stream, sockopt::TcpKeepInterval, &every);
+        let _ = socket::setsockopt(&self.stream, sockopt::TcpKeepCount, &times);
+        Watch {
+            stream: self.stream,
+            peer,
+            calls: 0,
+            next: Instant::now(),
+            farewell: Vec::new(),
+            gone: None,
+        }
+    }
+}
+
+/// Whether the peer is still there.
+#[derive(Debug)]
+pub(super) struct Watch {
+    stream: TcpStream,
+    peer: String,
+    calls: u32,
+    next: Instant,
+    farewell: Vec<u8>,
+    gone: Option<Instant>,
+}
+
+/// What a look at the peer says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sight {
+    /// It is there, or was a moment ago.
+    There,
+    /// As before, and this was one of the rarer looks: a moment to look after other things, too.
+    Looked,
+    /// It has closed; what it did before may still be on its way to us.
+    Leaving,
+    /// It is gone.
+    Gone,
+}
+
+impl Watch {
+    /// Whose connection it is.
+    pub(super) fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    /// Looks, though not always.
+    pub(super) fn look(&mut self) -> Sight {
+        if let Some(gone) = self.gone {
+            return if gone.elapsed() < GRACE {
+                Sight::Leaving
+            } else {
+                Sight::Gone
+            };
+        }
+        self.calls = self.calls.wrapping_add(1);
+        if self.calls % CALLS != 1 {
+            return Sight::There;
+        }
+        let now = Instant::now();
+        if now < self.next {
+            return Sight::There;
+        }
+        self.look_now()
+    }
+
+    /// Looks.
+    pub(super) fn look_now(&mut self) -> Sight {
+        let now = Instant::now();
+        self.next = now + LOOK_EVERY;
+        let mut buffer = [0; 512];
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(read) => {
+                    let room = FAREWELL_BYTES_MAX.saturating_sub(self.farewell.len());
+                    self.farewell.extend(&buffer[..read.min(room)]);
+                }
+                Err(error) if waits(&error) => return Sight::Looked,
+                Err(_) => break,
+            }
+        }
+        self.gone = Some(now);
+        Sight::Leaving
+    }
+
+    /// What the peer said last, once it is leaving: see [`farewell`].
+    pub(super) fn farewell(&self) -> &[u8] {
+        &self.farewell
+    }
+
+    /// Says how many messages came by each queue pair, and closes. What the peer does not know to be acknowledged, because the last
+    /// acknowledgement was lost, it learns from this.
+    pub(super) fn part(mut self, arrived: &[u64]) {
+        // Little enough to fit into an empty buffer; if it does not, the peer only knows less.
+        let _ = self.stream.write(&farewell(arrived));
+    }
+}
+
+const FAREWELL: [u8; 8] = *b"LAXFAREW";
+
+/// The last words of a receiver: how many messages came, by queue pair.
+pub(super) fn farewell(arrived: &[u64]) -> Vec<u8> {
+    let counts = arrived.iter().flat_map(|count| count.to_le_bytes());
+    FAREWELL.into_iter().chain(counts).collect()
+}
+
+/// What they say; nothing unless they are whole.
+pub(super) fn arrived(farewell: &[u8], lanes: usize) -> Option<Vec<u64>> {
+    let counts = farewell.strip_prefix(&FAREWELL)?;
+    if counts.len() != lanes * 8 {
+        return None;
+    }
+    let (counts, _) = counts.as_chunks::<8>();
+    Some(
+        counts
+            .iter()
+            .map(|count| u64::from_le_bytes(*count))
+            .collect(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::net::TcpListener;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let near = TcpStream::connect(listener.local_addr().unwrap()).expect("connects");
+        let (far, _) = listener.accept().expect("accepts");
+        near.set_nonblocking(true).unwrap();
+        far.set_nonblocking(true).unwrap();
+        (near, far)
+    }
+
+    fn until<T>(mut step: impl FnMut() -> Option<T>) -> T {
+        let began = Instant::now();
+        loop {
+            if let Some(done) = step() {
+                return done;
+            }
+            assert!(
+                began.elapsed() < Duration::from_secs(20),
+                "it does not come"
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_word_comes_whole_however_it_is_cut() {
+        let (mut near, far) = pair();
+        let mut talk = Talk::new(far, 7);
+        let word = Word::Refusal("there is no room".into());
+        for byte in word.encode(7) {
+            near.write_all(&[byte]).unwrap();
+            if let Some(heard) = talk.hear().unwrap() {
+                assert_eq!(heard, word);
+                return;
+            }
+        }
+        assert_eq!(until(|| talk.hear().unwrap()), word);
+    }
+
+    #[test]
+    fn a_stranger_and_one_who_hangs_up_are_no_words() {
+        let (mut near, far) = pair();
+        near.write_all(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n")
+            .unwrap();
+        let mut talk = Talk::new(far, 7);
+        let refused = until(|| talk.hear().err());
+        assert!(
+            matches!(refused, Unheard::Garbled(Garbled::Stranger)),
+            "{refused}"
+        );
+        let (near, far) = pair();
+        drop(near);
+        let mut talk = Talk::new(far, 7);
+        assert!(matches!(until(|| talk.hear().err()), Unheard::Closed));
+    }
+
+    #[test]
+    fn a_peer_that_closes_is_leaving_and_then_gone_and_its_farewell_is_heard() {
+        let (near, far) = pair();
+        let mut watch = Talk::new(far, 7).watch();
+        assert!(matches!(watch.look(), Sight::Looked));
+        Talk::new(near, 7).watch().part(&[3, 0, 1 << 40]);
+        let sight = until(|| Some(watch.look()).filter(|sight| *sight == Sight::Leaving));
+        assert_eq!(sight, Sight::Leaving);
+        assert_eq!(arrived(watch.farewell(), 3), Some(vec![3, 0, 1 << 40]));
+        assert_eq!(arrived(watch.farewell(), 2), None);
+        until(|| (watch.look() == Sight::Gone).then_some(()));
+    }
+
+    #[test]
+    fn nobody_at_an_address_is_a_fault_that_names_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let nobody = listener.local_addr().unwrap();
+        drop(listener);
+        let stream = dial(nobody).expect("begins");
+        let fault = until(|| is_there(&stream, nobody).err());
+        assert!(fault.to_string().contains(&nobody.to_string()), "{fault}");
+        assert_eq!(fault.code(), 6);
+    }
+
+    proptest! {
+        #[test]
+        fn a_farewell_of_garbage_says_nothing(bytes in prop::collection::vec(any::<u8>(), 0..80), lanes in 0..9_usize) {
+            prop_assert_eq!(arrived(&bytes, lanes), None);
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! Permits in any order: connections over loopback whose arbiter is difficult.
+//!
+//! The arbiter here has a window, as a port has: bytes that were permitted and are not complete. It permits within that window
+//! in whatever order its temper says, and never goes beyond. If a flow's completion could depend on
+//! another flow's permit, a window full of such flows would stay full, and the ring below would stand still: nothing here may be overdue.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use laxity_client::{Flow, Grant, Stage};
+use nccl_net_laxity::arbiter::{Arbiter, Pass};
+use nccl_net_laxity::backend::{Backend as _, Buffer, Classes};
+use nccl_net_laxity::comm::{Comm, Outcome, ReceiveSide, SendSide, Side, Surroundings, Wish};
+use nccl_net_laxity::context::{Context, TRAFFIC_CLASS_UNSET};
+use nccl_net_laxity::report::Report;
+use nccl_net_laxity::settings::Settings;
+use nccl_net_laxity::tcp::Tcp;
+use parking_lot::Mutex;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestCaseResult};
+
+/// In which order an arbiter permits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Temper {
+    /// The newest flow first.
+    Newest,
+    /// The largest first.
+    Largest,
+    /// By a number that is drawn for each flow.
+    Random(u64),
+    /// Never.
+    Never,
+}
+
+#[derive(Debug)]
+struct Submitted {
+    bytes: u64,
+    permitted: u64,
+    complete: u64,
+    rank: u64,
+}
+
+#[derive(Debug)]
+struct Difficult {
+    temper: Temper,
+    window: u64,
+    chunk: u64,
+    next: AtomicU64,
+    flows: Mutex<HashMap<u64, Submitted>>,
+    /// Grants that have not been collected.
+    granted: Mutex<HashMap<u64, u64>>,
+    most_in_flight: AtomicU64,
+    completed: AtomicU64,
+}
+
+impl Difficult {
+    fn new(temper: Temper, window: u64, chunk: u64) -> Self {
+        Self {
+            temper,
+            window,
+            chunk,
+            next: AtomicU64::new(1),
+            flows: Mutex::default(),
+            granted: Mutex::default(),
+            most_in_flight: AtomicU64::new(0),
+            completed: AtomicU64::new(0),
+        }
+    }
+
+    /// Permits what the window has room for: strictly in order, so that a chunk that doesn't fit holds up what is behind it.
+    fn decide(&self) {
+        if self.temper == Temper::Never {
+            return;
+        }
+        let mut flows = self.flows.lock();
+        let open = flows.values().map(|flow| flow.permitted - flow.complete);
+        let mut in_flight: u64 = open.sum();
+        let mut waiting: Vec<u64> = flows
+            .iter()
+            .filter(|(_, flow)| flow.permitted < flow.bytes)
+            .map(|(id, _)| *id)
+            .collect();
+        waiting.sort_by_key(|id| (flows[id].rank, *id));
+        for id in waiting {
+            let flow = flows.get_mut(&id).expect("listed");
+            let chunk = self.chunk.min(flow.bytes - flow.permitted);
+            if in_flight > 0 && in_flight + chunk > self.window {
+                break;
+            }
+            in_flight += chunk;
+            flow.permitted += chunk;
+            *self.granted.lock().entry(id).or_default() += chunk;
+        }
+        self.most_in_flight.fetch_max(in_flight, Ordering::Relaxed);
+    }
+}
+
+impl Arbiter for Difficult {
+    fn submit(&self, flow: &Flow) -> Pass {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let rank = match self.temper {
+            Temper::Newest => u64::MAX - id,
+            Temper::Largest => u64::MAX - flow.bytes,
+            Temper::Random(seed) => (id ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20,
+            Temper::Never => 0,
+        };
+        let submitted = Submitted {
+            bytes: flow.bytes,
+            permitted: 0,
+            complete: 0,
+            rank,
+        };
+        self.flows.lock().insert(id, submitted);
+        let mut pass = Pass::default();
+        pass.id = id;
+        pass
+    }
+
+    fn poll(&self, pass: &mut Pass) -> Option<Grant> {
+        self.decide();
+        let bytes = self.granted.lock().remove(&pass.id)?;
+        let flows = self.flows.lock();
+        let flow = flows.get(&pass.id).expect("submitted");
+        Some(Grant {
+            bytes,
+            level: 2,
+            dscp: 34,
+            last: flow.permitted == flow.bytes,
+            bypassed: false,
+        })
+    }
+
+    fn complete(&self, pass: &Pass, bytes: u64) {
+        let mut flows = self.flows.lock();
+        let Some(flow) = flows.get_mut(&pass.id) else {
+            return;
+        };
+        flow.complete += bytes;
+        assert!(flow.complete <= flow.permitted, "more than was permitted");
+        self.completed.fetch_add(bytes, Ordering::Relaxed);
+        if flow.complete == flow.bytes {
+            flows.remove(&pass.id);
+        }
+    }
+
+    fn cancel(&self, pass: Pass) {
+        self.flows.lock().remove(&pass.id);
+        self.granted.lock().remove(&pass.id);
+    }
+
+    fn nic(&self, _name: &str) -> u8 {
+        0
+    }
+
+    fn classes(&self, _stage: Stage) -> Classes {
+        Classes::from_slice(&[34, 10, 0])
+    }
+
+    fn generation(&self) -> u64 {
+        1
+    }
+}
+
+/// Ranks in a ring, all in this process: connection `r` goes from rank `r` to rank `r + 1`.
+struct Ring {
+    arbiter: Arc<Difficult>,
+    report: Arc<Report>,
+    out: Vec<Arc<Comm>>,
+    into: Vec<Arc<Comm>>,
+}
+
+fn ring(ranks: usize, arbiter: Difficult, wait_max: Duration) -> Ring {
+    let settings = Settings {
+        interfaces: Some(String::from("lo")),
+        ..Settings::default()
+    };
+    let tcp = Tcp::new(&settings).expect("loopback");
+    let mut made = Ring {
+        arbiter: Arc::new(arbiter),
+        report: Arc::default(),
+        out: Vec::new(),
+        into: Vec::new(),
+    };
+    for _ in 0..ranks {
+        let classes = made.arbiter.classes(Stage::Collective);
+        let (mut listener, handle) = tcp.listen(0).expect("a port");
+        let mut dialing = tcp.connect(0, &handle, &classes).expect("a socket");
+        let (mut sender, mut receiver) = (None, None);
+        while sender.is_none() || receiver.is_none() {
+            if sender.is_none() {
+                sender = dialing.poll().expect("no fault");
+            }
+            if receiver.is_none() {
+                receiver = listener.accept().expect("no fault");
+            }
+        }
+        let around = Surroundings {
+            arbiter: Arc::clone(&made.arbiter) as Arc<dyn Arbiter>,
+            context: Arc::new(Context::new(1, TRAFFIC_CLASS_UNSET, Arc::default())),
+            report: Arc::clone(&made.report),
+            wait_max,
+            nic: String::from("lo"),
+            classes,
+        };
+        let side = SendSide::new(sender.expect("made"), around);
+        made.out.push(Comm::new(Side::Send(Box::new(side.into()))));
+        let side = ReceiveSide::new(receiver.expect("made"), Arc::clone(&made.report));
+        let side = Side::Receive(Box::new(side.into()));
+        made.into.push(Comm::new(side));
+    }
+    made
+}
+
+/// What rank `rank` sends in `step`.
+fn pattern(rank: usize, step: usize, bytes: usize) -> Vec<u8> {
+    let start = rank.wrapping_mul(31).wrapping_add(step * 7);
+    (0..bytes).map(|at| (start + at) as u8).collect()
+}
+
+fn offer(comm: &Comm, bytes: &[u8]) -> Option<u16> {
+    let wish = Wish {
+        address: bytes.as_ptr() as usize,
+        bytes: bytes.len(),
+        tag: 0,
+        region: None,
+    };
+    let side = comm.send_side().expect("its end");
+    side.lock().offer(wish, || None)
+}
+
+fn post(comm: &Comm, room: &mut [u8]) -> Option<u16> {
+    let buffer = Buffer {
+        address: room.as_mut_ptr() as usize,
+        bytes: room.len(),
+        tag: 0,
+        region: None,
+    };
+    let side = comm.receive_side().expect("its end");
+    side.lock().post(&[buffer]).expect("fits")
+}
+
+/// A rank sends step s only when it has received step s − `ahead` from the rank before it, as in a ring collective. At most `depth`
+/// receives are posted.
+fn pass_around(ring: &Ring, sizes: &[usize], ahead: usize, depth: usize) -> TestCaseResult {
+    let ranks = ring.out.len();
+    let end = Instant::now() + Duration::from_secs(60);
+    // By connection.
+    let (mut received, mut sent) = (vec![0; ranks], vec![0; ranks]);
+    let mut sending: Vec<VecDeque<(u16, Vec<u8>)>> = vec![VecDeque::new(); ranks];
+    let mut posted: Vec<VecDeque<(u16, usize, Vec<u8>)>> = vec![VecDeque::new(); ranks];
+    let mut offered: Vec<Option<Vec<u8>>> = vec![None; ranks];
+    while received.iter().any(|steps| *steps < sizes.len())
+        || sending.iter().any(|queue| !queue.is_empty())
+    {
+        prop_assert!(
+            Instant::now() < end,
+            "stands still at {received:?} of {}",
+            sizes.len()
+        );
+        for at in 0..ranks {
+            // As the plugin's sweeper does.
+            let side = ring.out[at].send_side().expect("its end");
+            if side.lock().lingers() {
+                side.lock().sweep();
+            }
+            let next = received[at] + posted[at].len();
+            if posted[at].len() < depth && next < sizes.len() {
+                let mut room = vec![0; sizes[next] + 3];
+                if let Some(index) = post(&ring.into[at], &mut room) {
+                    posted[at].push_back((index, next, room));
+                }
+            }
+            let before = (at + ranks - 1) % ranks;
+            if sent[at] < sizes.len() && sent[at] < received[before] + ahead {
+                let step = sent[at];
+                let kept = offered[at].take();
+                let bytes = kept.unwrap_or_else(|| pattern(at, step, sizes[step]));
+                match offer(&ring.out[at], &bytes) {
+                    Some(index) => {
+                        sending[at].push_back((index, bytes));
+                        sent[at] += 1;
+                    }
+                    None => offered[at] = Some(bytes),
+                }
+            }
+            if let Some((index, _)) = sending[at].front()
+                && ring.out[at].test(*index).expect("no fault") != Outcome::Pending
+            {
+                sending[at].pop_front();
+            }
+            if let Some((index, step, room)) = posted[at].front()
+                && let Outcome::Done(of) = ring.into[at].test(*index).expect("no fault")
+            {
+                let (message, beyond) = room.split_at(of[0]);
+                prop_assert_eq!(message.len(), sizes[*step]);
+                prop_assert!(message == pattern(at, *step, of[0]), "other bytes");
+                prop_assert!(beyond.iter().all(|byte| *byte == 0), "bytes beyond");
+                posted[at].pop_front();
+                received[at] += 1;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn close(ring: &Ring) {
+    for comm in &ring.out {
+        comm.send_side().expect("its end").lock().close();
+    }
+    for comm in &ring.into {
+        comm.receive_side().expect("its end").lock().close();
+    }
+}
+
+fn any_temper() -> impl Strategy<Value = Temper> {
+    prop_oneof![
+        Just(Temper::Newest),
+        Just(Temper::Largest),
+        any::<u64>().prop_map(Temper::Random),
+    ]
+}
+
+fn any_size() -> impl Strategy<Value = usize> {
+    prop_oneof![0..200_usize, 1000..100_000_usize, Just(700_000)]
+}
+
+proptest! {
+    #![proptest_config(Config { cases: 24, ..Config::default() })]
+
+    #[test]
+    fn a_ring_goes_round_whatever_the_order_of_permits_and_nothing_is_overdue(
+        temper in any_temper(),
+        ranks in 2..5_usize,
+        sizes in prop::collection::vec(any_size(), 1..24),
+        window in prop_oneof![Just(1_u64), Just(64 << 10), Just(1 << 20)],
+        chunk in prop_oneof![Just(4096_u64), Just(64 << 10), Just(u64::MAX)],
+        ahead in 1..4_usize,
+        depth in 1..9_usize,
+    ) {
+        let ring = ring(ranks, Difficult::new(temper, window, chunk), Duration::from_secs(120));
+        pass_around(&ring, &sizes, ahead, depth)?;
+        close(&ring);
+        let total = (sizes.iter().sum::<usize>() * ranks) as u64;
+        prop_assert_eq!(ring.arbiter.completed.load(Ordering::Relaxed), total);
+        prop_assert!(ring.arbiter.flows.lock().is_empty(), "flows are left over");
+        let line = ring.report.line("tcp");
+        prop_assert!(!line.contains("\"overdue\":1"), "{}", line);
+        // One chunk may exceed the window, as the first.
+        let largest = *sizes.iter().max().expect("some") as u64;
+        let most = ring.arbiter.most_in_flight.load(Ordering::Relaxed);
+        prop_assert!(most <= window.max(chunk.min(largest)), "{most} in flight");
+    }
+}
+
+#[test]
+fn without_any_permit_messages_go_unscheduled_after_the_longest_wait() {
+    let arbiter = Difficult::new(Temper::Never, 1 << 20, 1 << 20);
+    let ring = ring(2, arbiter, Duration::from_millis(20));
+    let began = Instant::now();
+    pass_around(&ring, &[100, 50_000, 3], 2, 4).expect("goes round");
+    assert!(
+        began.elapsed() >= Duration::from_millis(3 * 20),
+        "nothing waited"
+    );
+    close(&ring);
+    let line = ring.report.line("tcp");
+    assert!(line.contains("\"overdue\":6"), "{line}");
+    assert!(ring.arbiter.flows.lock().is_empty(), "flows are left over");
+}
+
+#[test]
+fn a_connection_that_closes_gives_back_what_it_holds() {
+    let arbiter = Difficult::new(Temper::Newest, 1 << 20, 4096);
+    let ring = ring(2, arbiter, Duration::from_secs(60));
+    let mut room = vec![0_u8; 900_000];
+    post(&ring.into[0], &mut room).expect("taken");
+    let bytes = vec![1_u8; 800_000];
+    let end = Instant::now() + Duration::from_secs(30);
+    while ring.arbiter.flows.lock().is_empty() {
+        assert!(Instant::now() < end, "nothing was submitted");
+        let _ = offer(&ring.out[0], &bytes);
+    }
+    close(&ring);
+    assert!(ring.arbiter.flows.lock().is_empty(), "flows are left over");
+}
