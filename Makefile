@@ -23,6 +23,14 @@ setup-verbs: setup ## install what the SoftRoCE lab needs; without it, its tests
 setup-cluster: setup ## install what tests of the coordinator need: an etcd and a browser; without them, those are skipped and say so
 	@tools/setup.sh cluster || echo "setup-cluster: not all could be installed; tests that need it are skipped"
 
+.PHONY: setup-python
+setup-python: setup ## make the environment in which the Python package is built; without it, its tests are skipped and say so
+	@{ tools/setup.sh python && mooncake-adapter/setup.sh "$(abspath $(TARGET))/python"; } || echo "setup-python: not all could be installed; tests that need it are skipped"
+
+.PHONY: wheel
+wheel: setup-python ## the Python package, in target/wheels: pip install target/wheels/laxity-*.whl
+	cd mooncake-adapter && "$(abspath $(TARGET))/python/bin/maturin" build --release --locked --out "$(abspath $(TARGET))/wheels"
+
 .PHONY: release
 release: setup ## the shipped binaries, in target/release
 	$(CARGO) build --release --locked -p laxity-daemon -p laxity-coordinator -p laxity-cli -p laxity-client-c -p laxity-verbs -p laxity-nccl
@@ -43,7 +51,7 @@ reproduction: release ## simulate all plans that docs/reproduction.md shows and 
 	$(TARGET)/release/laxity sim findings --results "$(REPRODUCTION_OUT)"
 
 .PHONY: test
-test: setup setup-verbs setup-cluster ## every test: units, properties, loom models, whole processes, real labs
+test: setup setup-verbs setup-cluster setup-python ## every test: units, properties, loom models, whole processes, real labs
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) build --locked -p laxity-verbs -p laxity-nccl
 ifeq ($(NEXTEST),yes)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the build and the lab (`base`), the benchmarks (`bench`), the SoftRoCE lab (`verbs`) and
-# the coordinator's tests (`cluster`) need from Debian. The SoftRoCE lab's kernel is not installed: `laxity` downloads it
+# Installs what the build and the lab (`base`), the benchmarks (`bench`), the SoftRoCE lab (`verbs`),
+# the coordinator's tests (`cluster`) and the Python package (`python`) need from Debian. The SoftRoCE lab's kernel is not installed: `laxity` downloads it
 # itself. Does nothing when all is there; asks nothing; works twice in a row.
 set -euo pipefail
 
@@ -28,6 +28,11 @@ if [ "${1:-base}" = cluster ]; then
     need etcd etcd-server
     # Of another distribution's browser the tests know the name, too.
     command -v google-chrome >/dev/null 2>&1 || need chromium chromium
+fi
+if [ "${1:-base}" = python ]; then
+    need python3 python3
+    # In a package of its own on Debian.
+    python3 -c 'import ensurepip, venv' 2>/dev/null || wanted[python3-venv]=1
 fi
 if [ "${1:-base}" = verbs ]; then
     need qemu-system-x86_64 qemu-system-x86

@@ -106,6 +106,12 @@ async fn answer(service: &Service, request: Request) -> Response {
             },
             Err(error) => Response::error(error.to_string()),
         },
+        Request::TraceStart { seconds, events } => or_error(service.trace_start(seconds, events)),
+        Request::TraceRead => match service.trace_read().await {
+            Ok(page) => Response::Trace(Box::new(page)),
+            Err(problem) => Response::error(problem),
+        },
+        Request::TraceStop => or_error(service.trace_stop().await),
         Request::Version => Response::Version {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),

@@ -28,6 +28,7 @@ mod rest;
 pub mod running;
 mod scan;
 mod taking;
+pub mod trace;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -142,6 +143,7 @@ impl Driver {
                 credit: false,
                 bypass: false,
                 credit_level: Level::FIRST_UNRESERVED,
+                trace: None,
             },
             config: Arc::clone(config),
             clients: Vec::new(),
@@ -303,6 +305,14 @@ impl Driver {
         }
         if now.since(self.beaten) >= BEAT {
             self.beat();
+            if self
+                .intake
+                .trace
+                .as_ref()
+                .is_some_and(|trace| trace.is_abandoned(now))
+            {
+                self.intake.trace = None;
+            }
         }
         if now.since(self.swept) >= WRITE_OFF_EVERY {
             self.swept = now;

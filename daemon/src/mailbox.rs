@@ -17,6 +17,7 @@ use tokio::sync::oneshot;
 
 use crate::clients::{ClientId, Leaving, Newcomer};
 use crate::config::Config;
+use crate::driver::trace::TraceOrder;
 use crate::stats::Snapshot;
 
 /// What the rest of the daemon tells the scheduler.
@@ -46,6 +47,8 @@ pub enum Command {
     Coordinator,
     /// Somebody waits for a snapshot that is newer than this command.
     Publish,
+    /// For `laxity trace`.
+    Trace(TraceOrder),
     /// Release all clients and end.
     Stop,
 }

@@ -1,6 +1,8 @@
 //! What operators and registrations act on: the configuration in force, who is attached, and the
 //! way to the scheduler. Lives on the tokio side.
 
+mod trace;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
@@ -22,6 +24,7 @@ use crate::coordinator::desk::Desk;
 use crate::mailbox::{Command, Mailbox};
 use crate::stats::Snapshot;
 use crate::status::status;
+use trace::Tracing;
 
 /// How long the scheduler may take to answer a request for a snapshot.
 const SNAPSHOT_MAX: Duration = Duration::from_secs(2);
@@ -54,6 +57,7 @@ pub struct Service {
     /// not outlast a reboot.
     marker: PathBuf,
     state: Mutex<State>,
+    tracing: Mutex<Tracing>,
 }
 
 #[derive(Debug)]
@@ -106,11 +110,16 @@ impl Service {
                 attached: 0,
                 regions: BTreeMap::new(),
             }),
+            tracing: Mutex::default(),
         }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tracing(&self) -> MutexGuard<'_, Tracing> {
+        self.tracing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The configuration in force.

@@ -13,6 +13,7 @@ use tracing::{debug, info, warn};
 
 use super::Driver;
 use super::ports::Port;
+use super::trace;
 use crate::clients::{Client, ClientId, Leaving, Newcomer};
 use crate::config::{Config, Mode};
 use crate::mailbox::Command;
@@ -51,6 +52,9 @@ impl Driver {
                 }
                 Command::Coordinator => self.intake.hints.heed(self.intake.now),
                 Command::Publish => self.publish_now = true,
+                Command::Trace(order) => {
+                    trace::obey(&mut self.intake.trace, self.intake.now, order);
+                }
                 Command::Stop => return false,
             }
         }

@@ -10,10 +10,12 @@ use laxity_policy::{
 use laxity_shm::consumer::{Consumer, Wake};
 use laxity_shm::producer::SlotRef;
 use laxity_shm::record;
+use laxity_wire::trace::Standing;
 
 use crate::clients::{Book, Client};
 use crate::driver::hints::Hints;
 use crate::driver::ports::Port;
+use crate::driver::trace::{Recorder, Seen};
 use crate::flows::{Books, Flow, name, place};
 use crate::stats::LoopCounters;
 
@@ -50,6 +52,8 @@ pub struct Intake {
     pub bypass: bool,
     /// Level of flows sent on credit, as the clients were told.
     pub credit_level: Level,
+    /// What is recorded, while somebody wants it.
+    pub trace: Option<Box<Recorder>>,
 }
 
 /// What a flow may do from the start.
@@ -183,7 +187,60 @@ impl Intake {
         if self.credit {
             feed(port, now, from, index, &spec);
         }
+        if self.trace.is_some() {
+            let standing = match (granted.level, granted.held) {
+                (_, true) => Standing::Held,
+                (0, false) if self.ports[usize::from(index)].link.waiting_flows() > 1 => {
+                    Standing::BehindOthers
+                }
+                (0, false) => Standing::WindowFull,
+                _ => Standing::AtOnce,
+            };
+            self.traced(from, index, &spec, standing, granted);
+        }
         self.keep(from, at, index, &spec, granted);
+    }
+
+    /// Records a flow that was submitted, after the link has heard of it.
+    #[cold]
+    fn traced(
+        &mut self,
+        from: &From<'_>,
+        index: u16,
+        spec: &FlowSpec,
+        standing: Standing,
+        granted: Granted,
+    ) {
+        let link = &self.ports[usize::from(index)].link;
+        let own = match standing {
+            Standing::Observed => 0,
+            _ => granted.bytes,
+        };
+        let waits = matches!(
+            standing,
+            Standing::BehindOthers | Standing::WindowFull | Standing::Held
+        );
+        let seen = Seen::Submitted {
+            spec: *spec,
+            pid: from.book.identity.pid,
+            port: index,
+            standing,
+            granted: (granted.bytes, granted.level),
+            window: (
+                link.in_flight_bytes().saturating_sub(own),
+                link.config().window_bytes,
+            ),
+            ahead: (link.waiting_flows() as u64).saturating_sub(u64::from(waits)),
+        };
+        self.note(seen);
+    }
+
+    /// Records something, if anything is recorded.
+    #[inline]
+    pub(super) fn note(&mut self, seen: Seen) {
+        if let Some(trace) = &mut self.trace {
+            trace.note(self.now, seen);
+        }
     }
 
     /// Takes a peer's address for the number that flows of this client use.
@@ -285,19 +342,17 @@ impl Intake {
         if is_read(flow) {
             (fetch, _) = self.hints.fetched_by(from, self.now, &spec, flow, index);
         }
-        self.keep(
-            from,
-            at,
-            index,
-            &spec,
-            Granted {
-                level: level.0,
-                bytes: spec.bytes,
-                books: Books::Driver,
-                fetch,
-                held: false,
-            },
-        );
+        let granted = Granted {
+            level: level.0,
+            bytes: spec.bytes,
+            books: Books::Driver,
+            fetch,
+            held: false,
+        };
+        if self.trace.is_some() {
+            self.traced(from, index, &spec, Standing::OnCredit, granted);
+        }
+        self.keep(from, at, index, &spec, granted);
     }
 
     /// Books a flow that its client sends without asking, because the mode that holds for it is
@@ -315,20 +370,17 @@ impl Intake {
         counted.submitted_bytes += spec.bytes;
         counted.credited_flows += 1;
         counted.credited_bytes += spec.bytes;
-        let level = Level::SCAVENGER.0;
-        self.keep(
-            from,
-            at,
-            index,
-            &spec,
-            Granted {
-                level,
-                bytes: spec.bytes,
-                books: Books::Nobody,
-                fetch: false,
-                held: false,
-            },
-        );
+        let granted = Granted {
+            level: Level::SCAVENGER.0,
+            bytes: spec.bytes,
+            books: Books::Nobody,
+            fetch: false,
+            held: false,
+        };
+        if self.trace.is_some() {
+            self.traced(from, index, &spec, Standing::Observed, granted);
+        }
+        self.keep(from, at, index, &spec, granted);
     }
 
     #[inline]
@@ -379,6 +431,7 @@ impl Intake {
             }
             book.flows -= usize::from(flows.remove(tag));
         }
+        self.note(Seen::Completed(name(from.client, from.lane, tag).0, bytes));
     }
 
     pub(super) fn cancelled(&mut self, from: &mut From<'_>, tag: u64, granted: u64) {
@@ -416,6 +469,7 @@ impl Intake {
         }
         book.counters.cancelled_flows += 1;
         book.flows -= usize::from(flows.remove(seq));
+        self.note(Seen::Cancelled(name(client, lane, seq).0));
     }
 
     /// The owner of a lane is gone: all its flows end. The credit that the lane holds stays with
@@ -536,10 +590,12 @@ impl Intake {
         }
         book.counters.permitted_bytes += bytes;
         self.counters.permits += 1;
+        let level = flow.level;
         if flow.bytes == 0 {
             counted.completed_flows += 1;
             book.flows -= usize::from(flows.remove(seq));
         }
+        self.note(Seen::Permitted(id.0, bytes, level, last));
     }
 
     /// Feeds some of the lanes that ran out of credit while there was none.

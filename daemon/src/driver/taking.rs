@@ -5,6 +5,7 @@ use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{self, Garbage, Record};
 
 use super::intake::{From, Intake};
+use super::trace::Seen;
 use crate::clients::Book;
 
 /// What a client is released for.
@@ -102,6 +103,7 @@ impl Sink for Taking<'_> {
             hint => {
                 let pid = from.book.identity.pid;
                 intake.hints.take(intake.now, pid, &hint, &mut intake.ports);
+                intake.note(Seen::Hint(hint));
             }
         }
     }

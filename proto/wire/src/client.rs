@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use crate::control::{Envelope, RESPONSE_BYTES_MAX, Request, Response, SOCKET_DEFAULT, SOCKET_ENV};
 use crate::status::Status;
+use crate::trace::TracePage;
 
 /// Why a control request got no answer. Causes are part of the text and not sources besides, so
 /// that whoever prints a chain of errors prints them once.
@@ -160,6 +161,34 @@ impl ControlClient {
     /// As [`Self::call`].
     pub fn reload(&mut self) -> Result<String, ControlError> {
         self.message(&Request::Reload)
+    }
+
+    /// Begins to record what the scheduler sees and does, for so many seconds and with room for so many events
+    /// that wait to be read.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub fn trace_start(&mut self, seconds: u64, events: u64) -> Result<String, ControlError> {
+        self.message(&Request::TraceStart { seconds, events })
+    }
+
+    /// The next part of what was recorded.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub fn trace_read(&mut self) -> Result<TracePage, ControlError> {
+        match self.call(&Request::TraceRead)? {
+            Response::Trace(page) => Ok(*page),
+            other => Err(self.malformed(format!("{other:?} is no answer to `trace_read`"))),
+        }
+    }
+
+    /// Ends the recording; what was recorded can still be read.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub fn trace_stop(&mut self) -> Result<String, ControlError> {
+        self.message(&Request::TraceStop)
     }
 
     fn message(&mut self, request: &Request) -> Result<String, ControlError> {

@@ -16,6 +16,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::status::Status;
+use crate::trace::TracePage;
 
 /// Version of the protocol, the `v` of every line.
 pub const VERSION: u32 = 1;
@@ -74,6 +75,17 @@ pub enum Request {
     },
     /// Reads the configuration file again, as SIGHUP does.
     Reload,
+    /// Begins to record what the scheduler sees and does.
+    TraceStart {
+        /// For how long; it ends by itself.
+        seconds: u64,
+        /// Events that may wait to be read; those beyond are lost, and counted.
+        events: u64,
+    },
+    /// Some of what was recorded; answered with [`Response::Trace`]. Ask again until it is over.
+    TraceRead,
+    /// Ends the recording. What was recorded can still be read.
+    TraceStop,
     /// Answered with [`Response::Version`].
     Version,
 }
@@ -92,6 +104,8 @@ pub enum Response {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         needs_restart: Vec<String>,
     },
+    /// The answer to [`Request::TraceRead`].
+    Trace(Box<TracePage>),
     /// The answer to [`Request::Version`].
     Version {
         /// Release of the daemon.
@@ -172,6 +186,12 @@ mod tests {
                 mode: "observe".into(),
             },
             Request::Reload,
+            Request::TraceStart {
+                seconds: 10,
+                events: 1000,
+            },
+            Request::TraceRead,
+            Request::TraceStop,
             Request::Version,
         ] {
             let line = serde_json::to_vec(&Envelope::new(request.clone())).unwrap();

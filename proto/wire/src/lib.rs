@@ -9,6 +9,7 @@
 pub mod client;
 pub mod control;
 mod status;
+pub mod trace;
 pub mod v1;
 
 pub use client::{ControlClient, ControlError};

@@ -197,6 +197,64 @@ int lax_hint_layer_begin(lax_lane *lane, uint64_t batch, uint16_t layer);
 int lax_hint_compute_end(lax_lane *lane, uint64_t batch);
 int lax_hint_batch_end(lax_lane *lane, uint64_t batch);
 
+/* The same from any thread, without client or lane: for an engine, whose requests no single thread has.
+ * What is said here is remembered, within limits: a daemon that is started anew is told it again. All hints of
+ * the process go one way, in the order in which they were said, to the daemon that LAXITY_SOCKET names; without
+ * one they cost little and do nothing. After fork() the child knows none of them.
+ *
+ * Besides 0 and -EINVAL (an id of 0, no layers): -ETIME for a deadline that has passed, -EALREADY for a
+ * request that has ended, -ERANGE for a layer that the batch does not have. Then nothing changed, and no
+ * transfer is affected. A request or batch that was begun in another process is counted, and the daemon is told. */
+
+/* What is known of a request. Set with LAX_REQUEST_INIT; 0 and NULL for what is not known. */
+typedef struct lax_request {
+    uint32_t size;        /* sizeof(lax_request) */
+    int32_t priority;     /* the engine's own, larger is more urgent */
+    uint64_t deadline_ns; /* when its first token is due, absolute, CLOCK_MONOTONIC */
+    uint64_t bytes;       /* that it will move */
+    const char *tenant;   /* for whom it is, at most 64 bytes */
+} lax_request;
+
+#define LAX_REQUEST_INIT { sizeof(lax_request), 0, 0, 0, 0 }
+
+/* What is known, and what was counted. Set `size` before the call. */
+typedef struct lax_hint_stats {
+    uint32_t size; /* sizeof(lax_hint_stats) */
+    uint32_t reserved;
+    uint64_t hints;                /* taken */
+    uint64_t requests;             /* remembered, with those that have ended */
+    uint64_t batches;              /* remembered */
+    uint64_t requests_evicted;     /* taken for ended, as 65536 came after them */
+    uint64_t batches_evicted;      /* taken for ended, as 4096 came after them */
+    uint64_t requests_begun_twice; /* began while they had not ended */
+    uint64_t requests_ended_twice; /* refused */
+    uint64_t requests_unknown;     /* ended, and were not known */
+    uint64_t batches_begun_twice;  /* began while they had not ended */
+    uint64_t batches_unknown;      /* hints about batches that were not known */
+    uint64_t layers_unknown;       /* refused */
+    uint64_t layers_backwards;     /* began after a later one */
+    uint64_t deadlines_passed;     /* refused */
+} lax_hint_stats;
+
+#define LAX_HINT_STATS_INIT { sizeof(lax_hint_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* The number of a request or batch that the application knows by a text: its FNV-1a hash of 64 bits, the same on all
+ * hosts. 0 for NULL. */
+uint64_t lax_number(const char *id);
+
+/* A request came in. NULL: nothing is known of it. */
+int lax_request_begin(uint64_t request, const lax_request *facts);
+/* It has its first token, or was aborted. */
+int lax_request_end(uint64_t request);
+int lax_batch_begin(uint64_t batch, uint16_t layers, uint64_t layer_time_ns);
+int lax_batch_join(uint64_t batch, uint64_t request);
+int lax_batch_queued(uint64_t batch, uint64_t ahead);
+int lax_layer_begin(uint64_t batch, uint16_t layer);
+int lax_compute_end(uint64_t batch);
+int lax_batch_end(uint64_t batch);
+
+int lax_get_hint_stats(lax_hint_stats *stats);
+
 /* What transfers belong to, for programs whose transfers are posted by a library that runs under
  * liblaxity.so (laxity run) or a plugin of Laxity. In the order in which they are believed: an open
  * scope of the posting thread, what is known of the memory it reads or writes, the job's profile. */

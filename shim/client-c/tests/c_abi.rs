@@ -40,14 +40,14 @@ fn library() -> PathBuf {
         })
 }
 
-fn compile(compiler: &str, flags: &[&str], into: &Path) -> Output {
+fn compile(compiler: &str, flags: &[&str], example: &str, into: &Path) -> Output {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     Command::new(compiler)
         .args(["-Wall", "-Wextra", "-Werror", "-pedantic"])
         .args(flags)
         .arg("-I")
         .arg(root.join("include"))
-        .arg(root.join("examples/send.c"))
+        .arg(root.join("examples").join(example))
         .args(["-x", "none"])
         .arg(library())
         .args(["-lpthread", "-ldl", "-lm", "-o"])
@@ -76,7 +76,7 @@ fn run(program: &Path, socket: &Path) -> Vec<String> {
 fn a_c_program_sends_under_the_scheduler_and_without_it() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let program = dir.path().join("send");
-    let compiled = compile("cc", &["-std=c99"], &program);
+    let compiled = compile("cc", &["-std=c99"], "send.c", &program);
     assert!(
         compiled.status.success(),
         "{}",
@@ -134,10 +134,64 @@ fn the_header_is_accepted_by_a_cpp_compiler() {
     }
     let dir = tempfile::tempdir().expect("temporary directory");
     let flags = ["-std=c++11", "-x", "c++", "-Wno-missing-field-initializers"];
-    let compiled = compile("c++", &flags, &dir.path().join("send"));
+    for example in ["send.c", "hints.c"] {
+        let compiled = compile("c++", &flags, example, &dir.path().join("program"));
+        assert!(
+            compiled.status.success(),
+            "{}",
+            String::from_utf8_lossy(&compiled.stderr)
+        );
+    }
+}
+
+#[test]
+fn a_c_engine_says_what_it_knows_and_hears_what_makes_no_sense() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let program = dir.path().join("hints");
+    let compiled = compile("cc", &["-std=c99"], "hints.c", &program);
     assert!(
         compiled.status.success(),
         "{}",
         String::from_utf8_lossy(&compiled.stderr)
     );
+    let said = [
+        "sizes 32 112",
+        "offsets 24 104",
+        "number 12638187200555641996",
+        "taken 0 0 0 0 0 0 0 0",
+        "refused ETIME EALREADY ERANGE EINVAL EINVAL EINVAL",
+        "counted hints 9 requests 2 batches 0 ended twice 1 layers unknown 2 deadlines passed 1",
+    ];
+    assert_eq!(run(&program, &dir.path().join("none.sock")), said);
+
+    let daemon = TestDaemon::start();
+    assert_eq!(run(&program, &daemon.socket), said);
+    eventually("hints arrive in order", || {
+        let heard = daemon.knobs.heard.lock().expect("heard");
+        matches!(
+            heard[..],
+            [
+                Record::BatchBegin {
+                    batch: 1,
+                    layers: 32,
+                    layer_time_ns: 2_000_000
+                },
+                Record::RequestJoin {
+                    batch: 1,
+                    request: 0xaf63_dc4c_8601_ec8c,
+                    deadline_ns: 1..,
+                    bytes: 4096
+                },
+                Record::BatchQueued { batch: 1, ahead: 9 },
+                Record::LayerBegin { batch: 1, layer: 3 },
+                Record::ComputeEnd { batch: 1 },
+                Record::RequestEnd {
+                    request: 0xaf63_dc4c_8601_ec8c
+                },
+                Record::BatchEnd { batch: 1 },
+                ..
+            ]
+        )
+    });
+    assert_eq!(daemon.knobs.garbage.load(Ordering::SeqCst), 0);
 }

@@ -54,6 +54,8 @@ struct Attachment {
     /// Closed periods without one.
     unscheduled_ns: u64,
     attached: u64,
+    /// What the daemon that was asked last said instead of welcome.
+    refusal: Option<String>,
 }
 
 static SHARED: OnceLock<Client> = OnceLock::new();
@@ -103,6 +105,7 @@ impl Client {
                 detached_ns: Some(now),
                 unscheduled_ns: 0,
                 attached: 0,
+                refusal: None,
             }),
             next_ns: AtomicU64::new(if off { u64::MAX } else { 0 }),
             lanes: Mutex::default(),
@@ -119,6 +122,21 @@ impl Client {
         self.core.standing().is_some_and(|session| {
             session.header().attention() & attention::NOT_ENFORCED == 0 && session.look().is_none()
         })
+    }
+
+    /// Whether there is a daemon that this process is attached to, whatever its mode.
+    #[must_use]
+    pub fn is_attached(&self) -> bool {
+        self.core
+            .standing()
+            .is_some_and(|session| session.look().is_none())
+    }
+
+    /// Why the daemon that was found last refuses this process, if it does: it is of another version,
+    /// for one. It is asked again now and then.
+    #[must_use]
+    pub fn refusal(&self) -> Option<String> {
+        lock(&self.core.attachment).refusal.clone()
     }
 
     /// A lane for one thread. Without a daemon, or if all lanes are taken, it works too: its
@@ -326,6 +344,7 @@ impl Attachment {
                         let session = Arc::new(session);
                         self.link = Link::Attached(Arc::clone(&session));
                         self.attached += 1;
+                        self.refusal = None;
                         if let Some(since) = self.detached_ns.take() {
                             self.unscheduled_ns += now.saturating_sub(since);
                         }
@@ -333,7 +352,10 @@ impl Attachment {
                     }
                     None => (None, retry),
                 },
-                Err(RegistrationError::Rejected { .. } | RegistrationError::Version(_)) => {
+                Err(
+                    refusal @ (RegistrationError::Rejected { .. } | RegistrationError::Version(_)),
+                ) => {
+                    self.refusal = Some(refusal.to_string());
                     let every = options.reattach_every.as_nanos() as u64;
                     (
                         None,

@@ -5,6 +5,7 @@
 //! caller can uphold. `tests/c_abi.rs` compiles a C program against the header and compares sizes
 //! and offsets with the structs here.
 
+pub mod hints;
 pub mod metadata;
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
@@ -16,7 +17,7 @@ use std::time::Duration;
 use crate::ticket::Mark;
 use crate::{Client, Direction, Flow, Grant, Hint, Lane, Mode, Options, Stage, Ticket};
 
-const ABI_VERSION: u32 = 1;
+pub(crate) const ABI_VERSION: u32 = 1;
 const INVALID: c_int = -libc::EINVAL;
 
 /// `lax_options`.

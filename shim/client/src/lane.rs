@@ -360,11 +360,16 @@ impl Lane {
         }
     }
 
-    /// Tells the daemon something about requests, batches and layers.
-    pub fn hint(&mut self, hint: Hint) {
+    /// Looks for a daemon if there is none, as a submit would.
+    pub fn seek(&mut self) {
         if self.place.is_none() {
             self.find_place();
         }
+    }
+
+    /// Tells the daemon something about requests, batches and layers.
+    pub fn hint(&mut self, hint: Hint) {
+        self.seek();
         // Only hints are dropped in mode `off`: what became of flows that the daemon knows it must
         // learn, or their slots and its books would be lost for good.
         if let Some(place) = &self.place

@@ -21,6 +21,7 @@
 mod client;
 pub mod ffi;
 mod hint;
+pub mod hints;
 mod lane;
 pub mod memory;
 mod options;

@@ -28,6 +28,23 @@ pub enum MemoryError {
         /// How long it is.
         bytes: u64,
     },
+    /// Part of it was registered as another layer's KV cache.
+    #[error(
+        "{bytes} bytes at {address:#x} overlap layer {layer}, which begins at {start:#x} with {length} bytes; \
+         forget that first if it is there no more"
+    )]
+    Overlap {
+        /// Where the range begins.
+        address: u64,
+        /// How long it is.
+        bytes: u64,
+        /// The layer that is there.
+        layer: u16,
+        /// Where that begins.
+        start: u64,
+        /// How long that is.
+        length: u64,
+    },
     /// The table is full.
     #[error("{RANGES_MAX} ranges are registered; forget those that are not used any more")]
     Full,
@@ -50,6 +67,16 @@ impl<T: Copy> Ranges<T> {
     fn find(&self, address: u64) -> Option<T> {
         let (_, (end, what)) = self.map.range(..=address).next_back()?;
         (address < *end).then_some(*what)
+    }
+
+    /// What overlaps `start..end`: first address, the one behind the last, and what it is.
+    fn among(&self, start: u64, end: u64) -> Vec<(u64, u64, T)> {
+        let before = self.map.range(..start).next_back();
+        let before = before.filter(|(_, (last, _))| *last > start);
+        let inside = self.map.range(start..end);
+        let all = before.into_iter().chain(inside);
+        all.map(|(first, (last, what))| (*first, *last, *what))
+            .collect()
     }
 
     /// Takes `start..end` out of whatever covers it.
@@ -161,6 +188,32 @@ pub fn set_layer(
 ) -> Result<(), MemoryError> {
     let (start, end) = range(address, bytes)?;
     change(|tables| tables.layers.set(start, end, LayerOf { stage, layer }))
+}
+
+/// [`set_layer`], but not where there is another layer.
+///
+/// # Errors
+/// [`MemoryError`]; nothing changes then.
+pub fn claim_layer(
+    address: u64,
+    bytes: u64,
+    layer: u16,
+    stage: Option<Stage>,
+) -> Result<(), MemoryError> {
+    let (start, end) = range(address, bytes)?;
+    change(|tables| {
+        let there = tables.layers.among(start, end);
+        match there.into_iter().find(|(_, _, of)| of.layer != layer) {
+            Some((first, last, of)) => Err(MemoryError::Overlap {
+                address,
+                bytes,
+                layer: of.layer,
+                start: first,
+                length: last - first,
+            }),
+            None => tables.layers.set(start, end, LayerOf { stage, layer }),
+        }
+    })
 }
 
 /// The range holds blocks of a request.

@@ -416,7 +416,13 @@ impl Sleep {
     /// Sleeps until a permit comes in the lane, but for [`SLICE`] at most. May return early. Call
     /// [`Lane::slept`] after it.
     pub fn sleep(self) {
-        self.lane.header().waiter.sleep(self.announced, self.slice);
+        self.sleep_within(SLICE);
+    }
+
+    /// [`Sleep::sleep`], but no longer than this.
+    pub fn sleep_within(self, limit: Duration) {
+        let slice = self.slice.min(limit);
+        self.lane.header().waiter.sleep(self.announced, slice);
     }
 }
 

@@ -19,6 +19,7 @@ mod program;
 mod registration;
 mod run;
 mod sim;
+mod trace;
 mod verbs;
 mod vm;
 
@@ -57,6 +58,9 @@ enum Command {
     Bypass(host::BypassArgs),
     /// Ask the daemon to read its configuration again (as SIGHUP does)
     Reload(host::Endpoint),
+    /// Record what the daemon sees and does for a while, as a picture for Perfetto: why each transfer waited
+    #[command(after_long_help = trace::HELP)]
+    Trace(trace::TraceArgs),
     /// Real hosts on one machine: network namespaces, real TCP, a shaped fabric
     #[command(subcommand)]
     Lab(lab::LabCommand),
@@ -97,6 +101,7 @@ fn main() -> ExitCode {
         Command::Profiles(args) => profiles::profiles(&args).map(done),
         Command::Cluster(command) => cluster::run(&command).map(done),
         Command::Certs(args) => certs::certs(&args).map(done),
+        Command::Trace(args) => trace::trace(&args),
         Command::Lab(command) => lab::run(command),
         Command::Sim(command) => sim::run(command, &sim::simulate),
         Command::Completions { shell } => manual::completions(shell).map(done),

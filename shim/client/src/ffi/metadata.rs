@@ -25,6 +25,20 @@ pub struct LaxScope {
 
 const _: () = assert!(size_of::<LaxScope>() == 32);
 
+impl LaxScope {
+    pub(crate) fn of(scope: &Scope) -> Self {
+        Self {
+            size: size_of::<Self>() as u32,
+            layer: scope.layer.unwrap_or(LAYER_UNKNOWN),
+            stage: scope.stage.map_or(0, |stage| stage as u8),
+            reserved: 0,
+            batch: scope.batch,
+            request: scope.request,
+            deadline_ns: scope.deadline_ns,
+        }
+    }
+}
+
 /// `Some(None)` for "unknown", `None` for a number that is no stage.
 fn stage(number: u8) -> Option<Option<Stage>> {
     match number {
@@ -73,6 +87,7 @@ fn answer(result: Result<(), MemoryError>) -> c_int {
     match result {
         Ok(()) => 0,
         Err(MemoryError::NoRange { .. }) => INVALID,
+        Err(MemoryError::Overlap { .. }) => -libc::EEXIST,
         Err(MemoryError::Full) => -libc::ENOMEM,
     }
 }

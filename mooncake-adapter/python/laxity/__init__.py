@@ -1,0 +1,77 @@
+"""What the serving engine knows, told to the scheduler of its network traffic.
+
+    import laxity
+
+    laxity.request_begin("chat-17", slo_ttft_s=0.4)
+    laxity.batch_begin("step-1", layers=32, layer_time_s=0.002)
+    laxity.batch_join("step-1", "chat-17")
+    laxity.layer_begin("step-1", 0)
+    with laxity.scope(stage=laxity.Stage.P2D, batch="step-1", layer=0, request="chat-17"):
+        ...  # whatever transfers this thread posts belong to it
+    laxity.request_end("chat-17")
+
+Every call is safe from any thread, takes about a microsecond, and is harmless without laxityd. A
+hint that makes no sense raises a subclass of :class:`HintError`; a transfer is never refused.
+"""
+
+from ._flow import Flow
+from ._laxity import (
+    DeadlinePassed,
+    Grant,
+    HintError,
+    RegionOverlap,
+    RequestEnded,
+    Scope as scope,
+    Ticket,
+    UnknownLayer,
+    attached,
+    batch_begin,
+    batch_end,
+    batch_join,
+    batch_queued,
+    compute_end,
+    layer_begin,
+    memory_forget,
+    memory_layer,
+    memory_owner,
+    number,
+    request_begin,
+    request_deadline_s,
+    request_end,
+    stats,
+    submit,
+    version,
+)
+from ._stage import Stage
+
+__version__ = version()
+
+__all__ = [
+    "DeadlinePassed",
+    "Flow",
+    "Grant",
+    "HintError",
+    "RegionOverlap",
+    "RequestEnded",
+    "Stage",
+    "Ticket",
+    "UnknownLayer",
+    "attached",
+    "batch_begin",
+    "batch_end",
+    "batch_join",
+    "batch_queued",
+    "compute_end",
+    "layer_begin",
+    "memory_forget",
+    "memory_layer",
+    "memory_owner",
+    "number",
+    "request_begin",
+    "request_deadline_s",
+    "request_end",
+    "scope",
+    "stats",
+    "submit",
+    "version",
+]

@@ -1,0 +1,36 @@
+//! `laxity._laxity`: the compiled part of the Python package `laxity`.
+//!
+//! It turns arguments of Python into those of [`laxity_client::hints`] and errors into exceptions, and decides nothing.
+//! `python/laxity/_laxity.pyi` documents each function for its users.
+//!
+//! * *The GIL* is released where something can wait: in [`ticket`]. A hint takes a lock for less time than
+//!   letting the GIL go and taking it again would.
+//! * *abi3 for Python 3.9*: one wheel for all later versions.
+
+#![forbid(unsafe_code)]
+
+mod exceptions;
+mod hints;
+mod id;
+mod scope;
+mod stage;
+mod stats;
+mod ticket;
+
+#[pyo3::pymodule]
+mod _laxity {
+    #[pymodule_export]
+    use crate::exceptions::{DeadlinePassed, HintError, RegionOverlap, RequestEnded, UnknownLayer};
+    #[pymodule_export]
+    use crate::hints::{
+        batch_begin, batch_end, batch_join, batch_queued, compute_end, layer_begin, memory_forget,
+        memory_layer, memory_own, memory_owner, memory_runs, number, request_begin,
+        request_deadline_s, request_end,
+    };
+    #[pymodule_export]
+    use crate::scope::PyScope;
+    #[pymodule_export]
+    use crate::stats::{attached, empty_call, stats, version};
+    #[pymodule_export]
+    use crate::ticket::{PyGrant, PyTicket, PyTransfers, submit};
+}

@@ -1,0 +1,263 @@
+//! Leave to send, for transfers that nothing of Laxity sees on their way.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use laxity_client::hints::{self, Asked, Transfer, Transfers};
+use laxity_client::scope::Scope;
+use laxity_client::{Direction, Grant, peers};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::exceptions::HintError;
+use crate::hints::moment;
+use crate::id::{Id, or_unknown};
+use crate::stage::Given;
+
+/// How long a wait goes on before signals of Python (Ctrl-C) are looked at.
+const SIGNALS_EVERY: Duration = Duration::from_millis(50);
+
+/// Leave to send.
+#[pyclass(name = "Grant", module = "laxity", frozen, get_all)]
+pub(crate) struct PyGrant {
+    bytes: u64,
+    level: u8,
+    dscp: u8,
+    last: bool,
+    bypassed: bool,
+}
+
+impl From<Grant> for PyGrant {
+    fn from(grant: Grant) -> Self {
+        Self {
+            bytes: grant.bytes,
+            level: grant.level,
+            dscp: grant.dscp,
+            last: grant.last,
+            bypassed: grant.bypassed,
+        }
+    }
+}
+
+#[pymethods]
+impl PyGrant {
+    fn __repr__(&self) -> String {
+        let python = |yes: bool| if yes { "True" } else { "False" };
+        format!(
+            "Grant(bytes={}, level={}, dscp={}, last={}, bypassed={})",
+            self.bytes,
+            self.level,
+            self.dscp,
+            python(self.last),
+            python(self.bypassed)
+        )
+    }
+}
+
+/// A transfer that was submitted.
+#[pyclass(name = "Ticket", module = "laxity", frozen)]
+pub(crate) struct PyTicket {
+    transfer: Transfer,
+}
+
+#[pymethods]
+impl PyTicket {
+    #[pyo3(signature = (timeout_s=None))]
+    fn wait(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<Option<PyGrant>> {
+        // Whoever is granted at once need not let go of the GIL.
+        if let Some(grant) = self.transfer.poll() {
+            return Ok(Some(grant.into()));
+        }
+        let limit = match timeout_s {
+            None => None,
+            Some(seconds) => match Duration::try_from_secs_f64(seconds) {
+                Ok(limit) => Some(limit),
+                Err(_) if seconds < 0.0 => Some(Duration::ZERO),
+                // Longer than there is time, or no number, which is not said to be a time-out.
+                Err(_) if seconds > 0.0 => None,
+                Err(_) => {
+                    return Err(HintError::new_err(format!(
+                        "timeout_s is {seconds}, which is no time in seconds"
+                    )));
+                }
+            },
+        };
+        let end = limit.and_then(|limit| Instant::now().checked_add(limit));
+        loop {
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let slice = left.unwrap_or(SIGNALS_EVERY).min(SIGNALS_EVERY);
+            if let Some(grant) = py.detach(|| self.transfer.wait(Some(slice))) {
+                return Ok(Some(grant.into()));
+            }
+            if left.is_some_and(|left| left <= slice) {
+                return Ok(None);
+            }
+            py.check_signals()?;
+        }
+    }
+
+    fn poll(&self) -> Option<PyGrant> {
+        self.transfer.poll().map(PyGrant::from)
+    }
+
+    fn complete(&self, nbytes: u64) -> PyResult<()> {
+        self.transfer
+            .complete(nbytes)
+            .map_err(|excess| HintError::new_err(excess.to_string()))
+    }
+
+    fn cancel(&self) {
+        self.transfer.cancel();
+    }
+
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.transfer.bytes()
+    }
+
+    #[getter]
+    fn granted(&self) -> u64 {
+        self.transfer.granted()
+    }
+
+    #[getter]
+    fn done(&self) -> bool {
+        self.transfer.is_done()
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, _exception: &Bound<'_, PyTuple>) {
+        self.transfer.cancel();
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<laxity.Ticket: {} of {} bytes granted>",
+            self.transfer.granted(),
+            self.transfer.bytes()
+        )
+    }
+}
+
+/// Transfers of which one thread waits for any. Of the package's own: the wrappers use it.
+#[pyclass(name = "_Transfers", module = "laxity", frozen)]
+pub(crate) struct PyTransfers {
+    transfers: Transfers,
+}
+
+#[pymethods]
+impl PyTransfers {
+    #[new]
+    fn new() -> Self {
+        Self {
+            transfers: hints::transfers(),
+        }
+    }
+
+    /// A transfer of `nbytes` at `address`; its stage is `otherwise`, if neither the thread's scope nor the
+    /// memory says one.
+    #[pyo3(signature = (otherwise, nbytes, address, direction, peer, whole=false))]
+    fn submit(
+        &self,
+        otherwise: Given,
+        nbytes: u64,
+        address: u64,
+        direction: &str,
+        peer: Option<&str>,
+        whole: bool,
+    ) -> PyResult<PyTicket> {
+        Ok(PyTicket {
+            transfer: self.transfers.submit(&Asked {
+                bytes: nbytes,
+                otherwise: Some(otherwise.0),
+                address,
+                direction: self::direction(direction)?,
+                peer: peer.map_or(0, self::peer),
+                whole,
+                ..Asked::default()
+            }),
+        })
+    }
+
+    fn wait_any(&self, py: Python<'_>, timeout_s: f64) -> PyResult<()> {
+        let limit = Duration::try_from_secs_f64(timeout_s).unwrap_or(SIGNALS_EVERY);
+        py.detach(|| self.transfers.wait_any(limit.min(SIGNALS_EVERY)));
+        py.check_signals()
+    }
+}
+
+fn direction(name: &str) -> PyResult<Direction> {
+    match name {
+        "egress" => Ok(Direction::Egress),
+        "ingress" => Ok(Direction::Ingress),
+        other => Err(HintError::new_err(format!(
+            "{other:?} is no direction; it is \"egress\" (out of this host) or \"ingress\""
+        ))),
+    }
+}
+
+/// The number of a peer by its address; 0, unknown, for what is none: names are not looked up, which could
+/// take its time.
+fn peer(address: &str) -> u8 {
+    let Ok(address) = address.parse::<IpAddr>() else {
+        return 0;
+    };
+    let octets = match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    peers::number(octets)
+}
+
+#[pyfunction]
+#[pyo3(signature = (
+    stage, nbytes, *, layer=None, batch=None, request=None, deadline_s=None, peer=None,
+    direction="egress", whole=false, nic=None, address=None
+))]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "all but two are keywords, for those who call it"
+)]
+pub(crate) fn submit(
+    stage: Option<Given>,
+    nbytes: u64,
+    layer: Option<i64>,
+    batch: Option<Id>,
+    request: Option<Id>,
+    deadline_s: Option<f64>,
+    peer: Option<&str>,
+    direction: &str,
+    whole: bool,
+    nic: Option<&str>,
+    address: Option<u64>,
+) -> PyResult<PyTicket> {
+    let deadline_ns = match deadline_s {
+        // Late, which is counted and no reason to stop a transfer.
+        Some(seconds) if seconds <= 0.0 => 1,
+        seconds => moment("deadline_s", seconds)?,
+    };
+    let said = Scope {
+        stage: stage.map(|given| given.0),
+        // None that a batch has: it is counted.
+        layer: layer.map(|layer| u16::try_from(layer).unwrap_or(u16::MAX)),
+        batch: or_unknown(batch),
+        request: or_unknown(request),
+        deadline_ns,
+    };
+    Ok(PyTicket {
+        transfer: hints::submit(&Asked {
+            bytes: nbytes,
+            said,
+            otherwise: None,
+            address: address.unwrap_or(0),
+            direction: self::direction(direction)?,
+            nic: nic.map_or(0, |name| hints::client().nic(name)),
+            peer: peer.map_or(0, self::peer),
+            whole,
+        }),
+    })
+}

@@ -1,0 +1,421 @@
+//! What the inference engine knows, said from any thread of the process: requests and their deadlines,
+//! batches, layers, and what transfers and memory belong to.
+//!
+//! The functions here are those of `laxity.h` and of the Python package. They go beyond a lane's hints
+//! ([`Lane::hint`]) in that they
+//! * need no lane: all hints go through one, in the order in which they were said;
+//! * remember, within limits, what was said: a request's deadline is found for its transfers, a daemon that is
+//!   started anew is told all of it again, and
+//! * say so if a hint makes no sense ([`HintError`]), where the daemon could only ignore it.
+//!
+//! Nothing here waits for the daemon. A forked child begins with nothing: it knows none of the requests and
+//! attaches for itself.
+
+mod book;
+mod bounded;
+mod gate;
+mod outside;
+
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+
+use laxity_shm::record::{Direction, Flow, Stage};
+use laxity_shm::sleep::now_ns;
+
+pub use book::{BATCHES_MAX, Counts, Facts, HintError, REQUESTS_MAX, TENANT_MAX};
+pub use gate::{Excess, Transfer, Transfers};
+pub use outside::is_there as is_preloaded;
+
+use crate::client::Client;
+use crate::hint::Hint;
+use crate::lane::Lane;
+use crate::memory::{self, MemoryError};
+use crate::options::Options;
+use crate::scope::{self, Scope};
+use book::Book;
+use gate::Shard;
+
+/// What this process said, and its way to the daemon.
+#[derive(Debug)]
+struct Hub {
+    client: Client,
+    /// [`EPOCH`] when it was made.
+    epoch: u32,
+    desk: Mutex<Desk>,
+    shards: [Shard; gate::LANES],
+    /// Transfers that were dropped before all of them was sent or given up.
+    dropped: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Desk {
+    book: Book,
+    lane: Option<Lane>,
+    /// [`Client::generation`] of the daemon that knows the book.
+    told: u64,
+}
+
+/// A pointer, so that a forked child can leave its parent's behind, with whatever locks are locked.
+static HUB: AtomicPtr<Hub> = AtomicPtr::new(core::ptr::null_mut());
+/// Forks between the first process and this one. Relaxed: changes only while there is one thread.
+static EPOCH: AtomicU32 = AtomicU32::new(0);
+
+fn epoch() -> u32 {
+    EPOCH.load(Ordering::Relaxed)
+}
+
+extern "C" fn in_child() {
+    EPOCH.fetch_add(1, Ordering::Relaxed);
+    HUB.store(core::ptr::null_mut(), Ordering::Relaxed);
+    memory::abandon();
+}
+
+fn hub() -> &'static Hub {
+    // SAFETY: null, or from `Box::into_raw` in `make` and never freed. Acquire pairs with the Release of
+    // the exchange there.
+    match unsafe { HUB.load(Ordering::Acquire).as_ref() } {
+        Some(there) => there,
+        None => make(),
+    }
+}
+
+#[cold]
+fn make() -> &'static Hub {
+    static WATCH: Once = Once::new();
+    WATCH.call_once(|| {
+        // SAFETY: the handler stores to atomics, nothing else, which is safe in any child. If it is refused,
+        // a forked child that gives hints may wait for a lock that nobody holds: there is nothing to be
+        // done about that, and a process that doesn't fork is fine.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    });
+    let client = Client::attach(Options::from_env());
+    let told = client.generation();
+    let made = Box::into_raw(Box::new(Hub {
+        client,
+        epoch: epoch(),
+        desk: Mutex::new(Desk {
+            book: Book::new(),
+            lane: None,
+            told,
+        }),
+        shards: Default::default(),
+        dropped: AtomicU64::new(0),
+    }));
+    let before = core::ptr::null_mut();
+    match HUB.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: as above.
+        Ok(_) => unsafe { &*made },
+        Err(there) => {
+            // SAFETY: just made, and shown to nobody. The other is as above.
+            unsafe {
+                drop(Box::from_raw(made));
+                &*there
+            }
+        }
+    }
+}
+
+fn desk(hub: &Hub) -> MutexGuard<'_, Desk> {
+    // What a panic may leave behind is an entry more or less.
+    hub.desk.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes a hint: first the book, then the daemon.
+fn take(
+    how: impl FnOnce(&mut Book, &mut dyn FnMut(Hint)) -> Result<(), HintError>,
+) -> Result<(), HintError> {
+    let hub = hub();
+    let mut desk = desk(hub);
+    let Desk { book, lane, told } = &mut *desk;
+    let lane = lane.get_or_insert_with(|| hub.client.lane());
+    lane.seek();
+    // A daemon that is new to this process gets all of the book, with the change in it.
+    let is_new = lane.is_attached() && *told != hub.client.generation();
+    how(book, &mut |hint| {
+        if !is_new {
+            lane.hint(hint);
+        }
+    })?;
+    if is_new {
+        *told = hub.client.generation();
+        book.retell(&mut |hint| lane.hint(hint));
+    }
+    Ok(())
+}
+
+/// The number of a request or batch that the application knows by a text: its FNV-1a hash of 64 bits,
+/// the same on all hosts and in all versions. Never 0.
+#[must_use]
+pub fn number(id: &str) -> u64 {
+    number_of(id.as_bytes())
+}
+
+/// [`number`] of bytes that need not be UTF-8.
+#[must_use]
+pub fn number_of(id: &[u8]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in id {
+        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    hash.max(1)
+}
+
+/// The clock of deadlines.
+#[must_use]
+pub fn now() -> u64 {
+    now_ns()
+}
+
+/// A request came in.
+///
+/// # Errors
+/// [`HintError::DeadlinePassed`], [`HintError::NoId`].
+pub fn request_begin(request: u64, facts: Facts) -> Result<(), HintError> {
+    // As the caller has it: the first hint of a process attaches, which may take its time.
+    let now = now_ns();
+    take(|book, say| book.request_begin(now, request, facts, say))
+}
+
+/// A request has its first token, or was aborted.
+///
+/// # Errors
+/// [`HintError::RequestEnded`], [`HintError::NoId`].
+pub fn request_end(request: u64) -> Result<(), HintError> {
+    take(|book, say| book.request_end(request, say))
+}
+
+/// What was said of a request that has not ended.
+#[must_use]
+pub fn request(request: u64) -> Option<Facts> {
+    desk(hub()).book.facts(request).cloned()
+}
+
+/// A batch was formed.
+///
+/// # Errors
+/// [`HintError::NoLayers`], [`HintError::NoId`].
+pub fn batch_begin(batch: u64, layers: u16, layer_time_ns: u64) -> Result<(), HintError> {
+    take(|book, say| book.batch_begin(batch, layers, layer_time_ns, say))
+}
+
+/// A request is a member of a batch.
+///
+/// # Errors
+/// [`HintError::RequestEnded`], [`HintError::NoId`].
+pub fn batch_join(batch: u64, request: u64) -> Result<(), HintError> {
+    take(|book, say| book.batch_join(batch, request, say))
+}
+
+/// A batch waits behind another.
+///
+/// # Errors
+/// [`HintError::NoId`].
+pub fn batch_queued(batch: u64, ahead: u64) -> Result<(), HintError> {
+    take(|book, say| book.batch_queued(batch, ahead, say))
+}
+
+/// A batch now computes a layer.
+///
+/// # Errors
+/// [`HintError::UnknownLayer`], [`HintError::NoId`].
+pub fn layer_begin(batch: u64, layer: u16) -> Result<(), HintError> {
+    take(|book, say| book.layer_begin(batch, layer, say))
+}
+
+/// A batch has computed its last layer.
+///
+/// # Errors
+/// [`HintError::NoId`].
+pub fn compute_end(batch: u64) -> Result<(), HintError> {
+    take(|book, say| book.compute_end(batch, say))
+}
+
+/// Nothing of a batch is left.
+///
+/// # Errors
+/// [`HintError::NoId`].
+pub fn batch_end(batch: u64) -> Result<(), HintError> {
+    take(|book, say| book.batch_end(batch, say))
+}
+
+/// Opens a scope for the calling thread, here and in the library that was preloaded. What is not said of a
+/// request comes from what was said when it began.
+pub fn scope_push(mut scope: Scope) {
+    fill(&mut scope);
+    outside::scope_push(&scope);
+    scope::push(scope);
+}
+
+/// Closes the innermost scope of the calling thread; false if there is none.
+pub fn scope_pop() -> bool {
+    let was_open = scope::pop();
+    if was_open {
+        outside::scope_pop();
+    }
+    was_open
+}
+
+fn fill(scope: &mut Scope) {
+    if scope.request != 0 && (scope.deadline_ns == 0 || scope.batch == 0) {
+        let desk = desk(hub());
+        let book = &desk.book;
+        if scope.deadline_ns == 0 {
+            scope.deadline_ns = book.facts(scope.request).map_or(0, |f| f.deadline_ns);
+        }
+        if scope.batch == 0 {
+            scope.batch = book.batch_of(scope.request);
+        }
+    }
+}
+
+/// The range holds the KV cache of a layer, here and in the library that was preloaded.
+///
+/// # Errors
+/// [`MemoryError`], also if part of it is another layer's; nothing changes then.
+pub fn memory_layer(
+    address: u64,
+    bytes: u64,
+    layer: u16,
+    stage: Option<Stage>,
+) -> Result<(), MemoryError> {
+    memory::claim_layer(address, bytes, layer, stage)?;
+    outside::memory_layer(address, bytes, layer, stage);
+    Ok(())
+}
+
+/// The range holds blocks of a request, here and in the library that was preloaded. What is not said of the request
+/// comes from what was said when it began.
+///
+/// # Errors
+/// [`MemoryError`]; nothing changes then.
+pub fn memory_owner(address: u64, bytes: u64, mut owner: Scope) -> Result<(), MemoryError> {
+    fill(&mut owner);
+    let (batch, request, due) = (owner.batch, owner.request, owner.deadline_ns);
+    memory::set_owner(address, bytes, batch, request, due)?;
+    outside::memory_owner(address, bytes, batch, request, due);
+    Ok(())
+}
+
+/// Nothing is known of the range any more.
+///
+/// # Errors
+/// [`MemoryError::NoRange`].
+pub fn memory_forget(address: u64, bytes: u64) -> Result<(), MemoryError> {
+    memory::forget(address, bytes)?;
+    outside::memory_forget(address, bytes);
+    Ok(())
+}
+
+/// A transfer, as far as its caller knows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// Bytes to move.
+    pub bytes: u64,
+    /// What the caller says of it.
+    pub said: Scope,
+    /// Its stage if nobody says one.
+    pub otherwise: Option<Stage>,
+    /// Where its bytes are in this process, 0 if unknown: what is known of that memory holds where the
+    /// caller and the thread's scope say nothing.
+    pub address: u64,
+    /// Which way it goes.
+    pub direction: Direction,
+    /// The NIC, by its number at the daemon.
+    pub nic: u8,
+    /// The other end, see [`crate::peers`].
+    pub peer: u8,
+    /// It cannot be sent in pieces.
+    pub whole: bool,
+}
+
+/// Asks for leave to send; never blocks. A deadline that was said for it and has passed, and a layer that its batch
+/// doesn't have, are counted and left out: a transfer is not refused.
+#[must_use]
+pub fn submit(asked: &Asked) -> Transfer {
+    // As the caller has it: see `request_begin`.
+    let now = now_ns();
+    let hub = hub();
+    let flow = flow(hub, now, asked);
+    Transfer::submit(hub, &flow)
+}
+
+/// A lane for transfers of which one thread will wait for any.
+#[must_use]
+pub fn transfers() -> Transfers {
+    Transfers::open(hub())
+}
+
+/// The flow that a transfer is, with what is known of it.
+fn flow(hub: &Hub, now: u64, asked: &Asked) -> Flow {
+    let mut said = asked.said;
+    let passed = said.deadline_ns != 0 && said.deadline_ns <= now;
+    if passed {
+        said.deadline_ns = 0;
+    }
+    if let Some(open) = scope::current() {
+        said = said.within(open);
+    }
+    if asked.address != 0
+        && let Some(near) = memory::at(asked.address)
+    {
+        said = said.within(near);
+    }
+    fill(&mut said);
+    if passed || said.layer.is_some() && said.batch != 0 {
+        let mut desk = desk(hub);
+        let book = &mut desk.book;
+        book.counts.deadlines_passed += u64::from(passed);
+        if let Some((layers, current)) = book.layers(said.batch)
+            && said.layer.is_some_and(|layer| layer >= layers)
+        {
+            book.counts.layers_unknown += 1;
+            said.layer = current;
+        }
+    }
+    Flow {
+        stage: said.stage.or(asked.otherwise).unwrap_or_default(),
+        direction: asked.direction,
+        nic: asked.nic,
+        receiver_bound: false,
+        layer: said.layer.unwrap_or(0),
+        whole: asked.whole,
+        peer: asked.peer,
+        bytes: asked.bytes,
+        batch: said.batch,
+        request: said.request,
+        deadline_ns: said.deadline_ns,
+    }
+}
+
+/// The client that hints and transfers of this process go through.
+#[must_use]
+pub fn client() -> &'static Client {
+    &hub().client
+}
+
+/// What is known and what was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HintStats {
+    /// Requests that are remembered, with those that have ended.
+    pub requests: usize,
+    /// Batches that are remembered.
+    pub batches: usize,
+    /// What was counted.
+    pub counts: Counts,
+    /// Transfers that were dropped before all of them was sent or given up.
+    pub tickets_dropped: u64,
+}
+
+/// What is known and what was counted of hints.
+#[must_use]
+pub fn stats() -> HintStats {
+    let hub = hub();
+    let desk = desk(hub);
+    let (requests, batches) = desk.book.sizes();
+    HintStats {
+        requests,
+        batches,
+        counts: desk.book.counts,
+        tickets_dropped: hub.dropped.load(Ordering::Relaxed),
+    }
+}

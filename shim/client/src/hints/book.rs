@@ -1,0 +1,585 @@
+//! What the engine said: which requests and batches there are, and whether the next thing it says makes
+//! sense. No I/O and no clock: what the daemon is to be told comes out as [`Hint`]s.
+//!
+//! A request or batch that is not known here need not be wrong: the scheduler of an engine begins a batch in one
+//! process, its workers compute the layers in others, and the daemon puts the two together by their
+//! numbers. So that is counted, and passed on. What cannot be right wherever the rest happens is refused.
+
+use crate::hint::Hint;
+
+use super::bounded::Bounded;
+
+/// Requests that are remembered; beyond, the oldest is taken for ended. Those that have ended count, too: that is
+/// how ending one twice is noticed.
+pub const REQUESTS_MAX: usize = 1 << 16;
+/// Batches that are remembered.
+pub const BATCHES_MAX: usize = 1 << 12;
+/// Bytes of a tenant's name that are kept.
+pub const TENANT_MAX: usize = 64;
+
+/// A hint that makes no sense. Nothing changed and the daemon was told nothing; fix the caller, or go
+/// on: no transfer depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HintError {
+    /// 0 means "unknown".
+    #[error("0 is no id of a request or batch: it means \"unknown\"")]
+    NoId,
+    /// The deadline is not in the future.
+    #[error(
+        "the deadline of request {request} was {late_ns} ns ago; give one that is to come, or none"
+    )]
+    DeadlinePassed {
+        /// Of which request.
+        request: u64,
+        /// How long ago.
+        late_ns: u64,
+    },
+    /// The request has ended.
+    #[error("request {request} has ended before; begin it again if its id is used again")]
+    RequestEnded {
+        /// Which.
+        request: u64,
+    },
+    /// The batch has no such layer.
+    #[error("batch {batch} has no layer {layer}: it has {layers}, counted from 0")]
+    UnknownLayer {
+        /// Which batch.
+        batch: u64,
+        /// Which layer.
+        layer: u16,
+        /// How many there are.
+        layers: u16,
+    },
+    /// A model without layers.
+    #[error("batch {batch} cannot have 0 layers")]
+    NoLayers {
+        /// Which batch.
+        batch: u64,
+    },
+}
+
+/// What is known of a request when it begins. Zeroes and emptiness for what is not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// When its first token is due, absolute CLOCK_MONOTONIC nanoseconds.
+    pub deadline_ns: u64,
+    /// Bytes that it will move.
+    pub bytes: u64,
+    /// The engine's own; larger is more urgent.
+    pub priority: i32,
+    /// For whom it is.
+    pub tenant: Box<str>,
+}
+
+#[derive(Debug, Default)]
+struct Request {
+    facts: Facts,
+    /// The batch that it was last said to be in, 0 if none.
+    batch: u64,
+    ended: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Batch {
+    layers: u16,
+    layer_time_ns: u64,
+    /// What it waits for, 0 if for nothing.
+    ahead: u64,
+    /// The layer that it computes, if it has begun.
+    layer: Option<u16>,
+    computed: bool,
+}
+
+/// What was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Hints that were taken.
+    pub hints: u64,
+    /// Requests forgotten for lack of room.
+    pub requests_evicted: u64,
+    /// Batches forgotten for lack of room.
+    pub batches_evicted: u64,
+    /// Requests that began while they had not ended.
+    pub requests_begun_twice: u64,
+    /// Requests that ended and were not known.
+    pub requests_unknown: u64,
+    /// Batches that began while they had not ended.
+    pub batches_begun_twice: u64,
+    /// Hints about batches that were not known.
+    pub batches_unknown: u64,
+    /// Layers that were refused, of hints, or left out, of transfers.
+    pub layers_unknown: u64,
+    /// Layers that began after a later one.
+    pub layers_backwards: u64,
+    /// Deadlines that were refused, of requests, or left out, of transfers.
+    pub deadlines_passed: u64,
+    /// Requests that ended twice.
+    pub requests_ended_twice: u64,
+}
+
+/// Requests and batches of this process.
+#[derive(Debug)]
+pub(super) struct Book {
+    requests: Bounded<Request>,
+    batches: Bounded<Batch>,
+    pub(super) counts: Counts,
+}
+
+fn is_id(id: u64) -> Result<(), HintError> {
+    if id == 0 {
+        Err(HintError::NoId)
+    } else {
+        Ok(())
+    }
+}
+
+impl Book {
+    pub(super) fn new() -> Self {
+        Self::with(REQUESTS_MAX, BATCHES_MAX)
+    }
+
+    fn with(requests: usize, batches: usize) -> Self {
+        Self {
+            requests: Bounded::new(requests),
+            batches: Bounded::new(batches),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Requests and batches that are remembered.
+    pub(super) fn sizes(&self) -> (usize, usize) {
+        (self.requests.len(), self.batches.len())
+    }
+
+    pub(super) fn request_begin(
+        &mut self,
+        now: u64,
+        request: u64,
+        mut facts: Facts,
+        say: &mut dyn FnMut(Hint),
+    ) -> Result<(), HintError> {
+        is_id(request)?;
+        if facts.deadline_ns != 0 && facts.deadline_ns <= now {
+            self.counts.deadlines_passed += 1;
+            return Err(HintError::DeadlinePassed {
+                request,
+                late_ns: now - facts.deadline_ns,
+            });
+        }
+        if facts.tenant.len() > TENANT_MAX {
+            let end = (0..=TENANT_MAX).rfind(|&end| facts.tenant.is_char_boundary(end));
+            facts.tenant = facts.tenant[..end.unwrap_or(0)].into();
+        }
+        self.counts.hints += 1;
+        let mut batch = 0;
+        if let Some(before) = self.requests.get(request).filter(|r| !r.ended) {
+            self.counts.requests_begun_twice += 1;
+            batch = before.batch;
+            if batch != 0 {
+                say(join(batch, request, &facts));
+            }
+        }
+        self.put(
+            request,
+            Request {
+                facts,
+                batch,
+                ended: false,
+            },
+            say,
+        );
+        Ok(())
+    }
+
+    fn put(&mut self, request: u64, what: Request, say: &mut dyn FnMut(Hint)) {
+        if let Some((evicted, was)) = self.requests.insert(request, what)
+            && !was.ended
+        {
+            self.counts.requests_evicted += 1;
+            say(Hint::RequestEnd { request: evicted });
+        }
+    }
+
+    pub(super) fn request_end(
+        &mut self,
+        request: u64,
+        say: &mut dyn FnMut(Hint),
+    ) -> Result<(), HintError> {
+        is_id(request)?;
+        let ended = Request {
+            ended: true,
+            ..Request::default()
+        };
+        match self.requests.get_mut(request) {
+            Some(known) if known.ended => {
+                self.counts.requests_ended_twice += 1;
+                return Err(HintError::RequestEnded { request });
+            }
+            Some(known) => *known = ended,
+            None => {
+                self.counts.requests_unknown += 1;
+                self.put(request, ended, say);
+            }
+        }
+        self.counts.hints += 1;
+        say(Hint::RequestEnd { request });
+        Ok(())
+    }
+
+    pub(super) fn batch_begin(
+        &mut self,
+        batch: u64,
+        layers: u16,
+        layer_time_ns: u64,
+        say: &mut dyn FnMut(Hint),
+    ) -> Result<(), HintError> {
+        is_id(batch)?;
+        if layers == 0 {
+            self.counts.layers_unknown += 1;
+            return Err(HintError::NoLayers { batch });
+        }
+        self.counts.hints += 1;
+        if self.batches.get(batch).is_some() {
+            self.counts.batches_begun_twice += 1;
+        }
+        let known = Batch {
+            layers,
+            layer_time_ns,
+            ahead: 0,
+            layer: None,
+            computed: false,
+        };
+        if let Some((batch, _)) = self.batches.insert(batch, known) {
+            self.counts.batches_evicted += 1;
+            say(Hint::BatchEnd { batch });
+        }
+        say(Hint::BatchBegin {
+            batch,
+            layers,
+            layer_time_ns,
+        });
+        Ok(())
+    }
+
+    pub(super) fn batch_join(
+        &mut self,
+        batch: u64,
+        request: u64,
+        say: &mut dyn FnMut(Hint),
+    ) -> Result<(), HintError> {
+        is_id(batch)?;
+        is_id(request)?;
+        let hint = match self.requests.get_mut(request) {
+            Some(known) if known.ended => return Err(HintError::RequestEnded { request }),
+            Some(known) => {
+                known.batch = batch;
+                join(batch, request, &known.facts)
+            }
+            None => join(batch, request, &Facts::default()),
+        };
+        self.look_up(batch);
+        say(hint);
+        Ok(())
+    }
+
+    /// A hint was taken about this batch.
+    fn look_up(&mut self, batch: u64) -> Option<&mut Batch> {
+        self.counts.hints += 1;
+        let known = self.batches.get_mut(batch);
+        if known.is_none() {
+            self.counts.batches_unknown += 1;
+        }
+        known
+    }
+
+    pub(super) fn batch_queued(
+        &mut self,
+        batch: u64,
+        ahead: u64,
+        say: &mut dyn FnMut(Hint),
+    ) -> Result<(), HintError> {
+        is_id(batch)?;
+        is_id(ahead)?;
+        if let Some(known) = self.look_up(batch) {
+            known.ahead = ahead;
+        }
+        say(Hint::BatchQueued { batch, ahead });
+        Ok(())
+    }
+
+    pub(super) fn layer_begin(
+        &mut self,
+        batch: u64,
+        layer: u16,
+        say: &mut dyn FnMut(Hint),
+    ) -> Result<(), HintError> {
+        is_id(batch)?;
+        if let Some(known) = self.batches.get_mut(batch) {
+            let layers = known.layers;
+            if layer >= layers {
+                self.counts.layers_unknown += 1;
+                return Err(HintError::UnknownLayer {
+                    batch,
+                    layer,
+                    layers,
+                });
+            }
+            if known.layer.is_some_and(|before| before > layer) {
+                self.counts.layers_backwards += 1;
+            }
+            known.layer = Some(layer);
+            known.ahead = 0;
+        } else {
+            self.counts.batches_unknown += 1;
+        }
+        self.counts.hints += 1;
+        say(Hint::LayerBegin { batch, layer });
+        Ok(())
+    }
+
+    pub(super) fn compute_end(
+        &mut self,
+        batch: u64,
+        say: &mut dyn FnMut(Hint),
+    ) -> Result<(), HintError> {
+        is_id(batch)?;
+        if let Some(known) = self.look_up(batch) {
+            known.computed = true;
+        }
+        say(Hint::ComputeEnd { batch });
+        Ok(())
+    }
+
+    pub(super) fn batch_end(
+        &mut self,
+        batch: u64,
+        say: &mut dyn FnMut(Hint),
+    ) -> Result<(), HintError> {
+        is_id(batch)?;
+        self.look_up(batch);
+        self.batches.remove(batch);
+        say(Hint::BatchEnd { batch });
+        Ok(())
+    }
+
+    /// What is known of a request that has not ended.
+    pub(super) fn facts(&self, request: u64) -> Option<&Facts> {
+        let known = self.requests.get(request).filter(|known| !known.ended);
+        known.map(|known| &known.facts)
+    }
+
+    /// The batch that a request is in, 0 if unknown.
+    pub(super) fn batch_of(&self, request: u64) -> u64 {
+        let known = self.requests.get(request).filter(|known| !known.ended);
+        known.map_or(0, |known| known.batch)
+    }
+
+    /// Layers of a batch, and the one that it computes.
+    pub(super) fn layers(&self, batch: u64) -> Option<(u16, Option<u16>)> {
+        self.batches
+            .get(batch)
+            .map(|known| (known.layers, known.layer))
+    }
+
+    /// All of it again, for a daemon that knows nothing.
+    pub(super) fn retell(&self, say: &mut dyn FnMut(Hint)) {
+        let batches = self.batches.by_age();
+        for &(batch, known) in &batches {
+            say(Hint::BatchBegin {
+                batch,
+                layers: known.layers,
+                layer_time_ns: known.layer_time_ns,
+            });
+        }
+        for (request, known) in self.requests.by_age() {
+            if !known.ended && known.batch != 0 {
+                say(join(known.batch, request, &known.facts));
+            }
+        }
+        for (batch, known) in batches {
+            if known.ahead != 0 {
+                let ahead = known.ahead;
+                say(Hint::BatchQueued { batch, ahead });
+            }
+            if let Some(layer) = known.layer {
+                say(Hint::LayerBegin { batch, layer });
+            }
+            if known.computed {
+                say(Hint::ComputeEnd { batch });
+            }
+        }
+    }
+}
+
+fn join(batch: u64, request: u64, facts: &Facts) -> Hint {
+    Hint::RequestJoin {
+        batch,
+        request,
+        deadline_ns: facts.deadline_ns,
+        bytes: facts.bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn due(deadline_ns: u64) -> Facts {
+        Facts {
+            deadline_ns,
+            ..Facts::default()
+        }
+    }
+
+    fn said(how: impl FnOnce(&mut dyn FnMut(Hint))) -> Vec<Hint> {
+        let mut all = Vec::new();
+        how(&mut |hint| all.push(hint));
+        all
+    }
+
+    #[test]
+    fn a_request_ends_once() {
+        let mut book = Book::new();
+        let mut none = |hint| assert_eq!(hint, Hint::RequestEnd { request: 7 });
+        book.request_begin(1, 7, due(100), &mut none).expect("new");
+        assert_eq!(book.facts(7), Some(&due(100)));
+        book.request_end(7, &mut none).expect("it has begun");
+        let twice = book.request_end(7, &mut |_| panic!("nothing is said"));
+        assert_eq!(twice, Err(HintError::RequestEnded { request: 7 }));
+        assert_eq!(book.facts(7), None);
+        let joins = book.batch_join(1, 7, &mut |_| panic!("nothing is said"));
+        assert_eq!(joins, Err(HintError::RequestEnded { request: 7 }));
+        book.request_begin(1, 7, due(9), &mut none)
+            .expect("its id may be used again");
+        assert_eq!(book.counts.requests_begun_twice, 0);
+    }
+
+    #[test]
+    fn a_request_that_nobody_began_may_end_but_not_twice() {
+        let mut book = Book::new();
+        let hints = said(|say| book.request_end(3, say).expect("another process's"));
+        assert_eq!(hints, [Hint::RequestEnd { request: 3 }]);
+        assert_eq!(book.counts.requests_unknown, 1);
+        assert!(book.request_end(3, &mut |_| {}).is_err());
+    }
+
+    #[test]
+    fn a_deadline_that_has_passed_is_refused_and_says_by_how_much() {
+        let mut book = Book::new();
+        let passed = book.request_begin(50, 7, due(20), &mut |_| {});
+        assert_eq!(
+            passed,
+            Err(HintError::DeadlinePassed {
+                request: 7,
+                late_ns: 30
+            })
+        );
+        assert_eq!((book.facts(7), book.counts.deadlines_passed), (None, 1));
+    }
+
+    #[test]
+    fn a_layer_is_checked_against_its_batch_and_against_no_other() {
+        let mut book = Book::new();
+        let mut ignore = |_| {};
+        book.batch_begin(1, 32, 5, &mut ignore).expect("new");
+        book.layer_begin(1, 31, &mut ignore).expect("the last");
+        assert_eq!(
+            book.layer_begin(1, 32, &mut ignore),
+            Err(HintError::UnknownLayer {
+                batch: 1,
+                layer: 32,
+                layers: 32
+            })
+        );
+        let other = said(|say| book.layer_begin(2, 99, say).expect("another process's"));
+        assert_eq!(
+            other,
+            [Hint::LayerBegin {
+                batch: 2,
+                layer: 99
+            }]
+        );
+        book.layer_begin(1, 4, &mut ignore).expect("it is there");
+        assert_eq!(
+            (book.counts.batches_unknown, book.counts.layers_backwards),
+            (1, 1)
+        );
+        assert_eq!(
+            book.batch_begin(3, 0, 0, &mut ignore),
+            Err(HintError::NoLayers { batch: 3 })
+        );
+        assert_eq!(
+            book.layer_begin(0, 0, &mut ignore),
+            Err(HintError::NoId),
+            "0 is no id"
+        );
+    }
+
+    #[test]
+    fn an_engine_that_ends_nothing_has_its_oldest_ended() {
+        let mut book = Book::with(3, 2);
+        let mut all = Vec::new();
+        for request in 1..=5 {
+            book.request_begin(0, request, Facts::default(), &mut |hint| all.push(hint))
+                .expect("new");
+        }
+        let ended = [1, 2].map(|request| Hint::RequestEnd { request });
+        assert_eq!((&all[..], book.counts.requests_evicted), (&ended[..], 2));
+        let hints = said(|say| {
+            for batch in 1..=3 {
+                book.batch_begin(batch, 1, 0, say).expect("new");
+            }
+        });
+        assert!(hints.contains(&Hint::BatchEnd { batch: 1 }));
+        assert_eq!(book.sizes(), (3, 2));
+    }
+
+    #[test]
+    fn a_new_daemon_is_told_what_the_old_one_knew() {
+        let mut book = Book::new();
+        let mut ignore = |_| {};
+        for request in 1..=3 {
+            book.request_begin(0, request, due(100 + request), &mut ignore)
+                .expect("new");
+        }
+        book.batch_begin(8, 4, 6, &mut ignore).expect("new");
+        book.batch_begin(9, 4, 6, &mut ignore).expect("new");
+        book.batch_join(8, 1, &mut ignore).expect("both are there");
+        book.batch_join(8, 2, &mut ignore).expect("both are there");
+        book.batch_queued(9, 8, &mut ignore).expect("both");
+        book.layer_begin(8, 2, &mut ignore).expect("it has that");
+        book.request_end(2, &mut ignore).expect("it is there");
+        let begin = |batch| Hint::BatchBegin {
+            batch,
+            layers: 4,
+            layer_time_ns: 6,
+        };
+        assert_eq!(
+            said(|say| book.retell(say)),
+            [
+                begin(8),
+                begin(9),
+                Hint::RequestJoin {
+                    batch: 8,
+                    request: 1,
+                    deadline_ns: 101,
+                    bytes: 0
+                },
+                Hint::LayerBegin { batch: 8, layer: 2 },
+                Hint::BatchQueued { batch: 9, ahead: 8 },
+            ]
+        );
+    }
+
+    #[test]
+    fn a_tenant_with_a_long_name_is_cut_between_letters() {
+        let mut book = Book::new();
+        let facts = Facts {
+            tenant: "ü".repeat(50).into(),
+            ..Facts::default()
+        };
+        book.request_begin(0, 1, facts, &mut |_| {}).expect("new");
+        let kept = book.facts(1).expect("it is there").tenant.clone();
+        assert_eq!(&*kept, "ü".repeat(32));
+    }
+}

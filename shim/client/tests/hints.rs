@@ -1,0 +1,107 @@
+//! Hints of a process and a daemon that is replaced. One test, since hints are the process's.
+
+mod daemon;
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use daemon::{TestDaemon, eventually};
+use laxity_client::hints::{self, Asked, Facts};
+use laxity_client::scope::Scope;
+use laxity_client::{Direction, Stage};
+use laxity_shm::layout::Geometry;
+use laxity_shm::record::Record;
+
+fn heard(daemon: &TestDaemon) -> Vec<Record> {
+    let heard = daemon.knobs.heard.lock().expect("heard");
+    let is_hint = |record: &&Record| {
+        !matches!(
+            record,
+            Record::Cancelled { .. } | Record::LaneReset | Record::Peer { .. }
+        )
+    };
+    heard.iter().filter(is_hint).copied().collect()
+}
+
+#[test]
+fn a_new_daemon_is_told_what_is_under_way_and_transfers_wait_for_it() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let socket = dir.path().join("laxityd.sock");
+    // SAFETY: the only test of this program, and nothing of it runs yet.
+    unsafe {
+        std::env::set_var("LAXITY_SOCKET", &socket);
+        std::env::set_var("LAXITY_ATTACH_MS", "20000");
+        std::env::set_var("LAXITY_STALL_MS", "20000");
+    }
+    let first = TestDaemon::at(&socket, Geometry::default());
+    let due = hints::now() + 60_000_000_000;
+    let facts = Facts {
+        deadline_ns: due,
+        bytes: 77,
+        ..Facts::default()
+    };
+    hints::request_begin(4, facts).expect("new");
+    hints::request_begin(5, Facts::default()).expect("new");
+    hints::batch_begin(1, 32, 1000).expect("new");
+    hints::batch_join(1, 4).expect("new");
+    hints::batch_join(1, 5).expect("new");
+    hints::request_end(5).expect("it is there");
+    hints::layer_begin(1, 7).expect("it has that");
+    let begin = Record::BatchBegin {
+        batch: 1,
+        layers: 32,
+        layer_time_ns: 1000,
+    };
+    let join = Record::RequestJoin {
+        batch: 1,
+        request: 4,
+        deadline_ns: due,
+        bytes: 77,
+    };
+    eventually("all hints arrive", || heard(&first).len() == 5);
+    assert_eq!(heard(&first)[..2], [begin, join]);
+
+    // Held: the wait has an end, and begins again.
+    first.set(&first.knobs.hold, true);
+    let asked = Asked {
+        bytes: 1000,
+        said: Scope {
+            request: 4,
+            ..Scope::default()
+        },
+        otherwise: Some(Stage::P2d),
+        direction: Direction::Egress,
+        ..Asked::default()
+    };
+    let transfer = hints::submit(&asked);
+    assert_eq!(transfer.wait(Some(Duration::from_millis(30))), None);
+    first.set(&first.knobs.hold, false);
+    let grant = transfer.wait(None).expect("without a limit there is one");
+    assert_eq!((grant.bytes, grant.bypassed), (1000, false));
+    assert_eq!(transfer.complete(1000), Ok(()));
+    assert!(transfer.complete(1).is_err());
+    assert!(!transfer.cancel(), "nothing of it is left");
+
+    let given_up = hints::submit(&asked);
+    assert_eq!(given_up.wait(None).map(|grant| grant.bytes), Some(1000));
+    assert!(given_up.cancel() && !given_up.cancel());
+    assert_eq!((given_up.granted(), given_up.is_done()), (1000, true));
+    assert_eq!(given_up.complete(1000), Ok(()), "too late to matter");
+    assert_eq!(
+        given_up.wait(None).map(|grant| (grant.bytes, grant.last)),
+        Some((0, true))
+    );
+
+    first.kill();
+    let second = TestDaemon::at(&socket, Geometry::default());
+    eventually("the new daemon is found", || {
+        std::thread::sleep(Duration::from_millis(5));
+        hints::batch_queued(2, 1).expect("both have numbers");
+        second.knobs.clients.load(Ordering::SeqCst) > 0 && !heard(&second).is_empty()
+    });
+    let again = heard(&second);
+    let layer = Record::LayerBegin { batch: 1, layer: 7 };
+    assert_eq!(again[..3], [begin, join, layer], "{again:?}");
+    assert_eq!(second.knobs.garbage.load(Ordering::SeqCst), 0);
+    assert!(hints::client().stats().reattaches >= 1);
+}

@@ -1,0 +1,104 @@
+//! The Python package: built as a wheel, installed in an environment that has nothing else of Laxity, and
+//! tested there against the real `laxityd` (mooncake-adapter/tests). Skipped, with the reason, where PyPI can't
+//! be reached.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::process::binary;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("tests/ has a parent")
+        .to_owned()
+}
+
+fn said(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+fn run(program: impl AsRef<OsStr>, arguments: &[&str], folder: &Path) -> Output {
+    let program = program.as_ref();
+    Command::new(program)
+        .args(arguments)
+        .current_dir(folder)
+        .output()
+        .unwrap_or_else(|error| panic!("{} can't be started: {error}", program.display()))
+}
+
+/// The environment that has maturin, or why there is none.
+fn builder() -> Result<PathBuf, String> {
+    let target = binary("laxityd");
+    // target/<profile>/laxityd
+    let target = target.ancestors().nth(2).expect("a target folder");
+    let folder = target.join("python");
+    let script = root().join("mooncake-adapter/setup.sh");
+    let output = run(script, &[folder.to_str().expect("UTF-8")], &root());
+    if output.status.success() {
+        Ok(folder)
+    } else {
+        Err(said(&output))
+    }
+}
+
+#[test]
+fn the_wheel_works_in_an_environment_of_its_own() {
+    let builder = match builder() {
+        Ok(builder) => builder,
+        Err(reason) => {
+            println!("skipped: {reason}");
+            return;
+        }
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let wheels = folder.path().join("wheels");
+    let package = root().join("mooncake-adapter");
+    let output = run(
+        builder.join("bin/maturin"),
+        &[
+            "build",
+            "--profile",
+            "dev",
+            "--locked",
+            "--out",
+            wheels.to_str().expect("UTF-8"),
+        ],
+        &package,
+    );
+    assert!(output.status.success(), "{}", said(&output));
+    let mut built = std::fs::read_dir(&wheels).expect("wheels").flatten();
+    let wheel = built.next().expect("a wheel").path();
+    assert!(built.next().is_none(), "one wheel");
+
+    let clean = folder.path().join("clean");
+    let output = run(
+        "python3",
+        &["-m", "venv", clean.to_str().expect("UTF-8")],
+        folder.path(),
+    );
+    assert!(output.status.success(), "{}", said(&output));
+    let wanted = format!("{}[test]", wheel.display());
+    let pip = clean.join("bin/pip");
+    let output = run(&pip, &["install", "--quiet", &wanted], folder.path());
+    if !output.status.success() {
+        println!("skipped: pip can't install {wanted}: {}", said(&output));
+        return;
+    }
+
+    // From elsewhere, so that the package is the installed one.
+    let output = Command::new(clean.join("bin/python"))
+        .args(["-m", "pytest", "-q", "-rs", "--strict-markers", "-p"])
+        .args(["no:cacheprovider", "-c"])
+        .arg(package.join("pyproject.toml"))
+        .arg(package.join("tests"))
+        .current_dir(folder.path())
+        .env("LAXITY_BIN", binary("laxityd").parent().expect("a folder"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .output()
+        .expect("pytest starts");
+    println!("{}", said(&output));
+    assert!(output.status.success(), "pytest says no: see above");
+}

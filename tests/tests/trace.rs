@@ -1,0 +1,137 @@
+//! `laxity trace` as an operator types it, while a real process sends under a real daemon.
+
+use std::process::{Command, Output};
+
+use crate::process::{Daemon, binary};
+use crate::sender::{self, Sink};
+
+fn laxity(arguments: &[&str]) -> Output {
+    Command::new(binary("laxity"))
+        .args(arguments)
+        .output()
+        .expect("laxity runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn a_trace_shows_each_flow_of_a_sender_and_why_it_waited() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // So slow that most of what the sender submits at once has to wait.
+    let daemon = Daemon::start(
+        folder.path(),
+        "[[nic]]\nname = \"eth7\"\nrate = \"80Mbit\"\nchunk = \"64KiB\"\n",
+    );
+    let control = daemon.control().display().to_string();
+    let out = folder.path().join("trace.json");
+    let out = out.to_str().expect("UTF-8");
+    let arguments = ["trace", "--control", &control, "--for", "60s", "--out", out];
+
+    let nobody = laxity(&[
+        "trace",
+        "--control",
+        &control,
+        "--for",
+        "200ms",
+        "--out",
+        out,
+    ]);
+    assert!(!nobody.status.success());
+    assert!(text(&nobody.stderr).contains("saw nothing"), "{nobody:?}");
+
+    // The command that is traced waits for a file, which is there when the sender has ended.
+    let done = folder.path().join("done");
+    let wait = format!("while [ ! -e {} ]; do sleep 0.05; done", done.display());
+    let tracer = Command::new(binary("laxity"))
+        .args(arguments)
+        .args(["--", "sh", "-c", &wait])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("laxity runs");
+    crate::process::eventually("the trace has begun", || {
+        daemon.log_text().contains("a trace begins")
+    });
+    let again = laxity(&arguments);
+    assert!(text(&again.stderr).contains("under way"), "{again:?}");
+
+    let path = folder.path().join("sink");
+    let sink = Sink::listen(&path);
+    let summary = sender::finish(sender::start("complete", &daemon.socket(), &path));
+    assert_eq!(summary.scheduled_bytes, sender::TOTAL_BYTES);
+    assert_eq!(sink.bytes(), sender::TOTAL_BYTES);
+    std::fs::write(&done, "").expect("written");
+    let tracer = tracer.wait_with_output().expect("it ends");
+    assert!(tracer.status.success(), "{tracer:?}");
+
+    let json = std::fs::read_to_string(out).expect("a trace");
+    let picture: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let events = picture["traceEvents"].as_array().expect("events");
+    let with = |key: &str, value: &str| -> Vec<&serde_json::Value> {
+        events.iter().filter(|event| event[key] == value).collect()
+    };
+    let flows = with("cat", "flow");
+    assert_eq!(flows.len() as u64, sender::FLOWS);
+    let bytes: u64 = flows
+        .iter()
+        .map(|flow| flow["args"]["bytes"].as_u64().expect("bytes"))
+        .sum();
+    assert_eq!(bytes, sender::TOTAL_BYTES);
+    let permitted: u64 = with("cat", "permit")
+        .iter()
+        .map(|permit| permit["args"]["bytes"].as_u64().expect("bytes"))
+        .sum();
+    assert_eq!(permitted, sender::TOTAL_BYTES);
+    assert!(
+        flows
+            .iter()
+            .all(|flow| flow["args"]["outcome"] == "complete")
+    );
+    let why = |flow: &&serde_json::Value| flow["args"]["why"].as_str().map(str::to_owned);
+    let waited = flows.iter().filter_map(why);
+    assert!(
+        waited.filter(|why| why.contains("meanwhile went")).count() > 10,
+        "{json}"
+    );
+    let rows: Vec<_> = with("name", "thread_name")
+        .iter()
+        .filter_map(|row| row["args"]["name"].as_str().map(str::to_owned))
+        .collect();
+    assert!(
+        rows.iter().any(|row| row.starts_with("p2d · layer ")),
+        "{rows:?}"
+    );
+    assert!(
+        rows.iter()
+            .any(|row| row.starts_with("collective · layer "))
+    );
+    let processes = with("name", "process_name");
+    assert!(
+        processes
+            .iter()
+            .any(|one| one["args"]["name"] == "eth7 egress")
+    );
+    assert_eq!(picture["otherData"]["lost_events"], 0);
+}
+
+#[test]
+fn a_trace_with_too_little_room_says_how_much_is_not_in_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let daemon = Daemon::start(folder.path(), "");
+    let mut operator = daemon.operator();
+    assert!(operator.trace_read().is_err(), "there is none");
+    assert!(operator.trace_start(0, 10).is_err(), "no time");
+    assert!(operator.trace_start(10, 0).is_err(), "no room");
+    operator.trace_start(60, 10).expect("begins");
+    let path = folder.path().join("sink");
+    let sink = Sink::listen(&path);
+    sender::finish(sender::start("complete", &daemon.socket(), &path));
+    sink.bytes();
+    operator.trace_stop().expect("ends");
+    let page = operator.trace_read().expect("it can still be read");
+    assert_eq!(page.events.len(), 10);
+    assert!(page.lost > 40 && page.is_over, "{page:?}");
+    operator.trace_start(1, 10).expect("another begins");
+    operator.trace_stop().expect("ends");
+}

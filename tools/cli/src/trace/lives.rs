@@ -1,0 +1,212 @@
+//! What became of each flow and each batch, put together from the events of a trace, in their order.
+
+use std::collections::HashMap;
+
+use laxity_wire::trace::{Standing, TraceEvent, TraceKind, TracedFlow};
+
+/// A flow from its submit on.
+#[derive(Debug)]
+pub(super) struct Life {
+    pub(super) flow: TracedFlow,
+    pub(super) submitted_ns: u64,
+    pub(super) permits: Vec<Permit>,
+    /// Bytes complete, and when the last of them were.
+    pub(super) completed: u64,
+    pub(super) ended: Option<Ended>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Permit {
+    pub(super) at_ns: u64,
+    pub(super) bytes: u64,
+    pub(super) level: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    Complete(u64),
+    Cancelled(u64),
+}
+
+impl Life {
+    /// When it was over, or when the trace was, at `last_ns`.
+    pub(super) fn end_ns(&self, last_ns: u64) -> u64 {
+        match self.ended {
+            Some(Ended::Complete(at) | Ended::Cancelled(at)) => at,
+            None => last_ns,
+        }
+    }
+
+    /// On the wire; 0 before its first permit.
+    pub(super) fn level(&self) -> u8 {
+        self.permits.first().map_or(0, |permit| permit.level)
+    }
+}
+
+/// A span of time in which a batch computed a layer, or a request was in a batch.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Spell {
+    pub(super) begin_ns: u64,
+    /// The end of the trace if nothing ended it.
+    pub(super) end_ns: u64,
+    pub(super) what: Spelled,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spelled {
+    Layer {
+        batch: u64,
+        layer: u16,
+    },
+    Queued {
+        batch: u64,
+        ahead: u64,
+    },
+    Request {
+        batch: u64,
+        request: u64,
+        deadline_ns: u64,
+    },
+}
+
+impl Spelled {
+    /// Spells of the same key end each other.
+    fn key(self) -> (bool, u64) {
+        match self {
+            Self::Layer { batch, .. } | Self::Queued { batch, .. } => (false, batch),
+            Self::Request { request, .. } => (true, request),
+        }
+    }
+}
+
+/// All of a trace.
+#[derive(Debug, Default)]
+pub(super) struct Lives {
+    pub(super) flows: Vec<Life>,
+    pub(super) spells: Vec<Spell>,
+    pub(super) first_ns: u64,
+    pub(super) last_ns: u64,
+    /// Events about flows that were submitted before the trace began.
+    pub(super) strays: u64,
+}
+
+/// Puts the lives together.
+pub(super) fn lives(events: &[TraceEvent]) -> Lives {
+    let mut all = Lives {
+        first_ns: events.first().map_or(0, |event| event.at_ns),
+        last_ns: events.last().map_or(0, |event| event.at_ns),
+        ..Lives::default()
+    };
+    // By the flow's number, which another flow may have later.
+    let mut living: HashMap<u64, usize> = HashMap::new();
+    let mut open: HashMap<(bool, u64), (u64, Spelled)> = HashMap::new();
+    for event in events {
+        let at_ns = event.at_ns;
+        match &event.what {
+            TraceKind::Submitted(flow) => {
+                living.insert(flow.flow, all.flows.len());
+                all.flows.push(born(at_ns, flow));
+            }
+            TraceKind::Permitted {
+                flow, bytes, level, ..
+            } => match living.get(flow) {
+                Some(&at) => all.flows[at].permits.push(Permit {
+                    at_ns,
+                    bytes: *bytes,
+                    level: *level,
+                }),
+                None => all.strays += 1,
+            },
+            TraceKind::Completed { flow, bytes } => match living.get(flow) {
+                Some(&at) => {
+                    let life = &mut all.flows[at];
+                    life.completed += bytes;
+                    if life.completed >= life.flow.bytes {
+                        life.ended = Some(Ended::Complete(at_ns));
+                        living.remove(flow);
+                    }
+                }
+                None => all.strays += 1,
+            },
+            TraceKind::Cancelled { flow } => match living.remove(flow) {
+                Some(at) => all.flows[at].ended = Some(Ended::Cancelled(at_ns)),
+                None => all.strays += 1,
+            },
+            hint => spell(at_ns, hint, &mut open, &mut all.spells),
+        }
+    }
+    let last_ns = all.last_ns;
+    let mut left: Vec<_> = open.into_values().collect();
+    left.sort_by_key(|(begin_ns, what)| (*begin_ns, what.key()));
+    all.spells
+        .extend(left.into_iter().map(|(begin_ns, what)| Spell {
+            begin_ns,
+            end_ns: last_ns,
+            what,
+        }));
+    all
+}
+
+fn born(at_ns: u64, flow: &TracedFlow) -> Life {
+    let mut life = Life {
+        flow: flow.clone(),
+        submitted_ns: at_ns,
+        permits: Vec::new(),
+        completed: 0,
+        ended: None,
+    };
+    if flow.granted > 0 && flow.standing != Standing::Observed {
+        life.permits.push(Permit {
+            at_ns,
+            bytes: flow.granted,
+            level: flow.level,
+        });
+    }
+    // Nothing of it will ever complete.
+    if flow.bytes == 0 {
+        life.ended = Some(Ended::Complete(at_ns));
+    }
+    life
+}
+
+/// A hint ends a spell, and may begin another.
+fn spell(
+    at_ns: u64,
+    hint: &TraceKind,
+    open: &mut HashMap<(bool, u64), (u64, Spelled)>,
+    spells: &mut Vec<Spell>,
+) {
+    let (key, begins) = match *hint {
+        TraceKind::LayerBegin { batch, layer } => {
+            ((false, batch), Some(Spelled::Layer { batch, layer }))
+        }
+        TraceKind::BatchQueued { batch, ahead } => {
+            ((false, batch), Some(Spelled::Queued { batch, ahead }))
+        }
+        TraceKind::ComputeEnd { batch } | TraceKind::BatchEnd { batch } => ((false, batch), None),
+        TraceKind::RequestJoin {
+            batch,
+            request,
+            deadline_ns,
+        } => (
+            (true, request),
+            Some(Spelled::Request {
+                batch,
+                request,
+                deadline_ns,
+            }),
+        ),
+        TraceKind::RequestEnd { request } => ((true, request), None),
+        _ => return,
+    };
+    if let Some((begin_ns, what)) = open.remove(&key) {
+        spells.push(Spell {
+            begin_ns,
+            end_ns: at_ns,
+            what,
+        });
+    }
+    if let Some(what) = begins {
+        open.insert(key, (at_ns, what));
+    }
+}

@@ -1,0 +1,240 @@
+//! A trace as Perfetto and Chrome read it: the JSON of the "Trace Event Format" with complete events (`X`), instants
+//! (`i`) and names (`M`).
+//!
+//! One process of the picture is a port, its rows are stage, layer and level; another is the engine, with a
+//! row for each batch and each request. Where flows of one row overlap, the row is there more than once: the format
+//! knows only slices that follow or contain each other.
+
+use std::collections::BTreeMap;
+
+use laxity_quantity::Bytes;
+use laxity_wire::trace::Standing;
+use serde_json::{Value, json};
+
+use super::lives::{Ended, Life, Lives, Spell, Spelled};
+use super::why::{Ledger, level, us, why};
+
+/// Number of the engine's rows among the processes of the picture; ports follow.
+const ENGINE: u64 = 1;
+
+/// The order of stages in the picture.
+const STAGES: [&str; 5] = ["kv_reuse", "collective", "p2d", "weights", "background"];
+
+/// What the picture says of a port.
+fn port_number(life: &Life) -> u64 {
+    ENGINE + 1 + u64::from(life.flow.nic) * 2 + u64::from(life.flow.ingress)
+}
+
+/// The picture, as JSON. `nics` are their names.
+pub(super) fn picture(lives: &Lives, nics: &[String], lost: u64) -> Value {
+    let mut events = Vec::new();
+    engine(lives, &mut events);
+    ports(lives, nics, &mut events);
+    json!({
+        "traceEvents": events,
+        "displayTimeUnit": "ns",
+        "otherData": {
+            "source": "laxity trace",
+            "lost_events": lost,
+            "events_of_flows_submitted_before": lives.strays,
+        },
+    })
+}
+
+/// When something was, as the picture has it.
+fn at(lives: &Lives, at_ns: u64) -> f64 {
+    us(at_ns.saturating_sub(lives.first_ns))
+}
+
+fn named(what: &str, process: u64, row: u64, name: &str, order: u64) -> [Value; 2] {
+    [
+        json!({"ph": "M", "name": format!("{what}_name"), "pid": process, "tid": row, "args": {"name": name}}),
+        json!({"ph": "M", "name": format!("{what}_sort_index"), "pid": process, "tid": row,
+               "args": {"sort_index": order}}),
+    ]
+}
+
+/// Puts spans into as few rows as possible without overlap, in the order in which they begin; gives the row of each.
+fn spread(spans: &[(u64, u64)]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..spans.len()).collect();
+    order.sort_by_key(|&index| spans[index]);
+    let mut ends: Vec<u64> = Vec::new();
+    let mut rows = vec![0; spans.len()];
+    for index in order {
+        let (begin, end) = spans[index];
+        let row = ends.iter().position(|last| *last <= begin);
+        let row = row.unwrap_or_else(|| {
+            ends.push(0);
+            ends.len() - 1
+        });
+        // Something without length still takes its place.
+        ends[row] = end.max(begin + 1);
+        rows[index] = row;
+    }
+    rows
+}
+
+fn ports(lives: &Lives, nics: &[String], events: &mut Vec<Value>) {
+    let ledger = Ledger::of(lives);
+    // By port, stage, layer and level, which is the order of the rows.
+    let mut groups: BTreeMap<(u64, usize, u16, u8), Vec<&Life>> = BTreeMap::new();
+    for life in &lives.flows {
+        let stage = STAGES.iter().position(|stage| *stage == life.flow.stage);
+        let key = (
+            port_number(life),
+            stage.unwrap_or(STAGES.len()),
+            life.flow.layer,
+            life.level(),
+        );
+        groups.entry(key).or_default().push(life);
+    }
+    let mut row = 0;
+    let mut seen = 0;
+    for ((process, _, layer, number), flows) in groups {
+        let flow = &flows[0].flow;
+        if process != seen {
+            seen = process;
+            let name = nics
+                .get(usize::from(flow.nic))
+                .map_or_else(|| flow.nic.to_string(), Clone::clone);
+            let direction = if flow.ingress { "ingress" } else { "egress" };
+            events.extend(named(
+                "process",
+                process,
+                0,
+                &format!("{name} {direction}"),
+                process,
+            ));
+        }
+        let standing = match number {
+            0 => "without leave".to_owned(),
+            number => level(number),
+        };
+        let name = format!("{} · layer {layer} · {standing}", flow.stage);
+        let spans: Vec<_> = flows
+            .iter()
+            .map(|life| (life.submitted_ns, life.end_ns(lives.last_ns)))
+            .collect();
+        let places = spread(&spans);
+        let copies = places.iter().max().map_or(0, |most| most + 1);
+        for copy in 0..copies {
+            let copy = row + 1 + copy as u64;
+            events.extend(named("thread", process, copy, &name, copy));
+        }
+        for (life, place) in flows.iter().zip(places) {
+            draw(lives, &ledger, life, row + 1 + place as u64, events);
+        }
+        row += copies as u64;
+    }
+}
+
+/// One flow: a slice from submit to end, in it one for as long as it waited, and an instant for each permit.
+fn draw(lives: &Lives, ledger: &Ledger, life: &Life, row: u64, events: &mut Vec<Value>) {
+    let flow = &life.flow;
+    let process = port_number(life);
+    let end_ns = life.end_ns(lives.last_ns);
+    let begin = at(lives, life.submitted_ns);
+    let whose = match (flow.request, flow.batch) {
+        (0, 0) => format!("of process {}", flow.pid),
+        (0, batch) => format!("of batch {batch}"),
+        (request, _) => format!("of request {request}"),
+    };
+    let outcome = match life.ended {
+        Some(Ended::Complete(at_ns)) if flow.deadline_ns != 0 && at_ns > flow.deadline_ns => "late",
+        Some(Ended::Complete(_)) => "complete",
+        Some(Ended::Cancelled(_)) => "given up",
+        None => "under way at the end of the trace",
+    };
+    let first_ns = life.permits.first().map(|permit| permit.at_ns);
+    let mut args = json!({
+        "bytes": flow.bytes, "batch": flow.batch, "request": flow.request, "process": flow.pid,
+        "outcome": outcome,
+        "waited_us": us(first_ns.unwrap_or(end_ns).saturating_sub(life.submitted_ns)),
+        "why": match (life.permits.is_empty(), flow.standing) {
+            (false, _) => why(ledger, life, 0),
+            (true, Standing::Observed) => "mode observe: nobody was asked".to_owned(),
+            (true, _) => "it had no leave before it ended, or the trace did".to_owned(),
+        },
+    });
+    if flow.deadline_ns != 0 {
+        args["deadline_us"] = json!(at(lives, flow.deadline_ns));
+        let left = flow.deadline_ns as f64 - end_ns as f64;
+        args["left_until_deadline_us"] = json!(left / 1000.0);
+    }
+    let name = format!("{} {whose}", Bytes(flow.bytes).about());
+    events.push(json!({
+        "ph": "X", "cat": "flow", "name": name, "pid": process, "tid": row,
+        "ts": begin, "dur": at(lives, end_ns) - begin, "args": args,
+    }));
+    let waited_until = first_ns.unwrap_or(end_ns);
+    if waited_until > life.submitted_ns && flow.standing != Standing::Observed {
+        events.push(json!({
+            "ph": "X", "cat": "wait", "name": "waits", "pid": process, "tid": row,
+            "ts": begin, "dur": at(lives, waited_until) - begin,
+        }));
+    }
+    for (index, permit) in life.permits.iter().enumerate() {
+        events.push(json!({
+            "ph": "i", "s": "t", "cat": "permit", "name": "permit", "pid": process, "tid": row,
+            "ts": at(lives, permit.at_ns),
+            "args": {"bytes": permit.bytes, "level": level(permit.level), "why": why(ledger, life, index)},
+        }));
+    }
+}
+
+/// What the engine said.
+fn engine(lives: &Lives, events: &mut Vec<Value>) {
+    if lives.spells.is_empty() {
+        return;
+    }
+    events.extend(named("process", ENGINE, 0, "engine", 0));
+    let mut rows: BTreeMap<(bool, u64), Vec<&Spell>> = BTreeMap::new();
+    for spell in &lives.spells {
+        let key = match spell.what {
+            Spelled::Layer { batch, .. } | Spelled::Queued { batch, .. } => (false, batch),
+            Spelled::Request { request, .. } => (true, request),
+        };
+        rows.entry(key).or_default().push(spell);
+    }
+    for (row, ((is_request, id), spells)) in rows.into_iter().enumerate() {
+        let row = row as u64 + 1;
+        let kind = if is_request { "request" } else { "batch" };
+        events.extend(named("thread", ENGINE, row, &format!("{kind} {id}"), row));
+        for spell in spells {
+            let (name, args) = match spell.what {
+                Spelled::Layer { batch, layer } => {
+                    (format!("layer {layer}"), json!({"batch": batch}))
+                }
+                Spelled::Queued { batch, ahead } => {
+                    (format!("waits for batch {ahead}"), json!({"batch": batch}))
+                }
+                Spelled::Request {
+                    batch, deadline_ns, ..
+                } => (
+                    format!("in batch {batch}"),
+                    match deadline_ns {
+                        0 => json!({"batch": batch}),
+                        due => json!({"batch": batch, "deadline_us": at(lives, due)}),
+                    },
+                ),
+            };
+            let begin = at(lives, spell.begin_ns);
+            events.push(json!({
+                "ph": "X", "cat": "hint", "name": name, "pid": ENGINE, "tid": row,
+                "ts": begin, "dur": at(lives, spell.end_ns) - begin, "args": args,
+            }));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_overlaps_lies_in_rows_of_its_own_and_what_follows_does_not() {
+        assert_eq!(spread(&[(0, 10), (5, 6), (10, 20), (6, 7)]), [0, 1, 0, 1]);
+        assert_eq!(spread(&[(3, 3), (3, 3)]), [0, 1]);
+        assert_eq!(spread(&[]), [0_usize; 0]);
+    }
+}

@@ -1,0 +1,183 @@
+//! From events to a picture.
+
+use laxity_wire::trace::{Standing, TraceEvent, TraceKind, TracedFlow};
+use serde_json::Value;
+
+use super::lives::{Ended, lives};
+use super::rows::picture;
+use super::why::{Ledger, why};
+
+fn flow(number: u64, stage: &str, bytes: u64, standing: Standing) -> TracedFlow {
+    TracedFlow {
+        flow: number,
+        pid: 42,
+        nic: 0,
+        ingress: false,
+        stage: stage.to_owned(),
+        layer: 3,
+        batch: 7,
+        request: number,
+        bytes,
+        deadline_ns: 0,
+        standing,
+        granted: 0,
+        level: 0,
+        in_flight_bytes: 1 << 20,
+        window_bytes: 1 << 20,
+        ahead: 2,
+    }
+}
+
+fn at(at_ns: u64, what: TraceKind) -> TraceEvent {
+    TraceEvent { at_ns, what }
+}
+
+fn permit(flow: u64, bytes: u64, level: u8, last: bool) -> TraceKind {
+    TraceKind::Permitted {
+        flow,
+        bytes,
+        level,
+        last,
+    }
+}
+
+/// A p2d flow waits while a collective goes; then it goes in two parts, late.
+fn story() -> Vec<TraceEvent> {
+    let waits = TracedFlow {
+        deadline_ns: 8_000,
+        ..flow(1, "p2d", 3000, Standing::BehindOthers)
+    };
+    let goes = TracedFlow {
+        granted: 2048,
+        level: 2,
+        ..flow(2, "collective", 2048, Standing::AtOnce)
+    };
+    vec![
+        at(
+            500,
+            TraceKind::RequestJoin {
+                batch: 7,
+                request: 1,
+                deadline_ns: 8_000,
+            },
+        ),
+        at(600, TraceKind::LayerBegin { batch: 7, layer: 3 }),
+        at(1_000, TraceKind::Submitted(waits)),
+        at(2_000, TraceKind::Submitted(goes)),
+        at(
+            3_000,
+            TraceKind::Completed {
+                flow: 2,
+                bytes: 2048,
+            },
+        ),
+        at(4_000, permit(1, 1000, 5, false)),
+        at(5_000, TraceKind::LayerBegin { batch: 7, layer: 4 }),
+        at(6_000, permit(1, 2000, 5, true)),
+        at(
+            9_000,
+            TraceKind::Completed {
+                flow: 1,
+                bytes: 3000,
+            },
+        ),
+        at(9_500, TraceKind::ComputeEnd { batch: 7 }),
+        at(9_600, TraceKind::Completed { flow: 99, bytes: 1 }),
+    ]
+}
+
+#[test]
+fn flows_and_spells_are_put_together_from_their_events() {
+    let lives = lives(&story());
+    assert_eq!((lives.flows.len(), lives.strays), (2, 1));
+    let first = &lives.flows[0];
+    assert_eq!(first.permits.len(), 2);
+    assert_eq!(first.ended, Some(Ended::Complete(9_000)));
+    assert_eq!(lives.flows[1].ended, Some(Ended::Complete(3_000)));
+    // Two layers, and the request, which nothing ended.
+    assert_eq!(lives.spells.len(), 3);
+    assert_eq!(lives.spells.last().map(|spell| spell.end_ns), Some(9_600));
+}
+
+#[test]
+fn a_permit_says_what_went_in_its_place() {
+    let lives = lives(&story());
+    let ledger = Ledger::of(&lives);
+    assert_eq!(
+        why(&ledger, &lives.flows[0], 0),
+        "3 µs: 2 flows waited before it, 1 MiB of 1 MiB were in flight; meanwhile went 2 KiB of \
+         collective at P2"
+    );
+    assert_eq!(
+        why(&ledger, &lives.flows[0], 1),
+        "2 µs after its last permit; nothing else was let out meanwhile"
+    );
+    assert_eq!(why(&ledger, &lives.flows[1], 0), "nothing was in its way");
+}
+
+fn with<'a>(picture: &'a Value, key: &str, value: &str) -> Vec<&'a Value> {
+    let events = picture["traceEvents"].as_array().expect("events");
+    events.iter().filter(|event| event[key] == value).collect()
+}
+
+#[test]
+fn there_is_a_row_for_each_stage_layer_and_level_and_slices_lie_inside_each_other() {
+    let picture = picture(&lives(&story()), &["eth0".to_owned()], 4);
+    let names: Vec<_> = with(&picture, "name", "thread_name")
+        .iter()
+        .map(|event| event["args"]["name"].as_str().expect("a name").to_owned())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "batch 7",
+            "request 1",
+            "collective · layer 3 · P2",
+            "p2d · layer 3 · P5"
+        ]
+    );
+    let processes: Vec<_> = with(&picture, "name", "process_name")
+        .iter()
+        .map(|event| event["args"]["name"].clone())
+        .collect();
+    assert_eq!(processes, ["engine", "eth0 egress"]);
+    let flows = with(&picture, "cat", "flow");
+    assert_eq!(flows.len(), 2);
+    let p2d = flows
+        .iter()
+        .find(|event| event["args"]["request"] == 1)
+        .expect("the p2d flow");
+    assert_eq!((&p2d["ts"], &p2d["dur"]), (&0.5.into(), &8.0.into()));
+    assert_eq!(p2d["args"]["outcome"], "late");
+    assert_eq!(p2d["args"]["waited_us"], 3.0);
+    let waits = with(&picture, "cat", "wait");
+    assert_eq!((waits.len(), &waits[0]["dur"]), (1, &3.0.into()));
+    assert_eq!(with(&picture, "cat", "permit").len(), 3);
+    assert_eq!(picture["otherData"]["lost_events"], 4);
+}
+
+#[test]
+fn what_did_not_end_lasts_until_the_trace_does_and_a_number_may_be_used_again() {
+    let again = [
+        at(
+            10,
+            TraceKind::Submitted(flow(1, "p2d", 5, Standing::WindowFull)),
+        ),
+        at(20, TraceKind::Cancelled { flow: 1 }),
+        at(
+            30,
+            TraceKind::Submitted(flow(1, "p2d", 5, Standing::Observed)),
+        ),
+        at(
+            40,
+            TraceKind::Submitted(flow(2, "p2d", 0, Standing::OnCredit)),
+        ),
+    ];
+    let lives = lives(&again);
+    assert_eq!(lives.flows[0].ended, Some(Ended::Cancelled(20)));
+    assert_eq!(lives.flows[1].ended, None);
+    assert_eq!(lives.flows[1].end_ns(lives.last_ns), 40);
+    assert_eq!(lives.flows[2].ended, Some(Ended::Complete(40)));
+    let picture = picture(&lives, &[], 0);
+    assert_eq!(with(&picture, "cat", "flow").len(), 3);
+}

@@ -1,0 +1,125 @@
+//! Why a permit waited: how the flow stood when it was submitted, and what was let out on its port instead while
+//! it waited.
+//!
+//! The second is the whole answer where the window was full, too: it opens when bytes of others are
+//! complete, and whom it opens for is the policy's decision, which the permits tell.
+
+use std::collections::BTreeMap;
+
+use laxity_quantity::Bytes;
+use laxity_wire::trace::Standing;
+
+use super::lives::{Life, Lives};
+
+/// A port, and stage and level of what went through it.
+type Kind = (String, u8);
+
+/// Bytes permitted, by port and kind, added up over time.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    ports: BTreeMap<(u8, bool), BTreeMap<Kind, Vec<(u64, u64)>>>,
+}
+
+impl Ledger {
+    pub(super) fn of(lives: &Lives) -> Self {
+        let mut permits: Vec<_> = lives
+            .flows
+            .iter()
+            .flat_map(|life| life.permits.iter().map(move |permit| (permit, &life.flow)))
+            .collect();
+        permits.sort_by_key(|(permit, _)| permit.at_ns);
+        let mut ledger = Self::default();
+        for (permit, flow) in permits {
+            let port = ledger.ports.entry((flow.nic, flow.ingress)).or_default();
+            let sums = port.entry((flow.stage.clone(), permit.level)).or_default();
+            let before = sums.last().map_or(0, |(_, sum)| *sum);
+            sums.push((permit.at_ns, before + permit.bytes));
+        }
+        ledger
+    }
+
+    /// Bytes by kind that went through a port after `from_ns`, until and with `to_ns`, the largest part first.
+    fn between(&self, port: (u8, bool), from_ns: u64, to_ns: u64) -> Vec<(Kind, u64)> {
+        let upto = |sums: &[(u64, u64)], limit_ns: u64| {
+            let count = sums.partition_point(|(at_ns, _)| *at_ns <= limit_ns);
+            count.checked_sub(1).map_or(0, |last| sums[last].1)
+        };
+        let mut found: Vec<_> = self
+            .ports
+            .get(&port)
+            .into_iter()
+            .flatten()
+            .map(|(kind, sums)| (kind.clone(), upto(sums, to_ns) - upto(sums, from_ns)))
+            .filter(|(_, bytes)| *bytes > 0)
+            .collect();
+        found.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        found
+    }
+}
+
+/// What a person calls a level.
+pub(super) fn level(number: u8) -> String {
+    match number {
+        0 => "none".to_owned(),
+        255 => "scavenger".to_owned(),
+        number => format!("P{number}"),
+    }
+}
+
+/// Nanoseconds as microseconds.
+pub(super) fn us(ns: u64) -> f64 {
+    ns as f64 / 1000.0
+}
+
+/// Why the permit with this index came when it did.
+pub(super) fn why(ledger: &Ledger, life: &Life, index: usize) -> String {
+    let flow = &life.flow;
+    let permit = life.permits[index];
+    let since_ns = match index {
+        0 => life.submitted_ns,
+        later => life.permits[later - 1].at_ns,
+    };
+    let waited = us(permit.at_ns.saturating_sub(since_ns));
+    let mut text = match (index, flow.standing) {
+        (0, Standing::AtOnce) => return "nothing was in its way".to_owned(),
+        (0, Standing::OnCredit) => return "it went on credit, without asking".to_owned(),
+        (0, Standing::Observed) => return "mode observe: nobody was asked".to_owned(),
+        (0, Standing::BehindOthers) => format!(
+            "{waited:.0} µs: {} waited before it, {} of {} were in flight",
+            match flow.ahead {
+                1 => "1 flow".to_owned(),
+                many => format!("{many} flows"),
+            },
+            Bytes(flow.in_flight_bytes).about(),
+            Bytes(flow.window_bytes).about()
+        ),
+        (0, Standing::WindowFull) => format!(
+            "{waited:.0} µs: nobody waited before it, but {} of {} were in flight",
+            Bytes(flow.in_flight_bytes).about(),
+            Bytes(flow.window_bytes).about()
+        ),
+        (0, Standing::Held) => format!(
+            "{waited:.0} µs: the coordinator had others read first from the host that it reads from"
+        ),
+        _ => format!("{waited:.0} µs after its last permit"),
+    };
+    let mut meanwhile = ledger.between((flow.nic, flow.ingress), since_ns, permit.at_ns);
+    // It is not in its own way.
+    let own = (flow.stage.clone(), permit.level);
+    if let Some(entry) = meanwhile.iter_mut().find(|(kind, _)| *kind == own) {
+        entry.1 -= permit.bytes.min(entry.1);
+    }
+    let others: Vec<String> = meanwhile
+        .iter()
+        .filter(|(_, bytes)| *bytes > 0)
+        .map(|((stage, number), bytes)| {
+            format!("{} of {stage} at {}", Bytes(*bytes).about(), level(*number))
+        })
+        .collect();
+    if others.is_empty() {
+        text.push_str("; nothing else was let out meanwhile");
+    } else {
+        text.push_str(&format!("; meanwhile went {}", others.join(", ")));
+    }
+    text
+}
