@@ -68,6 +68,7 @@ bench: release ## one table: hot path, policy cost and idle cost, beside the mac
 	$(CARGO) bench --locked -p laxity-policy
 	$(CARGO) run --release --locked -p laxity-bench --features iceoryx2 --
 	tests/verbs/cost/run.sh $(TARGET)/release
+	tests/nccl/bench.py $(TARGET)/release
 
 .PHONY: check
 check: setup ## fmt, clippy, deny

@@ -21,6 +21,8 @@ need pkg-config pkg-config
 compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null || wanted[libclang-dev]=1
 if [ "${1:-base}" = bench ]; then
     need valgrind valgrind
+    need iperf3 iperf3
+    need python3 python3
 fi
 if [ "${1:-base}" = cluster ]; then
     need etcd etcd-server

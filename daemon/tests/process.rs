@@ -166,6 +166,49 @@ fn a_higher_flow_of_another_client_overtakes_a_lower_one_that_waits() {
 }
 
 #[test]
+fn a_collective_without_a_batch_has_the_urgency_of_the_batch_that_its_process_computes() {
+    let daemon = Laxityd::start(SMALL);
+    let (engine, nccl) = (daemon.client("engine"), daemon.client("engine/nccl"));
+    let (mut hints, mut lane) = (engine.lane(), nccl.lane());
+    let now = laxity_shm::sleep::now_ns();
+    let mut announce = |batch: u64, within: Duration| {
+        hints.hint(Hint::BatchBegin {
+            batch,
+            layers: 8,
+            layer_time_ns: 1_000_000,
+        });
+        hints.hint(Hint::RequestJoin {
+            batch,
+            request: batch * 10,
+            deadline_ns: now + within.as_nanos() as u64,
+            bytes: 1 << 20,
+        });
+    };
+    announce(5, Duration::from_secs(60));
+    announce(6, Duration::from_secs(600));
+    // Both processes' ids are this test's.
+    hints.hint(Hint::LayerBegin { batch: 5, layer: 1 });
+    let loose = Flow {
+        batch: 6,
+        ..flow(Stage::Collective, 10 << 20)
+    };
+    // Fills the window and waits with the rest.
+    let mut bulk = lane.submit(&loose);
+    let mut sent = 0;
+    while sent < 256 << 10 {
+        sent += lane.wait(&mut bulk).bytes;
+    }
+    eventually("the hints are heard before what follows", || {
+        (daemon.status().totals.submitted_bytes == 10 << 20).then_some(())
+    });
+    let mut own = lane.submit(&flow(Stage::Collective, 64 << 10));
+    lane.complete(&bulk, 64 << 10);
+    let grant = lane.wait(&mut own);
+    assert_eq!((grant.bytes, grant.bypassed), (64 << 10, false));
+    assert!(lane.poll(&mut bulk).is_none(), "the looser one went first");
+}
+
+#[test]
 fn bypass_lets_everything_out_at_once_and_new_clients_too_until_it_is_switched_off() {
     let daemon = Laxityd::start(SMALL);
     let client = daemon.client("worker");

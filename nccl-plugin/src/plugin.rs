@@ -27,6 +27,8 @@ use crate::report::Report;
 use crate::settings::{Network, Settings};
 use crate::tcp::Tcp;
 
+/// How long `init` waits for a daemon that is there.
+const ATTACH_WITHIN: Duration = Duration::from_secs(2);
 /// Between two looks at what lingers.
 const SWEEP_EVERY: Duration = Duration::from_micros(500);
 /// Without anything for so long, the sweeper sleeps until it is called.
@@ -171,6 +173,11 @@ impl Plugin {
         let backend = backend(settings)?;
         let mut options = Options::from_env();
         options.name.push_str("/nccl");
+        // Connections have the classes that a daemon names when they are made, so one that is slow to answer is waited for; one that is not
+        // there is noticed at once.
+        if std::env::var_os("LAXITY_ATTACH_MS").is_none() {
+            options.attach_timeout = ATTACH_WITHIN;
+        }
         let off = options.mode == Mode::Off;
         let client = Client::attach(options);
         let standing = match (off, client.is_scheduled()) {

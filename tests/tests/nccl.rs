@@ -222,6 +222,38 @@ fn the_profiler_half_of_the_nccl_plugin_keeps_nothing_and_follows_no_foreign_poi
 }
 
 #[test]
+fn the_nccl_plugin_learns_from_the_profiler_which_collective_each_send_belongs_to() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let report = folder.path().join("report");
+    for (net, case) in [
+        ("10", "profiler_v3"),
+        ("11", "profiler_v5"),
+        ("12", "profiler_v6"),
+    ] {
+        let mut command = check(&plugin(), &[net], &[case]);
+        command.env("LAXITY_REPORT", &report);
+        passes(command, 1);
+        let text = fs::read_to_string(&report).expect("a report");
+        fs::remove_file(&report).expect("it is there");
+        let mut functions = Vec::new();
+        let mut known = 0;
+        for line in text.lines() {
+            let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+            known += line["origins_known"].as_u64().expect("a number");
+            for send in line["sends"].as_array().expect("sends") {
+                assert_eq!(send["stage"], "collective", "{send}");
+                functions.push(send["function"].as_str().expect("a name").to_owned());
+            }
+        }
+        assert!(known > 0, "{net} {case}: {text}");
+        assert!(
+            functions.iter().any(|name| name == "all_reduce"),
+            "{net} {case}: {text}"
+        );
+    }
+}
+
+#[test]
 fn nccl_collectives_run_under_a_daemon_that_permits_their_bytes() {
     let folder = tempfile::tempdir().expect("a folder");
     let daemon = Daemon::start(folder.path(), "");

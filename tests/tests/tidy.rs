@@ -89,6 +89,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
         &[
             "laxity-coordinator",
             "laxity-daemon",
+            "laxity-nccl",
             "laxity-policy",
             "laxity-shm",
             "laxity-wire",

@@ -48,7 +48,7 @@ fn text(bytes: &[u8]) -> String {
 
 /// Functions of `laxity.h`: whatever is followed by an argument list there.
 fn declared() -> BTreeSet<String> {
-    let header = include_str!("../../client/include/laxity.h");
+    let header = include_str!("../../client-c/include/laxity.h");
     let name = |text: &str| {
         let start = text
             .rfind(|c: char| !c.is_ascii_alphanumeric() && c != '_')

@@ -5,6 +5,7 @@
 //! input means something, so that a mutation is rarely wasted.
 #![forbid(unsafe_code)]
 
+pub mod handshake;
 mod input;
 pub mod records;
 pub mod registration;
@@ -43,5 +44,6 @@ pub fn seeds() -> Vec<(&'static str, Vec<Vec<u8>>)> {
         ("wire", wire::seeds()),
         ("registration", registration::seeds()),
         ("records", records::seeds()),
+        ("handshake", handshake::seeds()),
     ]
 }

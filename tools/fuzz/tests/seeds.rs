@@ -69,3 +69,8 @@ fn registration() {
 fn records() {
     all("records", laxity_fuzz::records::run);
 }
+
+#[test]
+fn handshake() {
+    all("handshake", laxity_fuzz::handshake::run);
+}

@@ -421,7 +421,7 @@ fn measure(guest: &Guest, nccl: &Nccl) -> anyhow::Result<f64> {
     fs::create_dir_all(FOLDER).with_context(|| format!("creating {FOLDER}"))?;
     let start = |device: usize, side: &str| {
         let line = format!(
-            "-b {BYTES} -w {WINDOW} -i 0 -t 4 -R 100 -d {device} {side} {}",
+            "-b {BYTES} -w {WINDOW} -i 0 -t 4 -R 1000 -d {device} {side} {}",
             text(&handle)
         );
         let mut task = task(guest, nccl, "nccl_perf", &line, Duration::from_secs(120));

@@ -1,0 +1,34 @@
+"""Who schedules what this process posts, below the wrappers.
+
+A transfer that waits for leave twice can wait for ever: its own bytes fill the window that its work requests wait
+for. So a wrapper asks for leave only if nobody beneath it does.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import os
+from collections.abc import Mapping
+from typing import Optional
+
+
+@functools.lru_cache(maxsize=1)
+def preloaded() -> bool:
+    """Whether ``liblaxity.so`` is in this process (``laxity run``, or ``LD_PRELOAD``)."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            return any(line.rstrip().rpartition("/")[2].startswith("liblaxity.so") for line in maps)
+    except OSError:
+        return False
+
+
+def verbs_of_ucx(environment: Optional[Mapping[str, str]] = None, sysfs: str = "/sys/class/infiniband") -> bool:
+    """Whether RDMA of UCX (and so NIXL) passes the verbs library. On mlx5 it writes to the device itself, unless it
+    is told to use verbs."""
+    transports = (os.environ if environment is None else environment).get("UCX_TLS", "")
+    names = [name.strip() for name in transports.split(",")]
+    if any(name.endswith("_verbs") for name in names):
+        return True
+    devices = glob.glob(os.path.join(glob.escape(sysfs), "*"))
+    return bool(devices) and not any(os.path.basename(device).startswith("mlx5") for device in devices)

@@ -1,0 +1,231 @@
+"""Deadlines from the front door: a header, or a field of the request, becomes part of what the engine hands to its
+connector.
+
+ASGI middleware without a framework::
+
+    vllm serve MODEL --middleware laxity.asgi.ObjectiveMiddleware
+
+    app = ObjectiveMiddleware(app, field="custom_params")      # SGLang, or any ASGI application
+
+Of a POST of JSON to one of :data:`PLACES` it takes, the first that is there:
+
+* an objective in ``kv_transfer_params.laxity`` that another engine handed on: what remains of the time;
+* the header ``x-slo-ttft-ms`` (llm-d's), a number of milliseconds;
+* the field ``slo_ttft_ms`` of the body, which it removes, since engines may refuse fields that they don't know;
+* an objective that is in ``kv_transfer_params.laxity`` already (a client or a proxy wrote it);
+* the defaults of :mod:`laxity.objectives` by tenant and model. The tenant is what ``x-laxity-tenant`` or
+  ``x-gateway-inference-fairness-id`` (Gateway API inference extension) says.
+
+The result is written to ``kv_transfer_params.laxity``. A request of which nothing is known passes through
+untouched, and so does whatever is no JSON object or is too long to hold. An objective that makes no sense is
+answered with 400 and a text that says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from typing import Any, Optional
+
+from .objectives import KEY, Objective, ObjectiveError, Objectives, handed_on, milliseconds, tenant_name
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+#: Where requests carry what their connector gets, by the field's name: paths, and the way to the field in the body.
+PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    # vLLM 0.33.
+    "kv_transfer_params": {
+        "/v1/chat/completions": (),
+        "/v1/completions": (),
+        "/v1/responses": (),
+        "/v1/messages": (),
+        "/cohere/v2/chat": (),
+        "/inference/v1/generate": (),
+    },
+    # SGLang 0.5.23.
+    "custom_params": {
+        "/v1/chat/completions": (),
+        "/v1/completions": (),
+        "/generate": ("sampling_params",),
+    },
+}
+
+#: Longer bodies pass through unread: they would have to be held in memory.
+BODY_MAX = 64 << 20
+
+SLO_HEADER = "x-slo-ttft-ms"
+SLO_FIELD = "slo_ttft_ms"
+TENANT_HEADERS = ("x-laxity-tenant", "x-gateway-inference-fairness-id")
+
+
+class ObjectiveMiddleware:
+    """See the module."""
+
+    def __init__(
+        self,
+        app: App,
+        objectives: Optional[Objectives] = None,
+        *,
+        field: str = "kv_transfer_params",
+        places: Optional[Mapping[str, tuple[str, ...]]] = None,
+        tenant_headers: Iterable[str] = TENANT_HEADERS,
+        body_max: int = BODY_MAX,
+    ) -> None:
+        """``places`` are by default those of ``field`` in :data:`PLACES`. ``objectives`` are by default those of ``LAXITY_OBJECTIVES``; a file that can't be read is an
+        :class:`~laxity.objectives.ObjectiveError` here, when the server starts, and not with the first request."""
+        self._app = app
+        self._objectives = Objectives.from_environment() if objectives is None else objectives
+        self._field = field
+        self._places = PLACES[field] if places is None and field in PLACES else dict(places or {})
+        if not self._places:
+            raise ValueError(f"nobody knows where requests carry {field!r}; say it: places={{'/path': ()}}")
+        self._tenant_headers = tuple(name.lower().encode("latin-1") for name in tenant_headers)
+        self._body_max = body_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = _path(scope)
+        if not self._reads(scope, path):
+            await self._app(scope, receive, send)
+            return
+        messages, body = await _body(receive, self._body_max)
+        if body is not None:
+            try:
+                changed = self.rewrite(scope.get("headers", ()), body, path)
+            except ObjectiveError as wrong:
+                await _refuse(send, str(wrong))
+                return
+            if changed is not None:
+                scope = dict(scope)
+                scope["headers"] = _with_length(scope.get("headers", ()), len(changed))
+                messages = [{"type": "http.request", "body": changed, "more_body": False}]
+        await self._app(scope, _replay(messages, receive), send)
+
+    def _reads(self, scope: Scope, path: str) -> bool:
+        if scope.get("type") != "http" or scope.get("method") != "POST" or path not in self._places:
+            return False
+        headers = list(scope.get("headers", ()))
+        kind = (_header(headers, b"content-type") or b"application/json").split(b";")[0].strip().lower()
+        # A compressed body is the application's to unpack.
+        return kind.endswith(b"json") and _header(headers, b"content-encoding") in (None, b"", b"identity")
+
+    def rewrite(self, headers: Iterable[tuple[bytes, bytes]], body: bytes, path: str = "") -> Optional[bytes]:
+        """The body with the objective in it; ``None`` if it stays as it is. For proxies, too.
+
+        Raises :class:`~laxity.objectives.ObjectiveError`."""
+        headers = list(headers)
+        try:
+            request = json.loads(body)
+        except (ValueError, RecursionError):
+            return None
+        holder = request
+        for key in self._places.get(path, ()):
+            # Where there is none yet one is made; what is none is the engine's to refuse, or a batch of several.
+            holder = holder.setdefault(key, {}) if isinstance(holder, dict) else None
+        if not isinstance(request, dict) or not isinstance(holder, dict):
+            return None
+        params = holder.get(self._field)
+        if not (params is None or isinstance(params, dict)):
+            return None
+        said = self._objective(headers, request, params or {}).to_params()
+        before = (params or {}).get(KEY)
+        kept = {**before, **said} if isinstance(before, dict) else said
+        if SLO_FIELD not in request and kept == (before or {}):
+            return None
+        if holder is request and self._field not in request and SLO_FIELD not in request:
+            # The client's own bytes stay as they are.
+            head = body.rstrip()[:-1].rstrip()
+            comma = b"" if head.endswith(b"{") else b","
+            return b"%s%s%s:%s}" % (head, comma, _json(self._field), _json({KEY: kept}))
+        request.pop(SLO_FIELD, None)
+        if kept:
+            holder[self._field] = {**(params or {}), KEY: kept}
+        return _json(request)
+
+    def _objective(
+        self, headers: list[tuple[bytes, bytes]], request: dict[str, Any], params: dict[str, Any]
+    ) -> Objective:
+        said = Objective.carried_by(params) or Objective()
+        if handed_on(params):
+            # What remains of the time is known better than what was asked for in the beginning.
+            return said
+        slo = _header(headers, SLO_HEADER.encode())
+        if slo is not None:
+            seconds = milliseconds(slo.decode("latin-1").strip(), f"header {SLO_HEADER}")
+            said = dataclasses.replace(said, slo_ttft_s=seconds)
+        elif request.get(SLO_FIELD) is not None:
+            said = dataclasses.replace(said, slo_ttft_s=milliseconds(request[SLO_FIELD], SLO_FIELD))
+        for name in self._tenant_headers:
+            tenant = _header(headers, name)
+            if tenant:
+                where = f"header {name.decode('latin-1')}"
+                said = dataclasses.replace(said, tenant=tenant_name(tenant.decode("latin-1").strip(), where))
+                break
+        model = request.get("model")
+        return said.over(self._objectives.find(model=model if isinstance(model, str) else None, tenant=said.tenant))
+
+
+def _path(scope: Scope) -> str:
+    path = str(scope.get("path", ""))
+    root = str(scope.get("root_path", ""))
+    if root and path.startswith(root):
+        path = path[len(root) :]
+    return path.rstrip("/")
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> Optional[bytes]:
+    for key, value in headers:
+        if key.lower() == name:
+            return value
+    return None
+
+
+def _with_length(headers: Iterable[tuple[bytes, bytes]], length: int) -> list[tuple[bytes, bytes]]:
+    kept = [(key, value) for key, value in headers if key.lower() not in (b"content-length", b"transfer-encoding")]
+    return [*kept, (b"content-length", b"%d" % length)]
+
+
+async def _body(receive: Receive, body_max: int) -> tuple[list[Message], Optional[bytes]]:
+    """What was received, and the body if that is all of it."""
+    messages: list[Message] = []
+    pieces: list[bytes] = []
+    length = 0
+    while True:
+        message = await receive()
+        messages.append(message)
+        if message["type"] != "http.request":
+            return messages, None
+        pieces.append(message.get("body", b""))
+        length += len(pieces[-1])
+        if length > body_max:
+            return messages, None
+        if not message.get("more_body", False):
+            return messages, b"".join(pieces)
+
+
+def _replay(messages: list[Message], receive: Receive) -> Receive:
+    """What was received, once more, and then whatever comes."""
+    pending = iter(messages)
+
+    async def replayed() -> Message:
+        for message in pending:
+            return message
+        return await receive()
+
+    return replayed
+
+
+async def _refuse(send: Send, why: str) -> None:
+    """In the form of OpenAI's errors, which both engines use."""
+    body = _json({"error": {"message": why, "type": "invalid_request_error", "param": KEY, "code": 400}})
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 400, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,504 @@
+"""NIXL under Laxity. On mlx5 it writes to the NIC itself and passes no verbs library, so leave to send is asked for
+where a transfer is posted.
+
+    from laxity.nixl import nixl_agent          # instead of: from nixl._api import nixl_agent
+
+    laxity.nixl.install()                       # or: all agents of this process, whoever makes them
+    laxity.nixl.gate(agent)                     # or: this one
+
+Nothing else changes. ``transfer`` never blocks for long: a transfer that has to wait is in progress for its caller,
+and is posted by whoever looks first, a later call of the agent or a thread that exists only while something waits.
+In the order in which they are believed, its stage, layer and request are those of the thread's open
+:class:`laxity.scope`, of the local memory, and by default a WRITE is ``p2d`` and a READ is ``kv_reuse``.
+
+What is wrapped is the agent's compiled part (``agent.agent``): ``postXferReq`` and its neighbours, which changed
+less between releases than the Python class. What NIXL itself would refuse, it refuses here too, though of a
+transfer that waited only when its state is asked for. A transfer that waits longer than :data:`PATIENCE_S` is
+posted all the same.
+
+In a process under ``liblaxity.so`` whose UCX uses verbs, transfers are scheduled there, and this only hands scopes
+through. ``LAXITY_NIXL=off`` switches it off, ``LAXITY_NIXL=gate`` on in any case.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import importlib
+import inspect
+import itertools
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Optional
+
+import laxity
+
+from . import _beneath
+from ._after_import import after_import
+from ._telling import Teller
+
+#: Modules that define ``nixl_agent``; ``nixl._api`` is one of them by another name.
+MODULES = ("nixl_cu13._api", "nixl_cu12._api", "nixl_rocm._api", "nixl._api")
+
+#: Longest that a transfer waits for leave.
+PATIENCE_S = 30.0
+
+#: How long a post may take before it counts as waiting: a daemon that is awake has answered by then.
+GLANCE_S = 200e-6
+
+#: Descriptors whose lengths are added up; of longer lists a sample is taken, as the sum is an estimate of load and
+#: no promise.
+COUNTED_MAX = 4096
+
+_LOOK_EVERY_S = 0.005
+_IDLE_S = 5.0
+
+#: What has to be there for an agent to be wrapped.
+METHODS = (
+    "createXferReq",
+    "makeXferReq",
+    "postXferReq",
+    "getXferStatus",
+    "releaseXferReq",
+    "prepXferDlist",
+    "releasedDlistH",
+)
+
+_tell = Teller("nixl")
+
+
+class Unsupported(RuntimeError):
+    """An agent that is not as this wrapper knows it. It works on, without Laxity."""
+
+
+@dataclasses.dataclass
+class _Request:
+    """A transfer request, made and maybe posted."""
+
+    operation: str
+    nbytes: int
+    address: int
+    ticket: Optional[laxity.Ticket] = None
+    #: The call that waits for leave.
+    post: Optional[Callable[[], Any]] = None
+    since: float = 0.0
+    #: What the late post raised.
+    failed: Optional[Exception] = None
+
+
+class Gate:
+    """Stands in for an agent's compiled part."""
+
+    def __init__(self, binding: Any, constants: Any, *, locked: bool) -> None:
+        """``locked``: the agent has no locks of its own, so that no two threads may be in it."""
+        missing = [name for name in METHODS if not callable(getattr(binding, name, None))]
+        missing += [name for name in ("NIXL_SUCCESS", "NIXL_IN_PROG", "NIXL_WRITE") if not hasattr(constants, name)]
+        if missing:
+            raise Unsupported(f"this release of NIXL has no {', '.join(missing)}")
+        self._binding = binding
+        self._constants = constants
+        self._locked = locked
+        self._lock = threading.RLock()
+        self._some = threading.Condition(self._lock)
+        self._requests: dict[int, _Request] = {}
+        self._lists: dict[int, _Lengths] = {}
+        self._waiting: dict[int, _Request] = {}
+        self._pump: Optional[threading.Thread] = None
+        self._pump_of = 0
+
+    # Everything that is not below, as it is; with the lock, if the agent has none.
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_binding", "_locked"):  # asked for before they are there
+            raise AttributeError(name)
+        found = getattr(self._binding, name)
+        if not (self._locked and callable(found)):
+            return found
+
+        @functools.wraps(found)
+        def call(*args: Any, **named: Any) -> Any:
+            with self._lock:
+                self._look()
+                return found(*args, **named)
+
+        # Made anew each time: one that is kept would keep the agent, whose order of destruction NIXL minds.
+        return call
+
+    def prepXferDlist(self, *args: Any, **named: Any) -> Any:
+        with self._maybe():
+            handle = self._binding.prepXferDlist(*args, **named)
+        # Of the initiator's own side the agent is not named (NIXL 1.0 to 1.4), or named as this (others).
+        rest = args
+        if args and isinstance(args[0], str):
+            rest = args[1:] if args[0] in ("", getattr(self._constants, "NIXL_INIT_AGENT", "")) else ()
+        lengths = _tell(_Lengths.of, *rest[:2]) if rest else None
+        if lengths is not None:
+            with self._lock:
+                self._lists[int(handle)] = lengths
+        return handle
+
+    def releasedDlistH(self, handle: Any) -> Any:
+        with self._lock:
+            self._lists.pop(int(handle), None)
+        with self._maybe():
+            return self._binding.releasedDlistH(handle)
+
+    def createXferReq(self, operation: Any, local: Any, *rest: Any, **named: Any) -> Any:
+        with self._maybe():
+            handle = self._binding.createXferReq(operation, local, *rest, **named)
+        lengths = _tell(_Lengths.of, local)
+        self._made(handle, operation, (0, 0) if lengths is None else (lengths.total(), lengths.first()))
+        return handle
+
+    def makeXferReq(self, operation: Any, local: Any, indices: Any, *rest: Any, **named: Any) -> Any:
+        with self._maybe():
+            handle = self._binding.makeXferReq(operation, local, indices, *rest, **named)
+        with self._lock:
+            lengths = self._lists.get(int(local))
+        load = None if lengths is None else _tell(lengths.chosen, indices)
+        self._made(handle, operation, load or (0, 0))
+        return handle
+
+    def postXferReq(self, handle: Any, *args: Any, **named: Any) -> Any:
+        with self._lock:
+            request = self._requests.get(int(handle))
+            if request is None or not request.nbytes:
+                return self._binding.postXferReq(handle, *args, **named)
+            if request.post is not None:
+                # NIXL's own answer to a request that is posted while it is under way.
+                return self._in_progress()
+            self._over(request)
+            request.failed = None
+
+            post = functools.partial(self._binding.postXferReq, handle, *args, **named)
+
+            ticket = _tell(
+                _submit,
+                request.nbytes,
+                stage=laxity.Stage.P2D if request.operation == "WRITE" else laxity.Stage.KV_REUSE,
+                direction="egress" if request.operation == "WRITE" else "ingress",
+                address=request.address,
+            )
+            if ticket is None:
+                return post()
+            request.ticket = ticket
+        # Without the lock: others may look meanwhile.
+        granted = _tell(_granted, ticket, GLANCE_S)
+        with self._lock:
+            if self._requests.get(int(handle)) is not request:
+                # Released meanwhile: NIXL says what it thinks of that.
+                self._over(request)
+                return post()
+            if granted is None or granted:
+                return self._post(request, post)
+            request.post = post
+            request.since = time.monotonic()
+            self._waiting[int(handle)] = request
+            self._some.notify_all()
+            self._start()
+            return self._in_progress()
+
+    def getXferStatus(self, handle: Any, *args: Any, **named: Any) -> Any:
+        with self._lock:
+            self._look()
+            request = self._requests.get(int(handle))
+            if request is not None:
+                if request.failed is not None:
+                    failed, request.failed = request.failed, None
+                    raise failed
+                if request.post is not None:
+                    return self._in_progress()
+        with self._maybe():
+            try:
+                status = self._binding.getXferStatus(handle, *args, **named)
+            except BaseException:
+                self._settle(request)
+                raise
+        if status != self._constants.NIXL_IN_PROG:
+            self._settle(request)
+        return status
+
+    def releaseXferReq(self, handle: Any, *args: Any, **named: Any) -> Any:
+        with self._lock:
+            request = self._requests.get(int(handle))
+            if self._waiting.pop(int(handle), None) is not None and request is not None:
+                # Given up before it was posted.
+                request.post = None
+        with self._maybe():
+            # If NIXL refuses, because the transfer is under way, the request lives on.
+            result = self._binding.releaseXferReq(handle, *args, **named)
+        with self._lock:
+            self._requests.pop(int(handle), None)
+        self._settle(request)
+        return result
+
+    def waiting(self) -> int:
+        """Transfers that wait for leave."""
+        with self._lock:
+            return len(self._waiting)
+
+    # Books.
+
+    def _maybe(self) -> Any:
+        return self._lock if self._locked else _NOTHING
+
+    def _in_progress(self) -> Any:
+        return self._constants.NIXL_IN_PROG
+
+    def _made(self, handle: Any, operation: Any, load: tuple[int, int]) -> None:
+        nbytes, address = load
+        if not nbytes:
+            _tell.count("transfers whose size is not known")
+        name = "WRITE" if operation == self._constants.NIXL_WRITE else "READ"
+        with self._lock:
+            self._requests[int(handle)] = _Request(name, nbytes, address)
+
+    def _settle(self, request: Optional[_Request]) -> None:
+        if request is not None:
+            with self._lock:
+                self._over(request)
+
+    def _over(self, request: _Request) -> None:
+        """All of it has left the wire, or never will."""
+        ticket, request.ticket = request.ticket, None
+        if ticket is not None:
+            left = ticket.granted
+            if left and ticket.done:
+                _tell(ticket.complete, left)
+            _tell(ticket.cancel)
+
+    def _post(self, request: _Request, post: Callable[[], Any]) -> Any:
+        """Posts it; with the lock."""
+        try:
+            status = post()
+        except BaseException:
+            self._over(request)
+            raise
+        if status != self._constants.NIXL_IN_PROG:
+            self._over(request)
+        return status
+
+    def _look(self) -> None:
+        """Posts what may go by now; with the lock."""
+        if not self._waiting:
+            return
+        now = time.monotonic()
+        for handle, request in list(self._waiting.items()):
+            late = now - request.since > PATIENCE_S
+            granted = request.ticket is None or _tell(_granted, request.ticket, None)
+            if granted is False and not late:
+                continue
+            if late and granted is False:
+                _tell.count("transfers that waited longer than PATIENCE_S")
+                self._over(request)
+            del self._waiting[handle]
+            post, request.post = request.post, None
+            if post is not None:
+                try:
+                    self._post(request, post)
+                except Exception as failed:
+                    # Told to whoever asks for the state of it.
+                    request.failed = failed
+
+    def _start(self) -> None:
+        if self._pump is not None and self._pump.is_alive() and self._pump_of == os.getpid():
+            return
+        self._pump_of = os.getpid()
+        self._pump = threading.Thread(target=_pump, args=(weakref.ref(self),), name="laxity-nixl", daemon=True)
+        self._pump.start()
+
+    def _turn(self) -> bool:
+        """One turn of the thread that posts what its caller has not come back for; false if it is not needed any
+        more."""
+        with self._lock:
+            if not self._waiting:
+                self._some.wait(_IDLE_S)
+            if not self._waiting:
+                self._pump = None
+                return False
+            ticket = next(iter(self._waiting.values())).ticket
+        if ticket is not None:
+            _tell(_await, ticket, _LOOK_EVERY_S)
+        with self._lock:
+            self._look()
+        return True
+
+
+def _pump(gate: "weakref.ref[Gate]") -> None:
+    while True:
+        held = gate()
+        if held is None or not held._turn():
+            return
+        # An agent that nobody has any more goes, and this with it.
+        del held
+
+
+class _Nothing:
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: Any) -> None:
+        return None
+
+
+_NOTHING = _Nothing()
+
+
+class _Lengths:
+    """How long the descriptors of a list are, and where."""
+
+    def __init__(self, count: int, at: Callable[[int], tuple[int, int]]) -> None:
+        self._count = count
+        self._at = at
+
+    @classmethod
+    def of(cls, first: Any, second: Any = None) -> Optional["_Lengths"]:
+        """Of a ``nixlXferDList``, or of a memory type and an array of ``(address, bytes, device, stride, count)``."""
+        if hasattr(first, "descCount"):
+            return cls(first.descCount(), lambda index: first[index][:2])
+        shape: tuple[int, ...] = getattr(second, "shape", ())
+        if len(shape) == 2 and shape[1] == 5:
+            ends = list(itertools.accumulate(int(row[4]) for row in second))
+
+            def at(index: int) -> tuple[int, int]:
+                row = bisect.bisect_right(ends, index)
+                within = index - (ends[row - 1] if row else 0)
+                return int(second[row][0]) + within * int(second[row][3]), int(second[row][1])
+
+            return cls(ends[-1] if ends else 0, at)
+        return None
+
+    def first(self) -> int:
+        return int(self._at(0)[0]) if self._count else 0
+
+    def total(self) -> int:
+        return self._sum(range(self._count))
+
+    def chosen(self, indices: Any) -> tuple[int, int]:
+        """Bytes of the descriptors with these indices, and the address of the first."""
+        if not len(indices):
+            return 0, 0
+        return self._sum(indices), int(self._at(int(indices[0]))[0])
+
+    def _sum(self, indices: Any) -> int:
+        count = len(indices)
+        if count <= COUNTED_MAX:
+            return sum(int(self._at(int(index))[1]) for index in indices)
+        step = count / COUNTED_MAX
+        sample = sum(int(self._at(int(indices[int(place * step)]))[1]) for place in range(COUNTED_MAX))
+        return round(sample * step)
+
+
+@functools.lru_cache(maxsize=1)
+def _desk() -> Any:
+    """Where transfers are submitted whose stage is known only if nobody says another."""
+    from ._laxity import _Transfers
+
+    return _Transfers()
+
+
+def _submit(nbytes: int, *, stage: laxity.Stage, direction: str, address: int) -> laxity.Ticket:
+    ticket: laxity.Ticket = _desk().submit(stage, nbytes, address, direction, None, True)
+    return ticket
+
+
+def _granted(ticket: laxity.Ticket, timeout_s: Optional[float]) -> bool:
+    """Whether all of it may go."""
+    if ticket.done:
+        return True
+    grant = ticket.poll() if timeout_s is None else ticket.wait(timeout_s)
+    return grant is not None and grant.last
+
+
+def _await(ticket: laxity.Ticket, timeout_s: float) -> None:
+    """Sleeps until there may be news. What is granted here shows in ``ticket.done``."""
+    if not ticket.done:
+        ticket.wait(timeout_s)
+
+
+# Agents.
+
+
+def gate(agent: Any, nixl_conf: Any = None) -> Any:
+    """Wraps this agent's compiled part, once. Gives the agent.
+
+    Raises :class:`Unsupported`."""
+    if isinstance(agent.agent, Gate):
+        return agent
+    constants = sys.modules.get(type(agent.agent).__module__)
+    if constants is None:
+        raise Unsupported(f"{type(agent.agent).__name__} is of no module that is known")
+    agent.agent = Gate(agent.agent, constants, locked=not _has_locks(nixl_conf, constants))
+    return agent
+
+
+def _has_locks(nixl_conf: Any, constants: Any) -> bool:
+    mode = getattr(nixl_conf, "sync_mode", None)
+    if mode is None:
+        return bool(getattr(nixl_conf, "enable_listen", False))
+    none = getattr(constants, "NIXL_THREAD_SYNC_NONE", None)
+    return none is not None and getattr(mode, "value", mode) != none
+
+
+def wanted() -> bool:
+    """Whether agents of this process are to wait for leave."""
+    setting = os.environ.get("LAXITY_NIXL", "auto").lower()
+    if setting not in ("auto", "gate", "off"):
+        _tell.count("LAXITY_NIXL", f"{setting!r} is none of auto, gate, off; auto holds")
+        setting = "auto"
+    if setting == "auto":
+        return not (_beneath.preloaded() and _beneath.verbs_of_ucx())
+    return setting == "gate"
+
+
+def install() -> None:
+    """Wraps every agent that this process makes from here on, also if NIXL is not imported yet."""
+    if wanted():
+        for name in MODULES:
+            after_import(name, _change)
+
+
+def _change(module: ModuleType) -> None:
+    agent = getattr(module, "nixl_agent", None)
+    original: Any = getattr(agent, "__init__", None)
+    if not inspect.isclass(agent):
+        what = f"{module.__name__} without nixl_agent"
+        _tell.count(what, "this release of NIXL is not known; its transfers are not scheduled")
+        return
+    if getattr(original, "_laxity", False):
+        return
+
+    @functools.wraps(original)
+    def __init__(self: Any, agent_name: str, nixl_conf: Any = None, *args: Any, **named: Any) -> None:
+        original(self, agent_name, nixl_conf, *args, **named)
+        try:
+            gate(self, nixl_conf)
+        except Unsupported as unknown:
+            _tell.count("agents that are not known", f"{unknown}; its transfers are not scheduled")
+
+    __init__._laxity = True  # type: ignore[attr-defined]
+    setattr(agent, "__init__", __init__)
+
+
+def __getattr__(name: str) -> Any:
+    # The names of nixl._api, so that one import is all that changes.
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    install()
+    return getattr(_api(), name)
+
+
+def _api() -> ModuleType:
+    """The module with NIXL's Python API: of the package ``nixl``, or of one that is made for one kind of GPU."""
+    unavailable = []
+    for module in ("nixl._api", *MODULES[:3]):
+        try:
+            return importlib.import_module(module)
+        except ImportError as missing:
+            unavailable.append(f"{module}: {missing}")
+    raise ImportError(f"NIXL can't be imported ({'; '.join(unavailable)}); install it with pip install nixl")

@@ -1,0 +1,46 @@
+"""vLLM's KV connectors under Laxity, without a change to vLLM or to the connector.
+
+Name the connector as always, and this module as the place where it is found::
+
+    vllm serve MODEL --kv-transfer-config '{
+        "kv_connector": "NixlConnector",
+        "kv_connector_module_path": "laxity.vllm",
+        "kv_role": "kv_both"}'
+
+What comes from here under the name ``NixlConnector`` is a subclass of vLLM's own: every method, property and class
+method is the connector's, also those that newer releases add, and ``isinstance`` holds. Around some methods hints
+are derived:
+
+=============================================  ==========================================================
+``register_kv_caches``                         which memory is which layer's
+``on_new_request``, ``request_finished``, …    requests, their deadlines from ``kv_transfer_params.laxity``
+``build_connector_meta``                       the step as a batch, its members
+``wait_for_layer_load``, ``save_kv_layer``     the layer that is computed
+the calls that load and save                   the stage of what is transferred meanwhile
+=============================================  ==========================================================
+
+vLLM before 0.20 looks names of its own up before it looks at the module: there, write ``LaxityNixlConnector``.
+(Newer ones take that, too, but compare names of connectors in a place or two.)
+
+Names are looked up in vLLM's registry; ``"package.module:Class"`` names a connector that is elsewhere, such as
+``"lmcache.integration.vllm.lmcache_connector_v1:LMCacheConnectorV1Dynamic"``. Children of a ``MultiConnector`` are
+wrapped with it. Options are in ``kv_connector_extra_config.laxity``, see :class:`laxity.vllm._options.Options`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._wrap import under_laxity
+
+__all__ = ["under_laxity"]
+
+
+def __getattr__(name: str) -> Any:
+    # vLLM gets the connector's class with getattr(module, kv_connector). Tools that ask modules for private and
+    # dunder names must not make us import vLLM.
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ._wrap import by_name
+
+    return by_name(name)

@@ -1,0 +1,235 @@
+"""The scheduler's side: what a step is made of, and when its requests are due.
+
+vLLM's scheduler and its workers are several processes, on several hosts. All hints are said by the workers, since
+they are where the transfers are; the scheduler adds what they need to the connector's own metadata, as a plain
+attribute :data:`ATTRIBUTE` of plain values, which is pickled with them. Deadlines travel as the time that remains.
+
+A step is a batch, if there is prefill in it: its members are the requests that have no first token yet. A request
+ends, for the scheduler of the network, with its first token, or, if its KV cache goes to a decode instance, when
+that has arrived.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, Optional
+
+from .._telling import Teller
+from ..objectives import KEY, LATE_S, Objective, ObjectiveError, Objectives
+
+#: The attribute of a connector's metadata.
+ATTRIBUTE = "_laxity_step"
+
+#: Layout of the step; a worker leaves others alone.
+VERSION = 1
+
+#: Requests that are remembered; an engine that forgets to finish them must not eat its memory.
+REQUESTS_MAX = 1 << 16
+
+#: A request that says that it arrived longer ago has a clock of another host.
+AGE_MAX_S = 3600.0
+
+Runs = list[list[tuple[int, int]]]
+
+
+@dataclasses.dataclass
+class _Known:
+    objective: Objective
+    due: Optional[float]
+    prompt_tokens: int
+    #: Its KV cache goes to a decode instance.
+    sends: bool
+    #: Workers were told of it.
+    announced: bool = False
+
+
+class SchedulerHints:
+    """Follows one scheduler. Safe from any thread."""
+
+    def __init__(self, objectives: Objectives, model: Optional[str], engine: str, tell: Teller) -> None:
+        self._objectives = objectives
+        self._model = model
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._requests: OrderedDict[str, _Known] = OrderedDict()
+        self._steps = itertools.count(1)
+        # Of one engine's steps, distinct from those of others: 40 bits of the engine, 23 of the step.
+        self._base = int.from_bytes(hashlib.blake2b(engine.encode(), digest_size=5).digest(), "big") << 23
+        self._ended: list[str] = []
+        self._owned: list[tuple[str, Runs]] = []
+        self._loading: dict[str, None] = {}
+
+    def saw(self, request: Any) -> None:
+        """A request exists."""
+        with self._lock:
+            self._know(request)
+
+    def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
+        """Blocks were allocated, ``external_tokens`` of which the connector fetches."""
+        with self._lock:
+            self._know(request)
+            if external_tokens > 0:
+                self._loading[request.request_id] = None
+                block_ids = getattr(blocks, "get_block_ids", None)
+                if block_ids is not None:
+                    self._own(request.request_id, block_ids())
+
+    def step(self, output: Any) -> Optional[dict[str, Any]]:
+        """What the workers are to be told of this step; ``None`` if nothing."""
+        scheduled: Mapping[str, int] = getattr(output, "num_scheduled_tokens", None) or {}
+        with self._lock:
+            members = []
+            for request_id, computed, prompt in _progress(output):
+                known = self._requests.get(request_id)
+                prompt = prompt or (known.prompt_tokens if known else 0)
+                if request_id not in scheduled:
+                    continue
+                if computed < prompt:
+                    members.append(request_id)
+                elif known is not None and not known.sends:
+                    # It decodes, so it has its first token.
+                    self._forget(request_id)
+            told = [*members, *self._loading]
+            requests = [self._announcement(request_id) for request_id in dict.fromkeys(told)]
+            ended, self._ended = self._ended, []
+            owned, self._owned = self._owned, []
+            self._loading = {}
+        if not (members or requests or ended or owned):
+            return None
+        return {
+            "version": VERSION,
+            "batch": (self._base | (next(self._steps) & 0x7FFFFF)) or 1 if members else 0,
+            "members": members,
+            "requests": [request for request in requests if request is not None],
+            "ended": ended,
+            "owned": owned,
+        }
+
+    def finished(self, request: Any, block_ids: Any, sends: bool) -> Optional[Objective]:
+        """A request is finished; if it ``sends``, workers say when that is over. Gives what remains to its
+        deadline, for whoever goes on with it."""
+        with self._lock:
+            known = self._know(request) if sends else self._requests.get(request.request_id)
+            if known is None:
+                return None
+            if sends and known.announced:
+                self._requests.pop(request.request_id, None)
+                self._own(request.request_id, block_ids)
+            else:
+                self._forget(request.request_id)
+            if known.due is None:
+                return None if known.objective == Objective() else known.objective
+            return known.objective.remaining(known.due - time.monotonic())
+
+    def _announcement(self, request_id: str) -> Optional[tuple[str, Optional[float], str, int, int]]:
+        """Each request once: id, seconds that remain, tenant, priority, tokens of KV cache that it will send."""
+        known = self._requests.get(request_id)
+        if known is None:
+            # A connector without the hooks that show requests: the defaults hold, from now.
+            objective = self._objectives.find(model=self._model)
+            slo = objective.slo_ttft_s
+            known = _Known(objective, None if slo is None else time.monotonic() + slo, 0, False)
+            self._remember(request_id, known)
+        if known.announced:
+            return None
+        known.announced = True
+        remains = None if known.due is None else max(known.due - time.monotonic(), LATE_S)
+        tokens = known.prompt_tokens if known.sends else 0
+        return (request_id, remains, known.objective.tenant, known.objective.priority or 0, tokens)
+
+    def _know(self, request: Any) -> _Known:
+        request_id = request.request_id
+        known = self._requests.get(request_id)
+        if known is not None:
+            return known
+        params = getattr(request, "kv_transfer_params", None)
+        said = Objective()
+        try:
+            said = Objective.carried_by(params) or said
+        except ObjectiveError as wrong:
+            self._tell.count("objective of a request", str(wrong))
+        objective = said.over(self._objectives.find(model=self._model, tenant=said.tenant))
+        if objective.priority is None:
+            # vLLM's priorities are the other way round: the smaller goes first.
+            objective = dataclasses.replace(objective, priority=-int(getattr(request, "priority", 0) or 0))
+        due = None
+        if objective.slo_ttft_s is not None:
+            age = time.time() - float(getattr(request, "arrival_time", None) or time.time())
+            due = time.monotonic() + objective.slo_ttft_s - (age if 0 < age < AGE_MAX_S else 0.0)
+        sends = isinstance(params, Mapping) and bool(params.get("do_remote_decode"))
+        known = _Known(objective, due, int(getattr(request, "num_prompt_tokens", 0) or 0), sends)
+        self._remember(request_id, known)
+        return known
+
+    def _remember(self, request_id: str, known: _Known) -> None:
+        self._requests[request_id] = known
+        while len(self._requests) > REQUESTS_MAX:
+            oldest, dropped = self._requests.popitem(last=False)
+            self._tell.count("requests that were never finished", oldest)
+            if dropped.announced:
+                self._ended.append(oldest)
+
+    def _forget(self, request_id: str) -> None:
+        known = self._requests.pop(request_id, None)
+        if known is not None and known.announced:
+            self._ended.append(request_id)
+
+    def _own(self, request_id: str, block_ids: Any) -> None:
+        self._owned.append((request_id, [_runs(group) for group in _groups(block_ids)]))
+        # An engine that takes no steps any more, but allocates: not seen, and bounded all the same.
+        del self._owned[:-REQUESTS_MAX]
+
+
+def with_objective(result: Any, objective: Optional[Objective]) -> Any:
+    """The result of ``request_finished`` with what remains to the deadline in the parameters for the decode
+    instance."""
+    if objective is None or not isinstance(result, tuple) or len(result) != 2:
+        return result
+    sends, params = result
+    said = objective.to_params()
+    if not isinstance(params, dict) or not params or not said or KEY in params:
+        return result
+    return sends, {**params, KEY: {**said, "handed_on": True}}
+
+
+def _progress(output: Any) -> Iterable[tuple[str, int, int]]:
+    """Of each request in a step: id, tokens computed before it, tokens of its prompt (0 if not said)."""
+    for new in getattr(output, "scheduled_new_reqs", None) or ():
+        prompt = getattr(new, "prompt_token_ids", None)
+        embeds = getattr(new, "prompt_embeds", None)
+        length = len(prompt) if prompt is not None else (len(embeds) if embeds is not None else 0)
+        # A request that starts anew on a worker has at least a token of prompt to compute, if its length is not said.
+        yield new.req_id, new.num_computed_tokens, length or new.num_computed_tokens + 1
+    cached = getattr(output, "scheduled_cached_reqs", None)
+    if cached is None:
+        return
+    if hasattr(cached, "req_ids"):
+        for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens):
+            yield request_id, computed, 0
+    else:  # a list of requests, before vLLM 0.10
+        for request in cached:
+            yield request.req_id, request.num_computed_tokens, 0
+
+
+def _groups(block_ids: Any) -> list[Any]:
+    """Blocks per group of KV caches; connectors that know one group say a plain list."""
+    if not block_ids:
+        return []
+    return [block_ids] if isinstance(block_ids[0], int) else list(block_ids)
+
+
+def _runs(blocks: Iterable[int]) -> list[tuple[int, int]]:
+    """Consecutive blocks as (first, how many)."""
+    runs: list[tuple[int, int]] = []
+    for block in sorted(blocks):
+        if runs and runs[-1][0] + runs[-1][1] == block:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((block, 1))
+    return runs

@@ -1,0 +1,239 @@
+//! Arbitrary bytes where the NCCL plugin listens, and in the handle that its peers get by way of NCCL.
+//!
+//! The first byte says what the rest is: a handle; or what a stranger says to a listener, in two pieces, of which the
+//! first may be a true hello with a change in it. Whatever that was, the real peer still gets through, and its message arrives whole.
+
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use nccl_net_laxity::backend::{
+    Backend as _, Buffer, Classes, Clear, Listener, Message, Receiver, Sender,
+};
+use nccl_net_laxity::handle::{HANDLE_BYTES, Handle};
+use nccl_net_laxity::settings::Settings;
+use nccl_net_laxity::tcp::{HEAD_BYTES, HELLO_BYTES, Head, Hello, Part, Tcp};
+use nix::sys::socket::{setsockopt, sockopt};
+
+use crate::Input;
+
+/// Bytes of the real peer's message, and of the room for it.
+const MESSAGE: usize = 100;
+const ROOM: usize = 128;
+/// What the room holds before.
+const UNTOUCHED: u8 = 0xa5;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn tcp() -> &'static Tcp {
+    static TCP: OnceLock<Tcp> = OnceLock::new();
+    TCP.get_or_init(|| {
+        let settings = Settings {
+            interfaces: Some(String::from("lo")),
+            ..Settings::default()
+        };
+        Tcp::new(&settings).expect("loopback")
+    })
+}
+
+fn handle(bytes: &[u8]) {
+    let mut handle = [0; HANDLE_BYTES];
+    let count = bytes.len().min(HANDLE_BYTES);
+    handle[..count].copy_from_slice(&bytes[..count]);
+    match Handle::decode(&handle) {
+        Ok(read) => {
+            let again = Handle::decode(&read.encode());
+            assert_eq!(again.ok(), Some(read), "what was read can be written");
+        }
+        Err(fault) => assert!(!fault.to_string().is_empty()),
+    }
+}
+
+/// Says something to a listener; its end is kept open.
+fn stranger(to: SocketAddr, pieces: [&[u8]; 2]) -> TcpStream {
+    let mut stream = TcpStream::connect(to).expect("it listens");
+    // Thousands of these must not leave as many ports in TIME_WAIT.
+    let reset = nix::libc::linger {
+        l_onoff: 1,
+        l_linger: 0,
+    };
+    let _ = setsockopt(&stream, sockopt::Linger, &reset);
+    for piece in pieces {
+        // It may hang up meanwhile.
+        let _ = stream.write_all(piece);
+    }
+    stream
+}
+
+/// Takes what a listener gives until `wanted` connections are there, or for a moment.
+fn accepted(
+    listener: &mut dyn Listener,
+    wanted: usize,
+    patience: Duration,
+) -> Vec<Box<dyn Receiver>> {
+    let end = Instant::now() + patience;
+    let mut found = Vec::new();
+    while found.len() < wanted && Instant::now() < end {
+        found.extend(listener.accept().expect("strangers are no fault"));
+    }
+    found
+}
+
+/// What arrives of a stranger that was let in: never beyond its room.
+fn drink(receiver: &mut dyn Receiver) {
+    let mut room = [UNTOUCHED; 2 * ROOM];
+    let buffer = Buffer {
+        address: room.as_mut_ptr() as usize,
+        bytes: ROOM,
+        tag: 0,
+        region: None,
+    };
+    receiver.post(&[buffer]);
+    let mut received = Vec::new();
+    for _ in 0..50 {
+        if receiver.progress(&mut received).is_err() {
+            break;
+        }
+    }
+    assert!(
+        received
+            .iter()
+            .all(|done| done.sizes.iter().all(|size| *size <= ROOM))
+    );
+    assert!(
+        room[ROOM..].iter().all(|byte| *byte == UNTOUCHED),
+        "beyond the buffer"
+    );
+}
+
+/// The real peer, after whatever came before it.
+fn converse(listener: &mut dyn Listener, handle: &Handle) {
+    let classes = Classes::from_slice(&[0]);
+    let mut dialing = tcp().connect(0, handle, &classes).expect("a socket");
+    let end = Instant::now() + PATIENCE;
+    let mut sender: Box<dyn Sender> = loop {
+        if let Some(sender) = dialing.poll().expect("it listens") {
+            break sender;
+        }
+        assert!(Instant::now() < end, "no connection");
+    };
+    let bytes = [7_u8; MESSAGE];
+    assert_eq!(sender.clear(MESSAGE, 0).expect("no fault"), Clear::Yes);
+    sender.begin(Message {
+        address: bytes.as_ptr() as usize,
+        bytes: MESSAGE,
+        tag: 0,
+        region: None,
+        class: 0,
+        accounted: false,
+    });
+    sender.push(MESSAGE);
+    let mut sent = Vec::new();
+    while !sent
+        .iter()
+        .any(|sent: &nccl_net_laxity::backend::Sent| sent.done)
+    {
+        sender.progress(&mut sent).expect("no fault");
+    }
+    // What a stranger said may have been a connection, too; the real one is the one that has the message.
+    let mut through = false;
+    while !through {
+        assert!(Instant::now() < end, "the real peer doesn't get through");
+        for mut receiver in accepted(listener, 1, PATIENCE) {
+            let mut room = [UNTOUCHED; ROOM];
+            let buffer = Buffer {
+                address: room.as_mut_ptr() as usize,
+                bytes: ROOM,
+                tag: 0,
+                region: None,
+            };
+            receiver.post(&[buffer]);
+            let mut received = Vec::new();
+            for _ in 0..1000 {
+                if receiver.progress(&mut received).is_err() || !received.is_empty() {
+                    break;
+                }
+            }
+            through |= received.len() == 1
+                && received[0].sizes[..] == [MESSAGE]
+                && room[..MESSAGE] == bytes
+                && room[MESSAGE..].iter().all(|byte| *byte == UNTOUCHED);
+        }
+    }
+    sender.close(false);
+}
+
+fn listener(mut input: Input<'_>) {
+    let (mut listener, handle) = tcp().listen(0).expect("a port");
+    let hello = Hello {
+        nonce: handle.nonce,
+        connection: 1,
+        index: 0,
+        streams: 1,
+        dscp: 0,
+    };
+    let mut first = hello.encode();
+    // Where to change the hello, and by what; 0 leaves it as it is.
+    let (at, change) = (usize::from(input.byte()), input.byte());
+    first[at % HELLO_BYTES] ^= change;
+    let rest = input.take(usize::MAX);
+    let stranger = stranger(handle.address, [&first, rest]);
+    let valid = change == 0;
+    let mut let_in = accepted(
+        &mut *listener,
+        1,
+        if valid {
+            PATIENCE
+        } else {
+            Duration::from_millis(1)
+        },
+    );
+    assert!(!valid || let_in.len() == 1, "a true hello is let in");
+    for receiver in &mut let_in {
+        drink(&mut **receiver);
+    }
+    converse(&mut *listener, &handle);
+    drop(stranger);
+}
+
+/// See the module's text.
+pub fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    match input.byte() % 4 {
+        0 => listener(input),
+        _ => handle(input.take(usize::MAX)),
+    }
+}
+
+/// Inputs that get far.
+#[must_use]
+pub fn seeds() -> Vec<Vec<u8>> {
+    let address = SocketAddr::from(([127, 0, 0, 1], 4000));
+    let of = |carrier| Handle {
+        carrier,
+        address,
+        nonce: 7,
+    };
+    let with = |kind: u8, rest: &[u8]| [&[kind], rest].concat();
+    let part = |message, offset, length| {
+        let part = Part {
+            message,
+            tag: 0,
+            total: 60,
+            offset,
+            length,
+        };
+        let mut bytes = Head::Part(part).encode().to_vec();
+        bytes.resize(HEAD_BYTES + length as usize, 9);
+        bytes
+    };
+    let whole = [&[0, 0][..], &part(0, 0, 60)].concat();
+    let halves = [&[0, 0][..], &part(0, 30, 30), &part(0, 0, 30)].concat();
+    vec![
+        with(1, &of(nccl_net_laxity::handle::Carrier::Tcp).encode()),
+        with(1, &of(nccl_net_laxity::handle::Carrier::Verbs).encode()),
+        with(0, &whole),
+        with(0, &halves),
+        with(0, &[12, 1]),
+    ]
+}
