@@ -18,7 +18,7 @@ need tc iproute2
 need pkg-config pkg-config
 [ -e /usr/include/infiniband/verbs.h ] || wanted[libibverbs-dev]=1
 [ -e /usr/include/rdma/rdma_cma.h ] || wanted[librdmacm-dev]=1
-compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null || wanted[libclang-dev]=1
+compgen -G '/usr/lib/llvm-*/lib/libclang-[0-9]*.so*' >/dev/null || wanted[libclang-dev]=1
 if [ "${1:-base}" = bench ]; then
     need valgrind valgrind
     need iperf3 iperf3

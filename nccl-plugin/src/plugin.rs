@@ -361,7 +361,7 @@ impl Plugin {
     }
 }
 
-/// Looks after bytes that are on their way when NCCL is done with their request: over TCP a request is done when the kernel has the
+/// Looks after messages that were taken before their receivers posted, should the host test their receives first; and after bytes that are on their way when NCCL is done with their request: over TCP a request is done when the kernel has the
 /// bytes, and the scheduler's books close when they are acknowledged. Mostly the next call on the connection
 /// finds that out; when there is none, this thread does, since what it counts as in flight keeps others waiting.
 #[derive(Default)]

@@ -391,7 +391,13 @@ pub(crate) unsafe fn send(
                 region: region.map(|handle| &handle.region),
             };
             let origin = || callback().and_then(|callback| origin::ask(callback, profiler));
-            let taken = comm.send_side()?.lock().offer(wish, origin);
+            let mut side = comm.send_side()?.lock();
+            let taken = side.offer(wish, origin);
+            let lingers = side.lingers();
+            drop(side);
+            if lingers {
+                plugin::get()?.lingers();
+            }
             if let Some(index) = taken {
                 request.write(comm.request(index));
             }

@@ -105,6 +105,8 @@ struct Underway {
     accounted: bool,
     slot: u16,
     done: bool,
+    /// The host may test its receive first, and this only then.
+    was_kept: bool,
 }
 
 impl Underway {
@@ -272,7 +274,12 @@ impl SendSide {
         while let Some(kept) = self.kept.remove(at) {
             let verdict = self.try_begin(kept.slot, kept.wish(), || kept.origin);
             match verdict {
-                Ok(Verdict::Begun) => at = 0,
+                Ok(Verdict::Begun) => {
+                    if let Some(begun) = self.underway.back_mut() {
+                        begun.was_kept = true;
+                    }
+                    at = 0;
+                }
                 Ok(Verdict::OthersFirst) => {
                     self.kept.insert(at, kept);
                     at += 1;
@@ -442,6 +449,7 @@ impl SendSide {
             accounted,
             slot,
             done: false,
+            was_kept: false,
         });
         self.push(grant.bytes);
         if let Err(fault) = self.progress() {
@@ -578,18 +586,22 @@ impl SendSide {
         }
     }
 
-    /// Whether something of it is done, and has yet to leave the wire: then somebody has to look after it, though NCCL does not.
+    /// Whether somebody has to look after it, though the host may not: something of it is done, and has yet to leave the wire; or was
+    /// taken before its receiver posted, and the host may test the receive first.
     #[must_use]
     pub fn lingers(&self) -> bool {
-        self.fault.is_none() && self.underway.iter().any(|entry| entry.done)
+        self.fault.is_none()
+            && (!self.kept.is_empty()
+                || self
+                    .underway
+                    .iter()
+                    .any(|entry| entry.done || entry.was_kept))
     }
 
     /// Looks after that.
     pub fn sweep(&mut self) {
-        if self.fault.is_none()
-            && let Err(fault) = self.progress()
-        {
-            self.fail(fault);
+        if self.fault.is_none() {
+            self.drive();
         }
     }
 

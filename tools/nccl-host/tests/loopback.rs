@@ -121,6 +121,25 @@ fn pattern(message: usize, bytes: usize) -> Vec<u8> {
 }
 
 #[test]
+fn a_message_sent_before_its_receive_arrives_though_only_the_receive_is_tested() {
+    let name = "a_message_sent_before_its_receive_arrives_though_only_the_receive_is_tested";
+    with_interface(name, "=lo", |plugin| {
+        let context = plugin.init(1).expect("initialises");
+        let (to, from) = connected(&context);
+        // More than sockets hold.
+        let size = 32 << 20;
+        let region = to.register(pattern(3, size)).expect("registered");
+        let sending = started(region, |region| to.send(region, size, 0));
+        let region = from.register(vec![0; size]).expect("registered");
+        let receiving = started(region, |region| from.receive(region, size, 0));
+        let mut finished = done(vec![receiving, sending]).into_iter();
+        let (region, bytes) = finished.next().expect("the receive");
+        let arrived = region.into_vec().expect("let go of");
+        assert!(bytes == size && arrived == pattern(3, size));
+    });
+}
+
+#[test]
 fn messages_of_all_sizes_arrive_in_order_and_the_memory_comes_back() {
     let name = "messages_of_all_sizes_arrive_in_order_and_the_memory_comes_back";
     with_interface(name, "=lo", |plugin| {
