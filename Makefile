@@ -53,7 +53,7 @@ reproduction: release ## simulate all plans that docs/reproduction.md shows and 
 .PHONY: test
 test: setup setup-verbs setup-cluster setup-python ## every test: units, properties, loom models, whole processes, real labs
 	$(CARGO) build --locked --workspace --bins
-	$(CARGO) build --locked -p laxity-verbs -p laxity-nccl
+	$(CARGO) build --locked -p laxity-verbs -p laxity-nccl -p laxity-client-c
 ifeq ($(NEXTEST),yes)
 	$(CARGO) nextest run --locked --workspace --no-fail-fast
 else

@@ -9,6 +9,8 @@ use crate::backend::Classes;
 
 /// Lanes of a process: connections are dealt out over them. A progress thread per GPU is what NCCL has; each finds its lane free.
 const LANES: usize = 8;
+/// Where in a connection's classes the scavenger's is, if it has several.
+pub(crate) const SCAVENGER_CLASS: usize = 1;
 /// Levels that a daemon may have.
 const LEVELS_MAX: u8 = 16;
 
@@ -118,7 +120,10 @@ impl Arbiter for Daemon {
 
     fn classes(&self, stage: Stage) -> Classes {
         let mut classes: Classes = Classes::from_slice(&[self.client.dscp_of(stage)]);
-        let levels = (1..=LEVELS_MAX).chain([laxity_client::LEVEL_SCAVENGER]);
+        // The scavenger's next: whatever has to be left out, nothing of it may travel higher.
+        let levels = [laxity_client::LEVEL_SCAVENGER]
+            .into_iter()
+            .chain(1..=LEVELS_MAX);
         for dscp in levels.map(|level| self.client.dscp(level)) {
             if classes[0] != 0 && !classes.contains(&dscp) && classes.len() < classes.inline_size()
             {

@@ -219,6 +219,10 @@ pub trait Sender: Send {
     /// The connection is broken.
     fn progress(&mut self, sent: &mut Vec<Sent>) -> Result<()>;
 
+    /// Adds what has left the wire of messages that are done. Reads no memory of messages. Where a message is done when it has left
+    /// there is nothing to look for.
+    fn look(&mut self, _sent: &mut Vec<Sent>) {}
+
     /// Ends the connection. If `kept`, what is done was done for good: the receiver gets it, though it may ask for it only later; waits for
     /// that a moment at most. Otherwise whatever is in flight is dropped.
     fn close(self: Box<Self>, kept: bool);

@@ -99,6 +99,10 @@ impl Function {
     /// By its bit in `ncclNetAttr.op`, which has NCCL's own order of functions.
     #[must_use]
     pub fn from_attribute(op: u32) -> Self {
+        // When a connection is made, all that may go over it is named.
+        if !op.is_power_of_two() {
+            return Self::Unknown;
+        }
         match op.trailing_zeros() {
             0 => Self::Broadcast,
             1 => Self::Reduce,

@@ -29,6 +29,8 @@ use crate::tcp::Tcp;
 
 /// How long `init` waits for a daemon that is there.
 const ATTACH_WITHIN: Duration = Duration::from_secs(2);
+/// A connect that NCCL has not asked about for so long was given up.
+const CONNECT_KEPT: Duration = Duration::from_secs(120);
 /// Between two looks at what lingers.
 const SWEEP_EVERY: Duration = Duration::from_micros(500);
 /// Without anything for so long, the sweeper sleeps until it is called.
@@ -56,9 +58,17 @@ pub struct Plugin {
     backend: Box<dyn Backend>,
     arbiter: Arc<dyn Arbiter>,
     report: Arc<Report>,
-    connects: Mutex<HashMap<u64, Box<dyn Connecting>>>,
+    connects: Mutex<HashMap<u64, Connect>>,
     next_connect: AtomicU64,
     sweeper: Sweeper,
+}
+
+/// A connect that is under way.
+struct Connect {
+    connecting: Box<dyn Connecting>,
+    /// As it was begun: a daemon may come or go meanwhile.
+    classes: Classes,
+    asked: Instant,
 }
 
 /// A listener, as NCCL holds it.
@@ -264,22 +274,32 @@ impl Plugin {
         bytes: &mut [u8; HANDLE_BYTES],
     ) -> Result<Option<Arc<Comm>>> {
         self.device(device)?;
-        let classes = self.classes(context);
         let mark = handle::mark(bytes);
         let begun = (mark != 0)
             .then(|| self.connects.lock().remove(&mark))
             .flatten();
-        let mut connecting = match begun {
-            Some(connecting) => connecting,
+        let mut connect = match begun {
+            Some(connect) => connect,
             None => {
                 let handle = Handle::decode(bytes)?;
                 self.check_carrier(&handle)?;
-                self.backend.connect(device as usize, &handle, &classes)?
+                let classes = self.classes(context);
+                let connecting = self.backend.connect(device as usize, &handle, &classes)?;
+                Connect {
+                    connecting,
+                    classes,
+                    asked: Instant::now(),
+                }
             }
         };
-        if let Some(sender) = connecting.poll()? {
+        if let Some(sender) = connect.connecting.poll()? {
             handle::set_mark(bytes, 0);
-            return Ok(Some(self.connected(context, device, sender, classes)));
+            return Ok(Some(self.connected(
+                context,
+                device,
+                sender,
+                connect.classes,
+            )));
         }
         let mark = if mark == 0 {
             self.next_connect.fetch_add(1, Ordering::Relaxed)
@@ -287,7 +307,11 @@ impl Plugin {
             mark
         };
         handle::set_mark(bytes, mark);
-        self.connects.lock().insert(mark, connecting);
+        connect.asked = Instant::now();
+        let mut connects = self.connects.lock();
+        // NCCL doesn't say when it gives one up.
+        connects.retain(|_, other| other.asked.elapsed() < CONNECT_KEPT);
+        connects.insert(mark, connect);
         Ok(None)
     }
 
@@ -431,13 +455,17 @@ impl Sweeper {
         };
         let mut found = false;
         for comm in comms {
-            // Whoever holds it looks after it.
-            if let Side::Send(side) = &comm.side
-                && let Some(mut side) = side.try_lock()
-                && side.lingers()
-            {
-                side.sweep();
-                found = true;
+            let Side::Send(side) = &comm.side else {
+                continue;
+            };
+            match side.try_lock() {
+                Some(mut side) if side.lingers() => {
+                    side.sweep();
+                    found = true;
+                }
+                Some(_) => {}
+                // Whoever holds it looks after it now; whether anything is left then is seen the next time.
+                None => found = true,
             }
         }
         found

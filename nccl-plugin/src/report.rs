@@ -34,6 +34,7 @@ struct Row {
 pub struct Report {
     rows: Mutex<BTreeMap<Key, Row>>,
     received: AtomicU64,
+    overdue: AtomicU64,
     origins_known: AtomicU64,
 }
 
@@ -76,6 +77,11 @@ impl Report {
         }
     }
 
+    /// The rest of a message went without a permit, because that took too long.
+    pub fn overdue(&self, bytes: u64) {
+        self.overdue.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// Counts bytes that arrived.
     pub fn received(&self, bytes: u64) {
         self.received.fetch_add(bytes, Ordering::Relaxed);
@@ -91,9 +97,10 @@ impl Report {
     #[must_use]
     pub fn line(&self, network: &str) -> String {
         let mut line = format!(
-            "{{\"library\":\"nccl-net\",\"pid\":{},\"network\":\"{network}\",\"received_bytes\":{},\"origins_known\":{},\"sends\":[",
+            "{{\"library\":\"nccl-net\",\"pid\":{},\"network\":\"{network}\",\"received_bytes\":{},\"overdue_rest_bytes\":{},\"origins_known\":{},\"sends\":[",
             std::process::id(),
             self.received.load(Ordering::Relaxed),
+            self.overdue.load(Ordering::Relaxed),
             self.origins_known.load(Ordering::Relaxed),
         );
         for (at, ((function, stage, dscp), row)) in self.rows.lock().iter().enumerate() {
@@ -161,7 +168,7 @@ mod tests {
         report.received(3);
         let line = report.line("tcp");
         assert!(
-            line.contains(r#""received_bytes":3,"origins_known":2"#),
+            line.contains(r#""received_bytes":3,"overdue_rest_bytes":0,"origins_known":2"#),
             "{line}"
         );
         let row = r#"{"function":"all_reduce","stage":"collective","dscp":34,"messages":2,"bytes":20,"deferred":1,"deferred_ns":5,"bypassed":0,"overdue":0}"#;

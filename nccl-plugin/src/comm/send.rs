@@ -18,12 +18,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use laxity_client::{Direction, Flow, Grant};
+use laxity_client::{Direction, Flow, Grant, LEVEL_SCAVENGER};
 use laxity_shm::sleep::now_ns;
 use smallvec::smallvec;
 
 use super::{Outcome, REQUESTS};
-use crate::arbiter::{Arbiter, Pass};
+use crate::arbiter::{Arbiter, Pass, SCAVENGER_CLASS};
 use crate::backend::{Classes, Clear, Memory, Message, Region, Sender, Sent};
 use crate::context::{Context, Purpose};
 use crate::fault::{Fault, Result};
@@ -49,6 +49,11 @@ pub struct Surroundings {
     pub nic: String,
     /// The connection's classes.
     pub classes: Classes,
+}
+
+/// Whether something was waited for too long.
+fn is_overdue(since_ns: u64, wait_max: Duration) -> bool {
+    u128::from(now_ns().saturating_sub(since_ns)) > wait_max.as_nanos()
 }
 
 /// A message that NCCL wants to send and that may not go yet.
@@ -107,6 +112,8 @@ struct Underway {
     done: bool,
     /// The host may test its receive first, and this only then.
     was_kept: bool,
+    /// Since when the next permit is waited for; 0 if it is not.
+    waits_since_ns: u64,
 }
 
 impl Underway {
@@ -168,6 +175,8 @@ pub struct SendSide {
     refused: Option<Fault>,
     /// The NIC's number, and of which daemon.
     nic: (u64, u8),
+    /// No memory was let go of while something of it was unsent.
+    memory_stays: bool,
     sent: Vec<Sent>,
 }
 
@@ -197,6 +206,7 @@ impl SendSide {
             fault: None,
             refused: None,
             nic,
+            memory_stays: true,
             sent: Vec::new(),
         }
     }
@@ -211,6 +221,8 @@ impl SendSide {
     }
 
     pub(super) fn deregister(&mut self, region: Region) -> Result<()> {
+        // Memory is let go of before its connection is closed, so what is unsent when a job is aborted may be gone any moment.
+        self.memory_stays &= self.kept.is_empty() && self.underway.iter().all(|entry| entry.done);
         self.sender()?.deregister(region)
     }
 
@@ -326,13 +338,17 @@ impl SendSide {
         let mut offer = match offer {
             Some(offer) if offer.bytes == bytes && offer.tag == wish.tag => offer,
             other => {
+                let clear = self.sender()?.clear(wish.bytes, wish.tag)?;
+                if clear != Clear::Yes {
+                    // Another's turn may be now, and its flow waits already.
+                    self.offer = other;
+                    return Ok(match clear {
+                        Clear::NotYet => Verdict::NotPosted,
+                        _ => Verdict::OthersFirst,
+                    });
+                }
                 if let Some(other) = other {
                     self.around.arbiter.cancel(other.pass);
-                }
-                match self.sender()?.clear(wish.bytes, wish.tag)? {
-                    Clear::Yes => {}
-                    Clear::NotYet => return Ok(Verdict::NotPosted),
-                    Clear::OthersFirst => return Ok(Verdict::OthersFirst),
                 }
                 self.submit(bytes, wish.tag, origin())
             }
@@ -416,7 +432,13 @@ impl SendSide {
         let class = if grant.bypassed {
             0
         } else {
-            of(grant.dscp).unwrap_or(0)
+            // What is to give way to all others must not travel higher.
+            let unknown = if grant.level == LEVEL_SCAVENGER {
+                SCAVENGER_CLASS.min(self.around.classes.len() - 1)
+            } else {
+                0
+            };
+            of(grant.dscp).unwrap_or(unknown)
         };
         let accounted = !grant.bypassed && offer.bytes > ACCOUNTED_BYTES_MIN;
         self.around.report.sent(&Fate {
@@ -450,6 +472,7 @@ impl SendSide {
             slot,
             done: false,
             was_kept: false,
+            waits_since_ns: 0,
         });
         self.push(grant.bytes);
         if let Err(fault) = self.progress() {
@@ -482,6 +505,17 @@ impl SendSide {
                     break;
                 }
             }
+            if permitted > 0 {
+                newest.waits_since_ns = 0;
+            } else if newest.waits_since_ns == 0 {
+                newest.waits_since_ns = now_ns();
+            } else if is_overdue(newest.waits_since_ns, self.around.wait_max) {
+                self.around
+                    .arbiter
+                    .cancel(core::mem::take(&mut newest.pass));
+                permitted = newest.bytes - newest.pushed;
+                self.around.report.overdue(permitted);
+            }
         }
         if permitted > 0 {
             self.push(permitted);
@@ -506,6 +540,12 @@ impl SendSide {
             Some(sender) => sender.progress(&mut sent),
             None => Ok(()),
         };
+        self.settle(sent);
+        result
+    }
+
+    /// Keeps the books of what became of messages.
+    fn settle(&mut self, mut sent: Vec<Sent>) {
         for sent in sent.drain(..) {
             self.account(sent);
         }
@@ -513,7 +553,6 @@ impl SendSide {
         while self.underway.front().is_some_and(Underway::is_over) {
             self.underway.pop_front();
         }
-        result
     }
 
     fn account(&mut self, sent: Sent) {
@@ -598,11 +637,20 @@ impl SendSide {
                     .any(|entry| entry.done || entry.was_kept))
     }
 
-    /// Looks after that.
+    /// Looks after that. Memory is read only of messages that the host may not have tested yet, and only while it keeps it registered.
     pub fn sweep(&mut self) {
-        if self.fault.is_none() {
-            self.drive();
+        if self.fault.is_some() {
+            return;
         }
+        let unattended = |entry: &Underway| entry.was_kept && !entry.done;
+        if self.memory_stays && (!self.kept.is_empty() || self.underway.iter().any(unattended)) {
+            return self.drive();
+        }
+        let mut sent = core::mem::take(&mut self.sent);
+        if let Some(sender) = &mut self.sender {
+            sender.look(&mut sent);
+        }
+        self.settle(sent);
     }
 
     /// Ends it.

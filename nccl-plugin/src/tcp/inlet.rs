@@ -1,6 +1,6 @@
 //! One incoming socket: heads are read with a little of what follows, the rest of a part right where it belongs.
 
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd as _;
 
 use super::frame::{HEAD_BYTES, Head, Part};
@@ -182,5 +182,12 @@ impl Inlet {
                 peer(&self.stream)
             ))),
         }
+    }
+}
+
+impl Drop for Inlet {
+    fn drop(&mut self) {
+        // As an outlet's.
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 }

@@ -4,7 +4,7 @@
 //! says when it is done with the memory; where it says that it copied all the same (loopback, veth, NICs without scatter-gather), it is not asked again.
 
 use std::collections::VecDeque;
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd as _;
 
 use smallvec::SmallVec;
@@ -307,6 +307,13 @@ impl Outlet {
 /// behind.
 fn is_through(through: u32, send: u32) -> bool {
     through.wrapping_sub(send) < u32::MAX / 2
+}
+
+impl Drop for Outlet {
+    fn drop(&mut self) {
+        // A forked child may have the socket, too, and closing ours would not end the connection.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
 }
 
 /// Who is at the other end, for people.

@@ -4,6 +4,7 @@
 //! as no more than [`EAGER_BYTES`] are ahead: so much any socket's buffers hold, whatever the receiver does meanwhile. So a
 //! small message pays no round trip, and what is begun always leaves the wire.
 
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::os::fd::AsRawFd as _;
@@ -26,6 +27,11 @@ const STRIPE_BYTES_MIN: usize = 64 << 10;
 const LOOK_NS: u64 = 20_000;
 /// A close waits so long for what is on its way.
 const CLOSE_WAIT: Duration = Duration::from_secs(2);
+
+/// The same when the last wait was in vain: when a host is gone, many connections to it are closed one after another.
+const CLOSE_WAIT_SHORT: Duration = Duration::from_millis(5);
+/// The last wait was. Relaxed: a hint.
+static CLOSED_IN_VAIN: AtomicBool = AtomicBool::new(false);
 
 /// A message that was begun.
 #[derive(Debug)]
@@ -225,6 +231,7 @@ impl Sender for TcpSender {
         let Some(newest) = self.begun.back_mut() else {
             return;
         };
+        let class = newest.class.min(self.outlets.len() / self.sockets - 1);
         let parts = (bytes / STRIPE_BYTES_MIN).clamp(1, self.sockets);
         let mut left = bytes.min(newest.bytes - newest.pushed);
         for at in 0..parts {
@@ -239,7 +246,7 @@ impl Sender for TcpSender {
             };
             // Small messages spread by their numbers, the parts of large ones over all.
             let socket = (newest.number as usize + at) % self.sockets;
-            self.outlets[newest.class * self.sockets + socket].push(Outgoing {
+            self.outlets[class * self.sockets + socket].push(Outgoing {
                 head: Head::Part(part).encode(),
                 address: newest.address + newest.pushed,
                 bytes: length,
@@ -269,10 +276,24 @@ impl Sender for TcpSender {
         if !self.begun.is_empty() && result.is_ok() {
             self.listen()?;
             if self.closed {
-                return Err(self.gone());
+                // What the peer got before it left was acknowledged before its end came.
+                for outlet in &mut self.outlets {
+                    result = result.and(outlet.flush(&mut self.fates));
+                }
+                self.tell(sent);
+                if !self.begun.is_empty() {
+                    return Err(self.gone());
+                }
             }
         }
         result
+    }
+
+    fn look(&mut self, sent: &mut Vec<Sent>) {
+        for outlet in &mut self.outlets {
+            outlet.look_for_acknowledgements(&mut self.fates);
+        }
+        self.tell(sent);
     }
 
     fn close(self: Box<Self>, kept: bool) {
@@ -285,17 +306,24 @@ impl Sender for TcpSender {
         }
         // Closing with something unread, or being told something afterwards, resets the connection, and what the peer's kernel does not
         // have by then is lost. What it has, the peer reads whenever it likes.
-        let give_up = Instant::now() + CLOSE_WAIT;
+        let patience = if CLOSED_IN_VAIN.load(Ordering::Relaxed) {
+            CLOSE_WAIT_SHORT
+        } else {
+            CLOSE_WAIT
+        };
+        let give_up = Instant::now() + patience;
         let mut pause = Duration::from_micros(20);
         while Instant::now() < give_up {
             let is_through = |outlet: &Outlet| socket::unacknowledged(outlet.stream()) == 0;
             if this.outlets.iter().all(is_through) || this.listen().is_err() || this.closed {
-                break;
+                CLOSED_IN_VAIN.store(false, Ordering::Relaxed);
+                let _ = this.listen();
+                return;
             }
             thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(1));
         }
-        let _ = this.listen();
+        CLOSED_IN_VAIN.store(true, Ordering::Relaxed);
     }
 }
 

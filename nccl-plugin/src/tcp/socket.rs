@@ -52,10 +52,13 @@ pub(super) fn connect(from: SocketAddr, to: SocketAddr, dscp: u8) -> Result<TcpS
     let fd = new(&to)?;
     // So that what is meant for a NIC leaves by it. From loopback only this host could be reached.
     if from.is_ipv4() == to.is_ipv4() && !from.ip().is_loopback() {
+        // The port is chosen at the connect, where only the pair of addresses has to be unique.
+        set(&fd, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1);
         socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(from))
             .map_err(|error| Fault::system(&format!("bind to {from}"), error))?;
     }
     let stream = TcpStream::from(fd);
+    notice_silence(&stream);
     // Before the handshake, so that its packets have the class, too.
     let class = i32::from(dscp) << 2;
     let _ = if to.is_ipv4() {
@@ -90,7 +93,33 @@ pub(super) fn is_connected(stream: &TcpStream, to: SocketAddr) -> Result<bool> {
 pub(super) fn adopt(stream: TcpStream) -> io::Result<TcpStream> {
     stream.set_nonblocking(true)?;
     let _ = stream.set_nodelay(true);
+    notice_silence(&stream);
     Ok(stream)
+}
+
+/// Sets an option that is a number. One that can't be set is done without.
+fn set(socket: &impl AsRawFd, level: c_int, name: c_int, value: c_int) -> bool {
+    // SAFETY: reads one integer.
+    let answer = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            (&raw const value).cast(),
+            size_of::<c_int>() as libc::socklen_t,
+        )
+    };
+    answer == 0
+}
+
+/// Has the kernel ask whether the peer's host is there, also while nothing is on its way. Patiently: a class that has to give way may be
+/// silent for long.
+fn notice_silence(stream: &TcpStream) {
+    set(stream, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+    set(stream, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 30);
+    set(stream, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 10);
+    set(stream, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 9);
+    set(stream, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 120_000);
 }
 
 /// Reads what is there into memory; `None` if nothing is, 0 at the end.
@@ -166,17 +195,7 @@ pub(super) fn unacknowledged(stream: &TcpStream) -> u64 {
 /// Acknowledges now what was received: the sender's scheduler counts it as in flight until then, and the kernel would wait up to 40 ms for
 /// something to send it with.
 pub(super) fn acknowledge(stream: &TcpStream) {
-    let on: c_int = 1;
-    // SAFETY: reads one integer. Where it fails, the kernel acknowledges when it likes.
-    unsafe {
-        libc::setsockopt(
-            stream.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_QUICKACK,
-            (&raw const on).cast(),
-            size_of::<c_int>() as libc::socklen_t,
-        );
-    }
+    set(stream, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 1);
 }
 
 /// Has the peer see at once that the connection was given up, and drops what was not sent.
@@ -190,18 +209,7 @@ pub(super) fn reset_on_close(stream: &TcpStream) {
 
 /// Has the kernel take messages without a copy, if it can.
 pub(super) fn allow_zero_copy(stream: &TcpStream) -> bool {
-    let on: c_int = 1;
-    // SAFETY: reads one integer.
-    let answer = unsafe {
-        libc::setsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ZEROCOPY,
-            (&raw const on).cast(),
-            size_of::<c_int>() as libc::socklen_t,
-        )
-    };
-    answer == 0
+    set(stream, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1)
 }
 
 /// What the error queue says of sends without a copy.

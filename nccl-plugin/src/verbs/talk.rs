@@ -4,7 +4,7 @@
 //! Nothing here blocks.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -204,6 +204,13 @@ pub(super) enum Sight {
     Leaving,
     /// It is gone.
     Gone,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // A forked child may have the socket, too, and closing ours would not tell the peer.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
 }
 
 impl Watch {
