@@ -26,6 +26,10 @@ fn number(value: &serde_json::Value, key: &str) -> u64 {
         .unwrap_or_else(|| panic!("no `{key}` in {value}"))
 }
 
+/// Cases of the matrix that are for `laxity lab verbs` by hand (`make verbs`): those that measure, which a busy machine can fail, and
+/// the many small ones of the NCCL plugin that are the same over sockets, where they cost no emulation.
+const BY_HAND: [&str; 3] = ["nccl_transfers", "nccl_bandwidth", "nccl_contention"];
+
 #[test]
 fn unmodified_rdma_programs_run_under_the_scheduler_and_every_byte_is_accounted_for() {
     for step in [&["probe", "--verbs"][..], &["verbs", "--prepare"][..]] {
@@ -38,7 +42,13 @@ fn unmodified_rdma_programs_run_under_the_scheduler_and_every_byte_is_accounted_
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("report.json");
     let path = file.to_str().expect("a path");
-    let output = lab(&["verbs", "--keep-going", "--json", path]);
+    let listed = said(&lab(&["verbs", "--list"]));
+    let names = listed
+        .lines()
+        .filter_map(|line| line.split_whitespace().next());
+    let wanted: Vec<&str> = names.filter(|name| !BY_HAND.contains(name)).collect();
+    let only = wanted.join(",");
+    let output = lab(&["verbs", "--keep-going", "--json", path, "--only", &only]);
     let text = said(&output);
     println!("{text}");
     assert_eq!(output.status.code(), Some(0), "{text}");
@@ -46,18 +56,15 @@ fn unmodified_rdma_programs_run_under_the_scheduler_and_every_byte_is_accounted_
     let report: serde_json::Value = serde_json::from_str(&json).expect("JSON");
 
     let programs = report["programs"].as_array().expect("programs");
-    let listed = said(&lab(&["verbs", "--list"]));
     let faults = report["faults"].as_array().expect("faults");
     let plugin = report["plugin"]
         .as_array()
         .expect("cases of the NCCL plugin");
-    for contention in ["contention", "plugin_contention"] {
-        let rounds = &report[contention]["repetitions"][0]["phases"]["laxity"]["collective"];
-        assert!(number(rounds, "rounds") > 10, "{contention}: {rounds}");
-    }
+    let rounds = &report["contention"]["repetitions"][0]["phases"]["laxity"]["collective"];
+    assert!(number(rounds, "rounds") > 10, "{rounds}");
     assert_eq!(
-        listed.lines().count(),
-        programs.len() + plugin.len() + faults.len() + 2,
+        wanted.len(),
+        programs.len() + plugin.len() + faults.len() + 1,
         "all that is listed was run:\n{listed}"
     );
     for program in programs {
