@@ -28,7 +28,15 @@ fn number(value: &serde_json::Value, key: &str) -> u64 {
 
 /// Cases of the matrix that are for `laxity lab verbs` by hand (`make verbs`): those that measure, which a busy machine can fail, and
 /// the many small ones of the NCCL plugin that are the same over sockets, where they cost no emulation.
-const BY_HAND: [&str; 3] = ["nccl_transfers", "nccl_bandwidth", "nccl_contention"];
+const BY_HAND: [&str; 7] = [
+    "nccl_versions",
+    "nccl_transfers",
+    "nccl_collectives",
+    "nccl_peer_death",
+    "nccl_under_daemon",
+    "nccl_bandwidth",
+    "nccl_contention",
+];
 
 #[test]
 fn unmodified_rdma_programs_run_under_the_scheduler_and_every_byte_is_accounted_for() {
