@@ -5,7 +5,7 @@
 # the kernel allows no namespaces. For example
 #   tests/nccl/namespaces.sh 4 nccl_check -p PLUGIN -r {rank} -n {ranks} -f "$(mktemp -d)" all_reduce_4
 #   tests/nccl/namespaces.sh 2 bash -c 'case {rank} in 0) side=--listen ;; 1) side=--connect ;; esac
-#       exec nccl_perf -p PLUGIN "$side" /tmp/handle'
+#       exec nccl_perf -p PLUGIN "$side" HANDLE'
 set -euo pipefail
 
 if [ "${NCCL_NAMESPACES:-}" != inside ]; then

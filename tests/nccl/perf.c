@@ -315,7 +315,9 @@ int main(int argc, char **argv) {
         side.receives = listens != NULL;
         return measure(&side, listens ? listens : connects) ? 0 : 1;
     }
-    char folder[] = "/tmp/nccl_perf.XXXXXX", path[64];
+    const char *base = getenv("TMPDIR");
+    char folder[PATH_MAX - 16], path[PATH_MAX];
+    snprintf(folder, sizeof folder, "%s/nccl_perf.XXXXXX", base && *base ? base : P_tmpdir);
     if (!mkdtemp(folder)) {
         perror(folder);
         return 3;
