@@ -46,6 +46,7 @@ pub mod job;
 pub mod kv;
 pub mod latency;
 mod nanoseconds;
+pub mod qoserve;
 pub mod replica;
 pub mod request;
 pub mod scaling;

@@ -36,6 +36,8 @@ struct State {
     vacant: Vec<usize>,
     slots: HashMap<RequestId, usize>,
     line: BTreeSet<Place>,
+    /// Of those in line, the ones that have begun.
+    begun: BTreeSet<Place>,
     aside: BTreeSet<Place>,
     decoding: Vec<usize>,
     /// Prompt tokens of those in line.
@@ -76,6 +78,14 @@ impl View for State {
 
     fn in_line(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
         Box::new(self.line.iter().map(|place| &self.at(place.3).job))
+    }
+
+    fn begun(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
+        Box::new(self.begun.iter().map(|place| &self.at(place.3).job))
+    }
+
+    fn aside(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
+        Box::new(self.aside.iter().map(|place| &self.at(place.3).job))
     }
 
     fn backlog(&self) -> (usize, u64) {
@@ -123,6 +133,9 @@ impl State {
             self.aside_backlog += left;
         } else {
             self.line.insert(place);
+            if job.phase == Phase::Prefilling {
+                self.begun.insert(place);
+            }
             self.backlog += left;
         }
     }
@@ -141,6 +154,7 @@ impl State {
             self.aside_backlog -= left;
         } else {
             self.line.remove(&place);
+            self.begun.remove(&place);
             self.backlog -= left;
         }
     }
@@ -214,6 +228,7 @@ impl Replica {
                 vacant: Vec::new(),
                 slots: HashMap::new(),
                 line: BTreeSet::new(),
+                begun: BTreeSet::new(),
                 aside: BTreeSet::new(),
                 decoding: Vec::new(),
                 backlog: 0,
@@ -472,33 +487,31 @@ impl Replica {
         if budget == 0 {
             return;
         }
-        let begun = |state: &State, wanted: bool| -> Vec<usize> {
-            let mut tokens = u64::from(budget);
-            let mut some = Vec::new();
-            for place in &state.line {
-                if (state.at(place.3).job.phase == Phase::Prefilling) == wanted {
-                    some.push(place.3);
-                    tokens = tokens.saturating_sub(u64::from(state.at(place.3).job.prefill_left()));
-                    if tokens == 0 {
-                        break;
-                    }
-                }
+        // Those who would not get a token anyway need not be asked for.
+        let all = self.discipline.begun_first();
+        let mut tokens = u64::from(budget);
+        let mut first = Vec::new();
+        for place in &self.state.begun {
+            if tokens == 0 {
+                break;
             }
-            some
-        };
-        if self.discipline.begun_first() {
-            for slot in begun(&self.state, true) {
-                if budget == 0 {
-                    return;
-                }
-                // A victim of one before it has not begun any more.
-                if self.state.at(slot).job.phase != Phase::Prefilling {
-                    continue;
-                }
-                match self.chunk(slot, budget, plan) {
-                    Some(tokens) => budget -= tokens,
-                    None => return,
-                }
+            let job = &self.state.at(place.3).job;
+            if all || self.discipline.goes_on(now, job) {
+                tokens = tokens.saturating_sub(u64::from(job.prefill_left()));
+                first.push(place.3);
+            }
+        }
+        for slot in first {
+            if budget == 0 {
+                return;
+            }
+            // A victim of one before it has not begun any more.
+            if self.state.at(slot).job.phase != Phase::Prefilling {
+                continue;
+            }
+            match self.chunk(slot, budget, plan) {
+                Some(tokens) => budget -= tokens,
+                None => return,
             }
         }
         let mut after: Option<Place> = None;
@@ -532,7 +545,16 @@ impl Replica {
                 None => return,
             }
         }
-        let aside: Vec<usize> = self.state.aside.iter().map(|place| place.3).collect();
+        let mut tokens = u64::from(budget);
+        let mut aside = Vec::new();
+        for place in &self.state.aside {
+            if tokens == 0 {
+                break;
+            }
+            let left = self.state.at(place.3).job.prefill_left();
+            tokens = tokens.saturating_sub(u64::from(left));
+            aside.push(place.3);
+        }
         for slot in aside {
             if budget == 0 {
                 return;
