@@ -2,13 +2,14 @@
 //! The target is 20 µs. The predictor is a forest of the size that `laxity sim train-latency` makes.
 
 use std::hint::black_box;
+use std::time::{Duration, Instant};
 
-use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use criterion::{Criterion, criterion_group, criterion_main};
 use laxity_requests::baseline::{Fixed, Order};
 use laxity_requests::discipline::Discipline;
 use laxity_requests::iteration::{Event, Iteration as _};
 use laxity_requests::kv::Pool;
-use laxity_requests::latency::{Composition, Latency};
+use laxity_requests::latency::Composition;
 use laxity_requests::qoserve::{FEATURES, Forest, Node, Options, QoServe, features};
 use laxity_requests::replica::Replica;
 use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
@@ -142,29 +143,26 @@ fn decisions(c: &mut Criterion) {
     ];
     for (name, policy) in policies {
         group.bench_function(name, |b| {
-            // 64 iterations of each state: whoever ends is replaced by nobody, so the load stays near what it says.
-            let mut left = 0;
-            let mut state = None;
-            b.iter_batched(
-                || {
+            b.iter_custom(|times| {
+                // 64 iterations of each state: prompts that end leave, so that the load stays near what it says.
+                let mut left = 0;
+                let (mut replica, mut now) = loaded(policy());
+                let mut total = Duration::ZERO;
+                for _ in 0..times {
                     if left == 0 {
                         left = 64;
-                        state = Some(loaded(policy()));
+                        (replica, now) = loaded(policy());
                     }
                     left -= 1;
-                    state.take().expect("one at a time")
-                },
-                |(mut replica, mut now)| {
-                    turn(&mut replica, &mut now);
-                    (replica, now)
-                },
-                BatchSize::PerIteration,
-            );
+                    let begun = Instant::now();
+                    black_box(turn(&mut replica, &mut now));
+                    total += begun.elapsed();
+                }
+                total
+            });
         });
     }
     group.finish();
-    let forest: &dyn Latency = &forest;
-    black_box(forest.iteration(&of));
 }
 
 criterion_group!(benches, decisions);
