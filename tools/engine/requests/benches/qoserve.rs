@@ -27,7 +27,7 @@ fn grow(depth: u32, bounds: [(f64, f64); FEATURES], shift: usize, into: &mut Vec
     if depth == 0 {
         let mean = |at: usize| f64::midpoint(bounds[at].0, bounds[at].1);
         let ns = 8e6 + mean(0) * 5e4 + mean(2) * 2.0;
-        into.push(Node::Leaf(ns.ln()));
+        into.push(Node::Leaf(ns.ln() as f32));
         return;
     }
     let feature = [0, 2, 1, 4, 0, 5][(depth as usize + shift) % 6];
@@ -42,7 +42,7 @@ fn grow(depth: u32, bounds: [(f64, f64); FEATURES], shift: usize, into: &mut Vec
     let feature_index = u8::try_from(feature).expect("there are six");
     into[at] = Node::Split {
         feature: feature_index,
-        most,
+        most: most as f32,
         above,
     };
     half = bounds;

@@ -7,7 +7,9 @@
 //! decodes of the latest rank. Each lost its work and computes it again. Since nobody is let in who would not fit
 //! alone, whoever is first always gets on.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
+
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::Time;
 use crate::discipline::{Discipline, Rank, Reranked, Start, View};
@@ -34,7 +36,7 @@ struct State {
     watermark: u32,
     entries: Vec<Option<Entry>>,
     vacant: Vec<usize>,
-    slots: HashMap<RequestId, usize>,
+    slots: FxHashMap<RequestId, usize>,
     line: BTreeSet<Place>,
     /// Of those in line, the ones that have begun.
     begun: BTreeSet<Place>,
@@ -226,7 +228,7 @@ impl Replica {
                 watermark,
                 entries: Vec::new(),
                 vacant: Vec::new(),
-                slots: HashMap::new(),
+                slots: FxHashMap::default(),
                 line: BTreeSet::new(),
                 begun: BTreeSet::new(),
                 aside: BTreeSet::new(),
@@ -346,7 +348,7 @@ impl Replica {
         for request in self.abandoned.drain(..) {
             self.state.pool.release(request);
         }
-        let finished: std::collections::HashSet<&RequestId> = finished.iter().collect();
+        let finished: FxHashSet<&RequestId> = finished.iter().collect();
         let Self {
             state, discipline, ..
         } = self;

@@ -12,6 +12,7 @@ pub mod cluster;
 pub mod latency;
 pub mod link;
 pub mod outcome;
+pub mod predictor;
 pub mod reproduction;
 pub mod workload;
 

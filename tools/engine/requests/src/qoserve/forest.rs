@@ -34,13 +34,13 @@ pub enum Node {
     Split {
         /// Which.
         feature: u8,
-        /// So much.
-        most: f64,
+        /// So much. Single precision goes through a JSON file unchanged; tokens are far coarser.
+        most: f32,
         /// Where to go else; behind this node.
         above: u32,
     },
     /// Logarithm of the time, ns.
-    Leaf(f64),
+    Leaf(f32),
 }
 
 /// A forest that can't be used.
@@ -133,13 +133,13 @@ impl Forest {
                 let mut at = *root as usize;
                 loop {
                     match self.nodes[at] {
-                        Node::Leaf(value) => break value,
+                        Node::Leaf(value) => break f64::from(value),
                         Node::Split {
                             feature,
                             most,
                             above,
                         } => {
-                            at = if features[usize::from(feature)] <= most {
+                            at = if features[usize::from(feature)] <= f64::from(most) {
                                 at + 1
                             } else {
                                 above as usize
@@ -219,7 +219,7 @@ impl Latency for Forest {
 mod tests {
     use super::*;
 
-    fn tree(most: f64, low: f64, high: f64) -> Vec<Node> {
+    fn tree(most: f32, low: f32, high: f32) -> Vec<Node> {
         vec![
             Node::Split {
                 feature: 1,
@@ -271,7 +271,7 @@ mod tests {
                 "{above}: {error}"
             );
         }
-        let mut broken = tree(1.0, 1.0, f64::NAN);
+        let mut broken = tree(1.0, 1.0, f32::NAN);
         assert!(
             matches!(
                 Forest::new(std::slice::from_ref(&broken)),
