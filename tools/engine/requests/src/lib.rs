@@ -41,10 +41,12 @@
 pub mod baseline;
 pub mod discipline;
 pub mod dispatch;
+pub mod hyperflexis;
 pub mod iteration;
 pub mod job;
 pub mod kv;
 pub mod latency;
+pub mod ledger;
 mod nanoseconds;
 pub mod qoserve;
 pub mod replica;

@@ -31,6 +31,9 @@ pub struct Window {
     pub arrived: u32,
     /// Requests that wait for a place.
     pub waiting: u32,
+    /// The longest that one of them has waited, as a share of the time within which its first token has to be there.
+    #[serde(default)]
+    pub wait: f64,
     /// Requests that ended.
     pub finished: u32,
     /// Of those, how many met their objective.

@@ -1,11 +1,15 @@
 //! What the papers are compared with, and what a sceptic would take instead.
 
+mod central_edf;
 mod least_loaded;
+mod least_work;
 mod line;
 mod round_robin;
 mod silo;
 
+pub use central_edf::CentralEdf;
 pub use least_loaded::LeastLoaded;
+pub use least_work::LeastWork;
 pub use line::{Fixed, Order};
 pub use round_robin::RoundRobin;
 pub use silo::Silo;

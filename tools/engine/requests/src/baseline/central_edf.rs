@@ -1,0 +1,192 @@
+//! One line by deadline in front of all instances, with and without admission: what a sceptic would take instead of HyperFlexis.
+//!
+//! *Central EDF*: the earliest deadline of a first token goes to the instance with the fewest prompt tokens to compute, once one
+//! has fewer than a batch of them. *EDF with admission*: requests that can't be in time any more are served when nobody else waits, and
+//! an instance takes nobody with whom its step would take longer than the tightest time per token there (unless it has nothing to do).
+//!
+//! Prompts that are computed go to the instance that decodes for the fewest, by the earliest deadline of the next token; with
+//! admission to none whose step would be too long.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::dispatch::{Decision, Dispatch, Event, Role};
+use crate::hyperflexis::Linear;
+use crate::hyperflexis::budget::Standing;
+use crate::ledger::{Ledger, Row, Targets};
+use crate::request::{InstanceId, RequestId, Spec};
+use crate::{Span, Time};
+
+/// Who is behind all others (0: in time; 1: late), the deadline, who.
+type Key = (u8, Time, RequestId);
+
+/// Central earliest deadline first.
+#[derive(Clone, Debug)]
+pub struct CentralEdf {
+    model: Linear,
+    admission: bool,
+    batch: u32,
+    block_tokens: u32,
+    ledger: Ledger,
+    line: BTreeMap<Key, Spec>,
+    decode: BTreeMap<Key, Spec>,
+    keys: HashMap<RequestId, Key>,
+    /// Something changed that an instance could take more for.
+    stirred: bool,
+}
+
+impl CentralEdf {
+    /// `batch`: prompt tokens that an instance may have to compute before it gets no more.
+    #[must_use]
+    pub fn new(model: Linear, admission: bool, batch: u32, block_tokens: u32) -> Self {
+        Self {
+            model,
+            admission,
+            batch,
+            block_tokens,
+            ledger: Ledger::default(),
+            line: BTreeMap::new(),
+            decode: BTreeMap::new(),
+            keys: HashMap::new(),
+            stirred: false,
+        }
+    }
+
+    fn enqueue(&mut self, spec: &Spec) {
+        let key = (0, spec.arrival + Span(Targets::of(spec).ttft), spec.id);
+        self.keys.insert(spec.id, key);
+        self.line.insert(key, *spec);
+    }
+
+    fn dequeue(&mut self, request: RequestId) -> Option<Spec> {
+        let key = self.keys.remove(&request)?;
+        self.line.remove(&key).or_else(|| self.decode.remove(&key))
+    }
+
+    /// Whoever can't be in time any more goes behind all others.
+    fn sort_out(&mut self, now: Time) {
+        while let Some((key, spec)) = self.line.first_key_value() {
+            let tokens = f64::from(spec.prompt);
+            let alone = self.model.prefill_ns(tokens, tokens * tokens);
+            if key.0 == 1 || key.1 >= now + Span(alone as u64) {
+                return;
+            }
+            let (key, spec) = (*key, *spec);
+            self.line.remove(&key);
+            let late = (1, key.1, key.2);
+            self.keys.insert(spec.id, late);
+            self.line.insert(late, spec);
+        }
+    }
+
+    /// It has room, and its step does not get too long.
+    fn takes(&self, row: &Row, spec: &Spec, decode: bool) -> bool {
+        if row.is_idle() {
+            return true;
+        }
+        let tokens = spec.prompt.saturating_add(spec.generated);
+        let room = row.room(self.block_tokens, 0.0) >= f64::from(tokens);
+        let few = decode || row.prompts().tokens < f64::from(self.batch);
+        if !self.admission || !few || !room {
+            return few && room;
+        }
+        let standing = Standing::of(row);
+        let tpot = Targets::of(spec).tpot;
+        let with = if decode {
+            standing.with_decode(tokens, tpot)
+        } else {
+            standing.with_prompt(tokens, tpot)
+        };
+        with.relax_ns(&self.model) > 0.0
+    }
+
+    fn pick(&self, spec: &Spec, decode: bool) -> Option<InstanceId> {
+        self.ledger
+            .rows()
+            .filter(|(_, row)| (row.role == Role::Decode) == decode)
+            .filter(|(_, row)| self.takes(row, spec, decode))
+            .min_by(|(_, x), (_, y)| {
+                let weight = |row: &Row| {
+                    if decode {
+                        row.decodes().1
+                    } else {
+                        row.prompts().tokens
+                    }
+                };
+                weight(x)
+                    .total_cmp(&weight(y))
+                    .then(x.requests().cmp(&y.requests()))
+            })
+            .map(|(instance, _)| instance)
+    }
+}
+
+impl Dispatch for CentralEdf {
+    fn name(&self) -> &'static str {
+        if self.admission {
+            "edf_admission"
+        } else {
+            "central_edf"
+        }
+    }
+
+    fn handle(&mut self, now: Time, event: &Event) {
+        self.stirred = true;
+        match event {
+            Event::Arrived(spec) => self.enqueue(spec),
+            Event::Prefilled { spec, .. } => {
+                self.ledger.leave(spec.id);
+                let key = (0, spec.deadline(spec.generated), spec.id);
+                self.keys.insert(spec.id, key);
+                self.decode.insert(key, *spec);
+            }
+            Event::Up { instance, role } => self.ledger.up(now, *instance, *role),
+            Event::Down { instance, lost } => {
+                self.ledger.down(*instance, lost);
+                for spec in lost {
+                    self.dequeue(spec.id);
+                    self.enqueue(spec);
+                }
+            }
+            Event::Load { instance, load, .. } => self.ledger.report(now, *instance, *load),
+            Event::Finished { request, .. } => {
+                self.ledger.leave(*request);
+            }
+            Event::Cancelled(request) => {
+                self.dequeue(*request);
+                self.ledger.leave(*request);
+            }
+        }
+    }
+
+    fn poll_decision(&mut self, now: Time) -> Option<Decision> {
+        if !self.stirred {
+            return None;
+        }
+        if self.admission {
+            self.sort_out(now);
+        }
+        for decode in [true, false] {
+            let line = if decode { &self.decode } else { &self.line };
+            let Some(spec) = line.values().next().copied() else {
+                continue;
+            };
+            // Whoever is first waits for room; nobody passes it.
+            if let Some(instance) = self.pick(&spec, decode) {
+                self.dequeue(spec.id);
+                self.ledger.place(&spec, Targets::of(&spec).tpot, instance);
+                let request = spec.id;
+                return Some(Decision::Place { request, instance });
+            }
+        }
+        self.stirred = false;
+        None
+    }
+
+    fn next_deadline(&self) -> Option<Time> {
+        None
+    }
+
+    fn waiting(&self) -> usize {
+        self.line.len() + self.decode.len()
+    }
+}

@@ -1,0 +1,166 @@
+//! Whoever has the least predicted work: what a sceptic would take instead of HyperFlexis' queues.
+//!
+//! The work of a request is what it adds to the time of its instance: its prompt as a prefill step (eq. 1, without the constant that a
+//! batch shares), and for each token that it is expected to generate what it adds to a step (eq. 2: `b' · its tokens + c'`). How many
+//! that are is the mean of its application so far. Placed when it comes: nothing waits in front of instances.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use crate::Time;
+use crate::dispatch::{Decision, Dispatch, Event, Role};
+use crate::hyperflexis::Linear;
+use crate::request::{ApplicationId, InstanceId, RequestId, Spec};
+
+#[derive(Clone, Copy, Debug)]
+struct Placed {
+    instance: InstanceId,
+    work: f64,
+    application: ApplicationId,
+}
+
+/// Mean number of tokens that requests of an application generate.
+#[derive(Clone, Copy, Debug, Default)]
+struct History {
+    requests: f64,
+    tokens: f64,
+}
+
+/// Least predicted work.
+#[derive(Clone, Debug)]
+pub struct LeastWork {
+    model: Linear,
+    work: BTreeMap<InstanceId, (Role, f64)>,
+    held: VecDeque<(Spec, bool)>,
+    placed: HashMap<RequestId, Placed>,
+    history: HashMap<ApplicationId, History>,
+}
+
+impl LeastWork {
+    /// With such a model of an instance.
+    #[must_use]
+    pub fn new(model: Linear) -> Self {
+        Self {
+            model,
+            work: BTreeMap::new(),
+            held: VecDeque::new(),
+            placed: HashMap::new(),
+            history: HashMap::new(),
+        }
+    }
+
+    /// Tokens that a request will generate. Of an application that never ended anything: half of what it may.
+    fn tokens(&self, spec: &Spec) -> f64 {
+        let most = f64::from(spec.output_max);
+        let history = self.history.get(&spec.application).copied();
+        history
+            .filter(|history| history.requests > 0.0)
+            .map_or(most / 2.0, |history| history.tokens / history.requests)
+            .min(most)
+    }
+
+    fn work(&self, spec: &Spec, role: Role) -> f64 {
+        let prompt = f64::from(spec.prompt.saturating_add(spec.generated));
+        let left = (prompt - f64::from(spec.ready)).max(0.0);
+        let [_, b, c] = self.model.prefill;
+        let prefill = b * left + c * left * prompt;
+        let tokens = (self.tokens(spec) - f64::from(spec.generated)).max(1.0);
+        let [_, context, request] = self.model.decode;
+        let decode = tokens * (request + context * (prompt + tokens / 2.0));
+        match role {
+            Role::Prefill => prefill,
+            Role::Decode => decode,
+            Role::Whole => prefill + decode,
+        }
+    }
+
+    fn least(&self, decode: bool) -> Option<(InstanceId, Role)> {
+        self.work
+            .iter()
+            .filter(|(_, (role, _))| (*role == Role::Decode) == decode)
+            .min_by(|x, y| x.1.1.total_cmp(&y.1.1))
+            .map(|(instance, (role, _))| (*instance, *role))
+    }
+
+    /// A request is where it was no more.
+    fn leave(&mut self, request: RequestId) -> Option<Placed> {
+        let placed = self.placed.remove(&request)?;
+        if let Some((_, work)) = self.work.get_mut(&placed.instance) {
+            *work = (*work - placed.work).max(0.0);
+        }
+        Some(placed)
+    }
+}
+
+impl Dispatch for LeastWork {
+    fn name(&self) -> &'static str {
+        "least_work"
+    }
+
+    fn handle(&mut self, _: Time, event: &Event) {
+        match event {
+            Event::Arrived(spec) => self.held.push_back((*spec, false)),
+            Event::Prefilled { spec, .. } => {
+                self.leave(spec.id);
+                self.held.push_back((*spec, true));
+            }
+            Event::Up { instance, role } => {
+                self.work.insert(*instance, (*role, 0.0));
+            }
+            Event::Down { instance, lost } => {
+                self.work.remove(instance);
+                for spec in lost {
+                    self.leave(spec.id);
+                    self.held.retain(|(other, _)| other.id != spec.id);
+                    self.held.push_back((*spec, false));
+                }
+            }
+            Event::Finished {
+                request, generated, ..
+            } => {
+                if let Some(placed) = self.leave(*request) {
+                    let history = self.history.entry(placed.application).or_default();
+                    history.requests += 1.0;
+                    history.tokens += f64::from(*generated);
+                }
+            }
+            Event::Cancelled(request) => {
+                self.leave(*request);
+                self.held.retain(|(other, _)| other.id != *request);
+            }
+            Event::Load { .. } => (),
+        }
+    }
+
+    fn poll_decision(&mut self, _: Time) -> Option<Decision> {
+        let mut targets = [None, None];
+        for decode in [false, true] {
+            targets[usize::from(decode)] = self.least(decode);
+        }
+        let at = self
+            .held
+            .iter()
+            .position(|(_, decode)| targets[usize::from(*decode)].is_some())?;
+        let (spec, decode) = self.held.remove(at)?;
+        let (instance, role) = targets[usize::from(decode)]?;
+        let work = self.work(&spec, role);
+        if let Some((_, sum)) = self.work.get_mut(&instance) {
+            *sum += work;
+        }
+        let placed = Placed {
+            instance,
+            work,
+            application: spec.application,
+        };
+        self.placed.insert(spec.id, placed);
+        let request = spec.id;
+        Some(Decision::Place { request, instance })
+    }
+
+    fn next_deadline(&self) -> Option<Time> {
+        None
+    }
+
+    fn waiting(&self) -> usize {
+        self.held.len()
+    }
+}

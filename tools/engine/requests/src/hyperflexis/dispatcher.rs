@@ -1,0 +1,499 @@
+//! The dispatcher (§5.1, Algorithm 1) over all instances that compute prompts, and the migrator beside it.
+//!
+//! One line of requests by (TPOT, arrival), one of instances by maturity time ([`super::budget`]). The instance that is mature longest
+//! takes, in the order of the line, whoever leaves it within its token budget and has a chance of a first token in time; then its next maturity is
+//! computed. With prefill and decode instances the same code runs over the former, without the terms of decoding.
+//!
+//! Holes and how they are filled.
+//! * *An instance that takes nobody* (the paper's loop would ask it again at once): it is asked again when it reports, when something
+//!   ends there, and about requests that come. Nothing else can change its answer: time only takes chances away.
+//! * *Deadlock*: an instance with nothing to do takes the first in line though it is above the budget.
+//! * *Below θ*: a request that can't be in time anywhere any more leaves the line for the best-effort tail, which is served by
+//!   arrival, with what is left of a budget when nobody is in line.
+//! * *Tightest targets*: for TPOT those at the instance and of candidates. For TTFT the tightest that came lately ([`Tightest::Seen`]):
+//!   eq. 7 is about a request that comes right after a dispatch, and nobody knows which that is. [`Tightest::Present`] is
+//!   the other reading.
+//! * *Corrections by the monitor*: a report during or at the end of the prompts moves the maturity time to what is left of them, plus the time that it
+//!   takes to make good what was stood still ([`Options::correct`]). A step under way when a dispatch comes is waited for.
+//! * *Resource utilization* in `calculate_p`: the larger of KV occupancy and `E_d / TPOT`.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use super::budget::Standing;
+use super::forecast::{Forecasts, Outcome};
+use super::latency::Linear;
+use super::migrator::{Judge, Migrator};
+use super::priority::{Mapping, Record};
+use super::scan::{Lately, Scan, Taken, Waiting};
+use crate::dispatch::{Decision, Dispatch, Event, Role};
+use crate::ledger::{Ledger, Row, Targets};
+use crate::request::{InstanceId, RequestId, Spec};
+use crate::{Span, Time};
+
+/// Whose TTFT the budget keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tightest {
+    /// The tightest that came lately.
+    Seen,
+    /// That of those who are dispatched.
+    Present,
+}
+
+/// `calculate_p`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probability {
+    /// [`budget::probability`] with the instance's utilization.
+    Utilization,
+    /// The same, of an instance that is not used: what is left of the TTFT.
+    Plain,
+}
+
+/// What the paper leaves open.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// The latency model.
+    pub model: Linear,
+    /// Least admission probability (`θ`).
+    pub theta: f64,
+    /// See there.
+    pub probability: Probability,
+    /// See there.
+    pub tightest: Tightest,
+    /// Time between two reports of an instance that are looked at (§9.3); zero: each.
+    pub monitor: Span,
+    /// Reports move maturity times.
+    pub correct: bool,
+    /// Share of KV blocks that is left to those that decode.
+    pub headroom: f64,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+    /// Requests in line that an instance is asked about.
+    pub scan_max: usize,
+}
+
+impl Options {
+    /// Defaults, for such instances.
+    #[must_use]
+    pub const fn new(model: Linear, block_tokens: u32) -> Self {
+        Self {
+            model,
+            theta: 0.05,
+            probability: Probability::Utilization,
+            tightest: Tightest::Seen,
+            monitor: Span::ZERO,
+            correct: true,
+            headroom: 0.05,
+            block_tokens,
+            scan_max: 256,
+        }
+    }
+}
+
+type Key = (u64, Time, RequestId);
+
+#[derive(Clone, Copy, Debug)]
+struct Worker {
+    mature: Time,
+    /// When the prompts that are under way were dispatched.
+    begun: Option<Time>,
+    synced: Time,
+}
+
+/// The dispatcher and the migrator.
+#[derive(Clone, Debug)]
+pub struct HyperFlexis {
+    options: Options,
+    ledger: Ledger,
+    line: BTreeMap<Key, Waiting>,
+    tail: BTreeMap<(Time, RequestId), Waiting>,
+    keys: HashMap<RequestId, Key>,
+    fresh: VecDeque<Key>,
+    workers: BTreeMap<InstanceId, Worker>,
+    /// Instances to ask, by maturity.
+    askable: BTreeSet<(Time, InstanceId)>,
+    /// Mature ones that take nobody of those who are not fresh.
+    full: BTreeSet<(Time, InstanceId)>,
+    lately: Lately,
+    migrator: Migrator,
+    mapping: Option<Mapping>,
+    /// With a mapping: what requests were assigned, and how long they waited for a place.
+    assigned: HashMap<RequestId, (Targets, u64)>,
+    /// With a mapping: requests in line, by priority.
+    pending: BTreeMap<usize, usize>,
+    decisions: VecDeque<Decision>,
+    forecasts: Forecasts,
+}
+
+impl HyperFlexis {
+    /// A dispatcher of requests with objectives.
+    #[must_use]
+    pub fn new(options: Options) -> Self {
+        Self {
+            options,
+            ledger: Ledger::default(),
+            line: BTreeMap::new(),
+            tail: BTreeMap::new(),
+            keys: HashMap::new(),
+            fresh: VecDeque::new(),
+            workers: BTreeMap::new(),
+            askable: BTreeSet::new(),
+            full: BTreeSet::new(),
+            lately: Lately::default(),
+            migrator: Migrator::default(),
+            mapping: None,
+            assigned: HashMap::new(),
+            pending: BTreeMap::new(),
+            decisions: VecDeque::new(),
+            forecasts: Forecasts::default(),
+        }
+    }
+
+    /// A dispatcher of requests whose class is a priority, 0 the highest: objectives come from `mapping` (§5.2).
+    #[must_use]
+    pub fn with_priorities(options: Options, mapping: Mapping) -> Self {
+        Self {
+            mapping: Some(mapping),
+            ..Self::new(options)
+        }
+    }
+
+    /// What became of predicted maturity times.
+    #[must_use]
+    pub fn forecasts(&self) -> &[Outcome] {
+        self.forecasts.outcomes()
+    }
+
+    fn enqueue(&mut self, spec: &Spec) {
+        let mut targets = Targets::of(spec);
+        if let Some(mapping) = &self.mapping {
+            let priority = usize::from(spec.class.0);
+            let contended = self.pending.range(..priority).next().is_some();
+            targets = mapping.assign(priority, contended);
+            self.assigned.insert(spec.id, (targets, 0));
+            *self.pending.entry(priority).or_default() += 1;
+        }
+        self.lately.saw(targets.ttft);
+        let key = (targets.tpot, spec.arrival, spec.id);
+        let waiting = Waiting {
+            spec: *spec,
+            targets,
+        };
+        self.line.insert(key, waiting);
+        self.keys.insert(spec.id, key);
+        self.fresh.push_back(key);
+    }
+
+    /// Takes a request out of the line or the tail.
+    fn dequeue(&mut self, request: RequestId) -> Option<Waiting> {
+        let key = self.keys.remove(&request)?;
+        let waiting = self
+            .line
+            .remove(&key)
+            .or_else(|| self.tail.remove(&(key.1, request)))?;
+        let priority = usize::from(waiting.spec.class.0);
+        if let Some(count) = self.pending.get_mut(&priority) {
+            *count -= 1;
+            if *count == 0 {
+                self.pending.remove(&priority);
+            }
+        }
+        Some(waiting)
+    }
+
+    /// When an instance is to be asked next. It may have been asked before.
+    fn mature_at(&mut self, instance: InstanceId, mature: Time) {
+        if let Some(worker) = self.workers.get_mut(&instance) {
+            let before = (worker.mature, instance);
+            self.askable.remove(&before);
+            self.full.remove(&before);
+            worker.mature = mature;
+            self.askable.insert((mature, instance));
+        }
+    }
+
+    fn up(&mut self, now: Time, instance: InstanceId, role: Role) {
+        self.gone(instance);
+        self.ledger.up(now, instance, role);
+        if role == Role::Decode {
+            self.migrator.open(instance, now);
+            return;
+        }
+        let worker = Worker {
+            mature: now,
+            begun: None,
+            synced: now,
+        };
+        self.workers.insert(instance, worker);
+        self.askable.insert((now, instance));
+    }
+
+    fn gone(&mut self, instance: InstanceId) {
+        self.migrator.close(instance);
+        self.forecasts.forget(instance);
+        if let Some(worker) = self.workers.remove(&instance) {
+            self.askable.remove(&(worker.mature, instance));
+            self.full.remove(&(worker.mature, instance));
+        }
+    }
+
+    fn report(&mut self, now: Time, instance: InstanceId, load: crate::iteration::Load, took: u64) {
+        self.forecasts.report(now, instance, &load, took);
+        let Some(worker) = self.workers.get_mut(&instance) else {
+            if self.ledger.row(instance).is_some() {
+                self.ledger.report(now, instance, load);
+                let step = Standing::of_now(&self.ledger, instance, &self.options.model);
+                self.migrator.open(instance, now + Span(step as u64));
+            }
+            return;
+        };
+        if now.since(worker.synced) < self.options.monitor {
+            return;
+        }
+        worker.synced = now;
+        let (before, begun) = (worker.mature, worker.begun);
+        self.ledger.report(now, instance, load);
+        let Some(row) = self.ledger.row(instance) else {
+            return;
+        };
+        let standing = Standing::of(row);
+        let mut mature = before;
+        let mut under_way = begun;
+        if row.is_idle() {
+            (mature, under_way) = (before.min(now), None);
+        } else if let Some(since) = begun {
+            let stood = now.since(since).0 as f64;
+            let left = standing.maturity_after_ns(&self.options.model, stood);
+            if self.options.correct {
+                mature = now + Span(left as u64);
+            }
+            if standing.prompts.tokens <= 0.0 {
+                under_way = None;
+            }
+        }
+        if let Some(worker) = self.workers.get_mut(&instance) {
+            worker.begun = under_way;
+        }
+        self.mature_at(instance, mature);
+    }
+
+    /// Something ended at an instance.
+    fn freed(&mut self, now: Time, instance: InstanceId) {
+        if let Some(worker) = self.workers.get(&instance) {
+            let idle = self.ledger.row(instance).is_some_and(Row::is_idle);
+            let mature = if idle {
+                worker.mature.min(now)
+            } else {
+                worker.mature
+            };
+            self.mature_at(instance, mature);
+        } else if self.ledger.row(instance).is_some() {
+            self.migrator.open(instance, now);
+        }
+    }
+
+    /// Asks all mature instances, the one that is mature longest first.
+    fn round(&mut self, now: Time) {
+        while let Some((mature, instance)) = self.askable.first().copied() {
+            if self.line.is_empty() && self.tail.is_empty() || mature > now {
+                break;
+            }
+            if !self.ask(now, instance, None) {
+                self.askable.remove(&(mature, instance));
+                self.full.insert((mature, instance));
+            }
+        }
+        while let Some(key) = self.fresh.pop_front() {
+            if !self.line.contains_key(&key) {
+                continue;
+            }
+            let full: Vec<InstanceId> = self.full.iter().map(|(_, at)| *at).collect();
+            for instance in full {
+                if self.ask(now, instance, Some(key)) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Lets an instance take whom it can, of all or of one. Whether it took anybody.
+    fn ask(&mut self, now: Time, instance: InstanceId, only: Option<Key>) -> bool {
+        let Some(row) = self.ledger.row(instance) else {
+            return false;
+        };
+        let scan = Scan::new(&self.options, self.lately.tightest(), now, row);
+        let mut taken = Taken::new(scan.standing);
+        let mut hopeless = Vec::new();
+        match only {
+            Some(key) => {
+                if let Some(waiting) = self.line.get(&key) {
+                    scan.offer(&mut taken, waiting);
+                }
+            }
+            None => {
+                for (key, waiting) in self.line.iter().take(self.options.scan_max) {
+                    if scan.is_hopeless(waiting) {
+                        hopeless.push(*key);
+                    } else if scan.is_spent(&taken) {
+                        break;
+                    } else {
+                        scan.offer(&mut taken, waiting);
+                    }
+                }
+            }
+        }
+        for key in hopeless {
+            if let Some(waiting) = self.line.remove(&key) {
+                self.tail.insert((key.1, key.2), waiting);
+            }
+        }
+        if only.is_none() && taken.requests.is_empty() {
+            if self.line.is_empty() {
+                for waiting in self.tail.values().take(self.options.scan_max) {
+                    if !scan.take_late(&mut taken, waiting) {
+                        break;
+                    }
+                }
+            }
+            let first = self.line.values().next().or(self.tail.values().next());
+            if let Some(first) = first
+                && scan.idle
+                && taken.requests.is_empty()
+            {
+                taken.push(first);
+            }
+        }
+        let residual = scan.residual;
+        self.dispatch(now, instance, residual, &taken)
+    }
+
+    fn dispatch(&mut self, now: Time, instance: InstanceId, residual: f64, taken: &Taken) -> bool {
+        if taken.requests.is_empty() {
+            return false;
+        }
+        let model = self.options.model;
+        for request in &taken.requests {
+            let Some(waiting) = self.dequeue(*request) else {
+                continue;
+            };
+            if let Some(assigned) = self.assigned.get_mut(request) {
+                assigned.1 = now.since(waiting.spec.arrival).0;
+            }
+            self.ledger
+                .place(&waiting.spec, waiting.targets.tpot, instance);
+            let request = *request;
+            self.decisions
+                .push_back(Decision::Place { request, instance });
+        }
+        let after = residual + taken.standing.maturity_ns(&model);
+        let mature = now + Span(after as u64);
+        self.mature_at(instance, mature);
+        if let Some(worker) = self.workers.get_mut(&instance) {
+            worker.begun = worker.begun.or(Some(now));
+        }
+        self.forecasts
+            .predict(now, instance, mature, taken.standing.tpot);
+        true
+    }
+}
+
+impl Dispatch for HyperFlexis {
+    fn name(&self) -> &'static str {
+        if self.mapping.is_some() {
+            "hyperflexis_pm"
+        } else {
+            "hyperflexis"
+        }
+    }
+
+    fn handle(&mut self, now: Time, event: &Event) {
+        match event {
+            Event::Arrived(spec) => self.enqueue(spec),
+            Event::Up { instance, role } => self.up(now, *instance, *role),
+            Event::Down { instance, lost } => {
+                self.gone(*instance);
+                self.ledger.down(*instance, lost);
+                for spec in lost {
+                    self.migrator.remove(spec.id);
+                    self.enqueue(spec);
+                }
+            }
+            Event::Load {
+                instance,
+                load,
+                took,
+            } => self.report(now, *instance, *load, *took),
+            Event::Prefilled { spec, instance } => {
+                self.ledger.leave(spec.id);
+                self.freed(now, *instance);
+                let assigned = self.assigned.get(&spec.id).map(|(targets, _)| *targets);
+                let targets = assigned.unwrap_or_else(|| Targets::of(spec));
+                self.migrator.push(spec, targets);
+            }
+            Event::Finished {
+                request,
+                class,
+                ttft,
+                tpot,
+                ..
+            } => {
+                if let Some(instance) = self.ledger.leave(*request) {
+                    self.freed(now, instance);
+                }
+                if let Some((_, queued)) = self.assigned.remove(request)
+                    && let Some(mapping) = &mut self.mapping
+                {
+                    mapping.record(Record {
+                        priority: usize::from(class.0),
+                        ttft: *ttft,
+                        tpot: *tpot,
+                        queued,
+                    });
+                }
+            }
+            Event::Cancelled(request) => {
+                self.assigned.remove(request);
+                self.migrator.remove(*request);
+                self.dequeue(*request);
+                if let Some(instance) = self.ledger.leave(*request) {
+                    self.freed(now, instance);
+                }
+            }
+        }
+    }
+
+    fn poll_decision(&mut self, now: Time) -> Option<Decision> {
+        if self.decisions.is_empty() {
+            self.round(now);
+        }
+        if self.decisions.is_empty() {
+            let judge = Judge {
+                ledger: &self.ledger,
+                model: &self.options.model,
+                block_tokens: self.options.block_tokens,
+                headroom: self.options.headroom,
+            };
+            if let Some((spec, instance)) = self.migrator.next(judge, self.options.scan_max) {
+                let assigned = self.assigned.get(&spec.id).map(|(targets, _)| *targets);
+                let targets = assigned.unwrap_or_else(|| Targets::of(&spec));
+                self.ledger.place(&spec, targets.tpot, instance);
+                let step = Standing::of_now(&self.ledger, instance, &self.options.model);
+                self.migrator.open(instance, now + Span(step as u64));
+                let request = spec.id;
+                self.decisions
+                    .push_back(Decision::Place { request, instance });
+            }
+        }
+        self.decisions.pop_front()
+    }
+
+    fn next_deadline(&self) -> Option<Time> {
+        if self.line.is_empty() && self.tail.is_empty() {
+            return None;
+        }
+        self.askable.first().map(|(mature, _)| *mature)
+    }
+
+    fn waiting(&self) -> usize {
+        self.line.len() + self.tail.len() + self.migrator.len()
+    }
+}

@@ -1,0 +1,342 @@
+//! The latency model of §3 (eq. 1 and 2), fitted as appendix A says: relative least squares over measured steps.
+//!
+//! ```text
+//! E_p = a  + b  Σ l      + c  Σ l²     a prefill step, prompts of l tokens            (1)
+//! E_d = a' + b' Σ l_cur  + c' B        a decode step, B requests with l_cur tokens    (2)
+//! ```
+//!
+//! Departures. Coefficients are not below zero: a profile without long prompts gives a `c` of either sign, and a negative one
+//! promises that long prompts are free. The paper's engine computes either prompts or tokens in one step; here a step has both
+//! (chunked prefill), and takes `E_p + b' Σ l_cur + c' B`: weights are read once. A chunk after a prefix has `l² + 2 l · prefix`
+//! instead of `l²`: the same pairs of tokens.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Span;
+use crate::latency::{Composition, Latency};
+
+/// Batch sizes of the paper's profile (appendix A).
+pub const BATCHES: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192];
+
+/// Lengths of the paper's profile (appendix A).
+pub const LENGTHS: [u32; 16] = [
+    4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 284, 512, 768, 1024, 1536, 2020,
+];
+
+/// A step that was measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sample {
+    /// What was in it.
+    pub of: Composition,
+    /// What it took.
+    pub took: Span,
+}
+
+/// The coefficients: ns, ns per token, and ns per squared token or per request.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Linear {
+    /// `a`, `b`, `c` of eq. 1.
+    pub prefill: [f64; 3],
+    /// `a'`, `b'`, `c'` of eq. 2.
+    pub decode: [f64; 3],
+}
+
+/// Why nothing was fitted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FitError {
+    /// Three numbers need three different steps at least.
+    #[error(
+        "{found} {kind} steps that took time were measured, 3 are needed: profile more batch sizes and lengths"
+    )]
+    TooFew {
+        /// `prefill` or `decode`.
+        kind: &'static str,
+        /// How many there are.
+        found: usize,
+    },
+}
+
+/// How far off a model is: |predicted − measured| / measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Error {
+    /// Steps.
+    pub steps: usize,
+    /// Mean.
+    pub mean: f64,
+    /// 95th percentile.
+    pub p95: f64,
+    /// The largest.
+    pub most: f64,
+    /// Mean of predicted / measured − 1: below zero is too optimistic.
+    pub bias: f64,
+}
+
+impl Linear {
+    /// Eq. 1, ns, of prompts with so many tokens and squared lengths in all. Nothing for nothing.
+    #[must_use]
+    pub fn prefill_ns(&self, tokens: f64, squares: f64) -> f64 {
+        if tokens <= 0.0 {
+            return 0.0;
+        }
+        let [a, b, c] = self.prefill;
+        a + b * tokens + c * squares
+    }
+
+    /// Eq. 2, ns. Nothing for nothing.
+    #[must_use]
+    pub fn decode_ns(&self, requests: f64, context: f64) -> f64 {
+        if requests <= 0.0 {
+            return 0.0;
+        }
+        let [a, b, c] = self.decode;
+        a + b * context + c * requests
+    }
+
+    /// Fits both equations. Steps that have both prompts and tokens are left out: neither equation is about them.
+    ///
+    /// # Errors
+    /// If there are too few of either.
+    pub fn fit(samples: &[Sample]) -> Result<Self, FitError> {
+        let rows = |decode: bool| -> Vec<([f64; 3], f64)> {
+            samples
+                .iter()
+                .filter(|s| s.took > Span::ZERO && !s.of.is_empty())
+                .filter(|s| {
+                    if decode {
+                        s.of.prefill_tokens == 0
+                    } else {
+                        s.of.decodes == 0
+                    }
+                })
+                .map(|s| {
+                    let row = if decode {
+                        [1.0, s.of.decode_context as f64, f64::from(s.of.decodes)]
+                    } else {
+                        [1.0, f64::from(s.of.prefill_tokens), squares(&s.of)]
+                    };
+                    (row, s.took.0 as f64)
+                })
+                .collect()
+        };
+        let fit = |decode: bool, kind: &'static str| {
+            let rows = rows(decode);
+            if rows.len() < 3 {
+                let found = rows.len();
+                return Err(FitError::TooFew { kind, found });
+            }
+            Ok(least_squares(&rows))
+        };
+        Ok(Self {
+            prefill: fit(false, "prefill")?,
+            decode: fit(true, "decode")?,
+        })
+    }
+
+    /// How far off it is on these.
+    #[must_use]
+    pub fn error(&self, samples: &[Sample]) -> Error {
+        let mut off: Vec<f64> = samples
+            .iter()
+            .filter(|s| s.took > Span::ZERO)
+            .map(|s| self.iteration(&s.of).0 as f64 / s.took.0 as f64 - 1.0)
+            .collect();
+        if off.is_empty() {
+            return Error::default();
+        }
+        let count = off.len() as f64;
+        let bias = off.iter().sum::<f64>() / count;
+        for one in &mut off {
+            *one = one.abs();
+        }
+        off.sort_unstable_by(f64::total_cmp);
+        Error {
+            steps: off.len(),
+            mean: off.iter().sum::<f64>() / count,
+            p95: off[(off.len() * 95).div_ceil(100) - 1],
+            most: off[off.len() - 1],
+            bias,
+        }
+    }
+}
+
+impl Latency for Linear {
+    fn iteration(&self, of: &Composition) -> Span {
+        let prefill = self.prefill_ns(f64::from(of.prefill_tokens), squares(of));
+        let mut decode = self.decode_ns(f64::from(of.decodes), of.decode_context as f64);
+        if prefill > 0.0 && decode > 0.0 {
+            decode -= self.decode[0];
+        }
+        Span((prefill + decode) as u64)
+    }
+}
+
+/// The Σ l² of a step.
+fn squares(of: &Composition) -> f64 {
+    (2 * of.prefill_pairs) as f64 - f64::from(of.prefill_tokens)
+}
+
+/// The steps of the paper's profile, as `machine` takes them; those of more than `tokens_max` tokens are left out (they
+/// would not fit into memory).
+#[must_use]
+pub fn profile(machine: &dyn Latency, tokens_max: u32) -> Vec<Sample> {
+    let mut samples = Vec::new();
+    for batch in BATCHES {
+        for length in LENGTHS {
+            if batch * length > tokens_max {
+                continue;
+            }
+            let mut prefill = Composition::default();
+            let mut decode = Composition::default();
+            for _ in 0..batch {
+                prefill = prefill.with_chunk(0, length);
+                decode = decode.with_decode(length);
+            }
+            for of in [prefill, decode] {
+                let took = machine.iteration(&of);
+                samples.push(Sample { of, took });
+            }
+        }
+    }
+    samples
+}
+
+/// The coefficients, none below zero, with the least sum of squared relative residuals. Of the eight sets of coefficients
+/// that may be other than zero, the best whose solution has none below zero: for three numbers that is exact.
+fn least_squares(rows: &[([f64; 3], f64)]) -> [f64; 3] {
+    // Columns are scaled to 1: squared lengths are 10⁷ times what the constant is.
+    let mut scale = [0.0_f64; 3];
+    for (row, _) in rows {
+        for (most, value) in scale.iter_mut().zip(row) {
+            *most = most.max(value.abs());
+        }
+    }
+    let mut normal = [[0.0; 3]; 3];
+    let mut right = [0.0; 3];
+    for (row, took) in rows {
+        let scaled: [f64; 3] =
+            std::array::from_fn(|i| if scale[i] > 0.0 { row[i] / scale[i] } else { 0.0 } / took);
+        for i in 0..3 {
+            right[i] += scaled[i];
+            for j in 0..3 {
+                normal[i][j] += scaled[i] * scaled[j];
+            }
+        }
+    }
+    let cost = |x: &[f64; 3]| -> f64 {
+        let quadratic: f64 = (0..3)
+            .map(|i| (0..3).map(|j| x[i] * normal[i][j] * x[j]).sum::<f64>())
+            .sum();
+        quadratic - 2.0 * (0..3).map(|i| x[i] * right[i]).sum::<f64>()
+    };
+    let mut best = ([0.0; 3], 0.0);
+    for set in 1..8_u32 {
+        let Some(x) = solve(&normal, &right, set) else {
+            continue;
+        };
+        if x.iter().all(|value| *value >= 0.0) && cost(&x) < best.1 {
+            best = (x, cost(&x));
+        }
+    }
+    std::array::from_fn(|i| {
+        if scale[i] > 0.0 {
+            best.0[i] / scale[i]
+        } else {
+            0.0
+        }
+    })
+}
+
+/// Gauss with pivots, of the rows and columns in `set`; the others are zero.
+fn solve(normal: &[[f64; 3]; 3], right: &[f64; 3], set: u32) -> Option<[f64; 3]> {
+    let at: Vec<usize> = (0..3).filter(|i| set >> i & 1 == 1).collect();
+    let n = at.len();
+    let mut m: Vec<Vec<f64>> = at
+        .iter()
+        .map(|i| {
+            let row = at.iter().map(|j| normal[*i][*j]);
+            row.chain(std::iter::once(right[*i])).collect()
+        })
+        .collect();
+    for column in 0..n {
+        let pivot =
+            (column..n).max_by(|x, y| m[*x][column].abs().total_cmp(&m[*y][column].abs()))?;
+        // Columns that are multiples of each other: a smaller set says the same.
+        if m[pivot][column].abs() <= 1e-12 * normal[at[column]][at[column]] {
+            return None;
+        }
+        m.swap(column, pivot);
+        for row in 0..n {
+            if row != column {
+                let factor = m[row][column] / m[column][column];
+                for k in column..=n {
+                    m[row][k] -= factor * m[column][k];
+                }
+            }
+        }
+    }
+    let mut x = [0.0; 3];
+    for (k, i) in at.iter().enumerate() {
+        x[*i] = m[k][n] / m[k][k];
+    }
+    Some(x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TRUTH: Linear = Linear {
+        prefill: [8e6, 60_000.0, 1.5],
+        decode: [7e6, 12.0, 20_000.0],
+    };
+
+    #[test]
+    fn a_profile_of_a_machine_that_is_such_a_model_gives_its_coefficients() {
+        let fitted = Linear::fit(&profile(&TRUTH, 100_000)).expect("enough steps");
+        for (got, wanted) in fitted
+            .prefill
+            .iter()
+            .chain(&fitted.decode)
+            .zip(TRUTH.prefill.iter().chain(&TRUTH.decode))
+        {
+            // Times are whole nanoseconds.
+            assert!((got / wanted - 1.0).abs() < 1e-3, "{got} for {wanted}");
+        }
+        let error = fitted.error(&profile(&TRUTH, 100_000));
+        assert!(error.most < 1e-5, "{error:?}");
+    }
+
+    #[test]
+    fn no_coefficient_is_below_zero_though_the_best_fit_would_have_one() {
+        // Concave in the length: an unbounded fit has c < 0.
+        struct Concave;
+        impl Latency for Concave {
+            fn iteration(&self, of: &Composition) -> Span {
+                let tokens = f64::from(of.prefill_tokens + of.decodes);
+                Span((1e6 * tokens.sqrt()) as u64)
+            }
+        }
+        let fitted = Linear::fit(&profile(&Concave, 100_000)).expect("enough steps");
+        for value in fitted.prefill.iter().chain(&fitted.decode) {
+            assert!(*value >= 0.0, "{fitted:?}");
+        }
+        assert!(fitted.prefill[2] == 0.0, "{fitted:?}");
+        assert!(fitted.error(&profile(&Concave, 100_000)).mean > 0.05);
+    }
+
+    #[test]
+    fn too_few_steps_are_an_error_that_says_which() {
+        let one = &profile(&TRUTH, 4);
+        let error = Linear::fit(one).expect_err("one batch");
+        assert!(error.to_string().contains("prefill"), "{error}");
+    }
+
+    #[test]
+    fn weights_are_read_once_in_a_step_that_has_both() {
+        let prompt = Composition::default().with_chunk(0, 100);
+        let token = Composition::default().with_decode(99);
+        let both = prompt.with_decode(99);
+        let sum = TRUTH.iteration(&prompt).0 + TRUTH.iteration(&token).0;
+        assert_eq!(TRUTH.iteration(&both).0 + TRUTH.decode[0] as u64, sum);
+    }
+}

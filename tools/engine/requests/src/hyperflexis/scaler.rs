@@ -1,0 +1,385 @@
+//! The scaler (§6, Algorithm 3): every `τ`, more instances above one threshold, fewer below another.
+//!
+//! Holes and how they are filled. `f(Utils, T_wait, R_in, R_process)` is the largest of the three after each was made a share of
+//! what is allowed: ("if any of these metrics exceed an upper threshold"):
+//!
+//! * utilization of an instance: the largest of its KV occupancy, `E_d / TPOT`, and `E_p / TTFT` of the prompts that wait there. The
+//!   share of time in which it computes says little: one request that decodes makes it 1;
+//! * the longest wait, as a share of its TTFT;
+//! * `R_in / R_process` times the mean utilization: what utilization becomes if that goes on. (The ratio itself is 1 at any
+//!   steady load.)
+//!
+//! Instances are taken away after `k` windows in a row below the lower threshold ("for a sustained period"), and only if the others
+//! would stay below the upper one. Instances that start count as if they were there. In disaggregated pools each role is judged
+//! by itself; where one lacks and the other can spare, an instance changes its role.
+//!
+//! Weights come from a running instance, the least used one (fast scaling), while warm runtimes are left (by default as many as
+//! there may be instances); else from disk. If the transfer fails, the driver loads from disk.
+
+use std::collections::VecDeque;
+
+use super::latency::Linear;
+use crate::Time;
+use crate::dispatch::Role;
+use crate::request::InstanceId;
+use crate::scaling::{Decision, Instance, Scaling, Weights, Window};
+
+/// Thresholds and limits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// Above it instances are added (`ε_o`).
+    pub upper: f64,
+    /// Below it they are taken away (`ε_i`).
+    pub lower: f64,
+    /// Windows in a row below `lower` before one is (`k`).
+    pub patience: u32,
+    /// Time between decisions, ns (`τ`).
+    pub interval: u64,
+    /// Fewest instances of a role.
+    pub least: u32,
+    /// Most instances in all.
+    pub most: u32,
+    /// Instances whose runtime is up, without weights.
+    pub warm: u32,
+    /// Weights come from a running instance, not from disk.
+    pub from_peers: bool,
+    /// What a prefill and a step cost.
+    pub model: Linear,
+    /// The tightest time to the first token, ns.
+    pub ttft: u64,
+    /// The tightest time per token, ns.
+    pub tpot: u64,
+}
+
+impl Options {
+    /// The paper's: one second between decisions (§9.3), as many warm runtimes as devices (§6); thresholds are not given.
+    #[must_use]
+    pub const fn new(model: Linear, ttft: u64, tpot: u64, most: u32) -> Self {
+        Self {
+            upper: 0.8,
+            lower: 0.3,
+            patience: 5,
+            interval: 1_000_000_000,
+            least: 1,
+            most,
+            warm: most,
+            from_peers: true,
+            model,
+            ttft,
+            tpot,
+        }
+    }
+}
+
+/// Decides by load.
+#[derive(Clone, Debug)]
+pub struct Scaler {
+    options: Options,
+    decided: Option<Time>,
+    /// Windows in a row below the lower threshold, by role.
+    calm: [u32; 3],
+    arrived: u64,
+    finished: u64,
+    decisions: VecDeque<Decision>,
+}
+
+const ROLES: [Role; 3] = [Role::Whole, Role::Prefill, Role::Decode];
+
+impl Scaler {
+    /// A scaler.
+    #[must_use]
+    pub const fn new(options: Options) -> Self {
+        Self {
+            options,
+            decided: None,
+            calm: [0; 3],
+            arrived: 0,
+            finished: 0,
+            decisions: VecDeque::new(),
+        }
+    }
+
+    /// How much of an instance is used.
+    fn utilization(&self, instance: &Instance) -> f64 {
+        let (load, model) = (&instance.load, &self.options.model);
+        let blocks = f64::from(load.blocks.max(1));
+        let occupancy = 1.0 - f64::from(load.blocks_free.min(load.blocks.max(1))) / blocks;
+        let occupancy = if load.blocks == 0 { 0.0 } else { occupancy };
+        let step = model.decode_ns(f64::from(load.decoding), load.decode_context as f64);
+        let prompts = f64::from(load.waiting + load.running.saturating_sub(load.decoding)).max(1.0);
+        let tokens = load.prefill_tokens as f64;
+        let prefill = model.prefill_ns(tokens, tokens * tokens / prompts);
+        occupancy
+            .max(step / self.options.tpot as f64)
+            .max(prefill / self.options.ttft as f64)
+    }
+
+    /// The load of a role (`LoadMetric`), and of how many instances.
+    fn load(&self, role: Role, window: &Window) -> Option<(f64, Vec<(InstanceId, f64)>)> {
+        let some: Vec<(InstanceId, f64)> = window
+            .instances
+            .iter()
+            .filter(|one| one.role == role)
+            .map(|one| (one.instance, self.utilization(one)))
+            .collect();
+        if some.is_empty() {
+            return None;
+        }
+        let mean = some.iter().map(|one| one.1).sum::<f64>() / some.len() as f64;
+        let growth = if self.finished == 0 {
+            1.0
+        } else {
+            self.arrived as f64 / self.finished as f64
+        };
+        // Whoever has no place yet waits for an instance that computes prompts.
+        let wait = if role == Role::Decode {
+            0.0
+        } else {
+            window.wait
+        };
+        Some((mean.max(mean * growth).max(wait), some))
+    }
+
+    fn start(&mut self, role: Role, window: &Window) {
+        let least = window
+            .instances
+            .iter()
+            .min_by(|x, y| self.utilization(x).total_cmp(&self.utilization(y)));
+        let warm = self.options.warm as usize > window.starting as usize;
+        let weights = match least {
+            Some(source) if self.options.from_peers && warm => Weights::Peer(source.instance),
+            _ => Weights::Disk,
+        };
+        self.decisions.push_back(Decision::Start { role, weights });
+    }
+}
+
+/// The least used.
+fn least(some: &[(InstanceId, f64)]) -> Option<InstanceId> {
+    let least = some.iter().min_by(|x, y| x.1.total_cmp(&y.1));
+    least.map(|one| one.0)
+}
+
+impl Scaling for Scaler {
+    fn name(&self) -> &'static str {
+        if self.options.from_peers {
+            "hyperflexis_scaler"
+        } else {
+            "hyperflexis_scaler_disk"
+        }
+    }
+
+    fn handle(&mut self, now: Time, window: &Window) {
+        self.arrived += u64::from(window.arrived);
+        self.finished += u64::from(window.finished);
+        let due = self
+            .decided
+            .is_none_or(|before| now.since(before).0 >= self.options.interval);
+        if !due {
+            return;
+        }
+        self.decided = Some(now);
+        let loads: Vec<_> = ROLES.map(|role| self.load(role, window)).into();
+        let (arrived, finished) = (self.arrived, self.finished);
+        (self.arrived, self.finished) = (0, 0);
+        let all = window.instances.len() as u32 + window.starting;
+        let options = self.options;
+        for (at, role) in ROLES.into_iter().enumerate() {
+            let Some((load, some)) = &loads[at] else {
+                continue;
+            };
+            let count = some.len() as f64;
+            // What load will be when those that start are there. Which role they start in is not told: any.
+            let soon = load * count / (count + f64::from(window.starting));
+            if soon > options.upper {
+                self.calm[at] = 0;
+                // Whoever can spare one: below the lower threshold, and below the upper one without it.
+                let spare = ROLES.into_iter().enumerate().find_map(|(other, _)| {
+                    let (load, some) = loads[other].as_ref().filter(|_| other != at)?;
+                    let without = load * some.len() as f64 / (some.len() as f64 - 1.0);
+                    let may = some.len() as u32 > options.least
+                        && *load < options.lower
+                        && without < options.upper;
+                    least(some).filter(|_| may)
+                });
+                if let Some(instance) = spare.filter(|_| role != Role::Whole) {
+                    self.decisions.push_back(Decision::Turn { instance, role });
+                    // One change in a window: the other role has one less now.
+                    return;
+                }
+                if all < options.most {
+                    self.start(role, window);
+                    return;
+                }
+            } else if *load < options.lower {
+                self.calm[at] += 1;
+                let without = load * count / (count - 1.0);
+                if self.calm[at] >= options.patience
+                    && some.len() as u32 > options.least
+                    && window.starting == 0
+                    && without < options.upper
+                    && arrived <= finished.max(1) * 2
+                    && let Some(instance) = least(some)
+                {
+                    self.calm[at] = 0;
+                    self.decisions.push_back(Decision::Stop(instance));
+                }
+            } else {
+                self.calm[at] = 0;
+            }
+        }
+    }
+
+    fn poll_decision(&mut self, _: Time) -> Option<Decision> {
+        self.decisions.pop_front()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::iteration::Load;
+
+    const MODEL: Linear = Linear {
+        prefill: [8e6, 60_000.0, 0.0],
+        decode: [7e6, 12.0, 20_000.0],
+    };
+    const SECOND: u64 = 1_000_000_000;
+
+    fn scaler(most: u32) -> Scaler {
+        Scaler::new(Options::new(MODEL, 700_000_000, 50_000_000, most))
+    }
+
+    /// An instance with so many tokens of prompts and so many requests that decode.
+    fn instance(at: u32, role: Role, prefill_tokens: u64, decoding: u32) -> Instance {
+        let load = Load {
+            prefill_tokens,
+            decoding,
+            running: decoding,
+            waiting: u32::from(prefill_tokens > 0),
+            decode_context: u64::from(decoding) * 500,
+            blocks: 1_000,
+            blocks_free: 900,
+        };
+        let instance = InstanceId(at);
+        Instance {
+            instance,
+            role,
+            load,
+            busy: 1.0,
+        }
+    }
+
+    fn run(
+        scaler: &mut Scaler,
+        second: u64,
+        instances: &[Instance],
+        starting: u32,
+    ) -> Vec<Decision> {
+        let window = Window {
+            instances: instances.to_vec(),
+            starting,
+            arrived: 10,
+            finished: 10,
+            ..Window::default()
+        };
+        let now = Time(second * SECOND);
+        scaler.handle(now, &window);
+        std::iter::from_fn(|| scaler.poll_decision(now)).collect()
+    }
+
+    #[test]
+    fn above_the_upper_threshold_one_is_added_with_weights_of_the_least_used() {
+        let full = [
+            instance(0, Role::Whole, 20_000, 40),
+            instance(1, Role::Whole, 9_000, 40),
+        ];
+        let start = Decision::Start {
+            role: Role::Whole,
+            weights: Weights::Peer(InstanceId(1)),
+        };
+        assert_eq!(run(&mut scaler(3), 0, &full, 0), [start]);
+        // At the limit none is, nor while one starts that will be enough.
+        assert_eq!(run(&mut scaler(2), 0, &full, 0), []);
+        let half = [instance(0, Role::Whole, 10_000, 4)];
+        assert_eq!(run(&mut scaler(3), 0, &half, 1), []);
+    }
+
+    #[test]
+    fn one_is_taken_away_only_after_a_while() {
+        let calm = [
+            instance(0, Role::Whole, 0, 3),
+            instance(1, Role::Whole, 0, 1),
+        ];
+        let mut scaler = scaler(4);
+        for second in 0..4 {
+            assert_eq!(run(&mut scaler, second, &calm, 0), []);
+        }
+        let stop = Decision::Stop(InstanceId(1));
+        assert_eq!(run(&mut scaler, 4, &calm, 0), [stop]);
+        // Never the last one.
+        for second in 5..20 {
+            assert_eq!(run(&mut scaler, second, &calm[..1], 0), []);
+        }
+    }
+
+    #[test]
+    fn nothing_is_decided_twice_in_an_interval() {
+        let full = [instance(0, Role::Whole, 20_000, 40)];
+        let mut scaler = scaler(8);
+        assert_eq!(run(&mut scaler, 1, &full, 0).len(), 1);
+        let window = Window {
+            instances: full.to_vec(),
+            ..Window::default()
+        };
+        scaler.handle(Time(SECOND + 1), &window);
+        assert_eq!(scaler.poll_decision(Time(SECOND + 1)), None);
+    }
+
+    #[test]
+    fn an_instance_changes_its_role_where_one_role_lacks_and_the_other_can_spare() {
+        let pools = [
+            instance(0, Role::Prefill, 20_000, 0),
+            instance(1, Role::Decode, 0, 3),
+            instance(2, Role::Decode, 0, 1),
+        ];
+        let turn = Decision::Turn {
+            instance: InstanceId(2),
+            role: Role::Prefill,
+        };
+        assert_eq!(run(&mut scaler(8), 0, &pools, 0), [turn]);
+        // With one instance that decodes, a new one starts.
+        let start = Decision::Start {
+            role: Role::Prefill,
+            weights: Weights::Peer(InstanceId(1)),
+        };
+        assert_eq!(run(&mut scaler(8), 0, &pools[..2], 0), [start]);
+    }
+
+    #[test]
+    fn a_long_wait_is_load_though_instances_are_empty() {
+        let window = Window {
+            instances: vec![instance(0, Role::Whole, 0, 1)],
+            wait: 0.9,
+            ..Window::default()
+        };
+        let mut scaler = scaler(2);
+        scaler.handle(Time::ZERO, &window);
+        assert!(matches!(
+            scaler.poll_decision(Time::ZERO),
+            Some(Decision::Start { .. })
+        ));
+    }
+
+    #[test]
+    fn without_warm_runtimes_weights_come_from_disk() {
+        let full = [instance(0, Role::Whole, 20_000, 40)];
+        let mut options = Options::new(MODEL, 700_000_000, 50_000_000, 4);
+        options.warm = 0;
+        let start = Decision::Start {
+            role: Role::Whole,
+            weights: Weights::Disk,
+        };
+        assert_eq!(run(&mut Scaler::new(options), 0, &full, 0), [start]);
+    }
+}

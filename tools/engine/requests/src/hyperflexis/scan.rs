@@ -1,0 +1,183 @@
+//! One question of Algorithm 1: whom of the line an instance takes. Rules and holes: [`super::dispatcher`].
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::budget::{self, Standing};
+use super::dispatcher::{Options, Probability, Tightest};
+use crate::dispatch::Role;
+use crate::ledger::{Row, Targets};
+use crate::request::{RequestId, Spec};
+use crate::{Span, Time};
+
+/// A request in line.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiting {
+    pub(super) spec: Spec,
+    pub(super) targets: Targets,
+}
+
+impl Waiting {
+    pub(super) fn deadline(&self) -> Time {
+        self.spec.arrival + Span(self.targets.ttft)
+    }
+
+    /// Prompt tokens to compute.
+    pub(super) fn tokens(&self) -> u32 {
+        let tokens = self.spec.prompt.saturating_add(self.spec.generated);
+        tokens.saturating_sub(self.spec.ready).max(1)
+    }
+}
+
+/// Tightest TTFT of the requests that came lately.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lately {
+    recent: VecDeque<u64>,
+    counts: BTreeMap<u64, u32>,
+}
+
+impl Lately {
+    const WINDOW: usize = 256;
+
+    pub(super) fn saw(&mut self, ttft: u64) {
+        if self.recent.len() == Self::WINDOW
+            && let Some(old) = self.recent.pop_front()
+            && let Some(count) = self.counts.get_mut(&old)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&old);
+            }
+        }
+        self.recent.push_back(ttft);
+        *self.counts.entry(ttft).or_default() += 1;
+    }
+
+    pub(super) fn tightest(&self) -> f64 {
+        let first = self.counts.keys().next();
+        first.map_or(f64::INFINITY, |ttft| *ttft as f64)
+    }
+}
+
+/// What an instance is asked with.
+pub(super) struct Scan<'a> {
+    options: &'a Options,
+    now: Time,
+    pub(super) standing: Standing,
+    room: f64,
+    utilization: f64,
+    /// What is left of the step under way, ns.
+    pub(super) residual: f64,
+    ttft: f64,
+    pub(super) idle: bool,
+}
+
+/// Whom an instance takes.
+pub(super) struct Taken {
+    pub(super) requests: Vec<RequestId>,
+    pub(super) standing: Standing,
+    tokens: f64,
+    ttft: f64,
+}
+
+impl Taken {
+    pub(super) const fn new(standing: Standing) -> Self {
+        Self {
+            requests: Vec::new(),
+            standing,
+            tokens: 0.0,
+            ttft: f64::INFINITY,
+        }
+    }
+
+    pub(super) fn push(&mut self, waiting: &Waiting) {
+        let tokens = waiting.tokens();
+        self.standing = self.standing.with_prompt(tokens, waiting.targets.tpot);
+        self.tokens += f64::from(tokens);
+        self.ttft = self.ttft.min(waiting.targets.ttft as f64);
+        self.requests.push(waiting.spec.id);
+    }
+}
+
+impl<'a> Scan<'a> {
+    pub(super) fn new(options: &'a Options, tightest: f64, now: Time, row: &Row) -> Self {
+        let standing = Standing::of(row);
+        let step = if row.role == Role::Prefill {
+            0.0
+        } else {
+            options.model.decode_ns(standing.decoding, standing.context)
+        };
+        let since = now.since(row.at).0 as f64;
+        Self {
+            options,
+            now,
+            standing,
+            room: row.room(options.block_tokens, options.headroom),
+            utilization: row.occupancy().max(step / standing.tpot).min(1.0),
+            residual: if step > 0.0 {
+                (step - since).max(0.0)
+            } else {
+                0.0
+            },
+            ttft: match options.tightest {
+                Tightest::Seen => tightest,
+                Tightest::Present => f64::INFINITY,
+            },
+            idle: row.is_idle(),
+        }
+    }
+
+    /// It would be late on an instance that had nothing else to do.
+    pub(super) fn is_hopeless(&self, waiting: &Waiting) -> bool {
+        let tokens = f64::from(waiting.tokens());
+        let alone = self.options.model.prefill_ns(tokens, tokens * tokens);
+        waiting.deadline() < self.now + Span(alone as u64)
+    }
+
+    /// Eq. 5 leaves nothing.
+    pub(super) fn is_spent(&self, taken: &Taken) -> bool {
+        let standing = &taken.standing;
+        let decode = standing.decode_ns(&self.options.model);
+        let ttft = self.ttft.min(taken.ttft);
+        if ttft.is_infinite() || standing.tpot.is_infinite() {
+            return false;
+        }
+        budget::tokens(&self.options.model, ttft, standing.tpot, decode) <= standing.prompts.tokens
+    }
+
+    pub(super) fn fits(&self, taken: &Taken, waiting: &Waiting, ttft: f64) -> Option<Standing> {
+        let tokens = waiting.tokens();
+        if taken.tokens + f64::from(tokens) > self.room {
+            return None;
+        }
+        let with = taken.standing.with_prompt(tokens, waiting.targets.tpot);
+        with.fits(&self.options.model, ttft).then_some(with)
+    }
+
+    /// Takes a request if it has a chance and breaks nobody's.
+    pub(super) fn offer(&self, taken: &mut Taken, waiting: &Waiting) {
+        let own = waiting.targets.ttft as f64;
+        let ttft = self.ttft.min(taken.ttft).min(own);
+        let Some(with) = self.fits(taken, waiting, ttft) else {
+            return;
+        };
+        let expected = self.residual + with.prefill_ns(&self.options.model);
+        let remaining = waiting.deadline().remaining_ns(self.now) as f64 - expected;
+        let utilization = match self.options.probability {
+            Probability::Utilization => self.utilization,
+            Probability::Plain => 0.0,
+        };
+        let p = budget::probability(remaining, own, utilization);
+        if p > 0.0 && p >= self.options.theta {
+            taken.push(waiting);
+        }
+    }
+
+    /// Takes one of the tail if that breaks nobody's promise.
+    pub(super) fn take_late(&self, taken: &mut Taken, waiting: &Waiting) -> bool {
+        let fits = self.fits(taken, waiting, self.ttft).is_some();
+        if fits {
+            taken.push(waiting);
+        }
+        fits
+    }
+}
