@@ -41,6 +41,7 @@
 pub mod baseline;
 pub mod discipline;
 pub mod dispatch;
+pub mod hmas;
 pub mod iteration;
 pub mod job;
 pub mod kv;
