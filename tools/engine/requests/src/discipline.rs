@@ -56,6 +56,8 @@ pub enum Start {
     Later,
     /// Not yet, and nobody behind it either.
     Nobody,
+    /// Not yet, nor anybody before this rank: the next to be asked for is the first at or behind it.
+    Skip(Rank),
 }
 
 /// A policy of the first tier.
@@ -84,6 +86,37 @@ pub trait Discipline {
     fn start(&mut self, now: Time, job: &Job, view: &dyn View) -> Start {
         let _ = (now, job, view);
         Start::Now
+    }
+
+    /// It takes the place of another discipline. These jobs are here, in order of arrival; their ranks are asked for after this.
+    fn takes_over(&mut self, jobs: &[Job], view: &dyn View) {
+        let _ = (jobs, view);
+    }
+
+    /// A job holds blocks from now on: its first chunk is planned, or it came with its KV and goes on.
+    fn began(&mut self, job: &Job) {
+        let _ = job;
+    }
+
+    /// A job gave its blocks back, and is in line again.
+    fn dropped(&mut self, job: &Job) {
+        let _ = job;
+    }
+
+    /// So many tokens of a job were computed; called before [`Self::finished`].
+    fn progressed(&mut self, now: Time, job: &Job, tokens: u32) {
+        let _ = (now, job, tokens);
+    }
+
+    /// A request was turned away, on arrival or later.
+    fn refused(&mut self, request: crate::request::RequestId) {
+        let _ = request;
+    }
+
+    /// The next job whose rank is another than before, without progress of its own: where [`Reranked::All`] would be too much.
+    /// Asked for after each [`Self::observe`] until there is none.
+    fn poll_reranked(&mut self) -> Option<crate::request::RequestId> {
+        None
     }
 
     /// Jobs to give up now: they are served when nothing else is to do. Called before the line is read.

@@ -42,6 +42,7 @@ pub mod baseline;
 pub mod discipline;
 pub mod dispatch;
 pub mod hyperflexis;
+pub mod hmas;
 pub mod iteration;
 pub mod job;
 pub mod kv;

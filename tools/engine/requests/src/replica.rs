@@ -251,6 +251,9 @@ impl Replica {
         discipline: Box<dyn Discipline + Send>,
     ) -> Box<dyn Discipline + Send> {
         let before = std::mem::replace(&mut self.discipline, discipline);
+        let mut jobs: Vec<Job> = self.state.entries.iter().flatten().map(|e| e.job).collect();
+        jobs.sort_unstable_by_key(|job| (job.spec.arrival, job.id()));
+        self.discipline.takes_over(&jobs, &self.state);
         self.rerank();
         before
     }
@@ -320,6 +323,10 @@ impl Replica {
                 None
             };
         if let Some(refusal) = refusal {
+            // The one that is here already is not meant.
+            if !self.state.slots.contains_key(&spec.id) {
+                self.discipline.refused(spec.id);
+            }
             self.refusals.push_back(refusal);
             return;
         }
@@ -374,6 +381,7 @@ impl Replica {
             } else {
                 state.change(slot, &**discipline, progress);
             }
+            discipline.progressed(now, &state.at(slot).job, tokens);
             if last && let Some(job) = state.remove(request) {
                 state.pool.release(request);
                 discipline.finished(now, &job);
@@ -386,6 +394,7 @@ impl Replica {
         let request = self.state.at(slot).job.id();
         self.state.pool.release(request);
         self.state.change(slot, &*self.discipline, Job::lost);
+        self.discipline.dropped(&self.state.at(slot).job);
         plan.drops.push(Drop { request, why });
     }
 
@@ -424,6 +433,9 @@ impl Replica {
             let entering = !self.state.holds(slot);
             loop {
                 if self.state.pool.grow(job.id(), job.context + 1).is_ok() {
+                    if entering {
+                        self.discipline.began(&job);
+                    }
                     plan.steps.push(Step {
                         request: job.id(),
                         context: job.context,
@@ -473,6 +485,9 @@ impl Replica {
             self.drop_blocks(victim, Why::Memory, plan);
         }
         self.state.pool.grow(job.id(), job.target).ok()?;
+        if job.phase == Phase::Waiting {
+            self.discipline.began(&job);
+        }
         let tokens = budget.min(job.prefill_left());
         plan.chunks.push(Chunk {
             request: job.id(),
@@ -540,6 +555,12 @@ impl Replica {
                     Start::Now => (),
                     Start::Later => continue,
                     Start::Nobody => break,
+                    Start::Skip(rank) => {
+                        let before = Rank(rank.0.saturating_sub(1));
+                        let last = (before, Time(u64::MAX), RequestId(u64::MAX), usize::MAX);
+                        after = after.max(Some(last));
+                        continue;
+                    }
                 }
             }
             match self.chunk(slot, budget, plan) {
@@ -589,6 +610,7 @@ impl Replica {
             .find(|job| self.state.pool.blocks(job.target.max(job.context + 1)) > capacity);
         if let Some(job) = hopeless {
             self.state.remove(job.id());
+            self.discipline.refused(job.id());
             self.refusals.push_back(Refusal {
                 request: job.id(),
                 why: Refused::TooLong,
@@ -603,6 +625,11 @@ impl Iteration for Replica {
     fn handle(&mut self, now: Time, event: &Event) {
         if self.discipline.observe(now, event, &self.state) == Reranked::All {
             self.rerank();
+        }
+        while let Some(request) = self.discipline.poll_reranked() {
+            if let Some(&slot) = self.state.slots.get(&request) {
+                self.state.change(slot, &*self.discipline, |_| ());
+            }
         }
         match event {
             Event::Arrived(spec) => self.arrive(spec),

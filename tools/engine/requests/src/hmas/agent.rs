@@ -1,0 +1,525 @@
+//! The execution layer (H-MAS §3.5) and the loop that ties the layers together (Appendix E.1, Algorithm 1), as a discipline of a replica.
+//!
+//! Each iteration: perception's answers are taken in; the QoS agent counts; Statera's loops turn; once a second the guards look, once in `ΔT`
+//! the Meta controller decides; prompts start in the order of the structure in force while fence, budget and concurrency allow.
+//!
+//! Departures:
+//! * The fence sums blocks of `prompt + l_upper` of those that run. One that outlives its bound gets half as much again (Appendix C.2: "a conservative
+//!   rolling estimate"), so that the sum stays an upper bound in most cases; its blocks come from the pool, which is what is never exceeded.
+//! * Where the head of the line does not fit, nobody behind it starts: what overtakes it would keep it from ever fitting.
+//! * `B_token < N_run`: who decodes goes round, whoever got a token longest ago first. The paper does not say.
+//! * Whoever runs alone is always let in: a fence is no reason to stand still.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::Estimate;
+use super::cognition::Cognition;
+use super::journal::{Entry, Journal};
+use super::meta::{Fixed, Guards, Meta, Selector};
+use super::pool::{Hints, Kind, Policy, Room};
+use super::prediction::Ran;
+use super::qos::{Horizons, Line, Qos};
+use super::statera::{self, Bound, Reading, Source, Statera};
+use crate::discipline::{Discipline, Rank, Reranked, Start, View};
+use crate::iteration::Event;
+use crate::job::{Job, Phase};
+use crate::kv::Pool;
+use crate::request::{RequestId, Spec};
+use crate::{Span, Time};
+
+/// What an agent is set to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Config {
+    /// Tokens of an iteration, decodes included, as in [`crate::baseline::Fixed`]; with [`Reading::Iteration`] Statera's budget
+    /// takes its place.
+    pub chunk: u32,
+    /// Prompt tokens of an iteration at least, however many decode.
+    pub chunk_min: u32,
+    /// Fence, budget and concurrency; `None`: only memory limits.
+    pub statera: Option<statera::Config>,
+    /// The Meta controller's.
+    pub guards: Guards,
+    /// The QoS agent's.
+    pub horizons: Horizons,
+    /// The structure that it begins with (Algorithm 1: SJF).
+    pub first: Kind,
+    /// Its numbers.
+    pub hints: Hints,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            chunk: 512,
+            chunk_min: 64,
+            statera: Some(statera::Config::default()),
+            guards: Guards::default(),
+            horizons: Horizons::default(),
+            first: Kind::Sjf,
+            hints: Hints::default(),
+        }
+    }
+}
+
+/// A request that is here.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    spec: Spec,
+    estimate: Estimate,
+    bound: Bound,
+    /// Tokens that the fence counts for it, while it runs.
+    promised: Option<u32>,
+}
+
+/// H-MAS.
+pub struct Agent {
+    config: Config,
+    cognition: Cognition,
+    policy: Box<dyn Policy>,
+    qos: Qos,
+    meta: Meta,
+    /// Whether anybody ever decides: [`Fixed`] alone needs no views.
+    adapts: bool,
+    statera: Option<Statera>,
+    jobs: HashMap<RequestId, Known>,
+    running: u32,
+    block_tokens: u32,
+    promised_blocks: u64,
+    reranked: VecDeque<RequestId>,
+    ran: Ran,
+    now: Time,
+    next_entry: Time,
+    journal: Journal,
+}
+
+impl std::fmt::Debug for Agent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Agent")
+            .field("policy", &self.policy.kind())
+            .field("running", &self.running)
+            .field("promised_blocks", &self.promised_blocks)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Agent {
+    /// Of such parts.
+    #[must_use]
+    pub fn new(config: Config, cognition: Cognition, selector: Box<dyn Selector>) -> Self {
+        Self {
+            config,
+            cognition,
+            policy: config.first.build(&config.hints),
+            qos: Qos::new(config.horizons),
+            meta: Meta::new(selector, config.guards, config.first, config.hints),
+            adapts: true,
+            statera: config.statera.map(Statera::new),
+            jobs: HashMap::new(),
+            running: 0,
+            block_tokens: 1,
+            promised_blocks: 0,
+            reranked: VecDeque::new(),
+            ran: Ran::default(),
+            now: Time::ZERO,
+            next_entry: Time::ZERO,
+            journal: Journal::default(),
+        }
+    }
+
+    /// One structure for good: what an adaptive one is compared with.
+    #[must_use]
+    pub fn fixed(kind: Kind, config: Config, cognition: Cognition) -> Self {
+        let config = Config {
+            first: kind,
+            ..config
+        };
+        Self {
+            adapts: false,
+            ..Self::new(config, cognition, Box::new(Fixed(kind)))
+        }
+    }
+
+    /// What it writes down.
+    #[must_use]
+    pub fn journal(&self) -> Journal {
+        self.journal.clone()
+    }
+
+    fn prior(&self, job: &Job) -> Estimate {
+        self.cognition.prior(&job.spec, self.running)
+    }
+
+    fn blocks(&self, tokens: u32) -> u64 {
+        u64::from(tokens.div_ceil(self.block_tokens))
+    }
+
+    fn bound(&self, spec: &Spec, estimate: &Estimate) -> Bound {
+        match &self.statera {
+            Some(statera) => statera.bound(spec.prompt, estimate.length, spec.output_max),
+            None => Bound {
+                tokens: spec.output_max,
+                source: Source::Limit,
+            },
+        }
+    }
+
+    /// Takes in a request that arrives or was here before this agent was.
+    fn meet(&mut self, now: Time, spec: &Spec) {
+        let estimate = self.cognition.arrived(now, spec, self.running);
+        self.policy.arrived(spec, &estimate);
+        let known = Known {
+            spec: *spec,
+            estimate,
+            bound: self.bound(spec, &estimate),
+            promised: None,
+        };
+        self.jobs.insert(spec.id, known);
+    }
+
+    fn forget(&mut self, request: RequestId) -> Option<Known> {
+        let known = self.jobs.remove(&request)?;
+        if let Some(tokens) = known.promised {
+            self.running -= 1;
+            self.promised_blocks -= self.blocks(tokens);
+        }
+        let running = known.promised.is_some();
+        self.policy.left(&known.spec, &known.estimate, running);
+        Some(known)
+    }
+
+    /// It runs from now on: the fence counts it.
+    fn run(&mut self, request: RequestId, held: u32) {
+        let Some(known) = self.jobs.get(&request).copied() else {
+            return;
+        };
+        if known.promised.is_some() {
+            return;
+        }
+        let bound = self.bound(&known.spec, &known.estimate);
+        let tokens = known.spec.prompt.saturating_add(bound.tokens).max(held);
+        self.running += 1;
+        self.promised_blocks += self.blocks(tokens);
+        if let Some(known) = self.jobs.get_mut(&request) {
+            known.promised = Some(tokens);
+            known.bound = bound;
+        }
+        self.policy.began(&known.spec, &known.estimate);
+    }
+
+    /// Takes in what perception has answered by now.
+    fn perceive(&mut self, now: Time) {
+        while let Some((request, tags)) = self.cognition.poll(now) {
+            let Some(known) = self.jobs.get_mut(&request) else {
+                continue;
+            };
+            let understood =
+                tags.and_then(|tags| self.cognition.understood(&known.spec, &tags, self.running));
+            let Some(estimate) = understood else {
+                self.journal.note(|log| log.unknown += 1);
+                continue;
+            };
+            self.journal.note(|log| log.tagged += 1);
+            let before = std::mem::replace(&mut known.estimate, estimate);
+            if known.promised.is_some() {
+                // It runs: its lane and its promise stay what they were.
+                known.estimate = before;
+                continue;
+            }
+            self.policy.left(&known.spec, &before, false);
+            self.policy.arrived(&known.spec, &estimate);
+            self.reranked.push_back(request);
+        }
+    }
+
+    /// Everybody is told of the new structure, in order of arrival.
+    fn rebuild(&mut self) {
+        self.policy = self.meta.current().build(self.meta.hints());
+        let mut all: Vec<Known> = self.jobs.values().copied().collect();
+        all.sort_unstable_by_key(|known| (known.spec.arrival, known.spec.id));
+        for known in all {
+            self.policy.arrived(&known.spec, &known.estimate);
+            if known.promised.is_some() {
+                self.policy.began(&known.spec, &known.estimate);
+            }
+        }
+    }
+
+    /// Guards and the Meta controller.
+    fn control(&mut self, now: Time, view: &dyn View) -> bool {
+        if !self.adapts || !self.meta.is_due(now) {
+            return false;
+        }
+        let mut line = Line::default();
+        for job in view.in_line() {
+            line.waiting += 1;
+            let waits = job.first_token.is_none();
+            if waits && job.spec.slo.is_interactive() && job.spec.first_deadline() < now {
+                line.overdue += 1;
+                line.oldest = line.oldest.max(now.since(job.spec.arrival));
+            }
+        }
+        let short = self.qos.short(now, line, self.running);
+        let qos = &self.qos;
+        let since = self.config.guards.every;
+        let switch = self
+            .meta
+            .look(now, &short, || (qos.long(now, line), qos.good(now, since)));
+        let rejected = self.meta.take_rejected();
+        if switch.is_none() && rejected.is_empty() {
+            return false;
+        }
+        self.journal.note(|log| {
+            log.switches.extend(switch);
+            log.rejected.extend(rejected);
+        });
+        if switch.is_some() {
+            self.rebuild();
+        }
+        switch.is_some()
+    }
+
+    /// An iteration was run.
+    fn turn_loops(&mut self, now: Time, took: Span, pool: &Pool) {
+        let occupancy = f64::from(pool.used()) / f64::from(pool.capacity().max(1));
+        self.qos.memory(now, occupancy);
+        self.ran.took = took.0;
+        let Some(statera) = &mut self.statera else {
+            return;
+        };
+        let tokens = self.ran.decodes + self.ran.prefill_tokens;
+        statera.cycle(occupancy, took.0 as f64 / 1e6, tokens);
+        if now >= self.next_entry {
+            self.next_entry = now + Span::from_millis(1000);
+            let entry = Entry {
+                at: now,
+                concurrency: statera.concurrency(),
+                tokens: statera.tokens(),
+                utilisation: statera.utilisation(),
+            };
+            self.journal.note(|log| log.limits.push(entry));
+        }
+    }
+
+    /// What of the limits is in force.
+    fn limits(&self) -> Option<(&Statera, bool)> {
+        let statera = self.statera.as_ref()?;
+        Some((statera, !self.meta.bypasses()))
+    }
+
+    fn concurrency(&self) -> u32 {
+        match self.limits() {
+            Some((statera, true)) => statera.concurrency(),
+            _ => u32::MAX,
+        }
+    }
+
+    /// Eq. 2 and 11, with this one.
+    fn fits(&self, job: &Job, known: &Known, pool: &Pool) -> bool {
+        let Some((statera, _)) = self.limits() else {
+            return true;
+        };
+        let bound = statera.bound(
+            known.spec.prompt,
+            known.estimate.length,
+            known.spec.output_max,
+        );
+        let tokens = known.spec.prompt.saturating_add(bound.tokens);
+        let blocks = self.blocks(tokens.max(job.target));
+        let room = f64::from(pool.capacity()) * (1.0 - statera.config.fragmentation);
+        (self.promised_blocks + blocks) as f64 <= room
+    }
+}
+
+impl Discipline for Agent {
+    fn name(&self) -> &'static str {
+        if self.adapts {
+            "hmas"
+        } else {
+            self.policy.kind().name()
+        }
+    }
+
+    fn rank(&self, job: &Job) -> Rank {
+        if job.phase == Phase::Decoding {
+            let last = job.last_token.unwrap_or(job.spec.arrival);
+            return Rank(i64::try_from(last.0).unwrap_or(i64::MAX));
+        }
+        match self.jobs.get(&job.id()) {
+            Some(known) => self.policy.rank(job, &known.estimate),
+            None => self.policy.rank(job, &self.prior(job)),
+        }
+    }
+
+    fn observe(&mut self, now: Time, event: &Event, view: &dyn View) -> Reranked {
+        self.now = now;
+        self.block_tokens = view.pool().block_tokens();
+        match event {
+            Event::Arrived(spec) => {
+                // One of the same number is refused, and the first is meant by it from then on.
+                if !self.jobs.contains_key(&spec.id) {
+                    self.meet(now, spec);
+                    let estimate = self.jobs[&spec.id].estimate;
+                    self.qos.arrived(now, spec, &estimate);
+                }
+            }
+            Event::Cancelled(request) => {
+                self.forget(*request);
+            }
+            Event::Done { took, .. } => self.turn_loops(now, *took, view.pool()),
+            Event::Capacity(_) => (),
+        }
+        self.perceive(now);
+        let changed = self.control(now, view);
+        if self.policy.turn(now) || changed {
+            return Reranked::All;
+        }
+        Reranked::None
+    }
+
+    fn takes_over(&mut self, jobs: &[Job], view: &dyn View) {
+        self.block_tokens = view.pool().block_tokens();
+        for job in jobs {
+            self.meet(self.now, &job.spec);
+        }
+        self.perceive(self.now);
+        for job in jobs.iter().filter(|job| job.phase != Phase::Waiting) {
+            self.run(job.id(), job.target.max(job.context + 1));
+        }
+    }
+
+    fn poll_reranked(&mut self) -> Option<RequestId> {
+        self.reranked.pop_front()
+    }
+
+    fn began(&mut self, job: &Job) {
+        self.run(job.id(), job.target);
+    }
+
+    fn dropped(&mut self, job: &Job) {
+        self.qos.dropped(self.now);
+        let Some(known) = self.jobs.get_mut(&job.id()) else {
+            return;
+        };
+        let Some(tokens) = known.promised.take() else {
+            return;
+        };
+        let known = *known;
+        self.running -= 1;
+        self.promised_blocks -= self.blocks(tokens);
+        self.policy.dropped(&known.spec, &known.estimate);
+    }
+
+    fn progressed(&mut self, now: Time, job: &Job, tokens: u32) {
+        let request = job.id();
+        let Some(known) = self.jobs.get(&request).copied() else {
+            return;
+        };
+        if known.promised.is_none() {
+            // Its blocks were kept for it before it came.
+            self.run(request, job.context);
+        }
+        if job.context <= job.target {
+            self.ran.prefill_tokens += tokens;
+            self.policy.prefilled(&known.spec, &known.estimate, tokens);
+            if job.first_token == Some(now) && job.spec.slo.is_interactive() {
+                self.qos.first(now, &job.spec);
+            }
+        }
+        let promised = known.promised.unwrap_or(u32::MAX);
+        if job.context >= promised {
+            let more = (known.bound.tokens / 2).max(self.block_tokens);
+            let tokens = promised.saturating_add(more).min(known.spec.tokens_max());
+            let tokens = tokens.max(job.context);
+            self.promised_blocks += self.blocks(tokens);
+            self.promised_blocks -= self.blocks(promised);
+            if let Some(known) = self.jobs.get_mut(&request) {
+                known.promised = Some(tokens);
+            }
+        }
+    }
+
+    fn finished(&mut self, now: Time, job: &Job) {
+        self.qos.ended(now, job);
+        let Some(known) = self.forget(job.id()) else {
+            return;
+        };
+        let real = job.generated;
+        self.cognition
+            .finished(&job.spec, known.estimate.task, real);
+        let Some(statera) = &mut self.statera else {
+            return;
+        };
+        statera.complete(job.spec.prompt, known.estimate.length, real);
+        let above = u64::from(real > known.bound.tokens);
+        self.journal.note(|log| {
+            log.fenced += 1;
+            log.violations += above;
+            if known.bound.source == Source::Bucket {
+                log.fenced_own_bucket.0 += 1;
+                log.fenced_own_bucket.1 += above;
+            }
+            log.bound_tokens += u64::from(known.bound.tokens);
+            log.real_tokens += u64::from(real);
+        });
+    }
+
+    fn refused(&mut self, request: RequestId) {
+        self.forget(request);
+    }
+
+    fn budget(&mut self, _: Time, view: &dyn View) -> u32 {
+        if self.ran.took > 0 {
+            self.cognition.ran(&self.ran);
+        }
+        let decodes = view.decodes();
+        self.ran = Ran {
+            prefill_tokens: 0,
+            decodes: decodes.decodes,
+            decode_context: decodes.decode_context,
+            took: 0,
+        };
+        let tokens = match self.limits() {
+            Some((statera, true)) if statera.config.control.reading == Reading::Iteration => {
+                statera.tokens()
+            }
+            _ => self.config.chunk,
+        };
+        tokens
+            .saturating_sub(decodes.decodes)
+            .max(self.config.chunk_min)
+    }
+
+    fn start(&mut self, _: Time, job: &Job, view: &dyn View) -> Start {
+        let Some(known) = self.jobs.get(&job.id()).copied() else {
+            return Start::Now;
+        };
+        if self.running == 0 {
+            return Start::Now;
+        }
+        let room = Room {
+            concurrency: self.concurrency(),
+            running: self.running,
+        };
+        if room.running >= room.concurrency {
+            return Start::Nobody;
+        }
+        let start = self.policy.start(&known.spec, &known.estimate, room);
+        if start == Start::Now && !self.fits(job, &known, view.pool()) {
+            return Start::Nobody;
+        }
+        start
+    }
+
+    fn begun_first(&self) -> bool {
+        self.policy.begun_first()
+    }
+
+    fn decodes_max(&self) -> usize {
+        match self.limits() {
+            Some((statera, true)) if statera.config.control.reading == Reading::Decodes => {
+                statera.tokens().max(1) as usize
+            }
+            _ => usize::MAX,
+        }
+    }
+}
