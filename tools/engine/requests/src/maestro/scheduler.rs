@@ -94,6 +94,8 @@ struct Entry {
     execution: Span,
     remaining: Span,
     predicted: u64,
+    /// Bytes of KV that it is known to need: it asked for them.
+    least: u64,
     place: Place,
     started: bool,
     overtaken: Option<Time>,
@@ -218,6 +220,7 @@ impl<E: Estimator> Scheduler<E> {
             execution,
             remaining: execution + future,
             predicted,
+            least: 0,
             place: Place::Waits,
             started: false,
             overtaken: None,
@@ -343,10 +346,12 @@ impl<E: Estimator> Scheduler<E> {
     }
 
     fn outgrew(&mut self, stage: StageId, bytes: u64, now: Time) {
-        let Some(entry) = self.entries.get(&stage) else {
+        let Some(entry) = self.entries.get_mut(&stage) else {
             return;
         };
         let Place::On(node) = entry.place else { return };
+        // Were it aborted, it would only come to the same point with less.
+        entry.least = entry.least.max(bytes);
         // A quarter of what was predicted at a time, so that a stage does not ask for every page.
         let wished = bytes.saturating_add(entry.predicted / 4);
         let interrupt = self.options.interrupt.0;
@@ -420,7 +425,7 @@ impl<E: Estimator> Scheduler<E> {
             model: entry.stage.model,
             class,
             // No stage is promised more than it can ever use.
-            kv: self.margin.need(entry.predicted).min(most),
+            kv: self.margin.need(entry.predicted).max(entry.least).min(most),
             execution: entry.execution,
             highest: match class {
                 Class::Interactive => Action::SwapOut,
