@@ -12,7 +12,7 @@
 //! | iteration | which tokens does this replica compute in its next forward pass? | [`iteration::Iteration`] |
 //! | dispatch | which replica takes this request? | [`dispatch::Dispatch`] |
 //! | scaling | how many replicas, in which role? | [`scaling::Scaling`] |
-//! | workflow | which stage of which workflow runs where, with which weights resident? | `workflow` |
+//! | workflow | which stage of which workflow runs where, with which weights resident? | [`workflow::Workflow`] |
 //!
 //! Nearly all policies of the first tier differ in four answers only (who is first, how many tokens, who
 //! may start, who is given up). Those are a [`discipline::Discipline`]; [`replica::Replica`] is the
@@ -48,10 +48,12 @@ pub mod job;
 pub mod kv;
 pub mod latency;
 pub mod ledger;
+pub mod maestro;
 mod nanoseconds;
 pub mod qoserve;
 pub mod replica;
 pub mod request;
 pub mod scaling;
+pub mod workflow;
 
 pub use laxity_policy::{Span, Time};

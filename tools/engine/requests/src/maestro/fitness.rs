@@ -1,0 +1,327 @@
+//! Where a stage runs (Maestro §III-D, Algorithm 3, eq. 5 and 6), and how much more KV than predicted it is promised.
+//!
+//! `S = A − λ·T_ready − μ·C_deg`, `T_ready = T_q + T_act`, `A = γ·proximity + (1 − γ)·fit`.
+//!
+//! Where the paper is silent or at odds with itself:
+//! * It adds a unitless `A` to milliseconds, and says in one breath that metrics are normalised and that `T_ready` and `C_deg` are in milliseconds.
+//!   Here all are normalised by 5/95-percentile bounds over recent candidates ([`Mode::Fitness`]); the end-to-end latency in ms that eq. 5 is said to be
+//!   equivalent to is [`Mode::EndToEnd`]. They are not equivalent.
+//! * `proximity = 1 − norm(RTT)`. `fit = 1 − (R_head − R_need) / max R_head` over the candidates.
+//! * The weight of `proximity` is raised for interactive stages: `γ` and `γ_interactive` are two numbers.
+//! * `ρ`: the 95th percentile of the relative underestimation over a window, clipped to [0.1, 0.3], and 0.3 until there are 20.
+//!   (The text has an EWMA of it, too, which the quantile then does not use.)
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::node::Estimate;
+use crate::Span;
+use crate::workflow::Class;
+
+/// How candidates are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// Eq. 5, all normalised. `γ = 0` is the paper's “BinPack Only”.
+    Fitness {
+        /// Weight of proximity for batch stages, 0 to 1.
+        gamma: f64,
+        /// Weight of proximity for interactive stages, 0 to 1.
+        gamma_interactive: f64,
+        /// λ.
+        ready: f64,
+        /// μ.
+        degradation: f64,
+    },
+    /// `RTT + T_ready + η·C_deg` in ms, the least.
+    EndToEnd {
+        /// η.
+        degradation: f64,
+    },
+    /// The fewest stages, whatever is resident there: the paper's “Baseline”.
+    LoadBalance,
+    /// Nodes where the model runs first, and of those the fewest stages: what a sceptic would take.
+    WarmShortest,
+}
+
+impl Mode {
+    /// The paper's weights (§IV-D5, §III-D); interactive stages weigh proximity twice.
+    pub const MAESTRO: Self = Self::Fitness {
+        gamma: 0.25,
+        gamma_interactive: 0.5,
+        ready: 1.0,
+        degradation: 1.0,
+    };
+    /// The paper's “BinPack Only”.
+    pub const BIN_PACK: Self = Self::Fitness {
+        gamma: 0.0,
+        gamma_interactive: 0.0,
+        ready: 1.0,
+        degradation: 1.0,
+    };
+}
+
+/// A node that can have a stage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// Its index.
+    pub node: usize,
+    /// What it says.
+    pub estimate: Estimate,
+    /// Round trip from where the job comes from.
+    pub rtt: Span,
+    /// Stages that it has.
+    pub load: usize,
+    /// The model runs there.
+    pub warm: bool,
+}
+
+const WINDOW: usize = 512;
+/// Choices after which bounds are computed again.
+const REFRESH: u32 = 16;
+
+/// Percentile bounds of a metric over recent values.
+#[derive(Clone, Debug, Default)]
+struct Bounds {
+    recent: VecDeque<f64>,
+    low: f64,
+    high: f64,
+}
+
+impl Bounds {
+    fn push(&mut self, value: f64) {
+        if self.recent.len() == WINDOW {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(value);
+    }
+
+    fn refresh(&mut self, scratch: &mut Vec<f64>) {
+        scratch.clear();
+        scratch.extend(&self.recent);
+        if scratch.is_empty() {
+            return;
+        }
+        let at = |share: f64| ((scratch.len() - 1) as f64 * share).round() as usize;
+        let (low, high) = (at(0.05), at(0.95));
+        self.low = *scratch.select_nth_unstable_by(low, f64::total_cmp).1;
+        self.high = *scratch.select_nth_unstable_by(high, f64::total_cmp).1;
+    }
+
+    /// 0 at the lower bound, 1 at the upper; where there is no spread, 0 up to it and 1 beyond.
+    fn norm(&self, value: f64) -> f64 {
+        if self.high > self.low {
+            ((value - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+        } else {
+            f64::from(u8::from(value > self.high))
+        }
+    }
+}
+
+/// Chooses among candidates.
+#[derive(Clone, Debug)]
+pub struct Fitness {
+    mode: Mode,
+    rtt: Bounds,
+    ready: Bounds,
+    degradation: Bounds,
+    scratch: Vec<f64>,
+    chosen: u32,
+}
+
+fn ms(span: Span) -> f64 {
+    span.0 as f64 / 1e6
+}
+
+impl Fitness {
+    /// In such a way.
+    #[must_use]
+    pub fn new(mode: Mode) -> Self {
+        Self {
+            mode,
+            rtt: Bounds::default(),
+            ready: Bounds::default(),
+            degradation: Bounds::default(),
+            scratch: Vec::new(),
+            chosen: 0,
+        }
+    }
+
+    /// The node of the best candidate; of equals, the first.
+    pub fn choose(&mut self, candidates: &[Candidate], need: u64, class: Class) -> Option<usize> {
+        if candidates.len() > 1 {
+            self.learn(candidates);
+        }
+        let most = candidates.iter().map(|c| c.estimate.headroom).max()?.max(1);
+        let mut best: Option<(f64, usize)> = None;
+        for candidate in candidates {
+            let score = self.score(candidate, need, most, class);
+            if best.is_none_or(|(other, _)| score > other) {
+                best = Some((score, candidate.node));
+            }
+        }
+        best.map(|(_, node)| node)
+    }
+
+    fn learn(&mut self, candidates: &[Candidate]) {
+        if !matches!(self.mode, Mode::Fitness { .. }) {
+            return;
+        }
+        for candidate in candidates {
+            self.rtt.push(ms(candidate.rtt));
+            let estimate = &candidate.estimate;
+            self.ready.push(ms(estimate.queue + estimate.activation));
+            self.degradation.push(estimate.degradation as f64 / 1e6);
+        }
+        // Bounds of the first choices are those of their own candidates.
+        if self.chosen < REFRESH || self.chosen.is_multiple_of(REFRESH) {
+            self.rtt.refresh(&mut self.scratch);
+            self.ready.refresh(&mut self.scratch);
+            self.degradation.refresh(&mut self.scratch);
+        }
+        self.chosen = self.chosen.wrapping_add(1);
+    }
+
+    fn score(&self, of: &Candidate, need: u64, most: u64, class: Class) -> f64 {
+        let estimate = &of.estimate;
+        let waits = ms(estimate.queue + estimate.activation);
+        let harm = estimate.degradation as f64 / 1e6;
+        match self.mode {
+            Mode::Fitness {
+                gamma,
+                gamma_interactive,
+                ready,
+                degradation,
+            } => {
+                let gamma = match class {
+                    Class::Interactive => gamma_interactive,
+                    Class::Batch => gamma,
+                };
+                let spare = estimate.headroom.saturating_sub(need) as f64;
+                let fit = 1.0 - spare / most as f64;
+                let proximity = 1.0 - self.rtt.norm(ms(of.rtt));
+                gamma * proximity + (1.0 - gamma) * fit
+                    - ready * self.ready.norm(waits)
+                    - degradation * self.degradation.norm(harm)
+            }
+            Mode::EndToEnd { degradation } => -(ms(of.rtt) + waits + degradation * harm),
+            Mode::LoadBalance => -(of.load as f64),
+            Mode::WarmShortest => f64::from(u8::from(of.warm)) * 1e6 - of.load as f64,
+        }
+    }
+}
+
+/// `ρ`: how much more KV than predicted a stage is promised.
+#[derive(Clone, Debug, Default)]
+pub struct Margin(Bounds);
+
+impl Margin {
+    const WINDOW: usize = 256;
+    const ENOUGH: usize = 20;
+
+    /// A stage needed so much more than was predicted, as a share of it; 0 if it needed less.
+    pub fn observe(&mut self, needed: u64, predicted: u64) {
+        let e = (needed as f64 / predicted.max(1) as f64 - 1.0).max(0.0);
+        if self.0.recent.len() == Self::WINDOW {
+            self.0.recent.pop_front();
+        }
+        self.0.push(e);
+        if self.0.recent.len().is_multiple_of(8) || self.0.recent.len() == Self::WINDOW {
+            let mut scratch = Vec::new();
+            self.0.refresh(&mut scratch);
+        }
+    }
+
+    /// The margin.
+    #[must_use]
+    pub fn share(&self) -> f64 {
+        if self.0.recent.len() < Self::ENOUGH {
+            return 0.3;
+        }
+        self.0.high.clamp(0.1, 0.3)
+    }
+
+    /// `R_need = (1 + ρ)·R`.
+    #[must_use]
+    pub fn need(&self, predicted: u64) -> u64 {
+        (predicted as f64 * (1.0 + self.share())).ceil() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(node: usize, headroom: u64, rtt: u64, activation: u64) -> Candidate {
+        Candidate {
+            node,
+            estimate: Estimate {
+                queue: Span::ZERO,
+                activation: Span::from_millis(activation),
+                degradation: 0,
+                headroom,
+            },
+            rtt: Span::from_millis(rtt),
+            load: node,
+            warm: activation == 0,
+        }
+    }
+
+    #[test]
+    fn without_proximity_the_tightest_fit_is_taken() {
+        let mut fitness = Fitness::new(Mode::BIN_PACK);
+        let all = [candidate(0, 900, 0, 0), candidate(1, 150, 80, 0)];
+        assert_eq!(fitness.choose(&all, 100, Class::Interactive), Some(1));
+    }
+
+    #[test]
+    fn with_it_an_interactive_stage_stays_near() {
+        let mut fitness = Fitness::new(Mode::MAESTRO);
+        let all = [candidate(0, 300, 0, 0), candidate(1, 150, 80, 0)];
+        assert_eq!(fitness.choose(&all, 100, Class::Interactive), Some(0));
+    }
+
+    #[test]
+    fn a_warm_node_far_away_beats_a_cold_one_here() {
+        let mut fitness = Fitness::new(Mode::MAESTRO);
+        let all = [candidate(0, 300, 0, 20_000), candidate(1, 300, 80, 0)];
+        assert_eq!(fitness.choose(&all, 100, Class::Interactive), Some(1));
+        let mut end_to_end = Fitness::new(Mode::EndToEnd { degradation: 1.0 });
+        assert_eq!(end_to_end.choose(&all, 100, Class::Batch), Some(1));
+    }
+
+    #[test]
+    fn an_outlier_does_not_flatten_the_others() {
+        let mut fitness = Fitness::new(Mode::MAESTRO);
+        for _ in 0..100 {
+            let usual = [candidate(0, 300, 0, 100), candidate(1, 300, 0, 200)];
+            fitness.choose(&usual, 100, Class::Batch);
+        }
+        let all = [
+            candidate(0, 300, 0, 200),
+            candidate(1, 300, 0, 100),
+            candidate(2, 300, 0, 10_000_000),
+        ];
+        assert_eq!(fitness.choose(&all, 100, Class::Batch), Some(1));
+    }
+
+    #[test]
+    fn the_margin_is_the_upper_percentile_of_underestimation_within_its_bounds() {
+        let mut margin = Margin::default();
+        assert_eq!(margin.share(), 0.3);
+        for _ in 0..256 {
+            margin.observe(100, 100);
+        }
+        assert_eq!(margin.share(), 0.1);
+        for i in 0..256 {
+            margin.observe(100 + 20 * u64::from(i % 5 == 0), 100);
+        }
+        assert!((margin.share() - 0.2).abs() < 1e-9);
+        for _ in 0..256 {
+            margin.observe(300, 100);
+        }
+        assert_eq!(margin.share(), 0.3);
+        assert_eq!(margin.need(1000), 1300);
+    }
+}

@@ -1,0 +1,383 @@
+//! What a stage will cost, before it runs (Maestro §III-B).
+//!
+//! Two phases. First the probability that the stage calls a tool: a classifier on the features of the stage, its score calibrated by
+//! isotonic regression on records that it was not trained on; zero where there are no tools. Then the length of its output: a
+//! regressor of `log(1 + L)` per role, with the probability among its features; one for all roles where a role has too few
+//! records. What comes back is `exp(·) − 1`.
+//!
+//! Departures. The classifier is a regression on 0 and 1 (the trees have squared loss only): its score is no probability until it
+//! is calibrated, which it is in any case. The paper trains length regressors on predicted probabilities without saying whose:
+//! here those of records that the classifier was trained on come from it all the same, calibrated; the held-out share is a fifth. "Incrementally
+//! calibrate" (§III-A) has no rule: the mean residual of `log(1 + L)` per role over the last stages (EWMA, 1/50 each, at most ±0.5) is added.
+
+use std::collections::HashMap;
+
+use super::isotonic::Isotonic;
+use super::regressor::{Boosted, FitError, Line, Regressor, Trees};
+use crate::workflow::{RoleId, SEMANTICS, Stage};
+
+/// A stage and what it was.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Record {
+    /// The stage.
+    pub stage: Stage,
+    /// Tokens that it generated.
+    pub output: u32,
+    /// It called a tool.
+    pub tool: bool,
+}
+
+/// What is expected of a stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Forecast {
+    /// Probability that it calls a tool.
+    pub tool: f64,
+    /// Tokens that it generates.
+    pub output: f64,
+}
+
+/// Says what stages will be, and learns from what they were.
+pub trait Predict: Send {
+    /// What is expected.
+    fn predict(&self, stage: &Stage) -> Forecast;
+    /// What it was.
+    fn observe(&mut self, stage: &Stage, forecast: &Forecast, output: u32);
+}
+
+/// What is left out, to see what it is worth (Table VII).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Without {
+    /// The classifier: "w/o C".
+    pub classifier: bool,
+    /// The meaning of the prompt: "w/o BERT".
+    pub semantics: bool,
+}
+
+/// A role needs so many records for a regressor of its own.
+const OWN: usize = 150;
+/// Records without which there is nothing to split.
+const LEAST: usize = 20;
+/// The latest one in so many is for calibration.
+const HELD: usize = 5;
+
+fn features(stage: &Stage, tool: f64, without: Without) -> Vec<f64> {
+    let mut row = vec![
+        f64::from(stage.role.0),
+        f64::from(stage.position),
+        f64::from(stage.invocation),
+        f64::from(stage.tools),
+        f64::from(u8::from(stage.thinking)),
+        f64::from(stage.prompt).ln_1p(),
+    ];
+    if !without.semantics {
+        // What is not a number says nothing, and trees can't compare it.
+        row.extend(stage.semantics.map(|value| {
+            if value.is_finite() {
+                f64::from(value)
+            } else {
+                0.0
+            }
+        }));
+    }
+    if !without.classifier {
+        row.push(tool);
+    }
+    row
+}
+
+/// Length of a feature row with all in it. For tests.
+#[cfg(test)]
+const WIDTH: usize = 6 + SEMANTICS + 1;
+const _: () = assert!(SEMANTICS > 0);
+
+/// The two-phase predictor.
+pub struct TwoPhase {
+    without: Without,
+    classifier: Option<Boosted>,
+    calibration: Isotonic,
+    roles: HashMap<RoleId, Boosted>,
+    global: Boosted,
+    /// Mean residual of late, in log tokens.
+    drift: HashMap<RoleId, f64>,
+}
+
+impl TwoPhase {
+    /// Trains it on records in the order of their time.
+    ///
+    /// # Errors
+    /// If there are fewer than 20 records.
+    pub fn train(records: &[Record], without: Without, trees: &Trees) -> Result<Self, FitError> {
+        if records.len() < LEAST {
+            return Err(FitError::TooFew {
+                there: records.len(),
+                needed: LEAST,
+            });
+        }
+        let (classifier, calibration) = if without.classifier {
+            (None, Isotonic::default())
+        } else {
+            let (classifier, calibration) = Self::classifier(records, without, trees)?;
+            (Some(classifier), calibration)
+        };
+        let mut rows = Vec::with_capacity(records.len());
+        let mut targets = Vec::with_capacity(records.len());
+        for record in records {
+            let tool = probability(classifier.as_ref(), &calibration, &record.stage, without);
+            rows.push(features(&record.stage, tool, without));
+            targets.push(f64::from(record.output).ln_1p());
+        }
+        let mut by_role: HashMap<RoleId, Vec<usize>> = HashMap::new();
+        for (at, record) in records.iter().enumerate() {
+            by_role.entry(record.stage.role).or_default().push(at);
+        }
+        let mut roles = HashMap::new();
+        for (role, at) in by_role {
+            if at.len() >= OWN {
+                let own: Vec<Vec<f64>> = at.iter().map(|i| rows[*i].clone()).collect();
+                let lengths: Vec<f64> = at.iter().map(|i| targets[*i]).collect();
+                roles.insert(role, Boosted::fit(&own, &lengths, trees)?);
+            }
+        }
+        Ok(Self {
+            without,
+            classifier,
+            calibration,
+            roles,
+            global: Boosted::fit(&rows, &targets, trees)?,
+            drift: HashMap::new(),
+        })
+    }
+
+    fn classifier(
+        records: &[Record],
+        without: Without,
+        trees: &Trees,
+    ) -> Result<(Boosted, Isotonic), FitError> {
+        let with_tools: Vec<&Record> = records.iter().filter(|r| r.stage.tools > 0).collect();
+        let row = |record: &&Record| features(&record.stage, 0.0, without);
+        let called = |record: &&Record| f64::from(u8::from(record.tool));
+        if with_tools.len() < LEAST {
+            // Nobody calls tools: whatever it says is not asked.
+            let rows = vec![vec![0.0; features(&records[0].stage, 0.0, without).len()]];
+            return Ok((Boosted::fit(&rows, &[0.0], trees)?, Isotonic::default()));
+        }
+        let (train, held) = with_tools.split_at(with_tools.len() - with_tools.len() / HELD);
+        let rows: Vec<Vec<f64>> = train.iter().map(row).collect();
+        let targets: Vec<f64> = train.iter().map(called).collect();
+        let classifier = Boosted::fit(&rows, &targets, trees)?;
+        let points: Vec<(f64, f64)> = held
+            .iter()
+            .map(|record| (classifier.predict(&row(record)), called(record)))
+            .collect();
+        Ok((classifier, Isotonic::fit(&points)))
+    }
+
+    /// Probability that it calls a tool, eq. 1.
+    #[must_use]
+    pub fn tool(&self, stage: &Stage) -> f64 {
+        probability(
+            self.classifier.as_ref(),
+            &self.calibration,
+            stage,
+            self.without,
+        )
+    }
+
+    /// Roles that have a regressor of their own.
+    #[must_use]
+    pub fn roles(&self) -> usize {
+        self.roles.len()
+    }
+}
+
+fn probability(
+    classifier: Option<&Boosted>,
+    calibration: &Isotonic,
+    stage: &Stage,
+    without: Without,
+) -> f64 {
+    match classifier {
+        Some(classifier) if stage.tools > 0 => {
+            calibration.at(classifier.predict(&features(stage, 0.0, without)))
+        }
+        _ => 0.0,
+    }
+}
+
+impl Predict for TwoPhase {
+    fn predict(&self, stage: &Stage) -> Forecast {
+        let tool = self.tool(stage);
+        let row = features(stage, tool, self.without);
+        let regressor = self.roles.get(&stage.role).unwrap_or(&self.global);
+        let drift = self.drift.get(&stage.role).copied().unwrap_or(0.0);
+        let log = regressor.predict(&row) + drift;
+        Forecast {
+            tool,
+            output: log.exp_m1().clamp(1.0, f64::from(stage.output_max.max(1))),
+        }
+    }
+
+    fn observe(&mut self, stage: &Stage, forecast: &Forecast, output: u32) {
+        let drift = self.drift.entry(stage.role).or_default();
+        let residual = f64::from(output).ln_1p() - forecast.output.ln_1p();
+        // `forecast` has the drift of its time in it, so this settles where residuals have mean zero.
+        *drift = (*drift + residual / 50.0).clamp(-0.5, 0.5);
+    }
+}
+
+/// Length from the prompt's length alone ("Linear" in Table VI). It knows nothing of tools.
+pub struct ByPrompt(Line);
+
+impl ByPrompt {
+    /// Fits it.
+    #[must_use]
+    pub fn train(records: &[Record]) -> Self {
+        let rows: Vec<Vec<f64>> = records
+            .iter()
+            .map(|record| vec![f64::from(record.stage.prompt)])
+            .collect();
+        let targets: Vec<f64> = records.iter().map(|r| f64::from(r.output)).collect();
+        Self(Line::fit(&rows, &targets, 0))
+    }
+}
+
+impl Predict for ByPrompt {
+    fn predict(&self, stage: &Stage) -> Forecast {
+        let output = self.0.predict(&[f64::from(stage.prompt)]);
+        Forecast {
+            tool: 0.0,
+            output: output.clamp(1.0, f64::from(stage.output_max.max(1))),
+        }
+    }
+
+    fn observe(&mut self, _: &Stage, _: &Forecast, _: u32) {}
+}
+
+/// The mean of the role so far, 200 tokens at first: what one has without training anything.
+#[derive(Clone, Debug, Default)]
+pub struct ByRole(HashMap<RoleId, (f64, f64)>);
+
+impl Predict for ByRole {
+    fn predict(&self, stage: &Stage) -> Forecast {
+        let output = match self.0.get(&stage.role) {
+            Some((sum, count)) => sum / count,
+            None => 200.0,
+        };
+        Forecast {
+            tool: if stage.tools > 0 { 0.5 } else { 0.0 },
+            output: output.clamp(1.0, f64::from(stage.output_max.max(1))),
+        }
+    }
+
+    fn observe(&mut self, stage: &Stage, _: &Forecast, output: u32) {
+        let (sum, count) = self.0.entry(stage.role).or_default();
+        *sum += f64::from(output);
+        *count += 1.0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workflow::{JobId, ModelId, StageId};
+
+    /// Tools are called where the meaning says so; calls are short, and each role has its own length.
+    fn record(i: u32) -> Record {
+        let role = i % 2;
+        let tools = u16::from(!i.is_multiple_of(3));
+        let meaning = (i as f32 * 0.37).sin();
+        let tool = tools > 0 && meaning > 0.0;
+        let output = if tool { 20 } else { 300 + 500 * role } + i % 7;
+        Record {
+            stage: Stage {
+                id: StageId(u64::from(i)),
+                job: JobId(0),
+                model: ModelId(0),
+                role: RoleId(role as u16),
+                position: 0,
+                invocation: 0,
+                tools,
+                thinking: false,
+                prompt: 100 + i % 50,
+                output_max: 4096,
+                semantics: [meaning, 0.0, 0.0, 0.0],
+            },
+            output,
+            tool,
+        }
+    }
+
+    fn trained(without: Without) -> TwoPhase {
+        let records: Vec<Record> = (0..800).map(record).collect();
+        let trees = Trees {
+            count: 30,
+            ..Trees::default()
+        };
+        TwoPhase::train(&records, without, &trees).unwrap()
+    }
+
+    #[test]
+    fn features_have_the_width_they_say() {
+        let stage = record(1).stage;
+        assert_eq!(features(&stage, 0.5, Without::default()).len(), WIDTH);
+    }
+
+    #[test]
+    fn a_stage_without_tools_calls_none() {
+        let two = trained(Without::default());
+        for i in (800..1000).map(record).filter(|r| r.stage.tools == 0) {
+            assert_eq!(two.predict(&i.stage).tool, 0.0);
+        }
+    }
+
+    #[test]
+    fn it_knows_calls_from_answers_on_stages_it_has_not_seen() {
+        let two = trained(Without::default());
+        assert_eq!(two.roles(), 2);
+        let mut off = 0.0;
+        for seen in (800..1000).map(record) {
+            let forecast = two.predict(&seen.stage);
+            assert!((0.0..=1.0).contains(&forecast.tool));
+            off += (forecast.output - f64::from(seen.output)).abs();
+        }
+        assert!(off / 200.0 < 30.0, "mean error {}", off / 200.0);
+    }
+
+    #[test]
+    fn without_meaning_it_errs_more() {
+        let error = |without| {
+            let two = trained(without);
+            (800..1000)
+                .map(record)
+                .map(|r| (two.predict(&r.stage).output - f64::from(r.output)).abs())
+                .sum::<f64>()
+        };
+        let blind = Without {
+            semantics: true,
+            ..Without::default()
+        };
+        assert!(error(blind) > 2.0 * error(Without::default()));
+    }
+
+    #[test]
+    fn a_drift_of_lengths_is_followed() {
+        let mut two = trained(Without::default());
+        let seen = record(900);
+        let before = two.predict(&seen.stage).output;
+        for _ in 0..300 {
+            let forecast = two.predict(&seen.stage);
+            two.observe(&seen.stage, &forecast, (before * 1.4) as u32);
+        }
+        let after = two.predict(&seen.stage).output;
+        assert!(
+            (after / before - 1.4).abs() < 0.05,
+            "{after} after {before}"
+        );
+    }
+
+    #[test]
+    fn too_few_records_are_refused() {
+        let records: Vec<Record> = (0..5).map(record).collect();
+        assert!(TwoPhase::train(&records, Without::default(), &Trees::default()).is_err());
+    }
+}

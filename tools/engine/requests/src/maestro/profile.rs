@@ -1,0 +1,232 @@
+//! Rolling profiles of workflows: how long a job goes on after a stage (Maestro §III-D, eq. 8).
+//!
+//! `T_future(J, k)` is the median, over recent jobs, of the execution time that followed stages in the same state: template, place,
+//! role, invocation, and the tool-calling probability in four steps. Where the paper is silent:
+//!
+//! * What followed is the sum of the execution times of stages that became ready after this one ended: work, not waiting
+//!   (waiting is what the scheduler causes), and all branches (the job holds that much of the cluster).
+//! * A state with fewer than five records asks a coarser one: without tools and invocation, then the template as a whole; a template
+//!   never seen has no future: its jobs are tried first and so become known.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::Span;
+use crate::workflow::{Job, JobId, Stage, StageId, TemplateId};
+
+/// Records of a state that are kept.
+const WINDOW: usize = 64;
+/// Records without which a coarser state is asked.
+const ENOUGH: usize = 5;
+/// Invocations from here on are one.
+const LOOPS: u16 = 4;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum State {
+    Fine {
+        template: TemplateId,
+        position: u16,
+        role: u16,
+        invocation: u16,
+        tool: u8,
+    },
+    Place(TemplateId, u16),
+    Template(TemplateId),
+}
+
+impl State {
+    /// From fine to coarse.
+    fn of(job: &Job, stage: &Stage, tool: f64) -> [Self; 3] {
+        [
+            Self::Fine {
+                template: job.template,
+                position: stage.position,
+                role: stage.role.0,
+                invocation: stage.invocation.min(LOOPS),
+                tool: (tool.clamp(0.0, 0.999) * 4.0) as u8,
+            },
+            Self::Place(job.template, stage.position),
+            Self::Template(job.template),
+        ]
+    }
+}
+
+/// Records in the order they came, and sorted.
+#[derive(Clone, Debug, Default)]
+struct Records {
+    recent: VecDeque<u64>,
+    sorted: Vec<u64>,
+}
+
+impl Records {
+    fn add(&mut self, value: u64) {
+        if self.recent.len() == WINDOW
+            && let Some(old) = self.recent.pop_front()
+            && let Ok(at) = self.sorted.binary_search(&old)
+        {
+            self.sorted.remove(at);
+        }
+        self.recent.push_back(value);
+        let at = self.sorted.partition_point(|other| *other <= value);
+        self.sorted.insert(at, value);
+    }
+
+    /// The lower median.
+    fn median(&self) -> Option<u64> {
+        let last = self.sorted.len().checked_sub(1)?;
+        Some(self.sorted[last / 2])
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Passed {
+    stage: StageId,
+    states: [State; 3],
+    ready: u32,
+    ended: Option<(u32, u64)>,
+}
+
+/// Profiles of all templates.
+#[derive(Clone, Debug, Default)]
+pub struct Profiles {
+    records: HashMap<State, Records>,
+    jobs: HashMap<JobId, (u32, Vec<Passed>)>,
+}
+
+impl Profiles {
+    /// What follows a stage in such a state, by eq. 8.
+    #[must_use]
+    pub fn future(&self, job: &Job, stage: &Stage, tool: f64) -> Span {
+        State::of(job, stage, tool)
+            .iter()
+            .filter_map(|state| self.records.get(state))
+            .find(|records| records.recent.len() >= ENOUGH)
+            .and_then(Records::median)
+            .map_or(Span::ZERO, Span)
+    }
+
+    /// A stage of a job is ready.
+    pub fn ready(&mut self, job: &Job, stage: &Stage, tool: f64) {
+        let (clock, passed) = self.jobs.entry(job.id).or_default();
+        *clock += 1;
+        passed.push(Passed {
+            stage: stage.id,
+            states: State::of(job, stage, tool),
+            ready: *clock,
+            ended: None,
+        });
+    }
+
+    /// It ran so long.
+    pub fn finished(&mut self, stage: &Stage, took: Span) {
+        if let Some((clock, passed)) = self.jobs.get_mut(&stage.job) {
+            *clock += 1;
+            if let Some(passed) = passed.iter_mut().find(|passed| passed.stage == stage.id) {
+                passed.ended = Some((*clock, took.0));
+            }
+        }
+    }
+
+    /// A job is over: what followed each of its stages is known.
+    pub fn ended(&mut self, job: JobId) {
+        let Some((_, passed)) = self.jobs.remove(&job) else {
+            return;
+        };
+        for one in &passed {
+            let Some((end, _)) = one.ended else { continue };
+            let future = passed
+                .iter()
+                .filter(|other| other.ready > end)
+                .filter_map(|other| other.ended.map(|(_, took)| took))
+                .fold(0u64, u64::saturating_add);
+            for state in one.states {
+                self.records.entry(state).or_default().add(future);
+            }
+        }
+    }
+
+    /// A job is gone, and says nothing of others.
+    pub fn forget(&mut self, job: JobId) {
+        self.jobs.remove(&job);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Time;
+    use crate::workflow::{Class, ClusterId, ModelId, RoleId};
+
+    fn job(id: u64) -> Job {
+        Job {
+            id: JobId(id),
+            template: TemplateId(1),
+            class: Class::Batch,
+            arrival: Time::ZERO,
+            deadline: Time::NEVER,
+            source: ClusterId(0),
+            confined: false,
+        }
+    }
+
+    fn stage(job: u64, position: u16) -> Stage {
+        Stage {
+            id: StageId(job * 10 + u64::from(position)),
+            job: JobId(job),
+            model: ModelId(0),
+            role: RoleId(0),
+            position,
+            invocation: 0,
+            tools: 0,
+            thinking: false,
+            prompt: 1,
+            output_max: 1,
+            semantics: [0.0; 4],
+        }
+    }
+
+    fn run(profiles: &mut Profiles, id: u64, took: &[u64]) {
+        for (position, took) in took.iter().enumerate() {
+            let stage = stage(id, position as u16);
+            profiles.ready(&job(id), &stage, 0.0);
+            profiles.finished(&stage, Span(*took));
+        }
+        profiles.ended(JobId(id));
+    }
+
+    #[test]
+    fn the_future_of_a_stage_is_the_median_of_what_followed_it() {
+        let mut profiles = Profiles::default();
+        for (id, last) in [10, 20, 30, 40, 1000].into_iter().enumerate() {
+            run(&mut profiles, id as u64, &[7, 5, last]);
+        }
+        assert_eq!(profiles.future(&job(9), &stage(9, 0), 0.0), Span(35));
+        assert_eq!(profiles.future(&job(9), &stage(9, 1), 0.0), Span(30));
+        assert_eq!(profiles.future(&job(9), &stage(9, 2), 0.0), Span(0));
+    }
+
+    #[test]
+    fn branches_that_run_beside_a_stage_are_not_its_future() {
+        let mut profiles = Profiles::default();
+        for id in 0..5 {
+            let (a, b, join) = (stage(id, 0), stage(id, 1), stage(id, 2));
+            profiles.ready(&job(id), &a, 0.0);
+            profiles.ready(&job(id), &b, 0.0);
+            profiles.finished(&a, Span(100));
+            profiles.finished(&b, Span(200));
+            profiles.ready(&job(id), &join, 0.0);
+            profiles.finished(&join, Span(3));
+            profiles.ended(JobId(id));
+        }
+        assert_eq!(profiles.future(&job(9), &stage(9, 0), 0.0), Span(3));
+    }
+
+    #[test]
+    fn an_unknown_template_has_no_future_and_old_records_leave() {
+        let mut profiles = Profiles::default();
+        assert_eq!(profiles.future(&job(9), &stage(9, 0), 0.0), Span::ZERO);
+        for id in 0..200 {
+            run(&mut profiles, id, &[1, if id < 100 { 50 } else { 70 }]);
+        }
+        assert_eq!(profiles.future(&job(999), &stage(999, 0), 0.0), Span(70));
+    }
+}

@@ -1,0 +1,284 @@
+//! The global queue: which job's stage is next (Maestro §III-D), and what it is compared with.
+//!
+//! Orders are keys that do not change while a stage waits, so that the queue is two sorted maps (one per class): aging lowers a batch stage's
+//! remaining time by a share of the time it has waited, `key = T_rem + share · (time it was queued)`, compared at `now` as `key − share · now`.
+//! Aging is for batch only ("long-waiting background jobs"); its pace is not in the paper: 1 s per 10 s.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::{Deserialize, Serialize};
+
+use crate::workflow::{Class, StageId};
+use crate::{Span, Time};
+
+/// Who is first.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Least remaining time of the workflow (eq. 7), with aging: nanoseconds of priority per nanosecond waited.
+    Remaining {
+        /// Share.
+        aging: f64,
+    },
+    /// The job that came first.
+    Fcfs,
+    /// The job with the earliest deadline.
+    Edf,
+    /// Interactive before batch, and of each the earliest deadline: the other reading of §IV-A's EDF.
+    EdfByClass,
+    /// The job that was served least.
+    LeastAttained,
+    /// Interactive before batch, and of each the job that came first.
+    InteractiveFirst,
+    /// Interactive before batch, and of each the least remaining time.
+    InteractiveRemaining,
+}
+
+/// What an order may look at.
+#[derive(Clone, Copy, Debug)]
+pub struct Rank {
+    /// Class of the job.
+    pub class: Class,
+    /// When it was submitted.
+    pub arrival: Time,
+    /// Its deadline.
+    pub deadline: Time,
+    /// `T_rem`.
+    pub remaining: Span,
+    /// Execution time that it had.
+    pub attained: Span,
+}
+
+type Key = (i64, Time, StageId);
+
+/// The queue.
+#[derive(Clone, Debug)]
+pub struct Queue {
+    order: Order,
+    lanes: [BTreeMap<Key, ()>; 2],
+    keys: HashMap<StageId, (usize, Key)>,
+}
+
+const fn lane(class: Class) -> usize {
+    match class {
+        Class::Interactive => 0,
+        Class::Batch => 1,
+    }
+}
+
+fn signed(ns: u64) -> i64 {
+    i64::try_from(ns).unwrap_or(i64::MAX)
+}
+
+impl Queue {
+    /// An empty one.
+    #[must_use]
+    pub fn new(order: Order) -> Self {
+        Self {
+            order,
+            lanes: [BTreeMap::new(), BTreeMap::new()],
+            keys: HashMap::new(),
+        }
+    }
+
+    fn aging(&self) -> f64 {
+        match self.order {
+            Order::Remaining { aging } => aging,
+            _ => 0.0,
+        }
+    }
+
+    /// Lets a stage wait.
+    pub fn push(&mut self, stage: StageId, rank: &Rank, now: Time) {
+        let lane = lane(rank.class);
+        let by = match self.order {
+            Order::Remaining { .. } if lane == 1 => {
+                let aged = (now.0 as f64 * self.aging()) as u64;
+                signed(rank.remaining.0.saturating_add(aged))
+            }
+            Order::Remaining { .. } | Order::InteractiveRemaining => signed(rank.remaining.0),
+            Order::Fcfs | Order::InteractiveFirst => signed(rank.arrival.0),
+            Order::Edf | Order::EdfByClass => signed(rank.deadline.0),
+            Order::LeastAttained => signed(rank.attained.0),
+        };
+        let key = (by, rank.arrival, stage);
+        if let Some((other, old)) = self.keys.insert(stage, (lane, key)) {
+            self.lanes[other].remove(&old);
+        }
+        self.lanes[lane].insert(key, ());
+    }
+
+    /// A stage waits no more.
+    pub fn remove(&mut self, stage: StageId) -> bool {
+        let Some((lane, key)) = self.keys.remove(&stage) else {
+            return false;
+        };
+        self.lanes[lane].remove(&key);
+        true
+    }
+
+    /// Stages that wait.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Nobody waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// The first interactive stage.
+    #[must_use]
+    pub fn first_interactive(&self) -> Option<StageId> {
+        self.lanes[0].keys().next().map(|key| key.2)
+    }
+
+    /// The first `most` stages, in order.
+    pub fn first(&self, most: usize, now: Time, into: &mut Vec<StageId>) {
+        into.clear();
+        let aged = signed((now.0 as f64 * self.aging()) as u64);
+        let by_class = matches!(
+            self.order,
+            Order::EdfByClass | Order::InteractiveFirst | Order::InteractiveRemaining
+        );
+        let mut fast = self.lanes[0].keys().peekable();
+        let mut slow = self.lanes[1].keys().peekable();
+        while into.len() < most {
+            let next = match (fast.peek(), slow.peek()) {
+                (None, None) => return,
+                (Some(_), None) => fast.next(),
+                (None, Some(_)) => slow.next(),
+                (Some(a), Some(b)) => {
+                    let b = (b.0.saturating_sub(aged), b.1, b.2);
+                    if by_class || **a <= b {
+                        fast.next()
+                    } else {
+                        slow.next()
+                    }
+                }
+            };
+            into.extend(next.map(|key| key.2));
+        }
+    }
+}
+
+/// What happens to a job's turn when one of its stages has ended and the next is ready.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Boundary {
+    /// It keeps it: a job that has begun goes before those that have not ("w/o Preempt").
+    Hold,
+    /// A batch job loses it to one that gains by it: hysteresis against estimates that err, and a cooldown against going back and
+    /// forth (§III-D). The paper gives no numbers: 20 % and 1 s, 10 s.
+    Preempt {
+        /// Least gain as a share of the remaining time of who loses the turn.
+        share: f64,
+        /// Least gain, ns.
+        least: u64,
+        /// A job that lost its turn keeps the next ones for so long, ns.
+        cooldown: u64,
+        /// Only interactive stages take turns from batch jobs ("preemption for latency-critical work"); else anybody does.
+        interactive_only: bool,
+    },
+    /// All are queued anew, by the order alone.
+    Requeue,
+}
+
+impl Boundary {
+    /// As Maestro has it.
+    pub const MAESTRO: Self = Self::Preempt {
+        share: 0.2,
+        least: 1_000_000_000,
+        cooldown: 10_000_000_000,
+        interactive_only: false,
+    };
+
+    /// A waiting stage with `waits` to go takes the turn of a batch job with `holds` to go.
+    #[must_use]
+    pub fn is_preempted(&self, holds: Span, waits: Span) -> bool {
+        match self {
+            Self::Hold => false,
+            Self::Requeue => true,
+            Self::Preempt { share, least, .. } => {
+                let gain = holds.0.saturating_sub(waits.0);
+                gain > *least && gain as f64 > holds.0 as f64 * share
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+
+    fn rank(class: Class, remaining: u64) -> Rank {
+        Rank {
+            class,
+            arrival: Time::ZERO,
+            deadline: Time(100 * S - remaining),
+            remaining: Span(remaining),
+            attained: Span::ZERO,
+        }
+    }
+
+    fn order(queue: &Queue, now: u64) -> Vec<u64> {
+        let mut first = Vec::new();
+        queue.first(10, Time(now), &mut first);
+        first.into_iter().map(|stage| stage.0).collect()
+    }
+
+    #[test]
+    fn the_least_remaining_time_goes_first_whatever_its_class() {
+        let mut queue = Queue::new(Order::Remaining { aging: 0.1 });
+        queue.push(StageId(1), &rank(Class::Interactive, 5 * S), Time::ZERO);
+        queue.push(StageId(2), &rank(Class::Batch, 3 * S), Time::ZERO);
+        queue.push(StageId(3), &rank(Class::Batch, 9 * S), Time::ZERO);
+        assert_eq!(order(&queue, 0), [2, 1, 3]);
+    }
+
+    #[test]
+    fn a_batch_stage_gains_a_second_for_each_ten_that_it_waits() {
+        let mut queue = Queue::new(Order::Remaining { aging: 0.1 });
+        queue.push(StageId(1), &rank(Class::Batch, 20 * S), Time::ZERO);
+        queue.push(StageId(2), &rank(Class::Interactive, 5 * S), Time(140 * S));
+        assert_eq!(order(&queue, 140 * S), [2, 1]);
+        assert_eq!(order(&queue, 160 * S), [1, 2]);
+    }
+
+    #[test]
+    fn by_class_an_interactive_stage_is_first_however_late_the_others_are() {
+        for by in [Order::EdfByClass, Order::InteractiveFirst] {
+            let mut queue = Queue::new(by);
+            queue.push(StageId(1), &rank(Class::Batch, 90 * S), Time::ZERO);
+            queue.push(StageId(2), &rank(Class::Interactive, S), Time::ZERO);
+            assert_eq!(order(&queue, 0), [2, 1]);
+        }
+        let mut queue = Queue::new(Order::Edf);
+        queue.push(StageId(1), &rank(Class::Batch, 90 * S), Time::ZERO);
+        queue.push(StageId(2), &rank(Class::Interactive, S), Time::ZERO);
+        assert_eq!(order(&queue, 0), [1, 2]);
+    }
+
+    #[test]
+    fn a_stage_that_is_pushed_again_waits_once() {
+        let mut queue = Queue::new(Order::Fcfs);
+        queue.push(StageId(1), &rank(Class::Batch, S), Time::ZERO);
+        queue.push(StageId(1), &rank(Class::Interactive, S), Time::ZERO);
+        assert_eq!(queue.len(), 1);
+        assert!(queue.remove(StageId(1)));
+        assert!(queue.is_empty() && order(&queue, 0).is_empty());
+    }
+
+    #[test]
+    fn a_turn_is_lost_for_a_gain_of_a_fifth_and_a_second() {
+        let rule = Boundary::MAESTRO;
+        assert!(rule.is_preempted(Span(10 * S), Span(7 * S)));
+        assert!(!rule.is_preempted(Span(10 * S), Span(9 * S)));
+        assert!(!rule.is_preempted(Span(S), Span(S / 10)));
+        assert!(!Boundary::Hold.is_preempted(Span(10 * S), Span(0)));
+    }
+}

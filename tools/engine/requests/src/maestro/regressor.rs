@@ -1,0 +1,197 @@
+//! Regressors: gradient-boosted trees of a kept crate (the paper has LightGBM; `smartcore` has the same kind of trees in Rust, with squared
+//! loss only), and a line in one feature (the paper's weakest baseline), behind one trait.
+
+use smartcore::linalg::basic::matrix::DenseMatrix;
+use smartcore::xgboost::{XGRegressor, XGRegressorParameters};
+
+/// Says a number for a row of features.
+pub trait Regressor: Send {
+    /// The number.
+    fn predict(&self, row: &[f64]) -> f64;
+}
+
+/// How trees are grown.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Trees {
+    /// How many.
+    pub count: usize,
+    /// Splits from the root to a leaf at most.
+    pub depth: u16,
+    /// Share of its correction that each tree makes.
+    pub rate: f64,
+    /// Samples of a leaf at least.
+    pub leaf: usize,
+    /// Of the samples that each tree is grown from.
+    pub seed: u64,
+}
+
+impl Default for Trees {
+    fn default() -> Self {
+        Self {
+            count: 60,
+            depth: 4,
+            rate: 0.15,
+            leaf: 8,
+            seed: 1,
+        }
+    }
+}
+
+/// Why nothing could be fitted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FitError {
+    /// Give more.
+    #[error("a predictor is trained on {needed} records at least, and there are {there}")]
+    TooFew {
+        /// Records that there are.
+        there: usize,
+        /// Records that are needed.
+        needed: usize,
+    },
+    /// A feature or a target is not a number: correct the records.
+    #[error("record {0} holds something that is not a finite number")]
+    NotFinite(usize),
+    /// The crate of trees refuses.
+    #[error("no trees could be grown: {0}")]
+    Trees(String),
+}
+
+type Model = XGRegressor<f64, f64, DenseMatrix<f64>, Vec<f64>>;
+
+/// Boosted trees.
+#[derive(Debug)]
+pub struct Boosted {
+    model: Model,
+    mean: f64,
+}
+
+impl Boosted {
+    /// Grows them.
+    ///
+    /// # Errors
+    /// If there are no rows, or some are not numbers.
+    pub fn fit(rows: &[Vec<f64>], targets: &[f64], trees: &Trees) -> Result<Self, FitError> {
+        if rows.is_empty() || rows.len() != targets.len() {
+            return Err(FitError::TooFew {
+                there: rows.len().min(targets.len()),
+                needed: 1,
+            });
+        }
+        // The crate compares features by `partial_cmp` and panics on what is not a number.
+        let finite = |(row, target): (&Vec<f64>, &f64)| {
+            target.is_finite() && row.iter().all(|value| value.is_finite())
+        };
+        if let Some(at) = rows.iter().zip(targets).position(|record| !finite(record)) {
+            return Err(FitError::NotFinite(at));
+        }
+        let mean = targets.iter().sum::<f64>() / targets.len() as f64;
+        let parameters = XGRegressorParameters::default()
+            .with_n_estimators(trees.count)
+            .with_max_depth(trees.depth)
+            .with_learning_rate(trees.rate)
+            .with_min_child_weight(trees.leaf)
+            .with_subsample(0.8)
+            .with_base_score(mean)
+            .with_seed(trees.seed);
+        let matrix = DenseMatrix::from_2d_vec(&rows.to_vec())
+            .map_err(|error| FitError::Trees(error.to_string()))?;
+        let model = Model::fit(&matrix, &targets.to_vec(), parameters)
+            .map_err(|error| FitError::Trees(error.to_string()))?;
+        Ok(Self { model, mean })
+    }
+}
+
+impl Regressor for Boosted {
+    fn predict(&self, row: &[f64]) -> f64 {
+        // A row of another width than it was trained on can't be made by this crate; the mean is a fair answer to it.
+        DenseMatrix::from_2d_vec(&vec![row.to_vec()])
+            .ok()
+            .and_then(|matrix| self.model.predict(&matrix).ok())
+            .and_then(|values| values.first().copied())
+            .unwrap_or(self.mean)
+    }
+}
+
+/// A line in one feature, by least squares.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Line {
+    feature: usize,
+    slope: f64,
+    intercept: f64,
+}
+
+impl Line {
+    /// Fits it.
+    #[must_use]
+    pub fn fit(rows: &[Vec<f64>], targets: &[f64], feature: usize) -> Self {
+        let n = rows.len().max(1) as f64;
+        let x = |row: &Vec<f64>| row.get(feature).copied().unwrap_or(0.0);
+        let mean_x = rows.iter().map(x).sum::<f64>() / n;
+        let mean_y = targets.iter().sum::<f64>() / n;
+        let (mut xy, mut xx) = (0.0, 0.0);
+        for (row, y) in rows.iter().zip(targets) {
+            xy += (x(row) - mean_x) * (y - mean_y);
+            xx += (x(row) - mean_x) * (x(row) - mean_x);
+        }
+        let slope = if xx > 0.0 { xy / xx } else { 0.0 };
+        Self {
+            feature,
+            slope,
+            intercept: mean_y - slope * mean_x,
+        }
+    }
+}
+
+impl Regressor for Line {
+    fn predict(&self, row: &[f64]) -> f64 {
+        self.slope.mul_add(
+            row.get(self.feature).copied().unwrap_or(0.0),
+            self.intercept,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows() -> (Vec<Vec<f64>>, Vec<f64>) {
+        (0..400)
+            .map(|i| {
+                let (a, b) = (f64::from(i % 20), f64::from(i / 20));
+                (vec![a, b], if a < 10.0 { b } else { 100.0 - b })
+            })
+            .unzip()
+    }
+
+    #[test]
+    fn trees_learn_what_a_line_cannot() {
+        let (rows, targets) = rows();
+        let trees = Boosted::fit(&rows, &targets, &Trees::default()).unwrap();
+        let line = Line::fit(&rows, &targets, 1);
+        let off = |of: &dyn Regressor| {
+            rows.iter()
+                .zip(&targets)
+                .map(|(row, target)| (of.predict(row) - target).abs())
+                .sum::<f64>()
+                / 400.0
+        };
+        assert!(off(&trees) < 2.0, "{}", off(&trees));
+        assert!(off(&line) > 30.0);
+    }
+
+    #[test]
+    fn the_same_seed_grows_the_same_trees() {
+        let (rows, targets) = rows();
+        let one = Boosted::fit(&rows, &targets, &Trees::default()).unwrap();
+        let two = Boosted::fit(&rows, &targets, &Trees::default()).unwrap();
+        assert!(rows.iter().all(|row| one.predict(row) == two.predict(row)));
+    }
+
+    #[test]
+    fn what_is_not_a_number_is_named_and_not_trained_on() {
+        let rows = vec![vec![1.0], vec![f64::NAN]];
+        let refused = Boosted::fit(&rows, &[1.0, 2.0], &Trees::default()).unwrap_err();
+        assert_eq!(refused, FitError::NotFinite(1));
+    }
+}

@@ -1,0 +1,465 @@
+//! Which models' weights are where on a node: GPU, host memory, disk, elsewhere (Maestro §III-C, Algorithm 1).
+//!
+//! A model is activated from where it is; for that the least recently used models that nobody uses leave the GPU for
+//! host memory, and those that are least recently used there leave for disk, or are forgotten if disk is full. A tier holds a
+//! model's bytes only while the model is there (the listing moves, it does not copy).
+//!
+//! What Algorithm 1 leaves out, and what is done here:
+//! * Offloading to host memory does not look whether there is room: host memory cascades to disk then, too; a model that fits into no host
+//!   memory at all goes to disk.
+//! * Models that run a stage, or are being loaded, can't leave: they are skipped; if nothing else can leave, the activation is refused with what is
+//!   lacking, and nothing has moved.
+//! * A model that leaves sleeps, its context stays on the GPU (and counts). If that is what lacks in the end, contexts of sleepers go, the
+//!   least recently used first.
+//! * The time of an activation: bytes over the rate of the slowest tier on the way (§III-C), the context if it has to be made anew,
+//!   and before that the weights that leave the GPU over the same link (the listing offloads before it loads).
+
+use crate::Span;
+use crate::workflow::{ModelId, ModelSpec, NodeSpec, Readiness};
+
+/// An activation can't be: so many bytes of GPU memory are lacking after all that may leave has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{lacking} bytes of GPU memory are lacking")]
+pub struct Lacking {
+    /// Bytes.
+    pub lacking: u64,
+}
+
+/// A model that moved.
+pub type Move = (ModelId, Readiness);
+
+/// What an activation does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Activation {
+    /// What leaves first, in order.
+    pub moves: Vec<Move>,
+    /// Where the model came from.
+    pub from: Option<Readiness>,
+    /// How long it takes.
+    pub takes: Span,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    at: Readiness,
+    /// Larger: used later.
+    used: u64,
+    /// Stages that use it, loading included.
+    users: u32,
+}
+
+/// The models of a node.
+#[derive(Clone, Debug)]
+pub struct Residency {
+    models: Vec<Place>,
+    clock: u64,
+    /// Bytes of host memory that KV has.
+    host_kv: u64,
+}
+
+impl Residency {
+    /// All on disk as far as disk goes, in the order of the table; the others elsewhere.
+    #[must_use]
+    pub fn new(spec: &NodeSpec, table: &[ModelSpec]) -> Self {
+        let mut left = spec.disk;
+        let models = table
+            .iter()
+            .map(|model| {
+                let at = if model.weights <= left {
+                    left -= model.weights;
+                    Readiness::Disk
+                } else {
+                    Readiness::Remote
+                };
+                Place {
+                    at,
+                    used: 0,
+                    users: 0,
+                }
+            })
+            .collect();
+        Self {
+            models,
+            clock: 0,
+            host_kv: 0,
+        }
+    }
+
+    /// Where a model is. Models that the table lacks are nowhere.
+    #[must_use]
+    pub fn at(&self, model: ModelId) -> Readiness {
+        self.models
+            .get(usize::from(model.0))
+            .map_or(Readiness::Remote, |place| place.at)
+    }
+
+    /// Stages use it, or it is being loaded for them.
+    #[must_use]
+    pub fn is_used(&self, model: ModelId) -> bool {
+        self.models
+            .get(usize::from(model.0))
+            .is_some_and(|place| place.users > 0)
+    }
+
+    /// A stage wants it from now on.
+    pub fn acquire(&mut self, model: ModelId) {
+        self.clock += 1;
+        let clock = self.clock;
+        if let Some(place) = self.models.get_mut(usize::from(model.0)) {
+            place.users += 1;
+            place.used = clock;
+        }
+    }
+
+    /// A stage wants it no more.
+    pub fn release(&mut self, model: ModelId) {
+        if let Some(place) = self.models.get_mut(usize::from(model.0)) {
+            place.users = place.users.saturating_sub(1);
+        }
+    }
+
+    /// KV went to host memory, or came back from it.
+    pub fn set_host_kv(&mut self, bytes: u64) {
+        self.host_kv = bytes;
+    }
+
+    /// Bytes on the GPU: `M_res` of §III-C without `M_other`. The paper's `M_ctx` of a running model has to hold its weights, or
+    /// its rule of safety would not be one.
+    #[must_use]
+    pub fn on_gpu(&self, table: &[ModelSpec]) -> u64 {
+        self.sum(table, |at, model| match at {
+            Readiness::Running => model.weights + model.context,
+            Readiness::Sleeping => model.context,
+            _ => 0,
+        })
+    }
+
+    /// Bytes in host memory, KV included.
+    #[must_use]
+    pub fn in_host(&self, table: &[ModelSpec]) -> u64 {
+        self.host_kv
+            + self.sum(table, |at, model| match at {
+                Readiness::Sleeping | Readiness::Host => model.weights,
+                _ => 0,
+            })
+    }
+
+    /// Bytes on disk.
+    #[must_use]
+    pub fn on_disk(&self, table: &[ModelSpec]) -> u64 {
+        self.sum(table, |at, model| {
+            if at == Readiness::Disk {
+                model.weights
+            } else {
+                0
+            }
+        })
+    }
+
+    fn sum(&self, table: &[ModelSpec], of: impl Fn(Readiness, &ModelSpec) -> u64) -> u64 {
+        self.models
+            .iter()
+            .zip(table)
+            .map(|(place, model)| of(place.at, model))
+            .sum()
+    }
+
+    /// The least recently used of those that nobody uses, other than `but`.
+    fn oldest(&self, but: ModelId, is: impl Fn(Readiness) -> bool) -> Option<ModelId> {
+        self.models
+            .iter()
+            .enumerate()
+            .filter(|(index, place)| {
+                place.users == 0 && is(place.at) && *index != usize::from(but.0)
+            })
+            .min_by_key(|(_, place)| place.used)
+            .map(|(index, _)| ModelId(index as u16))
+    }
+
+    fn put(&mut self, model: ModelId, to: Readiness, moves: &mut Vec<Move>) {
+        if let Some(place) = self.models.get_mut(usize::from(model.0)) {
+            place.at = to;
+            moves.push((model, to));
+        }
+    }
+
+    /// Makes room for `bytes` in host memory. Whether there is now.
+    fn host_room(
+        &mut self,
+        bytes: u64,
+        but: ModelId,
+        spec: &NodeSpec,
+        table: &[ModelSpec],
+        moves: &mut Vec<Move>,
+    ) -> bool {
+        if self.host_kv.saturating_add(bytes) > spec.host {
+            return false;
+        }
+        while self.in_host(table) + bytes > spec.host {
+            let in_host = |at| matches!(at, Readiness::Sleeping | Readiness::Host);
+            let Some(victim) = self.oldest(but, in_host) else {
+                return false;
+            };
+            self.drop_to_disk(victim, spec, table, moves);
+        }
+        true
+    }
+
+    /// To disk, or forgotten if that is full.
+    fn drop_to_disk(
+        &mut self,
+        victim: ModelId,
+        spec: &NodeSpec,
+        table: &[ModelSpec],
+        moves: &mut Vec<Move>,
+    ) {
+        let size = table[usize::from(victim.0)].weights;
+        let fits = self.on_disk(table) + size <= spec.disk;
+        let to = if fits {
+            Readiness::Disk
+        } else {
+            Readiness::Remote
+        };
+        self.put(victim, to, moves);
+    }
+
+    /// Lets an idle model sleep: its weights leave for host memory, or for disk with its context if there is no room. How long its
+    /// weights take to leave.
+    pub fn sleep(
+        &mut self,
+        victim: ModelId,
+        spec: &NodeSpec,
+        table: &[ModelSpec],
+        moves: &mut Vec<Move>,
+    ) -> Span {
+        let size = table[usize::from(victim.0)].weights;
+        if self.host_room(size, victim, spec, table, moves) {
+            self.put(victim, Readiness::Sleeping, moves);
+        } else {
+            self.drop_to_disk(victim, spec, table, moves);
+        }
+        Span::transfer(size, spec.host_rate)
+    }
+
+    /// A sleeper's context goes; its weights stay in host memory.
+    pub fn evict(&mut self, victim: ModelId, moves: &mut Vec<Move>) {
+        self.put(victim, Readiness::Host, moves);
+    }
+
+    /// How long a model takes to the GPU that has room for it (§III-C: `T_act ≈ Size / BW_tier`).
+    #[must_use]
+    pub fn loading(&self, model: ModelId, spec: &NodeSpec, table: &[ModelSpec]) -> Span {
+        let Some(of) = table.get(usize::from(model.0)) else {
+            return Span::ZERO;
+        };
+        let rate = match self.at(model) {
+            Readiness::Running => return Span::ZERO,
+            Readiness::Sleeping | Readiness::Host => spec.host_rate,
+            Readiness::Disk => spec.disk_rate.min(spec.host_rate),
+            Readiness::Remote => spec.remote_rate.min(spec.host_rate),
+        };
+        let context = if self.at(model) == Readiness::Sleeping {
+            Span::ZERO
+        } else {
+            Span(of.context_start)
+        };
+        Span::transfer(of.weights, rate) + context
+    }
+
+    /// Algorithm 1: brings a model to the GPU, of which `kv` bytes are not to be had.
+    ///
+    /// # Errors
+    /// If too little can leave. Nothing has moved then.
+    pub fn activate(
+        &mut self,
+        model: ModelId,
+        kv: u64,
+        spec: &NodeSpec,
+        table: &[ModelSpec],
+    ) -> Result<Activation, Lacking> {
+        let before = self.models.clone();
+        // It does not leave host memory for what leaves the GPU for it.
+        if let Some(place) = self.models.get_mut(usize::from(model.0)) {
+            place.users += 1;
+        }
+        match self.try_activate(model, kv, spec, table) {
+            Ok(activation) => {
+                self.release(model);
+                Ok(activation)
+            }
+            Err(lacking) => {
+                self.models = before;
+                Err(lacking)
+            }
+        }
+    }
+
+    fn try_activate(
+        &mut self,
+        model: ModelId,
+        kv: u64,
+        spec: &NodeSpec,
+        table: &[ModelSpec],
+    ) -> Result<Activation, Lacking> {
+        let Some(of) = table.get(usize::from(model.0)) else {
+            return Err(Lacking { lacking: u64::MAX });
+        };
+        let from = self.at(model);
+        let mut moves = Vec::new();
+        let mut leaving = Span::ZERO;
+        let new = match from {
+            Readiness::Running => 0,
+            Readiness::Sleeping => of.weights,
+            _ => of.weights + of.context,
+        };
+        loop {
+            let wanted = self.on_gpu(table) + new + kv + spec.other;
+            if wanted <= spec.gpu {
+                break;
+            }
+            if let Some(victim) = self.oldest(model, |at| at == Readiness::Running) {
+                leaving = leaving + self.sleep(victim, spec, table, &mut moves);
+            } else if let Some(victim) = self.oldest(model, |at| at == Readiness::Sleeping) {
+                self.evict(victim, &mut moves);
+            } else {
+                return Err(Lacking {
+                    lacking: wanted - spec.gpu,
+                });
+            }
+        }
+        if matches!(from, Readiness::Disk | Readiness::Remote) {
+            // The way leads through host memory if there is room; straight through otherwise.
+            let _through = self.host_room(of.weights, model, spec, table, &mut moves);
+        }
+        let takes = leaving + self.loading(model, spec, table);
+        self.clock += 1;
+        let clock = self.clock;
+        if let Some(place) = self.models.get_mut(usize::from(model.0)) {
+            place.at = Readiness::Running;
+            place.used = clock;
+        }
+        Ok(Activation {
+            moves,
+            from: Some(from),
+            takes,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workflow::ClusterId;
+    use proptest::prelude::*;
+
+    const fn model(weights: u64) -> ModelSpec {
+        ModelSpec {
+            weights,
+            context: 1,
+            kv_per_token: 1,
+            prefill_base: 0,
+            prefill_per_token: 0,
+            decode_per_token: 0,
+            context_start: 100,
+        }
+    }
+
+    const fn node(gpu: u64, host: u64, disk: u64) -> NodeSpec {
+        NodeSpec {
+            cluster: ClusterId(0),
+            gpu,
+            other: 2,
+            host,
+            disk,
+            host_rate: 1_000_000_000,
+            disk_rate: 100_000_000,
+            remote_rate: 10_000_000,
+            slots: 1,
+        }
+    }
+
+    const A: ModelId = ModelId(0);
+    const B: ModelId = ModelId(1);
+    const C: ModelId = ModelId(2);
+
+    #[test]
+    fn the_least_recently_used_model_leaves_for_host_memory_and_comes_back_fast() {
+        let (spec, table) = (node(30, 100, 100), [model(10), model(12), model(14)]);
+        let mut of = Residency::new(&spec, &table);
+        // 10 bytes from disk at 0.1 byte per ns, and the context.
+        assert_eq!(of.activate(A, 0, &spec, &table).unwrap().takes, Span(200));
+        of.activate(B, 0, &spec, &table).unwrap();
+        let third = of.activate(C, 0, &spec, &table).unwrap();
+        // A leaves (10 ns), then B, too (12 ns): 2 + 1 + 1 + 15 + 13 > 30.
+        assert_eq!(third.moves[0], (A, Readiness::Sleeping));
+        assert_eq!(of.at(C), Readiness::Running);
+        let back = of.activate(A, 0, &spec, &table).unwrap();
+        assert_eq!(back.from, Some(Readiness::Sleeping));
+        assert!(back.takes < Span(100), "{:?}", back.takes);
+    }
+
+    #[test]
+    fn without_room_in_host_memory_the_cascade_goes_to_disk_and_beyond() {
+        let (spec, table) = (node(20, 12, 11), [model(10), model(11), model(12)]);
+        let mut of = Residency::new(&spec, &table);
+        assert_eq!([of.at(A), of.at(B)], [Readiness::Disk, Readiness::Remote]);
+        for model in [A, B, C] {
+            of.activate(model, 0, &spec, &table).unwrap();
+        }
+        // B is in host memory, which had to let A go, to disk.
+        assert_eq!(of.at(C), Readiness::Running);
+        assert_eq!(of.at(A), Readiness::Disk);
+        assert!(matches!(of.at(B), Readiness::Sleeping | Readiness::Remote));
+    }
+
+    #[test]
+    fn a_model_in_use_stays_and_a_refusal_moves_nothing() {
+        let (spec, table) = (node(20, 100, 100), [model(10), model(12), model(1)]);
+        let mut of = Residency::new(&spec, &table);
+        of.activate(A, 0, &spec, &table).unwrap();
+        of.acquire(A);
+        let refused = of.activate(B, 0, &spec, &table).unwrap_err();
+        assert_eq!(refused.lacking, 2 + 11 + 13 - 20);
+        assert_eq!([of.at(A), of.at(B)], [Readiness::Running, Readiness::Disk]);
+        of.release(A);
+        assert!(of.activate(B, 0, &spec, &table).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn no_tier_ever_holds_more_than_it_can(
+            sizes in prop::collection::vec(1u64..40, 1..6),
+            (gpu, host, disk) in (10u64..80, 0u64..80, 0u64..80),
+            wants in prop::collection::vec((0usize..6, 0u64..30, prop::bool::ANY), 0..40),
+        ) {
+            let table: Vec<ModelSpec> = sizes.iter().map(|size| model(*size)).collect();
+            let spec = node(gpu, host, disk);
+            let mut of = Residency::new(&spec, &table);
+            let mut held: Vec<ModelId> = Vec::new();
+            for (want, kv, hold) in wants {
+                let want = ModelId((want % table.len()) as u16);
+                let before: Vec<Readiness> = (0..table.len()).map(|m| of.at(ModelId(m as u16))).collect();
+                match of.activate(want, kv, &spec, &table) {
+                    Ok(_) => {
+                        prop_assert_eq!(of.at(want), Readiness::Running);
+                        prop_assert!(of.on_gpu(&table) + kv + spec.other <= spec.gpu);
+                        if hold {
+                            of.acquire(want);
+                            held.push(want);
+                        }
+                    }
+                    Err(_) => {
+                        let after: Vec<Readiness> = (0..table.len()).map(|m| of.at(ModelId(m as u16))).collect();
+                        prop_assert_eq!(before, after);
+                        for model in held.drain(..) {
+                            of.release(model);
+                        }
+                    }
+                }
+                prop_assert!(held.iter().all(|model| of.at(*model) == Readiness::Running));
+                prop_assert!(of.in_host(&table) <= spec.host);
+                prop_assert!(of.on_disk(&table) <= spec.disk);
+            }
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! Workflows under random events: nobody is lost, books are balanced after every step, no node promises more memory than it has, whatever
+//! the order, the boundary rule and the comparison of nodes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use laxity_requests::maestro::fitness::Mode;
+use laxity_requests::maestro::predict::ByRole;
+use laxity_requests::maestro::queue::{Boundary, Order};
+use laxity_requests::maestro::{Learned, Options, Scheduler};
+use laxity_requests::workflow::{
+    Class, ClusterId, Decision, Event, Job, JobId, ModelId, ModelSpec, NodeId, NodeSpec, Outcome,
+    RoleId, Stage, StageId, TemplateId, Workflow,
+};
+use laxity_requests::{Span, Time};
+use proptest::prelude::*;
+
+const GB: u64 = 1_000_000_000;
+const S: u64 = 1_000_000_000;
+
+fn models() -> Vec<ModelSpec> {
+    [2, 8, 15, 27]
+        .map(|weights| ModelSpec {
+            weights: weights * GB,
+            context: GB / 4,
+            kv_per_token: 150_000,
+            prefill_base: 10_000_000,
+            prefill_per_token: 100_000,
+            decode_per_token: weights * 1_000_000,
+            context_start: 5 * S,
+        })
+        .to_vec()
+}
+
+fn node(cluster: u16, host: u64, slots: u32) -> NodeSpec {
+    NodeSpec {
+        cluster: ClusterId(cluster),
+        gpu: 40 * GB,
+        other: GB,
+        host: host * GB,
+        disk: 45 * GB,
+        host_rate: 25 * GB,
+        disk_rate: 3 * GB,
+        remote_rate: GB,
+        slots,
+    }
+}
+
+/// A job of a test: its stages one after the other, the first `wide` at once.
+#[derive(Clone, Debug)]
+struct Script {
+    class: Class,
+    source: u16,
+    confined: bool,
+    wide: usize,
+    /// Model, prompt, output.
+    stages: Vec<(u16, u32, u32)>,
+    cancelled_after: Option<u8>,
+}
+
+/// A driver that knows the true lengths, and checks what it is told.
+struct World {
+    scheduler: Scheduler<Learned<ByRole>>,
+    now: u64,
+    scripts: Vec<Script>,
+    /// Next stage and stages under way, of each job; `None`: over.
+    jobs: BTreeMap<usize, (usize, usize)>,
+    /// Node, KV promised, KV needed.
+    running: BTreeMap<StageId, (NodeId, u64, u64)>,
+    ready: BTreeSet<StageId>,
+    loads: Vec<(NodeId, ModelId)>,
+    refused: usize,
+    finished: usize,
+}
+
+impl World {
+    fn new(options: Options, nodes: &[NodeSpec], scripts: Vec<Script>) -> Self {
+        let scheduler = Scheduler::new(options, Learned::new(ByRole::default()), models(), nodes);
+        Self {
+            scheduler,
+            now: 0,
+            scripts,
+            jobs: BTreeMap::new(),
+            running: BTreeMap::new(),
+            ready: BTreeSet::new(),
+            loads: Vec::new(),
+            refused: 0,
+            finished: 0,
+        }
+    }
+
+    fn id(job: usize, stage: usize) -> StageId {
+        StageId((job * 100 + stage) as u64)
+    }
+
+    fn handle(&mut self, event: &Event) {
+        self.scheduler.handle(Time(self.now), event);
+    }
+
+    fn submit(&mut self, index: usize) {
+        let script = self.scripts[index].clone();
+        self.handle(&Event::Submitted(Job {
+            id: JobId(index as u64),
+            template: TemplateId(script.stages.len() as u16),
+            class: script.class,
+            arrival: Time(self.now),
+            deadline: Time(self.now + 100 * S),
+            source: ClusterId(script.source),
+            confined: script.confined,
+        }));
+        self.jobs.insert(index, (0, 0));
+        for _ in 0..script.wide.min(script.stages.len()) {
+            self.next(index);
+        }
+        self.drain();
+    }
+
+    fn next(&mut self, index: usize) {
+        let Some((next, open)) = self.jobs.get_mut(&index) else {
+            return;
+        };
+        let at = *next;
+        if at == self.scripts[index].stages.len() {
+            if *open == 0 {
+                self.jobs.remove(&index);
+                self.handle(&Event::Ended(JobId(index as u64)));
+            }
+            return;
+        }
+        *next += 1;
+        *open += 1;
+        let (model, prompt, output) = self.scripts[index].stages[at];
+        self.ready.insert(Self::id(index, at));
+        self.handle(&Event::Ready(Stage {
+            id: Self::id(index, at),
+            job: JobId(index as u64),
+            model: ModelId(model),
+            role: RoleId(model),
+            position: at as u16,
+            invocation: 0,
+            tools: 1,
+            thinking: false,
+            prompt,
+            output_max: output.max(2) * 2,
+            semantics: [0.0; 4],
+        }));
+    }
+
+    fn cancel(&mut self, index: usize) {
+        if self.jobs.remove(&index).is_some() {
+            let mine = |stage: &StageId| (stage.0 / 100) as usize == index;
+            self.ready.retain(|stage| !mine(stage));
+            self.running.retain(|stage, _| !mine(stage));
+            self.handle(&Event::Cancelled(JobId(index as u64)));
+        }
+    }
+
+    fn drain(&mut self) {
+        while let Some(decision) = self.scheduler.poll_decision(Time(self.now)) {
+            match decision {
+                Decision::Start { stage, node, kv } => {
+                    assert!(
+                        self.ready.remove(&stage),
+                        "{stage:?} starts and was not waiting"
+                    );
+                    let (job, at) = ((stage.0 / 100) as usize, (stage.0 % 100) as usize);
+                    let (model, prompt, output) = self.scripts[job].stages[at];
+                    let needed = models()[usize::from(model)].kv(prompt, f64::from(output));
+                    let cold = self.loads.contains(&(node, ModelId(model)));
+                    assert!(!cold, "{stage:?} starts before its weights are there");
+                    self.running.insert(stage, (node, kv, needed));
+                }
+                Decision::Grow { stage, kv } => {
+                    let held = self.running.get_mut(&stage).expect("who grows runs");
+                    assert!(kv > held.1);
+                    held.1 = kv;
+                }
+                Decision::SwapOut(stage) | Decision::Abort(stage) => {
+                    assert!(
+                        self.running.remove(&stage).is_some(),
+                        "{stage:?} did not run"
+                    );
+                    self.ready.insert(stage);
+                }
+                Decision::Activate { node, model, .. } => self.loads.push((node, model)),
+                Decision::Refuse(stage) => {
+                    self.refused += 1;
+                    self.cancel((stage.0 / 100) as usize);
+                }
+                Decision::Demote { .. } | Decision::Preempted(_) => {}
+            }
+        }
+        assert!(self.scheduler.is_balanced());
+    }
+
+    /// The next thing that happens, chosen by `dice`. Whether there was one.
+    fn step(&mut self, dice: u64) -> bool {
+        self.now += 1 + dice % S;
+        let outgrown = self
+            .running
+            .iter()
+            .find(|(_, (_, promised, needed))| promised < needed);
+        if let Some((stage, (_, _, needed))) = outgrown {
+            let (stage, bytes) = (*stage, *needed);
+            self.handle(&Event::Outgrew { stage, bytes });
+            self.drain();
+            return true;
+        }
+        let happening = self.loads.len() + self.running.len();
+        if happening == 0 {
+            return false;
+        }
+        let at = (dice / 7) as usize % happening;
+        if at < self.loads.len() {
+            let (node, model) = self.loads.swap_remove(at);
+            self.handle(&Event::Activated { node, model });
+        } else {
+            let stage = *self
+                .running
+                .keys()
+                .nth(at - self.loads.len())
+                .expect("there");
+            self.running.remove(&stage);
+            let (job, index) = ((stage.0 / 100) as usize, (stage.0 % 100) as usize);
+            let outcome = Outcome {
+                output: self.scripts[job].stages[index].2,
+                tool: false,
+                took: Span(1 + dice % (20 * S)),
+            };
+            self.handle(&Event::Finished { stage, outcome });
+            self.finished += 1;
+            if let Some((_, open)) = self.jobs.get_mut(&job) {
+                *open -= 1;
+            }
+            if self.scripts[job].cancelled_after == Some(index as u8) {
+                self.cancel(job);
+            }
+            self.next(job);
+        }
+        self.drain();
+        true
+    }
+
+    fn down(&mut self, node: NodeId) {
+        self.loads.retain(|(other, _)| *other != node);
+        let here: Vec<StageId> = self
+            .running
+            .iter()
+            .filter(|(_, held)| held.0 == node)
+            .map(|(stage, _)| *stage)
+            .collect();
+        for stage in here {
+            self.running.remove(&stage);
+            self.ready.insert(stage);
+        }
+        self.handle(&Event::NodeDown(node));
+        self.drain();
+    }
+}
+
+fn orders() -> Vec<Order> {
+    vec![
+        Order::Remaining { aging: 0.1 },
+        Order::Fcfs,
+        Order::Edf,
+        Order::EdfByClass,
+        Order::LeastAttained,
+        Order::InteractiveFirst,
+        Order::InteractiveRemaining,
+    ]
+}
+
+fn scripts() -> impl Strategy<Value = Vec<Script>> {
+    let stage = (0u16..4, 1u32..4000, 1u32..20_000);
+    let script = (
+        prop::bool::ANY,
+        0u16..2,
+        prop::bool::weighted(0.2),
+        1usize..4,
+        prop::collection::vec(stage, 1..6),
+        prop::option::weighted(0.1, 0u8..4),
+    )
+        .prop_map(
+            |(batch, source, confined, wide, stages, cancelled_after)| Script {
+                class: if batch {
+                    Class::Batch
+                } else {
+                    Class::Interactive
+                },
+                source,
+                confined,
+                wide,
+                stages,
+                cancelled_after,
+            },
+        );
+    prop::collection::vec(script, 1..25)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+    #[test]
+    fn nobody_is_lost_and_no_memory_is_promised_twice(
+        scripts in scripts(),
+        order in prop::sample::select(orders()),
+        boundary in prop::sample::select(vec![Boundary::Hold, Boundary::MAESTRO, Boundary::Requeue]),
+        mode in prop::sample::select(vec![
+            Mode::MAESTRO, Mode::BIN_PACK, Mode::LoadBalance, Mode::WarmShortest,
+            Mode::EndToEnd { degradation: 1.0 },
+        ]),
+        host in prop::sample::select(vec![10u64, 60, 500]),
+        slots in 1u32..6,
+        dice in prop::collection::vec(any::<u64>(), 40),
+        fails in prop::option::of(0usize..30),
+    ) {
+        let nodes = [node(0, host, slots), node(0, host, slots), node(1, host, slots)];
+        let options = Options { order, boundary, mode, ..Options::maestro() };
+        let mut world = World::new(options, &nodes, scripts.clone());
+        for index in 0..scripts.len() {
+            world.submit(index);
+            world.step(dice[index % dice.len()]);
+            if fails == Some(index) {
+                world.down(NodeId(0));
+                world.handle(&Event::NodeUp(NodeId(0)));
+                world.drain();
+            }
+        }
+        for turn in 0..20_000 {
+            if !world.step(dice[turn % dice.len()].wrapping_add(turn as u64)) {
+                break;
+            }
+        }
+        prop_assert!(world.jobs.is_empty(), "{} jobs never ended", world.jobs.len());
+        prop_assert!(world.ready.is_empty() && world.running.is_empty());
+        prop_assert_eq!(world.scheduler.waiting(), 0);
+        let idle = world.scheduler.nodes().iter().all(|node| node.load() == 0);
+        prop_assert!(idle);
+    }
+}
+
+fn one(class: Class, stages: &[(u16, u32, u32)]) -> Script {
+    Script {
+        class,
+        source: 0,
+        confined: false,
+        wide: 1,
+        stages: stages.to_vec(),
+        cancelled_after: None,
+    }
+}
+
+#[test]
+fn a_stage_that_no_node_can_hold_is_refused() {
+    let scripts = vec![one(Class::Batch, &[(3, 1, 400_000)])];
+    let mut world = World::new(Options::maestro(), &[node(0, 100, 4)], scripts);
+    world.submit(0);
+    assert_eq!((world.refused, world.jobs.len()), (1, 0));
+}
+
+#[test]
+fn a_job_that_may_not_leave_its_cluster_waits_for_it() {
+    let mut script = one(Class::Interactive, &[(0, 10, 10)]);
+    script.confined = true;
+    let nodes = [node(1, 100, 4), node(0, 100, 4)];
+    let mut world = World::new(Options::maestro(), &nodes, vec![script]);
+    world.submit(0);
+    assert_eq!(world.loads, [(NodeId(1), ModelId(0))]);
+}
+
+/// Two models that do not fit beside each other: the large one gets its turn though the small one is always wanted.
+#[test]
+fn a_stage_whose_weights_find_no_room_is_not_overtaken_for_ever() {
+    let mut scripts = vec![one(Class::Batch, &[(2, 100, 4000)]); 60];
+    scripts[5] = one(Class::Interactive, &[(3, 100, 50)]);
+    let mut world = World::new(Options::maestro(), &[node(0, 100, 3)], scripts);
+    for index in 0..20 {
+        world.submit(index);
+    }
+    let mut submitted = 20;
+    while world.jobs.contains_key(&5) {
+        assert!(
+            submitted < 60,
+            "it waits while {} others ended",
+            world.finished
+        );
+        // Slow steps: a second each.
+        world.step(S - 1);
+        if world.jobs.len() < 20 {
+            world.submit(submitted);
+            submitted += 1;
+        }
+    }
+}
+
+fn starts(world: &mut World, scripts: usize) -> Vec<u64> {
+    for index in 0..scripts {
+        world.submit(index);
+    }
+    let mut order = Vec::new();
+    let mut seen = BTreeSet::new();
+    loop {
+        for stage in world.running.keys() {
+            if seen.insert(*stage) {
+                order.push(stage.0);
+            }
+        }
+        if !world.step(S) {
+            return order;
+        }
+    }
+}
+
+#[test]
+fn a_batch_job_loses_its_turn_between_stages_to_a_shorter_job_and_not_without_preemption() {
+    let long = one(Class::Batch, &[(0, 10, 9000), (0, 10, 9000)]);
+    let short = one(Class::Interactive, &[(0, 10, 20)]);
+    let scripts = vec![long, short];
+    let nodes = [node(0, 100, 1)];
+    let options = |boundary| Options {
+        boundary,
+        // Nothing waits at the node itself, where turns are not for sale.
+        backlog: 0,
+        ..Options::maestro()
+    };
+    let mut world = World::new(options(Boundary::MAESTRO), &nodes, scripts.clone());
+    // The role's length is not known yet, so the first job is expected to be as short as the second is.
+    assert_eq!(starts(&mut world, 2), [0, 100, 1]);
+    let mut world = World::new(options(Boundary::Hold), &nodes, scripts);
+    assert_eq!(starts(&mut world, 2), [0, 1, 100]);
+}
