@@ -45,6 +45,7 @@ pub mod iteration;
 pub mod job;
 pub mod kv;
 pub mod latency;
+pub mod meta_flow;
 mod nanoseconds;
 pub mod replica;
 pub mod request;

@@ -2,10 +2,12 @@
 
 mod least_loaded;
 mod line;
+mod relegating;
 mod round_robin;
 mod silo;
 
 pub use least_loaded::LeastLoaded;
 pub use line::{Fixed, Order};
+pub use relegating::Relegating;
 pub use round_robin::RoundRobin;
 pub use silo::Silo;
