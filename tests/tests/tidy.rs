@@ -83,7 +83,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
             "laxity-wire",
         ],
     ),
-    ("laxity-sim", &["laxity-policy"]),
+    ("laxity-sim", &["laxity-policy", "laxity-requests"]),
     (
         "laxity-fuzz",
         &[

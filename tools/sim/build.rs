@@ -1,11 +1,18 @@
 //! Puts a digest of what decides an outcome (this crate's models of serving, GPUs and
-//! network, and the policy) into the crate, so that results of other code are not taken for this one's.
+//! network, the policy, and the schedulers of requests) into the crate, so that results of other code are not taken for this one's.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 /// Sources, and the files of models and GPUs that are built in.
-const DECIDES: [&str; 5] = ["src", "../../proto/policy/src", "models", "gpus", "fits"];
+const DECIDES: [&str; 6] = [
+    "src",
+    "../../proto/policy/src",
+    "../engine/requests/src",
+    "models",
+    "gpus",
+    "fits",
+];
 
 /// Folders of `src` in which nothing decides an outcome: what is run, and how it is shown.
 const BESIDES: [&str; 4] = ["plan", "run", "report", "reproduce"];

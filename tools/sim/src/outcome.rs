@@ -29,6 +29,15 @@ pub struct Outcome {
     pub waiting_ms: Waiting,
     /// Requests that were pruned at any time.
     pub pruned: u64,
+    /// Requests that their unit gave up.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub relegated: u64,
+    /// Weights that went to another unit.
+    #[serde(default, skip_serializing_if = "Weights::is_none")]
+    pub weights: Weights,
+    /// Changes of the flow policy that the controller tried, and took back.
+    #[serde(default, skip_serializing_if = "Tuning::is_none")]
+    pub tuning: Tuning,
     /// Bytes that went through NICs, by stage.
     pub bytes: StageBytes,
     /// Reused tokens over prompt tokens.
@@ -47,6 +56,52 @@ pub struct Outcome {
     pub virtual_s: f64,
     /// Events handled.
     pub events: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// Weights of a model that went from one unit to another while both served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Weights {
+    /// Scale-outs that began.
+    pub begun: u64,
+    /// Those of which all had come when the last request was served.
+    pub done: u64,
+    /// Seconds that these took, mean.
+    pub mean_s: f64,
+    /// Bytes of all that began, through NICs.
+    pub bytes: u64,
+}
+
+impl Weights {
+    const fn is_none(&self) -> bool {
+        self.begun == 0
+    }
+}
+
+/// What the controller of the flow policy did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tuning {
+    /// Settings that were tried.
+    pub tried: u64,
+    /// Those that were taken back.
+    pub taken_back: u64,
+    /// `K` in the end.
+    pub levels: u8,
+    /// `U` in the end.
+    pub threshold_scale: f64,
+    /// `E` in the end.
+    pub threshold_base: f64,
+}
+
+impl Tuning {
+    const fn is_none(&self) -> bool {
+        self.levels == 0
+    }
 }
 
 /// Where a request's time went, ms, means over requests.

@@ -3,13 +3,16 @@
 //! Every field has a unit in its name or its documentation and a default that is the paper's
 //! (MFS §6.1) where the paper has one. A plan file is a scenario with axes, see `plan`.
 
+mod requests;
 mod validate;
 
 use std::path::PathBuf;
 
+pub use requests::{P2dDue, RequestOrder};
 pub use validate::Invalid;
 
 use laxity_policy::{Granularity, LastStage, MluScope, PolicyKind, Ties};
+use requests::is_default;
 use serde::{Deserialize, Serialize};
 
 /// One point.
@@ -159,6 +162,16 @@ pub struct Serving {
     pub placement: Placement,
     /// GPUs of a decode rank, whose NICs take its ingress together.
     pub decode_tp: u32,
+    /// In which order a unit takes requests into batches, and whom it gives up.
+    #[serde(skip_serializing_if = "is_default")]
+    pub requests: RequestOrder,
+    /// By when the KV cache of a part of a prompt has to be at the decode rank.
+    #[serde(skip_serializing_if = "is_default")]
+    pub p2d_due: P2dDue,
+    /// Seconds between scale-outs: the weights of a prefill unit go to the next one, which serves meanwhile, as a
+    /// unit that changes its model does. 0: none.
+    #[serde(skip_serializing_if = "is_default")]
+    pub scale_out_every_s: f64,
 }
 
 /// Which unit gets a request.
@@ -204,6 +217,9 @@ impl Default for Serving {
             copy_on_fetch: false,
             placement: Placement::LeastLoaded,
             decode_tp: 2,
+            requests: RequestOrder::Fcfs,
+            p2d_due: P2dDue::Request,
+            scale_out_every_s: 0.0,
         }
     }
 }
@@ -417,6 +433,10 @@ pub struct Policy {
     pub drop_budget: usize,
     /// Time between runs of the order between batches at least, ms.
     pub debounce_ms: f64,
+    /// `mfs` and `laxity`: seconds between steps of the controller that tunes `levels`, `threshold_scale` and
+    /// `threshold_base` by what was in time, from the values here. 0: they stay.
+    #[serde(skip_serializing_if = "is_default")]
+    pub tune_every_s: f64,
 }
 
 /// A part of a policy.
@@ -526,6 +546,7 @@ impl Default for Policy {
             no_contention: false,
             drop_budget: 64,
             debounce_ms: 2.0,
+            tune_every_s: 0.0,
         }
     }
 }

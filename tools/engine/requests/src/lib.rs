@@ -49,6 +49,7 @@ pub mod kv;
 pub mod latency;
 pub mod ledger;
 pub mod maestro;
+pub mod meta_flow;
 mod nanoseconds;
 pub mod qoserve;
 pub mod replica;

@@ -259,6 +259,14 @@ impl Model {
         self.count(self.top_k)
     }
 
+    /// Bytes of the weights of a rank that shares out the experts with `ep − 1` others, norms left out.
+    #[must_use]
+    pub fn weight_bytes(&self, ep: u32) -> u64 {
+        let (dense, all) = (self.count(0), self.count(self.experts));
+        let rank = dense + (all - dense) / u64::from(ep.max(1));
+        (rank as f64 * self.bytes_per_value) as u64
+    }
+
     fn count(&self, experts: u32) -> u64 {
         let hidden = u64::from(self.hidden);
         let attention = |layer| match &self.linear_attention {

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use super::place::{Place, PlanError};
-use crate::scenario::Scenario;
+use crate::scenario::{P2dDue, RequestOrder, Scenario};
 
 /// A field and what it is set to.
 #[derive(Clone, Debug)]
@@ -26,6 +26,9 @@ pub struct Setting {
 static EVERY_FIELD: LazyLock<Table> = LazyLock::new(|| {
     let mut scenario = Scenario::default();
     scenario.workload.file = Some("file".into());
+    let serving = &mut scenario.serving;
+    (serving.requests, serving.p2d_due) = (RequestOrder::Edf, P2dDue::Chunk);
+    (serving.scale_out_every_s, scenario.policy.tune_every_s) = (1.0, 1.0);
     Table::try_from(scenario).expect("a scenario is a TOML table")
 });
 
@@ -172,6 +175,9 @@ mod tests {
         check("workload.rate_per_gpu", 1).expect("an integer is a number");
         check("workload.file", "trace.jsonl").expect("a field without a default");
         check("policy.without", vec!["red"]).expect("a list");
+        check("serving.requests", "edf").expect("a field that is left out by default");
+        let problem = check("serving.requests", "lifo").expect_err("no such order");
+        assert!(problem.contains("`edf_relegate`"), "{problem}");
         let problem = check("workload.rate", 1.0).expect_err("no such field");
         assert!(problem.contains("`workload` has"), "{problem}");
         assert!(problem.contains("rate_per_gpu"), "{problem}");

@@ -238,6 +238,7 @@ fn serving(s: &Serving, c: &Cluster) -> Checked {
     at_least_one("serving.token_budget", s.token_budget)?;
     at_least_one("serving.requests_per_batch", s.requests_per_batch)?;
     not_negative("serving.overlap_weight", s.overlap_weight)?;
+    not_negative("serving.scale_out_every_s", s.scale_out_every_s)?;
     whole_groups("serving.decode_tp", s.decode_tp, c)
 }
 
@@ -347,6 +348,19 @@ fn policy(p: &Policy) -> Checked {
             return fail("policy.without", "a part is named twice");
         }
     }
+    not_negative("policy.tune_every_s", p.tune_every_s)?;
+    let tuned = p.tune_every_s > 0.0;
+    if tuned && (p.no_contention || !matches!(p.kind, PolicyKind::Mfs | PolicyKind::Laxity)) {
+        let who = if p.no_contention {
+            "no_contention".to_owned()
+        } else {
+            p.kind.to_string()
+        };
+        return fail(
+            "policy.tune_every_s",
+            format!("`{who}` has no thresholds to tune; only mfs and laxity do (0: not tuned)"),
+        );
+    }
     not_negative("policy.debounce_ms", p.debounce_ms)
 }
 
@@ -368,7 +382,7 @@ mod tests {
     #[test]
     fn each_field_has_its_range() {
         type Change = fn(&mut Scenario);
-        let cases: [(&str, Change); 40] = [
+        let cases: [(&str, Change); 43] = [
             ("cluster.servers", |s| s.cluster.servers = 1),
             ("cluster.gpus_per_server", |s| s.cluster.gpus_per_server = 0),
             ("cluster.prefill_share", |s| s.cluster.prefill_share = 1.0),
@@ -397,6 +411,14 @@ mod tests {
             }),
             ("serving.overlap_weight", |s| {
                 s.serving.overlap_weight = -1.0;
+            }),
+            ("serving.scale_out_every_s", |s| {
+                s.serving.scale_out_every_s = -1.0;
+            }),
+            ("policy.tune_every_s", |s| s.policy.tune_every_s = f64::NAN),
+            ("policy.tune_every_s", |s| {
+                s.policy.kind = PolicyKind::Fair;
+                s.policy.tune_every_s = 5.0;
             }),
             ("network.overcommit", |s| s.network.overcommit = 0),
             ("model.ep", |s| s.model.ep = 0),

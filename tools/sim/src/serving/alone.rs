@@ -73,6 +73,27 @@ impl World<'_> {
         Span(clock.max(arrived + latency).ceil() as u64)
     }
 
+    /// Computing of `tokens` that attend to `attended` pairs, exchanges of the layers included, on a unit that has nothing else to do.
+    pub(super) fn computing_alone(&self, tokens: u64, attended: u64) -> f64 {
+        let ranks = u64::from(self.layout.ranks_per_unit);
+        let stripes = if self.striped { ranks } else { 1 };
+        let share = |n: u64| n.div_ceil(stripes);
+        let (exchange, rest) = self.layer_alone(tokens, tokens);
+        let context = attended.div_ceil(tokens.max(1));
+        let attention = |layer: u16| {
+            let kind = usize::from(self.kv_bytes[usize::from(layer)] == 0);
+            let kind = self.layer_of_kind[kind];
+            let takes = self
+                .compute
+                .attention_ns(share(tokens), share(attended), kind);
+            self.attention_alone(takes as f64, context, layer)
+        };
+        let layers = (0..self.layers)
+            .map(|layer| attention(layer) + exchange + rest)
+            .sum::<f64>();
+        self.compute.ends_ns(tokens, 1) as f64 + layers
+    }
+
     /// Attention of a layer, with what the ranks of a sequence-parallel unit exchange for it: the KV cache
     /// of `context` tokens, beside the computing in a ring, before it otherwise.
     pub(super) fn attention_alone(&self, attention: f64, context: u64, layer: u16) -> f64 {

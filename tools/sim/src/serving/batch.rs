@@ -51,6 +51,8 @@ pub(super) struct Batch {
     pub(super) pairs: Vec<u64>,
     /// Members by rank.
     pub(super) seats: Vec<u32>,
+    /// Tokens that the discipline of a rank allows, once it was asked.
+    pub(super) budgets: Vec<Option<u32>>,
     /// Tokens that its members attend to, all together.
     pub(super) context: u64,
     /// Members that the coordinator knows of.
@@ -108,6 +110,7 @@ impl Batch {
             tokens: core::mem::take(&mut self.tokens),
             pairs: core::mem::take(&mut self.pairs),
             seats: core::mem::take(&mut self.seats),
+            budgets: core::mem::take(&mut self.budgets),
             reuse_left: core::mem::take(&mut self.reuse_left),
             reuse_complete: core::mem::take(&mut self.reuse_complete),
             hosts: core::mem::take(&mut self.hosts),
@@ -123,6 +126,8 @@ impl Batch {
         }
         fresh.seats.clear();
         fresh.seats.resize(ranks, 0);
+        fresh.budgets.clear();
+        fresh.budgets.resize(ranks, None);
         fresh.reuse_left.clear();
         fresh.reuse_left.resize(usize::from(layers), 0);
         fresh.reuse_complete.clear();

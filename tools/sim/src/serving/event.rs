@@ -18,6 +18,10 @@ pub(super) enum Happening {
     Order,
     /// A transfer that no NIC carries is there.
     Delivered { flow: u32 },
+    /// A unit's weights go to another.
+    ScaleOut,
+    /// The controller of the flow policy takes a step.
+    Tune,
 }
 
 /// See the module.

@@ -13,10 +13,12 @@ mod alone;
 mod batch;
 mod cache;
 mod collective;
+mod disciplines;
 mod event;
 mod exchange;
 mod hosts;
 mod layout;
+mod line;
 mod measure;
 #[cfg(test)]
 mod once_wrong;
@@ -26,7 +28,9 @@ mod sketch;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod tune;
 mod unit;
+mod weights;
 mod world;
 
 use std::collections::BTreeSet;

@@ -1,5 +1,7 @@
 //! The coordinator: order and pruning between batches, by `laxity_policy::admission`.
 
+use std::collections::BTreeSet;
+
 use laxity_policy::admission::{
     Admission, AdmissionAction, AdmissionConfig, AdmissionEvent, RequestLoad,
 };
@@ -16,6 +18,10 @@ pub(super) struct Coordinator {
     /// Position of a batch in the order, by the number that follows from its id.
     ranks: Vec<(BatchId, u32)>,
     order: Order,
+    /// Requests that their unit gave up: whatever runs decide, they are in `H` of every order.
+    given_up: BTreeSet<RequestId>,
+    /// Times that `given_up` changed.
+    changes: u64,
     pub(super) due: Option<Time>,
 }
 
@@ -53,6 +59,8 @@ impl Coordinator {
             by_arrival: policy.without.contains(&Part::Red),
             ranks: Vec::new(),
             order: Order::default(),
+            given_up: BTreeSet::new(),
+            changes: 0,
             due: None,
         }))
     }
@@ -91,7 +99,18 @@ impl Coordinator {
     }
 
     pub(super) const fn epoch(&self) -> u64 {
-        self.order.epoch
+        self.order.epoch + self.changes
+    }
+
+    /// A unit has given the request up.
+    pub(super) fn give_up(&mut self, request: RequestId) {
+        self.changes += u64::from(self.given_up.insert(request));
+    }
+
+    /// A request has its first token. Links that still name it in an order lose nothing by that.
+    pub(super) fn ended(&mut self, now: Time, request: RequestId) {
+        self.given_up.remove(&request);
+        self.handle(now, AdmissionEvent::RequestEnded { request });
     }
 
     /// The order as far as it concerns a link that knows these batches.
@@ -105,10 +124,16 @@ impl Coordinator {
         };
         let mut ranked: Vec<_> = batches.filter_map(rank).collect();
         ranked.sort_unstable();
+        let mut pruned = self.order.pruned.clone();
+        if !self.given_up.is_empty() {
+            pruned.extend(&self.given_up);
+            pruned.sort_unstable();
+            pruned.dedup();
+        }
         Order {
-            epoch: self.order.epoch,
+            epoch: self.epoch(),
             sigma: ranked.into_iter().map(|(_, batch)| batch).collect(),
-            pruned: self.order.pruned.clone(),
+            pruned,
         }
     }
 }

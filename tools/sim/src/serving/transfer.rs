@@ -10,6 +10,7 @@ use super::event::Happening;
 use super::hosts::{Hosts, Regime};
 use super::world::{Tag, World};
 use crate::network::PortId;
+use crate::scenario::P2dDue;
 
 /// Where a flow ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,18 +31,23 @@ pub(super) struct Flow {
     /// Bytes that are not there yet.
     pub(super) left: u64,
     /// Permitted and not on the network.
-    unsent: u64,
+    pub(super) unsent: u64,
     /// On the network.
-    sending: u64,
-    level: Level,
-    weight: f32,
+    pub(super) sending: u64,
+    pub(super) level: Level,
+    pub(super) weight: f32,
     /// The link forgot it: its bytes are landed.
-    at_once: bool,
+    pub(super) at_once: bool,
     /// Tells the flows of a slot apart.
-    generation: u32,
+    pub(super) generation: u32,
 }
 
 impl Flow {
+    /// As links know it.
+    pub(super) const fn id(&self, slot: u32) -> FlowId {
+        FlowId((self.generation as u64) << 32 | slot as u64)
+    }
+
     #[cfg(test)]
     pub(super) const fn weight(&self) -> f32 {
         self.weight
@@ -49,7 +55,7 @@ impl Flow {
 }
 
 /// Which host decides over the flow: the one that posts it.
-const fn host_of(flow: &Flow) -> u32 {
+pub(super) const fn host_of(flow: &Flow) -> u32 {
     match flow.to {
         To::Rank(reader) => Hosts::ingress(reader),
         To::Decode(_) => Hosts::egress(flow.from),
@@ -70,11 +76,7 @@ impl World<'_> {
             To::Rank(_) => Stage::KvReuse,
             To::Decode(_) => Stage::P2d,
         };
-        let slot = self.free_flows.pop().unwrap_or_else(|| {
-            self.flows.push(None);
-            (self.flows.len() - 1) as u32
-        });
-        self.flow_generation = self.flow_generation.wrapping_add(1) & 0x7fff_ffff;
+        let (slot, generation) = self.free_flow();
         let flow = Flow {
             request,
             batch,
@@ -88,7 +90,7 @@ impl World<'_> {
             level: Level::SCAVENGER,
             weight: self.weight_of(stage, alike),
             at_once: false,
-            generation: self.flow_generation,
+            generation,
         };
         let inside = match to {
             To::Rank(reader) => self.layout.server_of(from) == self.layout.server_of(reader),
@@ -117,6 +119,39 @@ impl World<'_> {
         } else {
             self.ask(slot);
         }
+    }
+
+    /// A slot for a flow, and what tells it from those that had the slot before.
+    pub(super) fn free_flow(&mut self) -> (u32, u32) {
+        let slot = self.free_flows.pop().unwrap_or_else(|| {
+            self.flows.push(None);
+            (self.flows.len() - 1) as u32
+        });
+        self.flow_generation = self.flow_generation.wrapping_add(1) & 0x7fff_ffff;
+        (slot, self.flow_generation)
+    }
+
+    /// When all of a flow has to be there.
+    fn due(&self, flow: &Flow) -> Time {
+        let request = &self.requests[flow.request as usize];
+        let due = request.due();
+        let by_chunk = self.scenario.serving.p2d_due == P2dDue::Chunk;
+        if !by_chunk || flow.stage != Stage::P2d || due == Time::NEVER {
+            return due;
+        }
+        let members = self.batches[flow.batch as usize].members.iter();
+        let Some(member) = members.rev().find(|member| member.request == flow.request) else {
+            return due;
+        };
+        let after = request.prompt - member.before - member.tokens;
+        let stripes = if self.striped {
+            f64::from(self.layout.ranks_per_unit)
+        } else {
+            1.0
+        };
+        let rate = (self.layout.rank_rate * stripes).min(self.layout.decode_rate);
+        let bytes = u64::from(after) * self.kv_bytes_all_layers;
+        due - Span((bytes as f64 / rate * 1e9) as u64)
     }
 
     /// Weight of one of `alike` flows.
@@ -160,7 +195,7 @@ impl World<'_> {
         let host = host_of(&flow);
         let request = &self.requests[flow.request as usize];
         let spec = FlowSpec {
-            flow: FlowId(u64::from(flow.generation) << 32 | u64::from(slot)),
+            flow: flow.id(slot),
             stage: flow.stage,
             batch: self.batches[flow.batch as usize].policy_id(),
             request: RequestId(u64::from(flow.request) + 1),
@@ -170,11 +205,11 @@ impl World<'_> {
                 flow.layer
             }),
             bytes: flow.left,
-            deadline: request.deadline,
+            deadline: self.due(&flow),
             receiver_bound: self.receiver_bound,
             whole: false,
         };
-        let request_pruned = request.pruned;
+        let request_pruned = request.pruned || request.relegated;
         // A collective that was counted on has the port: the host has to know before it decides.
         if let To::Decode(_) = flow.to {
             let port = self.layout.egress(flow.from);
@@ -200,7 +235,7 @@ impl World<'_> {
     }
 
     /// Puts what is permitted on the network, if nothing of the flow is.
-    fn send(&mut self, slot: u32) {
+    pub(super) fn send(&mut self, slot: u32) {
         let flow = *self.flow_mut(slot);
         if flow.sending > 0 || flow.unsent == 0 {
             return;
@@ -234,9 +269,9 @@ impl World<'_> {
             if flow.at_once {
                 self.hosts.land(host, now, flow.level, bytes);
             } else {
-                let id = FlowId(u64::from(flow.generation) << 32 | u64::from(slot));
+                let flow = flow.id(slot);
                 self.hosts
-                    .handle(host, now, Event::BytesCompleted { flow: id, bytes });
+                    .handle(host, now, Event::BytesCompleted { flow, bytes });
             }
         }
         self.send(slot);
@@ -256,6 +291,7 @@ impl World<'_> {
         self.free_flows.push(slot);
         match flow.stage {
             Stage::KvReuse => self.blocks_arrived(flow.batch, flow.layer),
+            Stage::Weights => self.weights_arrived(flow.batch),
             _ => self.layer_arrived(flow.request, flow.batch),
         }
     }
@@ -315,7 +351,7 @@ impl World<'_> {
                 let event = Event::RequestJoined {
                     batch: batch.policy_id(),
                     request: RequestId(u64::from(member.request) + 1),
-                    deadline: request.deadline,
+                    deadline: request.due(),
                     bytes: 0,
                 };
                 self.hosts.handle(host, now, event);

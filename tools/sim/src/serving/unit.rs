@@ -1,7 +1,5 @@
 //! A prefill unit: batches from its queues, and each batch layer by layer.
 
-use std::collections::VecDeque;
-
 use laxity_policy::admission::AdmissionEvent;
 use laxity_policy::{PortId, RequestId, Span, Time};
 
@@ -9,6 +7,7 @@ use super::batch::{Member, Step, pairs};
 use super::collective::Collective;
 use super::exchange::Pattern;
 use super::hosts::Regime;
+use super::line::{self, Cursor, Line};
 use super::order;
 use super::transfer::To;
 use super::world::World;
@@ -18,7 +17,7 @@ use crate::scenario::SpExchange;
 #[derive(Debug, Default)]
 pub(super) struct Unit {
     /// Requests that no batch has room for yet, by rank; with sequence parallelism in the first.
-    pub(super) backlog: Vec<VecDeque<u32>>,
+    pub(super) lines: Vec<Line>,
     pub(super) current: Option<u32>,
     pub(super) next: Option<u32>,
     pub(super) step: Step,
@@ -31,8 +30,11 @@ pub(super) struct Unit {
 impl World<'_> {
     /// A request of the unit waits for a batch.
     pub(super) fn enqueue(&mut self, unit: u32, request: u32) {
-        let rank = self.seat(request);
-        self.units[unit as usize].backlog[rank].push_back(request);
+        let seat = self.seat(request);
+        let state = &self.requests[request as usize];
+        let (arrival, deadline) = (state.arrival, state.deadline);
+        let spec = line::spec(request, arrival, deadline, state.prompt, state.reused);
+        self.units[unit as usize].lines[seat].arrive(self.now, spec);
         self.fill(unit);
         if self.units[unit as usize].current.is_none() {
             self.start_batch(unit);
@@ -48,28 +50,100 @@ impl World<'_> {
         }
     }
 
+    /// When the batch that is made up can start, as it looks now.
+    fn next_start(&self, unit: u32) -> Time {
+        let Some(current) = self.units[unit as usize].current else {
+            return self.now;
+        };
+        let batch = &self.batches[current as usize];
+        let computes = Span(batch.layer_ns * u64::from(self.layers));
+        batch
+            .started
+            .map_or(self.now, |at| at + computes)
+            .max(self.now)
+    }
+
     /// Puts into the next batch what it has room for.
     fn fill(&mut self, unit: u32) {
-        let slot = match self.units[unit as usize].next {
-            Some(slot) => slot,
-            None => self.open_batch(unit),
-        };
+        let slot = self.next_batch(unit);
+        let start = self.next_start(unit);
         let mut changed = false;
-        for rank in 0..self.units[unit as usize].backlog.len() {
-            while let Some(&request) = self.units[unit as usize].backlog[rank].front() {
-                let Some(member) = self.part(slot, rank, request) else {
+        for seat in 0..self.units[unit as usize].lines.len() {
+            let given_up = self.units[unit as usize].lines[seat].give_up(start);
+            for request in given_up {
+                self.give_up(request);
+            }
+            let mut cursor = Cursor::default();
+            while let Some(request) = self.units[unit as usize].lines[seat].next(start, &mut cursor)
+            {
+                let Some(member) = self.part((unit, slot), seat, request, start) else {
                     break;
                 };
-                self.units[unit as usize].backlog[rank].pop_front();
-                self.join(slot, rank, member);
+                self.take((unit, slot), seat, member);
                 changed = true;
                 if !member.last {
-                    // The rest is computed in the batch after, before whatever came later.
-                    self.units[unit as usize].backlog[rank].push_front(request);
+                    // The rest is computed in a batch after.
                     break;
                 }
             }
         }
+        if !changed && self.units[unit as usize].current.is_none() {
+            changed = self.force(unit, slot);
+        }
+        self.grown(slot, changed);
+    }
+
+    /// An idle unit whose disciplines let nobody start takes the first of each line all the same: nothing would ever
+    /// ask them again.
+    fn force(&mut self, unit: u32, slot: u32) -> bool {
+        if !self.batches[slot as usize].members.is_empty() {
+            return false;
+        }
+        let mut changed = false;
+        for seat in 0..self.units[unit as usize].lines.len() {
+            let Some(request) = self.units[unit as usize].lines[seat].first() else {
+                continue;
+            };
+            self.batches[slot as usize].budgets[seat] = Some(self.scenario.serving.token_budget);
+            if let Some(member) = self.part((unit, slot), seat, request, self.now) {
+                self.take((unit, slot), seat, member);
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    /// Puts into a batch that starts now those that were given up, as far as it has room that nobody else wants.
+    fn fill_up(&mut self, unit: u32) {
+        let slot = self.next_batch(unit);
+        let mut changed = false;
+        for seat in 0..self.units[unit as usize].lines.len() {
+            let mut cursor = Cursor::default();
+            while self.units[unit as usize].lines[seat].is_empty() {
+                let Some(request) = self.units[unit as usize].lines[seat].next_aside(&mut cursor)
+                else {
+                    break;
+                };
+                let Some(member) = self.part((unit, slot), seat, request, self.now) else {
+                    break;
+                };
+                self.take((unit, slot), seat, member);
+                changed = true;
+                if !member.last {
+                    break;
+                }
+            }
+        }
+        self.grown(slot, changed);
+    }
+
+    fn take(&mut self, (unit, slot): (u32, u32), seat: usize, member: Member) {
+        let line = &mut self.units[unit as usize].lines[seat];
+        line.took(member.request, member.tokens, member.last);
+        self.join(slot, seat, member);
+    }
+
+    fn grown(&mut self, slot: u32, changed: bool) {
         if changed {
             self.estimate(slot);
             self.announce(slot);
@@ -77,17 +151,42 @@ impl World<'_> {
         }
     }
 
+    /// A discipline has given the request up: nothing of it is urgent any more, and the links are told as of one
+    /// that the coordinator has pruned.
+    fn give_up(&mut self, request: u32) {
+        self.requests[request as usize].relegated = true;
+        self.relegated += 1;
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.give_up(RequestId(u64::from(request) + 1));
+        }
+    }
+
+    fn next_batch(&mut self, unit: u32) -> u32 {
+        match self.units[unit as usize].next {
+            Some(slot) => slot,
+            None => self.open_batch(unit),
+        }
+    }
+
     /// What of a request the batch has room for.
-    fn part(&self, slot: u32, rank: usize, request: u32) -> Option<Member> {
+    fn part(
+        &mut self,
+        (unit, slot): (u32, u32),
+        rank: usize,
+        request: u32,
+        start: Time,
+    ) -> Option<Member> {
+        let serving = &self.scenario.serving;
+        let line = &mut self.units[unit as usize].lines[rank];
+        let budget = self.batches[slot as usize].budgets[rank]
+            .get_or_insert_with(|| line.budget(start).min(serving.token_budget));
+        let budget = u64::from(*budget);
         let batch = &self.batches[slot as usize];
         let state = &self.requests[request as usize];
-        let serving = &self.scenario.serving;
         let computed = batch.tokens[rank];
-        let room = u64::from(serving.token_budget).saturating_sub(computed) as u32;
-        let in_it = batch
-            .members
-            .last()
-            .is_some_and(|member| member.request == request && !member.last);
+        let room = budget.saturating_sub(computed) as u32;
+        let cut = |member: &Member| member.request == request && !member.last;
+        let in_it = batch.members.iter().any(cut);
         if batch.seats[rank] >= serving.requests_per_batch || in_it || room == 0 {
             return None;
         }
@@ -116,7 +215,7 @@ impl World<'_> {
             (self.batches.len() - 1) as u32
         });
         self.batches_seen += 1;
-        let queues = self.units[unit as usize].backlog.len();
+        let queues = self.units[unit as usize].lines.len();
         let layers = self.layers;
         let ahead = self.units[unit as usize]
             .current
@@ -217,12 +316,9 @@ impl World<'_> {
             let id = RequestId(u64::from(member.request) + 1);
             let load = ports.iter().map(|&(port, bytes)| (id, port, bytes));
             batch.loads.extend(load);
-            loads.push(order::load(
-                id,
-                request.deadline,
-                ports,
-                batch.started.is_some(),
-            ));
+            // Work that was given up never sets a batch's urgency.
+            let deadline = request.due();
+            loads.push(order::load(id, deadline, ports, batch.started.is_some()));
         }
         batch.announced = batch.members.len();
         coordinator.handle(
@@ -351,6 +447,9 @@ impl World<'_> {
     /// The next batch computes.
     fn start_batch(&mut self, unit: u32) {
         let now = self.now;
+        if self.relegated > 0 {
+            self.fill_up(unit);
+        }
         let Some(slot) = self.units[unit as usize].next else {
             return;
         };
@@ -574,6 +673,7 @@ impl World<'_> {
             .computed(self.batches[slot as usize].computed_ns);
         self.units[unit as usize].current = None;
         self.units[unit as usize].step = Step::Idle;
+        self.tell_lines(unit, slot);
         for index in 0..self.batches[slot as usize].members.len() {
             let batch = &self.batches[slot as usize];
             let member = batch.members[index];
@@ -595,6 +695,20 @@ impl World<'_> {
         }
         self.retire(slot);
         self.start_batch(unit);
+    }
+
+    /// The disciplines of a unit hear of what it has computed.
+    fn tell_lines(&mut self, unit: u32, slot: u32) {
+        let batch = &self.batches[slot as usize];
+        let took = batch.started.map_or(Span::ZERO, |at| self.now.since(at));
+        for seat in 0..self.units[unit as usize].lines.len() {
+            let members = batch.members.iter();
+            let finished: Vec<u32> = members
+                .filter(|member| member.last && self.seat(member.request) == seat)
+                .map(|member| member.request)
+                .collect();
+            self.units[unit as usize].lines[seat].done(self.now, took, &finished);
+        }
     }
 
     /// A stage-3 flow is there.

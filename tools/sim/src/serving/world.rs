@@ -1,23 +1,26 @@
 //! The state of a run, and its loop.
 
-use laxity_policy::admission::AdmissionEvent;
 use laxity_policy::{PolicyKind, RequestId, Span, Time};
 
 use super::batch::Batch;
 use super::cache::{Caches, Pinned};
+use super::disciplines::{self, UnitLatency};
 use super::event::{Agenda, Happening};
 use super::hosts::{Hosts, Regime};
 use super::layout::{Layout, mix};
+use super::line::Line;
 use super::measure::{Measure, Served};
 use super::order::Coordinator;
 use super::router::{Route, Router, Source};
 use super::transfer::Flow;
+use super::tune::Tuner;
 use super::unit::Unit;
+use super::weights::ScaleOuts;
 use super::{Inputs, SimError};
 use crate::compute::Compute;
 use crate::model::{Copies, Model, Routing as Experts};
 use crate::network::Network;
-use crate::outcome::{Outcome, StageBytes};
+use crate::outcome::{Outcome, StageBytes, Tuning};
 use crate::scenario::{JobSize, Routing, Scenario, SloKind};
 
 /// What a transfer on the network is.
@@ -69,9 +72,22 @@ pub(super) struct Request {
     pub(super) collective_ns: u64,
     pub(super) computed_ns: u64,
     pub(super) pruned: bool,
+    /// Its unit gave it up.
+    pub(super) relegated: bool,
     /// Without contention, when what the request fetches, and what it sends, has passed.
     pub(super) fetching_until: Time,
     pub(super) sending_until: Time,
+}
+
+impl Request {
+    /// When its first token is due, for those who schedule its flows: what was given up is due no more.
+    pub(super) const fn due(&self) -> Time {
+        if self.relegated {
+            Time::NEVER
+        } else {
+            self.deadline
+        }
+    }
 }
 
 /// How a layer of a unit uses its experts.
@@ -138,7 +154,11 @@ pub(super) struct World<'a> {
     pub(super) activation_bytes: f64,
     /// Of collectives, leaving a rank, over all layers.
     pub(super) collective_bytes_per_token: u64,
-    arrived: usize,
+    /// Requests that were given up.
+    pub(super) relegated: u64,
+    pub(super) scale_outs: ScaleOuts,
+    pub(super) tuner: Option<Tuner>,
+    pub(super) arrived: usize,
     served: usize,
     events: u64,
 }
@@ -193,7 +213,7 @@ impl<'a> World<'a> {
             ),
             units: (0..layout.units)
                 .map(|_| Unit {
-                    backlog: vec![std::collections::VecDeque::new(); queues],
+                    lines: Vec::new(),
                     ..Unit::default()
                 })
                 .collect(),
@@ -237,12 +257,17 @@ impl<'a> World<'a> {
             free_flows: Vec::new(),
             flow_generation: 0,
             bytes: StageBytes::default(),
+            relegated: 0,
+            scale_outs: ScaleOuts::default(),
+            tuner: Tuner::of(scenario),
             arrived: 0,
             served: 0,
             events: 0,
         };
         world.draw_experts();
         world.set_objectives();
+        world.form_lines(queues);
+        world.check_scale_out()?;
         Ok(world)
     }
 
@@ -286,6 +311,17 @@ impl<'a> World<'a> {
         let outside = 1.0 - f64::from(inside) / f64::from(ranks);
         let per_layer = 2.0 * copies * outside * self.activation_bytes;
         self.collective_bytes_per_token = (per_layer * f64::from(self.layers)) as u64;
+    }
+
+    /// A line before each rank, or before the whole unit where that computes one request after the other.
+    fn form_lines(&mut self, queues: usize) {
+        let latency = UnitLatency::of(self);
+        let serving = &self.scenario.serving;
+        for unit in &mut self.units {
+            unit.lines = (0..queues)
+                .map(|_| Line::new(disciplines::discipline(serving, &latency)))
+                .collect();
+        }
     }
 
     fn set_objectives(&mut self) {
@@ -333,6 +369,7 @@ impl<'a> World<'a> {
                 collective_ns: 0,
                 computed_ns: 0,
                 pruned: false,
+                relegated: false,
                 fetching_until: Time::ZERO,
                 sending_until: Time::ZERO,
             });
@@ -350,6 +387,8 @@ impl<'a> World<'a> {
     pub(super) fn run_observed(&mut self, mut look: impl FnMut(&Self)) {
         self.agenda
             .push(self.requests[0].arrival, Happening::Arrival);
+        self.schedule_scale_out();
+        self.schedule_tuning();
         while self.served < self.requests.len() {
             let drained = self.network.next_end(self.now);
             let next = match (drained, self.agenda.next()) {
@@ -387,6 +426,8 @@ impl<'a> World<'a> {
                 self.schedule_order();
             }
             Happening::Delivered { flow } => self.delivered(flow),
+            Happening::ScaleOut => self.scale_out(),
+            Happening::Tune => self.tune(),
         }
     }
 
@@ -491,8 +532,10 @@ impl<'a> World<'a> {
         let bytes = u64::from(request.prompt) * self.kv_bytes_all_layers;
         self.router.decode_load[request.decode as usize] -= bytes;
         if let Some(coordinator) = &mut self.coordinator {
-            let request = RequestId(u64::from(number) + 1);
-            coordinator.handle(self.now, AdmissionEvent::RequestEnded { request });
+            coordinator.ended(self.now, RequestId(u64::from(number) + 1));
+        }
+        if let Some(tuner) = &mut self.tuner {
+            tuner.served(first_token <= request.deadline);
         }
         self.measure.served(&Served {
             arrival: request.arrival,
@@ -559,6 +602,12 @@ impl<'a> World<'a> {
         let ports = 2 * self.layout.ranks;
         Outcome {
             bytes: self.bytes,
+            relegated: self.relegated,
+            weights: self.scale_outs.outcome(),
+            tuning: self
+                .tuner
+                .as_ref()
+                .map_or_else(Tuning::default, Tuner::outcome),
             port_busy_mean: (0..ports).map(busy).sum::<f64>() / f64::from(ports),
             port_busy_most: (0..ports).map(busy).fold(0.0, f64::max),
             events: self.events,
@@ -588,9 +637,11 @@ impl<'a> World<'a> {
             collective,
             p2d,
         } = self.bytes;
-        let wanted = (kv_reuse + collective + p2d) as f64;
+        // Weights may be on their way still when the last request has been served.
+        let (weights, under_way) = (self.scale_outs.outcome().bytes, self.weights_left());
+        let wanted = (kv_reuse + collective + p2d + weights) as f64;
         // Shares of a collective are rounded down to whole bytes, on each side by itself.
-        let slack = 1e-6 * wanted + 1e6;
+        let slack = 1e-6 * wanted + 1e6 + under_way as f64;
         assert!(
             (sent - wanted).abs() <= slack,
             "{wanted} bytes were to be sent, {sent} were"

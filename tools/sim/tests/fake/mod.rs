@@ -138,5 +138,6 @@ pub(crate) fn simulate(scenario: &Scenario) -> Result<Outcome, String> {
         batch_size: 3.5,
         virtual_s: scenario.workload.seconds + 1.0,
         events: requests as u64 * 1000,
+        ..Outcome::default()
     })
 }

@@ -4,6 +4,7 @@ mod central_edf;
 mod least_loaded;
 mod least_work;
 mod line;
+mod relegating;
 mod round_robin;
 mod silo;
 
@@ -11,5 +12,6 @@ pub use central_edf::CentralEdf;
 pub use least_loaded::LeastLoaded;
 pub use least_work::LeastWork;
 pub use line::{Fixed, Order};
+pub use relegating::Relegating;
 pub use round_robin::RoundRobin;
 pub use silo::Silo;

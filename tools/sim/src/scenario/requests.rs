@@ -1,0 +1,52 @@
+//! What of a scenario says how requests and flows are scheduled together. All of it is off by default, and left
+//! out of a scenario's text then: plans and kept results of before stay what they are.
+
+use serde::{Deserialize, Serialize};
+
+/// In which order a prefill unit takes requests into batches, and whom it gives up: a discipline of `laxity-requests`.
+/// Requests that are given up compute when nothing else is to do, and their flows go to the scavenger.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RequestOrder {
+    /// In the order of arrival.
+    #[default]
+    Fcfs,
+    /// The earliest deadline first.
+    Edf,
+    /// The fewest prompt tokens left first.
+    Srpf,
+    /// `edf`, and whoever can't be in time any more is given up.
+    EdfRelegate,
+}
+
+impl RequestOrder {
+    /// All, in the order in which tables show them.
+    pub const ALL: [Self; 4] = [Self::Fcfs, Self::Srpf, Self::Edf, Self::EdfRelegate];
+
+    /// As it is written in a plan.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fcfs => "fcfs",
+            Self::Edf => "edf",
+            Self::Srpf => "srpf",
+            Self::EdfRelegate => "edf_relegate",
+        }
+    }
+}
+
+/// By when the KV cache of a part of a prompt has to be at the decode rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum P2dDue {
+    /// By the request's deadline.
+    #[default]
+    Request,
+    /// By the request's deadline, less the time that the KV of parts still to be computed takes on the wire: what
+    /// is left of the slack when they come.
+    Chunk,
+}
+
+pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}

@@ -1,0 +1,74 @@
+//! Which discipline stands before a unit, by `serving.requests`, and the latency model that those ask that plan ahead.
+
+use laxity_policy::Span;
+use laxity_requests::baseline::{Fixed, Order, Relegating};
+use laxity_requests::discipline::Discipline;
+use laxity_requests::latency::{Composition, Latency};
+
+use super::batch::pairs;
+use super::world::World;
+use crate::scenario::{RequestOrder, Serving};
+
+/// Time of a batch by its tokens, between points of the roofline that are a factor of two apart, and by what each pair of
+/// tokens beyond that of one prompt without a prefix adds. The rest of the unit is taken to have nothing else to do,
+/// as in the objectives: who is given up by it could not have been in time at all.
+#[derive(Clone, Debug)]
+pub(super) struct UnitLatency {
+    /// Tokens and ns, ascending.
+    points: Vec<(f64, f64)>,
+    pair_ns: f64,
+}
+
+impl UnitLatency {
+    pub(super) fn of(world: &World<'_>) -> Self {
+        const LONGEST: u32 = 17;
+        let points = (0..=LONGEST)
+            .map(|power| {
+                let tokens = 1_u32 << power;
+                let ns = world.computing_alone(u64::from(tokens), pairs(tokens, 0));
+                (f64::from(tokens), ns)
+            })
+            .collect();
+        let (tokens, prefix) = (1 << 11, 1 << 16);
+        let (without, with) = (pairs(tokens, 0), pairs(tokens, prefix));
+        let [short, long] = [without, with].map(|p| world.computing_alone(u64::from(tokens), p));
+        Self {
+            points,
+            pair_ns: ((long - short) / (with - without) as f64).max(0.0),
+        }
+    }
+}
+
+impl Latency for UnitLatency {
+    fn iteration(&self, of: &Composition) -> Span {
+        let tokens = f64::from(of.prefill_tokens);
+        if of.prefill_tokens == 0 {
+            return Span::ZERO;
+        }
+        let above = self
+            .points
+            .partition_point(|point| point.0 < tokens)
+            .clamp(1, self.points.len() - 1);
+        let ((x0, y0), (x1, y1)) = (self.points[above - 1], self.points[above]);
+        let base = y0 + (y1 - y0) * (tokens - x0) / (x1 - x0);
+        let more = of.prefill_pairs as f64 - pairs(of.prefill_tokens, 0) as f64;
+        Span((base + more * self.pair_ns).max(0.0) as u64)
+    }
+}
+
+/// A discipline for one line. Budgets are the batch's; those that decide on one of their own stay below it.
+pub(super) fn discipline(serving: &Serving, latency: &UnitLatency) -> Box<dyn Discipline + Send> {
+    let fixed = |order| Fixed {
+        order,
+        tokens: serving.token_budget,
+    };
+    match serving.requests {
+        RequestOrder::Fcfs => Box::new(fixed(Order::Fcfs)),
+        RequestOrder::Edf => Box::new(fixed(Order::Edf)),
+        RequestOrder::Srpf => Box::new(fixed(Order::Srpf)),
+        RequestOrder::EdfRelegate => Box::new(Relegating {
+            inner: fixed(Order::Edf),
+            latency: latency.clone(),
+        }),
+    }
+}

@@ -1,0 +1,373 @@
+//! The line before a rank of a prefill unit: who is taken into the next batch, and who is given up, under a
+//! [`Discipline`] of `laxity-requests`.
+//!
+//! A [`laxity_requests::replica::Replica`] has a whole replica behind it: memory, decodes, one plan at a time. Units here only prefill, on
+//! ranks that run in step, and make up the next batch while one computes, so that its reused blocks can be
+//! fetched ahead. The line is what is left of the replica then, with the same order: those that have begun (if
+//! the discipline has them go on), those in line, those that were given up. Departures from it:
+//!
+//! * what is in the next batch stays there, though somebody more urgent comes before it starts;
+//! * no memory: blocks that are reused are in the cache of the unit, others are not counted;
+//! * those that were given up join a batch when it starts, and not before: they would take the room of those that come meanwhile.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::Bound;
+
+use laxity_policy::{Span, Time};
+use laxity_requests::discipline::{Discipline, Rank, Reranked, Start, View};
+use laxity_requests::iteration::Event;
+use laxity_requests::job::{Job, Phase};
+use laxity_requests::kv::Pool;
+use laxity_requests::latency::Composition;
+use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
+
+type Place = (Rank, Time, RequestId);
+
+/// What a discipline may look at.
+struct State {
+    jobs: BTreeMap<RequestId, (Job, Rank)>,
+    /// Of those in line, those that have not begun, and those that have.
+    line: BTreeSet<Place>,
+    begun: BTreeSet<Place>,
+    /// Given up.
+    aside: BTreeSet<Place>,
+    /// Prompt tokens of those in line.
+    backlog: u64,
+    pool: Pool,
+}
+
+/// Where a look through the line has come to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Cursor {
+    begun: Option<Place>,
+    line: Option<Place>,
+}
+
+/// See the module.
+pub(super) struct Line {
+    discipline: Box<dyn Discipline + Send>,
+    state: State,
+}
+
+impl fmt::Debug for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Line")
+            .field("discipline", &self.discipline.name())
+            .field("waiting", &self.state.backlog().0)
+            .finish_non_exhaustive()
+    }
+}
+
+impl View for State {
+    fn decoding(&self) -> &[Job] {
+        &[]
+    }
+
+    fn decodes(&self) -> Composition {
+        Composition::default()
+    }
+
+    fn in_line(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
+        // Two sorted sets as one.
+        let (mut line, mut begun) = (self.line.iter().peekable(), self.begun.iter().peekable());
+        Box::new(
+            std::iter::from_fn(move || match (line.peek(), begun.peek()) {
+                (Some(waits), Some(began)) if waits < began => line.next(),
+                (Some(_), None) => line.next(),
+                (_, Some(_)) => begun.next(),
+                (None, None) => None,
+            })
+            .map(|place| &self.jobs[&place.2].0),
+        )
+    }
+
+    fn backlog(&self) -> (usize, u64) {
+        (self.line.len() + self.begun.len(), self.backlog)
+    }
+
+    fn relegated(&self) -> usize {
+        self.aside.len()
+    }
+
+    fn pool(&self) -> &Pool {
+        &self.pool
+    }
+}
+
+impl State {
+    /// The set in which a job stands.
+    fn set_of(&mut self, job: &Job) -> &mut BTreeSet<Place> {
+        match (job.relegated, job.phase) {
+            (true, _) => &mut self.aside,
+            (false, Phase::Waiting) => &mut self.line,
+            (false, _) => &mut self.begun,
+        }
+    }
+
+    fn enter(&mut self, job: Job, rank: Rank) {
+        if !job.relegated {
+            self.backlog += u64::from(job.prefill_left());
+        }
+        self.set_of(&job).insert((rank, job.spec.arrival, job.id()));
+        self.jobs.insert(job.id(), (job, rank));
+    }
+
+    /// Out of line; what is known of it.
+    fn withdraw(&mut self, request: RequestId) -> Option<Job> {
+        let (job, rank) = self.jobs.remove(&request)?;
+        let stood = self.set_of(&job).remove(&(rank, job.spec.arrival, request));
+        if stood && !job.relegated {
+            self.backlog -= u64::from(job.prefill_left());
+        }
+        Some(job)
+    }
+}
+
+/// A request as a discipline is told of it: nothing but its first token counts here.
+pub(super) fn spec(number: u32, arrival: Time, deadline: Time, prompt: u32, reused: u32) -> Spec {
+    let Span(ttft) = deadline.since(arrival);
+    Spec {
+        id: RequestId(u64::from(number)),
+        arrival,
+        prompt,
+        output_max: 1,
+        ready: reused,
+        generated: 0,
+        class: ClassId(0),
+        application: ApplicationId(0),
+        importance: Importance::Important,
+        slo: Slo::Interactive { ttft, tbt: 0 },
+    }
+}
+
+impl Line {
+    pub(super) fn new(discipline: Box<dyn Discipline + Send>) -> Self {
+        Self {
+            discipline,
+            state: State {
+                jobs: BTreeMap::new(),
+                line: BTreeSet::new(),
+                begun: BTreeSet::new(),
+                aside: BTreeSet::new(),
+                backlog: 0,
+                pool: Pool::new(u32::MAX, 16),
+            },
+        }
+    }
+
+    fn observe(&mut self, now: Time, event: &Event) {
+        if self.discipline.observe(now, event, &self.state) == Reranked::All {
+            let waiting: Vec<RequestId> = self.places().map(|place| place.2).collect();
+            for request in waiting {
+                if let Some(job) = self.state.withdraw(request) {
+                    let rank = self.discipline.rank(&job);
+                    self.state.enter(job, rank);
+                }
+            }
+        }
+    }
+
+    fn places(&self) -> impl Iterator<Item = &Place> {
+        let State {
+            line, begun, aside, ..
+        } = &self.state;
+        begun.iter().chain(line).chain(aside)
+    }
+
+    /// A request comes.
+    pub(super) fn arrive(&mut self, now: Time, spec: Spec) {
+        self.observe(now, &Event::Arrived(spec));
+        let job = Job::new(spec);
+        let rank = self.discipline.rank(&job);
+        self.state.enter(job, rank);
+    }
+
+    /// Whom the discipline gives up, of a batch that is to start at `start`.
+    pub(super) fn give_up(&mut self, start: Time) -> Vec<u32> {
+        let mut given_up = self.discipline.relegate(start, &self.state);
+        given_up.retain(|&request| {
+            let stands = self.places().any(|place| place.2 == request);
+            if stands && let Some(mut job) = self.state.withdraw(request) {
+                let again = job.relegated;
+                job.relegated = true;
+                let rank = self.discipline.rank(&job);
+                self.state.enter(job, rank);
+                return !again;
+            }
+            false
+        });
+        given_up
+            .into_iter()
+            .map(|RequestId(number)| number as u32)
+            .collect()
+    }
+
+    /// Prompt tokens that a batch may compute of this line.
+    pub(super) fn budget(&mut self, start: Time) -> u32 {
+        self.discipline.budget(start, &self.state)
+    }
+
+    /// Whether anybody stands in line, those that were given up not counted.
+    pub(super) fn is_empty(&self) -> bool {
+        self.state.line.is_empty() && self.state.begun.is_empty()
+    }
+
+    /// The next that may join a batch which starts at `start`.
+    pub(super) fn next(&mut self, start: Time, cursor: &mut Cursor) -> Option<u32> {
+        let beyond = |set: &BTreeSet<Place>, place: Option<Place>| {
+            let from = place.map_or(Bound::Unbounded, Bound::Excluded);
+            set.range((from, Bound::Unbounded)).next().copied()
+        };
+        let number = |place: Place| Some(place.2.0 as u32);
+        loop {
+            let begun = beyond(&self.state.begun, cursor.begun);
+            let waits = beyond(&self.state.line, cursor.line);
+            let first = begun.filter(|began| {
+                self.discipline.begun_first() || waits.is_none_or(|waits| *began < waits)
+            });
+            if let Some(place) = first {
+                cursor.begun = Some(place);
+                return number(place);
+            }
+            let place = waits?;
+            cursor.line = Some(place);
+            let job = self.state.jobs[&place.2].0;
+            match self.discipline.start(start, &job, &self.state) {
+                Start::Now => return number(place),
+                Start::Later => (),
+                Start::Nobody => return None,
+            }
+        }
+    }
+
+    /// Whoever is first in line.
+    pub(super) fn first(&self) -> Option<u32> {
+        let State { line, begun, .. } = &self.state;
+        let place = begun.first().into_iter().chain(line.first()).min()?;
+        Some(place.2.0 as u32)
+    }
+
+    /// The first of those that were given up, beyond `after`.
+    pub(super) fn next_aside(&self, after: &mut Cursor) -> Option<u32> {
+        let from = after.line.map_or(Bound::Unbounded, Bound::Excluded);
+        let place = *self.state.aside.range((from, Bound::Unbounded)).next()?;
+        after.line = Some(place);
+        Some(place.2.0 as u32)
+    }
+
+    /// A batch takes so many tokens of a request; `all` that are left of it.
+    pub(super) fn took(&mut self, request: u32, tokens: u32, all: bool) {
+        let Some(mut job) = self.state.withdraw(RequestId(u64::from(request))) else {
+            return;
+        };
+        job.context += tokens;
+        job.phase = Phase::Prefilling;
+        let rank = self.discipline.rank(&job);
+        if all {
+            // It computes; nobody stands in line for it.
+            self.state.jobs.insert(job.id(), (job, rank));
+        } else {
+            self.state.enter(job, rank);
+        }
+    }
+
+    /// A batch has computed; these have their first token.
+    pub(super) fn done(&mut self, now: Time, took: Span, finished: &[u32]) {
+        let finished = finished.iter().map(|&n| RequestId(u64::from(n))).collect();
+        let event = Event::Done { took, finished };
+        self.observe(now, &event);
+        let Event::Done { finished, .. } = event else {
+            return;
+        };
+        for request in finished {
+            if let Some((mut job, _)) = self.state.jobs.remove(&request) {
+                job.phase = Phase::Decoding;
+                job.generated = 1;
+                (job.first_token, job.last_token) = (Some(now), Some(now));
+                self.discipline.finished(now, &job);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use laxity_requests::baseline::{Fixed, Order};
+
+    use super::*;
+
+    fn line(order: Order) -> Line {
+        Line::new(Box::new(Fixed { order, tokens: 100 }))
+    }
+
+    fn order_of(line: &mut Line) -> Vec<u32> {
+        let mut cursor = Cursor::default();
+        std::iter::from_fn(|| line.next(Time::ZERO, &mut cursor)).collect()
+    }
+
+    fn fill(line: &mut Line) {
+        for (number, prompt, due) in [(0, 50, 900), (1, 10, 1_000), (2, 30, 300)] {
+            let arrival = Time(u64::from(number));
+            line.arrive(arrival, spec(number, arrival, Time(due), prompt, 0));
+        }
+    }
+
+    #[test]
+    fn each_order_has_its_own_first() {
+        for (order, wanted) in [
+            (Order::Fcfs, [0, 1, 2]),
+            (Order::Edf, [2, 0, 1]),
+            (Order::Srpf, [1, 2, 0]),
+        ] {
+            let mut line = line(order);
+            fill(&mut line);
+            assert_eq!(order_of(&mut line), wanted, "{order:?}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_that_was_cut_stands_by_what_is_left_of_it() {
+        let mut line = line(Order::Srpf);
+        fill(&mut line);
+        line.took(0, 45, false);
+        assert_eq!(order_of(&mut line), [0, 1, 2], "five tokens are left");
+        assert_eq!(line.state.backlog(), (3, 45));
+        line.took(0, 5, true);
+        assert_eq!(order_of(&mut line), [1, 2]);
+        line.done(Time(9), Span(9), &[0]);
+        assert_eq!(line.state.jobs.len(), 2);
+    }
+
+    /// Gives up whom it is told to.
+    struct GivesUp(Vec<u64>);
+
+    impl Discipline for GivesUp {
+        fn name(&self) -> &'static str {
+            "gives up"
+        }
+
+        fn rank(&self, _: &Job) -> Rank {
+            Rank(0)
+        }
+
+        fn budget(&mut self, _: Time, _: &dyn View) -> u32 {
+            100
+        }
+
+        fn relegate(&mut self, _: Time, _: &dyn View) -> Vec<RequestId> {
+            self.0.iter().copied().map(RequestId).collect()
+        }
+    }
+
+    #[test]
+    fn who_is_given_up_is_told_once_and_is_not_in_line() {
+        let mut line = Line::new(Box::new(GivesUp(vec![1, 7])));
+        fill(&mut line);
+        assert_eq!(line.give_up(Time(5)), [1], "there is no seventh");
+        assert_eq!(line.give_up(Time(6)), [0_u32; 0]);
+        assert_eq!(order_of(&mut line), [0, 2]);
+        assert_eq!(line.next_aside(&mut Cursor::default()), Some(1));
+        assert_eq!(line.state.backlog(), (2, 80));
+    }
+}

@@ -1,0 +1,148 @@
+//! Scale-outs beside the traffic: every so often the weights of a unit go to the next one, rank by rank, as
+//! `Weights` flows (the scavenger's, under policies that have one).
+//!
+//! Of a scale-out only what it does to the network is here: both units serve all the while, as if the weights were for
+//! another instance on the same servers (a pool of warm instances, or another model), and nothing serves more when they have come. What
+//! a scale-out gains is a question to a cluster of instances, what it costs others meanwhile is one to the network.
+
+use laxity_policy::{BatchId, Event, FlowSpec, Layer, Level, RequestId, Span, Stage, Time};
+
+use super::SimError;
+use super::event::Happening;
+use super::hosts::Regime;
+use super::transfer::{Flow, To, host_of};
+use super::world::World;
+use crate::outcome::Weights;
+
+/// What a flow of weights has instead of a request.
+const NOBODY: u32 = u32::MAX;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct ScaleOuts {
+    /// When each began, and flows of it that are not there.
+    copies: Vec<(Time, u32)>,
+    done: u64,
+    took_ns: u64,
+    bytes: u64,
+}
+
+impl ScaleOuts {
+    pub(super) fn outcome(&self) -> Weights {
+        Weights {
+            begun: self.copies.len() as u64,
+            done: self.done,
+            mean_s: self.took_ns as f64 / 1e9 / self.done.max(1) as f64,
+            bytes: self.bytes,
+        }
+    }
+}
+
+impl World<'_> {
+    /// Whether there is another unit to scale out to.
+    pub(super) fn check_scale_out(&self) -> Result<(), SimError> {
+        if self.scenario.serving.scale_out_every_s > 0.0 && self.layout.units < 2 {
+            return Err(SimError::Mismatch(
+                "serving.scale_out_every_s: there is one prefill unit, and weights go from one to another".into(),
+            ));
+        }
+        Ok(())
+    }
+
+    pub(super) fn schedule_scale_out(&mut self) {
+        let every = self.scenario.serving.scale_out_every_s;
+        if every > 0.0 && self.arrived < self.requests.len() {
+            let at = self.now + Span((every * 1e9) as u64);
+            self.agenda.push(at, Happening::ScaleOut);
+        }
+    }
+
+    /// The weights of a unit go to the next, each rank's to its like.
+    pub(super) fn scale_out(&mut self) {
+        let copy = self.scale_outs.copies.len() as u32;
+        let units = self.layout.units;
+        let (from, to) = (copy % units, (copy + 1) % units);
+        let bytes = self.model.weight_bytes(self.scenario.model.ep);
+        let ranks = self.layout.ranks_per_unit;
+        self.scale_outs.copies.push((self.now, ranks));
+        for n in 0..ranks {
+            let from = self.layout.ranks_of(from).start + n;
+            let to = self.layout.ranks_of(to).start + n;
+            self.send_weights(copy, from, to, bytes);
+        }
+        self.schedule_scale_out();
+    }
+
+    fn send_weights(&mut self, copy: u32, from: u32, reader: u32, bytes: u64) {
+        let now = self.now;
+        let (slot, generation) = self.free_flow();
+        let mut flow = Flow {
+            request: NOBODY,
+            batch: copy,
+            layer: 0,
+            stage: Stage::Weights,
+            from,
+            to: To::Rank(reader),
+            left: bytes,
+            unsent: 0,
+            sending: 0,
+            level: Level::SCAVENGER,
+            weight: 1.0,
+            at_once: false,
+            generation,
+        };
+        let inside = self.layout.server_of(from) == self.layout.server_of(reader);
+        if inside || self.regime == Regime::Alone {
+            let rate = if inside {
+                self.layout.nvlink_rate
+            } else {
+                self.layout.rank_rate
+            };
+            self.flows[slot as usize] = Some(flow);
+            let at = now + Span((bytes as f64 / rate * 1e9).ceil() as u64);
+            self.agenda.push(at, Happening::Delivered { flow: slot });
+            return;
+        }
+        self.scale_outs.bytes += bytes;
+        if self.regime == Regime::Static {
+            flow.level = self.static_level(Stage::Weights);
+            flow.unsent = bytes;
+            self.flows[slot as usize] = Some(flow);
+            self.send(slot);
+            return;
+        }
+        self.flows[slot as usize] = Some(flow);
+        let spec = FlowSpec {
+            flow: flow.id(slot),
+            stage: Stage::Weights,
+            batch: BatchId(0),
+            request: RequestId(0),
+            layer: Layer(0),
+            bytes,
+            deadline: Time::NEVER,
+            receiver_bound: false,
+            whole: false,
+        };
+        let host = host_of(&flow);
+        self.hosts.handle(host, now, Event::FlowArrived(spec));
+        self.poll(host);
+    }
+
+    /// A flow of weights is there.
+    pub(super) fn weights_arrived(&mut self, copy: u32) {
+        let (since, left) = &mut self.scale_outs.copies[copy as usize];
+        *left -= 1;
+        if *left == 0 {
+            self.scale_outs.took_ns += self.now.since(*since).0;
+            self.scale_outs.done += 1;
+        }
+    }
+
+    /// Bytes of weights that are on their way.
+    #[cfg(debug_assertions)]
+    pub(super) fn weights_left(&self) -> u64 {
+        let flows = self.flows.iter().flatten();
+        let weights = flows.filter(|flow| flow.stage == Stage::Weights);
+        weights.map(|flow| flow.left).sum()
+    }
+}
