@@ -1,0 +1,84 @@
+//! One instance after the other, in each role.
+
+use std::collections::VecDeque;
+
+use crate::Time;
+use crate::dispatch::{Decision, Dispatch, Event, Role};
+use crate::request::{InstanceId, RequestId};
+
+/// Instances of a role, and requests for which there is none.
+#[derive(Clone, Debug, Default)]
+struct Ring {
+    instances: Vec<InstanceId>,
+    next: usize,
+    held: VecDeque<RequestId>,
+}
+
+impl Ring {
+    fn turn(&mut self) -> Option<InstanceId> {
+        let count = self.instances.len();
+        let instance = self.instances.get(self.next % count.max(1)).copied()?;
+        self.next = (self.next + 1) % count;
+        Some(instance)
+    }
+}
+
+/// Round robin.
+#[derive(Clone, Debug, Default)]
+pub struct RoundRobin {
+    first: Ring,
+    decode: Ring,
+}
+
+impl Dispatch for RoundRobin {
+    fn name(&self) -> &'static str {
+        "round_robin"
+    }
+
+    fn handle(&mut self, _: Time, event: &Event) {
+        match event {
+            Event::Arrived(spec) => self.first.held.push_back(spec.id),
+            Event::Prefilled { spec, .. } => self.decode.held.push_back(spec.id),
+            Event::Up { instance, role } => {
+                let ring = match role {
+                    Role::Decode => &mut self.decode,
+                    Role::Whole | Role::Prefill => &mut self.first,
+                };
+                ring.instances.push(*instance);
+            }
+            Event::Down { instance, lost } => {
+                for ring in [&mut self.first, &mut self.decode] {
+                    ring.instances.retain(|other| other != instance);
+                    ring.next = 0;
+                }
+                let again = lost.iter().map(|spec| spec.id);
+                self.first.held.extend(again);
+            }
+            Event::Cancelled(request) => {
+                for ring in [&mut self.first, &mut self.decode] {
+                    ring.held.retain(|other| other != request);
+                }
+            }
+            Event::Load { .. } | Event::Finished { .. } => (),
+        }
+    }
+
+    fn poll_decision(&mut self, _: Time) -> Option<Decision> {
+        [&mut self.first, &mut self.decode]
+            .into_iter()
+            .find_map(|ring| {
+                ring.held.front()?;
+                let instance = ring.turn()?;
+                let request = ring.held.pop_front()?;
+                Some(Decision::Place { request, instance })
+            })
+    }
+
+    fn next_deadline(&self) -> Option<Time> {
+        None
+    }
+
+    fn waiting(&self) -> usize {
+        self.first.held.len() + self.decode.held.len()
+    }
+}

@@ -1,0 +1,29 @@
+//! [`Time`] and [`Span`] in files: as nanoseconds. `laxity-policy` has no dependencies, so it can't say so itself.
+
+pub(crate) mod time {
+    //! For `serde(with)`.
+    use laxity_policy::Time;
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(time: &Time, to: S) -> Result<S::Ok, S::Error> {
+        time.0.serialize(to)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Time, D::Error> {
+        u64::deserialize(from).map(Time)
+    }
+}
+
+pub(crate) mod span {
+    //! For `serde(with)`.
+    use laxity_policy::Span;
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(span: &Span, to: S) -> Result<S::Ok, S::Error> {
+        span.0.serialize(to)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Span, D::Error> {
+        u64::deserialize(from).map(Span)
+    }
+}

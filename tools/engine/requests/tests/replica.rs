@@ -1,0 +1,203 @@
+//! What holds for a replica whatever happens to it: no request is lost, blocks are balanced, nothing is admitted above
+//! memory, and everybody who is not turned away ends.
+
+use std::collections::{HashMap, HashSet};
+
+use laxity_requests::baseline::{Fixed, Order};
+use laxity_requests::discipline::Discipline;
+use laxity_requests::iteration::{Event, Iteration as _, Plan};
+use laxity_requests::kv::Pool;
+use laxity_requests::replica::Replica;
+use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
+use laxity_requests::{Span, Time};
+use proptest::prelude::*;
+
+const BLOCKS: u32 = 24;
+const BLOCK_TOKENS: u32 = 4;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Arrive {
+        prompt: u32,
+        output: u32,
+        ready: u32,
+        slo: u64,
+        interactive: bool,
+    },
+    Cancel(usize),
+    Compute,
+    Capacity(u32),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (1..60_u32, 1..30_u32, 0..70_u32, 1..100_u64, any::<bool>()).prop_map(
+            |(prompt, output, ready, slo, interactive)| Step::Arrive { prompt, output, ready, slo, interactive }
+        ),
+        1 => any::<usize>().prop_map(Step::Cancel),
+        6 => Just(Step::Compute),
+        1 => (BLOCKS / 2..=BLOCKS).prop_map(Step::Capacity),
+    ]
+}
+
+fn discipline() -> impl Strategy<Value = Fixed> {
+    let order = prop_oneof![Just(Order::Fcfs), Just(Order::Edf), Just(Order::Srpf)];
+    (order, 1..40_u32).prop_map(|(order, tokens)| Fixed { order, tokens })
+}
+
+/// What the driver of a replica knows: what everybody was given, independently of the replica's own book.
+struct Driver {
+    replica: Replica,
+    now: Time,
+    outputs: HashMap<RequestId, u32>,
+    given: HashMap<RequestId, u32>,
+    live: HashSet<RequestId>,
+    ended: HashSet<RequestId>,
+    next: u64,
+}
+
+impl Driver {
+    fn new(discipline: Box<dyn Discipline + Send>) -> Self {
+        Self {
+            replica: Replica::new(Pool::new(BLOCKS, BLOCK_TOKENS), 1, discipline),
+            now: Time::ZERO,
+            outputs: HashMap::new(),
+            given: HashMap::new(),
+            live: HashSet::new(),
+            ended: HashSet::new(),
+            next: 0,
+        }
+    }
+
+    fn check(&self) {
+        let pool = self.replica.pool();
+        assert!(pool.is_balanced());
+        for request in &self.live {
+            assert!(self.replica.job(*request).is_some(), "{request:?} was lost");
+        }
+    }
+
+    fn refusals(&mut self) {
+        while let Some(refusal) = self.replica.poll_refusal() {
+            assert!(self.live.remove(&refusal.request), "{refusal:?} of nobody");
+            self.ended.insert(refusal.request);
+        }
+    }
+
+    fn compute(&mut self, capacity: u32) -> bool {
+        let Some(plan) = self.replica.plan(self.now) else {
+            return false;
+        };
+        self.refusals();
+        self.check_plan(&plan, capacity);
+        self.now = self.now + Span(10);
+        let chunks = plan.chunks.iter().filter(|c| c.last).map(|c| c.request);
+        let steps = plan.steps.iter().map(|step| step.request);
+        let mut finished = Vec::new();
+        for request in chunks.chain(steps) {
+            let given = self.given.entry(request).or_default();
+            *given += 1;
+            if *given >= self.outputs[&request] {
+                finished.push(request);
+            }
+        }
+        for request in &finished {
+            self.live.remove(request);
+            self.ended.insert(*request);
+        }
+        self.replica.handle(
+            self.now,
+            &Event::Done {
+                took: Span(10),
+                finished,
+            },
+        );
+        true
+    }
+
+    fn check_plan(&self, plan: &Plan, capacity: u32) {
+        let pool = self.replica.pool();
+        assert!(pool.used() <= capacity.max(BLOCKS));
+        let mut seen = HashSet::new();
+        for (request, tokens) in plan
+            .chunks
+            .iter()
+            .map(|chunk| (chunk.request, chunk.prefix + chunk.tokens))
+            .chain(
+                plan.steps
+                    .iter()
+                    .map(|step| (step.request, step.context + 1)),
+            )
+        {
+            assert!(
+                seen.insert(request),
+                "{request:?} is computed twice at once"
+            );
+            let held = pool.held(request) * BLOCK_TOKENS;
+            assert!(
+                held >= tokens,
+                "{request:?} computes {tokens} and holds {held}"
+            );
+        }
+        for chunk in &plan.chunks {
+            assert!(chunk.tokens > 0);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn nobody_is_lost_and_blocks_are_balanced(discipline in discipline(), steps in prop::collection::vec(step(), 1..120)) {
+        let mut driver = Driver::new(Box::new(discipline));
+        let mut capacity = BLOCKS;
+        for step in steps {
+            match step {
+                Step::Arrive { prompt, output, ready, slo, interactive } => {
+                    let id = RequestId(driver.next);
+                    driver.next += 1;
+                    let slo = if interactive {
+                        Slo::Interactive { ttft: slo * 7, tbt: slo }
+                    } else {
+                        Slo::Batch { ttlt: slo * 90 }
+                    };
+                    let spec = Spec {
+                        id, arrival: driver.now, prompt, output_max: output + 3, ready: ready.min(prompt), generated: 0,
+                        class: ClassId(0), application: ApplicationId(0), importance: Importance::Important, slo,
+                    };
+                    driver.outputs.insert(id, output);
+                    driver.live.insert(id);
+                    driver.replica.handle(driver.now, &Event::Arrived(spec));
+                    driver.refusals();
+                }
+                Step::Cancel(at) => {
+                    let mut live: Vec<_> = driver.live.iter().copied().collect();
+                    live.sort();
+                    if !live.is_empty() {
+                        let request = live[at % live.len()];
+                        driver.live.remove(&request);
+                        driver.replica.handle(driver.now, &Event::Cancelled(request));
+                    }
+                }
+                Step::Compute => {
+                    driver.compute(capacity);
+                }
+                Step::Capacity(blocks) => {
+                    capacity = blocks;
+                    driver.replica.handle(driver.now, &Event::Capacity(blocks));
+                }
+            }
+            driver.check();
+        }
+        driver.replica.handle(driver.now, &Event::Capacity(BLOCKS));
+        let mut rounds = 0;
+        while driver.compute(BLOCKS) {
+            driver.check();
+            rounds += 1;
+            prop_assert!(rounds < 20_000, "no end in sight: {:?}", driver.replica);
+        }
+        prop_assert!(driver.live.is_empty(), "never ended: {:?}", driver.live);
+        prop_assert_eq!(driver.replica.pool().used(), 0);
+    }
+}
