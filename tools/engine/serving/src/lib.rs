@@ -9,5 +9,10 @@
 //! * [`config`]: one TOML file for all of it.
 #![forbid(unsafe_code)]
 
+pub mod apart;
+pub mod carry;
+pub mod clock;
+pub mod engine;
 pub mod kv;
 pub mod model;
+pub mod schedule;

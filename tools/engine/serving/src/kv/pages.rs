@@ -66,14 +66,17 @@ impl Pages {
         to_values.scatter_set(&index, &values.contiguous()?, 0)
     }
 
-    fn slots(&self, blocks: &[u32]) -> Result<Vec<u32>> {
+    /// The slots of `tokens` tokens from `first` on.
+    fn slots(&self, blocks: &[u32], first: usize, tokens: usize) -> Result<Vec<u32>> {
         if let Some(block) = blocks.iter().find(|block| **block as usize >= self.blocks) {
             bail!("there is no block {block}");
         }
-        let size = self.block_tokens as u32;
-        Ok(blocks
-            .iter()
-            .flat_map(|block| block * size..(block + 1) * size)
+        let size = self.block_tokens;
+        if tokens == 0 || first + tokens > blocks.len() * size {
+            bail!("{} blocks do not hold {tokens} tokens from {first} on", blocks.len());
+        }
+        Ok((first..first + tokens)
+            .map(|token| blocks[token / size] * size as u32 + (token % size) as u32)
             .collect())
     }
 
@@ -83,16 +86,18 @@ impl Pages {
         2 * self.width * size_of::<f32>()
     }
 
-    /// The first `tokens` tokens of these blocks in a layer, as bytes: all keys, then all values, little-endian.
+    /// `tokens` tokens of a sequence with these blocks, from its token `first` on, in a layer, as bytes: all keys, then all values, little-endian.
     ///
     /// # Errors
-    /// A block is not there, or has fewer tokens.
-    pub fn export(&self, layer: usize, blocks: &[u32], tokens: usize) -> Result<Vec<u8>> {
-        let mut slots = self.slots(blocks)?;
-        if slots.len() < tokens {
-            bail!("{} blocks do not hold {tokens} tokens", blocks.len());
-        }
-        slots.truncate(tokens);
+    /// A block is not there, or there are fewer tokens.
+    pub fn export(
+        &self,
+        layer: usize,
+        blocks: &[u32],
+        first: usize,
+        tokens: usize,
+    ) -> Result<Vec<u8>> {
+        let slots = self.slots(blocks, first, tokens)?;
         let index = Tensor::from_vec(slots, tokens, &self.device)?;
         let (keys, values) = self.layer(layer);
         let mut bytes = Vec::with_capacity(tokens * self.token_bytes());
@@ -103,17 +108,22 @@ impl Pages {
         Ok(bytes)
     }
 
-    /// Writes what [`Pages::export`] gave into the first tokens of these blocks.
+    /// Writes what [`Pages::export`] gave into a sequence with these blocks, from its token `first` on. How many tokens it was.
     ///
     /// # Errors
-    /// The bytes are no whole tokens, or more than the blocks hold.
-    pub fn import(&self, layer: usize, blocks: &[u32], bytes: &[u8]) -> Result<()> {
+    /// The bytes are no whole tokens, or more than the blocks hold, or there is no such layer.
+    pub fn import(
+        &self,
+        layer: usize,
+        blocks: &[u32],
+        first: usize,
+        bytes: &[u8],
+    ) -> Result<usize> {
         let tokens = bytes.len() / self.token_bytes();
-        let mut slots = self.slots(blocks)?;
-        if tokens * self.token_bytes() != bytes.len() || tokens > slots.len() || tokens == 0 {
-            bail!("{} bytes are no {} tokens or fewer", bytes.len(), slots.len());
+        if tokens * self.token_bytes() != bytes.len() || layer >= self.layers.len() {
+            bail!("{} bytes for layer {layer} are no whole tokens of one", bytes.len());
         }
-        slots.truncate(tokens);
+        let slots = self.slots(blocks, first, tokens)?;
         let numbers: Vec<f32> = bytes
             .as_chunks::<4>()
             .0
@@ -122,7 +132,8 @@ impl Pages {
             .collect();
         let (keys, values) = numbers.split_at(tokens * self.width);
         let tensor = |part: &[f32]| Tensor::from_slice(part, (tokens, self.width), &self.device);
-        self.write(layer, &slots, &tensor(keys)?, &tensor(values)?)
+        self.write(layer, &slots, &tensor(keys)?, &tensor(values)?)?;
+        Ok(tokens)
     }
 }
 
@@ -138,12 +149,20 @@ mod tests {
         let rows = Tensor::randn(0_f32, 1.0, (6, 32), &Device::Cpu).unwrap();
         let values = Tensor::randn(0_f32, 1.0, (6, 32), &Device::Cpu).unwrap();
         pages.write(1, &[8, 9, 10, 11, 20, 21], &rows, &values).unwrap();
-        let bytes = pages.export(1, &[2, 5], 6).unwrap();
+        let bytes = pages.export(1, &[2, 5], 0, 6).unwrap();
         assert_eq!(bytes.len(), 6 * pages.token_bytes());
-        pages.import(1, &[0, 3], &bytes).unwrap();
-        assert_eq!(pages.export(1, &[0, 3], 6).unwrap(), bytes);
-        assert!(pages.export(1, &[7], 1).is_err());
-        assert!(pages.import(1, &[0], &bytes).is_err());
-        assert!(pages.import(1, &[0, 1], &bytes[1..]).is_err());
+        assert_eq!(pages.import(1, &[0, 3], 0, &bytes).unwrap(), 6);
+        assert_eq!(pages.export(1, &[0, 3], 0, 6).unwrap(), bytes);
+        // In two pieces that do not end at a block's end.
+        let parts = [(0, 3), (3, 3)].map(|(from, count)| (from, pages.export(1, &[2, 5], from, count).unwrap()));
+        for (from, part) in &parts {
+            pages.import(1, &[4, 1], *from, part).unwrap();
+        }
+        assert_eq!(pages.export(1, &[4, 1], 0, 6).unwrap(), bytes);
+        assert!(pages.export(1, &[7], 0, 1).is_err());
+        assert!(pages.export(1, &[0], 2, 3).is_err());
+        assert!(pages.import(1, &[0], 0, &bytes).is_err());
+        assert!(pages.import(9, &[0, 1], 0, &bytes).is_err());
+        assert!(pages.import(1, &[0, 1], 0, &bytes[1..]).is_err());
     }
 }

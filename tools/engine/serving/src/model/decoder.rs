@@ -139,7 +139,7 @@ impl Model {
             bank,
             cos,
             sin,
-            identity: weights.identity()?,
+            identity: identity(shape, weights.identity()?),
         })
     }
 
@@ -155,7 +155,7 @@ impl Model {
         &self.device
     }
 
-    /// Stands for its weights.
+    /// Stands for its sizes and weights: KV of another model is of no use.
     #[must_use]
     pub const fn identity(&self) -> [u8; 16] {
         self.identity
@@ -276,6 +276,23 @@ impl Model {
         let rows = self.norm.forward(&stream.index_select(&index, 0)?)?;
         self.head.forward(&rows)?.to_dtype(DType::F32)?.to_vec2()
     }
+}
+
+/// Stands for sizes and weights together.
+fn identity(shape: &ModelShape, weights: [u8; 16]) -> [u8; 16] {
+    use sha2::{Digest as _, Sha256};
+    let sizes = ModelShape {
+        // Another name, or another path to the same weights, makes no other model.
+        name: String::new(),
+        weights: super::shape::WeightsSource::default(),
+        ..shape.clone()
+    };
+    let mut hash = Sha256::new();
+    hash.update(format!("{sizes:?}"));
+    hash.update(weights);
+    let mut identity = [0; 16];
+    identity.copy_from_slice(&hash.finalize()[..16]);
+    identity
 }
 
 fn load_layer(
