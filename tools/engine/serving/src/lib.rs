@@ -12,7 +12,10 @@
 pub mod apart;
 pub mod carry;
 pub mod clock;
+pub mod config;
+pub mod endpoint;
 pub mod engine;
 pub mod kv;
 pub mod model;
+pub mod process;
 pub mod schedule;

@@ -431,6 +431,10 @@ impl Engine {
         metrics::gauge!("laxity_engine_requests_running").set(f64::from(load.running));
         metrics::gauge!("laxity_engine_requests_waiting")
             .set(f64::from(load.waiting) + self.outside.len() as f64);
+        let found = |count: &AtomicUsize| count.load(Ordering::Relaxed) as u64;
+        metrics::counter!("laxity_engine_prompt_tokens_found_total").absolute(found(&self.standing.found_here));
+        metrics::counter!("laxity_engine_prompt_tokens_fetched_total").absolute(found(&self.standing.found_elsewhere));
+        metrics::counter!("laxity_engine_prefilled_elsewhere_total").absolute(found(&self.standing.prefilled_elsewhere));
         metrics::counter!("laxity_engine_kv_blocks_evicted_total").absolute(self.blocks.evicted());
     }
 }
