@@ -83,6 +83,8 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
             "laxity-wire",
         ],
     ),
+    ("laxity-engine", &["laxity-client", "laxity-requests"]),
+    ("laxity-requests", &["laxity-policy"]),
     ("laxity-sim", &["laxity-policy"]),
     (
         "laxity-fuzz",

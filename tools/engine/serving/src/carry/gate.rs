@@ -4,7 +4,7 @@
 //! It waits for whichever comes first: something to do, or a permit while a flow waits for one. Those two cannot be waited for together, so that
 //! while flows wait it looks for orders every [`LOOK_EVERY`].
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -20,6 +20,12 @@ use crate::clock;
 
 /// How long a wait for a permit may keep an order waiting.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
+
+/// Flows that wait in the lane at once. What exceeds it waits here, in order: a lane that is full would let them pass unscheduled.
+const WAITING_MAX: usize = 448;
+
+/// A parcel that is to be submitted: to whom, what, by when.
+type Parcel = (SocketAddr, Head, u64, Arc<Vec<u8>>);
 
 /// How to reach the daemon.
 #[derive(Clone, Debug)]
@@ -179,6 +185,7 @@ struct Gate {
     connections: HashMap<(SocketAddr, Option<u8>), Outgoing>,
     sending: HashMap<u64, Sending>,
     waiting: Vec<u64>,
+    backlog: VecDeque<Parcel>,
     batches: HashMap<u64, Open>,
     requests: HashMap<u64, Open>,
     flows: u64,
@@ -223,6 +230,7 @@ impl Gate {
             connections: HashMap::new(),
             sending: HashMap::new(),
             waiting: Vec::new(),
+            backlog: VecDeque::new(),
             batches: HashMap::new(),
             requests: HashMap::new(),
             flows: 0,
@@ -255,6 +263,12 @@ impl Gate {
                 self.take(order);
             }
             self.collect();
+            // Permits make room in the lane for what waits here.
+            while self.waiting.len() < WAITING_MAX
+                && let Some((to, head, deadline_ns, payload)) = self.backlog.pop_front()
+            {
+                self.submit(to, head, deadline_ns, payload);
+            }
             self.lane.settle();
         }
     }
@@ -266,7 +280,7 @@ impl Gate {
                 head,
                 deadline_ns,
                 payload,
-            } => self.submit(to, head, deadline_ns, payload),
+            } => self.enter(to, head, deadline_ns, payload),
             Order::Words(to, line) => self.give(to, None, Load::Words(line)),
             Order::Hint(hint) => self.lane.hint(hint),
             Order::EndBatch(batch) => {
@@ -305,6 +319,22 @@ impl Gate {
         }
     }
 
+    /// A parcel: its batch and request are open from now on, wherever it waits.
+    fn enter(&mut self, to: SocketAddr, head: Head, deadline_ns: u64, payload: Arc<Vec<u8>>) {
+        if head.batch != 0 {
+            self.batches.entry(head.batch).or_default().flows += 1;
+        }
+        if head.request != 0 {
+            self.requests.entry(head.request).or_default().flows += 1;
+        }
+        self.count(|counts| counts.parcels += 1);
+        if self.waiting.len() < WAITING_MAX && self.backlog.is_empty() {
+            self.submit(to, head, deadline_ns, payload);
+        } else {
+            self.backlog.push_back((to, head, deadline_ns, payload));
+        }
+    }
+
     fn submit(&mut self, to: SocketAddr, head: Head, deadline_ns: u64, payload: Arc<Vec<u8>>) {
         self.flows += 1;
         let now = clock::now().0;
@@ -329,12 +359,6 @@ impl Gate {
             request: head.request,
             deadline_ns,
         });
-        if head.batch != 0 {
-            self.batches.entry(head.batch).or_default().flows += 1;
-        }
-        if head.request != 0 {
-            self.requests.entry(head.request).or_default().flows += 1;
-        }
         let sending = Sending {
             ticket,
             to,
@@ -346,7 +370,6 @@ impl Gate {
         };
         self.sending.insert(head.flow, sending);
         self.waiting.push(head.flow);
-        self.count(|counts| counts.parcels += 1);
     }
 
     fn count(&self, with: impl FnOnce(&mut Counts)) {
@@ -456,6 +479,13 @@ impl Gate {
                 self.lane.cancel(sending.ticket);
                 self.count(|counts| counts.lost += 1);
             }
+        }
+        let (lost, stay): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.backlog).into_iter().partition(|(to, ..)| *to == peer);
+        self.backlog = stay;
+        for (_, head, ..) in lost {
+            self.close(&head);
+            self.count(|counts| counts.lost += 1);
         }
         (self.taker)(Incoming::Lost(peer, why));
     }

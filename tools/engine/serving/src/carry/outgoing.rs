@@ -13,7 +13,7 @@ use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrStorage,
 use super::frame::{ACK_BYTES, FRAME_BYTES_MAX, Head, Preamble};
 
 /// How long a peer that is just being started may take to listen.
-const CONNECT_FOR: Duration = Duration::from_secs(5);
+const CONNECT_FOR: Duration = Duration::from_secs(2);
 const CONNECT_EVERY: Duration = Duration::from_millis(50);
 
 /// Something to write.

@@ -121,6 +121,15 @@ async fn health(State(desk): State<Desk>) -> Response {
 }
 
 async fn show_metrics(State(desk): State<Desk>) -> Response {
+    if let Some(counts) = desk.engine.standing().counts() {
+        for ((stage, dscp), bytes) in counts.sent_bytes {
+            metrics::counter!("laxity_engine_sent_bytes_total", "stage" => stage, "dscp" => dscp.to_string()).absolute(bytes);
+        }
+        metrics::counter!("laxity_engine_parcels_total").absolute(counts.parcels);
+        metrics::counter!("laxity_engine_parcels_lost_total").absolute(counts.lost);
+        metrics::counter!("laxity_engine_scheduled_bytes_total").absolute(counts.scheduled_bytes);
+        metrics::counter!("laxity_engine_bypassed_bytes_total").absolute(counts.bypassed_bytes);
+    }
     match &desk.metrics {
         Some(metrics) => metrics.render().into_response(),
         None => StatusCode::NOT_FOUND.into_response(),

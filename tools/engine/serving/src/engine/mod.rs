@@ -11,7 +11,7 @@ mod step;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use laxity_requests::request::RequestId;
 use crate::apart::between::Import;
 use crate::apart::inbox::Key;
 use crate::apart::{Net, Numbers, Words};
-use crate::carry::{Arrival, Kind};
+use crate::carry::{Arrival, Carrier, Counts, Kind};
 use crate::clock;
 use crate::kv::{Blocks, Pages};
 use crate::model::Model;
@@ -83,6 +83,15 @@ pub struct Standing {
     pub failures: AtomicUsize,
     /// The engine's thread has ended.
     pub ended: AtomicBool,
+    carrier: OnceLock<Carrier>,
+}
+
+impl Standing {
+    /// What was sent to other processes, if there are any.
+    #[must_use]
+    pub fn counts(&self) -> Option<Counts> {
+        self.carrier.get().map(Carrier::counts)
+    }
 }
 
 /// The way to an engine. Clones are one; when all are dropped, it ends.
@@ -125,6 +134,8 @@ pub(crate) struct Engine {
     remote: HashMap<RequestId, Remote>,
     /// Requests for which there is no room yet.
     outside: VecDeque<Sequence>,
+    /// Processes that went away, and when.
+    lost: HashMap<SocketAddr, Instant>,
     numbers: Numbers,
     exchange: u64,
     layer_time_ns: u64,
@@ -154,6 +165,10 @@ pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
     let desk = Desk::new(settings, room, record.as_deref())
         .with_context(|| format!("cannot write the record {}", record.unwrap_or_default().display()))?;
     let listens = net.as_ref().map(|net| net.carrier.listens());
+    if let Some(net) = &net {
+        // It is set once: an engine is started with orders of its own.
+        let _ = handle.standing.carrier.set(net.carrier.clone());
+    }
     let engine = Engine {
         blocks: Blocks::new(room.blocks as usize),
         model,
@@ -165,6 +180,7 @@ pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
         asking: HashMap::new(),
         remote: HashMap::new(),
         outside: VecDeque::new(),
+        lost: HashMap::new(),
         numbers: Numbers::of(listens),
         exchange: 0,
         layer_time_ns: 0,

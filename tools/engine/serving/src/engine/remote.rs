@@ -19,6 +19,9 @@ use crate::clock;
 /// How long one process may take to say whether it has KV: about an iteration, since it answers between two.
 const ASK_FOR: Duration = Duration::from_millis(500);
 
+/// How long a process that was lost gets no prompts, unless it speaks.
+const ASIDE_FOR: Duration = Duration::from_secs(10);
+
 /// A sequence for whose beginning others are asked.
 #[derive(Debug)]
 pub(super) struct Asking {
@@ -48,6 +51,7 @@ fn remaining(deadline_ns: u64) -> u64 {
 impl Engine {
     /// What another process says.
     pub(super) fn hear(&mut self, from: SocketAddr, words: Words) {
+        self.lost.remove(&from);
         match words {
             Words::Prefill { .. } => self.prefill_for(from, words),
             Words::First { request, token } => {
@@ -236,9 +240,6 @@ impl Engine {
                 Err(error) => tracing::error!("KV of layer {layer} for {to}: {error}"),
             }
         }
-        if !found.is_empty() {
-            net.carrier.end_request(request);
-        }
         self.blocks.release(&found);
     }
 
@@ -277,8 +278,15 @@ impl Engine {
     /// Sends prompts to those who compute them, as far as there is room for their KV.
     pub(super) fn send_out(&mut self) {
         while let Some(mut sequence) = self.outside.pop_front() {
+            let Some(at) = self.least_busy() else {
+                self.compute_after_all(sequence);
+                continue;
+            };
             let prompt = sequence.prompt as u32;
-            if !self.desk.reserve(clock::now(), sequence.id, prompt) {
+            let needed = prompt.div_ceil(self.desk.room().block_tokens);
+            if needed > self.desk.load().blocks_free
+                || !self.desk.reserve(clock::now(), sequence.id, prompt)
+            {
                 self.outside.push_front(sequence);
                 return;
             }
@@ -286,7 +294,7 @@ impl Engine {
             self.standing.found_here.fetch_add(have, Ordering::Relaxed);
             let size = self.pages.block_tokens();
             let lacking = sequence.prompt.div_ceil(size) - sequence.blocks.len();
-            let (Some(blocks), Some(at)) = (self.blocks.take(lacking), self.least_busy()) else {
+            let Some(blocks) = self.blocks.take(lacking) else {
                 tracing::error!("{lacking} blocks are not there, though the scheduler has given them out");
                 self.desk.handle(clock::now(), &Event::Cancelled(sequence.id));
                 let why = Failure::Internal("blocks are missing".to_owned());
@@ -324,11 +332,18 @@ impl Engine {
         }
     }
 
-    /// Who has the fewest prompts to compute for us.
+    /// Who has the fewest prompts to compute for us, of those that were not lost a moment ago.
     fn least_busy(&self) -> Option<SocketAddr> {
         let prefill = &self.net.as_ref()?.peers.prefill;
         let busy = |at: &SocketAddr| self.remote.values().filter(|remote| remote.at == *at).count();
-        prefill.iter().copied().min_by_key(busy)
+        let there = |at: &SocketAddr| self.lost.get(at).is_none_or(|since| since.elapsed() > ASIDE_FOR);
+        prefill.iter().copied().filter(there).min_by_key(busy)
+    }
+
+    fn compute_after_all(&mut self, sequence: Sequence) {
+        self.standing.prefilled_after_all.fetch_add(1, Ordering::Relaxed);
+        metrics::counter!("laxity_engine_prefilled_after_all_total").increment(1);
+        self.admit(sequence);
     }
 
     /// KV of a prompt that is computed elsewhere.
@@ -388,11 +403,9 @@ impl Engine {
         let Some(Remote { mut sequence, .. }) = self.remote.remove(&request) else {
             return;
         };
-        self.standing.prefilled_after_all.fetch_add(1, Ordering::Relaxed);
-        metrics::counter!("laxity_engine_prefilled_after_all_total").increment(1);
         self.desk.handle(clock::now(), &Event::Cancelled(request));
         self.let_go(&mut sequence);
-        self.admit(sequence);
+        self.compute_after_all(sequence);
     }
 
     /// Prompts for which nothing came for too long are computed here.
@@ -418,6 +431,7 @@ impl Engine {
     /// Another process is gone: what it computes for us is computed here, what we compute for it nowhere.
     pub(super) fn lose(&mut self, peer: SocketAddr, why: &str) {
         tracing::info!(%peer, "gone: {why}");
+        self.lost.insert(peer, Instant::now());
         let remote = self.remote.values().filter(|remote| remote.at == peer);
         let fallen: Vec<RequestId> = remote.map(|remote| remote.sequence.id).collect();
         for request in fallen {

@@ -99,11 +99,11 @@ impl Running {
         serde_json::from_str(&self.get("/health").1).expect("JSON")
     }
 
-    /// A line of its metrics.
+    /// The sum of its metrics whose name and labels begin so.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").1;
-        let line = text.lines().find(|line| line.split_whitespace().next() == Some(name));
-        line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0.0)
+        let lines = text.lines().filter(|line| line.starts_with(name));
+        lines.filter_map(|line| line.split_whitespace().last()?.parse::<f64>().ok()).sum()
     }
 
     /// Sends a body and does not wait for the answer.
