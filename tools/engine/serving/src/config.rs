@@ -215,17 +215,32 @@ impl Config {
             return Err(value(
                 "model.vocab",
                 self.model.vocab,
-                format!("the endpoint's bytes and marks need {} tokens", crate::endpoint::tokens::VOCAB_MIN),
+                format!(
+                    "the endpoint's bytes and marks need {} tokens",
+                    crate::endpoint::tokens::VOCAB_MIN
+                ),
             ));
         }
         if self.kv.blocks == 0 || self.kv.block_tokens == 0 {
-            return Err(value("kv.blocks, kv.block_tokens", format!("{}, {}", self.kv.blocks, self.kv.block_tokens), "both at least 1"));
+            return Err(value(
+                "kv.blocks, kv.block_tokens",
+                format!("{}, {}", self.kv.blocks, self.kv.block_tokens),
+                "both at least 1",
+            ));
         }
         if u64::from(self.kv.blocks) * u64::from(self.kv.block_tokens) > u64::from(u32::MAX) {
-            return Err(value("kv.blocks", self.kv.blocks, "times kv.block_tokens it has to stay below 2^32"));
+            return Err(value(
+                "kv.blocks",
+                self.kv.blocks,
+                "times kv.block_tokens it has to stay below 2^32",
+            ));
         }
         if self.schedule.tokens == 0 {
-            return Err(value("schedule.tokens", 0, "an iteration computes at least 1 token"));
+            return Err(value(
+                "schedule.tokens",
+                0,
+                "an iteration computes at least 1 token",
+            ));
         }
         self.check_limits()?;
         self.check_peers()
@@ -233,14 +248,24 @@ impl Config {
 
     fn check_limits(&self) -> Result<(), ConfigError> {
         let limits = &self.limits;
-        for (field, number) in [("limits.ttft_ms", limits.ttft_ms), ("limits.tpot_ms", limits.tpot_ms)] {
+        for (field, number) in [
+            ("limits.ttft_ms", limits.ttft_ms),
+            ("limits.tpot_ms", limits.tpot_ms),
+        ] {
             if !(number.is_finite() && number > 0.0) {
                 return Err(value(field, number, "a positive number of milliseconds"));
             }
         }
         if limits.requests_max == 0 || limits.output_max == 0 || limits.output_default == 0 {
-            let all = format!("{}, {}, {}", limits.requests_max, limits.output_max, limits.output_default);
-            return Err(value("limits.requests_max, output_max, output_default", all, "all at least 1"));
+            let all = format!(
+                "{}, {}, {}",
+                limits.requests_max, limits.output_max, limits.output_default
+            );
+            return Err(value(
+                "limits.requests_max, output_max, output_default",
+                all,
+                "all at least 1",
+            ));
         }
         Ok(())
     }
@@ -249,19 +274,38 @@ impl Config {
         let Some(peers) = &self.peers else {
             return match self.role {
                 Role::Whole => Ok(()),
-                Role::Prefill | Role::Decode => Err(value("role", format!("{:?}", self.role).to_lowercase(), "it needs [peers] with listen, and decode needs prefill, too")),
+                Role::Prefill | Role::Decode => Err(value(
+                    "role",
+                    format!("{:?}", self.role).to_lowercase(),
+                    "it needs [peers] with listen, and decode needs prefill, too",
+                )),
             };
         };
         let fixed = |address: &SocketAddr| address.port() != 0 && !address.ip().is_unspecified();
         if !fixed(&peers.listen) {
-            return Err(value("peers.listen", peers.listen, "others know this process by it: give a real address and port"));
+            return Err(value(
+                "peers.listen",
+                peers.listen,
+                "others know this process by it: give a real address and port",
+            ));
         }
         if (self.role == Role::Decode) == peers.prefill.is_empty() {
-            return Err(value("peers.prefill", format!("{:?}", peers.prefill), "role = \"decode\" needs some, the other roles have none"));
+            return Err(value(
+                "peers.prefill",
+                format!("{:?}", peers.prefill),
+                "role = \"decode\" needs some, the other roles have none",
+            ));
         }
-        for (field, list) in [("peers.prefill", &peers.prefill), ("peers.reuse", &peers.reuse)] {
+        for (field, list) in [
+            ("peers.prefill", &peers.prefill),
+            ("peers.reuse", &peers.reuse),
+        ] {
             if list.contains(&peers.listen) {
-                return Err(value(field, peers.listen, "this process itself is none of its peers"));
+                return Err(value(
+                    field,
+                    peers.listen,
+                    "this process itself is none of its peers",
+                ));
             }
             if let Some(address) = list.iter().find(|address| !fixed(address)) {
                 return Err(value(field, address, "give a real address and port"));
@@ -269,10 +313,18 @@ impl Config {
         }
         if !peers.experts.is_empty() {
             if self.model.moe.is_none() {
-                return Err(value("peers.experts", format!("{:?}", peers.experts), "the model has none (model.moe)"));
+                return Err(value(
+                    "peers.experts",
+                    format!("{:?}", peers.experts),
+                    "the model has none (model.moe)",
+                ));
             }
             if !peers.experts.contains(&peers.listen) {
-                return Err(value("peers.experts", format!("{:?}", peers.experts), format!("this process ({}) has to be one of them", peers.listen)));
+                return Err(value(
+                    "peers.experts",
+                    format!("{:?}", peers.experts),
+                    format!("this process ({}) has to be one of them", peers.listen),
+                ));
             }
         }
         if peers.patience_ms == 0 {
@@ -296,7 +348,10 @@ impl Config {
         let Some(peers) = &self.peers else {
             return NetPeers::default();
         };
-        let own = peers.experts.iter().position(|address| *address == peers.listen);
+        let own = peers
+            .experts
+            .iter()
+            .position(|address| *address == peers.listen);
         NetPeers {
             prefill: peers.prefill.clone(),
             reuse: peers.reuse.clone(),
@@ -307,7 +362,11 @@ impl Config {
     /// How long a computation waits for others.
     #[must_use]
     pub fn patience(&self) -> Duration {
-        Duration::from_millis(self.peers.as_ref().map_or_else(patience_ms, |peers| peers.patience_ms))
+        Duration::from_millis(
+            self.peers
+                .as_ref()
+                .map_or_else(patience_ms, |peers| peers.patience_ms),
+        )
     }
 }
 
@@ -348,15 +407,26 @@ mod tests {
             ("limits = { ttft_ms = -1.0 }", "limits.ttft_ms is -1"),
             ("limits = { ttft_ms = nan }", "limits.ttft_ms"),
             ("peers = { listen = \"0.0.0.0:0\" }", "peers.listen"),
-            ("peers = { listen = \"127.0.0.1:1\", experts = [\"127.0.0.1:1\"] }", "model.moe"),
-            ("role = \"decode\"\npeers = { listen = \"127.0.0.1:1\" }", "peers.prefill"),
-            ("peers = { listen = \"127.0.0.1:1\", reuse = [\"127.0.0.1:1\"] }", "peers.reuse"),
+            (
+                "peers = { listen = \"127.0.0.1:1\", experts = [\"127.0.0.1:1\"] }",
+                "model.moe",
+            ),
+            (
+                "role = \"decode\"\npeers = { listen = \"127.0.0.1:1\" }",
+                "peers.prefill",
+            ),
+            (
+                "peers = { listen = \"127.0.0.1:1\", reuse = [\"127.0.0.1:1\"] }",
+                "peers.reuse",
+            ),
             ("![model]\nname = \"x\"", "missing field"),
         ] {
             let error = load(text).unwrap_err();
             assert!(error.contains(said), "{text}: {error}");
         }
-        let error = Config::load(Path::new("/nowhere/engine.toml")).unwrap_err().to_string();
+        let error = Config::load(Path::new("/nowhere/engine.toml"))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("/nowhere/engine.toml"), "{error}");
     }
 }

@@ -40,9 +40,10 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
         None => None,
         Some(others) => {
             let inbox = Arc::new(Inbox::default());
-            let name = config.laxity.name.clone().unwrap_or_else(|| {
-                format!("{:?} {}", config.role, others.listen).to_lowercase()
-            });
+            let name =
+                config.laxity.name.clone().unwrap_or_else(|| {
+                    format!("{:?} {}", config.role, others.listen).to_lowercase()
+                });
             let options = Options {
                 socket: config.laxity.socket.clone(),
                 name,
@@ -53,16 +54,16 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
             let taker = taker(queue.0.clone(), Arc::clone(&inbox), served);
             let carrier = Carrier::start(options, others.listen, Taker::clone(&taker))
                 .context("no thread for transfers")?;
-            let experts = experts::serve(
-                model.bank(),
-                config.model.hidden,
-                device,
-                carrier.clone(),
-            )
-            .context("no thread for experts")?;
+            let experts =
+                experts::serve(model.bank(), config.model.hidden, device, carrier.clone())
+                    .context("no thread for experts")?;
             std::thread::Builder::new()
                 .name("experts' post".to_owned())
-                .spawn(move || serving.into_iter().all(|arrival| experts.send(arrival).is_ok()))
+                .spawn(move || {
+                    serving
+                        .into_iter()
+                        .all(|arrival| experts.send(arrival).is_ok())
+                })
                 .context("no thread for experts")?;
             listen(others.listen, taker)
                 .with_context(|| format!("cannot listen on {} (peers.listen)", others.listen))?;

@@ -79,11 +79,27 @@ fn scheduler(settings: Settings, room: Room) -> Replica {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
-    Begin { settings: Settings, room: Room },
-    Event { at: u64, event: Event },
-    Reserve { at: u64, request: RequestId, tokens: u32, granted: bool },
-    Plan { at: u64, plan: Option<Plan> },
-    Refusal { refusal: Refusal },
+    Begin {
+        settings: Settings,
+        room: Room,
+    },
+    Event {
+        at: u64,
+        event: Event,
+    },
+    Reserve {
+        at: u64,
+        request: RequestId,
+        tokens: u32,
+        granted: bool,
+    },
+    Plan {
+        at: u64,
+        plan: Option<Plan>,
+    },
+    Refusal {
+        refusal: Refusal,
+    },
 }
 
 /// The scheduler, and the record of what it said.

@@ -75,7 +75,11 @@ impl Watch for Between<'_> {
             let payload = net.inbox.wait(key, import.from, net.patience)?;
             let tokens = pages.import(layer, &import.blocks, import.first, &payload)?;
             if tokens != import.tokens {
-                candle_core::bail!("{} sent {tokens} tokens of KV, and said {}", import.from, import.tokens);
+                candle_core::bail!(
+                    "{} sent {tokens} tokens of KV, and said {}",
+                    import.from,
+                    import.tokens
+                );
             }
         }
         Ok(())
@@ -88,7 +92,8 @@ impl Watch for Between<'_> {
         for export in self.exports.iter().filter(|export| export.tokens > 0) {
             let payload = pages.export(layer, &export.blocks, export.first, export.tokens)?;
             let head = kv_head(Kind::P2d, layer, self.batch, export.request, export.first);
-            net.carrier.send(export.to, head, export.deadline_ns, payload);
+            net.carrier
+                .send(export.to, head, export.deadline_ns, payload);
         }
         Ok(())
     }

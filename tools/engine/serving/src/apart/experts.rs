@@ -81,12 +81,17 @@ pub fn decode(bytes: &[u8], hidden: usize) -> Result<Vec<ExpertRows>> {
         let (Some(expert), Some(rows)) = (number(1 + 2 * group), number(2 + 2 * group)) else {
             bail!("{count} experts do not fit into {} bytes", bytes.len());
         };
-        let end = rows.checked_mul(hidden).and_then(|count| count.checked_add(at));
+        let end = rows
+            .checked_mul(hidden)
+            .and_then(|count| count.checked_add(at));
         let Some(numbers) = end.and_then(|end| words.get(at..end)) else {
             bail!("{rows} rows of expert {expert} are not all there");
         };
         at += numbers.len();
-        let numbers = numbers.iter().map(|word| f32::from_le_bytes(*word)).collect();
+        let numbers = numbers
+            .iter()
+            .map(|word| f32::from_le_bytes(*word))
+            .collect();
         groups.push(ExpertRows { expert, numbers });
     }
     if at != words.len() {
@@ -134,7 +139,10 @@ impl ExpertPeers for RemoteExperts<'_> {
             if self.net.peers.ranks.holds(rows.expert) {
                 bail!("expert {} of layer {layer} ought to be here", rows.expert);
             }
-            by_rank.entry(self.net.peers.ranks.holder(rows.expert)).or_default().push(rows);
+            by_rank
+                .entry(self.net.peers.ranks.holder(rows.expert))
+                .or_default()
+                .push(rows);
         }
         self.open.clear();
         for (to, groups) in by_rank {
@@ -232,8 +240,14 @@ mod tests {
     #[test]
     fn rows_come_back_as_they_were() {
         let groups = vec![
-            ExpertRows { expert: 3, numbers: vec![1.5, -2.0, 0.25, 8.0] },
-            ExpertRows { expert: 9, numbers: vec![f32::MIN_POSITIVE, 4.0] },
+            ExpertRows {
+                expert: 3,
+                numbers: vec![1.5, -2.0, 0.25, 8.0],
+            },
+            ExpertRows {
+                expert: 9,
+                numbers: vec![f32::MIN_POSITIVE, 4.0],
+            },
         ];
         assert_eq!(decode(&encode(&groups, 2), 2).unwrap(), groups);
         assert_eq!(decode(&encode(&[], 2), 2).unwrap(), []);

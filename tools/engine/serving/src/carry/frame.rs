@@ -181,7 +181,9 @@ impl Preamble {
         };
         let mut address = vec![0; start[5] as usize];
         from.read_exact(&mut address)?;
-        let listens = std::str::from_utf8(&address).ok().and_then(|text| text.parse().ok());
+        let listens = std::str::from_utf8(&address)
+            .ok()
+            .and_then(|text| text.parse().ok());
         let listens = listens.ok_or_else(|| invalid("an engine without an address".to_owned()))?;
         Ok(Self { words, listens })
     }
@@ -223,11 +225,20 @@ mod tests {
 
     #[test]
     fn frames_beyond_their_parcel_are_refused() {
-        let long = Head { offset: 101, ..head() };
+        let long = Head {
+            offset: 101,
+            ..head()
+        };
         assert!(Head::decode(&long.encode()).is_err());
-        let wrapped = Head { offset: u64::MAX, ..head() };
+        let wrapped = Head {
+            offset: u64::MAX,
+            ..head()
+        };
         assert!(Head::decode(&wrapped.encode()).is_err());
-        let huge = Head { total: PARCEL_BYTES_MAX + 1, ..head() };
+        let huge = Head {
+            total: PARCEL_BYTES_MAX + 1,
+            ..head()
+        };
         assert!(Head::decode(&huge.encode()).is_err());
     }
 

@@ -79,7 +79,9 @@ pub struct Carrier {
 
 impl std::fmt::Debug for Carrier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Carrier").field("listens", &self.listens).finish_non_exhaustive()
+        f.debug_struct("Carrier")
+            .field("listens", &self.listens)
+            .finish_non_exhaustive()
     }
 }
 
@@ -148,7 +150,10 @@ impl Carrier {
     /// What was sent so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.counts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Ends the thread; what waits is given up.
@@ -306,14 +311,22 @@ impl Gate {
     }
 
     fn close_batch(&mut self, batch: u64) {
-        if self.batches.get(&batch).is_some_and(|open| open.ended && open.flows == 0) {
+        if self
+            .batches
+            .get(&batch)
+            .is_some_and(|open| open.ended && open.flows == 0)
+        {
             self.batches.remove(&batch);
             self.lane.hint(Hint::BatchEnd { batch });
         }
     }
 
     fn close_request(&mut self, request: u64) {
-        if self.requests.get(&request).is_some_and(|open| open.ended && open.flows == 0) {
+        if self
+            .requests
+            .get(&request)
+            .is_some_and(|open| open.ended && open.flows == 0)
+        {
             self.requests.remove(&request);
             self.lane.hint(Hint::RequestEnd { request });
         }
@@ -343,7 +356,11 @@ impl Gate {
             total: payload.len() as u64,
             offset: 0,
             len: 0,
-            remaining_ns: if deadline_ns == 0 { 0 } else { deadline_ns.saturating_sub(now).max(1) },
+            remaining_ns: if deadline_ns == 0 {
+                0
+            } else {
+                deadline_ns.saturating_sub(now).max(1)
+            },
             ..head
         };
         let ticket = self.lane.submit(&Flow {
@@ -393,7 +410,15 @@ impl Gate {
                 sending.granted += grant.bytes;
                 let payload = Arc::clone(&sending.payload);
                 let bytes = grant.bytes;
-                ready.push((sending.to, class, Load::Bytes { head, payload, bytes }));
+                ready.push((
+                    sending.to,
+                    class,
+                    Load::Bytes {
+                        head,
+                        payload,
+                        bytes,
+                    },
+                ));
                 if grant.last {
                     return false;
                 }
@@ -434,7 +459,10 @@ impl Gate {
                 Err(error) => return self.gone(to, error.to_string()),
             }
         }
-        let given = self.connections.get(&key).is_some_and(|connection| connection.give(load));
+        let given = self
+            .connections
+            .get(&key)
+            .is_some_and(|connection| connection.give(load));
         if !given {
             self.gone(to, "the connection is gone".to_owned());
         }
@@ -480,8 +508,9 @@ impl Gate {
                 self.count(|counts| counts.lost += 1);
             }
         }
-        let (lost, stay): (VecDeque<_>, VecDeque<_>) =
-            std::mem::take(&mut self.backlog).into_iter().partition(|(to, ..)| *to == peer);
+        let (lost, stay): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.backlog)
+            .into_iter()
+            .partition(|(to, ..)| *to == peer);
         self.backlog = stay;
         for (_, head, ..) in lost {
             self.close(&head);

@@ -68,7 +68,10 @@ fn words(stream: &TcpStream, from: SocketAddr, taker: &Taker) -> io::Result<()> 
             return Ok(());
         }
         if !line.ends_with('\n') {
-            return Err(io::Error::new(ErrorKind::InvalidData, "a line without an end"));
+            return Err(io::Error::new(
+                ErrorKind::InvalidData,
+                "a line without an end",
+            ));
         }
         taker(Incoming::Words(from, line));
     }
@@ -92,7 +95,12 @@ fn parcels(stream: &mut TcpStream, from: SocketAddr, taker: &Taker) -> io::Resul
         if so_far.len() as u64 != head.offset {
             return Err(io::Error::new(
                 ErrorKind::InvalidData,
-                format!("flow {}: byte {} after {}", head.flow, head.offset, so_far.len()),
+                format!(
+                    "flow {}: byte {} after {}",
+                    head.flow,
+                    head.offset,
+                    so_far.len()
+                ),
             ));
         }
         let start = so_far.len();
@@ -111,7 +119,10 @@ fn parcels(stream: &mut TcpStream, from: SocketAddr, taker: &Taker) -> io::Resul
             }));
         }
         if open.len() > OPEN_MAX {
-            return Err(io::Error::new(ErrorKind::InvalidData, "too many parcels at once"));
+            return Err(io::Error::new(
+                ErrorKind::InvalidData,
+                "too many parcels at once",
+            ));
         }
     }
 }

@@ -19,7 +19,11 @@ const CONNECT_EVERY: Duration = Duration::from_millis(50);
 /// Something to write.
 pub(super) enum Load {
     /// Bytes of a parcel, from the head's offset on.
-    Bytes { head: Head, payload: Arc<Vec<u8>>, bytes: u64 },
+    Bytes {
+        head: Head,
+        payload: Arc<Vec<u8>>,
+        bytes: u64,
+    },
     /// A line.
     Words(String),
 }
@@ -29,7 +33,11 @@ pub(super) enum Said {
     /// The receiver has bytes of a flow.
     Arrived { flow: u64, bytes: u64 },
     /// The connection of this number is gone.
-    Gone { peer: SocketAddr, number: u64, why: String },
+    Gone {
+        peer: SocketAddr,
+        number: u64,
+        why: String,
+    },
 }
 
 /// The writer's end.
@@ -41,7 +49,12 @@ pub(super) struct Outgoing {
 
 impl Outgoing {
     /// Connects, in the background. `say` is called by the threads.
-    pub(super) fn open<F>(to: (SocketAddr, u64), dscp: u8, preamble: Preamble, say: F) -> io::Result<Self>
+    pub(super) fn open<F>(
+        to: (SocketAddr, u64),
+        dscp: u8,
+        preamble: Preamble,
+        say: F,
+    ) -> io::Result<Self>
     where
         F: Fn(Said) + Send + Sync + 'static,
     {

@@ -51,7 +51,11 @@ impl Objection {
 
     /// As OpenAI's clients expect it.
     pub(super) fn json(&self) -> Value {
-        let kind = if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
+        let kind = if self.status.is_server_error() {
+            "server_error"
+        } else {
+            "invalid_request_error"
+        };
         json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
     }
 }
@@ -140,7 +144,12 @@ impl Asked {
         let model = &config.model.name;
         if let Some(asked) = body.model.as_ref().filter(|asked| *asked != model) {
             let what = format!("there is no model `{asked}` here; there is `{model}`");
-            return Err(Objection::new(StatusCode::NOT_FOUND, "model_not_found", Some("model"), what));
+            return Err(Objection::new(
+                StatusCode::NOT_FOUND,
+                "model_not_found",
+                Some("model"),
+                what,
+            ));
         }
         body.refuse_what_is_not_done()?;
         let prompt = body.prompt(shape, config.model.vocab)?;
@@ -149,13 +158,26 @@ impl Asked {
         if prompt.len() + output_max as usize > context {
             return Err(Objection::bad(
                 "context_length_exceeded",
-                if prompt.len() >= context { "prompt" } else { "max_tokens" },
-                format!("the prompt has {} tokens and the answer may have {output_max}: together more than the model's context of {context}", prompt.len()),
+                if prompt.len() >= context {
+                    "prompt"
+                } else {
+                    "max_tokens"
+                },
+                format!(
+                    "the prompt has {} tokens and the answer may have {output_max}: together more than the model's context of {context}",
+                    prompt.len()
+                ),
             ));
         }
         let temperature = body.temperature.unwrap_or(0.0);
         if !(0.0..=100.0).contains(&temperature) {
-            return Err(Objection::bad("invalid_value", "temperature", format!("temperature is {temperature}: 0 (the likeliest token, and the default here) to 100")));
+            return Err(Objection::bad(
+                "invalid_value",
+                "temperature",
+                format!(
+                    "temperature is {temperature}: 0 (the likeliest token, and the default here) to 100"
+                ),
+            ));
         }
         let sampling = Sampling {
             temperature,
@@ -166,7 +188,9 @@ impl Asked {
             output_max,
             sampling,
             stream: body.stream,
-            usage: body.stream_options.is_some_and(|options| options.include_usage),
+            usage: body
+                .stream_options
+                .is_some_and(|options| options.include_usage),
             ignore_eos: body.ignore_eos,
         })
     }
@@ -185,58 +209,103 @@ impl Body {
             ("n", not_one(self.n), "one answer only"),
             ("best_of", not_one(self.best_of), "one answer only"),
             ("top_p", self.top_p.is_some_and(|p| p != 1.0), "only 1"),
-            ("presence_penalty", not_zero(self.presence_penalty), "only 0"),
-            ("frequency_penalty", not_zero(self.frequency_penalty), "only 0"),
+            (
+                "presence_penalty",
+                not_zero(self.presence_penalty),
+                "only 0",
+            ),
+            (
+                "frequency_penalty",
+                not_zero(self.frequency_penalty),
+                "only 0",
+            ),
             ("echo", self.echo == Some(true), "only false"),
             ("logprobs", something(&self.logprobs), "only none"),
             ("stop", something(&self.stop), "only none"),
-            ("suffix", self.suffix.as_ref().is_some_and(|s| !s.is_empty()), "only none"),
+            (
+                "suffix",
+                self.suffix.as_ref().is_some_and(|s| !s.is_empty()),
+                "only none",
+            ),
         ];
         match refused.into_iter().find(|(_, refused, _)| *refused) {
-            Some((name, _, what)) => Err(Objection::bad("unsupported_value", name, format!("`{name}` is not done here: {what}"))),
+            Some((name, _, what)) => Err(Objection::bad(
+                "unsupported_value",
+                name,
+                format!("`{name}` is not done here: {what}"),
+            )),
             None => Ok(()),
         }
     }
 
     fn prompt(&self, shape: Shape, vocab: usize) -> Result<Vec<u32>, Objection> {
-        let missing = |name: &'static str| Objection::bad("missing_field", name, format!("`{name}` is missing"));
+        let missing = |name: &'static str| {
+            Objection::bad("missing_field", name, format!("`{name}` is missing"))
+        };
         let prompt = match shape {
             Shape::Chat => {
                 let messages = self.messages.as_ref().ok_or_else(|| missing("messages"))?;
                 if messages.is_empty() {
-                    return Err(Objection::bad("empty_prompt", "messages", "there is no message in `messages`"));
+                    return Err(Objection::bad(
+                        "empty_prompt",
+                        "messages",
+                        "there is no message in `messages`",
+                    ));
                 }
-                let messages: Vec<_> = messages.iter().map(Message::text).collect::<Result<_, _>>()?;
+                let messages: Vec<_> = messages
+                    .iter()
+                    .map(Message::text)
+                    .collect::<Result<_, _>>()?;
                 tokens::encode_chat(&messages)
             }
             Shape::Text => match self.prompt.as_ref().ok_or_else(|| missing("prompt"))? {
                 Prompt::Text(text) => tokens::encode(text),
                 // An empty list is one of both.
                 Prompt::Tokens(tokens) if tokens.is_empty() => {
-                    return Err(Objection::bad("empty_prompt", "prompt", "the prompt has no token"));
+                    return Err(Objection::bad(
+                        "empty_prompt",
+                        "prompt",
+                        "the prompt has no token",
+                    ));
                 }
                 Prompt::Tokens(tokens) => tokens.clone(),
                 Prompt::Texts(texts) if texts.len() == 1 => tokens::encode(&texts[0]),
                 Prompt::Batches(all) if all.len() == 1 && !all[0].is_empty() => all[0].clone(),
                 Prompt::Texts(_) | Prompt::Batches(_) => {
-                    return Err(Objection::bad("unsupported_value", "prompt", "one prompt a request, and not an empty one"));
+                    return Err(Objection::bad(
+                        "unsupported_value",
+                        "prompt",
+                        "one prompt a request, and not an empty one",
+                    ));
                 }
             },
         };
         match prompt.iter().find(|token| **token as usize >= vocab) {
-            Some(token) => Err(Objection::bad("invalid_value", "prompt", format!("token {token} is none of the model's {vocab}"))),
+            Some(token) => Err(Objection::bad(
+                "invalid_value",
+                "prompt",
+                format!("token {token} is none of the model's {vocab}"),
+            )),
             None => Ok(prompt),
         }
     }
 
     fn output_max(&self, limits: &Limits) -> Result<u32, Objection> {
         let asked = self.max_completion_tokens.or(self.max_tokens);
-        let asked = asked.unwrap_or_else(|| u64::from(limits.output_default.min(limits.output_max)));
+        let asked =
+            asked.unwrap_or_else(|| u64::from(limits.output_default.min(limits.output_max)));
         if asked == 0 {
-            return Err(Objection::bad("invalid_value", "max_tokens", "max_tokens is 0; an answer has at least 1 token"));
+            return Err(Objection::bad(
+                "invalid_value",
+                "max_tokens",
+                "max_tokens is 0; an answer has at least 1 token",
+            ));
         }
         if asked > u64::from(limits.output_max) {
-            let what = format!("max_tokens is {asked}; at most {} here (limits.output_max)", limits.output_max);
+            let what = format!(
+                "max_tokens is {asked}; at most {} here (limits.output_max)",
+                limits.output_max
+            );
             return Err(Objection::bad("too_many_tokens", "max_tokens", what));
         }
         Ok(asked as u32)
@@ -249,7 +318,11 @@ impl Message {
             Content::Text(text) => text.clone(),
             Content::Parts(parts) => {
                 if let Some(part) = parts.iter().find(|part| part.kind != "text") {
-                    return Err(Objection::bad("unsupported_value", "messages", format!("a part of type `{}`: only text is read here", part.kind)));
+                    return Err(Objection::bad(
+                        "unsupported_value",
+                        "messages",
+                        format!("a part of type `{}`: only text is read here", part.kind),
+                    ));
                 }
                 parts.iter().map(|part| part.text.as_str()).collect()
             }
@@ -265,7 +338,13 @@ fn milliseconds(headers: &HeaderMap, name: &'static str, default: f64) -> Result
             let text = value.to_str().unwrap_or("(no text)").trim();
             let number = text.parse::<f64>().unwrap_or(f64::NAN);
             if !(number > 0.0 && number <= OBJECTIVE_MS_MAX) {
-                return Err(Objection::bad("impossible_objective", name, format!("{name} is `{text}`: it has to be a number of milliseconds above 0 and at most {OBJECTIVE_MS_MAX} (a day)")));
+                return Err(Objection::bad(
+                    "impossible_objective",
+                    name,
+                    format!(
+                        "{name} is `{text}`: it has to be a number of milliseconds above 0 and at most {OBJECTIVE_MS_MAX} (a day)"
+                    ),
+                ));
             }
             number
         }

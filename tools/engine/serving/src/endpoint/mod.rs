@@ -73,8 +73,13 @@ pub async fn serve(
             .route("/v1/completions", post(completion))
             .route("/v1/chat/completions", post(chat));
     }
-    let routes = routes.fallback(nowhere).method_not_allowed_fallback(other_method).with_state(desk);
-    axum::serve(listener, routes).with_graceful_shutdown(stop).await
+    let routes = routes
+        .fallback(nowhere)
+        .method_not_allowed_fallback(other_method)
+        .with_state(desk);
+    axum::serve(listener, routes)
+        .with_graceful_shutdown(stop)
+        .await
 }
 
 fn json_response(status: StatusCode, value: &serde_json::Value) -> Response {
@@ -86,7 +91,9 @@ impl Objection {
     fn response(&self) -> Response {
         let mut response = json_response(self.status, &self.json());
         if self.status == StatusCode::TOO_MANY_REQUESTS {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
     }
@@ -94,18 +101,33 @@ impl Objection {
 
 async fn nowhere(request: Request) -> Response {
     let path = request.uri().path().to_owned();
-    let what = format!("there is no {path} here; there are /v1/completions and /v1/chat/completions (not of a prefill process), /v1/models, /health and /metrics");
+    let what = format!(
+        "there is no {path} here; there are /v1/completions and /v1/chat/completions (not of a prefill process), /v1/models, /health and /metrics"
+    );
     Objection::new(StatusCode::NOT_FOUND, "not_found", None, what).response()
 }
 
 async fn other_method(request: Request) -> Response {
-    let what = format!("{} is not answered at {}: completions are POST, all else GET", request.method(), request.uri().path());
-    Objection::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", None, what).response()
+    let what = format!(
+        "{} is not answered at {}: completions are POST, all else GET",
+        request.method(),
+        request.uri().path()
+    );
+    Objection::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "method_not_allowed",
+        None,
+        what,
+    )
+    .response()
 }
 
 async fn health(State(desk): State<Desk>) -> Response {
     if desk.engine.standing().ended.load(Ordering::Acquire) {
-        return json_response(StatusCode::SERVICE_UNAVAILABLE, &json!({"status": "the engine has ended; its log says why"}));
+        return json_response(
+            StatusCode::SERVICE_UNAVAILABLE,
+            &json!({"status": "the engine has ended; its log says why"}),
+        );
     }
     let standing = desk.engine.standing();
     json_response(
@@ -188,8 +210,16 @@ async fn begin(
     let asked = Asked::read(&body, shape, &desk.config)?;
     let standing = desk.engine.standing();
     if standing.open.load(Ordering::Relaxed) >= desk.config.limits.requests_max {
-        let what = format!("{} requests are being served already (limits.requests_max); try again later", desk.config.limits.requests_max);
-        return Err(Objection::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", None, what));
+        let what = format!(
+            "{} requests are being served already (limits.requests_max); try again later",
+            desk.config.limits.requests_max
+        );
+        return Err(Objection::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "too_many_requests",
+            None,
+            what,
+        ));
     }
     let (outlet, outputs) = mpsc::channel(Submission::room(asked.output_max));
     let submission = Submission {
@@ -204,7 +234,9 @@ async fn begin(
     if desk.engine.order(Order::Submit(submission)) {
         Ok((asked, outputs))
     } else {
-        Err(failed(&Failure::Unavailable("the engine has ended".to_owned())))
+        Err(failed(&Failure::Unavailable(
+            "the engine has ended".to_owned(),
+        )))
     }
 }
 
@@ -233,7 +265,9 @@ fn failed(failure: &Failure) -> Objection {
 
 /// An engine that ends without a word.
 fn vanished() -> Objection {
-    failed(&Failure::Internal("it ended in the middle of an answer".to_owned()))
+    failed(&Failure::Internal(
+        "it ended in the middle of an answer".to_owned(),
+    ))
 }
 
 async fn respond(

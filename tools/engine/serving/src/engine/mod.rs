@@ -11,9 +11,9 @@ mod step;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -162,8 +162,12 @@ pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
         model.device(),
     )
     .context("no memory for the KV cache (kv.blocks)")?;
-    let desk = Desk::new(settings, room, record.as_deref())
-        .with_context(|| format!("cannot write the record {}", record.unwrap_or_default().display()))?;
+    let desk = Desk::new(settings, room, record.as_deref()).with_context(|| {
+        format!(
+            "cannot write the record {}",
+            record.unwrap_or_default().display()
+        )
+    })?;
     let listens = net.as_ref().map(|net| net.carrier.listens());
     if let Some(net) = &net {
         // It is set once: an engine is started with orders of its own.
@@ -288,11 +292,18 @@ impl Engine {
             stop: submission.stop,
             outlet: Outlet::Here(submission.outlet),
         };
-        let needed = sequence.spec(0).tokens_max().div_ceil(self.desk.room().block_tokens);
+        let needed = sequence
+            .spec(0)
+            .tokens_max()
+            .div_ceil(self.desk.room().block_tokens);
         if needed > self.desk.room().blocks || sequence.tokens.is_empty() {
             return self.end(sequence, Output::Failed(Failure::TooLong));
         }
-        if self.net.as_ref().is_some_and(|net| !net.peers.prefill.is_empty()) {
+        if self
+            .net
+            .as_ref()
+            .is_some_and(|net| !net.peers.prefill.is_empty())
+        {
             self.outside.push_back(sequence);
             self.send_out();
         } else {
@@ -319,7 +330,9 @@ impl Engine {
         if ready > 0 && !self.desk.reserve(clock::now(), sequence.id, ready as u32) {
             self.let_go(&mut sequence);
         }
-        self.standing.found_here.fetch_add(sequence.computed, Ordering::Relaxed);
+        self.standing
+            .found_here
+            .fetch_add(sequence.computed, Ordering::Relaxed);
         match self.ask(sequence) {
             None => {}
             Some(sequence) => self.arrive(sequence),
@@ -328,7 +341,10 @@ impl Engine {
 
     /// Gives a sequence to the scheduler, with what is there of it.
     fn arrive(&mut self, sequence: Sequence) {
-        let import = self.imports.get(&sequence.id).map_or(0, |import| import.tokens);
+        let import = self
+            .imports
+            .get(&sequence.id)
+            .map_or(0, |import| import.tokens);
         let spec = sequence.spec(sequence.computed + import);
         self.sequences.insert(sequence.id, sequence);
         self.desk.handle(clock::now(), &Event::Arrived(spec));
@@ -366,7 +382,8 @@ impl Engine {
     fn forget_reuse(&self, request: RequestId) {
         if let Some(net) = &self.net {
             let layers = 0..self.model.shape().layers as u16;
-            net.inbox.forget(layers.map(|layer| Key::Reuse(request.0, layer)));
+            net.inbox
+                .forget(layers.map(|layer| Key::Reuse(request.0, layer)));
         }
     }
 
@@ -424,14 +441,20 @@ impl Engine {
             }
             if let Some(sequence) = self.withdraw(request) {
                 metrics::counter!("laxity_engine_abandoned_total").increment(1);
-                self.end(sequence, Output::Failed(Failure::Unavailable("cancelled".to_owned())));
+                self.end(
+                    sequence,
+                    Output::Failed(Failure::Unavailable("cancelled".to_owned())),
+                );
             }
         }
         let outside = std::mem::take(&mut self.outside);
         let (gone, stay): (Vec<_>, Vec<_>) = outside.into_iter().partition(unwanted);
         self.outside = stay.into();
         for sequence in gone {
-            self.end(sequence, Output::Failed(Failure::Unavailable("cancelled".to_owned())));
+            self.end(
+                sequence,
+                Output::Failed(Failure::Unavailable("cancelled".to_owned())),
+            );
         }
         let now = Instant::now();
         self.ask_on(now);
@@ -448,9 +471,12 @@ impl Engine {
         metrics::gauge!("laxity_engine_requests_waiting")
             .set(f64::from(load.waiting) + self.outside.len() as f64);
         let found = |count: &AtomicUsize| count.load(Ordering::Relaxed) as u64;
-        metrics::counter!("laxity_engine_prompt_tokens_found_total").absolute(found(&self.standing.found_here));
-        metrics::counter!("laxity_engine_prompt_tokens_fetched_total").absolute(found(&self.standing.found_elsewhere));
-        metrics::counter!("laxity_engine_prefilled_elsewhere_total").absolute(found(&self.standing.prefilled_elsewhere));
+        metrics::counter!("laxity_engine_prompt_tokens_found_total")
+            .absolute(found(&self.standing.found_here));
+        metrics::counter!("laxity_engine_prompt_tokens_fetched_total")
+            .absolute(found(&self.standing.found_elsewhere));
+        metrics::counter!("laxity_engine_prefilled_elsewhere_total")
+            .absolute(found(&self.standing.prefilled_elsewhere));
         metrics::counter!("laxity_engine_kv_blocks_evicted_total").absolute(self.blocks.evicted());
     }
 }

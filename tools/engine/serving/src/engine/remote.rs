@@ -106,8 +106,15 @@ impl Engine {
         }
         let shape = self.model.shape();
         let known = |token: &u32| (*token as usize) < shape.vocab;
-        if tokens.is_empty() || tokens.len() > shape.context || have >= tokens.len() || !tokens.iter().all(known) {
-            return refuse(format!("a prompt of {} tokens, of which {have} are there, is none", tokens.len()));
+        if tokens.is_empty()
+            || tokens.len() > shape.context
+            || have >= tokens.len()
+            || !tokens.iter().all(known)
+        {
+            return refuse(format!(
+                "a prompt of {} tokens, of which {have} are there, is none",
+                tokens.len()
+            ));
         }
         let id = RequestId(request);
         if self.sequences.contains_key(&id) || self.asking.contains_key(&id) {
@@ -220,7 +227,14 @@ impl Engine {
     }
 
     /// Another process asks for KV: it gets what is here, a flow for each layer.
-    fn give(&mut self, to: SocketAddr, request: u64, hashes: &[[u8; 16]], first: usize, remaining_ns: u64) {
+    fn give(
+        &mut self,
+        to: SocketAddr,
+        request: u64,
+        hashes: &[[u8; 16]],
+        first: usize,
+        remaining_ns: u64,
+    ) {
         let Some(net) = &self.net else {
             return;
         };
@@ -229,7 +243,11 @@ impl Engine {
         net.say(to, &Words::Will { request, blocks });
         let size = self.pages.block_tokens();
         let deadline_ns = clock::now().0.saturating_add(remaining_ns);
-        let layers = if found.is_empty() { 0 } else { self.model.shape().layers };
+        let layers = if found.is_empty() {
+            0
+        } else {
+            self.model.shape().layers
+        };
         for layer in 0..layers {
             match self.pages.export(layer, &found, 0, blocks * size) {
                 Ok(payload) => {
@@ -254,8 +272,14 @@ impl Engine {
         let tokens = blocks * size;
         let granted = blocks > 0
             && blocks <= most
-            && self.desk.reserve(clock::now(), request, (first + tokens) as u32);
-        let taken = if granted { self.blocks.take(blocks) } else { None };
+            && self
+                .desk
+                .reserve(clock::now(), request, (first + tokens) as u32);
+        let taken = if granted {
+            self.blocks.take(blocks)
+        } else {
+            None
+        };
         let Some(taken) = taken else {
             return self.ask_next(request);
         };
@@ -271,7 +295,9 @@ impl Engine {
             tokens,
         };
         self.imports.insert(request, import);
-        self.standing.found_elsewhere.fetch_add(tokens, Ordering::Relaxed);
+        self.standing
+            .found_elsewhere
+            .fetch_add(tokens, Ordering::Relaxed);
         self.arrive(asking.sequence);
     }
 
@@ -295,8 +321,11 @@ impl Engine {
             let size = self.pages.block_tokens();
             let lacking = sequence.prompt.div_ceil(size) - sequence.blocks.len();
             let Some(blocks) = self.blocks.take(lacking) else {
-                tracing::error!("{lacking} blocks are not there, though the scheduler has given them out");
-                self.desk.handle(clock::now(), &Event::Cancelled(sequence.id));
+                tracing::error!(
+                    "{lacking} blocks are not there, though the scheduler has given them out"
+                );
+                self.desk
+                    .handle(clock::now(), &Event::Cancelled(sequence.id));
                 let why = Failure::Internal("blocks are missing".to_owned());
                 self.end(sequence, Output::Failed(why));
                 continue;
@@ -318,7 +347,11 @@ impl Engine {
                 );
             }
             let layers = self.model.shape().layers;
-            let missing = if wants_kv { (sequence.prompt - have) * layers } else { 0 };
+            let missing = if wants_kv {
+                (sequence.prompt - have) * layers
+            } else {
+                0
+            };
             let came = (0..sequence.prompt).map(|token| token < have).collect();
             let remote = Remote {
                 at,
@@ -335,13 +368,24 @@ impl Engine {
     /// Who has the fewest prompts to compute for us, of those that were not lost a moment ago.
     fn least_busy(&self) -> Option<SocketAddr> {
         let prefill = &self.net.as_ref()?.peers.prefill;
-        let busy = |at: &SocketAddr| self.remote.values().filter(|remote| remote.at == *at).count();
-        let there = |at: &SocketAddr| self.lost.get(at).is_none_or(|since| since.elapsed() > ASIDE_FOR);
+        let busy = |at: &SocketAddr| {
+            self.remote
+                .values()
+                .filter(|remote| remote.at == *at)
+                .count()
+        };
+        let there = |at: &SocketAddr| {
+            self.lost
+                .get(at)
+                .is_none_or(|since| since.elapsed() > ASIDE_FOR)
+        };
         prefill.iter().copied().filter(there).min_by_key(busy)
     }
 
     fn compute_after_all(&mut self, sequence: Sequence) {
-        self.standing.prefilled_after_all.fetch_add(1, Ordering::Relaxed);
+        self.standing
+            .prefilled_after_all
+            .fetch_add(1, Ordering::Relaxed);
         metrics::counter!("laxity_engine_prefilled_after_all_total").increment(1);
         self.admit(sequence);
     }
@@ -355,9 +399,13 @@ impl Engine {
         let (layer, first) = (head.layer as usize, head.place as usize);
         let end = first + arrival.payload.len() / self.pages.token_bytes();
         let imported = if remote.at != arrival.from || end > remote.sequence.prompt {
-            Err(candle_core::Error::Msg(format!("tokens {first} to {end} of a prompt of {}", remote.sequence.prompt)))
+            Err(candle_core::Error::Msg(format!(
+                "tokens {first} to {end} of a prompt of {}",
+                remote.sequence.prompt
+            )))
         } else {
-            self.pages.import(layer, &remote.sequence.blocks, first, &arrival.payload)
+            self.pages
+                .import(layer, &remote.sequence.blocks, first, &arrival.payload)
         };
         match imported {
             Ok(tokens) => {
@@ -382,10 +430,17 @@ impl Engine {
         let Some(Remote { mut sequence, .. }) = self.remote.remove(&request) else {
             return;
         };
-        self.standing.prefilled_elsewhere.fetch_add(1, Ordering::Relaxed);
+        self.standing
+            .prefilled_elsewhere
+            .fetch_add(1, Ordering::Relaxed);
         if sequence.output_max > 1 {
             sequence.computed = sequence.prompt;
-            publish(&mut self.blocks, &mut sequence, self.pages.block_tokens(), &self.model.identity());
+            publish(
+                &mut self.blocks,
+                &mut sequence,
+                self.pages.block_tokens(),
+                &self.model.identity(),
+            );
         }
         let reason = sequence.push(token);
         sequence.tell(Output::Token(token));
@@ -420,7 +475,10 @@ impl Engine {
             .map(|remote| remote.sequence.id)
             .collect();
         for request in late {
-            tracing::warn!(request = request.0, "no answer within {patience:?}: computed here after all");
+            tracing::warn!(
+                request = request.0,
+                "no answer within {patience:?}: computed here after all"
+            );
             if let (Some(net), Some(remote)) = (&self.net, self.remote.get(&request)) {
                 net.say(remote.at, &Words::Cancel { request: request.0 });
             }
@@ -442,11 +500,15 @@ impl Engine {
         for request in asked {
             self.ask_next(request);
         }
-        let of_peer = |sequence: &&Sequence| matches!(&sequence.outlet, Outlet::Away(to) if to.to == peer);
+        let of_peer =
+            |sequence: &&Sequence| matches!(&sequence.outlet, Outlet::Away(to) if to.to == peer);
         let sequences = self.sequences.values();
         let asking = self.asking.values().map(|asking| &asking.sequence);
-        let unwanted: Vec<RequestId> =
-            sequences.chain(asking).filter(of_peer).map(|sequence| sequence.id).collect();
+        let unwanted: Vec<RequestId> = sequences
+            .chain(asking)
+            .filter(of_peer)
+            .map(|sequence| sequence.id)
+            .collect();
         for request in unwanted {
             if let Some(sequence) = self.withdraw(request) {
                 // Nobody is there to be told.

@@ -16,8 +16,8 @@ use crate::apart::Words;
 use crate::apart::between::{Between, Export};
 use crate::apart::experts::RemoteExperts;
 use crate::clock;
-use crate::model::experts::{AllLocal, ExpertPeers};
 use crate::model::Piece;
+use crate::model::experts::{AllLocal, ExpertPeers};
 
 /// Batches with a request that may fail before it is given up.
 const FAILURES_MAX: u32 = 2;
@@ -45,7 +45,10 @@ impl Engine {
         let finished = match self.batch(plan, batch) {
             Ok(finished) => finished,
             Err(error) => {
-                tracing::error!("a batch of {} failed: {error}", plan.chunks.len() + plan.steps.len());
+                tracing::error!(
+                    "a batch of {} failed: {error}",
+                    plan.chunks.len() + plan.steps.len()
+                );
                 metrics::counter!("laxity_engine_batches_failed_total").increment(1);
                 self.standing.failures.fetch_add(1, Ordering::Relaxed);
                 self.end_batch_hints(plan, batch);
@@ -55,19 +58,33 @@ impl Engine {
         let took = start.elapsed();
         let composition = plan.composition();
         let tokens = composition.prefill_tokens + composition.decodes;
-        self.standing.tokens.fetch_add(tokens as usize, Ordering::Relaxed);
-        metrics::counter!("laxity_engine_prompt_tokens_total").increment(u64::from(composition.prefill_tokens));
-        metrics::counter!("laxity_engine_answer_tokens_total").increment(u64::from(composition.decodes));
+        self.standing
+            .tokens
+            .fetch_add(tokens as usize, Ordering::Relaxed);
+        metrics::counter!("laxity_engine_prompt_tokens_total")
+            .increment(u64::from(composition.prefill_tokens));
+        metrics::counter!("laxity_engine_answer_tokens_total")
+            .increment(u64::from(composition.decodes));
         metrics::histogram!("laxity_engine_iteration_seconds").record(took.as_secs_f64());
         let layers = self.model.shape().layers as u64;
         if !plan.chunks.is_empty() {
             // Half of what is new: good enough for what the daemon estimates with it.
             let layer = took.as_nanos() as u64 / layers;
-            self.layer_time_ns = if self.layer_time_ns == 0 { layer } else { (self.layer_time_ns + layer) / 2 };
+            self.layer_time_ns = if self.layer_time_ns == 0 {
+                layer
+            } else {
+                (self.layer_time_ns + layer) / 2
+            };
         }
         let ids: Vec<RequestId> = finished.iter().map(|(request, _)| *request).collect();
         let took = Span(took.as_nanos() as u64);
-        self.desk.handle(clock::now(), &Event::Done { took, finished: ids });
+        self.desk.handle(
+            clock::now(),
+            &Event::Done {
+                took,
+                finished: ids,
+            },
+        );
         for (request, reason) in finished {
             if let Some(sequence) = self.sequences.remove(&request) {
                 self.end(sequence, Output::Finished(reason));
@@ -77,25 +94,45 @@ impl Engine {
 
     /// The members of a batch and their pieces, with blocks for all of them.
     fn pieces(&mut self, plan: &Plan) -> Result<(Vec<Member>, Vec<Piece>)> {
-        let chunks = plan.chunks.iter().map(|chunk| (chunk.request, chunk.prefix, chunk.tokens, chunk.last));
-        let steps = plan.steps.iter().map(|step| (step.request, step.context, 1, true));
+        let chunks = plan
+            .chunks
+            .iter()
+            .map(|chunk| (chunk.request, chunk.prefix, chunk.tokens, chunk.last));
+        let steps = plan
+            .steps
+            .iter()
+            .map(|step| (step.request, step.context, 1, true));
         let size = self.pages.block_tokens();
         let (mut members, mut pieces) = (Vec::new(), Vec::new());
         for (request, start, count, wants_output) in chunks.chain(steps) {
             let Some(sequence) = self.sequences.get_mut(&request) else {
-                bail!("the scheduler plans request {}, which is not here", request.0);
+                bail!(
+                    "the scheduler plans request {}, which is not here",
+                    request.0
+                );
             };
             let (start, end) = (start as usize, (start + count) as usize);
             let Some(tokens) = sequence.tokens.get(start..end) else {
-                bail!("request {} has {} tokens, none from {start} to {end}", request.0, sequence.tokens.len());
+                bail!(
+                    "request {} has {} tokens, none from {start} to {end}",
+                    request.0,
+                    sequence.tokens.len()
+                );
             };
-            let here = sequence.computed + self.imports.get(&request).map_or(0, |import| import.tokens);
+            let here =
+                sequence.computed + self.imports.get(&request).map_or(0, |import| import.tokens);
             if here < start {
-                bail!("request {} is planned from token {start} on, but {here} are there", request.0);
+                bail!(
+                    "request {} is planned from token {start} on, but {here} are there",
+                    request.0
+                );
             }
             let lacking = end.div_ceil(size).saturating_sub(sequence.blocks.len());
             let Some(blocks) = self.blocks.take(lacking) else {
-                bail!("{lacking} blocks for request {} are not there, though the scheduler has given them out", request.0);
+                bail!(
+                    "{lacking} blocks for request {} are not there, though the scheduler has given them out",
+                    request.0
+                );
             };
             sequence.blocks.extend(blocks);
             pieces.push(Piece {
@@ -150,8 +187,12 @@ impl Engine {
             let Some(sequence) = self.sequences.get(&chunk.request) else {
                 continue;
             };
-            let goes = exports.iter().find(|export| export.request == chunk.request.0);
-            let bytes = goes.map_or(0, |export| export.tokens * self.pages.token_bytes() * layers);
+            let goes = exports
+                .iter()
+                .find(|export| export.request == chunk.request.0);
+            let bytes = goes.map_or(0, |export| {
+                export.tokens * self.pages.token_bytes() * layers
+            });
             net.carrier.hint(Hint::RequestJoin {
                 batch,
                 request: chunk.request.0,
@@ -183,7 +224,10 @@ impl Engine {
             .map(|import| {
                 let blocks = self.sequences.get(&RequestId(import.request));
                 let blocks = blocks.map_or(Vec::new(), |sequence| sequence.blocks.clone());
-                crate::apart::between::Import { blocks, ..import.clone() }
+                crate::apart::between::Import {
+                    blocks,
+                    ..import.clone()
+                }
             })
             .collect();
         let imported: Vec<(RequestId, usize)> = imports
@@ -215,12 +259,14 @@ impl Engine {
             let peers: &mut dyn ExpertPeers = match &self.net {
                 Some(net) if net.peers.ranks.is_apart() => {
                     let batch = if hints { batch } else { 0 };
-                    remote = RemoteExperts::new(net, hidden, batch, deadline_ns, &mut self.exchange);
+                    remote =
+                        RemoteExperts::new(net, hidden, batch, deadline_ns, &mut self.exchange);
                     &mut remote
                 }
                 _ => &mut local,
             };
-            self.model.forward(&pieces, &self.pages, &mut watch, peers)?
+            self.model
+                .forward(&pieces, &self.pages, &mut watch, peers)?
         };
         self.end_batch_hints(plan, batch);
         for (request, end) in imported {
@@ -267,14 +313,16 @@ impl Engine {
     /// A batch failed: its requests are computed again from their beginning, or given up.
     fn recover(&mut self, plan: &Plan, start: Instant, error: &str) {
         let chunks = plan.chunks.iter().map(|chunk| chunk.request);
-        let members: BTreeSet<RequestId> =
-            chunks.chain(plan.steps.iter().map(|step| step.request)).collect();
+        let members: BTreeSet<RequestId> = chunks
+            .chain(plan.steps.iter().map(|step| step.request))
+            .collect();
         for request in &members {
             self.desk.handle(clock::now(), &Event::Cancelled(*request));
         }
         let took = Span(start.elapsed().as_nanos() as u64);
         let finished = Vec::new();
-        self.desk.handle(clock::now(), &Event::Done { took, finished });
+        self.desk
+            .handle(clock::now(), &Event::Done { took, finished });
         for request in members {
             let Some(mut sequence) = self.sequences.remove(&request) else {
                 continue;

@@ -20,7 +20,9 @@ pub fn chain(identity: &[u8; 16], tokens: &[u32], block_tokens: usize) -> Vec<Bl
         .map(|block| {
             let mut hash = Sha256::new();
             hash.update(before);
-            block.iter().for_each(|token| hash.update(token.to_le_bytes()));
+            block
+                .iter()
+                .for_each(|token| hash.update(token.to_le_bytes()));
             before.copy_from_slice(&hash.finalize()[..16]);
             before
         })
@@ -197,7 +199,9 @@ mod tests {
     /// Every block is in exactly one place, and whatever is published leads to it.
     fn check(blocks: &Blocks, held: &[Vec<u32>]) {
         let mut count = vec![0_u32; blocks.total()];
-        held.iter().flatten().for_each(|block| count[*block as usize] += 1);
+        held.iter()
+            .flatten()
+            .for_each(|block| count[*block as usize] += 1);
         let free: HashSet<u32> = blocks.free.iter().copied().collect();
         let idle: HashSet<u32> = blocks.idle.values().copied().collect();
         assert_eq!(free.len(), blocks.free.len(), "a block is free twice");

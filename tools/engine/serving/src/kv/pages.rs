@@ -73,7 +73,10 @@ impl Pages {
         }
         let size = self.block_tokens;
         if tokens == 0 || first + tokens > blocks.len() * size {
-            bail!("{} blocks do not hold {tokens} tokens from {first} on", blocks.len());
+            bail!(
+                "{} blocks do not hold {tokens} tokens from {first} on",
+                blocks.len()
+            );
         }
         Ok((first..first + tokens)
             .map(|token| blocks[token / size] * size as u32 + (token % size) as u32)
@@ -121,7 +124,10 @@ impl Pages {
     ) -> Result<usize> {
         let tokens = bytes.len() / self.token_bytes();
         if tokens * self.token_bytes() != bytes.len() || layer >= self.layers.len() {
-            bail!("{} bytes for layer {layer} are no whole tokens of one", bytes.len());
+            bail!(
+                "{} bytes for layer {layer} are no whole tokens of one",
+                bytes.len()
+            );
         }
         let slots = self.slots(blocks, first, tokens)?;
         let numbers: Vec<f32> = bytes
@@ -148,13 +154,16 @@ mod tests {
         let pages = Pages::new(&shape, 6, 4, &Device::Cpu).unwrap();
         let rows = Tensor::randn(0_f32, 1.0, (6, 32), &Device::Cpu).unwrap();
         let values = Tensor::randn(0_f32, 1.0, (6, 32), &Device::Cpu).unwrap();
-        pages.write(1, &[8, 9, 10, 11, 20, 21], &rows, &values).unwrap();
+        pages
+            .write(1, &[8, 9, 10, 11, 20, 21], &rows, &values)
+            .unwrap();
         let bytes = pages.export(1, &[2, 5], 0, 6).unwrap();
         assert_eq!(bytes.len(), 6 * pages.token_bytes());
         assert_eq!(pages.import(1, &[0, 3], 0, &bytes).unwrap(), 6);
         assert_eq!(pages.export(1, &[0, 3], 0, 6).unwrap(), bytes);
         // In two pieces that do not end at a block's end.
-        let parts = [(0, 3), (3, 3)].map(|(from, count)| (from, pages.export(1, &[2, 5], from, count).unwrap()));
+        let parts = [(0, 3), (3, 3)]
+            .map(|(from, count)| (from, pages.export(1, &[2, 5], from, count).unwrap()));
         for (from, part) in &parts {
             pages.import(1, &[4, 1], *from, part).unwrap();
         }

@@ -180,7 +180,9 @@ pub fn attend(
         || values.dims2()? != (slots, kv_width)
         || !rows.fits(slots / rows.block_tokens)
     {
-        bail!("attention: {count} rows of {width} over {slots} slots of {kv_width} do not fit {heads:?}");
+        bail!(
+            "attention: {count} rows of {width} over {slots} slots of {kv_width} do not fit {heads:?}"
+        );
     }
     if queries.device().is_cpu() && queries.dtype() == DType::F32 {
         queries.apply_op3_no_bwd(keys, values, &Paged { rows, heads })
@@ -212,9 +214,12 @@ fn gathered(
             .collect();
         let slots = Tensor::from_vec(slots, context, device)?;
         let split = |tensor: &Tensor| -> Result<Tensor> {
-            let tensor = tensor
-                .index_select(&slots, 0)?
-                .reshape((context, heads.kv_heads, 1, heads.width))?;
+            let tensor = tensor.index_select(&slots, 0)?.reshape((
+                context,
+                heads.kv_heads,
+                1,
+                heads.width,
+            ))?;
             let copies = heads.heads / heads.kv_heads;
             tensor
                 .expand((context, heads.kv_heads, copies, heads.width))?
@@ -231,10 +236,12 @@ fn gathered(
         let scores = scores.broadcast_add(&mask(first, count, device)?)?;
         let weights = candle_nn::ops::softmax_last_dim(&scores)?;
         let attended = weights.matmul(&split(values)?)?;
-        out.push(attended.transpose(0, 1)?.contiguous()?.reshape((
-            count,
-            heads.heads * heads.width,
-        ))?);
+        out.push(
+            attended
+                .transpose(0, 1)?
+                .contiguous()?
+                .reshape((count, heads.heads * heads.width))?,
+        );
         row += count;
     }
     Tensor::cat(&out, 0)

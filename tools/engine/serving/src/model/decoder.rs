@@ -171,9 +171,18 @@ impl Model {
         for piece in pieces {
             let end = piece.start + piece.tokens.len();
             if piece.tokens.is_empty() || end > self.shape.context {
-                bail!("a piece of {} tokens from {}: the context is {}", piece.tokens.len(), piece.start, self.shape.context);
+                bail!(
+                    "a piece of {} tokens from {}: the context is {}",
+                    piece.tokens.len(),
+                    piece.start,
+                    self.shape.context
+                );
             }
-            if let Some(token) = piece.tokens.iter().find(|t| **t as usize >= self.shape.vocab) {
+            if let Some(token) = piece
+                .tokens
+                .iter()
+                .find(|t| **t as usize >= self.shape.vocab)
+            {
                 bail!("token {token} is none of {}", self.shape.vocab);
             }
         }
@@ -192,12 +201,17 @@ impl Model {
         peers: &mut dyn ExpertPeers,
     ) -> Result<Vec<Vec<f32>>> {
         self.check(pieces)?;
-        let tokens: Vec<u32> = pieces.iter().flat_map(|p| p.tokens.iter().copied()).collect();
+        let tokens: Vec<u32> = pieces
+            .iter()
+            .flat_map(|p| p.tokens.iter().copied())
+            .collect();
         let rows = Rows {
             rows: pieces
                 .iter()
                 .enumerate()
-                .flat_map(|(number, p)| (p.start..p.start + p.tokens.len()).map(move |at| (number, at)))
+                .flat_map(|(number, p)| {
+                    (p.start..p.start + p.tokens.len()).map(move |at| (number, at))
+                })
                 .collect(),
             pages: pieces.iter().map(|p| p.blocks.clone()).collect(),
             block_tokens: pages.block_tokens(),
@@ -230,7 +244,10 @@ impl Model {
         self.outputs(pieces, &stream)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one layer's part of a forward, split off for its length only")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one layer's part of a forward, split off for its length only"
+    )]
     fn attention(
         &self,
         number: usize,
@@ -249,7 +266,8 @@ impl Model {
         let count = slots.len();
         let turned = |rows: &Tensor, heads: usize, width: usize| -> Result<Tensor> {
             let rows = rows.reshape((1, count, heads, width))?.contiguous()?;
-            candle_nn::rotary_emb::rope_thd(&rows, &turn.0, &turn.1)?.reshape((count, heads * width))
+            candle_nn::rotary_emb::rope_thd(&rows, &turn.0, &turn.1)?
+                .reshape((count, heads * width))
         };
         let queries = turned(&layer.query.forward(normed)?, heads.heads, heads.width)?;
         let keys = turned(&layer.key.forward(normed)?, heads.kv_heads, heads.width)?;

@@ -222,7 +222,10 @@ impl Router {
         for ExpertRows { expert, numbers } in peers.collect(layer)? {
             let rows = assigned.get(&expert).map_or(0, |(to, _)| to.len());
             if rows == 0 || numbers.len() != rows * hidden {
-                bail!("expert {expert} of layer {layer} answered {} numbers for {rows} rows", numbers.len());
+                bail!(
+                    "expert {expert} of layer {layer} answered {} numbers for {rows} rows",
+                    numbers.len()
+                );
             }
             made.insert(expert, Tensor::from_vec(numbers, (rows, hidden), device)?);
         }

@@ -71,7 +71,12 @@ fn feed_forward(shape: &ModelShape, weights: &Weights, layer: usize, x: &[f64]) 
         return network(shape, weights, names, x);
     };
     let at = format!("{at}.block_sparse_moe");
-    let router = matrix(weights, &format!("{at}.gate.weight"), moe.experts, shape.hidden);
+    let router = matrix(
+        weights,
+        &format!("{at}.gate.weight"),
+        moe.experts,
+        shape.hidden,
+    );
     let odds = softmax(&times(&router, x));
     let mut order: Vec<usize> = (0..moe.experts).collect();
     order.sort_by(|a, b| odds[*b].total_cmp(&odds[*a]));
@@ -91,8 +96,16 @@ fn feed_forward(shape: &ModelShape, weights: &Weights, layer: usize, x: &[f64]) 
 fn reference(shape: &ModelShape, tokens: &[u32]) -> Vec<f64> {
     let weights = Weights::open(&shape.weights).unwrap();
     let (heads, kv_heads, width) = (shape.heads, shape.kv_heads(), shape.head_dim());
-    let embedding = matrix(&weights, "model.embed_tokens.weight", shape.vocab, shape.hidden);
-    let mut stream: Matrix = tokens.iter().map(|t| embedding[*t as usize].clone()).collect();
+    let embedding = matrix(
+        &weights,
+        "model.embed_tokens.weight",
+        shape.vocab,
+        shape.hidden,
+    );
+    let mut stream: Matrix = tokens
+        .iter()
+        .map(|t| embedding[*t as usize].clone())
+        .collect();
     for layer in 0..shape.layers {
         let projection = |name: &str, out: usize, width: usize| {
             let name = format!("model.layers.{layer}.self_attn.{name}_proj.weight");
@@ -132,13 +145,19 @@ fn reference(shape: &ModelShape, tokens: &[u32]) -> Vec<f64> {
                 *x += y;
             }
             let normed = norm(x, shape.norm_eps);
-            for (x, y) in x.iter_mut().zip(feed_forward(shape, &weights, layer, &normed)) {
+            for (x, y) in x
+                .iter_mut()
+                .zip(feed_forward(shape, &weights, layer, &normed))
+            {
                 *x += y;
             }
         }
     }
     let last = norm(stream.last().unwrap(), shape.norm_eps);
-    times(&matrix(&weights, "lm_head.weight", shape.vocab, shape.hidden), &last)
+    times(
+        &matrix(&weights, "lm_head.weight", shape.vocab, shape.hidden),
+        &last,
+    )
 }
 
 fn prompt(length: usize) -> Vec<u32> {
@@ -162,15 +181,25 @@ fn outputs_are_those_of_the_slow_reference() {
         let pages = Pages::new(&shape, 8, 8, &Device::Cpu).unwrap();
         let tokens = prompt(29);
         let outputs = model
-            .forward(&[piece(&tokens, 0, &[3, 1, 7, 0])], &pages, &mut Unwatched, &mut AllLocal)
+            .forward(
+                &[piece(&tokens, 0, &[3, 1, 7, 0])],
+                &pages,
+                &mut Unwatched,
+                &mut AllLocal,
+            )
             .unwrap();
         let expected = reference(&shape, &tokens);
         let scale = expected.iter().fold(0.0_f64, |most, x| most.max(x.abs()));
         assert!(scale > 0.1, "the model says nothing: {scale}");
         for (ours, theirs) in outputs[0].iter().zip(&expected) {
-            assert!((f64::from(*ours) - theirs).abs() < 1e-4 * scale, "moe {moe}: {ours} {theirs}");
+            assert!(
+                (f64::from(*ours) - theirs).abs() < 1e-4 * scale,
+                "moe {moe}: {ours} {theirs}"
+            );
         }
-        let best = expected.iter().position(|x| x == expected.iter().max_by(|a, b| a.total_cmp(b)).unwrap());
+        let best = expected
+            .iter()
+            .position(|x| x == expected.iter().max_by(|a, b| a.total_cmp(b)).unwrap());
         assert_eq!(Some(greedy(&outputs[0]) as usize), best);
     }
 }
@@ -186,7 +215,11 @@ fn a_tokens_outputs_are_the_same_to_the_bit_in_any_chunks_and_company() {
         let whole = {
             let pages = Pages::new(&shape, 5, 8, &Device::Cpu).unwrap();
             let all = [piece(&tokens, 0, &[0, 1, 2, 3, 4])];
-            bits(&model.forward(&all, &pages, &mut Unwatched, &mut AllLocal).unwrap()[0])
+            bits(
+                &model
+                    .forward(&all, &pages, &mut Unwatched, &mut AllLocal)
+                    .unwrap()[0],
+            )
         };
         for chunk in [1, 3, 8, 17, 39] {
             let pages = Pages::new(&shape, 32, 8, &Device::Cpu).unwrap();
@@ -201,7 +234,9 @@ fn a_tokens_outputs_are_the_same_to_the_bit_in_any_chunks_and_company() {
                 if number % 3 != 0 {
                     batch.insert(0, piece(&other[at..at + 1 + number * 11 % 20], at, &others));
                 }
-                let outputs = model.forward(&batch, &pages, &mut Unwatched, &mut AllLocal).unwrap();
+                let outputs = model
+                    .forward(&batch, &pages, &mut Unwatched, &mut AllLocal)
+                    .unwrap();
                 last = bits(outputs.last().unwrap());
             }
             assert_eq!(last, whole, "moe {moe}, chunks of {chunk}");
@@ -232,7 +267,11 @@ fn weights_come_from_safetensors_with_the_names_of_hugging_face() {
         add(format!("{at}.block_sparse_moe.gate.weight"), 4, 48);
         for expert in 0..4 {
             for (name, out, width) in [("w1", 80, 48), ("w3", 80, 48), ("w2", 48, 80)] {
-                add(format!("{at}.block_sparse_moe.experts.{expert}.{name}.weight"), out, width);
+                add(
+                    format!("{at}.block_sparse_moe.experts.{expert}.{name}.weight"),
+                    out,
+                    width,
+                );
             }
         }
     }
@@ -240,7 +279,9 @@ fn weights_come_from_safetensors_with_the_names_of_hugging_face() {
     let mut norms = vec!["model.norm.weight".to_owned()];
     for layer in 0..3 {
         norms.push(format!("model.layers.{layer}.input_layernorm.weight"));
-        norms.push(format!("model.layers.{layer}.post_attention_layernorm.weight"));
+        norms.push(format!(
+            "model.layers.{layer}.post_attention_layernorm.weight"
+        ));
     }
     tensors.extend(norms.into_iter().map(|name| (name, ones.clone())));
     candle_core::safetensors::save(&tensors, &path).unwrap();
@@ -252,13 +293,20 @@ fn weights_come_from_safetensors_with_the_names_of_hugging_face() {
         let model = Model::load(shape, &|_| true, &Device::Cpu).unwrap();
         let pages = Pages::new(shape, 2, 8, &Device::Cpu).unwrap();
         let batch = [piece(&prompt(9), 0, &[0, 1])];
-        model.forward(&batch, &pages, &mut Unwatched, &mut AllLocal).unwrap()
+        model
+            .forward(&batch, &pages, &mut Unwatched, &mut AllLocal)
+            .unwrap()
     };
     assert_eq!(outputs(&read), outputs(&drawn));
     // A file of other sizes is refused by name.
     let wider = ModelShape { ffn: 96, ..read };
-    let refused = Model::load(&wider, &|_| true, &Device::Cpu).unwrap_err().to_string();
-    assert!(refused.contains("w1.weight") && refused.contains("[80, 48]"), "{refused}");
+    let refused = Model::load(&wider, &|_| true, &Device::Cpu)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.contains("w1.weight") && refused.contains("[80, 48]"),
+        "{refused}"
+    );
     let missing = Weights::open(&WeightsSource::Safetensors(vec![folder.path().join("no")]));
     assert!(missing.err().unwrap().to_string().contains("no"));
 }

@@ -99,10 +99,14 @@ pub enum ShapeError {
         by: usize,
     },
     /// Rotary embeddings turn pairs.
-    #[error("a head is {0} wide; rotary embeddings turn pairs, so it must be even (set model.head_dim)")]
+    #[error(
+        "a head is {0} wide; rotary embeddings turn pairs, so it must be even (set model.head_dim)"
+    )]
     OddHead(usize),
     /// More experts per token than there are.
-    #[error("model.moe.per_token is {per_token}, but there are {experts} experts: at most that many")]
+    #[error(
+        "model.moe.per_token is {per_token}, but there are {experts} experts: at most that many"
+    )]
     TooManyExperts {
         /// Asked for.
         per_token: usize,

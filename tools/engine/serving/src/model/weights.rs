@@ -27,7 +27,9 @@ pub enum WeightsError {
         cause: candle_core::Error,
     },
     /// No file has a tensor.
-    #[error("no tensor `{0}` in the safetensors files; they need Hugging Face's names (Llama's, or Mixtral's with model.moe)")]
+    #[error(
+        "no tensor `{0}` in the safetensors files; they need Hugging Face's names (Llama's, or Mixtral's with model.moe)"
+    )]
     Missing(String),
     /// A tensor has another shape than the configuration says.
     #[error("tensor `{name}` is {found:?} in the file, and {wanted:?} by the sizes in [model]")]
@@ -126,7 +128,8 @@ impl Weights {
                     hash.update(name.as_bytes());
                     let flat = tensor.flatten_all()?.to_dtype(DType::F32)?;
                     let some: Vec<f32> = flat.narrow(0, 0, flat.elem_count().min(64))?.to_vec1()?;
-                    some.iter().for_each(|number| hash.update(number.to_le_bytes()));
+                    some.iter()
+                        .for_each(|number| hash.update(number.to_le_bytes()));
                     let sum: f32 = flat.sqr()?.sum_all()?.to_scalar()?;
                     hash.update(sum.to_le_bytes());
                 }
@@ -161,5 +164,8 @@ fn read(
             wanted: wanted.to_vec(),
         });
     }
-    Ok(tensor.to_dtype(DType::F32)?.to_device(device)?.contiguous()?)
+    Ok(tensor
+        .to_dtype(DType::F32)?
+        .to_device(device)?
+        .contiguous()?)
 }

@@ -12,8 +12,16 @@ struct Daemon(Child);
 impl Daemon {
     fn start(folder: &Path) -> (Self, PathBuf) {
         let own = std::env::current_exe().expect("own path");
-        let program = own.parent().and_then(Path::parent).expect("target/<profile>/deps").join("laxityd");
-        assert!(program.exists(), "{} is missing: run `cargo build -p laxity-daemon` first", program.display());
+        let program = own
+            .parent()
+            .and_then(Path::parent)
+            .expect("target/<profile>/deps")
+            .join("laxityd");
+        assert!(
+            program.exists(),
+            "{} is missing: run `cargo build -p laxity-daemon` first",
+            program.display()
+        );
         let socket = folder.join("laxityd.sock");
         let config = folder.join("laxityd.toml");
         let text = format!(
@@ -42,11 +50,16 @@ impl Drop for Daemon {
 }
 
 fn laxity(socket: Option<&Path>) -> String {
-    socket.map_or(String::new(), |socket| format!("laxity = {{ socket = {socket:?} }}\n"))
+    socket.map_or(String::new(), |socket| {
+        format!("laxity = {{ socket = {socket:?} }}\n")
+    })
 }
 
 fn list(addresses: &[SocketAddr]) -> String {
-    let quoted: Vec<String> = addresses.iter().map(|address| format!("\"{address}\"")).collect();
+    let quoted: Vec<String> = addresses
+        .iter()
+        .map(|address| format!("\"{address}\""))
+        .collect();
     format!("[{}]", quoted.join(", "))
 }
 
@@ -57,9 +70,18 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn start(folder: &Path, moe: bool, socket: Option<&Path>, experts_apart: bool, chunk: u32) -> Self {
+    fn start(
+        folder: &Path,
+        moe: bool,
+        socket: Option<&Path>,
+        experts_apart: bool,
+        chunk: u32,
+    ) -> Self {
         let (ranks, front) = ([address(), address()], address());
-        let common = format!("schedule = {{ tokens = {chunk} }}\nkv = {{ blocks = 64, block_tokens = 8 }}\n{}", laxity(socket));
+        let common = format!(
+            "schedule = {{ tokens = {chunk} }}\nkv = {{ blocks = 64, block_tokens = 8 }}\n{}",
+            laxity(socket)
+        );
         let prefill = ranks
             .iter()
             .enumerate()
@@ -70,17 +92,29 @@ impl Cluster {
                 Running::start(folder, &format!("prefill{rank}"), &config, &[])
             })
             .collect();
-        let config = format!("role = \"decode\"\npeers = {{ listen = \"{front}\", prefill = {}, patience_ms = 20000 }}\n{common}{}", list(&ranks), model(moe));
+        let config = format!(
+            "role = \"decode\"\npeers = {{ listen = \"{front}\", prefill = {}, patience_ms = 20000 }}\n{common}{}",
+            list(&ranks),
+            model(moe)
+        );
         let decode = Running::start(folder, "decode", &config, &[]);
         Self { decode, prefill }
     }
 
     fn sum(&self, metric: &str) -> f64 {
-        self.prefill.iter().chain([&self.decode]).map(|engine| engine.metric(metric)).sum()
+        self.prefill
+            .iter()
+            .chain([&self.decode])
+            .map(|engine| engine.metric(metric))
+            .sum()
     }
 
     fn logs(&self) -> String {
-        self.prefill.iter().chain([&self.decode]).map(Running::log_text).collect()
+        self.prefill
+            .iter()
+            .chain([&self.decode])
+            .map(Running::log_text)
+            .collect()
     }
 
     fn is_idle(&self) -> bool {
@@ -105,7 +139,10 @@ fn prompts() -> Vec<Vec<u32>> {
 
 fn alone(folder: &Path, moe: bool) -> Vec<String> {
     let engine = Running::start(folder, "alone", &model(moe), &[]);
-    prompts().iter().map(|prompt| engine.complete(prompt, 10)).collect()
+    prompts()
+        .iter()
+        .map(|prompt| engine.complete(prompt, 10))
+        .collect()
 }
 
 /// All prompts twice, several at once: what was computed by one prefill process is reused by the other.
@@ -113,9 +150,17 @@ fn compare(cluster: &Cluster, alone: &[String], what: &str) {
     for _ in 0..2 {
         for (prompts, expected) in prompts().chunks(4).zip(alone.chunks(4)) {
             std::thread::scope(|scope| {
-                let answers: Vec<_> = prompts.iter().map(|prompt| scope.spawn(|| cluster.decode.complete(prompt, 10))).collect();
+                let answers: Vec<_> = prompts
+                    .iter()
+                    .map(|prompt| scope.spawn(|| cluster.decode.complete(prompt, 10)))
+                    .collect();
                 for (answer, expected) in answers.into_iter().zip(expected) {
-                    assert_eq!(&answer.join().unwrap(), expected, "{what}\n{}", cluster.logs());
+                    assert_eq!(
+                        &answer.join().unwrap(),
+                        expected,
+                        "{what}\n{}",
+                        cluster.logs()
+                    );
                 }
             });
         }
@@ -131,18 +176,34 @@ fn prefill_and_decode_apart_answer_as_one_process_does_with_and_without_a_daemon
     for socket in [None, Some(socket.as_path())] {
         let cluster = Cluster::start(folder.path(), false, socket, false, 37);
         compare(&cluster, &alone, &format!("daemon: {}", socket.is_some()));
-        let elsewhere = cluster.decode.metric("laxity_engine_prefilled_elsewhere_total");
-        assert_eq!(elsewhere, 16.0, "all prompts were computed by prefill processes\n{}", cluster.logs());
+        let elsewhere = cluster
+            .decode
+            .metric("laxity_engine_prefilled_elsewhere_total");
+        assert_eq!(
+            elsewhere,
+            16.0,
+            "all prompts were computed by prefill processes\n{}",
+            cluster.logs()
+        );
         assert!(cluster.sum("laxity_engine_sent_bytes_total{stage=\"p2d\"") > 0.0);
-        assert!(cluster.sum("laxity_engine_prompt_tokens_fetched_total") > 0.0, "no KV was fetched from a peer");
+        assert!(
+            cluster.sum("laxity_engine_prompt_tokens_fetched_total") > 0.0,
+            "no KV was fetched from a peer"
+        );
         assert!(cluster.sum("laxity_engine_sent_bytes_total{stage=\"kv_reuse\"") > 0.0);
         let scheduled = cluster.sum("laxity_engine_scheduled_bytes_total");
         let bypassed = cluster.sum("laxity_engine_bypassed_bytes_total");
         if socket.is_some() {
             // A machine that is busy may keep the daemon from answering for longer than a flow waits.
-            assert!(scheduled > 100_000.0, "scheduled {scheduled}, bypassed {bypassed}");
+            assert!(
+                scheduled > 100_000.0,
+                "scheduled {scheduled}, bypassed {bypassed}"
+            );
         } else {
-            assert!(scheduled == 0.0 && bypassed > 100_000.0, "scheduled {scheduled}, bypassed {bypassed}");
+            assert!(
+                scheduled == 0.0 && bypassed > 100_000.0,
+                "scheduled {scheduled}, bypassed {bypassed}"
+            );
         }
     }
 }
@@ -155,14 +216,25 @@ fn experts_in_two_processes_answer_as_those_in_one_with_and_without_a_daemon() {
     for socket in [None, Some(socket.as_path())] {
         let cluster = Cluster::start(folder.path(), true, socket, true, 64);
         compare(&cluster, &alone, &format!("daemon: {}", socket.is_some()));
-        let elsewhere = cluster.decode.metric("laxity_engine_prefilled_elsewhere_total");
-        assert_eq!(elsewhere, 16.0, "all prompts were computed by prefill processes\n{}", cluster.logs());
+        let elsewhere = cluster
+            .decode
+            .metric("laxity_engine_prefilled_elsewhere_total");
+        assert_eq!(
+            elsewhere,
+            16.0,
+            "all prompts were computed by prefill processes\n{}",
+            cluster.logs()
+        );
         for engine in &cluster.prefill {
             let sent = engine.metric("laxity_engine_sent_bytes_total{stage=\"collective\"");
             assert!(sent > 10_000.0, "a rank sent {sent} bytes of collectives");
         }
         let scheduled = cluster.sum("laxity_engine_scheduled_bytes_total");
-        assert_eq!(scheduled > 100_000.0, socket.is_some(), "scheduled {scheduled}");
+        assert_eq!(
+            scheduled > 100_000.0,
+            socket.is_some(),
+            "scheduled {scheduled}"
+        );
     }
 }
 
@@ -173,7 +245,10 @@ fn a_prefill_process_that_dies_costs_no_answer() {
     let mut cluster = Cluster::start(folder.path(), false, None, false, 16);
     let prompts = prompts();
     std::thread::scope(|scope| {
-        let answers: Vec<_> = prompts.iter().map(|prompt| scope.spawn(|| cluster.decode.complete(prompt, 10))).collect();
+        let answers: Vec<_> = prompts
+            .iter()
+            .map(|prompt| scope.spawn(|| cluster.decode.complete(prompt, 10)))
+            .collect();
         for (answer, expected) in answers.into_iter().zip(&alone) {
             assert_eq!(&answer.join().unwrap(), expected);
         }
@@ -182,9 +257,19 @@ fn a_prefill_process_that_dies_costs_no_answer() {
         engine.kill();
     }
     for (prompt, expected) in prompts.iter().zip(&alone) {
-        assert_eq!(&cluster.decode.complete(prompt, 10), expected, "{}", cluster.decode.log_text());
+        assert_eq!(
+            &cluster.decode.complete(prompt, 10),
+            expected,
+            "{}",
+            cluster.decode.log_text()
+        );
     }
-    assert!(cluster.decode.metric("laxity_engine_prefilled_after_all_total") > 0.0);
+    assert!(
+        cluster
+            .decode
+            .metric("laxity_engine_prefilled_after_all_total")
+            > 0.0
+    );
     let idle = || cluster.decode.health()["kv_blocks_used"] == 0;
     eventually("all blocks are free", idle);
 }
@@ -193,14 +278,30 @@ fn a_prefill_process_that_dies_costs_no_answer() {
 fn a_process_of_another_model_is_not_used() {
     let folder = tempfile::tempdir().unwrap();
     let (other, front) = (address(), address());
-    let config = format!("role = \"prefill\"\npeers = {{ listen = \"{other}\" }}\n{}", model(false).replace("seed = 7", "seed = 8"));
+    let config = format!(
+        "role = \"prefill\"\npeers = {{ listen = \"{other}\" }}\n{}",
+        model(false).replace("seed = 7", "seed = 8")
+    );
     let prefill = Running::start(folder.path(), "prefill", &config, &[]);
-    let config = format!("role = \"decode\"\npeers = {{ listen = \"{front}\", prefill = [\"{other}\"] }}\n{}", model(false));
+    let config = format!(
+        "role = \"decode\"\npeers = {{ listen = \"{front}\", prefill = [\"{other}\"] }}\n{}",
+        model(false)
+    );
     let decode = Running::start(folder.path(), "decode", &config, &[]);
-    let expected = Running::start(folder.path(), "alone", &model(false), &[]).complete(&prompt(1, 50), 8);
+    let expected =
+        Running::start(folder.path(), "alone", &model(false), &[]).complete(&prompt(1, 50), 8);
     assert_eq!(decode.complete(&prompt(1, 50), 8), expected);
-    assert_eq!(decode.metric("laxity_engine_prefilled_after_all_total"), 1.0, "{}", prefill.log_text());
-    assert!(decode.log_text().contains("another model"), "{}", decode.log_text());
+    assert_eq!(
+        decode.metric("laxity_engine_prefilled_after_all_total"),
+        1.0,
+        "{}",
+        prefill.log_text()
+    );
+    assert!(
+        decode.log_text().contains("another model"),
+        "{}",
+        decode.log_text()
+    );
 }
 
 #[test]
@@ -210,7 +311,13 @@ fn whoever_goes_away_frees_its_blocks_in_all_processes() {
     let body = serde_json::json!({"prompt": prompt(5, 400), "max_tokens": 100, "ignore_eos": true, "stream": true}).to_string();
     for _ in 0..3 {
         let open = cluster.decode.begin("/v1/completions", "", &body);
-        eventually("it is being computed", || cluster.prefill.iter().any(|engine| engine.health()["kv_blocks_used"] != 0) || cluster.decode.health()["kv_blocks_used"] != 0);
+        eventually("it is being computed", || {
+            cluster
+                .prefill
+                .iter()
+                .any(|engine| engine.health()["kv_blocks_used"] != 0)
+                || cluster.decode.health()["kv_blocks_used"] != 0
+        });
         drop(open);
         eventually("all blocks are free", || cluster.is_idle());
     }

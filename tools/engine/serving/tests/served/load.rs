@@ -7,13 +7,19 @@ use std::time::{Duration, Instant};
 use crate::running::{Running, eventually, model, prompt};
 
 fn seconds() -> u64 {
-    std::env::var("LAXITY_LOAD_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5)
+    std::env::var("LAXITY_LOAD_SECONDS")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(5)
 }
 
 #[test]
 fn under_load_nothing_is_stuck_and_nothing_leaks() {
     let folder = tempfile::tempdir().unwrap();
-    let config = format!("kv = {{ blocks = 96, block_tokens = 16 }}\nschedule = {{ tokens = 64 }}\nlimits = {{ requests_max = 24 }}\n{}", model(false));
+    let config = format!(
+        "kv = {{ blocks = 96, block_tokens = 16 }}\nschedule = {{ tokens = 64 }}\nlimits = {{ requests_max = 24 }}\n{}",
+        model(false)
+    );
     let engine = Running::start(folder.path(), "whole", &config, &[]);
     let end = Instant::now() + Duration::from_secs(seconds());
     let (answered, refused, left) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
@@ -55,5 +61,10 @@ fn under_load_nothing_is_stuck_and_nothing_leaks() {
         let health = engine.health();
         health["requests"] == 0 && health["kv_blocks_used"] == 0
     });
-    assert_eq!(engine.metric("laxity_engine_batches_failed_total"), 0.0, "{}", engine.log_text());
+    assert_eq!(
+        engine.metric("laxity_engine_batches_failed_total"),
+        0.0,
+        "{}",
+        engine.log_text()
+    );
 }

@@ -17,7 +17,10 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < PATIENCE, "still not so after {PATIENCE:?}: {what}");
+        assert!(
+            start.elapsed() < PATIENCE,
+            "still not so after {PATIENCE:?}: {what}"
+        );
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -40,7 +43,11 @@ pub(crate) fn address() -> SocketAddr {
 
 /// The model of these tests.
 pub(crate) fn model(moe: bool) -> String {
-    let experts = if moe { "moe = { experts = 4, per_token = 2 }" } else { "" };
+    let experts = if moe {
+        "moe = { experts = 4, per_token = 2 }"
+    } else {
+        ""
+    };
     format!(
         "[model]\nname = \"tiny\"\nlayers = 3\nhidden = 48\nheads = 4\nkv_heads = 2\nhead_dim = 16\nffn = 80\nvocab = 260\ncontext = 1024\n{experts}\nweights = {{ seed = 7 }}\n"
     )
@@ -74,7 +81,11 @@ impl Running {
         let running = Self { child, http, log };
         let start = Instant::now();
         while running.try_get("/health").is_none() {
-            assert!(start.elapsed() < PATIENCE, "it does not answer: {}", running.log_text());
+            assert!(
+                start.elapsed() < PATIENCE,
+                "it does not answer: {}",
+                running.log_text()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
         running
@@ -86,13 +97,18 @@ impl Running {
 
     fn try_get(&self, path: &str) -> Option<(u16, String)> {
         let mut stream = TcpStream::connect(self.http).ok()?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        )
+        .ok()?;
         let answer = Answer::read(stream)?;
         Some((answer.status, answer.body))
     }
 
     pub(crate) fn get(&self, path: &str) -> (u16, String) {
-        self.try_get(path).unwrap_or_else(|| panic!("no answer: {}", self.log_text()))
+        self.try_get(path)
+            .unwrap_or_else(|| panic!("no answer: {}", self.log_text()))
     }
 
     pub(crate) fn health(&self) -> Value {
@@ -103,7 +119,9 @@ impl Running {
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").1;
         let lines = text.lines().filter(|line| line.starts_with(name));
-        lines.filter_map(|line| line.split_whitespace().last()?.parse::<f64>().ok()).sum()
+        lines
+            .filter_map(|line| line.split_whitespace().last()?.parse::<f64>().ok())
+            .sum()
     }
 
     /// Sends a body and does not wait for the answer.
@@ -116,7 +134,8 @@ impl Running {
     }
 
     pub(crate) fn post(&self, path: &str, headers: &str, body: &str) -> Answer {
-        Answer::read(self.begin(path, headers, body)).unwrap_or_else(|| panic!("no answer: {}", self.log_text()))
+        Answer::read(self.begin(path, headers, body))
+            .unwrap_or_else(|| panic!("no answer: {}", self.log_text()))
     }
 
     /// The text of a greedy answer to a prompt of tokens.
@@ -126,7 +145,10 @@ impl Running {
         assert_eq!(answer.status, 200, "{}\n{}", answer.body, self.log_text());
         let json = answer.json();
         assert_eq!(json["usage"]["completion_tokens"], tokens);
-        json["choices"][0]["text"].as_str().expect("text").to_owned()
+        json["choices"][0]["text"]
+            .as_str()
+            .expect("text")
+            .to_owned()
     }
 
     pub(crate) fn kill(&mut self) {
@@ -142,7 +164,11 @@ impl Running {
             if let Some(status) = self.child.try_wait().expect("wait") {
                 return status.success();
             }
-            assert!(start.elapsed() < PATIENCE, "it does not end: {}", self.log_text());
+            assert!(
+                start.elapsed() < PATIENCE,
+                "it does not end: {}",
+                self.log_text()
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -174,7 +200,9 @@ impl Answer {
             if line.trim().is_empty() {
                 break;
             }
-            chunked |= line.to_ascii_lowercase().starts_with("transfer-encoding: chunked");
+            chunked |= line
+                .to_ascii_lowercase()
+                .starts_with("transfer-encoding: chunked");
         }
         let mut raw = Vec::new();
         reader.read_to_end(&mut raw).ok()?;
@@ -199,7 +227,9 @@ impl Answer {
     /// The events of a stream.
     pub(crate) fn events(&self) -> Vec<String> {
         let lines = self.body.split("\n\n").filter(|line| !line.is_empty());
-        lines.map(|line| line.strip_prefix("data: ").expect("an event").to_owned()).collect()
+        lines
+            .map(|line| line.strip_prefix("data: ").expect("an event").to_owned())
+            .collect()
     }
 }
 
@@ -207,7 +237,8 @@ fn unchunk(mut raw: &[u8]) -> Option<Vec<u8>> {
     let mut body = Vec::new();
     loop {
         let end = raw.windows(2).position(|two| two == b"\r\n")?;
-        let length = usize::from_str_radix(std::str::from_utf8(&raw[..end]).ok()?.trim(), 16).ok()?;
+        let length =
+            usize::from_str_radix(std::str::from_utf8(&raw[..end]).ok()?.trim(), 16).ok()?;
         if length == 0 {
             return Some(body);
         }
@@ -218,5 +249,7 @@ fn unchunk(mut raw: &[u8]) -> Option<Vec<u8>> {
 
 /// A prompt of so many tokens; `number` tells it from others, from the first token on.
 pub(crate) fn prompt(number: u32, length: usize) -> Vec<u32> {
-    (0..length as u32).map(|at| (at * 37 + at / 7 + number * 101 + 11) % 256).collect()
+    (0..length as u32)
+        .map(|at| (at * 37 + at / 7 + number * 101 + 11) % 256)
+        .collect()
 }
