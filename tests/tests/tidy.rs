@@ -84,6 +84,8 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
         ],
     ),
     ("laxity-sim", &["laxity-policy", "laxity-requests"]),
+    ("laxity-engine", &["laxity-client", "laxity-requests"]),
+    ("laxity-requests", &["laxity-policy"]),
     (
         "laxity-fuzz",
         &[

@@ -1,0 +1,267 @@
+//! Experts in other processes: a layer's tokens go to whoever holds their experts, and what those make of them comes back.
+//!
+//! Expert `e` is held by rank `e mod n`. No rank waits for another's batch: each serves others' tokens from a thread of its own, beside its own computation, so that ranks
+//! with different loads, or without any, need not run in step.
+//!
+//! A payload is: how many experts (u32), of each its number and rows (u32, u32), then all rows (f32), little-endian.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use candle_core::{Device, Result, Tensor, bail};
+
+use super::Net;
+use super::inbox::Key;
+use crate::carry::{Arrival, Carrier, Head, Kind};
+use crate::clock;
+use crate::model::ExpertBank;
+use crate::model::experts::{ExpertPeers, ExpertRows};
+
+/// Who holds which experts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ranks {
+    all: Vec<SocketAddr>,
+    own: usize,
+}
+
+impl Ranks {
+    /// All ranks in order, and which one this process is.
+    #[must_use]
+    pub const fn new(all: Vec<SocketAddr>, own: usize) -> Self {
+        Self { all, own }
+    }
+
+    /// Whether this process holds an expert.
+    #[must_use]
+    pub fn holds(&self, expert: usize) -> bool {
+        self.all.len() <= 1 || expert % self.all.len() == self.own
+    }
+
+    fn holder(&self, expert: usize) -> SocketAddr {
+        self.all[expert % self.all.len()]
+    }
+
+    /// There is more than one.
+    #[must_use]
+    pub const fn is_apart(&self) -> bool {
+        self.all.len() > 1
+    }
+}
+
+/// As bytes.
+#[must_use]
+pub fn encode(groups: &[ExpertRows], hidden: usize) -> Vec<u8> {
+    let mut bytes = (groups.len() as u32).to_le_bytes().to_vec();
+    for group in groups {
+        bytes.extend((group.expert as u32).to_le_bytes());
+        bytes.extend(((group.numbers.len() / hidden) as u32).to_le_bytes());
+    }
+    for group in groups {
+        bytes.extend(group.numbers.iter().flat_map(|number| number.to_le_bytes()));
+    }
+    bytes
+}
+
+/// From bytes of a peer.
+///
+/// # Errors
+/// They are not what [`encode`] gives.
+pub fn decode(bytes: &[u8], hidden: usize) -> Result<Vec<ExpertRows>> {
+    let (words, rest) = bytes.as_chunks::<4>();
+    let number = |at: usize| words.get(at).map(|word| u32::from_le_bytes(*word) as usize);
+    let count = number(0).unwrap_or(usize::MAX);
+    if !rest.is_empty() || count > words.len() / 2 {
+        bail!("{} bytes are no experts' rows", bytes.len());
+    }
+    let mut groups = Vec::with_capacity(count);
+    let mut at = 1 + 2 * count;
+    for group in 0..count {
+        let (Some(expert), Some(rows)) = (number(1 + 2 * group), number(2 + 2 * group)) else {
+            bail!("{count} experts do not fit into {} bytes", bytes.len());
+        };
+        let end = rows
+            .checked_mul(hidden)
+            .and_then(|count| count.checked_add(at));
+        let Some(numbers) = end.and_then(|end| words.get(at..end)) else {
+            bail!("{rows} rows of expert {expert} are not all there");
+        };
+        at += numbers.len();
+        let numbers = numbers
+            .iter()
+            .map(|word| f32::from_le_bytes(*word))
+            .collect();
+        groups.push(ExpertRows { expert, numbers });
+    }
+    if at != words.len() {
+        bail!("{} bytes after the experts' rows", (words.len() - at) * 4);
+    }
+    Ok(groups)
+}
+
+/// The other ranks, as a batch sees them.
+#[derive(Debug)]
+pub struct RemoteExperts<'a> {
+    net: &'a Net,
+    hidden: usize,
+    batch: u64,
+    deadline_ns: u64,
+    exchange: &'a mut u64,
+    open: Vec<SocketAddr>,
+}
+
+impl<'a> RemoteExperts<'a> {
+    /// For a batch; `exchange` numbers exchanges across batches.
+    pub const fn new(
+        net: &'a Net,
+        hidden: usize,
+        batch: u64,
+        deadline_ns: u64,
+        exchange: &'a mut u64,
+    ) -> Self {
+        Self {
+            net,
+            hidden,
+            batch,
+            deadline_ns,
+            exchange,
+            open: Vec::new(),
+        }
+    }
+}
+
+impl ExpertPeers for RemoteExperts<'_> {
+    fn dispatch(&mut self, layer: usize, rows: Vec<ExpertRows>) -> Result<()> {
+        *self.exchange += 1;
+        let mut by_rank: BTreeMap<SocketAddr, Vec<ExpertRows>> = BTreeMap::new();
+        for rows in rows {
+            if self.net.peers.ranks.holds(rows.expert) {
+                bail!("expert {} of layer {layer} ought to be here", rows.expert);
+            }
+            by_rank
+                .entry(self.net.peers.ranks.holder(rows.expert))
+                .or_default()
+                .push(rows);
+        }
+        self.open.clear();
+        for (to, groups) in by_rank {
+            self.net.inbox.expect(Key::Combine(*self.exchange, to), to);
+            let head = Head {
+                kind: Kind::Dispatch,
+                layer: layer as u16,
+                flow: 0,
+                batch: self.batch,
+                request: 0,
+                place: *self.exchange,
+                remaining_ns: 0,
+                total: 0,
+                offset: 0,
+                len: 0,
+            };
+            let payload = encode(&groups, self.hidden);
+            self.net.carrier.send(to, head, self.deadline_ns, payload);
+            self.open.push(to);
+        }
+        Ok(())
+    }
+
+    fn collect(&mut self, _layer: usize) -> Result<Vec<ExpertRows>> {
+        let mut made = Vec::new();
+        for from in std::mem::take(&mut self.open) {
+            let key = Key::Combine(*self.exchange, from);
+            let payload = self.net.inbox.wait(key, from, self.net.patience)?;
+            made.extend(decode(&payload, self.hidden)?);
+        }
+        Ok(made)
+    }
+}
+
+/// Serves others' tokens, in a thread of its own, until the sender is dropped.
+///
+/// # Errors
+/// No thread is left.
+pub fn serve(
+    bank: Arc<ExpertBank>,
+    hidden: usize,
+    device: Device,
+    carrier: Carrier,
+) -> std::io::Result<Sender<Arrival>> {
+    let (sender, arrivals) = channel();
+    std::thread::Builder::new()
+        .name("experts".to_owned())
+        .spawn(move || answer(&bank, hidden, &device, &carrier, &arrivals))?;
+    Ok(sender)
+}
+
+fn answer(
+    bank: &ExpertBank,
+    hidden: usize,
+    device: &Device,
+    carrier: &Carrier,
+    arrivals: &Receiver<Arrival>,
+) {
+    for arrival in arrivals {
+        let layer = arrival.head.layer as usize;
+        let run = |group: ExpertRows| -> Result<ExpertRows> {
+            let rows = group.numbers.len() / hidden;
+            let numbers = Tensor::from_vec(group.numbers, (rows, hidden), device)?;
+            let made = bank.run(layer, group.expert, &numbers)?;
+            Ok(ExpertRows {
+                expert: group.expert,
+                numbers: made.flatten_all()?.to_vec1()?,
+            })
+        };
+        let made = decode(&arrival.payload, hidden)
+            .and_then(|groups| groups.into_iter().map(run).collect::<Result<Vec<_>>>());
+        let made = made.unwrap_or_else(|error| {
+            // An answer without the expert tells the asker, which would wait otherwise.
+            tracing::error!(from = %arrival.from, "tokens for experts: {error}");
+            Vec::new()
+        });
+        let head = Head {
+            kind: Kind::Combine,
+            ..arrival.head
+        };
+        let deadline_ns = match arrival.head.remaining_ns {
+            0 => 0,
+            remaining => clock::now().0.saturating_add(remaining),
+        };
+        carrier.send(arrival.from, head, deadline_ns, encode(&made, hidden));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn rows_come_back_as_they_were() {
+        let groups = vec![
+            ExpertRows {
+                expert: 3,
+                numbers: vec![1.5, -2.0, 0.25, 8.0],
+            },
+            ExpertRows {
+                expert: 9,
+                numbers: vec![f32::MIN_POSITIVE, 4.0],
+            },
+        ];
+        assert_eq!(decode(&encode(&groups, 2), 2).unwrap(), groups);
+        assert_eq!(decode(&encode(&[], 2), 2).unwrap(), []);
+        let mut short = encode(&groups, 2);
+        short.truncate(short.len() - 4);
+        assert!(decode(&short, 2).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_are_refused_or_make_sense(bytes in prop::collection::vec(any::<u8>(), 0..200), hidden in 1..9_usize) {
+            if let Ok(groups) = decode(&bytes, hidden) {
+                prop_assert!(groups.iter().all(|group| group.numbers.len() % hidden == 0));
+            }
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! The bytes on a data connection: heads of [`HEAD_BYTES`], each before `len` bytes of payload. Numbers are little-endian.
+//!
+//! A connection begins with [`Preamble`]. The receiver answers each frame with an acknowledgement ([`ACK_BYTES`]: flow, bytes) on the same
+//! connection.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::SocketAddr;
+
+use laxity_client::Stage;
+
+/// Bytes of a head.
+pub const HEAD_BYTES: usize = 80;
+/// Bytes of an acknowledgement.
+pub const ACK_BYTES: usize = 16;
+/// Most bytes of a frame's payload.
+pub const FRAME_BYTES_MAX: usize = 256 << 10;
+/// Most bytes of a parcel. A layer's KV of a long prompt is tens of megabytes.
+pub const PARCEL_BYTES_MAX: u64 = 1 << 30;
+/// Most bytes of a line of words.
+pub const WORDS_BYTES_MAX: u64 = 16 << 20;
+
+const MAGIC: [u8; 4] = *b"LXE1";
+
+/// What a parcel is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// KV of a prefix, from the process that has it.
+    KvReuse = 1,
+    /// Tokens on their way to an expert.
+    Dispatch = 2,
+    /// What the expert made of them.
+    Combine = 3,
+    /// KV on its way from prefill to decode.
+    P2d = 4,
+}
+
+impl Kind {
+    /// Its stage.
+    #[must_use]
+    pub const fn stage(self) -> Stage {
+        match self {
+            Self::KvReuse => Stage::KvReuse,
+            Self::Dispatch | Self::Combine => Stage::Collective,
+            Self::P2d => Stage::P2d,
+        }
+    }
+
+    fn from_byte(byte: u8) -> Option<Self> {
+        [Self::KvReuse, Self::Dispatch, Self::Combine, Self::P2d]
+            .into_iter()
+            .find(|kind| *kind as u8 == byte)
+    }
+}
+
+/// What a frame belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// What the parcel is.
+    pub kind: Kind,
+    /// The layer that made or needs it.
+    pub layer: u16,
+    /// Number of the flow, of its sender's.
+    pub flow: u64,
+    /// The batch, 0 if none.
+    pub batch: u64,
+    /// The request, 0 if it is the batch's.
+    pub request: u64,
+    /// The first token of KV; of experts, the number of the exchange.
+    pub place: u64,
+    /// Time until the deadline when it was sent, ns; 0 without one.
+    pub remaining_ns: u64,
+    /// Bytes of the parcel.
+    pub total: u64,
+    /// Of those, before this frame.
+    pub offset: u64,
+    /// Bytes of this frame.
+    pub len: u32,
+}
+
+impl Head {
+    /// As bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; HEAD_BYTES] {
+        let mut bytes = [0; HEAD_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4] = self.kind as u8;
+        bytes[6..8].copy_from_slice(&self.layer.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.len.to_le_bytes());
+        let words = [
+            self.flow,
+            self.batch,
+            self.request,
+            self.place,
+            self.remaining_ns,
+            self.total,
+            self.offset,
+        ];
+        for (at, word) in words.into_iter().enumerate() {
+            bytes[16 + at * 8..24 + at * 8].copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// From bytes of a peer, which may be anything.
+    ///
+    /// # Errors
+    /// They are no head, or one of a parcel larger than any.
+    pub fn decode(bytes: &[u8; HEAD_BYTES]) -> io::Result<Self> {
+        let word = |at: usize| {
+            let mut eight = [0; 8];
+            eight.copy_from_slice(&bytes[16 + at * 8..24 + at * 8]);
+            u64::from_le_bytes(eight)
+        };
+        let kind = Kind::from_byte(bytes[4]).filter(|_| bytes[..4] == MAGIC);
+        let kind = kind.ok_or_else(|| invalid("no frame of an engine".to_owned()))?;
+        let head = Self {
+            kind,
+            layer: u16::from_le_bytes([bytes[6], bytes[7]]),
+            len: u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]),
+            flow: word(0),
+            batch: word(1),
+            request: word(2),
+            place: word(3),
+            remaining_ns: word(4),
+            total: word(5),
+            offset: word(6),
+        };
+        let end = head.offset.checked_add(u64::from(head.len));
+        if head.total > PARCEL_BYTES_MAX
+            || head.len as usize > FRAME_BYTES_MAX
+            || end.is_none_or(|end| end > head.total)
+        {
+            return Err(invalid(format!(
+                "a frame of {} bytes from {} on, of a parcel of {}",
+                head.len, head.offset, head.total
+            )));
+        }
+        Ok(head)
+    }
+}
+
+fn invalid(what: String) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, what)
+}
+
+/// How a connection begins: what it is for, and where its maker listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Preamble {
+    /// Words, not parcels.
+    pub words: bool,
+    /// Where its maker listens, which is also its name.
+    pub listens: SocketAddr,
+}
+
+impl Preamble {
+    /// Writes it: `LXE1`, `W` or `P`, a length, the address as text.
+    ///
+    /// # Errors
+    /// The connection is gone.
+    pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
+        let address = self.listens.to_string();
+        let mut bytes = MAGIC.to_vec();
+        bytes.push(if self.words { b'W' } else { b'P' });
+        bytes.push(address.len() as u8);
+        bytes.extend(address.as_bytes());
+        to.write_all(&bytes)
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// The connection is gone, or made by something else.
+    pub fn read(from: &mut impl Read) -> io::Result<Self> {
+        let mut start = [0; 6];
+        from.read_exact(&mut start)?;
+        let words = match (start[..4] == MAGIC, start[4]) {
+            (true, b'W') => true,
+            (true, b'P') => false,
+            _ => return Err(invalid("not an engine".to_owned())),
+        };
+        let mut address = vec![0; start[5] as usize];
+        from.read_exact(&mut address)?;
+        let listens = std::str::from_utf8(&address)
+            .ok()
+            .and_then(|text| text.parse().ok());
+        let listens = listens.ok_or_else(|| invalid("an engine without an address".to_owned()))?;
+        Ok(Self { words, listens })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn head() -> Head {
+        Head {
+            kind: Kind::P2d,
+            layer: 7,
+            flow: 1,
+            batch: 2,
+            request: 3,
+            place: 4,
+            remaining_ns: 5,
+            total: 600,
+            offset: 100,
+            len: 500,
+        }
+    }
+
+    #[test]
+    fn heads_and_preambles_come_back_as_they_were() {
+        assert_eq!(Head::decode(&head().encode()).unwrap(), head());
+        let preamble = Preamble {
+            words: true,
+            listens: "[::1]:99".parse().unwrap(),
+        };
+        let mut bytes = Vec::new();
+        preamble.write(&mut bytes).unwrap();
+        assert_eq!(Preamble::read(&mut bytes.as_slice()).unwrap(), preamble);
+        assert!(Preamble::read(&mut b"GET / HTTP/1.1".as_slice()).is_err());
+    }
+
+    #[test]
+    fn frames_beyond_their_parcel_are_refused() {
+        let long = Head {
+            offset: 101,
+            ..head()
+        };
+        assert!(Head::decode(&long.encode()).is_err());
+        let wrapped = Head {
+            offset: u64::MAX,
+            ..head()
+        };
+        assert!(Head::decode(&wrapped.encode()).is_err());
+        let huge = Head {
+            total: PARCEL_BYTES_MAX + 1,
+            ..head()
+        };
+        assert!(Head::decode(&huge.encode()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_are_refused_or_make_sense(bytes in prop::collection::vec(any::<u8>(), HEAD_BYTES)) {
+            let mut array = [0; HEAD_BYTES];
+            array.copy_from_slice(&bytes);
+            array[..4].copy_from_slice(b"LXE1");
+            if let Ok(head) = Head::decode(&array) {
+                prop_assert!(head.offset + u64::from(head.len) <= head.total);
+            }
+        }
+    }
+}

@@ -1,0 +1,521 @@
+//! The thread that owns the lane: flows are submitted as they arise, permits become bytes on the connection of their class, and what receivers have is
+//! reported complete. Hints pass it, too, so that the daemon hears of things in their order.
+//!
+//! It waits for whichever comes first: something to do, or a permit while a flow waits for one. Those two cannot be waited for together, so that
+//! while flows wait it looks for orders every [`LOOK_EVERY`].
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use laxity_client::{Client, Direction, Flow, Hint, Lane, Mode, Ticket};
+
+use super::frame::{Head, Preamble};
+use super::outgoing::{Load, Outgoing, Said};
+use super::{Incoming, Taker};
+use crate::clock;
+
+/// How long a wait for a permit may keep an order waiting.
+const LOOK_EVERY: Duration = Duration::from_micros(200);
+
+/// Flows that wait in the lane at once. What exceeds it waits here, in order: a lane that is full would let them pass unscheduled.
+const WAITING_MAX: usize = 448;
+
+/// A parcel that is to be submitted: to whom, what, by when.
+type Parcel = (SocketAddr, Head, u64, Arc<Vec<u8>>);
+
+/// How to reach the daemon.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Its socket; without one nothing is scheduled.
+    pub socket: Option<PathBuf>,
+    /// What it is to call this process.
+    pub name: String,
+    /// The number of the NIC in its configuration.
+    pub nic: u8,
+}
+
+/// What was sent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Bytes by stage and DSCP.
+    pub sent_bytes: BTreeMap<(&'static str, u8), u64>,
+    /// Parcels.
+    pub parcels: u64,
+    /// Bytes that went without the daemon.
+    pub bypassed_bytes: u64,
+    /// Bytes that the daemon permitted.
+    pub scheduled_bytes: u64,
+    /// Parcels whose receiver went away.
+    pub lost: u64,
+}
+
+enum Order {
+    Send {
+        to: SocketAddr,
+        head: Head,
+        deadline_ns: u64,
+        payload: Arc<Vec<u8>>,
+    },
+    Words(SocketAddr, String),
+    Hint(Hint),
+    /// A batch, or a request, has nothing more to send: said to the daemon when all of it has arrived.
+    EndBatch(u64),
+    EndRequest(u64),
+    Said(Said),
+    Stop,
+}
+
+/// The way to other processes. Clones are one.
+#[derive(Clone)]
+pub struct Carrier {
+    orders: Sender<Order>,
+    counts: Arc<Mutex<Counts>>,
+    listens: SocketAddr,
+}
+
+impl std::fmt::Debug for Carrier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Carrier")
+            .field("listens", &self.listens)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Carrier {
+    /// Starts the thread. `listens` is what other processes know this one by.
+    ///
+    /// # Errors
+    /// No thread is left.
+    pub fn start(options: Options, listens: SocketAddr, taker: Taker) -> std::io::Result<Self> {
+        let (orders, incoming) = channel();
+        let counts = Arc::new(Mutex::new(Counts::default()));
+        let shared = Arc::clone(&counts);
+        let own = orders.clone();
+        std::thread::Builder::new()
+            .name("gate".to_owned())
+            .spawn(move || Gate::new(&options, listens, own, taker, shared).serve(&incoming))?;
+        Ok(Self {
+            orders,
+            counts,
+            listens,
+        })
+    }
+
+    /// Where this process listens.
+    #[must_use]
+    pub const fn listens(&self) -> SocketAddr {
+        self.listens
+    }
+
+    // Only a gate that has ended hears nothing, and that one was told to stop.
+    fn order(&self, order: Order) {
+        let _ = self.orders.send(order);
+    }
+
+    /// Sends a parcel; `head` says what it is, and its numbers of bytes and flow are set here. A deadline of 0 is none.
+    pub fn send(&self, to: SocketAddr, head: Head, deadline_ns: u64, payload: Vec<u8>) {
+        let payload = Arc::new(payload);
+        self.order(Order::Send {
+            to,
+            head,
+            deadline_ns,
+            payload,
+        });
+    }
+
+    /// Sends a line.
+    pub fn say(&self, to: SocketAddr, line: String) {
+        self.order(Order::Words(to, line));
+    }
+
+    /// Tells the daemon.
+    pub fn hint(&self, hint: Hint) {
+        self.order(Order::Hint(hint));
+    }
+
+    /// A batch will send nothing more.
+    pub fn end_batch(&self, batch: u64) {
+        self.order(Order::EndBatch(batch));
+    }
+
+    /// A request will send nothing more.
+    pub fn end_request(&self, request: u64) {
+        self.order(Order::EndRequest(request));
+    }
+
+    /// What was sent so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Ends the thread; what waits is given up.
+    pub fn stop(&self) {
+        self.order(Order::Stop);
+    }
+}
+
+struct Sending {
+    ticket: Ticket,
+    to: SocketAddr,
+    head: Head,
+    payload: Arc<Vec<u8>>,
+    class: Option<u8>,
+    granted: u64,
+    arrived: u64,
+}
+
+/// Of a batch or request: flows under way, and whether more may come.
+#[derive(Default)]
+struct Open {
+    flows: u64,
+    ended: bool,
+}
+
+struct Gate {
+    client: Client,
+    lane: Lane,
+    nic: u8,
+    listens: SocketAddr,
+    own: Sender<Order>,
+    taker: Taker,
+    counts: Arc<Mutex<Counts>>,
+    connections: HashMap<(SocketAddr, Option<u8>), Outgoing>,
+    sending: HashMap<u64, Sending>,
+    waiting: Vec<u64>,
+    backlog: VecDeque<Parcel>,
+    batches: HashMap<u64, Open>,
+    requests: HashMap<u64, Open>,
+    flows: u64,
+    made: u64,
+}
+
+impl Gate {
+    fn new(
+        options: &Options,
+        listens: SocketAddr,
+        own: Sender<Order>,
+        taker: Taker,
+        counts: Arc<Mutex<Counts>>,
+    ) -> Self {
+        let defaults = laxity_client::Options {
+            name: options.name.clone(),
+            reattach_every: Duration::from_millis(100),
+            // The processes of a lab share few cores with their daemons.
+            stall_timeout: Duration::from_millis(400),
+            attach_timeout: Duration::from_secs(2),
+            ..laxity_client::Options::default()
+        };
+        let client = Client::attach(match &options.socket {
+            Some(socket) => laxity_client::Options {
+                socket: socket.clone(),
+                ..defaults
+            },
+            None => laxity_client::Options {
+                mode: Mode::Off,
+                ..defaults
+            },
+        });
+        let lane = client.lane();
+        Self {
+            client,
+            lane,
+            nic: options.nic,
+            listens,
+            own,
+            taker,
+            counts,
+            connections: HashMap::new(),
+            sending: HashMap::new(),
+            waiting: Vec::new(),
+            backlog: VecDeque::new(),
+            batches: HashMap::new(),
+            requests: HashMap::new(),
+            flows: 0,
+            made: 0,
+        }
+    }
+
+    fn serve(mut self, orders: &Receiver<Order>) {
+        loop {
+            let first = if self.waiting.is_empty() {
+                orders.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            } else {
+                match orders.try_recv() {
+                    Ok(order) => Ok(order),
+                    Err(_) => {
+                        self.lane.wait_any(LOOK_EVERY);
+                        Err(RecvTimeoutError::Timeout)
+                    }
+                }
+            };
+            match first {
+                Ok(Order::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(order) => self.take(order),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            while let Ok(order) = orders.try_recv() {
+                if matches!(order, Order::Stop) {
+                    return;
+                }
+                self.take(order);
+            }
+            self.collect();
+            // Permits make room in the lane for what waits here.
+            while self.waiting.len() < WAITING_MAX
+                && let Some((to, head, deadline_ns, payload)) = self.backlog.pop_front()
+            {
+                self.submit(to, head, deadline_ns, payload);
+            }
+            self.lane.settle();
+        }
+    }
+
+    fn take(&mut self, order: Order) {
+        match order {
+            Order::Send {
+                to,
+                head,
+                deadline_ns,
+                payload,
+            } => self.enter(to, head, deadline_ns, payload),
+            Order::Words(to, line) => self.give(to, None, Load::Words(line)),
+            Order::Hint(hint) => self.lane.hint(hint),
+            Order::EndBatch(batch) => {
+                self.batches.entry(batch).or_default().ended = true;
+                self.close_batch(batch);
+            }
+            Order::EndRequest(request) => {
+                self.requests.entry(request).or_default().ended = true;
+                self.close_request(request);
+            }
+            Order::Said(Said::Arrived { flow, bytes }) => self.arrived(flow, bytes),
+            Order::Said(Said::Gone { peer, number, why }) => {
+                // One that was replaced says nothing of its successor.
+                let ours = |((to, _), connection): (&(SocketAddr, Option<u8>), &Outgoing)| {
+                    *to == peer && connection.number == number
+                };
+                if self.connections.iter().any(ours) {
+                    self.gone(peer, why);
+                }
+            }
+            Order::Stop => {}
+        }
+    }
+
+    fn close_batch(&mut self, batch: u64) {
+        if self
+            .batches
+            .get(&batch)
+            .is_some_and(|open| open.ended && open.flows == 0)
+        {
+            self.batches.remove(&batch);
+            self.lane.hint(Hint::BatchEnd { batch });
+        }
+    }
+
+    fn close_request(&mut self, request: u64) {
+        if self
+            .requests
+            .get(&request)
+            .is_some_and(|open| open.ended && open.flows == 0)
+        {
+            self.requests.remove(&request);
+            self.lane.hint(Hint::RequestEnd { request });
+        }
+    }
+
+    /// A parcel: its batch and request are open from now on, wherever it waits.
+    fn enter(&mut self, to: SocketAddr, head: Head, deadline_ns: u64, payload: Arc<Vec<u8>>) {
+        if head.batch != 0 {
+            self.batches.entry(head.batch).or_default().flows += 1;
+        }
+        if head.request != 0 {
+            self.requests.entry(head.request).or_default().flows += 1;
+        }
+        self.count(|counts| counts.parcels += 1);
+        if self.waiting.len() < WAITING_MAX && self.backlog.is_empty() {
+            self.submit(to, head, deadline_ns, payload);
+        } else {
+            self.backlog.push_back((to, head, deadline_ns, payload));
+        }
+    }
+
+    fn submit(&mut self, to: SocketAddr, head: Head, deadline_ns: u64, payload: Arc<Vec<u8>>) {
+        self.flows += 1;
+        let now = clock::now().0;
+        let head = Head {
+            flow: self.flows,
+            total: payload.len() as u64,
+            offset: 0,
+            len: 0,
+            remaining_ns: if deadline_ns == 0 {
+                0
+            } else {
+                deadline_ns.saturating_sub(now).max(1)
+            },
+            ..head
+        };
+        let ticket = self.lane.submit(&Flow {
+            stage: head.kind.stage(),
+            direction: Direction::Egress,
+            nic: self.nic,
+            receiver_bound: false,
+            layer: head.layer,
+            whole: false,
+            peer: 0,
+            bytes: head.total,
+            batch: head.batch,
+            request: head.request,
+            deadline_ns,
+        });
+        let sending = Sending {
+            ticket,
+            to,
+            head,
+            payload,
+            class: None,
+            granted: 0,
+            arrived: 0,
+        };
+        self.sending.insert(head.flow, sending);
+        self.waiting.push(head.flow);
+    }
+
+    fn count(&self, with: impl FnOnce(&mut Counts)) {
+        with(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Puts on the wire what has been permitted.
+    fn collect(&mut self) {
+        let mut ready = Vec::new();
+        let (lane, all) = (&mut self.lane, &mut self.sending);
+        self.waiting.retain(|flow| {
+            let Some(sending) = all.get_mut(flow) else {
+                return false;
+            };
+            while let Some(grant) = lane.poll(&mut sending.ticket) {
+                let class = *sending.class.get_or_insert(grant.dscp);
+                let head = Head {
+                    offset: sending.granted,
+                    ..sending.head
+                };
+                sending.granted += grant.bytes;
+                let payload = Arc::clone(&sending.payload);
+                let bytes = grant.bytes;
+                ready.push((
+                    sending.to,
+                    class,
+                    Load::Bytes {
+                        head,
+                        payload,
+                        bytes,
+                    },
+                ));
+                if grant.last {
+                    return false;
+                }
+            }
+            true
+        });
+        for (to, class, load) in ready {
+            if let Load::Bytes { head, bytes, .. } = &load {
+                let (stage, bytes) = (head.kind.stage().name(), *bytes);
+                self.count(|counts| *counts.sent_bytes.entry((stage, class)).or_default() += bytes);
+            }
+            self.give(to, Some(class), load);
+        }
+        let stats = self.client.stats();
+        self.count(|counts| {
+            counts.bypassed_bytes = stats.bypassed_bytes;
+            counts.scheduled_bytes = stats.scheduled_bytes;
+        });
+    }
+
+    /// Hands a load to the connection of its class, which is made if there is none.
+    fn give(&mut self, to: SocketAddr, class: Option<u8>, load: Load) {
+        let key = (to, class);
+        if !self.connections.contains_key(&key) {
+            let preamble = Preamble {
+                words: class.is_none(),
+                listens: self.listens,
+            };
+            let own = self.own.clone();
+            let said = move |said| {
+                let _ = own.send(Order::Said(said));
+            };
+            self.made += 1;
+            match Outgoing::open((to, self.made), class.unwrap_or(0), preamble, said) {
+                Ok(connection) => {
+                    self.connections.insert(key, connection);
+                }
+                Err(error) => return self.gone(to, error.to_string()),
+            }
+        }
+        let given = self
+            .connections
+            .get(&key)
+            .is_some_and(|connection| connection.give(load));
+        if !given {
+            self.gone(to, "the connection is gone".to_owned());
+        }
+    }
+
+    fn arrived(&mut self, flow: u64, bytes: u64) {
+        let Some(sending) = self.sending.get_mut(&flow) else {
+            return;
+        };
+        sending.arrived += bytes;
+        self.lane.complete(&sending.ticket, bytes);
+        if sending.arrived >= sending.head.total
+            && let Some(sending) = self.sending.remove(&flow)
+        {
+            self.close(&sending.head);
+        }
+    }
+
+    fn close(&mut self, head: &Head) {
+        if let Some(open) = self.batches.get_mut(&head.batch) {
+            open.flows = open.flows.saturating_sub(1);
+        }
+        self.close_batch(head.batch);
+        if let Some(open) = self.requests.get_mut(&head.request) {
+            open.flows = open.flows.saturating_sub(1);
+        }
+        self.close_request(head.request);
+    }
+
+    /// A receiver went away: its flows are withdrawn, so that the daemon does not count them as in flight, and whoever computes hears of it.
+    fn gone(&mut self, peer: SocketAddr, why: String) {
+        self.connections.retain(|(to, _), _| *to != peer);
+        let lost: Vec<u64> = self
+            .sending
+            .iter()
+            .filter(|(_, sending)| sending.to == peer)
+            .map(|(flow, _)| *flow)
+            .collect();
+        for flow in lost {
+            if let Some(sending) = self.sending.remove(&flow) {
+                self.close(&sending.head);
+                self.lane.cancel(sending.ticket);
+                self.count(|counts| counts.lost += 1);
+            }
+        }
+        let (lost, stay): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.backlog)
+            .into_iter()
+            .partition(|(to, ..)| *to == peer);
+        self.backlog = stay;
+        for (_, head, ..) in lost {
+            self.close(&head);
+            self.count(|counts| counts.lost += 1);
+        }
+        (self.taker)(Incoming::Lost(peer, why));
+    }
+}

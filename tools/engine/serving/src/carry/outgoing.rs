@@ -1,0 +1,177 @@
+//! A connection to another process: marked before its handshake with the DSCP that all its bytes have, written by a thread of its own, and heard by a
+//! second one for acknowledgements.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrStorage, sockopt};
+
+use super::frame::{ACK_BYTES, FRAME_BYTES_MAX, Head, Preamble};
+
+/// How long a peer that is just being started may take to listen.
+const CONNECT_FOR: Duration = Duration::from_secs(2);
+const CONNECT_EVERY: Duration = Duration::from_millis(50);
+
+/// Something to write.
+pub(super) enum Load {
+    /// Bytes of a parcel, from the head's offset on.
+    Bytes {
+        head: Head,
+        payload: Arc<Vec<u8>>,
+        bytes: u64,
+    },
+    /// A line.
+    Words(String),
+}
+
+/// What a connection has to say.
+pub(super) enum Said {
+    /// The receiver has bytes of a flow.
+    Arrived { flow: u64, bytes: u64 },
+    /// The connection of this number is gone.
+    Gone {
+        peer: SocketAddr,
+        number: u64,
+        why: String,
+    },
+}
+
+/// The writer's end.
+pub(super) struct Outgoing {
+    loads: Sender<Load>,
+    /// Tells it from earlier ones to the same peer.
+    pub(super) number: u64,
+}
+
+impl Outgoing {
+    /// Connects, in the background. `say` is called by the threads.
+    pub(super) fn open<F>(
+        to: (SocketAddr, u64),
+        dscp: u8,
+        preamble: Preamble,
+        say: F,
+    ) -> io::Result<Self>
+    where
+        F: Fn(Said) + Send + Sync + 'static,
+    {
+        let (peer, number) = to;
+        let (loads, incoming) = channel();
+        let say = Arc::new(say);
+        let what = if preamble.words { "words" } else { "parcels" };
+        std::thread::Builder::new()
+            .name(format!("{what} out"))
+            .spawn(move || {
+                if let Err(error) = write(to, dscp, preamble, &incoming, &say) {
+                    let why = error.to_string();
+                    say(Said::Gone { peer, number, why });
+                }
+            })?;
+        Ok(Self { loads, number })
+    }
+
+    /// False if the connection is gone.
+    pub(super) fn give(&self, load: Load) -> bool {
+        self.loads.send(load).is_ok()
+    }
+}
+
+fn connect(peer: SocketAddr, dscp: u8) -> io::Result<TcpStream> {
+    let (family, class) = match peer {
+        SocketAddr::V4(_) => (AddressFamily::Inet, true),
+        SocketAddr::V6(_) => (AddressFamily::Inet6, false),
+    };
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket::socket(family, SockType::Stream, flags, None)?;
+    let value = i32::from(dscp) << 2;
+    if class {
+        socket::setsockopt(&socket, sockopt::Ipv4Tos, &value)?;
+    } else {
+        socket::setsockopt(&socket, sockopt::Ipv6TClass, &value)?;
+    }
+    socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(peer))?;
+    let stream = TcpStream::from(socket);
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+fn write<F>(
+    (peer, number): (SocketAddr, u64),
+    dscp: u8,
+    preamble: Preamble,
+    loads: &Receiver<Load>,
+    say: &Arc<F>,
+) -> io::Result<()>
+where
+    F: Fn(Said) + Send + Sync + 'static,
+{
+    let start = std::time::Instant::now();
+    let mut stream = loop {
+        match connect(peer, dscp) {
+            Ok(stream) => break stream,
+            Err(error) if start.elapsed() > CONNECT_FOR => return Err(error),
+            Err(_) => std::thread::sleep(CONNECT_EVERY),
+        }
+    };
+    preamble.write(&mut stream)?;
+    let mut reader = stream.try_clone()?;
+    let hear = Arc::clone(say);
+    std::thread::Builder::new()
+        .name("acknowledgements".to_owned())
+        .spawn(move || {
+            let mut ack = [0; ACK_BYTES];
+            let why = loop {
+                if let Err(error) = reader.read_exact(&mut ack) {
+                    break error.to_string();
+                }
+                let word = |at: usize| {
+                    let mut eight = [0; 8];
+                    eight.copy_from_slice(&ack[at..at + 8]);
+                    u64::from_le_bytes(eight)
+                };
+                hear(Said::Arrived {
+                    flow: word(0),
+                    bytes: word(8),
+                });
+            };
+            // The writer may sit in a write that the peer will never read.
+            let _ = reader.shutdown(std::net::Shutdown::Both);
+            hear(Said::Gone { peer, number, why });
+        })?;
+    for load in loads {
+        match load {
+            Load::Words(mut line) => {
+                line.push('\n');
+                stream.write_all(line.as_bytes())?;
+            }
+            Load::Bytes {
+                head,
+                payload,
+                bytes,
+            } => {
+                let end = head.offset + bytes;
+                let mut offset = head.offset;
+                // Also of no bytes: whoever waits for the parcel has to hear of it.
+                loop {
+                    let len = (end - offset).min(FRAME_BYTES_MAX as u64);
+                    let cut = Head {
+                        offset,
+                        len: len as u32,
+                        ..head
+                    };
+                    stream.write_all(&cut.encode())?;
+                    stream.write_all(&payload[offset as usize..(offset + len) as usize])?;
+                    offset += len;
+                    if offset >= end {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    // Whoever closes in order has nothing to say any more; the reader ends with the peer's.
+    stream.shutdown(std::net::Shutdown::Write)
+}

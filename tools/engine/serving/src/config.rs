@@ -1,0 +1,432 @@
+//! The configuration: one TOML file. Every field is described here and checked here; what is wrong is said with its name, its value and what would do.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::apart::Peers as NetPeers;
+use crate::apart::experts::Ranks;
+use crate::model::ModelShape;
+use crate::model::shape::ShapeError;
+use crate::schedule::{Room, Settings};
+
+/// What a process does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Prompts and answers.
+    #[default]
+    Whole,
+    /// Prompts, for others.
+    Prefill,
+    /// Answers; prompts are computed by others.
+    Decode,
+}
+
+/// All of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// What this process does.
+    #[serde(default)]
+    pub role: Role,
+    /// Where the endpoint listens: completions of `whole` and `decode`, health and metrics of all. Port 0 takes a free one.
+    #[serde(default = "listen")]
+    pub listen: SocketAddr,
+    /// The model.
+    pub model: ModelShape,
+    /// The KV cache.
+    #[serde(default)]
+    pub kv: Kv,
+    /// How iterations are made.
+    #[serde(default)]
+    pub schedule: Settings,
+    /// What requests may ask for.
+    #[serde(default)]
+    pub limits: Limits,
+    /// Other processes.
+    #[serde(default)]
+    pub peers: Option<Peers>,
+    /// The daemon.
+    #[serde(default)]
+    pub laxity: Laxity,
+}
+
+fn listen() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 8000))
+}
+
+/// The KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Kv {
+    /// Blocks.
+    pub blocks: u32,
+    /// Tokens a block.
+    pub block_tokens: u32,
+}
+
+impl Default for Kv {
+    fn default() -> Self {
+        Self {
+            blocks: 1024,
+            block_tokens: 16,
+        }
+    }
+}
+
+/// What requests may ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Requests at once; more are turned away with status 429.
+    pub requests_max: usize,
+    /// Tokens of an answer where a request does not say.
+    pub output_default: u32,
+    /// Most tokens of an answer.
+    pub output_max: u32,
+    /// Most bytes of a request's body.
+    pub body_bytes_max: usize,
+    /// Objective for the first token where a request does not say, milliseconds.
+    pub ttft_ms: f64,
+    /// Objective between tokens, milliseconds.
+    pub tpot_ms: f64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            requests_max: 256,
+            output_default: 16,
+            output_max: 4096,
+            body_bytes_max: 8 << 20,
+            ttft_ms: 5_000.0,
+            tpot_ms: 200.0,
+        }
+    }
+}
+
+/// Other processes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Peers {
+    /// Where this process listens for others; they know it by this address, so it is one that they reach.
+    pub listen: SocketAddr,
+    /// Who computes prompts: of `decode`.
+    #[serde(default)]
+    pub prefill: Vec<SocketAddr>,
+    /// Who is asked for KV of a prompt's beginning.
+    #[serde(default)]
+    pub reuse: Vec<SocketAddr>,
+    /// Who holds the experts: expert `e` is with the process `e mod n` of these. This process is one of them.
+    #[serde(default)]
+    pub experts: Vec<SocketAddr>,
+    /// How long a computation waits for another process before it goes on without, milliseconds.
+    #[serde(default = "patience_ms")]
+    pub patience_ms: u64,
+}
+
+const fn patience_ms() -> u64 {
+    30_000
+}
+
+/// The daemon.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Laxity {
+    /// Its socket; without one, transfers go out unscheduled.
+    pub socket: Option<PathBuf>,
+    /// The name that it knows this process by; without one, role and address.
+    pub name: Option<String>,
+    /// The number of the NIC in its configuration that leads to the peers.
+    pub nic: u8,
+}
+
+/// A configuration that does not do.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read {path}: {cause}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        cause: std::io::Error,
+    },
+    /// It is no TOML, or has fields that there are not.
+    #[error("{path}: {cause}")]
+    Syntax {
+        /// Which.
+        path: PathBuf,
+        /// Why, with line and column.
+        cause: Box<toml::de::Error>,
+    },
+    /// The model's sizes do not fit together.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// A value that does not do.
+    #[error("{field} is {value}: {wanted}")]
+    Value {
+        /// Its name.
+        field: &'static str,
+        /// What it is.
+        value: String,
+        /// What would do.
+        wanted: String,
+    },
+}
+
+fn value(field: &'static str, value: impl ToString, wanted: impl Into<String>) -> ConfigError {
+    ConfigError::Value {
+        field,
+        value: value.to_string(),
+        wanted: wanted.into(),
+    }
+}
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|cause| ConfigError::File {
+            path: path.to_owned(),
+            cause,
+        })?;
+        let config: Self = toml::from_str(&text).map_err(|cause| ConfigError::Syntax {
+            path: path.to_owned(),
+            cause: Box::new(cause),
+        })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Checks what has to hold.
+    ///
+    /// # Errors
+    /// The first thing that does not.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        self.model.check()?;
+        if self.model.vocab < crate::endpoint::tokens::VOCAB_MIN {
+            return Err(value(
+                "model.vocab",
+                self.model.vocab,
+                format!(
+                    "the endpoint's bytes and marks need {} tokens",
+                    crate::endpoint::tokens::VOCAB_MIN
+                ),
+            ));
+        }
+        if self.kv.blocks == 0 || self.kv.block_tokens == 0 {
+            return Err(value(
+                "kv.blocks, kv.block_tokens",
+                format!("{}, {}", self.kv.blocks, self.kv.block_tokens),
+                "both at least 1",
+            ));
+        }
+        if u64::from(self.kv.blocks) * u64::from(self.kv.block_tokens) > u64::from(u32::MAX) {
+            return Err(value(
+                "kv.blocks",
+                self.kv.blocks,
+                "times kv.block_tokens it has to stay below 2^32",
+            ));
+        }
+        if self.schedule.tokens == 0 {
+            return Err(value(
+                "schedule.tokens",
+                0,
+                "an iteration computes at least 1 token",
+            ));
+        }
+        self.check_limits()?;
+        self.check_peers()
+    }
+
+    fn check_limits(&self) -> Result<(), ConfigError> {
+        let limits = &self.limits;
+        for (field, number) in [
+            ("limits.ttft_ms", limits.ttft_ms),
+            ("limits.tpot_ms", limits.tpot_ms),
+        ] {
+            if !(number.is_finite() && number > 0.0) {
+                return Err(value(field, number, "a positive number of milliseconds"));
+            }
+        }
+        if limits.requests_max == 0 || limits.output_max == 0 || limits.output_default == 0 {
+            let all = format!(
+                "{}, {}, {}",
+                limits.requests_max, limits.output_max, limits.output_default
+            );
+            return Err(value(
+                "limits.requests_max, output_max, output_default",
+                all,
+                "all at least 1",
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_peers(&self) -> Result<(), ConfigError> {
+        let Some(peers) = &self.peers else {
+            return match self.role {
+                Role::Whole => Ok(()),
+                Role::Prefill | Role::Decode => Err(value(
+                    "role",
+                    format!("{:?}", self.role).to_lowercase(),
+                    "it needs [peers] with listen, and decode needs prefill, too",
+                )),
+            };
+        };
+        let fixed = |address: &SocketAddr| address.port() != 0 && !address.ip().is_unspecified();
+        if !fixed(&peers.listen) {
+            return Err(value(
+                "peers.listen",
+                peers.listen,
+                "others know this process by it: give a real address and port",
+            ));
+        }
+        if (self.role == Role::Decode) == peers.prefill.is_empty() {
+            return Err(value(
+                "peers.prefill",
+                format!("{:?}", peers.prefill),
+                "role = \"decode\" needs some, the other roles have none",
+            ));
+        }
+        for (field, list) in [
+            ("peers.prefill", &peers.prefill),
+            ("peers.reuse", &peers.reuse),
+        ] {
+            if list.contains(&peers.listen) {
+                return Err(value(
+                    field,
+                    peers.listen,
+                    "this process itself is none of its peers",
+                ));
+            }
+            if let Some(address) = list.iter().find(|address| !fixed(address)) {
+                return Err(value(field, address, "give a real address and port"));
+            }
+        }
+        if !peers.experts.is_empty() {
+            if self.model.moe.is_none() {
+                return Err(value(
+                    "peers.experts",
+                    format!("{:?}", peers.experts),
+                    "the model has none (model.moe)",
+                ));
+            }
+            if !peers.experts.contains(&peers.listen) {
+                return Err(value(
+                    "peers.experts",
+                    format!("{:?}", peers.experts),
+                    format!("this process ({}) has to be one of them", peers.listen),
+                ));
+            }
+        }
+        if peers.patience_ms == 0 {
+            return Err(value("peers.patience_ms", 0, "at least 1"));
+        }
+        Ok(())
+    }
+
+    /// The KV cache, as the scheduler knows it.
+    #[must_use]
+    pub const fn room(&self) -> Room {
+        Room {
+            blocks: self.kv.blocks,
+            block_tokens: self.kv.block_tokens,
+        }
+    }
+
+    /// Which other processes there are.
+    #[must_use]
+    pub fn net_peers(&self) -> NetPeers {
+        let Some(peers) = &self.peers else {
+            return NetPeers::default();
+        };
+        let own = peers
+            .experts
+            .iter()
+            .position(|address| *address == peers.listen);
+        NetPeers {
+            prefill: peers.prefill.clone(),
+            reuse: peers.reuse.clone(),
+            ranks: Ranks::new(peers.experts.clone(), own.unwrap_or(0)),
+        }
+    }
+
+    /// How long a computation waits for others.
+    #[must_use]
+    pub fn patience(&self) -> Duration {
+        Duration::from_millis(
+            self.peers
+                .as_ref()
+                .map_or_else(patience_ms, |peers| peers.patience_ms),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TINY: &str = "[model]\nname = \"tiny\"\nlayers = 2\nhidden = 32\nheads = 4\nffn = 64\nvocab = 300\ncontext = 256\n";
+
+    fn load(more: &str) -> Result<Config, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("engine.toml");
+        let text = match more.strip_prefix("!") {
+            Some(text) => text.to_owned(),
+            None => format!("{more}\n{TINY}"),
+        };
+        std::fs::write(&path, text).unwrap();
+        Config::load(&path).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn sizes_are_enough() {
+        let config = load("").unwrap();
+        assert_eq!(config.role, Role::Whole);
+        assert_eq!(config.model.kv_heads(), 4);
+        let again: Config = toml::from_str(&toml::to_string(&config).unwrap()).unwrap();
+        assert_eq!(again, config);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_name() {
+        for (text, said) in [
+            ("rolle = \"whole\"", "unknown field `rolle`"),
+            ("role = \"decode\"", "[peers]"),
+            ("role = \"sole\"", "sole"),
+            ("kv = { blocks = 0 }", "kv.blocks"),
+            ("schedule = { tokens = 0 }", "schedule.tokens"),
+            ("limits = { ttft_ms = -1.0 }", "limits.ttft_ms is -1"),
+            ("limits = { ttft_ms = nan }", "limits.ttft_ms"),
+            ("peers = { listen = \"0.0.0.0:0\" }", "peers.listen"),
+            (
+                "peers = { listen = \"127.0.0.1:1\", experts = [\"127.0.0.1:1\"] }",
+                "model.moe",
+            ),
+            (
+                "role = \"decode\"\npeers = { listen = \"127.0.0.1:1\" }",
+                "peers.prefill",
+            ),
+            (
+                "peers = { listen = \"127.0.0.1:1\", reuse = [\"127.0.0.1:1\"] }",
+                "peers.reuse",
+            ),
+            ("![model]\nname = \"x\"", "missing field"),
+        ] {
+            let error = load(text).unwrap_err();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+        let error = Config::load(Path::new("/nowhere/engine.toml"))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("/nowhere/engine.toml"), "{error}");
+    }
+}

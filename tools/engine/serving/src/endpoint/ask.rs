@@ -1,0 +1,361 @@
+//! What is asked for: bodies and headers, checked.
+
+use axum::http::{HeaderMap, StatusCode};
+use laxity_requests::request::Slo;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::tokens;
+use crate::config::{Config, Limits};
+use crate::engine::sequence::Sampling;
+
+/// Longest objective: a day.
+const OBJECTIVE_MS_MAX: f64 = 86_400_000.0;
+
+/// Which of the two interfaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// `/v1/completions`.
+    Text,
+    /// `/v1/chat/completions`.
+    Chat,
+}
+
+/// Why a request is turned away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Objection {
+    pub(super) status: StatusCode,
+    pub(super) code: &'static str,
+    param: Option<&'static str>,
+    message: String,
+}
+
+impl Objection {
+    pub(super) const fn new(
+        status: StatusCode,
+        code: &'static str,
+        param: Option<&'static str>,
+        message: String,
+    ) -> Self {
+        Self {
+            status,
+            code,
+            param,
+            message,
+        }
+    }
+
+    fn bad(code: &'static str, param: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, code, Some(param), message.into())
+    }
+
+    /// As OpenAI's clients expect it.
+    pub(super) fn json(&self) -> Value {
+        let kind = if self.status.is_server_error() {
+            "server_error"
+        } else {
+            "invalid_request_error"
+        };
+        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+    }
+}
+
+/// A prompt as it may be given.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+    Texts(Vec<String>),
+    Batches(Vec<Vec<u32>>),
+}
+
+#[derive(Debug, Deserialize)]
+struct Message {
+    role: String,
+    content: Content,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+#[derive(Debug, Deserialize)]
+struct Part {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    text: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct StreamOptions {
+    #[serde(default)]
+    include_usage: bool,
+}
+
+/// A body. What would change the answer and is not done here is named, so that it can be refused.
+#[derive(Debug, Deserialize)]
+struct Body {
+    model: Option<String>,
+    prompt: Option<Prompt>,
+    messages: Option<Vec<Message>>,
+    max_tokens: Option<u64>,
+    max_completion_tokens: Option<u64>,
+    temperature: Option<f32>,
+    seed: Option<u64>,
+    #[serde(default)]
+    stream: bool,
+    #[serde(default)]
+    stream_options: Option<StreamOptions>,
+    #[serde(default)]
+    ignore_eos: bool,
+    n: Option<u64>,
+    best_of: Option<u64>,
+    top_p: Option<f64>,
+    presence_penalty: Option<f64>,
+    frequency_penalty: Option<f64>,
+    echo: Option<bool>,
+    logprobs: Option<Value>,
+    stop: Option<Value>,
+    suffix: Option<String>,
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Asked {
+    pub(super) prompt: Vec<u32>,
+    pub(super) output_max: u32,
+    pub(super) sampling: Sampling,
+    pub(super) stream: bool,
+    pub(super) usage: bool,
+    pub(super) ignore_eos: bool,
+}
+
+impl Asked {
+    pub(super) fn read(body: &[u8], shape: Shape, config: &Config) -> Result<Self, Objection> {
+        let body: Body = serde_json::from_slice(body).map_err(|error| {
+            let what = format!("the body is not the JSON that is wanted here: {error}");
+            Objection::new(StatusCode::BAD_REQUEST, "invalid_json", None, what)
+        })?;
+        let model = &config.model.name;
+        if let Some(asked) = body.model.as_ref().filter(|asked| *asked != model) {
+            let what = format!("there is no model `{asked}` here; there is `{model}`");
+            return Err(Objection::new(
+                StatusCode::NOT_FOUND,
+                "model_not_found",
+                Some("model"),
+                what,
+            ));
+        }
+        body.refuse_what_is_not_done()?;
+        let prompt = body.prompt(shape, config.model.vocab)?;
+        let output_max = body.output_max(&config.limits)?;
+        let context = config.model.context;
+        if prompt.len() + output_max as usize > context {
+            return Err(Objection::bad(
+                "context_length_exceeded",
+                if prompt.len() >= context {
+                    "prompt"
+                } else {
+                    "max_tokens"
+                },
+                format!(
+                    "the prompt has {} tokens and the answer may have {output_max}: together more than the model's context of {context}",
+                    prompt.len()
+                ),
+            ));
+        }
+        let temperature = body.temperature.unwrap_or(0.0);
+        if !(0.0..=100.0).contains(&temperature) {
+            return Err(Objection::bad(
+                "invalid_value",
+                "temperature",
+                format!(
+                    "temperature is {temperature}: 0 (the likeliest token, and the default here) to 100"
+                ),
+            ));
+        }
+        let sampling = Sampling {
+            temperature,
+            seed: body.seed.unwrap_or(0),
+        };
+        Ok(Self {
+            prompt,
+            output_max,
+            sampling,
+            stream: body.stream,
+            usage: body
+                .stream_options
+                .is_some_and(|options| options.include_usage),
+            ignore_eos: body.ignore_eos,
+        })
+    }
+}
+
+impl Body {
+    fn refuse_what_is_not_done(&self) -> Result<(), Objection> {
+        let not_one = |number: Option<u64>| number.is_some_and(|number| number != 1);
+        let not_zero = |number: Option<f64>| number.is_some_and(|number| number != 0.0);
+        let something = |value: &Option<Value>| match value {
+            None | Some(Value::Null | Value::Bool(false)) => false,
+            Some(Value::Array(all)) => !all.is_empty(),
+            Some(_) => true,
+        };
+        let refused = [
+            ("n", not_one(self.n), "one answer only"),
+            ("best_of", not_one(self.best_of), "one answer only"),
+            ("top_p", self.top_p.is_some_and(|p| p != 1.0), "only 1"),
+            (
+                "presence_penalty",
+                not_zero(self.presence_penalty),
+                "only 0",
+            ),
+            (
+                "frequency_penalty",
+                not_zero(self.frequency_penalty),
+                "only 0",
+            ),
+            ("echo", self.echo == Some(true), "only false"),
+            ("logprobs", something(&self.logprobs), "only none"),
+            ("stop", something(&self.stop), "only none"),
+            (
+                "suffix",
+                self.suffix.as_ref().is_some_and(|s| !s.is_empty()),
+                "only none",
+            ),
+        ];
+        match refused.into_iter().find(|(_, refused, _)| *refused) {
+            Some((name, _, what)) => Err(Objection::bad(
+                "unsupported_value",
+                name,
+                format!("`{name}` is not done here: {what}"),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn prompt(&self, shape: Shape, vocab: usize) -> Result<Vec<u32>, Objection> {
+        let missing = |name: &'static str| {
+            Objection::bad("missing_field", name, format!("`{name}` is missing"))
+        };
+        let prompt = match shape {
+            Shape::Chat => {
+                let messages = self.messages.as_ref().ok_or_else(|| missing("messages"))?;
+                if messages.is_empty() {
+                    return Err(Objection::bad(
+                        "empty_prompt",
+                        "messages",
+                        "there is no message in `messages`",
+                    ));
+                }
+                let messages: Vec<_> = messages
+                    .iter()
+                    .map(Message::text)
+                    .collect::<Result<_, _>>()?;
+                tokens::encode_chat(&messages)
+            }
+            Shape::Text => match self.prompt.as_ref().ok_or_else(|| missing("prompt"))? {
+                Prompt::Text(text) => tokens::encode(text),
+                // An empty list is one of both.
+                Prompt::Tokens(tokens) if tokens.is_empty() => {
+                    return Err(Objection::bad(
+                        "empty_prompt",
+                        "prompt",
+                        "the prompt has no token",
+                    ));
+                }
+                Prompt::Tokens(tokens) => tokens.clone(),
+                Prompt::Texts(texts) if texts.len() == 1 => tokens::encode(&texts[0]),
+                Prompt::Batches(all) if all.len() == 1 && !all[0].is_empty() => all[0].clone(),
+                Prompt::Texts(_) | Prompt::Batches(_) => {
+                    return Err(Objection::bad(
+                        "unsupported_value",
+                        "prompt",
+                        "one prompt a request, and not an empty one",
+                    ));
+                }
+            },
+        };
+        match prompt.iter().find(|token| **token as usize >= vocab) {
+            Some(token) => Err(Objection::bad(
+                "invalid_value",
+                "prompt",
+                format!("token {token} is none of the model's {vocab}"),
+            )),
+            None => Ok(prompt),
+        }
+    }
+
+    fn output_max(&self, limits: &Limits) -> Result<u32, Objection> {
+        let asked = self.max_completion_tokens.or(self.max_tokens);
+        let asked =
+            asked.unwrap_or_else(|| u64::from(limits.output_default.min(limits.output_max)));
+        if asked == 0 {
+            return Err(Objection::bad(
+                "invalid_value",
+                "max_tokens",
+                "max_tokens is 0; an answer has at least 1 token",
+            ));
+        }
+        if asked > u64::from(limits.output_max) {
+            let what = format!(
+                "max_tokens is {asked}; at most {} here (limits.output_max)",
+                limits.output_max
+            );
+            return Err(Objection::bad("too_many_tokens", "max_tokens", what));
+        }
+        Ok(asked as u32)
+    }
+}
+
+impl Message {
+    fn text(&self) -> Result<(String, String), Objection> {
+        let text = match &self.content {
+            Content::Text(text) => text.clone(),
+            Content::Parts(parts) => {
+                if let Some(part) = parts.iter().find(|part| part.kind != "text") {
+                    return Err(Objection::bad(
+                        "unsupported_value",
+                        "messages",
+                        format!("a part of type `{}`: only text is read here", part.kind),
+                    ));
+                }
+                parts.iter().map(|part| part.text.as_str()).collect()
+            }
+        };
+        Ok((self.role.clone(), text))
+    }
+}
+
+fn milliseconds(headers: &HeaderMap, name: &'static str, default: f64) -> Result<u64, Objection> {
+    let given = match headers.get(name) {
+        None => default,
+        Some(value) => {
+            let text = value.to_str().unwrap_or("(no text)").trim();
+            let number = text.parse::<f64>().unwrap_or(f64::NAN);
+            if !(number > 0.0 && number <= OBJECTIVE_MS_MAX) {
+                return Err(Objection::bad(
+                    "impossible_objective",
+                    name,
+                    format!(
+                        "{name} is `{text}`: it has to be a number of milliseconds above 0 and at most {OBJECTIVE_MS_MAX} (a day)"
+                    ),
+                ));
+            }
+            number
+        }
+    };
+    Ok((given * 1e6) as u64)
+}
+
+/// The objectives in the headers.
+pub(super) fn slo(headers: &HeaderMap, limits: &Limits) -> Result<Slo, Objection> {
+    Ok(Slo::Interactive {
+        ttft: milliseconds(headers, "x-slo-ttft-ms", limits.ttft_ms)?,
+        tbt: milliseconds(headers, "x-slo-tpot-ms", limits.tpot_ms)?,
+    })
+}

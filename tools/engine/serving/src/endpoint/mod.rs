@@ -1,0 +1,311 @@
+//! The endpoint: completions and chat completions as OpenAI has them, streamed or not, with objectives in headers.
+//!
+//! `x-slo-ttft-ms` and `x-slo-tpot-ms` say until when the first token, and each one after it, has to be there. What a request asks for that
+//! is not done here (several answers, log probabilities, stop words …) is refused rather than ignored; fields that nobody knows are ignored. Requests beyond the configured number are
+//! turned away (429). Whoever closes the connection gives up the request, and its blocks are free with the next iteration.
+
+mod answer;
+mod ask;
+pub mod tokens;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+use metrics_exporter_prometheus::PrometheusHandle;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::clock;
+use crate::config::{Config, Role};
+use crate::engine::sequence::{Failure, Output, Submission};
+use crate::engine::{Handle, Order};
+use answer::Writer;
+use ask::{Asked, Objection, Shape};
+
+/// What the handlers need.
+#[derive(Clone)]
+struct Desk {
+    config: Arc<Config>,
+    engine: Handle,
+    metrics: Option<PrometheusHandle>,
+    started: u64,
+}
+
+/// Serves until `stop` is done.
+///
+/// # Errors
+/// The listener fails.
+pub async fn serve(
+    listener: TcpListener,
+    config: Arc<Config>,
+    engine: Handle,
+    metrics: Option<PrometheusHandle>,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> std::io::Result<()> {
+    let started = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs();
+    let completes = config.role != Role::Prefill;
+    let desk = Desk {
+        config,
+        engine,
+        metrics,
+        started,
+    };
+    let mut routes = Router::new()
+        .route("/health", get(health))
+        .route("/metrics", get(show_metrics))
+        .route("/v1/models", get(models));
+    if completes {
+        routes = routes
+            .route("/v1/completions", post(completion))
+            .route("/v1/chat/completions", post(chat));
+    }
+    let routes = routes
+        .fallback(nowhere)
+        .method_not_allowed_fallback(other_method)
+        .with_state(desk);
+    axum::serve(listener, routes)
+        .with_graceful_shutdown(stop)
+        .await
+}
+
+fn json_response(status: StatusCode, value: &serde_json::Value) -> Response {
+    let kind = HeaderValue::from_static("application/json");
+    (status, [(header::CONTENT_TYPE, kind)], value.to_string()).into_response()
+}
+
+impl Objection {
+    fn response(&self) -> Response {
+        let mut response = json_response(self.status, &self.json());
+        if self.status == StatusCode::TOO_MANY_REQUESTS {
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+async fn nowhere(request: Request) -> Response {
+    let path = request.uri().path().to_owned();
+    let what = format!(
+        "there is no {path} here; there are /v1/completions and /v1/chat/completions (not of a prefill process), /v1/models, /health and /metrics"
+    );
+    Objection::new(StatusCode::NOT_FOUND, "not_found", None, what).response()
+}
+
+async fn other_method(request: Request) -> Response {
+    let what = format!(
+        "{} is not answered at {}: completions are POST, all else GET",
+        request.method(),
+        request.uri().path()
+    );
+    Objection::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "method_not_allowed",
+        None,
+        what,
+    )
+    .response()
+}
+
+async fn health(State(desk): State<Desk>) -> Response {
+    if desk.engine.standing().ended.load(Ordering::Acquire) {
+        return json_response(
+            StatusCode::SERVICE_UNAVAILABLE,
+            &json!({"status": "the engine has ended; its log says why"}),
+        );
+    }
+    let standing = desk.engine.standing();
+    json_response(
+        StatusCode::OK,
+        &json!({
+            "status": "ok",
+            "role": desk.config.role,
+            "requests": standing.open.load(Ordering::Relaxed),
+            "kv_blocks_used": standing.blocks_used.load(Ordering::Relaxed),
+            "kv_blocks": desk.config.kv.blocks,
+        }),
+    )
+}
+
+async fn show_metrics(State(desk): State<Desk>) -> Response {
+    if let Some(counts) = desk.engine.standing().counts() {
+        for ((stage, dscp), bytes) in counts.sent_bytes {
+            metrics::counter!("laxity_engine_sent_bytes_total", "stage" => stage, "dscp" => dscp.to_string()).absolute(bytes);
+        }
+        metrics::counter!("laxity_engine_parcels_total").absolute(counts.parcels);
+        metrics::counter!("laxity_engine_parcels_lost_total").absolute(counts.lost);
+        metrics::counter!("laxity_engine_scheduled_bytes_total").absolute(counts.scheduled_bytes);
+        metrics::counter!("laxity_engine_bypassed_bytes_total").absolute(counts.bypassed_bytes);
+    }
+    match &desk.metrics {
+        Some(metrics) => metrics.render().into_response(),
+        None => StatusCode::NOT_FOUND.into_response(),
+    }
+}
+
+async fn models(State(desk): State<Desk>) -> Response {
+    let model = &desk.config.model;
+    let one = json!({
+        "id": model.name,
+        "object": "model",
+        "created": desk.started,
+        "owned_by": "laxity",
+        "max_model_len": model.context,
+    });
+    json_response(StatusCode::OK, &json!({"object": "list", "data": [one]}))
+}
+
+async fn completion(State(desk): State<Desk>, request: Request) -> Response {
+    answer(&desk, request, Shape::Text).await
+}
+
+async fn chat(State(desk): State<Desk>, request: Request) -> Response {
+    answer(&desk, request, Shape::Chat).await
+}
+
+async fn answer(desk: &Desk, request: Request, shape: Shape) -> Response {
+    let start = Instant::now();
+    let arrival = clock::now();
+    match begin(desk, request, shape, arrival).await {
+        Ok((asked, outputs)) => {
+            metrics::counter!("laxity_engine_requests_total").increment(1);
+            let response = respond(desk, &asked, outputs, start, shape).await;
+            response.unwrap_or_else(|objection| objection.response())
+        }
+        Err(objection) => {
+            metrics::counter!("laxity_engine_refused_total", "code" => objection.code).increment(1);
+            objection.response()
+        }
+    }
+}
+
+async fn begin(
+    desk: &Desk,
+    request: Request,
+    shape: Shape,
+    arrival: laxity_requests::Time,
+) -> Result<(Asked, mpsc::Receiver<Output>), Objection> {
+    let (head, body) = request.into_parts();
+    let slo = ask::slo(&head.headers, &desk.config.limits)?;
+    let most = desk.config.limits.body_bytes_max;
+    let body = to_bytes(body, most).await.map_err(|_| {
+        let what = format!("the body is longer than {most} bytes (limits.body_bytes_max), or did not come as announced");
+        Objection::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_long", None, what)
+    })?;
+    let asked = Asked::read(&body, shape, &desk.config)?;
+    let standing = desk.engine.standing();
+    if standing.open.load(Ordering::Relaxed) >= desk.config.limits.requests_max {
+        let what = format!(
+            "{} requests are being served already (limits.requests_max); try again later",
+            desk.config.limits.requests_max
+        );
+        return Err(Objection::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "too_many_requests",
+            None,
+            what,
+        ));
+    }
+    let (outlet, outputs) = mpsc::channel(Submission::room(asked.output_max));
+    let submission = Submission {
+        prompt: asked.prompt.clone(),
+        output_max: asked.output_max,
+        arrival,
+        slo,
+        sampling: asked.sampling,
+        stop: (!asked.ignore_eos).then_some(tokens::END),
+        outlet,
+    };
+    if desk.engine.order(Order::Submit(submission)) {
+        Ok((asked, outputs))
+    } else {
+        Err(failed(&Failure::Unavailable(
+            "the engine has ended".to_owned(),
+        )))
+    }
+}
+
+fn failed(failure: &Failure) -> Objection {
+    match failure {
+        Failure::TooLong => Objection::new(
+            StatusCode::BAD_REQUEST,
+            "context_length_exceeded",
+            Some("max_tokens"),
+            "prompt and answer together do not fit into the KV cache (kv.blocks × kv.block_tokens tokens)".to_owned(),
+        ),
+        Failure::Unavailable(why) => Objection::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "unavailable",
+            None,
+            format!("not now: {why}"),
+        ),
+        Failure::Internal(why) => Objection::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "internal_error",
+            None,
+            format!("the engine failed: {why}"),
+        ),
+    }
+}
+
+/// An engine that ends without a word.
+fn vanished() -> Objection {
+    failed(&Failure::Internal(
+        "it ended in the middle of an answer".to_owned(),
+    ))
+}
+
+async fn respond(
+    desk: &Desk,
+    asked: &Asked,
+    mut outputs: mpsc::Receiver<Output>,
+    start: Instant,
+    shape: Shape,
+) -> Result<Response, Objection> {
+    let mut writer = Writer::new(shape, &desk.config.model.name, asked);
+    // The status is only known once there is something: a failure before the first token is no stream.
+    let first = outputs.recv().await.ok_or_else(vanished)?;
+    if let Output::Failed(failure) = &first {
+        return Err(failed(failure));
+    }
+    metrics::histogram!("laxity_engine_ttft_seconds").record(start.elapsed().as_secs_f64());
+    if asked.stream {
+        let all = tokio_stream::once(first).chain(ReceiverStream::new(outputs));
+        let lines = all.map(move |output| Ok::<_, Infallible>(writer.event(&output)));
+        let headers = [
+            (header::CONTENT_TYPE, "text/event-stream"),
+            (header::CACHE_CONTROL, "no-cache"),
+        ];
+        return Ok((headers, Body::from_stream(lines)).into_response());
+    }
+    let mut next = first;
+    loop {
+        match next {
+            Output::Failed(failure) => return Err(failed(&failure)),
+            Output::Token(_) => writer.take(&next),
+            Output::Finished(_) => {
+                writer.take(&next);
+                return Ok(json_response(StatusCode::OK, &writer.whole()));
+            }
+        }
+        next = outputs.recv().await.ok_or_else(vanished)?;
+    }
+}
+
+/// How long open answers may take to end when the process stops.
+pub const GRACE: Duration = Duration::from_secs(5);

@@ -1,0 +1,131 @@
+//! Text and tokens: each byte of UTF-8 is a token, and four marks come after the 256 bytes. Reversible and independent of any vocabulary file; a model with
+//! drawn weights has no use for a better one. Tokens beyond, which a model with a larger vocabulary may say, are shown as `<t1234>`.
+
+/// Begins a prompt.
+pub const BEGIN: u32 = 256;
+/// Ends an answer.
+pub const END: u32 = 257;
+/// Begins a message of a chat; its role, a line's end and its text follow.
+pub const MESSAGE: u32 = 258;
+/// Ends a message of a chat.
+pub const MESSAGE_END: u32 = 259;
+/// Tokens that a model needs to have.
+pub const VOCAB_MIN: usize = 260;
+
+/// A prompt.
+#[must_use]
+pub fn encode(text: &str) -> Vec<u32> {
+    std::iter::once(BEGIN).chain(bytes(text)).collect()
+}
+
+fn bytes(text: &str) -> impl Iterator<Item = u32> + '_ {
+    text.bytes().map(u32::from)
+}
+
+/// A chat: role and text of each message, then the beginning of the answer.
+#[must_use]
+pub fn encode_chat(messages: &[(String, String)]) -> Vec<u32> {
+    let mut tokens = vec![BEGIN];
+    for (role, text) in messages {
+        tokens.push(MESSAGE);
+        tokens.extend(bytes(role));
+        tokens.push(u32::from(b'\n'));
+        tokens.extend(bytes(text));
+        tokens.push(MESSAGE_END);
+    }
+    tokens.push(MESSAGE);
+    tokens.extend(bytes("assistant\n"));
+    tokens
+}
+
+/// Text of tokens, as they come: a character is given out when its last byte is there.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    bytes: Vec<u8>,
+}
+
+impl Decoder {
+    /// What can be shown with this token.
+    pub fn push(&mut self, token: u32) -> String {
+        match token {
+            0..=255 => self.bytes.push(token as u8),
+            BEGIN..=MESSAGE_END => {}
+            _ => {
+                let mut shown = self.finish();
+                shown.push_str(&format!("<t{token}>"));
+                return shown;
+            }
+        }
+        self.take(false)
+    }
+
+    /// What is left at the end.
+    pub fn finish(&mut self) -> String {
+        self.take(true)
+    }
+
+    fn take(&mut self, all: bool) -> String {
+        let mut shown = String::new();
+        loop {
+            match std::str::from_utf8(&self.bytes) {
+                Ok(text) => {
+                    shown.push_str(text);
+                    self.bytes.clear();
+                    return shown;
+                }
+                Err(error) => {
+                    let good = error.valid_up_to();
+                    shown.push_str(&String::from_utf8_lossy(&self.bytes[..good]));
+                    let bad = match error.error_len() {
+                        Some(bad) => bad,
+                        // The beginning of a character, whose end may come.
+                        None if !all => {
+                            self.bytes.drain(..good);
+                            return shown;
+                        }
+                        None => self.bytes.len() - good,
+                    };
+                    shown.push(char::REPLACEMENT_CHARACTER);
+                    self.bytes.drain(..good + bad);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn text_comes_back_as_it_was(text in any::<String>()) {
+            let mut decoder = Decoder::default();
+            let mut back: String = encode(&text).into_iter().map(|token| decoder.push(token)).collect();
+            back.push_str(&decoder.finish());
+            prop_assert_eq!(back, text);
+        }
+
+        #[test]
+        fn any_tokens_give_some_text(tokens in prop::collection::vec(0..400_u32, 0..50)) {
+            let mut decoder = Decoder::default();
+            tokens.into_iter().for_each(|token| drop(decoder.push(token)));
+            decoder.finish();
+            prop_assert!(decoder.bytes.is_empty());
+        }
+    }
+
+    #[test]
+    fn half_a_character_waits_and_a_lone_half_is_replaced() {
+        let mut decoder = Decoder::default();
+        assert_eq!(decoder.push(0xc3), "");
+        assert_eq!(decoder.push(0xa4), "ä");
+        assert_eq!(decoder.push(0xc3), "");
+        assert_eq!(decoder.push(u32::from(b'x')), "\u{fffd}x");
+        assert_eq!(decoder.push(0xc3), "");
+        assert_eq!(decoder.finish(), "\u{fffd}");
+        assert_eq!(decoder.push(1234), "<t1234>");
+    }
+}

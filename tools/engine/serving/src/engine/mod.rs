@@ -1,0 +1,482 @@
+//! The loop that computes: orders in, plans of the scheduler, tokens out.
+//!
+//! One thread owns the model's cache, the scheduler and all sequences; nothing of it is shared. Orders (submissions, words and parcels of other
+//! processes) come by one queue and are taken between two iterations.
+
+pub mod sequence;
+
+mod remote;
+mod step;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use laxity_requests::iteration::{Event, Refused};
+use laxity_requests::request::RequestId;
+
+use crate::apart::between::Import;
+use crate::apart::inbox::Key;
+use crate::apart::{Net, Numbers, Words};
+use crate::carry::{Arrival, Carrier, Counts, Kind};
+use crate::clock;
+use crate::kv::{Blocks, Pages};
+use crate::model::Model;
+use crate::schedule::{Desk, Room, Settings};
+use remote::{Asking, Remote};
+use sequence::{Failure, Outlet, Output, Sequence, Submission};
+
+/// How often it looks whether those who wait are still wanted.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// What an engine is made of.
+#[derive(Debug)]
+pub struct Parts {
+    /// The model.
+    pub model: Model,
+    /// The KV cache.
+    pub room: Room,
+    /// How iterations are made.
+    pub settings: Settings,
+    /// Where decisions are recorded.
+    pub record: Option<PathBuf>,
+    /// Other processes.
+    pub net: Option<Net>,
+}
+
+/// What an engine is told.
+#[derive(Debug)]
+pub enum Order {
+    /// A request.
+    Submit(Submission),
+    /// Words of another process.
+    Words(SocketAddr, Words),
+    /// KV of another process.
+    Kv(Arrival),
+    /// Another process is gone.
+    Lost(SocketAddr, String),
+}
+
+/// What stands in an engine, for those outside.
+#[derive(Debug, Default)]
+pub struct Standing {
+    /// Requests that were taken and not ended.
+    pub open: AtomicUsize,
+    /// Blocks that somebody refers to.
+    pub blocks_used: AtomicUsize,
+    /// Tokens computed.
+    pub tokens: AtomicUsize,
+    /// Prompt tokens that were found in the cache.
+    pub found_here: AtomicUsize,
+    /// Prompt tokens whose KV another process had.
+    pub found_elsewhere: AtomicUsize,
+    /// Prompts that another process computed.
+    pub prefilled_elsewhere: AtomicUsize,
+    /// Prompts computed here though another process should have.
+    pub prefilled_after_all: AtomicUsize,
+    /// Batches that failed.
+    pub failures: AtomicUsize,
+    /// The engine's thread has ended.
+    pub ended: AtomicBool,
+    carrier: OnceLock<Carrier>,
+}
+
+impl Standing {
+    /// What was sent to other processes, if there are any.
+    #[must_use]
+    pub fn counts(&self) -> Option<Counts> {
+        self.carrier.get().map(Carrier::counts)
+    }
+}
+
+/// The way to an engine. Clones are one; when all are dropped, it ends.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    orders: Sender<Order>,
+    standing: Arc<Standing>,
+}
+
+impl Handle {
+    /// Gives an order. False if the engine has ended.
+    #[must_use]
+    pub fn order(&self, order: Order) -> bool {
+        if matches!(order, Order::Submit(_)) {
+            // Counted here, so that whoever bounds them sees them before the engine gets to them.
+            self.standing.open.fetch_add(1, Ordering::Relaxed);
+        }
+        self.orders.send(order).is_ok()
+    }
+
+    /// What stands there.
+    #[must_use]
+    pub fn standing(&self) -> &Standing {
+        &self.standing
+    }
+}
+
+/// The engine.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    model: Model,
+    pages: Pages,
+    blocks: Blocks,
+    desk: Desk,
+    net: Option<Net>,
+    sequences: HashMap<RequestId, Sequence>,
+    /// KV that is on its way here, of sequences that wait or are about to be computed.
+    imports: HashMap<RequestId, Import>,
+    asking: HashMap<RequestId, Asking>,
+    remote: HashMap<RequestId, Remote>,
+    /// Requests for which there is no room yet.
+    outside: VecDeque<Sequence>,
+    /// Processes that went away, and when.
+    lost: HashMap<SocketAddr, Instant>,
+    numbers: Numbers,
+    exchange: u64,
+    layer_time_ns: u64,
+    standing: Arc<Standing>,
+}
+
+/// Starts an engine in a thread of its own. `orders` is where its net's readers give orders, made beforehand by [`orders`].
+///
+/// # Errors
+/// There is no memory for the cache, or the record cannot be written.
+pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
+    let Parts {
+        model,
+        room,
+        settings,
+        record,
+        net,
+    } = parts;
+    let (handle, incoming) = orders;
+    let pages = Pages::new(
+        model.shape(),
+        room.blocks as usize,
+        room.block_tokens as usize,
+        model.device(),
+    )
+    .context("no memory for the KV cache (kv.blocks)")?;
+    let desk = Desk::new(settings, room, record.as_deref()).with_context(|| {
+        format!(
+            "cannot write the record {}",
+            record.unwrap_or_default().display()
+        )
+    })?;
+    let listens = net.as_ref().map(|net| net.carrier.listens());
+    if let Some(net) = &net {
+        // It is set once: an engine is started with orders of its own.
+        let _ = handle.standing.carrier.set(net.carrier.clone());
+    }
+    let engine = Engine {
+        blocks: Blocks::new(room.blocks as usize),
+        model,
+        pages,
+        desk,
+        net,
+        sequences: HashMap::new(),
+        imports: HashMap::new(),
+        asking: HashMap::new(),
+        remote: HashMap::new(),
+        outside: VecDeque::new(),
+        lost: HashMap::new(),
+        numbers: Numbers::of(listens),
+        exchange: 0,
+        layer_time_ns: 0,
+        standing: Arc::clone(&handle.standing),
+    };
+    std::thread::Builder::new()
+        .name("engine".to_owned())
+        .spawn(move || engine.serve(&incoming))
+        .context("no thread for the engine")?;
+    Ok(handle)
+}
+
+/// Both ends of the queue of an engine that is to be started.
+pub type Orders = (Handle, Receiver<Order>);
+
+/// The queue of an engine that is to be started.
+#[must_use]
+pub fn orders() -> Orders {
+    let (orders, incoming) = channel();
+    let standing = Arc::new(Standing::default());
+    (Handle { orders, standing }, incoming)
+}
+
+/// Says that the engine has ended, however it does.
+struct Ended(Arc<Standing>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.ended.store(true, Ordering::Release);
+    }
+}
+
+impl Engine {
+    fn serve(mut self, orders: &Receiver<Order>) {
+        let _ended = Ended(Arc::clone(&self.standing));
+        let mut computed = false;
+        loop {
+            if computed {
+                // More is to be computed: take what is there.
+            } else {
+                let waits = !self.is_empty();
+                let next = if waits {
+                    orders.recv_timeout(LOOK_EVERY)
+                } else {
+                    self.desk.flush();
+                    orders.recv().map_err(|_| RecvTimeoutError::Disconnected)
+                };
+                match next {
+                    Ok(order) => self.take(order),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => break,
+                }
+            }
+            while let Ok(order) = orders.try_recv() {
+                self.take(order);
+            }
+            self.sweep();
+            computed = self.turn();
+            self.refuse();
+            self.show();
+        }
+        self.desk.flush();
+    }
+
+    fn is_empty(&self) -> bool {
+        self.sequences.is_empty()
+            && self.asking.is_empty()
+            && self.remote.is_empty()
+            && self.outside.is_empty()
+    }
+
+    /// One iteration, if there is one to make.
+    fn turn(&mut self) -> bool {
+        let Some(plan) = self.desk.plan(clock::now()) else {
+            return false;
+        };
+        self.compute(&plan);
+        true
+    }
+
+    fn take(&mut self, order: Order) {
+        match order {
+            Order::Submit(submission) => self.submit(submission),
+            Order::Words(from, words) => self.hear(from, words),
+            Order::Kv(arrival) if arrival.head.kind == Kind::P2d => self.import(&arrival),
+            Order::Kv(_) => {}
+            Order::Lost(peer, why) => self.lose(peer, &why),
+        }
+    }
+
+    fn submit(&mut self, submission: Submission) {
+        let sequence = Sequence {
+            id: self.numbers.request(),
+            prompt: submission.prompt.len(),
+            tokens: submission.prompt,
+            output_max: submission.output_max,
+            blocks: Vec::new(),
+            computed: 0,
+            published: 0,
+            hashes: Vec::new(),
+            failures: 0,
+            arrival: submission.arrival,
+            slo: submission.slo,
+            sampling: submission.sampling,
+            stop: submission.stop,
+            outlet: Outlet::Here(submission.outlet),
+        };
+        let needed = sequence
+            .spec(0)
+            .tokens_max()
+            .div_ceil(self.desk.room().block_tokens);
+        if needed > self.desk.room().blocks || sequence.tokens.is_empty() {
+            return self.end(sequence, Output::Failed(Failure::TooLong));
+        }
+        if self
+            .net
+            .as_ref()
+            .is_some_and(|net| !net.peers.prefill.is_empty())
+        {
+            self.outside.push_back(sequence);
+            self.send_out();
+        } else {
+            self.admit(sequence);
+        }
+    }
+
+    /// Takes what is found of a prompt in the cache: tokens.
+    fn find(&mut self, sequence: &mut Sequence) -> usize {
+        let size = self.pages.block_tokens();
+        let model = self.model.identity();
+        let count = sequence.reusable(size);
+        let found = self.blocks.find(sequence.hashes(count, size, &model));
+        let tokens = found.len() * size;
+        sequence.published = found.len();
+        sequence.blocks = found;
+        sequence.computed = tokens;
+        tokens
+    }
+
+    /// A sequence that is to be computed here.
+    pub(super) fn admit(&mut self, mut sequence: Sequence) {
+        let ready = self.find(&mut sequence);
+        if ready > 0 && !self.desk.reserve(clock::now(), sequence.id, ready as u32) {
+            self.let_go(&mut sequence);
+        }
+        self.standing
+            .found_here
+            .fetch_add(sequence.computed, Ordering::Relaxed);
+        match self.ask(sequence) {
+            None => {}
+            Some(sequence) => self.arrive(sequence),
+        }
+    }
+
+    /// Gives a sequence to the scheduler, with what is there of it.
+    fn arrive(&mut self, sequence: Sequence) {
+        let import = self
+            .imports
+            .get(&sequence.id)
+            .map_or(0, |import| import.tokens);
+        let spec = sequence.spec(sequence.computed + import);
+        self.sequences.insert(sequence.id, sequence);
+        self.desk.handle(clock::now(), &Event::Arrived(spec));
+        self.refuse();
+    }
+
+    fn refuse(&mut self) {
+        for refusal in self.desk.refusals() {
+            let why = match refusal.why {
+                Refused::TooLong => Failure::TooLong,
+                Refused::Known | Refused::Senseless => {
+                    Failure::Internal(format!("the scheduler refused it: {:?}", refusal.why))
+                }
+            };
+            if let Some(sequence) = self.sequences.remove(&refusal.request) {
+                self.end(sequence, Output::Failed(why));
+            }
+        }
+    }
+
+    /// Lets go of a sequence's blocks: it is computed from its beginning, if at all.
+    fn let_go(&mut self, sequence: &mut Sequence) {
+        self.blocks.release(&std::mem::take(&mut sequence.blocks));
+        sequence.computed = 0;
+        sequence.published = 0;
+        self.forget_import(sequence.id);
+    }
+
+    fn forget_import(&mut self, request: RequestId) {
+        if self.imports.remove(&request).is_some() {
+            self.forget_reuse(request);
+        }
+    }
+
+    fn forget_reuse(&self, request: RequestId) {
+        if let Some(net) = &self.net {
+            let layers = 0..self.model.shape().layers as u16;
+            net.inbox
+                .forget(layers.map(|layer| Key::Reuse(request.0, layer)));
+        }
+    }
+
+    /// The end of a sequence that the scheduler does not know (any more).
+    fn end(&mut self, mut sequence: Sequence, output: Output) {
+        self.let_go(&mut sequence);
+        match (&sequence.outlet, output) {
+            (Outlet::Here(_), output) => {
+                sequence.tell(output);
+                self.standing.open.fetch_sub(1, Ordering::Relaxed);
+            }
+            (Outlet::Away(to), Output::Failed(why)) => {
+                let request = to.request;
+                if let Some(net) = &self.net {
+                    net.say(to.to, &Words::Failed { request, why });
+                    net.carrier.end_request(request);
+                }
+            }
+            (Outlet::Away(to), _) => {
+                if let Some(net) = &self.net {
+                    net.carrier.end_request(to.request);
+                }
+            }
+        }
+    }
+
+    /// Takes a sequence out of the scheduler, wherever it stands.
+    fn withdraw(&mut self, request: RequestId) -> Option<Sequence> {
+        let sequence = self
+            .sequences
+            .remove(&request)
+            .or_else(|| self.asking.remove(&request).map(|asking| asking.sequence))
+            .or_else(|| self.remote.remove(&request).map(|remote| remote.sequence))?;
+        self.forget_reuse(request);
+        self.desk.handle(clock::now(), &Event::Cancelled(request));
+        Some(sequence)
+    }
+
+    /// Ends what nobody wants any more, and asks on where no answer came.
+    fn sweep(&mut self) {
+        let unwanted = |sequence: &Sequence| !sequence.is_wanted();
+        let gone: Vec<RequestId> = self
+            .sequences
+            .values()
+            .chain(self.asking.values().map(|asking| &asking.sequence))
+            .chain(self.remote.values().map(|remote| &remote.sequence))
+            .filter(|sequence| unwanted(sequence))
+            .map(|sequence| sequence.id)
+            .collect();
+        for request in gone {
+            let at = self.remote.get(&request).map(|remote| remote.at);
+            if let (Some(net), Some(at)) = (&self.net, at) {
+                let request = request.0;
+                net.say(at, &Words::Cancel { request });
+            }
+            if let Some(sequence) = self.withdraw(request) {
+                metrics::counter!("laxity_engine_abandoned_total").increment(1);
+                self.end(
+                    sequence,
+                    Output::Failed(Failure::Unavailable("cancelled".to_owned())),
+                );
+            }
+        }
+        let outside = std::mem::take(&mut self.outside);
+        let (gone, stay): (Vec<_>, Vec<_>) = outside.into_iter().partition(unwanted);
+        self.outside = stay.into();
+        for sequence in gone {
+            self.end(
+                sequence,
+                Output::Failed(Failure::Unavailable("cancelled".to_owned())),
+            );
+        }
+        let now = Instant::now();
+        self.ask_on(now);
+        self.give_up_waiting(now);
+        self.send_out();
+    }
+
+    fn show(&self) {
+        let used = self.blocks.used();
+        self.standing.blocks_used.store(used, Ordering::Relaxed);
+        let load = self.desk.load();
+        metrics::gauge!("laxity_engine_kv_blocks_used").set(used as f64);
+        metrics::gauge!("laxity_engine_requests_running").set(f64::from(load.running));
+        metrics::gauge!("laxity_engine_requests_waiting")
+            .set(f64::from(load.waiting) + self.outside.len() as f64);
+        let found = |count: &AtomicUsize| count.load(Ordering::Relaxed) as u64;
+        metrics::counter!("laxity_engine_prompt_tokens_found_total")
+            .absolute(found(&self.standing.found_here));
+        metrics::counter!("laxity_engine_prompt_tokens_fetched_total")
+            .absolute(found(&self.standing.found_elsewhere));
+        metrics::counter!("laxity_engine_prefilled_elsewhere_total")
+            .absolute(found(&self.standing.prefilled_elsewhere));
+        metrics::counter!("laxity_engine_kv_blocks_evicted_total").absolute(self.blocks.evicted());
+    }
+}

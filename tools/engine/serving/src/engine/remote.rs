@@ -1,0 +1,519 @@
+//! What an engine does for others, and others for it: prompts that are computed elsewhere, KV that is asked for and given.
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use laxity_requests::iteration::Event;
+use laxity_requests::request::{RequestId, Slo};
+
+use super::Engine;
+use super::sequence::{Failure, Outlet, Output, Sequence};
+use super::step::publish;
+use crate::apart::between::{Import, kv_head};
+use crate::apart::inbox::Key;
+use crate::apart::{Destination, Words};
+use crate::carry::{Arrival, Kind};
+use crate::clock;
+
+/// How long one process may take to say whether it has KV: about an iteration, since it answers between two.
+const ASK_FOR: Duration = Duration::from_millis(500);
+
+/// How long a process that was lost gets no prompts, unless it speaks.
+const ASIDE_FOR: Duration = Duration::from_secs(10);
+
+/// A sequence for whose beginning others are asked.
+#[derive(Debug)]
+pub(super) struct Asking {
+    pub(super) sequence: Sequence,
+    /// Whom, and who comes after that.
+    at: SocketAddr,
+    left: Vec<SocketAddr>,
+    since: Instant,
+}
+
+/// A sequence whose prompt is computed elsewhere.
+#[derive(Debug)]
+pub(super) struct Remote {
+    pub(super) sequence: Sequence,
+    pub(super) at: SocketAddr,
+    since: Instant,
+    first: Option<u32>,
+    /// Of each layer, which tokens of the prompt came; and how many are missing, in all.
+    came: Vec<Vec<bool>>,
+    missing: usize,
+}
+
+fn remaining(deadline_ns: u64) -> u64 {
+    deadline_ns.saturating_sub(clock::now().0).max(1)
+}
+
+impl Engine {
+    /// What another process says.
+    pub(super) fn hear(&mut self, from: SocketAddr, words: Words) {
+        self.lost.remove(&from);
+        match words {
+            Words::Prefill { .. } => self.prefill_for(from, words),
+            Words::First { request, token } => {
+                if let Some(remote) = self.remote.get_mut(&RequestId(request)) {
+                    remote.first = Some(token);
+                }
+                self.join(RequestId(request));
+            }
+            Words::Failed { request, why } => {
+                tracing::warn!(%from, request, "a prompt is computed here after all: {why:?}");
+                self.fall_back(RequestId(request));
+            }
+            Words::Cancel { request } => {
+                let request = RequestId(request);
+                if let Some(sequence) = self.withdraw(request) {
+                    let why = Failure::Unavailable("cancelled".to_owned());
+                    self.end(sequence, Output::Failed(why));
+                }
+            }
+            Words::Ask {
+                request,
+                hashes,
+                first,
+                remaining_ns,
+            } => self.give(from, request, &hashes, first, remaining_ns),
+            Words::Will { request, blocks } => self.will(from, RequestId(request), blocks),
+        }
+    }
+
+    /// Another process wants a prompt computed.
+    fn prefill_for(&mut self, from: SocketAddr, words: Words) {
+        let Words::Prefill {
+            request,
+            tokens,
+            have,
+            wants_kv,
+            sampling,
+            remaining_ns,
+            model,
+        } = words
+        else {
+            return;
+        };
+        let refuse = |why: String| {
+            if let Some(net) = &self.net {
+                let why = Failure::Internal(why);
+                net.say(from, &Words::Failed { request, why });
+            }
+        };
+        if model != self.model.identity() {
+            return refuse("this process has another model: sizes and weights of all processes must be the same".to_owned());
+        }
+        let shape = self.model.shape();
+        let known = |token: &u32| (*token as usize) < shape.vocab;
+        if tokens.is_empty()
+            || tokens.len() > shape.context
+            || have >= tokens.len()
+            || !tokens.iter().all(known)
+        {
+            return refuse(format!(
+                "a prompt of {} tokens, of which {have} are there, is none",
+                tokens.len()
+            ));
+        }
+        let id = RequestId(request);
+        if self.sequences.contains_key(&id) || self.asking.contains_key(&id) {
+            return refuse("there is such a request already".to_owned());
+        }
+        let sequence = Sequence {
+            id,
+            prompt: tokens.len(),
+            tokens,
+            output_max: 1,
+            blocks: Vec::new(),
+            computed: 0,
+            published: 0,
+            hashes: Vec::new(),
+            failures: 0,
+            arrival: clock::now(),
+            slo: Slo::Interactive {
+                ttft: remaining_ns,
+                tbt: 0,
+            },
+            sampling,
+            stop: None,
+            outlet: Outlet::Away(Destination {
+                to: from,
+                request,
+                sent: have,
+                wants_kv,
+            }),
+        };
+        self.admit(sequence);
+    }
+
+    /// Asks others for KV of a sequence's beginning. The sequence, if there is nobody to ask or nothing to ask for.
+    pub(super) fn ask(&mut self, mut sequence: Sequence) -> Option<Sequence> {
+        let Some(net) = &self.net else {
+            return Some(sequence);
+        };
+        let size = self.pages.block_tokens();
+        let (first, count) = (sequence.computed / size, sequence.reusable(size));
+        let mut left = net.peers.reuse.clone();
+        if left.is_empty() || first >= count {
+            return Some(sequence);
+        }
+        let at = left.remove(0);
+        let request = sequence.id.0;
+        let model = self.model.identity();
+        let hashes = sequence.hashes(count, size, &model)[first..].to_vec();
+        for layer in 0..self.model.shape().layers as u16 {
+            net.inbox.expect(Key::Reuse(request, layer), at);
+        }
+        let remaining_ns = remaining(sequence.deadline_ns());
+        net.say(
+            at,
+            &Words::Ask {
+                request,
+                hashes,
+                first,
+                remaining_ns,
+            },
+        );
+        let asking = Asking {
+            at,
+            left,
+            since: Instant::now(),
+            sequence,
+        };
+        self.asking.insert(asking.sequence.id, asking);
+        None
+    }
+
+    /// Those asked have nothing, or do not answer: the next, or nobody.
+    fn ask_next(&mut self, request: RequestId) {
+        let Some(mut asking) = self.asking.remove(&request) else {
+            return;
+        };
+        self.forget_reuse(request);
+        let size = self.pages.block_tokens();
+        let first = asking.sequence.computed / size;
+        let next = (!asking.left.is_empty()).then(|| asking.left.remove(0));
+        let (Some(at), Some(net)) = (next, &self.net) else {
+            return self.arrive(asking.sequence);
+        };
+        for layer in 0..self.model.shape().layers as u16 {
+            net.inbox.expect(Key::Reuse(request.0, layer), at);
+        }
+        let count = asking.sequence.reusable(size);
+        let words = Words::Ask {
+            request: request.0,
+            hashes: asking.sequence.hashes[first..count].to_vec(),
+            first,
+            remaining_ns: remaining(asking.sequence.deadline_ns()),
+        };
+        net.say(at, &words);
+        asking.at = at;
+        asking.since = Instant::now();
+        self.asking.insert(request, asking);
+    }
+
+    /// Asks on where no answer came in time.
+    pub(super) fn ask_on(&mut self, now: Instant) {
+        let late: Vec<RequestId> = self
+            .asking
+            .values()
+            .filter(|asking| now.duration_since(asking.since) > ASK_FOR)
+            .map(|asking| asking.sequence.id)
+            .collect();
+        for request in late {
+            self.ask_next(request);
+        }
+    }
+
+    /// Another process asks for KV: it gets what is here, a flow for each layer.
+    fn give(
+        &mut self,
+        to: SocketAddr,
+        request: u64,
+        hashes: &[[u8; 16]],
+        first: usize,
+        remaining_ns: u64,
+    ) {
+        let Some(net) = &self.net else {
+            return;
+        };
+        let found = self.blocks.find(hashes);
+        let blocks = found.len();
+        net.say(to, &Words::Will { request, blocks });
+        let size = self.pages.block_tokens();
+        let deadline_ns = clock::now().0.saturating_add(remaining_ns);
+        let layers = if found.is_empty() {
+            0
+        } else {
+            self.model.shape().layers
+        };
+        for layer in 0..layers {
+            match self.pages.export(layer, &found, 0, blocks * size) {
+                Ok(payload) => {
+                    let head = kv_head(Kind::KvReuse, layer, 0, request, first * size);
+                    net.carrier.send(to, head, deadline_ns, payload);
+                }
+                // The asker's patience ends, and it computes the prompt itself.
+                Err(error) => tracing::error!("KV of layer {layer} for {to}: {error}"),
+            }
+        }
+        self.blocks.release(&found);
+    }
+
+    /// Those asked have so many blocks, which are on their way.
+    fn will(&mut self, from: SocketAddr, request: RequestId, blocks: usize) {
+        let Some(asking) = self.asking.get(&request).filter(|asking| asking.at == from) else {
+            return;
+        };
+        let size = self.pages.block_tokens();
+        let first = asking.sequence.computed;
+        let most = asking.sequence.reusable(size) - first / size;
+        let tokens = blocks * size;
+        let granted = blocks > 0
+            && blocks <= most
+            && self
+                .desk
+                .reserve(clock::now(), request, (first + tokens) as u32);
+        let taken = if granted {
+            self.blocks.take(blocks)
+        } else {
+            None
+        };
+        let Some(taken) = taken else {
+            return self.ask_next(request);
+        };
+        let Some(mut asking) = self.asking.remove(&request) else {
+            return;
+        };
+        asking.sequence.blocks.extend(taken);
+        let import = Import {
+            request: request.0,
+            from,
+            blocks: Vec::new(),
+            first,
+            tokens,
+        };
+        self.imports.insert(request, import);
+        self.standing
+            .found_elsewhere
+            .fetch_add(tokens, Ordering::Relaxed);
+        self.arrive(asking.sequence);
+    }
+
+    /// Sends prompts to those who compute them, as far as there is room for their KV.
+    pub(super) fn send_out(&mut self) {
+        while let Some(mut sequence) = self.outside.pop_front() {
+            let Some(at) = self.least_busy() else {
+                self.compute_after_all(sequence);
+                continue;
+            };
+            let prompt = sequence.prompt as u32;
+            let needed = prompt.div_ceil(self.desk.room().block_tokens);
+            if needed > self.desk.load().blocks_free
+                || !self.desk.reserve(clock::now(), sequence.id, prompt)
+            {
+                self.outside.push_front(sequence);
+                return;
+            }
+            let have = self.find(&mut sequence);
+            self.standing.found_here.fetch_add(have, Ordering::Relaxed);
+            let size = self.pages.block_tokens();
+            let lacking = sequence.prompt.div_ceil(size) - sequence.blocks.len();
+            let Some(blocks) = self.blocks.take(lacking) else {
+                tracing::error!(
+                    "{lacking} blocks are not there, though the scheduler has given them out"
+                );
+                self.desk
+                    .handle(clock::now(), &Event::Cancelled(sequence.id));
+                let why = Failure::Internal("blocks are missing".to_owned());
+                self.end(sequence, Output::Failed(why));
+                continue;
+            };
+            sequence.blocks.extend(blocks);
+            let wants_kv = sequence.output_max > 1;
+            if let Some(net) = &self.net {
+                net.say(
+                    at,
+                    &Words::Prefill {
+                        request: sequence.id.0,
+                        tokens: sequence.tokens.clone(),
+                        have,
+                        wants_kv,
+                        sampling: sequence.sampling,
+                        remaining_ns: remaining(sequence.deadline_ns()),
+                        model: self.model.identity(),
+                    },
+                );
+            }
+            let layers = self.model.shape().layers;
+            let missing = if wants_kv {
+                (sequence.prompt - have) * layers
+            } else {
+                0
+            };
+            let came = (0..sequence.prompt).map(|token| token < have).collect();
+            let remote = Remote {
+                at,
+                since: Instant::now(),
+                first: None,
+                came: vec![came; layers],
+                missing,
+                sequence,
+            };
+            self.remote.insert(remote.sequence.id, remote);
+        }
+    }
+
+    /// Who has the fewest prompts to compute for us, of those that were not lost a moment ago.
+    fn least_busy(&self) -> Option<SocketAddr> {
+        let prefill = &self.net.as_ref()?.peers.prefill;
+        let busy = |at: &SocketAddr| {
+            self.remote
+                .values()
+                .filter(|remote| remote.at == *at)
+                .count()
+        };
+        let there = |at: &SocketAddr| {
+            self.lost
+                .get(at)
+                .is_none_or(|since| since.elapsed() > ASIDE_FOR)
+        };
+        prefill.iter().copied().filter(there).min_by_key(busy)
+    }
+
+    fn compute_after_all(&mut self, sequence: Sequence) {
+        self.standing
+            .prefilled_after_all
+            .fetch_add(1, Ordering::Relaxed);
+        metrics::counter!("laxity_engine_prefilled_after_all_total").increment(1);
+        self.admit(sequence);
+    }
+
+    /// KV of a prompt that is computed elsewhere.
+    pub(super) fn import(&mut self, arrival: &Arrival) {
+        let head = &arrival.head;
+        let Some(remote) = self.remote.get_mut(&RequestId(head.request)) else {
+            return;
+        };
+        let (layer, first) = (head.layer as usize, head.place as usize);
+        let end = first + arrival.payload.len() / self.pages.token_bytes();
+        let imported = if remote.at != arrival.from || end > remote.sequence.prompt {
+            Err(candle_core::Error::Msg(format!(
+                "tokens {first} to {end} of a prompt of {}",
+                remote.sequence.prompt
+            )))
+        } else {
+            self.pages
+                .import(layer, &remote.sequence.blocks, first, &arrival.payload)
+        };
+        match imported {
+            Ok(tokens) => {
+                for came in &mut remote.came[layer][first..first + tokens] {
+                    remote.missing -= usize::from(!std::mem::replace(came, true));
+                }
+                self.join(RequestId(head.request));
+            }
+            Err(error) => {
+                tracing::warn!(from = %arrival.from, "KV that does not fit, a prompt is computed here after all: {error}");
+                self.fall_back(RequestId(head.request));
+            }
+        }
+    }
+
+    /// A prompt that was computed elsewhere is complete, if it is: its answer goes on here.
+    fn join(&mut self, request: RequestId) {
+        let complete = |remote: &Remote| remote.first.filter(|_| remote.missing == 0);
+        let Some(token) = self.remote.get(&request).and_then(complete) else {
+            return;
+        };
+        let Some(Remote { mut sequence, .. }) = self.remote.remove(&request) else {
+            return;
+        };
+        self.standing
+            .prefilled_elsewhere
+            .fetch_add(1, Ordering::Relaxed);
+        if sequence.output_max > 1 {
+            sequence.computed = sequence.prompt;
+            publish(
+                &mut self.blocks,
+                &mut sequence,
+                self.pages.block_tokens(),
+                &self.model.identity(),
+            );
+        }
+        let reason = sequence.push(token);
+        sequence.tell(Output::Token(token));
+        match reason {
+            Some(reason) => {
+                self.desk.handle(clock::now(), &Event::Cancelled(request));
+                self.end(sequence, Output::Finished(reason));
+            }
+            None => self.arrive(sequence),
+        }
+    }
+
+    /// A prompt is computed here, though another process should have.
+    fn fall_back(&mut self, request: RequestId) {
+        let Some(Remote { mut sequence, .. }) = self.remote.remove(&request) else {
+            return;
+        };
+        self.desk.handle(clock::now(), &Event::Cancelled(request));
+        self.let_go(&mut sequence);
+        self.compute_after_all(sequence);
+    }
+
+    /// Prompts for which nothing came for too long are computed here.
+    pub(super) fn give_up_waiting(&mut self, now: Instant) {
+        let Some(patience) = self.net.as_ref().map(|net| net.patience) else {
+            return;
+        };
+        let late: Vec<RequestId> = self
+            .remote
+            .values()
+            .filter(|remote| now.duration_since(remote.since) > patience)
+            .map(|remote| remote.sequence.id)
+            .collect();
+        for request in late {
+            tracing::warn!(
+                request = request.0,
+                "no answer within {patience:?}: computed here after all"
+            );
+            if let (Some(net), Some(remote)) = (&self.net, self.remote.get(&request)) {
+                net.say(remote.at, &Words::Cancel { request: request.0 });
+            }
+            self.fall_back(request);
+        }
+    }
+
+    /// Another process is gone: what it computes for us is computed here, what we compute for it nowhere.
+    pub(super) fn lose(&mut self, peer: SocketAddr, why: &str) {
+        tracing::info!(%peer, "gone: {why}");
+        self.lost.insert(peer, Instant::now());
+        let remote = self.remote.values().filter(|remote| remote.at == peer);
+        let fallen: Vec<RequestId> = remote.map(|remote| remote.sequence.id).collect();
+        for request in fallen {
+            self.fall_back(request);
+        }
+        let asked = self.asking.values().filter(|asking| asking.at == peer);
+        let asked: Vec<RequestId> = asked.map(|asking| asking.sequence.id).collect();
+        for request in asked {
+            self.ask_next(request);
+        }
+        let of_peer =
+            |sequence: &&Sequence| matches!(&sequence.outlet, Outlet::Away(to) if to.to == peer);
+        let sequences = self.sequences.values();
+        let asking = self.asking.values().map(|asking| &asking.sequence);
+        let unwanted: Vec<RequestId> = sequences
+            .chain(asking)
+            .filter(of_peer)
+            .map(|sequence| sequence.id)
+            .collect();
+        for request in unwanted {
+            if let Some(sequence) = self.withdraw(request) {
+                // Nobody is there to be told.
+                self.end(sequence, Output::Finished(super::sequence::Reason::Length));
+            }
+        }
+    }
+}

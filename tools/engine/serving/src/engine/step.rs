@@ -1,0 +1,355 @@
+//! One iteration: a plan of the scheduler becomes a batch, the batch tokens.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use candle_core::{Result, bail};
+use laxity_client::Hint;
+use laxity_requests::Span;
+use laxity_requests::iteration::{Event, Plan};
+use laxity_requests::request::RequestId;
+
+use super::Engine;
+use super::sequence::{Failure, Outlet, Output, Reason, Sequence};
+use crate::apart::Words;
+use crate::apart::between::{Between, Export};
+use crate::apart::experts::RemoteExperts;
+use crate::clock;
+use crate::model::Piece;
+use crate::model::experts::{AllLocal, ExpertPeers};
+
+/// Batches with a request that may fail before it is given up.
+const FAILURES_MAX: u32 = 2;
+
+/// A member of a batch.
+struct Member {
+    request: RequestId,
+    /// Tokens whose KV is there afterwards.
+    end: usize,
+    wants_output: bool,
+}
+
+impl Engine {
+    /// Computes a plan and tells the scheduler.
+    pub(super) fn compute(&mut self, plan: &Plan) {
+        let start = Instant::now();
+        for dropped in &plan.drops {
+            if let Some(mut sequence) = self.sequences.remove(&dropped.request) {
+                self.let_go(&mut sequence);
+                self.sequences.insert(dropped.request, sequence);
+                metrics::counter!("laxity_engine_dropped_total").increment(1);
+            }
+        }
+        let batch = self.numbers.next();
+        let finished = match self.batch(plan, batch) {
+            Ok(finished) => finished,
+            Err(error) => {
+                tracing::error!(
+                    "a batch of {} failed: {error}",
+                    plan.chunks.len() + plan.steps.len()
+                );
+                metrics::counter!("laxity_engine_batches_failed_total").increment(1);
+                self.standing.failures.fetch_add(1, Ordering::Relaxed);
+                self.end_batch_hints(plan, batch);
+                return self.recover(plan, start, &error.to_string());
+            }
+        };
+        let took = start.elapsed();
+        let composition = plan.composition();
+        let tokens = composition.prefill_tokens + composition.decodes;
+        self.standing
+            .tokens
+            .fetch_add(tokens as usize, Ordering::Relaxed);
+        metrics::counter!("laxity_engine_prompt_tokens_total")
+            .increment(u64::from(composition.prefill_tokens));
+        metrics::counter!("laxity_engine_answer_tokens_total")
+            .increment(u64::from(composition.decodes));
+        metrics::histogram!("laxity_engine_iteration_seconds").record(took.as_secs_f64());
+        let layers = self.model.shape().layers as u64;
+        if !plan.chunks.is_empty() {
+            // Half of what is new: good enough for what the daemon estimates with it.
+            let layer = took.as_nanos() as u64 / layers;
+            self.layer_time_ns = if self.layer_time_ns == 0 {
+                layer
+            } else {
+                (self.layer_time_ns + layer) / 2
+            };
+        }
+        let ids: Vec<RequestId> = finished.iter().map(|(request, _)| *request).collect();
+        let took = Span(took.as_nanos() as u64);
+        self.desk.handle(
+            clock::now(),
+            &Event::Done {
+                took,
+                finished: ids,
+            },
+        );
+        for (request, reason) in finished {
+            if let Some(sequence) = self.sequences.remove(&request) {
+                self.end(sequence, Output::Finished(reason));
+            }
+        }
+    }
+
+    /// The members of a batch and their pieces, with blocks for all of them.
+    fn pieces(&mut self, plan: &Plan) -> Result<(Vec<Member>, Vec<Piece>)> {
+        let chunks = plan
+            .chunks
+            .iter()
+            .map(|chunk| (chunk.request, chunk.prefix, chunk.tokens, chunk.last));
+        let steps = plan
+            .steps
+            .iter()
+            .map(|step| (step.request, step.context, 1, true));
+        let size = self.pages.block_tokens();
+        let (mut members, mut pieces) = (Vec::new(), Vec::new());
+        for (request, start, count, wants_output) in chunks.chain(steps) {
+            let Some(sequence) = self.sequences.get_mut(&request) else {
+                bail!(
+                    "the scheduler plans request {}, which is not here",
+                    request.0
+                );
+            };
+            let (start, end) = (start as usize, (start + count) as usize);
+            let Some(tokens) = sequence.tokens.get(start..end) else {
+                bail!(
+                    "request {} has {} tokens, none from {start} to {end}",
+                    request.0,
+                    sequence.tokens.len()
+                );
+            };
+            let here =
+                sequence.computed + self.imports.get(&request).map_or(0, |import| import.tokens);
+            if here < start {
+                bail!(
+                    "request {} is planned from token {start} on, but {here} are there",
+                    request.0
+                );
+            }
+            let lacking = end.div_ceil(size).saturating_sub(sequence.blocks.len());
+            let Some(blocks) = self.blocks.take(lacking) else {
+                bail!(
+                    "{lacking} blocks for request {} are not there, though the scheduler has given them out",
+                    request.0
+                );
+            };
+            sequence.blocks.extend(blocks);
+            pieces.push(Piece {
+                tokens: tokens.to_vec(),
+                start,
+                blocks: sequence.blocks.clone(),
+                wants_output,
+            });
+            members.push(Member {
+                request,
+                end,
+                wants_output,
+            });
+        }
+        Ok((members, pieces))
+    }
+
+    fn exports(&self, members: &[Member]) -> Vec<Export> {
+        let mut exports = Vec::new();
+        for member in members {
+            let Some(sequence) = self.sequences.get(&member.request) else {
+                continue;
+            };
+            if let Outlet::Away(to) = &sequence.outlet
+                && to.wants_kv
+            {
+                exports.push(Export {
+                    to: to.to,
+                    request: to.request,
+                    deadline_ns: sequence.deadline_ns(),
+                    blocks: sequence.blocks.clone(),
+                    first: to.sent,
+                    tokens: member.end.saturating_sub(to.sent),
+                });
+            }
+        }
+        exports
+    }
+
+    /// Tells the daemon what is about to be computed.
+    fn begin_batch_hints(&self, plan: &Plan, batch: u64, exports: &[Export]) {
+        let Some(net) = &self.net else {
+            return;
+        };
+        let layers = self.model.shape().layers;
+        net.carrier.hint(Hint::BatchBegin {
+            batch,
+            layers: layers as u16,
+            layer_time_ns: self.layer_time_ns,
+        });
+        for chunk in &plan.chunks {
+            let Some(sequence) = self.sequences.get(&chunk.request) else {
+                continue;
+            };
+            let goes = exports
+                .iter()
+                .find(|export| export.request == chunk.request.0);
+            let bytes = goes.map_or(0, |export| {
+                export.tokens * self.pages.token_bytes() * layers
+            });
+            net.carrier.hint(Hint::RequestJoin {
+                batch,
+                request: chunk.request.0,
+                deadline_ns: sequence.deadline_ns(),
+                bytes: bytes as u64,
+            });
+        }
+    }
+
+    fn end_batch_hints(&self, plan: &Plan, batch: u64) {
+        if let Some(net) = &self.net
+            && !plan.chunks.is_empty()
+        {
+            net.carrier.hint(Hint::ComputeEnd { batch });
+            net.carrier.end_batch(batch);
+        }
+    }
+
+    /// Computes a batch; who ends with it, and why.
+    fn batch(&mut self, plan: &Plan, batch: u64) -> Result<Vec<(RequestId, Reason)>> {
+        let (members, pieces) = self.pieces(plan)?;
+        if pieces.is_empty() {
+            return Ok(Vec::new());
+        }
+        let exports = self.exports(&members);
+        let imports: Vec<_> = members
+            .iter()
+            .filter_map(|member| self.imports.get(&member.request))
+            .map(|import| {
+                let blocks = self.sequences.get(&RequestId(import.request));
+                let blocks = blocks.map_or(Vec::new(), |sequence| sequence.blocks.clone());
+                crate::apart::between::Import {
+                    blocks,
+                    ..import.clone()
+                }
+            })
+            .collect();
+        let imported: Vec<(RequestId, usize)> = imports
+            .iter()
+            .map(|import| (RequestId(import.request), import.first + import.tokens))
+            .collect();
+        // Batches of single tokens have nothing to send, unless experts are elsewhere.
+        let hints = self.net.is_some() && !plan.chunks.is_empty();
+        if hints {
+            self.begin_batch_hints(plan, batch, &exports);
+        }
+        let deadline_ns = members
+            .iter()
+            .filter_map(|member| self.sequences.get(&member.request))
+            .map(Sequence::deadline_ns)
+            .min()
+            .unwrap_or(0);
+        let hidden = self.model.shape().hidden;
+        let outputs = {
+            let mut watch = Between {
+                net: self.net.as_ref(),
+                batch,
+                imports,
+                exports,
+                hints,
+            };
+            let mut remote;
+            let mut local = AllLocal;
+            let peers: &mut dyn ExpertPeers = match &self.net {
+                Some(net) if net.peers.ranks.is_apart() => {
+                    let batch = if hints { batch } else { 0 };
+                    remote =
+                        RemoteExperts::new(net, hidden, batch, deadline_ns, &mut self.exchange);
+                    &mut remote
+                }
+                _ => &mut local,
+            };
+            self.model
+                .forward(&pieces, &self.pages, &mut watch, peers)?
+        };
+        self.end_batch_hints(plan, batch);
+        for (request, end) in imported {
+            if let Some(sequence) = self.sequences.get_mut(&request) {
+                sequence.computed = sequence.computed.max(end);
+            }
+            self.imports.remove(&request);
+        }
+        Ok(self.outputs(&members, &outputs))
+    }
+
+    /// What came out of a batch: KV that can be found from now on, and tokens.
+    fn outputs(&mut self, members: &[Member], outputs: &[Vec<f32>]) -> Vec<(RequestId, Reason)> {
+        let (size, model) = (self.pages.block_tokens(), self.model.identity());
+        let mut outputs = outputs.iter();
+        let mut finished = Vec::new();
+        for member in members {
+            let output = member.wants_output.then(|| outputs.next()).flatten();
+            let Some(sequence) = self.sequences.get_mut(&member.request) else {
+                continue;
+            };
+            sequence.computed = member.end;
+            publish(&mut self.blocks, sequence, size, &model);
+            if let Outlet::Away(to) = &mut sequence.outlet {
+                to.sent = to.sent.max(member.end);
+            }
+            let Some(output) = output else {
+                continue;
+            };
+            let token = sequence.sampling.choose(output, sequence.tokens.len());
+            let reason = sequence.push(token);
+            sequence.tell(Output::Token(token));
+            if let (Outlet::Away(to), Some(net)) = (&sequence.outlet, &self.net) {
+                let request = to.request;
+                net.say(to.to, &Words::First { request, token });
+            }
+            if let Some(reason) = reason {
+                finished.push((member.request, reason));
+            }
+        }
+        finished
+    }
+
+    /// A batch failed: its requests are computed again from their beginning, or given up.
+    fn recover(&mut self, plan: &Plan, start: Instant, error: &str) {
+        let chunks = plan.chunks.iter().map(|chunk| chunk.request);
+        let members: BTreeSet<RequestId> = chunks
+            .chain(plan.steps.iter().map(|step| step.request))
+            .collect();
+        for request in &members {
+            self.desk.handle(clock::now(), &Event::Cancelled(*request));
+        }
+        let took = Span(start.elapsed().as_nanos() as u64);
+        let finished = Vec::new();
+        self.desk
+            .handle(clock::now(), &Event::Done { took, finished });
+        for request in members {
+            let Some(mut sequence) = self.sequences.remove(&request) else {
+                continue;
+            };
+            self.let_go(&mut sequence);
+            sequence.failures += 1;
+            if sequence.failures >= FAILURES_MAX {
+                let why = Failure::Unavailable(format!("it could not be computed: {error}"));
+                self.end(sequence, Output::Failed(why));
+            } else {
+                self.arrive(sequence);
+            }
+        }
+    }
+}
+
+/// Makes the full blocks of a sequence findable.
+pub(super) fn publish(
+    blocks: &mut crate::kv::Blocks,
+    sequence: &mut Sequence,
+    block_tokens: usize,
+    model: &[u8; 16],
+) {
+    let full = (sequence.computed / block_tokens).min(sequence.blocks.len());
+    sequence.hashes(full, block_tokens, model);
+    for block in sequence.published..full {
+        blocks.publish(sequence.blocks[block], sequence.hashes[block]);
+    }
+    sequence.published = sequence.published.max(full);
+}

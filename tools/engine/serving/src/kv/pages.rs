@@ -1,0 +1,177 @@
+//! The numbers of the KV cache: of each layer two tensors, `[slots, kv_heads × head_dim]`, written in place. A slot is a place for one token; block `b` has the slots
+//! from `b × block_tokens` on.
+
+use candle_core::{DType, Device, Result, Tensor, bail};
+
+use crate::model::ModelShape;
+
+/// Keys and values of all layers.
+#[derive(Debug)]
+pub struct Pages {
+    layers: Vec<(Tensor, Tensor)>,
+    width: usize,
+    block_tokens: usize,
+    blocks: usize,
+    device: Device,
+}
+
+impl Pages {
+    /// Room for `blocks` blocks.
+    ///
+    /// # Errors
+    /// The device has no memory for them.
+    pub fn new(
+        shape: &ModelShape,
+        blocks: usize,
+        block_tokens: usize,
+        device: &Device,
+    ) -> Result<Self> {
+        let width = shape.kv_width();
+        let zeros = || Tensor::zeros((blocks * block_tokens, width), DType::F32, device);
+        let layers = (0..shape.layers)
+            .map(|_| Ok((zeros()?, zeros()?)))
+            .collect::<Result<_>>()?;
+        Ok(Self {
+            layers,
+            width,
+            block_tokens,
+            blocks,
+            device: device.clone(),
+        })
+    }
+
+    /// Keys and values of a layer.
+    #[must_use]
+    pub fn layer(&self, layer: usize) -> (&Tensor, &Tensor) {
+        let (keys, values) = &self.layers[layer];
+        (keys, values)
+    }
+
+    /// Tokens a block.
+    #[must_use]
+    pub const fn block_tokens(&self) -> usize {
+        self.block_tokens
+    }
+
+    /// Writes rows into slots.
+    ///
+    /// # Errors
+    /// A slot is not there.
+    pub fn write(&self, layer: usize, slots: &[u32], keys: &Tensor, values: &Tensor) -> Result<()> {
+        let (to_keys, to_values) = &self.layers[layer];
+        let index = Tensor::from_slice(slots, (slots.len(), 1), &self.device)?
+            .expand((slots.len(), self.width))?
+            .contiguous()?;
+        to_keys.scatter_set(&index, &keys.contiguous()?, 0)?;
+        to_values.scatter_set(&index, &values.contiguous()?, 0)
+    }
+
+    /// The slots of `tokens` tokens from `first` on.
+    fn slots(&self, blocks: &[u32], first: usize, tokens: usize) -> Result<Vec<u32>> {
+        if let Some(block) = blocks.iter().find(|block| **block as usize >= self.blocks) {
+            bail!("there is no block {block}");
+        }
+        let size = self.block_tokens;
+        if tokens == 0 || first + tokens > blocks.len() * size {
+            bail!(
+                "{} blocks do not hold {tokens} tokens from {first} on",
+                blocks.len()
+            );
+        }
+        Ok((first..first + tokens)
+            .map(|token| blocks[token / size] * size as u32 + (token % size) as u32)
+            .collect())
+    }
+
+    /// The bytes of a token in a layer.
+    #[must_use]
+    pub const fn token_bytes(&self) -> usize {
+        2 * self.width * size_of::<f32>()
+    }
+
+    /// `tokens` tokens of a sequence with these blocks, from its token `first` on, in a layer, as bytes: all keys, then all values, little-endian.
+    ///
+    /// # Errors
+    /// A block is not there, or there are fewer tokens.
+    pub fn export(
+        &self,
+        layer: usize,
+        blocks: &[u32],
+        first: usize,
+        tokens: usize,
+    ) -> Result<Vec<u8>> {
+        let slots = self.slots(blocks, first, tokens)?;
+        let index = Tensor::from_vec(slots, tokens, &self.device)?;
+        let (keys, values) = self.layer(layer);
+        let mut bytes = Vec::with_capacity(tokens * self.token_bytes());
+        for tensor in [keys, values] {
+            let numbers: Vec<f32> = tensor.index_select(&index, 0)?.flatten_all()?.to_vec1()?;
+            bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+        }
+        Ok(bytes)
+    }
+
+    /// Writes what [`Pages::export`] gave into a sequence with these blocks, from its token `first` on. How many tokens it was.
+    ///
+    /// # Errors
+    /// The bytes are no whole tokens, or more than the blocks hold, or there is no such layer.
+    pub fn import(
+        &self,
+        layer: usize,
+        blocks: &[u32],
+        first: usize,
+        bytes: &[u8],
+    ) -> Result<usize> {
+        let tokens = bytes.len() / self.token_bytes();
+        if tokens * self.token_bytes() != bytes.len() || layer >= self.layers.len() {
+            bail!(
+                "{} bytes for layer {layer} are no whole tokens of one",
+                bytes.len()
+            );
+        }
+        let slots = self.slots(blocks, first, tokens)?;
+        let numbers: Vec<f32> = bytes
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|four| f32::from_le_bytes(*four))
+            .collect();
+        let (keys, values) = numbers.split_at(tokens * self.width);
+        let tensor = |part: &[f32]| Tensor::from_slice(part, (tokens, self.width), &self.device);
+        self.write(layer, &slots, &tensor(keys)?, &tensor(values)?)?;
+        Ok(tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::shape::tests::tiny;
+
+    #[test]
+    fn what_is_exported_comes_back_to_the_bit_in_other_blocks() {
+        let shape = tiny(false);
+        let pages = Pages::new(&shape, 6, 4, &Device::Cpu).unwrap();
+        let rows = Tensor::randn(0_f32, 1.0, (6, 32), &Device::Cpu).unwrap();
+        let values = Tensor::randn(0_f32, 1.0, (6, 32), &Device::Cpu).unwrap();
+        pages
+            .write(1, &[8, 9, 10, 11, 20, 21], &rows, &values)
+            .unwrap();
+        let bytes = pages.export(1, &[2, 5], 0, 6).unwrap();
+        assert_eq!(bytes.len(), 6 * pages.token_bytes());
+        assert_eq!(pages.import(1, &[0, 3], 0, &bytes).unwrap(), 6);
+        assert_eq!(pages.export(1, &[0, 3], 0, 6).unwrap(), bytes);
+        // In two pieces that do not end at a block's end.
+        let parts = [(0, 3), (3, 3)]
+            .map(|(from, count)| (from, pages.export(1, &[2, 5], from, count).unwrap()));
+        for (from, part) in &parts {
+            pages.import(1, &[4, 1], *from, part).unwrap();
+        }
+        assert_eq!(pages.export(1, &[4, 1], 0, 6).unwrap(), bytes);
+        assert!(pages.export(1, &[7], 0, 1).is_err());
+        assert!(pages.export(1, &[0], 2, 3).is_err());
+        assert!(pages.import(1, &[0], 0, &bytes).is_err());
+        assert!(pages.import(9, &[0, 1], 0, &bytes).is_err());
+        assert!(pages.import(1, &[0, 1], 0, &bytes[1..]).is_err());
+    }
+}

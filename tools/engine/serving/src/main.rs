@@ -1,0 +1,187 @@
+//! `laxity-engine`: arguments, log, signals. Everything else is in the library.
+#![forbid(unsafe_code)]
+
+use std::io::{IsTerminal as _, Write as _};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+use laxity_engine::config::Config;
+use laxity_engine::endpoint::{self, GRACE};
+use laxity_engine::{process, schedule};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// Serves a language model, for real: computes it, and sends KV caches and experts' tokens under Laxity.
+///
+/// One process serves prompts and answers (role = "whole"). Or prompts are computed by some processes (role = "prefill") and answers by others (role =
+/// "decode"), which take the requests and have each layer's KV sent as soon as it is computed; processes may fetch KV of a prompt's beginning from
+/// each other (peers.reuse) and share the experts of a Mixtral-shaped model (peers.experts). Every such transfer is a flow of the host's laxityd
+/// (laxity.socket), or goes out unscheduled without one. What an answer says does not depend on any of it.
+///
+/// The endpoint has OpenAI's /v1/completions and /v1/chat/completions, streamed or not. The headers x-slo-ttft-ms and x-slo-tpot-ms say until when the first
+/// token, and each one after it, is wanted. /health, /metrics and /v1/models are there, too.
+///
+/// The smallest configuration:
+///
+///   [model]
+///   name = "tiny"
+///   layers = 4
+///   hidden = 64
+///   heads = 4
+///   ffn = 128
+///   vocab = 260
+///   context = 2048
+///
+/// Weights are drawn from a seed (weights = { seed = 1 }) unless files are given (weights = { safetensors = ["model.safetensors"] }). Text is bytes: each is a token.
+#[derive(Debug, Parser)]
+#[command(
+    name = "laxity-engine",
+    version,
+    max_term_width = 100,
+    verbatim_doc_comment
+)]
+struct Arguments {
+    /// The configuration
+    #[arg(long, value_name = "FILE", env = "LAXITY_ENGINE_CONFIG", global = true)]
+    config: Option<PathBuf>,
+    /// Where the endpoint listens (`listen` of the configuration); port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    /// Records what the scheduler hears and decides, one JSON object a line, for `replay`
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// What is logged: a level or a filter
+    #[arg(
+        long,
+        value_name = "FILTER",
+        env = "LAXITY_LOG",
+        default_value = "info"
+    )]
+    log: String,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Checks the configuration and says what it comes to
+    CheckConfig,
+    /// Gives a scheduler the events of a record, in virtual time, and compares its decisions with the recorded ones
+    Replay {
+        /// The record
+        record: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("laxity-engine: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .context("cannot write to standard output")
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<()> {
+    if let Some(Command::Replay { record }) = &arguments.command {
+        let replayed = schedule::replay(record)
+            .with_context(|| format!("{} cannot be replayed", record.display()))?;
+        return print(&format!(
+            "{} events, {} plans of {} tokens: the same decisions\n",
+            replayed.events, replayed.plans, replayed.tokens
+        ));
+    }
+    let path = arguments
+        .config
+        .context("which configuration? Give --config FILE (see --help for the smallest one)")?;
+    let mut config = Config::load(&path)?;
+    if let Some(listen) = arguments.listen {
+        config.listen = listen;
+    }
+    if let Some(Command::CheckConfig) = arguments.command {
+        return print(&summary(&config));
+    }
+    let filter = EnvFilter::try_new(&arguments.log)
+        .with_context(|| format!("--log {:?} is no level or filter", arguments.log))?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+    let metrics = metrics_exporter_prometheus::PrometheusBuilder::new()
+        .install_recorder()
+        .context("cannot keep metrics")?;
+    let engine = process::engine(&config, arguments.record)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    let config = Arc::new(config);
+    let served = runtime.block_on(async {
+        let listener = tokio::net::TcpListener::bind(config.listen)
+            .await
+            .with_context(|| format!("cannot listen on {} (listen)", config.listen))?;
+        let here = listener.local_addr().context("no address")?;
+        tracing::info!(
+            "{:?} of model {} on http://{here}",
+            config.role,
+            config.model.name
+        );
+        let mut terminate = signal(SignalKind::terminate()).context("no signals")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("no signals")?;
+        let (stop, mut stopped) = tokio::sync::watch::channel(false);
+        let end = async move {
+            // An error only says that the sender is gone, which is an end, too.
+            let _ = stopped.changed().await;
+        };
+        let serving = endpoint::serve(listener, Arc::clone(&config), engine, Some(metrics), end);
+        tokio::pin!(serving);
+        tokio::select! {
+            served = &mut serving => return served.context("the endpoint failed"),
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("stopping; answers that are under way have {GRACE:?}");
+        let _ = stop.send(true);
+        match tokio::time::timeout(GRACE, serving).await {
+            Ok(served) => served.context("the endpoint failed"),
+            Err(_) => Ok(()),
+        }
+    });
+    served
+}
+
+/// What a configuration comes to.
+fn summary(config: &Config) -> String {
+    let model = &config.model;
+    let network = 3 * model.hidden * model.ffn;
+    let networks = model
+        .moe
+        .map_or(network, |moe| moe.experts * (network + model.hidden));
+    let attention = 2 * model.hidden * (model.heads * model.head_dim() + model.kv_width());
+    let embeddings = if model.tied_embeddings { 1 } else { 2 } * model.vocab * model.hidden;
+    let parameters =
+        model.layers * (networks + attention + 2 * model.hidden) + embeddings + model.hidden;
+    let kv_tokens = u64::from(config.kv.blocks) * u64::from(config.kv.block_tokens);
+    let kv_bytes = kv_tokens * (model.kv_bytes() * model.layers) as u64;
+    format!(
+        "the configuration is valid: {:?}, {} parameters ({:.1} MiB in f32), KV cache of {kv_tokens} tokens ({:.1} MiB), {} bytes of KV a token and layer\n",
+        config.role,
+        parameters,
+        (parameters * 4) as f64 / f64::from(1 << 20),
+        kv_bytes as f64 / f64::from(1 << 20),
+        model.kv_bytes(),
+    )
+}

@@ -1,0 +1,253 @@
+//! The sizes of a model, as a configuration gives them, and what has to hold between them.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Sizes of a decoder-only model. The names are those of the field; Hugging Face's are given where they differ.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelShape {
+    /// What the endpoint calls it.
+    pub name: String,
+    /// Layers (`num_hidden_layers`).
+    pub layers: usize,
+    /// Width (`hidden_size`).
+    pub hidden: usize,
+    /// Attention heads (`num_attention_heads`).
+    pub heads: usize,
+    /// Heads of keys and values (`num_key_value_heads`); `heads` must be a multiple. Without it, as many as heads.
+    #[serde(default)]
+    pub kv_heads: Option<usize>,
+    /// Width of a head (`head_dim`); without it `hidden / heads`.
+    #[serde(default)]
+    pub head_dim: Option<usize>,
+    /// Width of the feed-forward network, or of one expert (`intermediate_size`).
+    pub ffn: usize,
+    /// Tokens that there are (`vocab_size`).
+    pub vocab: usize,
+    /// Positions that there are (`max_position_embeddings`): prompt and answer together.
+    pub context: usize,
+    /// Base of the rotary embedding.
+    #[serde(default = "rope_theta")]
+    pub rope_theta: f64,
+    /// Added to the variance in RMSNorm.
+    #[serde(default = "norm_eps")]
+    pub norm_eps: f64,
+    /// The output matrix is the embedding's (`tie_word_embeddings`).
+    #[serde(default)]
+    pub tied_embeddings: bool,
+    /// Experts instead of one feed-forward network.
+    #[serde(default)]
+    pub moe: Option<Moe>,
+    /// Where the weights come from.
+    #[serde(default)]
+    pub weights: WeightsSource,
+}
+
+/// Experts of a Mixtral-shaped model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Moe {
+    /// Experts a layer (`num_local_experts`).
+    pub experts: usize,
+    /// Experts a token goes to (`num_experts_per_tok`).
+    pub per_token: usize,
+}
+
+/// Where the weights come from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum WeightsSource {
+    /// Drawn at random, the same on every machine.
+    Seed(u64),
+    /// Safetensors files with Hugging Face's names.
+    Safetensors(Vec<PathBuf>),
+}
+
+impl Default for WeightsSource {
+    fn default() -> Self {
+        Self::Seed(1)
+    }
+}
+
+const fn rope_theta() -> f64 {
+    10_000.0
+}
+
+const fn norm_eps() -> f64 {
+    1e-5
+}
+
+/// Sizes that do not fit together. The configuration has to be changed.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum ShapeError {
+    /// A size that must not be zero is.
+    #[error("model.{0} is 0; it must be at least 1")]
+    Zero(&'static str),
+    /// One size has to be a multiple of another.
+    #[error("model.{what} is {value}, which is no multiple of model.{of} ({by})")]
+    NoMultiple {
+        /// Which.
+        what: &'static str,
+        /// What it is.
+        value: usize,
+        /// Of which other.
+        of: &'static str,
+        /// What that is.
+        by: usize,
+    },
+    /// Rotary embeddings turn pairs.
+    #[error(
+        "a head is {0} wide; rotary embeddings turn pairs, so it must be even (set model.head_dim)"
+    )]
+    OddHead(usize),
+    /// More experts per token than there are.
+    #[error(
+        "model.moe.per_token is {per_token}, but there are {experts} experts: at most that many"
+    )]
+    TooManyExperts {
+        /// Asked for.
+        per_token: usize,
+        /// There.
+        experts: usize,
+    },
+    /// A number that is none.
+    #[error("model.{0} is {1}; it must be a positive number")]
+    NotPositive(&'static str, f64),
+}
+
+impl ModelShape {
+    /// Heads of keys and values.
+    #[must_use]
+    pub fn kv_heads(&self) -> usize {
+        self.kv_heads.unwrap_or(self.heads)
+    }
+
+    /// Width of a head.
+    #[must_use]
+    pub fn head_dim(&self) -> usize {
+        self.head_dim.unwrap_or(self.hidden / self.heads.max(1))
+    }
+
+    /// Numbers that a token's keys have in a layer, and its values.
+    #[must_use]
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads() * self.head_dim()
+    }
+
+    /// Bytes of a token's keys and values in one layer.
+    #[must_use]
+    pub fn kv_bytes(&self) -> usize {
+        2 * self.kv_width() * size_of::<f32>()
+    }
+
+    /// Checks what has to hold.
+    ///
+    /// # Errors
+    /// The first thing that does not.
+    pub fn check(&self) -> Result<(), ShapeError> {
+        let sizes = [
+            ("layers", self.layers),
+            ("hidden", self.hidden),
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads()),
+            ("ffn", self.ffn),
+            ("vocab", self.vocab),
+            ("context", self.context),
+        ];
+        if let Some((name, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
+            return Err(ShapeError::Zero(name));
+        }
+        if self.head_dim.is_none() && !self.hidden.is_multiple_of(self.heads) {
+            return Err(ShapeError::NoMultiple {
+                what: "hidden",
+                value: self.hidden,
+                of: "heads",
+                by: self.heads,
+            });
+        }
+        if !self.heads.is_multiple_of(self.kv_heads()) {
+            return Err(ShapeError::NoMultiple {
+                what: "heads",
+                value: self.heads,
+                of: "kv_heads",
+                by: self.kv_heads(),
+            });
+        }
+        if self.head_dim() == 0 || !self.head_dim().is_multiple_of(2) {
+            return Err(ShapeError::OddHead(self.head_dim()));
+        }
+        for (name, value) in [("rope_theta", self.rope_theta), ("norm_eps", self.norm_eps)] {
+            if !(value.is_finite() && value > 0.0) {
+                return Err(ShapeError::NotPositive(name, value));
+            }
+        }
+        if let Some(moe) = self.moe {
+            if moe.experts == 0 || moe.per_token == 0 {
+                return Err(ShapeError::Zero(if moe.experts == 0 {
+                    "moe.experts"
+                } else {
+                    "moe.per_token"
+                }));
+            }
+            if moe.per_token > moe.experts {
+                return Err(ShapeError::TooManyExperts {
+                    per_token: moe.per_token,
+                    experts: moe.experts,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A model that computes in microseconds.
+    pub(crate) fn tiny(moe: bool) -> ModelShape {
+        ModelShape {
+            name: "tiny".to_owned(),
+            layers: 3,
+            hidden: 48,
+            heads: 4,
+            kv_heads: Some(2),
+            head_dim: Some(16),
+            ffn: 80,
+            vocab: 260,
+            context: 512,
+            rope_theta: 10_000.0,
+            norm_eps: 1e-5,
+            tied_embeddings: false,
+            moe: moe.then_some(Moe {
+                experts: 4,
+                per_token: 2,
+            }),
+            weights: WeightsSource::Seed(7),
+        }
+    }
+
+    #[test]
+    fn sizes_that_do_not_fit_are_named() {
+        assert_eq!(tiny(true).check(), Ok(()));
+        let said = |change: fn(&mut ModelShape)| {
+            let mut shape = tiny(true);
+            change(&mut shape);
+            shape.check().unwrap_err().to_string()
+        };
+        assert!(said(|s| s.layers = 0).contains("model.layers is 0"));
+        assert!(said(|s| s.kv_heads = Some(3)).contains("no multiple of model.kv_heads (3)"));
+        assert!(said(|s| s.head_dim = Some(7)).contains("must be even"));
+        assert!(said(|s| s.rope_theta = f64::NAN).contains("rope_theta"));
+        let many = Moe {
+            experts: 2,
+            per_token: 3,
+        };
+        let mut shape = tiny(true);
+        shape.moe = Some(many);
+        assert!(shape.check().unwrap_err().to_string().contains("at most"));
+    }
+}

@@ -1,0 +1,117 @@
+//! A whole process: configuration in, engine and endpoint out.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use candle_core::Device;
+
+use crate::apart::inbox::{Inbox, Key};
+use crate::apart::{Net, Words, experts};
+use crate::carry::incoming::listen;
+use crate::carry::{Carrier, Incoming, Kind, Options, Taker};
+use crate::config::Config;
+use crate::engine::{Handle, Order, Parts, orders, start};
+use crate::model::Model;
+
+/// The device: the first GPU where the program was built for them and there is one, else the CPU.
+fn device() -> Device {
+    match Device::cuda_if_available(0) {
+        Ok(device) => device,
+        Err(error) => {
+            tracing::warn!("computing on the CPU, since the GPU cannot be used: {error}");
+            Device::Cpu
+        }
+    }
+}
+
+/// Reads the weights and starts an engine. With peers, it listens for them from now on.
+///
+/// # Errors
+/// Weights cannot be read, memory is missing, or an address is taken.
+pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle> {
+    let device = device();
+    let peers = config.net_peers();
+    let ranks = peers.ranks.clone();
+    let model = Model::load(&config.model, &|expert| ranks.holds(expert), &device)
+        .context("cannot have the model's weights")?;
+    let queue = orders();
+    let net = match &config.peers {
+        None => None,
+        Some(others) => {
+            let inbox = Arc::new(Inbox::default());
+            let name =
+                config.laxity.name.clone().unwrap_or_else(|| {
+                    format!("{:?} {}", config.role, others.listen).to_lowercase()
+                });
+            let options = Options {
+                socket: config.laxity.socket.clone(),
+                name,
+                nic: config.laxity.nic,
+            };
+            // What comes in before the carrier is there waits for it.
+            let (served, serving) = std::sync::mpsc::channel();
+            let taker = taker(queue.0.clone(), Arc::clone(&inbox), served);
+            let carrier = Carrier::start(options, others.listen, Taker::clone(&taker))
+                .context("no thread for transfers")?;
+            let experts =
+                experts::serve(model.bank(), config.model.hidden, device, carrier.clone())
+                    .context("no thread for experts")?;
+            std::thread::Builder::new()
+                .name("experts' post".to_owned())
+                .spawn(move || {
+                    serving
+                        .into_iter()
+                        .all(|arrival| experts.send(arrival).is_ok())
+                })
+                .context("no thread for experts")?;
+            listen(others.listen, taker)
+                .with_context(|| format!("cannot listen on {} (peers.listen)", others.listen))?;
+            Some(Net {
+                carrier,
+                inbox,
+                peers,
+                patience: config.patience(),
+            })
+        }
+    };
+    let parts = Parts {
+        model,
+        room: config.room(),
+        settings: config.schedule,
+        record,
+        net,
+    };
+    start(parts, queue)
+}
+
+/// Sorts what comes in from other processes.
+fn taker(
+    engine: Handle,
+    inbox: Arc<Inbox>,
+    experts: std::sync::mpsc::Sender<crate::carry::Arrival>,
+) -> Taker {
+    Arc::new(move |incoming| match incoming {
+        Incoming::Parcel(arrival) => match arrival.head.kind {
+            Kind::KvReuse => {
+                let key = Key::Reuse(arrival.head.request, arrival.head.layer);
+                inbox.put(key, arrival.payload);
+            }
+            Kind::Combine => {
+                let key = Key::Combine(arrival.head.place, arrival.from);
+                inbox.put(key, arrival.payload);
+            }
+            // An engine, or its experts, that ended hear nothing; the process is about to.
+            Kind::Dispatch => drop(experts.send(arrival)),
+            Kind::P2d => drop(engine.order(Order::Kv(arrival))),
+        },
+        Incoming::Words(from, line) => match serde_json::from_str::<Words>(&line) {
+            Ok(words) => drop(engine.order(Order::Words(from, words))),
+            Err(error) => tracing::warn!(%from, "words that make no sense: {error}"),
+        },
+        Incoming::Lost(peer, why) => {
+            inbox.lose(peer);
+            let _ = engine.order(Order::Lost(peer, why));
+        }
+    })
+}

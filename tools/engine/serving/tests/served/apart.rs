@@ -1,0 +1,324 @@
+//! Prefill, decode and experts in different processes: what they answer is what one process answers, with a daemon and without, and when one of them dies.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::running::{Running, address, eventually, model, prompt};
+
+/// A daemon for all processes of a test, with a window so small that flows wait; killed when dropped.
+struct Daemon(Child);
+
+impl Daemon {
+    fn start(folder: &Path) -> (Self, PathBuf) {
+        let own = std::env::current_exe().expect("own path");
+        let program = own
+            .parent()
+            .and_then(Path::parent)
+            .expect("target/<profile>/deps")
+            .join("laxityd");
+        assert!(
+            program.exists(),
+            "{} is missing: run `cargo build -p laxity-daemon` first",
+            program.display()
+        );
+        let socket = folder.join("laxityd.sock");
+        let config = folder.join("laxityd.toml");
+        let text = format!(
+            "socket = {socket:?}\ncontrol = {:?}\nmetrics = \"\"\n[[nic]]\nname = \"test\"\nrate = \"1Gbit\"\nchunk = \"4KiB\"\nwindow = \"16KiB\"\n",
+            folder.join("control.sock")
+        );
+        std::fs::write(&config, text).expect("written");
+        let child = Command::new(program)
+            .arg("--config")
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::create(folder.join("laxityd.log")).expect("log"))
+            .spawn()
+            .expect("laxityd starts");
+        eventually("the daemon listens", || socket.exists());
+        (Self(child), socket)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn laxity(socket: Option<&Path>) -> String {
+    socket.map_or(String::new(), |socket| {
+        format!("laxity = {{ socket = {socket:?} }}\n")
+    })
+}
+
+fn list(addresses: &[SocketAddr]) -> String {
+    let quoted: Vec<String> = addresses
+        .iter()
+        .map(|address| format!("\"{address}\""))
+        .collect();
+    format!("[{}]", quoted.join(", "))
+}
+
+/// Two prefill processes and a decode process in front of them.
+struct Cluster {
+    decode: Running,
+    prefill: Vec<Running>,
+}
+
+impl Cluster {
+    fn start(
+        folder: &Path,
+        moe: bool,
+        socket: Option<&Path>,
+        experts_apart: bool,
+        chunk: u32,
+    ) -> Self {
+        let (ranks, front) = ([address(), address()], address());
+        let common = format!(
+            "schedule = {{ tokens = {chunk} }}\nkv = {{ blocks = 64, block_tokens = 8 }}\n{}",
+            laxity(socket)
+        );
+        let prefill = ranks
+            .iter()
+            .enumerate()
+            .map(|(rank, here)| {
+                let experts = if experts_apart { format!("experts = {}, ", list(&ranks)) } else { String::new() };
+                let reuse = list(&[ranks[1 - rank]]);
+                let config = format!("role = \"prefill\"\npeers = {{ listen = \"{here}\", {experts}reuse = {reuse} }}\n{common}{}", model(moe));
+                Running::start(folder, &format!("prefill{rank}"), &config, &[])
+            })
+            .collect();
+        let config = format!(
+            "role = \"decode\"\npeers = {{ listen = \"{front}\", prefill = {}, patience_ms = 20000 }}\n{common}{}",
+            list(&ranks),
+            model(moe)
+        );
+        let decode = Running::start(folder, "decode", &config, &[]);
+        Self { decode, prefill }
+    }
+
+    fn sum(&self, metric: &str) -> f64 {
+        self.prefill
+            .iter()
+            .chain([&self.decode])
+            .map(|engine| engine.metric(metric))
+            .sum()
+    }
+
+    fn logs(&self) -> String {
+        self.prefill
+            .iter()
+            .chain([&self.decode])
+            .map(Running::log_text)
+            .collect()
+    }
+
+    fn is_idle(&self) -> bool {
+        let mut all = self.prefill.iter().chain([&self.decode]);
+        all.all(|engine| {
+            let health = engine.health();
+            health["requests"] == 0 && health["kv_blocks_used"] == 0
+        })
+    }
+}
+
+/// Prompts of which the later ones begin as earlier ones do.
+fn prompts() -> Vec<Vec<u32>> {
+    (0..8)
+        .map(|number| {
+            let mut tokens = prompt(number / 4, 70);
+            tokens.extend(prompt(number, 3 + 11 * number as usize));
+            tokens
+        })
+        .collect()
+}
+
+fn alone(folder: &Path, moe: bool) -> Vec<String> {
+    let engine = Running::start(folder, "alone", &model(moe), &[]);
+    prompts()
+        .iter()
+        .map(|prompt| engine.complete(prompt, 10))
+        .collect()
+}
+
+/// All prompts twice, several at once: what was computed by one prefill process is reused by the other.
+fn compare(cluster: &Cluster, alone: &[String], what: &str) {
+    for _ in 0..2 {
+        for (prompts, expected) in prompts().chunks(4).zip(alone.chunks(4)) {
+            std::thread::scope(|scope| {
+                let answers: Vec<_> = prompts
+                    .iter()
+                    .map(|prompt| scope.spawn(|| cluster.decode.complete(prompt, 10)))
+                    .collect();
+                for (answer, expected) in answers.into_iter().zip(expected) {
+                    assert_eq!(
+                        &answer.join().unwrap(),
+                        expected,
+                        "{what}\n{}",
+                        cluster.logs()
+                    );
+                }
+            });
+        }
+    }
+    eventually("all blocks are free", || cluster.is_idle());
+}
+
+#[test]
+fn prefill_and_decode_apart_answer_as_one_process_does_with_and_without_a_daemon() {
+    let folder = tempfile::tempdir().unwrap();
+    let alone = alone(folder.path(), false);
+    let (_daemon, socket) = Daemon::start(folder.path());
+    for socket in [None, Some(socket.as_path())] {
+        let cluster = Cluster::start(folder.path(), false, socket, false, 37);
+        compare(&cluster, &alone, &format!("daemon: {}", socket.is_some()));
+        let elsewhere = cluster
+            .decode
+            .metric("laxity_engine_prefilled_elsewhere_total");
+        assert_eq!(
+            elsewhere,
+            16.0,
+            "all prompts were computed by prefill processes\n{}",
+            cluster.logs()
+        );
+        assert!(cluster.sum("laxity_engine_sent_bytes_total{stage=\"p2d\"") > 0.0);
+        assert!(
+            cluster.sum("laxity_engine_prompt_tokens_fetched_total") > 0.0,
+            "no KV was fetched from a peer"
+        );
+        assert!(cluster.sum("laxity_engine_sent_bytes_total{stage=\"kv_reuse\"") > 0.0);
+        let scheduled = cluster.sum("laxity_engine_scheduled_bytes_total");
+        let bypassed = cluster.sum("laxity_engine_bypassed_bytes_total");
+        if socket.is_some() {
+            // A machine that is busy may keep the daemon from answering for longer than a flow waits.
+            assert!(
+                scheduled > 100_000.0,
+                "scheduled {scheduled}, bypassed {bypassed}"
+            );
+        } else {
+            assert!(
+                scheduled == 0.0 && bypassed > 100_000.0,
+                "scheduled {scheduled}, bypassed {bypassed}"
+            );
+        }
+    }
+}
+
+#[test]
+fn experts_in_two_processes_answer_as_those_in_one_with_and_without_a_daemon() {
+    let folder = tempfile::tempdir().unwrap();
+    let alone = alone(folder.path(), true);
+    let (_daemon, socket) = Daemon::start(folder.path());
+    for socket in [None, Some(socket.as_path())] {
+        let cluster = Cluster::start(folder.path(), true, socket, true, 64);
+        compare(&cluster, &alone, &format!("daemon: {}", socket.is_some()));
+        let elsewhere = cluster
+            .decode
+            .metric("laxity_engine_prefilled_elsewhere_total");
+        assert_eq!(
+            elsewhere,
+            16.0,
+            "all prompts were computed by prefill processes\n{}",
+            cluster.logs()
+        );
+        for engine in &cluster.prefill {
+            let sent = engine.metric("laxity_engine_sent_bytes_total{stage=\"collective\"");
+            assert!(sent > 10_000.0, "a rank sent {sent} bytes of collectives");
+        }
+        let scheduled = cluster.sum("laxity_engine_scheduled_bytes_total");
+        assert_eq!(
+            scheduled > 100_000.0,
+            socket.is_some(),
+            "scheduled {scheduled}"
+        );
+    }
+}
+
+#[test]
+fn a_prefill_process_that_dies_costs_no_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let alone = alone(folder.path(), false);
+    let mut cluster = Cluster::start(folder.path(), false, None, false, 16);
+    let prompts = prompts();
+    std::thread::scope(|scope| {
+        let answers: Vec<_> = prompts
+            .iter()
+            .map(|prompt| scope.spawn(|| cluster.decode.complete(prompt, 10)))
+            .collect();
+        for (answer, expected) in answers.into_iter().zip(&alone) {
+            assert_eq!(&answer.join().unwrap(), expected);
+        }
+    });
+    for engine in &mut cluster.prefill {
+        engine.kill();
+    }
+    for (prompt, expected) in prompts.iter().zip(&alone) {
+        assert_eq!(
+            &cluster.decode.complete(prompt, 10),
+            expected,
+            "{}",
+            cluster.decode.log_text()
+        );
+    }
+    assert!(
+        cluster
+            .decode
+            .metric("laxity_engine_prefilled_after_all_total")
+            > 0.0
+    );
+    let idle = || cluster.decode.health()["kv_blocks_used"] == 0;
+    eventually("all blocks are free", idle);
+}
+
+#[test]
+fn a_process_of_another_model_is_not_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let (other, front) = (address(), address());
+    let config = format!(
+        "role = \"prefill\"\npeers = {{ listen = \"{other}\" }}\n{}",
+        model(false).replace("seed = 7", "seed = 8")
+    );
+    let prefill = Running::start(folder.path(), "prefill", &config, &[]);
+    let config = format!(
+        "role = \"decode\"\npeers = {{ listen = \"{front}\", prefill = [\"{other}\"] }}\n{}",
+        model(false)
+    );
+    let decode = Running::start(folder.path(), "decode", &config, &[]);
+    let expected =
+        Running::start(folder.path(), "alone", &model(false), &[]).complete(&prompt(1, 50), 8);
+    assert_eq!(decode.complete(&prompt(1, 50), 8), expected);
+    assert_eq!(
+        decode.metric("laxity_engine_prefilled_after_all_total"),
+        1.0,
+        "{}",
+        prefill.log_text()
+    );
+    assert!(
+        decode.log_text().contains("another model"),
+        "{}",
+        decode.log_text()
+    );
+}
+
+#[test]
+fn whoever_goes_away_frees_its_blocks_in_all_processes() {
+    let folder = tempfile::tempdir().unwrap();
+    let cluster = Cluster::start(folder.path(), false, None, false, 8);
+    let body = serde_json::json!({"prompt": prompt(5, 400), "max_tokens": 100, "ignore_eos": true, "stream": true}).to_string();
+    for _ in 0..3 {
+        let open = cluster.decode.begin("/v1/completions", "", &body);
+        eventually("it is being computed", || {
+            cluster
+                .prefill
+                .iter()
+                .any(|engine| engine.health()["kv_blocks_used"] != 0)
+                || cluster.decode.health()["kv_blocks_used"] != 0
+        });
+        drop(open);
+        eventually("all blocks are free", || cluster.is_idle());
+    }
+}

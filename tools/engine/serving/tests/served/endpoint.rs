@@ -1,0 +1,317 @@
+//! The endpoint, of one process.
+
+use crate::running::{Running, eventually, model, prompt};
+
+#[test]
+fn an_answer_is_the_same_whole_and_streamed_and_counts_its_tokens() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = Running::start(folder.path(), "whole", &model(false), &[]);
+    let body = r#"{"model":"tiny","prompt":"Hello, world","max_tokens":20,"ignore_eos":true"#;
+    let whole = engine.post(
+        "/v1/completions",
+        "x-slo-ttft-ms: 500\r\n",
+        &format!("{body}}}"),
+    );
+    assert_eq!(whole.status, 200, "{}", whole.body);
+    let whole = whole.json();
+    assert_eq!(whole["object"], "text_completion");
+    assert_eq!(whole["choices"][0]["finish_reason"], "length");
+    assert_eq!(
+        whole["usage"]["prompt_tokens"], 13,
+        "twelve bytes and a mark"
+    );
+    let streamed = engine.post(
+        "/v1/completions",
+        "",
+        &format!("{body},\"stream\":true,\"stream_options\":{{\"include_usage\":true}}}}"),
+    );
+    let events = streamed.events();
+    assert_eq!(events.last().unwrap(), "[DONE]");
+    let chunks: Vec<serde_json::Value> = events[..events.len() - 1]
+        .iter()
+        .map(|event| serde_json::from_str(event).unwrap())
+        .collect();
+    let text: String = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["text"].as_str())
+        .collect();
+    assert_eq!(text, whole["choices"][0]["text"].as_str().unwrap());
+    assert_eq!(chunks.last().unwrap()["usage"]["completion_tokens"], 20);
+    assert_eq!(
+        chunks[chunks.len() - 2]["choices"][0]["finish_reason"],
+        "length"
+    );
+
+    let chat = r#"{"model":"tiny","messages":[{"role":"user","content":[{"type":"text","text":"Hi"}]}],"max_completion_tokens":4,"ignore_eos":true}"#;
+    let answer = engine.post("/v1/chat/completions", "", chat).json();
+    assert_eq!(answer["object"], "chat.completion");
+    assert_eq!(answer["choices"][0]["message"]["role"], "assistant");
+    assert_eq!(answer["usage"]["completion_tokens"], 4);
+
+    // A choice by temperature and seed is another one, and the same again.
+    let warm =
+        r#"{"prompt":"Hello, world","max_tokens":20,"temperature":1.0,"seed":5,"ignore_eos":true}"#;
+    let text = |answer: &crate::running::Answer| answer.json()["choices"][0]["text"].clone();
+    let (first, second) = (
+        engine.post("/v1/completions", "", warm),
+        engine.post("/v1/completions", "", warm),
+    );
+    assert_eq!(text(&first), text(&second));
+    assert_ne!(text(&first), whole["choices"][0]["text"]);
+
+    assert_eq!(engine.get("/v1/models").0, 200);
+    assert!(engine.get("/v1/models").1.contains("\"tiny\""));
+    assert!(engine.metric("laxity_engine_requests_total") >= 5.0);
+    let ended = engine.terminate();
+    assert!(ended, "SIGTERM ends it in order");
+}
+
+#[test]
+fn what_cannot_be_answered_is_refused_with_a_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = format!(
+        "kv = {{ blocks = 8, block_tokens = 16 }}\nlimits = {{ output_max = 900, body_bytes_max = 20000 }}\n{}",
+        model(false)
+    );
+    let engine = Running::start(folder.path(), "whole", &config, &[]);
+    let long = "x".repeat(1100);
+    let large = "x".repeat(30_000);
+    let cases = [
+        ("{\"prompt\":", "", 400, "invalid_json", "EOF"),
+        ("{}", "", 400, "missing_field", "`prompt`"),
+        (
+            "{\"prompt\":\"x\",\"model\":\"gpt\"}",
+            "",
+            404,
+            "model_not_found",
+            "`gpt`",
+        ),
+        (
+            &format!("{{\"prompt\":\"{long}\"}}"),
+            "",
+            400,
+            "context_length_exceeded",
+            "context of 1024",
+        ),
+        (
+            "{\"prompt\":\"x\",\"max_tokens\":200}",
+            "",
+            400,
+            "context_length_exceeded",
+            "KV cache",
+        ),
+        (
+            "{\"prompt\":\"x\",\"max_tokens\":901}",
+            "",
+            400,
+            "too_many_tokens",
+            "limits.output_max",
+        ),
+        (
+            "{\"prompt\":\"x\",\"max_tokens\":0}",
+            "",
+            400,
+            "invalid_value",
+            "at least 1",
+        ),
+        ("{\"prompt\":[]}", "", 400, "empty_prompt", "no token"),
+        ("{\"prompt\":[999]}", "", 400, "invalid_value", "token 999"),
+        (
+            "{\"prompt\":\"x\",\"n\":2}",
+            "",
+            400,
+            "unsupported_value",
+            "`n`",
+        ),
+        (
+            "{\"prompt\":\"x\",\"stop\":[\"a\"]}",
+            "",
+            400,
+            "unsupported_value",
+            "`stop`",
+        ),
+        (
+            "{\"prompt\":\"x\",\"temperature\":-1}",
+            "",
+            400,
+            "invalid_value",
+            "temperature",
+        ),
+        (
+            "{\"prompt\":\"x\"}",
+            "x-slo-ttft-ms: 0\r\n",
+            400,
+            "impossible_objective",
+            "x-slo-ttft-ms is `0`",
+        ),
+        (
+            "{\"prompt\":\"x\"}",
+            "x-slo-ttft-ms: -3\r\n",
+            400,
+            "impossible_objective",
+            "above 0",
+        ),
+        (
+            "{\"prompt\":\"x\"}",
+            "x-slo-ttft-ms: NaN\r\n",
+            400,
+            "impossible_objective",
+            "`NaN`",
+        ),
+        (
+            "{\"prompt\":\"x\"}",
+            "x-slo-tpot-ms: soon\r\n",
+            400,
+            "impossible_objective",
+            "`soon`",
+        ),
+        (
+            &format!("{{\"prompt\":\"{large}\"}}"),
+            "",
+            413,
+            "body_too_long",
+            "20000 bytes",
+        ),
+    ];
+    for (body, headers, status, code, message) in cases {
+        let answer = engine.post("/v1/completions", headers, body);
+        let shown = &body[..body.len().min(60)];
+        assert_eq!(answer.status, status, "{shown} {headers}: {}", answer.body);
+        let (said, why) = answer.error();
+        assert_eq!(said, code, "{shown} {headers}");
+        assert!(why.contains(message), "{shown} {headers}: {why}");
+    }
+    let chat = engine.post("/v1/chat/completions", "", r#"{"messages":[]}"#);
+    assert_eq!(chat.error().0, "empty_prompt");
+    assert_eq!(engine.get("/v2").0, 404);
+    assert_eq!(engine.get("/v1/completions").0, 405);
+    // Nothing of that is left.
+    let health = engine.health();
+    assert_eq!(
+        (
+            health["requests"].as_u64(),
+            health["kv_blocks_used"].as_u64()
+        ),
+        (Some(0), Some(0))
+    );
+    assert_eq!(engine.complete(&prompt(1, 20), 5).is_empty(), false);
+}
+
+#[test]
+fn whoever_goes_away_frees_its_blocks_and_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = format!("limits = {{ requests_max = 2 }}\n{}", model(false));
+    let engine = Running::start(folder.path(), "whole", &config, &[]);
+    for stream in [true, false] {
+        let body = format!(
+            r#"{{"prompt":"{}","max_tokens":900,"ignore_eos":true,"stream":{stream}}}"#,
+            "y".repeat(100)
+        );
+        let both = [
+            engine.begin("/v1/completions", "", &body),
+            engine.begin("/v1/completions", "", &body),
+        ];
+        eventually("both are being served", || engine.health()["requests"] == 2);
+        let third = engine.post("/v1/completions", "", &body);
+        if third.status != 200 {
+            assert_eq!(
+                (third.status, third.error().0.as_str()),
+                (429, "too_many_requests")
+            );
+        }
+        drop(both);
+        eventually("their blocks are free", || {
+            let health = engine.health();
+            health["requests"] == 0 && health["kv_blocks_used"] == 0
+        });
+    }
+    assert!(engine.metric("laxity_engine_abandoned_total") >= 2.0);
+    engine.complete(&prompt(3, 40), 3);
+}
+
+#[test]
+fn answers_are_the_same_whatever_the_chunks_the_company_and_the_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = folder.path().join("record.jsonl");
+    let recorded = record.display().to_string();
+    for moe in [false, true] {
+        let prompts: Vec<Vec<u32>> = (0..6)
+            .map(|n| {
+                // Those of a pair begin alike.
+                let mut tokens = prompt(n / 2, 60);
+                tokens.extend(prompt(n, 5 + 17 * n as usize));
+                tokens
+            })
+            .collect();
+        let alone: Vec<String> = {
+            let config = format!("schedule = {{ tokens = 1024 }}\n{}", model(moe));
+            let engine = Running::start(folder.path(), "alone", &config, &[]);
+            prompts
+                .iter()
+                .map(|prompt| engine.complete(prompt, 12))
+                .collect()
+        };
+        assert!(alone.iter().any(|text| text != &alone[0]), "{alone:?}");
+        // Small chunks, a cache so small that blocks are taken away, everything at once, twice.
+        let config = format!(
+            "schedule = {{ tokens = 23, policy = \"edf\" }}\nkv = {{ blocks = 40, block_tokens = 8 }}\n{}",
+            model(moe)
+        );
+        let engine = Running::start(folder.path(), "together", &config, &["--record", &recorded]);
+        for _ in 0..2 {
+            std::thread::scope(|scope| {
+                let answers: Vec<_> = prompts
+                    .iter()
+                    .map(|prompt| scope.spawn(|| engine.complete(prompt, 12)))
+                    .collect();
+                for (answer, expected) in answers.into_iter().zip(&alone) {
+                    assert_eq!(&answer.join().unwrap(), expected, "moe {moe}");
+                }
+            });
+        }
+        eventually("all blocks are free", || {
+            engine.health()["kv_blocks_used"] == 0
+        });
+        assert!(
+            engine.metric("laxity_engine_prompt_tokens_found_total") > 0.0,
+            "the cache was of no use"
+        );
+        assert!(engine.terminate());
+        // Identical events give identical decisions, in virtual time.
+        let replayed = laxity_engine::schedule::replay(&record).unwrap();
+        assert!(
+            replayed.plans > 30 && replayed.events > replayed.plans,
+            "{replayed:?}"
+        );
+    }
+}
+
+#[test]
+fn a_record_that_was_changed_is_not_replayed_as_if_nothing_were() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = folder.path().join("record.jsonl");
+    let engine = Running::start(
+        folder.path(),
+        "whole",
+        &model(false),
+        &["--record", &record.display().to_string()],
+    );
+    engine.complete(&prompt(1, 40), 4);
+    assert!(engine.terminate());
+    let text = std::fs::read_to_string(&record).unwrap();
+    assert!(laxity_engine::schedule::replay(&record).is_ok());
+    let changed = text.replacen("\"tokens\":40", "\"tokens\":39", 1);
+    assert_ne!(changed, text);
+    std::fs::write(&record, changed).unwrap();
+    let error = laxity_engine::schedule::replay(&record)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("recorded was"), "{error}");
+    std::fs::write(&record, text.lines().skip(1).collect::<Vec<_>>().join("\n")).unwrap();
+    assert!(
+        laxity_engine::schedule::replay(&record)
+            .unwrap_err()
+            .to_string()
+            .contains("settings")
+    );
+}

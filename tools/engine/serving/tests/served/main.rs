@@ -1,0 +1,6 @@
+//! Whole engines: endpoint, disaggregation, experts, daemon.
+
+mod apart;
+mod endpoint;
+mod load;
+mod running;

@@ -1,0 +1,255 @@
+//! Processes of the real program, with configurations and ports of their own, and a client that speaks to them.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Longest that anything here may take before a test calls it a hang. The machine may be building something else.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Polls until it holds.
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(
+            start.elapsed() < PATIENCE,
+            "still not so after {PATIENCE:?}: {what}"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A port that nothing listens on now. Below the range that the kernel takes ports of outgoing connections from.
+pub(crate) fn port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let spread = (std::process::id() % 900) as u16 * 16;
+        let port = 16_000 + (spread + NEXT.fetch_add(1, Ordering::Relaxed)) % 16_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+pub(crate) fn address() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port()))
+}
+
+/// The model of these tests.
+pub(crate) fn model(moe: bool) -> String {
+    let experts = if moe {
+        "moe = { experts = 4, per_token = 2 }"
+    } else {
+        ""
+    };
+    format!(
+        "[model]\nname = \"tiny\"\nlayers = 3\nhidden = 48\nheads = 4\nkv_heads = 2\nhead_dim = 16\nffn = 80\nvocab = 260\ncontext = 1024\n{experts}\nweights = {{ seed = 7 }}\n"
+    )
+}
+
+/// A running engine; killed when dropped.
+pub(crate) struct Running {
+    child: Child,
+    pub(crate) http: SocketAddr,
+    log: PathBuf,
+}
+
+impl Running {
+    /// Starts one with this configuration (without `listen`).
+    pub(crate) fn start(folder: &Path, name: &str, config: &str, more: &[&str]) -> Self {
+        let http = address();
+        let file = folder.join(format!("{name}.toml"));
+        fs::write(&file, format!("listen = \"{http}\"\n{config}")).expect("written");
+        let log = folder.join(format!("{name}.log"));
+        let output = fs::File::create(&log).expect("log");
+        let child = Command::new(env!("CARGO_BIN_EXE_laxity-engine"))
+            .arg("--config")
+            .arg(&file)
+            .args(more)
+            .env("RAYON_NUM_THREADS", "2")
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().expect("log"))
+            .stderr(output)
+            .spawn()
+            .expect("it starts");
+        let running = Self { child, http, log };
+        let start = Instant::now();
+        while running.try_get("/health").is_none() {
+            assert!(
+                start.elapsed() < PATIENCE,
+                "it does not answer: {}",
+                running.log_text()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        running
+    }
+
+    pub(crate) fn log_text(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    fn try_get(&self, path: &str) -> Option<(u16, String)> {
+        let mut stream = TcpStream::connect(self.http).ok()?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        )
+        .ok()?;
+        let answer = Answer::read(stream)?;
+        Some((answer.status, answer.body))
+    }
+
+    pub(crate) fn get(&self, path: &str) -> (u16, String) {
+        self.try_get(path)
+            .unwrap_or_else(|| panic!("no answer: {}", self.log_text()))
+    }
+
+    pub(crate) fn health(&self) -> Value {
+        serde_json::from_str(&self.get("/health").1).expect("JSON")
+    }
+
+    /// The sum of its metrics whose name and labels begin so.
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let text = self.get("/metrics").1;
+        let lines = text.lines().filter(|line| line.starts_with(name));
+        lines
+            .filter_map(|line| line.split_whitespace().last()?.parse::<f64>().ok())
+            .sum()
+    }
+
+    /// Sends a body and does not wait for the answer.
+    pub(crate) fn begin(&self, path: &str, headers: &str, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(self.http).expect("it listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+        let length = body.len();
+        write!(stream, "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n{headers}\r\n{body}").expect("written");
+        stream
+    }
+
+    pub(crate) fn post(&self, path: &str, headers: &str, body: &str) -> Answer {
+        Answer::read(self.begin(path, headers, body))
+            .unwrap_or_else(|| panic!("no answer: {}", self.log_text()))
+    }
+
+    /// The text of a greedy answer to a prompt of tokens.
+    pub(crate) fn complete(&self, prompt: &[u32], tokens: u32) -> String {
+        let body = serde_json::json!({"prompt": prompt, "max_tokens": tokens, "ignore_eos": true});
+        let answer = self.post("/v1/completions", "", &body.to_string());
+        assert_eq!(answer.status, 200, "{}\n{}", answer.body, self.log_text());
+        let json = answer.json();
+        assert_eq!(json["usage"]["completion_tokens"], tokens);
+        json["choices"][0]["text"]
+            .as_str()
+            .expect("text")
+            .to_owned()
+    }
+
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    pub(crate) fn terminate(mut self) -> bool {
+        let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("signal");
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("wait") {
+                return status.success();
+            }
+            assert!(
+                start.elapsed() < PATIENCE,
+                "it does not end: {}",
+                self.log_text()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// An answer of HTTP.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    fn read(stream: TcpStream) -> Option<Self> {
+        let mut reader = BufReader::new(stream);
+        let mut line = String::new();
+        reader.read_line(&mut line).ok()?;
+        let status = line.split_whitespace().nth(1)?.parse().ok()?;
+        let mut chunked = false;
+        loop {
+            line.clear();
+            reader.read_line(&mut line).ok()?;
+            if line.trim().is_empty() {
+                break;
+            }
+            chunked |= line
+                .to_ascii_lowercase()
+                .starts_with("transfer-encoding: chunked");
+        }
+        let mut raw = Vec::new();
+        reader.read_to_end(&mut raw).ok()?;
+        let body = if chunked { unchunk(&raw)? } else { raw };
+        Some(Self {
+            status,
+            body: String::from_utf8(body).ok()?,
+        })
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+
+    /// The code and message of an error.
+    pub(crate) fn error(&self) -> (String, String) {
+        let error = &self.json()["error"];
+        let text = |name: &str| error[name].as_str().unwrap_or_default().to_owned();
+        (text("code"), text("message"))
+    }
+
+    /// The events of a stream.
+    pub(crate) fn events(&self) -> Vec<String> {
+        let lines = self.body.split("\n\n").filter(|line| !line.is_empty());
+        lines
+            .map(|line| line.strip_prefix("data: ").expect("an event").to_owned())
+            .collect()
+    }
+}
+
+fn unchunk(mut raw: &[u8]) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let end = raw.windows(2).position(|two| two == b"\r\n")?;
+        let length =
+            usize::from_str_radix(std::str::from_utf8(&raw[..end]).ok()?.trim(), 16).ok()?;
+        if length == 0 {
+            return Some(body);
+        }
+        body.extend(raw.get(end + 2..end + 2 + length)?);
+        raw = raw.get(end + 4 + length..)?;
+    }
+}
+
+/// A prompt of so many tokens; `number` tells it from others, from the first token on.
+pub(crate) fn prompt(number: u32, length: usize) -> Vec<u32> {
+    (0..length as u32)
+        .map(|at| (at * 37 + at / 7 + number * 101 + 11) % 256)
+        .collect()
+}
