@@ -25,12 +25,16 @@ from typing import Any
 import network
 import report
 from daemons import Daemon, plain_environment
+from guest import Guest
 from hints import NONE, VARIANTS
-from plan import Place, Plan
+from network import Network
+from plan import Plan
 from workload import Shape, offered, requests
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROLES = ("prefill", "decode")
+#: How long anything may take beyond its time.
+LIMIT_S = 120.0
 
 
 def arguments() -> argparse.Namespace:
@@ -46,6 +50,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--units", type=int, default=2, help="that compute on the prefill host [2]")
     parser.add_argument("--layers", type=int, default=8, help="[8]")
     parser.add_argument("--block-bytes", type=int, default=8192, help="of a block's KV cache in a layer [8192]")
+    parser.add_argument("--rdma", action="store_true", help="by Mooncake's RDMA transport, inside `laxity lab exec`")
+    parser.add_argument("--preload", default="", help="with --rdma: a library for both processes, such as the lab's patient.so")
     parser.add_argument("--json", type=pathlib.Path, help="all figures, into this file")
     parser.add_argument("--trace", type=pathlib.Path, help="folder for traces of one more run of each variant that has a daemon")
     given = parser.parse_args()
@@ -55,8 +61,8 @@ def arguments() -> argparse.Namespace:
     for name in ("rounds", "requests", "load", "slo_scale", "rate_mbit", "units", "layers", "block_bytes"):
         if getattr(given, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} has to be more than 0")
-    needed = ("laxityd", "laxity") if given.trace else ("laxityd",)
-    if set(given.variants) - {NONE}:
+    needed = ("laxityd", "laxity") if given.trace or given.rdma else ("laxityd",)
+    if given.rdma or set(given.variants) - {NONE}:
         missing = [name for name in needed if not given.bin or not (pathlib.Path(given.bin) / name).exists()]
         if missing:
             parser.error(f"no {missing[0]} in {given.bin!r}: name the folder of the binaries with --bin or LAXITY_BIN")
@@ -66,23 +72,14 @@ def arguments() -> argparse.Namespace:
 class Lab:
     """Plays plans."""
 
-    def __init__(self, given: argparse.Namespace, folder: pathlib.Path) -> None:
-        self._given, self._folder = given, folder
-        self._network = network.Network(given.rate_mbit)
+    def __init__(self, given: argparse.Namespace, hosts: Network | Guest, folder: pathlib.Path) -> None:
+        self._given, self._hosts, self._folder = given, hosts, folder
         self._runs = 0
 
-    @property
-    def warnings(self) -> list[str]:
-        return self._network.warnings
-
     def plan(self, shape: Shape, seed: int) -> Plan:
-        given = self._given
+        given, hosts = self._given, self._hosts
         planned = requests(shape, given.requests, given.load, given.slo_scale, seed)
-        prefill, decode = (
-            Place(engine=data, data=data, management=management, device="")
-            for data, management in network.ADDRESSES
-        )
-        return Plan(shape, planned, prefill, decode, "tcp", limit_s=120.0)
+        return Plan(shape, planned, hosts.place(0), hosts.place(1), hosts.transport, LIMIT_S)
 
     def play(self, plan: Plan, variant: str, trace: pathlib.Path | None = None) -> dict[str, Any]:
         """One run of one variant."""
@@ -92,16 +89,19 @@ class Lab:
         plan.write(folder / "plan.json")
         daemons = []
         if variant != NONE:
-            nic = f'name = "{network.DEVICE}"\nrate = "{self._given.rate_mbit}Mbit"'
             for host, role in enumerate(ROLES):
-                daemons.append(Daemon(pathlib.Path(self._given.bin), folder / role, self._network.inside(host), nic))
+                nic = f'name = "{self._hosts.nic(host)}"\nrate = "{self._given.rate_mbit}Mbit"'
+                inside = self._hosts.inside(host)
+                daemons.append(Daemon(pathlib.Path(self._given.bin), folder / role, inside, nic))
                 if trace is not None:
                     daemons[-1].trace(trace / f"{variant}.{role}.json")
         processes = []
         try:
             for host in (1, 0):
                 said = open(folder / f"{ROLES[host]}.log", "w+", encoding="utf-8")
-                command = [*self._network.inside(host), sys.executable, str(HERE / "host.py")]
+                command = [*self._hosts.inside(host), sys.executable, str(HERE / "host.py")]
+                if daemons:
+                    command = [*self._hosts.under_laxity(daemons[host].socket), *command]
                 processes.append((ROLES[host], said, subprocess.Popen(
                     [*command, ROLES[host], str(folder / "plan.json"), variant],
                     stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
@@ -124,10 +124,10 @@ class Lab:
         }
 
     def _environment(self, daemon: pathlib.Path | None) -> dict[str, str]:
-        more = {"MC_LOG_LEVEL": "WARNING", "PYTHONDONTWRITEBYTECODE": "1"}
+        more = {"MC_LOG_LEVEL": "WARNING", "PYTHONDONTWRITEBYTECODE": "1", **self._hosts.environment()}
         if daemon is not None:
             # Few processors for many processes: one that is slow to answer is not one that hangs.
-            more.update(LAXITY_SOCKET=str(daemon), LAXITY_ATTACH_MS="5000", LAXITY_STALL_MS="5000")
+            more.update(LAXITY_SOCKET=str(daemon), LAXITY_ATTACH_MS="20000", LAXITY_STALL_MS="20000")
         return plain_environment(**more)
 
     def _wait(self, processes: list[Any], limit_s: float) -> dict[str, Any]:
@@ -152,17 +152,16 @@ class Lab:
             sys.exit("end_to_end: a process failed, or took too long")
         return found
 
-    def close(self) -> None:
-        self._network.close()
-
 
 def main() -> None:
     given = arguments()
-    network.enter()
+    if not given.rdma:
+        network.enter()
     shape = Shape(given.layers, given.block_bytes, given.rate_mbit * 1e6 / 8, given.units)
     runs, traced, loads = [], [], []
+    hosts = Guest(pathlib.Path(given.bin), given.preload) if given.rdma else Network(given.rate_mbit)
     with tempfile.TemporaryDirectory(prefix="laxity-end-to-end-") as name:
-        lab = Lab(given, pathlib.Path(name))
+        lab = Lab(given, hosts, pathlib.Path(name))
         try:
             for at in range(given.rounds):
                 plan = lab.plan(shape, given.seed + at)
@@ -179,19 +178,18 @@ def main() -> None:
                         print(f"trace: {report.NAMES[variant]} …", file=sys.stderr)
                         traced.append(lab.play(lab.plan(shape, given.seed), variant, given.trace))
         finally:
-            lab.close()
-        warnings = lab.warnings
+            hosts.close()
     print(report.table(runs))
     print()
     for line in report.verdict(runs):
         print(line)
     means = {key: sum(load[key] for load in loads) / len(loads) for key in loads[0]}
     print("offered: " + ", ".join(f"{key} {value:.0%}" for key, value in means.items()))
-    for warning in warnings:
+    for warning in hosts.warnings:
         print("warning: " + warning)
     if given.json:
         settings = {key: str(value) if isinstance(value, pathlib.Path) else value for key, value in vars(given).items()}
-        told = {"settings": settings, "shape": dataclasses.asdict(shape), "offered": loads, "warnings": warnings}
+        told = {"settings": settings, "shape": dataclasses.asdict(shape), "offered": loads, "warnings": hosts.warnings}
         given.json.write_text(json.dumps({**told, "runs": runs, "traced": traced}) + "\n", encoding="utf-8")
     wrong = [what for run in runs + traced for what in run["figures"]["wrong"]]
     wrong += ["a collective at the decode host"] * sum(run["decode"]["wrong_collectives"] for run in runs + traced)

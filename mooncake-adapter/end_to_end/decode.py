@@ -19,6 +19,7 @@ from exchange import Exchange
 from hints import Hints
 from memory import Memory
 from plan import Plan
+from prefill import WARM_UP_BYTES
 
 #: Between two looks at bytes that have not landed.
 LOOK_S = 0.0005
@@ -47,7 +48,9 @@ class Decode:
 
     def serve(self, link: socket.socket, most: int) -> None:
         def begun(number: int, layer: int) -> None:
-            self.hints.layer(self.requests[number], layer)
+            # The warm-up belongs to none.
+            if number in self.requests:
+                self.hints.layer(self.requests[number], layer)
 
         count, wrong = Exchange(self.hints, link, self.memory.view, most).serve(begun)
         self.collectives += count
@@ -58,7 +61,7 @@ class Decode:
         desk.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         address = {"rpc_port": self.engine.get_rpc_port(), "address": self.memory.address}
         desk.sendall(json.dumps(address).encode() + b"\n")
-        most = max(map(self.shape.collective_bytes, self.plan.requests))
+        most = max(WARM_UP_BYTES, *map(self.shape.collective_bytes, self.plan.requests))
         threads = []
         for _ in range(self.shape.units):
             link, _ = self.exchanges.accept()

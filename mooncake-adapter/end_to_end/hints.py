@@ -82,7 +82,7 @@ class Hints:
             yield nbytes
             return
         said: dict[str, Any] = {}
-        if self.variant == ON:
+        if self.variant == ON and number:
             said = {"batch": number, "layer": layer}
         flow = self._laxity.Flow(self._laxity.Stage.COLLECTIVE, nbytes, peer=peer, **said)
         is_marked = False

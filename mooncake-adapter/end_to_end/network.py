@@ -11,10 +11,13 @@ ends with this process.
 from __future__ import annotations
 
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
 import time
+
+from plan import Place
 
 #: Set where the process has a network namespace of its own.
 INSIDE = "LAXITY_END_TO_END_INSIDE"
@@ -83,6 +86,8 @@ def _shaping(rate_mbit: int) -> str:
 class Network:
     """The two hosts. They end with this process, however it ends."""
 
+    transport = "tcp"
+
     def __init__(self, rate_mbit: int) -> None:
         self._holders = [
             subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"])
@@ -122,6 +127,20 @@ class Network:
         """Before a command that is to run on the host."""
         namespace = f"--net=/proc/{self._holders[host].pid}/ns/net"
         return ["setpriv", "--pdeathsig", "KILL", "nsenter", namespace]
+
+    def place(self, host: int) -> Place:
+        data, management = ADDRESSES[host]
+        return Place(engine=data, data=data, management=management, device="")
+
+    def nic(self, host: int) -> str:
+        return DEVICE
+
+    def under_laxity(self, socket: pathlib.Path) -> list[str]:
+        """Mooncake's TCP transport asks for leave in Python; nothing is preloaded."""
+        return []
+
+    def environment(self) -> dict[str, str]:
+        return {}
 
     def close(self) -> None:
         for holder in self._holders:

@@ -23,6 +23,8 @@ from workload import Request
 
 #: Between two looks at what Mooncake has under way.
 LOOK_S = 0.0003
+#: Collectives before the first arrival, and their bytes.
+WARM_UP, WARM_UP_BYTES = 4, 256 << 10
 #: From the warm-up to the first arrival.
 LEAD_S = 0.2
 
@@ -69,7 +71,7 @@ class Prefill:
         peer = json.loads(self.heard.readline())
         self.there = peer["address"]
         self.peer = f"{plan.decode.engine}:{peer['rpc_port']}"
-        most = max(map(self.shape.collective_bytes, plan.requests))
+        most = max(WARM_UP_BYTES, *map(self.shape.collective_bytes, plan.requests))
         self.exchanges = []
         for _ in range(self.shape.units):
             link = connect(plan.decode.data, plan.exchange_port, plan.limit_s)
@@ -101,11 +103,14 @@ class Prefill:
         return thread
 
     def warm_up(self) -> None:
-        """Connections of the Transfer Engine are opened by its first transfers."""
+        """Connections of the Transfer Engine are opened by its first transfers, and TCP begins slowly."""
         here, there = self.memory.address + self.memory.scratch, self.there + self.memory.scratch
         for move in (self.engine.transfer_sync_write, self.engine.transfer_sync_read):
             if (status := move(self.peer, here, there, SCRATCH_BYTES)) != 0:
                 sys.exit(f"prefill: the first transfer to {self.peer} fails with {status}")
+        for exchange in self.exchanges:
+            for _ in range(WARM_UP):
+                exchange.run(0, 0, WARM_UP_BYTES)
 
     def fetch(self, life: Life) -> None:
         """Asks for the reused blocks of all layers."""

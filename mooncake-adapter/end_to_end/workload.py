@@ -11,11 +11,11 @@ import dataclasses
 import random
 
 #: Time on the wire for its own collectives, as a part of an uncontended layer.
-COLLECTIVE_SHARE = 0.3
+COLLECTIVE_SHARE = 0.4
 #: Bytes of KV cache to bytes of collectives (each way) of a computed block.
-COLLECTIVE_BYTES_PER_KV_BYTE = 1.0
+COLLECTIVE_BYTES_PER_KV_BYTE = 2.0
 #: Requests with reused blocks, and how many of those they have to one that is computed.
-REUSING, REUSED_PER_NEW = 0.7, (0.5, 2.0)
+REUSING, REUSED_PER_NEW = 0.7, (1.0, 4.0)
 #: Computed blocks of a request: median and spread (of the logarithm), and the bounds.
 NEW_MEDIAN, NEW_SIGMA, NEW_MIN, NEW_MAX = 12.0, 0.7, 3, 48
 
