@@ -44,12 +44,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="each with other arrivals [3]")
     parser.add_argument("--requests", type=int, default=150, help="of a round [150]")
     parser.add_argument("--seed", type=int, default=1, help="of the first round; each adds one [1]")
-    parser.add_argument("--load", type=float, default=0.8, help="of the prefill host's way out [0.8]")
+    parser.add_argument("--load", type=float, default=0.7, help="of the prefill host's way out [0.7]")
     parser.add_argument("--slo-scale", type=float, default=3.0, help="objective, in times that a request takes alone [3]")
     parser.add_argument("--rate-mbit", type=int, default=200, help="of the link, each way [200]")
     parser.add_argument("--units", type=int, default=2, help="that compute on the prefill host [2]")
     parser.add_argument("--layers", type=int, default=8, help="[8]")
-    parser.add_argument("--block-bytes", type=int, default=8192, help="of a block's KV cache in a layer [8192]")
+    parser.add_argument("--block-bytes", type=int, default=4096, help="of a block's KV cache in a layer [4096]")
     parser.add_argument("--rdma", action="store_true", help="by Mooncake's RDMA transport, inside `laxity lab exec`")
     parser.add_argument("--preload", default="", help="with --rdma: a library for both processes, such as the lab's patient.so")
     parser.add_argument("--json", type=pathlib.Path, help="all figures, into this file")
@@ -169,13 +169,14 @@ def main() -> None:
                 # In turns, each first as often as the others: what else the machine does meets all alike.
                 first = at % len(given.variants)
                 for variant in given.variants[first:] + given.variants[:first]:
-                    print(f"round {at + 1} of {given.rounds}: {report.NAMES[variant]} …", file=sys.stderr)
                     runs.append({"round": at, **lab.play(plan, variant)})
+                    said = report.line(runs[-1]["figures"])
+                    print(f"round {at + 1} of {given.rounds}, {report.NAMES[variant]}: {said}", file=sys.stderr)
             if given.trace:
                 given.trace.mkdir(parents=True, exist_ok=True)
                 for variant in given.variants:
                     if variant != NONE:
-                        print(f"trace: {report.NAMES[variant]} …", file=sys.stderr)
+                        print(f"once more, with a trace: {report.NAMES[variant]}", file=sys.stderr)
                         traced.append(lab.play(lab.plan(shape, given.seed), variant, given.trace))
         finally:
             hosts.close()

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+from memory import Memory
 from workload import Request, Shape
 
 NONE, OFF, ON = "none", "off", "on"
@@ -36,6 +37,12 @@ class Hints:
         else:
             from laxity.mooncake import TransferEngine
         return TransferEngine()
+
+    def memory(self, memory: Memory) -> None:
+        """Where the KV cache of each layer is, once and for all."""
+        for layer in range(self._shape.layers if self.variant == ON else 0):
+            place = memory.address + memory.layer(layer)
+            self._laxity.memory_layer(place, memory.layer_bytes, layer)
 
     def arrived(self, request: Request, left_s: float) -> None:
         """A request, which is a batch of its own, stands in its unit's queue from now on."""
@@ -68,13 +75,12 @@ class Hints:
             self._laxity.batch_end(request.number)
             self._laxity.request_end(request.number)
 
-    def transfer(self, request: Request, layer: int) -> Any:
-        """Around the calls of the Transfer Engine that move a layer's KV cache. The stage is what Laxity makes of a
-        read or a write by itself."""
+    def transfer(self, request: Request) -> Any:
+        """Around the calls of the Transfer Engine that move a request's KV cache. The stage is what Laxity makes of a
+        read or a write by itself, and the layer that of the memory."""
         if self.variant != ON:
             return contextlib.nullcontext()
-        number = request.number
-        return self._laxity.scope(batch=number, request=number, layer=layer)
+        return self._laxity.scope(batch=request.number, request=request.number)
 
     def pieces(self, number: int, layer: int, nbytes: int, peer: str, link: socket.socket) -> Iterator[int]:
         """Bytes of a collective that may be sent, and then the next; what is sent carries its class."""

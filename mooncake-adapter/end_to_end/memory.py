@@ -1,7 +1,7 @@
 """Where the KV caches of a plan lie, alike on both hosts, and what is in them.
 
     pool       random bytes, the same on both hosts: the store's reused blocks, and what "computing" a block gives
-    caches     of each request, by layers: its reused blocks, then those that are computed
+    layers     of each layer the KV caches of all requests: a request's reused blocks, then those that are computed
     scratch    for the first transfer, which opens connections
 """
 
@@ -24,20 +24,24 @@ class Memory:
     def __init__(self, shape: Shape, planned: list[Request]) -> None:
         self._shape = shape
         self._at = {}
-        size = POOL_BYTES
+        self.layer_bytes = 0
         for one in planned:
-            self._at[one.number] = size
-            size += shape.layers * shape.kv_bytes(one)
-        self.scratch = size
-        self.size = size + SCRATCH_BYTES
+            self._at[one.number] = self.layer_bytes
+            self.layer_bytes += shape.kv_bytes(one)
+        self.scratch = self.layer(shape.layers)
+        self.size = self.scratch + SCRATCH_BYTES
         self._map = mmap.mmap(-1, self.size)
         self.view = memoryview(self._map)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.view[:POOL_BYTES] = random.Random(1).randbytes(POOL_BYTES)
 
+    def layer(self, layer: int) -> int:
+        """Place of a layer's KV caches."""
+        return POOL_BYTES + layer * self.layer_bytes
+
     def cache(self, request: Request, layer: int) -> int:
-        """Place of a layer's KV cache: the reused blocks, then the computed ones."""
-        return self._at[request.number] + layer * self._shape.kv_bytes(request)
+        """Place of a request's KV cache in a layer."""
+        return self.layer(layer) + self._at[request.number]
 
     def source(self, request: Request, layer: int, nbytes: int) -> int:
         """Place in the pool of what the layer has reused, or computed."""

@@ -65,6 +65,7 @@ class Prefill:
             sys.exit(f"prefill: Mooncake can't be initialised on {place.engine} {place.device}")
         if self.engine.register_memory(self.memory.address, self.memory.size) != 0:
             sys.exit("prefill: Mooncake can't register the memory")
+        self.hints.memory(self.memory)
         self.desk = connect(plan.decode.management, plan.management_port, plan.limit_s)
         self.desk.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.heard = self.desk.makefile("r", encoding="ascii")
@@ -119,7 +120,7 @@ class Prefill:
         for layer in range(self.shape.layers if nbytes else 0):
             here = memory.address + memory.cache(request, layer)
             there = self.there + memory.source(request, layer, nbytes)
-            with self.hints.transfer(request, layer):
+            with self.hints.transfer(request):
                 number = self.engine.batch_transfer_async_read(self.peer, [here], [there], [nbytes])
             if number <= 0:
                 raise RuntimeError(f"Mooncake takes no read: {number}")
@@ -185,7 +186,7 @@ class Prefill:
         place, nbytes = memory.cache(request, layer), self.shape.kv_bytes(request)
         crc = memory.crc(place, nbytes)
         here, there = memory.address + place, self.there + place
-        with self.hints.transfer(request, layer):
+        with self.hints.transfer(request):
             number = self.engine.batch_transfer_async_write(self.peer, [here], [there], [nbytes])
         if number <= 0:
             raise RuntimeError(f"Mooncake takes no write: {number}")

@@ -41,6 +41,14 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def line(figures: dict[str, Any]) -> str:
+    """Of one run."""
+    return (
+        f"{figures['in_time_percent']:.0f} % in time, stall {figures['stall_mean_ms']:.1f} ms a layer, "
+        f"TTFT {figures['ttft_p50_ms']:.0f} ms"
+    )
+
+
 #: Heading, and the figures that stand under it.
 COLUMNS = (
     ("in time, %", ("in_time_percent",)),

@@ -58,13 +58,16 @@ with laxity.scope(request="tight"):
 by_name = laxity.submit(Stage.P2D, 1, request="tight")
 by_memory = laxity.submit(Stage.P2D, 1, address=0x10000 + 100)
 loose = laxity.submit(Stage.P2D, 1, request="loose")
+with laxity.scope(request="tight"):
+    loose_in_scope = laxity.submit(Stage.P2D, 1, request="loose")
+loose_by_memory = laxity.submit(Stage.P2D, 1, request="loose", address=0x10000)
 time.sleep(0.05)
-for ticket in in_scope, by_name, by_memory, loose:
+for ticket in in_scope, by_name, by_memory, loose, loose_in_scope, loose_by_memory:
     ticket.complete(ticket.wait().bytes)
 """,
         daemon,
     )
-    eventually("all completions were read", lambda: daemon.stage("p2d", "egress")["completed_bytes"] == 4)
+    eventually("all completions were read", lambda: daemon.stage("p2d", "egress")["completed_bytes"] == 6)
     assert daemon.stage("p2d", "egress")["deadline_misses"] == 3
 
 

@@ -159,7 +159,7 @@ class Ticket:
 @final
 class Scope:
     """``with laxity.scope(...)``: whatever transfers the thread posts meanwhile belong to this. Scopes nest (8
-    deep); what an inner one leaves out it has from the outer one."""
+    deep); what an inner one leaves out it has from the outer one, but for the batch and deadline of another request."""
 
     def __new__(
         cls,
