@@ -12,6 +12,7 @@
 mod exceptions;
 mod hints;
 mod id;
+mod job;
 mod scope;
 mod stage;
 mod stats;
@@ -28,9 +29,16 @@ mod _laxity {
         request_deadline_s, request_end,
     };
     #[pymodule_export]
+    use crate::job::stage_of;
+    #[pymodule_export]
     use crate::scope::PyScope;
     #[pymodule_export]
     use crate::stats::{attached, empty_call, stats, version};
     #[pymodule_export]
     use crate::ticket::{PyGrant, PyTicket, PyTransfers, submit};
+
+    #[pymodule_init]
+    fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        crate::job::begin(module.py())
+    }
 }

@@ -12,6 +12,7 @@ use pyo3::types::PyTuple;
 use crate::exceptions::HintError;
 use crate::hints::moment;
 use crate::id::{Id, or_unknown};
+use crate::job::job;
 use crate::stage::Given;
 
 /// How long a wait goes on before signals of Python (Ctrl-C) are looked at.
@@ -178,6 +179,7 @@ impl PyTransfers {
                 direction: self::direction(direction)?,
                 peer: peer.map_or(0, self::peer),
                 whole,
+                objective_ns: job().objective_ns,
                 ..Asked::default()
             }),
         })
@@ -258,6 +260,7 @@ pub(crate) fn submit(
             nic: nic.map_or(0, |name| hints::client().nic(name)),
             peer: peer.map_or(0, self::peer),
             whole,
+            ..Asked::default()
         }),
     })
 }

@@ -58,13 +58,16 @@ with laxity.scope(request="tight"):
 by_name = laxity.submit(Stage.P2D, 1, request="tight")
 by_memory = laxity.submit(Stage.P2D, 1, address=0x10000 + 100)
 loose = laxity.submit(Stage.P2D, 1, request="loose")
+with laxity.scope(request="tight"):
+    loose_in_scope = laxity.submit(Stage.P2D, 1, request="loose")
+loose_by_memory = laxity.submit(Stage.P2D, 1, request="loose", address=0x10000)
 time.sleep(0.05)
-for ticket in in_scope, by_name, by_memory, loose:
+for ticket in in_scope, by_name, by_memory, loose, loose_in_scope, loose_by_memory:
     ticket.complete(ticket.wait().bytes)
 """,
         daemon,
     )
-    eventually("all completions were read", lambda: daemon.stage("p2d", "egress")["completed_bytes"] == 4)
+    eventually("all completions were read", lambda: daemon.stage("p2d", "egress")["completed_bytes"] == 6)
     assert daemon.stage("p2d", "egress")["deadline_misses"] == 3
 
 
@@ -294,3 +297,32 @@ print(json.dumps([request, batch]))
     # Hints and transfers go through different lanes: the hint may be read a little later.
     assert collective["batch"] in (batch, 0)
     assert sum(e["bytes"] for e in events if e["event"] == "completed") == 150
+
+
+def test_a_profile_that_cant_be_used_is_said_and_stops_nothing(daemon, run_python):
+    text = """
+import json, warnings
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    import laxity
+ticket = laxity.submit(laxity.Stage.P2D, 1)
+ticket.complete(ticket.wait().bytes)
+print(json.dumps([[str(one.message) for one in said], laxity.stats()]))
+"""
+    said, stats = run_python(text, daemon, LAXITY_PROFILE="no-such", LAXITY_SLO_TTFT="soon")
+    assert "no-such" in said[0] and "LAXITY_SLO_TTFT" in said[1] and len(said) == 2
+    assert stats["scheduled_bytes"] == 1
+
+
+def test_a_profile_that_is_off_keeps_the_process_to_itself(tmp_path, daemon, run_python):
+    profile = tmp_path / "off.toml"
+    profile.write_text('description = "nothing"\nmode = "off"\n')
+    text = """
+import json, laxity
+ticket = laxity.submit(laxity.Stage.P2D, 1)
+ticket.complete(ticket.wait().bytes)
+print(json.dumps(laxity.stats()))
+"""
+    assert run_python(text, daemon, LAXITY_PROFILE=str(profile))["scheduled_bytes"] == 0
+    assert daemon.status()["totals"]["attachments"] == 0
+    assert run_python(text, daemon)["scheduled_bytes"] == 1

@@ -37,13 +37,13 @@ def program(tmp_path, old="", new="", before=""):
     return path
 
 
-def run(path, daemon):
+def run(path, daemon, **more):
     """Both ends; what the initiator says."""
     port = free_port()
     both = [
         subprocess.Popen(
             [sys.executable, path, role, str(port), str(LAYERS), str(BYTES)],
-            env=environment(daemon),
+            env=environment(daemon, **more),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -89,6 +89,28 @@ def test_a_port_that_is_too_slow_makes_it_wait_and_loses_nothing(tmp_path, slow_
     )
     assert seen["wait"]["flows"] >= LAYERS
     assert slow_daemon.status()["totals"]["bypassed_bytes"] == 0
+
+
+def test_the_jobs_profile_says_what_reads_and_writes_are_for(tmp_path, daemon):
+    profile = tmp_path / "mine.toml"
+    profile.write_text('description = "as a store"\n[stage]\nwrite = "background"\nread = "p2d"\n')
+    run(program(tmp_path, *OURS), daemon, LAXITY_PROFILE=str(profile))
+    for stage, direction in ("background", "egress"), ("p2d", "ingress"):
+        eventually(
+            "all completions were read",
+            lambda: daemon.stage(stage, direction)["completed_bytes"] == LAYERS * BYTES,
+        )
+
+
+def test_the_jobs_objective_is_the_deadline_of_transfers_that_have_none(tmp_path, daemon):
+    for objective, counts in ("90s", True), ("", False):
+        daemon.ask("trace_start", seconds=60, events=100_000)
+        run(program(tmp_path, *OURS), daemon, LAXITY_SLO_TTFT=objective)
+        daemon.ask("trace_stop")
+        events = daemon.ask("trace_read")["events"]
+        flows = [event for event in events if event["event"] == "submitted"]
+        assert len(flows) >= 2 * LAYERS - 4
+        assert all((flow["deadline_ns"] > 0) == counts for flow in flows)
 
 
 def test_without_a_daemon_it_is_as_if_laxity_were_not_there(tmp_path):

@@ -37,7 +37,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("laxity-client", &["laxity-shm"]),
     ("laxity-client-c", &["laxity-client"]),
     ("laxity-profile", &["laxity-quantity", "laxity-shm"]),
-    ("laxity-python", &["laxity-client"]),
+    ("laxity-python", &["laxity-client", "laxity-profile"]),
     (
         "laxity-verbs",
         &[

@@ -18,6 +18,7 @@ __all__ = [
     "_empty",
     "_memory_own",
     "_memory_runs",
+    "_stage_of",
     "attached",
     "batch_begin",
     "batch_end",
@@ -159,7 +160,7 @@ class Ticket:
 @final
 class Scope:
     """``with laxity.scope(...)``: whatever transfers the thread posts meanwhile belong to this. Scopes nest (8
-    deep); what an inner one leaves out it has from the outer one."""
+    deep); what an inner one leaves out it has from the outer one, but for the batch and deadline of another request."""
 
     def __new__(
         cls,
@@ -284,6 +285,7 @@ class _Transfers:
 
 def _memory_runs(addresses: list[int]) -> list[int]: ...
 def _memory_own(addresses: list[int], lengths: list[int]) -> None: ...
+def _stage_of(opcode: str) -> int: ...
 def _empty(batch_id: _Id, layer: int) -> None: ...
 def attached() -> bool:
     """Whether there is a daemon. Warns, once, if there is one that refuses this process."""

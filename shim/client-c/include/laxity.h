@@ -274,7 +274,7 @@ typedef struct lax_scope {
 #define LAX_SCOPE_INIT { sizeof(lax_scope), LAX_LAYER_UNKNOWN, 0, 0, 0, 0, 0 }
 
 /* Whatever the calling thread submits from here on belongs to this, until lax_scope_pop. Scopes nest
- * (8 deep); what an inner one leaves unknown it has from the outer one. */
+ * (8 deep); what an inner one leaves unknown it has from the outer one, but for the batch and deadline of another request. */
 int lax_scope_push(const lax_scope *scope);
 int lax_scope_pop(void);
 

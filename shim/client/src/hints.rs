@@ -17,8 +17,9 @@ mod gate;
 mod outside;
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
 
+use laxity_shm::layout::Mode;
 use laxity_shm::record::{Direction, Flow, Stage};
 use laxity_shm::sleep::now_ns;
 
@@ -57,6 +58,8 @@ struct Desk {
 
 /// A pointer, so that a forked child can leave its parent's behind, with whatever locks are locked.
 static HUB: AtomicPtr<Hub> = AtomicPtr::new(core::ptr::null_mut());
+/// What [`limit_mode`] said.
+static MODE_LIMIT: OnceLock<Mode> = OnceLock::new();
 /// Forks between the first process and this one. Relaxed: changes only while there is one thread.
 static EPOCH: AtomicU32 = AtomicU32::new(0);
 
@@ -88,7 +91,11 @@ fn make() -> &'static Hub {
         // done about that, and a process that doesn't fork is fine.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
-    let client = Client::attach(Options::from_env());
+    let mut options = Options::from_env();
+    options.mode = options
+        .mode
+        .min(MODE_LIMIT.get().copied().unwrap_or_default());
+    let client = Client::attach(options);
     let told = client.generation();
     let made = Box::into_raw(Box::new(Hub {
         client,
@@ -326,6 +333,9 @@ pub struct Asked {
     pub peer: u8,
     /// It cannot be sent in pieces.
     pub whole: bool,
+    /// KV reuse and P2D of which nobody says a deadline are due this long after the first sight of their request;
+    /// 0 leaves that to the daemon.
+    pub objective_ns: u64,
 }
 
 /// Asks for leave to send; never blocks. A deadline that was said for it and has passed, and a layer that its batch
@@ -361,10 +371,17 @@ fn flow(hub: &Hub, now: u64, asked: &Asked) -> Flow {
         said = said.within(near);
     }
     fill(&mut said);
-    if passed || said.layer.is_some() && said.batch != 0 {
+    let stage = said.stage.or(asked.otherwise).unwrap_or_default();
+    let is_due = asked.objective_ns != 0
+        && said.deadline_ns == 0
+        && matches!(stage, Stage::KvReuse | Stage::P2d);
+    if passed || is_due || said.layer.is_some() && said.batch != 0 {
         let mut desk = desk(hub);
         let book = &mut desk.book;
         book.counts.deadlines_passed += u64::from(passed);
+        if is_due {
+            said.deadline_ns = book.due(now, said.request, asked.objective_ns);
+        }
         if let Some((layers, current)) = book.layers(said.batch)
             && said.layer.is_some_and(|layer| layer >= layers)
         {
@@ -373,7 +390,7 @@ fn flow(hub: &Hub, now: u64, asked: &Asked) -> Flow {
         }
     }
     Flow {
-        stage: said.stage.or(asked.otherwise).unwrap_or_default(),
+        stage,
         direction: asked.direction,
         nic: asked.nic,
         receiver_bound: false,
@@ -385,6 +402,14 @@ fn flow(hub: &Hub, now: u64, asked: &Asked) -> Flow {
         request: said.request,
         deadline_ns: said.deadline_ns,
     }
+}
+
+/// How far the scheduler may go in this process, at most: less if `LAXITY_MODE` says so. Of use before anything else
+/// is said; false if that is too late, or something else was said.
+pub fn limit_mode(most: Mode) -> bool {
+    // SAFETY: see `hub`.
+    let is_late = unsafe { HUB.load(Ordering::Acquire).as_ref() }.is_some();
+    *MODE_LIMIT.get_or_init(|| most) == most && !is_late
 }
 
 /// The client that hints and transfers of this process go through.

@@ -25,10 +25,14 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// This, and what `outer` says where this says nothing.
+    /// This, and what `outer` says where this says nothing. If they are about different requests, `outer`'s batch and
+    /// deadline are those of the other one, and not taken over.
     #[must_use]
-    pub fn within(self, outer: Self) -> Self {
+    pub fn within(self, mut outer: Self) -> Self {
         let or = |own: u64, other: u64| if own == 0 { other } else { own };
+        if self.request != 0 && outer.request != 0 && self.request != outer.request {
+            (outer.batch, outer.deadline_ns) = (0, 0);
+        }
         Self {
             stage: self.stage.or(outer.stage),
             layer: self.layer.or(outer.layer),
@@ -167,6 +171,32 @@ mod tests {
         }
         assert_eq!(current(), None);
         assert!(!pop());
+    }
+
+    #[test]
+    fn what_is_said_of_one_request_is_not_said_of_another() {
+        let outer = Scope {
+            stage: Some(Stage::P2d),
+            layer: Some(3),
+            batch: 7,
+            request: 5,
+            deadline_ns: 99,
+        };
+        let of = |request| Scope {
+            request,
+            ..Scope::default()
+        };
+        assert_eq!(of(5).within(outer), outer);
+        assert_eq!(of(0).within(outer), outer);
+        let other = of(6).within(outer);
+        assert_eq!((other.stage, other.layer), (Some(Stage::P2d), Some(3)));
+        assert_eq!((other.request, other.batch, other.deadline_ns), (6, 0, 0));
+        let outer = Scope {
+            request: 0,
+            ..outer
+        };
+        let member = of(6).within(outer);
+        assert_eq!((member.batch, member.deadline_ns), (7, 99));
     }
 
     #[test]

@@ -24,12 +24,15 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use laxity_quantity::Nanos;
 use laxity_shm::layout::Mode;
 use laxity_shm::record::Stage;
 use thiserror::Error;
 
 /// Names the profile of a process: what `--profile` of `laxity run` sets.
 pub const PROFILE_ENV: &str = "LAXITY_PROFILE";
+/// The objective of a process, before that of its profile: what `--slo-ttft` of `laxity run` sets.
+pub const SLO_ENV: &str = "LAXITY_SLO_TTFT";
 /// Names a folder whose profiles come before those of [`FOLDER`].
 pub const FOLDER_ENV: &str = "LAXITY_PROFILE_DIR";
 /// Where the profiles of a host are.
@@ -210,6 +213,22 @@ impl Profile {
         match std::env::var_os(PROFILE_ENV).filter(|name| !name.is_empty()) {
             Some(name) => Self::load(&name.to_string_lossy()),
             None => Self::load("default"),
+        }
+    }
+
+    /// The objective on the time to first token for requests that say none: that of `$LAXITY_SLO_TTFT`, else the
+    /// profile's own.
+    ///
+    /// # Errors
+    /// What is wrong with the variable; go on without an objective.
+    pub fn objective(&self) -> Result<Option<Duration>, String> {
+        let text = std::env::var(SLO_ENV).unwrap_or_default();
+        if text.is_empty() {
+            return Ok(self.slo_ttft);
+        }
+        match text.parse::<Nanos>() {
+            Ok(objective) => Ok(Some(objective.into())),
+            Err(error) => Err(format!("{SLO_ENV}: {error}")),
         }
     }
 

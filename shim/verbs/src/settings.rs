@@ -5,10 +5,6 @@ use std::time::Duration;
 
 use laxity_client::{Client, Mode, Options};
 use laxity_profile::Profile;
-use laxity_quantity::Nanos;
-
-/// The objective that `--slo-ttft` sets.
-pub(crate) const SLO_ENV: &str = "LAXITY_SLO_TTFT";
 
 /// Read once, when the first device is opened.
 #[derive(Debug)]
@@ -31,20 +27,13 @@ impl Settings {
             eprintln!("laxity: {error}; going on with the profile `default`");
             Profile::default()
         });
-        let text = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
         let mut options = Options::from_env();
         // Whoever wants less has it.
         options.mode = options.mode.min(profile.mode.unwrap_or_default());
-        let slo_ttft = match text(SLO_ENV) {
-            None => profile.slo_ttft,
-            Some(text) => match text.parse::<Nanos>() {
-                Ok(slo) => Some(slo.into()),
-                Err(error) => {
-                    eprintln!("laxity: {SLO_ENV}: {error}; going on without an objective");
-                    None
-                }
-            },
-        };
+        let slo_ttft = profile.objective().unwrap_or_else(|error| {
+            eprintln!("laxity: {error}; going on without an objective");
+            None
+        });
         Self {
             profile,
             slo_ttft,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .._laxity import Ticket, _Transfers
+from .._laxity import Ticket, _stage_of, _Transfers
 from .._stage import Stage
 from ._pieces import Lists, Pieces
 
@@ -44,7 +44,8 @@ class Gate:
     def __init__(self, transfers: _Transfers, is_write: bool, peer: str, pieces: Pieces) -> None:
         self._transfers = transfers
         # A write loads the way out of this host; a read the way in, and the peer's way out.
-        self._stage = Stage.P2D if is_write else Stage.KV_REUSE
+        # What either is for, the job's profile says: P2D and KV_REUSE, by default.
+        self._stage = Stage(_stage_of("write" if is_write else "read"))
         self._direction = "egress" if is_write else "ingress"
         self._peer = None if is_write else _address(peer)
         self._to_come = pieces.runs()

@@ -122,6 +122,8 @@ pub struct Counts {
 pub(super) struct Book {
     requests: Bounded<Request>,
     batches: Bounded<Batch>,
+    /// When a transfer of a request without a deadline was first seen.
+    sights: Bounded<u64>,
     pub(super) counts: Counts,
 }
 
@@ -142,6 +144,7 @@ impl Book {
         Self {
             requests: Bounded::new(requests),
             batches: Bounded::new(batches),
+            sights: Bounded::new(requests),
             counts: Counts::default(),
         }
     }
@@ -200,12 +203,31 @@ impl Book {
         }
     }
 
+    /// When a transfer is due that has an objective and no deadline: counted from the first sight of its request; from
+    /// now if it has none.
+    pub(super) fn due(&mut self, now: u64, request: u64, objective_ns: u64) -> u64 {
+        if request == 0 {
+            return now.saturating_add(objective_ns);
+        }
+        // A number that is long due and used again is another request's.
+        let is_over = |seen: u64| now.saturating_sub(seen) >= objective_ns.saturating_mul(2);
+        let seen = match self.sights.get(request) {
+            Some(&seen) if !is_over(seen) => seen,
+            _ => {
+                self.sights.insert(request, now);
+                now
+            }
+        };
+        seen.saturating_add(objective_ns)
+    }
+
     pub(super) fn request_end(
         &mut self,
         request: u64,
         say: &mut dyn FnMut(Hint),
     ) -> Result<(), HintError> {
         is_id(request)?;
+        self.sights.remove(request);
         let ended = Request {
             ended: true,
             ..Request::default()
@@ -452,6 +474,20 @@ mod tests {
         book.request_begin(1, 7, due(9), &mut none)
             .expect("its id may be used again");
         assert_eq!(book.counts.requests_begun_twice, 0);
+    }
+
+    #[test]
+    fn an_objective_counts_from_the_first_sight_of_its_request() {
+        let mut book = Book::new();
+        assert_eq!(book.due(100, 7, 50), 150);
+        assert_eq!(book.due(120, 7, 50), 150, "it is the same request");
+        assert_eq!(book.due(120, 8, 50), 170, "another one");
+        assert_eq!(book.due(130, 0, 50), 180, "nobody's");
+        assert_eq!(book.due(140, 0, 50), 190);
+        assert_eq!(book.due(199, 7, 50), 150, "late, and still the same");
+        assert_eq!(book.due(200, 7, 50), 250, "its number is used again");
+        book.request_end(7, &mut |_| {}).expect("another process's");
+        assert_eq!(book.due(210, 7, 50), 260, "it has ended and come again");
     }
 
     #[test]
