@@ -236,6 +236,12 @@ impl Line {
             match self.discipline.start(start, &job, &self.state) {
                 Start::Now => return number(place),
                 Start::Later => (),
+                Start::Skip(rank) => {
+                    // Behind all that come before that rank; never back.
+                    let before = Rank(rank.0.saturating_sub(1));
+                    let before = (before, Time(u64::MAX), RequestId(u64::MAX));
+                    cursor.line = cursor.line.max(Some(before));
+                }
                 Start::Nobody => return None,
             }
         }
