@@ -356,6 +356,8 @@ impl Bench<'_> {
                 format!("{:.1} %", errors.p95),
                 format!("{:.1} %", errors.most),
                 format!("{:.1} %", errors.late),
+                format!("{:.1} %", errors.margin * 100.0),
+                format!("{:.2} %", errors.late_with_margin),
             ]
         };
         Section {
@@ -367,6 +369,8 @@ impl Bench<'_> {
                 "p95",
                 "largest",
                 "longer than predicted + 5 %",
+                "safe margin",
+                "longer than with it",
             ]
             .map(str::to_owned)
             .to_vec(),

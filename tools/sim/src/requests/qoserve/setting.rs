@@ -69,8 +69,12 @@ impl Setting {
 pub(super) enum Policy {
     /// Sarathi: a fixed chunk.
     Sarathi(Order, u32),
-    /// QoServe, or parts of it.
+    /// QoServe, or parts of it, with the margin that the predictor needs.
     QoServe(Options),
+    /// QoServe just so, asking the forest.
+    Bare(Options),
+    /// QoServe just so, asking the roofline itself: what a perfect predictor would be worth.
+    Exact(Options),
 }
 
 /// Eager relegation under a fixed chunk and earliest deadline first: what a sceptic would try instead.
@@ -124,7 +128,14 @@ pub(super) fn choices() -> Vec<(&'static str, Policy)> {
             with(|o| o.alpha = Options::adaptive().alpha),
         ),
         ("no hints", with(|o| o.hints = None)),
-        ("margin 0", with(|o| o.margin = 0.0)),
+        ("margin 5 %", Policy::Bare(Options::default())),
+        (
+            "exact predictor",
+            Policy::Exact(Options {
+                margin: 0.0,
+                ..Options::default()
+            }),
+        ),
     ]
 }
 
@@ -161,7 +172,12 @@ pub(super) fn recipe(lengths: &Lengths, phases: &[(u64, f64)], low: f64) -> Reci
 fn discipline(policy: Policy, setting: &Setting) -> Box<dyn Discipline + Send> {
     match policy {
         Policy::Sarathi(order, tokens) => Box::new(Fixed { order, tokens }),
-        Policy::QoServe(options) => Box::new(QoServe::new(options, setting.forest.clone())),
+        Policy::QoServe(mut options) => {
+            options.margin = options.margin.max(setting.errors.margin);
+            Box::new(QoServe::new(options, setting.forest.clone()))
+        }
+        Policy::Bare(options) => Box::new(QoServe::new(options, setting.forest.clone())),
+        Policy::Exact(options) => Box::new(QoServe::new(options, setting.clock.clone())),
     }
 }
 
