@@ -6,8 +6,9 @@
 //! another tenth says what margin is safe.
 //! `smartcore` keeps its trees to itself; they are read from what it serialises, and asked by [`Forest`], which needs no matrix.
 
+use crate::compute::least_squares::{Parameter, least_squares};
 use laxity_requests::latency::{Composition, Latency};
-use laxity_requests::qoserve::{Forest, ForestError, Node, features};
+use laxity_requests::qoserve::{Forest, ForestError, Line, Node, features};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha12Rng;
 use serde::{Deserialize, Serialize};
@@ -44,7 +45,7 @@ impl Default for Training {
             prompt_tokens: 2_560,
             prefix: 8_192,
             decodes: 256,
-            context: 8_192,
+            context: 4_096,
             trees: 16,
             depth: 16,
             seed: 1,
@@ -175,12 +176,13 @@ pub fn train(latency: &dyn Latency, of: &Training) -> Result<(Forest, Errors), T
     let drawn: Vec<Composition> = (0..of.iterations).map(|_| draw(&mut rng, of)).collect();
     let (held_out, rest) = drawn.split_at(of.iterations / 10);
     let (sized_by, learnt) = rest.split_at(of.iterations / 10);
+    let line = line(latency, learnt);
     let rows: Vec<Vec<f64>> = learnt.iter().map(|of| features(of).to_vec()).collect();
     let failed = |failure: smartcore::error::Failed| TrainingError::Trainer(failure.to_string());
     let x = DenseMatrix::from_2d_vec(&rows).map_err(failed)?;
     let y: Vec<f64> = learnt
         .iter()
-        .map(|of| (latency.iteration(of).0.max(1) as f64).ln())
+        .map(|of| (latency.iteration(of).0.max(1) as f64 / line.ns(&features(of))).ln())
         .collect();
     let parameters = RandomForestRegressorParameters::default()
         .with_n_trees(of.trees)
@@ -195,9 +197,50 @@ pub fn train(latency: &dyn Latency, of: &Training) -> Result<(Forest, Errors), T
         let mut nodes = Vec::with_capacity(tree.nodes.len());
         tree.walk(0, &mut nodes).map(|()| nodes)
     });
-    let forest = Forest::new(&walked.collect::<Result<Vec<_>, _>>()?)?;
+    let forest = Forest::new(line, &walked.collect::<Result<Vec<_>, _>>()?)?;
     let errors = errors(&forest, latency, held_out, sized_by);
     Ok((forest, errors))
+}
+
+/// The line through those iterations that is least off, relatively.
+fn line(latency: &dyn Latency, of: &[Composition]) -> Line {
+    // A few hundred are enough for six numbers.
+    let of = &of[..of.len().min(600)];
+    let times: Vec<f64> = of
+        .iter()
+        .map(|of| latency.iteration(of).0.max(1) as f64)
+        .collect();
+    let features: Vec<_> = of.iter().map(features).collect();
+    let least = times.iter().copied().fold(f64::INFINITY, f64::min);
+    let of = |p: &[f64; 6]| Line {
+        fixed: p[0],
+        floor: p[1],
+        token: p[2],
+        pair: p[3],
+        context: p[4],
+        request: p[5],
+    };
+    let found = least_squares(
+        [
+            Parameter::new(least / 2.0, 1.0, least * 2.0),
+            Parameter::new(least / 2.0, 1.0, least * 2.0),
+            Parameter::new(5e4, 1.0, 1e8),
+            Parameter::new(1.0, 1e-3, 1e5),
+            Parameter::new(50.0, 1e-3, 1e6),
+            Parameter::new(1e3, 1e-1, 1e7),
+        ],
+        |parameters, out| {
+            let line = of(parameters);
+            out.clear();
+            out.extend(
+                features
+                    .iter()
+                    .zip(&times)
+                    .map(|(features, time)| (line.ns(features) / time).ln()),
+            );
+        },
+    );
+    of(&found)
 }
 
 fn errors(
@@ -269,7 +312,8 @@ mod tests {
 
     #[test]
     fn too_little_to_learn_from_is_said() {
-        let nothing: &dyn Latency = &Forest::new(&[vec![Node::Leaf(1.0)]]).expect("a leaf");
+        let nothing: &dyn Latency =
+            &Forest::new(Line::NONE, &[vec![Node::Leaf(1.0)]]).expect("a leaf");
         let training = Training {
             iterations: 50,
             ..Training::default()
