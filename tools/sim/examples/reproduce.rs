@@ -1,4 +1,5 @@
-//! A paper's claims without the rest of the program: `cargo run --release -p laxity-sim --example reproduce -- NAME [quick] [markdown]`.
+//! A paper's claims without the rest of the program: `cargo run --release -p laxity-sim --example reproduce -- NAME [quick] [markdown]
+//! [seeds=N]`.
 //! For people: `laxity sim reproduce NAME`.
 
 use std::num::NonZero;
@@ -14,8 +15,12 @@ fn main() {
         eprintln!("name one of: {}", known.join(", "));
         std::process::exit(2);
     };
+    let seeds = arguments
+        .iter()
+        .find_map(|argument| argument.strip_prefix("seeds=")?.parse().ok())
+        .unwrap_or(if has("quick") { 1 } else { 3 });
     let options = Options {
-        seeds: if has("quick") { vec![1] } else { vec![1, 2, 3] },
+        seeds: (1..=seeds).collect(),
         quick: has("quick"),
         jobs: NonZero::<usize>::MIN,
         data: std::env::var_os("LAXITY_DATA").map(Into::into),

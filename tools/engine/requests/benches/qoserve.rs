@@ -1,5 +1,5 @@
 //! What a decision of QoServe costs: an iteration of a replica with 256 requests that decode and 10 000 in line, plan and its end.
-//! The target is 20 µs. The predictor is a forest of the size that `laxity sim train-latency` makes.
+//! The target is 20 µs. The predictor is a forest of the size that `laxity_sim::requests::predictor` makes.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use laxity_requests::discipline::Discipline;
 use laxity_requests::iteration::{Event, Iteration as _};
 use laxity_requests::kv::Pool;
 use laxity_requests::latency::Composition;
-use laxity_requests::qoserve::{FEATURES, Forest, Node, Options, QoServe, features};
+use laxity_requests::qoserve::{FEATURES, Forest, Line, Node, Options, QoServe, features};
 use laxity_requests::replica::Replica;
 use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
 use laxity_requests::{Span, Time};
@@ -66,7 +66,7 @@ fn forest() -> Forest {
             nodes
         })
         .collect();
-    Forest::new(&trees).expect("a whole forest")
+    Forest::new(Line::NONE, &trees).expect("a whole forest")
 }
 
 /// 256 decode, 10 000 wait.

@@ -11,7 +11,7 @@ const SCALE: f64 = 0.1;
 
 /// Bounds of a parameter and where to start.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Parameter {
+pub(crate) struct Parameter {
     start: f64,
     least: f64,
     most: f64,
@@ -19,18 +19,18 @@ pub(super) struct Parameter {
 
 impl Parameter {
     /// All three positive.
-    pub(super) fn new(start: f64, least: f64, most: f64) -> Self {
+    pub(crate) fn new(start: f64, least: f64, most: f64) -> Self {
         Self { start, least, most }
     }
 
     /// A share of something: 0.01 to 1.
-    pub(super) fn share(start: f64) -> Self {
+    pub(crate) fn share(start: f64) -> Self {
         Self::new(start, 0.01, 1.0)
     }
 }
 
 /// The parameters that make the residuals smallest. `residuals` writes them for given parameters.
-pub(super) fn least_squares<const N: usize>(
+pub(crate) fn least_squares<const N: usize>(
     parameters: [Parameter; N],
     residuals: impl Fn(&[f64; N], &mut Vec<f64>),
 ) -> [f64; N] {

@@ -22,7 +22,7 @@
 pub mod coefficients;
 pub mod fit;
 mod gpu;
-mod least_squares;
+pub(crate) mod least_squares;
 mod operator;
 mod profile;
 mod published;

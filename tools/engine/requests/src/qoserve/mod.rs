@@ -28,7 +28,7 @@ mod forest;
 mod history;
 
 pub use chunk::{Chunking, fitting, slack};
-pub use forest::{FEATURES, Forest, ForestError, Node, features};
+pub use forest::{FEATURES, Forest, ForestError, Line, Node, features};
 pub use history::Lengths;
 
 use crate::discipline::{Discipline, Rank, Reranked, View};
