@@ -235,6 +235,17 @@ pub(super) fn ablations(machine: &Machine, options: &Options) -> Found {
     let cases: Vec<(String, Dispatcher)> = vec![
         ("defaults".to_owned(), base),
         (
+            "all of the TTFT, eq. 5 as it stands".to_owned(),
+            machine.as_it_stands(),
+        ),
+        (
+            "a quarter of the TTFT".to_owned(),
+            Dispatcher {
+                ttft_share: 0.25,
+                ..base
+            },
+        ),
+        (
             "TTFT of those dispatched, not of all seen".to_owned(),
             Dispatcher {
                 tightest: Tightest::Present,

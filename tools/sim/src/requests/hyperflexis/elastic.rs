@@ -44,7 +44,7 @@ struct Case {
     scales: Option<Scales>,
 }
 
-/// (attainment, cost, mean latency, least and most time from the wish for an instance) of each seed.
+/// What a case gave, a figure for each seed.
 #[derive(Clone, Debug, Default)]
 struct Gave {
     attained: Vec<f64>,
@@ -134,6 +134,7 @@ fn cost(machine: &Machine, options: &Options) -> Found {
         System::LeastWork(Order::Fcfs),
         System::EdfAdmission,
         own.clone(),
+        System::HyperFlexis(machine.as_it_stands()),
     ];
     let mut cases = Vec::new();
     for system in &systems {

@@ -68,6 +68,14 @@ impl Machine {
     pub(super) const fn options(&self) -> dispatcher::Options {
         dispatcher::Options::new(self.model, BLOCK_TOKENS)
     }
+
+    /// The same with eq. 5 as it stands: all of the tightest TTFT may pass before an instance is mature again.
+    pub(super) const fn as_it_stands(&self) -> dispatcher::Options {
+        dispatcher::Options {
+            ttft_share: 1.0,
+            ..self.options()
+        }
+    }
 }
 
 /// A system that is compared.
@@ -75,6 +83,8 @@ impl Machine {
 pub(super) enum System {
     RoundRobin(Order),
     LeastWork(Order),
+    /// Least work, EDF inside, chunks so small that they hardly delay a token.
+    SmallChunks,
     CentralEdf,
     EdfAdmission,
     HyperFlexis(dispatcher::Options),
@@ -88,10 +98,13 @@ impl System {
             Self::RoundRobin(_) => "round robin",
             Self::LeastWork(Order::Edf) => "least work, EDF inside",
             Self::LeastWork(_) => "least work",
+            Self::SmallChunks => "least work, EDF inside, chunks of 512",
             Self::CentralEdf => "central EDF",
             Self::EdfAdmission => "EDF + admission",
-            Self::HyperFlexis(_) => "HyperFlexis",
-            Self::Priorities(..) => "HyperFlexis-PM",
+            Self::HyperFlexis(options) if options.ttft_share < 1.0 => "HyperFlexis",
+            Self::HyperFlexis(_) => "HyperFlexis, eq. 5 as it stands",
+            Self::Priorities(options, _) if options.ttft_share < 1.0 => "HyperFlexis-PM",
+            Self::Priorities(..) => "HyperFlexis-PM, eq. 5 as it stands",
         }
     }
 
@@ -102,9 +115,11 @@ impl System {
             Self::RoundRobin(Order::Edf),
             Self::LeastWork(Order::Fcfs),
             Self::LeastWork(Order::Edf),
+            Self::SmallChunks,
             Self::CentralEdf,
             Self::EdfAdmission,
             Self::HyperFlexis(machine.options()),
+            Self::HyperFlexis(machine.as_it_stands()),
         ]
     }
 
@@ -119,7 +134,16 @@ impl System {
     const fn order(&self) -> Order {
         match self {
             Self::RoundRobin(order) | Self::LeastWork(order) => *order,
+            Self::SmallChunks => Order::Edf,
             _ => Order::Fcfs,
+        }
+    }
+
+    /// Tokens of an iteration.
+    const fn chunk(&self) -> u32 {
+        match self {
+            Self::SmallChunks => 512,
+            _ => CHUNK,
         }
     }
 }
@@ -186,10 +210,8 @@ pub(super) fn run(
 ) -> Run {
     let order = system.order();
     let make = |_: InstanceId, _: Role| {
-        let discipline = Fixed {
-            order,
-            tokens: CHUNK,
-        };
+        let tokens = system.chunk();
+        let discipline = Fixed { order, tokens };
         let pool = Pool::new(machine.blocks, BLOCK_TOKENS);
         Replica::new(pool, machine.blocks / 100, Box::new(discipline))
     };
@@ -197,7 +219,7 @@ pub(super) fn run(
     let model = machine.model;
     let dispatch: Box<dyn Dispatch> = match system {
         System::RoundRobin(_) => Box::new(RoundRobin::default()),
-        System::LeastWork(_) => Box::new(LeastWork::new(model)),
+        System::LeastWork(_) | System::SmallChunks => Box::new(LeastWork::new(model)),
         System::CentralEdf => Box::new(CentralEdf::new(model, false, CHUNK, BLOCK_TOKENS)),
         System::EdfAdmission => Box::new(CentralEdf::new(model, true, CHUNK, BLOCK_TOKENS)),
         System::HyperFlexis(_) | System::Priorities(..) => {
