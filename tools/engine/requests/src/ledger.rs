@@ -262,6 +262,11 @@ impl Ledger {
             }
             row.requests -= 1;
             row.tokens -= u64::from(home.tokens);
+            // Nearly all that end decode; the next report says how it is.
+            row.load.decoding = row.load.decoding.saturating_sub(1);
+            row.load.running = row.load.running.saturating_sub(1);
+            let tokens = u64::from(home.tokens);
+            row.load.decode_context = row.load.decode_context.saturating_sub(tokens);
         }
         Some(home.instance)
     }
@@ -275,6 +280,19 @@ impl Ledger {
     /// An instance, to change what is known of it.
     pub fn row_mut(&mut self, instance: InstanceId) -> Option<&mut Row> {
         self.rows.get_mut(&instance)
+    }
+
+    /// What was to be computed at an instance is: by a prediction, where reports are rare.
+    pub fn computed(&mut self, instance: InstanceId) {
+        if let Some(row) = self.rows.get_mut(&instance) {
+            let prompts = row.prompts();
+            row.load.waiting = 0;
+            row.load.prefill_tokens = 0;
+            row.load.decoding += prompts.requests as u32;
+            row.load.running = row.load.decoding;
+            row.load.decode_context += prompts.tokens as u64;
+            row.placed = Prompts::default();
+        }
     }
 
     /// All, by number.

@@ -511,6 +511,12 @@ impl Run<'_> {
             instance.busy = Span::ZERO;
         }
         window.waiting = self.config.dispatch.waiting() as u32;
+        let waits = self.unplaced.values().filter(|spec| spec.generated == 0);
+        let shares = waits.map(|spec| {
+            let allowed = spec.first_allowance().0.max(1) as f64;
+            self.now.since(spec.arrival).0 as f64 / allowed
+        });
+        window.wait = shares.fold(0.0, f64::max);
         scaler.decides.handle(self.now, &window);
         let mut decisions = Vec::new();
         while let Some(decision) = scaler.decides.poll_decision(self.now) {
@@ -538,7 +544,13 @@ impl Run<'_> {
                     scaling::Weights::Warm => self.now + startup.warm,
                     scaling::Weights::Peer(peer) if self.instances.contains_key(&peer) => {
                         let link = &mut self.config.link;
-                        link.transfer(self.now, peer, id, startup.weights) + startup.boot
+                        match link.weights(self.now, peer, id, startup.weights) {
+                            Ok(landed) => landed + startup.boot,
+                            Err(failed) => {
+                                let disk = Span::transfer(startup.weights, startup.disk);
+                                failed.at + disk + startup.boot
+                            }
+                        }
                     }
                     scaling::Weights::Peer(_) | scaling::Weights::Disk => disk + startup.boot,
                 };

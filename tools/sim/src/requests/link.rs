@@ -13,6 +13,16 @@ pub struct Link {
     latency: Span,
     sends: HashMap<InstanceId, Time>,
     receives: HashMap<InstanceId, Time>,
+    /// One in so many transfers of weights fails; none if zero.
+    weights_fail_every: u64,
+    weights: u64,
+}
+
+/// A transfer of weights failed: its source or its connection was lost half way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// When that was seen.
+    pub at: Time,
 }
 
 impl Link {
@@ -24,7 +34,35 @@ impl Link {
             latency,
             sends: HashMap::new(),
             receives: HashMap::new(),
+            weights_fail_every: 0,
+            weights: 0,
         }
+    }
+
+    /// With every `n`th transfer of weights failing, for tests of what happens then; none if zero.
+    #[must_use]
+    pub const fn with_weights_failing(mut self, n: u64) -> Self {
+        self.weights_fail_every = n;
+        self
+    }
+
+    /// When weights that are asked for now have landed. They share ports with KV.
+    ///
+    /// # Errors
+    /// If the transfer fails, which takes half of its time.
+    pub fn weights(
+        &mut self,
+        now: Time,
+        from: InstanceId,
+        to: InstanceId,
+        bytes: u64,
+    ) -> Result<Time, Failed> {
+        self.weights += 1;
+        if self.weights_fail_every > 0 && self.weights.is_multiple_of(self.weights_fail_every) {
+            let at = self.transfer(now, from, to, bytes / 2);
+            return Err(Failed { at });
+        }
+        Ok(self.transfer(now, from, to, bytes))
     }
 
     /// When a transfer that is asked for now has landed.
@@ -36,5 +74,23 @@ impl Link {
         *sends = ends;
         *receives = ends;
         ends + self.latency
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_share_ports_with_kv_and_every_nth_fails_half_way() {
+        let (a, b, c) = (InstanceId(1), InstanceId(2), InstanceId(3));
+        let mut link = Link::new(1_000_000_000, Span::ZERO).with_weights_failing(2);
+        assert_eq!(link.transfer(Time(0), a, b, 100), Time(100));
+        assert_eq!(link.weights(Time(0), a, c, 1_000), Ok(Time(1_100)));
+        assert_eq!(
+            link.weights(Time(2_000), a, c, 1_000),
+            Err(Failed { at: Time(2_500) })
+        );
+        assert_eq!(link.transfer(Time(2_000), a, b, 100), Time(2_600));
     }
 }

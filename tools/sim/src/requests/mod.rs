@@ -9,6 +9,7 @@
 //! came out, with objectives counted as `laxity-requests` says; [`reproduction`] a paper's claims beside what came out.
 
 pub mod cluster;
+pub mod hyperflexis;
 pub mod latency;
 pub mod link;
 pub mod outcome;
@@ -42,8 +43,15 @@ pub enum PaperError {
 }
 
 /// All of them.
-pub const PAPERS: &[Paper] = &[Paper {
-    name: "qoserve",
-    about: "QoServe: classes of service together on one replica",
-    run: qoserve::reproduce,
-}];
+pub const PAPERS: &[Paper] = &[
+    Paper {
+        name: "qoserve",
+        about: "QoServe: classes of service together on one replica",
+        run: qoserve::reproduce,
+    },
+    Paper {
+        name: "hyperflexis",
+        about: "dispatch by what an instance can still promise, priorities to objectives, scaling",
+        run: hyperflexis::reproduce,
+    },
+];

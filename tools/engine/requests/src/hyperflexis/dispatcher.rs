@@ -15,6 +15,8 @@
 //!   the other reading.
 //! * *Corrections by the monitor*: a report during or at the end of the prompts moves the maturity time to what is left of them, plus the time that it
 //!   takes to make good what was stood still ([`Options::correct`]). A step under way when a dispatch comes is waited for.
+//! * *Reports that are rare* ([`Options::monitor`]): whoever is mature has computed its prompts; the shadow state says so.
+//! * *All of the TTFT* in eq. 5 makes whoever comes right after a full dispatch late: [`Options::ttft_share`].
 //! * *Resource utilization* in `calculate_p`: the larger of KV occupancy and `E_d / TPOT`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -63,6 +65,9 @@ pub struct Options {
     pub monitor: Span,
     /// Reports move maturity times.
     pub correct: bool,
+    /// Share of the tightest TTFT within which an instance has to be mature again. Eq. 7 leaves out what the request that waits
+    /// then takes itself, and who waits beside it: with all of the TTFT, whoever comes right after a full dispatch is late.
+    pub ttft_share: f64,
     /// Share of KV blocks that is left to those that decode.
     pub headroom: f64,
     /// Tokens of a block.
@@ -82,6 +87,7 @@ impl Options {
             tightest: Tightest::Seen,
             monitor: Span::ZERO,
             correct: true,
+            ttft_share: 0.5,
             headroom: 0.05,
             block_tokens,
             scan_max: 256,
@@ -317,6 +323,10 @@ impl HyperFlexis {
 
     /// Lets an instance take whom it can, of all or of one. Whether it took anybody.
     fn ask(&mut self, now: Time, instance: InstanceId, only: Option<Key>) -> bool {
+        if self.options.monitor > Span::ZERO {
+            // It is mature: what it had to compute is computed, though no report said so yet.
+            self.ledger.computed(instance);
+        }
         let Some(row) = self.ledger.row(instance) else {
             return false;
         };

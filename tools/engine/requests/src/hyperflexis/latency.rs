@@ -265,12 +265,11 @@ fn solve(normal: &[[f64; 3]; 3], right: &[f64; 3], set: u32) -> Option<[f64; 3]>
             return None;
         }
         m.swap(column, pivot);
-        for row in 0..n {
-            if row != column {
-                let factor = m[row][column] / m[column][column];
-                for k in column..=n {
-                    m[row][k] -= factor * m[column][k];
-                }
+        let pivot_row = m[column].clone();
+        for (_, row) in m.iter_mut().enumerate().filter(|(at, _)| *at != column) {
+            let factor = row[column] / pivot_row[column];
+            for (value, pivot) in row.iter_mut().zip(&pivot_row).skip(column) {
+                *value -= factor * pivot;
             }
         }
     }

@@ -114,8 +114,8 @@ impl Mapping {
             && let Some(old) = self.recent.pop_front()
         {
             self.counts[old.priority] -= 1;
-            take(&mut self.ttfts, (old.ttft, old.queued));
-            take(&mut self.tpots, old.tpot);
+            take(&mut self.ttfts, &(old.ttft, old.queued));
+            take(&mut self.tpots, &old.tpot);
         }
         self.counts[class] += 1;
         self.last_queued[class] = record.queued;
@@ -161,8 +161,8 @@ fn put<T: Ord>(sorted: &mut Vec<T>, value: T) {
     sorted.insert(at, value);
 }
 
-fn take<T: Ord>(sorted: &mut Vec<T>, value: T) {
-    if let Ok(at) = sorted.binary_search(&value) {
+fn take<T: Ord>(sorted: &mut Vec<T>, value: &T) {
+    if let Ok(at) = sorted.binary_search(value) {
         sorted.remove(at);
     }
 }

@@ -119,7 +119,7 @@ impl<'a> Scan<'a> {
                 0.0
             },
             ttft: match options.tightest {
-                Tightest::Seen => tightest,
+                Tightest::Seen => tightest * options.ttft_share,
                 Tightest::Present => f64::INFINITY,
             },
             idle: row.is_idle(),
@@ -137,7 +137,7 @@ impl<'a> Scan<'a> {
     pub(super) fn is_spent(&self, taken: &Taken) -> bool {
         let standing = &taken.standing;
         let decode = standing.decode_ns(&self.options.model);
-        let ttft = self.ttft.min(taken.ttft);
+        let ttft = self.ttft.min(taken.ttft * self.options.ttft_share);
         if ttft.is_infinite() || standing.tpot.is_infinite() {
             return false;
         }
@@ -156,7 +156,8 @@ impl<'a> Scan<'a> {
     /// Takes a request if it has a chance and breaks nobody's.
     pub(super) fn offer(&self, taken: &mut Taken, waiting: &Waiting) {
         let own = waiting.targets.ttft as f64;
-        let ttft = self.ttft.min(taken.ttft).min(own);
+        let share = self.options.ttft_share;
+        let ttft = self.ttft.min(taken.ttft.min(own) * share);
         let Some(with) = self.fits(taken, waiting, ttft) else {
             return;
         };

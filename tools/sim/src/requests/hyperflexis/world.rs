@@ -1,0 +1,316 @@
+//! What all experiments of HyperFlexis share: the machine, its fitted latency model, the systems that are compared, and a run.
+//!
+//! The machine stands for the paper's (Ascend 910 of 64 GB, Qwen 7B, vLLM): one A100 with Llama 3 8B, chunked prefill with 2048 tokens in an
+//! iteration (vLLM's default), first come first served inside an instance unless a system says otherwise.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use laxity_requests::baseline::{CentralEdf, Fixed, LeastWork, Order, RoundRobin};
+use laxity_requests::dispatch::{Decision, Dispatch, Event, Role};
+use laxity_requests::hyperflexis::dispatcher;
+use laxity_requests::hyperflexis::forecast;
+use laxity_requests::hyperflexis::scaler;
+use laxity_requests::hyperflexis::{HyperFlexis, Linear, Mapping, Scaler, latency};
+use laxity_requests::kv::Pool;
+use laxity_requests::replica::Replica;
+use laxity_requests::request::{InstanceId, Slo};
+use laxity_requests::{Span, Time};
+
+use crate::compute::Gpu;
+use crate::model::Model;
+use crate::requests::PaperError;
+use crate::requests::cluster::{self, Config, Startup};
+use crate::requests::latency::Roofline;
+use crate::requests::link::Link;
+use crate::requests::outcome::{Outcome, Record};
+use crate::requests::workload::Asked;
+
+pub(super) const BLOCK_TOKENS: u32 = 16;
+const CHUNK: u32 = 2048;
+/// 200 Gb/s, as the rest of the simulator's clusters.
+const LINK: u64 = 25_000_000_000;
+/// A disk of the paper: 15 GB in 4.14 − 0.89 s more than from a peer (table 2).
+const DISK: u64 = 4_000_000_000;
+/// What a start takes beside weights, runtime up (table 2: 0.89 s for weights that need 0.6 s of a 200 Gb/s port).
+const BOOT: Span = Span::from_millis(250);
+/// Tokens of a step that was profiled (the fit of matrix products ends there).
+const PROFILED: u32 = 32_768;
+
+/// An instance: how long its iterations take, and what it holds.
+#[derive(Clone, Debug)]
+pub(super) struct Machine {
+    /// How much faster prompts are in chunks of 2500 tokens than of 256 (`Roofline::calibrated`).
+    pub ratio: f64,
+    pub clock: Roofline,
+    pub model: Linear,
+    blocks: u32,
+}
+
+impl Machine {
+    pub(super) fn new(ratio: f64) -> Result<Self, PaperError> {
+        let gpu = Gpu::named("a100").map_err(|error| PaperError::BuiltIn(error.to_string()))?;
+        let llama =
+            Model::named("llama-3-8b").map_err(|error| PaperError::BuiltIn(error.to_string()))?;
+        let clock = Roofline::calibrated(&gpu, &llama, 1, ratio)
+            .ok_or_else(|| PaperError::BuiltIn(format!("no host time gives {ratio}")))?;
+        let model = Linear::fit(&latency::profile(&clock, PROFILED))
+            .map_err(|error| PaperError::BuiltIn(error.to_string()))?;
+        Ok(Self {
+            ratio,
+            blocks: clock.blocks(&gpu, 1, BLOCK_TOKENS),
+            model,
+            clock,
+        })
+    }
+
+    /// The dispatcher's defaults on this machine.
+    pub(super) const fn options(&self) -> dispatcher::Options {
+        dispatcher::Options::new(self.model, BLOCK_TOKENS)
+    }
+
+    /// The same with eq. 5 as it stands: all of the tightest TTFT may pass before an instance is mature again.
+    pub(super) const fn as_it_stands(&self) -> dispatcher::Options {
+        dispatcher::Options {
+            ttft_share: 1.0,
+            ..self.options()
+        }
+    }
+}
+
+/// A system that is compared.
+#[derive(Clone, Debug)]
+pub(super) enum System {
+    RoundRobin(Order),
+    LeastWork(Order),
+    /// Least work, EDF inside, chunks so small that they hardly delay a token.
+    SmallChunks,
+    CentralEdf,
+    EdfAdmission,
+    HyperFlexis(dispatcher::Options),
+    Priorities(dispatcher::Options, Mapping),
+}
+
+impl System {
+    pub(super) const fn name(&self) -> &'static str {
+        match self {
+            Self::RoundRobin(Order::Edf) => "round robin, EDF inside",
+            Self::RoundRobin(_) => "round robin",
+            Self::LeastWork(Order::Edf) => "least work, EDF inside",
+            Self::LeastWork(_) => "least work",
+            Self::SmallChunks => "least work, EDF inside, chunks of 512",
+            Self::CentralEdf => "central EDF",
+            Self::EdfAdmission => "EDF + admission",
+            Self::HyperFlexis(options) if options.ttft_share < 1.0 => "HyperFlexis",
+            Self::HyperFlexis(_) => "HyperFlexis, eq. 5 as it stands",
+            Self::Priorities(options, _) if options.ttft_share < 1.0 => "HyperFlexis-PM",
+            Self::Priorities(..) => "HyperFlexis-PM, eq. 5 as it stands",
+        }
+    }
+
+    /// The paper's baseline, the fair ones, and the paper's.
+    pub(super) fn all(machine: &Machine) -> Vec<Self> {
+        vec![
+            Self::RoundRobin(Order::Fcfs),
+            Self::RoundRobin(Order::Edf),
+            Self::LeastWork(Order::Fcfs),
+            Self::LeastWork(Order::Edf),
+            Self::SmallChunks,
+            Self::CentralEdf,
+            Self::EdfAdmission,
+            Self::HyperFlexis(machine.options()),
+            Self::HyperFlexis(machine.as_it_stands()),
+        ]
+    }
+
+    /// It is one of those that the paper does not have.
+    pub(super) const fn is_fair_baseline(&self) -> bool {
+        !matches!(
+            self,
+            Self::RoundRobin(Order::Fcfs) | Self::HyperFlexis(_) | Self::Priorities(..)
+        )
+    }
+
+    const fn order(&self) -> Order {
+        match self {
+            Self::RoundRobin(order) | Self::LeastWork(order) => *order,
+            Self::SmallChunks => Order::Edf,
+            _ => Order::Fcfs,
+        }
+    }
+
+    /// Tokens of an iteration.
+    const fn chunk(&self) -> u32 {
+        match self {
+            Self::SmallChunks => 512,
+            _ => CHUNK,
+        }
+    }
+}
+
+/// How instances come and go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scales {
+    pub most: u32,
+    pub interval: Span,
+    pub from_peers: bool,
+    /// Every so many transfers of weights fail; none if zero.
+    pub fail_every: u64,
+    /// Of the scaler: (upper, lower).
+    pub thresholds: (f64, f64),
+}
+
+impl Scales {
+    pub(super) const fn up_to(most: u32) -> Self {
+        Self {
+            most,
+            interval: Span::from_millis(1_000),
+            from_peers: true,
+            fail_every: 0,
+            thresholds: (0.8, 0.3),
+        }
+    }
+}
+
+/// What came out of a run.
+#[derive(Clone, Debug)]
+pub(super) struct Run {
+    pub outcome: Outcome,
+    pub forecasts: Vec<forecast::Outcome>,
+}
+
+/// A dispatcher that is looked at after the run.
+struct Watched(Rc<RefCell<HyperFlexis>>);
+
+impl Dispatch for Watched {
+    fn name(&self) -> &'static str {
+        self.0.borrow().name()
+    }
+    fn handle(&mut self, now: Time, event: &Event) {
+        self.0.borrow_mut().handle(now, event);
+    }
+    fn poll_decision(&mut self, now: Time) -> Option<Decision> {
+        self.0.borrow_mut().poll_decision(now)
+    }
+    fn next_deadline(&self) -> Option<Time> {
+        self.0.borrow().next_deadline()
+    }
+    fn waiting(&self) -> usize {
+        self.0.borrow().waiting()
+    }
+}
+
+/// Runs requests through a cluster of such instances.
+pub(super) fn run(
+    machine: &Machine,
+    system: &System,
+    roles: &[Role],
+    scales: Option<Scales>,
+    asked: &[Asked],
+) -> Run {
+    let order = system.order();
+    let make = |_: InstanceId, _: Role| {
+        let tokens = system.chunk();
+        let discipline = Fixed { order, tokens };
+        let pool = Pool::new(machine.blocks, BLOCK_TOKENS);
+        Replica::new(pool, machine.blocks / 100, Box::new(discipline))
+    };
+    let mut watched = None;
+    let model = machine.model;
+    let dispatch: Box<dyn Dispatch> = match system {
+        System::RoundRobin(_) => Box::new(RoundRobin::default()),
+        System::LeastWork(_) | System::SmallChunks => Box::new(LeastWork::new(model)),
+        System::CentralEdf => Box::new(CentralEdf::new(model, false, CHUNK, BLOCK_TOKENS)),
+        System::EdfAdmission => Box::new(CentralEdf::new(model, true, CHUNK, BLOCK_TOKENS)),
+        System::HyperFlexis(_) | System::Priorities(..) => {
+            let dispatch = match system {
+                System::Priorities(options, mapping) => {
+                    HyperFlexis::with_priorities(*options, mapping.clone())
+                }
+                System::HyperFlexis(options) => HyperFlexis::new(*options),
+                _ => HyperFlexis::new(machine.options()),
+            };
+            let shared = Rc::new(RefCell::new(dispatch));
+            watched = Some(Rc::clone(&shared));
+            Box::new(Watched(shared))
+        }
+    };
+    let scaler = scales.map(|scales| {
+        let objectives = asked.iter().filter_map(|asked| match asked.spec.slo {
+            Slo::Interactive { ttft, tbt } => Some((ttft, tbt)),
+            Slo::Batch { .. } => None,
+        });
+        let (ttft, tpot) = objectives.fold((u64::MAX, u64::MAX), |least, one| {
+            (least.0.min(one.0), least.1.min(one.1))
+        });
+        let options = scaler::Options {
+            upper: scales.thresholds.0,
+            lower: scales.thresholds.1,
+            interval: scales.interval.0,
+            from_peers: scales.from_peers,
+            ..scaler::Options::new(model, ttft, tpot, scales.most)
+        };
+        cluster::Scaler {
+            decides: Box::new(Scaler::new(options)),
+            window: scales.interval,
+            startup: Startup {
+                weights: machine.clock.weights_bytes(),
+                disk: DISK,
+                boot: BOOT,
+                warm: BOOT,
+            },
+            most: scales.most,
+        }
+    });
+    let fail_every = scales.map_or(0, |scales| scales.fail_every);
+    let config = Config {
+        roles: roles.to_vec(),
+        make: &make,
+        clock: &machine.clock,
+        dispatch,
+        scaler,
+        link: Link::new(LINK, Span::from_micros(20)).with_weights_failing(fail_every),
+        kv_bytes_per_token: machine.clock.kv_bytes_per_token(),
+        ends: Time::NEVER,
+    };
+    let outcome = cluster::run(config, asked);
+    let forecasts = watched.map_or_else(Vec::new, |shared| shared.borrow().forecasts().to_vec());
+    Run { outcome, forecasts }
+}
+
+/// Eq. 4: the first token in time, and the mean time per token. (`Record::met` asks that each token is in time.)
+pub(super) fn attained(record: &Record) -> bool {
+    let Slo::Interactive { tbt, .. } = record.spec.slo else {
+        return record.met();
+    };
+    let tpot = record.tpot().is_none_or(|tpot| tpot.0 <= tbt);
+    record.complete() && record.met_first() && tpot
+}
+
+/// Share of such requests that attained their objectives, %.
+pub(super) fn attainment(outcome: &Outcome, of: impl Fn(&Record) -> bool) -> f64 {
+    let some: Vec<&Record> = outcome.records.iter().filter(|r| of(r)).collect();
+    let good = some.iter().filter(|record| attained(record)).count();
+    good as f64 / some.len().max(1) as f64 * 100.0
+}
+
+/// Mean time from arrival to the last token, s.
+pub(super) fn latency_s(outcome: &Outcome) -> f64 {
+    let all: Vec<f64> = outcome
+        .records
+        .iter()
+        .filter_map(|record| record.ttlt().map(|span| span.0 as f64 / 1e9))
+        .collect();
+    all.iter().sum::<f64>() / all.len().max(1) as f64
+}
+
+/// Eq. 3 in units of 50 ms of an instance (§7.5), in thousands.
+pub(super) fn cost(outcome: &Outcome) -> f64 {
+    outcome.instance_time.0 as f64 / 50e6 / 1e3
+}
+
+/// What a start takes on idle ports, s: with weights from a running instance, and from disk.
+pub(super) fn start_seconds(machine: &Machine) -> [f64; 2] {
+    let bytes = machine.clock.weights_bytes();
+    [LINK, DISK].map(|rate| (Span::transfer(bytes, rate).0 + BOOT.0) as f64 / 1e9)
+}
