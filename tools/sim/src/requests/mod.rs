@@ -9,6 +9,7 @@
 //! came out, with objectives counted as `laxity-requests` says; [`reproduction`] a paper's claims beside what came out.
 
 pub mod cluster;
+pub mod hmas;
 pub mod latency;
 pub mod link;
 pub mod outcome;
@@ -40,4 +41,4 @@ pub enum PaperError {
 }
 
 /// All of them.
-pub const PAPERS: &[Paper] = &[];
+pub const PAPERS: &[Paper] = &[hmas::PAPER];
