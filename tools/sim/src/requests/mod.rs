@@ -10,6 +10,7 @@
 
 pub mod cluster;
 pub mod hyperflexis;
+pub mod hmas;
 pub mod latency;
 pub mod link;
 pub mod outcome;

@@ -76,8 +76,8 @@ impl Default for Config {
             smooth: 8,
             inner: Loop::Proportional,
             reading: Reading::Decodes,
-            tokens_gain: 512.0,
-            tokens: (64, 512),
+            tokens_gain: 1024.0,
+            tokens: (64, 256),
             concurrency_gain: 8.0,
             concurrency: (16, 256),
             window: 32,
@@ -219,17 +219,17 @@ mod tests {
             ..Config::default()
         });
         control.cycle(1.0, 20.0, 100);
-        assert_eq!(control.tokens(), 460);
+        assert_eq!(control.tokens(), 153);
         assert_eq!(control.concurrency(), 255);
         for _ in 0..100 {
             control.cycle(1.0, 20.0, 100);
         }
-        assert_eq!(control.tokens(), 460, "proportional: it does not add up");
+        assert_eq!(control.tokens(), 153, "proportional: it does not add up");
         assert!(control.concurrency() < 200);
         for _ in 0..1000 {
             control.cycle(0.2, 20.0, 100);
         }
-        assert_eq!((control.tokens(), control.concurrency()), (512, 256));
+        assert_eq!((control.tokens(), control.concurrency()), (256, 256));
     }
 
     #[test]
@@ -251,6 +251,6 @@ mod tests {
         for _ in 0..100 {
             control.cycle(0.8, 20.0, 100);
         }
-        assert_eq!((control.tokens(), control.concurrency()), (512, 256));
+        assert_eq!((control.tokens(), control.concurrency()), (256, 256));
     }
 }

@@ -1,0 +1,62 @@
+//! What a classifier learns from (H-MAS Appendix C.2): long views of short steady runs, and the structure that did best in each.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use laxity_requests::hmas::pool::Kind;
+use laxity_requests::hmas::qos::Long;
+
+use super::bed::{self, Bed, Chooses, Setting, Watched};
+use super::traffic::{Mix, Stretch, requests};
+use crate::requests::reproduction::{Options, each};
+
+/// Structures that are compared: the paper's "representative subset".
+pub(super) const SUBSET: [Kind; 5] = [Kind::Fcfs, Kind::Edf, Kind::Sjf, Kind::TwoLane, Kind::Wfq];
+
+/// Seeds of training: none of them is one of a figure.
+const SEED: u64 = 9_000;
+
+/// Views, each with the structure that met most objectives in its regime.
+pub(super) fn examples(bed: &Bed, options: &Options) -> Arc<Vec<(Long, Kind)>> {
+    let (rates, seconds): (&[f64], f64) = if options.quick {
+        (&[super::RATE], 40.0)
+    } else {
+        (
+            &[0.7 * super::RATE, 1.1 * super::RATE, 1.6 * super::RATE],
+            80.0,
+        )
+    };
+    let mixes = [Mix::Interactive, Mix::Long, Mix::Complex];
+    let mut points = Vec::new();
+    for mix in mixes {
+        for rate in rates {
+            for kind in SUBSET {
+                points.push((mix, *rate * super::weight(mix), kind));
+            }
+        }
+    }
+    let runs = each(&points, options, |(mix, rate, kind)| {
+        let asked = requests(&[Stretch::steady(seconds, *rate, *mix)], SEED);
+        let watched = Watched::default();
+        let setting = Setting::new(Chooses::Watches(*kind, Arc::clone(&watched)));
+        let good = bed::run(&setting, bed, &asked, &[], SEED).good;
+        (good, watched)
+    });
+    let mut examples = Vec::new();
+    for (regime, runs) in points.chunks(SUBSET.len()).zip(runs.chunks(SUBSET.len())) {
+        let mut best = (f64::NEG_INFINITY, Kind::Fcfs);
+        for ((.., kind), (good, _)) in regime.iter().zip(runs) {
+            if *good > best.0 {
+                best = (*good, *kind);
+            }
+        }
+        for (_, watched) in runs {
+            let views = take(watched);
+            examples.extend(views.into_iter().map(|view| (view, best.1)));
+        }
+    }
+    Arc::new(examples)
+}
+
+fn take(watched: &Mutex<Vec<Long>>) -> Vec<Long> {
+    std::mem::take(&mut watched.lock().unwrap_or_else(PoisonError::into_inner))
+}
