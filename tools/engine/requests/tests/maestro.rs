@@ -259,7 +259,10 @@ impl World {
 
 fn orders() -> Vec<Order> {
     vec![
-        Order::Remaining { aging: 0.1 },
+        Order::Remaining {
+            aging: 0.1,
+            aging_interactive: 0.0,
+        },
         Order::Fcfs,
         Order::Edf,
         Order::EdfByClass,
@@ -297,7 +300,7 @@ fn scripts() -> impl Strategy<Value = Vec<Script>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(ProptestConfig::with_cases(512))]
     #[test]
     fn nobody_is_lost_and_no_memory_is_promised_twice(
         scripts in scripts(),

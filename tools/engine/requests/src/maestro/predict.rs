@@ -11,6 +11,7 @@
 //! calibrate" (§III-A) has no rule: the mean residual of `log(1 + L)` per role over the last stages (EWMA, 1/50 each, at most ±0.5) is added.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::isotonic::Isotonic;
 use super::regressor::{Boosted, FitError, Line, Regressor, Trees};
@@ -90,15 +91,20 @@ fn features(stage: &Stage, tool: f64, without: Without) -> Vec<f64> {
 const WIDTH: usize = 6 + SEMANTICS + 1;
 const _: () = assert!(SEMANTICS > 0);
 
-/// The two-phase predictor.
+/// The two-phase predictor. Its trees are shared by its copies, what it learns later is not.
+#[derive(Clone)]
 pub struct TwoPhase {
+    trained: Arc<Trained>,
+    /// Mean residual of late, in log tokens.
+    drift: HashMap<RoleId, f64>,
+}
+
+struct Trained {
     without: Without,
     classifier: Option<Boosted>,
     calibration: Isotonic,
     roles: HashMap<RoleId, Boosted>,
     global: Boosted,
-    /// Mean residual of late, in log tokens.
-    drift: HashMap<RoleId, f64>,
 }
 
 impl TwoPhase {
@@ -139,11 +145,13 @@ impl TwoPhase {
             }
         }
         Ok(Self {
-            without,
-            classifier,
-            calibration,
-            roles,
-            global: Boosted::fit(&rows, &targets, trees)?,
+            trained: Arc::new(Trained {
+                without,
+                classifier,
+                calibration,
+                roles,
+                global: Boosted::fit(&rows, &targets, trees)?,
+            }),
             drift: HashMap::new(),
         })
     }
@@ -175,18 +183,14 @@ impl TwoPhase {
     /// Probability that it calls a tool, eq. 1.
     #[must_use]
     pub fn tool(&self, stage: &Stage) -> f64 {
-        probability(
-            self.classifier.as_ref(),
-            &self.calibration,
-            stage,
-            self.without,
-        )
+        let of = &*self.trained;
+        probability(of.classifier.as_ref(), &of.calibration, stage, of.without)
     }
 
     /// Roles that have a regressor of their own.
     #[must_use]
     pub fn roles(&self) -> usize {
-        self.roles.len()
+        self.trained.roles.len()
     }
 }
 
@@ -207,8 +211,9 @@ fn probability(
 impl Predict for TwoPhase {
     fn predict(&self, stage: &Stage) -> Forecast {
         let tool = self.tool(stage);
-        let row = features(stage, tool, self.without);
-        let regressor = self.roles.get(&stage.role).unwrap_or(&self.global);
+        let of = &*self.trained;
+        let row = features(stage, tool, of.without);
+        let regressor = of.roles.get(&stage.role).unwrap_or(&of.global);
         let drift = self.drift.get(&stage.role).copied().unwrap_or(0.0);
         let log = regressor.predict(&row) + drift;
         Forecast {

@@ -2,7 +2,8 @@
 //!
 //! Orders are keys that do not change while a stage waits, so that the queue is two sorted maps (one per class): aging lowers a batch stage's
 //! remaining time by a share of the time it has waited, `key = T_rem + share · (time it was queued)`, compared at `now` as `key − share · now`.
-//! Aging is for batch only ("long-waiting background jobs"); its pace is not in the paper: 1 s per 10 s.
+//! The paper ages "long-waiting background jobs" and gives no pace: 1 s per 10 s. Interactive stages have a pace of their own: where only batch ages and queues
+//! are long, whoever is interactive waits behind all batch work that is old enough (measured in `docs/requests/maestro.md`).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,8 +18,10 @@ use crate::{Span, Time};
 pub enum Order {
     /// Least remaining time of the workflow (eq. 7), with aging: nanoseconds of priority per nanosecond waited.
     Remaining {
-        /// Share.
+        /// Of batch stages.
         aging: f64,
+        /// Of interactive stages.
+        aging_interactive: f64,
     },
     /// The job that came first.
     Fcfs,
@@ -81,22 +84,25 @@ impl Queue {
         }
     }
 
-    fn aging(&self) -> f64 {
-        match self.order {
-            Order::Remaining { aging } => aging,
+    /// What a stage of a lane that is queued at `at` gains against one at zero.
+    fn aged(&self, lane: usize, at: Time) -> u64 {
+        let pace = match self.order {
+            Order::Remaining {
+                aging_interactive, ..
+            } if lane == 0 => aging_interactive,
+            Order::Remaining { aging, .. } => aging,
             _ => 0.0,
-        }
+        };
+        (at.0 as f64 * pace) as u64
     }
 
     /// Lets a stage wait.
     pub fn push(&mut self, stage: StageId, rank: &Rank, now: Time) {
         let lane = lane(rank.class);
         let by = match self.order {
-            Order::Remaining { .. } if lane == 1 => {
-                let aged = (now.0 as f64 * self.aging()) as u64;
-                signed(rank.remaining.0.saturating_add(aged))
+            Order::Remaining { .. } | Order::InteractiveRemaining => {
+                signed(rank.remaining.0.saturating_add(self.aged(lane, now)))
             }
-            Order::Remaining { .. } | Order::InteractiveRemaining => signed(rank.remaining.0),
             Order::Fcfs | Order::InteractiveFirst => signed(rank.arrival.0),
             Order::Edf | Order::EdfByClass => signed(rank.deadline.0),
             Order::LeastAttained => signed(rank.attained.0),
@@ -138,7 +144,7 @@ impl Queue {
     /// The first `most` stages, in order.
     pub fn first(&self, most: usize, now: Time, into: &mut Vec<StageId>) {
         into.clear();
-        let aged = signed((now.0 as f64 * self.aging()) as u64);
+        let aged = [0, 1].map(|lane| signed(self.aged(lane, now)));
         let by_class = matches!(
             self.order,
             Order::EdfByClass | Order::InteractiveFirst | Order::InteractiveRemaining
@@ -151,8 +157,9 @@ impl Queue {
                 (Some(_), None) => fast.next(),
                 (None, Some(_)) => slow.next(),
                 (Some(a), Some(b)) => {
-                    let b = (b.0.saturating_sub(aged), b.1, b.2);
-                    if by_class || **a <= b {
+                    let a = (a.0.saturating_sub(aged[0]), a.1, a.2);
+                    let b = (b.0.saturating_sub(aged[1]), b.1, b.2);
+                    if by_class || a <= b {
                         fast.next()
                     } else {
                         slow.next()
@@ -214,6 +221,10 @@ mod tests {
     use super::*;
 
     const S: u64 = 1_000_000_000;
+    const BATCH_AGES: Order = Order::Remaining {
+        aging: 0.1,
+        aging_interactive: 0.0,
+    };
 
     fn rank(class: Class, remaining: u64) -> Rank {
         Rank {
@@ -233,7 +244,7 @@ mod tests {
 
     #[test]
     fn the_least_remaining_time_goes_first_whatever_its_class() {
-        let mut queue = Queue::new(Order::Remaining { aging: 0.1 });
+        let mut queue = Queue::new(BATCH_AGES);
         queue.push(StageId(1), &rank(Class::Interactive, 5 * S), Time::ZERO);
         queue.push(StageId(2), &rank(Class::Batch, 3 * S), Time::ZERO);
         queue.push(StageId(3), &rank(Class::Batch, 9 * S), Time::ZERO);
@@ -242,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_batch_stage_gains_a_second_for_each_ten_that_it_waits() {
-        let mut queue = Queue::new(Order::Remaining { aging: 0.1 });
+        let mut queue = Queue::new(BATCH_AGES);
         queue.push(StageId(1), &rank(Class::Batch, 20 * S), Time::ZERO);
         queue.push(StageId(2), &rank(Class::Interactive, 5 * S), Time(140 * S));
         assert_eq!(order(&queue, 140 * S), [2, 1]);

@@ -5,7 +5,7 @@ use smartcore::linalg::basic::matrix::DenseMatrix;
 use smartcore::xgboost::{XGRegressor, XGRegressorParameters};
 
 /// Says a number for a row of features.
-pub trait Regressor: Send {
+pub trait Regressor: Send + Sync {
     /// The number.
     fn predict(&self, row: &[f64]) -> f64;
 }

@@ -4,7 +4,8 @@
 //!
 //! What the paper leaves open:
 //! * *Nodes and their own queues.* A node is given at most `backlog` stages more than it has slots; all others wait in the global queue,
-//!   where their order can still change.
+//!   where their order can still change. The paper does not say how long node-local queues are; with none, only stages that wait for weights are in them (the
+//!   fit of eq. 5 otherwise queues stages at full nodes while others are free).
 //! * *The first stage fits nowhere.* The next ones are tried (`lookahead`), as their models may be resident where its own can't be. So that it does not
 //!   starve while others keep a node's memory: once it has been overtaken for `patience`, the node that should be empty first takes
 //!   nobody else until it has it.
@@ -54,10 +55,13 @@ impl Options {
     pub fn maestro() -> Self {
         Self {
             name: "maestro".to_owned(),
-            order: Order::Remaining { aging: 0.1 },
+            order: Order::Remaining {
+                aging: 0.1,
+                aging_interactive: 0.1,
+            },
             boundary: Boundary::MAESTRO,
             mode: Mode::MAESTRO,
-            backlog: 2,
+            backlog: 0,
             lookahead: 16,
             patience: Span::from_millis(5_000),
             interrupt: Span::from_millis(10_000),
@@ -322,8 +326,14 @@ impl<E: Estimator> Scheduler<E> {
             let needed = model.kv(entry.stage.prompt, f64::from(outcome.output));
             self.margin.observe(needed, entry.predicted);
         }
+        // In the time of eq. 2, as all that it is added to: on a shared GPU stages take several times as long, and what follows a
+        // stage would weigh so much more than the stage itself.
+        let took = self.model(&entry.stage).map_or(outcome.took, |model| {
+            model.execution(entry.stage.prompt, f64::from(outcome.output))
+        });
+        let outcome = Outcome { took, ..*outcome };
         self.estimator
-            .finished(&job, &entry.stage, &entry.forecast, outcome);
+            .finished(&job, &entry.stage, &entry.forecast, &outcome);
     }
 
     /// A stage is nowhere any more.
