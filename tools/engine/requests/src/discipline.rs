@@ -3,7 +3,7 @@
 
 use crate::Time;
 use crate::iteration::Event;
-use crate::job::Job;
+use crate::job::{Job, Phase};
 use crate::kv::Pool;
 use crate::latency::Composition;
 
@@ -31,7 +31,15 @@ pub trait View {
     fn decodes(&self) -> Composition;
     /// Jobs with prompt tokens to compute, not relegated, in line.
     fn in_line(&self) -> Box<dyn Iterator<Item = &Job> + '_>;
-    /// How many there are, and their prompt tokens in all.
+    /// Those of them that have begun, in line.
+    fn begun(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
+        Box::new(self.in_line().filter(|job| job.phase == Phase::Prefilling))
+    }
+    /// Relegated jobs, in the order in which they are served.
+    fn aside(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
+        Box::new(std::iter::empty())
+    }
+    /// How many there are in line, and their prompt tokens in all.
     fn backlog(&self) -> (usize, u64);
     /// Relegated jobs.
     fn relegated(&self) -> usize;
@@ -94,6 +102,14 @@ pub trait Discipline {
     /// vLLM and Sarathi do; who preempts prompts for more urgent ones does not (QoServe §3.4).
     fn begun_first(&self) -> bool {
         true
+    }
+
+    /// Whether a job that has begun goes on before those that come before it in line, asked for each that has begun where
+    /// [`Self::begun_first`] is not for all (QoServe §3.4: one that would miss its deadline if it waited for an
+    /// iteration is not preempted).
+    fn goes_on(&mut self, now: Time, job: &Job) -> bool {
+        let _ = (now, job);
+        false
     }
 
     /// Jobs that may decode in one iteration; those beyond, in the order of ranks, wait for the next.

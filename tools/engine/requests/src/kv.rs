@@ -1,6 +1,6 @@
 //! The book of KV blocks of one instance. Rules of ownership: the crate's page.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use crate::request::RequestId;
 
@@ -20,7 +20,8 @@ pub struct Pool {
     block_tokens: u32,
     capacity: u32,
     used: u32,
-    held: HashMap<RequestId, u32>,
+    /// Numbers are the driver's, so that nobody can make them collide; asked for each token of each iteration.
+    held: FxHashMap<RequestId, u32>,
 }
 
 impl Pool {
@@ -31,7 +32,7 @@ impl Pool {
             block_tokens: block_tokens.max(1),
             capacity,
             used: 0,
-            held: HashMap::new(),
+            held: FxHashMap::default(),
         }
     }
 

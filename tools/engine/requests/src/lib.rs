@@ -47,6 +47,7 @@ pub mod kv;
 pub mod latency;
 pub mod meta_flow;
 mod nanoseconds;
+pub mod qoserve;
 pub mod replica;
 pub mod request;
 pub mod scaling;

@@ -7,7 +7,9 @@
 //! decodes of the latest rank. Each lost its work and computes it again. Since nobody is let in who would not fit
 //! alone, whoever is first always gets on.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
+
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::Time;
 use crate::discipline::{Discipline, Rank, Reranked, Start, View};
@@ -34,8 +36,10 @@ struct State {
     watermark: u32,
     entries: Vec<Option<Entry>>,
     vacant: Vec<usize>,
-    slots: HashMap<RequestId, usize>,
+    slots: FxHashMap<RequestId, usize>,
     line: BTreeSet<Place>,
+    /// Of those in line, the ones that have begun.
+    begun: BTreeSet<Place>,
     aside: BTreeSet<Place>,
     decoding: Vec<usize>,
     /// Prompt tokens of those in line.
@@ -76,6 +80,14 @@ impl View for State {
 
     fn in_line(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
         Box::new(self.line.iter().map(|place| &self.at(place.3).job))
+    }
+
+    fn begun(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
+        Box::new(self.begun.iter().map(|place| &self.at(place.3).job))
+    }
+
+    fn aside(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
+        Box::new(self.aside.iter().map(|place| &self.at(place.3).job))
     }
 
     fn backlog(&self) -> (usize, u64) {
@@ -123,6 +135,9 @@ impl State {
             self.aside_backlog += left;
         } else {
             self.line.insert(place);
+            if job.phase == Phase::Prefilling {
+                self.begun.insert(place);
+            }
             self.backlog += left;
         }
     }
@@ -141,6 +156,7 @@ impl State {
             self.aside_backlog -= left;
         } else {
             self.line.remove(&place);
+            self.begun.remove(&place);
             self.backlog -= left;
         }
     }
@@ -212,8 +228,9 @@ impl Replica {
                 watermark,
                 entries: Vec::new(),
                 vacant: Vec::new(),
-                slots: HashMap::new(),
+                slots: FxHashMap::default(),
                 line: BTreeSet::new(),
+                begun: BTreeSet::new(),
                 aside: BTreeSet::new(),
                 decoding: Vec::new(),
                 backlog: 0,
@@ -331,7 +348,7 @@ impl Replica {
         for request in self.abandoned.drain(..) {
             self.state.pool.release(request);
         }
-        let finished: std::collections::HashSet<&RequestId> = finished.iter().collect();
+        let finished: FxHashSet<&RequestId> = finished.iter().collect();
         let Self {
             state, discipline, ..
         } = self;
@@ -472,33 +489,31 @@ impl Replica {
         if budget == 0 {
             return;
         }
-        let begun = |state: &State, wanted: bool| -> Vec<usize> {
-            let mut tokens = u64::from(budget);
-            let mut some = Vec::new();
-            for place in &state.line {
-                if (state.at(place.3).job.phase == Phase::Prefilling) == wanted {
-                    some.push(place.3);
-                    tokens = tokens.saturating_sub(u64::from(state.at(place.3).job.prefill_left()));
-                    if tokens == 0 {
-                        break;
-                    }
-                }
+        // Those who would not get a token anyway need not be asked for.
+        let all = self.discipline.begun_first();
+        let mut tokens = u64::from(budget);
+        let mut first = Vec::new();
+        for place in &self.state.begun {
+            if tokens == 0 {
+                break;
             }
-            some
-        };
-        if self.discipline.begun_first() {
-            for slot in begun(&self.state, true) {
-                if budget == 0 {
-                    return;
-                }
-                // A victim of one before it has not begun any more.
-                if self.state.at(slot).job.phase != Phase::Prefilling {
-                    continue;
-                }
-                match self.chunk(slot, budget, plan) {
-                    Some(tokens) => budget -= tokens,
-                    None => return,
-                }
+            let job = &self.state.at(place.3).job;
+            if all || self.discipline.goes_on(now, job) {
+                tokens = tokens.saturating_sub(u64::from(job.prefill_left()));
+                first.push(place.3);
+            }
+        }
+        for slot in first {
+            if budget == 0 {
+                return;
+            }
+            // A victim of one before it has not begun any more.
+            if self.state.at(slot).job.phase != Phase::Prefilling {
+                continue;
+            }
+            match self.chunk(slot, budget, plan) {
+                Some(tokens) => budget -= tokens,
+                None => return,
             }
         }
         let mut after: Option<Place> = None;
@@ -532,7 +547,16 @@ impl Replica {
                 None => return,
             }
         }
-        let aside: Vec<usize> = self.state.aside.iter().map(|place| place.3).collect();
+        let mut tokens = u64::from(budget);
+        let mut aside = Vec::new();
+        for place in &self.state.aside {
+            if tokens == 0 {
+                break;
+            }
+            let left = self.state.at(place.3).job.prefill_left();
+            tokens = tokens.saturating_sub(u64::from(left));
+            aside.push(place.3);
+        }
         for slot in aside {
             if budget == 0 {
                 return;

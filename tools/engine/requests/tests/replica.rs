@@ -7,6 +7,8 @@ use laxity_requests::baseline::{Fixed, Order};
 use laxity_requests::discipline::Discipline;
 use laxity_requests::iteration::{Event, Iteration as _, Plan};
 use laxity_requests::kv::Pool;
+use laxity_requests::latency::{Composition, Latency};
+use laxity_requests::qoserve::{Alpha, Chunking, Options, Preemption, QoServe, Relegation};
 use laxity_requests::replica::Replica;
 use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
 use laxity_requests::{Span, Time};
@@ -23,6 +25,7 @@ enum Step {
         ready: u32,
         slo: u64,
         interactive: bool,
+        important: bool,
     },
     Cancel(usize),
     Compute,
@@ -31,8 +34,10 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (1..60_u32, 1..30_u32, 0..70_u32, 1..100_u64, any::<bool>()).prop_map(
-            |(prompt, output, ready, slo, interactive)| Step::Arrive { prompt, output, ready, slo, interactive }
+        4 => (1..60_u32, 1..30_u32, 0..70_u32, 1..100_u64, any::<bool>(), any::<bool>()).prop_map(
+            |(prompt, output, ready, slo, interactive, important)| {
+                Step::Arrive { prompt, output, ready, slo, interactive, important }
+            }
         ),
         1 => any::<usize>().prop_map(Step::Cancel),
         6 => Just(Step::Compute),
@@ -40,9 +45,84 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn discipline() -> impl Strategy<Value = Fixed> {
+/// A discipline that prints its settings where a test fails.
+struct Chosen(String, Box<dyn Discipline + Send>);
+
+impl std::fmt::Debug for Chosen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn chosen(settings: impl std::fmt::Debug, discipline: impl Discipline + Send + 'static) -> Chosen {
+    Chosen(format!("{settings:?}"), Box::new(discipline))
+}
+
+fn fixed() -> impl Strategy<Value = Chosen> {
     let order = prop_oneof![Just(Order::Fcfs), Just(Order::Edf), Just(Order::Srpf)];
-    (order, 1..40_u32).prop_map(|(order, tokens)| Fixed { order, tokens })
+    (order, 1..40_u32).prop_map(|(order, tokens)| {
+        let fixed = Fixed { order, tokens };
+        chosen(fixed, fixed)
+    })
+}
+
+/// Time passes here in tens of nanoseconds, deadlines are tens to thousands.
+struct Linear;
+
+impl Latency for Linear {
+    fn iteration(&self, of: &Composition) -> Span {
+        Span(3 + u64::from(of.prefill_tokens + of.decodes) / 2 + of.decode_context / 64)
+    }
+}
+
+fn qoserve() -> impl Strategy<Value = Chosen> {
+    let chunking = prop_oneof![
+        (1..40_u32).prop_map(Chunking::Fixed),
+        (1..10_u32, 0..60_u32, 1..8_u32).prop_map(|(least, more, step)| Chunking::Dynamic {
+            least,
+            most: least + more,
+            step
+        }),
+    ];
+    let alpha = prop_oneof![
+        (0..50_u64).prop_map(Alpha::Fixed),
+        (0..10_u64, 10..50_u64, 0..200_u64).prop_map(|(low, high, busy)| Alpha::Adaptive {
+            low,
+            high,
+            busy: Span(busy)
+        }),
+    ];
+    let relegation = prop_oneof![
+        Just(Relegation::Off),
+        Just(Relegation::Strict),
+        Just(Relegation::LookAhead)
+    ];
+    let preemption = prop_oneof![
+        Just(Preemption::Never),
+        Just(Preemption::Selective),
+        Just(Preemption::Always)
+    ];
+    let hints = prop::option::of(0.0..1.0);
+    let rest = (hints, 0.0..0.2, any::<bool>());
+    (chunking, alpha, relegation, preemption, rest).prop_map(
+        |(chunking, alpha, relegation, preemption, (hints, margin, keep_blocks))| {
+            let options = Options {
+                chunking,
+                alpha,
+                relegation,
+                hints,
+                preemption,
+                margin,
+                keep_blocks,
+            };
+            chosen(options, QoServe::new(options, Linear))
+        },
+    )
+}
+
+/// All disciplines that there are, with any settings.
+fn discipline() -> impl Strategy<Value = Chosen> {
+    prop_oneof![fixed(), qoserve()]
 }
 
 /// What the driver of a replica knows: what everybody was given, independently of the replica's own book.
@@ -146,15 +226,15 @@ impl Driver {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(800))]
 
     #[test]
     fn nobody_is_lost_and_blocks_are_balanced(discipline in discipline(), steps in prop::collection::vec(step(), 1..120)) {
-        let mut driver = Driver::new(Box::new(discipline));
+        let mut driver = Driver::new(discipline.1);
         let mut capacity = BLOCKS;
         for step in steps {
             match step {
-                Step::Arrive { prompt, output, ready, slo, interactive } => {
+                Step::Arrive { prompt, output, ready, slo, interactive, important } => {
                     let id = RequestId(driver.next);
                     driver.next += 1;
                     let slo = if interactive {
@@ -164,7 +244,8 @@ proptest! {
                     };
                     let spec = Spec {
                         id, arrival: driver.now, prompt, output_max: output + 3, ready: ready.min(prompt), generated: 0,
-                        class: ClassId(0), application: ApplicationId(0), importance: Importance::Important, slo,
+                        class: ClassId(0), application: ApplicationId(prompt % 3),
+                        importance: if important { Importance::Important } else { Importance::Low }, slo,
                     };
                     driver.outputs.insert(id, output);
                     driver.live.insert(id);

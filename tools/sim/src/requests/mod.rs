@@ -12,6 +12,8 @@ pub mod cluster;
 pub mod latency;
 pub mod link;
 pub mod outcome;
+pub mod predictor;
+pub mod qoserve;
 pub mod reproduction;
 pub mod workload;
 
@@ -40,4 +42,8 @@ pub enum PaperError {
 }
 
 /// All of them.
-pub const PAPERS: &[Paper] = &[];
+pub const PAPERS: &[Paper] = &[Paper {
+    name: "qoserve",
+    about: "QoServe: classes of service together on one replica",
+    run: qoserve::reproduce,
+}];

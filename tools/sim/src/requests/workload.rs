@@ -48,12 +48,12 @@ impl Lengths {
         Ok(Self::Recorded(pairs.collect()))
     }
 
-    /// Made up, with the medians and 90th percentiles of Azure's 2023 code trace (prompts 1730 and 6251, outputs 8 and 43: QoServe table 1).
+    /// Made up, with the medians and 90th percentiles of Azure's 2023 code trace (prompts 1930 and 6251, outputs 8 and 43: QoServe table 2).
     #[must_use]
     pub const fn like_azure_code() -> Self {
         // σ = ln(p90 / p50) / 1.2816.
         Self::LogNormal {
-            prompt: (1730.0, 1.002, 8192),
+            prompt: (1930.0, 0.917, 8192),
             output: (8.0, 1.312, 1024),
         }
     }

@@ -1,0 +1,239 @@
+//! Dynamic chunking (QoServe §3.3, Algorithm 1 lines 2 to 7): as many prompt tokens as the next tokens of those that decode
+//! can wait for.
+//!
+//! The slack of one that decodes is the time until its next token is due (eq. 2). Where the paper is silent:
+//!
+//! * The tokens of a batch request have no deadlines. It is given `(D_total − now) / tokens left` for each, and whoever is late already is
+//!   not waited for.
+//! * An interactive request whose first token was late has lost all its later ones under eq. 2, and would keep every chunk at the
+//!   least for good. Its deadlines count from its actual first token instead.
+//! * How long an iteration takes depends on the prefix of the chunks, too, not only on what decodes (the arguments of
+//!   `GET_PREFILL_BUDGET`): the prompts that the budget would go to are part of the question.
+
+use crate::Time;
+use crate::job::Job;
+use crate::latency::{Composition, Latency};
+use crate::request::Slo;
+
+/// How many prompt tokens an iteration has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chunking {
+    /// As in Sarathi: so many tokens, decodes included.
+    Fixed(u32),
+    /// As many as slack allows.
+    Dynamic {
+        /// Even without slack. With 256 a third of the throughput is lost whenever a deadline was missed; with nothing, prompts
+        /// would starve.
+        least: u32,
+        /// Decodes included: where throughput saturates (§4.1.4).
+        most: u32,
+        /// Sizes that are told apart.
+        step: u32,
+    },
+}
+
+impl Default for Chunking {
+    fn default() -> Self {
+        Self::Dynamic {
+            least: 64,
+            most: 2500,
+            step: 32,
+        }
+    }
+}
+
+/// How long one that decodes can wait for its next token, ns, negative if that is late; nothing if it is not waited for.
+#[must_use]
+pub fn slack(now: Time, job: &Job, tokens_left: u32) -> Option<i64> {
+    match job.spec.slo {
+        Slo::Interactive { tbt, .. } => {
+            let due = job.next_deadline();
+            let rebased = match job.first_token {
+                Some(first) if first > job.spec.first_deadline() => Time(
+                    first
+                        .0
+                        .saturating_add(tbt.saturating_mul(job.generated.into())),
+                ),
+                _ => due,
+            };
+            Some(rebased.max(due).remaining_ns(now))
+        }
+        Slo::Batch { .. } => {
+            let left = job.next_deadline().remaining_ns(now);
+            (left > 0).then(|| left / i64::from(tokens_left.max(1)))
+        }
+    }
+}
+
+/// The largest number of prompt tokens, in steps from `least` to `most`, with which an iteration fits into `slack_ns`: of
+/// the prompts in `line` (prefix and tokens left of each), beside `decodes`. `least` if none fits. Times are
+/// taken to grow with the number of tokens; where a learnt model does not, the answer is still one that fits.
+#[must_use]
+pub fn fitting(
+    latency: &dyn Latency,
+    margin: f64,
+    decodes: Composition,
+    line: &[(u32, u32)],
+    [least, most, step]: [u32; 3],
+    slack_ns: i64,
+) -> u32 {
+    let fits = |tokens: u32| {
+        let mut left = tokens;
+        let mut of = decodes;
+        for (prefix, want) in line {
+            let some = left.min(*want);
+            if some == 0 {
+                break;
+            }
+            of = of.with_chunk(*prefix, some);
+            left -= some;
+        }
+        latency.iteration(&of).0 as f64 * (1.0 + margin) <= slack_ns as f64
+    };
+    let least = least.min(most);
+    if slack_ns <= 0 {
+        return least;
+    }
+    if fits(most) {
+        return most;
+    }
+    // `below` steps fit or are the least; `above` don't fit.
+    let step = step.max(1);
+    let (mut below, mut above) = (0, (most - least).div_ceil(step));
+    while above - below > 1 {
+        let middle = below + (above - below) / 2;
+        if fits(least + middle * step) {
+            below = middle;
+        } else {
+            above = middle;
+        }
+    }
+    least + below * step
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Span;
+    use crate::request::{ApplicationId, ClassId, Importance, RequestId, Spec};
+    use proptest::prelude::*;
+
+    /// 10 µs a token, 1 ns a pair.
+    struct Line;
+
+    impl Latency for Line {
+        fn iteration(&self, of: &Composition) -> Span {
+            Span(u64::from(of.prefill_tokens + of.decodes) * 10_000 + of.prefill_pairs)
+        }
+    }
+
+    fn decoding(slo: Slo, generated: u32, first_ms: u64) -> Job {
+        let mut job = Job::new(Spec {
+            id: RequestId(1),
+            arrival: Time(0),
+            prompt: 10,
+            output_max: 100,
+            ready: 0,
+            generated: 0,
+            class: ClassId(0),
+            application: ApplicationId(0),
+            importance: Importance::Important,
+            slo,
+        });
+        job.generated = generated;
+        job.first_token = Some(Time(first_ms * 1_000_000));
+        job
+    }
+
+    const MS: i64 = 1_000_000;
+
+    #[test]
+    fn tokens_that_came_early_can_be_waited_for_longer() {
+        let slo = Slo::Interactive {
+            ttft: 6_000_000_000,
+            tbt: 50_000_000,
+        };
+        let job = decoding(slo, 3, 1_000);
+        // Token 3 (from 0) is due at 6.15 s.
+        assert_eq!(
+            slack(Time(1_100_000_000), &job, 9),
+            Some(6_150 * MS - 1_100 * MS)
+        );
+    }
+
+    #[test]
+    fn a_late_first_token_moves_the_deadlines_of_the_others() {
+        let slo = Slo::Interactive {
+            ttft: 6_000_000_000,
+            tbt: 50_000_000,
+        };
+        let job = decoding(slo, 2, 8_000);
+        assert_eq!(slack(Time(8_040_000_000), &job, 9), Some(60 * MS));
+    }
+
+    #[test]
+    fn a_batch_request_shares_its_time_among_its_tokens_until_it_is_late() {
+        let job = decoding(
+            Slo::Batch {
+                ttlt: 10_000_000_000,
+            },
+            2,
+            8_000,
+        );
+        assert_eq!(slack(Time(9_000_000_000), &job, 10), Some(100 * MS));
+        assert_eq!(slack(Time(9_000_000_000), &job, 0), Some(1_000 * MS));
+        assert_eq!(slack(Time(10_000_000_001), &job, 10), None);
+    }
+
+    #[test]
+    fn the_prefix_of_a_prompt_makes_its_chunk_smaller() {
+        let chunk = |prefix| {
+            fitting(
+                &Line,
+                0.0,
+                Composition::default(),
+                &[(prefix, 5_000)],
+                [64, 2_500, 1],
+                20 * MS,
+            )
+        };
+        assert!(
+            chunk(0) > 1_000 && chunk(20_000) < chunk(0),
+            "{} {}",
+            chunk(0),
+            chunk(20_000)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn a_chunk_fits_or_is_the_least_and_the_next_larger_does_not(
+            line in prop::collection::vec((0..8_000_u32, 1..3_000_u32), 0..6),
+            decodes in 0..200_u32, slack_us in -1_000..60_000_i64,
+            least in 1..300_u32, more in 0..3_000_u32, step in 1..100_u32,
+        ) {
+            let mut of = Composition::default();
+            for _ in 0..decodes {
+                of = of.with_decode(100);
+            }
+            let most = least + more;
+            let slack_ns = slack_us * 1_000;
+            let found = fitting(&Line, 0.05, of, &line, [least, most, step], slack_ns);
+            let time = |tokens: u32| {
+                let (mut of, mut left) = (of, tokens);
+                for (prefix, want) in &line {
+                    let some = left.min(*want);
+                    if some > 0 {
+                        of = of.with_chunk(*prefix, some);
+                    }
+                    left -= some;
+                }
+                Line.iteration(&of).0 as f64 * 1.05
+            };
+            prop_assert!((least..=most).contains(&found));
+            prop_assert!(found == least || time(found) <= slack_ns as f64);
+            let next = (found + step).min(most);
+            prop_assert!(found == most || time(next) > slack_ns as f64);
+        }
+    }
+}

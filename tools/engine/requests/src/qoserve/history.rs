@@ -1,0 +1,165 @@
+//! How many tokens an application's answers have (QoServe §3.4, "Hybrid prioritization"): mean and standard deviation of
+//! those that ended, over-approximated by two of the latter.
+//!
+//! Departure: what ranks are made of changes only when [`Lengths::settle`] says so, since a line that is kept in order must not
+//! be reordered by each answer that ends. Where nothing is known of an application, all of them stand in for it, and before
+//! anything ended an answer counts as `UNKNOWN` tokens; the paper leaves both open.
+
+use std::collections::BTreeMap;
+
+use crate::job::Job;
+use crate::request::ApplicationId;
+
+/// Tokens of an answer before any has ended.
+const UNKNOWN: f64 = 128.0;
+
+/// Answers of an application before it is told apart from the others.
+const KNOWN: u64 = 4;
+
+/// A change of an estimate by this share makes ranks anew.
+const DRIFT: f64 = 0.25;
+
+/// Mean and deviation of lengths (Welford's recurrence).
+#[derive(Clone, Copy, Debug, Default)]
+struct Moments {
+    count: u64,
+    mean: f64,
+    squares: f64,
+}
+
+impl Moments {
+    fn add(&mut self, length: f64) {
+        self.count += 1;
+        let off = length - self.mean;
+        self.mean += off / self.count as f64;
+        self.squares += off * (length - self.mean);
+    }
+
+    /// Mean and two deviations.
+    fn estimate(&self) -> Option<f64> {
+        let deviation = (self.squares / self.count.max(1) as f64).max(0.0).sqrt();
+        (self.count >= KNOWN).then_some(self.mean + 2.0 * deviation)
+    }
+}
+
+/// Lengths of answers, by application.
+#[derive(Clone, Debug, Default)]
+pub struct Lengths {
+    all: Moments,
+    of: BTreeMap<ApplicationId, Moments>,
+    settled: BTreeMap<ApplicationId, f64>,
+    settled_all: Option<f64>,
+    fresh: bool,
+}
+
+impl Lengths {
+    /// An answer ended after so many tokens.
+    pub fn add(&mut self, application: ApplicationId, tokens: u32) {
+        self.all.add(f64::from(tokens));
+        self.of
+            .entry(application)
+            .or_default()
+            .add(f64::from(tokens));
+        self.fresh = true;
+    }
+
+    /// Takes over what was learnt, if it is worth the work: whether it was.
+    pub fn settle(&mut self) -> bool {
+        if !std::mem::take(&mut self.fresh) {
+            return false;
+        }
+        let drifted = |new: Option<f64>, old: Option<f64>| match (new, old) {
+            (Some(new), Some(old)) => (new - old).abs() > DRIFT * old.max(1.0),
+            (new, old) => new.is_some() != old.is_some(),
+        };
+        let some = drifted(self.all.estimate(), self.settled_all)
+            || self.of.iter().any(|(application, moments)| {
+                let old = self.settled.get(application).copied();
+                drifted(moments.estimate(), old)
+            });
+        if some {
+            self.settled_all = self.all.estimate();
+            let known = self.of.iter();
+            self.settled = known
+                .filter_map(|(application, moments)| Some((*application, moments.estimate()?)))
+                .collect();
+        }
+        some
+    }
+
+    /// Tokens that a job will still generate, as far as is known: `max(0, mean + 2σ − done)`, and no more than it may.
+    #[must_use]
+    pub fn left(&self, job: &Job) -> u32 {
+        let estimate = self
+            .settled
+            .get(&job.spec.application)
+            .copied()
+            .or(self.settled_all)
+            .unwrap_or(UNKNOWN)
+            .ceil();
+        // Saturates: an estimate is positive and finite.
+        let estimate = (estimate as u32).min(job.spec.output_max);
+        estimate.saturating_sub(job.generated)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{ClassId, Importance, RequestId, Slo, Spec};
+
+    fn job(application: u32, generated: u32) -> Job {
+        let mut job = Job::new(Spec {
+            id: RequestId(1),
+            arrival: crate::Time::ZERO,
+            prompt: 10,
+            output_max: 10_000,
+            ready: 0,
+            generated: 0,
+            class: ClassId(0),
+            application: ApplicationId(application),
+            importance: Importance::Important,
+            slo: Slo::Batch { ttlt: 1 },
+        });
+        job.generated = generated;
+        job
+    }
+
+    #[test]
+    fn an_answer_is_as_long_as_its_application_s_mean_and_two_deviations() {
+        let mut lengths = Lengths::default();
+        for tokens in [10, 20, 10, 20] {
+            lengths.add(ApplicationId(1), tokens);
+            lengths.add(ApplicationId(2), 500);
+        }
+        assert_eq!(
+            lengths.left(&job(1, 0)),
+            128,
+            "nothing counts before it settles"
+        );
+        assert!(lengths.settle());
+        assert_eq!(lengths.left(&job(1, 0)), 25);
+        assert_eq!(lengths.left(&job(1, 7)), 18);
+        assert_eq!(lengths.left(&job(1, 400)), 0);
+        assert_eq!(lengths.left(&job(2, 0)), 500);
+        assert!(
+            lengths.left(&job(3, 0)) > 257,
+            "all stand in for the unknown"
+        );
+    }
+
+    #[test]
+    fn ranks_are_made_anew_only_for_what_has_changed_much() {
+        let mut lengths = Lengths::default();
+        for _ in 0..1_000 {
+            lengths.add(ApplicationId(1), 100);
+        }
+        assert!(lengths.settle());
+        lengths.add(ApplicationId(1), 101);
+        assert!(!lengths.settle());
+        for _ in 0..1_000 {
+            lengths.add(ApplicationId(1), 300);
+        }
+        assert!(lengths.settle());
+    }
+}

@@ -1,0 +1,233 @@
+use super::*;
+use crate::iteration::{Iteration as _, Plan};
+use crate::kv::Pool;
+use crate::replica::Replica;
+use crate::request::{ApplicationId, ClassId, Slo, Spec};
+
+/// 100 µs a token and 5 ms.
+#[derive(Clone, Copy, Debug)]
+struct Slow;
+
+impl Latency for Slow {
+    fn iteration(&self, of: &Composition) -> Span {
+        Span(5_000_000 + u64::from(of.prefill_tokens + of.decodes) * 100_000)
+    }
+}
+
+const MS: u64 = 1_000_000;
+
+const CHAT: Slo = Slo::Interactive {
+    ttft: 6_000 * MS,
+    tbt: 50 * MS,
+};
+const MINUTES: Slo = Slo::Batch { ttlt: 600_000 * MS };
+
+struct Bench {
+    replica: Replica,
+    now: Time,
+    next: u64,
+}
+
+impl Bench {
+    fn new(options: Options) -> Self {
+        let policy = QoServe::new(options, Slow);
+        Self {
+            replica: Replica::new(Pool::new(20_000, 16), 0, Box::new(policy)),
+            now: Time::ZERO,
+            next: 0,
+        }
+    }
+
+    fn arrive(&mut self, prompt: u32, slo: Slo, importance: Importance) -> RequestId {
+        let id = RequestId(self.next);
+        self.next += 1;
+        let spec = Spec {
+            id,
+            arrival: self.now,
+            prompt,
+            output_max: 1_000,
+            ready: 0,
+            generated: 0,
+            class: ClassId(0),
+            application: ApplicationId(0),
+            importance,
+            slo,
+        };
+        self.replica.handle(self.now, &Event::Arrived(spec));
+        id
+    }
+
+    fn important(&mut self, prompt: u32, slo: Slo) -> RequestId {
+        self.arrive(prompt, slo, Importance::Important)
+    }
+
+    /// Computes a plan as long as the model says.
+    fn step(&mut self) -> Plan {
+        let plan = self.replica.plan(self.now).expect("there is work");
+        let took = Slow.iteration(&plan.composition());
+        self.now = self.now + took;
+        let finished = Vec::new();
+        self.replica
+            .handle(self.now, &Event::Done { took, finished });
+        plan
+    }
+
+    fn whose(plan: &Plan) -> Vec<RequestId> {
+        plan.chunks.iter().map(|chunk| chunk.request).collect()
+    }
+
+    fn relegated(&self, request: RequestId) -> bool {
+        self.replica.job(request).is_some_and(|job| job.relegated)
+    }
+}
+
+#[test]
+fn without_decodes_a_chunk_is_the_largest_and_with_them_what_they_can_wait_for() {
+    let mut bench = Bench::new(Options::default());
+    let chat = bench.important(500, CHAT);
+    bench.important(250_000, MINUTES);
+    let plan = bench.step();
+    let tokens: u32 = plan.chunks.iter().map(|chunk| chunk.tokens).sum();
+    assert_eq!(tokens, 2_500);
+    assert_eq!(Bench::whose(&plan)[0], chat, "the earlier deadline first");
+    // The first token came at 0.26 s of 6 s: all of the slack is there to be spent, more than the largest chunk takes.
+    assert_eq!(bench.step().chunks[0].tokens, 2_499);
+    let mut least = u32::MAX;
+    for _ in 0..100 {
+        let chunk = bench.step().chunks[0].tokens;
+        let next = bench.replica.job(chat).unwrap().next_deadline();
+        assert!(bench.now.0 < next.0, "a token came too late");
+        least = least.min(chunk);
+    }
+    // 50 ms a token are 400 prompt tokens in the long run.
+    assert!((300..=450).contains(&least), "{least}");
+}
+
+#[test]
+fn hybrid_priority_prefers_the_shorter_of_two_with_like_deadlines() {
+    for (alpha, first) in [(0, 0), (8 * MS, 1)] {
+        let mut bench = Bench::new(Options {
+            alpha: Alpha::Fixed(alpha),
+            ..Options::default()
+        });
+        let long = bench.important(5_000, CHAT);
+        bench.now = Time(100 * MS);
+        let short = bench.important(100, CHAT);
+        assert_eq!(Bench::whose(&bench.step())[0], [long, short][first]);
+    }
+}
+
+#[test]
+fn who_cannot_make_it_is_given_up_before_more_is_spent_on_it_and_served_when_nothing_else_is_to_do()
+{
+    let mut bench = Bench::new(Options::default());
+    let lost = bench.important(1_000, CHAT);
+    bench.now = Time(5_950 * MS);
+    let fresh = bench.important(3_000, CHAT);
+    let plan = bench.step();
+    assert_eq!(Bench::whose(&plan), [fresh]);
+    assert!(bench.relegated(lost));
+    let mut served = false;
+    for _ in 0..10 {
+        served |= Bench::whose(&bench.step()).contains(&lost);
+    }
+    assert!(served);
+    // Strictly, 50 ms before its deadline it is not late yet.
+    let mut bench = Bench::new(Options {
+        relegation: Relegation::Strict,
+        ..Options::default()
+    });
+    let lost = bench.important(1_000, CHAT);
+    // The iteration that would be late: an iteration of the largest chunk takes 255 ms.
+    bench.now = Time(5_700 * MS);
+    bench.step();
+    assert!(!bench.relegated(lost));
+}
+
+#[test]
+fn with_hints_unimportant_ones_are_given_up_for_an_important_one_in_need() {
+    for (hints, given_up) in [(Some(0.25), true), (None, false)] {
+        let mut bench = Bench::new(Options {
+            hints,
+            ..Options::default()
+        });
+        let mut low = Vec::new();
+        let important = bench.important(3_000, CHAT);
+        for _ in 0..5 {
+            low.push(bench.arrive(4_000, CHAT, Importance::Low));
+        }
+        bench.step();
+        assert!(!low.iter().any(|id| bench.relegated(*id)), "no need yet");
+        bench.now = Time(5_000 * MS);
+        let needy = bench.important(3_000, CHAT);
+        assert!(!bench.relegated(needy));
+        bench.step();
+        assert!(!bench.relegated(important));
+        assert_eq!(low.iter().any(|id| bench.relegated(*id)), given_up);
+    }
+}
+
+#[test]
+fn a_prompt_that_would_be_late_for_it_is_not_preempted() {
+    for (preemption, goes_on) in [
+        (Preemption::Selective, true),
+        (Preemption::Always, false),
+        (Preemption::Never, true),
+    ] {
+        let mut bench = Bench::new(Options {
+            preemption,
+            alpha: Alpha::Fixed(8 * MS),
+            ..Options::default()
+        });
+        let long = bench.important(4_000, CHAT);
+        bench.step();
+        // 1500 tokens take 155 ms: it has 45 ms to spare, less than an iteration. The other is shorter, and so comes before it.
+        bench.now = Time(5_800 * MS);
+        let short = bench.important(20, CHAT);
+        let first = Bench::whose(&bench.step())[0];
+        assert_eq!(first, if goes_on { long } else { short }, "{preemption:?}");
+    }
+    // With time to spare it is.
+    let mut bench = Bench::new(Options::default());
+    bench.important(4_000, CHAT);
+    bench.step();
+    let short = bench.important(20, CHAT);
+    assert_eq!(Bench::whose(&bench.step())[0], short);
+}
+
+#[test]
+fn alpha_follows_the_backlog_with_hysteresis() {
+    let mut policy = QoServe::new(Options::adaptive(), Slow);
+    struct Line(u64, Pool);
+    impl View for Line {
+        fn decoding(&self) -> &[Job] {
+            &[]
+        }
+        fn decodes(&self) -> Composition {
+            Composition::default()
+        }
+        fn in_line(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
+            Box::new(std::iter::empty())
+        }
+        fn backlog(&self) -> (usize, u64) {
+            (1, self.0)
+        }
+        fn relegated(&self) -> usize {
+            0
+        }
+        fn pool(&self) -> &Pool {
+            &self.1
+        }
+    }
+    // 102 µs a token: 10 s are 98 000 tokens.
+    let mut seen = Vec::new();
+    for tokens in [90_000, 110_000, 90_000, 40_000, 90_000] {
+        let event = Event::Capacity(1);
+        let reranked = policy.observe(Time::ZERO, &event, &Line(tokens, Pool::new(1, 1)));
+        seen.push((policy.alpha / MS, reranked == Reranked::All));
+    }
+    assert_eq!(
+        seen,
+        [(1, false), (8, true), (8, false), (1, true), (1, false)]
+    );
+}

@@ -1,0 +1,150 @@
+//! The paper's claims beside what came out.
+
+use super::{Bench, Figures};
+use crate::requests::reproduction::{Claim, spread};
+
+/// A figure of a policy under a calibration.
+fn of<'a>(all: &'a [Figures], setting: usize, name: &str) -> &'a Figures {
+    all.iter()
+        .find(|f| f.setting == setting && f.name == name)
+        .expect("each claim is about what was run")
+}
+
+/// Ratios of two policies' figures, seed by seed.
+fn ratio(one: &Figures, other: &Figures) -> Vec<f64> {
+    let pairs = one.values[0].iter().zip(&other.values[0]);
+    pairs.map(|(one, other)| one / other).collect()
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// The best of the policies whose names begin so: the most, or the least.
+fn best<'a>(all: &'a [Figures], setting: usize, start: &str, most: bool) -> &'a Figures {
+    let mut like: Vec<&Figures> = all
+        .iter()
+        .filter(|f| f.setting == setting && f.name.starts_with(start))
+        .filter(|f| !f.name.contains('+'))
+        .collect();
+    like.sort_by(|a, b| a.mean(0).total_cmp(&b.mean(0)));
+    if most { like[like.len() - 1] } else { like[0] }
+}
+
+fn shown(figures: &Figures) -> String {
+    format!("{} {}", figures.name, spread(&figures.values[0]))
+}
+
+/// The best fixed chunk of each order, in words.
+fn fixed(all: &[Figures], setting: usize, most: bool) -> String {
+    ["EDF-", "FCFS-", "SRPF-"]
+        .map(|start| shown(best(all, setting, start, most)))
+        .join(", ")
+}
+
+/// All claims, under each calibration.
+pub(super) fn claims(
+    bench: &Bench<'_>,
+    capacity: &[Figures],
+    high: &[Figures],
+    overload: &[Figures],
+    silo: &[Figures],
+) -> Vec<Claim> {
+    let mut all = Vec::new();
+    for (at, setting) in bench.settings.iter().enumerate() {
+        let regime =
+            |what: &str| format!("{what}, {}, calibration {}", bench.trace, setting.name());
+        let mut add =
+            |says: &str, paper: &str, here: String, holds, baseline: String, what: &str| {
+                all.push(Claim {
+                    says: says.to_owned(),
+                    paper: paper.to_owned(),
+                    here,
+                    regime: regime(what),
+                    baseline,
+                    holds,
+                });
+            };
+        let full = of(capacity, at, "DC+ER+HP");
+        let chunks = ratio(of(capacity, at, "DC"), of(capacity, at, "EDF-256"));
+        add(
+            "dynamic chunks raise the capacity of EDF",
+            "1.20× (≥ 1.15×)",
+            format!("{}×", spread(&chunks)),
+            mean(&chunks) >= 1.15,
+            shown(best(capacity, at, "EDF-", true)),
+            "capacity",
+        );
+        let whole = ratio(full, of(capacity, at, "FCFS-256"));
+        add(
+            "all of QoServe serves more than Sarathi-FCFS",
+            "1.5× to 2.4×",
+            format!("{}×", spread(&whole)),
+            mean(&whole) >= 1.5,
+            fixed(capacity, at, true),
+            "capacity",
+        );
+        let over_best = ratio(full, best(capacity, at, "EDF-", true));
+        add(
+            "all of QoServe serves more than EDF at its best fixed chunk",
+            "not compared",
+            format!("{}×", spread(&over_best)),
+            mean(&over_best) > 1.02,
+            shown(of(capacity, at, "EDF-512+ER")),
+            "capacity",
+        );
+        let steps = ["EDF-256", "DC", "DC+ER", "DC+ER+HP"].map(|name| of(high, at, name).mean(0));
+        add(
+            "each part lowers the violations at 6 requests per second, to 20 % at most",
+            "100 > 74 > 26 > 16 %",
+            steps.map(|late| format!("{late:.1}")).join(" > ") + " %",
+            steps.is_sorted_by(|a, b| a > b) && steps[3] <= 20.0,
+            format!(
+                "{}, {}",
+                fixed(high, at, false),
+                shown(of(high, at, "EDF-512+ER"))
+            ),
+            "6 requests per second",
+        );
+        let base = ["FCFS-256", "EDF-256"].map(|name| of(overload, at, name));
+        add(
+            "under overload FCFS and EDF fail most requests",
+            "82 and 84 % (80 to 88 %)",
+            format!(
+                "{} and {} %",
+                spread(&base[0].values[0]),
+                spread(&base[1].values[0])
+            ),
+            base.iter().all(|f| (80.0..=88.0).contains(&f.mean(0))),
+            fixed(overload, at, false),
+            "2 and 5 requests per second in turns",
+        );
+        let qoserve = of(overload, at, "QoServe");
+        add(
+            "under overload QoServe fails one in ten, and no important one",
+            "8.6 %, important 0 % (≤ 10 %, ≤ 0.5 %)",
+            format!(
+                "{} %, important {} %",
+                spread(&qoserve.values[0]),
+                spread(&qoserve.values[1])
+            ),
+            qoserve.mean(0) <= 10.0 && qoserve.mean(1) <= 0.5,
+            shown(of(overload, at, "EDF-512+ER")),
+            "2 and 5 requests per second in turns",
+        );
+        let (silos, shared) = (of(silo, at, "silos"), of(silo, at, "QoServe"));
+        add(
+            "one cluster needs fewer GPUs than silos",
+            "10 instead of 13 (−23 %)",
+            format!("{:.0} instead of {:.0}", shared.mean(0), silos.mean(0)),
+            shared.mean(0) <= 0.8 * silos.mean(0) && shared.mean(4) <= 1.0,
+            format!(
+                "a shared cluster of {} at its best chunk needs {:.0}",
+                best(capacity, at, "EDF-", true).name,
+                (35.0 / best(capacity, at, "EDF-", true).mean(0)).ceil()
+            ),
+            "35 requests per second",
+        );
+    }
+    all
+}

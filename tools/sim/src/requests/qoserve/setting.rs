@@ -1,0 +1,221 @@
+//! What QoServe's figures are run with: Llama-3-8B on an A100, classes of Table 3, lengths of Azure's code trace, and the policies that are
+//! compared.
+
+use std::sync::Arc;
+
+use laxity_requests::baseline::{Fixed, Order, RoundRobin};
+use laxity_requests::discipline::Discipline;
+use laxity_requests::dispatch::{Dispatch, Role};
+use laxity_requests::kv::Pool;
+use laxity_requests::qoserve::{Alpha, Chunking, Forest, Options, QoServe, Relegation};
+use laxity_requests::replica::Replica;
+use laxity_requests::request::Slo;
+use laxity_requests::{Span, Time};
+
+use crate::compute::Gpu;
+use crate::model::Model;
+use crate::requests::PaperError;
+use crate::requests::cluster::{Config, run};
+use crate::requests::latency::Roofline;
+use crate::requests::link::Link;
+use crate::requests::outcome::Outcome;
+use crate::requests::predictor::{Errors, Training, train};
+use crate::requests::workload::{Asked, Class, Lengths, Phase, Recipe};
+
+const SECOND: u64 = 1_000_000_000;
+
+/// Tokens of a KV block.
+const BLOCK_TOKENS: u32 = 16;
+
+/// One calibration of host time, with a predictor that was trained on it.
+pub(super) struct Setting {
+    /// Throughput of prompts in chunks of 2500 over that in chunks of 256.
+    pub(super) ratio: f64,
+    pub(super) clock: Roofline,
+    pub(super) blocks: u32,
+    pub(super) forest: Arc<Forest>,
+    pub(super) errors: Errors,
+}
+
+impl Setting {
+    pub(super) fn new(ratio: f64, quick: bool) -> Result<Self, PaperError> {
+        let wrong = |what: String| PaperError::BuiltIn(what);
+        let gpu = Gpu::named("a100").map_err(|error| wrong(error.to_string()))?;
+        let model = Model::named("llama-3-8b").map_err(|error| wrong(error.to_string()))?;
+        let clock = Roofline::calibrated(&gpu, &model, 1, ratio)
+            .ok_or_else(|| wrong(format!("no host time gives a ratio of {ratio}")))?;
+        let training = Training {
+            iterations: if quick { 3_000 } else { 20_000 },
+            ..Training::default()
+        };
+        let (forest, errors) =
+            train(&clock, &training).map_err(|error| wrong(error.to_string()))?;
+        Ok(Self {
+            ratio,
+            blocks: clock.blocks(&gpu, 1, BLOCK_TOKENS),
+            clock,
+            forest: Arc::new(forest),
+            errors,
+        })
+    }
+
+    pub(super) fn name(&self) -> String {
+        format!("{:.1}×", self.ratio)
+    }
+}
+
+/// Who decides.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Policy {
+    /// Sarathi: a fixed chunk.
+    Sarathi(Order, u32),
+    /// QoServe, or parts of it, with the margin that the predictor needs.
+    QoServe(Options),
+    /// QoServe just so, asking the forest.
+    Bare(Options),
+    /// QoServe just so, asking the roofline itself: what a perfect predictor would be worth.
+    Exact(Options),
+}
+
+/// Eager relegation under a fixed chunk and earliest deadline first: what a sceptic would try instead.
+pub(super) fn edf_relegating(tokens: u32) -> Policy {
+    Policy::QoServe(Options {
+        chunking: Chunking::Fixed(tokens),
+        alpha: Alpha::Fixed(0),
+        ..Options::default()
+    })
+}
+
+/// The paper's steps (Table 5), from earliest deadline first to the whole.
+pub(super) fn steps() -> [(&'static str, Policy); 4] {
+    [
+        ("EDF-256", Policy::Sarathi(Order::Edf, 256)),
+        ("DC", Policy::QoServe(Options::chunking_only())),
+        ("DC+ER", Policy::QoServe(Options::without_hybrid_priority())),
+        ("DC+ER+HP", Policy::QoServe(Options::default())),
+    ]
+}
+
+/// Choices that the paper leaves open, one at a time.
+pub(super) fn choices() -> Vec<(&'static str, Policy)> {
+    let with = |change: fn(&mut Options)| {
+        let mut options = Options::default();
+        change(&mut options);
+        Policy::QoServe(options)
+    };
+    vec![
+        (
+            "relegation only once late",
+            with(|o| o.relegation = Relegation::Strict),
+        ),
+        (
+            "relegated keep their blocks",
+            with(|o| o.keep_blocks = true),
+        ),
+        (
+            "least chunk 256",
+            with(|o| {
+                o.chunking = Chunking::Dynamic {
+                    least: 256,
+                    most: 2500,
+                    step: 32,
+                };
+            }),
+        ),
+        ("α = 2 ms", with(|o| o.alpha = Alpha::Fixed(2_000_000))),
+        (
+            "α = 1 or 8 ms by backlog",
+            with(|o| o.alpha = Options::adaptive().alpha),
+        ),
+        ("no hints", with(|o| o.hints = None)),
+        ("margin 5 %", Policy::Bare(Options::default())),
+        (
+            "exact predictor",
+            Policy::Exact(Options {
+                margin: 0.0,
+                ..Options::default()
+            }),
+        ),
+    ]
+}
+
+/// Table 3.
+pub(super) fn classes() -> Vec<Class> {
+    let batch = |seconds: u64| Slo::Batch {
+        ttlt: seconds * SECOND,
+    };
+    let interactive = Slo::Interactive {
+        ttft: 6 * SECOND,
+        tbt: SECOND / 20,
+    };
+    [interactive, batch(600), batch(1800)]
+        .map(|slo| Class { slo, share: 1.0 })
+        .to_vec()
+}
+
+/// Requests at rates, each for so many seconds.
+pub(super) fn recipe(lengths: &Lengths, phases: &[(u64, f64)], low: f64) -> Recipe {
+    let phase = |(seconds, rate): &(u64, f64)| Phase {
+        lasts: Span(seconds * SECOND),
+        rate: *rate,
+    };
+    Recipe {
+        lengths: lengths.clone(),
+        phases: phases.iter().map(phase).collect(),
+        classes: classes(),
+        applications: 1,
+        low,
+        output_max: 2048,
+    }
+}
+
+fn discipline(policy: Policy, setting: &Setting) -> Box<dyn Discipline + Send> {
+    match policy {
+        Policy::Sarathi(order, tokens) => Box::new(Fixed { order, tokens }),
+        Policy::QoServe(mut options) => {
+            options.margin = options.margin.max(setting.errors.margin);
+            Box::new(QoServe::new(options, setting.forest.clone()))
+        }
+        Policy::Bare(options) => Box::new(QoServe::new(options, setting.forest.clone())),
+        Policy::Exact(options) => Box::new(QoServe::new(options, setting.clock.clone())),
+    }
+}
+
+/// Runs requests through replicas, each under the policy of its number.
+pub(super) fn cluster(
+    setting: &Setting,
+    policies: &[Policy],
+    dispatch: Box<dyn Dispatch>,
+    asked: &[Asked],
+) -> Outcome {
+    let make = |instance: laxity_requests::request::InstanceId, _: Role| {
+        let policy = policies[instance.0 as usize];
+        // A hundredth of the blocks stays free for those that decode, as vLLM's watermark.
+        let pool = Pool::new(setting.blocks, BLOCK_TOKENS);
+        Replica::new(pool, setting.blocks / 100, discipline(policy, setting))
+    };
+    let config = Config {
+        roles: vec![Role::Whole; policies.len()],
+        make: &make,
+        clock: &setting.clock,
+        dispatch,
+        scaler: None,
+        link: Link::new(12_500_000_000, Span::from_micros(20)),
+        kv_bytes_per_token: setting.clock.kv_bytes_per_token(),
+        ends: Time::NEVER,
+    };
+    run(config, asked)
+}
+
+/// Runs requests through one replica.
+pub(super) fn one(setting: &Setting, policy: Policy, asked: &[Asked]) -> Outcome {
+    cluster(setting, &[policy], Box::new(RoundRobin::default()), asked)
+}
+
+/// Violations of some requests, %.
+pub(super) fn violations(
+    outcome: &Outcome,
+    of: impl Fn(&crate::requests::outcome::Record) -> bool,
+) -> f64 {
+    100.0 - outcome.met(of).unwrap_or(100.0)
+}
