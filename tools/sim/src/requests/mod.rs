@@ -15,6 +15,7 @@ pub mod outcome;
 pub mod predictor;
 pub mod qoserve;
 pub mod reproduction;
+pub mod together;
 pub mod workload;
 
 use reproduction::{Options, Reproduction};
@@ -42,8 +43,15 @@ pub enum PaperError {
 }
 
 /// All of them.
-pub const PAPERS: &[Paper] = &[Paper {
-    name: "qoserve",
-    about: "QoServe: classes of service together on one replica",
-    run: qoserve::reproduce,
-}];
+pub const PAPERS: &[Paper] = &[
+    Paper {
+        name: "qoserve",
+        about: "QoServe: classes of service together on one replica",
+        run: qoserve::reproduce,
+    },
+    Paper {
+        name: "together",
+        about: "Request scheduler × flow scheduler: no paper, what both are worth together",
+        run: together::reproduce,
+    },
+];
