@@ -37,6 +37,7 @@ const BUILT_IN: &[BuiltIn] = plans![
     plan "nic-rates",
     plan "granularity",
     plan "choices",
+    plan "requests-by-flows",
     plan "scale-2048",
     plan "scale-2048-hot",
     part "mfs-common",

@@ -140,6 +140,7 @@ metrics! {
     COMPUTE: "compute_ms", "computing", Millis, |o| o.waiting_ms.compute;
     P2D: "p2d_ms", "sending KV to decode", Millis, |o| o.waiting_ms.p2d;
     PRUNED: "pruned", "requests pruned", Count, |o| o.pruned as f64;
+    RELEGATED: "relegated", "requests given up by their unit", Count, |o| o.relegated as f64;
     REUSED: "reused", "tokens reused", Share, |o| o.reused;
     FETCHED: "fetched", "of these, fetched from another unit", Share, |o| o.fetched;
     COMPUTE_BUSY: "compute_busy", "prefill units computing", Share, |o| o.compute_busy;

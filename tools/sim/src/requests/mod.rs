@@ -17,6 +17,7 @@ pub mod outcome;
 pub mod predictor;
 pub mod qoserve;
 pub mod reproduction;
+pub mod together;
 pub mod workload;
 
 use reproduction::{Options, Reproduction};
@@ -54,5 +55,10 @@ pub const PAPERS: &[Paper] = &[
         name: "hyperflexis",
         about: "dispatch by what an instance can still promise, priorities to objectives, scaling",
         run: hyperflexis::reproduce,
+    },
+    Paper {
+        name: "together",
+        about: "Request scheduler × flow scheduler: no paper, what both are worth together",
+        run: together::reproduce,
     },
 ];

@@ -17,11 +17,19 @@ pub enum RequestOrder {
     Srpf,
     /// `edf`, and whoever can't be in time any more is given up.
     EdfRelegate,
+    /// QoServe without what is for decodes: hybrid priority, eager relegation, selective preemption.
+    Qoserve,
 }
 
 impl RequestOrder {
     /// All, in the order in which tables show them.
-    pub const ALL: [Self; 4] = [Self::Fcfs, Self::Srpf, Self::Edf, Self::EdfRelegate];
+    pub const ALL: [Self; 5] = [
+        Self::Fcfs,
+        Self::Srpf,
+        Self::Edf,
+        Self::EdfRelegate,
+        Self::Qoserve,
+    ];
 
     /// As it is written in a plan.
     #[must_use]
@@ -31,6 +39,7 @@ impl RequestOrder {
             Self::Edf => "edf",
             Self::Srpf => "srpf",
             Self::EdfRelegate => "edf_relegate",
+            Self::Qoserve => "qoserve",
         }
     }
 }

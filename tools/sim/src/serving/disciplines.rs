@@ -4,6 +4,7 @@ use laxity_policy::Span;
 use laxity_requests::baseline::{Fixed, Order, Relegating};
 use laxity_requests::discipline::Discipline;
 use laxity_requests::latency::{Composition, Latency};
+use laxity_requests::qoserve::{Chunking, Options, QoServe};
 
 use super::batch::pairs;
 use super::world::World;
@@ -70,5 +71,14 @@ pub(super) fn discipline(serving: &Serving, latency: &UnitLatency) -> Box<dyn Di
             inner: fixed(Order::Edf),
             latency: latency.clone(),
         }),
+        RequestOrder::Qoserve => {
+            // Without decodes there is no slack to fit chunks into: all are of the budget.
+            let chunking = Chunking::Fixed(serving.token_budget);
+            let options = Options {
+                chunking,
+                ..Options::default()
+            };
+            Box::new(QoServe::new(options, latency.clone()))
+        }
     }
 }

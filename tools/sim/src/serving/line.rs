@@ -82,6 +82,14 @@ impl View for State {
         )
     }
 
+    fn begun(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
+        Box::new(self.begun.iter().map(|place| &self.jobs[&place.2].0))
+    }
+
+    fn aside(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
+        Box::new(self.aside.iter().map(|place| &self.jobs[&place.2].0))
+    }
+
     fn backlog(&self) -> (usize, u64) {
         (self.line.len() + self.begun.len(), self.backlog)
     }
@@ -224,7 +232,10 @@ impl Line {
             let begun = beyond(&self.state.begun, cursor.begun);
             let waits = beyond(&self.state.line, cursor.line);
             let first = begun.filter(|began| {
-                self.discipline.begun_first() || waits.is_none_or(|waits| *began < waits)
+                let job = self.state.jobs[&began.2].0;
+                self.discipline.begun_first()
+                    || waits.is_none_or(|waits| *began < waits)
+                    || self.discipline.goes_on(start, &job)
             });
             if let Some(place) = first {
                 cursor.begun = Some(place);
