@@ -179,6 +179,10 @@ pub enum ConfigError {
     },
 }
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "numbers and texts, mostly made for it"
+)]
 fn value(field: &'static str, value: impl ToString, wanted: impl Into<String>) -> ConfigError {
     ConfigError::Value {
         field,

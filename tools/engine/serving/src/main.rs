@@ -124,6 +124,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         .install_recorder()
         .context("cannot keep metrics")?;
     let engine = process::engine(&config, arguments.record)?;
+    let handle = engine.clone();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -160,6 +161,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
             Err(_) => Ok(()),
         }
     });
+    handle.stop(GRACE);
     served
 }
 

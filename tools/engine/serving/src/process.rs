@@ -81,6 +81,7 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
         settings: config.schedule,
         record,
         net,
+        requests_max: config.limits.requests_max,
     };
     start(parts, queue)
 }

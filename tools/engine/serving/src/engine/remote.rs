@@ -120,6 +120,12 @@ impl Engine {
         if self.sequences.contains_key(&id) || self.asking.contains_key(&id) {
             return refuse("there is such a request already".to_owned());
         }
+        if self.sequences.len() + self.asking.len() >= self.requests_max {
+            return refuse(format!(
+                "{} prompts are being computed already (limits.requests_max)",
+                self.requests_max
+            ));
+        }
         let sequence = Sequence {
             id,
             prompt: tokens.len(),

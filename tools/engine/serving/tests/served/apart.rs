@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::running::{Running, address, eventually, model, prompt};
 
@@ -63,6 +64,21 @@ fn list(addresses: &[SocketAddr]) -> String {
     format!("[{}]", quoted.join(", "))
 }
 
+/// Starts one that records what its scheduler hears and decides.
+fn start(folder: &Path, name: &str, config: &str) -> Running {
+    let record = folder.join(format!("{name}.jsonl")).display().to_string();
+    Running::start(folder, name, config, &["--record", &record])
+}
+
+/// Identical events give identical decisions, in each of the processes.
+fn replay(folder: &Path) {
+    for name in ["prefill0", "prefill1", "decode"] {
+        let replayed = laxity_engine::schedule::replay(&folder.join(format!("{name}.jsonl")));
+        let replayed = replayed.unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(replayed.plans > 5, "{name}: {replayed:?}");
+    }
+}
+
 /// Two prefill processes and a decode process in front of them.
 struct Cluster {
     decode: Running,
@@ -89,7 +105,7 @@ impl Cluster {
                 let experts = if experts_apart { format!("experts = {}, ", list(&ranks)) } else { String::new() };
                 let reuse = list(&[ranks[1 - rank]]);
                 let config = format!("role = \"prefill\"\npeers = {{ listen = \"{here}\", {experts}reuse = {reuse} }}\n{common}{}", model(moe));
-                Running::start(folder, &format!("prefill{rank}"), &config, &[])
+                start(folder, &format!("prefill{rank}"), &config)
             })
             .collect();
         let config = format!(
@@ -97,7 +113,7 @@ impl Cluster {
             list(&ranks),
             model(moe)
         );
-        let decode = Running::start(folder, "decode", &config, &[]);
+        let decode = start(folder, "decode", &config);
         Self { decode, prefill }
     }
 
@@ -156,7 +172,7 @@ fn compare(cluster: &Cluster, alone: &[String], what: &str) {
                     .collect();
                 for (answer, expected) in answers.into_iter().zip(expected) {
                     assert_eq!(
-                        &answer.join().unwrap(),
+                        &answer.join().expect("an answer"),
                         expected,
                         "{what}\n{}",
                         cluster.logs()
@@ -176,6 +192,7 @@ fn prefill_and_decode_apart_answer_as_one_process_does_with_and_without_a_daemon
     for socket in [None, Some(socket.as_path())] {
         let cluster = Cluster::start(folder.path(), false, socket, false, 37);
         compare(&cluster, &alone, &format!("daemon: {}", socket.is_some()));
+        replay(folder.path());
         let elsewhere = cluster
             .decode
             .metric("laxity_engine_prefilled_elsewhere_total");
@@ -216,6 +233,7 @@ fn experts_in_two_processes_answer_as_those_in_one_with_and_without_a_daemon() {
     for socket in [None, Some(socket.as_path())] {
         let cluster = Cluster::start(folder.path(), true, socket, true, 64);
         compare(&cluster, &alone, &format!("daemon: {}", socket.is_some()));
+        replay(folder.path());
         let elsewhere = cluster
             .decode
             .metric("laxity_engine_prefilled_elsewhere_total");
@@ -238,31 +256,39 @@ fn experts_in_two_processes_answer_as_those_in_one_with_and_without_a_daemon() {
     }
 }
 
-#[test]
-fn a_prefill_process_that_dies_costs_no_answer() {
-    let folder = tempfile::tempdir().unwrap();
-    let alone = alone(folder.path(), false);
-    let mut cluster = Cluster::start(folder.path(), false, None, false, 16);
-    let prompts = prompts();
-    std::thread::scope(|scope| {
-        let answers: Vec<_> = prompts
+/// Some prompts under way, then one prefill process dies, then the other.
+fn survive(moe: bool) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let prompts: Vec<Vec<u32>> = (0..4).map(|number| prompt(number, 300)).collect();
+    let alone: Vec<String> = {
+        let engine = Running::start(folder.path(), "alone", &model(moe), &[]);
+        prompts
             .iter()
-            .map(|prompt| scope.spawn(|| cluster.decode.complete(prompt, 10)))
-            .collect();
-        for (answer, expected) in answers.into_iter().zip(&alone) {
-            assert_eq!(&answer.join().unwrap(), expected);
-        }
-    });
-    for engine in &mut cluster.prefill {
-        engine.kill();
-    }
-    for (prompt, expected) in prompts.iter().zip(&alone) {
-        assert_eq!(
-            &cluster.decode.complete(prompt, 10),
-            expected,
-            "{}",
-            cluster.decode.log_text()
-        );
+            .map(|prompt| engine.complete(prompt, 10))
+            .collect()
+    };
+    let mut cluster = Cluster::start(folder.path(), moe, None, moe, 8);
+    for victim in 0..2 {
+        let mut dying = cluster.prefill.remove(0);
+        std::thread::scope(|scope| {
+            let answers: Vec<_> = prompts
+                .iter()
+                .map(|prompt| scope.spawn(|| cluster.decode.complete(prompt, 10)))
+                .collect();
+            let start = Instant::now();
+            while dying.health()["kv_blocks_used"] == 0 && start.elapsed() < Duration::from_secs(2)
+            {
+            }
+            dying.kill();
+            for (answer, expected) in answers.into_iter().zip(&alone) {
+                assert_eq!(
+                    &answer.join().expect("an answer"),
+                    expected,
+                    "victim {victim}: {}",
+                    cluster.logs()
+                );
+            }
+        });
     }
     assert!(
         cluster
@@ -270,8 +296,17 @@ fn a_prefill_process_that_dies_costs_no_answer() {
             .metric("laxity_engine_prefilled_after_all_total")
             > 0.0
     );
-    let idle = || cluster.decode.health()["kv_blocks_used"] == 0;
-    eventually("all blocks are free", idle);
+    eventually("all blocks are free", || cluster.is_idle());
+}
+
+#[test]
+fn prefill_processes_that_die_at_work_cost_no_answer() {
+    survive(false);
+}
+
+#[test]
+fn a_process_that_dies_with_experts_costs_no_answer() {
+    survive(true);
 }
 
 #[test]
