@@ -244,6 +244,13 @@ impl Engine {
         let Some(net) = &self.net else {
             return;
         };
+        // More than a prompt can have is no prompt's.
+        let context = self.model.shape().context / self.pages.block_tokens();
+        let hashes = if first.saturating_add(hashes.len()) > context {
+            &[]
+        } else {
+            hashes
+        };
         let found = self.blocks.find(hashes);
         let blocks = found.len();
         net.say(to, &Words::Will { request, blocks });
@@ -275,7 +282,8 @@ impl Engine {
         let size = self.pages.block_tokens();
         let first = asking.sequence.computed;
         let most = asking.sequence.reusable(size) - first / size;
-        let tokens = blocks * size;
+        // Whatever was said: it is compared with what there can be.
+        let tokens = blocks.saturating_mul(size);
         let granted = blocks > 0
             && blocks <= most
             && self
@@ -403,7 +411,7 @@ impl Engine {
             return;
         };
         let (layer, first) = (head.layer as usize, head.place as usize);
-        let end = first + arrival.payload.len() / self.pages.token_bytes();
+        let end = first.saturating_add(arrival.payload.len() / self.pages.token_bytes());
         let imported = if remote.at != arrival.from || end > remote.sequence.prompt {
             Err(candle_core::Error::Msg(format!(
                 "tokens {first} to {end} of a prompt of {}",

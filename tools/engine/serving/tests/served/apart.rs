@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use crate::running::{Running, address, eventually, model, prompt};
 
 /// A daemon for all processes of a test, with a window so small that flows wait; killed when dropped.
-struct Daemon(Child);
+pub(crate) struct Daemon(Child);
 
 impl Daemon {
-    fn start(folder: &Path) -> (Self, PathBuf) {
+    pub(crate) fn start(folder: &Path) -> (Self, PathBuf) {
         let own = std::env::current_exe().expect("own path");
         let program = own
             .parent()
@@ -80,13 +80,13 @@ fn replay(folder: &Path) {
 }
 
 /// Two prefill processes and a decode process in front of them.
-struct Cluster {
-    decode: Running,
+pub(crate) struct Cluster {
+    pub(crate) decode: Running,
     prefill: Vec<Running>,
 }
 
 impl Cluster {
-    fn start(
+    pub(crate) fn start(
         folder: &Path,
         moe: bool,
         socket: Option<&Path>,
@@ -117,7 +117,7 @@ impl Cluster {
         Self { decode, prefill }
     }
 
-    fn sum(&self, metric: &str) -> f64 {
+    pub(crate) fn sum(&self, metric: &str) -> f64 {
         self.prefill
             .iter()
             .chain([&self.decode])
@@ -125,7 +125,7 @@ impl Cluster {
             .sum()
     }
 
-    fn logs(&self) -> String {
+    pub(crate) fn logs(&self) -> String {
         self.prefill
             .iter()
             .chain([&self.decode])
@@ -133,7 +133,7 @@ impl Cluster {
             .collect()
     }
 
-    fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         let mut all = self.prefill.iter().chain([&self.decode]);
         all.all(|engine| {
             let health = engine.health();
