@@ -72,6 +72,7 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
                 inbox,
                 peers,
                 patience: config.patience(),
+                ask_patience: std::time::Duration::from_millis(others.ask_ms),
             })
         }
     };

@@ -142,6 +142,7 @@ mod tests {
             inbox: Arc::new(Inbox::default()),
             peers: crate::apart::Peers::default(),
             patience: Duration::from_secs(60),
+            ask_patience: Duration::from_secs(60),
         }
     }
 

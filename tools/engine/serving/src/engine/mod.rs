@@ -152,6 +152,8 @@ pub(crate) struct Engine {
     outside: VecDeque<Sequence>,
     /// Processes that went away, and when.
     lost: HashMap<SocketAddr, Instant>,
+    /// Prompts that were given to others.
+    sent_out: usize,
     numbers: Numbers,
     exchange: u64,
     layer_time_ns: u64,
@@ -204,6 +206,7 @@ pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
         remote: HashMap::new(),
         outside: VecDeque::new(),
         lost: HashMap::new(),
+        sent_out: 0,
         numbers: Numbers::of(listens),
         exchange: 0,
         layer_time_ns: 0,

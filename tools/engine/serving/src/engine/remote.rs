@@ -16,9 +16,6 @@ use crate::apart::{Destination, Words};
 use crate::carry::{Arrival, Kind};
 use crate::clock;
 
-/// How long one process may take to say whether it has KV: about an iteration, since it answers between two.
-const ASK_FOR: Duration = Duration::from_millis(500);
-
 /// How long a process that was lost gets no prompts, unless it speaks.
 const ASIDE_FOR: Duration = Duration::from_secs(10);
 
@@ -221,10 +218,13 @@ impl Engine {
 
     /// Asks on where no answer came in time.
     pub(super) fn ask_on(&mut self, now: Instant) {
+        let Some(patience) = self.net.as_ref().map(|net| net.ask_patience) else {
+            return;
+        };
         let late: Vec<RequestId> = self
             .asking
             .values()
-            .filter(|asking| now.duration_since(asking.since) > ASK_FOR)
+            .filter(|asking| now.duration_since(asking.since) > patience)
             .map(|asking| asking.sequence.id)
             .collect();
         for request in late {
@@ -376,6 +376,7 @@ impl Engine {
                 sequence,
             };
             self.remote.insert(remote.sequence.id, remote);
+            self.sent_out += 1;
         }
     }
 
@@ -393,7 +394,11 @@ impl Engine {
                 .get(at)
                 .is_none_or(|since| since.elapsed() > ASIDE_FOR)
         };
-        prefill.iter().copied().filter(there).min_by_key(busy)
+        // In turn, where they are equally busy.
+        let first = self.sent_out % prefill.len().max(1);
+        let (before, after) = prefill.split_at(first);
+        let all = after.iter().chain(before).copied();
+        all.filter(there).min_by_key(busy)
     }
 
     fn compute_after_all(&mut self, sequence: Sequence) {
