@@ -28,7 +28,8 @@ fn number(value: &serde_json::Value, key: &str) -> u64 {
 
 /// Cases of the matrix that are for `laxity lab verbs` by hand (`make verbs`): those that measure, which a busy machine can fail, and
 /// the many small ones of the NCCL plugin that are the same over sockets, where they cost no emulation.
-const BY_HAND: [&str; 7] = [
+const BY_HAND: [&str; 8] = [
+    "contention",
     "nccl_versions",
     "nccl_transfers",
     "nccl_collectives",
@@ -68,11 +69,9 @@ fn unmodified_rdma_programs_run_under_the_scheduler_and_every_byte_is_accounted_
     let plugin = report["plugin"]
         .as_array()
         .expect("cases of the NCCL plugin");
-    let rounds = &report["contention"]["repetitions"][0]["phases"]["laxity"]["collective"];
-    assert!(number(rounds, "rounds") > 10, "{rounds}");
     assert_eq!(
         wanted.len(),
-        programs.len() + plugin.len() + faults.len() + 1,
+        programs.len() + plugin.len() + faults.len(),
         "all that is listed was run:\n{listed}"
     );
     for program in programs {

@@ -209,8 +209,8 @@ unsafe extern "C" fn connect(
     comm: *mut *mut c_void,
     _device_comm: *mut *mut c_void,
 ) -> Code {
-    // SAFETY: NCCL's pointers are null or valid.
     let class =
+        // SAFETY: NCCL's pointers are null or valid.
         unsafe { config.as_ref() }.map_or(TRAFFIC_CLASS_UNSET, |config| config.traffic_class);
     match context(class) {
         // SAFETY: as above.

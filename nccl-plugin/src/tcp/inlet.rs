@@ -155,8 +155,8 @@ impl Inlet {
         self.to -= self.from;
         self.from = 0;
         let room = &mut self.stage[self.to..];
-        // SAFETY: the room is this function's own.
         let count =
+            // SAFETY: the room is this function's own.
             unsafe { socket::receive(self.stream.as_raw_fd(), room.as_mut_ptr(), room.len()) };
         let count = self.counted(count)?;
         self.to += count;

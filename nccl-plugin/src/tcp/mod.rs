@@ -313,8 +313,8 @@ impl Accepting {
 fn read_hello(unknown: &mut Unknown) -> core::result::Result<Option<Hello>, String> {
     while unknown.got < HELLO_BYTES {
         let room = &mut unknown.hello[unknown.got..];
-        // SAFETY: the room is this function's own.
         let count =
+            // SAFETY: the room is this function's own.
             unsafe { socket::receive(unknown.stream.as_raw_fd(), room.as_mut_ptr(), room.len()) };
         match count {
             Ok(None) => return Ok(None),

@@ -97,8 +97,8 @@ impl TcpSender {
         loop {
             let room = &mut self.control[self.control_filled..];
             let stream = self.outlets[0].stream();
-            // SAFETY: the room is this function's own.
             let count =
+                // SAFETY: the room is this function's own.
                 unsafe { socket::receive(stream.as_raw_fd(), room.as_mut_ptr(), room.len()) };
             match count {
                 Ok(None) => return Ok(()),

@@ -132,8 +132,8 @@ pub(super) unsafe fn receive(
     length: usize,
 ) -> io::Result<Option<usize>> {
     loop {
-        // SAFETY: upheld by the caller.
         let count =
+            // SAFETY: upheld by the caller.
             unsafe { libc::recv(socket, address.cast::<c_void>(), length, libc::MSG_DONTWAIT) };
         if let Ok(count) = usize::try_from(count) {
             return Ok(Some(count));

@@ -252,8 +252,8 @@ impl Nic {
         if state.link_layer != INFINIBAND && state.link_layer != ETHERNET {
             return Err(format!("{here} is neither InfiniBand nor RoCE"));
         }
-        // SAFETY: open.
         let gid =
+            // SAFETY: open.
             unsafe { gid(library, context, name, port, &state, options) }.ok_or_else(|| {
                 match options.gid_index {
                     Some(index) => format!("{here} has no GID at NCCL_IB_GID_INDEX={index}"),

@@ -1,6 +1,7 @@
 //! `laxity sim`: parses what the simulator needs and hands it to `laxity-sim`.
 
 mod args;
+mod claims;
 mod findings;
 mod inputs;
 mod results;
@@ -9,7 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use laxity_sim::outcome::Outcome;
 use laxity_sim::plan::{Plan, built_in};
 use laxity_sim::report::table;
@@ -31,9 +32,8 @@ pub(crate) enum SimCommand {
     /// Vary fields from the command line, without writing a plan
     #[command(after_long_help = SWEEP_HELP)]
     Sweep(Box<SweepArgs>),
-    /// Repeat the simulated figures of a paper, and set the results beside what it says
-    #[command(after_long_help = REPRODUCE_HELP)]
-    Reproduce(Box<ReproduceArgs>),
+    /// Repeat what a paper shows, and set the results beside what it says
+    Reproduce(ReproduceArgs),
     /// List the built-in plans, or print one
     Plans(PlansArgs),
     /// Show again what a folder of results holds, also of a run that was cut off
@@ -88,7 +88,7 @@ Examples:
       --set cluster.servers=32 --seeds 5 --html sweep.html
   laxity sim sweep smoke --axis serving.routing=kv_aware,static_homes";
 
-const REPRODUCE_HELP: &str = "\
+const MFS_HELP: &str = "\
 Figures 10 to 14 run on an eighth of the paper's cluster; --set cluster.servers=256 is all of it.
 Figure 5 is a measurement there and simulated here. Results go into one folder for each figure,
 and are taken over if they are there already.
@@ -130,19 +130,34 @@ pub(crate) struct SweepArgs {
     destinations: Destinations,
 }
 
-/// Papers whose figures can be repeated.
-#[derive(Clone, Copy, ValueEnum)]
-enum Paper {
-    /// Multi-stage flow scheduling for LLM serving
-    Mfs,
-}
-
 /// Arguments of `laxity sim reproduce`.
 #[derive(Args)]
 pub(crate) struct ReproduceArgs {
-    /// Which paper
-    #[arg(value_name = "PAPER")]
+    #[command(subcommand)]
     paper: Paper,
+}
+
+/// Papers whose figures can be repeated.
+#[derive(Subcommand)]
+enum Paper {
+    /// MFS: multi-stage flow scheduling, figure by figure
+    #[command(after_long_help = MFS_HELP)]
+    Mfs(Box<MfsArgs>),
+    /// QoServe: classes of service on shared replicas, by dynamic chunks, hybrid priority and relegation
+    Qoserve(claims::ClaimsArgs),
+    /// HyperFlexis: dispatch by what an instance can still promise, and scaling
+    Hyperflexis(claims::ClaimsArgs),
+    /// H-MAS: a controller that chooses among disciplines, and what bounds it
+    Hmas(claims::ClaimsArgs),
+    /// Maestro: workflows of several models, with weights that come and go
+    Maestro(claims::ClaimsArgs),
+    /// Request schedulers beside flow schedulers: what each is worth alone, and both together
+    Together(claims::ClaimsArgs),
+}
+
+/// Arguments of `laxity sim reproduce mfs`.
+#[derive(Args)]
+pub(crate) struct MfsArgs {
     /// Which figures: 5, 10, 11, 12, 13, 14, or all
     #[arg(
         long,
@@ -214,7 +229,14 @@ pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCo
                 &args.destinations,
             )
         }
-        SimCommand::Reproduce(args) => reproduce(&args, simulate),
+        SimCommand::Reproduce(args) => match args.paper {
+            Paper::Mfs(args) => reproduce(&args, simulate),
+            Paper::Qoserve(args) => claims::run("qoserve", &args),
+            Paper::Hyperflexis(args) => claims::run("hyperflexis", &args),
+            Paper::Hmas(args) => claims::run("hmas", &args),
+            Paper::Maestro(args) => claims::run("maestro", &args),
+            Paper::Together(args) => claims::run("together", &args),
+        },
         SimCommand::Plans(args) => plans(&args).map(|()| ExitCode::SUCCESS),
         SimCommand::Page(args) => page(&args),
         SimCommand::Findings(args) => findings::run(&args),
@@ -262,8 +284,7 @@ fn exit_code(whole: bool) -> ExitCode {
     }
 }
 
-fn reproduce(args: &ReproduceArgs, simulate: &Simulate<'_>) -> Result<ExitCode> {
-    let Paper::Mfs = args.paper;
+fn reproduce(args: &MfsArgs, simulate: &Simulate<'_>) -> Result<ExitCode> {
     let mut chosen: Vec<Figure> = Vec::new();
     for wanted in &args.figure {
         let found: Vec<Figure> = FIGURES

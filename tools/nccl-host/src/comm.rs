@@ -33,8 +33,8 @@ impl Listener {
         let mut handle = Placed([0; HANDLE_BYTES]);
         let mut raw = ptr::null_mut();
         let listen = context.calls().listen;
-        // SAFETY: the context is alive; the handle has the bytes that the interface says, and is written within the call.
         let returned =
+            // SAFETY: the context is alive; the handle has the bytes that the interface says, and is written within the call.
             unsafe { listen(context.raw, device, (&raw mut handle).cast(), &raw mut raw) };
         checked("listen", returned)?;
         present("listen", "there is no listener", raw)?;

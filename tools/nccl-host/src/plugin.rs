@@ -110,9 +110,9 @@ impl Plugin {
     /// # Errors
     /// It can't be loaded, or is no plugin of NCCL 2.30 or later.
     pub fn load(path: &Path) -> Result<Self, HostError> {
-        // SAFETY: the library's constructors run, which nothing can check: the crate's documentation leaves the choice of the
-        // library to the caller. No code that is loaded already is changed by it (RTLD_LOCAL).
         let library =
+            // SAFETY: the library's constructors run, which nothing can check: the crate's documentation leaves the choice of the
+            // library to the caller. No code that is loaded already is changed by it (RTLD_LOCAL).
             unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
                 HostError::Load {
                     path: path.to_owned(),

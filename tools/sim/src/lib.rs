@@ -12,6 +12,7 @@ pub mod outcome;
 pub mod plan;
 pub mod report;
 pub mod reproduce;
+pub mod requests;
 pub mod run;
 pub mod scenario;
 mod serving;

@@ -152,6 +152,36 @@ impl Compute {
         })
     }
 
+    /// As [`Self::attention_ns`] for an iteration of continuous batching: beside prompt tokens, `decodes` requests compute one token each and
+    /// attend to `context` tokens in all, whose keys and values are read once each.
+    #[must_use]
+    pub fn mixed_attention_ns(
+        &self,
+        (tokens, pairs): (u64, u64),
+        (decodes, context): (u64, u64),
+        layer: u16,
+    ) -> u64 {
+        let rows = (tokens + decodes) as f64;
+        if rows == 0.0 {
+            return 0;
+        }
+        let full = (u32::from(layer) + 1).is_multiple_of(self.full_attention_every);
+        whole(match &self.linear {
+            Some(linear) if !full => linear.ns(rows),
+            _ => {
+                let prompts = match tokens {
+                    0 => 0.0,
+                    _ => self.attention.ns(tokens as f64, pairs as f64),
+                };
+                let others = match decodes {
+                    0 => 0.0,
+                    _ => self.attention.ns(1.0, context as f64),
+                };
+                self.full.ns(rows) + prompts + others
+            }
+        })
+    }
+
     /// Experts of one layer on one rank: `tokens` (token, expert) pairs routed to it, over `experts`
     /// local experts that have any. Weights of each of those are read. Sorting the tokens by expert,
     /// weighting and summing the results, and the TP all-reduce of the tokens' sums are in it.

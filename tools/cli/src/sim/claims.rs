@@ -1,0 +1,88 @@
+//! `laxity sim reproduce` for the papers about requests: their claims beside what comes out here.
+
+use std::io::{self, IsTerminal as _};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use laxity_sim::requests::PAPERS;
+use laxity_sim::requests::reproduction::Options;
+
+use crate::output::{check, put, replace, say};
+
+/// Arguments of `laxity sim reproduce` for a paper about requests.
+#[derive(Args)]
+pub(crate) struct ClaimsArgs {
+    /// Run every point with this many seeds: 1, 2, …
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    seeds: u64,
+    /// The first seed: other requests than those that were looked at when anything was tuned
+    #[arg(long, value_name = "S", default_value_t = 1, value_parser = clap::value_parser!(u64).range(..1 << 62))]
+    first_seed: u64,
+    /// Fewer points and shorter runs, in seconds; what it shows are no findings
+    #[arg(long)]
+    quick: bool,
+    /// Folder of recorded traces; without it, workloads are made up with their statistics
+    #[arg(long, value_name = "DIR", env = "LAXITY_DATA")]
+    data: Option<PathBuf>,
+    /// Points at a time; by default as many as there are processors
+    #[arg(long, short, value_name = "N")]
+    jobs: Option<NonZeroUsize>,
+    /// Show no progress
+    #[arg(long, short)]
+    quiet: bool,
+    /// Write all of it as JSON to this file; `-` is standard output, without the tables
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the tables as Markdown to this file
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+}
+
+pub(super) fn run(name: &str, args: &ClaimsArgs) -> Result<ExitCode> {
+    let Some(paper) = PAPERS.iter().find(|paper| paper.name == name) else {
+        bail!("nothing about {name} is built in");
+    };
+    if let Some(data) = &args.data
+        && !data.is_dir()
+    {
+        bail!(
+            "{}: no such folder; leave out --data (and LAXITY_DATA) for workloads that are made up",
+            data.display()
+        );
+    }
+    let to_output = args
+        .json
+        .as_ref()
+        .is_some_and(|path| path.as_os_str() == "-");
+    let files = args.json.iter().filter(|_| !to_output);
+    for file in files.chain(&args.markdown) {
+        check(file)?;
+    }
+    let processors = std::thread::available_parallelism();
+    let found = (paper.run)(&Options {
+        seeds: (args.first_seed..args.first_seed + args.seeds).collect(),
+        quick: args.quick,
+        jobs: args.jobs.or(processors.ok()).unwrap_or(NonZeroUsize::MIN),
+        data: args.data.clone(),
+        progress: !args.quiet && io::stderr().is_terminal(),
+    })?;
+    if let Some(path) = &args.json {
+        let mut json = serde_json::to_string_pretty(&found).context("cannot make JSON")?;
+        json.push('\n');
+        if to_output {
+            put(json.as_bytes())?;
+        } else {
+            replace(path, json.as_bytes())?;
+        }
+    }
+    if let Some(path) = &args.markdown {
+        replace(path, found.markdown().as_bytes())?;
+    }
+    if !to_output {
+        say(found.table())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

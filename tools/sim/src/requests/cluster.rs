@@ -1,0 +1,582 @@
+//! The driver: instances, the front door and what moves between them, in virtual time.
+//!
+//! Everything that decides is handed in: a [`Replica`] for each instance, a [`Dispatch`], a [`Scaling`]. A run ends when
+//! nothing is left to happen, or at [`Config::ends`]: what is not complete then is late.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+
+use laxity_requests::dispatch::{self, Dispatch, Role};
+use laxity_requests::iteration::{Event, Iteration as _, Plan};
+use laxity_requests::latency::Latency;
+use laxity_requests::replica::Replica;
+use laxity_requests::request::{InstanceId, RequestId, Spec};
+use laxity_requests::scaling::{self, Scaling, Window};
+use laxity_requests::{Span, Time};
+
+use super::link::Link;
+use super::outcome::{Outcome, Record};
+use super::workload::Asked;
+
+/// How an instance comes to be.
+pub type Make<'a> = dyn Fn(InstanceId, Role) -> Replica + 'a;
+
+/// Time that iterations take.
+pub type Clock<'a> = dyn Latency + 'a;
+
+/// What an instance needs before it serves.
+#[derive(Clone, Copy, Debug)]
+pub struct Startup {
+    /// Bytes of weights.
+    pub weights: u64,
+    /// Bytes per second from disk.
+    pub disk: u64,
+    /// What else it takes, weights there or not (process, graphs, memory).
+    pub boot: Span,
+    /// What a warm instance takes.
+    pub warm: Span,
+}
+
+/// Scaling, and how often it looks.
+pub struct Scaler<'a> {
+    /// Who decides.
+    pub decides: Box<dyn Scaling + 'a>,
+    /// How often.
+    pub window: Span,
+    /// What a start takes.
+    pub startup: Startup,
+    /// Instances at most.
+    pub most: u32,
+}
+
+/// A cluster.
+pub struct Config<'a> {
+    /// Roles of the instances that are up at the start.
+    pub roles: Vec<Role>,
+    /// Makes an instance.
+    pub make: &'a Make<'a>,
+    /// How long an iteration takes.
+    pub clock: &'a Clock<'a>,
+    /// Who places requests.
+    pub dispatch: Box<dyn Dispatch + 'a>,
+    /// Who starts and stops instances.
+    pub scaler: Option<Scaler<'a>>,
+    /// What carries KV and weights.
+    pub link: Link,
+    /// Bytes of KV of a token.
+    pub kv_bytes_per_token: u64,
+    /// When to stop, whatever is left.
+    pub ends: Time,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Happens {
+    Arrives(usize),
+    Computed(InstanceId),
+    Landed(RequestId),
+    Ready(InstanceId),
+    Looks,
+    Wakes,
+}
+
+struct Instance {
+    replica: Replica,
+    role: Role,
+    plan: Option<(Plan, Time)>,
+    up: Time,
+    ready: bool,
+    /// It takes no more, and goes (or turns) when it has nothing left.
+    leaves: Option<Option<Role>>,
+    busy: Span,
+    /// Requests whose KV waits for room here.
+    incoming: VecDeque<RequestId>,
+}
+
+/// A request whose KV moves.
+#[derive(Clone, Copy, Debug)]
+struct Move {
+    spec: Spec,
+    from: InstanceId,
+    to: Option<InstanceId>,
+}
+
+struct Run<'a> {
+    config: Config<'a>,
+    asked: &'a [Asked],
+    now: Time,
+    events: BinaryHeap<Reverse<(Time, u64, Happens)>>,
+    sequence: u64,
+    instances: BTreeMap<InstanceId, Instance>,
+    next_instance: u32,
+    records: Vec<Record>,
+    index: HashMap<RequestId, usize>,
+    /// Where each request is that has a place.
+    places: HashMap<RequestId, InstanceId>,
+    moves: HashMap<RequestId, Move>,
+    /// What waits for a place, as it stands.
+    unplaced: HashMap<RequestId, Spec>,
+    window: Window,
+    wakes: Option<Time>,
+    outcome: Outcome,
+}
+
+/// Runs the requests, in order of arrival, through a cluster.
+///
+/// # Panics
+/// If two requests have the same number, or a decision makes no sense (a place at an instance that is not there): policies are the
+/// code under test.
+#[must_use]
+pub fn run(config: Config<'_>, asked: &[Asked]) -> Outcome {
+    let mut run = Run {
+        config,
+        asked,
+        now: Time::ZERO,
+        events: BinaryHeap::new(),
+        sequence: 0,
+        instances: BTreeMap::new(),
+        next_instance: 0,
+        records: asked
+            .iter()
+            .map(|a| Record::new(a.spec, a.output))
+            .collect(),
+        index: HashMap::new(),
+        places: HashMap::new(),
+        moves: HashMap::new(),
+        unplaced: HashMap::new(),
+        window: Window::default(),
+        wakes: None,
+        outcome: Outcome::default(),
+    };
+    for (index, asked) in asked.iter().enumerate() {
+        let before = run.index.insert(asked.spec.id, index);
+        assert!(before.is_none(), "{:?} twice", asked.spec.id);
+    }
+    run.all()
+}
+
+impl Run<'_> {
+    fn at(&mut self, time: Time, happens: Happens) {
+        self.sequence += 1;
+        self.events.push(Reverse((time, self.sequence, happens)));
+    }
+
+    fn all(mut self) -> Outcome {
+        for role in std::mem::take(&mut self.config.roles) {
+            let instance = self.add(role);
+            self.ready(instance);
+        }
+        if !self.asked.is_empty() {
+            self.at(self.asked[0].spec.arrival, Happens::Arrives(0));
+        }
+        if let Some(scaler) = &self.config.scaler {
+            let first = Time::ZERO + scaler.window;
+            self.at(first, Happens::Looks);
+        }
+        while let Some(Reverse((time, _, happens))) = self.events.pop() {
+            if time > self.config.ends {
+                self.now = self.config.ends;
+                break;
+            }
+            self.now = time;
+            self.happens(happens);
+            self.decide();
+        }
+        let now = self.now;
+        for instance in self.instances.values() {
+            self.outcome.instance_time = self.outcome.instance_time + now.since(instance.up);
+        }
+        self.outcome.ended = now;
+        self.outcome.records = self.records;
+        self.outcome
+    }
+
+    fn happens(&mut self, happens: Happens) {
+        match happens {
+            Happens::Arrives(index) => {
+                let spec = self.asked[index].spec;
+                if let Some(next) = self.asked.get(index + 1) {
+                    self.at(next.spec.arrival, Happens::Arrives(index + 1));
+                }
+                self.window.arrived += 1;
+                self.unplaced.insert(spec.id, spec);
+                self.tell(&dispatch::Event::Arrived(spec));
+            }
+            Happens::Computed(instance) => self.computed(instance),
+            Happens::Landed(request) => self.landed(request),
+            Happens::Ready(instance) => self.ready(instance),
+            Happens::Looks => self.look(),
+            Happens::Wakes => self.wakes = None,
+        }
+    }
+
+    fn tell(&mut self, event: &dispatch::Event) {
+        self.config.dispatch.handle(self.now, event);
+    }
+
+    fn add(&mut self, role: Role) -> InstanceId {
+        let id = InstanceId(self.next_instance);
+        self.next_instance += 1;
+        let instance = Instance {
+            replica: (self.config.make)(id, role),
+            role,
+            plan: None,
+            up: self.now,
+            ready: false,
+            leaves: None,
+            busy: Span::ZERO,
+            incoming: VecDeque::new(),
+        };
+        self.instances.insert(id, instance);
+        id
+    }
+
+    fn ready(&mut self, id: InstanceId) {
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        instance.ready = true;
+        let role = instance.role;
+        self.tell(&dispatch::Event::Up { instance: id, role });
+    }
+
+    /// Asks everybody for decisions until nobody has one.
+    fn decide(&mut self) {
+        while let Some(decision) = self.config.dispatch.poll_decision(self.now) {
+            match decision {
+                dispatch::Decision::Place { request, instance } => self.place(request, instance),
+                dispatch::Decision::Refuse(request) => {
+                    self.unplaced.remove(&request);
+                    self.refuse(request);
+                    if let Some(moved) = self.moves.remove(&request) {
+                        self.cancel_at(moved.from, request);
+                    }
+                }
+            }
+        }
+        let ids: Vec<InstanceId> = self.instances.keys().copied().collect();
+        for id in ids {
+            self.start(id);
+        }
+        if let Some(next) = self.config.dispatch.next_deadline() {
+            let next = next.max(Time(self.now.0 + 1));
+            if self.wakes.is_none_or(|wakes| next < wakes) {
+                self.wakes = Some(next);
+                self.at(next, Happens::Wakes);
+            }
+        }
+    }
+
+    fn refuse(&mut self, request: RequestId) {
+        let index = self.index[&request];
+        self.records[index].refused = true;
+    }
+
+    fn cancel_at(&mut self, id: InstanceId, request: RequestId) {
+        if let Some(instance) = self.instances.get_mut(&id) {
+            instance
+                .replica
+                .handle(self.now, &Event::Cancelled(request));
+        }
+    }
+
+    fn place(&mut self, request: RequestId, to: InstanceId) {
+        let spec = self
+            .unplaced
+            .remove(&request)
+            .expect("only what waits is placed");
+        let instance = self
+            .instances
+            .get_mut(&to)
+            .expect("a place at an instance that is there");
+        assert!(
+            instance.ready && instance.leaves.is_none(),
+            "{to:?} takes none"
+        );
+        self.places.insert(request, to);
+        if let Some(moved) = self.moves.get_mut(&request) {
+            moved.to = Some(to);
+            instance.incoming.push_back(request);
+            self.admit(to);
+            return;
+        }
+        instance.replica.handle(self.now, &Event::Arrived(spec));
+        self.refusals(to);
+    }
+
+    /// Lets the KV of those that wait for room here set out.
+    fn admit(&mut self, to: InstanceId) {
+        while let Some(instance) = self.instances.get_mut(&to) {
+            let Some(request) = instance.incoming.front().copied() else {
+                return;
+            };
+            let Some(moved) = self.moves.get(&request).copied() else {
+                instance.incoming.pop_front();
+                continue;
+            };
+            let tokens = moved.spec.ready + 1;
+            let pool = instance.replica.pool();
+            if pool.blocks(moved.spec.tokens_max()) > pool.capacity() {
+                instance.incoming.pop_front();
+                self.moves.remove(&request);
+                self.refuse(request);
+                self.cancel_at(moved.from, request);
+                continue;
+            }
+            if instance.replica.reserve(request, tokens).is_err() {
+                return;
+            }
+            instance.incoming.pop_front();
+            let bytes = u64::from(moved.spec.ready) * self.config.kv_bytes_per_token;
+            let lands = self.config.link.transfer(self.now, moved.from, to, bytes);
+            self.at(lands, Happens::Landed(request));
+        }
+    }
+
+    fn landed(&mut self, request: RequestId) {
+        let Some(moved) = self.moves.remove(&request) else {
+            return;
+        };
+        self.cancel_at(moved.from, request);
+        if let Some(to) = moved.to
+            && let Some(instance) = self.instances.get_mut(&to)
+        {
+            instance
+                .replica
+                .handle(self.now, &Event::Arrived(moved.spec));
+            self.refusals(to);
+        }
+    }
+
+    fn refusals(&mut self, id: InstanceId) {
+        let mut refused = Vec::new();
+        if let Some(instance) = self.instances.get_mut(&id) {
+            while let Some(refusal) = instance.replica.poll_refusal() {
+                refused.push(refusal.request);
+            }
+        }
+        for request in refused {
+            self.places.remove(&request);
+            self.refuse(request);
+            self.tell(&dispatch::Event::Cancelled(request));
+        }
+    }
+
+    fn start(&mut self, id: InstanceId) {
+        let now = self.now;
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        if instance.plan.is_some() || !instance.ready {
+            return;
+        }
+        if let Some(plan) = instance.replica.plan(now) {
+            let took = self.config.clock.iteration(&plan.composition());
+            self.outcome.drops += plan.drops.len() as u64;
+            instance.busy = instance.busy + took;
+            instance.plan = Some((plan, now));
+            self.at(now + took, Happens::Computed(id));
+            self.refusals(id);
+        } else if let Some(next) = instance.replica.next_deadline() {
+            let next = next.max(Time(now.0 + 1));
+            self.at(next, Happens::Wakes);
+        } else {
+            self.leave(id);
+        }
+    }
+
+    fn computed(&mut self, id: InstanceId) {
+        let now = self.now;
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        let Some((plan, since)) = instance.plan.take() else {
+            return;
+        };
+        self.outcome.iterations += 1;
+        let chunks = plan.chunks.iter().filter(|chunk| chunk.last);
+        let gave: Vec<RequestId> = chunks
+            .map(|chunk| chunk.request)
+            .chain(plan.steps.iter().map(|step| step.request))
+            .filter(|request| instance.replica.job(*request).is_some())
+            .collect();
+        let mut finished = Vec::new();
+        let mut moving = Vec::new();
+        for request in gave {
+            let record = &mut self.records[self.index[&request]];
+            record.token(now, id.0);
+            if record.complete() {
+                finished.push(request);
+                self.window.finished += 1;
+                self.window.met += u32::from(record.met());
+            } else if instance.role == Role::Prefill {
+                finished.push(request);
+                moving.push(request);
+            }
+        }
+        let took = now.since(since);
+        let done = Event::Done {
+            took,
+            finished: finished.clone(),
+        };
+        instance.replica.handle(now, &done);
+        let mut events = Vec::new();
+        for request in moving {
+            let record = &self.records[self.index[&request]];
+            let spec = Spec {
+                ready: record.spec.prompt + record.generated - 1,
+                generated: record.generated,
+                ..record.spec
+            };
+            // Its blocks stay until the KV has landed elsewhere.
+            let held = instance.replica.reserve(request, spec.ready);
+            debug_assert!(held.is_ok(), "just given back");
+            let moved = Move {
+                spec,
+                from: id,
+                to: None,
+            };
+            self.moves.insert(request, moved);
+            self.places.remove(&request);
+            self.unplaced.insert(request, spec);
+            finished.retain(|other| *other != request);
+            events.push(dispatch::Event::Prefilled { spec, instance: id });
+        }
+        for request in finished {
+            self.places.remove(&request);
+            let record = &self.records[self.index[&request]];
+            events.push(dispatch::Event::Finished {
+                request,
+                instance: id,
+                class: record.spec.class,
+                ttft: record.ttft().unwrap_or_default().0,
+                tpot: record.tpot().unwrap_or_default().0,
+                generated: record.generated,
+            });
+        }
+        events.push(dispatch::Event::Load {
+            instance: id,
+            load: instance.replica.load(),
+            took: took.0,
+        });
+        for event in events {
+            self.tell(&event);
+        }
+        self.admit(id);
+    }
+
+    /// An instance that leaves and has nothing left goes, or turns.
+    fn leave(&mut self, id: InstanceId) {
+        let Some(instance) = self.instances.get(&id) else {
+            return;
+        };
+        let Some(then) = instance.leaves else {
+            return;
+        };
+        let load = instance.replica.load();
+        let expected = self
+            .moves
+            .values()
+            .any(|m| m.to == Some(id) || m.from == id);
+        if load.waiting + load.running > 0 || expected {
+            return;
+        }
+        let Some(instance) = self.instances.remove(&id) else {
+            return;
+        };
+        let up = self.now.since(instance.up);
+        self.outcome.instance_time = self.outcome.instance_time + up;
+        if let Some(role) = then {
+            // The weights are there: it serves at once.
+            let turned = self.add(role);
+            self.ready(turned);
+        }
+    }
+
+    fn look(&mut self) {
+        let Some(scaler) = &mut self.config.scaler else {
+            return;
+        };
+        let mut window = std::mem::take(&mut self.window);
+        for (id, instance) in &mut self.instances {
+            if !instance.ready {
+                window.starting += 1;
+            } else if instance.leaves.is_none() {
+                window.instances.push(scaling::Instance {
+                    instance: *id,
+                    role: instance.role,
+                    load: instance.replica.load(),
+                    busy: (instance.busy.0 as f64 / scaler.window.0 as f64).min(1.0),
+                });
+            }
+            instance.busy = Span::ZERO;
+        }
+        window.waiting = self.config.dispatch.waiting() as u32;
+        scaler.decides.handle(self.now, &window);
+        let mut decisions = Vec::new();
+        while let Some(decision) = scaler.decides.poll_decision(self.now) {
+            decisions.push(decision);
+        }
+        let (again, startup, most) = (self.now + scaler.window, scaler.startup, scaler.most);
+        for decision in decisions {
+            self.scale(decision, &startup, most);
+        }
+        // With nothing left to arrive or to compute, nobody needs to look.
+        if !self.events.is_empty() {
+            self.at(again, Happens::Looks);
+        }
+    }
+
+    fn scale(&mut self, decision: scaling::Decision, startup: &Startup, most: u32) {
+        match decision {
+            scaling::Decision::Start { role, weights } => {
+                if self.instances.len() as u32 >= most {
+                    return;
+                }
+                let id = self.add(role);
+                let disk = self.now + Span::transfer(startup.weights, startup.disk);
+                let ready = match weights {
+                    scaling::Weights::Warm => self.now + startup.warm,
+                    scaling::Weights::Peer(peer) if self.instances.contains_key(&peer) => {
+                        let link = &mut self.config.link;
+                        link.transfer(self.now, peer, id, startup.weights) + startup.boot
+                    }
+                    scaling::Weights::Peer(_) | scaling::Weights::Disk => disk + startup.boot,
+                };
+                self.at(ready, Happens::Ready(id));
+            }
+            scaling::Decision::Stop(id) => self.let_go(id, None),
+            scaling::Decision::Turn { instance, role } => self.let_go(instance, Some(role)),
+        }
+    }
+
+    fn let_go(&mut self, id: InstanceId, then: Option<Role>) {
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        if instance.leaves.is_some() {
+            return;
+        }
+        instance.leaves = Some(then);
+        // What has begun ends here; what waits for room goes elsewhere.
+        let waiting: Vec<RequestId> = instance.incoming.drain(..).collect();
+        for request in waiting {
+            if let Some(moved) = self.moves.get_mut(&request) {
+                moved.to = None;
+                let (spec, from) = (moved.spec, moved.from);
+                self.unplaced.insert(request, spec);
+                self.tell(&dispatch::Event::Prefilled {
+                    spec,
+                    instance: from,
+                });
+            }
+        }
+        self.tell(&dispatch::Event::Down {
+            instance: id,
+            lost: Vec::new(),
+        });
+    }
+}
+
+#[cfg(test)]
+#[path = "cluster_tests.rs"]
+mod tests;

@@ -1,0 +1,236 @@
+//! The driver, with baselines: what has to hold whoever decides.
+
+use laxity_requests::baseline::{Fixed, LeastLoaded, Order, RoundRobin, Silo};
+use laxity_requests::kv::Pool;
+use laxity_requests::request::Slo;
+
+use super::*;
+use crate::compute::Gpu;
+use crate::model::Model;
+use crate::requests::latency::Roofline;
+use crate::requests::workload::{Class, Lengths, Phase, Recipe};
+
+const SECOND: u64 = 1_000_000_000;
+
+fn roofline() -> Roofline {
+    let gpu = Gpu::named("a100").expect("built in");
+    let model = Model::named("llama-3-8b").expect("built in");
+    Roofline::new(&gpu, &model, 1, Span::from_millis(2))
+}
+
+fn recipe(rate: f64) -> Recipe {
+    Recipe {
+        lengths: Lengths::like_azure_code(),
+        phases: vec![Phase {
+            lasts: Span(120 * SECOND),
+            rate,
+        }],
+        classes: vec![
+            Class {
+                slo: Slo::Interactive {
+                    ttft: 6 * SECOND,
+                    tbt: SECOND / 20,
+                },
+                share: 1.0,
+            },
+            Class {
+                slo: Slo::Batch { ttlt: 600 * SECOND },
+                share: 1.0,
+            },
+        ],
+        applications: 1,
+        low: 0.2,
+        output_max: 1024,
+    }
+}
+
+fn with(roles: &[Role], dispatch: Box<dyn Dispatch>, order: Order, asked: &[Asked]) -> Outcome {
+    let clock = roofline();
+    let make = |_: InstanceId, _: Role| {
+        let discipline = Fixed { order, tokens: 512 };
+        Replica::new(Pool::new(4000, 16), 40, Box::new(discipline))
+    };
+    let config = Config {
+        roles: roles.to_vec(),
+        make: &make,
+        clock: &clock,
+        dispatch,
+        scaler: None,
+        link: Link::new(12_500_000_000, Span::from_micros(20)),
+        kv_bytes_per_token: clock.kv_bytes_per_token(),
+        ends: Time::NEVER,
+    };
+    run(config, asked)
+}
+
+#[test]
+fn every_request_ends_with_all_its_tokens_whoever_decides() {
+    let asked = recipe(6.0).requests(3);
+    assert!(asked.len() > 600);
+    let whole = [Role::Whole; 3];
+    let split = [Role::Prefill, Role::Prefill, Role::Decode];
+    let dispatchers: [fn() -> Box<dyn Dispatch>; 3] = [
+        || Box::new(RoundRobin::default()),
+        || Box::new(LeastLoaded::default()),
+        || Box::new(Silo::new(&[2, 1])),
+    ];
+    for (at, dispatch) in dispatchers.iter().enumerate() {
+        for order in [Order::Fcfs, Order::Edf, Order::Srpf] {
+            for roles in [&whole[..], &split[..]] {
+                // A silo knows classes, not roles.
+                if at == 2 && roles == split {
+                    continue;
+                }
+                let outcome = with(roles, dispatch(), order, &asked);
+                assert!(outcome.records.iter().all(Record::complete));
+                let again = with(roles, dispatch(), order, &asked);
+                assert_eq!(outcome, again, "the same input gives the same outcome");
+                let split_up = outcome
+                    .records
+                    .iter()
+                    .filter(|r| r.output > 1)
+                    .all(|r| r.instances[0] != r.instances[1]);
+                assert_eq!(split_up, roles == split);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_request_alone_takes_as_long_as_its_iterations() {
+    let mut asked = recipe(1.0).requests(1);
+    asked.truncate(1);
+    asked[0].spec.prompt = 1000;
+    asked[0].output = 3;
+    let outcome = with(
+        &[Role::Whole],
+        Box::new(RoundRobin::default()),
+        Order::Fcfs,
+        &asked,
+    );
+    let clock = roofline();
+    let empty = laxity_requests::latency::Composition::default;
+    let first = clock.iteration(&empty().with_chunk(0, 512))
+        + clock.iteration(&empty().with_chunk(512, 488));
+    let rest =
+        clock.iteration(&empty().with_decode(1000)) + clock.iteration(&empty().with_decode(1001));
+    let record = outcome.records[0];
+    assert_eq!(record.ttft(), Some(first));
+    assert_eq!(record.ttlt(), Some(first + rest));
+    assert_eq!(outcome.iterations, 4);
+}
+
+#[test]
+fn deadlines_help_those_who_have_them() {
+    // More than one replica can serve.
+    let asked = recipe(7.0).requests(5);
+    let met = |order| {
+        let outcome = with(
+            &[Role::Whole],
+            Box::new(RoundRobin::default()),
+            order,
+            &asked,
+        );
+        outcome
+            .met(|record| record.spec.class.0 == 0)
+            .expect("some")
+    };
+    assert!(met(Order::Edf) > met(Order::Fcfs) + 20.0);
+}
+
+#[test]
+fn what_is_too_long_is_refused_and_counts_as_late() {
+    let mut asked = recipe(1.0).requests(1);
+    asked[0].spec.prompt = 70_000;
+    let outcome = with(
+        &[Role::Whole],
+        Box::new(RoundRobin::default()),
+        Order::Fcfs,
+        &asked,
+    );
+    assert!(outcome.records[0].refused && !outcome.records[0].met());
+    assert_eq!(outcome.summary().refused, 1);
+    assert!(outcome.records[1..].iter().all(Record::complete));
+}
+
+/// Starts one when the front door sees many, stops the last when it sees few.
+struct Eager {
+    decisions: Vec<scaling::Decision>,
+}
+
+impl Scaling for Eager {
+    fn name(&self) -> &'static str {
+        "eager"
+    }
+
+    fn handle(&mut self, _: Time, window: &Window) {
+        let backlog: u64 = window.instances.iter().map(|i| i.load.prefill_tokens).sum();
+        if backlog > 20_000 && window.starting == 0 {
+            self.decisions.push(scaling::Decision::Start {
+                role: Role::Whole,
+                weights: scaling::Weights::Peer(window.instances[0].instance),
+            });
+        } else if backlog == 0 && window.instances.len() > 1 {
+            let last = window.instances[window.instances.len() - 1].instance;
+            self.decisions.push(scaling::Decision::Stop(last));
+        }
+    }
+
+    fn poll_decision(&mut self, _: Time) -> Option<scaling::Decision> {
+        self.decisions.pop()
+    }
+}
+
+#[test]
+fn instances_come_and_go_and_no_request_is_lost() {
+    let mut recipe = recipe(12.0);
+    recipe.phases.push(Phase {
+        lasts: Span(200 * SECOND),
+        rate: 0.2,
+    });
+    let asked = recipe.requests(7);
+    let clock = roofline();
+    let make = |_: InstanceId, _: Role| {
+        let discipline = Fixed {
+            order: Order::Fcfs,
+            tokens: 512,
+        };
+        Replica::new(Pool::new(4000, 16), 40, Box::new(discipline))
+    };
+    let decides = Box::new(Eager {
+        decisions: Vec::new(),
+    });
+    let outcome = run(
+        Config {
+            roles: vec![Role::Whole],
+            make: &make,
+            clock: &clock,
+            dispatch: Box::new(LeastLoaded::default()),
+            scaler: Some(Scaler {
+                decides,
+                window: Span(5 * SECOND),
+                startup: Startup {
+                    weights: clock.weights_bytes(),
+                    disk: 2_000_000_000,
+                    boot: Span(SECOND),
+                    warm: Span(SECOND / 10),
+                },
+                most: 4,
+            }),
+            link: Link::new(12_500_000_000, Span::ZERO),
+            kv_bytes_per_token: clock.kv_bytes_per_token(),
+            ends: Time::NEVER,
+        },
+        &asked,
+    );
+    assert!(outcome.records.iter().all(Record::complete));
+    let used: std::collections::BTreeSet<_> =
+        outcome.records.iter().map(|r| r.instances[0]).collect();
+    assert!(used.len() > 1, "nobody was started: {used:?}");
+    let alone = outcome.ended.0;
+    assert!(
+        (alone..4 * alone).contains(&outcome.instance_time.0),
+        "instances went again: {} of {alone}",
+        outcome.instance_time
+    );
+}

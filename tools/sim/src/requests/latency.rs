@@ -1,0 +1,174 @@
+//! How long an iteration takes: the roofline of [`crate::compute`] over all layers, and what the host needs in between.
+//!
+//! The host's time (scheduling, sampling, launching) is not in any profile here. It decides how much larger chunks gain: QoServe's figure 4 has
+//! twice the throughput with chunks of 2500 as with 256, while its own gain from dynamic chunks fits 1.4 times. So both are
+//! given ([`Roofline::calibrated`]), and results are shown for both.
+
+use laxity_requests::Span;
+use laxity_requests::latency::{Composition, Latency};
+
+use crate::compute::{Compute, Gpu};
+use crate::model::Model;
+
+/// An instance of a model on `tp` GPUs.
+#[derive(Clone, Debug)]
+pub struct Roofline {
+    compute: Compute,
+    layers_full: u64,
+    layers_linear: u64,
+    experts: u32,
+    top_k: u32,
+    host_ns: u64,
+    kv_bytes_per_token: u64,
+    weights_bytes: u64,
+}
+
+impl Roofline {
+    /// With `host` between two iterations.
+    ///
+    /// # Panics
+    /// If `tp` is zero.
+    #[must_use]
+    pub fn new(gpu: &Gpu, model: &Model, tp: u32, host: Span) -> Self {
+        let layers = u64::from(model.layers);
+        let full = (0..model.layers).filter(|layer| model.is_full_attention(*layer));
+        let layers_full = full.count() as u64;
+        let kv = (0..model.layers).map(|layer| model.kv_bytes_per_token(layer));
+        Self {
+            compute: Compute::new(gpu, model, tp),
+            layers_full,
+            layers_linear: layers - layers_full,
+            experts: model.experts,
+            top_k: model.top_k,
+            host_ns: host.0,
+            kv_bytes_per_token: kv.sum(),
+            weights_bytes: (model.parameters() as f64 * model.bytes_per_value) as u64,
+        }
+    }
+
+    /// With as much host time as makes prompts in chunks of 2500 tokens `ratio` times as fast, in tokens per second, as in
+    /// chunks of 256. `None` if no host time does: without any the ratio is larger already.
+    #[must_use]
+    pub fn calibrated(gpu: &Gpu, model: &Model, tp: u32, ratio: f64) -> Option<Self> {
+        let bare = Self::new(gpu, model, tp, Span::ZERO);
+        let ns = |tokens| {
+            bare.iteration(&Composition::default().with_chunk(0, tokens))
+                .0 as f64
+        };
+        let (small, large) = (ns(256), ns(2500));
+        // (2500 / (large + h)) / (256 / (small + h)) = ratio, solved for h.
+        let wanted = ratio * 256.0 / 2500.0;
+        let host = (wanted * large - small) / (1.0 - wanted);
+        (host >= 0.0 && wanted < 1.0).then_some(Self {
+            host_ns: host as u64,
+            ..bare
+        })
+    }
+
+    /// Host time of an iteration.
+    #[must_use]
+    pub const fn host(&self) -> Span {
+        Span(self.host_ns)
+    }
+
+    /// Bytes of KV of a token, in all layers.
+    #[must_use]
+    pub const fn kv_bytes_per_token(&self) -> u64 {
+        self.kv_bytes_per_token
+    }
+
+    /// Bytes of the model's weights.
+    #[must_use]
+    pub const fn weights_bytes(&self) -> u64 {
+        self.weights_bytes
+    }
+
+    /// KV blocks of `block_tokens` tokens that fit beside the weights on `tp` such GPUs, a tenth of the memory left for the rest.
+    #[must_use]
+    pub fn blocks(&self, gpu: &Gpu, tp: u32, block_tokens: u32) -> u32 {
+        let memory = gpu.memory_bytes as f64 * f64::from(tp) * 0.9 - self.weights_bytes as f64;
+        let block = (self.kv_bytes_per_token * u64::from(block_tokens)).max(1) as f64;
+        (memory.max(0.0) / block) as u32
+    }
+}
+
+impl Latency for Roofline {
+    fn iteration(&self, of: &Composition) -> Span {
+        if of.is_empty() {
+            return Span::ZERO;
+        }
+        let prompts = (u64::from(of.prefill_tokens), of.prefill_pairs);
+        let decodes = (u64::from(of.decodes), of.decode_context);
+        let tokens = prompts.0 + decodes.0;
+        let mlp = if self.experts > 1 {
+            let pairs = tokens * u64::from(self.top_k);
+            let used = pairs.min(u64::from(self.experts)) as u32;
+            self.compute.experts_ns(pairs, used) + self.compute.shared_ns(tokens)
+        } else {
+            self.compute.mlp_ns(tokens)
+        };
+        // Layer 0 is the first of a run of linear layers, where there are some; the last layer is always full.
+        let last = (self.layers_full + self.layers_linear - 1) as u16;
+        let full = self.compute.mixed_attention_ns(prompts, decodes, last);
+        let linear = match self.layers_linear {
+            0 => 0,
+            _ => self.compute.mixed_attention_ns(prompts, decodes, 0),
+        };
+        let requests = u64::from(of.chunks) + decodes.0;
+        Span(
+            self.layers_full * (full + mlp)
+                + self.layers_linear * (linear + mlp)
+                + self.compute.ends_ns(tokens, requests)
+                + self.host_ns,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn llama() -> (Gpu, Model) {
+        let gpu = Gpu::named("a100").expect("built in");
+        (gpu, Model::named("llama-3-8b").expect("built in"))
+    }
+
+    #[test]
+    fn a_calibration_has_the_ratio_that_was_asked_for() {
+        let (gpu, model) = llama();
+        for ratio in [1.4, 2.0] {
+            let roofline = Roofline::calibrated(&gpu, &model, 1, ratio).expect("a host time");
+            let rate = |tokens: u32| {
+                let of = Composition::default().with_chunk(0, tokens);
+                f64::from(tokens) / roofline.iteration(&of).0 as f64
+            };
+            let found = rate(2500) / rate(256);
+            assert!((found - ratio).abs() < 0.01, "{found} for {ratio}");
+        }
+        assert!(Roofline::calibrated(&gpu, &model, 1, 0.5).is_none());
+    }
+
+    #[test]
+    fn more_of_anything_takes_longer_and_nothing_takes_no_time() {
+        let (gpu, model) = llama();
+        let roofline = Roofline::new(&gpu, &model, 1, Span::from_millis(2));
+        assert_eq!(roofline.iteration(&Composition::default()), Span::ZERO);
+        let some = Composition::default().with_chunk(100, 256).with_decode(900);
+        let took = roofline.iteration(&some);
+        for more in [
+            some.with_chunk(0, 256),
+            some.with_decode(5000),
+            Composition::default()
+                .with_chunk(9000, 256)
+                .with_decode(900),
+        ] {
+            assert!(roofline.iteration(&more) > took, "{more:?}");
+        }
+        // Decodes alone are bound by reading weights: 16 GB at 2 TB/s is 8 ms.
+        let decode = roofline.iteration(&Composition::default().with_decode(100));
+        assert!(
+            (Span::from_millis(7)..Span::from_millis(20)).contains(&decode),
+            "{decode}"
+        );
+    }
+}

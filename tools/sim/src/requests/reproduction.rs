@@ -1,0 +1,233 @@
+//! A paper's claims beside what came out here, for terminals, pages and programs.
+
+use std::fmt::Write as _;
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use comfy_table::{CellAlignment, Table, presets};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+/// How a reproduction is run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Seeds of each point: one figure each, shown as mean ± half width.
+    pub seeds: Vec<u64>,
+    /// Seconds instead of minutes: fewer points and shorter runs. For tests and a first look; its figures are no findings.
+    pub quick: bool,
+    /// Points at a time.
+    pub jobs: NonZero<usize>,
+    /// Folder of recorded traces (`LAXITY_DATA`); without it workloads are made up with their statistics.
+    pub data: Option<std::path::PathBuf>,
+    /// Show progress on standard error.
+    pub progress: bool,
+}
+
+/// A claim of a paper.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Claim {
+    /// What it is about, in words.
+    pub says: String,
+    /// What the paper has.
+    pub paper: String,
+    /// What came out here.
+    pub here: String,
+    /// Under which workload, calibration and counting.
+    pub regime: String,
+    /// The fair stronger baseline, and what it gave.
+    pub baseline: String,
+    /// Whether it holds here.
+    pub holds: bool,
+}
+
+/// A table.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Section {
+    /// What it shows.
+    pub title: String,
+    /// Of its columns.
+    pub head: Vec<String>,
+    /// The first column is a name.
+    pub rows: Vec<Vec<String>>,
+    /// What one has to know to read it, and what it says.
+    pub notes: String,
+}
+
+/// All that a paper's run gave.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Reproduction {
+    /// The paper.
+    pub title: String,
+    /// Tables.
+    pub sections: Vec<Section>,
+    /// Claims.
+    pub claims: Vec<Claim>,
+    /// It was a quick one: its figures are no findings.
+    pub quick: bool,
+}
+
+impl Reproduction {
+    fn claims_section(&self) -> Section {
+        let row = |claim: &Claim| {
+            vec![
+                claim.says.clone(),
+                claim.paper.clone(),
+                claim.here.clone(),
+                if claim.holds { "yes" } else { "no" }.to_owned(),
+                claim.baseline.clone(),
+                claim.regime.clone(),
+            ]
+        };
+        Section {
+            title: "Claims".to_owned(),
+            head: ["claim", "paper", "here", "holds", "fair baseline", "regime"]
+                .map(str::to_owned)
+                .to_vec(),
+            rows: self.claims.iter().map(row).collect(),
+            notes: String::new(),
+        }
+    }
+
+    /// For a terminal.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let mut text = format!("{}\n", self.title);
+        if self.quick {
+            text += "A quick run: its figures are no findings.\n";
+        }
+        for section in self.sections.iter().chain([&self.claims_section()]) {
+            let mut table = Table::new();
+            table.load_style(presets::UTF8_FULL_CONDENSED);
+            table.set_header(&section.head);
+            for row in &section.rows {
+                table.add_row(row);
+            }
+            if section.title != "Claims" {
+                for column in table.column_iter_mut().skip(1) {
+                    column.set_cell_alignment(CellAlignment::Right);
+                }
+            }
+            let _ = write!(text, "\n{}\n{table}\n", section.title);
+            if !section.notes.is_empty() {
+                text += &section.notes;
+                text.push('\n');
+            }
+        }
+        text
+    }
+
+    /// For a page of the documentation.
+    #[must_use]
+    pub fn markdown(&self) -> String {
+        let cell = |text: &String| text.replace('|', "\\|");
+        let line = |cells: &[String]| {
+            let cells: Vec<String> = cells.iter().map(cell).collect();
+            format!("| {} |\n", cells.join(" | "))
+        };
+        let mut text = String::new();
+        for section in self.sections.iter().chain([&self.claims_section()]) {
+            let _ = write!(text, "### {}\n\n{}", section.title, line(&section.head));
+            let rule = vec!["---".to_owned(); section.head.len()];
+            text += &line(&rule);
+            for row in &section.rows {
+                text += &line(row);
+            }
+            text.push('\n');
+            if !section.notes.is_empty() {
+                let _ = write!(text, "{}\n\n", section.notes);
+            }
+        }
+        text
+    }
+}
+
+/// Does `work` for every point, some at a time, and gives what came out in the order of the points.
+pub fn each<P: Sync, R: Send>(
+    points: &[P],
+    options: &Options,
+    work: impl Fn(&P) -> R + Sync,
+) -> Vec<R> {
+    let target = if options.progress {
+        ProgressDrawTarget::stderr()
+    } else {
+        ProgressDrawTarget::hidden()
+    };
+    let bar = ProgressBar::with_draw_target(Some(points.len() as u64), target);
+    bar.set_style(
+        ProgressStyle::with_template("{bar:30} {pos}/{len} runs, {elapsed} so far, {eta} to go")
+            .expect("a correct template"),
+    );
+    let next = AtomicUsize::new(0);
+    let workers = options.jobs.get().min(points.len()).max(1);
+    let mut results: Vec<(usize, R)> = std::thread::scope(|scope| {
+        let worker = || {
+            let mut mine = Vec::new();
+            loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                let Some(point) = points.get(at) else {
+                    return mine;
+                };
+                mine.push((at, work(point)));
+                bar.inc(1);
+            }
+        };
+        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
+        threads
+            .into_iter()
+            .flat_map(|thread| match thread.join() {
+                Ok(mine) => mine,
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+            .collect()
+    });
+    bar.finish_and_clear();
+    results.sort_by_key(|(at, _)| *at);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+/// Mean and half the width between the least and the most, as tables show it: `12.3 ± 0.4`.
+#[must_use]
+pub fn spread(values: &[f64]) -> String {
+    if values.is_empty() {
+        return "–".to_owned();
+    }
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let digits = if mean.abs() < 10.0 { 2 } else { 1 };
+    if values.len() == 1 {
+        return format!("{mean:.digits$}");
+    }
+    format!("{mean:.digits$} ± {:.digits$}", (most - least) / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_come_in_the_order_of_their_points_however_many_work() {
+        let options = Options {
+            seeds: vec![1],
+            quick: true,
+            jobs: NonZero::new(3).expect("three"),
+            data: None,
+            progress: false,
+        };
+        let points: Vec<u64> = (0..50).collect();
+        let squares = each(&points, &options, |point| point * point);
+        assert!(
+            squares
+                .iter()
+                .zip(&points)
+                .all(|(square, point)| *square == point * point)
+        );
+    }
+
+    #[test]
+    fn a_spread_is_shown_with_its_half_width() {
+        assert_eq!(spread(&[10.0, 12.0, 14.0]), "12.0 ± 2.0");
+        assert_eq!(spread(&[1.5]), "1.50");
+        assert_eq!(spread(&[]), "–");
+    }
+}

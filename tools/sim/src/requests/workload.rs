@@ -1,0 +1,169 @@
+//! Who asks for what: lengths from a recording or with its statistics, arrivals as a Poisson process whose rate may change, classes
+//! of service, applications and importance drawn for each request.
+
+use std::path::Path;
+
+use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
+use laxity_requests::{Span, Time};
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha12Rng;
+use rand_distr::{Distribution as _, Exp1, LogNormal};
+
+use crate::workload::{WorkloadError, azure};
+
+/// A class of service.
+#[derive(Clone, Copy, Debug)]
+pub struct Class {
+    /// What is promised.
+    pub slo: Slo,
+    /// Its share of the requests, in any unit.
+    pub share: f64,
+}
+
+/// Lengths of requests.
+#[derive(Clone, Debug)]
+pub enum Lengths {
+    /// As recorded, drawn at random: (prompt, output).
+    Recorded(Vec<(u32, u32)>),
+    /// Log-normal, by median and σ of the logarithm, clipped.
+    LogNormal {
+        /// Prompt tokens: median, σ, most.
+        prompt: (f64, f64, u32),
+        /// Generated tokens: median, σ, most.
+        output: (f64, f64, u32),
+    },
+}
+
+impl Lengths {
+    /// Those of Azure's 2023 code trace.
+    ///
+    /// # Errors
+    /// If the file cannot be read as such.
+    pub fn azure(path: &Path) -> Result<Self, WorkloadError> {
+        let recorded = azure::read(path)?;
+        let pairs = recorded
+            .list
+            .iter()
+            .map(|request| (request.prompt_tokens, request.output_tokens.max(1)));
+        Ok(Self::Recorded(pairs.collect()))
+    }
+
+    /// Made up, with the medians and 90th percentiles of Azure's 2023 code trace (prompts 1730 and 6251, outputs 8 and 43: QoServe table 1).
+    #[must_use]
+    pub const fn like_azure_code() -> Self {
+        // σ = ln(p90 / p50) / 1.2816.
+        Self::LogNormal {
+            prompt: (1730.0, 1.002, 8192),
+            output: (8.0, 1.312, 1024),
+        }
+    }
+
+    fn draw(&self, rng: &mut ChaCha12Rng) -> (u32, u32) {
+        match self {
+            Self::Recorded(pairs) => pairs[rng.random_range(0..pairs.len())],
+            Self::LogNormal { prompt, output } => {
+                let mut one = |(median, sigma, most): (f64, f64, u32)| {
+                    let of = LogNormal::new(median.ln(), sigma).expect("σ is a finite number");
+                    (of.sample(rng) as u32).clamp(1, most)
+                };
+                (one(*prompt), one(*output))
+            }
+        }
+    }
+}
+
+/// A stretch of time with a rate.
+#[derive(Clone, Copy, Debug)]
+pub struct Phase {
+    /// How long.
+    pub lasts: Span,
+    /// Requests per second.
+    pub rate: f64,
+}
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    /// Lengths.
+    pub lengths: Lengths,
+    /// Rates, one after the other.
+    pub phases: Vec<Phase>,
+    /// Classes; a request's application is its class unless there are more of them.
+    pub classes: Vec<Class>,
+    /// Applications of a class.
+    pub applications: u32,
+    /// Share of requests of low importance, in each class.
+    pub low: f64,
+    /// What a request says that it may generate at most.
+    pub output_max: u32,
+}
+
+/// A request and what only the driver knows of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// As it arrives.
+    pub spec: Spec,
+    /// Tokens that it will generate.
+    pub output: u32,
+}
+
+impl Recipe {
+    /// Requests in order of arrival, the same for the same seed.
+    ///
+    /// # Panics
+    /// If there is no class, or recorded lengths are empty.
+    #[must_use]
+    pub fn requests(&self, seed: u64) -> Vec<Asked> {
+        let mut arrivals = ChaCha12Rng::seed_from_u64(seed);
+        let mut content = arrivals.clone();
+        content.set_stream(2);
+        let shares: f64 = self.classes.iter().map(|class| class.share).sum();
+        let mut asked = Vec::new();
+        let mut begins = Time::ZERO;
+        for phase in &self.phases {
+            let ends = begins + phase.lasts;
+            let mut now = begins;
+            // At a rate of zero the first gap has no end.
+            loop {
+                let gap: f64 = Exp1.sample(&mut arrivals);
+                now = now + Span((gap / phase.rate * 1e9) as u64);
+                if now >= ends {
+                    break;
+                }
+                let mut at = content.random::<f64>() * shares;
+                let mut class = 0;
+                while class + 1 < self.classes.len() && at >= self.classes[class].share {
+                    at -= self.classes[class].share;
+                    class += 1;
+                }
+                let (prompt, output) = self.lengths.draw(&mut content);
+                let application = content.random_range(0..self.applications.max(1));
+                let low = content.random::<f64>() < self.low;
+                let output = output.min(self.output_max);
+                asked.push(Asked {
+                    spec: Spec {
+                        id: RequestId(asked.len() as u64),
+                        arrival: now,
+                        prompt,
+                        output_max: self.output_max,
+                        ready: 0,
+                        generated: 0,
+                        class: ClassId(class as u16),
+                        application: ApplicationId(
+                            class as u32 * self.applications.max(1) + application,
+                        ),
+                        importance: if low {
+                            Importance::Low
+                        } else {
+                            Importance::Important
+                        },
+                        slo: self.classes[class].slo,
+                    },
+                    output,
+                });
+            }
+            begins = ends;
+        }
+        asked
+    }
+}
