@@ -85,7 +85,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ),
     ("laxity-engine", &["laxity-client", "laxity-requests"]),
     ("laxity-requests", &["laxity-policy"]),
-    ("laxity-sim", &["laxity-policy"]),
+    ("laxity-sim", &["laxity-policy", "laxity-requests"]),
     (
         "laxity-fuzz",
         &[
