@@ -362,6 +362,51 @@ fn kv_that_a_peer_has_is_fetched_and_answers_the_same_with_and_without_a_daemon(
 }
 
 #[test]
+fn a_daemon_that_dies_costs_no_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompts: Vec<Vec<u32>> = (0..4).map(|number| prompt(number, 200)).collect();
+    let alone: Vec<String> = {
+        let engine = Running::start(folder.path(), "alone", &model(true), &[]);
+        prompts
+            .iter()
+            .map(|prompt| engine.complete(prompt, 10))
+            .collect()
+    };
+    let (daemon, socket) = Daemon::start(folder.path());
+    let cluster = Cluster::start(folder.path(), true, Some(&socket), true, 16);
+    std::thread::scope(|scope| {
+        let answers: Vec<_> = prompts
+            .iter()
+            .map(|prompt| scope.spawn(|| cluster.decode.complete(prompt, 10)))
+            .collect();
+        eventually("something is scheduled", || {
+            cluster.sum("laxity_engine_scheduled_bytes_total") > 0.0
+        });
+        drop(daemon);
+        for (answer, expected) in answers.into_iter().zip(&alone) {
+            assert_eq!(&answer.join().unwrap(), expected, "{}", cluster.logs());
+        }
+    });
+    for (prompt, expected) in prompts.iter().zip(&alone) {
+        assert_eq!(
+            &cluster.decode.complete(prompt, 10),
+            expected,
+            "{}",
+            cluster.logs()
+        );
+    }
+    assert_eq!(
+        cluster
+            .decode
+            .metric("laxity_engine_prefilled_after_all_total"),
+        0.0,
+        "{}",
+        cluster.logs()
+    );
+    eventually("all blocks are free", || cluster.is_idle());
+}
+
+#[test]
 fn a_process_of_another_model_is_not_used() {
     let folder = tempfile::tempdir().unwrap();
     let (other, front) = (address(), address());
