@@ -117,6 +117,9 @@ impl Engine {
         if self.sequences.contains_key(&id) || self.asking.contains_key(&id) {
             return refuse("there is such a request already".to_owned());
         }
+        if let Some(rank) = self.lost_rank() {
+            return refuse(format!("{rank}, which holds experts, is gone"));
+        }
         if self.sequences.len() + self.asking.len() >= self.requests_max {
             return refuse(format!(
                 "{} prompts are being computed already (limits.requests_max)",
@@ -378,6 +381,19 @@ impl Engine {
             self.remote.insert(remote.sequence.id, remote);
             self.sent_out += 1;
         }
+    }
+
+    /// A process went away a moment ago, and has not spoken since.
+    fn is_lost(&self, at: &SocketAddr) -> bool {
+        self.lost
+            .get(at)
+            .is_some_and(|since| since.elapsed() < ASIDE_FOR)
+    }
+
+    /// One that holds experts: until it is back, no batch can be computed.
+    pub(super) fn lost_rank(&self) -> Option<SocketAddr> {
+        let ranks = self.net.as_ref()?.peers.ranks.all();
+        ranks.iter().copied().find(|rank| self.is_lost(rank))
     }
 
     /// Who has the fewest prompts to compute for us, of those that were not lost a moment ago.
