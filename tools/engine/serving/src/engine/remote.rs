@@ -521,7 +521,7 @@ impl Engine {
         }
     }
 
-    /// Another process is gone: what it computes for us is computed here, what we compute for it nowhere.
+    /// Another process is gone: what it computes for us is computed here, what we compute for it (or with its experts, for others) nowhere.
     pub(super) fn lose(&mut self, peer: SocketAddr, why: &str) {
         tracing::info!(%peer, "gone: {why}");
         self.lost.insert(peer, Instant::now());
@@ -535,8 +535,11 @@ impl Engine {
         for request in asked {
             self.ask_next(request);
         }
-        let of_peer =
-            |sequence: &&Sequence| matches!(&sequence.outlet, Outlet::Away(to) if to.to == peer);
+        let has_experts = self.lost_rank() == Some(peer);
+        let of_peer = |sequence: &&Sequence| match &sequence.outlet {
+            Outlet::Away(to) => to.to == peer || has_experts,
+            Outlet::Here(_) => false,
+        };
         let sequences = self.sequences.values();
         let asking = self.asking.values().map(|asking| &asking.sequence);
         let unwanted: Vec<RequestId> = sequences
@@ -546,8 +549,9 @@ impl Engine {
             .collect();
         for request in unwanted {
             if let Some(sequence) = self.withdraw(request) {
-                // Nobody is there to be told.
-                self.end(sequence, Output::Finished(super::sequence::Reason::Length));
+                // Whoever is gone hears nothing; others compute it themselves.
+                let why = Failure::Unavailable(format!("{peer} is gone"));
+                self.end(sequence, Output::Failed(why));
             }
         }
     }
