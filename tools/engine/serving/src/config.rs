@@ -127,6 +127,13 @@ pub struct Peers {
     /// How long a computation waits for another process before it goes on without, milliseconds.
     #[serde(default = "patience_ms")]
     pub patience_ms: u64,
+    /// How long one of `reuse` may take to say whether it has KV before the next is asked, milliseconds. It answers between two iterations.
+    #[serde(default = "ask_ms")]
+    pub ask_ms: u64,
+}
+
+const fn ask_ms() -> u64 {
+    500
 }
 
 const fn patience_ms() -> u64 {
@@ -179,6 +186,10 @@ pub enum ConfigError {
     },
 }
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "numbers and texts, mostly made for it"
+)]
 fn value(field: &'static str, value: impl ToString, wanted: impl Into<String>) -> ConfigError {
     ConfigError::Value {
         field,

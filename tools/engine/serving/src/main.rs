@@ -6,24 +6,31 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use laxity_engine::config::Config;
 use laxity_engine::endpoint::{self, GRACE};
+use laxity_engine::engine::Handle;
 use laxity_engine::{process, schedule};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-/// Serves a language model, for real: computes it, and sends KV caches and experts' tokens under Laxity.
+/// Serves a language model, for real: computes it, and sends KV caches and experts' tokens
+/// under Laxity.
 ///
-/// One process serves prompts and answers (role = "whole"). Or prompts are computed by some processes (role = "prefill") and answers by others (role =
-/// "decode"), which take the requests and have each layer's KV sent as soon as it is computed; processes may fetch KV of a prompt's beginning from
-/// each other (peers.reuse) and share the experts of a Mixtral-shaped model (peers.experts). Every such transfer is a flow of the host's laxityd
-/// (laxity.socket), or goes out unscheduled without one. What an answer says does not depend on any of it.
+/// One process serves prompts and answers (role = "whole"). Or prompts are computed by some
+/// processes (role = "prefill") and answers by others (role = "decode"), which take the
+/// requests and have each layer's KV sent as soon as it is computed; processes may fetch KV of
+/// a prompt's beginning from each other (peers.reuse) and share the experts of a Mixtral-shaped
+/// model (peers.experts). Every such transfer is a flow of the host's laxityd (laxity.socket),
+/// or goes out unscheduled without one. What an answer says does not depend on any of it.
 ///
-/// The endpoint has OpenAI's /v1/completions and /v1/chat/completions, streamed or not. The headers x-slo-ttft-ms and x-slo-tpot-ms say until when the first
-/// token, and each one after it, is wanted. /health, /metrics and /v1/models are there, too.
+/// The endpoint has OpenAI's /v1/completions and /v1/chat/completions, streamed or not. The
+/// headers x-slo-ttft-ms and x-slo-tpot-ms say until when the first token, and each one after
+/// it, is wanted. /health, /metrics and /v1/models are there, too.
 ///
 /// The smallest configuration:
 ///
@@ -36,7 +43,8 @@ use tracing_subscriber::EnvFilter;
 ///   vocab = 260
 ///   context = 2048
 ///
-/// Weights are drawn from a seed (weights = { seed = 1 }) unless files are given (weights = { safetensors = ["model.safetensors"] }). Text is bytes: each is a token.
+/// Weights are drawn from a seed (weights = { seed = 1 }) unless files are given (weights = {
+/// safetensors = ["model.safetensors"] }). Text is bytes: each is a token.
 #[derive(Debug, Parser)]
 #[command(
     name = "laxity-engine",
@@ -124,6 +132,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         .install_recorder()
         .context("cannot keep metrics")?;
     let engine = process::engine(&config, arguments.record)?;
+    let handle = engine.clone();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -150,6 +159,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         tokio::pin!(serving);
         tokio::select! {
             served = &mut serving => return served.context("the endpoint failed"),
+            () = ended(&handle) => anyhow::bail!("the engine has ended; the log says why"),
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
@@ -160,7 +170,15 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
             Err(_) => Ok(()),
         }
     });
+    handle.stop(GRACE);
     served
+}
+
+/// Waits until the engine's thread has ended, which it does by itself only if something is wrong.
+async fn ended(engine: &Handle) {
+    while !engine.standing().ended.load(Ordering::Acquire) {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
 }
 
 /// What a configuration comes to.

@@ -72,6 +72,7 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
                 inbox,
                 peers,
                 patience: config.patience(),
+                ask_patience: std::time::Duration::from_millis(others.ask_ms),
             })
         }
     };
@@ -81,6 +82,7 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
         settings: config.schedule,
         record,
         net,
+        requests_max: config.limits.requests_max,
     };
     start(parts, queue)
 }

@@ -115,3 +115,101 @@ pub const fn kv_head(kind: Kind, layer: usize, batch: u64, request: u64, first: 
         len: 0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::time::{Duration, Instant};
+
+    use candle_core::Device;
+
+    use super::*;
+    use crate::apart::inbox::Inbox;
+    use crate::carry::incoming::listen;
+    use crate::carry::{Carrier, Incoming, Options};
+    use crate::model::shape::tests::tiny;
+
+    fn net(taker: crate::carry::Taker) -> Net {
+        let options = Options {
+            socket: None,
+            name: "test".to_owned(),
+            nic: 0,
+        };
+        let here = "127.0.0.1:1".parse().unwrap();
+        Net {
+            carrier: Carrier::start(options, here, taker).unwrap(),
+            inbox: Arc::new(Inbox::default()),
+            peers: crate::apart::Peers::default(),
+            patience: Duration::from_secs(60),
+            ask_patience: Duration::from_secs(60),
+        }
+    }
+
+    #[test]
+    fn a_layer_waits_for_its_own_kv_only_and_its_kv_goes_before_the_next_is_computed() {
+        let shape = tiny(false);
+        let pages = Pages::new(&shape, 4, 4, &Device::Cpu).unwrap();
+        let (arrived, arrivals) = channel();
+        let taker: crate::carry::Taker = Arc::new(move |incoming| drop(arrived.send(incoming)));
+        let to = listen("127.0.0.1:0".parse().unwrap(), Arc::clone(&taker)).unwrap();
+        let net = net(Arc::new(|_| {}));
+        let from = "127.0.0.1:2".parse().unwrap();
+        let payload = vec![7_u8; 4 * pages.token_bytes()];
+        for layer in 0..2 {
+            net.inbox.expect(Key::Reuse(9, layer), from);
+        }
+        net.inbox.put(Key::Reuse(9, 0), payload.clone());
+        let mut between = Between {
+            net: Some(&net),
+            batch: 5,
+            imports: vec![Import {
+                request: 9,
+                from,
+                blocks: vec![2],
+                first: 0,
+                tokens: 4,
+            }],
+            exports: vec![Export {
+                to,
+                request: 11,
+                deadline_ns: 0,
+                blocks: vec![2, 3],
+                first: 1,
+                tokens: 3,
+            }],
+            hints: false,
+        };
+        // Layer 0 is there, layer 1 is not.
+        between.before_layer(0, &pages).unwrap();
+        assert_eq!(pages.export(0, &[2], 0, 4).unwrap(), payload);
+        between.after_layer(0, &pages).unwrap();
+        let Ok(Incoming::Parcel(first)) = arrivals.recv_timeout(Duration::from_secs(60)) else {
+            panic!("the KV of layer 0 did not come");
+        };
+        assert_eq!(
+            (first.head.layer, first.head.request, first.head.batch),
+            (0, 11, 5)
+        );
+        assert_eq!((first.head.kind, first.head.place), (Kind::P2d, 1));
+        assert_eq!(first.payload, pages.export(0, &[2, 3], 1, 3).unwrap());
+        let start = Instant::now();
+        let inbox = Arc::clone(&net.inbox);
+        let late = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(60));
+            inbox.put(Key::Reuse(9, 1), payload)
+        });
+        between.before_layer(1, &pages).unwrap();
+        assert!(
+            start.elapsed() >= Duration::from_millis(60),
+            "layer 1 did not wait"
+        );
+        assert!(late.join().unwrap());
+        // Fewer tokens than were announced are an error, not a hole.
+        net.inbox.expect(Key::Reuse(9, 2), from);
+        net.inbox
+            .put(Key::Reuse(9, 2), vec![0; pages.token_bytes()]);
+        let error = between.before_layer(2, &pages).unwrap_err().to_string();
+        assert!(error.contains("1 tokens of KV, and said 4"), "{error}");
+    }
+}

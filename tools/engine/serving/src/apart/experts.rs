@@ -43,6 +43,12 @@ impl Ranks {
         self.all[expert % self.all.len()]
     }
 
+    /// The ranks, in order; this process is one of them. None, if there is only this one.
+    #[must_use]
+    pub fn all(&self) -> &[SocketAddr] {
+        if self.is_apart() { &self.all } else { &[] }
+    }
+
     /// There is more than one.
     #[must_use]
     pub const fn is_apart(&self) -> bool {

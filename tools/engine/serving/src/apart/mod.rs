@@ -122,6 +122,8 @@ pub struct Net {
     pub peers: Peers,
     /// How long a computation waits for another process.
     pub patience: Duration,
+    /// How long one process may take to say whether it has KV, which it does between two iterations.
+    pub ask_patience: Duration,
 }
 
 impl Net {

@@ -310,24 +310,23 @@ impl Gate {
         }
     }
 
+    /// A batch of which nothing is under way is forgotten (its next flow makes it anew), and if it has ended the daemon is told.
     fn close_batch(&mut self, batch: u64) {
-        if self
-            .batches
-            .get(&batch)
-            .is_some_and(|open| open.ended && open.flows == 0)
+        if self.batches.get(&batch).is_some_and(|open| open.flows == 0)
+            && let Some(Open { ended: true, .. }) = self.batches.remove(&batch)
         {
-            self.batches.remove(&batch);
             self.lane.hint(Hint::BatchEnd { batch });
         }
     }
 
+    /// The same of a request.
     fn close_request(&mut self, request: u64) {
         if self
             .requests
             .get(&request)
-            .is_some_and(|open| open.ended && open.flows == 0)
+            .is_some_and(|open| open.flows == 0)
+            && let Some(Open { ended: true, .. }) = self.requests.remove(&request)
         {
-            self.requests.remove(&request);
             self.lane.hint(Hint::RequestEnd { request });
         }
     }

@@ -14,6 +14,8 @@ pub mod frame;
 pub mod gate;
 pub mod incoming;
 pub mod outgoing;
+#[cfg(test)]
+mod tests;
 
 use std::net::SocketAddr;
 

@@ -175,3 +175,16 @@ where
     // Whoever closes in order has nothing to say any more; the reader ends with the peer's.
     stream.shutdown(std::net::Shutdown::Write)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_has_its_mark_before_it_is_made() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = connect(listener.local_addr().unwrap(), 34).unwrap();
+        let class = socket::getsockopt(&stream, sockopt::Ipv4Tos).unwrap();
+        assert_eq!(class, 34 << 2);
+    }
+}

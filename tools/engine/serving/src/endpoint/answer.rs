@@ -73,7 +73,7 @@ impl Writer {
         self.text.push_str(&text);
     }
 
-    fn frame(&self, object: &str, choices: Value) -> Value {
+    fn frame(&self, object: &str, choices: &Value) -> Value {
         json!({
             "id": self.id,
             "object": object,
@@ -112,7 +112,7 @@ impl Writer {
                 json!({"index": 0, "message": {"role": "assistant", "content": self.text}, "finish_reason": reason}),
             ),
         };
-        let mut whole = self.frame(object, json!([choice]));
+        let mut whole = self.frame(object, &json!([choice]));
         whole["usage"] = self.usage();
         whole
     }
@@ -143,10 +143,10 @@ impl Writer {
             }
         };
         self.begun = true;
-        let mut events = line(&self.frame(object, json!([choice])));
+        let mut events = line(&self.frame(object, &json!([choice])));
         if self.reason.is_some() {
             if self.usage {
-                let mut last = self.frame(object, json!([]));
+                let mut last = self.frame(object, &json!([]));
                 last["usage"] = self.usage();
                 events.push_str(&line(&last));
             }

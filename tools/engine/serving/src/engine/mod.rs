@@ -47,6 +47,8 @@ pub struct Parts {
     pub record: Option<PathBuf>,
     /// Other processes.
     pub net: Option<Net>,
+    /// Most prompts of other processes at once.
+    pub requests_max: usize,
 }
 
 /// What an engine is told.
@@ -60,6 +62,8 @@ pub enum Order {
     Kv(Arrival),
     /// Another process is gone.
     Lost(SocketAddr, String),
+    /// The end; what is under way is given up.
+    Stop,
 }
 
 /// What stands in an engine, for those outside.
@@ -112,6 +116,16 @@ impl Handle {
         self.orders.send(order).is_ok()
     }
 
+    /// Ends the engine and waits until it has written its record, for so long at most.
+    pub fn stop(&self, patience: Duration) {
+        let end = Instant::now() + patience;
+        let mut told = self.order(Order::Stop);
+        while told && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+            told = !self.standing.ended.load(Ordering::Acquire);
+        }
+    }
+
     /// What stands there.
     #[must_use]
     pub fn standing(&self) -> &Standing {
@@ -127,6 +141,8 @@ pub(crate) struct Engine {
     blocks: Blocks,
     desk: Desk,
     net: Option<Net>,
+    requests_max: usize,
+    stopped: bool,
     sequences: HashMap<RequestId, Sequence>,
     /// KV that is on its way here, of sequences that wait or are about to be computed.
     imports: HashMap<RequestId, Import>,
@@ -136,6 +152,8 @@ pub(crate) struct Engine {
     outside: VecDeque<Sequence>,
     /// Processes that went away, and when.
     lost: HashMap<SocketAddr, Instant>,
+    /// Prompts that were given to others.
+    sent_out: usize,
     numbers: Numbers,
     exchange: u64,
     layer_time_ns: u64,
@@ -153,6 +171,7 @@ pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
         settings,
         record,
         net,
+        requests_max,
     } = parts;
     let (handle, incoming) = orders;
     let pages = Pages::new(
@@ -179,12 +198,15 @@ pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
         pages,
         desk,
         net,
+        requests_max,
+        stopped: false,
         sequences: HashMap::new(),
         imports: HashMap::new(),
         asking: HashMap::new(),
         remote: HashMap::new(),
         outside: VecDeque::new(),
         lost: HashMap::new(),
+        sent_out: 0,
         numbers: Numbers::of(listens),
         exchange: 0,
         layer_time_ns: 0,
@@ -241,6 +263,9 @@ impl Engine {
             while let Ok(order) = orders.try_recv() {
                 self.take(order);
             }
+            if self.stopped {
+                break;
+            }
             self.sweep();
             computed = self.turn();
             self.refuse();
@@ -272,6 +297,7 @@ impl Engine {
             Order::Kv(arrival) if arrival.head.kind == Kind::P2d => self.import(&arrival),
             Order::Kv(_) => {}
             Order::Lost(peer, why) => self.lose(peer, &why),
+            Order::Stop => self.stopped = true,
         }
     }
 

@@ -16,9 +16,6 @@ use crate::apart::{Destination, Words};
 use crate::carry::{Arrival, Kind};
 use crate::clock;
 
-/// How long one process may take to say whether it has KV: about an iteration, since it answers between two.
-const ASK_FOR: Duration = Duration::from_millis(500);
-
 /// How long a process that was lost gets no prompts, unless it speaks.
 const ASIDE_FOR: Duration = Duration::from_secs(10);
 
@@ -120,6 +117,15 @@ impl Engine {
         if self.sequences.contains_key(&id) || self.asking.contains_key(&id) {
             return refuse("there is such a request already".to_owned());
         }
+        if let Some(rank) = self.lost_rank() {
+            return refuse(format!("{rank}, which holds experts, is gone"));
+        }
+        if self.sequences.len() + self.asking.len() >= self.requests_max {
+            return refuse(format!(
+                "{} prompts are being computed already (limits.requests_max)",
+                self.requests_max
+            ));
+        }
         let sequence = Sequence {
             id,
             prompt: tokens.len(),
@@ -215,10 +221,13 @@ impl Engine {
 
     /// Asks on where no answer came in time.
     pub(super) fn ask_on(&mut self, now: Instant) {
+        let Some(patience) = self.net.as_ref().map(|net| net.ask_patience) else {
+            return;
+        };
         let late: Vec<RequestId> = self
             .asking
             .values()
-            .filter(|asking| now.duration_since(asking.since) > ASK_FOR)
+            .filter(|asking| now.duration_since(asking.since) > patience)
             .map(|asking| asking.sequence.id)
             .collect();
         for request in late {
@@ -237,6 +246,13 @@ impl Engine {
     ) {
         let Some(net) = &self.net else {
             return;
+        };
+        // More than a prompt can have is no prompt's.
+        let context = self.model.shape().context / self.pages.block_tokens();
+        let hashes = if first.saturating_add(hashes.len()) > context {
+            &[]
+        } else {
+            hashes
         };
         let found = self.blocks.find(hashes);
         let blocks = found.len();
@@ -269,7 +285,8 @@ impl Engine {
         let size = self.pages.block_tokens();
         let first = asking.sequence.computed;
         let most = asking.sequence.reusable(size) - first / size;
-        let tokens = blocks * size;
+        // Whatever was said: it is compared with what there can be.
+        let tokens = blocks.saturating_mul(size);
         let granted = blocks > 0
             && blocks <= most
             && self
@@ -362,7 +379,21 @@ impl Engine {
                 sequence,
             };
             self.remote.insert(remote.sequence.id, remote);
+            self.sent_out += 1;
         }
+    }
+
+    /// A process went away a moment ago, and has not spoken since.
+    fn is_lost(&self, at: &SocketAddr) -> bool {
+        self.lost
+            .get(at)
+            .is_some_and(|since| since.elapsed() < ASIDE_FOR)
+    }
+
+    /// One that holds experts: until it is back, no batch can be computed.
+    pub(super) fn lost_rank(&self) -> Option<SocketAddr> {
+        let ranks = self.net.as_ref()?.peers.ranks.all();
+        ranks.iter().copied().find(|rank| self.is_lost(rank))
     }
 
     /// Who has the fewest prompts to compute for us, of those that were not lost a moment ago.
@@ -379,7 +410,11 @@ impl Engine {
                 .get(at)
                 .is_none_or(|since| since.elapsed() > ASIDE_FOR)
         };
-        prefill.iter().copied().filter(there).min_by_key(busy)
+        // In turn, where they are equally busy.
+        let first = self.sent_out % prefill.len().max(1);
+        let (before, after) = prefill.split_at(first);
+        let all = after.iter().chain(before).copied();
+        all.filter(there).min_by_key(busy)
     }
 
     fn compute_after_all(&mut self, sequence: Sequence) {
@@ -397,7 +432,7 @@ impl Engine {
             return;
         };
         let (layer, first) = (head.layer as usize, head.place as usize);
-        let end = first + arrival.payload.len() / self.pages.token_bytes();
+        let end = first.saturating_add(arrival.payload.len() / self.pages.token_bytes());
         let imported = if remote.at != arrival.from || end > remote.sequence.prompt {
             Err(candle_core::Error::Msg(format!(
                 "tokens {first} to {end} of a prompt of {}",
@@ -486,7 +521,7 @@ impl Engine {
         }
     }
 
-    /// Another process is gone: what it computes for us is computed here, what we compute for it nowhere.
+    /// Another process is gone: what it computes for us is computed here, what we compute for it (or with its experts, for others) nowhere.
     pub(super) fn lose(&mut self, peer: SocketAddr, why: &str) {
         tracing::info!(%peer, "gone: {why}");
         self.lost.insert(peer, Instant::now());
@@ -500,8 +535,11 @@ impl Engine {
         for request in asked {
             self.ask_next(request);
         }
-        let of_peer =
-            |sequence: &&Sequence| matches!(&sequence.outlet, Outlet::Away(to) if to.to == peer);
+        let has_experts = self.lost_rank() == Some(peer);
+        let of_peer = |sequence: &&Sequence| match &sequence.outlet {
+            Outlet::Away(to) => to.to == peer || has_experts,
+            Outlet::Here(_) => false,
+        };
         let sequences = self.sequences.values();
         let asking = self.asking.values().map(|asking| &asking.sequence);
         let unwanted: Vec<RequestId> = sequences
@@ -511,8 +549,9 @@ impl Engine {
             .collect();
         for request in unwanted {
             if let Some(sequence) = self.withdraw(request) {
-                // Nobody is there to be told.
-                self.end(sequence, Output::Finished(super::sequence::Reason::Length));
+                // Whoever is gone hears nothing; others compute it themselves.
+                let why = Failure::Unavailable(format!("{peer} is gone"));
+                self.end(sequence, Output::Failed(why));
             }
         }
     }

@@ -323,13 +323,15 @@ impl Engine {
         let finished = Vec::new();
         self.desk
             .handle(clock::now(), &Event::Done { took, finished });
+        // Without its experts the next try would end as this one.
+        let hopeless = self.lost_rank().is_some();
         for request in members {
             let Some(mut sequence) = self.sequences.remove(&request) else {
                 continue;
             };
             self.let_go(&mut sequence);
             sequence.failures += 1;
-            if sequence.failures >= FAILURES_MAX {
+            if hopeless || sequence.failures >= FAILURES_MAX {
                 let why = Failure::Unavailable(format!("it could not be computed: {error}"));
                 self.end(sequence, Output::Failed(why));
             } else {

@@ -72,7 +72,7 @@ impl Pages {
             bail!("there is no block {block}");
         }
         let size = self.block_tokens;
-        if tokens == 0 || first + tokens > blocks.len() * size {
+        if tokens == 0 || first.saturating_add(tokens) > blocks.len() * size {
             bail!(
                 "{} blocks do not hold {tokens} tokens from {first} on",
                 blocks.len()

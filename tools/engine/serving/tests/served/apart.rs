@@ -3,14 +3,15 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::running::{Running, address, eventually, model, prompt};
 
 /// A daemon for all processes of a test, with a window so small that flows wait; killed when dropped.
-struct Daemon(Child);
+pub(crate) struct Daemon(Child);
 
 impl Daemon {
-    fn start(folder: &Path) -> (Self, PathBuf) {
+    pub(crate) fn start(folder: &Path) -> (Self, PathBuf) {
         let own = std::env::current_exe().expect("own path");
         let program = own
             .parent()
@@ -63,14 +64,29 @@ fn list(addresses: &[SocketAddr]) -> String {
     format!("[{}]", quoted.join(", "))
 }
 
+/// Starts one that records what its scheduler hears and decides.
+fn start(folder: &Path, name: &str, config: &str) -> Running {
+    let record = folder.join(format!("{name}.jsonl")).display().to_string();
+    Running::start(folder, name, config, &["--record", &record])
+}
+
+/// Identical events give identical decisions, in each of the processes.
+fn replay(folder: &Path) {
+    for name in ["prefill0", "prefill1", "decode"] {
+        let replayed = laxity_engine::schedule::replay(&folder.join(format!("{name}.jsonl")));
+        let replayed = replayed.unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(replayed.plans > 5, "{name}: {replayed:?}");
+    }
+}
+
 /// Two prefill processes and a decode process in front of them.
-struct Cluster {
-    decode: Running,
+pub(crate) struct Cluster {
+    pub(crate) decode: Running,
     prefill: Vec<Running>,
 }
 
 impl Cluster {
-    fn start(
+    pub(crate) fn start(
         folder: &Path,
         moe: bool,
         socket: Option<&Path>,
@@ -89,7 +105,7 @@ impl Cluster {
                 let experts = if experts_apart { format!("experts = {}, ", list(&ranks)) } else { String::new() };
                 let reuse = list(&[ranks[1 - rank]]);
                 let config = format!("role = \"prefill\"\npeers = {{ listen = \"{here}\", {experts}reuse = {reuse} }}\n{common}{}", model(moe));
-                Running::start(folder, &format!("prefill{rank}"), &config, &[])
+                start(folder, &format!("prefill{rank}"), &config)
             })
             .collect();
         let config = format!(
@@ -97,11 +113,11 @@ impl Cluster {
             list(&ranks),
             model(moe)
         );
-        let decode = Running::start(folder, "decode", &config, &[]);
+        let decode = start(folder, "decode", &config);
         Self { decode, prefill }
     }
 
-    fn sum(&self, metric: &str) -> f64 {
+    pub(crate) fn sum(&self, metric: &str) -> f64 {
         self.prefill
             .iter()
             .chain([&self.decode])
@@ -109,7 +125,7 @@ impl Cluster {
             .sum()
     }
 
-    fn logs(&self) -> String {
+    pub(crate) fn logs(&self) -> String {
         self.prefill
             .iter()
             .chain([&self.decode])
@@ -117,7 +133,7 @@ impl Cluster {
             .collect()
     }
 
-    fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         let mut all = self.prefill.iter().chain([&self.decode]);
         all.all(|engine| {
             let health = engine.health();
@@ -156,7 +172,7 @@ fn compare(cluster: &Cluster, alone: &[String], what: &str) {
                     .collect();
                 for (answer, expected) in answers.into_iter().zip(expected) {
                     assert_eq!(
-                        &answer.join().unwrap(),
+                        &answer.join().expect("an answer"),
                         expected,
                         "{what}\n{}",
                         cluster.logs()
@@ -176,6 +192,7 @@ fn prefill_and_decode_apart_answer_as_one_process_does_with_and_without_a_daemon
     for socket in [None, Some(socket.as_path())] {
         let cluster = Cluster::start(folder.path(), false, socket, false, 37);
         compare(&cluster, &alone, &format!("daemon: {}", socket.is_some()));
+        replay(folder.path());
         let elsewhere = cluster
             .decode
             .metric("laxity_engine_prefilled_elsewhere_total");
@@ -186,11 +203,6 @@ fn prefill_and_decode_apart_answer_as_one_process_does_with_and_without_a_daemon
             cluster.logs()
         );
         assert!(cluster.sum("laxity_engine_sent_bytes_total{stage=\"p2d\"") > 0.0);
-        assert!(
-            cluster.sum("laxity_engine_prompt_tokens_fetched_total") > 0.0,
-            "no KV was fetched from a peer"
-        );
-        assert!(cluster.sum("laxity_engine_sent_bytes_total{stage=\"kv_reuse\"") > 0.0);
         let scheduled = cluster.sum("laxity_engine_scheduled_bytes_total");
         let bypassed = cluster.sum("laxity_engine_bypassed_bytes_total");
         if socket.is_some() {
@@ -216,6 +228,7 @@ fn experts_in_two_processes_answer_as_those_in_one_with_and_without_a_daemon() {
     for socket in [None, Some(socket.as_path())] {
         let cluster = Cluster::start(folder.path(), true, socket, true, 64);
         compare(&cluster, &alone, &format!("daemon: {}", socket.is_some()));
+        replay(folder.path());
         let elsewhere = cluster
             .decode
             .metric("laxity_engine_prefilled_elsewhere_total");
@@ -238,31 +251,39 @@ fn experts_in_two_processes_answer_as_those_in_one_with_and_without_a_daemon() {
     }
 }
 
-#[test]
-fn a_prefill_process_that_dies_costs_no_answer() {
-    let folder = tempfile::tempdir().unwrap();
-    let alone = alone(folder.path(), false);
-    let mut cluster = Cluster::start(folder.path(), false, None, false, 16);
-    let prompts = prompts();
-    std::thread::scope(|scope| {
-        let answers: Vec<_> = prompts
+/// Some prompts under way, then one prefill process dies, then the other.
+fn survive(moe: bool) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let prompts: Vec<Vec<u32>> = (0..4).map(|number| prompt(number, 300)).collect();
+    let alone: Vec<String> = {
+        let engine = Running::start(folder.path(), "alone", &model(moe), &[]);
+        prompts
             .iter()
-            .map(|prompt| scope.spawn(|| cluster.decode.complete(prompt, 10)))
-            .collect();
-        for (answer, expected) in answers.into_iter().zip(&alone) {
-            assert_eq!(&answer.join().unwrap(), expected);
-        }
-    });
-    for engine in &mut cluster.prefill {
-        engine.kill();
-    }
-    for (prompt, expected) in prompts.iter().zip(&alone) {
-        assert_eq!(
-            &cluster.decode.complete(prompt, 10),
-            expected,
-            "{}",
-            cluster.decode.log_text()
-        );
+            .map(|prompt| engine.complete(prompt, 10))
+            .collect()
+    };
+    let mut cluster = Cluster::start(folder.path(), moe, None, moe, 8);
+    for victim in 0..2 {
+        let mut dying = cluster.prefill.remove(0);
+        std::thread::scope(|scope| {
+            let answers: Vec<_> = prompts
+                .iter()
+                .map(|prompt| scope.spawn(|| cluster.decode.complete(prompt, 10)))
+                .collect();
+            let start = Instant::now();
+            while dying.health()["kv_blocks_used"] == 0 && start.elapsed() < Duration::from_secs(2)
+            {
+            }
+            dying.kill();
+            for (answer, expected) in answers.into_iter().zip(&alone) {
+                assert_eq!(
+                    &answer.join().expect("an answer"),
+                    expected,
+                    "victim {victim}: {}",
+                    cluster.logs()
+                );
+            }
+        });
     }
     assert!(
         cluster
@@ -270,8 +291,119 @@ fn a_prefill_process_that_dies_costs_no_answer() {
             .metric("laxity_engine_prefilled_after_all_total")
             > 0.0
     );
-    let idle = || cluster.decode.health()["kv_blocks_used"] == 0;
-    eventually("all blocks are free", idle);
+    eventually("all blocks are free", || cluster.is_idle());
+}
+
+#[test]
+fn prefill_processes_that_die_at_work_cost_no_answer() {
+    survive(false);
+}
+
+#[test]
+fn a_process_that_dies_with_experts_costs_no_answer() {
+    survive(true);
+}
+
+#[test]
+fn kv_that_a_peer_has_is_fetched_and_answers_the_same_with_and_without_a_daemon() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_daemon, socket) = Daemon::start(folder.path());
+    for socket in [None, Some(socket.as_path())] {
+        let (has, lacks) = (address(), address());
+        let common = format!(
+            "kv = {{ blocks = 64, block_tokens = 8 }}\nschedule = {{ tokens = 19 }}\n{}{}",
+            laxity(socket),
+            model(false)
+        );
+        let first = Running::start(
+            folder.path(),
+            "has",
+            &format!("peers = {{ listen = \"{has}\" }}\n{common}"),
+            &[],
+        );
+        let peers =
+            format!("peers = {{ listen = \"{lacks}\", reuse = [\"{has}\"], ask_ms = 30000 }}");
+        let second = Running::start(folder.path(), "lacks", &format!("{peers}\n{common}"), &[]);
+        let tokens = prompt(3, 100);
+        let expected = first.complete(&tokens, 9);
+        assert_eq!(
+            second.complete(&tokens, 9),
+            expected,
+            "{}",
+            second.log_text()
+        );
+        let fetched = second.metric("laxity_engine_prompt_tokens_fetched_total");
+        assert_eq!(fetched, 96.0, "all full blocks before the last token");
+        let computed = second.metric("laxity_engine_prompt_tokens_total");
+        assert_eq!(computed, 4.0, "what was fetched is not computed");
+        let sent = first.metric("laxity_engine_sent_bytes_total{stage=\"kv_reuse\"");
+        // Three layers, keys and values of two heads of sixteen numbers.
+        assert_eq!(sent, 96.0 * 3.0 * 2.0 * 32.0 * 4.0);
+        assert_eq!(
+            first.metric("laxity_engine_scheduled_bytes_total") > 0.0,
+            socket.is_some()
+        );
+        // What it fetched, it has from now on.
+        assert_eq!(second.complete(&tokens, 9), expected);
+        assert_eq!(
+            second.metric("laxity_engine_prompt_tokens_fetched_total"),
+            96.0
+        );
+        assert_eq!(
+            second.metric("laxity_engine_prompt_tokens_found_total"),
+            96.0
+        );
+        eventually("all blocks are free", || {
+            [&first, &second]
+                .iter()
+                .all(|engine| engine.health()["kv_blocks_used"] == 0)
+        });
+    }
+}
+
+#[test]
+fn a_daemon_that_dies_costs_no_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompts: Vec<Vec<u32>> = (0..4).map(|number| prompt(number, 200)).collect();
+    let alone: Vec<String> = {
+        let engine = Running::start(folder.path(), "alone", &model(true), &[]);
+        prompts
+            .iter()
+            .map(|prompt| engine.complete(prompt, 10))
+            .collect()
+    };
+    let (daemon, socket) = Daemon::start(folder.path());
+    let cluster = Cluster::start(folder.path(), true, Some(&socket), true, 16);
+    std::thread::scope(|scope| {
+        let answers: Vec<_> = prompts
+            .iter()
+            .map(|prompt| scope.spawn(|| cluster.decode.complete(prompt, 10)))
+            .collect();
+        eventually("something is scheduled", || {
+            cluster.sum("laxity_engine_scheduled_bytes_total") > 0.0
+        });
+        drop(daemon);
+        for (answer, expected) in answers.into_iter().zip(&alone) {
+            assert_eq!(&answer.join().unwrap(), expected, "{}", cluster.logs());
+        }
+    });
+    for (prompt, expected) in prompts.iter().zip(&alone) {
+        assert_eq!(
+            &cluster.decode.complete(prompt, 10),
+            expected,
+            "{}",
+            cluster.logs()
+        );
+    }
+    assert_eq!(
+        cluster
+            .decode
+            .metric("laxity_engine_prefilled_after_all_total"),
+        0.0,
+        "{}",
+        cluster.logs()
+    );
+    eventually("all blocks are free", || cluster.is_idle());
 }
 
 #[test]

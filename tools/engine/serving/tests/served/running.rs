@@ -151,6 +151,18 @@ impl Running {
             .to_owned()
     }
 
+    /// Memory that it has, bytes.
+    pub(crate) fn memory(&self) -> u64 {
+        let path = format!("/proc/{}/statm", self.child.id());
+        let text = fs::read_to_string(path).expect("it runs");
+        let pages: u64 = text
+            .split_whitespace()
+            .nth(1)
+            .and_then(|n| n.parse().ok())
+            .expect("pages");
+        pages * 4096
+    }
+
     pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
