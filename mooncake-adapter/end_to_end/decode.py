@@ -113,7 +113,7 @@ class Decode:
     def is_right(self, said: dict[str, Any]) -> bool:
         request = self.requests[said["number"]]
         place = self.memory.cache(request, said["layer"])
-        return self.memory.crc(place, self.shape.kv_bytes(request)) == said["crc"]
+        return bool(self.memory.crc(place, self.shape.kv_bytes(request)) == said["crc"])
 
     def answer(self, desk: socket.socket, said: dict[str, Any], right: bool) -> None:
         number = said["number"]

@@ -15,7 +15,7 @@ from prefill import Prefill
 def main() -> None:
     role, path, variant = sys.argv[1:]
     plan = Plan.read(pathlib.Path(path))
-    host = {"prefill": Prefill, "decode": Decode}[role](plan, variant)
+    host = Prefill(plan, variant) if role == "prefill" else Decode(plan, variant)
     # Mooncake says what it does on the standard output, too.
     print("\n" + json.dumps(host.run()), flush=True)
     # Threads that wait, here and in Mooncake, have nothing to say any more; what is preloaded writes its report by

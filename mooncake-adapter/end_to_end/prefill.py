@@ -48,6 +48,8 @@ class Life:
         self.reads: list[int] = []
         self.blocks_s: list[float] = []
         self.collective_s: list[float] = []
+        #: By how much waits that stand for computing were too long.
+        self.overslept_s: list[float] = []
         self.wrong: list[str] = []
         #: Layers that have not landed.
         self.left = 0
@@ -145,8 +147,10 @@ class Prefill:
                 self.hints.layer(request, layer)
                 self.wait_for_blocks(life, layer)
                 life.blocks_s.append(time.monotonic() - begin)
-                time.sleep(shape.compute_s(request))
+                computed = time.monotonic() + shape.compute_s(request)
+                time.sleep(max(0.0, computed - time.monotonic()))
                 begin = time.monotonic()
+                life.overslept_s.append(begin - computed)
                 exchange.run(request.number, layer, collective)
                 life.collective_s.append(time.monotonic() - begin)
                 if not exchange.is_right(collective):
@@ -248,5 +252,6 @@ class Prefill:
             "objective_s": request.objective_s,
             "blocks_s": life.blocks_s if request.reused else [],
             "collective_s": life.collective_s,
+            "overslept_s": life.overslept_s,
             "wrong": life.wrong,
         }

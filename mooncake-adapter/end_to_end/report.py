@@ -10,6 +10,10 @@ from hints import NONE, OFF, ON
 NAMES = {NONE: "no Laxity", OFF: "hints off", ON: "hints on"}
 
 
+#: Longer than a chunk takes on the default link.
+OVERSLEPT_MAX_MS = 1.5
+
+
 def quantile(values: list[float], q: float) -> float:
     """The smallest value that a part `q` of them does not exceed."""
     ordered = sorted(values)
@@ -26,11 +30,15 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
     for one in requests:
         waits = one["blocks_s"] or [0.0] * len(one["collective_s"])
         stalls += [first + second for first, second in zip(waits, one["collective_s"])]
+    overslept = [late for one in requests for late in one["overslept_s"]]
     in_time = sum(one["done"] and one["ttft_s"] <= one["objective_s"] for one in requests)
     result = {
         "in_time_percent": 100 * in_time / len(requests),
         "ttft_p50_ms": 1e3 * quantile(ttft, 0.5),
         "ttft_p95_ms": 1e3 * quantile(ttft, 0.95),
+        # Not of the traffic: how long this process waited for a processor.
+        "overslept_mean_ms": 1e3 * statistics.fmean(overslept) if overslept else 0.0,
+        "overslept_p95_ms": 1e3 * quantile(overslept, 0.95),
         "requests": len(requests),
         "done": sum(one["done"] for one in requests),
         "wrong": [f"request {one['number']}: {what}" for one in requests for what in one["wrong"]],
@@ -45,7 +53,7 @@ def line(figures: dict[str, Any]) -> str:
     """Of one run."""
     return (
         f"{figures['in_time_percent']:.0f} % in time, stall {figures['stall_mean_ms']:.1f} ms a layer, "
-        f"TTFT {figures['ttft_p50_ms']:.0f} ms"
+        f"TTFT {figures['ttft_p50_ms']:.0f} ms, one wait in twenty {figures['overslept_p95_ms']:.1f} ms too long"
     )
 
 
@@ -89,6 +97,21 @@ def rounds_won(runs: list[dict[str, Any]], better: str, worse: str, key: str, mo
     rounds = [at for at, variant in by if variant == better and (at, worse) in by]
     won = sum((by[at, better] > by[at, worse]) == more and by[at, better] != by[at, worse] for at in rounds)
     return won, len(rounds)
+
+
+def is_calm(run: dict[str, Any]) -> bool:
+    """It says more of the traffic than of what else the machine did."""
+    return bool(run["figures"]["overslept_p95_ms"] <= OVERSLEPT_MAX_MS)
+
+
+def disturbances(runs: list[dict[str, Any]]) -> list[str]:
+    """Runs that are not calm."""
+    return [
+        f"the machine was busy in round {run['round'] + 1}, {NAMES[run['variant']]}: one wait in twenty was "
+        f"{run['figures']['overslept_p95_ms']:.1f} ms too long; repeat it"
+        for run in runs
+        if not is_calm(run)
+    ]
 
 
 def verdict(runs: list[dict[str, Any]]) -> list[str]:

@@ -23,7 +23,7 @@ def played(tmp_path_factory):
     """One round of all variants, and what it left: figures, and the traces by variant and host."""
     folder = tmp_path_factory.mktemp("end-to-end")
     command = [
-        sys.executable, PROGRAM, "--bin", binary("laxityd").parent, "--rounds", "1", "--load", "0.5",
+        sys.executable, PROGRAM, "--bin", binary("laxityd").parent, "--rounds", "1", "--attempts", "1", "--load", "0.5",
         "--requests", str(REQUESTS), "--layers", str(LAYERS), "--json", folder / "all.json", "--trace", folder,
     ]
     binary("laxity")
