@@ -16,9 +16,10 @@ mod bounded;
 mod gate;
 mod outside;
 
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
+use laxity_shm::layout::Mode;
 use laxity_shm::record::{Direction, Flow, Stage};
 use laxity_shm::sleep::now_ns;
 
@@ -88,7 +89,9 @@ fn make() -> &'static Hub {
         // done about that, and a process that doesn't fork is fine.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
-    let client = Client::attach(Options::from_env());
+    let mut options = Options::from_env();
+    options.mode = options.mode.min(most());
+    let client = Client::attach(options);
     let told = client.generation();
     let made = Box::into_raw(Box::new(Hub {
         client,
@@ -113,6 +116,19 @@ fn make() -> &'static Hub {
             }
         }
     }
+}
+
+/// See [`restrict`]. Relaxed: whoever restricts does so before he asks for anything.
+static MOST: AtomicU8 = AtomicU8::new(Mode::Enforce as u8);
+
+fn most() -> Mode {
+    Mode::from_number(MOST.load(Ordering::Relaxed)).unwrap_or(Mode::Off)
+}
+
+/// How far the scheduler may go in this process, if that is less than the environment says: a job's profile may want
+/// less. To be said before anything else here, which attaches.
+pub fn restrict(mode: Mode) {
+    MOST.fetch_min(mode as u8, Ordering::Relaxed);
 }
 
 fn desk(hub: &Hub) -> MutexGuard<'_, Desk> {
@@ -304,6 +320,13 @@ pub fn memory_forget(address: u64, bytes: u64) -> Result<(), MemoryError> {
     memory::forget(address, bytes)?;
     outside::memory_forget(address, bytes);
     Ok(())
+}
+
+/// What is said of a transfer that the calling thread posts from `address`, wherever the program says its hints: in the first
+/// copy of this library that the dynamic linker finds by name, else in this one.
+#[must_use]
+pub fn said_of(address: u64) -> Scope {
+    outside::scope_of(address).unwrap_or_else(|| scope::said_of(address))
 }
 
 /// A transfer, as far as its caller knows it.
