@@ -36,7 +36,7 @@ pub(crate) mod status {
 /// `struct transfer_request`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct TransferRequest {
+pub struct TransferRequest {
     pub(crate) opcode: c_int,
     pub(crate) source: *mut c_void,
     pub(crate) target_id: i32,
@@ -58,7 +58,7 @@ pub struct NotifyMsg {
 /// `struct transfer_status`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct TransferStatus {
+pub struct TransferStatus {
     pub(crate) status: c_int,
     pub(crate) transferred_bytes: u64,
 }
@@ -66,7 +66,7 @@ pub(crate) struct TransferStatus {
 /// `struct buffer_entry`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct BufferEntry {
+pub struct BufferEntry {
     pub(crate) addr: *mut c_void,
     pub(crate) length: usize,
 }

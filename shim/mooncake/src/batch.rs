@@ -232,7 +232,11 @@ impl Batch {
         }
         // SAFETY: upheld by the caller, for the time of this call.
         let requests = unsafe { call.requests() };
-        let together = if call.notify.is_some() { u64::MAX } else { TOGETHER_BYTES };
+        let together = if call.notify.is_some() {
+            u64::MAX
+        } else {
+            TOGETHER_BYTES
+        };
         let said_of = laxity_client::hints::said_of;
         // What is no string Mooncake may see itself.
         let is_odd = |notify: NotifyMsg| notify.name.is_null() || notify.msg.is_null();
@@ -242,7 +246,11 @@ impl Batch {
             || call.notify.is_some() && state.submitted > 0
             || state.submitted.saturating_add(call.count) > self.capacity
             || state.waiting_requests + call.count > WAITING_MAX;
-        let split = if whole { None } else { runs::split(requests, together, said_of) };
+        let split = if whole {
+            None
+        } else {
+            runs::split(requests, together, said_of)
+        };
         state.passes |= call.notify.is_some();
         let Some(mut runs) = split else {
             // SAFETY: upheld by the caller.
@@ -250,7 +258,9 @@ impl Batch {
         };
         if call.notify.is_some() {
             // Never in parts, whatever is said of them.
-            let bytes = runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.bytes));
+            let bytes = runs
+                .iter()
+                .fold(0_u64, |sum, run| sum.saturating_add(run.bytes));
             runs.truncate(1);
             runs[0].bytes = bytes;
             runs[0].count = call.count;
@@ -306,7 +316,9 @@ impl Batch {
             let requests = unsafe { &call.requests()[at..] };
             state.wait(requests, asked, rest);
             // SAFETY: upheld by the caller; `submit` saw that they are not null.
-            state.notification = call.notify.map(|notify| unsafe { Notification::copy(notify) });
+            state.notification = call
+                .notify
+                .map(|notify| unsafe { Notification::copy(notify) });
         }
         0
     }
@@ -335,7 +347,13 @@ impl Batch {
         }
         // SAFETY: upheld by the caller.
         let code = unsafe {
-            hand_on(self.engine(), self.id, call.entries, call.count, call.notify)
+            hand_on(
+                self.engine(),
+                self.id,
+                call.entries,
+                call.count,
+                call.notify,
+            )
         };
         if code == 0 {
             COUNTERS.passed.add(call.count as u64);
@@ -393,7 +411,13 @@ impl Batch {
         // batch is not freed, which takes the lock that the caller holds; Mooncake reads the array during the call only.
         let code = unsafe {
             let notify = notify.as_ref().map(Notification::message);
-            hand_on(self.engine(), self.id, group.requests.as_mut_ptr(), count, notify)
+            hand_on(
+                self.engine(),
+                self.id,
+                group.requests.as_mut_ptr(),
+                count,
+                notify,
+            )
         };
         if code == 0 {
             match group.transfer.take_if(|transfer| transfer.is_done()) {
@@ -411,7 +435,9 @@ impl Batch {
         state.passes = true;
         state.waiting.clear();
         state.waiting_requests = 0;
-        COUNTERS.failed_late.add((state.submitted - state.handed) as u64);
+        COUNTERS
+            .failed_late
+            .add((state.submitted - state.handed) as u64);
         static SAID: std::sync::Once = std::sync::Once::new();
         SAID.call_once(|| {
             eprintln!(
@@ -426,7 +452,9 @@ impl Batch {
         if state.gone {
             return false;
         }
-        let State { under_way, over, .. } = state;
+        let State {
+            under_way, over, ..
+        } = state;
         let mut happened = false;
         under_way.retain_mut(|part| {
             while part.next < part.end {
@@ -482,7 +510,11 @@ impl Batch {
         // SAFETY: not null, so the caller vouches for it.
         unsafe {
             answer.write(TransferStatus {
-                status: if waits { status::WAITING } else { status::FAILED },
+                status: if waits {
+                    status::WAITING
+                } else {
+                    status::FAILED
+                },
                 transferred_bytes: 0,
             });
         }
@@ -562,9 +594,8 @@ impl State {
         asked: Option<(&Run, Transfer)>,
         runs: impl Iterator<Item = &'a Run>,
     ) {
-        let (first, transfer) = asked.map_or((None, None), |(run, transfer)| {
-            (Some(*run), Some(transfer))
-        });
+        let (first, transfer) =
+            asked.map_or((None, None), |(run, transfer)| (Some(*run), Some(transfer)));
         let mut transfer = transfer;
         for run in first.into_iter().chain(runs.copied()) {
             let (these, others) = requests.split_at(run.count);

@@ -43,8 +43,8 @@ enum Way {
 fn path_of(protocol: &str) -> Way {
     match protocol {
         "rdma" => Way::Verbs,
-        "nvlink" | "nvlink_intra" | "intra_nvlink" | "mnnvl" | "musa" | "maca" | "hip" | "cxl" | "shm"
-        | "nvmeof" | "nvmeof_generic" => Way::Inside,
+        "nvlink" | "nvlink_intra" | "intra_nvlink" | "mnnvl" | "musa" | "maca" | "hip" | "cxl"
+        | "shm" | "nvmeof" | "nvmeof_generic" => Way::Inside,
         _ => Way::Nic,
     }
 }

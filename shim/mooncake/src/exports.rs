@@ -108,10 +108,7 @@ pub unsafe extern "C" fn installTransport(
 /// As `transfer_engine_c.h` has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uninstallTransport(engine: Handle, protocol: *const c_char) -> c_int {
-    let Some(real) = real!(
-        c"uninstallTransport",
-        fn(Handle, *const c_char) -> c_int
-    ) else {
+    let Some(real) = real!(c"uninstallTransport", fn(Handle, *const c_char) -> c_int) else {
         return REFUSED;
     };
     // SAFETY: upheld by the caller.
@@ -246,10 +243,7 @@ fn registered(engine: Handle, buffers: &[(*mut c_void, usize)]) {
 /// As `transfer_engine_c.h` has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unregisterLocalMemory(engine: Handle, address: *mut c_void) -> c_int {
-    let Some(real) = real!(
-        c"unregisterLocalMemory",
-        fn(Handle, *mut c_void) -> c_int
-    ) else {
+    let Some(real) = real!(c"unregisterLocalMemory", fn(Handle, *mut c_void) -> c_int) else {
         return REFUSED;
     };
     besides(|| disown(engine, &[address]));
@@ -273,7 +267,9 @@ pub unsafe extern "C" fn unregisterLocalMemoryBatch(
     if !addresses.is_null() {
         besides(|| {
             // SAFETY: upheld by the caller.
-            disown(engine, unsafe { core::slice::from_raw_parts(addresses, count) });
+            disown(engine, unsafe {
+                core::slice::from_raw_parts(addresses, count)
+            });
         });
     }
     // SAFETY: upheld by the caller.
@@ -366,7 +362,11 @@ unsafe fn note(hub: Option<&Hub>, engine: Handle, call: &Call) {
     let requests = unsafe { core::slice::from_raw_parts(call.entries, call.count) };
     COUNTERS.calls.add(1);
     COUNTERS.transfers.add(call.count as u64);
-    COUNTERS.bytes.add(requests.iter().fold(0, |sum: u64, r| sum.wrapping_add(r.length)));
+    COUNTERS.bytes.add(
+        requests
+            .iter()
+            .fold(0, |sum: u64, r| sum.wrapping_add(r.length)),
+    );
     if hub.is_some_and(|hub| hub.mode(engine) == Mode::Hint) {
         own(requests.iter().map(|r| (r.source as u64, r.length)));
     }

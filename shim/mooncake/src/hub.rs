@@ -7,7 +7,7 @@
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::collections::HashMap;
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Once, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -50,7 +50,7 @@ struct Worker {
     /// Batches of which something waits or is in flight.
     list: Mutex<Vec<Arc<Batch>>>,
     bell: Condvar,
-    start: Once,
+    start: OnceLock<()>,
     /// There is none, and can't be: nothing waits.
     is_missing: AtomicBool,
     /// The process ends.
@@ -82,7 +82,9 @@ pub(crate) fn make() -> &'static Hub {
     WATCH.call_once(|| {
         // SAFETY: the handler stores to atomics, nothing else, which is safe in any child.
         if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
-            eprintln!("laxity: pthread_atfork is refused; a process that forks may hang in its child");
+            eprintln!(
+                "laxity: pthread_atfork is refused; a process that forks may hang in its child"
+            );
         }
     });
     // First, since it says how far the client may go.
@@ -251,7 +253,7 @@ impl Hub {
             return;
         }
         let worker = &self.worker;
-        worker.start.call_once(|| self.start());
+        worker.start.get_or_init(|| self.start());
         if worker.is_missing.load(Ordering::Relaxed) {
             batch.flush(state);
             return;
@@ -277,7 +279,9 @@ impl Hub {
         };
         if let Err(error) = started {
             self.worker.is_missing.store(true, Ordering::Relaxed);
-            eprintln!("laxity: cannot start a thread ({error}); Mooncake's transfers go out unscheduled");
+            eprintln!(
+                "laxity: cannot start a thread ({error}); Mooncake's transfers go out unscheduled"
+            );
         }
     }
 
@@ -310,7 +314,10 @@ impl Hub {
                 happened |= batch.advance(&mut state, self);
                 if state.is_idle() {
                     state.listed = false;
-                    worker.list.lock().retain(|listed| !Arc::ptr_eq(listed, &batch));
+                    worker
+                        .list
+                        .lock()
+                        .retain(|listed| !Arc::ptr_eq(listed, &batch));
                 } else {
                     waits |= state.waits();
                     moves |= state.moves();

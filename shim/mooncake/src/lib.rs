@@ -21,10 +21,6 @@
 mod abi;
 mod batch;
 mod engines;
-#[expect(
-    non_snake_case,
-    reason = "the names are those of Mooncake's C functions"
-)]
 pub mod exports;
 mod hub;
 mod real;

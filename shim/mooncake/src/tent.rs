@@ -30,7 +30,7 @@ use crate::report::COUNTERS;
 /// `struct tent_request`, since 0.3.11.post1.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct TentRequest {
+pub struct TentRequest {
     opcode: c_int,
     source: *mut c_void,
     target_id: u64,
@@ -75,11 +75,15 @@ fn filled(
         UNSET => stage_of(request.source as u64).map_or(UNSET, priority),
         chosen => chosen,
     };
-    let first = requests.iter().position(|request| wanted(request) != request.priority)?;
+    let first = requests
+        .iter()
+        .position(|request| wanted(request) != request.priority)?;
     let mut copy = requests.to_vec();
     for request in &mut copy[first..] {
         let wanted = wanted(request);
-        COUNTERS.prioritized.add(u64::from(wanted != request.priority));
+        COUNTERS
+            .prioritized
+            .add(u64::from(wanted != request.priority));
         request.priority = wanted;
     }
     Some(copy)
@@ -97,7 +101,9 @@ unsafe fn prepare(entries: *mut TentRequest, count: usize) -> Option<Vec<TentReq
     besides(|| {
         // SAFETY: upheld by the caller, and the library's requests have this layout.
         let requests = unsafe { core::slice::from_raw_parts(entries, count) };
-        own(requests.iter().map(|request| (request.source as u64, request.length)));
+        own(requests
+            .iter()
+            .map(|request| (request.source as u64, request.length)));
         instead = filled(requests, |address| hints::said_of(address).stage);
     });
     instead
@@ -178,7 +184,11 @@ mod tests {
         let filled = filled(&requests, stage).expect("something to fill in");
         let priorities: Vec<_> = filled.iter().map(|request| request.priority).collect();
         assert_eq!(priorities, [0, LOW, MEDIUM, 0, LOW, MEDIUM]);
-        assert!(filled.iter().all(|r| (r.opcode, r.target_id, r.transport_hint) == (1, 2, 7)));
+        assert!(
+            filled
+                .iter()
+                .all(|r| (r.opcode, r.target_id, r.transport_hint) == (1, 2, 7))
+        );
     }
 
     #[test]
