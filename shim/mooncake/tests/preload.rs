@@ -83,6 +83,8 @@ impl Peer {
         let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         let first = lines.next().expect("a line").expect("text");
         let port = first.strip_prefix("port ").expect("its port").to_owned();
+        let ready = lines.next().expect("a line").expect("text");
+        assert_eq!(ready, "ready");
         Self { child, lines, port }
     }
 
@@ -161,7 +163,8 @@ impl Job {
         while child.try_wait().expect("wait").is_none() {
             if Instant::now() > end {
                 let _ = child.kill();
-                panic!("it hangs: {:?}; {}", self.command, self.log());
+                let log = self.log();
+                panic!("it hangs: {:?}; {} lines, the last: {:?}", self.command, log.lines().count(), log.lines().last());
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -312,7 +315,8 @@ fn without_a_daemon_mooncake_gets_every_call_as_the_program_made_it_and_one_warn
             "{}",
             without.errors
         );
-        assert_eq!(without.count("bytes"), BYTES, "{way}");
+        // One more that there is no room for, of one byte.
+        assert_eq!(without.count("bytes"), BYTES + u64::from(way == "write"), "{way}");
     }
 }
 
@@ -373,7 +377,7 @@ fn a_batch_that_waits_is_busy_and_what_waited_is_handed_on() {
         .under(&daemon)
         .run();
     assert!(
-        done.lines.contains(&String::from("busy 8")),
+        done.lines.contains(&String::from("busy 4")),
         "{:?}",
         done.lines
     );

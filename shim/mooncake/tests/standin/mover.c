@@ -75,6 +75,8 @@ static int serve(size_t length) {
     open_engine(length);
     CHECK(installTransport(engine, "tcp", NULL) && registerLocalMemory(engine, buffer, bytes, "cpu:0", 1) == 0);
     fill(7);
+    printf("ready\n");
+    fflush(stdout);
     for (char line[16]; fgets(line, sizeof line, stdin);) {
         printf("%016lx\n", checksum());
         fflush(stdout);
@@ -199,7 +201,7 @@ int main(int argc, char **argv) {
         CHECK(getTransferStatus(engine, batch, count + 7, &none) != 0);
         if (!strcmp(way, "write")) {
             struct request more = {WRITE_OPCODE, buffer, target, 0, 1};
-            CHECK(submitTransfer(engine, batch, &more, 1) == 3);
+            CHECK(submitTransfer(engine, batch, &more, 1) == 2);
         }
         CHECK(freeBatchID(engine, batch) == 0);
     }

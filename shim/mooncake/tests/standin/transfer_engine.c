@@ -3,12 +3,13 @@
  * An engine listens at 127.0.0.1:PORT and serves its registered memory, by offset from the first buffer. Transfers of a batch are
  * done by one thread of the engine, in the order in which they were submitted. What Mooncake does and a caller may notice is as in
  * release 0.3.13: a batch takes as many transfers as it was allocated for; one is finished when getTransferStatus has said so; a batch with
- * an unfinished one is busy (code 8) and is not freed; an unknown segment is refused, and nothing of that call is taken; a notification
+ * an unfinished one is busy (code 4) and is not freed; an unknown segment is refused, and nothing of that call is taken; a notification
  * goes when all that the batch has is complete.
  *
  * STANDIN_LOG names a file to which each call and what came of it is written, addresses counted from the first buffer. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +19,7 @@
 
 #include "mooncake_facts.h"
 
-enum { SEGMENTS = 16, TOO_MANY = 3, INVALID = 1, BUSY = 8 };
+enum { SEGMENTS = 16, INVALID = 1, TOO_MANY = 2, BUSY = 4 };
 
 struct task {
     struct request request;
@@ -178,6 +179,8 @@ int32_t openSegment(void *handle, const char *name) {
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     if (connect(fd, (void *)&address, sizeof address)) return -1;
+    /* A header and its bytes are two writes, and the answer is awaited. */
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
     engine->sockets[engine->segments] = fd;
     SAY("open\n");
     return engine->segments++;
