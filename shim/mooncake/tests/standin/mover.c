@@ -25,6 +25,8 @@ static uint64_t batch;
 static size_t count;
 static char *buffer;
 static size_t bytes;
+/* Where the peer's buffer is, for who counts from 0 (MOVER_BASE). */
+static uint64_t base;
 
 static uint64_t checksum(void) {
     uint64_t hash = 0xcbf29ce484222325u;
@@ -53,7 +55,7 @@ static void *poll_all(void *argument) {
 
 static void requests(struct request *all, int opcode, int32_t target, size_t length) {
     for (size_t i = 0; i < count; i++)
-        all[i] = (struct request){opcode, buffer + i * length, target, i * length, length};
+        all[i] = (struct request){opcode, buffer + i * length, target, base + i * length, length};
 }
 
 static long resident(void) {
@@ -75,7 +77,7 @@ static int serve(size_t length) {
     open_engine(length);
     CHECK(installTransport(engine, "tcp", NULL) && registerLocalMemory(engine, buffer, bytes, "cpu:0", 1) == 0);
     fill(7);
-    printf("ready\n");
+    printf("ready %lu\n", (uint64_t)buffer);
     fflush(stdout);
     for (char line[16]; fgets(line, sizeof line, stdin);) {
         printf("%016lx\n", checksum());
@@ -104,6 +106,7 @@ int lax_scope_of(const void *address, struct said *said) {
 }
 #endif
 
+#ifndef WITHOUT_TENT
 static int tent(void) {
     bytes = 800;
     buffer = malloc(bytes);
@@ -114,14 +117,18 @@ static int tent(void) {
     CHECK(all[1].priority == 0);
     return 0;
 }
+#endif
 
 int main(int argc, char **argv) {
     if (argc == 3 && !strcmp(argv[1], "serve")) return serve(strtoul(argv[2], NULL, 10));
+#ifndef WITHOUT_TENT
     if (argc == 2 && !strcmp(argv[1], "tent")) return tent();
+#endif
     CHECK(argc == 6);
     const char *way = argv[1];
     size_t length = strtoul(argv[5], NULL, 10);
     count = strtoul(argv[4], NULL, 10);
+    if (getenv("MOVER_BASE")) base = strtoul(getenv("MOVER_BASE"), NULL, 10);
     open_engine(count * length);
     void *args[] = {"a matrix", NULL};
     CHECK(installTransport(engine, argv[3], args));
