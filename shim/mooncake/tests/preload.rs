@@ -54,9 +54,9 @@ fn built() -> &'static Path {
             let folder = tempfile::tempdir().expect("a folder");
             let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/standin");
             let script = format!(
-                "cc -O1 -Wall -Wextra -Werror -shared -fPIC -o libtransfer_engine.so {sources}/transfer_engine.c -lpthread && \
-                 cc -O1 -Wall -Wextra -Werror -o mover {sources}/mover.c -L. -ltransfer_engine -lpthread -Wl,-rpath,$PWD && \
-                 cc -O1 -Wall -Wextra -Werror -DSAYS -rdynamic -o sayer {sources}/mover.c -L. -ltransfer_engine -lpthread \
+                "cc -O1 -Wall -Wextra -Werror -shared -fPIC -o libtransfer_engine.so {sources}/transfer_engine.c -lpthread -ldl && \
+                 cc -O1 -Wall -Wextra -Werror -o mover {sources}/mover.c -L. -ltransfer_engine -lpthread -ldl -Wl,-rpath,$PWD && \
+                 cc -O1 -Wall -Wextra -Werror -DSAYS -rdynamic -o sayer {sources}/mover.c -L. -ltransfer_engine -lpthread -ldl \
                     -Wl,-rpath,$PWD"
             );
             output(Command::new("sh").args(["-c", &script]).current_dir(&folder));
@@ -171,7 +171,12 @@ impl Job {
             if Instant::now() > end {
                 let _ = child.kill();
                 let log = self.log();
-                panic!("it hangs: {:?}; {} lines, the last: {:?}", self.command, log.lines().count(), log.lines().last());
+                panic!(
+                    "it hangs: {:?}; {} lines, the last: {:?}",
+                    self.command,
+                    log.lines().count(),
+                    log.lines().last()
+                );
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -323,7 +328,11 @@ fn without_a_daemon_mooncake_gets_every_call_as_the_program_made_it_and_one_warn
             without.errors
         );
         // One more that there is no room for, of one byte.
-        assert_eq!(without.count("bytes"), BYTES + u64::from(way == "write"), "{way}");
+        assert_eq!(
+            without.count("bytes"),
+            BYTES + u64::from(way == "write"),
+            "{way}"
+        );
     }
 }
 

@@ -3,7 +3,9 @@
  *   mover serve BYTES            has a buffer, and says its checksum for each line of its input
  *   mover WAY PORT PROTOCOL COUNT LENGTH
  *
- * WAY: write, read, notify, refused, free, threads, many, unplug. Ends with 0 only if every transfer did as it had to. */
+ * WAY: write, read, notify, refused, free, threads, many, unplug, own. Ends with 0 only if every transfer did as it had to. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,15 +88,34 @@ static int serve(size_t length) {
     return 0;
 }
 
-#ifdef SAYS
-/* As laxity.h has it, in place of a library of Laxity's: each eighth of the buffer is a layer of request 17, which is KV reuse in the first
- * half and background in the second. */
+/* As laxity.h has it. */
 struct said {
     uint32_t size;
     uint16_t layer;
     uint8_t stage, reserved;
     uint64_t batch, request, deadline;
 };
+
+/* Of request 23 and stage 5 (background), where a library of Laxity's is there to be told. */
+static void open_scope(void) {
+    struct said scope = {sizeof scope, 0xffff, 5, 0, 0, 23, 0};
+    int (*push)(struct said *);
+    *(void **)&push = dlsym(RTLD_DEFAULT, "lax_scope_push");
+    CHECK(push && push(&scope) == 0);
+}
+
+/* Whose memory the buffer is, once no scope is open. */
+static uint64_t owner(void) {
+    struct said scope = {sizeof scope, 0xffff, 0, 0, 0, 0, 0};
+    int (*ask)(const void *, struct said *);
+    *(void **)&ask = dlsym(RTLD_DEFAULT, "lax_scope_of");
+    CHECK(ask && ask(buffer, &scope) >= 0);
+    return scope.request;
+}
+
+#ifdef SAYS
+/* As laxity.h has it, in place of a library of Laxity's: each eighth of the buffer is a layer of request 17, which is KV reuse in the first
+ * half and background in the second. */
 int lax_scope_of(const void *address, struct said *said);
 int lax_scope_of(const void *address, struct said *said) {
     if (!address || !bytes) return 0;
@@ -143,6 +164,7 @@ int main(int argc, char **argv) {
     struct request *all = calloc(count, sizeof *all);
     requests(all, opcode, target, length);
 
+    if (!strcmp(way, "own")) open_scope();
     if (!strcmp(way, "many")) {
         /* Batch after batch; nothing may grow. */
         long early = 0;
@@ -174,6 +196,12 @@ int main(int argc, char **argv) {
             CHECK(submitTransfer(engine, batch, all + count / 2, count - count / 2) == 0);
         } else {
             CHECK(submitTransfer(engine, batch, all, count) == 0);
+        }
+        if (!strcmp(way, "own")) {
+            int (*pop)(void);
+            *(void **)&pop = dlsym(RTLD_DEFAULT, "lax_scope_pop");
+            CHECK(pop && pop() == 0);
+            printf("owner %lu\n", owner());
         }
         printf("submitted\n");
         fflush(stdout);
@@ -215,6 +243,7 @@ int main(int argc, char **argv) {
     printf("%016lx\n", checksum());
     void *addresses[] = {buffer};
     CHECK(unregisterLocalMemoryBatch(engine, addresses, 1) == 0);
+    if (!strcmp(way, "own")) printf("after %lu\n", owner());
     CHECK(uninstallTransport(engine, argv[3]) == 0);
     destroyTransferEngine(engine);
     return 0;
