@@ -33,7 +33,7 @@ wheel: setup-python ## the Python package, in target/wheels: pip install target/
 
 .PHONY: release
 release: setup ## the shipped binaries, in target/release
-	$(CARGO) build --release --locked -p laxity-daemon -p laxity-coordinator -p laxity-cli -p laxity-client-c -p laxity-verbs -p laxity-nccl
+	$(CARGO) build --release --locked -p laxity-daemon -p laxity-coordinator -p laxity-cli -p laxity-client-c -p laxity-verbs -p laxity-mooncake -p laxity-nccl
 	@ln -sf libnccl_net_laxity.so $(TARGET)/release/libnccl-net-laxity.so
 
 .PHONY: demo
@@ -53,7 +53,7 @@ reproduction: release ## simulate all plans that docs/reproduction.md shows and 
 .PHONY: test
 test: setup setup-verbs setup-cluster setup-python ## every test: units, properties, loom models, whole processes, real labs
 	$(CARGO) build --locked --workspace --bins
-	$(CARGO) build --locked -p laxity-verbs -p laxity-nccl -p laxity-client-c
+	$(CARGO) build --locked -p laxity-verbs -p laxity-mooncake -p laxity-nccl -p laxity-client-c
 ifeq ($(NEXTEST),yes)
 	$(CARGO) nextest run --locked --workspace --no-fail-fast
 else

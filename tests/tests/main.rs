@@ -9,6 +9,7 @@ mod certificates;
 mod command_line;
 mod faults;
 mod lab;
+mod mooncake;
 mod nccl;
 mod process;
 mod python;

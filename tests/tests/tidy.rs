@@ -18,6 +18,10 @@ const MAY_BE_UNSAFE: &[(&str, &str)] = &[
         "stands in for C functions, on the program's own structs",
     ),
     (
+        "laxity-mooncake",
+        "stands in for Mooncake's C functions, on the program's own structs",
+    ),
+    (
         "laxity-nccl",
         "NCCL's C tables, sockets into memory that NCCL owns, ibverbs",
     ),
@@ -46,6 +50,10 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
             "laxity-quantity",
             "laxity-shm",
         ],
+    ),
+    (
+        "laxity-mooncake",
+        &["laxity-client", "laxity-profile", "laxity-quantity"],
     ),
     ("laxity-nccl", &["laxity-client", "laxity-shm"]),
     (

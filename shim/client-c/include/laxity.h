@@ -278,6 +278,11 @@ typedef struct lax_scope {
 int lax_scope_push(const lax_scope *scope);
 int lax_scope_pop(void);
 
+/* For libraries that post for others: what is said of a transfer that the calling thread posts from `address` (NULL if
+ * that is unknown), by its open scopes, and where they say nothing, of the memory. 1 if anything is, else 0. Set
+ * `said->size` before the call. */
+int lax_scope_of(const void *address, lax_scope *said);
+
 /* A range of memory holds the KV cache of `layer`; `stage` if its transfers always have the same, or
  * 0. The last word about an address counts. -ENOMEM if a million ranges are known. */
 int lax_memory_layer(const void *address, uint64_t bytes, uint16_t layer, uint8_t stage);

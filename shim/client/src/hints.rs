@@ -313,6 +313,13 @@ pub fn memory_forget(address: u64, bytes: u64) -> Result<(), MemoryError> {
     Ok(())
 }
 
+/// What is said of a transfer that the calling thread posts from `address`, wherever the program says its hints: in the first
+/// copy of this library that the dynamic linker finds by name, else in this one.
+#[must_use]
+pub fn said_of(address: u64) -> Scope {
+    outside::scope_of(address).unwrap_or_else(|| scope::said_of(address))
+}
+
 /// A transfer, as far as its caller knows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Asked {

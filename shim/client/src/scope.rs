@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use laxity_shm::record::Stage;
 
+use crate::memory;
+
 /// Metadata of flows, each part `None` or 0 if nothing is said about it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
@@ -120,6 +122,17 @@ pub fn current() -> Option<Scope> {
         0 => None,
         depth => Some(stack.scopes[depth - 1].get()),
     })
+}
+
+/// What the open scopes of the calling thread say together, and where they say nothing, what is known of the memory at
+/// `address` (0 for none).
+#[must_use]
+pub fn said_of(address: u64) -> Scope {
+    let open = current().unwrap_or_default();
+    match memory::at(address) {
+        Some(near) if address != 0 => open.within(near),
+        _ => open,
+    }
 }
 
 /// Opens a scope that closes when the guard goes.

@@ -10,6 +10,7 @@ use crate::program::{Binary, Kind, inspect};
 /// Names the library, as `--library` does.
 pub(crate) const LIBRARY_ENV: &str = "LAXITY_LIBRARY";
 const NAME: &str = "liblaxity.so";
+const MOONCAKE: &str = "liblaxity_mooncake.so";
 
 /// The library: `chosen`, else `$LAXITY_LIBRARY`, else the first of [`places`] that has it.
 pub(crate) fn find(chosen: Option<&Path>) -> Result<PathBuf> {
@@ -61,6 +62,12 @@ fn places(executable: Option<&Path>) -> Vec<PathBuf> {
         }
     }
     places
+}
+
+/// The library for programs that use Mooncake's C interface, if it is where `library` is.
+pub(crate) fn mooncake(library: &Path) -> Option<PathBuf> {
+    let beside = library.with_file_name(MOONCAKE);
+    beside.is_file().then_some(beside)
 }
 
 /// What kind of machine code the library is, if the loader could preload it at all.

@@ -22,6 +22,8 @@ use crate::{library, registration};
 const EXIT_OWN: u8 = 125;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
+/// The profile of jobs that may use Mooncake's C interface.
+const MOONCAKE: &str = "mooncake";
 /// What a registration has room for.
 const NAME_BYTES_MAX: usize = 32;
 
@@ -49,6 +51,9 @@ Examples:
 
 Exit status: CMD's; 125 if something is wrong before CMD starts (a profile, the library, no daemon and \
 --require), 126 if CMD can't be executed, 127 if there is no CMD, 2 for wrong arguments.
+
+With the profile `mooncake`, liblaxity_mooncake.so is preloaded, too, where it is installed beside the other: for programs that \
+use Mooncake's C interface.
 
 Variables of CMD: LD_PRELOAD (ours first, then what was there), LAXITY_PROFILE, and with their options \
 LAXITY_MODE, LAXITY_SLO_TTFT, LAXITY_SOCKET, LAXITY_NAME and LAXITY_REPORT. Those that are set already \
@@ -168,7 +173,7 @@ fn plan(args: &RunArgs) -> Result<Plan> {
         command.env("LAXITY_SOCKET", absolute(socket)?);
     }
 
-    preload(args, &mut command, &mut warnings)?;
+    preload(args, &profile, &mut command, &mut warnings)?;
     if mode != Some(Mode::Off) || args.require {
         daemon(args, &mut warnings)?;
     }
@@ -225,10 +230,22 @@ fn report_file(report: &Path) -> Result<PathBuf> {
     }
 }
 
-fn preload(args: &RunArgs, command: &mut Command, warnings: &mut Vec<String>) -> Result<()> {
+fn preload(
+    args: &RunArgs,
+    profile: &Profile,
+    command: &mut Command,
+    warnings: &mut Vec<String>,
+) -> Result<()> {
     let path = absolute(&library::find(args.library.as_deref())?)?;
     let binary = library::check(&path)?;
-    let present = set("LD_PRELOAD").map(|value| value.to_string_lossy().into_owned());
+    let mut present = set("LD_PRELOAD").map(|value| value.to_string_lossy().into_owned());
+    // Behind the other, which is where programs say their hints.
+    if profile.name == MOONCAKE
+        && let Some(second) = library::mooncake(&path)
+    {
+        let second = second.to_string_lossy().into_owned();
+        present = Some(library::preload(&second, present.as_deref()));
+    }
     command.env(
         "LD_PRELOAD",
         library::preload(&path.to_string_lossy(), present.as_deref()),

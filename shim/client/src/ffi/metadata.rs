@@ -37,6 +37,17 @@ impl LaxScope {
             deadline_ns: scope.deadline_ns,
         }
     }
+
+    /// `None` if its stage is none.
+    pub(crate) fn scope(&self) -> Option<Scope> {
+        Some(Scope {
+            stage: stage(self.stage)?,
+            layer: layer(self.layer),
+            batch: self.batch,
+            request: self.request,
+            deadline_ns: self.deadline_ns,
+        })
+    }
 }
 
 /// `Some(None)` for "unknown", `None` for a number that is no stage.
@@ -64,17 +75,34 @@ pub unsafe extern "C" fn lax_scope_push(scope: *const LaxScope) -> c_int {
         }
         *scope
     };
-    let Some(stage) = stage(scope.stage) else {
+    let Some(scope) = scope.scope() else {
         return INVALID;
     };
-    scope::push(Scope {
-        stage,
-        layer: layer(scope.layer),
-        batch: scope.batch,
-        request: scope.request,
-        deadline_ns: scope.deadline_ns,
-    });
+    scope::push(scope);
     0
+}
+
+/// What is said of a transfer that the calling thread posts from an address.
+///
+/// # Safety
+/// `said` is null or valid for the size it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lax_scope_of(address: *const c_void, said: *mut LaxScope) -> c_int {
+    // SAFETY: upheld by the caller; the size is read before anything else is touched.
+    let said = unsafe {
+        if said.is_null() || ((&raw const (*said).size).read() as usize) < size_of::<LaxScope>() {
+            return INVALID;
+        }
+        &mut *said
+    };
+    guarded(INVALID, || {
+        let found = scope::said_of(address as u64);
+        *said = LaxScope {
+            size: said.size,
+            ..LaxScope::of(&found)
+        };
+        c_int::from(found != Scope::default())
+    })
 }
 
 /// Closes the innermost scope of the calling thread.

@@ -81,6 +81,25 @@ impl Other {
     }
 }
 
+/// What is said of transfers of this thread from an address, in the first copy that says so; `None` if there is no such
+/// copy. That may be this one.
+pub(super) fn scope_of(address: u64) -> Option<Scope> {
+    type Ask = unsafe extern "C" fn(*const c_void, *mut LaxScope) -> c_int;
+    static ASK: OnceLock<Option<Ask>> = OnceLock::new();
+    let ask = ASK.get_or_init(|| {
+        // SAFETY: the name is one of `laxity.h`, and a library that exports it keeps its signature; what may grow in
+        // the struct comes behind the size that it is given.
+        find(c"lax_scope_of").map(|found| unsafe { transmute::<*mut c_void, Ask>(found) })
+    });
+    let mut said = LaxScope::of(&Scope::default());
+    // SAFETY: a valid scope that says its size.
+    let answer = unsafe { (*ask)?(address as *const c_void, &raw mut said) };
+    Some(match answer {
+        1.. => said.scope().unwrap_or_default(),
+        _ => Scope::default(),
+    })
+}
+
 fn other() -> Option<&'static Other> {
     static OTHER: OnceLock<Option<Other>> = OnceLock::new();
     OTHER.get_or_init(Other::look).as_ref()

@@ -50,6 +50,8 @@ pub(crate) struct Knobs {
     pub(crate) clients: AtomicU64,
     /// All records but flows, in order.
     pub(crate) heard: Mutex<Vec<Record>>,
+    /// Flows in the order in which they were submitted, for a test that wants them kept.
+    pub(crate) flows: Mutex<Option<Vec<Flow>>>,
     geometry: Geometry,
     stop: AtomicBool,
     killed: AtomicBool,
@@ -109,6 +111,7 @@ impl TestDaemon {
             garbage: AtomicU64::new(0),
             clients: AtomicU64::new(0),
             heard: Mutex::default(),
+            flows: Mutex::default(),
             geometry,
             stop: AtomicBool::new(false),
             killed: AtomicBool::new(false),
@@ -312,6 +315,11 @@ fn serve(knobs: &Knobs, client: &mut Attached, round: u64) -> usize {
             *bad = true;
             return;
         };
+        if let Record::Submit(flow) | Record::SubmitOnCredit { flow, .. } = incoming.record
+            && let Some(flows) = &mut *knobs.flows.lock().expect("flows")
+        {
+            flows.push(flow);
+        }
         match incoming.record {
             Record::Submit(flow) => {
                 knobs

@@ -1,0 +1,625 @@
+//! One batch of a gated engine: what of it Mooncake has, and what waits for its turn.
+//!
+//! A program asks after a transfer by its place in the batch, so transfers are handed on in the order in which they were submitted, whole, and
+//! once each: those that Mooncake has are a prefix of those that the program submitted, with the same numbers. For
+//! the others this library answers: they wait.
+//!
+//! # What is handed on as it came
+//! * A call for which there is leave at once, or no daemon: the program's own array, in one call.
+//! * A call with a notification, never in parts: Mooncake sends it when all that the batch *has by then* is complete. For the same reason what
+//!   follows or precedes it in its batch doesn't wait.
+//! * What Mooncake will refuse: more than the batch holds.
+//!
+//! # What Mooncake refuses late
+//! It had been accepted here, so it fails when it is asked after, and so does all behind it in its batch; none of those is tried.
+//!
+//! # Locks
+//! A batch is locked for as long as Mooncake is called for it, so that nobody asks after a batch that another thread frees. Under it, in
+//! this order: the list of the worker, the lanes of the client.
+
+use core::ffi::{c_int, c_void};
+use std::collections::VecDeque;
+use std::ffi::{CStr, CString};
+use std::time::{Duration, Instant};
+
+use laxity_client::hints::Transfer;
+use parking_lot::Mutex;
+
+use crate::abi::{Handle, NotifyMsg, TransferRequest, TransferStatus, status};
+use crate::hub::Hub;
+use crate::real::real;
+use crate::report::COUNTERS;
+use crate::runs::{self, Run, TOGETHER_BYTES};
+
+/// How long a call waits for leave that is given at once: more than a daemon that is awake takes, less than anyone notices.
+const ANSWER: Duration = Duration::from_micros(500);
+/// Requests that may wait in a batch. Further ones have the batch handed on as it is.
+const WAITING_MAX: usize = 1 << 16;
+/// What Mooncake gives for what it can't do.
+pub(crate) const REFUSED: c_int = -1;
+
+/// A batch that the program allocated and has not freed.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub(crate) engine: usize,
+    pub(crate) id: u64,
+    capacity: usize,
+    pub(crate) state: Mutex<State>,
+}
+
+/// What became of it so far.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    /// Transfers that the program submitted.
+    submitted: usize,
+    /// How many of those Mooncake has: the first.
+    handed: usize,
+    waiting: VecDeque<Group>,
+    waiting_requests: usize,
+    /// What goes with what waits: then that is one group.
+    notification: Option<Notification>,
+    under_way: Vec<UnderWay>,
+    /// Of each that Mooncake has, whether it is known to be over.
+    over: Vec<bool>,
+    /// What Mooncake refused late: those that it doesn't have failed.
+    refusal: Option<c_int>,
+    /// It carries a notification, or something went wrong in it: nothing more of it waits.
+    passes: bool,
+    /// Freed, or its engine is gone: Mooncake must not be asked after it.
+    gone: bool,
+    /// It is in the worker's list.
+    pub(crate) listed: bool,
+}
+
+/// Transfers that wait.
+#[derive(Debug)]
+struct Group {
+    requests: Vec<TransferRequest>,
+    run: Run,
+    /// Once it is the first: one at a time asks, as the others couldn't go before it.
+    transfer: Option<Transfer>,
+}
+
+/// Transfers that Mooncake has, and that are not known to be over.
+#[derive(Debug)]
+struct UnderWay {
+    transfer: Transfer,
+    /// The first that is not known to be over.
+    next: usize,
+    end: usize,
+    failed: bool,
+}
+
+/// A copy of the program's.
+#[derive(Debug)]
+struct Notification {
+    name: CString,
+    message: CString,
+}
+
+impl Notification {
+    /// # Safety
+    /// Both are C strings.
+    unsafe fn copy(notify: NotifyMsg) -> Self {
+        // SAFETY: upheld by the caller.
+        unsafe {
+            Self {
+                name: CStr::from_ptr(notify.name).to_owned(),
+                message: CStr::from_ptr(notify.msg).to_owned(),
+            }
+        }
+    }
+
+    fn message(&self) -> NotifyMsg {
+        NotifyMsg {
+            name: self.name.as_ptr().cast_mut(),
+            msg: self.message.as_ptr().cast_mut(),
+        }
+    }
+}
+
+/// A call of the program.
+pub(crate) struct Call {
+    pub(crate) entries: *mut TransferRequest,
+    pub(crate) count: usize,
+    pub(crate) notify: Option<NotifyMsg>,
+}
+
+impl Call {
+    /// # Safety
+    /// `entries` is null or has `count` of them, for as long as the result is used.
+    unsafe fn requests(&self) -> &[TransferRequest] {
+        if self.entries.is_null() {
+            return &[];
+        }
+        // SAFETY: upheld by the caller.
+        unsafe { core::slice::from_raw_parts(self.entries, self.count) }
+    }
+}
+
+/// Mooncake's own function.
+///
+/// # Safety
+/// As the program has to call it.
+pub(crate) unsafe fn hand_on(
+    engine: Handle,
+    batch: u64,
+    entries: *mut TransferRequest,
+    count: usize,
+    notify: Option<NotifyMsg>,
+) -> c_int {
+    // SAFETY: upheld by the caller; the types are those of `transfer_engine_c.h`.
+    unsafe {
+        match notify {
+            None => {
+                let real = real!(
+                    c"submitTransfer",
+                    fn(Handle, u64, *mut TransferRequest, usize) -> c_int
+                );
+                real.map_or(REFUSED, |real| real(engine, batch, entries, count))
+            }
+            Some(notify) => {
+                let real = real!(
+                    c"submitTransferWithNotify",
+                    fn(Handle, u64, *mut TransferRequest, usize, NotifyMsg) -> c_int
+                );
+                real.map_or(REFUSED, |real| real(engine, batch, entries, count, notify))
+            }
+        }
+    }
+}
+
+/// Mooncake's own answer.
+///
+/// # Safety
+/// As the program has to call it.
+pub(crate) unsafe fn ask_after(
+    engine: Handle,
+    batch: u64,
+    task: usize,
+    answer: *mut TransferStatus,
+) -> c_int {
+    let real = real!(
+        c"getTransferStatus",
+        fn(Handle, u64, usize, *mut TransferStatus) -> c_int
+    );
+    // SAFETY: upheld by the caller; the type is that of `transfer_engine_c.h`.
+    real.map_or(REFUSED, |real| unsafe { real(engine, batch, task, answer) })
+}
+
+/// Waits for all of the leave that a transfer asked for: whether it came without the daemon.
+fn leave(transfer: &Transfer, limit: Duration) -> Option<bool> {
+    let end = Instant::now() + limit;
+    let mut bypassed = false;
+    loop {
+        let grant = if limit.is_zero() {
+            transfer.poll()
+        } else {
+            transfer.wait(Some(end.saturating_duration_since(Instant::now())))
+        };
+        bypassed |= grant?.bypassed;
+        if transfer.is_done() {
+            return Some(bypassed);
+        }
+    }
+}
+
+fn is_over(answer: &TransferStatus) -> bool {
+    !matches!(answer.status, status::WAITING | status::PENDING)
+}
+
+impl Batch {
+    pub(crate) fn new(engine: Handle, id: u64, capacity: usize) -> Self {
+        Self {
+            engine: engine as usize,
+            id,
+            capacity,
+            state: Mutex::default(),
+        }
+    }
+
+    fn engine(&self) -> Handle {
+        self.engine as *mut c_void
+    }
+
+    /// `submitTransfer` and `submitTransferWithNotify`; whether the worker has to look after it from here on.
+    ///
+    /// # Safety
+    /// As the program has to call it.
+    pub(crate) unsafe fn submit(&self, state: &mut State, hub: &'static Hub, call: &Call) -> c_int {
+        if let Some(code) = state.refusal {
+            return code;
+        }
+        // SAFETY: upheld by the caller, for the time of this call.
+        let requests = unsafe { call.requests() };
+        let together = if call.notify.is_some() {
+            u64::MAX
+        } else {
+            TOGETHER_BYTES
+        };
+        let said_of = laxity_client::hints::said_of;
+        // What is no string Mooncake may see itself.
+        let is_odd = |notify: NotifyMsg| notify.name.is_null() || notify.msg.is_null();
+        let whole = state.passes
+            || state.gone
+            || call.notify.is_some_and(is_odd)
+            || call.notify.is_some() && state.submitted > 0
+            || state.submitted.saturating_add(call.count) > self.capacity
+            || state.waiting_requests + call.count > WAITING_MAX;
+        let split = if whole {
+            None
+        } else {
+            runs::split(requests, together, said_of)
+        };
+        state.passes |= call.notify.is_some();
+        let Some(mut runs) = split else {
+            // SAFETY: upheld by the caller.
+            return unsafe { self.pass(state, call) };
+        };
+        if call.notify.is_some() {
+            // Never in parts, whatever is said of them.
+            let bytes = runs
+                .iter()
+                .fold(0_u64, |sum, run| sum.saturating_add(run.bytes));
+            runs.truncate(1);
+            runs[0].bytes = bytes;
+            runs[0].count = call.count;
+        }
+        // SAFETY: upheld by the caller.
+        unsafe { self.gate(state, hub, call, &runs) }
+    }
+
+    /// # Safety
+    /// As for [`Self::submit`].
+    unsafe fn gate(
+        &self,
+        state: &mut State,
+        hub: &'static Hub,
+        call: &Call,
+        runs: &[Run],
+    ) -> c_int {
+        let end = Instant::now() + ANSWER;
+        let mut at = 0;
+        let mut asked = None;
+        let mut rest = runs.iter();
+        if state.waiting.is_empty() {
+            for run in rest.by_ref() {
+                let transfer = hub.ask(self.engine(), run);
+                let left = end.saturating_duration_since(Instant::now());
+                let Some(bypassed) = leave(&transfer, left) else {
+                    asked = Some((run, transfer));
+                    break;
+                };
+                // Nobody schedules: all the rest, as it came.
+                let count = if bypassed { call.count - at } else { run.count };
+                // SAFETY: upheld by the caller: a part of its array.
+                let code = unsafe {
+                    let entries = call.entries.add(at);
+                    hand_on(self.engine(), self.id, entries, count, call.notify)
+                };
+                if code != 0 {
+                    transfer.cancel();
+                    return self.refused(state, code, at, call.count);
+                }
+                at += count;
+                if bypassed {
+                    transfer.cancel();
+                    state.handed_unseen(count);
+                    break;
+                }
+                state.handed_on(transfer, count);
+            }
+        }
+        state.submitted += call.count;
+        if at < call.count {
+            // SAFETY: upheld by the caller.
+            let requests = unsafe { &call.requests()[at..] };
+            state.wait(requests, asked, rest);
+            // SAFETY: upheld by the caller; `submit` saw that they are not null.
+            state.notification = call
+                .notify
+                .map(|notify| unsafe { Notification::copy(notify) });
+        }
+        0
+    }
+
+    /// Mooncake refused part of a call of which it has `at` transfers: the first part, so that the program may hear of it, or a
+    /// later one, whose transfers fail instead, as those before them go on and the program has to wait for them.
+    fn refused(&self, state: &mut State, code: c_int, at: usize, count: usize) -> c_int {
+        state.passes = true;
+        if at == 0 {
+            return code;
+        }
+        COUNTERS.failed_late.add((count - at) as u64);
+        state.refusal = Some(code);
+        state.submitted += count;
+        0
+    }
+
+    /// Hands a call on as it came, behind whatever waits.
+    ///
+    /// # Safety
+    /// As for [`Self::submit`].
+    unsafe fn pass(&self, state: &mut State, call: &Call) -> c_int {
+        self.flush(state);
+        if let Some(code) = state.refusal {
+            return code;
+        }
+        // SAFETY: upheld by the caller.
+        let code = unsafe {
+            hand_on(
+                self.engine(),
+                self.id,
+                call.entries,
+                call.count,
+                call.notify,
+            )
+        };
+        if code == 0 {
+            COUNTERS.passed.add(call.count as u64);
+            state.submitted += call.count;
+            state.handed_unseen(call.count);
+        } else {
+            // Mooncake may have taken part of it: what it has can't be told any more.
+            state.passes = true;
+        }
+        code
+    }
+
+    /// Hands on what there is leave for; whether there was any.
+    pub(crate) fn advance(&self, state: &mut State, hub: &'static Hub) -> bool {
+        let mut moved = false;
+        while !state.gone
+            && let Some(group) = state.waiting.front_mut()
+        {
+            let run = group.run;
+            let transfer = group
+                .transfer
+                .get_or_insert_with(|| hub.ask(self.engine(), &run));
+            match leave(transfer, Duration::ZERO) {
+                None => break,
+                // Nobody schedules any more.
+                Some(true) => {
+                    self.flush(state);
+                    return true;
+                }
+                Some(false) => {
+                    moved = true;
+                    self.hand_on_first(state);
+                }
+            }
+        }
+        moved
+    }
+
+    /// Hands on all that waits, without leave.
+    pub(crate) fn flush(&self, state: &mut State) {
+        while !state.gone && !state.waiting.is_empty() {
+            self.hand_on_first(state);
+        }
+    }
+
+    fn hand_on_first(&self, state: &mut State) {
+        let Some(mut group) = state.waiting.pop_front() else {
+            return;
+        };
+        let count = group.requests.len();
+        state.waiting_requests -= count;
+        // A notification is never in parts: it belongs to the one group that there is.
+        let notify = state.notification.take();
+        // SAFETY: copies of what the program submitted, and it keeps the memory that they name until they are over, as it has to. The
+        // batch is not freed, which takes the lock that the caller holds; Mooncake reads the array during the call only.
+        let code = unsafe {
+            let notify = notify.as_ref().map(Notification::message);
+            hand_on(
+                self.engine(),
+                self.id,
+                group.requests.as_mut_ptr(),
+                count,
+                notify,
+            )
+        };
+        if code == 0 {
+            match group.transfer.take_if(|transfer| transfer.is_done()) {
+                Some(transfer) => state.handed_on(transfer, count),
+                None => state.handed_unseen(count),
+            }
+        }
+        if let Some(transfer) = group.transfer {
+            transfer.cancel();
+        }
+        if code == 0 {
+            return;
+        }
+        state.refusal = Some(code);
+        state.passes = true;
+        state.waiting.clear();
+        state.waiting_requests = 0;
+        COUNTERS
+            .failed_late
+            .add((state.submitted - state.handed) as u64);
+        static SAID: std::sync::Once = std::sync::Once::new();
+        SAID.call_once(|| {
+            eprintln!(
+                "laxity: Mooncake refused a transfer ({code}) that had to wait for its turn; getTransferStatus says that it \
+                 failed, and those behind it in its batch"
+            );
+        });
+    }
+
+    /// Asks after what Mooncake has and tells the daemon what is complete; whether anything was over.
+    pub(crate) fn settle(&self, state: &mut State) -> bool {
+        if state.gone {
+            return false;
+        }
+        let State {
+            under_way, over, ..
+        } = state;
+        let mut happened = false;
+        under_way.retain_mut(|part| {
+            while part.next < part.end {
+                if !over[part.next] {
+                    let mut answer = TransferStatus {
+                        status: status::WAITING,
+                        transferred_bytes: 0,
+                    };
+                    // SAFETY: a transfer that Mooncake has, of a batch that nobody frees meanwhile.
+                    let code =
+                        unsafe { ask_after(self.engine(), self.id, part.next, &raw mut answer) };
+                    if code == 0 && !is_over(&answer) {
+                        return true;
+                    }
+                    part.failed |= code != 0 || answer.status != status::COMPLETED;
+                    over[part.next] = true;
+                }
+                part.next += 1;
+            }
+            happened = true;
+            end(part);
+            false
+        });
+        happened
+    }
+
+    /// `getTransferStatus`.
+    ///
+    /// # Safety
+    /// As the program has to call it.
+    pub(crate) unsafe fn status(
+        &self,
+        state: &mut State,
+        hub: &'static Hub,
+        task: usize,
+        answer: *mut TransferStatus,
+    ) -> c_int {
+        if !state.gone && (state.handed..state.submitted).contains(&task) {
+            self.advance(state, hub);
+        }
+        if state.gone || answer.is_null() || !(state.handed..state.submitted).contains(&task) {
+            // SAFETY: upheld by the caller.
+            let code = unsafe { ask_after(self.engine(), self.id, task, answer) };
+            // SAFETY: not null, and Mooncake filled it in.
+            if code == 0 && !answer.is_null() && is_over(unsafe { &*answer }) {
+                // SAFETY: as above.
+                let failed = unsafe { (*answer).status } != status::COMPLETED;
+                state.heard(task, failed);
+            }
+            return code;
+        }
+        let waits = state.refusal.is_none();
+        // SAFETY: not null, so the caller vouches for it.
+        unsafe {
+            answer.write(TransferStatus {
+                status: if waits {
+                    status::WAITING
+                } else {
+                    status::FAILED
+                },
+                transferred_bytes: 0,
+            });
+        }
+        0
+    }
+
+    /// `freeBatchID`, with `real` for Mooncake's; it says whether it is free.
+    pub(crate) fn free(&self, state: &mut State, real: impl FnOnce() -> c_int) -> c_int {
+        // Mooncake shall say itself that a batch is busy, which it doesn't know of what it doesn't have.
+        self.flush(state);
+        let code = real();
+        if code == 0 {
+            self.leave_off(state);
+        }
+        code
+    }
+
+    /// It is over: Mooncake found all of it complete, or its engine goes.
+    pub(crate) fn leave_off(&self, state: &mut State) {
+        state.gone = true;
+        for part in &mut state.under_way {
+            end(part);
+        }
+        state.under_way.clear();
+        state.over = Vec::new();
+    }
+}
+
+/// The daemon is told that nothing of it is in flight.
+fn end(part: &UnderWay) {
+    if part.failed {
+        part.transfer.cancel();
+    } else {
+        // What was granted is what was handed on; it can't be too much.
+        let _ = part.transfer.complete(part.transfer.granted());
+    }
+}
+
+impl State {
+    /// Nothing of it waits, nothing is in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.gone || self.waiting.is_empty() && self.under_way.is_empty()
+    }
+
+    /// Something of it waits for leave.
+    pub(crate) fn waits(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Something of it is in flight.
+    pub(crate) fn moves(&self) -> bool {
+        !self.under_way.is_empty()
+    }
+
+    fn handed_on(&mut self, transfer: Transfer, count: usize) {
+        let next = self.handed;
+        self.handed += count;
+        self.over.resize(self.handed, false);
+        self.under_way.push(UnderWay {
+            transfer,
+            next,
+            end: self.handed,
+            failed: false,
+        });
+    }
+
+    /// Handed on without leave: the daemon is not to be told when it is over.
+    fn handed_unseen(&mut self, count: usize) {
+        self.handed += count;
+        self.over.resize(self.handed, true);
+    }
+
+    /// Copies what has to wait: `requests`, which are those of `asked` and of `runs` behind it.
+    fn wait<'a>(
+        &mut self,
+        mut requests: &[TransferRequest],
+        asked: Option<(&Run, Transfer)>,
+        runs: impl Iterator<Item = &'a Run>,
+    ) {
+        let (first, transfer) =
+            asked.map_or((None, None), |(run, transfer)| (Some(*run), Some(transfer)));
+        let mut transfer = transfer;
+        for run in first.into_iter().chain(runs.copied()) {
+            let (these, others) = requests.split_at(run.count);
+            requests = others;
+            COUNTERS.deferred.add(run.count as u64);
+            self.waiting_requests += run.count;
+            self.waiting.push_back(Group {
+                requests: these.to_vec(),
+                run,
+                transfer: transfer.take(),
+            });
+        }
+    }
+
+    /// The program heard that a transfer is over: nobody needs to ask again.
+    fn heard(&mut self, task: usize, failed: bool) {
+        if let Some(over) = self.over.get_mut(task) {
+            *over = true;
+        }
+        if failed {
+            let of = |part: &&mut UnderWay| (part.next..part.end).contains(&task);
+            if let Some(part) = self.under_way.iter_mut().find(of) {
+                part.failed = true;
+            }
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Which engines there are, and over what each moves its bytes: that decides who schedules them.
+//!
+//! Facts about Mooncake 0.3.0 to 0.3.13 that this builds on: an engine moves bytes over what `installTransport` was asked for, by
+//! the name of the protocol. With `auto_discover` it installs one itself while it is made: TCP if there is no RDMA device or `MC_FORCE_TCP`
+//! is set, RDMA (or `barex`) otherwise. An engine with several takes the one that its peer's segment names, which can't be seen from here. With
+//! `MC_USE_TENT` or `MC_USE_TEV1` the TENT runtime does all of it, and installs nothing that it is asked for.
+
+use core::ffi::c_void;
+use std::collections::HashMap;
+use std::path::Path;
+
+/// Engines that are remembered. What others move passes through.
+const ENGINES_MAX: usize = 1024;
+/// Registered buffers of an engine whose length is remembered.
+const BUFFERS_MAX: usize = 1 << 16;
+/// Segments of an engine whose peer is remembered.
+const SEGMENTS_MAX: usize = 1 << 16;
+
+/// Who schedules what an engine moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) enum Mode {
+    /// This library: each transfer asks for leave before Mooncake gets it.
+    Gate,
+    /// `liblaxity.so`, which sees each work request; it is told what the memory belongs to.
+    Hint,
+    /// Nobody.
+    #[default]
+    Pass,
+}
+
+/// What a protocol runs over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// A NIC, by a way that no library sees.
+    Nic,
+    /// A NIC, by verbs.
+    Verbs,
+    /// The host, or a fabric of its own: no port of the daemon carries it.
+    Inside,
+}
+
+/// As `laxity.mooncake` has it.
+fn path_of(protocol: &str) -> Way {
+    match protocol {
+        "rdma" => Way::Verbs,
+        "nvlink" | "nvlink_intra" | "intra_nvlink" | "mnnvl" | "musa" | "maca" | "hip" | "cxl"
+        | "shm" | "nvmeof" | "nvmeof_generic" => Way::Inside,
+        _ => Way::Nic,
+    }
+}
+
+#[derive(Debug, Default)]
+struct Engine {
+    protocols: Vec<String>,
+    /// The TENT runtime chooses.
+    is_tent: bool,
+    /// Length of registered memory, by its address.
+    buffers: HashMap<usize, usize>,
+    /// Peers of segments, see [`laxity_client::peers`].
+    peers: HashMap<i32, u8>,
+}
+
+impl Engine {
+    fn mode(&self, is_preloaded: bool) -> Mode {
+        // TENT decides for each piece of a request anew. Of its RDMA each work request is seen where verbs are; waiting here, too,
+        // could be waiting for itself.
+        if self.is_tent {
+            return if is_preloaded { Mode::Hint } else { Mode::Pass };
+        }
+        let mut mode = Mode::Pass;
+        for protocol in &self.protocols {
+            match path_of(protocol) {
+                // A transfer that waits twice can wait for ever: its own bytes fill the window that its work requests
+                // wait for. So nothing waits here if part of it may be seen there.
+                Way::Verbs if is_preloaded => return Mode::Hint,
+                Way::Verbs | Way::Nic => mode = Mode::Gate,
+                Way::Inside => {}
+            }
+        }
+        mode
+    }
+}
+
+/// What of the environment decides over an engine that is being made.
+pub(crate) struct Surroundings {
+    pub(crate) force_tcp: bool,
+    pub(crate) force_hca: bool,
+    pub(crate) barex: bool,
+    pub(crate) inside: bool,
+    pub(crate) tent: bool,
+    pub(crate) has_hca: bool,
+}
+
+impl Surroundings {
+    pub(crate) fn here() -> Self {
+        let is_set = |name: &str| std::env::var_os(name).is_some();
+        Self {
+            force_tcp: is_set("MC_FORCE_TCP"),
+            force_hca: is_set("MC_FORCE_HCA"),
+            barex: is_set("USE_BAREX"),
+            inside: is_set("MC_INTRANODE_NVLINK") || is_set("MC_FORCE_MNNVL"),
+            tent: is_set("MC_USE_TENT") || is_set("MC_USE_TEV1"),
+            has_hca: Path::new("/sys/class/infiniband")
+                .read_dir()
+                .is_ok_and(|mut devices| devices.next().is_some()),
+        }
+    }
+
+    /// What an engine installs by itself.
+    fn installed(&self, discovers: bool) -> Option<&'static str> {
+        if self.force_tcp {
+            Some("tcp")
+        } else if !discovers {
+            None
+        } else if self.inside {
+            Some("nvlink")
+        } else if !self.has_hca && !self.force_hca {
+            Some("tcp")
+        } else if self.barex {
+            Some("barex")
+        } else {
+            Some("rdma")
+        }
+    }
+}
+
+/// The engines of this process, by their handles.
+#[derive(Debug, Default)]
+pub(crate) struct Engines {
+    engines: HashMap<usize, Engine>,
+}
+
+impl Engines {
+    /// An engine was made.
+    pub(crate) fn made(&mut self, engine: *mut c_void, discovers: bool, around: &Surroundings) {
+        if self.engines.len() >= ENGINES_MAX {
+            return;
+        }
+        let installed = around.installed(discovers).map(str::to_owned);
+        let entry = Engine {
+            protocols: installed.into_iter().collect(),
+            is_tent: around.tent,
+            ..Engine::default()
+        };
+        self.engines.insert(engine as usize, entry);
+    }
+
+    pub(crate) fn installed(&mut self, engine: *mut c_void, protocol: &str) {
+        if let Some(engine) = self.engines.get_mut(&(engine as usize))
+            && !engine.protocols.iter().any(|known| known == protocol)
+        {
+            engine.protocols.push(protocol.to_owned());
+        }
+    }
+
+    pub(crate) fn uninstalled(&mut self, engine: *mut c_void, protocol: &str) {
+        if let Some(engine) = self.engines.get_mut(&(engine as usize)) {
+            engine.protocols.retain(|known| known != protocol);
+        }
+    }
+
+    pub(crate) fn destroyed(&mut self, engine: *mut c_void) {
+        self.engines.remove(&(engine as usize));
+    }
+
+    pub(crate) fn mode(&self, engine: *mut c_void, is_preloaded: bool) -> Mode {
+        self.engines
+            .get(&(engine as usize))
+            .map_or(Mode::Pass, |engine| engine.mode(is_preloaded))
+    }
+
+    pub(crate) fn registered(&mut self, engine: *mut c_void, address: *mut c_void, length: usize) {
+        if let Some(engine) = self.engines.get_mut(&(engine as usize))
+            && engine.buffers.len() < BUFFERS_MAX
+        {
+            engine.buffers.insert(address as usize, length);
+        }
+    }
+
+    /// The length that the buffer had.
+    pub(crate) fn unregistered(
+        &mut self,
+        engine: *mut c_void,
+        address: *mut c_void,
+    ) -> Option<usize> {
+        let engine = self.engines.get_mut(&(engine as usize))?;
+        engine.buffers.remove(&(address as usize))
+    }
+
+    pub(crate) fn opened(&mut self, engine: *mut c_void, segment: i32, peer: u8) {
+        if let Some(engine) = self.engines.get_mut(&(engine as usize))
+            && engine.peers.len() < SEGMENTS_MAX
+        {
+            engine.peers.insert(segment, peer);
+        }
+    }
+
+    /// 0 if unknown.
+    pub(crate) fn peer(&self, engine: *mut c_void, segment: i32) -> u8 {
+        let engine = self.engines.get(&(engine as usize));
+        engine
+            .and_then(|engine| engine.peers.get(&segment))
+            .copied()
+            .unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOTHING: Surroundings = Surroundings {
+        force_tcp: false,
+        force_hca: false,
+        barex: false,
+        inside: false,
+        tent: false,
+        has_hca: false,
+    };
+    const ENGINE: *mut c_void = 0x10 as *mut c_void;
+
+    fn mode_of(protocols: &[&str], is_preloaded: bool) -> Mode {
+        let mut engines = Engines::default();
+        engines.made(ENGINE, false, &NOTHING);
+        for protocol in protocols {
+            engines.installed(ENGINE, protocol);
+        }
+        engines.mode(ENGINE, is_preloaded)
+    }
+
+    #[test]
+    fn what_verbs_carry_waits_there_and_everything_else_on_a_nic_waits_here() {
+        assert_eq!(mode_of(&["tcp"], true), Mode::Gate);
+        assert_eq!(mode_of(&["tcp"], false), Mode::Gate);
+        assert_eq!(mode_of(&["rdma"], true), Mode::Hint);
+        assert_eq!(mode_of(&["rdma"], false), Mode::Gate);
+        assert_eq!(mode_of(&["efa"], true), Mode::Gate);
+        assert_eq!(mode_of(&["nvlink"], true), Mode::Pass);
+        assert_eq!(mode_of(&[], true), Mode::Pass);
+        assert_eq!(mode_of(&["tcp", "rdma"], true), Mode::Hint, "never twice");
+        assert_eq!(mode_of(&["nvlink", "tcp"], true), Mode::Gate);
+    }
+
+    #[test]
+    fn an_engine_that_installs_for_itself_is_known_by_what_it_finds() {
+        let mode = |around: &Surroundings, discovers| {
+            let mut engines = Engines::default();
+            engines.made(ENGINE, discovers, around);
+            engines.mode(ENGINE, true)
+        };
+        let with_hca = || Surroundings {
+            has_hca: true,
+            ..NOTHING
+        };
+        assert_eq!(mode(&NOTHING, true), Mode::Gate);
+        assert_eq!(mode(&NOTHING, false), Mode::Pass);
+        assert_eq!(mode(&with_hca(), true), Mode::Hint);
+        let forced = Surroundings {
+            force_tcp: true,
+            ..with_hca()
+        };
+        assert_eq!(mode(&forced, true), Mode::Gate);
+        let tent = Surroundings {
+            tent: true,
+            force_tcp: true,
+            ..NOTHING
+        };
+        assert_eq!(mode(&tent, false), Mode::Hint, "TENT installs nothing");
+    }
+
+    #[test]
+    fn what_is_gone_is_forgotten() {
+        let mut engines = Engines::default();
+        engines.made(ENGINE, false, &NOTHING);
+        engines.installed(ENGINE, "tcp");
+        engines.opened(ENGINE, 3, 7);
+        let buffer = 0x1000 as *mut c_void;
+        engines.registered(ENGINE, buffer, 64);
+        assert_eq!(engines.peer(ENGINE, 3), 7);
+        assert_eq!(engines.unregistered(ENGINE, buffer), Some(64));
+        assert_eq!(engines.unregistered(ENGINE, buffer), None);
+        engines.uninstalled(ENGINE, "tcp");
+        assert_eq!(engines.mode(ENGINE, false), Mode::Pass);
+        engines.destroyed(ENGINE);
+        assert_eq!(engines.peer(ENGINE, 3), 0);
+    }
+}

@@ -1,0 +1,472 @@
+//! The functions of `transfer_engine_c.h` that this library stands in front of. Each calls Mooncake's own with the program's arguments
+//! and gives its answer; what is done besides never keeps it from that.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::net::IpAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use laxity_client::{hints, peers};
+
+use crate::abi::{BufferEntry, Handle, INVALID_BATCH, NotifyMsg, TransferRequest, TransferStatus};
+use crate::batch::{Call, REFUSED, ask_after, hand_on};
+use crate::engines::{Mode, Surroundings};
+use crate::hub::{self, Hub};
+use crate::real::real;
+use crate::report::COUNTERS;
+
+/// Runs what is done besides: a panic in it must not reach C, and is nothing that the program has to know.
+pub(crate) fn besides(body: impl FnOnce()) {
+    let _ = guarded((), body);
+}
+
+/// `otherwise` if `body` panics.
+fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or(otherwise)
+}
+
+/// # Safety
+/// `text` is null or a C string.
+unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
+    // SAFETY: not null, so the caller vouches for a C string.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_str().ok())?
+}
+
+/// # Safety
+/// As `transfer_engine_c.h` has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn createTransferEngine(
+    metadata: *const c_char,
+    local: *const c_char,
+    host: *const c_char,
+    port: u64,
+    auto_discover: c_int,
+) -> Handle {
+    let real = real!(
+        c"createTransferEngine",
+        fn(*const c_char, *const c_char, *const c_char, u64, c_int) -> Handle
+    );
+    let Some(real) = real else {
+        return core::ptr::null_mut();
+    };
+    // SAFETY: upheld by the caller.
+    let engine = unsafe { real(metadata, local, host, port, auto_discover) };
+    if !engine.is_null() {
+        besides(|| {
+            let around = Surroundings::here();
+            let mut engines = hub::make().engines.write();
+            engines.made(engine, auto_discover != 0, &around);
+        });
+    }
+    engine
+}
+
+/// # Safety
+/// As `transfer_engine_c.h` has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn destroyTransferEngine(engine: Handle) {
+    besides(|| {
+        if let Some(hub) = hub::known() {
+            hub.leave_engine(engine);
+        }
+    });
+    if let Some(real) = real!(c"destroyTransferEngine", fn(Handle)) {
+        // SAFETY: upheld by the caller.
+        unsafe { real(engine) };
+    }
+}
+
+/// # Safety
+/// As `transfer_engine_c.h` has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn installTransport(
+    engine: Handle,
+    protocol: *const c_char,
+    args: *mut *mut c_void,
+) -> Handle {
+    let real = real!(
+        c"installTransport",
+        fn(Handle, *const c_char, *mut *mut c_void) -> Handle
+    );
+    let Some(real) = real else {
+        return core::ptr::null_mut();
+    };
+    // SAFETY: upheld by the caller.
+    let transport = unsafe { real(engine, protocol, args) };
+    if !transport.is_null() {
+        besides(|| {
+            // SAFETY: upheld by the caller.
+            if let (Some(hub), Some(protocol)) = (hub::known(), unsafe { text(protocol) }) {
+                hub.engines.write().installed(engine, protocol);
+            }
+        });
+    }
+    transport
+}
+
+/// # Safety
+/// As `transfer_engine_c.h` has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uninstallTransport(engine: Handle, protocol: *const c_char) -> c_int {
+    let Some(real) = real!(c"uninstallTransport", fn(Handle, *const c_char) -> c_int) else {
+        return REFUSED;
+    };
+    // SAFETY: upheld by the caller.
+    let code = unsafe { real(engine, protocol) };
+    if code == 0 {
+        besides(|| {
+            // SAFETY: upheld by the caller.
+            if let (Some(hub), Some(protocol)) = (hub::known(), unsafe { text(protocol) }) {
+                hub.engines.write().uninstalled(engine, protocol);
+            }
+        });
+    }
+    code
+}
+
+/// The number of the peer whose segment has this name, `HOST:PORT`; 0, unknown, for what has no address in it: names are not
+/// looked up, which could take its time.
+fn peer_of(segment: &str) -> u8 {
+    let host = segment.rsplit_once(':').map_or(segment, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    match host.parse() {
+        Ok(IpAddr::V4(v4)) => peers::number(v4.to_ipv6_mapped().octets()),
+        Ok(IpAddr::V6(v6)) => peers::number(v6.octets()),
+        Err(_) => 0,
+    }
+}
+
+/// # Safety
+/// `name` is null or a C string.
+unsafe fn opened(engine: Handle, segment: i32, name: *const c_char) {
+    if segment < 0 {
+        return;
+    }
+    besides(|| {
+        // SAFETY: upheld by the caller.
+        if let (Some(hub), Some(name)) = (hub::known(), unsafe { text(name) }) {
+            hub.engines.write().opened(engine, segment, peer_of(name));
+        }
+    });
+}
+
+/// # Safety
+/// As `transfer_engine_c.h` has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn openSegment(engine: Handle, name: *const c_char) -> i32 {
+    let Some(real) = real!(c"openSegment", fn(Handle, *const c_char) -> i32) else {
+        return REFUSED;
+    };
+    // SAFETY: upheld by the caller.
+    unsafe {
+        let segment = real(engine, name);
+        opened(engine, segment, name);
+        segment
+    }
+}
+
+/// # Safety
+/// As `transfer_engine_c.h` has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn openSegmentNoCache(engine: Handle, name: *const c_char) -> i32 {
+    let Some(real) = real!(c"openSegmentNoCache", fn(Handle, *const c_char) -> i32) else {
+        return REFUSED;
+    };
+    // SAFETY: upheld by the caller.
+    unsafe {
+        let segment = real(engine, name);
+        opened(engine, segment, name);
+        segment
+    }
+}
+
+/// # Safety
+/// As `transfer_engine_c.h` has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn registerLocalMemory(
+    engine: Handle,
+    address: *mut c_void,
+    length: usize,
+    location: *const c_char,
+    remote_accessible: c_int,
+) -> c_int {
+    let real = real!(
+        c"registerLocalMemory",
+        fn(Handle, *mut c_void, usize, *const c_char, c_int) -> c_int
+    );
+    let Some(real) = real else { return REFUSED };
+    // SAFETY: upheld by the caller.
+    let code = unsafe { real(engine, address, length, location, remote_accessible) };
+    if code == 0 {
+        besides(|| registered(engine, &[(address, length)]));
+    }
+    code
+}
+
+/// # Safety
+/// As `transfer_engine_c.h` has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn registerLocalMemoryBatch(
+    engine: Handle,
+    buffers: *mut BufferEntry,
+    count: usize,
+    location: *const c_char,
+) -> c_int {
+    let real = real!(
+        c"registerLocalMemoryBatch",
+        fn(Handle, *mut BufferEntry, usize, *const c_char) -> c_int
+    );
+    let Some(real) = real else { return REFUSED };
+    // SAFETY: upheld by the caller.
+    let code = unsafe { real(engine, buffers, count, location) };
+    if code == 0 && !buffers.is_null() {
+        besides(|| {
+            // SAFETY: upheld by the caller; Mooncake has just read all of them.
+            let buffers = unsafe { core::slice::from_raw_parts(buffers, count) };
+            let known: Vec<_> = buffers.iter().map(|b| (b.addr, b.length)).collect();
+            registered(engine, &known);
+        });
+    }
+    code
+}
+
+fn registered(engine: Handle, buffers: &[(*mut c_void, usize)]) {
+    if let Some(hub) = hub::known() {
+        let mut engines = hub.engines.write();
+        for (address, length) in buffers {
+            engines.registered(engine, *address, *length);
+        }
+    }
+}
+
+/// # Safety
+/// As `transfer_engine_c.h` has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unregisterLocalMemory(engine: Handle, address: *mut c_void) -> c_int {
+    let Some(real) = real!(c"unregisterLocalMemory", fn(Handle, *mut c_void) -> c_int) else {
+        return REFUSED;
+    };
+    besides(|| disown(engine, &[address]));
+    // SAFETY: upheld by the caller.
+    unsafe { real(engine, address) }
+}
+
+/// # Safety
+/// As `transfer_engine_c.h` has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unregisterLocalMemoryBatch(
+    engine: Handle,
+    addresses: *mut *mut c_void,
+    count: usize,
+) -> c_int {
+    let real = real!(
+        c"unregisterLocalMemoryBatch",
+        fn(Handle, *mut *mut c_void, usize) -> c_int
+    );
+    let Some(real) = real else { return REFUSED };
+    if !addresses.is_null() {
+        besides(|| {
+            // SAFETY: upheld by the caller.
+            disown(engine, unsafe {
+                core::slice::from_raw_parts(addresses, count)
+            });
+        });
+    }
+    // SAFETY: upheld by the caller.
+    unsafe { real(engine, addresses, count) }
+}
+
+/// Something was said of memory by [`own`]. Relaxed: a thread that unregisters what another still submits has no order.
+static OWNED: AtomicBool = AtomicBool::new(false);
+
+/// What the thread's open scope says holds for memory that is about to be moved: Mooncake posts from threads of its own, which
+/// have no scope.
+pub(crate) fn own(places: impl Iterator<Item = (u64, u64)>) {
+    let open = hints::said_of(0);
+    if open.batch == 0 && open.request == 0 && open.deadline_ns == 0 {
+        return;
+    }
+    OWNED.store(true, Ordering::Relaxed);
+    for (address, bytes) in places {
+        if hints::memory_owner(address, bytes, open).is_ok() {
+            COUNTERS.hinted.add(1);
+        }
+    }
+}
+
+/// Registered memory that goes is nobody's from here on, if it was said to be somebody's here.
+fn disown(engine: Handle, addresses: &[*mut c_void]) {
+    let Some(hub) = hub::known() else { return };
+    for address in addresses {
+        let length = hub.engines.write().unregistered(engine, *address);
+        if let Some(length) = length
+            && OWNED.load(Ordering::Relaxed)
+        {
+            let nobody = laxity_client::scope::Scope::default();
+            // An empty buffer is nobody's anyway.
+            let _ = hints::memory_owner(*address as u64, length as u64, nobody);
+        }
+    }
+}
+
+/// # Safety
+/// As `transfer_engine_c.h` has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn allocateBatchID(engine: Handle, size: usize) -> u64 {
+    let Some(real) = real!(c"allocateBatchID", fn(Handle, usize) -> u64) else {
+        return INVALID_BATCH;
+    };
+    // SAFETY: upheld by the caller.
+    let batch = unsafe { real(engine, size) };
+    if batch != INVALID_BATCH {
+        besides(|| {
+            if let Some(hub) = hub::known() {
+                hub.allocated(engine, batch, size);
+            }
+        });
+    }
+    batch
+}
+
+/// # Safety
+/// As `transfer_engine_c.h` has it.
+unsafe fn submit(engine: Handle, id: u64, call: &Call) -> c_int {
+    let hub = hub::known();
+    // SAFETY: upheld by the caller.
+    besides(|| unsafe { note(hub, engine, call) });
+    if let Some(hub) = hub
+        && let Some(batch) = guarded(None, || hub.batch(engine, id))
+    {
+        // A panic in between may have handed it on or not: the program hears that it failed, and it is not sent twice.
+        return guarded(REFUSED, || {
+            let mut state = batch.state.lock();
+            // SAFETY: upheld by the caller.
+            let code = unsafe { batch.submit(&mut state, hub, call) };
+            hub.attend(&batch, &mut state);
+            code
+        });
+    }
+    // SAFETY: upheld by the caller.
+    unsafe { hand_on(engine, id, call.entries, call.count, call.notify) }
+}
+
+/// Counts a call, and says what its memory belongs to where that is of use.
+///
+/// # Safety
+/// As for [`submit`].
+unsafe fn note(hub: Option<&Hub>, engine: Handle, call: &Call) {
+    if call.entries.is_null() {
+        return;
+    }
+    // SAFETY: upheld by the caller.
+    let requests = unsafe { core::slice::from_raw_parts(call.entries, call.count) };
+    COUNTERS.calls.add(1);
+    COUNTERS.transfers.add(call.count as u64);
+    COUNTERS.bytes.add(
+        requests
+            .iter()
+            .fold(0, |sum: u64, r| sum.wrapping_add(r.length)),
+    );
+    if hub.is_some_and(|hub| hub.mode(engine) == Mode::Hint) {
+        own(requests.iter().map(|r| (r.source as u64, r.length)));
+    }
+}
+
+/// # Safety
+/// As `transfer_engine_c.h` has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn submitTransfer(
+    engine: Handle,
+    batch: u64,
+    entries: *mut TransferRequest,
+    count: usize,
+) -> c_int {
+    let call = Call {
+        entries,
+        count,
+        notify: None,
+    };
+    // SAFETY: upheld by the caller.
+    unsafe { submit(engine, batch, &call) }
+}
+
+/// # Safety
+/// As `transfer_engine_c.h` has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn submitTransferWithNotify(
+    engine: Handle,
+    batch: u64,
+    entries: *mut TransferRequest,
+    count: usize,
+    notify: NotifyMsg,
+) -> c_int {
+    let call = Call {
+        entries,
+        count,
+        notify: Some(notify),
+    };
+    // SAFETY: upheld by the caller.
+    unsafe { submit(engine, batch, &call) }
+}
+
+/// # Safety
+/// As `transfer_engine_c.h` has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getTransferStatus(
+    engine: Handle,
+    id: u64,
+    task: usize,
+    status: *mut TransferStatus,
+) -> c_int {
+    if let Some(hub) = hub::known()
+        && let Some(batch) = guarded(None, || hub.batch(engine, id))
+    {
+        return guarded(REFUSED, || {
+            let mut state = batch.state.lock();
+            // SAFETY: upheld by the caller.
+            unsafe { batch.status(&mut state, hub, task, status) }
+        });
+    }
+    // SAFETY: upheld by the caller.
+    unsafe { ask_after(engine, id, task, status) }
+}
+
+/// # Safety
+/// As `transfer_engine_c.h` has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn freeBatchID(engine: Handle, id: u64) -> c_int {
+    let Some(real) = real!(c"freeBatchID", fn(Handle, u64) -> c_int) else {
+        return REFUSED;
+    };
+    if let Some(hub) = hub::known()
+        && let Some(batch) = guarded(None, || hub.batch(engine, id))
+    {
+        return guarded(REFUSED, || {
+            let mut state = batch.state.lock();
+            hub.forget(&batch);
+            // SAFETY: upheld by the caller.
+            let code = batch.free(&mut state, || unsafe { real(engine, id) });
+            if code != 0 {
+                hub.remember(&batch);
+            }
+            code
+        });
+    }
+    // SAFETY: upheld by the caller.
+    unsafe { real(engine, id) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_with_an_address_has_a_peer_and_a_name_has_none() {
+        let known = peer_of("192.0.2.7:12345");
+        assert_ne!(known, 0);
+        assert_eq!(peer_of("192.0.2.7"), known);
+        assert_ne!(peer_of("[2001:db8::1]:12345"), known);
+        assert_eq!(peer_of("decode-3:12345"), 0);
+        assert_eq!(peer_of(""), 0);
+    }
+}

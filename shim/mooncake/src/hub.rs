@@ -1,0 +1,350 @@
+//! What this library knows of its process, and the thread that looks after what waits and what is in flight.
+//!
+//! The thread, `laxity-mooncake`, hands on what has leave and tells the daemon what is complete, whether or not the program comes to ask:
+//! one that waits for one batch before it asks after another would otherwise wait for itself. It is started when something has
+//! to wait or is in flight for the first time, and sleeps while nothing does.
+
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::collections::HashMap;
+use std::sync::{Arc, Once, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use laxity_client::hints::{self, Asked, Transfer, Transfers};
+use laxity_client::{Direction, Stage};
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use crate::abi::{Handle, WRITE};
+use crate::batch::Batch;
+use crate::engines::{Engines, Mode};
+use crate::report;
+use crate::runs::Run;
+use crate::settings::Settings;
+
+/// Batches that are remembered. What is submitted to others passes through.
+const BATCHES_MAX: usize = 1 << 16;
+/// Requests whose first sight is remembered.
+const SIGHTS_MAX: usize = 1 << 16;
+/// Between two looks at what is in flight: at first, and at most.
+const LOOK: Duration = Duration::from_micros(50);
+const LOOK_MAX: Duration = Duration::from_millis(1);
+/// Longest sleep while nothing is in flight and something waits for leave.
+const WAIT_MAX: Duration = Duration::from_millis(20);
+/// A process that ends does not wait longer for the thread to stand still.
+const END_WITHIN: Duration = Duration::from_millis(100);
+
+/// Of this process. Never freed: a forked child leaves its parent's behind, with whatever locks are locked.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    pub(crate) engines: RwLock<Engines>,
+    batches: RwLock<HashMap<(usize, u64), Arc<Batch>>>,
+    transfers: Transfers,
+    is_preloaded: bool,
+    worker: Worker,
+    sights: Mutex<HashMap<u64, u64>>,
+}
+
+#[derive(Debug, Default)]
+struct Worker {
+    /// Batches of which something waits or is in flight.
+    list: Mutex<Vec<Arc<Batch>>>,
+    bell: Condvar,
+    start: OnceLock<()>,
+    /// There is none, and can't be: nothing waits.
+    is_missing: AtomicBool,
+    /// The process ends.
+    ends: AtomicBool,
+    /// It is inside a call of Mooncake's, or about to be.
+    busy: AtomicUsize,
+}
+
+/// Null before the first engine, and in a forked child.
+static HUB: AtomicPtr<Hub> = AtomicPtr::new(core::ptr::null_mut());
+
+extern "C" fn in_child() {
+    HUB.store(core::ptr::null_mut(), Ordering::Relaxed);
+    report::abandon();
+}
+
+/// What is known; `None` if no engine was made in this process.
+pub(crate) fn known() -> Option<&'static Hub> {
+    // SAFETY: null, or from `Box::into_raw` below and never freed. Acquire pairs with the Release of the exchange.
+    unsafe { HUB.load(Ordering::Acquire).as_ref() }
+}
+
+/// The same, made if it is not there. Attaches to the daemon, and says so if there is none.
+pub(crate) fn make() -> &'static Hub {
+    if let Some(there) = known() {
+        return there;
+    }
+    static WATCH: Once = Once::new();
+    WATCH.call_once(|| {
+        // SAFETY: the handler stores to atomics, nothing else, which is safe in any child.
+        if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
+            eprintln!(
+                "laxity: pthread_atfork is refused; a process that forks may hang in its child"
+            );
+        }
+    });
+    // First, since it says how far the client may go.
+    let settings = Settings::get();
+    let made = Box::into_raw(Box::new(Hub {
+        engines: RwLock::default(),
+        batches: RwLock::default(),
+        transfers: hints::transfers(),
+        is_preloaded: is_verbs_preloaded(),
+        worker: Worker::default(),
+        sights: Mutex::default(),
+    }));
+    let before = core::ptr::null_mut();
+    match HUB.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => {
+            report::at_exit();
+            if !settings.is_off {
+                say_if_alone();
+            }
+            // SAFETY: as in `known`.
+            unsafe { &*made }
+        }
+        Err(there) => {
+            // SAFETY: just made, and shown to nobody; the other is as in `known`.
+            unsafe {
+                drop(Box::from_raw(made));
+                &*there
+            }
+        }
+    }
+}
+
+fn say_if_alone() {
+    let client = hints::client();
+    if client.is_attached() {
+        return;
+    }
+    let why = client.refusal().unwrap_or_else(|| {
+        let socket = laxity_client::Options::from_env().socket;
+        format!("nobody answers at {}", socket.display())
+    });
+    eprintln!(
+        "laxity: {why}; Mooncake's transfers go out unscheduled until a daemon is there (`laxity doctor` says more)"
+    );
+}
+
+/// Whether `liblaxity.so` is in this process: nothing else has this function.
+fn is_verbs_preloaded() -> bool {
+    const ITS: &CStr = c"laxity_verbs_exempt";
+    // SAFETY: a lookup by a C string.
+    !unsafe { libc::dlsym(libc::RTLD_DEFAULT, ITS.as_ptr()) }.is_null()
+}
+
+impl Hub {
+    /// Who schedules what this engine moves.
+    pub(crate) fn mode(&self, engine: Handle) -> Mode {
+        if Settings::get().is_off {
+            return Mode::Pass;
+        }
+        self.engines.read().mode(engine, self.is_preloaded)
+    }
+
+    /// A batch was allocated.
+    pub(crate) fn allocated(&self, engine: Handle, id: u64, capacity: usize) {
+        if self.mode(engine) != Mode::Gate || self.worker.is_missing.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut batches = self.batches.write();
+        // One with that number that is still here was freed behind our back.
+        if batches.len() < BATCHES_MAX || batches.contains_key(&(engine as usize, id)) {
+            let batch = Arc::new(Batch::new(engine, id, capacity));
+            batches.insert((engine as usize, id), batch);
+        }
+    }
+
+    /// A batch of a gated engine.
+    pub(crate) fn batch(&self, engine: Handle, id: u64) -> Option<Arc<Batch>> {
+        self.batches.read().get(&(engine as usize, id)).cloned()
+    }
+
+    /// It is about to be freed: its number may be another's at once.
+    pub(crate) fn forget(&self, batch: &Batch) {
+        self.batches.write().remove(&(batch.engine, batch.id));
+    }
+
+    /// It could not be freed.
+    pub(crate) fn remember(&self, batch: &Arc<Batch>) {
+        let mut batches = self.batches.write();
+        batches.insert((batch.engine, batch.id), Arc::clone(batch));
+    }
+
+    /// The engine is about to be destroyed: what waits is handed on, as the program submitted it, and nothing asks after it from here on.
+    pub(crate) fn leave_engine(&self, engine: Handle) {
+        let mut theirs: Vec<Arc<Batch>> = Vec::new();
+        self.batches.write().retain(|key, batch| {
+            let is_theirs = key.0 == engine as usize;
+            if is_theirs {
+                theirs.push(Arc::clone(batch));
+            }
+            !is_theirs
+        });
+        for batch in theirs {
+            let mut state = batch.state.lock();
+            batch.flush(&mut state);
+            batch.leave_off(&mut state);
+        }
+        self.engines.write().destroyed(engine);
+    }
+
+    /// Asks for leave for a run; never blocks.
+    pub(crate) fn ask(&self, engine: Handle, run: &Run) -> Transfer {
+        let settings = Settings::get();
+        let otherwise = settings.stage(run.opcode);
+        let direction = match run.opcode {
+            WRITE => Direction::Egress,
+            // The data come in, so it is the ingress of this host that they load.
+            _ => Direction::Ingress,
+        };
+        let mut said = run.said;
+        let stage = said.stage.unwrap_or(otherwise);
+        if let Some(slo) = settings.slo_ttft
+            && said.deadline_ns == 0
+            && matches!(stage, Stage::KvReuse | Stage::P2d)
+        {
+            said.deadline_ns = self.due(said.request, slo);
+        }
+        self.transfers.submit(&Asked {
+            bytes: run.bytes,
+            said,
+            otherwise: Some(otherwise),
+            direction,
+            peer: match direction {
+                // Who sends matters where the sender's daemon doesn't see it.
+                Direction::Ingress => self.engines.read().peer(engine, run.target),
+                Direction::Egress => 0,
+            },
+            whole: true,
+            ..Asked::default()
+        })
+    }
+
+    /// When something is due that has an objective and no deadline: counted from the first sight of its request; from now if
+    /// it has none, or if too many are known.
+    fn due(&self, request: u64, objective: Duration) -> u64 {
+        let objective = u64::try_from(objective.as_nanos()).unwrap_or(u64::MAX);
+        let now = hints::now();
+        let is_over = |seen: u64| now.saturating_sub(seen) >= objective.saturating_mul(2);
+        let mut sights = self.sights.lock();
+        if sights.len() >= SIGHTS_MAX {
+            sights.retain(|_, seen| !is_over(*seen));
+        }
+        if request == 0 || sights.len() >= SIGHTS_MAX {
+            return now.saturating_add(objective);
+        }
+        let seen = sights.entry(request).or_insert(now);
+        // An engine that uses its numbers again has another request there by now.
+        if is_over(*seen) {
+            *seen = now;
+        }
+        seen.saturating_add(objective)
+    }
+
+    /// Has the thread look after a batch, with its state locked.
+    pub(crate) fn attend(&'static self, batch: &Arc<Batch>, state: &mut crate::batch::State) {
+        if state.is_idle() || state.listed {
+            return;
+        }
+        let worker = &self.worker;
+        worker.start.get_or_init(|| self.start());
+        if worker.is_missing.load(Ordering::Relaxed) {
+            batch.flush(state);
+            return;
+        }
+        state.listed = true;
+        worker.list.lock().push(Arc::clone(batch));
+        worker.bell.notify_one();
+    }
+
+    fn start(&'static self) {
+        // The program's signals are its own: a thread inherits what is blocked where it is made.
+        // SAFETY: plain calls on sets that live here; they are filled before they are read.
+        let started = unsafe {
+            let mut all = core::mem::zeroed::<libc::sigset_t>();
+            let mut before = core::mem::zeroed::<libc::sigset_t>();
+            libc::sigfillset(&mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+            let started = thread::Builder::new()
+                .name(String::from("laxity-mooncake"))
+                .spawn(move || self.work());
+            libc::pthread_sigmask(libc::SIG_SETMASK, &before, core::ptr::null_mut());
+            started
+        };
+        if let Err(error) = started {
+            self.worker.is_missing.store(true, Ordering::Relaxed);
+            eprintln!(
+                "laxity: cannot start a thread ({error}); Mooncake's transfers go out unscheduled"
+            );
+        }
+    }
+
+    fn work(&'static self) {
+        let worker = &self.worker;
+        let mut nap = LOOK;
+        loop {
+            let batches = {
+                let mut list = worker.list.lock();
+                while list.is_empty() {
+                    worker.bell.wait(&mut list);
+                }
+                list.clone()
+            };
+            let (mut happened, mut moves, mut waits) = (false, false, false);
+            for batch in batches {
+                worker.busy.store(1, Ordering::SeqCst);
+                // SeqCst, here and in `end`: one of the two sees the other's store.
+                if worker.ends.load(Ordering::SeqCst) {
+                    worker.busy.store(0, Ordering::SeqCst);
+                    return;
+                }
+                // Whoever has it looks at it right now.
+                let Some(mut state) = batch.state.try_lock() else {
+                    moves = true;
+                    worker.busy.store(0, Ordering::SeqCst);
+                    continue;
+                };
+                happened |= batch.settle(&mut state);
+                happened |= batch.advance(&mut state, self);
+                if state.is_idle() {
+                    state.listed = false;
+                    worker
+                        .list
+                        .lock()
+                        .retain(|listed| !Arc::ptr_eq(listed, &batch));
+                } else {
+                    waits |= state.waits();
+                    moves |= state.moves();
+                }
+                drop(state);
+                worker.busy.store(0, Ordering::SeqCst);
+            }
+            if happened {
+                nap = LOOK;
+                continue;
+            }
+            let limit = if moves { nap } else { WAIT_MAX };
+            if waits {
+                self.transfers.wait_any(limit);
+            } else if moves {
+                thread::sleep(limit);
+            }
+            nap = (nap * 3 / 2).min(LOOK_MAX);
+        }
+    }
+
+    /// The process ends: Mooncake's own objects go, and must not be asked any more.
+    pub(crate) fn end(&self) {
+        self.worker.ends.store(true, Ordering::SeqCst);
+        let end = Instant::now() + END_WITHIN;
+        while self.worker.busy.load(Ordering::SeqCst) != 0 && Instant::now() < end {
+            thread::sleep(LOOK);
+        }
+    }
+}

@@ -1,0 +1,547 @@
+//! The library in a program's process, with a daemon of one page and a stand-in for Mooncake that moves bytes over TCP between two processes
+//! and writes down each call (`standin/transfer_engine.c`). It is not Mooncake: releases for Python have no C library.
+
+#[path = "../../client/tests/daemon/mod.rs"]
+mod daemon;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use daemon::{TestDaemon, eventually};
+use laxity_client::{Direction, Stage};
+
+const COUNT: usize = 8;
+const LENGTH: usize = 40_000;
+const BYTES: u64 = (COUNT * LENGTH) as u64;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where cargo put it: next to this test's own directory, or in it.
+fn library() -> PathBuf {
+    let own = std::env::current_exe().expect("own path");
+    let deps = own.parent().expect("deps");
+    let name = "liblaxity_mooncake.so";
+    [deps.join(name), deps.join("..").join(name)]
+        .into_iter()
+        .find(|path| path.exists())
+        .expect("liblaxity_mooncake.so is built with its tests")
+}
+
+fn output(command: &mut Command) -> Output {
+    let output = command.output().expect("the program starts");
+    assert!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    output
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The folder with the stand-in and the programs; built once.
+fn built() -> &'static Path {
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    FOLDER
+        .get_or_init(|| {
+            let folder = tempfile::tempdir().expect("a folder");
+            let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/standin");
+            let script = format!(
+                "cc -O1 -Wall -Wextra -Werror -shared -fPIC -o libtransfer_engine.so {sources}/transfer_engine.c -lpthread -ldl && \
+                 cc -O1 -Wall -Wextra -Werror -o mover {sources}/mover.c -L. -ltransfer_engine -lpthread -ldl -Wl,-rpath,$PWD && \
+                 cc -O1 -Wall -Wextra -Werror -DSAYS -rdynamic -o sayer {sources}/mover.c -L. -ltransfer_engine -lpthread -ldl \
+                    -Wl,-rpath,$PWD"
+            );
+            output(Command::new("sh").args(["-c", &script]).current_dir(&folder));
+            folder
+        })
+        .path()
+}
+
+/// The process at the other end: it serves its memory, and says its checksum when asked.
+struct Peer {
+    child: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+    port: String,
+    /// Where its buffer is.
+    base: String,
+}
+
+impl Peer {
+    fn start(bytes: u64) -> Self {
+        let mut child = Command::new(built().join("mover"))
+            .args(["serve", &bytes.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the peer starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let first = lines.next().expect("a line").expect("text");
+        let port = first.strip_prefix("port ").expect("its port").to_owned();
+        let ready = lines.next().expect("a line").expect("text");
+        let base = ready.strip_prefix("ready ").expect("its buffer").to_owned();
+        Self {
+            child,
+            lines,
+            port,
+            base,
+        }
+    }
+
+    fn checksum(&mut self) -> String {
+        let stdin = self.child.stdin.as_mut().expect("piped");
+        stdin.write_all(b"?\n").expect("it listens");
+        self.lines.next().expect("a line").expect("text")
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A program that moves bytes, under the library or not.
+struct Job {
+    folder: tempfile::TempDir,
+    command: Command,
+}
+
+/// What it did.
+struct Done {
+    lines: Vec<String>,
+    errors: String,
+    /// Of the stand-in.
+    log: String,
+    report: String,
+}
+
+impl Job {
+    fn new(program: &str, way: &str, peer: &Peer, protocol: &str, count: usize) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut command = Command::new(built().join(program));
+        command
+            .args([
+                way,
+                &peer.port,
+                protocol,
+                &count.to_string(),
+                &LENGTH.to_string(),
+            ])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .env("STANDIN_LOG", folder.path().join("log"))
+            .env("LAXITY_REPORT", folder.path().join("report"))
+            .env("LAXITY_SOCKET", folder.path().join("nowhere.sock"))
+            // A busy machine may be slow to answer.
+            .env("LAXITY_ATTACH_MS", "20000")
+            .env("LAXITY_STALL_MS", "20000");
+        Self { folder, command }
+    }
+
+    fn preloaded(mut self) -> Self {
+        self.command.env("LD_PRELOAD", library());
+        self
+    }
+
+    fn under(mut self, daemon: &TestDaemon) -> Self {
+        self.command.env("LAXITY_SOCKET", &daemon.socket);
+        self.preloaded()
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    fn start(&mut self) -> Child {
+        self.command.spawn().expect("the program starts")
+    }
+
+    fn end(self, mut child: Child) -> Done {
+        let end = Instant::now() + PATIENCE;
+        while child.try_wait().expect("wait").is_none() {
+            if Instant::now() > end {
+                let _ = child.kill();
+                let log = self.log();
+                panic!(
+                    "it hangs: {:?}; {} lines, the last: {:?}",
+                    self.command,
+                    log.lines().count(),
+                    log.lines().last()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let output = child.wait_with_output().expect("its output");
+        let errors = text(&output.stderr);
+        assert!(
+            output.status.success(),
+            "{:?}: {errors}{}",
+            self.command,
+            self.log()
+        );
+        let report = fs::read_to_string(self.folder.path().join("report")).unwrap_or_default();
+        Done {
+            lines: text(&output.stdout).lines().map(str::to_owned).collect(),
+            errors,
+            log: self.log(),
+            report,
+        }
+    }
+
+    fn run(mut self) -> Done {
+        let child = self.start();
+        self.end(child)
+    }
+}
+
+impl Done {
+    fn checksum(&self) -> &str {
+        self.lines.last().expect("its checksum")
+    }
+
+    /// The transfers that the stand-in took, in its order, each as it was given.
+    fn taken(&self) -> Vec<String> {
+        let mut taken = Vec::new();
+        let mut is_taken = false;
+        for line in self.log.lines() {
+            match line.strip_prefix("submit ") {
+                Some(call) => is_taken = call.contains("-> 0"),
+                None if line.starts_with("  ") && is_taken => taken.push(line.to_owned()),
+                None => {}
+            }
+        }
+        taken
+    }
+
+    fn count(&self, name: &str) -> u64 {
+        let key = format!("\"{name}\":");
+        let at = self
+            .report
+            .find(&key)
+            .unwrap_or_else(|| panic!("{name} in {:?}", self.report));
+        let digits = self.report[at + key.len()..].split([',', '}']).next();
+        digits
+            .and_then(|digits| digits.parse().ok())
+            .expect("a number")
+    }
+}
+
+fn expected(opcode: u8) -> Vec<String> {
+    let one = |i| format!("  {opcode} {0} 0 {0} {LENGTH}", i * LENGTH);
+    (0..COUNT).map(one).collect()
+}
+
+fn completed(daemon: &TestDaemon) -> u64 {
+    daemon.knobs.completed_bytes.load(Ordering::SeqCst)
+}
+
+fn submitted(daemon: &TestDaemon) -> u64 {
+    daemon.knobs.submitted_bytes.load(Ordering::SeqCst)
+}
+
+#[test]
+fn only_mooncakes_functions_leave_the_library() {
+    let symbols = output(
+        Command::new("nm")
+            .args(["-D", "--defined-only"])
+            .arg(library()),
+    );
+    let exported: BTreeSet<_> = text(&symbols.stdout)
+        .lines()
+        .filter_map(|line| line.split_whitespace().last())
+        .map(str::to_owned)
+        .collect();
+    let interposed = [
+        "allocateBatchID",
+        "createTransferEngine",
+        "destroyTransferEngine",
+        "freeBatchID",
+        "getTransferStatus",
+        "installTransport",
+        "openSegment",
+        "openSegmentNoCache",
+        "registerLocalMemory",
+        "registerLocalMemoryBatch",
+        "submitTransfer",
+        "submitTransferWithNotify",
+        "tent_submit",
+        "tent_submit_notif",
+        "uninstallTransport",
+        "unregisterLocalMemory",
+        "unregisterLocalMemoryBatch",
+    ];
+    assert_eq!(exported, interposed.map(str::to_owned).into());
+}
+
+#[test]
+fn a_process_without_mooncake_does_not_notice_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let report = folder.path().join("report");
+    let script = "ls /proc/self/task | wc -l; exec true";
+    let alone = output(Command::new("sh").args(["-c", script]));
+    let preloaded = output(
+        Command::new("sh")
+            .args(["-c", script])
+            .env("LD_PRELOAD", library())
+            .env("LAXITY_REPORT", &report)
+            .env("LAXITY_PROFILE", "no-such-profile"),
+    );
+    assert_eq!(text(&preloaded.stdout), text(&alone.stdout));
+    assert_eq!(text(&preloaded.stderr), text(&alone.stderr));
+    assert!(!report.exists());
+}
+
+#[test]
+fn without_a_daemon_mooncake_gets_every_call_as_the_program_made_it_and_one_warning_says_so() {
+    for (way, opcode) in [
+        ("write", 1),
+        ("read", 0),
+        ("notify", 1),
+        ("threads", 1),
+        ("free", 1),
+    ] {
+        let mut peer = Peer::start(BYTES);
+        let alone = Job::new("mover", way, &peer, "tcp", COUNT).run();
+        let without = Job::new("mover", way, &peer, "tcp", COUNT)
+            .preloaded()
+            .run();
+        assert_eq!(without.log, alone.log, "{way}");
+        assert_eq!(without.taken(), expected(opcode), "{way}");
+        assert_eq!(without.checksum(), peer.checksum(), "{way}");
+        let warnings = without
+            .errors
+            .lines()
+            .filter(|line| line.starts_with("laxity: "));
+        assert_eq!(warnings.count(), 1, "{way}: {}", without.errors);
+        assert!(
+            without.errors.contains("nowhere.sock"),
+            "{}",
+            without.errors
+        );
+        // One more that there is no room for, of one byte.
+        assert_eq!(
+            without.count("bytes"),
+            BYTES + u64::from(way == "write"),
+            "{way}"
+        );
+    }
+}
+
+#[test]
+fn bytes_that_waited_for_leave_arrive_once_each_and_the_daemon_knows_of_all_of_them() {
+    for (way, opcode) in [("write", 1), ("read", 0), ("threads", 1), ("notify", 1)] {
+        let daemon = TestDaemon::start();
+        daemon.set(&daemon.knobs.hold, true);
+        let mut peer = Peer::start(BYTES);
+        let mut job = Job::new("mover", way, &peer, "tcp", COUNT).under(&daemon);
+        let child = job.start();
+        eventually("it asks for leave", || submitted(&daemon) > 0);
+        // The program goes on: its calls return while nothing may go.
+        std::thread::sleep(Duration::from_millis(30));
+        assert!(!job.log().contains("submit"), "{way}: {}", job.log());
+        daemon.set(&daemon.knobs.hold, false);
+        let done = job.end(child);
+        assert_eq!(done.taken(), expected(opcode), "{way}");
+        assert_eq!(done.checksum(), peer.checksum(), "{way}");
+        eventually("all is complete", || completed(&daemon) == BYTES);
+        assert_eq!(submitted(&daemon), BYTES, "{way}: nothing is told twice");
+        assert!(done.errors.is_empty(), "{way}: {}", done.errors);
+        assert_eq!(done.count("deferred"), COUNT as u64, "{way}");
+        assert_eq!(done.count("scheduled_bytes"), BYTES, "{way}");
+        if way == "notify" {
+            // Copied, in one call, and sent behind all of the bytes.
+            let call = format!("submit {COUNT} -> 0 request-17=arrived\n");
+            assert!(done.log.contains(&call), "{}", done.log);
+            assert!(
+                done.log.contains("notified request-17=arrived after 8\n"),
+                "{}",
+                done.log
+            );
+        }
+    }
+}
+
+#[test]
+fn a_daemon_that_dies_lets_go_of_what_waits() {
+    let daemon = TestDaemon::start();
+    daemon.set(&daemon.knobs.hold, true);
+    let mut peer = Peer::start(BYTES);
+    let mut job = Job::new("mover", "write", &peer, "tcp", COUNT).under(&daemon);
+    let child = job.start();
+    eventually("it asks for leave", || submitted(&daemon) > 0);
+    daemon.kill();
+    let done = job.end(child);
+    assert_eq!(done.taken(), expected(1));
+    assert_eq!(done.checksum(), peer.checksum());
+}
+
+#[test]
+fn a_batch_that_waits_is_busy_and_what_waited_is_handed_on() {
+    let daemon = TestDaemon::start();
+    daemon.set(&daemon.knobs.hold, true);
+    let mut peer = Peer::start(BYTES);
+    let done = Job::new("mover", "free", &peer, "tcp", COUNT)
+        .under(&daemon)
+        .run();
+    assert!(
+        done.lines.contains(&String::from("busy 4")),
+        "{:?}",
+        done.lines
+    );
+    assert_eq!(done.taken(), expected(1));
+    assert_eq!(done.checksum(), peer.checksum());
+}
+
+#[test]
+fn an_engine_that_goes_takes_nothing_along_that_was_submitted() {
+    let daemon = TestDaemon::start();
+    daemon.set(&daemon.knobs.hold, true);
+    let peer = Peer::start(BYTES);
+    let done = Job::new("mover", "unplug", &peer, "tcp", COUNT)
+        .under(&daemon)
+        .run();
+    assert_eq!(done.taken(), expected(1));
+    assert!(done.log.ends_with("destroy\n"), "{}", done.log);
+}
+
+#[test]
+fn what_mooncake_refuses_late_fails_when_it_is_asked_after() {
+    let daemon = TestDaemon::start();
+    daemon.set(&daemon.knobs.hold, true);
+    let peer = Peer::start(BYTES);
+    let mut job = Job::new("mover", "refused", &peer, "tcp", COUNT).under(&daemon);
+    let child = job.start();
+    eventually("it asks for leave", || submitted(&daemon) > 0);
+    std::thread::sleep(Duration::from_millis(30));
+    daemon.set(&daemon.knobs.hold, false);
+    let done = job.end(child);
+    assert_eq!(done.taken(), expected(1)[..COUNT / 2]);
+    let is = |i, status| done.lines.contains(&format!("{i}: 0 {status}"));
+    assert!((0..COUNT / 2).all(|i| is(i, 4)), "{:?}", done.lines);
+    assert!((COUNT / 2..COUNT).all(|i| is(i, 6)), "{:?}", done.lines);
+    assert!(
+        done.errors.contains("refused a transfer (1)"),
+        "{}",
+        done.errors
+    );
+    // At once, where nothing waits: the program hears it from the call, as without us.
+    let without = Job::new("mover", "refused", &peer, "tcp", COUNT)
+        .preloaded()
+        .run();
+    assert!(
+        without.lines.contains(&String::from("refused 1")),
+        "{:?}",
+        without.lines
+    );
+}
+
+#[test]
+fn what_the_engine_says_of_the_memory_goes_with_the_flow() {
+    let daemon = TestDaemon::start();
+    *daemon.knobs.flows.lock().expect("flows") = Some(Vec::new());
+    let mut peer = Peer::start(BYTES);
+    let done = Job::new("sayer", "read", &peer, "tcp", COUNT)
+        .under(&daemon)
+        .run();
+    assert_eq!(done.checksum(), peer.checksum());
+    eventually("all is complete", || completed(&daemon) == BYTES);
+    let flows = daemon
+        .knobs
+        .flows
+        .lock()
+        .expect("flows")
+        .take()
+        .expect("kept");
+    assert_eq!(flows.len(), 8, "a flow for each layer: {flows:?}");
+    for (layer, flow) in flows.iter().enumerate() {
+        let stage = if layer < 4 {
+            Stage::KvReuse
+        } else {
+            Stage::Background
+        };
+        assert_eq!((usize::from(flow.layer), flow.stage), (layer, stage));
+        assert_eq!(
+            (flow.request, flow.direction, flow.whole),
+            (17, Direction::Ingress, true)
+        );
+        assert_ne!(flow.peer, 0);
+    }
+}
+
+#[test]
+fn what_no_port_carries_passes() {
+    let daemon = TestDaemon::start();
+    daemon.set(&daemon.knobs.hold, true);
+    let mut peer = Peer::start(BYTES);
+    let done = Job::new("mover", "write", &peer, "nvlink", COUNT)
+        .under(&daemon)
+        .run();
+    assert_eq!(done.checksum(), peer.checksum());
+    assert_eq!(submitted(&daemon), 0);
+}
+
+#[test]
+fn rdma_that_no_library_sees_waits_here() {
+    let daemon = TestDaemon::start();
+    let mut peer = Peer::start(BYTES);
+    let done = Job::new("mover", "write", &peer, "rdma", COUNT)
+        .under(&daemon)
+        .run();
+    assert_eq!(done.checksum(), peer.checksum());
+    assert_eq!(submitted(&daemon), BYTES);
+}
+
+#[test]
+fn batch_after_batch_nothing_grows() {
+    let daemon = TestDaemon::start();
+    let peer = Peer::start(BYTES);
+    let done = Job::new("mover", "many", &peer, "tcp", 2)
+        .under(&daemon)
+        .run();
+    let grew = done
+        .lines
+        .iter()
+        .find_map(|line| line.strip_prefix("grew "));
+    let grew: i64 = grew.expect("a line").parse().expect("a number");
+    assert!(grew < 1 << 20, "{grew} bytes in 2500 batches");
+    assert_eq!(done.taken().len(), 6000);
+    eventually("all is complete", || {
+        completed(&daemon) == 6000 * LENGTH as u64
+    });
+}
+
+#[test]
+fn tents_requests_get_a_priority_where_the_engine_says_the_stage() {
+    let run = |program: &str, preload: bool| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let log = folder.path().join("log");
+        let mut command = Command::new(built().join(program));
+        command.arg("tent").env("STANDIN_LOG", &log);
+        if preload {
+            command.env("LD_PRELOAD", library());
+        }
+        output(&mut command);
+        let log = fs::read_to_string(log).expect("a log");
+        let priorities = log
+            .lines()
+            .filter_map(|line| line.split("priority ").nth(1));
+        (
+            log.lines().count(),
+            priorities.map(str::to_owned).collect::<Vec<_>>(),
+        )
+    };
+    let as_given = ["0 hint 7", "0 hint 0", "1 hint 0", "0 hint 7", "0 hint 0"];
+    let filled = ["0 hint 7", "2 hint 0", "1 hint 0", "0 hint 7", "2 hint 0"];
+    assert_eq!(run("sayer", false).1, as_given);
+    assert_eq!(run("mover", true).1, as_given);
+    assert_eq!(run("sayer", true).1, filled);
+}

@@ -1,0 +1,252 @@
+//! Programs that use Mooncake's C interface, with both preload libraries and the real `laxityd`: over Mooncake's own engine of release
+//! 0.3.13, from its Python package and behind `real_engine.cc`, where PyPI can be reached (else skipped, with the reason); and over the stand-in
+//! of `shim/mooncake/tests` for what needs a transport that is not here.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use laxity_wire::Status;
+
+use crate::process::{Daemon, binary, eventually, wait_bounded};
+
+/// The release whose layouts `real_engine.cc` has.
+const RELEASE: &str = "mooncake-transfer-engine-non-cuda==0.3.13";
+const COUNT: u64 = 16;
+const LENGTH: u64 = 200_000;
+const BYTES: u64 = COUNT * LENGTH;
+
+fn shell(script: &str, folder: &Path) -> Result<String, String> {
+    let output = Command::new("sh")
+        .args(["-ec", script])
+        .current_dir(folder)
+        .output()
+        .expect("sh starts");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() {
+        Ok(text(&output.stdout))
+    } else {
+        Err(text(&output.stdout) + &text(&output.stderr))
+    }
+}
+
+fn sources() -> &'static str {
+    concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../shim/mooncake/tests/standin"
+    )
+}
+
+/// Builds `mover` over the stand-in.
+fn standin(folder: &Path) {
+    let sources = sources();
+    let script = format!(
+        "cc -O1 -shared -fPIC -o libtransfer_engine.so {sources}/transfer_engine.c -lpthread
+         cc -O1 -o mover {sources}/mover.c -L. -ltransfer_engine -lpthread -ldl -Wl,-rpath,$PWD"
+    );
+    shell(&script, folder).expect("the stand-in builds");
+}
+
+/// Builds `mover` over Mooncake's own engine; why not, if that can't be had.
+fn real(folder: &Path) -> Result<(), String> {
+    let package = folder.join("package");
+    let package = package.display();
+    shell(
+        &format!(
+            "python3 -m pip install --quiet --disable-pip-version-check --no-deps --target {package} {RELEASE}"
+        ),
+        folder,
+    )?;
+    // The interpreter's library, which the extension refers to.
+    let asked =
+        "import sysconfig as s; print(s.get_config_var('LIBDIR'), s.get_config_var('LDLIBRARY'))";
+    let answer = shell(&format!("python3 -c \"{asked}\""), folder)?;
+    let (libraries, name) = answer
+        .trim()
+        .split_once(' ')
+        .ok_or("no libpython is known")?;
+    let python = PathBuf::from(libraries).join(name);
+    if !name.contains(".so") || !python.is_file() {
+        return Err(format!(
+            "python3 has no shared library ({})",
+            python.display()
+        ));
+    }
+    let (sources, python) = (sources(), python.display());
+    shell(
+        &format!(
+            "ldd {package}/mooncake/engine.so | grep 'not found' && exit 1
+             c++ -std=c++17 -O1 -shared -fPIC -o libtransfer_engine.so {sources}/real_engine.cc -Wl,--no-as-needed \
+                {package}/mooncake/engine.so {python} -Wl,-rpath,{package}/mooncake:{libraries}
+             cc -O1 -DWITHOUT_TENT -o mover {sources}/mover.c -L. -ltransfer_engine -lpthread -ldl -Wl,-rpath,$PWD \
+                -Wl,--allow-shlib-undefined"
+        ),
+        folder,
+    )?;
+    Ok(())
+}
+
+/// The process at the other end.
+struct Peer {
+    child: Child,
+    lines: std::io::Lines<BufReader<ChildStdout>>,
+    port: String,
+    base: String,
+}
+
+impl Peer {
+    fn start(folder: &Path) -> Self {
+        let mut child = Command::new(folder.join("mover"))
+            .args(["serve", &BYTES.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the peer starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mut next = |name: &str| {
+            let line = lines.next().expect("a line").expect("text");
+            line.strip_prefix(name).expect(name).to_owned()
+        };
+        let (port, base) = (next("port "), next("ready "));
+        Self {
+            child,
+            lines,
+            port,
+            base,
+        }
+    }
+
+    fn checksum(&mut self) -> String {
+        let stdin = self.child.stdin.as_mut().expect("piped");
+        stdin.write_all(b"?\n").expect("it listens");
+        self.lines.next().expect("a line").expect("text")
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A program that moves bytes to or from the peer, with these libraries preloaded.
+fn start(folder: &Path, peer: &Peer, way: &str, protocol: &str, preload: &[&str]) -> Child {
+    let preload: Vec<String> = preload
+        .iter()
+        .map(|library| binary(library).display().to_string())
+        .collect();
+    let mut command = Command::new(folder.join("mover"));
+    command
+        .args([
+            way,
+            &peer.port,
+            protocol,
+            &COUNT.to_string(),
+            &LENGTH.to_string(),
+        ])
+        .env("LD_PRELOAD", preload.join(":"))
+        .env("LAXITY_SOCKET", folder.join("laxityd.sock"))
+        .env("LAXITY_ATTACH_MS", "20000")
+        .env("LAXITY_STALL_MS", "60000")
+        .env("STANDIN_LOG", folder.join("log"))
+        .stdout(Stdio::piped());
+    // Mooncake counts from the address of the peer's memory, the stand-in from its first byte.
+    if folder.join("package").exists() {
+        command.env("MOVER_BASE", &peer.base);
+    }
+    command.spawn().expect("the program starts")
+}
+
+const BOTH: [&str; 2] = ["liblaxity.so", "liblaxity_mooncake.so"];
+
+fn end(child: Child) -> Vec<String> {
+    let (status, said) = wait_bounded(child);
+    assert!(status.success(), "{status}: {said}");
+    said.lines().map(str::to_owned).collect()
+}
+
+fn last(lines: &[String]) -> &str {
+    lines.last().expect("its checksum")
+}
+
+/// The daemon's status once so much is complete, and nobody is attached any more.
+fn all_is_complete(daemon: &Daemon, bytes: u64) -> Status {
+    eventually("the daemon knows that all is complete", || {
+        let totals = daemon.status().totals;
+        totals.completed_bytes == bytes && totals.attached_clients == 0
+    });
+    daemon.status()
+}
+
+#[test]
+fn mooncakes_own_engine_moves_every_byte_once_by_the_daemons_leave_and_without_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    if let Err(reason) = real(folder) {
+        println!("skipped: {reason}");
+        return;
+    }
+    let mut peer = Peer::start(folder);
+    let without = end(start(folder, &peer, "write", "tcp", &BOTH));
+    assert_eq!(last(&without), peer.checksum(), "without a daemon");
+
+    // So slow that most of it has to wait.
+    let slow = "[[nic]]\nname = \"default\"\nrate = \"100Mbit\"\nchunk = \"256KiB\"\n";
+    let mut daemon = Daemon::start(folder, slow);
+    let mut moved = 0;
+    for way in ["write", "read", "threads"] {
+        let lines = end(start(folder, &peer, way, "tcp", &BOTH));
+        assert_eq!(last(&lines), peer.checksum(), "{way}");
+        moved += BYTES;
+        // The one byte too many that `write` tries is refused.
+        let status = all_is_complete(&daemon, moved);
+        assert_eq!(status.totals.permitted_bytes, moved, "{way}");
+    }
+
+    // The daemon is gone while bytes wait for it.
+    let child = start(folder, &peer, "write", "tcp", &BOTH);
+    eventually("it waits for leave", || {
+        daemon.status().totals.flows > 3 * COUNT
+    });
+    daemon.kill();
+    assert_eq!(last(&end(child)), peer.checksum(), "the daemon is killed");
+}
+
+#[test]
+fn a_scope_that_the_program_opens_goes_with_what_it_submits() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    standin(folder);
+    let daemon = Daemon::start(folder, "");
+    let mut peer = Peer::start(folder);
+    let lines = end(start(folder, &peer, "own", "tcp", &BOTH));
+    assert!(lines.contains(&peer.checksum()), "{lines:?}");
+    let status = all_is_complete(&daemon, BYTES);
+    let stages = status.ports.iter().flat_map(|port| &port.stages);
+    let background = stages.filter(|stage| stage.stage == "background");
+    assert_eq!(
+        background.map(|stage| stage.completed_bytes).sum::<u64>(),
+        BYTES
+    );
+}
+
+#[test]
+fn rdma_under_the_verbs_library_is_only_said_whose_it_is() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    standin(folder);
+    let daemon = Daemon::start(folder, "");
+    let mut peer = Peer::start(folder);
+    let lines = end(start(folder, &peer, "own", "rdma", &BOTH));
+    assert!(lines.contains(&String::from("owner 23")), "{lines:?}");
+    assert_eq!(
+        last(&lines),
+        "after 0",
+        "memory that is unregistered is nobody's"
+    );
+    assert!(lines.contains(&peer.checksum()), "{lines:?}");
+    // Its work requests would ask; the stand-in has none.
+    assert_eq!(daemon.status().totals.flows, 0);
+}
