@@ -1,5 +1,5 @@
 //! A paper's claims without the rest of the program: `cargo run --release -p laxity-sim --example reproduce -- NAME [quick] [markdown]
-//! [seeds=N]`.
+//! [seeds=N] [jobs=N]`.
 //! For people: `laxity sim reproduce NAME`.
 
 use std::num::NonZero;
@@ -15,14 +15,16 @@ fn main() {
         eprintln!("name one of: {}", known.join(", "));
         std::process::exit(2);
     };
-    let seeds = arguments
-        .iter()
-        .find_map(|argument| argument.strip_prefix("seeds=")?.parse().ok())
-        .unwrap_or(if has("quick") { 1 } else { 3 });
+    let number = |name: &str| {
+        let mut all = arguments.iter();
+        all.find_map(|argument| argument.strip_prefix(name)?.parse::<u64>().ok())
+    };
+    let seeds = number("seeds=").unwrap_or(if has("quick") { 1 } else { 3 });
+    let jobs = number("jobs=").and_then(|jobs| NonZero::new(jobs as usize));
     let options = Options {
         seeds: (1..=seeds).collect(),
         quick: has("quick"),
-        jobs: NonZero::<usize>::MIN,
+        jobs: jobs.unwrap_or(NonZero::<usize>::MIN),
         data: std::env::var_os("LAXITY_DATA").map(Into::into),
         progress: true,
     };
