@@ -4,7 +4,7 @@
 //! [`elastic`] scaling, its cost, table 2 and figure 8; [`accuracy`] how far off predictions are, and what each of the options that fill holes
 //! of the paper is worth.
 //!
-//! Options (θ, headroom, thresholds of the scaler) were chosen on seeds from 1001; the figures are of the seeds that are asked for,
+//! `ttft_share` was chosen on seeds from 1001; the figures are of the seeds that are asked for,
 //! from 1 by default.
 
 mod accuracy;
@@ -93,13 +93,12 @@ mod tests {
                 assert_eq!(row.len(), section.head.len(), "{}", section.title);
             }
         }
-        // Even a quick run is past the knee somewhere, and there the line in front of instances shows.
-        let past = found
+        // Even a quick run is past the knee where tokens have little time, and there the line in front of instances shows.
+        let mut past = found
             .claims
             .iter()
-            .find(|claim| claim.says.contains("past the knee"))
-            .expect("the claim of figure 3");
-        assert!(past.holds, "{past:?}");
+            .filter(|claim| claim.says.contains("past the knee"));
+        assert!(past.any(|claim| claim.holds), "{:?}", found.claims);
         assert_eq!(reproduce(&options).expect("again"), found);
     }
 }
