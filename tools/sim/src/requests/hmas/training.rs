@@ -18,7 +18,7 @@ const SEED: u64 = 9_000;
 /// Views, each with the structure that met most objectives in its regime.
 pub(super) fn examples(bed: &Bed, options: &Options) -> Arc<Vec<(Long, Kind)>> {
     let (rates, seconds): (&[f64], f64) = if options.quick {
-        (&[super::RATE], 40.0)
+        (&[super::RATE], 25.0)
     } else {
         (
             &[0.7 * super::RATE, 1.1 * super::RATE, 1.6 * super::RATE],
