@@ -447,3 +447,7 @@ impl Meta {
         self.take_up(now, decision.kind, Why::Decided)
     }
 }
+
+#[cfg(test)]
+#[path = "guards_tests.rs"]
+mod tests;
