@@ -35,7 +35,7 @@ impl Tagger for Unreliable {
             _ => f64::from(spec.output_max / 2 + 1),
         };
         let task = (spec.id.0 % 4) as u16;
-        (spec.id.0 % 5 != 0).then_some(Tags { task, length })
+        (!spec.id.0.is_multiple_of(5)).then_some(Tags { task, length })
     }
 }
 
@@ -163,7 +163,7 @@ fn guards(bypass: bool) -> Guards {
     Guards {
         every: Span::from_millis(2_000),
         least: 5,
-        bypass: bypass.then(|| Bypass {
+        bypass: bypass.then_some(Bypass {
             queue: 3,
             violations: 0.5,
             drops_per_s: 1.0,

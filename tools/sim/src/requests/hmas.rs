@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use laxity_requests::hmas::pool::Kind;
 use laxity_requests::hmas::qos::Long;
-use laxity_requests::hmas::statera::{self, Frozen};
+use laxity_requests::hmas::statera::{self, Frozen, Score};
 
 use super::latency::Roofline;
 use super::reproduction::{Options, Reproduction, Section, each, spread};
@@ -35,10 +35,10 @@ pub const PAPER: Paper = Paper {
 };
 
 /// Requests per second that the machine just about serves, of the mix [`Mix::Complex`].
-const RATE: f64 = 14.0;
+const RATE: f64 = 10.5;
 
 /// Blocks where memory is tight: requests wait for it rather than for computation.
-const TIGHT_BLOCKS: u32 = 5_000;
+const TIGHT_BLOCKS: u32 = 7_000;
 
 /// Seeds that settings and static limits were tuned on.
 const TUNING: [u64; 2] = [101, 102];
@@ -50,14 +50,18 @@ const TRAINING: u64 = 9_001;
 const fn weight(mix: Mix) -> f64 {
     match mix {
         Mix::Interactive => 2.0,
-        Mix::Long => 0.5,
+        Mix::Long => 0.4,
         Mix::Heavy | Mix::Complex => 1.0,
     }
 }
 
 /// Statera as it was set on the tuning seeds, for all figures.
 fn frozen_statera() -> statera::Config {
-    statera::Config::default()
+    statera::Config {
+        // As the paper has it, errors in tokens, the fence does not hold what it promises: a table of its own shows that.
+        score: Score::Relative,
+        ..statera::Config::default()
+    }
 }
 
 /// Traffic with a name.
@@ -301,8 +305,7 @@ fn tune(main: &Setting, place: Place<'_>, options: &Options) -> u32 {
 /// # Errors
 /// If a GPU or model that is built in cannot be had.
 pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
-    if std::env::var_os("HMAS_EXPLORE").is_some() { explore::explore(); }
-    let seconds = if options.quick { 45.0 } else { 150.0 };
+    let seconds = if options.quick { 10.0 } else { 120.0 };
     let beds = [machine(1.4)?, machine(2.0)?];
     let tight = Bed {
         blocks: TIGHT_BLOCKS,
@@ -372,78 +375,66 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     sections.push(claims::perception(&traffic::requests(&heavy.stretches, 77)));
     Ok(Reproduction {
         title: "H-MAS: hierarchical control of one replica".to_owned(),
-        claims: claims::claims(&everyone, &compared, &ablations, &parts, &fences, &fenced),
+        claims: claims::claims(&everyone, &compared, &ablations, &parts, &fenced),
         sections,
         quick: options.quick,
     })
 }
-mod explore {
-    use super::*;
-    use bed::*;
-    use laxity_requests::Span;
-    use laxity_requests::hmas::pool::Kind;
-    use traffic::*;
 
-    pub(super) fn explore() {
-        let gpu = crate::compute::Gpu::named("a100").unwrap();
-        let model = crate::model::Model::named("llama-3-8b").unwrap();
-        for ratio in [1.4, 2.0] {
-            let clock =
-                crate::requests::latency::Roofline::calibrated(&gpu, &model, 1, ratio).unwrap();
-            eprintln!("host {}", clock.host());
-            let ample = clock.blocks(&gpu, 1, BLOCK_TOKENS);
-            for blocks in [ample, 5000] {
-                let bed = Bed {
-                    clock: clock.clone(),
-                    blocks,
-                };
-                for rate in [8.0, 11.0, 14.0, 18.0] {
-                    let asked = requests(&[Stretch::steady(120.0, rate, Mix::Heavy)], 101);
-                    for setting in [
-                        Setting::fixed(Kind::Fcfs),
-                        Setting::fixed(Kind::TwoLane),
-                        Setting {
-                            statera: None,
-                            ..Setting::fixed(Kind::Fcfs)
-                        },
-                        Setting {
-                            statera: Some(statera::Config {
-                                frozen: statera::Frozen::ALL,
-                                ..frozen_statera()
-                            }),
-                            ..Setting::fixed(Kind::TwoLane)
-                        },
-                    ] {
-                        let t = std::time::Instant::now();
-                        let m = run(&setting, &bed, &asked, &[], 101);
-                        eprintln!(
-                            "{ratio} blocks {blocks} rate {rate} n {} {:?} statera {}: good {:.1} first {:.1} ttft95 {:.2} tpot95 {:.1} gain {:.1} drops {} viol {}/{} bound/real {:.2} N {:?} [{:.1?}]",
-                            asked.len(),
-                            match &setting.chooses {
-                                Chooses::Fixed(k) => k.name(),
-                                _ => "",
-                            },
-                            match setting.statera {
-                                None => "none",
-                                Some(c) if c.frozen.bound => "frozen",
-                                _ => "on",
-                            },
-                            m.good,
-                            m.first,
-                            m.ttft_p95,
-                            m.tpot_p95,
-                            m.gain,
-                            m.drops,
-                            m.log.violations,
-                            m.log.fenced,
-                            m.log.bound_tokens as f64 / m.log.real_tokens.max(1) as f64,
-                            m.log.limits.iter().map(|l| l.concurrency).min(),
-                            t.elapsed()
-                        );
-                    }
-                }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::num::NonZero;
+
+    #[test]
+    fn a_quick_run_gives_all_tables_and_no_controller_switches_twice_in_delta_t() {
+        let options = Options {
+            seeds: vec![3],
+            quick: true,
+            jobs: NonZero::new(2).expect("two"),
+            data: None,
+            progress: false,
+        };
+        let found = reproduce(&options).expect("built in");
+        assert_eq!(found.sections.len(), 9);
+        for section in &found.sections {
+            assert!(!section.rows.is_empty(), "{}", section.title);
+            for row in &section.rows {
+                assert_eq!(row.len(), section.head.len(), "{row:?}");
             }
         }
-        let _ = Span::ZERO;
+        let switch = found.claims.iter().find(|c| c.says.contains("ΔT"));
+        assert!(switch.is_some_and(|claim| claim.holds), "{switch:?}");
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_outcome() {
+        let bed = machine(1.4).expect("built in");
+        let stretches = [Stretch::steady(20.0, RATE, Mix::Heavy)];
+        let asked = traffic::requests(&stretches, 4);
+        assert_eq!(asked, traffic::requests(&stretches, 4));
+        let run = || bed::run(&Setting::new(Chooses::Rules), &bed, &asked, &[], 4);
+        let (one, two) = (run(), run());
+        assert_eq!((one.good, one.ttft_p95), (two.good, two.ttft_p95));
+        assert_eq!(one.log.switches, two.log.switches);
+    }
+
+    #[test]
+    fn rates_go_on_and_off_and_mixes_differ() {
+        let on_off = Stretch {
+            off_rate: Some(1.0),
+            ..Stretch::steady(40.0, 20.0, Mix::Long)
+        };
+        let asked = traffic::requests(&[on_off], 5);
+        let in_second = |from: u64, to: u64| {
+            let at = |a: &&Asked| (from..to).contains(&(a.spec.arrival.0 / 1_000_000_000));
+            asked.iter().filter(at).count()
+        };
+        assert!(in_second(0, 10) > 5 * in_second(10, 20));
+        let mean = |mix| {
+            let asked = traffic::requests(&[Stretch::steady(100.0, 10.0, mix)], 5);
+            asked.iter().map(|a| f64::from(a.output)).sum::<f64>() / asked.len() as f64
+        };
+        assert!(mean(Mix::Long) > 3.0 * mean(Mix::Interactive));
     }
 }

@@ -67,8 +67,10 @@ pub struct Long {
     pub total_mean_ms: f64,
     /// Standard deviation of `T_tot` over its mean.
     pub total_cv: f64,
-    /// A quantile of `T_tot` at which most requests are below and a good part of the work is above: the 70th percentile, ms.
+    /// Its 70th percentile, ms.
     pub total_p70_ms: f64,
+    /// The 95th, ms.
+    pub total_p95_ms: f64,
     /// Part of `T_tot` of all that came that belongs to the longest tenth of requests.
     pub heavy_share: f64,
     /// Requests in line.
@@ -300,6 +302,7 @@ impl Qos {
             .sum::<f64>()
             / count;
         let total_p70_ms = quantile(&mut totals, 0.7) / 1e6;
+        let total_p95_ms = quantile(&mut totals, 0.95) / 1e6;
         let heavy: f64 = totals[totals.len() - totals.len() / 10..]
             .iter()
             .map(|total| *total as f64)
@@ -336,6 +339,7 @@ impl Qos {
                 0.0
             },
             total_p70_ms,
+            total_p95_ms,
             heavy_share: if sum > 0.0 { heavy / sum } else { 0.0 },
             queue: line.waiting,
             ttft_violations: f64::from(late + line.overdue) / f64::from(due.max(1)),

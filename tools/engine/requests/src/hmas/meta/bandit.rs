@@ -1,10 +1,10 @@
 //! A contextual bandit (H-MAS Appendix C.2): LinUCB (Li et al. 2010) over the features of the long view. Without randomness: among equals the
 //! first of the pool.
 
-use super::super::pool::{Hints, Kind};
+use super::super::pool::Kind;
 use super::super::qos::Long;
-use super::{Answer, Decision, Reward, Selector};
-use crate::{Span, Time};
+use super::{Answer, Decision, Reward, Selector, lanes};
+use crate::Time;
 
 /// What is known of a policy: `A⁻¹` and `b` of a ridge regression of the reward.
 #[derive(Clone, Debug)]
@@ -96,14 +96,9 @@ impl Selector for Bandit {
                 best = (score, arm.kind);
             }
         }
-        let split_ms =
-            (view.total_p70_ms as u64).clamp(*Hints::SPLITS_MS.start(), *Hints::SPLITS_MS.end());
         Answer::Decided(Decision {
             kind: best.1,
-            hints: Some(Hints {
-                lane_split: Span::from_millis(split_ms),
-                ..Hints::default()
-            }),
+            hints: Some(lanes(view)),
             bypass: false,
         })
     }

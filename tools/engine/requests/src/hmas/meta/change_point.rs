@@ -4,10 +4,10 @@
 //! The detector is Page and Hinkley's, in both directions, on the logarithms of load (arrivals times `T_tot`) and of the variation of
 //! `T_tot`.
 
-use super::super::pool::{Hints, Kind};
+use super::super::pool::Kind;
 use super::super::qos::Long;
-use super::{Answer, Decision, Selector};
-use crate::{Span, Time};
+use super::{Answer, Decision, Selector, lanes};
+use crate::Time;
 
 /// Page and Hinkley's test for a change of the mean.
 #[derive(Clone, Copy, Debug, Default)]
@@ -120,14 +120,9 @@ impl Selector for ChangePoint {
             (true, false) => self.table.loaded_equal,
             (false, _) => self.table.calm,
         };
-        let split_ms =
-            (view.total_p70_ms as u64).clamp(*Hints::SPLITS_MS.start(), *Hints::SPLITS_MS.end());
         Answer::Decided(Decision {
             kind,
-            hints: Some(Hints {
-                lane_split: Span::from_millis(split_ms),
-                ..Hints::default()
-            }),
+            hints: Some(lanes(view)),
             bypass: false,
         })
     }

@@ -1,10 +1,10 @@
 //! A classifier, trained before on which policy was best in which window (H-MAS Appendix C.2 "supervised classifier").
 
-use super::super::pool::{Hints, Kind};
+use super::super::pool::Kind;
 use super::super::qos::Long;
 use super::super::regressor::{Classes, TrainingError};
-use super::{Answer, Decision, Selector};
-use crate::{Span, Time};
+use super::{Answer, Decision, Selector, lanes};
+use crate::Time;
 
 /// A trained classifier.
 #[derive(Debug)]
@@ -37,14 +37,9 @@ impl Selector for Classifier {
         let Some(kind) = kind else {
             return Answer::Invalid("the classifier gave no class that there is".to_owned());
         };
-        let split_ms =
-            (view.total_p70_ms as u64).clamp(*Hints::SPLITS_MS.start(), *Hints::SPLITS_MS.end());
         Answer::Decided(Decision {
             kind: *kind,
-            hints: Some(Hints {
-                lane_split: Span::from_millis(split_ms),
-                ..Hints::default()
-            }),
+            hints: Some(lanes(view)),
             bypass: false,
         })
     }

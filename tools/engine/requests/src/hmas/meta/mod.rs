@@ -92,6 +92,17 @@ pub trait Selector: Send {
     }
 }
 
+/// Lanes part at the 95th percentile: few are slow, and they are what others wait behind. With the 70th, a third of all was slow, and the tail of
+/// times to first token was theirs.
+fn lanes(view: &Long) -> Hints {
+    let split_ms =
+        (view.total_p95_ms as u64).clamp(*Hints::SPLITS_MS.start(), *Hints::SPLITS_MS.end());
+    Hints {
+        lane_split: Span::from_millis(split_ms),
+        ..Hints::default()
+    }
+}
+
 /// Always the same.
 #[derive(Clone, Copy, Debug)]
 pub struct Fixed(pub Kind);
@@ -436,3 +447,7 @@ impl Meta {
         self.take_up(now, decision.kind, Why::Decided)
     }
 }
+
+#[cfg(test)]
+#[path = "guards_tests.rs"]
+mod tests;

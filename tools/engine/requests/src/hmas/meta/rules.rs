@@ -3,10 +3,10 @@
 //!
 //! Thresholds are not in the paper.
 
-use super::super::pool::{Hints, Kind};
+use super::super::pool::Kind;
 use super::super::qos::Long;
-use super::{Answer, Decision, Selector};
-use crate::{Span, Time};
+use super::{Answer, Decision, Selector, lanes};
+use crate::Time;
 
 /// Rules.
 #[derive(Clone, Copy, Debug)]
@@ -43,15 +43,9 @@ impl Selector for Rules {
             return Answer::Decided(Kind::Wfq.into());
         }
         if view.total_cv > self.unequal {
-            // The lanes part where the long view says that work does.
-            let split_ms = (view.total_p70_ms as u64)
-                .clamp(*Hints::SPLITS_MS.start(), *Hints::SPLITS_MS.end());
             return Answer::Decided(Decision {
                 kind: Kind::TwoLane,
-                hints: Some(Hints {
-                    lane_split: Span::from_millis(split_ms),
-                    ..Hints::default()
-                }),
+                hints: Some(lanes(view)),
                 bypass: false,
             });
         }

@@ -12,6 +12,35 @@ use std::collections::VecDeque;
 /// Upper ends of buckets, in prompt tokens (Appendix E.2 buckets by prompt length and does not say where).
 const BUCKETS: [u32; 5] = [128, 512, 2048, 8192, u32::MAX];
 
+/// What an error is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Score {
+    /// `l_real − l_pred`, tokens (eq. 4).
+    #[default]
+    Additive,
+    /// `l_real / l_pred − 1`, in thousandths: errors grow with length, and those of long answers, which are seen last, are missing from a
+    /// window; relative ones are alike for all (locally weighted conformal prediction, Lei et al. 2018).
+    Relative,
+}
+
+impl Score {
+    fn of(self, predicted: u32, real: u32) -> i64 {
+        let error = i64::from(real) - i64::from(predicted);
+        match self {
+            Self::Additive => error,
+            Self::Relative => error * 1000 / i64::from(predicted.max(1)),
+        }
+    }
+
+    fn tokens(self, predicted: u32, score: i64) -> i64 {
+        match self {
+            Self::Additive => score,
+            // Rounded up: a bound is no less than what it says.
+            Self::Relative => (score * i64::from(predicted) + 999).div_euclid(1000),
+        }
+    }
+}
+
 /// The latest errors, in order of time and of size.
 #[derive(Clone, Debug, Default)]
 struct Errors {
@@ -68,6 +97,7 @@ pub struct Bound {
 pub struct Calibration {
     epsilon: f64,
     window: usize,
+    score: Score,
     buckets: [Errors; BUCKETS.len()],
     pooled: Errors,
 }
@@ -78,7 +108,7 @@ impl Calibration {
     /// # Panics
     /// If ε is not between 0 and 1, or the window is empty.
     #[must_use]
-    pub fn new(epsilon: f64, window: usize) -> Self {
+    pub fn new(epsilon: f64, window: usize, score: Score) -> Self {
         assert!(
             epsilon > 0.0 && epsilon < 1.0,
             "ε is a part of requests: {epsilon} is not between 0 and 1"
@@ -87,6 +117,7 @@ impl Calibration {
         Self {
             epsilon,
             window,
+            score,
             buckets: Default::default(),
             pooled: Errors::default(),
         }
@@ -101,7 +132,7 @@ impl Calibration {
 
     /// A request ended.
     pub fn learn(&mut self, prompt: u32, predicted: u32, real: u32) {
-        let error = i64::from(real) - i64::from(predicted);
+        let error = self.score.of(predicted, real);
         self.buckets[Self::bucket(prompt)].push(error, self.window);
         self.pooled.push(error, self.window);
     }
@@ -121,6 +152,7 @@ impl Calibration {
                 source: Source::Limit,
             };
         };
+        let error = self.score.tokens(predicted, error);
         let tokens = (i64::from(predicted) + error).clamp(1, i64::from(output_max.max(1)));
         Bound {
             tokens: tokens as u32,
@@ -135,7 +167,7 @@ mod tests {
 
     #[test]
     fn the_rank_is_that_of_split_conformal_prediction_and_too_few_errors_give_the_limit() {
-        let mut calibration = Calibration::new(0.1, 100);
+        let mut calibration = Calibration::new(0.1, 100, Score::Additive);
         let bound = |c: &Calibration| c.bound(100, 50, 1000);
         assert_eq!(bound(&calibration).source, Source::Limit);
         // With 8 errors the rank is ⌈9 · 0.9⌉ = 9: beyond them.
@@ -155,8 +187,18 @@ mod tests {
     }
 
     #[test]
+    fn a_relative_bound_grows_with_what_is_predicted() {
+        let mut calibration = Calibration::new(0.5, 100, Score::Relative);
+        for predicted in [10, 100, 1000] {
+            calibration.learn(100, predicted, predicted + predicted / 5);
+        }
+        assert_eq!(calibration.bound(100, 50, 4096).tokens, 60);
+        assert_eq!(calibration.bound(100, 2000, 4096).tokens, 2400);
+    }
+
+    #[test]
     fn old_errors_are_forgotten() {
-        let mut calibration = Calibration::new(0.5, 10);
+        let mut calibration = Calibration::new(0.5, 10, Score::Additive);
         for _ in 0..10 {
             calibration.learn(1, 10, 900);
         }
@@ -170,7 +212,7 @@ mod tests {
     fn exchangeable_errors_violate_the_bound_no_more_often_than_epsilon() {
         // A fixed sequence without order to it: multiples of an irrational, folded.
         let length = |n: u64| 1 + ((n as f64 * 0.618_033_988_75).fract() * 400.0) as u32;
-        let mut calibration = Calibration::new(0.1, 500);
+        let mut calibration = Calibration::new(0.1, 500, Score::Additive);
         let (mut seen, mut above) = (0_u32, 0_u32);
         for n in 0..5000 {
             let bound = calibration.bound(300, 200, 4096);

@@ -4,7 +4,7 @@
 pub mod conformal;
 pub mod control;
 
-pub use conformal::{Bound, Calibration, Source};
+pub use conformal::{Bound, Calibration, Score, Source};
 pub use control::{Control, Loop, Reading, Signal};
 
 /// What Statera is set to. The paper gives none of these numbers; those here were set on the tuning seeds of `docs/requests/hmas.md`.
@@ -14,6 +14,8 @@ pub struct Config {
     pub epsilon: f64,
     /// Errors of a bucket that count, the latest.
     pub window: usize,
+    /// What an error is.
+    pub score: Score,
     /// Memory that is not promised to anybody, `δ_frag`: blocks are filled to the last only at the end of a request.
     pub fragmentation: f64,
     /// The two loops.
@@ -44,6 +46,7 @@ impl Default for Config {
         Self {
             epsilon: 0.1,
             window: 500,
+            score: Score::Additive,
             fragmentation: 0.02,
             control: control::Config::default(),
             frozen: Frozen::default(),
@@ -66,7 +69,7 @@ impl Statera {
     pub fn new(config: Config) -> Self {
         Self {
             config,
-            calibration: Calibration::new(config.epsilon, config.window),
+            calibration: Calibration::new(config.epsilon, config.window, config.score),
             control: Control::new(config.control),
         }
     }
