@@ -11,6 +11,7 @@
 pub mod cluster;
 pub mod latency;
 pub mod link;
+pub mod maestro;
 pub mod outcome;
 pub mod reproduction;
 pub mod workload;
@@ -40,4 +41,8 @@ pub enum PaperError {
 }
 
 /// All of them.
-pub const PAPERS: &[Paper] = &[];
+pub const PAPERS: &[Paper] = &[Paper {
+    name: "maestro",
+    about: "workflows of agents over few GPUs and many models",
+    run: maestro::reproduce,
+}];
