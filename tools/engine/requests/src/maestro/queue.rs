@@ -146,7 +146,7 @@ impl Queue {
     /// The first `most` stages, in order.
     pub fn first(&self, most: usize, now: Time, into: &mut Vec<StageId>) {
         into.clear();
-        let aged = [0, 1].map(|lane| signed(self.aged(rank.class, now)));
+        let aged = [Class::Interactive, Class::Batch].map(|class| signed(self.aged(class, now)));
         let by_class = matches!(
             self.order,
             Order::EdfByClass | Order::InteractiveFirst | Order::InteractiveRemaining
