@@ -115,7 +115,7 @@ fn trial(policy: Policy, rate: f64, batch: f64, nodes: usize, options: &Options)
         policy,
         rate,
         batch,
-        seconds: if options.quick { 90.0 } else { 600.0 },
+        seconds: if options.quick { 90.0 } else { 400.0 },
         nodes: Arc::new(vec![node(0); nodes]),
         rtt: Arc::new(Vec::new()),
         seed: 0,
@@ -191,7 +191,7 @@ fn by_nodes(kit: &Kit, options: &Options, memory: &mut Memory) -> (Section, Vec<
     let counts: &[usize] = if options.quick {
         &[6]
     } else {
-        &[4, 5, 7, 8, 10]
+        &[5, 8, 10]
     };
     let orders = Policy::orders();
     let mut points = Vec::new();
@@ -349,7 +349,7 @@ pub(super) fn preemption(
     for policy in &policies {
         for nodes in counts {
             points.push(Trial {
-                seconds: if options.quick { 40.0 } else { 300.0 },
+                seconds: if options.quick { 40.0 } else { 200.0 },
                 ..trial(policy.clone(), 5.0, 0.6, *nodes, options)
             });
         }
