@@ -13,6 +13,7 @@ pub mod hyperflexis;
 pub mod hmas;
 pub mod latency;
 pub mod link;
+pub mod maestro;
 pub mod outcome;
 pub mod predictor;
 pub mod qoserve;
@@ -60,5 +61,10 @@ pub const PAPERS: &[Paper] = &[
         name: "together",
         about: "Request scheduler × flow scheduler: no paper, what both are worth together",
         run: together::reproduce,
+    },
+    Paper {
+        name: "maestro",
+        about: "workflows of agents over few GPUs and many models",
+        run: maestro::reproduce,
     },
 ];

@@ -84,8 +84,10 @@ impl Queue {
         }
     }
 
-    /// What a stage of a lane that is queued at `at` gains against one at zero.
-    fn aged(&self, lane: usize, at: Time) -> u64 {
+    /// By how much a stage of a class that waits since the origin has gained at `at`, ns.
+    #[must_use]
+    pub fn aged(&self, class: Class, at: Time) -> u64 {
+        let lane = lane(class);
         let pace = match self.order {
             Order::Remaining {
                 aging_interactive, ..
@@ -101,7 +103,7 @@ impl Queue {
         let lane = lane(rank.class);
         let by = match self.order {
             Order::Remaining { .. } | Order::InteractiveRemaining => {
-                signed(rank.remaining.0.saturating_add(self.aged(lane, now)))
+                signed(rank.remaining.0.saturating_add(self.aged(rank.class, now)))
             }
             Order::Fcfs | Order::InteractiveFirst => signed(rank.arrival.0),
             Order::Edf | Order::EdfByClass => signed(rank.deadline.0),
@@ -144,7 +146,7 @@ impl Queue {
     /// The first `most` stages, in order.
     pub fn first(&self, most: usize, now: Time, into: &mut Vec<StageId>) {
         into.clear();
-        let aged = [0, 1].map(|lane| signed(self.aged(lane, now)));
+        let aged = [Class::Interactive, Class::Batch].map(|class| signed(self.aged(class, now)));
         let by_class = matches!(
             self.order,
             Order::EdfByClass | Order::InteractiveFirst | Order::InteractiveRemaining

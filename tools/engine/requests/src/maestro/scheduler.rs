@@ -102,6 +102,8 @@ struct Entry {
     least: u64,
     place: Place,
     started: bool,
+    /// When it was queued, if it was.
+    queued: Option<Time>,
     overtaken: Option<Time>,
 }
 
@@ -227,6 +229,7 @@ impl<E: Estimator> Scheduler<E> {
             least: 0,
             place: Place::Waits,
             started: false,
+            queued: None,
             overtaken: None,
         };
         let remaining = entry.remaining;
@@ -282,8 +285,13 @@ impl<E: Estimator> Scheduler<E> {
         let gains = waiter
             .and_then(|waiter| self.entries.get(&waiter))
             .is_some_and(|waiter| {
-                let boundary = &self.options.boundary;
-                boundary.is_preempted(remaining, waiter.remaining)
+                // Aging counts: the first in the queue may be there by it alone, and would never gain a turn otherwise.
+                let waited = waiter.queued.map_or(Span::ZERO, |since| now.since(since));
+                let aged = self
+                    .queue
+                    .aged(job_class(&self.jobs, waiter), Time(waited.0));
+                let waits = Span(waiter.remaining.0.saturating_sub(aged));
+                self.options.boundary.is_preempted(remaining, waits)
             });
         if gains {
             if let Some(entry) = self.jobs.get_mut(&job.id) {
@@ -300,6 +308,7 @@ impl<E: Estimator> Scheduler<E> {
         };
         entry.place = Place::Waits;
         entry.started = false;
+        entry.queued = Some(now);
         let Some(job) = self.jobs.get(&entry.stage.job) else {
             return;
         };
@@ -611,6 +620,11 @@ impl<E: Estimator> Scheduler<E> {
             self.enqueue(stage, now);
         }
     }
+}
+
+fn job_class(jobs: &HashMap<JobId, JobEntry>, entry: &Entry) -> Class {
+    jobs.get(&entry.stage.job)
+        .map_or(Class::Batch, |job| job.job.class)
 }
 
 /// A job that may not leave its cluster runs nowhere else.

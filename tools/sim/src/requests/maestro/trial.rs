@@ -1,0 +1,355 @@
+//! A point of an experiment: jobs, nodes, a scheduler and what it knows; and how objectives are counted.
+//!
+//! Objectives (§IV-A): of a batch job, its end within a deadline that comes from isolated runs of its application; of an interactive one, the
+//! sum of the waits of its stages. The paper gives no factors: three times the 95th percentile alone, and half the median alone. The same for all.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use laxity_requests::maestro::estimate::Estimator;
+use laxity_requests::maestro::fitness::Mode;
+use laxity_requests::maestro::predict::{Forecast, Record, TwoPhase, Without};
+use laxity_requests::maestro::queue::{Boundary, Order};
+use laxity_requests::maestro::regressor::Trees;
+use laxity_requests::maestro::{Learned, Options, Scheduler};
+use laxity_requests::workflow::{Class, Job, JobId, ModelSpec, NodeSpec, Outcome, Stage, StageId};
+use laxity_requests::{Span, Time};
+
+use super::super::PaperError;
+use super::apps::{APPS, Source, Workload};
+use super::catalogue::{self, Served};
+use super::world::{Ran, World};
+
+/// Batch: so many times the 95th percentile of what jobs of the application take alone.
+const BATCH_FACTOR: f64 = 3.0;
+/// Interactive: waits are within this share of the median of what jobs of the application take alone.
+const WAIT_SHARE: f64 = 0.5;
+
+/// What was promised to jobs of an application, ns.
+#[derive(Clone, Copy, Debug)]
+struct Promise {
+    /// Waits of an interactive job.
+    waits: u64,
+    /// From submission to the deadline.
+    deadline: u64,
+}
+
+/// What all points share.
+pub(super) struct Kit {
+    pub(super) models: Vec<Served>,
+    promises: Vec<Promise>,
+    predictor: TwoPhase,
+}
+
+/// Seeds of what is trained and profiled; those of experiments are counted from 1.
+const TRAINING: u64 = 1 << 62;
+const ISOLATED: u64 = TRAINING + 1;
+
+pub(super) fn records(jobs: &[Workload]) -> Vec<Record> {
+    jobs.iter()
+        .flat_map(|job| &job.stages)
+        .map(|planned| Record {
+            stage: planned.stage,
+            output: planned.output,
+            tool: planned.tool,
+        })
+        .collect()
+}
+
+pub(super) fn trees(quick: bool) -> Trees {
+    if quick {
+        Trees {
+            count: 12,
+            depth: 3,
+            rate: 0.4,
+            ..Trees::default()
+        }
+    } else {
+        Trees::default()
+    }
+}
+
+/// The longest way through a job, every stage alone, ns.
+fn alone(job: &Workload, models: &[Served]) -> u64 {
+    let mut ends: Vec<u64> = Vec::new();
+    for planned in &job.stages {
+        let ready = planned.after.iter().map(|at| ends[*at]).max().unwrap_or(0);
+        let model = &models[usize::from(planned.stage.model.0)];
+        let runs = model.alone(planned.stage.prompt, planned.output) as u64;
+        ends.push(ready + planned.delay + runs);
+    }
+    ends.into_iter().max().unwrap_or(0)
+}
+
+pub(super) fn percentile(values: &mut [f64], share: f64) -> f64 {
+    if values.is_empty() {
+        return 0.0;
+    }
+    values.sort_by(f64::total_cmp);
+    values[((values.len() - 1) as f64 * share).round() as usize]
+}
+
+pub(super) fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), v| (sum + v, count + 1.0));
+    if count > 0.0 { sum / count } else { 0.0 }
+}
+
+impl Kit {
+    pub(super) fn new(quick: bool) -> Result<Self, PaperError> {
+        let models = catalogue::models()?;
+        let mut source = Source::new(ISOLATED);
+        let promises = (0..APPS.len())
+            .map(|app| {
+                let mut took: Vec<f64> = (0..400)
+                    .map(|_| alone(&source.job(app, Time::ZERO), &models) as f64)
+                    .collect();
+                let waits = (WAIT_SHARE * percentile(&mut took, 0.5)) as u64;
+                let slow = percentile(&mut took, 0.95);
+                Promise {
+                    waits,
+                    // An interactive job that waits as long as it may and is slow otherwise.
+                    deadline: match source.job(app, Time::ZERO).job.class {
+                        Class::Batch => (BATCH_FACTOR * slow) as u64,
+                        Class::Interactive => slow as u64 + waits,
+                    },
+                }
+            })
+            .collect();
+        let jobs = Source::new(TRAINING).mixed(if quick { 250 } else { 1500 });
+        let predictor = TwoPhase::train(&records(&jobs), Without::default(), &trees(quick))
+            .map_err(|error| PaperError::BuiltIn(error.to_string()))?;
+        Ok(Self {
+            models,
+            promises,
+            predictor,
+        })
+    }
+
+    pub(super) fn specs(&self) -> Vec<ModelSpec> {
+        self.models.iter().map(|model| model.spec).collect()
+    }
+
+    pub(super) fn predictor(&self) -> TwoPhase {
+        self.predictor.clone()
+    }
+
+    /// Jobs with their deadlines.
+    pub(super) fn jobs(&self, seed: u64, rate: f64, seconds: f64, batch: f64) -> Vec<Workload> {
+        let mut jobs = Source::new(seed).jobs(rate, seconds, batch);
+        for job in &mut jobs {
+            let promise = &self.promises[usize::from(job.job.template.0)];
+            job.job.deadline = job.job.arrival + Span(promise.deadline);
+        }
+        jobs
+    }
+}
+
+/// Knows all (the paper's Oracle-SRTF).
+pub(super) struct Oracle {
+    output: HashMap<StageId, (f64, f64)>,
+    future: HashMap<StageId, Span>,
+}
+
+impl Oracle {
+    pub(super) fn new(jobs: &[Workload], models: &[ModelSpec]) -> Self {
+        let (mut output, mut future) = (HashMap::new(), HashMap::new());
+        for job in jobs {
+            // What comes after a stage, directly or not.
+            let mut after: Vec<Vec<bool>> = vec![vec![false; job.stages.len()]; job.stages.len()];
+            for (at, planned) in job.stages.iter().enumerate() {
+                for before in &planned.after {
+                    after[*before][at] = true;
+                    for earlier in after.iter_mut().take(at) {
+                        if earlier[*before] {
+                            earlier[at] = true;
+                        }
+                    }
+                }
+                let tool = f64::from(u8::from(planned.tool));
+                output.insert(planned.stage.id, (tool, f64::from(planned.output)));
+            }
+            for (at, planned) in job.stages.iter().enumerate() {
+                let rest = job
+                    .stages
+                    .iter()
+                    .enumerate()
+                    .filter(|(other, _)| after[at][*other]);
+                let work: u64 = rest
+                    .map(|(_, other)| {
+                        let model = &models[usize::from(other.stage.model.0)];
+                        model
+                            .execution(other.stage.prompt, f64::from(other.output))
+                            .0
+                    })
+                    .sum();
+                future.insert(planned.stage.id, Span(work));
+            }
+        }
+        Self { output, future }
+    }
+}
+
+impl Estimator for Oracle {
+    fn ready(&mut self, _: &Job, stage: &Stage) -> Forecast {
+        let (tool, output) = self.output.get(&stage.id).copied().unwrap_or_default();
+        Forecast { tool, output }
+    }
+
+    fn future(&self, _: &Job, stage: &Stage, _: &Forecast) -> Span {
+        self.future.get(&stage.id).copied().unwrap_or_default()
+    }
+
+    fn finished(&mut self, _: &Job, _: &Stage, _: &Forecast, _: &Outcome) {}
+
+    fn ended(&mut self, _: JobId, _: bool) {}
+}
+
+/// A scheduler of the experiments.
+#[derive(Clone, Debug)]
+pub(super) struct Policy {
+    pub(super) options: Options,
+    pub(super) oracle: bool,
+}
+
+impl Policy {
+    pub(super) fn maestro() -> Self {
+        Self {
+            options: Options::maestro(),
+            oracle: false,
+        }
+    }
+
+    fn ordered(name: &str, order: Order) -> Self {
+        Self {
+            options: Options::ordered(name, order),
+            oracle: false,
+        }
+    }
+
+    pub(super) fn routed(name: &str, mode: Mode) -> Self {
+        let mut of = Self::maestro();
+        name.clone_into(&mut of.options.name);
+        of.options.mode = mode;
+        of
+    }
+
+    pub(super) fn turned(name: &str, boundary: Boundary) -> Self {
+        let mut of = Self::maestro();
+        name.clone_into(&mut of.options.name);
+        of.options.boundary = boundary;
+        of
+    }
+
+    /// All orders, Maestro's first. They route, admit and predict alike.
+    pub(super) fn orders() -> Vec<Self> {
+        let remaining = Order::Remaining {
+            aging: 0.0,
+            aging_interactive: 0.0,
+        };
+        vec![
+            Self::maestro(),
+            Self::ordered("fcfs", Order::Fcfs),
+            Self::ordered("edf", Order::Edf),
+            Self::ordered("edf by class", Order::EdfByClass),
+            Self {
+                oracle: true,
+                ..Self::ordered("oracle srtf", remaining)
+            },
+            Self::ordered("least attained", Order::LeastAttained),
+            Self::ordered("interactive first", Order::InteractiveFirst),
+            Self::ordered("interactive, remaining", Order::InteractiveRemaining),
+            Self::turned("maestro, no hysteresis", Boundary::Requeue),
+        ]
+    }
+}
+
+/// A point.
+#[derive(Clone, Debug)]
+pub(super) struct Trial {
+    pub(super) policy: Policy,
+    pub(super) rate: f64,
+    pub(super) batch: f64,
+    pub(super) seconds: f64,
+    pub(super) nodes: Arc<Vec<NodeSpec>>,
+    pub(super) rtt: Arc<Vec<Vec<Span>>>,
+    pub(super) seed: u64,
+}
+
+/// What a point gave.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Measured {
+    /// Percent of jobs that met their objective.
+    pub(super) met: f64,
+    pub(super) met_interactive: f64,
+    pub(super) met_batch: f64,
+    /// Mean time of jobs, s.
+    pub(super) latency: f64,
+    /// Mean sum of waits of interactive jobs, s.
+    pub(super) delay: f64,
+    /// Mean wait of a stage of an interactive job, s.
+    pub(super) stage_delay: f64,
+    pub(super) overflows: u64,
+    pub(super) fullest: f64,
+    pub(super) busy: f64,
+    pub(super) grown: u64,
+    pub(super) swapped: u64,
+    pub(super) aborted: u64,
+    pub(super) preempted: u64,
+    pub(super) activated: u64,
+    pub(super) lost: usize,
+}
+
+impl Trial {
+    pub(super) fn run(&self, kit: &Kit) -> Measured {
+        let jobs = kit.jobs(self.seed, self.rate, self.seconds, self.batch);
+        let options = Options {
+            rtt: self.rtt.to_vec(),
+            ..self.policy.options.clone()
+        };
+        let specs = kit.specs();
+        let world = World::new(&kit.models, &self.nodes, &jobs, &self.rtt);
+        let ran = if self.policy.oracle {
+            let oracle = Oracle::new(&jobs, &specs);
+            world.run(&mut Scheduler::new(options, oracle, specs, &self.nodes))
+        } else {
+            let learned = Learned::new(kit.predictor());
+            world.run(&mut Scheduler::new(options, learned, specs, &self.nodes))
+        };
+        // Jobs of the first tenth warm up: weights, profiles, queues.
+        Self::measure(&ran, kit, self.seconds / 10.0)
+    }
+
+    fn measure(ran: &Ran, kit: &Kit, from: f64) -> Measured {
+        let jobs: Vec<_> = ran.jobs.iter().filter(|job| job.arrival >= from).collect();
+        let met = |job: &&&super::world::Result| {
+            let promise = &kit.promises[usize::from(job.template)];
+            match job.class {
+                Class::Interactive => job.waited <= promise.waits as f64 / 1e9,
+                Class::Batch => job.took <= promise.deadline as f64 / 1e9,
+            }
+        };
+        let of = |class| jobs.iter().filter(move |job| job.class == class);
+        // What never ended did not meet its objective.
+        let share = |met: usize, all: usize| 100.0 * met as f64 / all.max(1) as f64;
+        let interactive: Vec<f64> = of(Class::Interactive).map(|job| job.waited).collect();
+        let stages: usize = of(Class::Interactive).map(|job| job.stages).sum();
+        let (fast, slow) = (of(Class::Interactive).count(), of(Class::Batch).count());
+        Measured {
+            met: share(jobs.iter().filter(met).count(), jobs.len() + ran.lost),
+            met_interactive: share(of(Class::Interactive).filter(met).count(), fast),
+            met_batch: share(of(Class::Batch).filter(met).count(), slow),
+            latency: mean(jobs.iter().map(|job| job.took)),
+            delay: mean(interactive.iter().copied()),
+            stage_delay: interactive.iter().sum::<f64>() / stages.max(1) as f64,
+            overflows: ran.overflows,
+            fullest: ran.fullest,
+            busy: ran.busy,
+            grown: ran.grown,
+            swapped: ran.swapped,
+            aborted: ran.aborted,
+            preempted: ran.preempted,
+            activated: ran.activated,
+            lost: ran.lost,
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! Workflows on nodes in virtual time, under a [`laxity_requests::workflow::Workflow`] scheduler: the driver of Maestro's figures.
+//!
+//! The world keeps its own book of GPU memory (weights as they come and go, KV as it is written), so that an overflow is seen whatever the scheduler's
+//! books say.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
+
+use laxity_requests::workflow::{
+    Class, Decision, Event, JobId, ModelId, NodeId, NodeSpec, Outcome, Readiness, StageId, Workflow,
+};
+use laxity_requests::{Span, Time};
+
+use super::apps::{STAGES, Workload};
+use super::catalogue::Served;
+use super::machine::{Came, Machine, Running};
+
+/// What came of a job.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Result {
+    pub(super) class: Class,
+    pub(super) template: u16,
+    pub(super) arrival: f64,
+    /// From its submission to its end, s.
+    pub(super) took: f64,
+    /// Sum of the waits of its stages, s: in queues, for weights, on the way.
+    pub(super) waited: f64,
+    pub(super) stages: usize,
+}
+
+/// What came of a run.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ran {
+    pub(super) jobs: Vec<Result>,
+    pub(super) lost: usize,
+    /// Times at which more memory was in use than there is.
+    pub(super) overflows: u64,
+    /// Most memory that was in use, as a share.
+    pub(super) fullest: f64,
+    pub(super) grown: u64,
+    pub(super) swapped: u64,
+    pub(super) aborted: u64,
+    pub(super) preempted: u64,
+    pub(super) activated: u64,
+    /// Share of the nodes' time in which they had something to do.
+    pub(super) busy: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    Arrives(usize),
+    Ready(StageId),
+    Activated(NodeId, ModelId),
+    /// A node's own next change, if nothing else came between.
+    Changes(usize, u64),
+}
+
+struct Open {
+    index: usize,
+    /// Stages that have not ended.
+    left: usize,
+    /// Per stage: what it still waits for.
+    blocked: Vec<usize>,
+    waited: f64,
+}
+
+/// The world.
+pub(super) struct World<'a> {
+    models: &'a [Served],
+    specs: &'a [NodeSpec],
+    workload: &'a [Workload],
+    rtt: &'a [Vec<Span>],
+    due: BinaryHeap<Reverse<(u64, u64, Due)>>,
+    clock: u64,
+    machines: Vec<Machine>,
+    resident: Vec<BTreeMap<ModelId, Readiness>>,
+    open: HashMap<JobId, Open>,
+    by_id: HashMap<JobId, usize>,
+    on: HashMap<StageId, usize>,
+    since: HashMap<StageId, u64>,
+    started: HashMap<StageId, u64>,
+    /// Progress of stages that were swapped out.
+    parked: HashMap<StageId, Running>,
+    ran: Ran,
+}
+
+impl<'a> World<'a> {
+    pub(super) fn new(
+        models: &'a [Served],
+        specs: &'a [NodeSpec],
+        workload: &'a [Workload],
+        rtt: &'a [Vec<Span>],
+    ) -> Self {
+        let mut world = Self {
+            models,
+            specs,
+            workload,
+            rtt,
+            due: BinaryHeap::new(),
+            clock: 0,
+            machines: vec![Machine::default(); specs.len()],
+            resident: vec![BTreeMap::new(); specs.len()],
+            open: HashMap::new(),
+            by_id: HashMap::new(),
+            on: HashMap::new(),
+            since: HashMap::new(),
+            started: HashMap::new(),
+            parked: HashMap::new(),
+            ran: Ran::default(),
+        };
+        for (index, job) in workload.iter().enumerate() {
+            world.by_id.insert(job.job.id, index);
+            world.push(job.job.arrival.0, Due::Arrives(index));
+        }
+        world
+    }
+
+    fn push(&mut self, at: u64, due: Due) {
+        self.clock += 1;
+        self.due.push(Reverse((at, self.clock, due)));
+    }
+
+    /// Runs until all jobs are over.
+    pub(super) fn run(mut self, scheduler: &mut dyn Workflow) -> Ran {
+        let mut last = 0;
+        while let Some(Reverse((now, _, first))) = self.due.pop() {
+            last = now;
+            self.happens(now, first, scheduler);
+            // All that is due at this instant is seen before anything is decided.
+            while let Some(Reverse((at, _, _))) = self.due.peek() {
+                if *at > now {
+                    break;
+                }
+                if let Some(Reverse((_, _, due))) = self.due.pop() {
+                    self.happens(now, due, scheduler);
+                }
+            }
+            while let Some(decision) = scheduler.poll_decision(Time(now)) {
+                self.does(now, &decision, scheduler);
+            }
+            self.check();
+        }
+        self.ran.lost = self.open.len();
+        let busy: f64 = self.machines.iter().map(|machine| machine.busy).sum();
+        self.ran.busy = busy / (last as f64 * self.machines.len() as f64).max(1.0);
+        self.ran
+    }
+
+    fn happens(&mut self, now: u64, due: Due, scheduler: &mut dyn Workflow) {
+        match due {
+            Due::Arrives(index) => self.arrives(now, index, scheduler),
+            Due::Ready(stage) => self.ready(now, stage, scheduler),
+            Due::Activated(node, model) => {
+                scheduler.handle(Time(now), &Event::Activated { node, model });
+            }
+            Due::Changes(node, epoch) if self.machines[node].epoch == epoch => {
+                self.machines[node].advance(now as f64, self.models);
+                for came in self.machines[node].came(self.models) {
+                    match came {
+                        Came::Finished(stage) => self.finished(now, node, stage, scheduler),
+                        Came::Outgrew(stage, bytes) => {
+                            scheduler.handle(Time(now), &Event::Outgrew { stage, bytes });
+                        }
+                    }
+                }
+                self.foresee(now, node);
+            }
+            Due::Changes(..) => {}
+        }
+    }
+
+    fn arrives(&mut self, now: u64, index: usize, scheduler: &mut dyn Workflow) {
+        let of = &self.workload[index];
+        scheduler.handle(Time(now), &Event::Submitted(of.job));
+        let blocked: Vec<usize> = of.stages.iter().map(|stage| stage.after.len()).collect();
+        let free: Vec<StageId> = of
+            .stages
+            .iter()
+            .filter(|stage| stage.after.is_empty())
+            .map(|stage| stage.stage.id)
+            .collect();
+        let open = Open {
+            index,
+            left: of.stages.len(),
+            blocked,
+            waited: 0.0,
+        };
+        self.open.insert(of.job.id, open);
+        for stage in free {
+            self.ready(now, stage, scheduler);
+        }
+    }
+
+    fn planned(&self, stage: StageId) -> &'a super::apps::Planned {
+        let index = self.by_id[&JobId(stage.0 / STAGES)];
+        &self.workload[index].stages[(stage.0 % STAGES) as usize]
+    }
+
+    fn ready(&mut self, now: u64, stage: StageId, scheduler: &mut dyn Workflow) {
+        self.since.insert(stage, now);
+        let planned = self.planned(stage);
+        scheduler.handle(Time(now), &Event::Ready(planned.stage));
+    }
+
+    fn finished(&mut self, now: u64, node: usize, stage: StageId, scheduler: &mut dyn Workflow) {
+        self.machines[node].running.remove(&stage);
+        self.on.remove(&stage);
+        let planned = self.planned(stage);
+        let started = self.started.remove(&stage).unwrap_or(now);
+        let outcome = Outcome {
+            output: planned.output,
+            tool: planned.tool,
+            took: Span(now - started),
+        };
+        scheduler.handle(Time(now), &Event::Finished { stage, outcome });
+        let job = planned.stage.job;
+        let at = (stage.0 % STAGES) as usize;
+        let Some(open) = self.open.get_mut(&job) else {
+            return;
+        };
+        open.left -= 1;
+        let of = &self.workload[open.index];
+        let mut next = Vec::new();
+        for (index, other) in of.stages.iter().enumerate() {
+            if other.after.contains(&at) {
+                open.blocked[index] -= 1;
+                if open.blocked[index] == 0 {
+                    next.push((other.stage.id, other.delay));
+                }
+            }
+        }
+        if open.left == 0 {
+            let arrival = of.job.arrival.0;
+            self.ran.jobs.push(Result {
+                class: of.job.class,
+                template: of.job.template.0,
+                arrival: arrival as f64 / 1e9,
+                took: (now - arrival) as f64 / 1e9,
+                waited: open.waited,
+                stages: of.stages.len(),
+            });
+            self.open.remove(&job);
+            scheduler.handle(Time(now), &Event::Ended(job));
+        }
+        for (stage, delay) in next {
+            if delay == 0 {
+                self.ready(now, stage, scheduler);
+            } else {
+                self.push(now + delay, Due::Ready(stage));
+            }
+        }
+    }
+
+    fn does(&mut self, now: u64, decision: &Decision, scheduler: &mut dyn Workflow) {
+        match decision {
+            Decision::Demote { node, model, to } => {
+                self.resident[node.0 as usize].insert(*model, *to);
+            }
+            Decision::Activate {
+                node, model, takes, ..
+            } => {
+                self.ran.activated += 1;
+                self.resident[node.0 as usize].insert(*model, Readiness::Running);
+                self.push(now + takes.0, Due::Activated(*node, *model));
+            }
+            Decision::Start { stage, node, kv } => self.start(now, *stage, *node, *kv),
+            Decision::Grow { stage, kv } => {
+                self.ran.grown += 1;
+                self.change(now, *stage, |running| {
+                    running.promised = *kv;
+                    running.stopped = false;
+                });
+            }
+            Decision::SwapOut(stage) => {
+                self.ran.swapped += 1;
+                if let Some(mut running) = self.stop(now, *stage) {
+                    running.stopped = false;
+                    self.parked.insert(*stage, running);
+                }
+            }
+            Decision::Abort(stage) => {
+                self.ran.aborted += 1;
+                // What it had done is waited for again.
+                let lost = self
+                    .started
+                    .remove(stage)
+                    .map_or(0, |started| now - started);
+                self.wait(*stage, lost);
+                self.stop(now, *stage);
+            }
+            Decision::Preempted(_) => self.ran.preempted += 1,
+            Decision::Refuse(stage) => {
+                let job = JobId(stage.0 / STAGES);
+                scheduler.handle(Time(now), &Event::Cancelled(job));
+            }
+        }
+    }
+
+    fn wait(&mut self, stage: StageId, ns: u64) {
+        if let Some(open) = self.open.get_mut(&JobId(stage.0 / STAGES)) {
+            open.waited += ns as f64 / 1e9;
+        }
+    }
+
+    fn start(&mut self, now: u64, stage: StageId, node: NodeId, kv: u64) {
+        let index = node.0 as usize;
+        let planned = self.planned(stage);
+        let job = &self.workload[self.by_id[&planned.stage.job]].job;
+        let cluster = self.specs[index].cluster;
+        let rtt = self
+            .rtt
+            .get(usize::from(job.source.0))
+            .and_then(|row| row.get(usize::from(cluster.0)))
+            .map_or(0, |rtt| rtt.0);
+        let since = self.since.remove(&stage).unwrap_or(now);
+        self.wait(stage, now - since + rtt);
+        let model = &self.models[usize::from(planned.stage.model.0)];
+        let running = if let Some(parked) = self.parked.remove(&stage) {
+            let bytes = parked.promised;
+            let back = Span::transfer(bytes, self.specs[index].host_rate).0;
+            Running {
+                promised: kv,
+                delay: back as f64,
+                ..parked
+            }
+        } else {
+            self.started.insert(stage, now);
+            Running {
+                model: planned.stage.model,
+                prompt: planned.stage.prompt,
+                output: planned.output,
+                promised: kv,
+                delay: rtt as f64,
+                prefill: model.prefill(planned.stage.prompt),
+                generated: 0.0,
+                stopped: false,
+            }
+        };
+        self.machines[index].advance(now as f64, self.models);
+        self.machines[index].running.insert(stage, running);
+        self.on.insert(stage, index);
+        self.foresee(now, index);
+    }
+
+    fn change(&mut self, now: u64, stage: StageId, with: impl FnOnce(&mut Running)) {
+        let Some(node) = self.on.get(&stage).copied() else {
+            return;
+        };
+        self.machines[node].advance(now as f64, self.models);
+        if let Some(running) = self.machines[node].running.get_mut(&stage) {
+            with(running);
+        }
+        self.foresee(now, node);
+    }
+
+    /// A stage leaves its node and waits.
+    fn stop(&mut self, now: u64, stage: StageId) -> Option<Running> {
+        let node = self.on.remove(&stage)?;
+        self.machines[node].advance(now as f64, self.models);
+        let running = self.machines[node].running.remove(&stage);
+        self.since.insert(stage, now);
+        self.foresee(now, node);
+        running
+    }
+
+    fn foresee(&mut self, now: u64, node: usize) {
+        self.machines[node].epoch += 1;
+        let epoch = self.machines[node].epoch;
+        if let Some(next) = self.machines[node].next(self.models) {
+            // Rounded up, so that it has come to pass by then.
+            let at = (next.ceil() as u64).max(now);
+            self.push(at, Due::Changes(node, epoch));
+        }
+    }
+
+    /// Memory by the world's own book.
+    fn check(&mut self) {
+        for (node, spec) in self.specs.iter().enumerate() {
+            let weights: u64 = self.resident[node]
+                .iter()
+                .map(|(model, at)| {
+                    let spec = &self.models[usize::from(model.0)].spec;
+                    match at {
+                        Readiness::Running => spec.weights + spec.context,
+                        Readiness::Sleeping => spec.context,
+                        _ => 0,
+                    }
+                })
+                .sum();
+            let used = weights + spec.other + self.machines[node].kv(self.models);
+            self.ran.overflows += u64::from(used > spec.gpu);
+            self.ran.fullest = self.ran.fullest.max(used as f64 / spec.gpu as f64);
+        }
+    }
+}
