@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use laxity_requests::baseline::{Fixed, Order};
+use laxity_requests::baseline::{Fixed, Order, Relegating};
 use laxity_requests::discipline::Discipline;
 use laxity_requests::iteration::{Event, Iteration as _, Plan};
 use laxity_requests::kv::Pool;
@@ -75,6 +75,15 @@ impl Latency for Linear {
     }
 }
 
+fn relegating() -> impl Strategy<Value = Chosen> {
+    let order = prop_oneof![Just(Order::Fcfs), Just(Order::Edf), Just(Order::Srpf)];
+    (order, 1..40_u32).prop_map(|(order, tokens)| {
+        let inner = Fixed { order, tokens };
+        let latency = Linear;
+        chosen(("relegating", inner), Relegating { inner, latency })
+    })
+}
+
 fn qoserve() -> impl Strategy<Value = Chosen> {
     let chunking = prop_oneof![
         (1..40_u32).prop_map(Chunking::Fixed),
@@ -122,7 +131,7 @@ fn qoserve() -> impl Strategy<Value = Chosen> {
 
 /// All disciplines that there are, with any settings.
 fn discipline() -> impl Strategy<Value = Chosen> {
-    prop_oneof![fixed(), qoserve()]
+    prop_oneof![fixed(), relegating(), qoserve()]
 }
 
 /// What the driver of a replica knows: what everybody was given, independently of the replica's own book.

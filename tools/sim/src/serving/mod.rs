@@ -16,6 +16,7 @@ mod collective;
 mod disciplines;
 mod event;
 mod exchange;
+mod filling;
 mod hosts;
 mod layout;
 mod line;
@@ -24,6 +25,8 @@ mod measure;
 mod once_wrong;
 mod order;
 mod router;
+#[cfg(test)]
+mod scheduled;
 mod sketch;
 #[cfg(test)]
 mod tests;

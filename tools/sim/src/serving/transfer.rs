@@ -132,7 +132,7 @@ impl World<'_> {
     }
 
     /// When all of a flow has to be there.
-    fn due(&self, flow: &Flow) -> Time {
+    pub(super) fn due(&self, flow: &Flow) -> Time {
         let request = &self.requests[flow.request as usize];
         let due = request.due();
         let by_chunk = self.scenario.serving.p2d_due == P2dDue::Chunk;

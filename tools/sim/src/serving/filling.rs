@@ -1,0 +1,228 @@
+//! What a prefill unit computes next: requests out of its lines into batches, in the order and within the budget of
+//! the discipline of each line.
+//!
+//! The next batch is made up while one computes. What a discipline is asked about is when that batch can start, not the
+//! present: who can be in time then.
+
+use laxity_policy::{RequestId, Span, Time};
+
+use super::batch::{Batch, Member, pairs};
+use super::line::{self, Cursor};
+use super::world::World;
+
+impl World<'_> {
+    /// A request of the unit waits for a batch.
+    pub(super) fn enqueue(&mut self, unit: u32, request: u32) {
+        let seat = self.seat(request);
+        let state = &self.requests[request as usize];
+        let (arrival, deadline) = (state.arrival, state.deadline);
+        let spec = line::spec(request, arrival, deadline, state.prompt, state.reused);
+        self.units[unit as usize].lines[seat].arrive(self.now, spec);
+        self.fill(unit);
+        if self.units[unit as usize].current.is_none() {
+            self.start_batch(unit);
+        }
+    }
+
+    /// The queue of its unit in which a request stands.
+    pub(super) fn seat(&self, request: u32) -> usize {
+        if self.striped {
+            0
+        } else {
+            (self.requests[request as usize].rank % self.layout.ranks_per_unit) as usize
+        }
+    }
+
+    /// When the batch that is made up can start, as it looks now.
+    fn next_start(&self, unit: u32) -> Time {
+        let Some(current) = self.units[unit as usize].current else {
+            return self.now;
+        };
+        let batch = &self.batches[current as usize];
+        let computes = Span(batch.layer_ns * u64::from(self.layers));
+        batch
+            .started
+            .map_or(self.now, |at| at + computes)
+            .max(self.now)
+    }
+
+    /// Puts into the next batch what it has room for.
+    pub(super) fn fill(&mut self, unit: u32) {
+        let slot = self.next_batch(unit);
+        let start = self.next_start(unit);
+        let mut changed = false;
+        for seat in 0..self.units[unit as usize].lines.len() {
+            let given_up = self.units[unit as usize].lines[seat].give_up(start);
+            for request in given_up {
+                self.give_up(request);
+            }
+            let mut cursor = Cursor::default();
+            while let Some(request) = self.units[unit as usize].lines[seat].next(start, &mut cursor)
+            {
+                let Some(member) = self.part((unit, slot), seat, request, start) else {
+                    break;
+                };
+                self.take((unit, slot), seat, member);
+                changed = true;
+                if !member.last {
+                    // The rest is computed in a batch after.
+                    break;
+                }
+            }
+        }
+        if !changed && self.units[unit as usize].current.is_none() {
+            changed = self.force(unit, slot);
+        }
+        self.grown(slot, changed);
+    }
+
+    /// An idle unit whose disciplines let nobody start takes the first of each line all the same: nothing would ever
+    /// ask them again.
+    fn force(&mut self, unit: u32, slot: u32) -> bool {
+        if !self.batches[slot as usize].members.is_empty() {
+            return false;
+        }
+        let mut changed = false;
+        for seat in 0..self.units[unit as usize].lines.len() {
+            let Some(request) = self.units[unit as usize].lines[seat].first() else {
+                continue;
+            };
+            self.batches[slot as usize].budgets[seat] = Some(self.scenario.serving.token_budget);
+            if let Some(member) = self.part((unit, slot), seat, request, self.now) {
+                self.take((unit, slot), seat, member);
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    /// Puts into a batch that starts now those that were given up, as far as it has room that nobody else wants.
+    pub(super) fn fill_up(&mut self, unit: u32) {
+        let slot = self.next_batch(unit);
+        let mut changed = false;
+        for seat in 0..self.units[unit as usize].lines.len() {
+            let mut cursor = Cursor::default();
+            while self.units[unit as usize].lines[seat].is_empty() {
+                let Some(request) = self.units[unit as usize].lines[seat].next_aside(&mut cursor)
+                else {
+                    break;
+                };
+                let Some(member) = self.part((unit, slot), seat, request, self.now) else {
+                    break;
+                };
+                self.take((unit, slot), seat, member);
+                changed = true;
+                if !member.last {
+                    break;
+                }
+            }
+        }
+        self.grown(slot, changed);
+    }
+
+    fn take(&mut self, (unit, slot): (u32, u32), seat: usize, member: Member) {
+        let line = &mut self.units[unit as usize].lines[seat];
+        line.took(member.request, member.tokens, member.last);
+        self.join(slot, seat, member);
+    }
+
+    fn grown(&mut self, slot: u32, changed: bool) {
+        if changed {
+            self.estimate(slot);
+            self.announce(slot);
+            self.fetch_ahead(slot);
+        }
+    }
+
+    /// A discipline has given the request up: nothing of it is urgent any more, and the links are told as of one
+    /// that the coordinator has pruned.
+    fn give_up(&mut self, request: u32) {
+        self.requests[request as usize].relegated = true;
+        self.relegated += 1;
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.give_up(RequestId(u64::from(request) + 1));
+        }
+    }
+
+    fn next_batch(&mut self, unit: u32) -> u32 {
+        match self.units[unit as usize].next {
+            Some(slot) => slot,
+            None => self.open_batch(unit),
+        }
+    }
+
+    /// What of a request the batch has room for.
+    fn part(
+        &mut self,
+        (unit, slot): (u32, u32),
+        rank: usize,
+        request: u32,
+        start: Time,
+    ) -> Option<Member> {
+        let serving = &self.scenario.serving;
+        let line = &mut self.units[unit as usize].lines[rank];
+        let budget = self.batches[slot as usize].budgets[rank]
+            .get_or_insert_with(|| line.budget(start).min(serving.token_budget));
+        let budget = u64::from(*budget);
+        let batch = &self.batches[slot as usize];
+        let state = &self.requests[request as usize];
+        let computed = batch.tokens[rank];
+        let room = budget.saturating_sub(computed) as u32;
+        let cut = |member: &Member| member.request == request && !member.last;
+        let in_it = batch.members.iter().any(cut);
+        if batch.seats[rank] >= serving.requests_per_batch || in_it || room == 0 {
+            return None;
+        }
+        let wanted = state.to_compute;
+        let tokens = if wanted <= room {
+            wanted
+        } else if serving.chunked {
+            room
+        } else if computed == 0 {
+            wanted
+        } else {
+            return None;
+        };
+        Some(Member {
+            request,
+            tokens,
+            before: state.prompt - wanted,
+            first: wanted == state.prompt - state.reused,
+            last: tokens == wanted,
+        })
+    }
+
+    fn open_batch(&mut self, unit: u32) -> u32 {
+        let slot = self.free_batches.pop().unwrap_or_else(|| {
+            self.batches.push(Batch::default());
+            (self.batches.len() - 1) as u32
+        });
+        self.batches_seen += 1;
+        let queues = self.units[unit as usize].lines.len();
+        let layers = self.layers;
+        let ahead = self.units[unit as usize]
+            .current
+            .map(|current| self.batches[current as usize].policy_id());
+        let batch = &mut self.batches[slot as usize];
+        batch.reset(self.batches_seen, unit, queues, layers);
+        batch.ahead = ahead;
+        self.units[unit as usize].next = Some(slot);
+        slot
+    }
+
+    fn join(&mut self, slot: u32, rank: usize, member: Member) {
+        let batch = &mut self.batches[slot as usize];
+        batch.members.push(member);
+        batch.tokens[rank] += u64::from(member.tokens);
+        batch.pairs[rank] += pairs(member.tokens, member.before);
+        batch.seats[rank] += 1;
+        batch.context += u64::from(member.before + member.tokens);
+        self.requests[member.request as usize].to_compute -= member.tokens;
+        if self.batches[slot as usize].fetched > 0 && member.first {
+            // It comes to a batch whose first layers were fetched for the others.
+            for layer in 0..self.batches[slot as usize].fetched {
+                self.fetch(slot, member.request, layer);
+            }
+        }
+    }
+}

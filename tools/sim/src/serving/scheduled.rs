@@ -1,0 +1,194 @@
+//! Requests and flows under one notion of slack: what a discipline decides, and what the links are told of it.
+
+use std::collections::BTreeSet;
+
+use laxity_policy::{Level, PolicyKind, Stage, Time};
+
+use super::tests::{inputs, run, small};
+use super::world::World;
+use super::{Inputs, simulate_with};
+use crate::compute::Compute;
+use crate::scenario::{P2dDue, RequestOrder, Scenario};
+
+fn world<'a>(scenario: &'a Scenario, inputs: &'a Inputs) -> World<'a> {
+    let compute = Compute::new(&inputs.gpu, &inputs.model, scenario.model.tp);
+    World::new(scenario, inputs, compute).expect("makes sense")
+}
+
+/// One unit that computes one prompt after the other, in pieces of 2 000 tokens.
+fn queue(order: RequestOrder, kind: PolicyKind) -> Scenario {
+    let mut scenario = small();
+    scenario.cluster.servers = 4;
+    scenario.cluster.prefill_share = 0.25;
+    scenario.model.name = "llama-3-8b".into();
+    (scenario.model.tp, scenario.model.ep, scenario.model.sp) = (4, 1, 2);
+    scenario.serving.decode_tp = 4;
+    scenario.serving.token_budget = 2_000;
+    scenario.serving.requests = order;
+    scenario.policy.kind = kind;
+    scenario
+}
+
+/// Numbers of requests in the order in which they have computed.
+fn order_of(scenario: &Scenario, list: &[(u64, u32, u32)]) -> Vec<usize> {
+    let inputs = inputs(scenario, list);
+    let mut world = world(scenario, &inputs);
+    world.run();
+    let mut ended: Vec<(Time, usize)> = world
+        .requests
+        .iter()
+        .enumerate()
+        .map(|(number, request)| (request.prefilled.expect("served"), number))
+        .collect();
+    ended.sort_unstable();
+    ended.into_iter().map(|(_, number)| number).collect()
+}
+
+#[test]
+fn the_discipline_says_who_computes_first() {
+    // The first computes and the second fills the next batch when the others come.
+    let list = [
+        (0, 6_000, 0),
+        (1, 6_000, 1),
+        (2, 20_000, 2),
+        (3, 10_000, 3),
+        (4, 4_000, 4),
+    ];
+    let of = |order| order_of(&queue(order, PolicyKind::Laxity), &list);
+    assert_eq!(of(RequestOrder::Fcfs), [0, 1, 2, 3, 4]);
+    // Objectives are three times what a request takes alone: the short ones are due first, too.
+    let shortest = of(RequestOrder::Srpf);
+    assert_eq!(shortest[3..], [3, 2], "{shortest:?}");
+    let earliest = of(RequestOrder::Edf);
+    assert_eq!(earliest[3..], [3, 2], "{earliest:?}");
+}
+
+/// More than can be in time.
+fn overload() -> Vec<(u64, u32, u32)> {
+    (0..30).map(|n| (n * 60, 8_000, n as u32)).collect()
+}
+
+#[test]
+fn what_is_given_up_computes_last_and_is_all_served() {
+    let scenario = queue(RequestOrder::EdfRelegate, PolicyKind::Laxity);
+    let outcome = run(&scenario, &overload());
+    assert_eq!(outcome.requests_in_all, 30);
+    assert!(outcome.relegated > 3, "{}", outcome.relegated);
+    let without = run(&queue(RequestOrder::Edf, PolicyKind::Laxity), &overload());
+    assert!(
+        outcome.attainment > without.attainment,
+        "{} in time, and {} where nobody is given up",
+        outcome.attainment,
+        without.attainment
+    );
+}
+
+#[test]
+fn flows_of_what_is_given_up_are_the_scavengers() {
+    for kind in [PolicyKind::Mfs, PolicyKind::Laxity] {
+        let mut scenario = queue(RequestOrder::EdfRelegate, kind);
+        // Nothing else is to put them there.
+        scenario.policy.without = vec![crate::scenario::Part::Pruning];
+        // So slow that flows wait.
+        scenario.cluster.nic_gbps = 10.0;
+        let inputs = inputs(&scenario, &overload());
+        let mut world = world(&scenario, &inputs);
+        let mut before = BTreeSet::new();
+        let (mut scavenged, mut others) = (0, 0);
+        world.run_observed(|world| {
+            let mut now = BTreeSet::new();
+            for (slot, flow) in world.flows.iter().enumerate() {
+                let Some(flow) = flow.filter(|flow| flow.stage == Stage::P2d) else {
+                    continue;
+                };
+                let request = world.requests[flow.request as usize];
+                // Of those that began after their request was given up; what is sent before keeps its level.
+                now.insert((slot, flow.generation));
+                if before.contains(&(slot, flow.generation)) || flow.sending == 0 {
+                    continue;
+                }
+                if !request.relegated {
+                    others += 1;
+                } else if flow.level == Level::SCAVENGER {
+                    scavenged += 1;
+                } else {
+                    panic!("{kind}: {flow:?} of a request that was given up");
+                }
+            }
+            before = now;
+        });
+        assert!(scavenged > 0 && others > 0, "{kind}: {scavenged} {others}");
+    }
+}
+
+#[test]
+fn a_part_is_due_before_those_after_it_take_the_wire() {
+    let mut scenario = queue(RequestOrder::Fcfs, PolicyKind::Laxity);
+    let dues = |scenario: &Scenario| {
+        let list = [(0, 6_000, 0)];
+        let inputs = inputs(scenario, &list);
+        let mut world = world(scenario, &inputs);
+        let mut dues = BTreeSet::new();
+        world.run_observed(|world| {
+            for flow in world.flows.iter().flatten() {
+                dues.insert(world.due(flow));
+            }
+        });
+        (dues, world.requests[0].deadline)
+    };
+    let (by_request, deadline) = dues(&scenario);
+    assert_eq!(by_request.into_iter().collect::<Vec<_>>(), [deadline]);
+    scenario.serving.p2d_due = P2dDue::Chunk;
+    let (by_chunk, deadline) = dues(&scenario);
+    assert_eq!(by_chunk.len(), 3, "one for each part");
+    assert_eq!(
+        by_chunk.last(),
+        Some(&deadline),
+        "the last has all the time"
+    );
+}
+
+#[test]
+fn weights_go_beside_the_traffic_and_all_of_them_arrive() {
+    for kind in PolicyKind::ALL {
+        let mut scenario = small();
+        scenario.policy.kind = kind;
+        scenario.serving.scale_out_every_s = 1.0;
+        let list: Vec<_> = (0..50).map(|n| (n * 200, 2_000, n as u32)).collect();
+        let inputs = inputs(&scenario, &list);
+        let outcome = simulate_with(&scenario, &inputs).expect("makes sense");
+        let weights = outcome.weights;
+        let each = inputs.model.weight_bytes(scenario.model.ep) * 8;
+        assert!((9..=10).contains(&weights.begun), "{kind}: {weights:?}");
+        assert_eq!(weights.bytes, weights.begun * each, "{kind}");
+        assert!(weights.done >= 5, "{kind}: {weights:?}");
+        let alone = each as f64 / 8.0 / (2.0 * 25e9);
+        assert!(
+            weights.mean_s >= alone * 0.99,
+            "{kind}: {weights:?} {alone}"
+        );
+    }
+}
+
+#[test]
+fn weights_need_another_unit() {
+    let mut scenario = queue(RequestOrder::Fcfs, PolicyKind::Laxity);
+    (scenario.model.tp, scenario.model.sp) = (4, 2);
+    scenario.serving.scale_out_every_s = 1.0;
+    let found = simulate_with(&scenario, &inputs(&scenario, &[(0, 100, 0)]));
+    let problem = found.expect_err("one unit").to_string();
+    assert!(problem.contains("scale_out_every_s"), "{problem}");
+}
+
+#[test]
+fn the_controller_changes_what_is_in_force_and_nobody_is_lost() {
+    let mut scenario = small();
+    scenario.cluster.nic_gbps = 25.0;
+    scenario.policy.tune_every_s = 0.5;
+    let list: Vec<_> = (0..600).map(|n| (n * 20, 1_500, n as u32 % 9)).collect();
+    let outcome = run(&scenario, &list);
+    assert_eq!(outcome.requests_in_all, 600);
+    let tuning = outcome.tuning;
+    assert!(tuning.tried >= 1, "{tuning:?}");
+    assert!(tuning.taken_back <= tuning.tried, "{tuning:?}");
+}
