@@ -326,8 +326,14 @@ impl Engine {
                 continue;
             };
             let prompt = sequence.prompt as u32;
+            let load = self.desk.load();
             let needed = prompt.div_ceil(self.desk.room().block_tokens);
-            if needed > self.desk.load().blocks_free
+            // Those that lost their blocks come before those that never had any, or they would never get them back; and
+            // those that decode need one more soon.
+            let alone = load.running == 0 && self.remote.is_empty();
+            let leave = if alone { 0 } else { load.decoding };
+            if load.waiting > 0
+                || needed + leave > load.blocks_free
                 || !self.desk.reserve(clock::now(), sequence.id, prompt)
             {
                 self.outside.push_front(sequence);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::running::{Running, address, eventually, model, prompt};
+use crate::running::{PATIENCE, Running, address, eventually, model, prompt};
 
 /// A daemon for all processes of a test, with a window so small that flows wait; killed when dropped.
 pub(crate) struct Daemon(Child);
@@ -403,6 +403,39 @@ fn a_daemon_that_dies_costs_no_answer() {
         "{}",
         cluster.logs()
     );
+    eventually("all blocks are free", || cluster.is_idle());
+}
+
+#[test]
+fn a_long_answer_ends_though_others_come_all_the_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = prompt(1, 200);
+    let expected =
+        Running::start(folder.path(), "alone", &model(false), &[]).complete(&tokens, 250);
+    // 512 tokens of KV: the long one needs 450 of them at its end, and loses its blocks to the others on the way.
+    let cluster = Cluster::start(folder.path(), false, None, false, 64);
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for client in 0..4 {
+            let (cluster, done) = (&cluster, &done);
+            scope.spawn(move || {
+                for round in 0.. {
+                    // Longer than the long one may take.
+                    let late = start.elapsed() > PATIENCE + PATIENCE;
+                    if late || done.load(std::sync::atomic::Ordering::Relaxed) {
+                        return;
+                    }
+                    cluster
+                        .decode
+                        .complete(&prompt(2 + client * 50 + round % 50, 100), 20);
+                }
+            });
+        }
+        let answer = cluster.decode.complete(&tokens, 250);
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(answer, expected, "{}", cluster.logs());
+    });
     eventually("all blocks are free", || cluster.is_idle());
 }
 
