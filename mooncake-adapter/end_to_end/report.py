@@ -10,10 +10,6 @@ from hints import NONE, OFF, ON
 NAMES = {NONE: "no Laxity", OFF: "hints off", ON: "hints on"}
 
 
-#: Longer than a chunk takes on the default link.
-OVERSLEPT_MAX_MS = 1.5
-
-
 def quantile(values: list[float], q: float) -> float:
     """The smallest value that a part `q` of them does not exceed."""
     ordered = sorted(values)
@@ -61,7 +57,7 @@ def line(figures: dict[str, Any]) -> str:
 COLUMNS = (
     ("in time, %", ("in_time_percent",)),
     ("stall a layer, ms: mean", ("stall_mean_ms",)),
-    ("p95", ("stall_p95_ms",)),
+    ("stall p95, ms", ("stall_p95_ms",)),
     ("of it blocks", ("blocks_mean_ms",)),
     ("collective", ("collective_mean_ms",)),
     ("TTFT p50, ms", ("ttft_p50_ms",)),
@@ -99,18 +95,13 @@ def rounds_won(runs: list[dict[str, Any]], better: str, worse: str, key: str, mo
     return won, len(rounds)
 
 
-def is_calm(run: dict[str, Any]) -> bool:
-    """It says more of the traffic than of what else the machine did."""
-    return bool(run["figures"]["overslept_p95_ms"] <= OVERSLEPT_MAX_MS)
-
-
 def disturbances(runs: list[dict[str, Any]]) -> list[str]:
     """Runs that are not calm."""
     return [
         f"the machine was busy in round {run['round'] + 1}, {NAMES[run['variant']]}: one wait in twenty was "
         f"{run['figures']['overslept_p95_ms']:.1f} ms too long; repeat it"
         for run in runs
-        if not is_calm(run)
+        if not run["is_calm"]
     ]
 
 

@@ -414,8 +414,7 @@ fn flow(hub: &Hub, now: u64, asked: &Asked) -> Flow {
 /// How far the scheduler may go in this process, at most: less if `LAXITY_MODE` says so. Of use before anything else
 /// is said; false if that is too late, or something else was said.
 pub fn limit_mode(most: Mode) -> bool {
-    // SAFETY: see `hub`.
-    let is_late = unsafe { HUB.load(Ordering::Acquire).as_ref() }.is_some();
+    let is_late = !HUB.load(Ordering::Acquire).is_null();
     *MODE_LIMIT.get_or_init(|| most) == most && !is_late
 }
 
