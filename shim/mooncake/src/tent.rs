@@ -130,7 +130,7 @@ pub unsafe extern "C" fn tent_submit(
     // SAFETY: upheld by the caller. TENT reads the array during the call only.
     unsafe {
         let mut instead = prepare(entries, count);
-        let entries = instead.as_mut().map_or(entries, |copy| copy.as_mut_ptr());
+        let entries = instead.as_mut().map_or(entries, Vec::as_mut_ptr);
         real(engine, batch, entries, count)
     }
 }
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn tent_submit_notif(
     // SAFETY: as for `tent_submit`.
     unsafe {
         let mut instead = prepare(entries, count);
-        let entries = instead.as_mut().map_or(entries, |copy| copy.as_mut_ptr());
+        let entries = instead.as_mut().map_or(entries, Vec::as_mut_ptr);
         real(engine, batch, entries, count, name, message)
     }
 }
