@@ -193,7 +193,7 @@ fn mooncakes_own_engine_moves_every_byte_once_by_the_daemons_leave_and_without_i
     assert_eq!(last(&without), peer.checksum(), "without a daemon");
 
     // So slow that most of it has to wait.
-    let slow = "[[nic]]\nname = \"default\"\nrate = \"100Mbit\"\nchunk = \"256KiB\"\n";
+    let slow = "[[nic]]\nname = \"default\"\nrate = \"20Mbit\"\nchunk = \"256KiB\"\n";
     let mut daemon = Daemon::start(folder, slow);
     let mut moved = 0;
     for way in ["write", "read", "threads"] {

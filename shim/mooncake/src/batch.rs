@@ -18,6 +18,7 @@
 //! this order: the list of the worker, the lanes of the client.
 
 use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
 use std::time::{Duration, Instant};
@@ -33,8 +34,15 @@ use crate::runs::{self, Run, TOGETHER_BYTES};
 
 /// How long a call waits for leave that is given at once: more than a daemon that is awake takes, less than anyone notices.
 const ANSWER: Duration = Duration::from_micros(500);
-/// Requests that may wait in a batch. Further ones have the batch handed on as it is.
-const WAITING_MAX: usize = 1 << 16;
+/// Requests that may wait in a process, 40 bytes each. A call beyond that has its batch handed on as it is.
+const WAITING_MAX: usize = 1 << 18;
+/// Requests that wait. Relaxed: a bound that may be overshot by what other threads submit at that moment.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+/// In a forked child, which has none of its parent's batches.
+pub(crate) fn abandon() {
+    WAITING.store(0, Ordering::Relaxed);
+}
+
 /// What Mooncake gives for what it can't do.
 pub(crate) const REFUSED: c_int = -1;
 
@@ -55,7 +63,6 @@ pub(crate) struct State {
     /// How many of those Mooncake has: the first.
     handed: usize,
     waiting: VecDeque<Group>,
-    waiting_requests: usize,
     /// What goes with what waits: then that is one group.
     notification: Option<Notification>,
     under_way: Vec<UnderWay>,
@@ -245,7 +252,7 @@ impl Batch {
             || call.notify.is_some_and(is_odd)
             || call.notify.is_some() && state.submitted > 0
             || state.submitted.saturating_add(call.count) > self.capacity
-            || state.waiting_requests + call.count > WAITING_MAX;
+            || call.count > WAITING_MAX.saturating_sub(WAITING.load(Ordering::Relaxed));
         let split = if whole {
             None
         } else {
@@ -404,7 +411,7 @@ impl Batch {
             return;
         };
         let count = group.requests.len();
-        state.waiting_requests -= count;
+        WAITING.fetch_sub(count, Ordering::Relaxed);
         // A notification is never in parts: it belongs to the one group that there is.
         let notify = state.notification.take();
         // SAFETY: copies of what the program submitted, and it keeps the memory that they name until they are over, as it has to. The
@@ -433,8 +440,9 @@ impl Batch {
         }
         state.refusal = Some(code);
         state.passes = true;
-        state.waiting.clear();
-        state.waiting_requests = 0;
+        for group in state.waiting.drain(..) {
+            WAITING.fetch_sub(group.requests.len(), Ordering::Relaxed);
+        }
         COUNTERS
             .failed_late
             .add((state.submitted - state.handed) as u64);
@@ -601,7 +609,7 @@ impl State {
             let (these, others) = requests.split_at(run.count);
             requests = others;
             COUNTERS.deferred.add(run.count as u64);
-            self.waiting_requests += run.count;
+            WAITING.fetch_add(run.count, Ordering::Relaxed);
             self.waiting.push_back(Group {
                 requests: these.to_vec(),
                 run,

@@ -17,7 +17,7 @@ use crate::report::COUNTERS;
 
 /// Runs what is done besides: a panic in it must not reach C, and is nothing that the program has to know.
 pub(crate) fn besides(body: impl FnOnce()) {
-    let _ = guarded((), body);
+    guarded((), body);
 }
 
 /// `otherwise` if `body` panics.

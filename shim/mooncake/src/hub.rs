@@ -16,7 +16,7 @@ use laxity_client::{Direction, Stage};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::abi::{Handle, WRITE};
-use crate::batch::Batch;
+use crate::batch::{self, Batch};
 use crate::engines::{Engines, Mode};
 use crate::report;
 use crate::runs::Run;
@@ -64,6 +64,7 @@ static HUB: AtomicPtr<Hub> = AtomicPtr::new(core::ptr::null_mut());
 
 extern "C" fn in_child() {
     HUB.store(core::ptr::null_mut(), Ordering::Relaxed);
+    batch::abandon();
     report::abandon();
 }
 

@@ -26,6 +26,7 @@ use crate::batch::REFUSED;
 use crate::exports::{besides, own};
 use crate::real::{Real, real};
 use crate::report::COUNTERS;
+use crate::settings::Settings;
 
 /// `struct tent_request`, since 0.3.11.post1.
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +100,9 @@ unsafe fn prepare(entries: *mut TentRequest, count: usize) -> Option<Vec<TentReq
     }
     let mut instead = None;
     besides(|| {
+        if Settings::get().is_off {
+            return;
+        }
         // SAFETY: upheld by the caller, and the library's requests have this layout.
         let requests = unsafe { core::slice::from_raw_parts(entries, count) };
         own(requests
@@ -126,7 +130,7 @@ pub unsafe extern "C" fn tent_submit(
     // SAFETY: upheld by the caller. TENT reads the array during the call only.
     unsafe {
         let mut instead = prepare(entries, count);
-        let entries = instead.as_mut().map_or(entries, |copy| copy.as_mut_ptr());
+        let entries = instead.as_mut().map_or(entries, Vec::as_mut_ptr);
         real(engine, batch, entries, count)
     }
 }
@@ -150,7 +154,7 @@ pub unsafe extern "C" fn tent_submit_notif(
     // SAFETY: as for `tent_submit`.
     unsafe {
         let mut instead = prepare(entries, count);
-        let entries = instead.as_mut().map_or(entries, |copy| copy.as_mut_ptr());
+        let entries = instead.as_mut().map_or(entries, Vec::as_mut_ptr);
         real(engine, batch, entries, count, name, message)
     }
 }

@@ -70,8 +70,6 @@ struct Peer {
     child: Child,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
     port: String,
-    /// Where its buffer is.
-    base: String,
 }
 
 impl Peer {
@@ -86,13 +84,8 @@ impl Peer {
         let first = lines.next().expect("a line").expect("text");
         let port = first.strip_prefix("port ").expect("its port").to_owned();
         let ready = lines.next().expect("a line").expect("text");
-        let base = ready.strip_prefix("ready ").expect("its buffer").to_owned();
-        Self {
-            child,
-            lines,
-            port,
-            base,
-        }
+        assert!(ready.starts_with("ready "), "{ready}");
+        Self { child, lines, port }
     }
 
     fn checksum(&mut self) -> String {

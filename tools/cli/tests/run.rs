@@ -128,6 +128,23 @@ fn the_command_gets_the_library_and_the_options_as_variables() {
 }
 
 #[test]
+fn mooncakes_jobs_get_its_library_behind_the_other_where_there_is_one() {
+    let place = Place::new();
+    let library = place.library().display().to_string();
+    let preloaded = |profile: &str| {
+        let seen = place.output(&["--profile", profile, "--", "env"]);
+        assert!(seen.status.success(), "{}", text(&seen.stderr));
+        value(&seen, "LD_PRELOAD")
+    };
+    assert_eq!(preloaded("mooncake").as_ref(), Some(&library));
+    let second = place.path("liblaxity_mooncake.so");
+    fs::copy(place.library(), &second).expect("copied");
+    let both = format!("{library}:{}", second.display());
+    assert_eq!(preloaded("mooncake"), Some(both));
+    assert_eq!(preloaded("nccl"), Some(library));
+}
+
+#[test]
 fn without_options_only_the_profile_and_the_library_are_set_and_the_environment_stays() {
     let place = Place::new();
     let seen = place
