@@ -126,12 +126,14 @@ fn who_cannot_be_in_time_any_more_lets_all_others_pass() {
     dispatch.handle(now, &Event::Arrived(spec(1, START, 500, (1_000, 20))));
     dispatch.handle(now, &Event::Arrived(spec(2, now, 500, (5_000, 100))));
     assert_eq!(placed(&mut dispatch, now), []);
+    let computed = now + Span::from_millis(310);
+    dispatch.handle(computed, &report(0, load(1, 0)));
     let later = now + Span::from_millis(800);
-    dispatch.handle(later, &report(0, load(1, 0)));
-    let order = placed(&mut dispatch, later + Span::from_millis(200));
+    let order = placed(&mut dispatch, later);
     assert_eq!(order, [(2, 0)]);
+    let computed = later + Span::from_millis(70);
+    dispatch.handle(computed, &report(0, load(2, 0)));
     let last = later + Span::from_millis(1_000);
-    dispatch.handle(last, &report(0, load(2, 0)));
     assert_eq!(placed(&mut dispatch, last), [(1, 0)]);
 }
 
