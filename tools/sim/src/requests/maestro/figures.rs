@@ -188,11 +188,7 @@ pub(super) fn overall(
 
 /// The heaviest point of figure 7 on fewer and more nodes: which order is best turns on how much there is to order.
 fn by_nodes(kit: &Kit, options: &Options, memory: &mut Memory) -> (Section, Vec<Claim>) {
-    let counts: &[usize] = if options.quick {
-        &[6]
-    } else {
-        &[5, 8, 10]
-    };
+    let counts: &[usize] = if options.quick { &[6] } else { &[5, 8, 10] };
     let orders = Policy::orders();
     let mut points = Vec::new();
     for policy in &orders {

@@ -280,8 +280,6 @@ pub(super) struct Trial {
 pub(super) struct Measured {
     /// Percent of jobs that met their objective.
     pub(super) met: f64,
-    pub(super) met_interactive: f64,
-    pub(super) met_batch: f64,
     /// Mean time of jobs, s.
     pub(super) latency: f64,
     /// Mean sum of waits of interactive jobs, s.
@@ -294,6 +292,7 @@ pub(super) struct Measured {
     pub(super) grown: u64,
     pub(super) swapped: u64,
     pub(super) aborted: u64,
+    #[cfg_attr(not(test), expect(dead_code, reason = "tests ask for it"))]
     pub(super) preempted: u64,
     pub(super) activated: u64,
     pub(super) lost: usize,
@@ -321,7 +320,7 @@ impl Trial {
 
     fn measure(ran: &Ran, kit: &Kit, from: f64) -> Measured {
         let jobs: Vec<_> = ran.jobs.iter().filter(|job| job.arrival >= from).collect();
-        let met = |job: &&&super::world::Result| {
+        let met = |job: &&&super::world::Job| {
             let promise = &kit.promises[usize::from(job.template)];
             match job.class {
                 Class::Interactive => job.waited <= promise.waits as f64 / 1e9,
@@ -329,15 +328,13 @@ impl Trial {
             }
         };
         let of = |class| jobs.iter().filter(move |job| job.class == class);
-        // What never ended did not meet its objective.
-        let share = |met: usize, all: usize| 100.0 * met as f64 / all.max(1) as f64;
         let interactive: Vec<f64> = of(Class::Interactive).map(|job| job.waited).collect();
         let stages: usize = of(Class::Interactive).map(|job| job.stages).sum();
-        let (fast, slow) = (of(Class::Interactive).count(), of(Class::Batch).count());
+        // What never ended did not meet its objective.
+        let all = jobs.len() + ran.lost;
+        let in_time = jobs.iter().filter(met).count();
         Measured {
-            met: share(jobs.iter().filter(met).count(), jobs.len() + ran.lost),
-            met_interactive: share(of(Class::Interactive).filter(met).count(), fast),
-            met_batch: share(of(Class::Batch).filter(met).count(), slow),
+            met: 100.0 * in_time as f64 / all.max(1) as f64,
             latency: mean(jobs.iter().map(|job| job.took)),
             delay: mean(interactive.iter().copied()),
             stage_delay: interactive.iter().sum::<f64>() / stages.max(1) as f64,

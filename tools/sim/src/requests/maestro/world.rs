@@ -17,7 +17,7 @@ use super::machine::{Came, Machine, Running};
 
 /// What came of a job.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Result {
+pub(super) struct Job {
     pub(super) class: Class,
     pub(super) template: u16,
     pub(super) arrival: f64,
@@ -31,7 +31,7 @@ pub(super) struct Result {
 /// What came of a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ran {
-    pub(super) jobs: Vec<Result>,
+    pub(super) jobs: Vec<Job>,
     pub(super) lost: usize,
     /// Times at which more memory was in use than there is.
     pub(super) overflows: u64,
@@ -231,7 +231,7 @@ impl<'a> World<'a> {
         }
         if open.left == 0 {
             let arrival = of.job.arrival.0;
-            self.ran.jobs.push(Result {
+            self.ran.jobs.push(Job {
                 class: of.job.class,
                 template: of.job.template.0,
                 arrival: arrival as f64 / 1e9,
