@@ -189,9 +189,9 @@ pub trait Policy: Send {
         let _ = (spec, estimate);
     }
 
-    /// So many prompt tokens of it were computed.
-    fn prefilled(&mut self, spec: &Spec, estimate: &Estimate, tokens: u32) {
-        let _ = (spec, estimate, tokens);
+    /// So many prompt tokens of it were computed, and so many are left.
+    fn prefilled(&mut self, spec: &Spec, estimate: &Estimate, tokens: u32, left: u32) {
+        let _ = (spec, estimate, tokens, left);
     }
 
     /// It is gone; it held blocks or not.

@@ -5,18 +5,22 @@
 //! both wait (start-time fair queueing between two flows), and as large a part of the concurrency; a lane that nobody waits in lends its part.
 //! So the slow lane slows down and never starves, and the fast lane loses at most that share.
 
+use std::collections::HashSet;
+
 use super::{Hints, Kind, Policy, Room};
 use crate::Span;
 use crate::discipline::{Rank, Start};
 use crate::hmas::Estimate;
 use crate::job::Job;
-use crate::request::Spec;
+use crate::request::{RequestId, Spec};
 
 /// Ranks of the slow lane begin here: later than any slack of the fast lane.
 const SLOW: i64 = 1 << 62;
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Lane {
+    /// Requests with prompt tokens to compute, begun or not: one that has begun starves as well.
+    wanting: HashSet<RequestId>,
     waiting: u32,
     running: u32,
     /// Tokens of service, over the lane's weight.
@@ -39,7 +43,7 @@ impl TwoLane {
         Self {
             split: hints.lane_split,
             fast_weight: hints.fast_weight.max(1),
-            lanes: [Lane::default(); 2],
+            lanes: [Lane::default(), Lane::default()],
         }
     }
 
@@ -79,13 +83,14 @@ impl Policy for TwoLane {
         })
     }
 
-    fn arrived(&mut self, _: &Spec, estimate: &Estimate) {
+    fn arrived(&mut self, spec: &Spec, estimate: &Estimate) {
         let lane = self.lane(estimate);
-        if self.lanes[lane].waiting == 0 {
+        if self.lanes[lane].wanting.is_empty() {
             // A lane saves nothing up while nobody is in it.
             self.lanes[lane].service = self.lanes[lane].service.max(self.lanes[1 - lane].service);
         }
         self.lanes[lane].waiting += 1;
+        self.lanes[lane].wanting.insert(spec.id);
     }
 
     fn began(&mut self, _: &Spec, estimate: &Estimate) {
@@ -94,20 +99,25 @@ impl Policy for TwoLane {
         lane.running += 1;
     }
 
-    fn dropped(&mut self, _: &Spec, estimate: &Estimate) {
+    fn dropped(&mut self, spec: &Spec, estimate: &Estimate) {
         let lane = &mut self.lanes[usize::from(estimate.total() > self.split)];
         lane.running = lane.running.saturating_sub(1);
         lane.waiting += 1;
+        lane.wanting.insert(spec.id);
     }
 
-    fn prefilled(&mut self, _: &Spec, estimate: &Estimate, tokens: u32) {
+    fn prefilled(&mut self, spec: &Spec, estimate: &Estimate, tokens: u32, left: u32) {
         let lane = self.lane(estimate);
         let weight = if lane == 0 { self.fast_weight } else { 1 };
         self.lanes[lane].service += f64::from(tokens) / f64::from(weight);
+        if left == 0 {
+            self.lanes[lane].wanting.remove(&spec.id);
+        }
     }
 
-    fn left(&mut self, _: &Spec, estimate: &Estimate, running: bool) {
+    fn left(&mut self, spec: &Spec, estimate: &Estimate, running: bool) {
         let lane = &mut self.lanes[usize::from(estimate.total() > self.split)];
+        lane.wanting.remove(&spec.id);
         let count = if running {
             &mut lane.running
         } else {
@@ -126,9 +136,10 @@ impl Policy for TwoLane {
                 Start::Now
             };
         }
-        let slow_turn = self.lanes[1].waiting > 0
+        let begun = self.lanes[1].wanting.len() > self.lanes[1].waiting as usize;
+        let slow_turn = !self.lanes[1].wanting.is_empty()
             && self.lanes[1].service < self.lanes[0].service
-            && !self.is_full(1, room);
+            && (begun || !self.is_full(1, room));
         if slow_turn || self.is_full(0, room) {
             return Start::Skip(Rank(SLOW - SLOW / 2));
         }
