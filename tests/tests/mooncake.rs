@@ -192,9 +192,9 @@ fn mooncakes_own_engine_moves_every_byte_once_by_the_daemons_leave_and_without_i
     let without = end(start(folder, &peer, "write", "tcp", &BOTH));
     assert_eq!(last(&without), peer.checksum(), "without a daemon");
 
-    // So slow that most of it has to wait.
+    // So slow that some of it has to wait. (What a daemon that dies does is tested in shim/mooncake.)
     let slow = "[[nic]]\nname = \"default\"\nrate = \"20Mbit\"\nchunk = \"256KiB\"\n";
-    let mut daemon = Daemon::start(folder, slow);
+    let daemon = Daemon::start(folder, slow);
     let mut moved = 0;
     for way in ["write", "read", "threads"] {
         let lines = end(start(folder, &peer, way, "tcp", &BOTH));
@@ -204,14 +204,6 @@ fn mooncakes_own_engine_moves_every_byte_once_by_the_daemons_leave_and_without_i
         let status = all_is_complete(&daemon, moved);
         assert_eq!(status.totals.permitted_bytes, moved, "{way}");
     }
-
-    // The daemon is gone while bytes wait for it.
-    let child = start(folder, &peer, "write", "tcp", &BOTH);
-    eventually("it waits for leave", || {
-        daemon.status().totals.flows > 3 * COUNT
-    });
-    daemon.kill();
-    assert_eq!(last(&end(child)), peer.checksum(), "the daemon is killed");
 }
 
 #[test]
