@@ -41,8 +41,8 @@
 pub mod baseline;
 pub mod discipline;
 pub mod dispatch;
-pub mod hyperflexis;
 pub mod hmas;
+pub mod hyperflexis;
 pub mod iteration;
 pub mod job;
 pub mod kv;

@@ -9,8 +9,8 @@
 //! came out, with objectives counted as `laxity-requests` says; [`reproduction`] a paper's claims beside what came out.
 
 pub mod cluster;
-pub mod hyperflexis;
 pub mod hmas;
+pub mod hyperflexis;
 pub mod latency;
 pub mod link;
 pub mod maestro;
