@@ -123,6 +123,8 @@ fn turn(replica: &mut Replica, now: &mut Time) -> usize {
     plan.chunks.len()
 }
 
+type Make<'a> = &'a dyn Fn() -> Box<dyn Discipline + Send>;
+
 fn decisions(c: &mut Criterion) {
     let of = Composition::default().with_chunk(512, 700);
     let forest = forest();
@@ -130,7 +132,7 @@ fn decisions(c: &mut Criterion) {
         b.iter(|| black_box(forest.predict(black_box(&features(&of)))));
     });
     let mut group = c.benchmark_group("iteration_256_running_10000_queued");
-    let policies: [(&str, &dyn Fn() -> Box<dyn Discipline + Send>); 2] = [
+    let policies: [(&str, Make<'_>); 2] = [
         ("qoserve", &|| {
             Box::new(QoServe::new(Options::default(), forest.clone()))
         }),
