@@ -1,4 +1,4 @@
-//! H-MAS: hierarchical multi-agent scheduling of one replica (`000_aa30e75c24dffaf8`, §3 and Appendices B, C and E).
+//! H-MAS: hierarchical multi-agent scheduling of one replica (§3 and Appendices B, C and E).
 //!
 //! Four layers, each a concept here; "agent" means a decision with a state and a horizon of its own, not a program.
 //!

@@ -1,4 +1,4 @@
-//! QoServe (`004`): requests of several classes of service on one replica. §3.2 to §3.4 and Algorithm 1.
+//! QoServe (Goel et al., ASPLOS 2026): requests of several classes of service on one replica. §3.2 to §3.4 and Algorithm 1.
 //!
 //! Four parts, each an option, so that the ablations of §4.4 are settings and not other code:
 //!

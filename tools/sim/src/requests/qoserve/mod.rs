@@ -1,4 +1,4 @@
-//! QoServe's claims (`004`, §4): what each of its parts is worth, beside fair baselines.
+//! QoServe's claims (§4): what each of its parts is worth, beside fair baselines.
 //!
 //! The points of figures 7, 11 and 12 and tables 4 and 5 that turn on the scheduler: one replica of Llama-3-8B on an A100 (a cluster for table 4), the
 //! classes of table 3, lengths of Azure's code trace. Under two calibrations of host time, since figure 4 (2×) and the gain of dynamic chunking (fits
