@@ -69,8 +69,6 @@ struct Known {
     bound: Bound,
     /// Tokens that the fence counts for it, while it runs.
     promised: Option<u32>,
-    /// Its prompt is computed.
-    prefilled: bool,
 }
 
 /// H-MAS.
@@ -174,7 +172,6 @@ impl Agent {
             estimate,
             bound: self.bound(spec, &estimate),
             promised: None,
-            prefilled: false,
         };
         self.jobs.insert(spec.id, known);
     }
@@ -244,19 +241,6 @@ impl Agent {
             if known.promised.is_some() {
                 self.policy.began(&known.spec, &known.estimate);
             }
-            if known.prefilled {
-                self.policy.prefilled(&known.spec, &known.estimate, 0, 0);
-            }
-        }
-    }
-
-    /// Its prompt is computed, here or elsewhere: no structure waits for it.
-    fn prompt_done(&mut self, request: RequestId) {
-        if let Some(known) = self.jobs.get_mut(&request)
-            && !known.prefilled
-        {
-            known.prefilled = true;
-            self.policy.prefilled(&known.spec, &known.estimate, 0, 0);
         }
     }
 
@@ -400,9 +384,6 @@ impl Discipline for Agent {
         self.perceive(self.now);
         for job in jobs.iter().filter(|job| job.phase != Phase::Waiting) {
             self.run(job.id(), job.target.max(job.context + 1));
-            if job.phase == Phase::Decoding {
-                self.prompt_done(job.id());
-            }
         }
     }
 
@@ -422,7 +403,6 @@ impl Discipline for Agent {
         let Some(tokens) = known.promised.take() else {
             return;
         };
-        known.prefilled = false;
         let known = *known;
         self.running -= 1;
         self.promised_blocks -= self.blocks(tokens);
@@ -440,15 +420,9 @@ impl Discipline for Agent {
         }
         if job.context <= job.target {
             self.ran.prefill_tokens += tokens;
-            let left = job.prefill_left().max(1);
-            self.policy
-                .prefilled(&known.spec, &known.estimate, tokens, left);
             if job.first_token == Some(now) && job.spec.slo.is_interactive() {
                 self.qos.first(now, &job.spec);
             }
-        }
-        if job.prefill_left() == 0 {
-            self.prompt_done(request);
         }
         let promised = known.promised.unwrap_or(u32::MAX);
         if job.context >= promised {

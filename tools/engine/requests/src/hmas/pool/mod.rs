@@ -136,7 +136,7 @@ pub struct Hints {
     /// Two-lane: requests whose `T_tot` is above this are slow.
     #[serde(rename = "lane_split_ns", with = "crate::nanoseconds::span")]
     pub lane_split: Span,
-    /// Two-lane: prompt tokens of the fast lane for one of the slow lane while both wait.
+    /// Two-lane: work of the fast lane for one part of the slow lane's while both wait.
     pub fast_weight: u32,
 }
 
@@ -187,11 +187,6 @@ pub trait Policy: Send {
     /// It gave them back and is in line again.
     fn dropped(&mut self, spec: &Spec, estimate: &Estimate) {
         let _ = (spec, estimate);
-    }
-
-    /// So many prompt tokens of it were computed, and so many are left.
-    fn prefilled(&mut self, spec: &Spec, estimate: &Estimate, tokens: u32, left: u32) {
-        let _ = (spec, estimate, tokens, left);
     }
 
     /// It is gone; it held blocks or not.

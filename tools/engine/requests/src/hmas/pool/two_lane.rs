@@ -1,29 +1,26 @@
 //! Two lanes by `T_tot`: short requests do not wait behind long ones (H-MAS §3.5). Inside a lane by slack,
 //! `S_r = D_r − V_sys − T_tot` (eq. 5; `V_sys` never changes order and is left out).
 //!
-//! The paper does not say how lanes share. Here the slow lane is owed one prompt token for each `fast_weight` of the fast one while
-//! both wait (start-time fair queueing between two flows), and as large a part of the concurrency; a lane that nobody waits in lends its part.
-//! So the slow lane slows down and never starves, and the fast lane loses at most that share.
-
-use std::collections::HashSet;
+//! The paper does not say how lanes share. Here the slow lane is owed a part of the *work*, one in `fast_weight + 1`, while both wait, by start-time
+//! fair queueing between two flows: who starts is charged its `T_tot`; and as large a part of the concurrency. A lane that nobody waits in
+//! lends its part. So the slow lane never starves, and the fast lane loses at most that share. Charged by prompt tokens, the slow lane, whose
+//! work is in its answers, would get several times its share. Whoever has begun computes the rest of its prompt first: it holds memory.
 
 use super::{Hints, Kind, Policy, Room};
 use crate::Span;
 use crate::discipline::{Rank, Start};
 use crate::hmas::Estimate;
 use crate::job::Job;
-use crate::request::{RequestId, Spec};
+use crate::request::Spec;
 
 /// Ranks of the slow lane begin here: later than any slack of the fast lane.
 const SLOW: i64 = 1 << 62;
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Lane {
-    /// Requests with prompt tokens to compute, begun or not: one that has begun starves as well.
-    wanting: HashSet<RequestId>,
     waiting: u32,
     running: u32,
-    /// Tokens of service, over the lane's weight.
+    /// `T_tot` of those that started, ns, over the lane's weight.
     service: f64,
 }
 
@@ -43,7 +40,7 @@ impl TwoLane {
         Self {
             split: hints.lane_split,
             fast_weight: hints.fast_weight.max(1),
-            lanes: [Lane::default(), Lane::default()],
+            lanes: [Lane::default(); 2],
         }
     }
 
@@ -83,41 +80,32 @@ impl Policy for TwoLane {
         })
     }
 
-    fn arrived(&mut self, spec: &Spec, estimate: &Estimate) {
+    fn arrived(&mut self, _: &Spec, estimate: &Estimate) {
         let lane = self.lane(estimate);
-        if self.lanes[lane].wanting.is_empty() {
+        if self.lanes[lane].waiting == 0 {
             // A lane saves nothing up while nobody is in it.
             self.lanes[lane].service = self.lanes[lane].service.max(self.lanes[1 - lane].service);
         }
         self.lanes[lane].waiting += 1;
-        self.lanes[lane].wanting.insert(spec.id);
     }
 
     fn began(&mut self, _: &Spec, estimate: &Estimate) {
-        let lane = &mut self.lanes[usize::from(estimate.total() > self.split)];
+        let slow = estimate.total() > self.split;
+        let weight = if slow { 1 } else { self.fast_weight };
+        let lane = &mut self.lanes[usize::from(slow)];
         lane.waiting = lane.waiting.saturating_sub(1);
         lane.running += 1;
+        lane.service += estimate.total().0 as f64 / f64::from(weight);
     }
 
-    fn dropped(&mut self, spec: &Spec, estimate: &Estimate) {
+    fn dropped(&mut self, _: &Spec, estimate: &Estimate) {
         let lane = &mut self.lanes[usize::from(estimate.total() > self.split)];
         lane.running = lane.running.saturating_sub(1);
         lane.waiting += 1;
-        lane.wanting.insert(spec.id);
     }
 
-    fn prefilled(&mut self, spec: &Spec, estimate: &Estimate, tokens: u32, left: u32) {
-        let lane = self.lane(estimate);
-        let weight = if lane == 0 { self.fast_weight } else { 1 };
-        self.lanes[lane].service += f64::from(tokens) / f64::from(weight);
-        if left == 0 {
-            self.lanes[lane].wanting.remove(&spec.id);
-        }
-    }
-
-    fn left(&mut self, spec: &Spec, estimate: &Estimate, running: bool) {
+    fn left(&mut self, _: &Spec, estimate: &Estimate, running: bool) {
         let lane = &mut self.lanes[usize::from(estimate.total() > self.split)];
-        lane.wanting.remove(&spec.id);
         let count = if running {
             &mut lane.running
         } else {
@@ -136,13 +124,16 @@ impl Policy for TwoLane {
                 Start::Now
             };
         }
-        let begun = self.lanes[1].wanting.len() > self.lanes[1].waiting as usize;
-        let slow_turn = !self.lanes[1].wanting.is_empty()
+        let slow_turn = self.lanes[1].waiting > 0
             && self.lanes[1].service < self.lanes[0].service
-            && (begun || !self.is_full(1, room));
+            && !self.is_full(1, room);
         if slow_turn || self.is_full(0, room) {
             return Start::Skip(Rank(SLOW - SLOW / 2));
         }
         Start::Now
+    }
+
+    fn begun_first(&self) -> bool {
+        true
     }
 }
