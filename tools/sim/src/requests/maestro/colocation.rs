@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use laxity_requests::maestro::fitness::Mode;
 use laxity_requests::maestro::{Learned, Options, Scheduler};
 use laxity_requests::workflow::{
     Class, ClusterId, Job, JobId, ModelId, ModelSpec, NodeSpec, RoleId, Stage, StageId, TemplateId,
@@ -71,15 +72,19 @@ fn restarted(models: &[Served]) -> (Vec<Served>, NodeSpec) {
     (models, NodeSpec { host: 0, ..node(0) })
 }
 
-/// How long the second job takes, s, and how often models were activated for it.
-fn completion(models: &[Served], spec: NodeSpec, gpus: usize, kit: &Kit) -> f64 {
+/// How long the second job takes, s.
+fn completion(models: &[Served], spec: NodeSpec, mode: Mode, gpus: usize, kit: &Kit) -> f64 {
     let jobs = jobs();
     let nodes = Arc::new(vec![spec; gpus]);
     let specs: Vec<ModelSpec> = models.iter().map(|model| model.spec).collect();
     let rtt: Vec<Vec<Span>> = Vec::new();
     let world = World::new(models, &nodes, &jobs, &rtt);
     let learned = Learned::new(kit.predictor());
-    let mut scheduler = Scheduler::new(Options::maestro(), learned, specs, &nodes);
+    let options = Options {
+        mode,
+        ..Options::maestro()
+    };
+    let mut scheduler = Scheduler::new(options, learned, specs, &nodes);
     let ran = world.run(&mut scheduler);
     ran.jobs.last().map_or(f64::NAN, |job| job.took)
 }
@@ -95,12 +100,16 @@ pub(super) fn budget(kit: &Kit) -> (Section, Vec<Claim>) {
             model.alone(planned.stage.prompt, planned.output) / 1e9
         })
         .sum();
-    let here: Vec<f64> = (1..=3)
-        .map(|gpus| completion(&kit.models, node(0), gpus, kit))
-        .collect();
-    let qlm: Vec<f64> = (1..=3)
-        .map(|gpus| completion(&process, spec, gpus, kit))
-        .collect();
+    // Restarts are only fair to a scheduler that gives each model a GPU while there are enough: the least latency does, the score packs.
+    let least = Mode::EndToEnd { degradation: 1.0 };
+    let of = |models: &[Served], spec: NodeSpec, mode: Mode| -> Vec<f64> {
+        (1..=3)
+            .map(|gpus| completion(models, spec, mode, gpus, kit))
+            .collect()
+    };
+    let here = of(&kit.models, node(0), Mode::MAESTRO);
+    let spread = of(&kit.models, node(0), least);
+    let qlm = of(&process, spec, least);
     let row = |name: &str, of: &[f64], paper: &str| {
         let mut cells = vec![name.to_owned()];
         cells.extend(of.iter().map(|seconds| format!("{seconds:.1}")));
@@ -115,6 +124,7 @@ pub(super) fn budget(kit: &Kit) -> (Section, Vec<Claim>) {
             .to_vec(),
         rows: vec![
             row("maestro", &here, "92.4, 84.9, 82.4"),
+            row("maestro, end to end in ms", &spread, "–"),
             row("process restarts (QLM-style)", &qlm, "309.1, 139.1, 82.4"),
         ],
         notes: format!(
@@ -133,7 +143,7 @@ pub(super) fn budget(kit: &Kit) -> (Section, Vec<Claim>) {
             100.0 * (here[0] / alone - 1.0),
             100.0 * (here[1] / alone - 1.0)
         ),
-        holds: cut(1) >= 50.0 && cut(2) >= 20.0,
+        holds: cut(1) >= 50.0 && cut(2) >= 25.0,
     };
     (section, vec![claim])
 }

@@ -25,7 +25,8 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     let mut memory = figures::Memory::default();
     let (mut sections, mut claims) = figures::overall(&kit, options, &mut memory);
     for (section, claim) in [
-        figures::preemption(&kit, options, &mut memory),
+        figures::preemption(&kit, options, false, &mut memory),
+        figures::preemption(&kit, options, true, &mut memory),
         figures::routing(&kit, options, &mut memory),
         memory.section(),
         colocation::budget(&kit),

@@ -240,6 +240,15 @@ impl Policy {
         of
     }
 
+    /// Remaining time and nothing else: no aging, no hysteresis. What the oracle would be if it had Maestro's predictions.
+    pub(super) fn remaining_alone() -> Self {
+        let remaining = Order::Remaining {
+            aging: 0.0,
+            aging_interactive: 0.0,
+        };
+        Self::ordered("remaining time alone", remaining)
+    }
+
     /// All orders, Maestro's first. They route, admit and predict alike.
     pub(super) fn orders() -> Vec<Self> {
         let remaining = Order::Remaining {
@@ -259,6 +268,7 @@ impl Policy {
             Self::ordered("interactive first", Order::InteractiveFirst),
             Self::ordered("interactive, remaining", Order::InteractiveRemaining),
             Self::turned("maestro, no hysteresis", Boundary::Requeue),
+            Self::remaining_alone(),
         ]
     }
 }
