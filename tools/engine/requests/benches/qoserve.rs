@@ -17,6 +17,8 @@ use laxity_requests::{Span, Time};
 
 const MS: u64 = 1_000_000;
 
+type Make<'a> = dyn Fn() -> Box<dyn Discipline + Send> + 'a;
+
 /// What the forest stands for: 8 ms, 50 µs a token, and the pairs.
 fn true_ns(of: &Composition) -> f64 {
     8e6 + f64::from(of.prefill_tokens + of.decodes) * 5e4 + of.prefill_pairs as f64 * 2.0
@@ -123,8 +125,6 @@ fn turn(replica: &mut Replica, now: &mut Time) -> usize {
     plan.chunks.len()
 }
 
-type Make<'a> = &'a dyn Fn() -> Box<dyn Discipline + Send>;
-
 fn decisions(c: &mut Criterion) {
     let of = Composition::default().with_chunk(512, 700);
     let forest = forest();
@@ -132,7 +132,7 @@ fn decisions(c: &mut Criterion) {
         b.iter(|| black_box(forest.predict(black_box(&features(&of)))));
     });
     let mut group = c.benchmark_group("iteration_256_running_10000_queued");
-    let policies: [(&str, Make<'_>); 2] = [
+    let policies: [(&str, &Make<'_>); 2] = [
         ("qoserve", &|| {
             Box::new(QoServe::new(Options::default(), forest.clone()))
         }),

@@ -2,7 +2,7 @@
 //!
 //! The points of figures 7, 11 and 12 and tables 4 and 5 that turn on the scheduler: one replica of Llama-3-8B on an A100 (a cluster for table 4), the
 //! classes of table 3, lengths of Azure's code trace. Under two calibrations of host time, since figure 4 (2×) and the gain of dynamic chunking (fits
-//! 1.4×) disagree. Nothing is tuned on these seeds: all settings are the paper's or defaults of `laxity-requests`.
+//! 1.4×) disagree, each with the one speed at which EDF-256 serves what it does in the paper (`setting`). Nothing else is tuned, on these seeds or others: all settings are the paper's or defaults of `laxity-requests`.
 //!
 //! Departures: four hours of arrivals are two here for capacities (a backlog that ends in violations of the 600 s class needs its time: capacities
 //! of deadline-aware policies come out a few percent higher); the trace is drawn from with replacement, as Poisson arrivals at any rate need.
@@ -18,7 +18,8 @@ use super::outcome::Outcome;
 use super::reproduction::{Options, Reproduction, Section, each, spread};
 use super::workload::Lengths;
 use setting::{
-    Policy, Setting, choices, classes, cluster, edf_relegating, one, recipe, steps, violations,
+    CALIBRATIONS, Policy, Setting, choices, classes, cluster, edf_relegating, one, recipe, steps,
+    violations,
 };
 
 /// Steps of rate in which capacities are told apart, requests per second.
@@ -89,9 +90,8 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
             "made up like the Azure code trace",
         ),
     };
-    let ratios = [1.4, 2.0];
-    let settings: Result<Vec<Setting>, PaperError> = each(&ratios, options, |ratio| {
-        Setting::new(*ratio, options.quick)
+    let settings: Result<Vec<Setting>, PaperError> = each(&CALIBRATIONS, options, |calibration| {
+        Setting::new(*calibration, options.quick)
     })
     .into_iter()
     .collect();
@@ -233,8 +233,8 @@ impl Bench<'_> {
             }
             violations(&one(setting, policy, &recipe.requests(seed)), |_| true) <= 1.0
         };
-        // One request per second is served, six are not.
-        let (mut most, mut over) = (20_u32, 120_u32);
+        // Half a request per second is served; of one class alone not ten are, of all together not five.
+        let (mut most, mut over) = (10_u32, if class.is_some() { 200_u32 } else { 100 });
         while over - most > if self.options.quick { 8 } else { 1 } {
             let middle = most.midpoint(over);
             if serves(middle) {
@@ -351,7 +351,8 @@ impl Bench<'_> {
             let errors = &setting.errors;
             vec![
                 setting.name(),
-                setting.clock.host().to_string(),
+                setting.clock.roofline.host().to_string(),
+                format!("{:.2}×", setting.clock.factor),
                 format!("{:.2} %", errors.mean),
                 format!("{:.1} %", errors.p95),
                 format!("{:.1} %", errors.most),
@@ -365,6 +366,7 @@ impl Bench<'_> {
             head: [
                 "calibration",
                 "host",
+                "slower",
                 "mean error",
                 "p95",
                 "largest",
@@ -376,7 +378,8 @@ impl Bench<'_> {
             .to_vec(),
             rows: self.settings.iter().map(row).collect(),
             notes: "A random forest (§3.6.1: less than 10 % on chunk sizes). A calibration is how much more prompt tokens a second chunks of 2500 \
-                    give than chunks of 256; the host's time between iterations is what makes it so."
+                    give than chunks of 256; the host's time between iterations is what makes it so. \
+                    The forest learns a roofline here, whose form is close to the line that it corrects: on a machine it would be off by more."
                 .to_owned(),
         }
     }
