@@ -8,6 +8,7 @@
 //! alone, whoever is first always gets on.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Bound;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -18,6 +19,10 @@ use crate::job::{Job, Phase};
 use crate::kv::Pool;
 use crate::latency::Composition;
 use crate::request::{RequestId, Spec};
+
+/// How often prompts that come before it may take a prompt's blocks. Under an order that progress changes (least laxity first), two that
+/// don't fit together would take them from each other for ever.
+const ROBBED_MOST: u32 = 3;
 
 /// A place in line. Relegated jobs have a line of their own.
 type Place = (Rank, Time, RequestId, usize);
@@ -58,6 +63,8 @@ pub struct Replica {
     /// Cancelled while they were computed: their blocks come back when that ends.
     abandoned: Vec<RequestId>,
     refusals: VecDeque<Refusal>,
+    /// What the discipline allowed last.
+    budget: u32,
 }
 
 impl std::fmt::Debug for Replica {
@@ -208,8 +215,11 @@ impl State {
             .rev()
             .take_while(|place| before.is_none_or(|before| *place > before));
         let past_aside = before.is_none_or(|before| !self.aside.contains(before));
-        let aside = aside.filter(|place| past_aside || before.is_some_and(|b| *place > b));
-        let line = line.filter(|_| past_aside);
+        let spared = |place: &&Place| before.is_some() && self.at(place.3).job.drops >= ROBBED_MOST;
+        let aside = aside.filter(|place| {
+            past_aside || before.is_some_and(|before| *place > before) && !spared(place)
+        });
+        let line = line.filter(|place| past_aside && !spared(place));
         aside
             .chain(line)
             .map(|place| place.3)
@@ -241,6 +251,7 @@ impl Replica {
             under_way: None,
             abandoned: Vec::new(),
             refusals: VecDeque::new(),
+            budget: 0,
         }
     }
 
@@ -501,6 +512,7 @@ impl Replica {
     /// Spends the budget in line.
     fn prefill(&mut self, now: Time, plan: &mut Plan) {
         let mut budget = self.discipline.budget(now, &self.state);
+        self.budget = budget;
         if budget == 0 {
             return;
         }
@@ -532,17 +544,16 @@ impl Replica {
             }
         }
         let mut after: Option<Place> = None;
+        let mut closed = false;
         while budget > 0 {
-            let next = match &after {
-                None => self.state.line.first().copied(),
-                Some(place) => {
-                    let beyond = (
-                        std::ops::Bound::Excluded(*place),
-                        std::ops::Bound::Unbounded,
-                    );
-                    self.state.line.range(beyond).next().copied()
-                }
+            let beyond = after.map_or(Bound::Unbounded, Bound::Excluded);
+            // Who may not start keeps nobody from going on.
+            let line = if closed {
+                &self.state.begun
+            } else {
+                &self.state.line
             };
+            let next = line.range((beyond, Bound::Unbounded)).next().copied();
             let Some(place) = next else { break };
             after = Some(place);
             let slot = place.3;
@@ -554,7 +565,10 @@ impl Replica {
                 match self.discipline.start(now, &job, &self.state) {
                     Start::Now => (),
                     Start::Later => continue,
-                    Start::Nobody => break,
+                    Start::Nobody => {
+                        closed = true;
+                        continue;
+                    }
                     Start::Skip(rank) => {
                         let before = Rank(rank.0.saturating_sub(1));
                         let last = (before, Time(u64::MAX), RequestId(u64::MAX), usize::MAX);
@@ -585,6 +599,17 @@ impl Replica {
             match self.chunk(slot, budget, plan) {
                 Some(tokens) => budget -= tokens,
                 None => return,
+            }
+        }
+    }
+
+    /// Nothing was planned, since the discipline lets those wait that come first: whoever has begun goes on. Otherwise their blocks would
+    /// be taken in vain, and they would begin anew for ever.
+    fn go_on(&mut self, plan: &mut Plan) {
+        let begun: Vec<usize> = self.state.begun.iter().map(|place| place.3).collect();
+        for slot in begun {
+            if self.chunk(slot, self.budget.max(1), plan).is_some() {
+                return;
             }
         }
     }
@@ -648,6 +673,7 @@ impl Iteration for Replica {
         self.decode(&mut plan);
         self.prefill(now, &mut plan);
         if plan.chunks.is_empty() && plan.steps.is_empty() {
+            self.go_on(&mut plan);
             // A discipline may let nobody start; blocks are no reason to stand still.
             let blocked = !self.state.decoding.is_empty() || self.state.pool.used() > 0;
             while plan.chunks.is_empty() && plan.steps.is_empty() && blocked {

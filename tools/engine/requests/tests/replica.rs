@@ -4,8 +4,9 @@
 use std::collections::{HashMap, HashSet};
 
 use laxity_requests::baseline::{Fixed, Order, Relegating};
-use laxity_requests::discipline::Discipline;
+use laxity_requests::discipline::{Discipline, Rank, Start, View};
 use laxity_requests::iteration::{Event, Iteration as _, Plan};
+use laxity_requests::job::Job;
 use laxity_requests::kv::Pool;
 use laxity_requests::latency::{Composition, Latency};
 use laxity_requests::qoserve::{Alpha, Chunking, Options, Preemption, QoServe, Relegation};
@@ -143,6 +144,7 @@ struct Driver {
     live: HashSet<RequestId>,
     ended: HashSet<RequestId>,
     next: u64,
+    drops: usize,
 }
 
 impl Driver {
@@ -155,6 +157,7 @@ impl Driver {
             live: HashSet::new(),
             ended: HashSet::new(),
             next: 0,
+            drops: 0,
         }
     }
 
@@ -173,10 +176,37 @@ impl Driver {
         }
     }
 
+    fn arrive(&mut self, prompt: u32, output: u32, ready: u32, slo: Slo, important: bool) {
+        let id = RequestId(self.next);
+        self.next += 1;
+        let importance = if important {
+            Importance::Important
+        } else {
+            Importance::Low
+        };
+        let spec = Spec {
+            id,
+            arrival: self.now,
+            prompt,
+            output_max: output + 3,
+            ready: ready.min(prompt),
+            generated: 0,
+            class: ClassId(0),
+            application: ApplicationId(prompt % 3),
+            importance,
+            slo,
+        };
+        self.outputs.insert(id, output);
+        self.live.insert(id);
+        self.replica.handle(self.now, &Event::Arrived(spec));
+        self.refusals();
+    }
+
     fn compute(&mut self, capacity: u32) -> bool {
         let Some(plan) = self.replica.plan(self.now) else {
             return false;
         };
+        self.drops += plan.drops.len();
         self.refusals();
         self.check_plan(&plan, capacity);
         self.now = self.now + Span(10);
@@ -244,22 +274,12 @@ proptest! {
         for step in steps {
             match step {
                 Step::Arrive { prompt, output, ready, slo, interactive, important } => {
-                    let id = RequestId(driver.next);
-                    driver.next += 1;
                     let slo = if interactive {
                         Slo::Interactive { ttft: slo * 7, tbt: slo }
                     } else {
                         Slo::Batch { ttlt: slo * 90 }
                     };
-                    let spec = Spec {
-                        id, arrival: driver.now, prompt, output_max: output + 3, ready: ready.min(prompt), generated: 0,
-                        class: ClassId(0), application: ApplicationId(prompt % 3),
-                        importance: if important { Importance::Important } else { Importance::Low }, slo,
-                    };
-                    driver.outputs.insert(id, output);
-                    driver.live.insert(id);
-                    driver.replica.handle(driver.now, &Event::Arrived(spec));
-                    driver.refusals();
+                    driver.arrive(prompt, output, ready, slo, important);
                 }
                 Step::Cancel(at) => {
                     let mut live: Vec<_> = driver.live.iter().copied().collect();
@@ -290,4 +310,85 @@ proptest! {
         prop_assert!(driver.live.is_empty(), "never ended: {:?}", driver.live);
         prop_assert_eq!(driver.replica.pool().used(), 0);
     }
+}
+
+/// The latest of those that wait is first, and starts only alone; `chunk` tokens an iteration.
+struct Alone {
+    chunk: u32,
+}
+
+impl Discipline for Alone {
+    fn name(&self) -> &'static str {
+        "alone"
+    }
+
+    fn rank(&self, job: &Job) -> Rank {
+        Rank(-(job.id().0 as i64))
+    }
+
+    fn budget(&mut self, _: Time, _: &dyn View) -> u32 {
+        self.chunk
+    }
+
+    fn start(&mut self, _: Time, _: &Job, view: &dyn View) -> Start {
+        if view.pool().used() > 0 {
+            Start::Nobody
+        } else {
+            Start::Now
+        }
+    }
+
+    fn begun_first(&self) -> bool {
+        false
+    }
+}
+
+/// Least laxity first, where a token computed moves a job back by so much.
+struct Laxity;
+
+impl Discipline for Laxity {
+    fn name(&self) -> &'static str {
+        "laxity"
+    }
+
+    fn rank(&self, job: &Job) -> Rank {
+        Rank(-i64::from(job.prefill_left()))
+    }
+
+    fn budget(&mut self, _: Time, _: &dyn View) -> u32 {
+        8
+    }
+
+    fn begun_first(&self) -> bool {
+        false
+    }
+}
+
+/// Runs prompts that come one after the other, each when the one before has begun; how often blocks were taken.
+fn prompts(discipline: Box<dyn Discipline + Send>, lengths: &[u32]) -> usize {
+    let mut driver = Driver::new(discipline);
+    for prompt in lengths {
+        driver.arrive(*prompt, 1, 0, Slo::Batch { ttlt: 1 }, true);
+        driver.compute(BLOCKS);
+    }
+    let mut rounds = 0;
+    while driver.compute(BLOCKS) {
+        rounds += 1;
+        assert!(rounds < 1000, "no end in sight: {:?}", driver.replica);
+    }
+    assert!(driver.live.is_empty());
+    driver.drops
+}
+
+#[test]
+fn who_may_not_start_keeps_nobody_who_has_begun_from_going_on() {
+    let drops = prompts(Box::new(Alone { chunk: 8 }), &[40, 40, 40]);
+    assert_eq!(drops, 0, "nobody needed the blocks");
+}
+
+#[test]
+fn two_that_do_not_fit_together_do_not_take_each_others_blocks_for_ever() {
+    // Of 96 tokens each would hold more than half.
+    let drops = prompts(Box::new(Laxity), &[80, 79, 78]);
+    assert!((1..12).contains(&drops), "{drops}");
 }
