@@ -378,7 +378,11 @@ impl Node {
             // One transfer after the other on the link.
             let until = now.max(self.link_free) + prepared.activation.takes;
             self.link_free = until;
-            self.loading.insert(ask.model, until);
+            // It stays until it is there, whoever may still want it: what is on its way can't make room, and a
+            // second transfer would be taken for there when the first is.
+            if self.loading.insert(ask.model, until).is_none() {
+                self.residency.acquire(ask.model);
+            }
             done.activate = Some((ask.model, from, until.since(now)));
         }
         self.delay = self.queue_estimate(now).0 as f64;
@@ -396,7 +400,9 @@ impl Node {
 
     /// Weights are there.
     pub fn activated(&mut self, model: ModelId) {
-        self.loading.remove(&model);
+        if self.loading.remove(&model).is_some() {
+            self.residency.release(model);
+        }
     }
 
     /// The next stage that can start, with the KV that it may have: the first in the queue whose model is there, while slots last.
