@@ -1,3 +1,5 @@
+//! QoServe on a replica: each part alone, and the holes of the paper.
+
 use super::*;
 use crate::iteration::{Iteration as _, Plan};
 use crate::kv::Pool;

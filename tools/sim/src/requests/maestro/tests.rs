@@ -1,3 +1,5 @@
+//! Maestro in virtual time: what its figures rest on.
+
 use std::num::NonZero;
 use std::sync::Arc;
 

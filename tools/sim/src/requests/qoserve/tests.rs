@@ -1,3 +1,5 @@
+//! The points of QoServe's figures, in short.
+
 use std::num::NonZero;
 
 use super::*;
