@@ -233,8 +233,11 @@ impl Bench<'_> {
             }
             violations(&one(setting, policy, &recipe.requests(seed)), |_| true) <= 1.0
         };
-        // Half a request per second is served; of one class alone not ten are, of all together not five.
-        let (mut most, mut over) = (10_u32, if class.is_some() { 200_u32 } else { 100 });
+        // Half a request per second is served. An upper bound is looked for, not set: one that is too low would look like a capacity.
+        let (mut most, mut over) = (10_u32, 100_u32);
+        while over < 400 && serves(over) {
+            (most, over) = (over, 2 * over);
+        }
         while over - most > if self.options.quick { 8 } else { 1 } {
             let middle = most.midpoint(over);
             if serves(middle) {
