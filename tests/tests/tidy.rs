@@ -51,10 +51,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
             "laxity-shm",
         ],
     ),
-    (
-        "laxity-mooncake",
-        &["laxity-client", "laxity-profile", "laxity-quantity"],
-    ),
+    ("laxity-mooncake", &["laxity-client", "laxity-profile"]),
     ("laxity-nccl", &["laxity-client", "laxity-shm"]),
     (
         "laxity-daemon",

@@ -322,9 +322,9 @@ impl Batch {
             // SAFETY: upheld by the caller.
             let requests = unsafe { &call.requests()[at..] };
             state.wait(requests, asked, rest);
-            // SAFETY: upheld by the caller; `submit` saw that they are not null.
             state.notification = call
                 .notify
+                // SAFETY: upheld by the caller; `submit` saw that they are not null.
                 .map(|notify| unsafe { Notification::copy(notify) });
         }
         0
@@ -471,8 +471,8 @@ impl Batch {
                         status: status::WAITING,
                         transferred_bytes: 0,
                     };
-                    // SAFETY: a transfer that Mooncake has, of a batch that nobody frees meanwhile.
                     let code =
+                        // SAFETY: a transfer that Mooncake has, of a batch that nobody frees meanwhile.
                         unsafe { ask_after(self.engine(), self.id, part.next, &raw mut answer) };
                     if code == 0 && !is_over(&answer) {
                         return true;

@@ -5,12 +5,8 @@ use std::time::Duration;
 
 use laxity_client::{Mode, Options, Stage, hints};
 use laxity_profile::Profile;
-use laxity_quantity::Nanos;
 
 use crate::abi;
-
-/// The objective that `--slo-ttft` sets.
-const SLO_ENV: &str = "LAXITY_SLO_TTFT";
 
 /// Read once, when the first engine is made.
 #[derive(Debug)]
@@ -35,17 +31,10 @@ impl Settings {
         });
         let wanted = profile.mode.unwrap_or_default();
         hints::limit_mode(wanted);
-        let objective = std::env::var(SLO_ENV).ok().filter(|text| !text.is_empty());
-        let slo_ttft = match objective {
-            None => profile.slo_ttft,
-            Some(text) => match text.parse::<Nanos>() {
-                Ok(slo) => Some(slo.into()),
-                Err(error) => {
-                    eprintln!("laxity: {SLO_ENV}: {error}; going on without an objective");
-                    None
-                }
-            },
-        };
+        let slo_ttft = profile.objective().unwrap_or_else(|error| {
+            eprintln!("laxity: {error}; going on without an objective");
+            None
+        });
         Self {
             profile,
             slo_ttft,
