@@ -10,8 +10,10 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::sync::{
+    Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError,
+};
+use std::time::{Duration, Instant};
 
 use laxity_shm::fork::ForkGuard;
 use laxity_shm::layout::{LEVEL_SCAVENGER, Mode, attention};
@@ -31,6 +33,10 @@ const ANSWER_POLL_NS: u64 = 1_000_000;
 const ANSWER_LIMIT_NS: u64 = 5_000_000_000;
 /// A daemon that refuses is asked again after this many times `reattach_every`.
 const REFUSED_FACTOR: u64 = 10;
+/// What [`shortly`] waits for a thread that was interrupted while it held a lock.
+const LOCK_PATIENCE: Duration = Duration::from_millis(1);
+/// A lane that waited that long in vain does so again after this time.
+const LOCK_RETRY_NS: u64 = 10_000_000;
 
 #[derive(Debug)]
 enum Link {
@@ -65,7 +71,8 @@ pub(crate) struct Core {
     pub(crate) options: Options,
     /// Daemons found. Relaxed: a hint, too.
     generation: AtomicU64,
-    attachment: Mutex<Attachment>,
+    /// Read to learn how things are, which everybody does all the time; written to change it.
+    attachment: RwLock<Attachment>,
     /// Nothing is to be tried before this time. Relaxed everywhere: a hint.
     next_ns: AtomicU64,
     lanes: Mutex<Registry>,
@@ -80,6 +87,28 @@ struct Registry {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // What these locks protect is valid after every statement.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A lock for submits, which must not block: waits for another thread's instant with it, since otherwise a flow would go
+/// out unscheduled though there is a daemon, but no longer. The other may be attaching, or, in a forked child, not exist.
+pub(crate) fn shortly<G>(mut try_lock: impl FnMut() -> Result<G, TryLockError<G>>) -> Option<G> {
+    let mut give_up = None;
+    loop {
+        match try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        let now = Instant::now();
+        if now > *give_up.get_or_insert(now + LOCK_PATIENCE) {
+            return None;
+        }
+        std::thread::yield_now();
+    }
 }
 
 /// A process's attachment to laxityd. Cheap to clone; all clones are one.
@@ -100,7 +129,7 @@ impl Client {
         let core = Arc::new(Core {
             options,
             generation: AtomicU64::new(0),
-            attachment: Mutex::new(Attachment {
+            attachment: RwLock::new(Attachment {
                 link: Link::Detached,
                 detached_ns: Some(now),
                 unscheduled_ns: 0,
@@ -136,7 +165,7 @@ impl Client {
     /// for one. It is asked again now and then.
     #[must_use]
     pub fn refusal(&self) -> Option<String> {
-        lock(&self.core.attachment).refusal.clone()
+        read(&self.core.attachment).refusal.clone()
     }
 
     /// A lane for one thread. Without a daemon, or if all lanes are taken, it works too: its
@@ -158,7 +187,7 @@ impl Client {
         }
         drop(registry);
         let now = now_ns();
-        let attachment = lock(&self.core.attachment);
+        let attachment = read(&self.core.attachment);
         stats.reattaches = attachment.attached.saturating_sub(1);
         let detached_ns = match &attachment.link {
             // A process that submits nothing, or nothing that waits, may not have noticed yet.
@@ -244,15 +273,11 @@ impl Client {
 impl Core {
     /// The session, if there is one and it was not lost.
     fn standing(&self) -> Option<Arc<Session>> {
-        match &lock(&self.attachment).link {
-            Link::Attached(session) if session.lost_at().is_none() => Some(Arc::clone(session)),
-            _ => None,
-        }
+        read(&self.attachment).standing()
     }
 
     /// For a lane without a seat: the session to sit in, or one step towards having one. Never
-    /// blocks; a lock that another thread holds (or held when this process was forked) counts as
-    /// "not now".
+    /// blocks; a lock that another thread holds for longer than an instant counts as "not now".
     pub(crate) fn session(&self) -> Option<Arc<Session>> {
         let next = self.next_ns.load(Ordering::Relaxed);
         if next == u64::MAX {
@@ -262,8 +287,15 @@ impl Core {
         if lately_ns() < next {
             return None;
         }
+        let standing = shortly(|| self.attachment.try_read()).map(|is| is.standing());
+        if let Some(session @ Some(_)) = standing {
+            return session;
+        }
+        let Some(mut attachment) = shortly(|| self.attachment.try_write()) else {
+            self.look_again(now_ns() + LOCK_RETRY_NS);
+            return None;
+        };
         let now = now_ns();
-        let mut attachment = self.attachment.try_lock().ok()?;
         let (session, next) = attachment.advance(&self.options, now);
         self.generation
             .store(attachment.attached, Ordering::Relaxed);
@@ -280,7 +312,8 @@ impl Core {
 
     fn attach_within(&self, limit: Duration) {
         let end = now_ns().saturating_add(limit.as_nanos() as u64);
-        let mut attachment = lock(&self.attachment);
+        let attachment = self.attachment.write();
+        let mut attachment = attachment.unwrap_or_else(PoisonError::into_inner);
         loop {
             let (session, next) = attachment.advance(&self.options, now_ns());
             self.generation
@@ -305,6 +338,14 @@ impl Core {
 }
 
 impl Attachment {
+    /// The session, if there is one and it was not lost.
+    fn standing(&self) -> Option<Arc<Session>> {
+        match &self.link {
+            Link::Attached(session) if session.lost_at().is_none() => Some(Arc::clone(session)),
+            _ => None,
+        }
+    }
+
     /// One step, and the time before which the next makes no sense.
     fn advance(&mut self, options: &Options, now: u64) -> (Option<Arc<Session>>, u64) {
         let retry = now.saturating_add(options.reattach_every.as_nanos() as u64);

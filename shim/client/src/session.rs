@@ -12,6 +12,8 @@ use laxity_shm::region::Region;
 use laxity_shm::registration::{self, Welcome};
 use laxity_shm::sleep::now_ns;
 
+use crate::client::shortly;
+
 /// An attachment. It ends when it is lost; a new one is a new session.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -132,9 +134,9 @@ impl Session {
         registration::ring(self.eventfd.as_fd());
     }
 
-    /// A lane nobody uses, `None` if all are in use.
+    /// A lane nobody uses, `None` if all are in use. Blocks no longer than [`shortly`].
     pub(crate) fn sit(&self) -> Option<Seat> {
-        let mut seats = self.seats.try_lock().ok()?;
+        let mut seats = shortly(|| self.seats.try_lock())?;
         let mut seat = match seats.left.pop() {
             Some(seat) => seat,
             None => {

@@ -722,3 +722,43 @@ fn in_mode_off_the_daemon_still_learns_what_became_of_flows_that_it_knows() {
         "{heard:?}"
     );
 }
+
+/// Threads that begin at the same moment, beside one that asks for classes all the time, want the same locks for an instant. That is no
+/// reason to send anything unscheduled.
+#[test]
+fn threads_that_begin_together_are_all_scheduled() {
+    const THREADS: usize = 6;
+    let daemon = TestDaemon::start();
+    for _ in 0..40 {
+        let client = Client::attach(daemon.options());
+        assert!(client.is_scheduled());
+        let start = std::sync::Barrier::new(THREADS + 1);
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                start.wait();
+                while !over.load(Ordering::Relaxed) {
+                    let _ = client.dscp(1);
+                }
+            });
+            let begin = || {
+                start.wait();
+                let mut lane = client.lane();
+                let mut ticket = lane.submit(&flow(4096));
+                let drained = drain(&mut lane, &mut ticket);
+                lane.complete(&ticket, 4096);
+                drained
+            };
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(begin)).collect();
+            let drained: Vec<_> = threads
+                .into_iter()
+                .map(std::thread::ScopedJoinHandle::join)
+                .collect();
+            over.store(true, Ordering::Relaxed);
+            for drained in drained {
+                assert_eq!(drained.expect("a thread"), (4096, false));
+            }
+        });
+        assert_eq!(client.stats().bypassed_flows, 0);
+    }
+}
