@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use laxity_client::{Client, Flow, Grant, Lane, Stage, Ticket};
+use laxity_client::{Client, Flow, Grant, Lane, Stage, Stats, Ticket};
 use parking_lot::Mutex;
 
 use crate::backend::Classes;
@@ -40,6 +40,10 @@ pub trait Arbiter: Send + Sync {
     fn classes(&self, stage: Stage) -> Classes;
     /// Changes when what `nic` and `classes` say may have.
     fn generation(&self) -> u64;
+    /// What was counted, if anybody counts.
+    fn stats(&self) -> Stats {
+        Stats::default()
+    }
 }
 
 /// The daemon of this host.
@@ -135,5 +139,9 @@ impl Arbiter for Daemon {
 
     fn generation(&self) -> u64 {
         self.client.generation()
+    }
+
+    fn stats(&self) -> Stats {
+        self.client.stats()
     }
 }

@@ -139,7 +139,8 @@ fn at_exit() {
         // A panic must not reach C, and there is nobody to tell.
         let _ = std::panic::catch_unwind(|| {
             if let Some(plugin) = current().filter(|_| !INHERITED.load(Ordering::Relaxed)) {
-                plugin.report.write(plugin.backend.name());
+                let stats = plugin.arbiter.stats();
+                plugin.report.write(plugin.backend.name(), &stats);
             }
         });
     }

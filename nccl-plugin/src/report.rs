@@ -1,19 +1,14 @@
 //! What went through, counted; and written down at exit for whoever asks (`LAXITY_REPORT`).
-//!
-//! One line of JSON per process, appended, as the preload library's, so that the parts of a job may share a file.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::Write as _;
 
-use laxity_client::Stage;
+use laxity_client::report::Line;
+use laxity_client::{Stage, Stats};
 use parking_lot::Mutex;
 
 use crate::origin::Function;
-
-/// Names the file.
-pub const REPORT_ENV: &str = "LAXITY_REPORT";
 
 /// What is told apart.
 type Key = (Function, u8, u8);
@@ -93,21 +88,25 @@ impl Report {
         self.rows.lock().is_empty() && self.received.load(Ordering::Relaxed) == 0
     }
 
-    /// The line. `network` is the backend's name.
+    /// The line. `network` is the backend's name, `stats` what the client library counted.
     #[must_use]
-    pub fn line(&self, network: &str) -> String {
-        let mut line = format!(
-            "{{\"library\":\"nccl-net\",\"pid\":{},\"network\":\"{network}\",\"received_bytes\":{},\"overdue_rest_bytes\":{},\"origins_known\":{},\"sends\":[",
-            std::process::id(),
-            self.received.load(Ordering::Relaxed),
-            self.overdue.load(Ordering::Relaxed),
-            self.origins_known.load(Ordering::Relaxed),
-        );
+    pub fn line(&self, network: &str, stats: &Stats) -> Line {
+        let mut line = Line::of("nccl-net");
+        line.text("network", network);
+        for (name, count) in [
+            ("received_bytes", &self.received),
+            ("overdue_rest_bytes", &self.overdue),
+            ("origins_known", &self.origins_known),
+        ] {
+            line.value(name, count.load(Ordering::Relaxed));
+        }
+        line.stats(stats);
+        let mut sends = String::from("[");
         for (at, ((function, stage, dscp), row)) in self.rows.lock().iter().enumerate() {
             let comma = if at > 0 { "," } else { "" };
             let stage = Stage::from_number(*stage).map_or("unknown", Stage::name);
             let _ = write!(
-                line,
+                sends,
                 "{comma}{{\"function\":\"{}\",\"stage\":\"{stage}\",\"dscp\":{dscp},\"messages\":{},\"bytes\":{},\"deferred\":{},\"deferred_ns\":{},\"bypassed\":{},\"overdue\":{}}}",
                 function.name(),
                 row.messages,
@@ -118,26 +117,15 @@ impl Report {
                 row.overdue,
             );
         }
-        line.push_str("]}\n");
+        sends.push(']');
+        line.value("sends", sends);
         line
     }
 
-    /// Appends the line to the file that the environment names, if it does.
-    pub fn write(&self, network: &str) {
-        let Some(path) = std::env::var_os(REPORT_ENV).filter(|path| !path.is_empty()) else {
-            return;
-        };
-        if self.is_empty() {
-            return;
-        }
-        let file = std::fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&path);
-        // One write, so that lines of several processes don't mix.
-        let result = file.and_then(|mut file| file.write_all(self.line(network).as_bytes()));
-        if let Err(error) = result {
-            eprintln!("NET/Laxity: {REPORT_ENV}={}: {error}", path.display());
+    /// Appends the line to the file that the environment names, if it does and there is anything to say.
+    pub fn write(&self, network: &str, stats: &Stats) {
+        if !self.is_empty() {
+            self.line(network, stats).append();
         }
     }
 }
@@ -166,7 +154,7 @@ mod tests {
             ..fate
         });
         report.received(3);
-        let line = report.line("tcp");
+        let line = report.line("tcp", &Stats::default()).end();
         assert!(
             line.contains(r#""received_bytes":3,"overdue_rest_bytes":0,"origins_known":2"#),
             "{line}"

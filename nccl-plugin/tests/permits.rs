@@ -350,7 +350,7 @@ proptest! {
         let total = (sizes.iter().sum::<usize>() * ranks) as u64;
         prop_assert_eq!(ring.arbiter.completed.load(Ordering::Relaxed), total);
         prop_assert!(ring.arbiter.flows.lock().is_empty(), "flows are left over");
-        let line = ring.report.line("tcp");
+        let line = ring.report.line("tcp", &laxity_client::Stats::default()).end();
         let rows = line.matches("\"overdue\":").count();
         let on_time = line.matches("\"overdue\":0}").count();
         prop_assert!(rows == on_time && line.contains("\"overdue_rest_bytes\":0"), "{}", line);
@@ -372,7 +372,10 @@ fn without_any_permit_messages_go_unscheduled_after_the_longest_wait() {
         "nothing waited"
     );
     close(&ring);
-    let line = ring.report.line("tcp");
+    let line = ring
+        .report
+        .line("tcp", &laxity_client::Stats::default())
+        .end();
     assert!(line.contains("\"overdue\":6"), "{line}");
     assert!(ring.arbiter.flows.lock().is_empty(), "flows are left over");
 }
@@ -383,7 +386,10 @@ fn a_message_of_which_only_the_beginning_is_permitted_goes_on_after_the_longest_
     let ring = ring(2, arbiter, Duration::from_millis(20));
     pass_around(&ring, &[100_000, 5, 20_000], 2, 4).expect("goes round");
     close(&ring);
-    let line = ring.report.line("tcp");
+    let line = ring
+        .report
+        .line("tcp", &laxity_client::Stats::default())
+        .end();
     let rest = 2 * (100_000 - 4096 + 20_000 - 4096);
     assert!(
         line.contains(&format!("\"overdue_rest_bytes\":{rest}")),

@@ -27,6 +27,7 @@ pub mod memory;
 mod options;
 pub mod peers;
 mod place;
+pub mod report;
 pub mod scope;
 mod session;
 mod stats;

@@ -1,18 +1,12 @@
-//! What passed through, counted; and written down at exit for whoever asks (`LAXITY_REPORT`).
-//!
-//! One line of JSON per process that made an engine, appended, as `liblaxity.so` does it: the processes of a job may share a file.
+//! What passed through, counted; and written down at exit for whoever asks (`LAXITY_REPORT`), by processes that made an engine.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::fmt::Write as _;
-use std::io::Write as _;
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Once;
 
 use laxity_client::hints;
+use laxity_client::report::{Count, Line};
 
 use crate::hub;
-
-/// Names the file.
-const REPORT_ENV: &str = "LAXITY_REPORT";
 
 /// Relaxed: statistics.
 #[derive(Debug, Default)]
@@ -32,23 +26,6 @@ pub(crate) struct Counters {
     pub(crate) failed_late: Count,
     /// TENT's requests that were given a priority.
     pub(crate) prioritized: Count,
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Count(AtomicU64);
-
-impl Count {
-    const fn new() -> Self {
-        Self(AtomicU64::new(0))
-    }
-
-    pub(crate) fn add(&self, n: u64) {
-        self.0.fetch_add(n, Ordering::Relaxed);
-    }
-
-    fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
 }
 
 pub(crate) static COUNTERS: Counters = Counters {
@@ -87,33 +64,13 @@ extern "C" fn end() {
         let Some(hub) = hub::known() else { return };
         hub.end();
         if !INHERITED.load(Ordering::Relaxed) {
-            write();
+            line().append();
         }
     });
 }
 
-fn write() {
-    let Some(path) = std::env::var_os(REPORT_ENV).filter(|path| !path.is_empty()) else {
-        return;
-    };
-    let file = std::fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(&path);
-    // One write, so that lines of several processes don't mix.
-    let result = file.and_then(|mut file| file.write_all(line().as_bytes()));
-    if let Err(error) = result {
-        let path = path.to_string_lossy();
-        eprintln!("laxity: cannot write {REPORT_ENV}={path}: {error}");
-    }
-}
-
-fn line() -> String {
-    let stats = hints::client().stats();
-    let mut line = format!(
-        "{{\"library\":\"liblaxity_mooncake\",\"pid\":{}",
-        std::process::id()
-    );
+fn line() -> Line {
+    let mut line = Line::of("liblaxity_mooncake");
     for (name, count) in [
         ("calls", COUNTERS.calls.get()),
         ("transfers", COUNTERS.transfers.get()),
@@ -123,14 +80,9 @@ fn line() -> String {
         ("hinted", COUNTERS.hinted.get()),
         ("failed_late", COUNTERS.failed_late.get()),
         ("prioritized", COUNTERS.prioritized.get()),
-        ("scheduled_bytes", stats.scheduled_bytes),
-        ("observed_bytes", stats.observed_bytes),
-        ("bypassed_bytes", stats.bypassed_bytes),
-        ("unscheduled_ns", stats.unscheduled_ns),
-        ("reattaches", stats.reattaches),
     ] {
-        let _ = write!(line, ",\"{name}\":{count}");
+        line.value(name, count);
     }
-    line.push_str("}\n");
+    line.stats(&hints::client().stats());
     line
 }

@@ -270,6 +270,10 @@ struct Line {
     #[serde(default)]
     received_bytes: u64,
     #[serde(default)]
+    unscheduled_ns: u64,
+    #[serde(default)]
+    reattaches: u64,
+    #[serde(default)]
     sends: Vec<Sends>,
     #[serde(default)]
     work_requests: u64,
@@ -363,9 +367,11 @@ fn rounds(
     fail(
         sum(|sends| sends.bypassed + sends.overdue) > 0,
         format!(
-            "{} messages went unscheduled, {} of them because no permit came",
+            "{} messages went unscheduled, {} of them because no permit came; without a daemon for {} ms in all, found again {} times",
             sum(|sends| sends.bypassed),
-            sum(|sends| sends.overdue)
+            sum(|sends| sends.overdue),
+            plugin.iter().map(|line| line.unscheduled_ns).sum::<u64>() / 1_000_000,
+            plugin.iter().map(|line| line.reattaches).sum::<u64>(),
         ),
     );
     let deferred = sum(|sends| sends.deferred);
