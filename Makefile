@@ -33,12 +33,16 @@ wheel: setup-python ## the Python package, in target/wheels: pip install target/
 
 .PHONY: release
 release: setup ## the shipped binaries, in target/release
-	$(CARGO) build --release --locked -p laxity-daemon -p laxity-coordinator -p laxity-cli -p laxity-client-c -p laxity-verbs -p laxity-mooncake -p laxity-nccl
+	$(CARGO) build --release --locked -p laxity-daemon -p laxity-coordinator -p laxity-cli -p laxity-engine -p laxity-client-c -p laxity-verbs -p laxity-mooncake -p laxity-nccl
 	@ln -sf libnccl_net_laxity.so $(TARGET)/release/libnccl-net-laxity.so
 
 .PHONY: demo
 demo: release ## the lab with its defaults: four policies on the same arrivals, a table and a page
 	$(TARGET)/release/laxity lab run --html lab-report.html --json lab-report.json
+
+.PHONY: demo-engine
+demo-engine: release ## the same with the real engine, which computes a small model: a table and a page
+	$(TARGET)/release/laxity lab run --engine real --html lab-engine.html --json lab-engine.json
 
 REPRODUCTION_OUT ?= target/reproduction
 

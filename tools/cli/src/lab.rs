@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
-use laxity_rig::config::{Collectives, LabConfig, WorkloadSource};
+use laxity_rig::config::{Collectives, Engine, LabConfig, WorkloadSource};
 use laxity_rig::{lab, report};
 
 use crate::output::{self, say};
@@ -48,11 +48,21 @@ Examples:
   laxity lab run --workload agent --load 0.9 --html report.html
   laxity lab run --workload trace.jsonl.gz --duration 40 --requests-per-second 4
   laxity lab run --policies laxity --kill-daemon-at 8
-  laxity lab run --collectives nccl-plugin";
+  laxity lab run --collectives nccl-plugin
+  laxity lab run --engine real
+  laxity lab run --engine real --requests-per-second 2 --html report.html
+
+With --engine real, laxity-engine processes compute a small model with experts in the hosts' namespaces, and clients ask
+their endpoints. Each request is played alone first: its objective is --slo-scale times what it took. All answers have to
+be the same tokens under every policy, or the command fails. --load, --victim-share, --reads, --collectives and
+--nccl-plugin mean nothing there and are refused; the model is under [real] of --config (--show-config shows it).";
 
 /// Arguments of `laxity lab run`. What is not given comes from --config, else from the defaults.
 #[derive(Args)]
 pub(crate) struct RunArgs {
+    /// What makes the traffic: workers that wait instead of computing, or laxity-engine, which computes
+    #[arg(long, value_name = "replay|real", value_parser = engine)]
+    engine: Option<Engine>,
     /// Policies to run, one after the other, on the same arrivals
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     policies: Option<Vec<String>>,
@@ -122,6 +132,9 @@ pub(crate) struct RunArgs {
     /// The daemon to run; by default the one beside this program, or in PATH
     #[arg(long, value_name = "PATH")]
     laxityd: Option<PathBuf>,
+    /// The engine of --engine real; by default the one beside this program, or in PATH
+    #[arg(long, value_name = "PATH")]
+    laxity_engine: Option<PathBuf>,
     /// Write the report as JSON; `-` is standard output, and then nothing else goes there
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -136,15 +149,10 @@ pub(crate) struct RunArgs {
 impl RunArgs {
     /// The configuration file or the defaults, with the flags laid over them.
     fn lab_config(&self) -> Result<LabConfig> {
-        let mut config = match &self.config {
-            None => LabConfig::default(),
-            Some(path) => {
-                let text = fs::read_to_string(path)
-                    .with_context(|| format!("cannot read {}", path.display()))?;
-                toml::from_str(&text)
-                    .with_context(|| format!("{} is no lab configuration", path.display()))?
-            }
-        };
+        let mut config = self.base()?;
+        if config.engine == Engine::Real {
+            self.refuse_what_the_real_engine_has_no_use_for()?;
+        }
         macro_rules! lay_over {
             ($($field:ident <- $flag:ident),* $(,)?) => {
                 $(if let Some(value) = self.$flag.clone() { config.$field = value; })*
@@ -172,8 +180,71 @@ impl RunArgs {
         config.kill_coordinator_at = self.kill_coordinator_at.or(config.kill_coordinator_at);
         config.nccl_plugin = self.nccl_plugin.clone().or(config.nccl_plugin);
         config.laxityd = self.laxityd.clone().or(config.laxityd);
+        config.laxity_engine = self.laxity_engine.clone().or(config.laxity_engine);
         config.validate()?;
         Ok(config)
+    }
+
+    /// The configuration file, or the defaults of the engine that is asked for.
+    fn base(&self) -> Result<LabConfig> {
+        let defaults = |engine| match engine {
+            Engine::Replay => LabConfig::default(),
+            Engine::Real => LabConfig::real(),
+        };
+        let Some(path) = &self.config else {
+            return Ok(defaults(self.engine.unwrap_or_default()));
+        };
+        let text = fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        let wrong = || format!("{} is no lab configuration", path.display());
+        // Read as it is first: that names the line of what is wrong.
+        let read: LabConfig = toml::from_str(&text).with_context(wrong)?;
+        let table: toml::Table = toml::from_str(&text).with_context(wrong)?;
+        let named = table.contains_key("engine").then_some(read.engine);
+        if let (Some(asked), Some(named)) = (self.engine, named)
+            && asked != named
+        {
+            bail!(
+                "--engine is another one than that of {} (engine): leave one of them out",
+                path.display()
+            );
+        }
+        let engine = self.engine.or(named).unwrap_or_default();
+        if engine == Engine::Replay {
+            return Ok(read);
+        }
+        // What the file doesn't say is as the real engine's defaults have it, not the replay's.
+        let mut merged = toml::Table::try_from(LabConfig::real())?;
+        for (key, value) in table {
+            match (merged.get_mut(&key), value) {
+                (Some(toml::Value::Table(whole)), toml::Value::Table(part)) => whole.extend(part),
+                (_, value) => drop(merged.insert(key, value)),
+            }
+        }
+        merged.try_into().with_context(wrong)
+    }
+
+    fn refuse_what_the_real_engine_has_no_use_for(&self) -> Result<()> {
+        for (given, flag, field) in [
+            (self.load.is_some(), "--load", "load"),
+            (self.victim_share.is_some(), "--victim-share", "victim_share"),
+            (self.reads, "--reads", "reads"),
+            (self.collectives.is_some(), "--collectives", "collectives"),
+            (self.nccl_plugin.is_some(), "--nccl-plugin", "nccl_plugin"),
+        ] {
+            if let Some(why) = LabConfig::no_use_with_the_real_engine(field).filter(|_| given) {
+                bail!("{flag} means nothing with --engine real: {why}");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn engine(name: &str) -> Result<Engine, String> {
+    match name {
+        "replay" => Ok(Engine::Replay),
+        "real" => Ok(Engine::Real),
+        _ => Err("it is `replay` or `real`".to_owned()),
     }
 }
 
@@ -244,12 +315,31 @@ fn compare(args: &RunArgs) -> Result<()> {
         output::check(path)?;
     }
     let progress = !args.quiet && io::stderr().is_terminal();
-    let outcome = lab::run(&config, progress)?;
+    if config.engine == Engine::Replay {
+        let outcome = lab::run(&config, progress)?;
+        return publish(args, &outcome, &report::html(&outcome), &report::table(&outcome));
+    }
+    let outcome = lab::run_engine(&config, progress)?;
+    let (page, table) = (report::engine::html(&outcome), report::engine::table(&outcome));
+    publish(args, &outcome, &page, &table)?;
+    let differ = outcome.disagreements();
+    if let (Some((policy, requests)), true) = (differ.first(), outcome.must_agree()) {
+        bail!(
+            "under `{policy}` {} requests were answered with other tokens than alone (the first is request {}): \
+             the engine's answers must not depend on how its transfers are scheduled",
+            requests.len(),
+            requests[0]
+        );
+    }
+    Ok(())
+}
 
+/// Puts a report where it is wanted: data, page, and the table on the terminal.
+fn publish(args: &RunArgs, outcome: &impl serde::Serialize, page: &str, table: &str) -> Result<()> {
     let to_stdout = args.json.as_deref() == Some(Path::new("-"));
     if let Some(path) = &args.json {
         let json =
-            serde_json::to_string_pretty(&outcome).context("cannot write the report as JSON")?;
+            serde_json::to_string_pretty(outcome).context("cannot write the report as JSON")?;
         if to_stdout {
             say(&json)?;
         } else {
@@ -257,13 +347,12 @@ fn compare(args: &RunArgs) -> Result<()> {
         }
     }
     if let Some(path) = &args.html {
-        output::replace(path, report::html(&outcome).as_bytes())?;
+        output::replace(path, page.as_bytes())?;
     }
-    let table = report::table(&outcome);
     if to_stdout {
         eprintln!("{table}");
     } else {
-        say(&table)?;
+        say(table)?;
         for (what, path) in [("data", &args.json), ("page", &args.html)] {
             if let Some(path) = path {
                 let shown = path.canonicalize().unwrap_or_else(|_| path.clone());

@@ -21,6 +21,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::engine::ServingConfig;
 use crate::fabric::WireClass;
 
 /// Where the requests come from.
@@ -47,10 +48,23 @@ pub enum Collectives {
     NcclPlugin,
 }
 
+/// What makes the traffic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Engine {
+    /// Workers that wait instead of computing, and send what a model of that size would.
+    #[default]
+    Replay,
+    /// `laxity-engine`, which computes ([`crate::engine`]).
+    Real,
+}
+
 /// Everything that can be set about a lab run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LabConfig {
+    /// What makes the traffic.
+    pub engine: Engine,
     /// Policies to run, in turn, on the same arrivals. `none` runs without a daemon; every other
     /// name is passed on to `laxityd`.
     pub policies: Vec<String>,
@@ -117,11 +131,17 @@ pub struct LabConfig {
     pub validate_ideal: bool,
     /// The daemon to run; found next to this program or in `PATH` if not given.
     pub laxityd: Option<PathBuf>,
+    /// The engine to run, if it is the real one; found likewise.
+    pub laxity_engine: Option<PathBuf>,
+    /// What the real engine serves, if it is that one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub real: Option<ServingConfig>,
 }
 
 impl Default for LabConfig {
     fn default() -> Self {
         Self {
+            engine: Engine::Replay,
             policies: ["none", "two_class", "mfs", "laxity"]
                 .map(str::to_owned)
                 .into(),
@@ -154,6 +174,8 @@ impl Default for LabConfig {
             kill_coordinator_at: None,
             validate_ideal: true,
             laxityd: None,
+            laxity_engine: None,
+            real: None,
         }
     }
 }
@@ -230,6 +252,7 @@ impl LabConfig {
                 &format!("`{policy}` is listed twice"),
             )?;
         }
+        self.check_engine()?;
         check((1..=8).contains(&self.units), "units", "must be 1 to 8")?;
         check(
             (2..=8).contains(&self.ranks),
@@ -377,6 +400,10 @@ impl LabConfig {
             (
                 self.nccl_plugin.is_none(),
                 "# nccl_plugin = \"/usr/local/lib/libnccl-net-laxity.so\"  # not set: found beside this program or installed\n",
+            ),
+            (
+                self.laxity_engine.is_none(),
+                "# laxity_engine = \"/usr/local/bin/laxity-engine\"  # not set: found beside this program or in PATH\n",
             ),
             (
                 self.laxityd.is_none(),

@@ -18,17 +18,28 @@ use crate::carrier;
 use crate::config::LabConfig;
 use crate::coordinator::{Coordinator, CoordinatorRecord};
 use crate::daemons::{self, Daemons};
-use crate::fabric::{self, PortCounters, WireClass};
+use crate::engine;
+use crate::engine::controller::{EngineSpec, ServedRecord};
 use crate::message::{self, Notice, Order, WorkerReport};
 use crate::plan::PlannedRequest;
 use crate::probe::Tools;
 use crate::sandbox;
+use crate::wiring::{self, LinkRecord, Wiring};
 use crate::worker::{RunSpec, SPEC_FILE, now_ns};
 
 /// Name of the run without daemons.
 pub const NONE: &str = "none";
 
 /// What the caller sends first; its end of the pipe then stays open for as long as it lives.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Task {
+    /// Play made-up requests.
+    Replay(Box<LabSpec>),
+    /// Have the real engine serve them.
+    Engine(Box<EngineSpec>),
+}
+
+/// What a replay is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LabSpec {
     /// Configuration.
@@ -62,17 +73,10 @@ pub enum Event {
     },
     /// A run is over.
     Measured(Box<RunRecord>),
+    /// A run with the real engine is over.
+    Served(Box<ServedRecord>),
     /// The lab cannot go on.
     Failed(String),
-}
-
-/// What both ports of a host's link counted during a run.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct LinkRecord {
-    /// The host's own port, towards the switch.
-    pub egress: PortCounters,
-    /// The switch's port, towards the host.
-    pub ingress: PortCounters,
 }
 
 /// What was measured in one run.
@@ -108,8 +112,14 @@ pub struct RunRecord {
 /// *init*: the body of the first process.
 pub fn init() -> i32 {
     let outcome = sandbox::furnish().and_then(|()| {
-        let spec = read_spec()?;
-        Controller::new(&spec)?.run()
+        match read_task()? {
+            Task::Replay(spec) => Controller {
+                spec: &spec,
+                wiring: Wiring::build(&spec.config, &spec.tools)?,
+            }
+            .run(),
+            Task::Engine(spec) => engine::controller::run(&spec),
+        }
     });
     match outcome {
         Ok(()) => 0,
@@ -120,12 +130,12 @@ pub fn init() -> i32 {
     }
 }
 
-fn tell(event: &Event) {
+pub(crate) fn tell(event: &Event) {
     // If the caller is gone, so is this process in a moment.
     let _ = std::io::stdout().lock().write_all(&message::line(event));
 }
 
-fn read_spec() -> anyhow::Result<LabSpec> {
+fn read_task() -> anyhow::Result<Task> {
     let mut stdin = BufReader::new(std::io::stdin());
     let mut line = String::new();
     stdin.read_line(&mut line)?;
@@ -144,42 +154,10 @@ struct Worker {
 
 struct Controller<'a> {
     spec: &'a LabSpec,
-    classes: Vec<WireClass>,
+    wiring: Wiring<'a>,
 }
 
-impl<'a> Controller<'a> {
-    /// Builds the fabric.
-    fn new(spec: &'a LabSpec) -> anyhow::Result<Self> {
-        let config = &spec.config;
-        let classes = WireClass::table(&config.level_dscp, config.scavenger_dscp)
-            .context("level_dscp: the fabric cannot keep this order")?;
-        let controller = Self { spec, classes };
-        let (ip, tc) = (&spec.tools.ip, &spec.tools.tc);
-        let hosts = config.hosts();
-        let namespaces: String = (0..hosts)
-            .map(|host| format!("netns add {}\n", fabric::namespace(host)))
-            .collect();
-        batch(None, ip, &namespaces)?;
-        batch(None, ip, &fabric::switch_script(hosts))?;
-        let congestion_control = congestion_control();
-        for host in 0..hosts {
-            let inside = Some(fabric::namespace(host));
-            let addresses = fabric::host_script(host, hosts, &congestion_control);
-            batch(inside.as_deref(), ip, &addresses)?;
-            let shape = |device: &str| fabric::shaping_script(device, config, &controller.classes);
-            batch(inside.as_deref(), tc, &shape(fabric::HOST_PORT))?;
-            batch(None, tc, &shape(&fabric::switch_port(host)))?;
-        }
-        if config.coordinator {
-            batch(None, ip, &fabric::management_script(hosts))?;
-            for host in 0..hosts {
-                let inside = Some(fabric::namespace(host));
-                batch(inside.as_deref(), ip, &fabric::management_host_script(host))?;
-            }
-        }
-        Ok(controller)
-    }
-
+impl Controller<'_> {
     fn run(&self) -> anyhow::Result<()> {
         for (index, play) in self.spec.runs.iter().enumerate() {
             let record = self
@@ -188,27 +166,6 @@ impl<'a> Controller<'a> {
             tell(&Event::Measured(Box::new(record)));
         }
         Ok(())
-    }
-
-    fn counters(&self) -> anyhow::Result<Vec<LinkRecord>> {
-        let read = |namespace: Option<&str>, device: &str| -> anyhow::Result<PortCounters> {
-            let show = ["-s", "-j", "qdisc", "show", "dev", device];
-            let output = program(namespace, &self.spec.tools.tc)
-                .args(show)
-                .stdin(Stdio::null())
-                .output()?;
-            let text = String::from_utf8_lossy(&output.stdout);
-            fabric::parse_counters(&text, &self.classes)
-                .with_context(|| format!("reading the counters of {device}: {text}"))
-        };
-        (0..self.spec.config.hosts())
-            .map(|host| {
-                Ok(LinkRecord {
-                    egress: read(Some(&fabric::namespace(host)), fabric::HOST_PORT)?,
-                    ingress: read(None, &fabric::switch_port(host))?,
-                })
-            })
-            .collect()
     }
 
     fn play(&self, index: usize, play: &Play) -> anyhow::Result<RunRecord> {
@@ -355,7 +312,7 @@ impl Running {
         self.await_all(&Notice::Listening)?;
         self.order(&Order::Connect)?;
         self.await_all(&Notice::Connected)?;
-        let before = controller.counters()?;
+        let before = controller.wiring.counters()?;
         let begin_ns = now_ns()? + LEAD_NS;
         let busy_before = busy_jiffies();
         self.order(&Order::Begin(begin_ns))?;
@@ -401,7 +358,7 @@ impl Running {
         }
         let end_ns = now_ns()?;
         let busy_after = busy_jiffies();
-        let after = controller.counters()?;
+        let after = controller.wiring.counters()?;
         let mut carriage = controller
             .spec
             .tools
@@ -425,14 +382,7 @@ impl Running {
         if let Some(carriage) = &mut carriage {
             carriage.add_workers(&workers);
         }
-        let links = before
-            .iter()
-            .zip(&after)
-            .map(|(before, after)| LinkRecord {
-                egress: fabric::since(&before.egress, &after.egress),
-                ingress: fabric::since(&before.ingress, &after.ingress),
-            })
-            .collect();
+        let links = wiring::between(&before, &after);
         // Jiffies are 10 ms: USER_HZ is 100 on every Linux.
         let busy_s = busy_after.saturating_sub(busy_before) as f64 / 100.0;
         Ok(RunRecord {
@@ -515,51 +465,8 @@ fn start_worker(
     Ok(Worker { child, orders })
 }
 
-/// A program, inside the namespace of a host if one is given.
-fn program(namespace: Option<&str>, path: &Path) -> std::process::Command {
-    match namespace {
-        None => std::process::Command::new(path),
-        Some(namespace) => {
-            let mut command = sandbox::internal("in");
-            command.arg(namespace).arg(path);
-            command
-        }
-    }
-}
-
-/// Feeds `ip` or `tc` a script.
-fn batch(namespace: Option<&str>, path: &Path, script: &str) -> anyhow::Result<()> {
-    let mut child = program(namespace, path)
-        .args(["-batch", "-"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("starting {}", path.display()))?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // A program that rejects a line stops reading; what it says is below.
-        let _ = stdin.write_all(script.as_bytes());
-    }
-    let output = child.wait_with_output()?;
-    if !output.status.success() {
-        bail!(
-            "{} refused a part of the fabric: {}",
-            path.display(),
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-    }
-    Ok(())
-}
-
-/// CUBIC, the default of nearly every host, or Reno, which every kernel has.
-fn congestion_control() -> String {
-    let available = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
-    let cubic = available.is_ok_and(|list| list.split_whitespace().any(|name| name == "cubic"));
-    if cubic { "cubic" } else { "reno" }.to_owned()
-}
-
 /// Processor time of all children that have ended, s.
-fn children_cpu_s() -> f64 {
+pub(crate) fn children_cpu_s() -> f64 {
     let Ok(usage) = getrusage(UsageWho::RUSAGE_CHILDREN) else {
         return 0.0;
     };
@@ -568,7 +475,7 @@ fn children_cpu_s() -> f64 {
 }
 
 /// Time that the machine's processors were busy, in jiffies.
-fn busy_jiffies() -> u64 {
+pub(crate) fn busy_jiffies() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let Some(line) = stat.lines().next() else {
         return 0;

@@ -15,17 +15,20 @@ use anyhow::{Context as _, anyhow, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use laxity_policy::PolicyKind;
 
-pub use crate::config::{LabConfig, ModelConfig, WorkloadSource};
-use crate::controller::{Event, LabSpec, NONE, Play, RunRecord};
+pub use crate::config::{Engine, LabConfig, ModelConfig, WorkloadSource};
+use crate::controller::{Event, LabSpec, NONE, Play, Task};
+use crate::engine::controller::EngineSpec;
+use crate::engine::plan::asking;
 use crate::plan::{self, PlannedRequest};
 use crate::probe;
 pub use crate::probe::{CannotRun, Findings};
 pub use crate::report::measure::LabReport;
+pub use crate::report::engine::EngineReport;
 use crate::report::measure::{self, Machine};
 pub use crate::sandbox::INTERNAL;
 use crate::trace::{self, Fitting};
 use crate::workload::{self, AGENT, CONVERSATION, Request};
-use crate::{controller, sandbox, vm, worker};
+use crate::{controller, engine, report, sandbox, vm, worker};
 
 /// Requests that are played one by one to check the analytic contention-free TTFT.
 const VALIDATION_REQUESTS: usize = 10;
@@ -105,18 +108,66 @@ pub fn arrivals(config: &LabConfig) -> anyhow::Result<Arrivals> {
     })
 }
 
+/// Checks a configuration for one of the engines.
+fn check(config: &LabConfig, engine: Engine) -> anyhow::Result<()> {
+    config.validate()?;
+    if config.engine != engine {
+        bail!("this is the other engine's configuration: {:?}", config.engine);
+    }
+    for policy in config.policies.iter().filter(|policy| *policy != NONE) {
+        PolicyKind::from_str(policy).map_err(|unknown| {
+            anyhow!("policies: {unknown}; and `{NONE}`, for no daemon at all")
+        })?;
+    }
+    Ok(())
+}
+
+/// Runs the lab with the real engine, with a progress bar on standard error if `progress` is set.
+///
+/// # Errors
+/// As [`run`]. That answers differ between policies is in the report.
+pub fn run_engine(config: &LabConfig, progress: bool) -> anyhow::Result<EngineReport> {
+    check(config, Engine::Real)?;
+    let bar = progress_bar(progress);
+    bar.set_prefix("probing");
+    let tools = probe::find(config)?;
+    let asking = asking(config)?;
+    let last_s = asking.asked.last().map_or(0.0, |a| a.arrival_ns as f64 / 1e9);
+    let runs: Vec<Shown> = std::iter::once("one by one")
+        .chain(config.policies.iter().map(String::as_str))
+        .map(|label| Shown {
+            label: label.to_owned(),
+            requests: asking.asked.len(),
+            last_s,
+        })
+        .collect();
+    let task = Task::Engine(Box::new(EngineSpec {
+        config: config.clone(),
+        asked: asking.asked.clone(),
+        tools,
+    }));
+    let mut records = play(&task, &runs, &bar, |event| match event {
+        Event::Served(record) => Some(*record),
+        _ => None,
+    })?;
+    bar.finish_and_clear();
+    let alone = records.remove(0);
+    Ok(report::engine::report(
+        config,
+        &asking,
+        &alone,
+        &records,
+        Machine::of_this(),
+    ))
+}
+
 /// Runs the lab, with a progress bar on standard error if `progress` is set.
 ///
 /// # Errors
 /// The configuration makes no sense, the machine lacks something ([`CannotRun`]), or a part of
 /// the lab failed; the message says what to do.
 pub fn run(config: &LabConfig, progress: bool) -> anyhow::Result<LabReport> {
-    config.validate()?;
-    for policy in config.policies.iter().filter(|policy| *policy != NONE) {
-        PolicyKind::from_str(policy).map_err(|unknown| {
-            anyhow!("policies: {unknown}; and `{NONE}`, for no daemon at all")
-        })?;
-    }
+    check(config, Engine::Replay)?;
     let bar = progress_bar(progress);
     bar.set_prefix("probing");
     let tools = probe::find(config)?;
@@ -135,14 +186,28 @@ pub fn run(config: &LabConfig, progress: bool) -> anyhow::Result<LabReport> {
         .into_iter()
         .chain(policies)
         .collect();
-    let mut records = play(
-        &LabSpec {
-            config: config.clone(),
-            runs: runs.clone(),
-            tools,
-        },
-        &bar,
-    )?;
+    let shown: Vec<Shown> = runs
+        .iter()
+        .enumerate()
+        .map(|(index, play)| Shown {
+            label: if config.validate_ideal && index == 0 {
+                "one by one".to_owned()
+            } else {
+                play.policy.clone()
+            },
+            requests: play.plan.len(),
+            last_s: play.plan.last().map_or(0.0, |r| r.arrival_ns as f64 / 1e9),
+        })
+        .collect();
+    let task = Task::Replay(Box::new(LabSpec {
+        config: config.clone(),
+        runs: runs.clone(),
+        tools,
+    }));
+    let mut records = play(&task, &shown, &bar, |event| match event {
+        Event::Measured(record) => Some(*record),
+        _ => None,
+    })?;
     let ideal_check = config
         .validate_ideal
         .then(|| measure::ideal_check(&runs[0].plan, &records.remove(0)));
@@ -156,8 +221,20 @@ pub fn run(config: &LabConfig, progress: bool) -> anyhow::Result<LabReport> {
     ))
 }
 
-/// Starts the sandbox and listens to what its controller has to say.
-fn play(spec: &LabSpec, bar: &ProgressBar) -> anyhow::Result<Vec<RunRecord>> {
+/// A run, as the bar shows it.
+struct Shown {
+    label: String,
+    requests: usize,
+    last_s: f64,
+}
+
+/// Starts the sandbox and listens to what its controller has to say: a record of each run.
+fn play<R>(
+    task: &Task,
+    runs: &[Shown],
+    bar: &ProgressBar,
+    record: impl Fn(Event) -> Option<R>,
+) -> anyhow::Result<Vec<R>> {
     let mut sandbox = sandbox::internal("enter")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -165,12 +242,12 @@ fn play(spec: &LabSpec, bar: &ProgressBar) -> anyhow::Result<Vec<RunRecord>> {
         .context("starting the sandbox")?;
     // Dropped when this function returns, which ends whatever is left in the sandbox.
     let lifeline = sandbox.stdin.take();
-    let listen = || -> anyhow::Result<Vec<RunRecord>> {
+    let listen = || -> anyhow::Result<Vec<R>> {
         let (Some(mut lifeline), Some(events)) = (lifeline, sandbox.stdout.take()) else {
             bail!("the sandbox has no pipes");
         };
         // If it is gone already, what it said below tells why.
-        let _ = lifeline.write_all(&crate::message::line(spec));
+        let _ = lifeline.write_all(&crate::message::line(task));
         let mut records = Vec::new();
         for line in BufReader::new(events).lines() {
             match serde_json::from_str(&line?).context("the sandbox speaks another version")? {
@@ -179,17 +256,17 @@ fn play(spec: &LabSpec, bar: &ProgressBar) -> anyhow::Result<Vec<RunRecord>> {
                     finished,
                     elapsed_s,
                 } => {
-                    show(bar, spec, run, finished, elapsed_s);
+                    show(bar, runs, run, finished, elapsed_s);
                 }
-                Event::Measured(record) => records.push(*record),
                 Event::Failed(message) => bail!(message),
+                event => records.extend(record(event)),
             }
         }
-        if records.len() < spec.runs.len() {
+        if records.len() < runs.len() {
             bail!(
                 "the lab ended after {} of {} runs",
                 records.len(),
-                spec.runs.len()
+                runs.len()
             );
         }
         Ok(records)
@@ -199,25 +276,15 @@ fn play(spec: &LabSpec, bar: &ProgressBar) -> anyhow::Result<Vec<RunRecord>> {
     records
 }
 
-fn show(bar: &ProgressBar, spec: &LabSpec, run: usize, finished: usize, elapsed_s: f64) {
-    let Some(play) = spec.runs.get(run) else {
+fn show(bar: &ProgressBar, runs: &[Shown], run: usize, finished: usize, elapsed_s: f64) {
+    let Some(shown) = runs.get(run) else {
         return;
     };
-    let validation = spec.config.validate_ideal && run == 0;
-    let label = if validation {
-        "one by one"
-    } else {
-        &play.policy
-    };
-    let last_s = play
-        .plan
-        .last()
-        .map_or(0.0, |request| request.arrival_ns as f64 / 1e9);
-    let share = (elapsed_s / (last_s + 1.0)).min(1.0);
-    let of_all = (run as f64 + share) / spec.runs.len() as f64;
-    bar.set_prefix(label.to_owned());
+    let share = (elapsed_s / (shown.last_s + 1.0)).min(1.0);
+    let of_all = (run as f64 + share) / runs.len() as f64;
+    bar.set_prefix(shown.label.clone());
     bar.set_position((of_all * 1000.0) as u64);
-    bar.set_message(format!("{finished}/{} requests", play.plan.len()));
+    bar.set_message(format!("{finished}/{} requests", shown.requests));
 }
 
 /// What this machine has of what the lab needs.
@@ -258,6 +325,7 @@ pub fn internal_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         "guest" => vm::guest::first_process(),
         "guest-job" => vm::guest::job_process(),
         "worker" => run_worker(Path::new(text(1)), text(2)),
+        "client" => run_client(text(1)),
         "in" if args.len() >= 3 => Err(sandbox::become_program(text(1), &args[2], &args[3..])),
         other => Err(anyhow::anyhow!(
             "`{other}` is no part of the lab; use `laxity lab`"
@@ -270,6 +338,12 @@ pub fn internal_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn run_client(host: &str) -> anyhow::Result<()> {
+    let host = host.parse().context("a host's number")?;
+    sandbox::enter_host(&crate::fabric::namespace(host))?;
+    engine::client::run()
 }
 
 fn run_worker(folder: &Path, host: &str) -> anyhow::Result<()> {

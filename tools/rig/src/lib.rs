@@ -12,6 +12,8 @@
 //!                                     ├─ host0: laxityd ◀─lane─ worker ══ TCP, marked per class ══▶ switch
 //!                                     └─ host1: …
 //! ```
+//!
+//! With the real engine ([`engine`]) the worker of a host is a `laxity-engine`, and clients of its endpoint send the requests.
 #![forbid(unsafe_code)]
 
 pub mod carriage;
@@ -20,6 +22,7 @@ pub mod config;
 pub mod controller;
 pub mod coordinator;
 pub mod daemons;
+pub mod engine;
 pub mod fabric;
 pub mod frame;
 pub mod gate;
@@ -36,5 +39,6 @@ pub mod sandbox;
 pub mod trace;
 pub mod transport;
 pub mod vm;
+pub mod wiring;
 pub mod worker;
 pub mod workload;

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use nix::sched::CloneFlags;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Collectives, LabConfig};
+use crate::config::{Collectives, Engine, LabConfig};
 use crate::controller::NONE;
 use crate::fabric::{self, WireClass};
 use crate::sandbox::{self, find_program};
@@ -35,6 +35,9 @@ pub struct Tools {
     /// The NCCL net plugin, if it is to carry collectives.
     #[serde(default)]
     pub nccl_plugin: Option<PathBuf>,
+    /// `laxity-engine`, if it is to make the traffic.
+    #[serde(default)]
+    pub laxity_engine: Option<PathBuf>,
 }
 
 /// Variable that names the NCCL net plugin.
@@ -45,6 +48,12 @@ const NCCL_PLUGIN: &str = "NCCL plugin";
 
 /// Its file: as NCCL looks for it, and as cargo builds it.
 const NCCL_PLUGIN_NAMES: [&str; 2] = ["libnccl-net-laxity.so", "libnccl_net_laxity.so"];
+
+/// Variable that names the engine to run.
+pub const ENGINE_VARIABLE: &str = "LAXITY_ENGINE";
+
+/// The program that computes.
+const ENGINE: &str = "laxity-engine";
 
 /// The program that orders between hosts.
 const COORDINATOR: &str = "laxity-coordinator";
@@ -76,26 +85,26 @@ fn lack(what: &str, next_step: impl Into<String>) -> Lack {
     }
 }
 
-/// The daemon: the configured one, `LAXITY_LAXITYD`, next to this program, in `PATH`.
-fn find_laxityd(config: &LabConfig) -> Result<PathBuf, Lack> {
-    let named = config
-        .laxityd
-        .clone()
-        .or_else(|| std::env::var_os(LAXITYD_VARIABLE).map(PathBuf::from));
+/// A program of ours: the configured one, the one that a variable names, next to this program, in `PATH`.
+fn find_named(
+    name: &'static str,
+    package: &str,
+    configured: Option<&PathBuf>,
+    variable: &str,
+) -> Result<PathBuf, Lack> {
+    let named = configured
+        .cloned()
+        .or_else(|| std::env::var_os(variable).map(PathBuf::from));
     if let Some(path) = named {
-        return std::fs::canonicalize(&path).map_err(|error| {
-            lack(
-                "laxityd",
-                format!("{} is not there: {error}", path.display()),
-            )
-        });
+        return std::fs::canonicalize(&path)
+            .map_err(|error| lack(name, format!("{} is not there: {error}", path.display())));
     }
-    find_own("laxityd").ok_or_else(|| {
+    find_own(name).ok_or_else(|| {
         lack(
-            "laxityd",
+            name,
             format!(
                 "not next to this program nor in PATH; build it with `cargo build --release -p \
-                 laxity-daemon` or name it in {LAXITYD_VARIABLE}"
+                 {package}` or name it in {variable}"
             ),
         )
     })
@@ -226,12 +235,21 @@ pub fn findings(config: &LabConfig) -> Findings {
             laxityd: None,
             coordinator: None,
             nccl_plugin: None,
+            laxity_engine: None,
         };
         findings.lacks.extend(probe_kernel(&tools));
     }
     if config.policies.iter().any(|policy| policy != NONE) {
-        match find_laxityd(config) {
+        let configured = config.laxityd.as_ref();
+        match find_named("laxityd", "laxity-daemon", configured, LAXITYD_VARIABLE) {
             Ok(path) => findings.found.push(("laxityd", path)),
+            Err(lack) => findings.lacks.push(lack),
+        }
+    }
+    if config.engine == Engine::Real {
+        let configured = config.laxity_engine.as_ref();
+        match find_named(ENGINE, "laxity-engine", configured, ENGINE_VARIABLE) {
+            Ok(path) => findings.found.push((ENGINE, path)),
             Err(lack) => findings.lacks.push(lack),
         }
     }
@@ -274,6 +292,7 @@ pub fn find(config: &LabConfig) -> Result<Tools, CannotRun> {
             laxityd: path("laxityd"),
             coordinator: path(COORDINATOR),
             nccl_plugin: path(NCCL_PLUGIN),
+            laxity_engine: path(ENGINE),
         }),
         _ => Err(CannotRun(findings.lacks)),
     }

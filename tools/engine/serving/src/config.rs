@@ -26,6 +26,19 @@ pub enum Role {
     Decode,
 }
 
+/// What computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Compute {
+    /// The first GPU that `CUDA_VISIBLE_DEVICES` leaves, where the program was built for them and there is one; else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// That GPU, or an error: never the CPU instead.
+    Cuda,
+}
+
 /// All of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -36,6 +49,9 @@ pub struct Config {
     /// Where the endpoint listens: completions of `whole` and `decode`, health and metrics of all. Port 0 takes a free one.
     #[serde(default = "listen")]
     pub listen: SocketAddr,
+    /// What computes.
+    #[serde(default)]
+    pub device: Compute,
     /// The model.
     pub model: ModelShape,
     /// The KV cache.
@@ -150,6 +166,8 @@ pub struct Laxity {
     pub name: Option<String>,
     /// The number of the NIC in its configuration that leads to the peers.
     pub nic: u8,
+    /// A daemon that gives no sign of life for so long is gone, and transfers go out unscheduled, milliseconds. Without it 400.
+    pub stall_ms: Option<u64>,
 }
 
 /// A configuration that does not do.
@@ -338,6 +356,9 @@ impl Config {
                 ));
             }
         }
+        if self.laxity.stall_ms == Some(0) {
+            return Err(value("laxity.stall_ms", 0, "at least 1"));
+        }
         if peers.patience_ms == 0 {
             return Err(value("peers.patience_ms", 0, "at least 1"));
         }
@@ -411,6 +432,11 @@ mod tests {
     fn what_is_wrong_is_said_with_its_name() {
         for (text, said) in [
             ("rolle = \"whole\"", "unknown field `rolle`"),
+            ("device = \"gpu\"", "unknown variant `gpu`"),
+            (
+                "peers = { listen = \"127.0.0.1:1\" }\nlaxity = { stall_ms = 0 }",
+                "laxity.stall_ms is 0",
+            ),
             ("role = \"decode\"", "[peers]"),
             ("role = \"sole\"", "sole"),
             ("kv = { blocks = 0 }", "kv.blocks"),

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use candle_core::Device;
@@ -10,18 +11,24 @@ use crate::apart::inbox::{Inbox, Key};
 use crate::apart::{Net, Words, experts};
 use crate::carry::incoming::listen;
 use crate::carry::{Carrier, Incoming, Kind, Options, Taker};
-use crate::config::Config;
+use crate::config::{Compute, Config};
 use crate::engine::{Handle, Order, Parts, orders, start};
 use crate::model::Model;
 
-/// The device: the first GPU where the program was built for them and there is one, else the CPU.
-fn device() -> Device {
-    match Device::cuda_if_available(0) {
-        Ok(device) => device,
-        Err(error) => {
+/// The processes of a lab share few cores with their daemons, which may not get the processor for a while.
+const STALL_MS: u64 = 400;
+
+/// The device that a configuration asks for.
+fn device(wanted: Compute) -> anyhow::Result<Device> {
+    match wanted {
+        Compute::Cpu => Ok(Device::Cpu),
+        Compute::Cuda => Device::new_cuda(0).context(
+            "device = \"cuda\": the GPU cannot be used (was this built with --features cuda, and does CUDA_VISIBLE_DEVICES leave one?)",
+        ),
+        Compute::Auto => Ok(Device::cuda_if_available(0).unwrap_or_else(|error| {
             tracing::warn!("computing on the CPU, since the GPU cannot be used: {error}");
             Device::Cpu
-        }
+        })),
     }
 }
 
@@ -30,7 +37,8 @@ fn device() -> Device {
 /// # Errors
 /// Weights cannot be read, memory is missing, or an address is taken.
 pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle> {
-    let device = device();
+    let device = device(config.device)?;
+    tracing::info!("computing on the {}", if device.is_cuda() { "GPU" } else { "CPU" });
     let peers = config.net_peers();
     let ranks = peers.ranks.clone();
     let model = Model::load(&config.model, &|expert| ranks.holds(expert), &device)
@@ -48,6 +56,7 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
                 socket: config.laxity.socket.clone(),
                 name,
                 nic: config.laxity.nic,
+                stall: Duration::from_millis(config.laxity.stall_ms.unwrap_or(STALL_MS)),
             };
             // What comes in before the carrier is there waits for it.
             let (served, serving) = std::sync::mpsc::channel();
@@ -72,7 +81,7 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
                 inbox,
                 peers,
                 patience: config.patience(),
-                ask_patience: std::time::Duration::from_millis(others.ask_ms),
+                ask_patience: Duration::from_millis(others.ask_ms),
             })
         }
     };

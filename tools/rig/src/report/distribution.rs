@@ -68,6 +68,7 @@ impl Sample {
             mean: self.mean(),
             p50: self.quantile(0.5),
             p90: self.quantile(0.9),
+            p95: self.quantile(0.95),
             p99: self.quantile(0.99),
         }
     }
@@ -82,6 +83,8 @@ pub struct Summary {
     pub p50: f64,
     /// 90th percentile.
     pub p90: f64,
+    /// 95th percentile.
+    pub p95: f64,
     /// 99th percentile.
     pub p99: f64,
 }

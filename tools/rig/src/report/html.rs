@@ -19,10 +19,11 @@ th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid var(
 th:first-child, td:first-child { text-align: left; } tr.best td { font-weight: 600; } td { white-space: nowrap; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; margin: .4rem 0; font-size: .9rem; }
 .legend i { display: inline-block; width: .8em; height: .8em; border-radius: .2em; margin-right: .4em; }
+div.wide { overflow-x: auto; }
 details { margin-top: 1.5rem; } pre { overflow-x: auto; font-size: .85rem; }
 ";
 
-fn legend<'a>(names: impl IntoIterator<Item = &'a str>) -> Markup {
+pub(super) fn legend<'a>(names: impl IntoIterator<Item = &'a str>) -> Markup {
     html! {
         div.legend {
             @for (number, name) in names.into_iter().enumerate() {
@@ -37,7 +38,7 @@ fn policies(report: &LabReport) -> Markup {
 }
 
 /// A sample's percentiles as the points of its distribution.
-fn cumulative(percentiles: &[f64]) -> Vec<(f64, f64)> {
+pub(super) fn cumulative(percentiles: &[f64]) -> Vec<(f64, f64)> {
     percentiles
         .iter()
         .enumerate()
@@ -50,7 +51,7 @@ fn right_end(report: &LabReport, of: impl Fn(&PolicyRun) -> f64) -> f64 {
     report.runs.iter().map(of).fold(0.0, f64::max)
 }
 
-fn figure(title: &str, explanation: &str, legend: &Markup, svg: String) -> Markup {
+pub(super) fn figure(title: &str, explanation: &str, legend: &Markup, svg: String) -> Markup {
     html! {
         section { h2 { (title) } p { (explanation) } (legend) (PreEscaped(svg)) }
     }
@@ -59,21 +60,32 @@ fn figure(title: &str, explanation: &str, legend: &Markup, svg: String) -> Marku
 /// The page.
 #[must_use]
 pub fn html(report: &LabReport) -> String {
+    page(
+        "Laxity lab",
+        &lead(report),
+        &html! {
+            (numbers(report))
+            div.plots { (figures(report)) }
+            (background(report))
+        },
+    )
+}
+
+/// A page around what it says.
+pub(super) fn page(title: &str, lead: &str, body: &Markup) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
             head {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
-                title { "Laxity lab" }
+                title { (title) }
                 style { (PreEscaped(STYLE)) }
             }
             body {
-                h1 { "Laxity lab" }
-                p.lead { (lead(report)) }
-                (numbers(report))
-                div.plots { (figures(report)) }
-                (background(report))
+                h1 { (title) }
+                p.lead { (lead) }
+                (body)
             }
         }
     };

@@ -18,11 +18,12 @@ use serde::Serialize;
 use super::distribution::{Sample, Summary};
 use crate::carriage::Carriage;
 use crate::config::{LabConfig, Scaling};
-use crate::controller::{LinkRecord, RunRecord};
+use crate::controller::RunRecord;
 use crate::coordinator::CoordinatorRecord;
 use crate::lab::Arrivals;
 use crate::plan::PlannedRequest;
 use crate::trace::Fitting;
+use crate::wiring::LinkRecord;
 use crate::workload::{self, Statistics};
 
 /// Everything a lab run found.

@@ -2,6 +2,7 @@
 //! batch is.
 
 use std::net::SocketAddr;
+use std::time::Instant;
 
 use candle_core::Result;
 use laxity_client::Hint;
@@ -70,6 +71,7 @@ impl Watch for Between<'_> {
                 layer: layer as u16,
             });
         }
+        let began = Instant::now();
         for import in &self.imports {
             let key = Key::Reuse(import.request, layer as u16);
             let payload = net.inbox.wait(key, import.from, net.patience)?;
@@ -81,6 +83,10 @@ impl Watch for Between<'_> {
                     import.tokens
                 );
             }
+        }
+        if !self.imports.is_empty() {
+            let waited = began.elapsed();
+            metrics::histogram!("laxity_engine_kv_wait_seconds").record(waited.as_secs_f64());
         }
         Ok(())
     }
@@ -120,7 +126,7 @@ pub const fn kv_head(kind: Kind, layer: usize, batch: u64, request: u64, first: 
 mod tests {
     use std::sync::Arc;
     use std::sync::mpsc::channel;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use candle_core::Device;
 
@@ -135,6 +141,7 @@ mod tests {
             socket: None,
             name: "test".to_owned(),
             nic: 0,
+            stall: Duration::from_millis(400),
         };
         let here = "127.0.0.1:1".parse().unwrap();
         Net {

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
 
 use candle_core::{Device, Result, Tensor, bail};
 
@@ -115,6 +116,8 @@ pub struct RemoteExperts<'a> {
     deadline_ns: u64,
     exchange: &'a mut u64,
     open: Vec<SocketAddr>,
+    /// When the rows of this exchange went out.
+    began: Instant,
 }
 
 impl<'a> RemoteExperts<'a> {
@@ -133,6 +136,7 @@ impl<'a> RemoteExperts<'a> {
             deadline_ns,
             exchange,
             open: Vec::new(),
+            began: Instant::now(),
         }
     }
 }
@@ -151,6 +155,7 @@ impl ExpertPeers for RemoteExperts<'_> {
                 .push(rows);
         }
         self.open.clear();
+        self.began = Instant::now();
         for (to, groups) in by_rank {
             self.net.inbox.expect(Key::Combine(*self.exchange, to), to);
             let head = Head {
@@ -173,11 +178,16 @@ impl ExpertPeers for RemoteExperts<'_> {
     }
 
     fn collect(&mut self, _layer: usize) -> Result<Vec<ExpertRows>> {
-        let mut made = Vec::new();
+        let (mut made, mut apart) = (Vec::new(), false);
         for from in std::mem::take(&mut self.open) {
             let key = Key::Combine(*self.exchange, from);
             let payload = self.net.inbox.wait(key, from, self.net.patience)?;
             made.extend(decode(&payload, self.hidden)?);
+            apart = true;
+        }
+        if apart {
+            let took = self.began.elapsed();
+            metrics::histogram!("laxity_engine_exchange_seconds").record(took.as_secs_f64());
         }
         Ok(made)
     }

@@ -36,6 +36,8 @@ pub struct Options {
     pub name: String,
     /// The number of the NIC in its configuration.
     pub nic: u8,
+    /// A daemon that gives no sign of life for so long is gone.
+    pub stall: Duration,
 }
 
 /// What was sent.
@@ -208,8 +210,7 @@ impl Gate {
         let defaults = laxity_client::Options {
             name: options.name.clone(),
             reattach_every: Duration::from_millis(100),
-            // The processes of a lab share few cores with their daemons.
-            stall_timeout: Duration::from_millis(400),
+            stall_timeout: options.stall,
             attach_timeout: Duration::from_secs(2),
             ..laxity_client::Options::default()
         };

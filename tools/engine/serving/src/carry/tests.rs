@@ -24,6 +24,7 @@ fn carrier(taker: Taker) -> Carrier {
         socket: None,
         name: "test".to_owned(),
         nic: 0,
+        stall: std::time::Duration::from_millis(400),
     };
     Carrier::start(options, "127.0.0.1:3".parse().unwrap(), taker).unwrap()
 }

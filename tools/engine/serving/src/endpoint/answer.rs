@@ -21,6 +21,8 @@ pub(super) struct Writer {
     prompt_tokens: usize,
     answer_tokens: usize,
     usage: bool,
+    /// Tokens since the last event, where they are asked for.
+    token_ids: Option<Vec<u32>>,
     decoder: Decoder,
     text: String,
     reason: Option<Reason>,
@@ -45,6 +47,7 @@ impl Writer {
             prompt_tokens: asked.prompt.len(),
             answer_tokens: 0,
             usage: asked.usage,
+            token_ids: asked.token_ids.then(Vec::new),
             decoder: Decoder::default(),
             text: String::new(),
             reason: None,
@@ -57,6 +60,9 @@ impl Writer {
         match output {
             Output::Token(token) => {
                 self.answer_tokens += 1;
+                if let Some(tokens) = &mut self.token_ids {
+                    tokens.push(*token);
+                }
                 self.decoder.push(*token)
             }
             Output::Finished(reason) => {
@@ -112,6 +118,10 @@ impl Writer {
                 json!({"index": 0, "message": {"role": "assistant", "content": self.text}, "finish_reason": reason}),
             ),
         };
+        let mut choice = choice;
+        if let Some(tokens) = &self.token_ids {
+            choice["token_ids"] = json!(tokens);
+        }
         let mut whole = self.frame(object, &json!([choice]));
         whole["usage"] = self.usage();
         whole
@@ -142,6 +152,10 @@ impl Writer {
                 )
             }
         };
+        let mut choice = choice;
+        if let Some(tokens) = &mut self.token_ids {
+            choice["token_ids"] = json!(std::mem::take(tokens));
+        }
         self.begun = true;
         let mut events = line(&self.frame(object, &json!([choice])));
         if self.reason.is_some() {

@@ -113,6 +113,9 @@ struct Body {
     stream_options: Option<StreamOptions>,
     #[serde(default)]
     ignore_eos: bool,
+    /// As vLLM has it: the answer's tokens as numbers, beside their text.
+    #[serde(default)]
+    return_token_ids: bool,
     n: Option<u64>,
     best_of: Option<u64>,
     top_p: Option<f64>,
@@ -133,6 +136,7 @@ pub(super) struct Asked {
     pub(super) stream: bool,
     pub(super) usage: bool,
     pub(super) ignore_eos: bool,
+    pub(super) token_ids: bool,
 }
 
 impl Asked {
@@ -192,6 +196,7 @@ impl Asked {
                 .stream_options
                 .is_some_and(|options| options.include_usage),
             ignore_eos: body.ignore_eos,
+            token_ids: body.return_token_ids,
         })
     }
 }

@@ -42,6 +42,31 @@ fn an_answer_is_the_same_whole_and_streamed_and_counts_its_tokens() {
         "length"
     );
 
+    // Tokens as numbers, where they are asked for: text may show two of them alike.
+    let ids = |event: &serde_json::Value| -> Vec<u64> {
+        let ids = event["choices"][0]["token_ids"].as_array();
+        ids.into_iter()
+            .flatten()
+            .filter_map(serde_json::Value::as_u64)
+            .collect()
+    };
+    assert!(ids(&whole).is_empty() && chunks.iter().all(|chunk| ids(chunk).is_empty()));
+    let asked = format!("{body},\"return_token_ids\":true");
+    let numbered = engine.post("/v1/completions", "", &format!("{asked}}}"));
+    let numbered = ids(&numbered.json());
+    assert_eq!(numbered.len(), 20);
+    let streamed = engine.post(
+        "/v1/completions",
+        "",
+        &format!("{asked},\"stream\":true}}"),
+    );
+    let events = streamed.events();
+    let events = events[..events.len() - 1].iter();
+    let one_by_one: Vec<u64> = events
+        .flat_map(|event| ids(&serde_json::from_str(event).unwrap()))
+        .collect();
+    assert_eq!(one_by_one, numbered);
+
     let chat = r#"{"model":"tiny","messages":[{"role":"user","content":[{"type":"text","text":"Hi"}]}],"max_completion_tokens":4,"ignore_eos":true}"#;
     let answer = engine.post("/v1/chat/completions", "", chat).json();
     assert_eq!(answer["object"], "chat.completion");

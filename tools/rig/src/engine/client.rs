@@ -1,0 +1,347 @@
+//! Clients of an endpoint, in the namespace of its host: a process that is given one job on its standard input and answers by lines.
+//!
+//! Requests are streamed and greedy, with `x-slo-ttft-ms`, and each on a connection of its own. A request is asked at its time, however many are under way
+//! (an open loop), or when the one before has its answer. The time to the first token is taken here, from when the request was due.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::{Method, Request, Response, StatusCode, header};
+use hyper_util::rt::TokioIo;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio::time::sleep;
+
+use crate::carrier::bound_buffers;
+use crate::message;
+use crate::worker::now_ns;
+
+/// Where every engine's endpoint listens, inside its namespace.
+pub const ENDPOINT: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8000);
+
+/// How often an endpoint that is not there yet is looked for.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// What a client is to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Job {
+    /// Bound the buffers of all sockets that this host makes from now on.
+    Buffers(u32),
+    /// Wait until the endpoint answers.
+    Await,
+    /// Read the endpoint's metrics.
+    Metrics,
+    /// Ask.
+    Ask {
+        /// What.
+        questions: Vec<Question>,
+        /// Time zero, CLOCK_MONOTONIC ns; without one each is asked when the one before has its answer.
+        begin_ns: Option<u64>,
+    },
+}
+
+/// A request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Question {
+    /// Its number.
+    pub id: u64,
+    /// When it is due, ns after time zero.
+    pub at_ns: u64,
+    /// Its prompt.
+    pub prompt: Vec<u32>,
+    /// Tokens of the answer.
+    pub output_tokens: u32,
+    /// Objective for the first token, ms.
+    pub ttft_ms: f64,
+}
+
+/// What came of a request.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Its number.
+    pub id: u64,
+    /// When it was due, CLOCK_MONOTONIC ns.
+    pub begin_ns: u64,
+    /// When the first token came.
+    pub first_ns: Option<u64>,
+    /// When the last one came, or the error.
+    pub end_ns: u64,
+    /// The tokens.
+    pub tokens: Vec<u32>,
+    /// What went wrong.
+    pub error: Option<String>,
+}
+
+/// What a client says.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Said {
+    /// Whether the kernel agreed.
+    Buffers(bool),
+    /// It answers.
+    There,
+    /// The metrics, as they were.
+    Metrics(String),
+    /// One request is over.
+    Answered(Answer),
+    /// The job cannot be done.
+    Failed(String),
+}
+
+/// *client*: does one job inside a host's namespace, where this process is already.
+///
+/// # Errors
+/// It cannot be read or started; what fails later is said.
+pub fn run() -> anyhow::Result<()> {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line)?;
+    let job: Job = serde_json::from_str(&line).context("reading the job")?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("starting the client's runtime")?;
+    let outcome = match job {
+        Job::Buffers(bytes) => {
+            say(&Said::Buffers(bound_buffers(bytes)));
+            Ok(())
+        }
+        Job::Await => runtime.block_on(there()),
+        Job::Metrics => runtime.block_on(metrics()),
+        Job::Ask {
+            questions,
+            begin_ns,
+        } => runtime.block_on(ask_all(questions, begin_ns)),
+    };
+    if let Err(error) = outcome {
+        say(&Said::Failed(format!("{error:#}")));
+    }
+    Ok(())
+}
+
+fn say(said: &Said) {
+    // If the controller is gone, so is this process in a moment.
+    let mut out = std::io::stdout().lock();
+    let _ = out
+        .write_all(&message::line(said))
+        .and_then(|()| out.flush());
+}
+
+async fn send(request: Request<Full<Bytes>>) -> anyhow::Result<Response<hyper::body::Incoming>> {
+    let stream = TcpStream::connect(ENDPOINT).await?;
+    stream.set_nodelay(true)?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    // Its end is seen by whoever reads the response.
+    tokio::spawn(connection);
+    Ok(sender.send_request(request).await?)
+}
+
+fn request(method: Method, path: &str) -> hyper::http::request::Builder {
+    Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::HOST, ENDPOINT.to_string())
+}
+
+async fn get(path: &str) -> anyhow::Result<String> {
+    let response = send(request(Method::GET, path).body(Full::default())?).await?;
+    let status = response.status();
+    let body = response.into_body().collect().await?.to_bytes();
+    let text = String::from_utf8_lossy(&body).into_owned();
+    if status != StatusCode::OK {
+        bail!("{path}: {status}: {text}");
+    }
+    Ok(text)
+}
+
+async fn there() -> anyhow::Result<()> {
+    while get("/health").await.is_err() {
+        sleep(LOOK_EVERY).await;
+    }
+    say(&Said::There);
+    Ok(())
+}
+
+async fn metrics() -> anyhow::Result<()> {
+    say(&Said::Metrics(get("/metrics").await?));
+    Ok(())
+}
+
+async fn ask_all(questions: Vec<Question>, begin_ns: Option<u64>) -> anyhow::Result<()> {
+    let Some(begin_ns) = begin_ns else {
+        for question in questions {
+            say(&Said::Answered(ask(question, now_ns()?).await));
+        }
+        return Ok(());
+    };
+    let mut tasks = tokio::task::JoinSet::new();
+    for question in questions {
+        let due_ns = begin_ns + question.at_ns;
+        tasks.spawn(async move {
+            let now = now_ns().unwrap_or(due_ns);
+            sleep(Duration::from_nanos(due_ns.saturating_sub(now))).await;
+            say(&Said::Answered(ask(question, due_ns).await));
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.context("a client's task ended early")?;
+    }
+    Ok(())
+}
+
+async fn ask(question: Question, begin_ns: u64) -> Answer {
+    let mut answer = Answer {
+        id: question.id,
+        begin_ns,
+        ..Answer::default()
+    };
+    let wanted = question.output_tokens as usize;
+    if let Err(error) = stream(question, &mut answer).await {
+        answer.error = Some(format!("{error:#}"));
+    } else if answer.tokens.len() != wanted {
+        answer.error = Some(format!(
+            "{} tokens came, and {wanted} were asked for",
+            answer.tokens.len()
+        ));
+    }
+    answer.end_ns = now_ns().unwrap_or(begin_ns);
+    answer
+}
+
+async fn stream(question: Question, answer: &mut Answer) -> anyhow::Result<()> {
+    let body = json!({
+        "prompt": question.prompt,
+        "max_tokens": question.output_tokens,
+        "temperature": 0,
+        "ignore_eos": true,
+        "stream": true,
+        "return_token_ids": true,
+    });
+    let request = request(Method::POST, "/v1/completions")
+        .header(header::CONTENT_TYPE, "application/json")
+        .header("x-slo-ttft-ms", format!("{:.3}", question.ttft_ms))
+        .body(Full::from(body.to_string()))?;
+    let response = send(request).await?;
+    let status = response.status();
+    let mut body = response.into_body();
+    if status != StatusCode::OK {
+        let said = body.collect().await?.to_bytes();
+        bail!("{status}: {}", String::from_utf8_lossy(&said));
+    }
+    let mut events = Events::default();
+    while let Some(frame) = body.frame().await {
+        let Ok(bytes) = frame?.into_data() else {
+            continue;
+        };
+        for event in events.push(&bytes) {
+            let tokens = tokens(&event)?;
+            if !tokens.is_empty() && answer.first_ns.is_none() {
+                answer.first_ns = Some(now_ns()?);
+            }
+            answer.tokens.extend(tokens);
+        }
+    }
+    if !events.done {
+        bail!("the stream ended without [DONE]");
+    }
+    Ok(())
+}
+
+/// The tokens of an event.
+fn tokens(event: &str) -> anyhow::Result<Vec<u32>> {
+    let event: Value = serde_json::from_str(event).context("an event that is no JSON")?;
+    if let Some(error) = event.get("error") {
+        bail!("{}", error["message"].as_str().unwrap_or("an error"));
+    }
+    let tokens = event["choices"][0]["token_ids"].as_array();
+    let number = |token: &Value| token.as_u64().and_then(|token| u32::try_from(token).ok());
+    tokens
+        .into_iter()
+        .flatten()
+        .map(|token| number(token).context("a token that is no number"))
+        .collect()
+}
+
+/// Server-sent events, as they come.
+#[derive(Debug, Default)]
+struct Events {
+    rest: Vec<u8>,
+    done: bool,
+}
+
+impl Events {
+    fn push(&mut self, bytes: &[u8]) -> Vec<String> {
+        self.rest.extend_from_slice(bytes);
+        let mut events = Vec::new();
+        while let Some(end) = self.rest.windows(2).position(|two| two == b"\n\n") {
+            let event: Vec<u8> = self.rest.drain(..end + 2).take(end).collect();
+            let text = String::from_utf8_lossy(&event);
+            match text.strip_prefix("data: ") {
+                Some("[DONE]") => self.done = true,
+                Some(data) => events.push(data.to_owned()),
+                None => {}
+            }
+        }
+        events
+    }
+}
+
+/// Answers that are not those of the run that they are compared with: numbers of requests.
+#[must_use]
+pub fn different(reference: &[Answer], answers: &[Answer]) -> Vec<u64> {
+    let expected: BTreeMap<u64, &[u32]> = complete(reference).collect();
+    complete(answers)
+        .filter(|(id, tokens)| expected.get(id).is_some_and(|expected| expected != tokens))
+        .map(|(id, _)| id)
+        .collect()
+}
+
+fn complete(answers: &[Answer]) -> impl Iterator<Item = (u64, &[u32])> {
+    answers
+        .iter()
+        .filter(|answer| answer.error.is_none())
+        .map(|answer| (answer.id, &answer.tokens[..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_cut_wherever_they_are_cut_on_their_way() {
+        let text = b"data: {\"choices\":[{\"token_ids\":[1,2]}]}\n\ndata: {\"choices\":[{\"token_ids\":[3]}]}\n\ndata: [DONE]\n\n";
+        for size in 1..text.len() {
+            let mut events = Events::default();
+            let all: Vec<u32> = text
+                .chunks(size)
+                .flat_map(|bytes| events.push(bytes))
+                .flat_map(|event| tokens(&event).unwrap())
+                .collect();
+            assert_eq!(all, [1, 2, 3], "cut every {size} bytes");
+            assert!(events.done);
+        }
+        let error = tokens(r#"{"error":{"message":"not now"}}"#).unwrap_err();
+        assert_eq!(error.to_string(), "not now");
+    }
+
+    #[test]
+    fn one_other_token_makes_an_answer_a_different_one() {
+        let answer = |id, tokens: &[u32], error: Option<&str>| Answer {
+            id,
+            tokens: tokens.to_vec(),
+            error: error.map(str::to_owned),
+            ..Answer::default()
+        };
+        let reference = [answer(1, &[5, 6], None), answer(2, &[7, 8], None)];
+        let same = [answer(2, &[7, 8], None), answer(1, &[5, 6], None)];
+        assert!(different(&reference, &same).is_empty());
+        let other = [answer(1, &[5, 9], None), answer(2, &[7], Some("gone"))];
+        assert_eq!(different(&reference, &other), [1], "an error is no answer");
+    }
+}

@@ -1,0 +1,252 @@
+//! What the real engine serves in the lab, and which of the lab's other settings it has no use for.
+//!
+//! The model is small enough for two cores and its transfers large enough for slow links: with the defaults a token moves 512 bytes of KV a layer
+//! and, with half of the experts on the other host, 2 KiB to them and back (1 : 4, as the replay has it).
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Collectives, Engine, InvalidLab, LabConfig};
+
+/// What computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Device {
+    /// The CPU: answers are the same to the bit under every policy, and a run in which they are not has failed.
+    #[default]
+    Cpu,
+    /// The GPU, by an engine that was built for it. Sums depend on the batch there, so that different answers are counted only.
+    Cuda,
+}
+
+/// The model and its requests.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServingConfig {
+    /// What computes.
+    pub device: Device,
+    /// Threads with which a process computes. Other threads, that send and receive, come on top.
+    pub threads: usize,
+    /// Layers.
+    pub layers: usize,
+    /// Width of the model.
+    pub hidden: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Width of an expert.
+    pub ffn: usize,
+    /// Tokens that there are.
+    pub vocab: usize,
+    /// Experts a layer, spread over the hosts of a prefill unit.
+    pub experts: usize,
+    /// Experts a token goes to.
+    pub experts_per_token: usize,
+    /// Seed of the weights.
+    pub weights_seed: u64,
+    /// Blocks of KV cache of each process.
+    pub kv_blocks: u32,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+    /// Tokens of an iteration.
+    pub chunk_tokens: u32,
+    /// Which request is computed first: fcfs, edf or srpf.
+    pub order: String,
+    /// Mean tokens of a prompt of the conversation workload; the agent workload's and a recording's keep their ratio to it.
+    pub tokens_mean: f64,
+    /// Prefixes that the built-in workloads share.
+    pub prefixes: u32,
+    /// Tokens of an answer.
+    pub output_tokens: u32,
+    /// A daemon that gives no sign of life for so long is taken to be gone, ms.
+    pub stall_ms: u64,
+}
+
+impl Default for ServingConfig {
+    fn default() -> Self {
+        Self {
+            device: Device::Cpu,
+            threads: 1,
+            layers: 4,
+            hidden: 256,
+            heads: 8,
+            kv_heads: 2,
+            head_dim: 32,
+            ffn: 128,
+            vocab: 512,
+            experts: 8,
+            experts_per_token: 2,
+            weights_seed: 1,
+            kv_blocks: 2048,
+            block_tokens: 16,
+            chunk_tokens: 256,
+            order: "edf".to_owned(),
+            tokens_mean: 320.0,
+            prefixes: 24,
+            output_tokens: 4,
+            stall_ms: 5_000,
+        }
+    }
+}
+
+impl ServingConfig {
+    /// Most tokens that prompt and answer have together.
+    #[must_use]
+    pub const fn context(&self, tokens_max: u32) -> u32 {
+        tokens_max + self.output_tokens
+    }
+
+    /// KV bytes of a token in a layer.
+    #[must_use]
+    pub const fn kv_bytes(&self) -> usize {
+        2 * self.kv_heads * self.head_dim * 4
+    }
+
+    /// Bytes that a token's experts on other hosts get and give in a layer, on average, with so many hosts.
+    #[must_use]
+    pub fn expert_bytes(&self, ranks: usize) -> f64 {
+        let away = (ranks - 1) as f64 / ranks as f64;
+        2.0 * self.experts_per_token as f64 * away * (self.hidden * 4) as f64
+    }
+}
+
+impl LabConfig {
+    /// The defaults with the real engine: fewer hosts, slower ports, and what follows from those.
+    #[must_use]
+    pub fn real() -> Self {
+        Self {
+            engine: Engine::Real,
+            real: Some(ServingConfig::default()),
+            duration_s: 20.0,
+            drain_s: 20.0,
+            requests_per_second: Some(2.5),
+            units: 1,
+            ranks: 2,
+            decodes: 2,
+            port_mbit: 50,
+            tokens_max: 1024,
+            chunk_bytes: 16 << 10,
+            window_bytes: 512 << 10,
+            ..Self::default()
+        }
+    }
+
+    /// What the real engine serves.
+    #[must_use]
+    pub fn serving(&self) -> ServingConfig {
+        self.real.clone().unwrap_or_default()
+    }
+
+    /// Why a setting means nothing to the real engine; none if it means something.
+    #[must_use]
+    pub fn no_use_with_the_real_engine(field: &str) -> Option<&'static str> {
+        Some(match field {
+            "load" => {
+                "what the engine can do is not known before it runs: set requests_per_second"
+            }
+            "victim_share" => "prefixes lie where the engine computed them",
+            "reads" => "the engine sends blocks that others ask for; it does not let them read",
+            "collectives" | "nccl_plugin" => {
+                "the engine sends experts' tokens itself, through Laxity's client"
+            }
+            "model" => "the model is computed: set its sizes under [real]",
+            "validate_ideal" => "each request is always played alone first",
+            _ => return None,
+        })
+    }
+
+    /// Checks what concerns the engine.
+    pub(crate) fn check_engine(&self) -> Result<(), InvalidLab> {
+        let fail = |field, problem: String| Err(InvalidLab { field, problem });
+        if self.engine == Engine::Replay {
+            return match &self.real {
+                None => Ok(()),
+                Some(_) => fail("real", "is for the real engine (engine = \"real\")".to_owned()),
+            };
+        }
+        let unused = Self::default();
+        for (field, changed) in [
+            ("load", self.load != unused.load),
+            ("victim_share", self.victim_share != unused.victim_share),
+            ("reads", self.reads),
+            ("collectives", self.collectives != Collectives::Sockets),
+            ("nccl_plugin", self.nccl_plugin.is_some()),
+            ("model", self.model != unused.model),
+            (
+                "validate_ideal",
+                self.validate_ideal != unused.validate_ideal,
+            ),
+        ] {
+            if let Some(why) = Self::no_use_with_the_real_engine(field).filter(|_| changed) {
+                return fail(field, format!("means nothing to the real engine: {why}"));
+            }
+        }
+        if self.requests_per_second.is_none() {
+            return fail("requests_per_second", "has to be set for the real engine".to_owned());
+        }
+        let real = self.serving();
+        let least = |field, value: u64, least: u64| {
+            if value >= least {
+                Ok(())
+            } else {
+                fail(field, format!("is {value}, and must be at least {least}"))
+            }
+        };
+        least("real.threads", real.threads as u64, 1)?;
+        least("real.layers", real.layers as u64, 1)?;
+        least("real.vocab", real.vocab as u64, 260)?;
+        least("real.experts", real.experts as u64, self.ranks as u64)?;
+        least("real.prefixes", u64::from(real.prefixes), 1)?;
+        least("real.output_tokens", u64::from(real.output_tokens), 1)?;
+        least("real.block_tokens", u64::from(real.block_tokens), 1)?;
+        least("real.stall_ms", real.stall_ms, 1)?;
+        let context = real.context(self.tokens_max).div_ceil(real.block_tokens);
+        if real.kv_blocks < context {
+            return fail(
+                "real.kv_blocks",
+                format!("is {}: one request of tokens_max takes {context}", real.kv_blocks),
+            );
+        }
+        if !(real.tokens_mean.is_finite() && real.tokens_mean >= 64.0) {
+            return fail("real.tokens_mean", "must be at least 64".to_owned());
+        }
+        if !["fcfs", "edf", "srpf"].contains(&real.order.as_str()) {
+            return fail(
+                "real.order",
+                format!("is `{}`; there are fcfs, edf and srpf", real.order),
+            );
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid_and_come_back_from_their_own_toml() {
+        let config = LabConfig::real();
+        config.validate().unwrap();
+        let again: LabConfig = toml::from_str(&config.to_toml().unwrap()).unwrap();
+        assert_eq!(again, config);
+    }
+
+    #[test]
+    fn what_means_nothing_to_the_engine_is_refused_with_the_reason() {
+        let refused = |change: fn(&mut LabConfig)| {
+            let mut config = LabConfig::real();
+            change(&mut config);
+            config.validate().unwrap_err().to_string()
+        };
+        assert!(refused(|c| c.load = 0.5).contains("requests_per_second"));
+        assert!(refused(|c| c.reads = true).starts_with("reads"));
+        assert!(refused(|c| c.collectives = Collectives::NcclPlugin).starts_with("collectives"));
+        assert!(refused(|c| c.model.layers = 3).contains("[real]"));
+        assert!(refused(|c| c.requests_per_second = None).starts_with("requests_per_second"));
+        assert!(refused(|c| c.real.as_mut().unwrap().kv_blocks = 3).starts_with("real.kv_blocks"));
+        assert!(refused(|c| c.engine = Engine::Replay).starts_with("real"));
+    }
+}

@@ -1,0 +1,130 @@
+//! What an engine has counted, read from its `/metrics`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Counters of one process, or of several.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Bytes that it sent, by stage and DSCP.
+    pub stage_bytes: BTreeMap<String, BTreeMap<u8, u64>>,
+    /// The rest, by name without `laxity_engine_`, sums over labels.
+    pub of: BTreeMap<String, f64>,
+}
+
+/// What all names begin with.
+const OURS: &str = "laxity_engine_";
+
+/// The value of a label.
+fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
+    labels.split(',').find_map(|pair| {
+        let (key, value) = pair.split_once('=')?;
+        (key == name).then(|| value.trim_matches('"'))
+    })
+}
+
+impl Counts {
+    /// Reads Prometheus' text.
+    #[must_use]
+    pub fn read(text: &str) -> Self {
+        let mut counts = Self::default();
+        for line in text.lines() {
+            let Some((series, value)) = line.rsplit_once(' ') else {
+                continue;
+            };
+            let (Some(series), Ok(value)) = (series.strip_prefix(OURS), value.parse::<f64>())
+            else {
+                continue;
+            };
+            let (name, labels) = series.split_once('{').unwrap_or((series, ""));
+            let labels = labels.trim_end_matches('}');
+            // Quantiles are no counters.
+            if label(labels, "quantile").is_some() {
+                continue;
+            }
+            *counts.of.entry(name.to_owned()).or_default() += value;
+            if name == "sent_bytes_total"
+                && let (Some(stage), Some(dscp)) = (label(labels, "stage"), label(labels, "dscp"))
+                && let Ok(dscp) = dscp.parse()
+            {
+                let stage = counts.stage_bytes.entry(stage.to_owned()).or_default();
+                *stage.entry(dscp).or_default() += value as u64;
+            }
+        }
+        counts
+    }
+
+    /// A counter; 0 if it was never touched.
+    #[must_use]
+    pub fn get(&self, name: &str) -> f64 {
+        self.of.get(name).copied().unwrap_or(0.0)
+    }
+
+    /// Mean of a histogram, 0 of nothing.
+    #[must_use]
+    pub fn mean(&self, histogram: &str) -> f64 {
+        let count = self.get(&format!("{histogram}_count"));
+        if count > 0.0 {
+            self.get(&format!("{histogram}_sum")) / count
+        } else {
+            0.0
+        }
+    }
+
+    /// What was counted since an earlier reading.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let mut since = self.clone();
+        for (name, value) in &mut since.of {
+            *value -= before.get(name);
+        }
+        for (stage, by_dscp) in &mut since.stage_bytes {
+            let then = before.stage_bytes.get(stage);
+            for (dscp, bytes) in by_dscp {
+                let then = then.and_then(|by_dscp| by_dscp.get(dscp)).unwrap_or(&0);
+                *bytes = bytes.saturating_sub(*then);
+            }
+        }
+        since
+    }
+
+    /// Adds another process's.
+    pub fn add(&mut self, other: &Self) {
+        for (name, value) in &other.of {
+            *self.of.entry(name.clone()).or_default() += value;
+        }
+        for (stage, by_dscp) in &other.stage_bytes {
+            let stage = self.stage_bytes.entry(stage.clone()).or_default();
+            for (dscp, bytes) in by_dscp {
+                *stage.entry(*dscp).or_default() += bytes;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_read_by_stage_and_dscp_and_subtracted() {
+        let text = "# TYPE laxity_engine_sent_bytes_total counter\n\
+            laxity_engine_sent_bytes_total{stage=\"p2d\",dscp=\"10\"} 70\n\
+            laxity_engine_sent_bytes_total{stage=\"p2d\",dscp=\"34\"} 5\n\
+            laxity_engine_exchange_seconds{quantile=\"0.5\"} 9\n\
+            laxity_engine_exchange_seconds_sum 1.5\nlaxity_engine_exchange_seconds_count 3\n\
+            process_threads 4\n";
+        let before = Counts::read(text);
+        assert_eq!(before.stage_bytes["p2d"], [(10, 70), (34, 5)].into());
+        assert_eq!(before.get("sent_bytes_total"), 75.0);
+        assert_eq!(before.mean("exchange_seconds"), 0.5);
+        let after = Counts::read(&text.replace(" 70", " 100"));
+        let since = after.since(&before);
+        assert_eq!(since.stage_bytes["p2d"], [(10, 30), (34, 0)].into());
+        assert_eq!(since.mean("exchange_seconds"), 0.0);
+        let mut sum = since;
+        sum.add(&before);
+        assert_eq!(sum, after);
+    }
+}

@@ -1,0 +1,222 @@
+//! The report of the real engine as a table for a terminal.
+
+use std::fmt::Write as _;
+
+use comfy_table::{Cell, CellAlignment, Table, presets};
+
+use super::measure::{EngineReport, EngineRun};
+
+/// Stages in the order of a request's life, and what they are called here.
+pub const STAGES: [(&str, &str); 3] = [
+    ("kv_reuse", "reuse"),
+    ("collective", "experts"),
+    ("p2d", "P2D"),
+];
+
+fn megabytes(bytes: u64) -> String {
+    format!("{:.1}", bytes as f64 / 1e6)
+}
+
+/// Bytes of a stage by DSCP, most first, `unmarked` for none.
+#[must_use]
+pub fn stage(run: &EngineRun, stage: &str) -> String {
+    let Some(by_dscp) = run.stage_bytes.get(stage) else {
+        return "0".to_owned();
+    };
+    let mut by_dscp: Vec<(u8, u64)> = by_dscp.iter().map(|(d, b)| (*d, *b)).collect();
+    by_dscp.sort_by_key(|&(dscp, bytes)| (std::cmp::Reverse(bytes), dscp));
+    let total: u64 = by_dscp.iter().map(|(_, bytes)| bytes).sum();
+    let mut text = megabytes(total);
+    let shares: Vec<String> = by_dscp
+        .into_iter()
+        .filter(|&(dscp, bytes)| dscp != 0 && bytes * 200 >= total)
+        .map(|(dscp, bytes)| format!("{dscp}:{:.0}%", bytes as f64 * 100.0 / total as f64))
+        .collect();
+    if !shares.is_empty() {
+        write!(text, " ({})", shares.join(" ")).expect("a String takes all");
+    }
+    text
+}
+
+/// The table, and what one has to know to read it.
+#[must_use]
+pub fn table(report: &EngineReport) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header([
+        "policy",
+        "in time",
+        "TTFT mean",
+        "p50",
+        "p95 ms",
+        "exchange ms",
+        "tokens/s",
+        "links",
+        "MB of reuse (by DSCP)",
+        "of experts",
+        "of P2D",
+    ]);
+    for run in &report.runs {
+        let cells = [
+            run.policy.clone(),
+            format!("{:.1} %", run.ttft_slo_attainment * 100.0),
+            format!("{:.0}", run.ttft_ms.mean),
+            format!("{:.0}", run.ttft_ms.p50),
+            format!("{:.0}", run.ttft_ms.p95),
+            format!("{:.1}", run.exchange_ms),
+            format!("{:.0}", run.tokens_per_s),
+            format!("{:.0} %", run.link_utilisation * 100.0),
+            stage(run, STAGES[0].0),
+            stage(run, STAGES[1].0),
+            stage(run, STAGES[2].0),
+        ];
+        table.add_row(cells.into_iter().enumerate().map(|(column, text)| {
+            let numeric = (1..8).contains(&column);
+            Cell::new(text).set_alignment(if numeric {
+                CellAlignment::Right
+            } else {
+                CellAlignment::Left
+            })
+        }));
+    }
+    format!("{}\n{table}\n{}", heading(report), remarks(report))
+}
+
+fn heading(report: &EngineReport) -> String {
+    let (config, workload) = (&report.config, &report.workload);
+    let (statistics, real) = (&workload.statistics, config.serving());
+    let mut text = format!(
+        "{} requests in {:.0} s, {:.0} tokens on average, {:.0} % shared with others; seed {}, arrivals {}\n\
+         the real engine on {} prefill units of {} hosts and {} decode hosts, ports of {} Mbit/s; objective {} × the request's \
+         TTFT alone ({:.0} ms on average)\n\
+         model: {} layers of width {}, {} experts, {} of them a token's; {} B of KV and {:.0} B to and from experts elsewhere, a token \
+         and layer; alone an exchange takes {:.1} ms, an iteration {:.0} ms\n",
+        statistics.requests,
+        config.duration_s,
+        statistics.tokens_mean,
+        statistics.reuse * 100.0,
+        config.seed,
+        workload.arrivals_digest,
+        config.units,
+        config.ranks,
+        config.decodes,
+        config.port_mbit,
+        config.slo_scale,
+        report.alone.ttft_ms.mean,
+        real.layers,
+        real.hidden,
+        real.experts,
+        real.experts_per_token,
+        real.kv_bytes(),
+        real.expert_bytes(config.ranks),
+        report.alone.exchange_ms,
+        report.alone.iteration_ms,
+    );
+    if let Some(fitting) = &workload.fitting {
+        writeln!(
+            text,
+            "recording: {} requests, the first {} warm the cache; prompts × {:.3}, times × {:.4}",
+            fitting.recorded, fitting.warm_up, fitting.token_factor, fitting.time_factor
+        )
+        .expect("a String takes all");
+    }
+    text.trim_end().to_owned()
+}
+
+/// What one has to know of a run.
+fn remark(run: &EngineRun) -> String {
+    let mut note = format!("{}: ", run.policy);
+    let mut add = |text: String| {
+        if !note.ends_with(": ") {
+            note.push_str("; ");
+        }
+        note.push_str(&text);
+    };
+    add(if run.answers_different.is_empty() {
+        format!("{} answers, the same as alone", run.answers_compared)
+    } else {
+        let numbers: Vec<String> = run
+            .answers_different
+            .iter()
+            .take(8)
+            .map(u64::to_string)
+            .collect();
+        format!(
+            "{} of {} answers are NOT those that the requests got alone (requests {})",
+            run.answers_different.len(),
+            run.answers_compared,
+            numbers.join(", ")
+        )
+    });
+    add(format!(
+        "{} MB with a permit, {} MB without",
+        megabytes(run.scheduled_bytes),
+        megabytes(run.bypassed_bytes)
+    ));
+    let failed: usize = run.errors.values().sum();
+    if let Some((why, _)) = run.errors.first_key_value() {
+        add(format!("{failed} requests failed ({why})"));
+    }
+    let unfinished = run.requests - run.completed - failed;
+    if unfinished > 0 {
+        add(format!("{unfinished} requests unfinished"));
+    }
+    if run.prefilled_after_all > 0 {
+        add(format!(
+            "{} prompts computed by decode hosts",
+            run.prefilled_after_all
+        ));
+    }
+    if run.batches_failed > 0 {
+        add(format!("{} batches failed", run.batches_failed));
+    }
+    if run.daemon_restarts > 0 {
+        add(format!("{} daemons restarted", run.daemon_restarts));
+    }
+    if let Some(said) = &run.coordinator {
+        let fate = if said.killed { " (killed on the way)" } else { "" };
+        add(format!(
+            "with a coordinator{fate}: {} orders applied, {} refused; {} of {} hosts follow it at the end",
+            said.orders,
+            said.refused_orders,
+            said.following,
+            run.hosts.len()
+        ));
+    }
+    if run.fabric_drops > 0 {
+        add(format!("{} packets dropped", run.fabric_drops));
+    }
+    note
+}
+
+fn remarks(report: &EngineReport) -> String {
+    let mut lines: Vec<String> = report.runs.iter().map(remark).collect();
+    if report.runs.iter().any(|run| run.buffers_unbounded) {
+        lines.push(
+            "sockets have the kernel's own buffers: not to be compared with runs where the lab could set them".to_owned(),
+        );
+    }
+    let cores = report.machine.cores as f64;
+    if report.runs.iter().any(|run| run.busy_cores > 0.85 * cores) {
+        lines.push(
+            "processors were busy for most of a run, with this or with other work: what is measured is theirs as much as the links'"
+                .to_owned(),
+        );
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::measure::tests::example;
+    use super::*;
+
+    #[test]
+    fn the_table_shows_attainment_bytes_by_stage_and_answers_that_differ() {
+        let text = table(&example());
+        assert!(text.contains("33.3 %"), "{text}");
+        assert!(text.contains("0.0 (46:67% 10:33%)"), "{text}");
+        assert!(text.contains("NOT those"), "{text}");
+        assert!(text.contains("1 requests failed (503: not now)"), "{text}");
+        assert!(text.contains("0.0 MB without"), "{text}");
+    }
+}

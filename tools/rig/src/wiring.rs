@@ -1,0 +1,151 @@
+//! The fabric as it stands: built by `ip` and `tc` from the scripts of [`fabric`](crate::fabric), and what its ports count.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::Stdio;
+
+use anyhow::{Context as _, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::config::LabConfig;
+use crate::fabric::{self, PortCounters, WireClass};
+use crate::probe::Tools;
+use crate::sandbox;
+
+/// What both ports of a host's link counted during a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LinkRecord {
+    /// The host's own port, towards the switch.
+    pub egress: PortCounters,
+    /// The switch's port, towards the host.
+    pub ingress: PortCounters,
+}
+
+/// What was counted between two readings, by host.
+#[must_use]
+pub fn between(before: &[LinkRecord], after: &[LinkRecord]) -> Vec<LinkRecord> {
+    before
+        .iter()
+        .zip(after)
+        .map(|(before, after)| LinkRecord {
+            egress: fabric::since(&before.egress, &after.egress),
+            ingress: fabric::since(&before.ingress, &after.ingress),
+        })
+        .collect()
+}
+
+/// The fabric of one sandbox.
+#[derive(Debug)]
+pub struct Wiring<'a> {
+    hosts: usize,
+    tc: &'a Path,
+    classes: Vec<WireClass>,
+}
+
+impl<'a> Wiring<'a> {
+    /// Builds the fabric.
+    ///
+    /// # Errors
+    /// `ip` or `tc` refuse a part of it.
+    pub fn build(config: &'a LabConfig, tools: &'a Tools) -> anyhow::Result<Self> {
+        let classes = WireClass::table(&config.level_dscp, config.scavenger_dscp)
+            .context("level_dscp: the fabric cannot keep this order")?;
+        let (ip, tc) = (&tools.ip, &tools.tc);
+        let hosts = config.hosts();
+        let namespaces: String = (0..hosts)
+            .map(|host| format!("netns add {}\n", fabric::namespace(host)))
+            .collect();
+        batch(None, ip, &namespaces)?;
+        batch(None, ip, &fabric::switch_script(hosts))?;
+        let congestion_control = congestion_control();
+        for host in 0..hosts {
+            let inside = Some(fabric::namespace(host));
+            let addresses = fabric::host_script(host, hosts, &congestion_control);
+            batch(inside.as_deref(), ip, &addresses)?;
+            let shape = |device: &str| fabric::shaping_script(device, config, &classes);
+            batch(inside.as_deref(), tc, &shape(fabric::HOST_PORT))?;
+            batch(None, tc, &shape(&fabric::switch_port(host)))?;
+        }
+        if config.coordinator {
+            batch(None, ip, &fabric::management_script(hosts))?;
+            for host in 0..hosts {
+                let inside = Some(fabric::namespace(host));
+                batch(inside.as_deref(), ip, &fabric::management_host_script(host))?;
+            }
+        }
+        Ok(Self {
+            hosts,
+            tc,
+            classes,
+        })
+    }
+
+    /// What all ports have counted so far, by host.
+    ///
+    /// # Errors
+    /// `tc` says nothing that could be read.
+    pub fn counters(&self) -> anyhow::Result<Vec<LinkRecord>> {
+        let read = |namespace: Option<&str>, device: &str| -> anyhow::Result<PortCounters> {
+            let show = ["-s", "-j", "qdisc", "show", "dev", device];
+            let output = program(namespace, self.tc)
+                .args(show)
+                .stdin(Stdio::null())
+                .output()?;
+            let text = String::from_utf8_lossy(&output.stdout);
+            fabric::parse_counters(&text, &self.classes)
+                .with_context(|| format!("reading the counters of {device}: {text}"))
+        };
+        (0..self.hosts)
+            .map(|host| {
+                Ok(LinkRecord {
+                    egress: read(Some(&fabric::namespace(host)), fabric::HOST_PORT)?,
+                    ingress: read(None, &fabric::switch_port(host))?,
+                })
+            })
+            .collect()
+    }
+}
+
+/// A program, inside the namespace of a host if one is given.
+fn program(namespace: Option<&str>, path: &Path) -> std::process::Command {
+    match namespace {
+        None => std::process::Command::new(path),
+        Some(namespace) => {
+            let mut command = sandbox::internal("in");
+            command.arg(namespace).arg(path);
+            command
+        }
+    }
+}
+
+/// Feeds `ip` or `tc` a script.
+fn batch(namespace: Option<&str>, path: &Path, script: &str) -> anyhow::Result<()> {
+    let mut child = program(namespace, path)
+        .args(["-batch", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("starting {}", path.display()))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A program that rejects a line stops reading; what it says is below.
+        let _ = stdin.write_all(script.as_bytes());
+    }
+    let output = child.wait_with_output()?;
+    if !output.status.success() {
+        bail!(
+            "{} refused a part of the fabric: {}",
+            path.display(),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(())
+}
+
+/// CUBIC, the default of nearly every host, or Reno, which every kernel has.
+fn congestion_control() -> String {
+    let available = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
+    let cubic = available.is_ok_and(|list| list.split_whitespace().any(|name| name == "cubic"));
+    if cubic { "cubic" } else { "reno" }.to_owned()
+}
