@@ -263,14 +263,26 @@ pub(crate) fn rows() -> Vec<Row> {
         ("least work", || Box::new(LeastWork::new(MODEL))),
     ];
     let lined: [(&str, Box<dyn Fn() -> Boxed>); 4] = [
-        ("central edf", Box::new(|| Box::new(CentralEdf::new(MODEL, false, 2_048, 16)))),
-        ("edf with admission", Box::new(|| Box::new(CentralEdf::new(MODEL, true, 2_048, 16)))),
-        ("hyperflexis", Box::new(|| Box::new(HyperFlexis::new(Options::new(MODEL, 16))))),
+        (
+            "central edf",
+            Box::new(|| Box::new(CentralEdf::new(MODEL, false, 2_048, 16))),
+        ),
+        (
+            "edf with admission",
+            Box::new(|| Box::new(CentralEdf::new(MODEL, true, 2_048, 16))),
+        ),
+        (
+            "hyperflexis",
+            Box::new(|| Box::new(HyperFlexis::new(Options::new(MODEL, 16)))),
+        ),
         (
             "hyperflexis, priorities",
             Box::new(move || {
                 let mapping = Mapping::new(bounds(), 16);
-                Box::new(HyperFlexis::with_priorities(Options::new(MODEL, 16), mapping))
+                Box::new(HyperFlexis::with_priorities(
+                    Options::new(MODEL, 16),
+                    mapping,
+                ))
             }),
         ),
     ];

@@ -149,7 +149,10 @@ impl Loaded {
             loaded.decide();
         }
         let load = loaded.replica.load();
-        assert!(u64::from(load.decoding) >= RUNNING - 8 && load.waiting >= 9_900, "{load:?}");
+        assert!(
+            u64::from(load.decoding) >= RUNNING - 8 && load.waiting >= 9_900,
+            "{load:?}"
+        );
         loaded
     }
 }
@@ -161,7 +164,8 @@ impl Subject for Loaded {
             self.now = self.now + took;
             let finished = plan.chunks.iter().filter(|chunk| chunk.last);
             let finished = finished.map(|chunk| chunk.request).collect();
-            self.replica.handle(self.now, &Event::Done { took, finished });
+            self.replica
+                .handle(self.now, &Event::Done { took, finished });
             // Whoever places requests asks after each iteration.
             black_box(self.replica.load());
         }

@@ -1,7 +1,7 @@
 //! What decisions cost, each beside a reference of the same run: an iteration of a replica (what happened, and the next plan) with 256 requests that decode
 //! and 10 000 in line, at most 20 µs; a dispatch over 64 instances, at most 10 µs.
 //!
-//! `cargo bench -p laxity-requests` prints the table; `-- NAME` only rows whose name contains it; `-- --strict` ends with 1 if a median is
+//! `cargo bench -p laxity-requests` prints the table; `-- NAME` only rows whose name contains it, or the one that is called so; `-- --strict` ends with 1 if a median is
 //! above its limit. `-- --count N NAME` runs one row N times and measures nothing, for callgrind
 //! (`--toggle-collect='*decisions*measured*'`): instructions are the same on a busy machine.
 //!
@@ -125,8 +125,13 @@ fn main() -> ExitCode {
         }
     };
     let all = rows();
+    // A whole name means that row alone.
+    let means = |part: &String, row: &Row| {
+        row.name == *part
+            || (row.name.contains(part.as_str()) && all.iter().all(|other| other.name != *part))
+    };
     let wanted = |row: &&Row| {
-        arguments.only.is_empty() || arguments.only.iter().any(|part| row.name.contains(part))
+        arguments.only.is_empty() || arguments.only.iter().any(|part| means(part, row))
     };
     if let Some(count) = arguments.count {
         for row in all.iter().filter(wanted) {
@@ -152,19 +157,20 @@ fn table(all: &[Row], wanted: impl Fn(&&Row) -> bool) -> usize {
     let begun = Instant::now();
     println!("what decisions cost, µs; a median above its limit is missed");
     println!(
-        "{:44} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7}",
+        "{:58} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7}",
         "", "fastest", "median", "99 %", "× first", "× chase", "limit"
     );
     let mut first: Vec<(&str, Figure)> = Vec::new();
     let mut chase = None;
     let mut missed = 0;
     for row in all {
-        let needed = row.kind == reference::KIND || !first.iter().any(|(kind, _)| *kind == row.kind);
+        let needed =
+            row.kind == reference::KIND || !first.iter().any(|(kind, _)| *kind == row.kind);
         if !needed && !wanted(&row) {
             continue;
         }
         let Some(figure) = time(row) else {
-            println!("{:44} nothing was decided", row.name);
+            println!("{:58} nothing was decided", row.name);
             missed += 1;
             continue;
         };
@@ -188,7 +194,7 @@ fn table(all: &[Row], wanted: impl Fn(&&Row) -> bool) -> usize {
             None => String::new(),
         };
         println!(
-            "{:44} {:>9.2} {:>9.2} {:>9.2} {:>9} {:>9} {verdict}",
+            "{:58} {:>9.2} {:>9.2} {:>9.2} {:>9} {:>9} {verdict}",
             row.name,
             figure.fastest_us,
             figure.median_us,

@@ -165,7 +165,8 @@ impl Subject for Loaded {
         // From another place each time.
         let count = self.running.len();
         if count > 0 {
-            self.running.swap(count - 1, self.next as usize * 7_919 % count);
+            self.running
+                .swap(count - 1, self.next as usize * 7_919 % count);
         }
         if self.ends {
             self.next += 1;
@@ -220,7 +221,10 @@ pub(crate) fn rows() -> Vec<Row> {
     ];
     let mut rows = Vec::new();
     for options in settings {
-        for (said, load, waiting) in [("a stage comes", 500, 0), ("a stage ends, 10 000 wait", 1_100, 10_000)] {
+        for (said, load, waiting) in [
+            ("a stage comes", 500, 0),
+            ("a stage ends, 10 000 wait", 1_100, 10_000),
+        ] {
             let options = options.clone();
             rows.push(Row {
                 name: format!("workflow: {}, {said}", options.name),

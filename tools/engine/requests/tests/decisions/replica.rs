@@ -380,7 +380,7 @@ impl Run {
                 self.compute();
             }
         }
-        assert!(self.replica.pool().is_balanced());
+        assert!(self.replica.pool().is_balanced() && self.replica.is_balanced());
     }
 
     /// All that still is to be done.
