@@ -25,8 +25,8 @@ pub enum Reranked {
 
 /// What a discipline may look at.
 pub trait View {
-    /// Jobs that decode, each with a token in this iteration, in the order of their ranks.
-    fn decoding(&self) -> &[Job];
+    /// Jobs that decode, each with a token in the iteration that is being made, in the order of their ranks; none outside of one.
+    fn decoding(&self) -> Box<dyn Iterator<Item = &Job> + '_>;
     /// What the decodes of this iteration come to.
     fn decodes(&self) -> Composition;
     /// Jobs with prompt tokens to compute, not relegated, in line.

@@ -121,6 +121,7 @@ impl Driver {
         self.refusals();
         let pool = self.replica.pool();
         assert!(pool.used() <= capacity.max(BLOCKS) && pool.is_balanced());
+        assert!(self.replica.is_balanced());
         let mut seen = HashSet::new();
         let chunks = plan.chunks.iter().map(|c| (c.request, c.prefix + c.tokens));
         let steps = plan.steps.iter().map(|s| (s.request, s.context + 1));

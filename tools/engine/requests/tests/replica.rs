@@ -163,7 +163,7 @@ impl Driver {
 
     fn check(&self) {
         let pool = self.replica.pool();
-        assert!(pool.is_balanced());
+        assert!(pool.is_balanced() && self.replica.is_balanced());
         for request in &self.live {
             assert!(self.replica.job(*request).is_some(), "{request:?} was lost");
         }

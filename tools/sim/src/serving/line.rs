@@ -60,8 +60,8 @@ impl fmt::Debug for Line {
 }
 
 impl View for State {
-    fn decoding(&self) -> &[Job] {
-        &[]
+    fn decoding(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
+        Box::new(std::iter::empty())
     }
 
     fn decodes(&self) -> Composition {

@@ -10,7 +10,9 @@
 //! * `B_token < N_run`: who decodes goes round, whoever got a token longest ago first. The paper does not say.
 //! * Whoever runs alone is always let in: a fence is no reason to stand still.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashMap;
 
 use super::Estimate;
 use super::cognition::Cognition;
@@ -81,7 +83,9 @@ pub struct Agent {
     /// Whether anybody ever decides: [`Fixed`] alone needs no views.
     adapts: bool,
     statera: Option<Statera>,
-    jobs: HashMap<RequestId, Known>,
+    jobs: FxHashMap<RequestId, Known>,
+    /// What the fence counts of those that run, tokens, as in `jobs`: looked up for each token of each iteration, so in a table that is small.
+    promises: FxHashMap<RequestId, u32>,
     running: u32,
     block_tokens: u32,
     promised_blocks: u64,
@@ -114,7 +118,8 @@ impl Agent {
             meta: Meta::new(selector, config.guards, config.first, config.hints),
             adapts: true,
             statera: config.statera.map(Statera::new),
-            jobs: HashMap::new(),
+            jobs: FxHashMap::default(),
+            promises: FxHashMap::default(),
             running: 0,
             block_tokens: 1,
             promised_blocks: 0,
@@ -178,6 +183,7 @@ impl Agent {
 
     fn forget(&mut self, request: RequestId) -> Option<Known> {
         let known = self.jobs.remove(&request)?;
+        self.promises.remove(&request);
         if let Some(tokens) = known.promised {
             self.running -= 1;
             self.promised_blocks -= self.blocks(tokens);
@@ -203,7 +209,23 @@ impl Agent {
             known.promised = Some(tokens);
             known.bound = bound;
         }
+        self.promises.insert(request, tokens);
         self.policy.began(&known.spec, &known.estimate);
+    }
+
+    /// It has generated more than the fence counts for it.
+    fn outlived(&mut self, job: &Job, promised: u32) {
+        let request = job.id();
+        let Some(known) = self.jobs.get_mut(&request) else {
+            return;
+        };
+        let more = (known.bound.tokens / 2).max(self.block_tokens);
+        let tokens = promised.saturating_add(more).min(known.spec.tokens_max());
+        let tokens = tokens.max(job.context);
+        known.promised = Some(tokens);
+        self.promises.insert(request, tokens);
+        self.promised_blocks += self.blocks(tokens);
+        self.promised_blocks -= self.blocks(promised);
     }
 
     /// Takes in what perception has answered by now.
@@ -404,6 +426,7 @@ impl Discipline for Agent {
             return;
         };
         let known = *known;
+        self.promises.remove(&job.id());
         self.running -= 1;
         self.promised_blocks -= self.blocks(tokens);
         self.policy.dropped(&known.spec, &known.estimate);
@@ -411,10 +434,11 @@ impl Discipline for Agent {
 
     fn progressed(&mut self, now: Time, job: &Job, tokens: u32) {
         let request = job.id();
-        let Some(known) = self.jobs.get(&request).copied() else {
-            return;
-        };
-        if known.promised.is_none() {
+        let promised = self.promises.get(&request).copied();
+        if promised.is_none() {
+            if !self.jobs.contains_key(&request) {
+                return;
+            }
             // Its blocks were kept for it before it came.
             self.run(request, job.context);
         }
@@ -424,16 +448,8 @@ impl Discipline for Agent {
                 self.qos.first(now, &job.spec);
             }
         }
-        let promised = known.promised.unwrap_or(u32::MAX);
-        if job.context >= promised {
-            let more = (known.bound.tokens / 2).max(self.block_tokens);
-            let tokens = promised.saturating_add(more).min(known.spec.tokens_max());
-            let tokens = tokens.max(job.context);
-            self.promised_blocks += self.blocks(tokens);
-            self.promised_blocks -= self.blocks(promised);
-            if let Some(known) = self.jobs.get_mut(&request) {
-                known.promised = Some(tokens);
-            }
+        if let Some(promised) = promised.filter(|promised| job.context >= *promised) {
+            self.outlived(job, promised);
         }
     }
 

@@ -65,6 +65,35 @@ pub fn slack(now: Time, job: &Job, tokens_left: u32) -> Option<i64> {
     }
 }
 
+/// The least [`slack`] of these; nothing if none is waited for. Asked of all that decode in each iteration: the share of a
+/// batch request is divided out only where it is the least so far.
+#[must_use]
+pub fn least_slack<'a>(
+    now: Time,
+    jobs: impl Iterator<Item = &'a Job>,
+    tokens_left: impl Fn(&Job) -> u32,
+) -> Option<i64> {
+    let mut least: Option<i64> = None;
+    for job in jobs {
+        if let (Slo::Batch { .. }, Some(least)) = (job.spec.slo, least) {
+            let left = job.next_deadline().remaining_ns(now);
+            let tokens = i128::from(tokens_left(job).max(1));
+            if left <= 0 || i128::from(left) >= i128::from(least) * tokens {
+                continue;
+            }
+        }
+        let tokens = if job.spec.slo.is_interactive() {
+            0
+        } else {
+            tokens_left(job)
+        };
+        if let Some(slack) = slack(now, job, tokens) {
+            least = Some(least.map_or(slack, |least| least.min(slack)));
+        }
+    }
+    least
+}
+
 /// The largest number of prompt tokens, in steps from `least` to `most`, with which an iteration fits into `slack_ns`: of
 /// the prompts in `line` (prefix and tokens left of each), beside `decodes`. `least` if none fits. Times are
 /// taken to grow with the number of tokens; where a learnt model does not, the answer is still one that fits.
@@ -206,6 +235,32 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn the_least_slack_is_the_least_of_all(
+            jobs in prop::collection::vec(
+                (any::<bool>(), 0..5_000_u64, 0..200_u64, 0..50_u32, 0..6_000_u64, 0..100_u32), 0..40),
+            now in 0..8_000_u64,
+        ) {
+            let all: Vec<(Job, u32)> = jobs
+                .into_iter()
+                .map(|(interactive, first, each, generated, came, left)| {
+                    let slo = if interactive {
+                        Slo::Interactive { ttft: first, tbt: each }
+                    } else {
+                        Slo::Batch { ttlt: first + each }
+                    };
+                    let mut job = decoding(slo, generated, 0);
+                    job.first_token = Some(Time(came));
+                    job.context = left;
+                    (job, left)
+                })
+                .collect();
+            // What is left stands in a field that slack does not look at.
+            let found = least_slack(Time(now), all.iter().map(|(job, _)| job), |job| job.context);
+            let plain = all.iter().filter_map(|(job, left)| slack(Time(now), job, *left)).min();
+            prop_assert_eq!(found, plain);
+        }
+
         #[test]
         fn a_chunk_fits_or_is_the_least_and_the_next_larger_does_not(
             line in prop::collection::vec((0..8_000_u32, 1..3_000_u32), 0..6),

@@ -7,11 +7,13 @@
 
 use std::collections::BTreeMap;
 
+use rustc_hash::FxHashMap;
+
 use crate::job::Job;
 use crate::request::ApplicationId;
 
 /// Tokens of an answer before any has ended.
-const UNKNOWN: f64 = 128.0;
+const UNKNOWN: u32 = 128;
 
 /// Answers of an application before it is told apart from the others.
 const KNOWN: u64 = 4;
@@ -49,6 +51,9 @@ pub struct Lengths {
     of: BTreeMap<ApplicationId, Moments>,
     settled: BTreeMap<ApplicationId, f64>,
     settled_all: Option<f64>,
+    /// What is settled, in whole tokens: asked for each that decodes in each iteration.
+    tokens: FxHashMap<ApplicationId, u32>,
+    tokens_all: Option<u32>,
     fresh: bool,
 }
 
@@ -83,6 +88,13 @@ impl Lengths {
             self.settled = known
                 .filter_map(|(application, moments)| Some((*application, moments.estimate()?)))
                 .collect();
+            // Saturates: an estimate is positive and finite.
+            let whole = |estimate: f64| estimate.ceil() as u32;
+            let settled = self.settled.iter();
+            self.tokens = settled
+                .map(|(of, estimate)| (*of, whole(*estimate)))
+                .collect();
+            self.tokens_all = self.settled_all.map(whole);
         }
         some
     }
@@ -91,14 +103,12 @@ impl Lengths {
     #[must_use]
     pub fn left(&self, job: &Job) -> u32 {
         let estimate = self
-            .settled
+            .tokens
             .get(&job.spec.application)
             .copied()
-            .or(self.settled_all)
+            .or(self.tokens_all)
             .unwrap_or(UNKNOWN)
-            .ceil();
-        // Saturates: an estimate is positive and finite.
-        let estimate = (estimate as u32).min(job.spec.output_max);
+            .min(job.spec.output_max);
         estimate.saturating_sub(job.generated)
     }
 }

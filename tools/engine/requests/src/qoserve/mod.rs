@@ -27,7 +27,7 @@ mod chunk;
 mod forest;
 mod history;
 
-pub use chunk::{Chunking, fitting, slack};
+pub use chunk::{Chunking, fitting, least_slack, slack};
 pub use forest::{FEATURES, Forest, ForestError, Line, Node, features};
 pub use history::Lengths;
 
@@ -343,12 +343,8 @@ impl<L: Latency> Discipline for QoServe<L> {
             self.chunk = most;
             return most;
         };
-        let least_slack = view
-            .decoding()
-            .iter()
-            .filter_map(|job| slack(now, job, self.lengths.left(job)))
-            .min();
-        self.chunk = match least_slack {
+        let left = |job: &Job| self.lengths.left(job);
+        self.chunk = match least_slack(now, view.decoding(), left) {
             None => most,
             Some(slack_ns) => {
                 self.line.clear();

@@ -202,8 +202,8 @@ fn alpha_follows_the_backlog_with_hysteresis() {
     let mut policy = QoServe::new(Options::adaptive(), Slow);
     struct Line(u64, Pool);
     impl View for Line {
-        fn decoding(&self) -> &[Job] {
-            &[]
+        fn decoding(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
+            Box::new(std::iter::empty())
         }
         fn decodes(&self) -> Composition {
             Composition::default()

@@ -5,7 +5,7 @@
 //! the tag of whoever started last. All weigh the same: the core knows of no tenants' weights; importance is
 //! [`super::Priority`]'s.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use super::{Kind, Policy};
 use crate::discipline::Rank;
@@ -27,8 +27,8 @@ pub enum Stamp {
 pub struct Wfq {
     stamp: Stamp,
     virtual_time: u64,
-    finishes: HashMap<ApplicationId, u64>,
-    tags: HashMap<RequestId, u64>,
+    finishes: FxHashMap<ApplicationId, u64>,
+    tags: FxHashMap<RequestId, u64>,
 }
 
 impl Wfq {
@@ -38,8 +38,8 @@ impl Wfq {
         Self {
             stamp,
             virtual_time: 0,
-            finishes: HashMap::new(),
-            tags: HashMap::new(),
+            finishes: FxHashMap::default(),
+            tags: FxHashMap::default(),
         }
     }
 }

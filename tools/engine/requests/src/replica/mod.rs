@@ -1,0 +1,270 @@
+//! The mechanics of a replica, the same under every [`Discipline`]: continuous batching with chunked prefill.
+//!
+//! An iteration is made in this order: give up whom the discipline gives up; a token for each that decodes,
+//! memory permitting; prompt tokens in line, up to the discipline's budget; what is left of the budget for those that were given up.
+//!
+//! Where memory is short, blocks are taken from whoever comes last: those given up, then prompts at the end of the line, then
+//! decodes of the latest rank. Each lost its work and computes it again. Since nobody is let in who would not fit
+//! alone, whoever is first always gets on.
+//!
+//! Here is what happens to a replica; how a plan is made: `plan`; where jobs stand: `state`.
+
+mod plan;
+mod state;
+
+use std::collections::VecDeque;
+
+use self::state::State;
+use crate::Time;
+use crate::discipline::{Discipline, Reranked};
+use crate::iteration::{Event, Iteration, Load, Plan, Refusal, Refused};
+use crate::job::{Job, Phase};
+use crate::kv::Pool;
+use crate::request::{RequestId, Spec};
+
+/// What is computed of a request at present.
+#[derive(Clone, Copy, Debug)]
+struct Computed {
+    slot: usize,
+    request: RequestId,
+    tokens: u32,
+    /// It gives out a token.
+    token: bool,
+}
+
+/// A replica under a discipline.
+pub struct Replica {
+    discipline: Box<dyn Discipline + Send>,
+    state: State,
+    /// A plan is being computed.
+    busy: bool,
+    /// What is in it, and who has a prompt chunk in the one that is being made: kept to save allocations, as what follows.
+    computed: Vec<Computed>,
+    chunk_slots: Vec<usize>,
+    scratch: Vec<usize>,
+    /// Plans so far.
+    plans: u64,
+    /// Cancelled while they were computed: their blocks come back when that ends.
+    abandoned: Vec<RequestId>,
+    refusals: VecDeque<Refusal>,
+    /// What the discipline allowed last.
+    budget: u32,
+}
+
+impl std::fmt::Debug for Replica {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Replica")
+            .field("discipline", &self.discipline.name())
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Replica {
+    /// A replica with such a pool. `watermark` blocks are left free when a prompt starts while others run.
+    #[must_use]
+    pub fn new(pool: Pool, watermark: u32, discipline: Box<dyn Discipline + Send>) -> Self {
+        Self {
+            discipline,
+            state: State::new(pool, watermark),
+            busy: false,
+            computed: Vec::new(),
+            chunk_slots: Vec::new(),
+            scratch: Vec::new(),
+            plans: 0,
+            abandoned: Vec::new(),
+            refusals: VecDeque::new(),
+            budget: 0,
+        }
+    }
+
+    /// Goes on under another discipline: all ranks are made anew, whoever was given up stays so, nothing is lost
+    /// (H-MAS §4.3, rebuild in place).
+    pub fn exchange(
+        &mut self,
+        discipline: Box<dyn Discipline + Send>,
+    ) -> Box<dyn Discipline + Send> {
+        let before = std::mem::replace(&mut self.discipline, discipline);
+        let mut jobs: Vec<Job> = self.state.jobs().copied().collect();
+        jobs.sort_unstable_by_key(|job| (job.spec.arrival, job.id()));
+        self.discipline.takes_over(&jobs, &self.state);
+        self.state.rerank(&*self.discipline);
+        before
+    }
+
+    /// What is decided by.
+    #[must_use]
+    pub fn discipline(&self) -> &dyn Discipline {
+        &*self.discipline
+    }
+
+    /// What is decided by, to tell it what is no event.
+    pub fn discipline_mut(&mut self) -> &mut (dyn Discipline + Send) {
+        &mut *self.discipline
+    }
+
+    /// How a request stands here.
+    #[must_use]
+    pub fn job(&self, request: RequestId) -> Option<&Job> {
+        let slot = self.state.slot(request)?;
+        Some(&self.state.at(slot).job)
+    }
+
+    /// The book of blocks.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        crate::discipline::View::pool(&self.state)
+    }
+
+    /// Keeps blocks for a request whose KV is on its way here. It arrives later, or is cancelled.
+    ///
+    /// # Errors
+    /// If too few are free.
+    pub fn reserve(&mut self, request: RequestId, tokens: u32) -> Result<(), crate::kv::Short> {
+        self.state.reserve(request, tokens)
+    }
+
+    /// All that is summed or listed apart agrees with a walk over all jobs. For tests.
+    #[must_use]
+    pub fn is_balanced(&self) -> bool {
+        self.state.is_balanced()
+    }
+
+    fn arrive(&mut self, spec: &Spec) {
+        let refuse = |why| {
+            Some(Refusal {
+                request: spec.id,
+                why,
+            })
+        };
+        let pool = self.pool();
+        let known = self.state.slot(spec.id).is_some();
+        let refusal = if known || self.abandoned.contains(&spec.id) {
+            refuse(Refused::Known)
+        } else if spec.prompt == 0
+            || spec.output_max <= spec.generated
+            || spec.ready > spec.prompt.saturating_add(spec.generated)
+        {
+            refuse(Refused::Senseless)
+        } else if spec.prompt.checked_add(spec.output_max).is_none()
+            || pool.blocks(spec.tokens_max()) > pool.capacity()
+        {
+            refuse(Refused::TooLong)
+        } else {
+            None
+        };
+        if let Some(refusal) = refusal {
+            // The one that is here already is not meant.
+            if !known {
+                self.discipline.refused(spec.id);
+            }
+            self.refusals.push_back(refusal);
+            return;
+        }
+        let job = Job::new(*spec);
+        let rank = self.discipline.rank(&job);
+        self.state.add(job, rank);
+    }
+
+    fn cancel(&mut self, request: RequestId) {
+        let mut computed = self.computed.iter();
+        let computed = self.busy && computed.any(|computed| computed.request == request);
+        let known = self.state.remove(request).is_some();
+        if computed && known {
+            self.abandoned.push(request);
+        } else if !computed {
+            self.state.forget(request);
+        }
+    }
+
+    fn done(&mut self, now: Time, finished: &[RequestId]) {
+        if !std::mem::take(&mut self.busy) {
+            return;
+        }
+        let Self {
+            state,
+            discipline,
+            computed,
+            abandoned,
+            ..
+        } = self;
+        for request in abandoned.drain(..) {
+            state.forget(request);
+        }
+        for request in finished {
+            if let Some(slot) = state.slot(*request) {
+                state.at_mut(slot).ends = true;
+            }
+        }
+        for of in computed.drain(..) {
+            let Some(entry) = state.still_at(of.slot, of.request) else {
+                continue;
+            };
+            let ends = entry.ends;
+            let decodes = entry.job.phase == Phase::Decoding;
+            let mut last = false;
+            let progress = |job: &mut Job| {
+                job.context += of.tokens;
+                job.phase = Phase::Prefilling;
+                if of.token {
+                    last = job.gave_token(now) || ends;
+                }
+            };
+            if decodes {
+                state.step(of.slot, &**discipline, progress);
+            } else {
+                state.change(of.slot, &**discipline, progress);
+            }
+            discipline.progressed(now, &state.at(of.slot).job, of.tokens);
+            if last && let Some(job) = state.remove(of.request) {
+                state.forget(of.request);
+                discipline.finished(now, &job);
+            }
+        }
+        // Of a request that gave out no token none was the last.
+        for request in finished {
+            if let Some(slot) = state.slot(*request) {
+                state.at_mut(slot).ends = false;
+            }
+        }
+    }
+}
+
+impl Iteration for Replica {
+    fn handle(&mut self, now: Time, event: &Event) {
+        self.state.seen.clear();
+        if self.discipline.observe(now, event, &self.state) == Reranked::All {
+            self.state.rerank(&*self.discipline);
+        }
+        while let Some(request) = self.discipline.poll_reranked() {
+            if let Some(slot) = self.state.slot(request) {
+                self.state.change(slot, &*self.discipline, |_| ());
+            }
+        }
+        match event {
+            Event::Arrived(spec) => self.arrive(spec),
+            Event::Cancelled(request) => self.cancel(*request),
+            Event::Done { finished, .. } => self.done(now, finished),
+            Event::Capacity(blocks) => self.state.resize(*blocks),
+        }
+    }
+
+    fn plan(&mut self, now: Time) -> Option<Plan> {
+        if self.busy || self.state.is_empty() {
+            return None;
+        }
+        self.next_plan(now)
+    }
+
+    fn poll_refusal(&mut self) -> Option<Refusal> {
+        self.refusals.pop_front()
+    }
+
+    fn next_deadline(&self) -> Option<Time> {
+        None
+    }
+
+    fn load(&self) -> Load {
+        self.state.load()
+    }
+}

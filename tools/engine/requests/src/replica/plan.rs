@@ -1,0 +1,318 @@
+//! How a replica makes a plan: who is given up, who decodes, whose prompt goes on, and whose blocks are taken for it.
+
+use std::ops::Bound;
+
+use super::state::Place;
+use super::{Computed, Replica};
+use crate::Time;
+use crate::discipline::{Rank, Start};
+use crate::iteration::{Chunk, Drop, Plan, Refusal, Refused, Step, Why};
+use crate::job::{Job, Phase};
+use crate::latency::Composition;
+use crate::request::RequestId;
+
+impl Replica {
+    /// The plan that is computed next, if there is anything to compute.
+    pub(super) fn next_plan(&mut self, now: Time) -> Option<Plan> {
+        self.plans += 1;
+        self.chunk_slots.clear();
+        self.state.seen.clear();
+        let mut plan = Plan::default();
+        self.give_up(now, &mut plan);
+        self.decode(&mut plan);
+        self.prefill(now, &mut plan);
+        if plan.chunks.is_empty() && plan.steps.is_empty() {
+            self.go_on(&mut plan);
+            // A discipline may let nobody start; blocks are no reason to stand still.
+            let blocked = self.state.decodes_any() || self.pool().used() > 0;
+            while plan.chunks.is_empty() && plan.steps.is_empty() && blocked {
+                if !self.unblock(&mut plan) {
+                    break;
+                }
+                self.decode(&mut plan);
+                self.prefill(now, &mut plan);
+            }
+        }
+        if plan.chunks.is_empty() && plan.steps.is_empty() && plan.drops.is_empty() {
+            return None;
+        }
+        self.busy = true;
+        self.computed.clear();
+        let chunks = plan.chunks.iter().zip(&self.chunk_slots);
+        self.computed.extend(chunks.map(|(chunk, slot)| Computed {
+            slot: *slot,
+            request: chunk.request,
+            tokens: chunk.tokens,
+            token: chunk.last,
+        }));
+        let steps = plan.steps.iter().zip(&self.state.seen);
+        self.computed.extend(steps.map(|(step, slot)| Computed {
+            slot: *slot,
+            request: step.request,
+            tokens: 1,
+            token: true,
+        }));
+        Some(plan)
+    }
+
+    /// Takes the blocks of a job, which goes back into line.
+    fn drop_blocks(&mut self, slot: usize, why: Why, plan: &mut Plan) {
+        let request = self.state.at(slot).job.id();
+        self.state.release(slot);
+        self.state.change(slot, &*self.discipline, Job::lost);
+        self.discipline.dropped(&self.state.at(slot).job);
+        plan.drops.push(Drop { request, why });
+    }
+
+    fn give_up(&mut self, now: Time, plan: &mut Plan) {
+        for request in self.discipline.relegate(now, &self.state) {
+            let Some(slot) = self.state.slot(request) else {
+                continue;
+            };
+            let job = &self.state.at(slot).job;
+            if job.relegated || job.phase == Phase::Decoding {
+                continue;
+            }
+            self.state
+                .change(slot, &*self.discipline, |job| job.relegated = true);
+            if self.state.holds(slot) && !self.discipline.relegated_keep_blocks() {
+                self.drop_blocks(slot, Why::Relegated, plan);
+            }
+        }
+    }
+
+    /// Decides who decodes a token. Whoever finds no block takes those of the last.
+    fn decode(&mut self, plan: &mut Plan) {
+        self.state.seen.clear();
+        self.state.decodes = Composition::default();
+        let order = self.state.take_decoding();
+        let (mut at, mut end) = (0, order.len().min(self.discipline.decodes_max()));
+        plan.steps.reserve(end);
+        let mut some_lost = false;
+        while at < end {
+            let slot = order[at].3;
+            at += 1;
+            let context = self.state.at(slot).job.context;
+            let entering = !self.state.holds(slot);
+            loop {
+                if self.state.grow(slot, context + 1) {
+                    let job = &self.state.at(slot).job;
+                    if entering {
+                        self.discipline.began(job);
+                    }
+                    let request = job.id();
+                    plan.steps.push(Step { request, context });
+                    self.state.decodes = self.state.decodes.with_decode(context);
+                    self.state.seen.push(slot);
+                    break;
+                }
+                if entering {
+                    // It came with its KV from elsewhere and waits for room.
+                    break;
+                }
+                if let Some(victim) = self.state.last_prompt(None) {
+                    self.drop_blocks(victim, Why::Memory, plan);
+                } else if at < end {
+                    end -= 1;
+                    let victim = order[end].3;
+                    if self.state.holds(victim) {
+                        self.drop_blocks(victim, Why::Memory, plan);
+                        some_lost = true;
+                    }
+                } else {
+                    self.drop_blocks(slot, Why::Memory, plan);
+                    some_lost = true;
+                    break;
+                }
+            }
+        }
+        self.state.put_back(order, some_lost);
+    }
+
+    /// Puts tokens of a prompt into the plan: how many, `None` if no block can be had.
+    fn chunk(&mut self, slot: usize, budget: u32, plan: &mut Plan) -> Option<u32> {
+        let place = self.state.place(slot);
+        let job = self.state.at(slot).job;
+        let running = !plan.chunks.is_empty() || !plan.steps.is_empty();
+        let spare = if running && job.phase == Phase::Waiting {
+            self.state.watermark
+        } else {
+            0
+        };
+        while self.pool().lacking(job.id(), job.target) + spare > self.pool().free() {
+            // Only those that begun may be robbed, only by one before them, and never of what this plan computes.
+            let victim = self
+                .state
+                .last_prompt(Some(&place))
+                .filter(|slot| !self.is_planned(*slot))?;
+            self.drop_blocks(victim, Why::Memory, plan);
+        }
+        if !self.state.grow(slot, job.target) {
+            return None;
+        }
+        if job.phase == Phase::Waiting {
+            self.discipline.began(&job);
+        }
+        let tokens = budget.min(job.prefill_left());
+        plan.chunks.push(Chunk {
+            request: job.id(),
+            prefix: job.context,
+            tokens,
+            last: tokens == job.prefill_left(),
+        });
+        self.chunk_slots.push(slot);
+        self.state.at_mut(slot).planned = self.plans;
+        Some(tokens)
+    }
+
+    /// The plan that is being made computes some of its prompt.
+    fn is_planned(&self, slot: usize) -> bool {
+        self.state.at(slot).planned == self.plans
+    }
+
+    /// Spends the budget in line.
+    fn prefill(&mut self, now: Time, plan: &mut Plan) {
+        let mut budget = self.discipline.budget(now, &self.state);
+        self.budget = budget;
+        if budget == 0 {
+            return;
+        }
+        let mut some = std::mem::take(&mut self.scratch);
+        self.going_on(now, budget, &mut some);
+        let left = self.go_through(&some, Phase::Prefilling, budget, plan);
+        let left = left.and_then(|left| {
+            budget = left;
+            self.spend_in_line(now, budget, plan)
+        });
+        if let Some(left) = left.filter(|left| *left > 0) {
+            some.clear();
+            let mut tokens = u64::from(left);
+            for place in &self.state.aside {
+                if tokens == 0 {
+                    break;
+                }
+                let prefill = self.state.at(place.3).job.prefill_left();
+                tokens = tokens.saturating_sub(u64::from(prefill));
+                some.push(place.3);
+            }
+            self.go_through(&some, Phase::Waiting, left, plan);
+        }
+        self.scratch = some;
+    }
+
+    /// Those that have begun and go on before the others. Those who would not get a token anyway need not be asked for.
+    fn going_on(&mut self, now: Time, budget: u32, some: &mut Vec<usize>) {
+        some.clear();
+        let all = self.discipline.begun_first();
+        let mut tokens = u64::from(budget);
+        for place in &self.state.begun {
+            if tokens == 0 {
+                break;
+            }
+            let job = &self.state.at(place.3).job;
+            if all || self.discipline.goes_on(now, job) {
+                tokens = tokens.saturating_sub(u64::from(job.prefill_left()));
+                some.push(place.3);
+            }
+        }
+    }
+
+    /// Gives the budget to these, in order. What is left of it; nothing if no block can be had. `least`: how far they have to be (a
+    /// victim of one before it has not begun any more).
+    fn go_through(
+        &mut self,
+        some: &[usize],
+        least: Phase,
+        mut budget: u32,
+        plan: &mut Plan,
+    ) -> Option<u32> {
+        for slot in some {
+            if budget == 0 {
+                break;
+            }
+            if least == Phase::Prefilling && self.state.at(*slot).job.phase != least {
+                continue;
+            }
+            budget -= self.chunk(*slot, budget, plan)?;
+        }
+        Some(budget)
+    }
+
+    /// Gives the budget to whoever comes first in line. What is left of it; nothing if no block can be had.
+    fn spend_in_line(&mut self, now: Time, mut budget: u32, plan: &mut Plan) -> Option<u32> {
+        let mut after: Option<Place> = None;
+        let mut closed = false;
+        while budget > 0 {
+            let beyond = after.map_or(Bound::Unbounded, Bound::Excluded);
+            // Who may not start keeps nobody from going on.
+            let line = if closed {
+                &self.state.begun
+            } else {
+                &self.state.line
+            };
+            let next = line.range((beyond, Bound::Unbounded)).next().copied();
+            let Some(place) = next else { break };
+            after = Some(place);
+            let slot = place.3;
+            if self.is_planned(slot) {
+                continue;
+            }
+            let job = &self.state.at(slot).job;
+            if job.phase == Phase::Waiting {
+                match self.discipline.start(now, job, &self.state) {
+                    Start::Now => (),
+                    Start::Later => continue,
+                    Start::Nobody => {
+                        closed = true;
+                        continue;
+                    }
+                    Start::Skip(rank) => {
+                        let before = Rank(rank.0.saturating_sub(1));
+                        let last = (before, Time(u64::MAX), RequestId(u64::MAX), usize::MAX);
+                        after = after.max(Some(last));
+                        continue;
+                    }
+                }
+            }
+            budget -= self.chunk(slot, budget, plan)?;
+        }
+        Some(budget)
+    }
+
+    /// Nothing was planned, since the discipline lets those wait that come first: whoever has begun goes on. Otherwise their blocks would
+    /// be taken in vain, and they would begin anew for ever.
+    fn go_on(&mut self, plan: &mut Plan) {
+        let begun: Vec<usize> = self.state.begun.iter().map(|place| place.3).collect();
+        for slot in begun {
+            if self.chunk(slot, self.budget.max(1), plan).is_some() {
+                return;
+            }
+        }
+    }
+
+    /// Nothing could be planned though there are jobs: whoever holds blocks keeps the first from going on, or
+    /// capacity shrank below what the first needs.
+    fn unblock(&mut self, plan: &mut Plan) -> bool {
+        let holder = self.state.last_prompt(None);
+        if let Some(slot) = holder.or_else(|| self.state.last_decoding()) {
+            self.drop_blocks(slot, Why::Memory, plan);
+            return true;
+        }
+        let pool = self.pool();
+        let hopeless = self
+            .state
+            .jobs()
+            .copied()
+            .find(|job| pool.blocks(job.target.max(job.context + 1)) > pool.capacity());
+        if let Some(job) = hopeless {
+            self.state.remove(job.id());
+            self.discipline.refused(job.id());
+            self.refusals.push_back(Refusal {
+                request: job.id(),
+                why: Refused::TooLong,
+            });
+            return true;
+        }
+        false
+    }
+}

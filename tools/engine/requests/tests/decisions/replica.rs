@@ -1,0 +1,476 @@
+//! Plans of a replica under every discipline, with little memory and with much, and what it says of its load after each event.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use laxity_requests::baseline::{Fixed, Order, Relegating};
+use laxity_requests::discipline::{Discipline, Rank, Start, View};
+use laxity_requests::hmas::cognition::Cognition;
+use laxity_requests::hmas::meta::Rules;
+use laxity_requests::hmas::perception::{Paced, Tagger, Tags};
+use laxity_requests::hmas::pool::Kind;
+use laxity_requests::hmas::prediction::Measured;
+use laxity_requests::hmas::statera::{self, Reading, control};
+use laxity_requests::hmas::{Agent, Config};
+use laxity_requests::iteration::{Event, Iteration as _, Plan};
+use laxity_requests::job::Job;
+use laxity_requests::kv::Pool;
+use laxity_requests::latency::{Composition, Latency};
+use laxity_requests::qoserve::{Alpha, Chunking, Options, Preemption, QoServe, Relegation};
+use laxity_requests::replica::Replica;
+use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
+use laxity_requests::{Span, Time};
+
+use super::{Dice, Digest, check};
+
+const MS: u64 = 1_000_000;
+
+/// 5 ms, 100 µs a token, 1 µs for 64 tokens of context.
+struct Linear;
+
+impl Latency for Linear {
+    fn iteration(&self, of: &Composition) -> Span {
+        let tokens = u64::from(of.prefill_tokens + of.decodes);
+        Span(5 * MS + tokens * 100_000 + of.prefill_pairs * 10 + of.decode_context * 16)
+    }
+}
+
+struct Even;
+
+impl Tagger for Even {
+    fn tag(&mut self, spec: &Spec) -> Option<Tags> {
+        let length = 5.0 + (spec.id.0 * 53 % 90) as f64;
+        let task = (spec.id.0 % 4) as u16;
+        (!spec.id.0.is_multiple_of(7)).then_some(Tags { task, length })
+    }
+}
+
+/// The latest first, one at a time, and prompts whose laxity shrinks: what no policy does, and a replica has to stand.
+struct Odd;
+
+impl Discipline for Odd {
+    fn name(&self) -> &'static str {
+        "odd"
+    }
+
+    fn rank(&self, job: &Job) -> Rank {
+        Rank(-i64::from(job.prefill_left()) - i64::from(job.generated % 3))
+    }
+
+    fn budget(&mut self, _: Time, _: &dyn View) -> u32 {
+        24
+    }
+
+    fn start(&mut self, _: Time, job: &Job, view: &dyn View) -> Start {
+        match job.id().0 % 5 {
+            0 => Start::Later,
+            1 if view.pool().used() > 8 => Start::Nobody,
+            2 => Start::Skip(Rank(-20)),
+            _ => Start::Now,
+        }
+    }
+
+    fn begun_first(&self) -> bool {
+        false
+    }
+
+    fn goes_on(&mut self, _: Time, job: &Job) -> bool {
+        job.id().0.is_multiple_of(3)
+    }
+
+    fn relegate(&mut self, now: Time, view: &dyn View) -> Vec<RequestId> {
+        let late = view.in_line().filter(|job| now > job.spec.first_deadline());
+        late.map(Job::id).take(3).collect()
+    }
+
+    fn relegated_keep_blocks(&self) -> bool {
+        true
+    }
+
+    fn decodes_max(&self) -> usize {
+        7
+    }
+}
+
+type Boxed = Box<dyn Discipline + Send>;
+
+fn agent(kind: Option<Kind>, config: Config) -> Boxed {
+    let cognition = Cognition::new(
+        Box::new(Paced::new(Even, Span::from_millis(3))),
+        Box::new(Measured::default()),
+    );
+    Box::new(match kind {
+        Some(kind) => Agent::fixed(kind, config, cognition),
+        None => Agent::new(config, cognition, Box::new(Rules::default())),
+    })
+}
+
+/// Statera's limits, small enough to be felt.
+fn tight() -> Config {
+    let control = control::Config {
+        tokens: (4, 12),
+        concurrency: (2, 20),
+        reading: Reading::Decodes,
+        ..control::Config::default()
+    };
+    Config {
+        chunk: 64,
+        chunk_min: 8,
+        statera: Some(statera::Config {
+            control,
+            ..statera::Config::default()
+        }),
+        ..Config::default()
+    }
+}
+
+fn qoserve(options: Options) -> Boxed {
+    Box::new(QoServe::new(options, Linear))
+}
+
+/// All disciplines, by name.
+fn disciplines() -> Vec<(String, Box<dyn Fn() -> Boxed>)> {
+    let mut all: Vec<(String, Box<dyn Fn() -> Boxed>)> = Vec::new();
+    for order in [Order::Fcfs, Order::Edf, Order::Srpf] {
+        let inner = Fixed { order, tokens: 96 };
+        let name = inner.name();
+        all.push((name.to_owned(), Box::new(move || Box::new(inner))));
+        let name = format!("{name}_relegating");
+        let latency = || Linear;
+        let make = move || -> Boxed {
+            Box::new(Relegating {
+                inner,
+                latency: latency(),
+            })
+        };
+        all.push((name, Box::new(make)));
+    }
+    let chunking = Chunking::Dynamic {
+        least: 16,
+        most: 300,
+        step: 8,
+    };
+    let whole = Options {
+        chunking,
+        ..Options::default()
+    };
+    let options = [
+        ("qoserve", whole),
+        (
+            "qoserve_dc",
+            Options {
+                chunking,
+                ..Options::chunking_only()
+            },
+        ),
+        (
+            "qoserve_adaptive",
+            Options {
+                alpha: Alpha::Adaptive {
+                    low: MS,
+                    high: 8 * MS,
+                    busy: Span::from_millis(200),
+                },
+                ..whole
+            },
+        ),
+        (
+            "qoserve_fixed",
+            Options {
+                chunking: Chunking::Fixed(96),
+                ..whole
+            },
+        ),
+        (
+            "qoserve_strict",
+            Options {
+                relegation: Relegation::Strict,
+                keep_blocks: true,
+                ..whole
+            },
+        ),
+        (
+            "qoserve_never",
+            Options {
+                preemption: Preemption::Never,
+                hints: None,
+                ..whole
+            },
+        ),
+        (
+            "qoserve_always",
+            Options {
+                preemption: Preemption::Always,
+                ..whole
+            },
+        ),
+    ];
+    for (name, options) in options {
+        all.push((name.to_owned(), Box::new(move || qoserve(options))));
+    }
+    for kind in Kind::ALL {
+        let make = move || agent(Some(kind), tight());
+        all.push((format!("hmas_{}", kind.name()), Box::new(make)));
+    }
+    all.push(("hmas".to_owned(), Box::new(|| agent(None, tight()))));
+    all.push((
+        "hmas_default".to_owned(),
+        Box::new(|| agent(None, Config::default())),
+    ));
+    all.push(("odd".to_owned(), Box::new(|| Box::new(Odd))));
+    all
+}
+
+struct Run {
+    replica: Replica,
+    dice: Dice,
+    now: Time,
+    outputs: BTreeMap<RequestId, u32>,
+    live: BTreeSet<RequestId>,
+    reserved: Vec<Spec>,
+    next: u64,
+    digest: Digest,
+}
+
+impl Run {
+    fn new(discipline: Boxed, blocks: u32, seed: u64) -> Self {
+        Self {
+            replica: Replica::new(Pool::new(blocks, 4), 1, discipline),
+            dice: Dice(seed),
+            now: Time(1_000 * MS),
+            outputs: BTreeMap::new(),
+            live: BTreeSet::new(),
+            reserved: Vec::new(),
+            next: 0,
+            digest: Digest::new(),
+        }
+    }
+
+    fn spec(&mut self) -> Spec {
+        let dice = &mut self.dice;
+        let id = RequestId(self.next);
+        self.next += 1;
+        let prompt = 1 + dice.below(60) as u32;
+        let output = 1 + dice.below(30) as u32;
+        let scale = 1 + dice.below(60);
+        let slo = if dice.one_in(2) {
+            Slo::Interactive {
+                ttft: scale * 20 * MS,
+                tbt: scale * MS,
+            }
+        } else {
+            Slo::Batch {
+                ttlt: scale * 100 * MS,
+            }
+        };
+        let ready = if dice.one_in(4) {
+            dice.below(70) as u32
+        } else {
+            0
+        };
+        self.outputs.insert(id, output);
+        Spec {
+            id,
+            arrival: Time(self.now.0 - dice.below(50) * MS),
+            prompt,
+            output_max: output + 3,
+            ready: ready.min(prompt),
+            generated: 0,
+            class: ClassId((prompt % 3) as u16),
+            application: ApplicationId(output % 3),
+            importance: if dice.one_in(3) {
+                Importance::Low
+            } else {
+                Importance::Important
+            },
+            slo,
+        }
+    }
+
+    fn tell(&mut self, event: &Event) {
+        self.replica.handle(self.now, event);
+        self.refusals();
+        self.digest.add(&self.replica.load());
+    }
+
+    fn refusals(&mut self) {
+        while let Some(refusal) = self.replica.poll_refusal() {
+            self.live.remove(&refusal.request);
+            self.digest.add(&refusal);
+            // What was kept for it is not needed.
+            self.replica
+                .handle(self.now, &Event::Cancelled(refusal.request));
+        }
+    }
+
+    fn arrive(&mut self) {
+        let mut spec = self.spec();
+        if self.dice.one_in(8) {
+            // Its prompt was computed elsewhere, and its KV is on its way.
+            spec = Spec {
+                ready: spec.prompt,
+                generated: 1,
+                ..spec
+            };
+            let kept = self.replica.reserve(spec.id, spec.prompt + 1).is_ok();
+            self.digest.add(&kept);
+            if kept && self.dice.one_in(2) {
+                self.reserved.push(spec);
+                return;
+            }
+        }
+        self.live.insert(spec.id);
+        self.tell(&Event::Arrived(spec));
+    }
+
+    fn finished(&mut self, plan: &Plan) -> Vec<RequestId> {
+        let chunks = plan.chunks.iter().filter(|c| c.last).map(|c| c.request);
+        let steps = plan.steps.iter().map(|step| step.request);
+        let mut finished = Vec::new();
+        for request in chunks.chain(steps) {
+            let left = self.outputs.get_mut(&request).expect("it came");
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                finished.push(request);
+                self.live.remove(&request);
+            }
+        }
+        finished
+    }
+
+    fn compute(&mut self) -> bool {
+        let Some(plan) = self.replica.plan(self.now) else {
+            return false;
+        };
+        self.digest.add(&plan);
+        self.refusals();
+        let took = Linear.iteration(&plan.composition());
+        if self.dice.one_in(10) {
+            self.cancel();
+        }
+        self.now = self.now + took;
+        let finished = self.finished(&plan);
+        self.tell(&Event::Done { took, finished });
+        true
+    }
+
+    fn cancel(&mut self) {
+        let at = self.dice.below(self.live.len() as u64) as usize;
+        if let Some(request) = self.live.iter().nth(at).copied() {
+            self.live.remove(&request);
+            self.tell(&Event::Cancelled(request));
+        }
+    }
+
+    fn step(&mut self, blocks: u32) {
+        match self.dice.below(24) {
+            0..9 => self.arrive(),
+            9 => self.cancel(),
+            10 => {
+                let capacity = blocks / 2 + self.dice.below(u64::from(blocks / 2) + 1) as u32;
+                self.tell(&Event::Capacity(capacity));
+            }
+            11 => {
+                if let Some(spec) = self.reserved.pop() {
+                    self.live.insert(spec.id);
+                    self.tell(&Event::Arrived(spec));
+                }
+            }
+            12 => self.now = self.now + Span(self.dice.below(40 * MS)),
+            _ => {
+                self.compute();
+            }
+        }
+        assert!(self.replica.pool().is_balanced() && self.replica.is_balanced());
+    }
+
+    /// All that still is to be done.
+    fn end(&mut self, blocks: u32) {
+        self.tell(&Event::Capacity(blocks));
+        while let Some(spec) = self.reserved.pop() {
+            self.live.insert(spec.id);
+            self.tell(&Event::Arrived(spec));
+        }
+        let mut rounds = 0;
+        while self.compute() {
+            rounds += 1;
+            assert!(rounds < 200_000, "no end in sight");
+        }
+        assert_eq!(self.replica.pool().used(), 0);
+    }
+}
+
+/// Little memory; much of it; the discipline exchanged on the way; a long line.
+fn digest(name: &str, make: &dyn Fn() -> Boxed) -> (String, u64) {
+    let mut sum = Digest::new();
+    for seed in 0..12 {
+        for blocks in [24, 90, 4_000] {
+            let mut run = Run::new(make(), blocks, seed * 3 + u64::from(blocks));
+            for step in 0..400 {
+                run.step(blocks);
+                if step == 200 && seed % 3 == 0 {
+                    let other = Fixed {
+                        order: Order::Srpf,
+                        tokens: 40,
+                    };
+                    let own = run.replica.exchange(Box::new(other));
+                    for _ in 0..20 {
+                        run.step(blocks);
+                    }
+                    drop(own);
+                    run.replica.exchange(make());
+                }
+            }
+            run.end(blocks);
+            sum.add(&run.digest.0);
+        }
+    }
+    let mut run = Run::new(make(), 20_000, 77);
+    for _ in 0..600 {
+        run.arrive();
+    }
+    for _ in 0..300 {
+        run.compute();
+        run.arrive();
+    }
+    run.end(20_000);
+    sum.add(&run.digest.0);
+    (name.to_owned(), sum.0)
+}
+
+#[test]
+fn a_replica_decides_as_it_did_under_every_discipline() {
+    let found: Vec<_> = disciplines()
+        .iter()
+        .map(|(name, make)| digest(name, make))
+        .collect();
+    check(&found, RECORDED);
+}
+
+const RECORDED: &[(&str, u64)] = &[
+    ("fcfs", 0xdb30_6151_09b5_1b52),
+    ("fcfs_relegating", 0xbbe4_596b_ac02_f0cf),
+    ("edf", 0xfab2_2dd0_7f84_f2d0),
+    ("edf_relegating", 0xf0be_86d4_3a30_4b01),
+    ("srpf", 0x6595_9da8_3a82_153e),
+    ("srpf_relegating", 0xbb3a_b941_e070_8590),
+    ("qoserve", 0x1134_1996_0cad_14d3),
+    ("qoserve_dc", 0x583e_62b4_2d3d_522b),
+    ("qoserve_adaptive", 0xf256_3c77_96da_2215),
+    ("qoserve_fixed", 0xddd8_d3c0_04f8_1ff2),
+    ("qoserve_strict", 0x9cfe_2852_8bce_0e70),
+    ("qoserve_never", 0xb44a_fe2d_1124_0796),
+    ("qoserve_always", 0x1134_1996_0cad_14d3),
+    ("hmas_fcfs", 0x5ec2_5c80_aaa0_db4e),
+    ("hmas_edf", 0x7f8b_c8b3_fbc6_479f),
+    ("hmas_llf", 0xec09_93bc_19e4_f130),
+    ("hmas_sjf", 0x8ff7_d6da_7f72_6b7d),
+    ("hmas_srtf", 0xf9b5_2dc9_40f2_ab98),
+    ("hmas_two_lane", 0xf2d6_4079_8750_e219),
+    ("hmas_wfq", 0x7987_4769_24ab_a83c),
+    ("hmas_stride", 0x9600_1e16_0217_9593),
+    ("hmas_mlfq", 0x293f_d4ac_48fa_e89c),
+    ("hmas_priority", 0x95cc_c9fb_8471_aaec),
+    ("hmas", 0x8ff7_d6da_7f72_6b7d),
+    ("hmas_default", 0x332d_a492_c742_cff9),
+    ("odd", 0x64cb_e73e_35c4_f34b),
+];

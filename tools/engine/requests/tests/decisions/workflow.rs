@@ -1,0 +1,303 @@
+//! What Maestro's scheduler starts, moves and interrupts, in each order and comparison of nodes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use laxity_requests::maestro::fitness::Mode;
+use laxity_requests::maestro::predict::ByRole;
+use laxity_requests::maestro::queue::{Boundary, Order};
+use laxity_requests::maestro::{Learned, Options, Scheduler};
+use laxity_requests::workflow::{
+    Class, ClusterId, Decision, Event, Job, JobId, ModelId, ModelSpec, NodeId, NodeSpec, Outcome,
+    RoleId, Stage, StageId, TemplateId, Workflow as _,
+};
+use laxity_requests::{Span, Time};
+
+use super::{Dice, Digest, check};
+
+const GB: u64 = 1_000_000_000;
+const S: u64 = 1_000_000_000;
+
+fn models() -> Vec<ModelSpec> {
+    [2, 8, 15, 27]
+        .map(|weights| ModelSpec {
+            weights: weights * GB,
+            context: GB / 4,
+            kv_per_token: 1_500_000,
+            prefill_base: 10_000_000,
+            prefill_per_token: 100_000,
+            decode_per_token: weights * 1_000_000,
+            context_start: 5 * S,
+        })
+        .to_vec()
+}
+
+fn node(cluster: u16, host: u64, slots: u32) -> NodeSpec {
+    NodeSpec {
+        cluster: ClusterId(cluster),
+        gpu: 40 * GB,
+        other: GB,
+        host: host * GB,
+        disk: 45 * GB,
+        host_rate: 25 * GB,
+        disk_rate: 3 * GB,
+        remote_rate: GB,
+        slots,
+    }
+}
+
+struct Run {
+    scheduler: Scheduler<Learned<ByRole>>,
+    dice: Dice,
+    now: u64,
+    jobs: BTreeMap<JobId, (Job, u16)>,
+    stages: BTreeMap<StageId, Stage>,
+    running: BTreeMap<StageId, NodeId>,
+    loads: Vec<(NodeId, ModelId)>,
+    down: BTreeSet<NodeId>,
+    next: u64,
+    digest: Digest,
+}
+
+impl Run {
+    fn tell(&mut self, event: &Event) {
+        self.scheduler.handle(Time(self.now), event);
+        let mut refused = Vec::new();
+        while let Some(decision) = self.scheduler.poll_decision(Time(self.now)) {
+            self.digest.add(&format!("{decision:?}"));
+            match decision {
+                Decision::Start { stage, node, .. } => {
+                    self.running.insert(stage, node);
+                }
+                Decision::SwapOut(stage) | Decision::Abort(stage) => {
+                    self.running.remove(&stage);
+                }
+                Decision::Activate { node, model, .. } => self.loads.push((node, model)),
+                Decision::Refuse(stage) => refused.extend(self.stages.remove(&stage)),
+                _ => (),
+            }
+        }
+        assert!(self.scheduler.is_balanced());
+        self.digest.add(&self.scheduler.waiting());
+        for stage in refused {
+            self.cancel(stage.job);
+        }
+    }
+
+    fn cancel(&mut self, job: JobId) {
+        self.jobs.remove(&job);
+        self.stages.retain(|_, stage| stage.job != job);
+        let stages = &self.stages;
+        self.running.retain(|stage, _| stages.contains_key(stage));
+        self.tell(&Event::Cancelled(job));
+    }
+
+    fn submit(&mut self) {
+        let id = JobId(self.next);
+        self.next += 1;
+        let batch = self.dice.one_in(2);
+        let job = Job {
+            id,
+            template: TemplateId(self.dice.below(5) as u16),
+            class: if batch {
+                Class::Batch
+            } else {
+                Class::Interactive
+            },
+            arrival: Time(self.now),
+            deadline: Time(self.now + (1 + self.dice.below(100)) * S),
+            source: ClusterId(self.dice.below(2) as u16),
+            confined: self.dice.one_in(6),
+        };
+        self.jobs.insert(id, (job, 0));
+        self.tell(&Event::Submitted(job));
+        for _ in 0..=self.dice.below(2) {
+            self.ready(id);
+        }
+    }
+
+    fn ready(&mut self, job: JobId) {
+        let Some((of, position)) = self.jobs.get_mut(&job) else {
+            return;
+        };
+        let position = std::mem::replace(position, *position + 1);
+        let model = (u64::from(of.template.0) + u64::from(position)) % 4;
+        let id = StageId(self.next);
+        self.next += 1;
+        let stage = Stage {
+            id,
+            job,
+            model: ModelId(model as u16),
+            role: RoleId((model % 3) as u16),
+            position,
+            invocation: 0,
+            tools: position % 2,
+            thinking: false,
+            prompt: 100 + self.dice.below(1_500) as u32,
+            output_max: 200 + self.dice.below(8_000) as u32,
+            semantics: [0.0; 4],
+        };
+        self.stages.insert(id, stage);
+        self.tell(&Event::Ready(stage));
+    }
+
+    fn a_running(&mut self) -> Option<StageId> {
+        let at = self.dice.below(self.running.len() as u64) as usize;
+        self.running.keys().nth(at).copied()
+    }
+
+    fn finish(&mut self) {
+        let Some(id) = self.a_running() else { return };
+        self.running.remove(&id);
+        let Some(stage) = self.stages.remove(&id) else {
+            return;
+        };
+        let outcome = Outcome {
+            output: 1 + self.dice.below(u64::from(stage.output_max)) as u32,
+            tool: self.dice.one_in(3),
+            took: Span(self.dice.below(5 * S)),
+        };
+        self.tell(&Event::Finished { stage: id, outcome });
+        if self.dice.one_in(3) {
+            self.jobs.remove(&stage.job);
+            let others = self.stages.values().any(|other| other.job == stage.job);
+            if others {
+                self.cancel(stage.job);
+            } else {
+                self.tell(&Event::Ended(stage.job));
+            }
+        } else {
+            self.ready(stage.job);
+        }
+    }
+
+    fn step(&mut self, nodes: u32) {
+        self.now += self.dice.below(S / 4);
+        match self.dice.below(20) {
+            0..6 => self.submit(),
+            6..13 => self.finish(),
+            13..16 => {
+                let at = self.dice.below(self.loads.len() as u64) as usize;
+                if !self.loads.is_empty() {
+                    let (node, model) = self.loads.swap_remove(at);
+                    self.tell(&Event::Activated { node, model });
+                }
+            }
+            16..18 => {
+                if let Some(stage) = self.a_running() {
+                    let bytes = (1 + self.dice.below(14)) * GB;
+                    self.tell(&Event::Outgrew { stage, bytes });
+                }
+            }
+            18 if self.dice.one_in(6) => {
+                let node = NodeId(self.dice.below(u64::from(nodes)) as u32);
+                if self.down.remove(&node) {
+                    self.tell(&Event::NodeUp(node));
+                } else {
+                    self.down.insert(node);
+                    self.loads.retain(|(other, _)| *other != node);
+                    self.running.retain(|_, other| *other != node);
+                    self.tell(&Event::NodeDown(node));
+                }
+            }
+            19 if self.dice.one_in(3) => {
+                let at = self.dice.below(self.jobs.len() as u64) as usize;
+                if let Some(job) = self.jobs.keys().nth(at).copied() {
+                    self.cancel(job);
+                }
+            }
+            _ => (),
+        }
+    }
+}
+
+fn settings() -> Vec<(String, Options)> {
+    let rtt = vec![
+        vec![Span::ZERO, Span::from_millis(80)],
+        vec![Span::from_millis(80), Span::ZERO],
+    ];
+    let near = |options: Options| Options {
+        rtt: rtt.clone(),
+        ..options
+    };
+    let mut all = vec![near(Options::maestro())];
+    let orders = [
+        ("fcfs", Order::Fcfs),
+        ("edf", Order::Edf),
+        ("edf_by_class", Order::EdfByClass),
+        ("least_attained", Order::LeastAttained),
+        ("interactive_first", Order::InteractiveFirst),
+        ("interactive_remaining", Order::InteractiveRemaining),
+    ];
+    all.extend(orders.map(|(name, order)| near(Options::ordered(name, order))));
+    let modes = [
+        ("bin_pack", Mode::BIN_PACK),
+        ("end_to_end", Mode::EndToEnd { degradation: 1.0 }),
+        ("load_balance", Mode::LoadBalance),
+        ("warm_shortest", Mode::WarmShortest),
+    ];
+    all.extend(modes.map(|(name, mode)| {
+        near(Options {
+            name: name.to_owned(),
+            mode,
+            boundary: Boundary::Hold,
+            backlog: 2,
+            patience: Span::from_millis(300),
+            ..Options::maestro()
+        })
+    }));
+    all.into_iter().map(|o| (o.name.clone(), o)).collect()
+}
+
+fn digest(options: &Options, seed: u64) -> u64 {
+    let nodes: Vec<NodeSpec> = if seed.is_multiple_of(4) {
+        (0..64).map(|at| node(at % 2, 60, 2)).collect()
+    } else {
+        vec![node(0, 60, 3), node(1, 20, 2), node(0, 8, 4)]
+    };
+    let learned = Learned::new(ByRole::default());
+    let mut run = Run {
+        scheduler: Scheduler::new(options.clone(), learned, models(), &nodes),
+        dice: Dice(seed),
+        now: S,
+        jobs: BTreeMap::new(),
+        stages: BTreeMap::new(),
+        running: BTreeMap::new(),
+        loads: Vec::new(),
+        down: BTreeSet::new(),
+        next: 0,
+        digest: Digest::new(),
+    };
+    for _ in 0..600 {
+        run.step(nodes.len() as u32);
+    }
+    run.digest.0
+}
+
+#[test]
+fn a_workflow_scheduler_decides_as_it_did() {
+    let found: Vec<(String, u64)> = settings()
+        .iter()
+        .map(|(name, options)| {
+            let mut sum = Digest::new();
+            for seed in 0..8 {
+                sum.add(&digest(options, seed));
+            }
+            (name.clone(), sum.0)
+        })
+        .collect();
+    check(&found, RECORDED);
+}
+
+const RECORDED: &[(&str, u64)] = &[
+    ("maestro", 0x445b_c411_e811_81ae),
+    ("fcfs", 0x549c_6740_42cf_6cd3),
+    ("edf", 0xcba2_9c49_7810_316c),
+    ("edf_by_class", 0xa399_986d_94c5_154f),
+    ("least_attained", 0x81ae_dd58_57b8_4241),
+    ("interactive_first", 0xbc4c_3182_48b3_a9a1),
+    ("interactive_remaining", 0x0897_5b77_8037_4f2e),
+    ("bin_pack", 0x8b82_cbb7_396d_9407),
+    ("end_to_end", 0xb68a_c88e_801e_ffa2),
+    ("load_balance", 0xd8d6_cc57_3997_9eaf),
+    ("warm_shortest", 0xe442_3ade_646a_1535),
+];
