@@ -41,6 +41,9 @@ use crate::{Span, Time};
 /// Jobs that hints are looked for in.
 const WINDOW: usize = 64;
 
+/// Prompt tokens below which an iteration says nothing about the pace of prompts.
+const FEW: u32 = 64;
+
 /// What a token that is left to compute counts, in ns of deadline (eq. 4 and 5).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Alpha {
@@ -158,12 +161,14 @@ pub struct QoServe<L> {
     alpha: u64,
     /// Time of a prompt token in the largest chunk, ns.
     best_pace: f64,
-    /// Time of a prompt token in the last iteration that had a good many, ns.
+    /// Time of a prompt token in the last iteration that had a good many and as many as it might, ns.
     pace: f64,
     /// Time of the last iteration.
     last: Span,
-    /// The last iteration's prompt tokens.
+    /// The last iteration's prompt tokens, as far as they were allowed.
     chunk: u32,
+    /// Those of them that were computed.
+    computed: u32,
     /// Prompts that the budget may go to: kept to save an allocation.
     line: Vec<(u32, u32)>,
 }
@@ -191,6 +196,7 @@ impl<L: Latency> QoServe<L> {
             pace,
             last,
             chunk: 0,
+            computed: 0,
             line: Vec::new(),
         }
     }
@@ -278,10 +284,8 @@ impl<L: Latency> Discipline for QoServe<L> {
     fn observe(&mut self, _: Time, event: &Event, view: &dyn View) -> Reranked {
         if let Event::Done { took, .. } = event {
             self.last = *took;
-            // The pace of an iteration that was mostly decodes says nothing about prompts.
-            if self.chunk >= 64 {
-                self.pace = took.0 as f64 / f64::from(self.chunk);
-            }
+            // What was computed follows: `progressed`.
+            self.computed = 0;
         }
         let mut reranked = Reranked::None;
         if let Alpha::Adaptive { low, high, busy } = self.options.alpha {
@@ -298,6 +302,19 @@ impl<L: Latency> Discipline for QoServe<L> {
             reranked = Reranked::All;
         }
         reranked
+    }
+
+    fn progressed(&mut self, _: Time, job: &Job, tokens: u32) {
+        // A decode has one token, and is not the first. (The last token of a prompt that was dropped looks alike: one too few then.)
+        if tokens == 1 && job.phase == Phase::Decoding && job.generated > 1 {
+            return;
+        }
+        self.computed += tokens;
+        // An iteration that was mostly decodes says nothing about prompts, nor does one for which there were too few of them: it is
+        // neither as fast as its budget would be (its time over the budget) nor as slow as it looks (over what was computed).
+        if self.computed >= self.chunk.max(FEW) {
+            self.pace = self.last.0 as f64 / f64::from(self.computed);
+        }
     }
 
     fn finished(&mut self, _: Time, job: &Job) {

@@ -147,6 +147,30 @@ fn who_cannot_make_it_is_given_up_before_more_is_spent_on_it_and_served_when_not
 }
 
 #[test]
+fn an_iteration_with_little_to_do_says_nothing_about_how_fast_prompts_are() {
+    const SECOND: Slo = Slo::Interactive {
+        ttft: 1_000 * MS,
+        tbt: 50 * MS,
+    };
+    // 5 ms and 100 µs a token: 7500 tokens take 765 ms in chunks of 2500, wherever the policy learnt that.
+    let given_up = |before: &[u32], waited_ms: u64| {
+        let mut bench = Bench::new(Options::default());
+        for tokens in before {
+            bench.important(*tokens, MINUTES);
+            bench.step();
+        }
+        let request = bench.important(7_500, SECOND);
+        bench.now = bench.now + Span::from_millis(waited_ms);
+        bench.step();
+        bench.relegated(request)
+    };
+    for before in [&[][..], &[2_500], &[100], &[100, 100]] {
+        let late = [230, 240].map(|waited| given_up(before, waited));
+        assert_eq!(late, [false, true], "after {before:?}");
+    }
+}
+
+#[test]
 fn with_hints_unimportant_ones_are_given_up_for_an_important_one_in_need() {
     for (hints, given_up) in [(Some(0.25), true), (None, false)] {
         let mut bench = Bench::new(Options {
