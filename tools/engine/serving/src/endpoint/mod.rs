@@ -1,6 +1,7 @@
 //! The endpoint: completions and chat completions as OpenAI has them, streamed or not, with objectives in headers.
 //!
-//! `x-slo-ttft-ms` and `x-slo-tpot-ms` say until when the first token, and each one after it, has to be there. What a request asks for that
+//! `x-slo-ttft-ms` and `x-slo-tpot-ms` say until when the first token, and each one after it, has to be there, `x-slo-ttlt-ms` the last, of whoever
+//! waits for that only; `x-laxity-importance` who is given up first. What a request asks for that
 //! is not done here (several answers, log probabilities, stop words …) is refused rather than ignored; fields that nobody knows are ignored. Requests beyond the configured number are
 //! turned away (429). Whoever closes the connection gives up the request, and its blocks are free with the next iteration.
 
@@ -202,6 +203,7 @@ async fn begin(
 ) -> Result<(Asked, mpsc::Receiver<Output>), Objection> {
     let (head, body) = request.into_parts();
     let slo = ask::slo(&head.headers, &desk.config.limits)?;
+    let importance = ask::importance(&head.headers)?;
     let most = desk.config.limits.body_bytes_max;
     let body = to_bytes(body, most).await.map_err(|_| {
         let what = format!("the body is longer than {most} bytes (limits.body_bytes_max), or did not come as announced");
@@ -227,6 +229,7 @@ async fn begin(
         output_max: asked.output_max,
         arrival,
         slo,
+        importance,
         sampling: asked.sampling,
         stop: (!asked.ignore_eos).then_some(tokens::END),
         outlet,

@@ -88,6 +88,8 @@ pub struct Submission {
     pub arrival: Time,
     /// What was promised.
     pub slo: Slo,
+    /// Who is given up first.
+    pub importance: Importance,
     /// How tokens are chosen.
     pub sampling: Sampling,
     /// The token that ends an answer; none if it is to be as long as it may.
@@ -138,6 +140,8 @@ pub struct Sequence {
     pub arrival: Time,
     /// What was promised.
     pub slo: Slo,
+    /// Who is given up first.
+    pub importance: Importance,
     /// How tokens are chosen.
     pub sampling: Sampling,
     /// What ends it.
@@ -193,9 +197,9 @@ impl Sequence {
             output_max: self.output_max,
             ready: ready as u32,
             generated: self.generated() as u32,
-            class: ClassId::default(),
+            class: ClassId(u16::from(!self.slo.is_interactive())),
             application: ApplicationId::default(),
-            importance: Importance::default(),
+            importance: self.importance,
             slo: self.slo,
         }
     }
