@@ -5,6 +5,7 @@
 
 pub mod sequence;
 
+mod account;
 mod places;
 mod remote;
 mod step;
@@ -12,7 +13,7 @@ mod step;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -70,6 +71,8 @@ pub enum Order {
     Kv(Arrival),
     /// Another process is gone.
     Lost(SocketAddr, String),
+    /// Say what stands here.
+    Account(tokio::sync::oneshot::Sender<serde_json::Value>),
     /// The end; what is under way is given up.
     Stop,
 }
@@ -93,6 +96,8 @@ pub struct Standing {
     pub prefilled_after_all: AtomicUsize,
     /// Batches that failed.
     pub failures: AtomicUsize,
+    /// When the batch that is computed was begun, ns; 0 between two.
+    pub computing_since: AtomicU64,
     /// The engine's thread has ended.
     pub ended: AtomicBool,
     carrier: OnceLock<Carrier>,
@@ -310,7 +315,11 @@ impl Engine {
         let Some(plan) = self.desk.plan(clock::now()) else {
             return false;
         };
+        let standing = Arc::clone(&self.standing);
+        let since = &standing.computing_since;
+        since.store(clock::now().0, Ordering::Relaxed);
         self.compute(&plan);
+        since.store(0, Ordering::Relaxed);
         true
     }
 
@@ -321,6 +330,10 @@ impl Engine {
             Order::Kv(arrival) if arrival.head.kind == Kind::P2d => self.import(&arrival),
             Order::Kv(_) => {}
             Order::Lost(peer, why) => self.lose(peer, &why),
+            Order::Account(to) => {
+                // Whoever asked may be gone.
+                let _ = to.send(self.account());
+            }
             Order::Stop => self.stopped = true,
         }
     }
@@ -328,6 +341,7 @@ impl Engine {
     fn submit(&mut self, submission: Submission) {
         let sequence = Sequence {
             id: self.numbers.request(),
+            name: submission.name,
             prompt: submission.prompt.len(),
             tokens: submission.prompt,
             output_max: submission.output_max,

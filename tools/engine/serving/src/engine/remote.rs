@@ -159,6 +159,7 @@ impl Engine {
         }
         let sequence = Sequence {
             id,
+            name: None,
             prompt: tokens.len(),
             tokens,
             output_max: 1,

@@ -80,6 +80,8 @@ pub enum Output {
 /// What is asked for.
 #[derive(Debug)]
 pub struct Submission {
+    /// What its client calls it.
+    pub name: Option<Box<str>>,
     /// The prompt.
     pub prompt: Vec<u32>,
     /// Most tokens of the answer.
@@ -120,6 +122,8 @@ pub enum Outlet {
 pub struct Sequence {
     /// Its request.
     pub id: RequestId,
+    /// What its client calls it.
+    pub name: Option<Box<str>>,
     /// Prompt, then answer.
     pub tokens: Vec<u32>,
     /// Of those, the prompt.

@@ -191,8 +191,7 @@ impl Engine {
         Ok((members, pieces))
     }
 
-    /// When the KV of a part of a prompt is due, up to token `end` of it: with its request, less the time that the KV of the parts
-    /// after it takes on the wire (their slack is what is left). Not before it can be there itself, unless the request is late.
+    /// When the KV of tokens `sent` to `end` of a prompt is due.
     fn due_ns(&self, sequence: &Sequence, end: usize, sent: usize) -> u64 {
         let deadline = sequence.deadline_ns();
         let Some(net) = &self.net else {
@@ -201,8 +200,7 @@ impl Engine {
         let token = self.pages.token_bytes() * self.model.shape().layers;
         let after = net.wire_ns(sequence.prompt.saturating_sub(end) * token);
         let own = net.wire_ns(end.saturating_sub(sent) * token);
-        let earliest = clock::now().0.saturating_add(own);
-        deadline.saturating_sub(after).max(earliest.min(deadline))
+        due_ns(deadline, clock::now().0, own, after)
     }
 
     fn exports(&self, members: &[Member]) -> Vec<Export> {
@@ -402,6 +400,13 @@ impl Engine {
     }
 }
 
+/// When the KV of a part of a prompt is due: with its request, less the time that the KV of the parts after it takes on the
+/// wire. That is the slack that this one has. Not before it can be there itself, unless the request is due before that.
+fn due_ns(deadline: u64, now: u64, own: u64, after: u64) -> u64 {
+    let earliest = now.saturating_add(own).min(deadline);
+    deadline.saturating_sub(after).max(earliest)
+}
+
 /// Makes the full blocks of a sequence findable.
 pub(super) fn publish(
     blocks: &mut crate::kv::Blocks,
@@ -415,4 +420,22 @@ pub(super) fn publish(
         blocks.publish(sequence.blocks[block], sequence.hashes[block]);
     }
     sequence.published = sequence.published.max(full);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::due_ns;
+
+    #[test]
+    fn parts_of_a_prompt_leave_time_for_those_after_them_and_ask_for_nothing_impossible() {
+        assert_eq!(due_ns(1_000, 100, 50, 300), 700);
+        assert_eq!(due_ns(1_000, 100, 50, 0), 1_000, "the last part");
+        assert_eq!(
+            due_ns(1_000, 600, 50, 900),
+            650,
+            "not before it can be there"
+        );
+        assert_eq!(due_ns(1_000, 980, 50, 900), 1_000, "with its request");
+        assert_eq!(due_ns(1_000, 5_000, 50, 900), 1_000, "which is late");
+    }
 }

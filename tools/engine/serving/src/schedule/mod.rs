@@ -15,6 +15,7 @@ use std::io::{self, BufRead as _, BufReader, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use laxity_requests::iteration::{Event, Load, Plan, Refusal};
+use laxity_requests::job::Job;
 use laxity_requests::qoserve::Forest;
 use laxity_requests::request::RequestId;
 use laxity_requests::{Span, Time, dispatch};
@@ -200,10 +201,16 @@ impl Desk {
         self.scheduler.load()
     }
 
+    /// How a request stands.
+    #[must_use]
+    pub fn job(&self, request: RequestId) -> Option<&Job> {
+        self.scheduler.job(request)
+    }
+
     /// Whether a request was given up: it is served when nothing else is to do.
     #[must_use]
     pub fn is_relegated(&self, request: RequestId) -> bool {
-        self.scheduler.is_relegated(request)
+        self.job(request).is_some_and(|job| job.relegated)
     }
 
     /// Iterations that the latency model learned from.

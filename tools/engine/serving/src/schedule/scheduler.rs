@@ -9,6 +9,7 @@ use laxity_requests::hmas::perception::{self, Paced};
 use laxity_requests::hmas::prediction::Modelled;
 use laxity_requests::hmas::{Agent, meta};
 use laxity_requests::iteration::{Event, Iteration as _, Load, Plan, Refusal};
+use laxity_requests::job::Job;
 use laxity_requests::kv::Pool;
 use laxity_requests::latency::Latency;
 use laxity_requests::learned::Learned;
@@ -125,9 +126,9 @@ impl Scheduler {
         self.replica.load()
     }
 
-    /// Whether a request was given up: it is served when nothing else is to do.
-    pub(super) fn is_relegated(&self, request: RequestId) -> bool {
-        self.replica.job(request).is_some_and(|job| job.relegated)
+    /// How a request stands.
+    pub(super) fn job(&self, request: RequestId) -> Option<&Job> {
+        self.replica.job(request)
     }
 
     /// Iterations that the latency model learned from.
