@@ -47,6 +47,7 @@ pub mod iteration;
 pub mod job;
 pub mod kv;
 pub mod latency;
+pub mod learned;
 pub mod ledger;
 pub mod maestro;
 pub mod meta_flow;

@@ -11,6 +11,7 @@ use crate::apart::Peers as NetPeers;
 use crate::apart::experts::Ranks;
 use crate::model::ModelShape;
 use crate::model::shape::ShapeError;
+use crate::schedule::places::{Places, Rule};
 use crate::schedule::{Room, Settings};
 
 /// What a process does.
@@ -126,7 +127,7 @@ impl Default for Limits {
 }
 
 /// Other processes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Peers {
     /// Where this process listens for others; they know it by this address, so it is one that they reach.
@@ -146,6 +147,12 @@ pub struct Peers {
     /// How long one of `reuse` may take to say whether it has KV before the next is asked, milliseconds. It answers between two iterations.
     #[serde(default = "ask_ms")]
     pub ask_ms: u64,
+    /// Which of `prefill` computes a prompt.
+    #[serde(default)]
+    pub dispatch: Rule,
+    /// Of `least_work` and `hyperflexis`: `[a, b, c]` of `a + b · tokens + c · tokens²`, the time of a prompt on one of `prefill`, ns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill_ns: Option<[f64; 3]>,
 }
 
 const fn ask_ms() -> u64 {
@@ -157,7 +164,7 @@ const fn patience_ms() -> u64 {
 }
 
 /// The daemon.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Laxity {
     /// Its socket; without one, transfers go out unscheduled.
@@ -168,6 +175,9 @@ pub struct Laxity {
     pub nic: u8,
     /// A daemon that gives no sign of life for so long is gone, and transfers go out unscheduled, milliseconds. Without it 400.
     pub stall_ms: Option<u64>,
+    /// Its rate, Mbit/s. With it, KV of a part of a prompt is due while the parts after it still have time for the wire; without, with its request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_mbit: Option<f64>,
 }
 
 /// A configuration that does not do.
@@ -208,11 +218,36 @@ pub enum ConfigError {
     clippy::needless_pass_by_value,
     reason = "numbers and texts, mostly made for it"
 )]
-fn value(field: &'static str, value: impl ToString, wanted: impl Into<String>) -> ConfigError {
+pub(crate) fn value(
+    field: &'static str,
+    value: impl ToString,
+    wanted: impl Into<String>,
+) -> ConfigError {
     ConfigError::Value {
         field,
         value: value.to_string(),
         wanted: wanted.into(),
+    }
+}
+
+fn check_dispatch(peers: &Peers) -> Result<(), ConfigError> {
+    match peers.prefill_ns {
+        None if peers.dispatch == Rule::Hyperflexis => Err(value(
+            "peers.dispatch",
+            peers.dispatch.name(),
+            "it needs peers.prefill_ns, the time of a prompt on a prefill process",
+        )),
+        Some(all)
+            if !all.iter().all(|part| part.is_finite() && *part >= 0.0)
+                || all.iter().sum::<f64>() <= 0.0 =>
+        {
+            Err(value(
+                "peers.prefill_ns",
+                format!("{all:?}"),
+                "three numbers of ns, none below 0 and not all 0",
+            ))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -264,14 +299,14 @@ impl Config {
                 "times kv.block_tokens it has to stay below 2^32",
             ));
         }
-        if self.schedule.tokens == 0 {
-            return Err(value(
-                "schedule.tokens",
-                0,
-                "an iteration computes at least 1 token",
-            ));
-        }
+        self.schedule.check()?;
         self.check_limits()?;
+        if let Some(rate) = self.laxity.rate_mbit
+            && !(rate.is_finite() && rate > 0.0)
+        {
+            let wanted = "a positive number of Mbit/s, or leave it out";
+            return Err(value("laxity.rate_mbit", rate, wanted));
+        }
         self.check_peers()
     }
 
@@ -362,7 +397,7 @@ impl Config {
         if peers.patience_ms == 0 {
             return Err(value("peers.patience_ms", 0, "at least 1"));
         }
-        Ok(())
+        check_dispatch(peers)
     }
 
     /// The KV cache, as the scheduler knows it.
@@ -372,6 +407,21 @@ impl Config {
             blocks: self.kv.blocks,
             block_tokens: self.kv.block_tokens,
         }
+    }
+
+    /// How a prefill process is chosen, where there are any.
+    #[must_use]
+    pub fn places(&self) -> Option<Places> {
+        let peers = self
+            .peers
+            .as_ref()
+            .filter(|peers| !peers.prefill.is_empty())?;
+        Some(Places {
+            rule: peers.dispatch,
+            // Of which only the proportions count, where it may be left out: a token is as good as another.
+            prefill_ns: peers.prefill_ns.unwrap_or([0.0, 1.0, 0.0]),
+            block_tokens: self.kv.block_tokens,
+        })
     }
 
     /// Which other processes there are.
@@ -441,6 +491,67 @@ mod tests {
             ("role = \"sole\"", "sole"),
             ("kv = { blocks = 0 }", "kv.blocks"),
             ("schedule = { tokens = 0 }", "schedule.tokens"),
+            ("schedule = { policy = \"lifo\" }", "qoserve"),
+            (
+                "schedule = { qoserve = { chunk_least = 90, chunk_most = 80 } }",
+                "chunk_least is 90: 1 to schedule.qoserve.chunk_most, which is 80",
+            ),
+            (
+                "schedule = { qoserve = { chunk_step = 0 } }",
+                "schedule.qoserve.chunk_step",
+            ),
+            (
+                "schedule = { qoserve = { alpha_ms = nan } }",
+                "schedule.qoserve.alpha_ms is NaN: 0 to 1000",
+            ),
+            (
+                "schedule = { qoserve = { alpha_low_ms = 9.0 } }",
+                "schedule.qoserve.alpha_low_ms is 9: 0 to 8",
+            ),
+            (
+                "schedule = { qoserve = { hints = 1.5 } }",
+                "schedule.qoserve.hints",
+            ),
+            (
+                "schedule = { qoserve = { margin = -0.1 } }",
+                "schedule.qoserve.margin",
+            ),
+            (
+                "schedule = { qoserve = { busy_ms = inf } }",
+                "schedule.qoserve.busy_ms",
+            ),
+            (
+                "schedule = { qoserve = { relegation = \"some\" } }",
+                "look_ahead",
+            ),
+            ("schedule = { qoserve = { chunk = 1 } }", "unknown field"),
+            (
+                "schedule = { hmas = { every_ms = 1.0 } }",
+                "schedule.hmas.every_ms",
+            ),
+            ("schedule = { hmas = { epsilon = 0.0 } }", "epsilon"),
+            ("schedule = { hmas = { explore = -1.0 } }", "explore"),
+            ("schedule = { hmas = { pool = [] } }", "schedule.hmas.pool"),
+            ("schedule = { hmas = { chunk_min = 0 } }", "chunk_min"),
+            (
+                "schedule = { hmas = { lane_split_ms = 1 } }",
+                "lane_split_ms is 1: 10..=600000",
+            ),
+            ("schedule = { hmas = { fast_weight = 17 } }", "1..=16"),
+            ("schedule = { hmas = { first = \"lifo\" } }", "two_lane"),
+            (
+                "schedule = { forest = \"/nowhere/forest.json\" }",
+                "schedule.forest is /nowhere/forest.json",
+            ),
+            ("laxity = { rate_mbit = 0.0 }", "laxity.rate_mbit"),
+            (
+                "role = \"decode\"\npeers = { listen = \"127.0.0.1:1\", prefill = [\"127.0.0.1:2\"], dispatch = \"hyperflexis\" }",
+                "peers.prefill_ns",
+            ),
+            (
+                "peers = { listen = \"127.0.0.1:1\", prefill_ns = [0.0, -1.0, 0.0] }",
+                "peers.prefill_ns is [0.0, -1.0, 0.0]",
+            ),
             ("limits = { ttft_ms = -1.0 }", "limits.ttft_ms is -1"),
             ("limits = { ttft_ms = nan }", "limits.ttft_ms"),
             ("peers = { listen = \"0.0.0.0:0\" }", "peers.listen"),

@@ -30,7 +30,8 @@ use tracing_subscriber::EnvFilter;
 ///
 /// The endpoint has OpenAI's /v1/completions and /v1/chat/completions, streamed or not. The
 /// headers x-slo-ttft-ms and x-slo-tpot-ms say until when the first token, and each one after
-/// it, is wanted. /health, /metrics and /v1/models are there, too.
+/// it, is wanted; x-slo-ttlt-ms, where nobody reads along, the last; x-laxity-importance (paid or
+/// free) who is given up first. /health, /metrics and /v1/models are there, too.
 ///
 /// The smallest configuration:
 ///
@@ -107,8 +108,8 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         let replayed = schedule::replay(record)
             .with_context(|| format!("{} cannot be replayed", record.display()))?;
         return print(&format!(
-            "{} events, {} plans of {} tokens: the same decisions\n",
-            replayed.events, replayed.plans, replayed.tokens
+            "{} events, {} plans of {} tokens, {} places: the same decisions\n",
+            replayed.events, replayed.plans, replayed.tokens, replayed.places
         ));
     }
     let path = arguments
@@ -195,11 +196,12 @@ fn summary(config: &Config) -> String {
     let kv_tokens = u64::from(config.kv.blocks) * u64::from(config.kv.block_tokens);
     let kv_bytes = kv_tokens * (model.kv_bytes() * model.layers) as u64;
     format!(
-        "the configuration is valid: {:?}, {} parameters ({:.1} MiB in f32), KV cache of {kv_tokens} tokens ({:.1} MiB), {} bytes of KV a token and layer\n",
+        "the configuration is valid: {:?}, {} parameters ({:.1} MiB in f32), KV cache of {kv_tokens} tokens ({:.1} MiB), {} bytes of KV a token and layer, {}\n",
         config.role,
         parameters,
         (parameters * 4) as f64 / f64::from(1 << 20),
         kv_bytes as f64 / f64::from(1 << 20),
         model.kv_bytes(),
+        config.schedule.summary(),
     )
 }

@@ -81,6 +81,7 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
                 inbox,
                 peers,
                 patience: config.patience(),
+                bytes_per_s: config.laxity.rate_mbit.map(|rate| rate * 125_000.0),
                 ask_patience: Duration::from_millis(others.ask_ms),
             })
         }
@@ -88,7 +89,9 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
     let parts = Parts {
         model,
         room: config.room(),
-        settings: config.schedule,
+        settings: config.schedule.clone(),
+        forest: config.schedule.read_forest()?,
+        places: config.places(),
         record,
         net,
         requests_max: config.limits.requests_max,

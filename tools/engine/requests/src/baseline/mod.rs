@@ -1,6 +1,7 @@
 //! What the papers are compared with, and what a sceptic would take instead.
 
 mod central_edf;
+mod fewest;
 mod least_loaded;
 mod least_work;
 mod line;
@@ -9,6 +10,7 @@ mod round_robin;
 mod silo;
 
 pub use central_edf::CentralEdf;
+pub use fewest::Fewest;
 pub use least_loaded::LeastLoaded;
 pub use least_work::LeastWork;
 pub use line::{Fixed, Order};

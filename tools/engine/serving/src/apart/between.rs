@@ -35,8 +35,10 @@ pub struct Export {
     pub to: SocketAddr,
     /// The request, as the receiver numbers it.
     pub request: u64,
-    /// When its first token is due.
+    /// When it is due.
     pub deadline_ns: u64,
+    /// Its request was given up: below all levels.
+    pub scavenged: bool,
     /// The sequence's blocks.
     pub blocks: Vec<u32>,
     /// The first token that goes.
@@ -98,8 +100,12 @@ impl Watch for Between<'_> {
         for export in self.exports.iter().filter(|export| export.tokens > 0) {
             let payload = pages.export(layer, &export.blocks, export.first, export.tokens)?;
             let head = kv_head(Kind::P2d, layer, self.batch, export.request, export.first);
-            net.carrier
-                .send(export.to, head, export.deadline_ns, payload);
+            if export.scavenged {
+                net.carrier.scavenge(export.to, head, payload);
+            } else {
+                net.carrier
+                    .send(export.to, head, export.deadline_ns, payload);
+            }
         }
         Ok(())
     }
@@ -150,6 +156,7 @@ mod tests {
             peers: crate::apart::Peers::default(),
             patience: Duration::from_secs(60),
             ask_patience: Duration::from_secs(60),
+            bytes_per_s: None,
         }
     }
 
@@ -181,6 +188,7 @@ mod tests {
                 to,
                 request: 11,
                 deadline_ns: 0,
+                scavenged: false,
                 blocks: vec![2, 3],
                 first: 1,
                 tokens: 3,

@@ -18,7 +18,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use laxity_requests::request::RequestId;
+use laxity_requests::iteration::Load;
+use laxity_requests::request::{Importance, RequestId};
 use serde::{Deserialize, Serialize};
 
 use crate::carry::Carrier;
@@ -45,6 +46,12 @@ pub enum Words {
         sampling: Sampling,
         /// Time until the first token is due, ns; 0 without an objective.
         remaining_ns: u64,
+        /// Somebody reads along.
+        interactive: bool,
+        /// Who is given up first.
+        importance: Importance,
+        /// The how manieth prompt of the asker's it is, whoever computes them.
+        ordinal: u64,
         /// The asker's model.
         model: [u8; 16],
     },
@@ -85,6 +92,15 @@ pub enum Words {
         /// How many; none is an answer, too.
         blocks: usize,
     },
+    /// What stands here, after an iteration with prompts of yours.
+    Load {
+        /// So much.
+        load: Load,
+        /// Time that the iteration took, ns.
+        took_ns: u64,
+        /// The latest prompt of yours that is counted in it, by your count.
+        latest: u64,
+    },
 }
 
 /// Where the KV and the first token of a request go.
@@ -124,9 +140,18 @@ pub struct Net {
     pub patience: Duration,
     /// How long one process may take to say whether it has KV, which it does between two iterations.
     pub ask_patience: Duration,
+    /// Bytes that the NIC takes, a second, where that is known.
+    pub bytes_per_s: Option<f64>,
 }
 
 impl Net {
+    /// Time that bytes take on the wire, ns; 0 where the NIC's rate is not known.
+    #[must_use]
+    pub fn wire_ns(&self, bytes: usize) -> u64 {
+        self.bytes_per_s
+            .map_or(0, |rate| (bytes as f64 / rate * 1e9) as u64)
+    }
+
     /// Says something.
     pub fn say(&self, to: SocketAddr, words: &Words) {
         match serde_json::to_string(words) {

@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use laxity_client::{Client, Direction, Flow, Hint, Lane, Mode, Ticket};
+use laxity_client::{Client, Direction, Flow, Hint, Lane, Mode, Stage, Ticket};
 
 use super::frame::{Head, Preamble};
 use super::outgoing::{Load, Outgoing, Said};
@@ -24,8 +24,16 @@ const LOOK_EVERY: Duration = Duration::from_micros(200);
 /// Flows that wait in the lane at once. What exceeds it waits here, in order: a lane that is full would let them pass unscheduled.
 const WAITING_MAX: usize = 448;
 
-/// A parcel that is to be submitted: to whom, what, by when.
-type Parcel = (SocketAddr, Head, u64, Arc<Vec<u8>>);
+/// A parcel that is to be submitted.
+struct Parcel {
+    to: SocketAddr,
+    head: Head,
+    /// 0 for none.
+    deadline_ns: u64,
+    /// Below all levels, whatever it is.
+    scavenged: bool,
+    payload: Arc<Vec<u8>>,
+}
 
 /// How to reach the daemon.
 #[derive(Clone, Debug)]
@@ -56,12 +64,7 @@ pub struct Counts {
 }
 
 enum Order {
-    Send {
-        to: SocketAddr,
-        head: Head,
-        deadline_ns: u64,
-        payload: Arc<Vec<u8>>,
-    },
+    Send(Parcel),
     Words(SocketAddr, String),
     Hint(Hint),
     /// A batch, or a request, has nothing more to send: said to the daemon when all of it has arrived.
@@ -120,13 +123,25 @@ impl Carrier {
 
     /// Sends a parcel; `head` says what it is, and its numbers of bytes and flow are set here. A deadline of 0 is none.
     pub fn send(&self, to: SocketAddr, head: Head, deadline_ns: u64, payload: Vec<u8>) {
-        let payload = Arc::new(payload);
-        self.order(Order::Send {
+        self.order(Order::Send(Parcel {
             to,
             head,
             deadline_ns,
-            payload,
-        });
+            scavenged: false,
+            payload: Arc::new(payload),
+        }));
+    }
+
+    /// Sends a parcel of a request that was given up: below all levels, without a deadline. The daemon is told that it is
+    /// of stage `Background`, which is what it keeps there.
+    pub fn scavenge(&self, to: SocketAddr, head: Head, payload: Vec<u8>) {
+        self.order(Order::Send(Parcel {
+            to,
+            head,
+            deadline_ns: 0,
+            scavenged: true,
+            payload: Arc::new(payload),
+        }));
     }
 
     /// Sends a line.
@@ -167,6 +182,8 @@ impl Carrier {
 struct Sending {
     ticket: Ticket,
     to: SocketAddr,
+    /// As the daemon knows it.
+    stage: Stage,
     head: Head,
     payload: Arc<Vec<u8>>,
     class: Option<u8>,
@@ -271,9 +288,9 @@ impl Gate {
             self.collect();
             // Permits make room in the lane for what waits here.
             while self.waiting.len() < WAITING_MAX
-                && let Some((to, head, deadline_ns, payload)) = self.backlog.pop_front()
+                && let Some(parcel) = self.backlog.pop_front()
             {
-                self.submit(to, head, deadline_ns, payload);
+                self.submit(parcel);
             }
             self.lane.settle();
         }
@@ -281,12 +298,7 @@ impl Gate {
 
     fn take(&mut self, order: Order) {
         match order {
-            Order::Send {
-                to,
-                head,
-                deadline_ns,
-                payload,
-            } => self.enter(to, head, deadline_ns, payload),
+            Order::Send(parcel) => self.enter(parcel),
             Order::Words(to, line) => self.give(to, None, Load::Words(line)),
             Order::Hint(hint) => self.lane.hint(hint),
             Order::EndBatch(batch) => {
@@ -333,7 +345,8 @@ impl Gate {
     }
 
     /// A parcel: its batch and request are open from now on, wherever it waits.
-    fn enter(&mut self, to: SocketAddr, head: Head, deadline_ns: u64, payload: Arc<Vec<u8>>) {
+    fn enter(&mut self, parcel: Parcel) {
+        let head = &parcel.head;
         if head.batch != 0 {
             self.batches.entry(head.batch).or_default().flows += 1;
         }
@@ -342,13 +355,25 @@ impl Gate {
         }
         self.count(|counts| counts.parcels += 1);
         if self.waiting.len() < WAITING_MAX && self.backlog.is_empty() {
-            self.submit(to, head, deadline_ns, payload);
+            self.submit(parcel);
         } else {
-            self.backlog.push_back((to, head, deadline_ns, payload));
+            self.backlog.push_back(parcel);
         }
     }
 
-    fn submit(&mut self, to: SocketAddr, head: Head, deadline_ns: u64, payload: Arc<Vec<u8>>) {
+    fn submit(&mut self, parcel: Parcel) {
+        let Parcel {
+            to,
+            head,
+            deadline_ns,
+            scavenged,
+            payload,
+        } = parcel;
+        let stage = if scavenged {
+            Stage::Background
+        } else {
+            head.kind.stage()
+        };
         self.flows += 1;
         let now = clock::now().0;
         let head = Head {
@@ -364,7 +389,7 @@ impl Gate {
             ..head
         };
         let ticket = self.lane.submit(&Flow {
-            stage: head.kind.stage(),
+            stage,
             direction: Direction::Egress,
             nic: self.nic,
             receiver_bound: false,
@@ -379,6 +404,7 @@ impl Gate {
         let sending = Sending {
             ticket,
             to,
+            stage,
             head,
             payload,
             class: None,
@@ -412,7 +438,7 @@ impl Gate {
                 let bytes = grant.bytes;
                 ready.push((
                     sending.to,
-                    class,
+                    (class, sending.stage),
                     Load::Bytes {
                         head,
                         payload,
@@ -425,9 +451,9 @@ impl Gate {
             }
             true
         });
-        for (to, class, load) in ready {
-            if let Load::Bytes { head, bytes, .. } = &load {
-                let (stage, bytes) = (head.kind.stage().name(), *bytes);
+        for (to, (class, stage), load) in ready {
+            if let Load::Bytes { bytes, .. } = &load {
+                let (stage, bytes) = (stage.name(), *bytes);
                 self.count(|counts| *counts.sent_bytes.entry((stage, class)).or_default() += bytes);
             }
             self.give(to, Some(class), load);
@@ -510,10 +536,10 @@ impl Gate {
         }
         let (lost, stay): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.backlog)
             .into_iter()
-            .partition(|(to, ..)| *to == peer);
+            .partition(|parcel| parcel.to == peer);
         self.backlog = stay;
-        for (_, head, ..) in lost {
-            self.close(&head);
+        for parcel in lost {
+            self.close(&parcel.head);
             self.count(|counts| counts.lost += 1);
         }
         (self.taker)(Incoming::Lost(peer, why));

@@ -1,7 +1,7 @@
 //! What is asked for: bodies and headers, checked.
 
 use axum::http::{HeaderMap, StatusCode};
-use laxity_requests::request::Slo;
+use laxity_requests::request::{Importance, Slo};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -357,10 +357,44 @@ fn milliseconds(headers: &HeaderMap, name: &'static str, default: f64) -> Result
     Ok((given * 1e6) as u64)
 }
 
-/// The objectives in the headers.
+/// The objectives in the headers: of the first token and those after it, or of the last.
 pub(super) fn slo(headers: &HeaderMap, limits: &Limits) -> Result<Slo, Objection> {
+    const TTLT: &str = "x-slo-ttlt-ms";
+    if headers.contains_key(TTLT) {
+        let mut others = ["x-slo-ttft-ms", "x-slo-tpot-ms"].into_iter();
+        if let Some(other) = others.find(|name| headers.contains_key(*name)) {
+            return Err(Objection::bad(
+                "impossible_objective",
+                other,
+                format!(
+                    "{other} and {TTLT} exclude each other: either tokens are read as they come, or the end is waited for"
+                ),
+            ));
+        }
+        return Ok(Slo::Batch {
+            // Not taken: the header is there.
+            ttlt: milliseconds(headers, TTLT, limits.ttft_ms)?,
+        });
+    }
     Ok(Slo::Interactive {
         ttft: milliseconds(headers, "x-slo-ttft-ms", limits.ttft_ms)?,
         tbt: milliseconds(headers, "x-slo-tpot-ms", limits.tpot_ms)?,
     })
+}
+
+/// Who is given up first where not all can be served.
+pub(super) fn importance(headers: &HeaderMap) -> Result<Importance, Objection> {
+    const NAME: &str = "x-laxity-importance";
+    let Some(given) = headers.get(NAME) else {
+        return Ok(Importance::default());
+    };
+    match given.to_str().unwrap_or("(no text)").trim() {
+        "paid" => Ok(Importance::Important),
+        "free" => Ok(Importance::Low),
+        other => Err(Objection::bad(
+            "invalid_value",
+            NAME,
+            format!("{NAME} is `{other}`: `paid` (the default) or `free`"),
+        )),
+    }
 }

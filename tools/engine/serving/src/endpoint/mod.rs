@@ -1,6 +1,7 @@
 //! The endpoint: completions and chat completions as OpenAI has them, streamed or not, with objectives in headers.
 //!
-//! `x-slo-ttft-ms` and `x-slo-tpot-ms` say until when the first token, and each one after it, has to be there. What a request asks for that
+//! `x-slo-ttft-ms` and `x-slo-tpot-ms` say until when the first token, and each one after it, has to be there, `x-slo-ttlt-ms` the last, of whoever
+//! waits for that only; `x-laxity-importance` who is given up first. What a request asks for that
 //! is not done here (several answers, log probabilities, stop words …) is refused rather than ignored; fields that nobody knows are ignored. Requests beyond the configured number are
 //! turned away (429). Whoever closes the connection gives up the request, and its blocks are free with the next iteration.
 
@@ -14,9 +15,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -67,7 +68,8 @@ pub async fn serve(
     let mut routes = Router::new()
         .route("/health", get(health))
         .route("/metrics", get(show_metrics))
-        .route("/v1/models", get(models));
+        .route("/v1/models", get(models))
+        .route("/debug/requests", get(requests));
     if completes {
         routes = routes
             .route("/v1/completions", post(completion))
@@ -102,7 +104,7 @@ impl Objection {
 async fn nowhere(request: Request) -> Response {
     let path = request.uri().path().to_owned();
     let what = format!(
-        "there is no {path} here; there are /v1/completions and /v1/chat/completions (not of a prefill process), /v1/models, /health and /metrics"
+        "there is no {path} here; there are /v1/completions and /v1/chat/completions (not of a prefill process), /v1/models, /health, /metrics and /debug/requests"
     );
     Objection::new(StatusCode::NOT_FOUND, "not_found", None, what).response()
 }
@@ -140,6 +142,42 @@ async fn health(State(desk): State<Desk>) -> Response {
             "kv_blocks": desk.config.kv.blocks,
         }),
     )
+}
+
+/// Longest that the engine may take to say what it has: it does between two batches.
+const ACCOUNT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// All requests and where they stand. Whoever has to find out why one does not end looks here.
+async fn requests(State(desk): State<Desk>) -> Response {
+    let (to, account) = tokio::sync::oneshot::channel();
+    let told = desk.engine.order(Order::Account(to));
+    let account = tokio::time::timeout(ACCOUNT_PATIENCE, account).await;
+    if let Ok(Ok(account)) = account {
+        return json_response(StatusCode::OK, &account);
+    }
+    let what = match desk
+        .engine
+        .standing()
+        .computing_since
+        .load(Ordering::Relaxed)
+    {
+        _ if !told => "the engine has ended".to_owned(),
+        0 => format!("the engine did not answer within {ACCOUNT_PATIENCE:?}"),
+        since => format!(
+            "the engine has been computing one batch for {:?}",
+            Duration::from_nanos(clock::now().0.saturating_sub(since))
+        ),
+    };
+    failed(&Failure::Unavailable(what)).response()
+}
+
+/// Longest name of a request that is kept.
+const NAME_BYTES_MAX: usize = 128;
+
+/// What its client calls a request.
+fn name(headers: &HeaderMap) -> Option<Box<str>> {
+    let name = headers.get("x-request-id")?.to_str().ok()?;
+    Some(name.get(..name.len().min(NAME_BYTES_MAX))?.into())
 }
 
 async fn show_metrics(State(desk): State<Desk>) -> Response {
@@ -201,12 +239,10 @@ async fn begin(
     arrival: laxity_requests::Time,
 ) -> Result<(Asked, mpsc::Receiver<Output>), Objection> {
     let (head, body) = request.into_parts();
-    let slo = ask::slo(&head.headers, &desk.config.limits)?;
     let most = desk.config.limits.body_bytes_max;
-    let body = to_bytes(body, most).await.map_err(|_| {
-        let what = format!("the body is longer than {most} bytes (limits.body_bytes_max), or did not come as announced");
-        Objection::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_long", None, what)
-    })?;
+    let body = read(body, most).await?;
+    let slo = ask::slo(&head.headers, &desk.config.limits)?;
+    let importance = ask::importance(&head.headers)?;
     let asked = Asked::read(&body, shape, &desk.config)?;
     let standing = desk.engine.standing();
     if standing.open.load(Ordering::Relaxed) >= desk.config.limits.requests_max {
@@ -223,10 +259,12 @@ async fn begin(
     }
     let (outlet, outputs) = mpsc::channel(Submission::room(asked.output_max));
     let submission = Submission {
+        name: name(&head.headers),
         prompt: asked.prompt.clone(),
         output_max: asked.output_max,
         arrival,
         slo,
+        importance,
         sampling: asked.sampling,
         stop: (!asked.ignore_eos).then_some(tokens::END),
         outlet,
@@ -238,6 +276,42 @@ async fn begin(
             "the engine has ended".to_owned(),
         )))
     }
+}
+
+/// Of a body that is too long, so much is read and thrown away before its client is told: an answer on a connection that is closed
+/// with bytes unread is lost with it.
+const THROWN_AWAY_BYTES_MAX: usize = 64 << 20;
+/// And for no longer than this.
+const THROWN_AWAY_FOR: Duration = Duration::from_secs(10);
+
+/// A whole body.
+async fn read(body: Body, most: usize) -> Result<Vec<u8>, Objection> {
+    let mut parts = body.into_data_stream();
+    let mut whole = Vec::new();
+    while let Some(part) = parts.next().await {
+        let part = part.map_err(|error| {
+            let what = format!("the body did not come as announced: {error}");
+            Objection::new(StatusCode::BAD_REQUEST, "body_incomplete", None, what)
+        })?;
+        if whole.len() + part.len() > most {
+            drop(whole);
+            let mut left = THROWN_AWAY_BYTES_MAX;
+            let rest = async {
+                while left > 0
+                    && let Some(Ok(part)) = parts.next().await
+                {
+                    left = left.saturating_sub(part.len());
+                }
+            };
+            // Whoever is not done by then has had its chance.
+            let _ = tokio::time::timeout(THROWN_AWAY_FOR, rest).await;
+            let what = format!("the body is longer than {most} bytes (limits.body_bytes_max)");
+            let status = StatusCode::PAYLOAD_TOO_LARGE;
+            return Err(Objection::new(status, "body_too_long", None, what));
+        }
+        whole.extend_from_slice(&part);
+    }
+    Ok(whole)
 }
 
 fn failed(failure: &Failure) -> Objection {

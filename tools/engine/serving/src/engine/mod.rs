@@ -5,19 +5,22 @@
 
 pub mod sequence;
 
+mod account;
+mod places;
 mod remote;
 mod step;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use laxity_requests::iteration::{Event, Refused};
+use laxity_requests::qoserve::Forest;
 use laxity_requests::request::RequestId;
 
 use crate::apart::between::Import;
@@ -27,7 +30,9 @@ use crate::carry::{Arrival, Carrier, Counts, Kind};
 use crate::clock;
 use crate::kv::{Blocks, Pages};
 use crate::model::Model;
+use crate::schedule::places::Places;
 use crate::schedule::{Desk, Room, Settings};
+use places::Placing;
 use remote::{Asking, Remote};
 use sequence::{Failure, Outlet, Output, Sequence, Submission};
 
@@ -43,6 +48,10 @@ pub struct Parts {
     pub room: Room,
     /// How iterations are made.
     pub settings: Settings,
+    /// What says how long they take, if that is not learned.
+    pub forest: Option<Forest>,
+    /// How prefill processes are chosen, where there are any.
+    pub places: Option<Places>,
     /// Where decisions are recorded.
     pub record: Option<PathBuf>,
     /// Other processes.
@@ -62,6 +71,8 @@ pub enum Order {
     Kv(Arrival),
     /// Another process is gone.
     Lost(SocketAddr, String),
+    /// Say what stands here.
+    Account(tokio::sync::oneshot::Sender<serde_json::Value>),
     /// The end; what is under way is given up.
     Stop,
 }
@@ -85,6 +96,8 @@ pub struct Standing {
     pub prefilled_after_all: AtomicUsize,
     /// Batches that failed.
     pub failures: AtomicUsize,
+    /// When the batch that is computed was begun, ns; 0 between two.
+    pub computing_since: AtomicU64,
     /// The engine's thread has ended.
     pub ended: AtomicBool,
     carrier: OnceLock<Carrier>,
@@ -150,10 +163,18 @@ pub(crate) struct Engine {
     remote: HashMap<RequestId, Remote>,
     /// Requests for which there is no room yet.
     outside: VecDeque<Sequence>,
+    /// Those of them for which there is room, and no place.
+    placing: HashMap<RequestId, Placing>,
     /// Processes that went away, and when.
     lost: HashMap<SocketAddr, Instant>,
+    /// Of prefill processes, which are there.
+    up: Vec<bool>,
+    /// The latest prompt that others sent here, by their count.
+    heard: HashMap<SocketAddr, u64>,
     /// Prompts that were given to others.
-    sent_out: usize,
+    ordinal: u64,
+    /// Time of an iteration that decodes, about.
+    step_ns: u64,
     numbers: Numbers,
     exchange: u64,
     layer_time_ns: u64,
@@ -169,6 +190,8 @@ pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
         model,
         room,
         settings,
+        forest,
+        places,
         record,
         net,
         requests_max,
@@ -181,12 +204,13 @@ pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
         model.device(),
     )
     .context("no memory for the KV cache (kv.blocks)")?;
-    let desk = Desk::new(settings, room, record.as_deref()).with_context(|| {
-        format!(
-            "cannot write the record {}",
-            record.unwrap_or_default().display()
-        )
-    })?;
+    let desk =
+        Desk::new(&settings, forest, room, places, record.as_deref()).with_context(|| {
+            format!(
+                "cannot write the record {}",
+                record.unwrap_or_default().display()
+            )
+        })?;
     let listens = net.as_ref().map(|net| net.carrier.listens());
     if let Some(net) = &net {
         // It is set once: an engine is started with orders of its own.
@@ -205,8 +229,12 @@ pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
         asking: HashMap::new(),
         remote: HashMap::new(),
         outside: VecDeque::new(),
+        placing: HashMap::new(),
         lost: HashMap::new(),
-        sent_out: 0,
+        up: Vec::new(),
+        heard: HashMap::new(),
+        ordinal: 0,
+        step_ns: 0,
         numbers: Numbers::of(listens),
         exchange: 0,
         layer_time_ns: 0,
@@ -278,6 +306,7 @@ impl Engine {
         self.sequences.is_empty()
             && self.asking.is_empty()
             && self.remote.is_empty()
+            && self.placing.is_empty()
             && self.outside.is_empty()
     }
 
@@ -286,7 +315,11 @@ impl Engine {
         let Some(plan) = self.desk.plan(clock::now()) else {
             return false;
         };
+        let standing = Arc::clone(&self.standing);
+        let since = &standing.computing_since;
+        since.store(clock::now().0, Ordering::Relaxed);
         self.compute(&plan);
+        since.store(0, Ordering::Relaxed);
         true
     }
 
@@ -297,6 +330,10 @@ impl Engine {
             Order::Kv(arrival) if arrival.head.kind == Kind::P2d => self.import(&arrival),
             Order::Kv(_) => {}
             Order::Lost(peer, why) => self.lose(peer, &why),
+            Order::Account(to) => {
+                // Whoever asked may be gone.
+                let _ = to.send(self.account());
+            }
             Order::Stop => self.stopped = true,
         }
     }
@@ -304,6 +341,7 @@ impl Engine {
     fn submit(&mut self, submission: Submission) {
         let sequence = Sequence {
             id: self.numbers.request(),
+            name: submission.name,
             prompt: submission.prompt.len(),
             tokens: submission.prompt,
             output_max: submission.output_max,
@@ -314,6 +352,7 @@ impl Engine {
             failures: 0,
             arrival: submission.arrival,
             slo: submission.slo,
+            importance: submission.importance,
             sampling: submission.sampling,
             stop: submission.stop,
             outlet: Outlet::Here(submission.outlet),
@@ -442,7 +481,16 @@ impl Engine {
             .sequences
             .remove(&request)
             .or_else(|| self.asking.remove(&request).map(|asking| asking.sequence))
-            .or_else(|| self.remote.remove(&request).map(|remote| remote.sequence))?;
+            .or_else(|| {
+                let remote = self.remote.remove(&request)?;
+                self.leave_place(request);
+                Some(remote.sequence)
+            })
+            .or_else(|| {
+                let placing = self.placing.remove(&request)?;
+                self.leave_place(request);
+                Some(placing.sequence)
+            })?;
         self.forget_reuse(request);
         self.desk.handle(clock::now(), &Event::Cancelled(request));
         Some(sequence)
@@ -456,6 +504,7 @@ impl Engine {
             .values()
             .chain(self.asking.values().map(|asking| &asking.sequence))
             .chain(self.remote.values().map(|remote| &remote.sequence))
+            .chain(self.placing.values().map(|placing| &placing.sequence))
             .filter(|sequence| unwanted(sequence))
             .map(|sequence| sequence.id)
             .collect();
@@ -495,7 +544,7 @@ impl Engine {
         metrics::gauge!("laxity_engine_kv_blocks_used").set(used as f64);
         metrics::gauge!("laxity_engine_requests_running").set(f64::from(load.running));
         metrics::gauge!("laxity_engine_requests_waiting")
-            .set(f64::from(load.waiting) + self.outside.len() as f64);
+            .set(f64::from(load.waiting) + (self.outside.len() + self.placing.len()) as f64);
         let found = |count: &AtomicUsize| count.load(Ordering::Relaxed) as u64;
         metrics::counter!("laxity_engine_prompt_tokens_found_total")
             .absolute(found(&self.standing.found_here));

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use laxity_requests::iteration::Event;
 use laxity_requests::request::{RequestId, Slo};
@@ -15,9 +15,6 @@ use crate::apart::inbox::Key;
 use crate::apart::{Destination, Words};
 use crate::carry::{Arrival, Kind};
 use crate::clock;
-
-/// How long a process that was lost gets no prompts, unless it speaks.
-const ASIDE_FOR: Duration = Duration::from_secs(10);
 
 /// A sequence for whose beginning others are asked.
 #[derive(Debug)]
@@ -39,9 +36,34 @@ pub(super) struct Remote {
     /// Of each layer, which tokens of the prompt came; and how many are missing, in all.
     came: Vec<Vec<bool>>,
     missing: usize,
+    /// The how manieth of this process's prompts that set off.
+    pub(super) ordinal: u64,
 }
 
-fn remaining(deadline_ns: u64) -> u64 {
+impl Remote {
+    /// A sequence that sets off, with blocks and what its cache had.
+    pub(super) fn new(
+        sequence: Sequence,
+        at: SocketAddr,
+        ordinal: u64,
+        layers: usize,
+        missing: usize,
+    ) -> Self {
+        let have = sequence.computed;
+        let came = (0..sequence.prompt).map(|token| token < have).collect();
+        Self {
+            at,
+            since: Instant::now(),
+            first: None,
+            came: vec![came; layers],
+            missing,
+            ordinal,
+            sequence,
+        }
+    }
+}
+
+pub(super) fn remaining(deadline_ns: u64) -> u64 {
     deadline_ns.saturating_sub(clock::now().0).max(1)
 }
 
@@ -75,6 +97,11 @@ impl Engine {
                 remaining_ns,
             } => self.give(from, request, &hashes, first, remaining_ns),
             Words::Will { request, blocks } => self.will(from, RequestId(request), blocks),
+            Words::Load {
+                load,
+                took_ns,
+                latest,
+            } => self.load_of(from, load, took_ns, latest),
         }
     }
 
@@ -87,11 +114,15 @@ impl Engine {
             wants_kv,
             sampling,
             remaining_ns,
+            interactive,
+            importance,
+            ordinal,
             model,
         } = words
         else {
             return;
         };
+        self.heard.insert(from, ordinal);
         let refuse = |why: String| {
             if let Some(net) = &self.net {
                 let why = Failure::Internal(why);
@@ -128,6 +159,7 @@ impl Engine {
         }
         let sequence = Sequence {
             id,
+            name: None,
             prompt: tokens.len(),
             tokens,
             output_max: 1,
@@ -137,10 +169,15 @@ impl Engine {
             hashes: Vec::new(),
             failures: 0,
             arrival: clock::now(),
-            slo: Slo::Interactive {
-                ttft: remaining_ns,
-                tbt: 0,
+            slo: if interactive {
+                Slo::Interactive {
+                    ttft: remaining_ns,
+                    tbt: 0,
+                }
+            } else {
+                Slo::Batch { ttlt: remaining_ns }
             },
+            importance,
             sampling,
             stop: None,
             outlet: Outlet::Away(Destination {
@@ -318,117 +355,10 @@ impl Engine {
         self.arrive(asking.sequence);
     }
 
-    /// Sends prompts to those who compute them, as far as there is room for their KV.
-    pub(super) fn send_out(&mut self) {
-        while let Some(mut sequence) = self.outside.pop_front() {
-            let Some(at) = self.least_busy() else {
-                self.compute_after_all(sequence);
-                continue;
-            };
-            let prompt = sequence.prompt as u32;
-            let load = self.desk.load();
-            let needed = prompt.div_ceil(self.desk.room().block_tokens);
-            // Those that lost their blocks come before those that never had any, or they would never get them back; and
-            // those that decode need one more soon.
-            let alone = load.running == 0 && self.remote.is_empty();
-            let leave = if alone { 0 } else { load.decoding };
-            if load.waiting > 0
-                || needed + leave > load.blocks_free
-                || !self.desk.reserve(clock::now(), sequence.id, prompt)
-            {
-                self.outside.push_front(sequence);
-                return;
-            }
-            let have = self.find(&mut sequence);
-            self.standing.found_here.fetch_add(have, Ordering::Relaxed);
-            let size = self.pages.block_tokens();
-            let lacking = sequence.prompt.div_ceil(size) - sequence.blocks.len();
-            let Some(blocks) = self.blocks.take(lacking) else {
-                tracing::error!(
-                    "{lacking} blocks are not there, though the scheduler has given them out"
-                );
-                self.desk
-                    .handle(clock::now(), &Event::Cancelled(sequence.id));
-                let why = Failure::Internal("blocks are missing".to_owned());
-                self.end(sequence, Output::Failed(why));
-                continue;
-            };
-            sequence.blocks.extend(blocks);
-            let wants_kv = sequence.output_max > 1;
-            if let Some(net) = &self.net {
-                net.say(
-                    at,
-                    &Words::Prefill {
-                        request: sequence.id.0,
-                        tokens: sequence.tokens.clone(),
-                        have,
-                        wants_kv,
-                        sampling: sequence.sampling,
-                        remaining_ns: remaining(sequence.deadline_ns()),
-                        model: self.model.identity(),
-                    },
-                );
-            }
-            let layers = self.model.shape().layers;
-            let missing = if wants_kv {
-                (sequence.prompt - have) * layers
-            } else {
-                0
-            };
-            let came = (0..sequence.prompt).map(|token| token < have).collect();
-            let remote = Remote {
-                at,
-                since: Instant::now(),
-                first: None,
-                came: vec![came; layers],
-                missing,
-                sequence,
-            };
-            self.remote.insert(remote.sequence.id, remote);
-            self.sent_out += 1;
-        }
-    }
-
-    /// A process went away a moment ago, and has not spoken since.
-    fn is_lost(&self, at: &SocketAddr) -> bool {
-        self.lost
-            .get(at)
-            .is_some_and(|since| since.elapsed() < ASIDE_FOR)
-    }
-
     /// One that holds experts: until it is back, no batch can be computed.
     pub(super) fn lost_rank(&self) -> Option<SocketAddr> {
         let ranks = self.net.as_ref()?.peers.ranks.all();
         ranks.iter().copied().find(|rank| self.is_lost(rank))
-    }
-
-    /// Who has the fewest prompts to compute for us, of those that were not lost a moment ago.
-    fn least_busy(&self) -> Option<SocketAddr> {
-        let prefill = &self.net.as_ref()?.peers.prefill;
-        let busy = |at: &SocketAddr| {
-            self.remote
-                .values()
-                .filter(|remote| remote.at == *at)
-                .count()
-        };
-        let there = |at: &SocketAddr| {
-            self.lost
-                .get(at)
-                .is_none_or(|since| since.elapsed() > ASIDE_FOR)
-        };
-        // In turn, where they are equally busy.
-        let first = self.sent_out % prefill.len().max(1);
-        let (before, after) = prefill.split_at(first);
-        let all = after.iter().chain(before).copied();
-        all.filter(there).min_by_key(busy)
-    }
-
-    fn compute_after_all(&mut self, sequence: Sequence) {
-        self.standing
-            .prefilled_after_all
-            .fetch_add(1, Ordering::Relaxed);
-        metrics::counter!("laxity_engine_prefilled_after_all_total").increment(1);
-        self.admit(sequence);
     }
 
     /// KV of a prompt that is computed elsewhere.
@@ -468,9 +398,13 @@ impl Engine {
         let Some(token) = self.remote.get(&request).and_then(complete) else {
             return;
         };
-        let Some(Remote { mut sequence, .. }) = self.remote.remove(&request) else {
+        let Some(Remote {
+            mut sequence, at, ..
+        }) = self.remote.remove(&request)
+        else {
             return;
         };
+        self.end_place(&sequence, at);
         self.standing
             .prefilled_elsewhere
             .fetch_add(1, Ordering::Relaxed);
@@ -499,6 +433,7 @@ impl Engine {
         let Some(Remote { mut sequence, .. }) = self.remote.remove(&request) else {
             return;
         };
+        self.leave_place(request);
         self.desk.handle(clock::now(), &Event::Cancelled(request));
         self.let_go(&mut sequence);
         self.compute_after_all(sequence);
@@ -531,6 +466,8 @@ impl Engine {
     pub(super) fn lose(&mut self, peer: SocketAddr, why: &str) {
         tracing::info!(%peer, "gone: {why}");
         self.lost.insert(peer, Instant::now());
+        self.heard.remove(&peer);
+        self.muster();
         let remote = self.remote.values().filter(|remote| remote.at == peer);
         let fallen: Vec<RequestId> = remote.map(|remote| remote.sequence.id).collect();
         for request in fallen {

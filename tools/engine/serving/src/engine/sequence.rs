@@ -80,6 +80,8 @@ pub enum Output {
 /// What is asked for.
 #[derive(Debug)]
 pub struct Submission {
+    /// What its client calls it.
+    pub name: Option<Box<str>>,
     /// The prompt.
     pub prompt: Vec<u32>,
     /// Most tokens of the answer.
@@ -88,6 +90,8 @@ pub struct Submission {
     pub arrival: Time,
     /// What was promised.
     pub slo: Slo,
+    /// Who is given up first.
+    pub importance: Importance,
     /// How tokens are chosen.
     pub sampling: Sampling,
     /// The token that ends an answer; none if it is to be as long as it may.
@@ -118,6 +122,8 @@ pub enum Outlet {
 pub struct Sequence {
     /// Its request.
     pub id: RequestId,
+    /// What its client calls it.
+    pub name: Option<Box<str>>,
     /// Prompt, then answer.
     pub tokens: Vec<u32>,
     /// Of those, the prompt.
@@ -138,6 +144,8 @@ pub struct Sequence {
     pub arrival: Time,
     /// What was promised.
     pub slo: Slo,
+    /// Who is given up first.
+    pub importance: Importance,
     /// How tokens are chosen.
     pub sampling: Sampling,
     /// What ends it.
@@ -193,9 +201,9 @@ impl Sequence {
             output_max: self.output_max,
             ready: ready as u32,
             generated: self.generated() as u32,
-            class: ClassId::default(),
+            class: ClassId(u16::from(!self.slo.is_interactive())),
             application: ApplicationId::default(),
-            importance: Importance::default(),
+            importance: self.importance,
             slo: self.slo,
         }
     }

@@ -1,6 +1,7 @@
 //! One iteration: a plan of the scheduler becomes a batch, the batch tokens.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -76,6 +77,16 @@ impl Engine {
                 (self.layer_time_ns + layer) / 2
             };
         }
+        if plan.chunks.is_empty() {
+            // An eighth of what is new: answers are long.
+            let (took, before) = (took.as_nanos() as u64, self.step_ns);
+            self.step_ns = if before == 0 {
+                took
+            } else {
+                before - before / 8 + took / 8
+            };
+        }
+        let askers = self.askers(plan);
         let ids: Vec<RequestId> = finished.iter().map(|(request, _)| *request).collect();
         let took = Span(took.as_nanos() as u64);
         self.desk.handle(
@@ -85,10 +96,40 @@ impl Engine {
                 finished: ids,
             },
         );
+        self.report(askers, took);
         for (request, reason) in finished {
             if let Some(sequence) = self.sequences.remove(&request) {
                 self.end(sequence, Output::Finished(reason));
             }
+        }
+    }
+
+    /// Those whose prompts are in a plan.
+    fn askers(&self, plan: &Plan) -> BTreeSet<SocketAddr> {
+        let sequences = plan
+            .chunks
+            .iter()
+            .filter_map(|chunk| self.sequences.get(&chunk.request));
+        let away = sequences.filter_map(|sequence| match &sequence.outlet {
+            Outlet::Away(to) => Some(to.to),
+            Outlet::Here(_) => None,
+        });
+        away.collect()
+    }
+
+    /// Says what stands here to those whose prompts were just computed.
+    fn report(&self, askers: BTreeSet<SocketAddr>, took: Span) {
+        let Some(net) = self.net.as_ref().filter(|_| !askers.is_empty()) else {
+            return;
+        };
+        let load = self.desk.load();
+        for asker in askers {
+            let words = Words::Load {
+                load,
+                took_ns: took.0,
+                latest: self.heard.get(&asker).copied().unwrap_or(0),
+            };
+            net.say(asker, &words);
         }
     }
 
@@ -150,6 +191,18 @@ impl Engine {
         Ok((members, pieces))
     }
 
+    /// When the KV of tokens `sent` to `end` of a prompt is due.
+    fn due_ns(&self, sequence: &Sequence, end: usize, sent: usize) -> u64 {
+        let deadline = sequence.deadline_ns();
+        let Some(net) = &self.net else {
+            return deadline;
+        };
+        let token = self.pages.token_bytes() * self.model.shape().layers;
+        let after = net.wire_ns(sequence.prompt.saturating_sub(end) * token);
+        let own = net.wire_ns(end.saturating_sub(sent) * token);
+        due_ns(deadline, clock::now().0, own, after)
+    }
+
     fn exports(&self, members: &[Member]) -> Vec<Export> {
         let mut exports = Vec::new();
         for member in members {
@@ -162,7 +215,8 @@ impl Engine {
                 exports.push(Export {
                     to: to.to,
                     request: to.request,
-                    deadline_ns: sequence.deadline_ns(),
+                    deadline_ns: self.due_ns(sequence, member.end, to.sent),
+                    scavenged: self.desk.is_relegated(member.request),
                     blocks: sequence.blocks.clone(),
                     first: to.sent,
                     tokens: member.end.saturating_sub(to.sent),
@@ -187,6 +241,10 @@ impl Engine {
             let Some(sequence) = self.sequences.get(&chunk.request) else {
                 continue;
             };
+            // Whoever was given up sets no batch's urgency.
+            if self.desk.is_relegated(chunk.request) {
+                continue;
+            }
             let goes = exports
                 .iter()
                 .find(|export| export.request == chunk.request.0);
@@ -241,6 +299,7 @@ impl Engine {
         }
         let deadline_ns = members
             .iter()
+            .filter(|member| !self.desk.is_relegated(member.request))
             .filter_map(|member| self.sequences.get(&member.request))
             .map(Sequence::deadline_ns)
             .min()
@@ -341,6 +400,13 @@ impl Engine {
     }
 }
 
+/// When the KV of a part of a prompt is due: with its request, less the time that the KV of the parts after it takes on the
+/// wire. That is the slack that this one has. Not before it can be there itself, unless the request is due before that.
+fn due_ns(deadline: u64, now: u64, own: u64, after: u64) -> u64 {
+    let earliest = now.saturating_add(own).min(deadline);
+    deadline.saturating_sub(after).max(earliest)
+}
+
 /// Makes the full blocks of a sequence findable.
 pub(super) fn publish(
     blocks: &mut crate::kv::Blocks,
@@ -354,4 +420,22 @@ pub(super) fn publish(
         blocks.publish(sequence.blocks[block], sequence.hashes[block]);
     }
     sequence.published = sequence.published.max(full);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::due_ns;
+
+    #[test]
+    fn parts_of_a_prompt_leave_time_for_those_after_them_and_ask_for_nothing_impossible() {
+        assert_eq!(due_ns(1_000, 100, 50, 300), 700);
+        assert_eq!(due_ns(1_000, 100, 50, 0), 1_000, "the last part");
+        assert_eq!(
+            due_ns(1_000, 600, 50, 900),
+            650,
+            "not before it can be there"
+        );
+        assert_eq!(due_ns(1_000, 980, 50, 900), 1_000, "with its request");
+        assert_eq!(due_ns(1_000, 5_000, 50, 900), 1_000, "which is late");
+    }
 }

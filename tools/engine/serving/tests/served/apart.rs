@@ -50,13 +50,13 @@ impl Drop for Daemon {
     }
 }
 
-fn laxity(socket: Option<&Path>) -> String {
+pub(crate) fn laxity(socket: Option<&Path>) -> String {
     socket.map_or(String::new(), |socket| {
         format!("laxity = {{ socket = {socket:?} }}\n")
     })
 }
 
-fn list(addresses: &[SocketAddr]) -> String {
+pub(crate) fn list(addresses: &[SocketAddr]) -> String {
     let quoted: Vec<String> = addresses
         .iter()
         .map(|address| format!("\"{address}\""))
@@ -65,7 +65,7 @@ fn list(addresses: &[SocketAddr]) -> String {
 }
 
 /// Starts one that records what its scheduler hears and decides.
-fn start(folder: &Path, name: &str, config: &str) -> Running {
+pub(crate) fn start(folder: &Path, name: &str, config: &str) -> Running {
     let record = folder.join(format!("{name}.jsonl")).display().to_string();
     Running::start(folder, name, config, &["--record", &record])
 }
@@ -82,7 +82,7 @@ fn replay(folder: &Path) {
 /// Two prefill processes and a decode process in front of them.
 pub(crate) struct Cluster {
     pub(crate) decode: Running,
-    prefill: Vec<Running>,
+    pub(crate) prefill: Vec<Running>,
 }
 
 impl Cluster {

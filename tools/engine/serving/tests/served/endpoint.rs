@@ -191,6 +191,27 @@ fn what_cannot_be_answered_is_refused_with_a_reason() {
             "`soon`",
         ),
         (
+            "{\"prompt\":\"x\"}",
+            "x-slo-ttlt-ms: 0\r\n",
+            400,
+            "impossible_objective",
+            "x-slo-ttlt-ms is `0`",
+        ),
+        (
+            "{\"prompt\":\"x\"}",
+            "x-slo-ttlt-ms: 500\r\nx-slo-tpot-ms: 5\r\n",
+            400,
+            "impossible_objective",
+            "exclude each other",
+        ),
+        (
+            "{\"prompt\":\"x\"}",
+            "x-laxity-importance: gold\r\n",
+            400,
+            "invalid_value",
+            "`paid` (the default) or `free`",
+        ),
+        (
             &format!("{{\"prompt\":\"{large}\"}}"),
             "",
             413,
@@ -205,6 +226,15 @@ fn what_cannot_be_answered_is_refused_with_a_reason() {
         let (said, why) = answer.error();
         assert_eq!(said, code, "{shown} {headers}");
         assert!(why.contains(message), "{shown} {headers}: {why}");
+    }
+    // An answer is not lost with the bytes that are still on their way: more than sockets hold.
+    for (headers, code) in [
+        ("", "body_too_long"),
+        ("x-slo-ttft-ms: 0\r\n", "body_too_long"),
+    ] {
+        let huge = format!("{{\"prompt\":\"{}\"}}", "x".repeat(20 << 20));
+        let answer = engine.post("/v1/completions", headers, &huge);
+        assert_eq!((answer.status, answer.error().0.as_str()), (413, code));
     }
     let chat = engine.post("/v1/chat/completions", "", r#"{"messages":[]}"#);
     assert_eq!(chat.error().0, "empty_prompt");
@@ -339,4 +369,114 @@ fn a_record_that_was_changed_is_not_replayed_as_if_nothing_were() {
             .to_string()
             .contains("settings")
     );
+}
+
+/// Lines of a record in which a request arrives.
+fn arrivals(record: &std::path::Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(record).expect("a record");
+    let lines = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"));
+    let arrived = |line: serde_json::Value| {
+        let spec = line["event"]["event"]["arrived"].clone();
+        (!spec.is_null()).then_some(spec)
+    };
+    lines.filter_map(arrived).collect()
+}
+
+#[test]
+fn under_every_policy_answers_are_the_same_and_a_replay_decides_as_the_engine_did() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = folder.path().join("record.jsonl");
+    let recorded = record.display().to_string();
+    let prompts: Vec<Vec<u32>> = (0..8)
+        .map(|number| prompt(number, 20 + 23 * number as usize))
+        .collect();
+    let headers = [
+        "x-slo-ttft-ms: 60000\r\nx-laxity-importance: paid\r\n",
+        "x-slo-ttlt-ms: 90000\r\n",
+        // Nobody can.
+        "x-slo-ttft-ms: 1\r\n",
+        "x-slo-ttlt-ms: 100\r\nx-laxity-importance: free\r\n",
+    ];
+    let alone: Vec<String> = {
+        let engine = Running::start(folder.path(), "alone", &model(false), &[]);
+        prompts
+            .iter()
+            .map(|prompt| engine.complete(prompt, 9))
+            .collect()
+    };
+    let policies = [
+        "policy = \"fcfs\"",
+        "policy = \"edf\"",
+        "policy = \"srpf\"",
+        "policy = \"qoserve\", qoserve = { chunk_least = 16, chunk_most = 64, chunk_step = 8, hints = 0.9 }",
+        "policy = \"qoserve\", qoserve = { chunk_least = 8, chunk_most = 48, alpha_low_ms = 1.0, relegation = \"strict\", keep_blocks = true }",
+        "policy = \"hmas\", hmas = { every_ms = 200.0 }",
+        "policy = \"hmas\", hmas = { selects = \"bandit\", every_ms = 150.0 }",
+        "policy = \"hmas\", hmas = { selects = \"fixed\", first = \"two_lane\", lane_split_ms = 100 }",
+    ];
+    for policy in policies {
+        let config = format!(
+            "schedule = {{ tokens = 48, {policy} }}\nkv = {{ blocks = 60, block_tokens = 8 }}\n{}",
+            model(false)
+        );
+        let engine = Running::start(folder.path(), "policy", &config, &["--record", &recorded]);
+        for _ in 0..2 {
+            std::thread::scope(|scope| {
+                let ask = |number: usize| {
+                    let body = serde_json::json!({"prompt": prompts[number], "max_tokens": 9, "ignore_eos": true});
+                    let headers = headers[number % headers.len()];
+                    engine.post("/v1/completions", headers, &body.to_string())
+                };
+                let answers: Vec<_> = (0..prompts.len())
+                    .map(|number| scope.spawn(move || ask(number)))
+                    .collect();
+                for (answer, expected) in answers.into_iter().zip(&alone) {
+                    let answer = answer.join().unwrap();
+                    assert_eq!(answer.status, 200, "{policy}: {}", engine.explain());
+                    assert_eq!(answer.json()["choices"][0]["text"], **expected, "{policy}");
+                }
+            });
+        }
+        assert_eq!(engine.metric("laxity_engine_batches_failed_total"), 0.0);
+        assert!(engine.terminate(), "{policy}");
+        let replayed = laxity_engine::schedule::replay(&record)
+            .unwrap_or_else(|error| panic!("{policy}: {error}"));
+        assert!(replayed.plans > 20, "{policy}: {replayed:?}");
+        // What the headers say is what the scheduler hears.
+        let arrived = arrivals(&record);
+        let of = |importance: &str, slo: &str| {
+            let fits = |spec: &&serde_json::Value| {
+                spec["importance"] == importance && spec["slo"][slo].is_object()
+            };
+            arrived.iter().filter(fits).count()
+        };
+        assert_eq!(of("low", "batch"), 4, "{policy}: {arrived:?}");
+        assert_eq!(
+            (of("important", "batch"), of("important", "interactive")),
+            (4, 8)
+        );
+    }
+}
+
+#[test]
+fn all_requests_can_be_looked_at_by_the_names_that_their_clients_gave() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = Running::start(folder.path(), "whole", &model(false), &[]);
+    let body = format!(
+        r#"{{"prompt":"{}","max_tokens":800,"ignore_eos":true,"stream":true}}"#,
+        "z".repeat(90)
+    );
+    let open = engine.begin("/v1/completions", "x-request-id: mine\r\n", &body);
+    eventually("it is listed", || {
+        let text = engine.get("/debug/requests").1;
+        let account: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let one = &account["requests"][0];
+        one["name"] == "mine" && one["phase"] == "decoding" && one["prompt"] == 91
+    });
+    drop(open);
+    eventually("it is gone", || {
+        engine.get("/debug/requests").1.contains("\"requests\":[]")
+    });
 }

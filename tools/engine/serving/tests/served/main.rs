@@ -3,4 +3,5 @@
 mod apart;
 mod endpoint;
 mod load;
+mod places;
 mod running;

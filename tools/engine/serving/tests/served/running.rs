@@ -63,9 +63,9 @@ pub(crate) struct Running {
 impl Running {
     /// Starts one with this configuration (without `listen`).
     pub(crate) fn start(folder: &Path, name: &str, config: &str, more: &[&str]) -> Self {
-        let http = address();
+        // A port of its own choice: one that was free a moment ago may be another test's by now, whose engine would answer in place of this one.
         let file = folder.join(format!("{name}.toml"));
-        fs::write(&file, format!("listen = \"{http}\"\n{config}")).expect("written");
+        fs::write(&file, format!("listen = \"127.0.0.1:0\"\n{config}")).expect("written");
         let log = folder.join(format!("{name}.log"));
         let output = fs::File::create(&log).expect("log");
         let child = Command::new(env!("CARGO_BIN_EXE_laxity-engine"))
@@ -73,22 +73,41 @@ impl Running {
             .arg(&file)
             .args(more)
             .env("RAYON_NUM_THREADS", "2")
+            .env_remove("LAXITY_LOG")
             .stdin(Stdio::null())
             .stdout(output.try_clone().expect("log"))
             .stderr(output)
             .spawn()
             .expect("it starts");
-        let running = Self { child, http, log };
+        let mut running = Self {
+            child,
+            http: SocketAddr::from(([127, 0, 0, 1], 0)),
+            log,
+        };
         let start = Instant::now();
-        while running.try_get("/health").is_none() {
+        while !running.is_there() {
+            let ended = running.child.try_wait().expect("wait");
             assert!(
-                start.elapsed() < PATIENCE,
-                "it does not answer: {}",
+                ended.is_none() && start.elapsed() < PATIENCE,
+                "it does not answer ({ended:?}): {}",
                 running.log_text()
             );
             std::thread::sleep(Duration::from_millis(20));
         }
         running
+    }
+
+    /// It has said where it listens, and answers there.
+    fn is_there(&mut self) -> bool {
+        let text = self.log_text();
+        let address = text
+            .split_once("on http://")
+            .and_then(|(_, after)| after.lines().next()?.trim().parse().ok());
+        let Some(address) = address else {
+            return false;
+        };
+        self.http = address;
+        self.try_get("/health").is_some()
     }
 
     pub(crate) fn log_text(&self) -> String {
@@ -97,6 +116,8 @@ impl Running {
 
     fn try_get(&self, path: &str) -> Option<(u16, String)> {
         let mut stream = TcpStream::connect(self.http).ok()?;
+        // One that answers nothing any more is what is to be found out.
+        stream.set_read_timeout(Some(PATIENCE)).ok()?;
         write!(
             stream,
             "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -122,6 +143,32 @@ impl Running {
         lines
             .filter_map(|line| line.split_whitespace().last()?.parse::<f64>().ok())
             .sum()
+    }
+
+    /// What stands there, for whoever has to find out why something did not happen.
+    pub(crate) fn explain(&self) -> String {
+        let get = |path| match self.try_get(path) {
+            Some((status, body)) => format!("{status} {body}"),
+            None => "no answer".to_owned(),
+        };
+        let metrics = get("/metrics");
+        let metrics: Vec<&str> = metrics
+            .lines()
+            .filter(|line| line.starts_with("laxity_engine_") && !line.contains("_bucket"))
+            .collect();
+        // Signal 0 asks for nothing but whether there is such a process.
+        let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
+        let alive = nix::sys::signal::kill(pid, None).is_ok();
+        format!(
+            "== {}, {}, process {pid} {} ==\n{}\n{}\n{}\n{}\n",
+            self.log.display(),
+            self.http,
+            if alive { "runs" } else { "has ended" },
+            get("/health"),
+            get("/debug/requests"),
+            metrics.join("\n"),
+            self.log_text()
+        )
     }
 
     /// Sends a body and does not wait for the answer.
@@ -200,7 +247,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    fn read(stream: TcpStream) -> Option<Self> {
+    pub(crate) fn read(stream: impl std::io::Read) -> Option<Self> {
         let mut reader = BufReader::new(stream);
         let mut line = String::new();
         reader.read_line(&mut line).ok()?;

@@ -1,56 +1,33 @@
-//! Which pieces of which sequences are computed next: decided by `laxity-requests`, recorded here.
+//! Which pieces of which sequences are computed next, and where: decided by `laxity-requests`, recorded here.
 //!
-//! [`Desk`] stands between the engine and the scheduler. All that the scheduler hears and says passes through it, and goes to a file if one is asked for: one JSON
-//! object a line, first the settings, then events, reservations and plans in order, with the time of each. [`replay`] gives a scheduler
-//! made anew the same events, in virtual time, and compares what it says.
+//! [`Desk`] stands between the engine and the schedulers. All that they hear and say passes through it, and goes to a file if one is asked for: one JSON
+//! object a line, first the settings (with the forest, if there is one), then events, reservations and decisions in order, with the time of each. [`replay`] gives
+//! schedulers made anew the same events, in virtual time, and compares what they say.
+
+pub mod places;
+mod scheduler;
+pub mod settings;
+#[cfg(test)]
+mod tests;
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
-use laxity_requests::Time;
-use laxity_requests::baseline::{Fixed, Order};
-use laxity_requests::iteration::{Event, Iteration as _, Load, Plan, Refusal};
-use laxity_requests::kv::Pool;
-use laxity_requests::replica::Replica;
+use laxity_requests::iteration::{Event, Load, Plan, Refusal};
+use laxity_requests::job::Job;
+use laxity_requests::qoserve::Forest;
 use laxity_requests::request::RequestId;
+use laxity_requests::{Span, Time, dispatch};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Who is first in line.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Policy {
-    /// Whoever came first.
-    #[default]
-    Fcfs,
-    /// The earliest deadline.
-    Edf,
-    /// The shortest remaining prompt.
-    Srpf,
-}
+use places::{Dispatcher, Places};
+use scheduler::Scheduler;
+pub use settings::{Policy, Settings};
 
-/// How iterations are made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Settings {
-    /// Who is first in line.
-    pub policy: Policy,
-    /// Tokens an iteration computes at most, those of running answers included: the chunk.
-    pub tokens: u32,
-    /// Blocks that a prompt which starts leaves free while others run.
-    pub watermark: u32,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            policy: Policy::Fcfs,
-            tokens: 256,
-            watermark: 0,
-        }
-    }
-}
+/// How long a scheduler that had nothing to compute, though somebody waits, is left alone: what it says may depend on the time.
+const ASK_AGAIN: Span = Span::from_millis(20);
 
 /// The pool that a scheduler keeps the book of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,27 +38,17 @@ pub struct Room {
     pub block_tokens: u32,
 }
 
-fn scheduler(settings: Settings, room: Room) -> Replica {
-    let order = match settings.policy {
-        Policy::Fcfs => Order::Fcfs,
-        Policy::Edf => Order::Edf,
-        Policy::Srpf => Order::Srpf,
-    };
-    let fixed = Fixed {
-        order,
-        tokens: settings.tokens,
-    };
-    let pool = Pool::new(room.blocks, room.block_tokens);
-    Replica::new(pool, settings.watermark, Box::new(fixed))
-}
-
 /// A line of a record.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
     Begin {
-        settings: Settings,
+        settings: Box<Settings>,
         room: Room,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        forest: Option<Forest>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        places: Option<Places>,
     },
     Event {
         at: u64,
@@ -100,35 +67,59 @@ enum Line {
     Refusal {
         refusal: Refusal,
     },
+    Dispatch {
+        at: u64,
+        event: dispatch::Event,
+    },
+    Place {
+        at: u64,
+        decision: Option<dispatch::Decision>,
+    },
 }
 
-/// The scheduler, and the record of what it said.
+/// The schedulers, and the record of what they said.
 #[derive(Debug)]
 pub struct Desk {
-    replica: Replica,
+    scheduler: Scheduler,
+    dispatcher: Option<Dispatcher>,
     room: Room,
     record: Option<(PathBuf, BufWriter<File>)>,
     /// Something happened since it was last asked.
     asked_for: bool,
+    /// When to ask though nothing happened.
+    ask_again: Option<Time>,
 }
 
 impl Desk {
-    /// A scheduler; what passes is recorded in a file, if one is named.
+    /// A scheduler, and one of places if there are any to choose from; what passes is recorded in a file, if one is named.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn new(settings: Settings, room: Room, record: Option<&Path>) -> io::Result<Self> {
+    pub fn new(
+        settings: &Settings,
+        forest: Option<Forest>,
+        room: Room,
+        places: Option<Places>,
+        record: Option<&Path>,
+    ) -> io::Result<Self> {
         let record = match record {
             Some(path) => Some((path.to_owned(), BufWriter::new(File::create(path)?))),
             None => None,
         };
         let mut desk = Self {
-            replica: scheduler(settings, room),
+            scheduler: Scheduler::new(settings, room, forest.as_ref()),
+            dispatcher: places.as_ref().map(Dispatcher::new),
             room,
             record,
             asked_for: true,
+            ask_again: None,
         };
-        desk.note(&Line::Begin { settings, room });
+        desk.note(&Line::Begin {
+            settings: Box::new(settings.clone()),
+            room,
+            forest,
+            places,
+        });
         Ok(desk)
     }
 
@@ -154,16 +145,19 @@ impl Desk {
                 event: event.clone(),
             });
         }
-        self.replica.handle(now, event);
+        self.scheduler.handle(now, event);
         self.asked_for = true;
     }
 
     /// What to compute now.
     pub fn plan(&mut self, now: Time) -> Option<Plan> {
-        if !std::mem::take(&mut self.asked_for) {
+        let again = self.ask_again.is_some_and(|at| now >= at);
+        if !std::mem::take(&mut self.asked_for) && !again {
             return None;
         }
-        let plan = self.replica.plan(now);
+        let plan = self.scheduler.plan(now);
+        let idle = plan.is_none() && self.waits();
+        self.ask_again = idle.then(|| now + ASK_AGAIN);
         if self.record.is_some() {
             self.note(&Line::Plan {
                 at: now.0,
@@ -173,9 +167,15 @@ impl Desk {
         plan
     }
 
+    /// Somebody waits for an iteration.
+    fn waits(&self) -> bool {
+        let load = self.scheduler.load();
+        load.waiting > 0 || load.running > 0
+    }
+
     /// Keeps blocks for a request that is about to arrive with KV; false if there are too few.
     pub fn reserve(&mut self, now: Time, request: RequestId, tokens: u32) -> bool {
-        let granted = self.replica.reserve(request, tokens).is_ok();
+        let granted = self.scheduler.reserve(request, tokens).is_ok();
         self.note(&Line::Reserve {
             at: now.0,
             request,
@@ -188,7 +188,7 @@ impl Desk {
     /// Whom it turned away since the last call.
     pub fn refusals(&mut self) -> Vec<Refusal> {
         let mut refusals = Vec::new();
-        while let Some(refusal) = self.replica.poll_refusal() {
+        while let Some(refusal) = self.scheduler.poll_refusal() {
             self.note(&Line::Refusal { refusal });
             refusals.push(refusal);
         }
@@ -198,7 +198,49 @@ impl Desk {
     /// What stands here.
     #[must_use]
     pub fn load(&self) -> Load {
-        self.replica.load()
+        self.scheduler.load()
+    }
+
+    /// How a request stands.
+    #[must_use]
+    pub fn job(&self, request: RequestId) -> Option<&Job> {
+        self.scheduler.job(request)
+    }
+
+    /// Whether a request was given up: it is served when nothing else is to do.
+    #[must_use]
+    pub fn is_relegated(&self, request: RequestId) -> bool {
+        self.job(request).is_some_and(|job| job.relegated)
+    }
+
+    /// Iterations that the latency model learned from.
+    #[must_use]
+    pub fn learned(&self) -> u64 {
+        self.scheduler.learned()
+    }
+
+    /// Something happened that concerns places.
+    pub fn dispatch(&mut self, now: Time, event: &dispatch::Event) {
+        let Some(dispatcher) = self.dispatcher.as_mut() else {
+            return;
+        };
+        dispatcher.handle(now, event);
+        if self.record.is_some() {
+            self.note(&Line::Dispatch {
+                at: now.0,
+                event: event.clone(),
+            });
+        }
+    }
+
+    /// The next place. To be asked while somebody waits for one.
+    pub fn place(&mut self, now: Time) -> Option<dispatch::Decision> {
+        let decision = self.dispatcher.as_mut()?.poll(now);
+        self.note(&Line::Place {
+            at: now.0,
+            decision,
+        });
+        decision
     }
 
     /// The pool that it keeps the book of.
@@ -226,6 +268,8 @@ pub struct Replayed {
     pub plans: usize,
     /// Tokens in those plans.
     pub tokens: u64,
+    /// Places compared, all equal.
+    pub places: usize,
 }
 
 /// A record that cannot be replayed, or another decision than the recorded one.
@@ -262,7 +306,7 @@ pub enum ReplayError {
 /// # Errors
 /// The record is none, or a decision differs.
 pub fn replay(path: &Path) -> Result<Replayed, ReplayError> {
-    let mut replica: Option<Replica> = None;
+    let mut schedulers: Option<(Scheduler, Option<Dispatcher>)> = None;
     let mut replayed = Replayed::default();
     for (index, text) in BufReader::new(File::open(path)?).lines().enumerate() {
         let number = index + 1;
@@ -270,13 +314,22 @@ pub fn replay(path: &Path) -> Result<Replayed, ReplayError> {
             line: number,
             cause,
         })?;
-        let replica = match (&line, replica.as_mut()) {
-            (Line::Begin { settings, room }, None) => {
-                replica = Some(scheduler(*settings, *room));
+        let (replica, dispatcher) = match (&line, schedulers.as_mut()) {
+            (
+                Line::Begin {
+                    settings,
+                    room,
+                    forest,
+                    places,
+                },
+                None,
+            ) => {
+                let scheduler = Scheduler::new(settings, *room, forest.as_ref());
+                schedulers = Some((scheduler, places.as_ref().map(Dispatcher::new)));
                 continue;
             }
             (Line::Begin { .. }, Some(_)) | (_, None) => return Err(ReplayError::Begin(number)),
-            (_, Some(replica)) => replica,
+            (_, Some((replica, dispatcher))) => (replica, dispatcher),
         };
         let differs = |recorded: String, now: String| ReplayError::Differs {
             line: number,
@@ -311,6 +364,19 @@ pub fn replay(path: &Path) -> Result<Replayed, ReplayError> {
                     replayed.tokens +=
                         u64::from(composition.prefill_tokens) + u64::from(composition.decodes);
                 }
+            }
+            Line::Dispatch { at, event } => {
+                if let Some(dispatcher) = dispatcher {
+                    dispatcher.handle(Time(at), &event);
+                }
+                replayed.events += 1;
+            }
+            Line::Place { at, decision } => {
+                let now = dispatcher.as_mut().and_then(|who| who.poll(Time(at)));
+                if now != decision {
+                    return Err(differs(format!("{decision:?}"), format!("{now:?}")));
+                }
+                replayed.places += usize::from(decision.is_some());
             }
             Line::Refusal { refusal } => {
                 let now = replica.poll_refusal();

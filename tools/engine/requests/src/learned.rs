@@ -1,0 +1,333 @@
+//! A latency model that is learned while it is used: from the iterations of the replica that it is asked about, and from nothing else.
+//!
+//! ```text
+//! E = f + t · tokens + p · pairs + r · requests + c · context      (ns; HyperFlexis eq. 1 and 2 in one, as [`Composition`] counts)
+//! ```
+//!
+//! Relative least squares with no coefficient below zero, as `hyperflexis::latency` fits a profile, but recursively: what was measured long ago
+//! counts less and less. Neither a clock nor chance is asked, so that whoever tells it the same iterations hears the same
+//! times: a recorded run can be decided again.
+//!
+//! The side to err on is the long one (QoServe §3.6.1), and a fit is the middle. So its answer is multiplied by a caution: the 0.9 quantile of
+//! measured over predicted, followed as it moves. Before anything was measured some machine of today stands in, with few samples' weight:
+//! 20 ms and 0.1 ms a token ([`crate::hmas::prediction::Measured`] begins with the same).
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::Span;
+use crate::latency::{Composition, Latency};
+
+/// Coefficients.
+const TERMS: usize = 5;
+
+/// What terms are about as large as, so that equations can be solved in floating point.
+const SCALES: [f64; TERMS] = [1.0, 100.0, 100_000.0, 10.0, 10_000.0];
+
+/// What an iteration is worth after the next: about a thousand count.
+const KEPT: f64 = 0.999;
+
+/// The machine that stands in at first: ns, and ns per token, pair, request and token of context.
+const PRIOR: [f64; TERMS] = [20e6, 100e3, 1.0, 100e3, 100.0];
+
+/// The weight of one of its samples; a measured one has 1.
+const PRIOR_WEIGHT: f64 = 0.01;
+
+/// The quantile of measured over predicted that answers are multiplied by.
+const CAUTION: f64 = 0.9;
+
+/// How far one iteration moves it.
+const CAUTION_STEP: f64 = 0.05;
+
+/// Iterations between two fits, once it has seen a good many.
+const FIT_EVERY: u64 = 8;
+
+#[derive(Clone, Debug)]
+struct Fit {
+    normal: [[f64; TERMS]; TERMS],
+    right: [f64; TERMS],
+    /// Of scaled terms.
+    coefficients: [f64; TERMS],
+    caution: f64,
+    iterations: u64,
+}
+
+fn terms(of: &Composition) -> [f64; TERMS] {
+    let all = [
+        1.0,
+        f64::from(of.prefill_tokens) + f64::from(of.decodes),
+        of.prefill_pairs as f64,
+        f64::from(of.chunks) + f64::from(of.decodes),
+        of.decode_context as f64,
+    ];
+    std::array::from_fn(|at| all[at] / SCALES[at])
+}
+
+fn product(x: &[f64; TERMS], y: &[f64; TERMS]) -> f64 {
+    x.iter().zip(y).map(|(x, y)| x * y).sum()
+}
+
+impl Fit {
+    fn new() -> Self {
+        let coefficients = std::array::from_fn(|at| PRIOR[at] * SCALES[at]);
+        let mut fit = Self {
+            normal: [[0.0; TERMS]; TERMS],
+            right: [0.0; TERMS],
+            coefficients,
+            caution: 1.5,
+            iterations: 0,
+        };
+        for (prefix, tokens) in [(0, 16), (0, 256), (1_000, 256), (0, 2_048), (4_000, 1_024)] {
+            fit.stand_in(&Composition::default().with_chunk(prefix, tokens));
+        }
+        for (decodes, context) in [(1, 100), (1, 4_000), (16, 500), (64, 1_000)] {
+            let mut of = Composition::default();
+            for _ in 0..decodes {
+                of = of.with_decode(context);
+            }
+            fit.stand_in(&of);
+        }
+        fit
+    }
+
+    fn stand_in(&mut self, of: &Composition) {
+        let took = product(&terms(of), &self.coefficients);
+        self.add(of, took, PRIOR_WEIGHT);
+    }
+
+    fn add(&mut self, of: &Composition, took: f64, weight: f64) {
+        let row = terms(of).map(|term| term / took);
+        for (at, term) in row.iter().enumerate() {
+            self.right[at] += weight * term;
+            for (cell, other) in self.normal[at].iter_mut().zip(&row) {
+                *cell += weight * term * other;
+            }
+        }
+    }
+
+    fn ran(&mut self, of: &Composition, took: f64) {
+        let expected = product(&terms(of), &self.coefficients);
+        if expected > 0.0 && self.iterations > 0 {
+            let above = took > self.caution * expected;
+            let step = if above { CAUTION } else { CAUTION - 1.0 };
+            self.caution = (self.caution * (1.0 + CAUTION_STEP * step)).clamp(1.0, 4.0);
+        }
+        for (row, right) in self.normal.iter_mut().zip(&mut self.right) {
+            row.iter_mut().for_each(|cell| *cell *= KEPT);
+            *right *= KEPT;
+        }
+        self.add(of, took, 1.0);
+        self.iterations += 1;
+        if self.iterations < FIT_EVERY || self.iterations.is_multiple_of(FIT_EVERY) {
+            self.fit();
+        }
+    }
+
+    /// Of all sets of coefficients that may be other than zero, the best whose solution has none below zero.
+    fn fit(&mut self) {
+        let cost = |x: &[f64; TERMS]| -> f64 {
+            let quadratic: f64 = (0..TERMS)
+                .map(|at| x[at] * product(&self.normal[at], x))
+                .sum();
+            quadratic - 2.0 * product(&self.right, x)
+        };
+        let mut best: Option<([f64; TERMS], f64)> = None;
+        for set in 1..1_u32 << TERMS {
+            let Some(x) = solve(&self.normal, &self.right, set) else {
+                continue;
+            };
+            let cost = cost(&x);
+            if x.iter().all(|value| *value >= 0.0) && best.is_none_or(|(_, least)| cost < least) {
+                best = Some((x, cost));
+            }
+        }
+        if let Some((x, _)) = best {
+            self.coefficients = x;
+        }
+    }
+}
+
+/// Gauss with pivots, of the rows and columns in `set`; the others are zero. `None` if columns say the same: a smaller set does, too.
+fn solve(normal: &[[f64; TERMS]; TERMS], right: &[f64; TERMS], set: u32) -> Option<[f64; TERMS]> {
+    let mut at = [0; TERMS];
+    let mut n = 0;
+    for index in (0..TERMS).filter(|index| set >> index & 1 == 1) {
+        at[n] = index;
+        n += 1;
+    }
+    let mut m = [[0.0; TERMS + 1]; TERMS];
+    for (row, from) in m.iter_mut().zip(&at[..n]) {
+        for (cell, column) in row.iter_mut().zip(&at[..n]) {
+            *cell = normal[*from][*column];
+        }
+        row[n] = right[*from];
+    }
+    for column in 0..n {
+        let pivot =
+            (column..n).max_by(|x, y| m[*x][column].abs().total_cmp(&m[*y][column].abs()))?;
+        if m[pivot][column].abs() <= 1e-10 * normal[at[column]][at[column]] {
+            return None;
+        }
+        m.swap(column, pivot);
+        let pivot_row = m[column];
+        for (row, cells) in m[..n].iter_mut().enumerate() {
+            if row != column {
+                let factor = cells[column] / pivot_row[column];
+                for (cell, pivot) in cells.iter_mut().zip(&pivot_row).skip(column) {
+                    *cell -= factor * pivot;
+                }
+            }
+        }
+    }
+    let mut x = [0.0; TERMS];
+    for (row, index) in at[..n].iter().enumerate() {
+        x[*index] = m[row][n] / m[row][row];
+    }
+    Some(x)
+}
+
+/// A handle to a model: clones are one. A policy asks it, whoever runs the replica tells it.
+#[derive(Clone, Debug)]
+pub struct Learned(Arc<Mutex<Fit>>);
+
+impl Default for Learned {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(Fit::new())))
+    }
+}
+
+impl Learned {
+    fn fit(&self) -> MutexGuard<'_, Fit> {
+        // Numbers that are valid after every statement.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An iteration was run. One of nothing, or that took no time, says nothing.
+    pub fn ran(&self, of: &Composition, took: Span) {
+        if !of.is_empty() && took > Span::ZERO {
+            self.fit().ran(of, took.0 as f64);
+        }
+    }
+
+    /// Iterations that it has heard of.
+    #[must_use]
+    pub fn iterations(&self) -> u64 {
+        self.fit().iterations
+    }
+
+    /// What its answers are multiplied by.
+    #[must_use]
+    pub fn caution(&self) -> f64 {
+        self.fit().caution
+    }
+}
+
+impl Latency for Learned {
+    fn iteration(&self, of: &Composition) -> Span {
+        if of.is_empty() {
+            return Span::ZERO;
+        }
+        let fit = self.fit();
+        // Saturates at both ends.
+        Span((product(&terms(of), &fit.coefficients) * fit.caution).ceil() as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// ns, and ns per token, pair, request and token of context.
+    fn machine(of: &Composition) -> f64 {
+        let tokens = f64::from(of.prefill_tokens) + f64::from(of.decodes);
+        3e6 + 40e3 * tokens
+            + 2.0 * of.prefill_pairs as f64
+            + 30e3 * (f64::from(of.chunks) + f64::from(of.decodes))
+            + 50.0 * of.decode_context as f64
+    }
+
+    /// Iterations as an engine makes them, without chance.
+    fn iteration(number: u32) -> Composition {
+        let mut of = Composition::default();
+        if !number.is_multiple_of(3) {
+            of = of.with_chunk(number * 37 % 900, 16 + number * 61 % 240);
+        }
+        for decode in 0..number % 7 {
+            of = of.with_decode(50 + (number * 13 + decode * 101) % 700);
+        }
+        if of.is_empty() {
+            of = of.with_decode(100);
+        }
+        of
+    }
+
+    /// What a machine is off a straight line by: 0.9 to 1.1.
+    fn uneven(number: u32) -> f64 {
+        0.9 + f64::from(number * 7_919 % 201) / 1_000.0
+    }
+
+    #[test]
+    fn a_machine_is_learned_and_answers_are_rather_too_long_than_too_short() {
+        let learned = Learned::default();
+        let before = learned.iteration(&iteration(1)).0 as f64 / machine(&iteration(1));
+        assert!(before > 3.0, "the stand-in is another machine: {before}");
+        for number in 1..400 {
+            let of = iteration(number);
+            learned.ran(&of, Span((machine(&of) * uneven(number)) as u64));
+        }
+        let mut short = 0;
+        for number in 400..600 {
+            let of = iteration(number);
+            let said = learned.iteration(&of).0 as f64;
+            let ratio = said / machine(&of);
+            assert!((0.95..1.3).contains(&ratio), "{ratio} for {of:?}");
+            short += u32::from(said < machine(&of) * uneven(number));
+        }
+        assert!(short <= 40, "{short} of 200 took longer than was said");
+        // A chunk larger than any that was seen: a line goes on.
+        let large = Composition::default().with_chunk(0, 1_000);
+        let ratio = learned.iteration(&large).0 as f64 / machine(&large);
+        assert!((0.8..1.5).contains(&ratio), "{ratio}");
+    }
+
+    #[test]
+    fn the_same_iterations_give_the_same_answers_to_the_bit() {
+        let (one, other) = (Learned::default(), Learned::default());
+        for number in 1..300 {
+            let of = iteration(number);
+            for learned in [&one, &other] {
+                learned.ran(&of, Span((machine(&of) * uneven(number)) as u64));
+            }
+            let next = iteration(number + 1);
+            assert_eq!(one.iteration(&next), other.iteration(&next));
+        }
+    }
+
+    #[test]
+    fn a_machine_that_becomes_another_is_learned_anew() {
+        let learned = Learned::default();
+        let large = Composition::default().with_chunk(0, 200);
+        for (slower, rounds) in [(1.0, 1_000), (5.0, 3_000)] {
+            for number in 1..rounds {
+                let of = iteration(number);
+                learned.ran(&of, Span((machine(&of) * slower) as u64));
+            }
+            let ratio = learned.iteration(&large).0 as f64 / (machine(&large) * slower);
+            assert!((0.9..1.5).contains(&ratio), "{ratio} at {slower}");
+        }
+    }
+
+    #[test]
+    fn what_says_nothing_teaches_nothing() {
+        let learned = Learned::default();
+        learned.ran(&Composition::default(), Span(5));
+        learned.ran(&Composition::default().with_decode(3), Span::ZERO);
+        assert_eq!(learned.iterations(), 0);
+        assert_eq!(learned.iteration(&Composition::default()), Span::ZERO);
+        // One token over and over: four coefficients stay what they are, or are zero.
+        for _ in 0..5_000 {
+            learned.ran(&Composition::default().with_decode(10), Span(1_000_000));
+        }
+        let said = learned.iteration(&Composition::default().with_decode(10));
+        assert!((900_000..4_000_000).contains(&said.0), "{said:?}");
+    }
+}

@@ -1,0 +1,258 @@
+//! Prompts on their way to those who compute them: there is room for their KV here, somebody is chosen (`schedule::places`), and they set off. What
+//! finds no place in time, or nobody there, is computed here after all.
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use laxity_requests::dispatch::{self, Decision, Role};
+use laxity_requests::iteration::{Event, Load};
+use laxity_requests::request::{InstanceId, RequestId, Slo};
+
+use super::Engine;
+use super::remote::{Remote, remaining};
+use super::sequence::{Failure, Output, Sequence};
+use crate::apart::Words;
+use crate::clock;
+
+/// How long a process that was lost gets no prompts, unless it speaks.
+const ASIDE_FOR: Duration = Duration::from_secs(10);
+
+/// A sequence with blocks for its prompt, for which nobody is chosen yet.
+#[derive(Debug)]
+pub(super) struct Placing {
+    pub(super) sequence: Sequence,
+    since: Instant,
+}
+
+impl Engine {
+    /// A process went away a moment ago, and has not spoken since.
+    pub(super) fn is_lost(&self, at: &SocketAddr) -> bool {
+        self.lost
+            .get(at)
+            .is_some_and(|since| since.elapsed() < ASIDE_FOR)
+    }
+
+    fn prefill(&self) -> &[SocketAddr] {
+        self.net.as_ref().map_or(&[], |net| &net.peers.prefill)
+    }
+
+    /// Says who is there and who is not, where that has changed.
+    pub(super) fn muster(&mut self) {
+        let there: Vec<bool> = self.prefill().iter().map(|at| !self.is_lost(at)).collect();
+        self.up.resize(there.len(), false);
+        for (number, there) in there.into_iter().enumerate() {
+            if there == std::mem::replace(&mut self.up[number], there) {
+                continue;
+            }
+            let instance = InstanceId(number as u32);
+            let event = if there {
+                let role = Role::Prefill;
+                dispatch::Event::Up { instance, role }
+            } else {
+                // What it had is computed here.
+                let lost = Vec::new();
+                dispatch::Event::Down { instance, lost }
+            };
+            self.desk.dispatch(clock::now(), &event);
+        }
+    }
+
+    /// A process says what stands there. Prompts that it had not heard of then are counted as if it had.
+    pub(super) fn load_of(&mut self, from: SocketAddr, mut load: Load, took_ns: u64, latest: u64) {
+        let Some(number) = self.prefill().iter().position(|at| *at == from) else {
+            return;
+        };
+        let coming = self.remote.values();
+        for remote in coming.filter(|remote| remote.at == from && remote.ordinal > latest) {
+            let sequence = &remote.sequence;
+            load.waiting += 1;
+            load.prefill_tokens += (sequence.prompt - sequence.computed) as u64;
+        }
+        let event = dispatch::Event::Load {
+            instance: InstanceId(number as u32),
+            load,
+            took: took_ns,
+        };
+        self.desk.dispatch(clock::now(), &event);
+    }
+
+    /// A prompt's place is free again.
+    pub(super) fn leave_place(&mut self, request: RequestId) {
+        let event = dispatch::Event::Cancelled(request);
+        self.desk.dispatch(clock::now(), &event);
+    }
+
+    /// A prompt was computed where it was placed.
+    pub(super) fn end_place(&mut self, sequence: &Sequence, at: SocketAddr) {
+        let Some(number) = self.prefill().iter().position(|other| *other == at) else {
+            return;
+        };
+        let now = clock::now();
+        let event = dispatch::Event::Finished {
+            request: sequence.id,
+            instance: InstanceId(number as u32),
+            class: sequence.spec(0).class,
+            ttft: now.since(sequence.arrival).0,
+            tpot: 0,
+            generated: 1,
+        };
+        self.desk.dispatch(now, &event);
+    }
+
+    /// Sends prompts to those who compute them, as far as there is room for their KV.
+    pub(super) fn send_out(&mut self) {
+        if self.prefill().is_empty() {
+            return;
+        }
+        self.muster();
+        if !self.up.contains(&true) {
+            let placing: Vec<RequestId> = self.placing.keys().copied().collect();
+            for request in placing {
+                self.take_back(request);
+            }
+            for sequence in std::mem::take(&mut self.outside) {
+                self.compute_after_all(sequence);
+            }
+            return;
+        }
+        while let Some(sequence) = self.outside.pop_front() {
+            if let Some(sequence) = self.make_room(sequence) {
+                self.outside.push_front(sequence);
+                break;
+            }
+        }
+        self.set_off();
+    }
+
+    /// Keeps blocks for a prompt and asks for a place. The sequence, if there is no room.
+    fn make_room(&mut self, mut sequence: Sequence) -> Option<Sequence> {
+        let prompt = sequence.prompt as u32;
+        let load = self.desk.load();
+        let needed = prompt.div_ceil(self.desk.room().block_tokens);
+        // Those that lost their blocks come before those that never had any, or they would never get them back; and
+        // those that decode need one more soon.
+        let alone = load.running == 0 && self.remote.is_empty() && self.placing.is_empty();
+        let leave = if alone { 0 } else { load.decoding };
+        if load.waiting > 0
+            || needed + leave > load.blocks_free
+            || !self.desk.reserve(clock::now(), sequence.id, prompt)
+        {
+            return Some(sequence);
+        }
+        let have = self.find(&mut sequence);
+        self.standing.found_here.fetch_add(have, Ordering::Relaxed);
+        let size = self.pages.block_tokens();
+        let lacking = sequence.prompt.div_ceil(size) - sequence.blocks.len();
+        let Some(blocks) = self.blocks.take(lacking) else {
+            tracing::error!(
+                "{lacking} blocks are not there, though the scheduler has given them out"
+            );
+            self.desk
+                .handle(clock::now(), &Event::Cancelled(sequence.id));
+            let why = Failure::Internal("blocks are missing".to_owned());
+            self.end(sequence, Output::Failed(why));
+            return None;
+        };
+        sequence.blocks.extend(blocks);
+        let event = dispatch::Event::Arrived(sequence.spec(have));
+        self.desk.dispatch(clock::now(), &event);
+        let placing = Placing {
+            since: Instant::now(),
+            sequence,
+        };
+        self.placing.insert(placing.sequence.id, placing);
+        None
+    }
+
+    /// Prompts go where they were placed. What waits for a place for too long is computed here.
+    fn set_off(&mut self) {
+        while !self.placing.is_empty() {
+            match self.desk.place(clock::now()) {
+                None => break,
+                Some(Decision::Refuse(request)) => self.take_back(request),
+                Some(Decision::Place { request, instance }) => {
+                    let at = self.prefill().get(instance.0 as usize).copied();
+                    if let (Some(at), Some(placing)) = (at, self.placing.remove(&request)) {
+                        self.send(placing.sequence, at);
+                    }
+                }
+            }
+        }
+        let Some(patience) = self.net.as_ref().map(|net| net.patience) else {
+            return;
+        };
+        let late: Vec<RequestId> = self
+            .placing
+            .values()
+            .filter(|placing| placing.since.elapsed() > patience)
+            .map(|placing| placing.sequence.id)
+            .collect();
+        for request in late {
+            self.take_back(request);
+        }
+    }
+
+    /// A prompt that finds no place is computed here.
+    fn take_back(&mut self, request: RequestId) {
+        let Some(Placing { mut sequence, .. }) = self.placing.remove(&request) else {
+            return;
+        };
+        self.leave_place(request);
+        self.desk.handle(clock::now(), &Event::Cancelled(request));
+        self.let_go(&mut sequence);
+        self.compute_after_all(sequence);
+    }
+
+    /// Until when a prompt is to be computed: of whoever waits for the end, the answer needs some of its time. As long as
+    /// it may take, by what iterations take here, but not more than half of what is left.
+    fn prompt_remaining(&self, sequence: &Sequence) -> u64 {
+        let left = remaining(sequence.deadline_ns());
+        match sequence.slo {
+            Slo::Interactive { .. } => left,
+            Slo::Batch { .. } => {
+                let answer = self.step_ns.saturating_mul(u64::from(sequence.output_max));
+                left.saturating_sub(answer.min(left / 2)).max(1)
+            }
+        }
+    }
+
+    fn send(&mut self, sequence: Sequence, at: SocketAddr) {
+        let have = sequence.computed;
+        let wants_kv = sequence.output_max > 1;
+        self.ordinal += 1;
+        if let Some(net) = &self.net {
+            net.say(
+                at,
+                &Words::Prefill {
+                    request: sequence.id.0,
+                    tokens: sequence.tokens.clone(),
+                    have,
+                    wants_kv,
+                    sampling: sequence.sampling,
+                    remaining_ns: self.prompt_remaining(&sequence),
+                    interactive: sequence.slo.is_interactive(),
+                    importance: sequence.importance,
+                    ordinal: self.ordinal,
+                    model: self.model.identity(),
+                },
+            );
+        }
+        let layers = self.model.shape().layers;
+        let missing = if wants_kv {
+            (sequence.prompt - have) * layers
+        } else {
+            0
+        };
+        let remote = Remote::new(sequence, at, self.ordinal, layers, missing);
+        self.remote.insert(remote.sequence.id, remote);
+    }
+
+    pub(super) fn compute_after_all(&mut self, sequence: Sequence) {
+        self.standing
+            .prefilled_after_all
+            .fetch_add(1, Ordering::Relaxed);
+        metrics::counter!("laxity_engine_prefilled_after_all_total").increment(1);
+        self.admit(sequence);
+    }
+}

@@ -1,0 +1,138 @@
+//! A scheduler as settings describe it, and what tells its latency model of iterations. Live and replayed, it is this one.
+
+use laxity_requests::Time;
+use laxity_requests::baseline::{Fixed, Order};
+use laxity_requests::discipline::Discipline;
+use laxity_requests::hmas::cognition::Cognition;
+use laxity_requests::hmas::meta::{Bandit, ChangePoint, Rules, Selector, Table};
+use laxity_requests::hmas::perception::{self, Paced};
+use laxity_requests::hmas::prediction::Modelled;
+use laxity_requests::hmas::{Agent, meta};
+use laxity_requests::iteration::{Event, Iteration as _, Load, Plan, Refusal};
+use laxity_requests::job::Job;
+use laxity_requests::kv::Pool;
+use laxity_requests::latency::Latency;
+use laxity_requests::learned::Learned;
+use laxity_requests::qoserve::{Forest, QoServe};
+use laxity_requests::replica::Replica;
+use laxity_requests::request::RequestId;
+use laxity_requests::{Span, kv};
+
+use super::Room;
+use super::settings::{Policy, Selects, Settings};
+
+/// A replica, and the latency model that learns from it.
+#[derive(Debug)]
+pub(super) struct Scheduler {
+    replica: Replica,
+    learned: Option<Learned>,
+    /// What is computed, while it can be learned from.
+    under_way: Option<Plan>,
+}
+
+/// Who says how long iterations take.
+type Model = std::sync::Arc<dyn Latency + Send + Sync>;
+
+fn discipline(settings: &Settings, latency: Model) -> Box<dyn Discipline + Send> {
+    let fixed = |order| {
+        let tokens = settings.tokens;
+        Box::new(Fixed { order, tokens })
+    };
+    match settings.policy {
+        Policy::Fcfs => fixed(Order::Fcfs),
+        Policy::Edf => fixed(Order::Edf),
+        Policy::Srpf => fixed(Order::Srpf),
+        Policy::Qoserve => Box::new(QoServe::new(settings.qoserve.options(), latency)),
+        Policy::Hmas => Box::new(agent(settings, latency)),
+    }
+}
+
+fn agent(settings: &Settings, latency: Model) -> Agent {
+    // What applications generated so far, answered at once: nothing else is known of a request here.
+    let perception = Paced::new(perception::Rules::default(), Span::ZERO);
+    let prediction = Modelled::new(latency, settings.tokens);
+    let cognition = Cognition::new(Box::new(perception), Box::new(prediction));
+    let config = settings.hmas.config(settings.tokens);
+    let selector: Box<dyn Selector> = match settings.hmas.selects {
+        Selects::Fixed => Box::new(meta::Fixed(settings.hmas.first)),
+        Selects::Rules => Box::new(Rules::default()),
+        Selects::ChangePoint => Box::new(ChangePoint::new(Table::default())),
+        Selects::Bandit => {
+            let hmas = &settings.hmas;
+            Box::new(Bandit::new(&hmas.pool, hmas.explore))
+        }
+    };
+    Agent::new(config, cognition, selector)
+}
+
+impl Scheduler {
+    pub(super) fn new(settings: &Settings, room: Room, forest: Option<&Forest>) -> Self {
+        let learned = (settings.predicts() && forest.is_none()).then(Learned::default);
+        let model: Model = match (forest, &learned) {
+            (Some(forest), _) => std::sync::Arc::new(forest.clone()),
+            (None, Some(learned)) => std::sync::Arc::new(learned.clone()),
+            // Nobody asks.
+            (None, None) => std::sync::Arc::new(Learned::default()),
+        };
+        let pool = Pool::new(room.blocks, room.block_tokens);
+        Self {
+            replica: Replica::new(pool, settings.watermark, discipline(settings, model)),
+            learned,
+            under_way: None,
+        }
+    }
+
+    pub(super) fn handle(&mut self, now: Time, event: &Event) {
+        match event {
+            Event::Done { took, .. } => {
+                if let (Some(learned), Some(plan)) = (&self.learned, self.under_way.take()) {
+                    learned.ran(&plan.composition(), *took);
+                }
+            }
+            // Of an iteration that failed all are cancelled, and its time says nothing; of others nobody is, while it is computed.
+            Event::Cancelled(request) => {
+                let within = |plan: &Plan| {
+                    let mut chunks = plan.chunks.iter();
+                    let mut steps = plan.steps.iter();
+                    chunks.any(|chunk| chunk.request == *request)
+                        || steps.any(|step| step.request == *request)
+                };
+                if self.under_way.as_ref().is_some_and(within) {
+                    self.under_way = None;
+                }
+            }
+            Event::Arrived(_) | Event::Capacity(_) => {}
+        }
+        self.replica.handle(now, event);
+    }
+
+    pub(super) fn plan(&mut self, now: Time) -> Option<Plan> {
+        let plan = self.replica.plan(now)?;
+        if self.learned.is_some() {
+            self.under_way = Some(plan.clone());
+        }
+        Some(plan)
+    }
+
+    pub(super) fn reserve(&mut self, request: RequestId, tokens: u32) -> Result<(), kv::Short> {
+        self.replica.reserve(request, tokens)
+    }
+
+    pub(super) fn poll_refusal(&mut self) -> Option<Refusal> {
+        self.replica.poll_refusal()
+    }
+
+    pub(super) fn load(&self) -> Load {
+        self.replica.load()
+    }
+
+    /// How a request stands.
+    pub(super) fn job(&self, request: RequestId) -> Option<&Job> {
+        self.replica.job(request)
+    }
+
+    /// Iterations that the latency model learned from.
+    pub(super) fn learned(&self) -> u64 {
+        self.learned.as_ref().map_or(0, Learned::iterations)
+    }
+}

@@ -1,0 +1,368 @@
+//! Every policy and every rule of places: settings go through a record, and a replay decides the same. Time is virtual, iterations take what a machine
+//! with uneven ones would take.
+
+use std::fs;
+
+use laxity_requests::iteration::{Event, Plan};
+use laxity_requests::qoserve::{Line as Bottom, Node};
+use laxity_requests::request::{ApplicationId, ClassId, Importance, InstanceId, Slo, Spec};
+use laxity_requests::{dispatch, dispatch::Decision};
+
+use super::places::Rule;
+use super::settings::{Hmas, QoServe, Selects};
+use super::*;
+
+const ROOM: Room = Room {
+    blocks: 60,
+    block_tokens: 8,
+};
+
+fn spec(number: u64, at: Time) -> Spec {
+    let number = number as u32;
+    let ms = 1_000_000;
+    Spec {
+        id: RequestId(u64::from(number)),
+        arrival: at,
+        prompt: 10 + number * 37 % 150,
+        output_max: 1 + number * 13 % 30,
+        ready: 0,
+        generated: 0,
+        class: ClassId((number % 2) as u16),
+        application: ApplicationId(number % 3),
+        importance: if number.is_multiple_of(4) {
+            Importance::Low
+        } else {
+            Importance::Important
+        },
+        slo: if number % 2 == 0 {
+            Slo::Interactive {
+                ttft: (60 + u64::from(number) * 31 % 300) * ms,
+                tbt: 15 * ms,
+            }
+        } else {
+            Slo::Batch {
+                ttlt: (400 + u64::from(number) * 17 % 900) * ms,
+            }
+        },
+    }
+}
+
+/// What a run came to.
+#[derive(Debug, Default, PartialEq)]
+struct Ran {
+    plans: Vec<Plan>,
+    ended: usize,
+    relegated: usize,
+}
+
+/// Requests come in waves, more than are served in time; some are given up by their clients.
+fn run(desk: &mut Desk, requests: u64) -> Ran {
+    let mut ran = Ran::default();
+    let (mut now, mut next, mut open) = (Time::ZERO, 0, std::collections::BTreeMap::new());
+    let mut relegated = std::collections::BTreeSet::new();
+    for step in 0..20_000_u64 {
+        while next < requests && next * 9_000_000 <= now.0 {
+            let spec = spec(next, now);
+            open.insert(spec.id, spec.output_max);
+            desk.handle(now, &Event::Arrived(spec));
+            next += 1;
+        }
+        if step % 97 == 96
+            && let Some((request, _)) = open.pop_last()
+        {
+            desk.handle(now, &Event::Cancelled(request));
+        }
+        assert_eq!(desk.refusals(), []);
+        let Some(plan) = desk.plan(now) else {
+            if open.is_empty() && next == requests {
+                break;
+            }
+            now = now + Span::from_millis(5);
+            continue;
+        };
+        let of = plan.composition();
+        let tokens = u64::from(of.prefill_tokens + of.decodes);
+        let took = Span((2_000_000 + tokens * 100_000) * (95 + step % 11) / 100);
+        now = now + took;
+        let last = plan.chunks.iter().filter(|chunk| chunk.last);
+        let gave = last.map(|chunk| chunk.request);
+        let gave = gave.chain(plan.steps.iter().map(|step| step.request));
+        let mut finished = Vec::new();
+        for request in gave {
+            let left = open.get_mut(&request).expect("it is open");
+            *left -= 1;
+            // Some say less than they may.
+            if *left == 0 || (request.0 % 5 == 0 && *left % 4 == 1) {
+                finished.push(request);
+            }
+        }
+        relegated.extend(
+            open.keys()
+                .filter(|request| desk.is_relegated(**request))
+                .copied(),
+        );
+        finished
+            .iter()
+            .for_each(|request| drop(open.remove(request)));
+        ran.ended += finished.len();
+        desk.handle(now, &Event::Done { took, finished });
+        ran.plans.push(plan);
+    }
+    assert!(open.is_empty(), "{} were never done", open.len());
+    ran.relegated = relegated.len();
+    ran
+}
+
+fn forest() -> Forest {
+    // 17 digits: a number that is read back as another one would show.
+    let line = Bottom {
+        fixed: 1_900_000.123_456_789_1,
+        floor: 0.1 + 0.2,
+        token: 100_000.0 / 3.0,
+        pair: 0.7,
+        context: 1.0 / 7.0,
+        request: 30_000.0 / 11.0,
+    };
+    Forest::new(line, &[vec![Node::Leaf(0.25)], vec![Node::Leaf(1.0 / 3.0)]]).expect("a forest")
+}
+
+fn every_setting() -> Vec<(Settings, Option<Forest>)> {
+    let mut all: Vec<(Settings, Option<Forest>)> = Policy::ALL
+        .into_iter()
+        .map(|policy| {
+            let settings = Settings {
+                policy,
+                tokens: 64,
+                watermark: 2,
+                ..Settings::default()
+            };
+            (settings, None)
+        })
+        .collect();
+    let with = |change: &dyn Fn(&mut Settings)| {
+        let mut settings = Settings {
+            tokens: 64,
+            ..Settings::default()
+        };
+        change(&mut settings);
+        settings
+    };
+    let qoserve = |numbers: QoServe| {
+        with(&move |settings| (settings.policy, settings.qoserve) = (Policy::Qoserve, numbers))
+    };
+    let small = QoServe {
+        chunk_least: 16,
+        chunk_most: 128,
+        chunk_step: 8,
+        alpha_low_ms: Some(0.1 + 0.2),
+        busy_ms: 30.0,
+        ..QoServe::default()
+    };
+    all.push((qoserve(small), None));
+    all.push((qoserve(small), Some(forest())));
+    all.push((
+        qoserve(QoServe {
+            relegation: settings::Relegation::Strict,
+            preemption: settings::Preemption::Always,
+            hints: 0.9,
+            keep_blocks: true,
+            ..small
+        }),
+        None,
+    ));
+    for selects in [Selects::Fixed, Selects::ChangePoint, Selects::Bandit] {
+        let hmas = Hmas {
+            selects,
+            first: laxity_requests::hmas::pool::Kind::Llf,
+            every_ms: 100.0,
+            ..Hmas::default()
+        };
+        all.push((
+            with(&|settings| (settings.policy, settings.hmas) = (Policy::Hmas, hmas.clone())),
+            None,
+        ));
+    }
+    all
+}
+
+#[test]
+fn every_policy_decides_the_same_again_from_its_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut plans = Vec::new();
+    for (number, (settings, forest)) in every_setting().into_iter().enumerate() {
+        settings.check().unwrap();
+        let record = folder.path().join(format!("{number}.jsonl"));
+        let mut desk = Desk::new(&settings, forest, ROOM, None, Some(&record)).unwrap();
+        let ran = run(&mut desk, 150);
+        desk.flush();
+        assert!(ran.ended > 100, "{settings:?}: {}", ran.ended);
+        let replayed = replay(&record).unwrap_or_else(|error| panic!("{settings:?}: {error}"));
+        assert_eq!(replayed.plans, ran.plans.len());
+        if settings.policy == Policy::Qoserve {
+            assert!(ran.relegated > 0, "nobody was given up under {settings:?}");
+        } else {
+            assert_eq!(ran.relegated, 0);
+        }
+        plans.push(ran.plans);
+    }
+    // Settings are settings: no two of them do the same.
+    for (at, one) in plans.iter().enumerate() {
+        let same = plans[..at].iter().position(|other| other == one);
+        assert_eq!(same, None, "setting {at}");
+    }
+}
+
+#[test]
+fn how_long_iterations_take_is_learned_unless_a_forest_says_it() {
+    let settings = |policy| Settings {
+        policy,
+        tokens: 64,
+        ..Settings::default()
+    };
+    for (policy, forest, learns) in [
+        (Policy::Fcfs, None, false),
+        (Policy::Qoserve, None, true),
+        (Policy::Hmas, None, true),
+        (Policy::Qoserve, Some(forest()), false),
+    ] {
+        let mut desk = Desk::new(&settings(policy), forest, ROOM, None, None).unwrap();
+        let ran = run(&mut desk, 20);
+        let expected = if learns { ran.plans.len() } else { 0 };
+        assert_eq!(desk.learned(), expected as u64, "{policy:?}");
+    }
+}
+
+#[test]
+fn an_iteration_that_failed_teaches_nothing() {
+    let settings = Settings {
+        policy: Policy::Qoserve,
+        ..Settings::default()
+    };
+    let mut desk = Desk::new(&settings, None, ROOM, None, None).unwrap();
+    desk.handle(Time(1), &Event::Arrived(spec(3, Time(1))));
+    assert!(desk.plan(Time(2)).is_some());
+    desk.handle(Time(3), &Event::Cancelled(RequestId(3)));
+    let (took, finished) = (Span::from_millis(30_000), Vec::new());
+    desk.handle(Time(4), &Event::Done { took, finished });
+    assert_eq!(desk.learned(), 0);
+}
+
+#[test]
+fn whoever_waits_is_asked_for_again_though_nothing_happens() {
+    let mut desk = Desk::new(&Settings::default(), None, ROOM, None, None).unwrap();
+    let other = RequestId(900);
+    assert!(desk.reserve(Time(0), other, ROOM.blocks * ROOM.block_tokens));
+    desk.handle(Time(1), &Event::Arrived(spec(3, Time(1))));
+    assert_eq!(desk.plan(Time(2)), None, "there is no block");
+    assert_eq!(desk.ask_again, Some(Time(2) + ASK_AGAIN));
+    desk.handle(Time(3), &Event::Cancelled(other));
+    assert!(desk.plan(Time(4)).is_some());
+    assert_eq!(desk.ask_again, None);
+}
+
+/// Prompts of prefill processes that come, are computed and end; one process goes and comes back. What was decided.
+fn place(desk: &mut Desk) -> Vec<Decision> {
+    let instances = [InstanceId(0), InstanceId(1), InstanceId(2)];
+    let up = |instance| dispatch::Event::Up {
+        instance,
+        role: dispatch::Role::Prefill,
+    };
+    for instance in instances {
+        desk.dispatch(Time::ZERO, &up(instance));
+    }
+    let (mut decisions, mut under_way) = (Vec::new(), Vec::new());
+    for round in 0..200_u64 {
+        let now = Time(round * 7_000_000);
+        if round < 120 {
+            desk.dispatch(now, &dispatch::Event::Arrived(spec(round, now)));
+        }
+        if round == 50 {
+            let (instance, lost) = (instances[1], Vec::new());
+            desk.dispatch(now, &dispatch::Event::Down { instance, lost });
+            let gone = under_way.extract_if(.., |(_, at)| *at == instances[1]);
+            for (request, _) in gone.collect::<Vec<_>>() {
+                desk.dispatch(now, &dispatch::Event::Cancelled(request));
+            }
+        }
+        if round == 80 {
+            desk.dispatch(now, &up(instances[1]));
+        }
+        while let Some(decision) = desk.place(now) {
+            decisions.push(decision);
+            if let Decision::Place { request, instance } = decision {
+                under_way.push((request, instance));
+            }
+        }
+        if round % 2 == 1 && !under_way.is_empty() {
+            let (request, instance) = under_way.remove((round as usize * 5) % under_way.len());
+            let tokens = under_way.iter().filter(|(_, at)| *at == instance);
+            let tokens: u64 = tokens.map(|(request, _)| 10 + request.0 * 37 % 150).sum();
+            let load = Load {
+                waiting: under_way.len() as u32,
+                prefill_tokens: tokens,
+                blocks: 400,
+                blocks_free: 300,
+                ..Load::default()
+            };
+            let took = 5_000_000;
+            desk.dispatch(
+                now,
+                &dispatch::Event::Load {
+                    instance,
+                    load,
+                    took,
+                },
+            );
+            desk.dispatch(
+                now,
+                &dispatch::Event::Finished {
+                    request,
+                    instance,
+                    class: ClassId(0),
+                    ttft: 1,
+                    tpot: 0,
+                    generated: 1,
+                },
+            );
+        }
+    }
+    decisions
+}
+
+#[test]
+fn every_rule_of_places_decides_the_same_again_from_its_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut all: Vec<Vec<Decision>> = Vec::new();
+    for rule in Rule::ALL {
+        let places = Places {
+            rule,
+            prefill_ns: [2e6, 1e5 / 3.0, 0.1 + 0.2],
+            block_tokens: 8,
+        };
+        let record = folder.path().join(format!("{}.jsonl", rule.name()));
+        let settings = Settings::default();
+        let mut desk = Desk::new(&settings, None, ROOM, Some(places), Some(&record)).unwrap();
+        let decisions = place(&mut desk);
+        desk.flush();
+        let placed: std::collections::BTreeSet<_> = decisions
+            .iter()
+            .filter_map(|decision| match decision {
+                Decision::Place { request, .. } => Some(*request),
+                Decision::Refuse(_) => None,
+            })
+            .collect();
+        assert!(placed.len() > 100, "{rule:?}: {}", placed.len());
+        let replayed = replay(&record).unwrap_or_else(|error| panic!("{rule:?}: {error}"));
+        assert_eq!(replayed.places, decisions.len(), "{rule:?}");
+        assert!(!all.contains(&decisions), "{rule:?} is one of the others");
+        all.push(decisions);
+        // One that was changed is noticed.
+        let text = fs::read_to_string(&record).unwrap();
+        let from = "\"decision\":{\"place\":{\"request\":0,\"instance\":0}}";
+        assert!(text.contains(from), "{rule:?}");
+        let changed = text.replacen(from, &from.replace("instance\":0", "instance\":2"), 1);
+        fs::write(&record, changed).unwrap();
+        let error = replay(&record).unwrap_err().to_string();
+        assert!(error.contains("recorded was"), "{rule:?}: {error}");
+    }
+}
