@@ -384,25 +384,12 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::num::NonZero;
 
     #[test]
     fn a_quick_run_gives_all_tables_and_no_controller_switches_twice_in_delta_t() {
-        let options = Options {
-            seeds: vec![3],
-            quick: true,
-            jobs: NonZero::new(2).expect("two"),
-            data: None,
-            progress: false,
-        };
-        let found = reproduce(&options).expect("built in");
+        let found = reproduce(&Options::quick(3)).expect("built in");
         assert_eq!(found.sections.len(), 9);
-        for section in &found.sections {
-            assert!(!section.rows.is_empty(), "{}", section.title);
-            for row in &section.rows {
-                assert_eq!(row.len(), section.head.len(), "{row:?}");
-            }
-        }
+        found.assert_whole();
         let switch = found.claims.iter().find(|c| c.says.contains("ΔT"));
         assert!(switch.is_some_and(|claim| claim.holds), "{switch:?}");
     }
