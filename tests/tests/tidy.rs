@@ -80,6 +80,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
         "laxity-cli",
         &[
             "laxity-coordinator",
+            "laxity-decisions",
             "laxity-profile",
             "laxity-quantity",
             "laxity-rig",
@@ -89,6 +90,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
         ],
     ),
     ("laxity-sim", &["laxity-policy", "laxity-requests"]),
+    ("laxity-decisions", &["laxity-requests"]),
     ("laxity-engine", &["laxity-client", "laxity-requests"]),
     ("laxity-requests", &["laxity-policy"]),
     (

@@ -2,6 +2,7 @@
 
 mod args;
 mod claims;
+mod decisions;
 mod findings;
 mod inputs;
 mod results;
@@ -15,6 +16,7 @@ use laxity_sim::outcome::Outcome;
 use laxity_sim::plan::{Plan, built_in};
 use laxity_sim::report::table;
 use laxity_sim::reproduce::{FIGURES, Figure};
+use laxity_sim::requests;
 use laxity_sim::run::{self, Simulate};
 use laxity_sim::scenario::Scenario;
 
@@ -36,6 +38,8 @@ pub(crate) enum SimCommand {
     Reproduce(ReproduceArgs),
     /// List the built-in plans, or print one
     Plans(PlansArgs),
+    /// List the fields of a plan, with their defaults and what they can be
+    Fields(FieldsArgs),
     /// Show again what a folder of results holds, also of a run that was cut off
     Page(PageArgs),
     /// Fill the tables of a page from results, or check that it holds what results say
@@ -53,8 +57,9 @@ pub(crate) enum SimCommand {
 const RUN_HELP: &str = "\
 A plan is a TOML file: a scenario, what is varied, and which policies are compared.
 `laxity sim plans` lists those that are built in, `laxity sim plans NAME` prints one to start from.
-Fields have dotted names, e.g. workload.rate_per_gpu; a mistake in one is answered with the names
-that exist.
+Fields have dotted names, e.g. workload.rate_per_gpu; `laxity sim fields` lists them with their
+defaults and, where a field is a word, the words: serving.requests is one of fcfs, edf, srpf,
+edf_relegate, qoserve. A mistake is answered with what exists.
 
 With --out, each finished run is kept in DIR/results.jsonl as it ends. Interrupt at will: the same
 command goes on where it was, and runs again only what changed (the scenario, a file that it
@@ -148,7 +153,8 @@ enum Paper {
     /// HyperFlexis: dispatch by what an instance can still promise, and scaling
     Hyperflexis(claims::ClaimsArgs),
     /// H-MAS: a controller that chooses among disciplines, and what bounds it
-    Hmas(claims::ClaimsArgs),
+    #[command(after_long_help = decisions::HELP)]
+    Hmas(Box<decisions::HmasArgs>),
     /// Maestro: workflows of several models, with weights that come and go
     Maestro(claims::ClaimsArgs),
     /// Request schedulers beside flow schedulers: what each is worth alone, and both together
@@ -181,6 +187,14 @@ pub(crate) struct PlansArgs {
     /// Print this plan, as a start for one of your own; without it, list all
     #[arg(value_name = "NAME")]
     show: Option<String>,
+}
+
+/// Arguments of `laxity sim fields`.
+#[derive(Args)]
+pub(crate) struct FieldsArgs {
+    /// Only those whose name contains this, e.g. serving or requests
+    #[arg(value_name = "PART")]
+    part: Option<String>,
 }
 
 /// Arguments of `laxity sim page`.
@@ -231,13 +245,14 @@ pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCo
         }
         SimCommand::Reproduce(args) => match args.paper {
             Paper::Mfs(args) => reproduce(&args, simulate),
-            Paper::Qoserve(args) => claims::run("qoserve", &args),
-            Paper::Hyperflexis(args) => claims::run("hyperflexis", &args),
-            Paper::Hmas(args) => claims::run("hmas", &args),
-            Paper::Maestro(args) => claims::run("maestro", &args),
-            Paper::Together(args) => claims::run("together", &args),
+            Paper::Qoserve(args) => claims::run(&args, requests::qoserve::reproduce),
+            Paper::Hyperflexis(args) => claims::run(&args, requests::hyperflexis::reproduce),
+            Paper::Hmas(args) => decisions::run(&args),
+            Paper::Maestro(args) => claims::run(&args, requests::maestro::reproduce),
+            Paper::Together(args) => claims::run(&args, requests::together::reproduce),
         },
         SimCommand::Plans(args) => plans(&args).map(|()| ExitCode::SUCCESS),
+        SimCommand::Fields(args) => fields(&args).map(|()| ExitCode::SUCCESS),
         SimCommand::Page(args) => page(&args),
         SimCommand::Findings(args) => findings::run(&args),
         SimCommand::Models(args) => inputs::models(&args).map(|()| ExitCode::SUCCESS),
@@ -344,6 +359,27 @@ fn plans(args: &PlansArgs) -> Result<()> {
         None => Plan::load(name)
             .map_err(Into::into)
             .and_then(|plan| put(plan.to_toml().as_bytes())),
+    }
+}
+
+fn fields(args: &FieldsArgs) -> Result<()> {
+    let mut rows = host::table(&["field", "default", "words"]);
+    let mut any = false;
+    for field in laxity_sim::plan::fields() {
+        if args
+            .part
+            .as_ref()
+            .is_none_or(|part| field.name.contains(part))
+        {
+            rows.add_row([field.name, field.default, field.words.join(", ")]);
+            any = true;
+        }
+    }
+    match &args.part {
+        Some(part) if !any => {
+            bail!("no field's name contains `{part}`; `laxity sim fields` lists all")
+        }
+        _ => say(&rows),
     }
 }
 

@@ -7,8 +7,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use laxity_sim::requests::PAPERS;
-use laxity_sim::requests::reproduction::Options;
+use laxity_sim::requests::PaperError;
+use laxity_sim::requests::reproduction::{Options, Reproduction};
 
 use crate::output::{check, put, replace, say};
 
@@ -41,10 +41,11 @@ pub(crate) struct ClaimsArgs {
     markdown: Option<PathBuf>,
 }
 
-pub(super) fn run(name: &str, args: &ClaimsArgs) -> Result<ExitCode> {
-    let Some(paper) = PAPERS.iter().find(|paper| paper.name == name) else {
-        bail!("nothing about {name} is built in");
-    };
+/// Runs what a paper's claims are checked by, and puts what came of it where it is wanted.
+pub(super) fn run(
+    args: &ClaimsArgs,
+    reproduce: impl FnOnce(&Options) -> Result<Reproduction, PaperError>,
+) -> Result<ExitCode> {
     if let Some(data) = &args.data
         && !data.is_dir()
     {
@@ -62,7 +63,7 @@ pub(super) fn run(name: &str, args: &ClaimsArgs) -> Result<ExitCode> {
         check(file)?;
     }
     let processors = std::thread::available_parallelism();
-    let found = (paper.run)(&Options {
+    let found = reproduce(&Options {
         seeds: (args.first_seed..args.first_seed + args.seeds).collect(),
         quick: args.quick,
         jobs: args.jobs.or(processors.ok()).unwrap_or(NonZeroUsize::MIN),

@@ -186,6 +186,48 @@ fn mistakes_are_found_before_anything_runs() {
 }
 
 #[test]
+fn an_order_of_requests_that_does_not_exist_is_answered_with_those_that_do() {
+    let error = |line: &[&str]| laxity(line).expect_err("a mistake").to_string();
+    let set = error(&["run", "smoke", "--set", "serving.requests=lifo"]);
+    let axis = error(&["sweep", "--axis", "serving.requests=fcfs,lifo"]);
+    for order in laxity_sim::scenario::RequestOrder::ALL {
+        assert!(set.contains(order.name()), "{set}");
+        assert!(axis.contains(order.name()), "{axis}");
+        assert!(RUN_HELP.contains(order.name()), "{}", order.name());
+    }
+    laxity(&["fields"]).expect("a list");
+    laxity(&["fields", "serving.requests"]).expect("one");
+    assert!(error(&["fields", "colour"]).contains("`colour`"));
+}
+
+#[test]
+fn every_paper_can_be_reproduced_quickly_and_mistakes_are_told_before() {
+    let error = |line: &[&str]| laxity(line).expect_err("a mistake").to_string();
+    for paper in ["qoserve", "hyperflexis", "hmas", "maestro", "together"] {
+        let reproduce = ["reproduce", paper];
+        let with = |more: &[&'static str]| -> Vec<&str> {
+            reproduce
+                .iter()
+                .copied()
+                .chain(more.iter().copied())
+                .collect()
+        };
+        assert!(error(&with(&["--data", "/nowhere"])).contains("no such folder"));
+        assert!(error(&with(&["--json", "/nowhere/a.json"])).contains("cannot write"));
+        assert!(error(&with(&["--seeds", "0"])).contains("--seeds"));
+    }
+    let service = |more: &[&'static str]| -> String {
+        let line = ["reproduce", "hmas", "--quick"];
+        error(&line.iter().chain(more).copied().collect::<Vec<_>>())
+    };
+    let told = service(&["--decision-service", "https://api.example.com/v1"]);
+    assert!(told.contains("--decision-service"), "{told}");
+    assert!(service(&["--decision-takes-ms", "5"]).contains("--decision-service"));
+    let gone = service(&["--decision-service", "http://127.0.0.1:1/v1"]);
+    assert!(gone.contains("127.0.0.1:1/v1"), "{gone}");
+}
+
+#[test]
 fn plans_are_listed_and_printed() {
     laxity(&["plans"]).expect("a list");
     laxity(&["plans", "nic-rates"]).expect("a plan");

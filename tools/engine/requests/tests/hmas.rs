@@ -1,8 +1,9 @@
 //! What holds for H-MAS whatever happens: no request is lost, blocks are balanced, nothing is admitted above memory, structures change
 //! once in `ΔT` at most, and nobody waits for perception.
 
-use std::collections::{HashMap, HashSet};
+mod driver;
 
+use driver::Driver;
 use laxity_requests::hmas::cognition::Cognition;
 use laxity_requests::hmas::meta::{
     Answer, Bandit, Bypass, ChangePoint, External, Guards, Rules, Selector, Table, Why,
@@ -14,8 +15,6 @@ use laxity_requests::hmas::qos::Long;
 use laxity_requests::hmas::statera::{self, Frozen, Loop, Reading, Signal, control};
 use laxity_requests::hmas::{Agent, Config, Journal};
 use laxity_requests::iteration::{Event, Iteration as _};
-use laxity_requests::kv::Pool;
-use laxity_requests::replica::Replica;
 use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
 use laxity_requests::{Span, Time};
 use proptest::prelude::*;
@@ -61,103 +60,27 @@ fn cognition(service: Span) -> Cognition {
     Cognition::new(Box::new(perception), Box::new(Measured::default()))
 }
 
-struct Driver {
-    replica: Replica,
-    now: Time,
-    outputs: HashMap<RequestId, u32>,
-    given: HashMap<RequestId, u32>,
-    live: HashSet<RequestId>,
-    next: u64,
+fn driver(agent: Agent) -> Driver {
+    Driver::new(Box::new(agent), (BLOCKS, BLOCK_TOKENS), TICK)
 }
 
-impl Driver {
-    fn new(agent: Agent) -> Self {
-        Self {
-            replica: Replica::new(Pool::new(BLOCKS, BLOCK_TOKENS), 1, Box::new(agent)),
-            now: Time::ZERO,
-            outputs: HashMap::new(),
-            given: HashMap::new(),
-            live: HashSet::new(),
-            next: 0,
-        }
-    }
-
-    fn arrive(&mut self, prompt: u32, output: u32, slo: Slo) -> RequestId {
-        let id = RequestId(self.next);
-        self.next += 1;
-        let importance = if id.0.is_multiple_of(2) {
+fn arrive(driver: &mut Driver, prompt: u32, output: u32, slo: Slo) -> RequestId {
+    driver.arrive(output, |id, arrival| Spec {
+        id,
+        arrival,
+        prompt,
+        output_max: output + 3,
+        ready: 0,
+        generated: 0,
+        class: ClassId(0),
+        application: ApplicationId((id.0 % 3) as u32),
+        importance: if id.0.is_multiple_of(2) {
             Importance::Low
         } else {
             Importance::Important
-        };
-        let spec = Spec {
-            id,
-            arrival: self.now,
-            prompt,
-            output_max: output + 3,
-            ready: 0,
-            generated: 0,
-            class: ClassId(0),
-            application: ApplicationId((id.0 % 3) as u32),
-            importance,
-            slo,
-        };
-        self.outputs.insert(id, output);
-        self.live.insert(id);
-        self.replica.handle(self.now, &Event::Arrived(spec));
-        self.refusals();
-        id
-    }
-
-    fn refusals(&mut self) {
-        while let Some(refusal) = self.replica.poll_refusal() {
-            assert!(self.live.remove(&refusal.request), "{refusal:?} of nobody");
-        }
-    }
-
-    /// Runs an iteration: who got a token, `None` if nothing is to do.
-    fn compute(&mut self, capacity: u32) -> Option<Vec<RequestId>> {
-        let plan = self.replica.plan(self.now)?;
-        self.refusals();
-        let pool = self.replica.pool();
-        assert!(pool.used() <= capacity.max(BLOCKS) && pool.is_balanced());
-        assert!(self.replica.is_balanced());
-        let mut seen = HashSet::new();
-        let chunks = plan.chunks.iter().map(|c| (c.request, c.prefix + c.tokens));
-        let steps = plan.steps.iter().map(|s| (s.request, s.context + 1));
-        for (request, tokens) in chunks.chain(steps) {
-            assert!(seen.insert(request), "{request:?} is computed twice");
-            assert!(pool.held(request) * BLOCK_TOKENS >= tokens);
-        }
-        self.now = self.now + TICK;
-        let chunks = plan.chunks.iter().filter(|c| c.last).map(|c| c.request);
-        let tokens: Vec<_> = chunks.chain(plan.steps.iter().map(|s| s.request)).collect();
-        let mut finished = Vec::new();
-        for request in &tokens {
-            let given = self.given.entry(*request).or_default();
-            *given += 1;
-            if *given >= self.outputs[request] {
-                finished.push(*request);
-                self.live.remove(request);
-            }
-        }
-        let done = Event::Done {
-            took: TICK,
-            finished,
-        };
-        self.replica.handle(self.now, &done);
-        Some(tokens)
-    }
-
-    fn finish(&mut self) {
-        let mut rounds = 0;
-        while self.compute(BLOCKS).is_some() {
-            rounds += 1;
-            assert!(rounds < 40_000, "no end in sight: {:?}", self.replica);
-        }
-        assert!(self.live.is_empty(), "never ended: {:?}", self.live);
-        assert_eq!(self.replica.pool().used(), 0);
-    }
+        },
+        slo,
+    })
 }
 
 fn guards(bypass: bool) -> Guards {
@@ -278,7 +201,7 @@ proptest! {
     #[test]
     fn nobody_is_lost_under_any_structure_or_controller(agent in agent(), steps in prop::collection::vec(step(), 1..120)) {
         let journal = agent.journal();
-        let mut driver = Driver::new(agent);
+        let mut driver = driver(agent);
         let mut capacity = BLOCKS;
         for step in steps {
             match step {
@@ -289,17 +212,9 @@ proptest! {
                     } else {
                         Slo::Batch { ttlt: ns * 90 }
                     };
-                    driver.arrive(prompt, output, slo);
+                    arrive(&mut driver, prompt, output, slo);
                 }
-                Step::Cancel(at) => {
-                    let mut live: Vec<_> = driver.live.iter().copied().collect();
-                    live.sort();
-                    if !live.is_empty() {
-                        let request = live[at % live.len()];
-                        driver.live.remove(&request);
-                        driver.replica.handle(driver.now, &Event::Cancelled(request));
-                    }
-                }
+                Step::Cancel(at) => driver.cancel(at),
                 Step::Compute(times) => {
                     for _ in 0..times {
                         driver.compute(capacity);
@@ -317,9 +232,7 @@ proptest! {
                     driver.replica.exchange(Box::new(other));
                 }
             }
-            for request in &driver.live {
-                prop_assert!(driver.replica.job(*request).is_some(), "{request:?} was lost");
-            }
+            driver.check();
         }
         driver.replica.handle(driver.now, &Event::Capacity(BLOCKS));
         driver.finish();
@@ -342,9 +255,9 @@ fn a_controller_that_never_rests_switches_once_in_delta_t() {
     };
     let agent = Agent::new(config, cognition(Span::ZERO), Box::new(Restless(0)));
     let journal = agent.journal();
-    let mut driver = Driver::new(agent);
+    let mut driver = driver(agent);
     for _ in 0..400 {
-        driver.arrive(20, 5, interactive());
+        arrive(&mut driver, 20, 5, interactive());
         driver.compute(BLOCKS);
         driver.compute(BLOCKS);
     }
@@ -367,14 +280,17 @@ fn nobody_waits_for_perception_or_for_a_decision_that_never_come() {
         ..Config::default()
     };
     let agent = Agent::new(config, cognition, Box::new(selector));
-    let mut driver = Driver::new(agent);
+    let journal = agent.journal();
+    let mut driver = driver(agent);
     for _ in 0..100 {
-        driver.arrive(20, 5, interactive());
+        arrive(&mut driver, 20, 5, interactive());
         driver.compute(BLOCKS);
     }
     driver.finish();
     assert_eq!(exchange.lock().expect("not poisoned").questions.len(), 100);
     assert!(mailbox.take().is_some(), "it was asked");
+    let log = journal.read();
+    assert!(log.asked > 1 && !log.rejected.is_empty(), "{log:?}");
 }
 
 #[test]
@@ -402,17 +318,23 @@ fn an_answer_of_perception_that_is_no_answer_leaves_a_request_unknown() {
     }
 }
 
+/// Knows lengths.
+struct Exact;
+
+impl Tagger for Exact {
+    fn tag(&mut self, spec: &Spec) -> Option<Tags> {
+        let length = f64::from(spec.output_max - 3);
+        Some(Tags { task: 0, length })
+    }
+}
+
+fn exact() -> Cognition {
+    let perception = Paced::new(Exact, Span::ZERO);
+    Cognition::new(Box::new(perception), Box::new(Measured::default()))
+}
+
 /// Orders of first tokens of ten requests that came at once, the first nine long, the last short.
 fn order(kind: Kind) -> Vec<RequestId> {
-    struct Exact;
-    impl Tagger for Exact {
-        fn tag(&mut self, spec: &Spec) -> Option<Tags> {
-            let length = f64::from(spec.output_max - 3);
-            Some(Tags { task: 0, length })
-        }
-    }
-    let perception = Paced::new(Exact, Span::ZERO);
-    let cognition = Cognition::new(Box::new(perception), Box::new(Measured::default()));
     let config = Config {
         statera: None,
         chunk: 20,
@@ -423,11 +345,11 @@ fn order(kind: Kind) -> Vec<RequestId> {
         },
         ..Config::default()
     };
-    let mut driver = Driver::new(Agent::fixed(kind, config, cognition));
+    let mut driver = driver(Agent::fixed(kind, config, exact()));
     for _ in 0..9 {
-        driver.arrive(40, 30, interactive());
+        arrive(&mut driver, 40, 30, interactive());
     }
-    driver.arrive(8, 3, interactive());
+    arrive(&mut driver, 8, 3, interactive());
     let mut first = Vec::new();
     while let Some(tokens) = driver.compute(BLOCKS) {
         for request in tokens {
@@ -461,22 +383,13 @@ fn the_slow_lane_gets_its_share_while_short_requests_keep_coming() {
         },
         ..Config::default()
     };
-    struct Exact;
-    impl Tagger for Exact {
-        fn tag(&mut self, spec: &Spec) -> Option<Tags> {
-            let length = f64::from(spec.output_max - 3);
-            Some(Tags { task: 0, length })
-        }
-    }
-    let perception = Paced::new(Exact, Span::ZERO);
-    let cognition = Cognition::new(Box::new(perception), Box::new(Measured::default()));
-    let mut driver = Driver::new(Agent::fixed(Kind::TwoLane, config, cognition));
-    let slow = driver.arrive(40, 30, interactive());
+    let mut driver = driver(Agent::fixed(Kind::TwoLane, config, exact()));
+    let slow = arrive(&mut driver, 40, 30, interactive());
     let mut after = None;
     for round in 0..200 {
         // Twice as many prompt tokens as the machine computes.
         for _ in 0..4 {
-            driver.arrive(8, 1, interactive());
+            arrive(&mut driver, 8, 1, interactive());
         }
         let tokens = driver.compute(BLOCKS).unwrap_or_default();
         if after.is_none() && tokens.contains(&slow) {

@@ -1,17 +1,16 @@
 //! What holds for a replica whatever happens to it: no request is lost, blocks are balanced, nothing is admitted above
 //! memory, and everybody who is not turned away ends.
 
-use std::collections::{HashMap, HashSet};
+mod driver;
 
+use driver::Driver;
 use laxity_requests::baseline::{Fixed, Order, Relegating};
 use laxity_requests::discipline::{Discipline, Rank, Start, View};
-use laxity_requests::iteration::{Event, Iteration as _, Plan};
+use laxity_requests::iteration::{Event, Iteration as _};
 use laxity_requests::job::Job;
-use laxity_requests::kv::Pool;
 use laxity_requests::latency::{Composition, Latency};
 use laxity_requests::qoserve::{Alpha, Chunking, Options, Preemption, QoServe, Relegation};
-use laxity_requests::replica::Replica;
-use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
+use laxity_requests::request::{ApplicationId, ClassId, Importance, Slo, Spec};
 use laxity_requests::{Span, Time};
 use proptest::prelude::*;
 
@@ -135,133 +134,27 @@ fn discipline() -> impl Strategy<Value = Chosen> {
     prop_oneof![fixed(), relegating(), qoserve()]
 }
 
-/// What the driver of a replica knows: what everybody was given, independently of the replica's own book.
-struct Driver {
-    replica: Replica,
-    now: Time,
-    outputs: HashMap<RequestId, u32>,
-    given: HashMap<RequestId, u32>,
-    live: HashSet<RequestId>,
-    ended: HashSet<RequestId>,
-    next: u64,
-    drops: usize,
+fn driver(discipline: Box<dyn Discipline + Send>) -> Driver {
+    Driver::new(discipline, (BLOCKS, BLOCK_TOKENS), Span(10))
 }
 
-impl Driver {
-    fn new(discipline: Box<dyn Discipline + Send>) -> Self {
-        Self {
-            replica: Replica::new(Pool::new(BLOCKS, BLOCK_TOKENS), 1, discipline),
-            now: Time::ZERO,
-            outputs: HashMap::new(),
-            given: HashMap::new(),
-            live: HashSet::new(),
-            ended: HashSet::new(),
-            next: 0,
-            drops: 0,
-        }
-    }
-
-    fn check(&self) {
-        let pool = self.replica.pool();
-        assert!(pool.is_balanced() && self.replica.is_balanced());
-        for request in &self.live {
-            assert!(self.replica.job(*request).is_some(), "{request:?} was lost");
-        }
-    }
-
-    fn refusals(&mut self) {
-        while let Some(refusal) = self.replica.poll_refusal() {
-            assert!(self.live.remove(&refusal.request), "{refusal:?} of nobody");
-            self.ended.insert(refusal.request);
-        }
-    }
-
-    fn arrive(&mut self, prompt: u32, output: u32, ready: u32, slo: Slo, important: bool) {
-        let id = RequestId(self.next);
-        self.next += 1;
-        let importance = if important {
+fn arrive(driver: &mut Driver, prompt: u32, output: u32, ready: u32, slo: Slo, important: bool) {
+    driver.arrive(output, |id, arrival| Spec {
+        id,
+        arrival,
+        prompt,
+        output_max: output + 3,
+        ready: ready.min(prompt),
+        generated: 0,
+        class: ClassId(0),
+        application: ApplicationId(prompt % 3),
+        importance: if important {
             Importance::Important
         } else {
             Importance::Low
-        };
-        let spec = Spec {
-            id,
-            arrival: self.now,
-            prompt,
-            output_max: output + 3,
-            ready: ready.min(prompt),
-            generated: 0,
-            class: ClassId(0),
-            application: ApplicationId(prompt % 3),
-            importance,
-            slo,
-        };
-        self.outputs.insert(id, output);
-        self.live.insert(id);
-        self.replica.handle(self.now, &Event::Arrived(spec));
-        self.refusals();
-    }
-
-    fn compute(&mut self, capacity: u32) -> bool {
-        let Some(plan) = self.replica.plan(self.now) else {
-            return false;
-        };
-        self.drops += plan.drops.len();
-        self.refusals();
-        self.check_plan(&plan, capacity);
-        self.now = self.now + Span(10);
-        let chunks = plan.chunks.iter().filter(|c| c.last).map(|c| c.request);
-        let steps = plan.steps.iter().map(|step| step.request);
-        let mut finished = Vec::new();
-        for request in chunks.chain(steps) {
-            let given = self.given.entry(request).or_default();
-            *given += 1;
-            if *given >= self.outputs[&request] {
-                finished.push(request);
-            }
-        }
-        for request in &finished {
-            self.live.remove(request);
-            self.ended.insert(*request);
-        }
-        self.replica.handle(
-            self.now,
-            &Event::Done {
-                took: Span(10),
-                finished,
-            },
-        );
-        true
-    }
-
-    fn check_plan(&self, plan: &Plan, capacity: u32) {
-        let pool = self.replica.pool();
-        assert!(pool.used() <= capacity.max(BLOCKS));
-        let mut seen = HashSet::new();
-        for (request, tokens) in plan
-            .chunks
-            .iter()
-            .map(|chunk| (chunk.request, chunk.prefix + chunk.tokens))
-            .chain(
-                plan.steps
-                    .iter()
-                    .map(|step| (step.request, step.context + 1)),
-            )
-        {
-            assert!(
-                seen.insert(request),
-                "{request:?} is computed twice at once"
-            );
-            let held = pool.held(request) * BLOCK_TOKENS;
-            assert!(
-                held >= tokens,
-                "{request:?} computes {tokens} and holds {held}"
-            );
-        }
-        for chunk in &plan.chunks {
-            assert!(chunk.tokens > 0);
-        }
-    }
+        },
+        slo,
+    });
 }
 
 proptest! {
@@ -269,7 +162,7 @@ proptest! {
 
     #[test]
     fn nobody_is_lost_and_blocks_are_balanced(discipline in discipline(), steps in prop::collection::vec(step(), 1..120)) {
-        let mut driver = Driver::new(discipline.1);
+        let mut driver = driver(discipline.1);
         let mut capacity = BLOCKS;
         for step in steps {
             match step {
@@ -279,17 +172,9 @@ proptest! {
                     } else {
                         Slo::Batch { ttlt: slo * 90 }
                     };
-                    driver.arrive(prompt, output, ready, slo, important);
+                    arrive(&mut driver, prompt, output, ready, slo, important);
                 }
-                Step::Cancel(at) => {
-                    let mut live: Vec<_> = driver.live.iter().copied().collect();
-                    live.sort();
-                    if !live.is_empty() {
-                        let request = live[at % live.len()];
-                        driver.live.remove(&request);
-                        driver.replica.handle(driver.now, &Event::Cancelled(request));
-                    }
-                }
+                Step::Cancel(at) => driver.cancel(at),
                 Step::Compute => {
                     driver.compute(capacity);
                 }
@@ -301,14 +186,7 @@ proptest! {
             driver.check();
         }
         driver.replica.handle(driver.now, &Event::Capacity(BLOCKS));
-        let mut rounds = 0;
-        while driver.compute(BLOCKS) {
-            driver.check();
-            rounds += 1;
-            prop_assert!(rounds < 20_000, "no end in sight: {:?}", driver.replica);
-        }
-        prop_assert!(driver.live.is_empty(), "never ended: {:?}", driver.live);
-        prop_assert_eq!(driver.replica.pool().used(), 0);
+        driver.finish();
     }
 }
 
@@ -366,17 +244,12 @@ impl Discipline for Laxity {
 
 /// Runs prompts that come one after the other, each when the one before has begun; how often blocks were taken.
 fn prompts(discipline: Box<dyn Discipline + Send>, lengths: &[u32]) -> usize {
-    let mut driver = Driver::new(discipline);
+    let mut driver = driver(discipline);
     for prompt in lengths {
-        driver.arrive(*prompt, 1, 0, Slo::Batch { ttlt: 1 }, true);
+        arrive(&mut driver, *prompt, 1, 0, Slo::Batch { ttlt: 1 }, true);
         driver.compute(BLOCKS);
     }
-    let mut rounds = 0;
-    while driver.compute(BLOCKS) {
-        rounds += 1;
-        assert!(rounds < 1000, "no end in sight: {:?}", driver.replica);
-    }
-    assert!(driver.live.is_empty());
+    driver.finish();
     driver.drops
 }
 

@@ -51,7 +51,7 @@ use std::collections::BTreeMap;
 pub use built_in::{BuiltIn, built_in};
 pub use place::{Place, PlanError};
 pub use points::{Job, Point};
-pub use setting::{Setting, shown};
+pub use setting::{Field, Setting, fields, shown};
 
 use crate::report::Metric;
 

@@ -111,6 +111,67 @@ pub(super) fn scenario_of(tree: Table) -> Result<Scenario, String> {
     Scenario::deserialize(Value::Table(tree)).map_err(|error| error.message().to_owned())
 }
 
+/// A field that a plan can set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// Groups first: `workload.rate_per_gpu`.
+    pub name: String,
+    /// Its default; empty where it is left out by default.
+    pub default: String,
+    /// The words that it can be, where it is one.
+    pub words: Vec<String>,
+}
+
+/// All fields, by group.
+#[must_use]
+pub fn fields() -> Vec<Field> {
+    let mut found = Vec::new();
+    for (group, inner) in EVERY_FIELD.iter() {
+        let Some(inner) = inner.as_table() else {
+            continue;
+        };
+        for (name, value) in inner {
+            let default = DEFAULTS.get(group).and_then(|group| group.get(name));
+            let name = format!("{group}.{name}");
+            let words = words(&name, value);
+            found.push(Field {
+                // A word that is left out by default is the first of its words.
+                default: default.map_or_else(|| words.first().cloned().unwrap_or_default(), shown),
+                name,
+                words,
+            });
+        }
+    }
+    found
+}
+
+/// What a field answers to a word that it does not know: those that it does, in backticks or after `known are`.
+fn words(field: &str, value: &Value) -> Vec<String> {
+    let wrong = match value {
+        Value::String(_) => Value::from("?"),
+        Value::Array(_) => Value::from(vec!["?"]),
+        _ => return Vec::new(),
+    };
+    let mut tree = DEFAULTS.clone();
+    let setting = Setting {
+        field: field.to_owned(),
+        value: wrong,
+        place: Place::whole(""),
+    };
+    setting.apply(&mut tree);
+    let Err(problem) = scenario_of(tree) else {
+        return Vec::new();
+    };
+    if let Some((_, known)) = problem.split_once("known are ") {
+        return known.split(", ").map(str::to_owned).collect();
+    }
+    let quoted = problem.split('`').skip(1).step_by(2);
+    quoted
+        .filter(|word| *word != "?")
+        .map(str::to_owned)
+        .collect()
+}
+
 fn names(group: &Table) -> String {
     let names: Vec<&str> = group
         .keys()
@@ -198,6 +259,33 @@ mod tests {
         assert!(problem.contains("300"), "{problem}");
         check("seed", 3).expect_err("seeds are not set");
         check("cluster.servers.more", 3).expect_err("not a group");
+    }
+
+    #[test]
+    fn fields_are_listed_with_their_defaults_and_their_words() {
+        let all = fields();
+        let of = |name: &str| {
+            let field = all.iter().find(|field| field.name == name);
+            field.unwrap_or_else(|| panic!("{name} is not listed"))
+        };
+        let requests = of("serving.requests");
+        assert_eq!(requests.default, "fcfs");
+        for order in RequestOrder::ALL {
+            let word = order.name().to_owned();
+            assert!(requests.words.contains(&word), "{:?}", requests.words);
+            check("serving.requests", word).expect("a word that is listed is taken");
+        }
+        assert_eq!(requests.words.len(), RequestOrder::ALL.len());
+        let kinds = laxity_policy::PolicyKind::ALL.map(|kind| kind.name().to_owned());
+        let mut listed = of("policy.kind").words.clone();
+        listed.sort();
+        let mut kinds = kinds.to_vec();
+        kinds.sort();
+        assert_eq!(listed, kinds);
+        assert_eq!(of("workload.rate_per_gpu").words, Vec::<String>::new());
+        assert_eq!(of("serving.p2d_due").words, ["request", "chunk"]);
+        assert!(of("policy.without").words.contains(&"red".to_owned()));
+        assert!(of("workload.file").words.is_empty());
     }
 
     #[test]

@@ -9,6 +9,7 @@
 
 mod bed;
 mod claims;
+mod service;
 mod traffic;
 mod training;
 
@@ -25,6 +26,7 @@ use super::{Paper, PaperError};
 use crate::compute::Gpu;
 use crate::model::Model;
 use bed::{BLOCK_TOKENS, Bed, Chooses, Measured, Sees, Setting};
+pub use service::{Ask, Service, example_question};
 use traffic::{Mix, Stretch};
 
 /// H-MAS on the command line.
@@ -181,7 +183,7 @@ fn with_statera(setting: Setting, with: impl FnOnce(&mut statera::Config)) -> Se
 }
 
 /// The five ways to choose, and what they are compared with: every fixed structure.
-fn everyone(examples: &Arc<Vec<(Long, Kind)>>) -> Vec<Row> {
+fn everyone(examples: &Arc<Vec<(Long, Kind)>>, service: Option<&Service>) -> Vec<Row> {
     let memory_only = Setting {
         statera: None,
         ..Setting::fixed(Kind::Fcfs)
@@ -197,6 +199,10 @@ fn everyone(examples: &Arc<Vec<(Long, Kind)>>) -> Vec<Row> {
             Setting::new(Chooses::Classifier(Arc::clone(examples))),
         ),
     ]);
+    rows.extend(service.map(|service| {
+        let name = format!("H-MAS, {}", service.name);
+        row(&name, Setting::new(Chooses::Service(service.clone())))
+    }));
     rows
 }
 
@@ -305,6 +311,17 @@ fn tune(main: &Setting, place: Place<'_>, options: &Options) -> u32 {
 /// # Errors
 /// If a GPU or model that is built in cannot be had.
 pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
+    reproduce_with(options, None)
+}
+
+/// As [`reproduce`], with a decision service among the controllers.
+///
+/// # Errors
+/// As [`reproduce`].
+pub fn reproduce_with(
+    options: &Options,
+    service: Option<&Service>,
+) -> Result<Reproduction, PaperError> {
     let seconds = if options.quick { 10.0 } else { 120.0 };
     let beds = [machine(1.4)?, machine(2.0)?];
     let tight = Bed {
@@ -336,7 +353,7 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     };
     let examples = training::examples(&beds[0], options);
     let main = Setting::new(Chooses::Classifier(Arc::clone(&examples)));
-    let everyone = everyone(&examples);
+    let everyone = everyone(&examples, service);
     let place = |name, bed, scenario| Place {
         name,
         bed,
@@ -366,6 +383,9 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     for (place, runs) in places.iter().zip(&compared) {
         sections.push(claims::comparison(place, &everyone, runs));
     }
+    for (place, runs) in places.iter().zip(&compared) {
+        sections.extend(service::answers(place, &everyone, runs));
+    }
     for (place, runs) in parts_places.iter().zip(&parts) {
         sections.push(claims::ablation(place, &ablations, runs));
     }
@@ -384,25 +404,12 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::num::NonZero;
 
     #[test]
     fn a_quick_run_gives_all_tables_and_no_controller_switches_twice_in_delta_t() {
-        let options = Options {
-            seeds: vec![3],
-            quick: true,
-            jobs: NonZero::new(2).expect("two"),
-            data: None,
-            progress: false,
-        };
-        let found = reproduce(&options).expect("built in");
+        let found = reproduce(&Options::quick(3)).expect("built in");
         assert_eq!(found.sections.len(), 9);
-        for section in &found.sections {
-            assert!(!section.rows.is_empty(), "{}", section.title);
-            for row in &section.rows {
-                assert_eq!(row.len(), section.head.len(), "{row:?}");
-            }
-        }
+        found.assert_whole();
         let switch = found.claims.iter().find(|c| c.says.contains("ΔT"));
         assert!(switch.is_some_and(|claim| claim.holds), "{switch:?}");
     }

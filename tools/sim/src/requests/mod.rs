@@ -57,6 +57,7 @@ pub const PAPERS: &[Paper] = &[
         about: "dispatch by what an instance can still promise, priorities to objectives, scaling",
         run: hyperflexis::reproduce,
     },
+    hmas::PAPER,
     Paper {
         name: "together",
         about: "Request scheduler × flow scheduler: no paper, what both are worth together",

@@ -23,6 +23,20 @@ pub struct Options {
     pub progress: bool,
 }
 
+#[cfg(test)]
+impl Options {
+    /// What a test runs: one seed, quickly.
+    pub(crate) fn quick(seed: u64) -> Self {
+        Self {
+            seeds: vec![seed],
+            quick: true,
+            jobs: NonZero::new(2).expect("two"),
+            data: None,
+            progress: false,
+        }
+    }
+}
+
 /// A claim of a paper.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Claim {
@@ -67,6 +81,17 @@ pub struct Reproduction {
 }
 
 impl Reproduction {
+    /// Every table has rows, and each a cell for every column.
+    #[cfg(test)]
+    pub(crate) fn assert_whole(&self) {
+        for section in &self.sections {
+            assert!(!section.rows.is_empty(), "{}", section.title);
+            for row in &section.rows {
+                assert_eq!(row.len(), section.head.len(), "{}: {row:?}", section.title);
+            }
+        }
+    }
+
     fn claims_section(&self) -> Section {
         let row = |claim: &Claim| {
             vec![
@@ -208,11 +233,8 @@ mod tests {
     #[test]
     fn results_come_in_the_order_of_their_points_however_many_work() {
         let options = Options {
-            seeds: vec![1],
-            quick: true,
             jobs: NonZero::new(3).expect("three"),
-            data: None,
-            progress: false,
+            ..Options::quick(1)
         };
         let points: Vec<u64> = (0..50).collect();
         let squares = each(&points, &options, |point| point * point);

@@ -286,11 +286,12 @@ impl Agent {
         let switch = self
             .meta
             .look(now, &short, || (qos.long(now, line), qos.good(now, since)));
-        let rejected = self.meta.take_rejected();
-        if switch.is_none() && rejected.is_empty() {
+        let (asked, rejected) = (self.meta.take_asked(), self.meta.take_rejected());
+        if switch.is_none() && asked == 0 && rejected.is_empty() {
             return false;
         }
         self.journal.note(|log| {
+            log.asked += asked;
             log.switches.extend(switch);
             log.rejected.extend(rejected);
         });

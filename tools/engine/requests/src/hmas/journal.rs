@@ -23,7 +23,9 @@ pub struct Log {
     pub real_tokens: u64,
     /// Limits, once a second: when, concurrency, token budget, utilisation.
     pub limits: Vec<Entry>,
-    /// Answers of an outside service that were turned away, and why.
+    /// Questions to an outside service.
+    pub asked: u64,
+    /// Answers of an outside service that were turned away or never came, and why.
     pub rejected: Vec<String>,
     /// Requests that stayed unknown, and those that were tagged.
     pub unknown: u64,

@@ -23,6 +23,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha12Rng;
 use rand_distr::{Distribution as _, LogNormal};
 
+use super::service::{Asks, Service};
 use super::traffic::{TASKS, ends};
 use crate::requests::cluster;
 use crate::requests::latency::Roofline;
@@ -32,6 +33,9 @@ use crate::requests::workload::Asked;
 
 /// Tokens of a KV block.
 pub(super) const BLOCK_TOKENS: u32 = 16;
+
+/// What learners and services may choose.
+pub(super) const POOL: [Kind; 5] = [Kind::Fcfs, Kind::Edf, Kind::Sjf, Kind::TwoLane, Kind::Wfq];
 
 /// The machine.
 #[derive(Clone, Debug)]
@@ -62,6 +66,8 @@ pub(super) enum Chooses {
     Bandit,
     /// Trained on these.
     Classifier(Arc<Vec<(Long, Kind)>>),
+    /// Outside of the simulation.
+    Service(Service),
     /// Nobody: long views are kept for training.
     Watches(Kind, Watched),
 }
@@ -211,7 +217,6 @@ fn agent(setting: &Setting, bed: &Bed, asked: &[Asked], trained: &[Asked], seed:
         hints: setting.hints,
         ..Config::default()
     };
-    let pool = [Kind::Fcfs, Kind::Edf, Kind::Sjf, Kind::TwoLane, Kind::Wfq];
     let selector: Box<dyn Selector> = match &setting.chooses {
         Chooses::Fixed(kind) => return Agent::fixed(*kind, config, cognition),
         Chooses::Watches(kind, watched) => {
@@ -224,7 +229,8 @@ fn agent(setting: &Setting, bed: &Bed, asked: &[Asked], trained: &[Asked], seed:
         }
         Chooses::Rules => Box::new(Rules::default()),
         Chooses::ChangePoint => Box::new(ChangePoint::new(Table::default())),
-        Chooses::Bandit => Box::new(Bandit::new(&pool, 0.3)),
+        Chooses::Bandit => Box::new(Bandit::new(&POOL, 0.3)),
+        Chooses::Service(service) => Box::new(Asks::new(service.clone(), &POOL)),
         Chooses::Classifier(examples) => match Classifier::fit(examples, 5) {
             Ok(classifier) => Box::new(classifier),
             // One best policy everywhere is a classifier, too.

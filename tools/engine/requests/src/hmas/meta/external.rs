@@ -1,12 +1,13 @@
 //! A decision service outside (H-MAS Appendix C.2 "LLM-based selector"): a language model behind an OpenAI-style endpoint, or any program.
 //!
-//! What is here asks and checks; who carries question and answer is the driver's: it takes a [`Question`] from the [`Mailbox`], sends
-//! [`chat_request`] to its endpoint, and puts the text of the answer back ([`chat_content`]). A decision is made when the answer is there, and
+//! What is here asks and checks; who carries question and answer is the driver's (`laxity-decisions` does over HTTP): it takes a [`Question`] from the
+//! [`Mailbox`], sends [`chat_request`] to its endpoint, and puts the text of the answer back ([`chat_content`]). A decision is made when the answer is there, and
 //! never waited for. An answer has to be one JSON object of the form that the question states: a structure of the pool, hints in
 //! range, nothing else.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -123,11 +124,20 @@ pub fn decision(answer: &str, pool: &[Kind], now: &Hints) -> Result<Decision, In
 #[must_use]
 pub fn chat_request(model: &str, question: &Question) -> Value {
     let names: Vec<&str> = question.pool.iter().map(|kind| kind.name()).collect();
+    let pool: Vec<String> = question.pool.iter().map(|kind| advice(*kind)).collect();
+    let (split, weight) = (Hints::SPLITS_MS, Hints::WEIGHTS);
     let system = format!(
-        "You choose the queueing policy of an LLM inference server once in a while. Prefer two_lane when short requests wait behind \
-         long ones (total_cv and ttft_violations high), edf when deadlines are missed though lengths are alike, wfq when fairness is low, sjf when \
-         the queue is long, and the current policy when nobody is late. Answer with one JSON object and nothing else: {{\"policy\": one of {names:?}, \
-         \"lane_split_ms\": optional integer, \"fast_weight\": optional integer 1 to 16, \"bypass\": optional boolean}}."
+        "You choose the queueing policy of an LLM inference server once in a while; the view is of the last minute, times in ms. \
+         Prefer the current policy when nobody is late. The policies:\n{}\n\
+         Answer with one JSON object and nothing else: {{\"policy\": one of {names:?}, \
+         \"lane_split_ms\": null or {} to {}, total time from which on a request is in the slow lane of two_lane, \
+         \"fast_weight\": null or {} to {}, how much more work the fast lane gets, \
+         \"bypass\": false, or true to take fcfs without limits in an overload that nothing helps against}}.",
+        pool.join("\n"),
+        split.start(),
+        split.end(),
+        weight.start(),
+        weight.end(),
     );
     let view = json!({ "current": question.current, "view": question.view });
     json!({
@@ -146,6 +156,25 @@ pub fn chat_request(model: &str, question: &Question) -> Value {
             },
         },
     })
+}
+
+/// What a policy of the pool is for.
+fn advice(kind: Kind) -> String {
+    let when = match kind {
+        Kind::Fcfs => "in order of arrival: when nothing else is better",
+        Kind::Edf => "earliest deadline: when deadlines are missed though lengths are alike",
+        Kind::Llf => "least laxity: as edf, when lengths differ and there is no overload",
+        Kind::Sjf => "shortest request: when the queue is long and most requests are short",
+        Kind::Srtf => "shortest time left: as sjf, when long requests have been served in part",
+        Kind::TwoLane => {
+            "short requests beside long ones: when they wait behind them (total_cv and ttft_violations high)"
+        }
+        Kind::Wfq => "fair shares of applications: when fairness is low",
+        Kind::Stride => "fair shares of applications: as wfq",
+        Kind::Mlfq => "whoever got least so far: when lengths are not known",
+        Kind::Priority => "by importance: when important requests are late",
+    };
+    format!("{}: {when}", kind.name())
 }
 
 fn schema(names: &[&str]) -> Value {
@@ -193,6 +222,8 @@ pub struct Mailbox(Arc<Mutex<Letters>>);
 #[derive(Debug, Default)]
 struct Letters {
     question: Option<Question>,
+    /// Who waits for one.
+    carrier: Option<Waker>,
     answers: VecDeque<(u64, Result<String, String>)>,
 }
 
@@ -205,6 +236,28 @@ impl Mailbox {
     #[must_use]
     pub fn take(&self) -> Option<Question> {
         self.open(|letters| letters.question.take())
+    }
+
+    /// As [`Self::take`], for a carrier that waits: it is woken when there is a question. One carrier at a time.
+    pub fn poll_take(&self, context: &mut Context<'_>) -> Poll<Question> {
+        self.open(|letters| {
+            if let Some(question) = letters.question.take() {
+                return Poll::Ready(question);
+            }
+            letters.carrier = Some(context.waker().clone());
+            Poll::Pending
+        })
+    }
+
+    fn ask(&self, question: Question) {
+        let carrier = self.open(|letters| {
+            letters.question = Some(question);
+            letters.carrier.take()
+        });
+        // Outside of the lock: whoever is woken takes it.
+        if let Some(carrier) = carrier {
+            carrier.wake();
+        }
     }
 
     /// What came back: the text of the answer, or why there is none.
@@ -252,8 +305,7 @@ impl Selector for External {
             pool: self.pool.clone(),
             view: view.clone(),
         };
-        self.mailbox
-            .open(|letters| letters.question = Some(question));
+        self.mailbox.ask(question);
         Answer::Pending
     }
 
@@ -352,6 +404,11 @@ mod tests {
         let schema = &body["response_format"]["json_schema"]["schema"];
         let names = &schema["properties"]["policy"]["enum"];
         assert_eq!(names, &json!(["fcfs", "edf", "two_lane"]));
+        let system = body["messages"][0]["content"].as_str().expect("text");
+        for kind in Kind::ALL {
+            let told = system.contains(&format!("\n{}: ", kind.name()));
+            assert_eq!(told, POOL.contains(&kind), "{system}");
+        }
         let user = body["messages"][1]["content"].as_str().expect("text");
         let user: Value = serde_json::from_str(user).expect("JSON");
         assert_eq!(user["view"]["rps"], 12.5);

@@ -1,5 +1,6 @@
 //! The guards: rollback, bypass, cadence, answers that are none.
 
+use super::external::Mailbox;
 use super::*;
 
 const SECOND: u64 = 1_000_000_000;
@@ -98,19 +99,70 @@ fn overload_bypasses_at_once_and_for_delta_t_at_least() {
     assert_eq!((out[0].to, out[0].why), (Kind::Sjf, Why::Cleared));
 }
 
-#[test]
-fn rules_decide_where_an_answer_is_none() {
-    let mut meta = meta(&[Answer::Invalid("no JSON".to_owned())]);
-    let long = Long {
+/// Short requests are late behind long ones: rules say two lanes.
+fn behind_long_ones() -> Long {
+    Long {
         ttft_violations: 0.3,
         total_cv: 2.0,
         total_p95_ms: 9_000.0,
         fairness: 1.0,
         ..Long::default()
-    };
+    }
+}
+
+#[test]
+fn rules_decide_where_an_answer_is_none() {
+    let mut meta = meta(&[Answer::Invalid("no JSON".to_owned())]);
+    let long = behind_long_ones();
     let switches = until(&mut meta, 0, 25, short(0.3, 200, 500.0), &long);
     assert_eq!(switches.len(), 1);
     assert_eq!(switches[0].to, Kind::TwoLane);
     assert_eq!(meta.hints().lane_split, Span::from_millis(9_000));
     assert_eq!(meta.take_rejected(), ["no JSON"]);
+}
+
+/// A controller that asks outside, and the end of who carries questions.
+fn asking() -> (Meta, Mailbox) {
+    let selector = External::new(&Kind::ALL);
+    let mailbox = selector.mailbox();
+    let meta = Meta::new(
+        Box::new(selector),
+        Guards::default(),
+        Kind::Sjf,
+        Hints::default(),
+    );
+    (meta, mailbox)
+}
+
+#[test]
+fn rules_decide_where_no_answer_came_before_the_next_decision() {
+    let (mut meta, mailbox) = asking();
+    let long = behind_long_ones();
+    let waits = until(&mut meta, 0, 40, short(0.3, 200, 500.0), &long);
+    assert!(waits.is_empty(), "it may still answer: {waits:?}");
+    let switches = until(&mut meta, 40, 41, short(0.3, 200, 500.0), &long);
+    assert_eq!(switches.len(), 1);
+    assert_eq!(
+        (switches[0].to, switches[0].why),
+        (Kind::TwoLane, Why::Decided)
+    );
+    assert_eq!(meta.take_rejected(), [UNANSWERED]);
+    assert_eq!(
+        mailbox.take().map(|q| q.number),
+        Some(2),
+        "it was asked again"
+    );
+}
+
+#[test]
+fn an_answer_that_comes_just_before_the_next_decision_is_acted_upon() {
+    let (mut meta, mailbox) = asking();
+    let long = behind_long_ones();
+    until(&mut meta, 0, 40, short(0.3, 200, 500.0), &long);
+    let number = mailbox.take().expect("a question").number;
+    mailbox.answer(number, Ok(r#"{"policy": "wfq"}"#.to_owned()));
+    let switches = until(&mut meta, 40, 41, short(0.3, 200, 500.0), &long);
+    assert_eq!(switches.len(), 1);
+    assert_eq!(switches[0].to, Kind::Wfq);
+    assert!(meta.take_rejected().is_empty());
 }

@@ -11,7 +11,7 @@
 //!   it, `ν > ρ · ν_pre` always holds after `ν_pre = 0`. What was rolled back from is not taken up again for some decisions.
 //! * **Bypass** in extreme overload: FCFS, no budget, no limit. The fence stays: without it the engine thrashes exactly then.
 //! * **Answers** of a service that are no JSON, name no structure of the pool or a hint out of range are rejected, and
-//!   the rules decide in their place.
+//!   the rules decide in their place. So they do where no answer came within `ΔT`.
 
 mod bandit;
 mod change_point;
@@ -28,6 +28,9 @@ pub use rules::Rules;
 use super::pool::{Hints, Kind};
 use super::qos::{Long, Short};
 use crate::{Span, Time};
+
+/// What [`Meta::take_rejected`] says of a question without an answer.
+pub const UNANSWERED: &str = "no answer came until the next decision was due";
 
 /// What was decided.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -220,6 +223,8 @@ pub struct Meta {
     banned: Option<(Kind, u32)>,
     /// What the last decision was made on.
     seen: Option<Long>,
+    /// Questions that are answered later or never, until they are taken.
+    asked: u64,
     /// Answers that were turned away, until they are taken.
     rejected: Vec<String>,
 }
@@ -254,6 +259,7 @@ impl Meta {
             bypass: None,
             banned: None,
             seen: None,
+            asked: 0,
             rejected: Vec::new(),
         }
     }
@@ -288,6 +294,11 @@ impl Meta {
         now >= self.next_look
     }
 
+    /// Questions to a service outside since this was asked last.
+    pub fn take_asked(&mut self) -> u64 {
+        std::mem::take(&mut self.asked)
+    }
+
     /// Answers that were turned away since this was asked last.
     pub fn take_rejected(&mut self) -> Vec<String> {
         std::mem::take(&mut self.rejected)
@@ -313,6 +324,9 @@ impl Meta {
             return self.late_answer(now, short);
         }
         self.next_decision = Some(now + self.guards.every);
+        // The last moment of an answer to the question before.
+        let asked = std::mem::take(&mut self.pending);
+        let late = asked.then(|| self.selector.poll(now));
         let (long, good) = long();
         self.learn(good);
         if let Some(switch) = self.rollback(now, short) {
@@ -324,6 +338,12 @@ impl Meta {
         let answer = self.selector.select(now, &long, self.current);
         self.seen = Some(long);
         self.pending = answer == Answer::Pending;
+        self.asked += u64::from(self.pending);
+        let answer = match (answer, late) {
+            (Answer::Pending, Some(Some(late))) => late,
+            (Answer::Pending, Some(None)) => Answer::Invalid(UNANSWERED.to_owned()),
+            (answer, _) => answer,
+        };
         self.act(now, short, answer)
     }
 

@@ -1,0 +1,111 @@
+//! `laxity sim reproduce hmas` with a decision service: a language model behind an OpenAI-style endpoint, or any program that answers like one.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use laxity_decisions::{Client, Endpoint, Failure};
+use laxity_sim::requests::hmas::{self, Service};
+
+use super::claims::{self, ClaimsArgs};
+
+pub(super) const HELP: &str = "\
+With --decision-service, one more controller is compared: a service that is really asked, while virtual
+time stands still, and whose decision comes --decision-takes-ms later in virtual time. A decision that takes longer
+than 20 s, the time between decisions, is never acted upon: the rules decide then, as they do where an answer is
+no decision. What is asked, and what an answer has to be: docs/requests/hmas.md. A key goes
+into the environment, as LAXITY_DECISION_KEY.
+
+Examples:
+  laxity sim reproduce hmas --quick
+  laxity sim reproduce hmas --first-seed 11 --markdown tables.md
+  laxity sim reproduce hmas --quick --decision-service http://127.0.0.1:8000/v1 \\
+      --decision-model Qwen/Qwen3-8B --decision-takes-ms 2500";
+
+/// Where the key is.
+const KEY: &str = "LAXITY_DECISION_KEY";
+
+/// Arguments of `laxity sim reproduce hmas`.
+#[derive(Args)]
+pub(crate) struct HmasArgs {
+    #[command(flatten)]
+    claims: ClaimsArgs,
+    /// Also compare decisions of this OpenAI-style endpoint, e.g. http://127.0.0.1:8000/v1
+    #[arg(long, value_name = "URL")]
+    decision_service: Option<String>,
+    /// The model that the service is asked for
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "default",
+        requires = "decision_service"
+    )]
+    decision_model: String,
+    /// What a decision takes in virtual time, whatever it really took
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = 1_000,
+        requires = "decision_service",
+        value_parser = clap::value_parser!(u64).range(..=3_600_000)
+    )]
+    decision_takes_ms: u64,
+    /// How long the service is really waited for; an answer later than this is none
+    #[arg(
+        long,
+        value_name = "S",
+        default_value_t = 30,
+        requires = "decision_service",
+        value_parser = clap::value_parser!(u64).range(1..=3_600)
+    )]
+    decision_timeout_s: u64,
+}
+
+pub(super) fn run(args: &HmasArgs) -> Result<ExitCode> {
+    let Some(url) = &args.decision_service else {
+        return claims::run(&args.claims, hmas::reproduce);
+    };
+    let timeout = Duration::from_secs(args.decision_timeout_s);
+    let mut endpoint =
+        Endpoint::new(url, &args.decision_model, timeout).context("--decision-service")?;
+    if let Ok(key) = std::env::var(KEY) {
+        endpoint = endpoint.with_key(&key).context(KEY)?;
+    }
+    let client = Arc::new(Client::new(endpoint));
+    greet(&client)?;
+    let asks = Arc::clone(&client);
+    let service = Service {
+        name: format!("service {}", args.decision_model),
+        takes: Duration::from_millis(args.decision_takes_ms),
+        ask: Arc::new(move |question| {
+            asks.ask_blocking(question)
+                .map_err(|failure| failure.to_string())
+        }),
+    };
+    let done = claims::run(&args.claims, |options| {
+        hmas::reproduce_with(options, Some(&service))
+    })?;
+    eprintln!("{}: {}", client.endpoint().address(), client.counts());
+    Ok(done)
+}
+
+/// Before minutes are spent: is there a service, and does it have the model? What else goes wrong is what is being measured.
+fn greet(client: &Client) -> Result<()> {
+    match client.ask_blocking(&hmas::example_question()) {
+        Err(failure @ (Failure::Unreachable { .. } | Failure::Refused { .. })) => {
+            bail!(
+                "the decision service at {}: {failure}",
+                client.endpoint().address()
+            )
+        }
+        Err(failure) => {
+            eprintln!(
+                "the decision service answered a first question badly, and goes on: {failure}"
+            );
+            Ok(())
+        }
+        Ok(_) => Ok(()),
+    }
+}
