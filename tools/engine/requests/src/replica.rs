@@ -436,10 +436,18 @@ impl Replica {
             .collect();
         order.sort_unstable();
         order.truncate(self.discipline.decodes_max());
+        let (order, later): (Vec<Place>, Vec<Place>) = order
+            .into_iter()
+            .partition(|place| self.discipline.takes_token(&self.state.at(place.3).job));
         let mut order: VecDeque<usize> = order.into_iter().map(|place| place.3).collect();
+        let mut later = later.into_iter().map(|place| place.3);
         self.state.seen.clear();
         self.state.decodes = Composition::default();
-        while let Some(slot) = order.pop_front() {
+        // Whoever is to wait goes on if nobody else does: an iteration without tokens would be the last.
+        while let Some(slot) = order.pop_front().or_else(|| {
+            let nobody = plan.steps.is_empty();
+            nobody.then(|| later.next()).flatten()
+        }) {
             let job = self.state.at(slot).job;
             let entering = !self.state.holds(slot);
             loop {

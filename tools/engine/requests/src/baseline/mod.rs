@@ -1,17 +1,23 @@
 //! What the papers are compared with, and what a sceptic would take instead.
 
+mod aladdin;
+mod annealing;
 mod central_edf;
 mod least_loaded;
 mod least_work;
 mod line;
 mod relegating;
 mod round_robin;
+mod scorpio;
 mod silo;
 
+pub use aladdin::Aladdin;
+pub use annealing::Annealing;
 pub use central_edf::CentralEdf;
 pub use least_loaded::LeastLoaded;
 pub use least_work::LeastWork;
 pub use line::{Fixed, Order};
 pub use relegating::Relegating;
 pub use round_robin::RoundRobin;
+pub use scorpio::Scorpio;
 pub use silo::Silo;
