@@ -224,6 +224,13 @@ pub enum Event {
         /// Which.
         model: ModelId,
     },
+    /// The weights that [`Decision::Demote`] let leave have left: it said how long that takes.
+    Slept {
+        /// Where.
+        node: NodeId,
+        /// Which.
+        model: ModelId,
+    },
     /// A stage has ended.
     Finished {
         /// Which.
@@ -252,8 +259,7 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
-    /// A model moves down: to host memory, to disk, or is forgotten. The time of it is in that of the next
-    /// [`Decision::Activate`] there.
+    /// A model moves down: to host memory, to disk, or is forgotten.
     Demote {
         /// Where.
         node: NodeId,
@@ -261,6 +267,18 @@ pub enum Decision {
         model: ModelId,
         /// To.
         to: Readiness,
+        /// How long its memory is not free yet, from now: [`Event::Slept`] says when it is. Zero if it is at once, or if the time of it is in that of
+        /// the next [`Decision::Activate`] there.
+        #[serde(with = "crate::nanoseconds::span")]
+        takes: Span,
+    },
+    /// A model that [`Decision::Demote`] let leave is dropped where it is, at once: its memory is free. The `Demote` before this one says where
+    /// it is now.
+    StopTransition {
+        /// Where.
+        node: NodeId,
+        /// Which.
+        model: ModelId,
     },
     /// A model's weights go to the GPU; [`Event::Activated`] says when they are there.
     Activate {

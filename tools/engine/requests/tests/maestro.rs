@@ -67,7 +67,11 @@ struct World {
     /// Node, KV promised, KV needed.
     running: BTreeMap<StageId, (NodeId, u64, u64)>,
     ready: BTreeSet<StageId>,
+    /// Those that asked for more and have no answer yet.
+    asked: BTreeSet<StageId>,
     loads: Vec<(NodeId, ModelId)>,
+    /// Weights that leave, until when.
+    leaves: Vec<(u64, NodeId, ModelId)>,
     refused: usize,
     finished: usize,
 }
@@ -82,7 +86,9 @@ impl World {
             jobs: BTreeMap::new(),
             running: BTreeMap::new(),
             ready: BTreeSet::new(),
+            asked: BTreeSet::new(),
             loads: Vec::new(),
+            leaves: Vec::new(),
             refused: 0,
             finished: 0,
         }
@@ -150,6 +156,7 @@ impl World {
             let mine = |stage: &StageId| (stage.0 / 100) as usize == index;
             self.ready.retain(|stage| !mine(stage));
             self.running.retain(|stage, _| !mine(stage));
+            self.asked.retain(|stage| !mine(stage));
             self.handle(&Event::Cancelled(JobId(index as u64)));
         }
     }
@@ -173,12 +180,14 @@ impl World {
                     let held = self.running.get_mut(&stage).expect("who grows runs");
                     assert!(kv > held.1);
                     held.1 = kv;
+                    self.asked.remove(&stage);
                 }
                 Decision::SwapOut(stage) | Decision::Abort(stage) => {
                     assert!(
                         self.running.remove(&stage).is_some(),
                         "{stage:?} did not run"
                     );
+                    self.asked.remove(&stage);
                     self.ready.insert(stage);
                 }
                 Decision::Activate { node, model, .. } => self.loads.push((node, model)),
@@ -186,7 +195,20 @@ impl World {
                     self.refused += 1;
                     self.cancel((stage.0 / 100) as usize);
                 }
-                Decision::Demote { .. } | Decision::Preempted(_) => {}
+                Decision::Demote {
+                    node, model, takes, ..
+                } => {
+                    if takes > Span::ZERO {
+                        self.leaves.push((self.now + takes.0, node, model));
+                    }
+                }
+                Decision::StopTransition { node, model } => {
+                    let before = self.leaves.len();
+                    self.leaves
+                        .retain(|(_, at, other)| (*at, *other) != (node, model));
+                    assert!(self.leaves.len() < before, "{model:?} was not leaving");
+                }
+                Decision::Preempted(_) => {}
             }
         }
         assert!(self.scheduler.is_balanced());
@@ -195,30 +217,44 @@ impl World {
     /// The next thing that happens, chosen by `dice`. Whether there was one.
     fn step(&mut self, dice: u64) -> bool {
         self.now += 1 + dice % S;
-        let outgrown = self
-            .running
-            .iter()
-            .find(|(_, (_, promised, needed))| promised < needed);
+        // What has left by now has left.
+        let now = self.now;
+        let (left, still): (Vec<_>, Vec<_>) =
+            self.leaves.drain(..).partition(|(at, ..)| *at <= now);
+        self.leaves = still;
+        for (_, node, model) in left {
+            self.handle(&Event::Slept { node, model });
+            self.drain();
+        }
+        let outgrown = self.running.iter().find(|(stage, (_, promised, needed))| {
+            promised < needed && !self.asked.contains(*stage)
+        });
         if let Some((stage, (_, _, needed))) = outgrown {
             let (stage, bytes) = (*stage, *needed);
+            self.asked.insert(stage);
             self.handle(&Event::Outgrew { stage, bytes });
             self.drain();
             return true;
         }
-        let happening = self.loads.len() + self.running.len();
+        // Who asked for more and has no answer stands still.
+        let goes_on: Vec<StageId> = self
+            .running
+            .keys()
+            .filter(|stage| !self.asked.contains(*stage))
+            .copied()
+            .collect();
+        let happening = self.loads.len() + goes_on.len();
         if happening == 0 {
-            return false;
+            let next = self.leaves.iter().map(|(at, ..)| *at).min();
+            self.now = next.unwrap_or(self.now);
+            return next.is_some();
         }
         let at = (dice / 7) as usize % happening;
         if at < self.loads.len() {
             let (node, model) = self.loads.swap_remove(at);
             self.handle(&Event::Activated { node, model });
         } else {
-            let stage = *self
-                .running
-                .keys()
-                .nth(at - self.loads.len())
-                .expect("there");
+            let stage = goes_on[at - self.loads.len()];
             self.running.remove(&stage);
             let (job, index) = ((stage.0 / 100) as usize, (stage.0 % 100) as usize);
             let outcome = Outcome {
@@ -242,6 +278,7 @@ impl World {
 
     fn down(&mut self, node: NodeId) {
         self.loads.retain(|(other, _)| *other != node);
+        self.leaves.retain(|(_, other, _)| *other != node);
         let here: Vec<StageId> = self
             .running
             .iter()
@@ -250,6 +287,7 @@ impl World {
             .collect();
         for stage in here {
             self.running.remove(&stage);
+            self.asked.remove(&stage);
             self.ready.insert(stage);
         }
         self.handle(&Event::NodeDown(node));

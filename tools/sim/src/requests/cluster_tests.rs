@@ -234,3 +234,79 @@ fn instances_come_and_go_and_no_request_is_lost() {
         outcome.instance_time
     );
 }
+
+/// Starts one instance, with weights from the first one, at its first look.
+struct Once(Option<scaling::Decision>);
+
+impl Scaling for Once {
+    fn name(&self) -> &'static str {
+        "once"
+    }
+
+    fn handle(&mut self, _: Time, _: &Window) {}
+
+    fn poll_decision(&mut self, _: Time) -> Option<scaling::Decision> {
+        self.0.take()
+    }
+}
+
+/// When an instance that was started after a second gave its first token, s.
+fn first_token_of_a_started_one(weights: scaling::Weights, fail_every: u64) -> f64 {
+    let asked = recipe(12.0).requests(7);
+    let clock = roofline();
+    let make = |_: InstanceId, _: Role| {
+        let discipline = Fixed {
+            order: Order::Fcfs,
+            tokens: 512,
+        };
+        Replica::new(Pool::new(4000, 16), 40, Box::new(discipline))
+    };
+    let role = Role::Whole;
+    let start = scaling::Decision::Start { role, weights };
+    let outcome = run(
+        Config {
+            roles: vec![role],
+            make: &make,
+            clock: &clock,
+            dispatch: Box::new(LeastLoaded::default()),
+            scaler: Some(Scaler {
+                decides: Box::new(Once(Some(start))),
+                window: Span(SECOND),
+                startup: Startup {
+                    // Weights that take ten seconds from disk, and one from a peer.
+                    weights: 10_000_000_000,
+                    disk: 1_000_000_000,
+                    boot: Span::ZERO,
+                    warm: Span::ZERO,
+                },
+                most: 2,
+            }),
+            link: Link::new(10_000_000_000, Span::ZERO).with_weights_failing(fail_every),
+            kv_bytes_per_token: clock.kv_bytes_per_token(),
+            ends: Time::NEVER,
+        },
+        &asked,
+    );
+    assert!(outcome.records.iter().all(Record::complete));
+    let firsts = outcome
+        .records
+        .iter()
+        .filter(|record| record.instances[0] == Some(1))
+        .filter_map(|record| record.first);
+    let first = firsts.min().expect("it was started and used");
+    first.0 as f64 / SECOND as f64
+}
+
+/// HyperFlexis §6: “on failure, the system falls back to disk loading”.
+#[test]
+fn weights_whose_transfer_fails_come_from_disk() {
+    let peer = scaling::Weights::Peer(InstanceId(0));
+    let there = first_token_of_a_started_one(peer, 0);
+    let failed = first_token_of_a_started_one(peer, 1);
+    let disk = first_token_of_a_started_one(scaling::Weights::Disk, 0);
+    // It looks at one second; a transfer fails half way, after half a second.
+    assert!((2.0..4.0).contains(&there), "from a peer: {there}");
+    assert!((11.0..13.0).contains(&disk), "from disk: {disk}");
+    assert!((11.5..13.5).contains(&failed), "after a failure: {failed}");
+    assert!(failed > disk, "{failed} against {disk}");
+}

@@ -1,5 +1,7 @@
 //! What the papers are compared with, and what a sceptic would take instead.
 
+mod aladdin;
+mod annealing;
 mod central_edf;
 mod fewest;
 mod least_loaded;
@@ -7,8 +9,11 @@ mod least_work;
 mod line;
 mod relegating;
 mod round_robin;
+mod scorpio;
 mod silo;
 
+pub use aladdin::Aladdin;
+pub use annealing::Annealing;
 pub use central_edf::CentralEdf;
 pub use fewest::Fewest;
 pub use least_loaded::LeastLoaded;
@@ -16,4 +21,5 @@ pub use least_work::LeastWork;
 pub use line::{Fixed, Order};
 pub use relegating::Relegating;
 pub use round_robin::RoundRobin;
+pub use scorpio::Scorpio;
 pub use silo::Silo;

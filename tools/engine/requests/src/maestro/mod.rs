@@ -7,6 +7,7 @@
 //! | [`residency`] | III-C Algorithm 1 | weights on GPU, in host memory, on disk, elsewhere |
 //! | [`memory`] | III-C Algorithm 2, eq. 4 | freeing memory at the least harm |
 //! | [`node`] | III-C | a node's books: residency, promised KV, who runs |
+//! | `transition` | III-C Algorithm 2, level 3 | weights on their way out |
 //! | [`fitness`] | III-D Algorithm 3, eq. 5, 6 | where a stage runs |
 //! | [`queue`] | III-D eq. 7 | who is first; turns between stages |
 //! | [`scheduler`] | III-A | the loop around them, a [`crate::workflow::Workflow`] |
@@ -25,6 +26,7 @@ pub mod queue;
 pub mod regressor;
 pub mod residency;
 pub mod scheduler;
+mod transition;
 
 pub use estimate::{Estimator, Learned};
 pub use scheduler::{Options, Scheduler};

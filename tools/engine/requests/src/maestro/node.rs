@@ -5,13 +5,14 @@
 //! write it ([`Node::grow`]). Between two stages of a job no KV is kept: an invocation is over, and the paper turns prefix caching off
 //! where models share memory (§III-C), so that a job that loses its turn has nothing to restore.
 //!
-//! Level 3 of Algorithm 2 (stop a transition to sleep) is never offered here: weights that leave are charged to the activation that they leave for,
-//! so no transition is ever under way by itself.
+//! A model that is put to sleep for KV takes time to leave ([`super::transition`]): who was promised its memory waits for that, and who can't wait
+//! stops it (level 3 of Algorithm 2). Weights that leave for other weights are charged to the activation that they leave for.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::memory::{self, Action, Engine, Offer, Plan};
 use super::residency::{Activation, Move, Residency};
+use super::transition::Leaving;
 use crate::workflow::{Class, ModelId, ModelSpec, NodeSpec, Readiness, StageId};
 use crate::{Span, Time};
 
@@ -73,10 +74,16 @@ pub struct Done {
     pub aborted: Vec<StageId>,
     /// Models that moved down.
     pub moves: Vec<Move>,
+    /// Of those, which take how long from now until their memory is free.
+    pub leaving: Vec<(ModelId, Span)>,
+    /// Models that were leaving and are dropped instead.
+    pub stopped: Vec<ModelId>,
     /// Weights that are on their way: from where, and for how long.
     pub activate: Option<(ModelId, Readiness, Span)>,
     /// It did not work: the stage itself was swapped out or aborted, and is among those.
     pub refused: bool,
+    /// It worked, and the stage has what it asked for when weights have left ([`Node::slept`]).
+    pub later: bool,
 }
 
 /// A node.
@@ -87,6 +94,7 @@ pub struct Node {
     /// Models whose weights are on their way, until when.
     loading: BTreeMap<ModelId, Time>,
     link_free: Time,
+    leaving: Leaving,
     running: BTreeMap<StageId, Held>,
     ends: BTreeSet<(Time, StageId)>,
     queue: VecDeque<Ask>,
@@ -105,6 +113,7 @@ impl Node {
             spec,
             loading: BTreeMap::new(),
             link_free: Time::ZERO,
+            leaving: Leaving::default(),
             running: BTreeMap::new(),
             ends: BTreeSet::new(),
             queue: VecDeque::new(),
@@ -157,11 +166,28 @@ impl Node {
         last + Span(queued / u64::from(self.spec.slots.max(1)))
     }
 
-    /// `R_head`: bytes of KV that nobody has.
+    /// `R_head`: bytes of KV that nobody has, now: what weights still hold that leave is none.
     #[must_use]
     pub fn headroom(&self, table: &[ModelSpec]) -> u64 {
+        self.promisable(table)
+            .saturating_sub(self.leaving.bytes(table))
+    }
+
+    /// The same once all weights have left that do.
+    fn promisable(&self, table: &[ModelSpec]) -> u64 {
         let used = self.residency.on_gpu(table) + self.kv + self.spec.other;
         self.spec.gpu.saturating_sub(used)
+    }
+
+    /// Running stages could have so many bytes more at this moment, weights that have not left counted.
+    fn is_there(&self, more: u64, table: &[ModelSpec]) -> bool {
+        if self.leaving.is_empty() {
+            return true;
+        }
+        let promised: u64 = self.running.values().map(|held| held.ask.kv).sum();
+        let fixed = self.residency.on_gpu(table) + self.leaving.bytes(table) + self.spec.other;
+        let fixed = fixed.saturating_sub(self.leaving.to_come(table));
+        fixed + promised.saturating_sub(self.leaving.owed()) + more <= self.spec.gpu
     }
 
     /// The most KV that a stage of a model can ever have here.
@@ -179,6 +205,7 @@ impl Node {
         let used = self.residency.on_gpu(table) + self.kv + self.spec.other;
         promised == self.kv
             && used <= self.spec.gpu
+            && self.is_there(0, table)
             && self.residency.in_host(table) <= self.spec.host
             && self.residency.on_disk(table) <= self.spec.disk
             && self.running.len() <= self.spec.slots as usize
@@ -208,6 +235,10 @@ impl Node {
     pub fn estimate(&self, ask: &Ask, table: &[ModelSpec], now: Time) -> Option<Estimate> {
         let prepared = self.prepare(ask, table, now)?;
         let mut activation = prepared.activation.takes;
+        let leaves = self.leaves(&prepared.plan, table);
+        if leaves > Span::ZERO {
+            activation = self.link_free.since(now) + leaves;
+        }
         if let Some(until) = self.loading.get(&ask.model) {
             activation = until.since(now);
         } else if activation > Span::ZERO {
@@ -262,6 +293,20 @@ impl Node {
         }
     }
 
+    /// How long the weights take that leave by a plan.
+    fn leaves(&self, plan: &Plan, table: &[ModelSpec]) -> Span {
+        plan.steps
+            .iter()
+            .filter(|step| step.action == Action::Sleep)
+            .filter_map(|step| match step.engine {
+                Engine::Model(model) => table.get(usize::from(model.0)),
+                Engine::Stage(_) => None,
+            })
+            .fold(Span::ZERO, |sum, model| {
+                sum + Span::transfer(model.weights, self.spec.host_rate)
+            })
+    }
+
     /// What could be done for a stage, by Algorithm 2's states: idle, sleeping, active.
     fn offers(&self, ask: &Ask, table: &[ModelSpec], now: Time) -> Vec<Offer> {
         let mut offers = Vec::new();
@@ -284,6 +329,20 @@ impl Node {
                     restore: model.context_start,
                 });
             }
+        }
+        // Of what leaves, stages were promised a part already: that much less is won by stopping it.
+        let claimed = self
+            .leaving
+            .bytes(table)
+            .saturating_sub(self.promisable(table));
+        for id in self.leaving.models() {
+            let model = &table[usize::from(id.0)];
+            offers.push(Offer {
+                engine: Engine::Model(id),
+                action: Action::StopTransition,
+                frees: model.weights.saturating_sub(claimed),
+                restore: Span::transfer(model.weights, self.spec.disk_rate).0 + model.context_start,
+            });
         }
         if ask.highest.is_interrupting() {
             offers.extend(self.stage_offers(ask, table, now));
@@ -326,10 +385,50 @@ impl Node {
                 (Engine::Model(model), Action::Evict) if after.at(model) == Readiness::Sleeping => {
                     after.evict(model, &mut moves);
                 }
+                (Engine::Model(model), Action::StopTransition) => {
+                    after.stop(model, &self.spec, table, &mut moves);
+                }
                 _ => {}
             }
         }
         (after, moves)
+    }
+
+    /// Begins the transitions of a plan, and ends those that it stops.
+    fn transit(&mut self, plan: &Plan, table: &[ModelSpec], now: Time, done: &mut Done) {
+        for step in &plan.steps {
+            match (step.engine, step.action) {
+                (Engine::Model(model), Action::Sleep) => {
+                    let weights = table[usize::from(model.0)].weights;
+                    let takes = Span::transfer(weights, self.spec.host_rate);
+                    self.link_free = self.leaving.begin(model, now.max(self.link_free), takes);
+                    done.leaving.push((model, self.link_free.since(now)));
+                }
+                (Engine::Model(model), Action::StopTransition) => {
+                    self.leaving.end(model);
+                    done.stopped.push(model);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The weights of a model have left for host memory.
+    pub fn slept(&mut self, model: ModelId, now: Time) {
+        self.leaving.left(model, now);
+    }
+
+    /// Stages that waited for weights to leave and can grow now, with the KV that they may have.
+    pub fn grown(&mut self, table: &[ModelSpec]) -> Vec<(StageId, u64)> {
+        let mut grown = Vec::new();
+        let waiting: Vec<(StageId, u64)> = self.leaving.growing().collect();
+        for (stage, bytes) in waiting {
+            if self.is_there(bytes, table) {
+                self.leaving.forget(stage);
+                grown.extend(self.running.get(&stage).map(|held| (stage, held.ask.kv)));
+            }
+        }
+        grown
     }
 
     /// Interrupts the stages of a plan.
@@ -371,12 +470,17 @@ impl Node {
         if let Some(after) = prepared.after {
             self.residency = after;
         }
+        self.transit(&prepared.plan, table, now, &mut done);
         self.interrupt(&prepared.plan, table, &mut done);
         done.moves = prepared.moves;
         done.moves.extend(prepared.activation.moves);
         if let Some(from) = prepared.activation.from {
+            // If it was about to leave, what is there of it is counted once.
+            self.leaving.end(ask.model);
             // One transfer after the other on the link.
-            let until = now.max(self.link_free) + prepared.activation.takes;
+            let from_then = now.max(self.link_free);
+            self.leaving.load_behind(ask.model, from_then);
+            let until = from_then + prepared.activation.takes;
             self.link_free = until;
             // It stays until it is there, whoever may still want it: what is on its way can't make room, and a
             // second transfer would be taken for there when the first is.
@@ -400,17 +504,19 @@ impl Node {
 
     /// Weights are there.
     pub fn activated(&mut self, model: ModelId) {
+        self.leaving.loaded(model);
         if self.loading.remove(&model).is_some() {
             self.residency.release(model);
         }
     }
 
     /// The next stage that can start, with the KV that it may have: the first in the queue whose model is there, while slots last.
-    pub fn start(&mut self, now: Time) -> Option<(StageId, u64)> {
+    pub fn start(&mut self, table: &[ModelSpec], now: Time) -> Option<(StageId, u64)> {
         if self.running.len() >= self.spec.slots as usize {
             return None;
         }
-        let ready = |ask: &Ask| !self.loading.contains_key(&ask.model);
+        let ready =
+            |ask: &Ask| !self.loading.contains_key(&ask.model) && self.is_there(ask.kv, table);
         let at = self.queue.iter().position(ready)?;
         let ask = self.queue.remove(at)?;
         let ends = now + ask.execution;
@@ -451,18 +557,25 @@ impl Node {
                     let (after, moves) = self.demoted(&plan, table);
                     self.residency = after;
                     done.moves = moves;
+                    self.transit(&plan, table, now, &mut done);
                     self.interrupt(&plan, table, &mut done);
                 }
                 Err(_) => self.give_way(stage, bytes, table, &mut done),
             }
         }
         let headroom = self.headroom(table);
-        let Some(held) = self.running.get_mut(&stage) else {
+        let Some(had) = self.running.get(&stage).map(|held| held.ask.kv) else {
             return (0, done);
         };
-        let granted = held.ask.kv + wished.saturating_sub(held.ask.kv).min(headroom).max(more);
-        self.kv += granted - held.ask.kv;
-        held.ask.kv = granted;
+        let granted = had + wished.saturating_sub(had).min(headroom).max(more);
+        if !self.is_there(granted - had, table) {
+            self.leaving.grows(stage, granted - had);
+            done.later = true;
+        }
+        self.kv += granted - had;
+        if let Some(held) = self.running.get_mut(&stage) {
+            held.ask.kv = granted;
+        }
         (granted, done)
     }
 
@@ -485,6 +598,7 @@ impl Node {
     /// A stage is done here, or nobody wants it: what it had is free.
     pub fn remove(&mut self, stage: StageId) -> Option<Ask> {
         let ask = if let Some(held) = self.running.remove(&stage) {
+            self.leaving.forget(stage);
             self.ends.remove(&(held.ends, stage));
             held.ask
         } else if let Some(at) = self.queue.iter().position(|ask| ask.stage == stage) {

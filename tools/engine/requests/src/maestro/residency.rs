@@ -241,6 +241,20 @@ impl Residency {
         Span::transfer(size, spec.host_rate)
     }
 
+    /// A model that was going to sleep is stopped: its weights are dropped where they are, and are on disk if there is room, else elsewhere.
+    pub fn stop(
+        &mut self,
+        victim: ModelId,
+        spec: &NodeSpec,
+        table: &[ModelSpec],
+        moves: &mut Vec<Move>,
+    ) {
+        // It may have been on its way to disk, for lack of room in host memory.
+        if matches!(self.at(victim), Readiness::Sleeping | Readiness::Host) {
+            self.drop_to_disk(victim, spec, table, moves);
+        }
+    }
+
     /// A sleeper's context goes; its weights stay in host memory.
     pub fn evict(&mut self, victim: ModelId, moves: &mut Vec<Move>) {
         self.put(victim, Readiness::Host, moves);

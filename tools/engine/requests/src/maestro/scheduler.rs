@@ -376,9 +376,9 @@ impl<E: Estimator> Scheduler<E> {
         let interrupt = self.options.interrupt.0;
         let (kv, done) =
             self.nodes[node].grow(stage, (bytes, wished), interrupt, &self.models, now);
-        let refused = done.refused;
+        let (refused, later) = (done.refused, done.later);
         self.apply(node, done, now);
-        if !refused {
+        if !refused && !later {
             self.decisions.push_back(Decision::Grow { stage, kv });
         }
     }
@@ -396,12 +396,21 @@ impl<E: Estimator> Scheduler<E> {
             self.enqueue(stage, now);
         }
         let id = NodeId(node as u32);
+        let mut leaving = done.leaving;
         for (model, to) in done.moves {
+            // Of several moves of a model, the first is the one that takes time.
+            let at = leaving.iter().position(|(other, _)| *other == model);
+            let takes = at.map_or(Span::ZERO, |at| leaving.swap_remove(at).1);
             self.decisions.push_back(Decision::Demote {
                 node: id,
                 model,
                 to,
+                takes,
             });
+        }
+        for model in done.stopped {
+            self.decisions
+                .push_back(Decision::StopTransition { node: id, model });
         }
         if let Some((model, from, takes)) = done.activate {
             self.decisions.push_back(Decision::Activate {
@@ -415,7 +424,8 @@ impl<E: Estimator> Scheduler<E> {
     }
 
     fn start(&mut self, node: usize, now: Time) {
-        while let Some((stage, kv)) = self.nodes[node].start(now) {
+        self.grown(node);
+        while let Some((stage, kv)) = self.nodes[node].start(&self.models, now) {
             if let Some(entry) = self.entries.get_mut(&stage) {
                 entry.started = true;
                 if let Some(job) = self.jobs.get_mut(&entry.stage.job) {
@@ -427,6 +437,13 @@ impl<E: Estimator> Scheduler<E> {
                 node: NodeId(node as u32),
                 kv,
             });
+        }
+    }
+
+    /// Stages that waited for weights to leave go on.
+    fn grown(&mut self, node: usize) {
+        for (stage, kv) in self.nodes[node].grown(&self.models) {
+            self.decisions.push_back(Decision::Grow { stage, kv });
         }
     }
 
@@ -654,6 +671,11 @@ impl<E: Estimator> Workflow for Scheduler<E> {
             Event::Activated { node, model } => {
                 if let Some(node) = self.nodes.get_mut(node.0 as usize) {
                     node.activated(*model);
+                }
+            }
+            Event::Slept { node, model } => {
+                if let Some(node) = self.nodes.get_mut(node.0 as usize) {
+                    node.slept(*model, now);
                 }
             }
             Event::Finished { stage, outcome } => self.finished(*stage, outcome),

@@ -86,11 +86,32 @@ impl Replica {
         self.state.seen.clear();
         self.state.decodes = Composition::default();
         let order = self.state.take_decoding();
-        let (mut at, mut end) = (0, order.len().min(self.discipline.decodes_max()));
+        let mut turns = core::mem::take(&mut self.state.turns);
+        turns.clear();
+        let mut later = Vec::new();
+        for place in order.iter().take(self.discipline.decodes_max()) {
+            let slot = place.3;
+            if self.discipline.takes_token(&self.state.at(slot).job) {
+                turns.push(slot);
+            } else {
+                later.push(slot);
+            }
+        }
+        let mut later = later.into_iter();
+        let (mut at, mut end) = (0, turns.len());
         plan.steps.reserve(end);
         let mut some_lost = false;
-        while at < end {
-            let slot = order[at].3;
+        loop {
+            if at == end {
+                // Whoever is to wait goes on if nobody else does: an iteration without tokens would be the last.
+                let Some(slot) = later.next().filter(|_| plan.steps.is_empty()) else {
+                    break;
+                };
+                turns.truncate(end);
+                turns.push(slot);
+                end += 1;
+            }
+            let slot = turns[at];
             at += 1;
             let context = self.state.at(slot).job.context;
             let entering = !self.state.holds(slot);
@@ -114,7 +135,7 @@ impl Replica {
                     self.drop_blocks(victim, Why::Memory, plan);
                 } else if at < end {
                     end -= 1;
-                    let victim = order[end].3;
+                    let victim = turns[end];
                     if self.state.holds(victim) {
                         self.drop_blocks(victim, Why::Memory, plan);
                         some_lost = true;
@@ -126,6 +147,7 @@ impl Replica {
                 }
             }
         }
+        self.state.turns = turns;
         self.state.put_back(order, some_lost);
     }
 

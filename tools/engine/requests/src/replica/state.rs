@@ -69,6 +69,8 @@ pub(super) struct State {
     context: u64,
     /// Jobs that decode in the iteration that is being made, in the order of their ranks.
     pub(super) seen: Vec<usize>,
+    /// Whose turn it is to decode, by slot: room for one iteration.
+    pub(super) turns: Vec<usize>,
     pub(super) decodes: Composition,
 }
 
@@ -126,6 +128,7 @@ impl State {
             aside_waiting: 0,
             context: 0,
             seen: Vec::new(),
+            turns: Vec::new(),
             decodes: Composition::default(),
         }
     }

@@ -167,6 +167,51 @@ fn claims(scene: &Scene<'_>, grid: &Grid, paper: &str) -> Vec<Claim> {
     ]
 }
 
+/// All systems, the paper's other baselines among them.
+fn with_theirs(machine: &Machine) -> Vec<System> {
+    let mut systems = System::all(machine);
+    systems.extend(System::of_the_paper());
+    systems
+}
+
+/// Attainment over the paper's other baselines: those of figure 3 where there are several tasks, those of figure 7 where there is one.
+fn theirs(scene: &Scene<'_>, grid: &Grid) -> Vec<Claim> {
+    let own = scene
+        .systems
+        .iter()
+        .position(|system| matches!(system, System::HyperFlexis(_)));
+    let Some(own) = own else { return Vec::new() };
+    let at = |system: usize, rate: usize| mean(&grid[system][rate].attained);
+    let paper = |system: &System| match (system, scene.tasks.len()) {
+        (System::Scorpio, 4) => Some("up to 1.73 × (figure 3)"),
+        (System::Scorpio, 2) => Some("up to 2.14 × (figure 3)"),
+        (System::Aladdin | System::Annealing, 1) => Some("as good at least (figure 7)"),
+        _ => None,
+    };
+    let mut claims = Vec::new();
+    for (index, system) in scene.systems.iter().enumerate() {
+        let Some(paper) = paper(system) else { continue };
+        let rates = || 0..scene.rates.len();
+        let points: Vec<f64> = rates()
+            .map(|rate| at(own, rate) - at(index, rate))
+            .collect();
+        let ratios = rates().map(|rate| at(own, rate) / at(index, rate).max(0.1));
+        let worst = points.iter().copied().fold(f64::INFINITY, f64::min);
+        claims.push(Claim {
+            says: format!("attainment at least that of {}", system.name()),
+            paper: paper.to_owned(),
+            here: format!(
+                "at worst {worst:+.1} points; up to {:.2} ×",
+                ratios.fold(0.0, f64::max)
+            ),
+            regime: format!("{}; ratio {}", scene.title, scene.machine.ratio),
+            baseline: String::new(),
+            holds: worst >= -0.25,
+        });
+    }
+    claims
+}
+
 fn thin(rates: &[f64], options: &Options) -> Vec<f64> {
     if options.quick {
         vec![rates[0], rates[rates.len() - 1]]
@@ -188,7 +233,7 @@ pub(super) fn run(machines: &[Machine; 2], options: &Options) -> Found {
                 tasks: four.to_vec(),
                 roles: whole.clone(),
                 rates: thin(&[40.0, 60.0, 80.0, 90.0, 100.0, 110.0, 120.0], options),
-                systems: System::all(machine),
+                systems: with_theirs(machine),
             },
             "up to 2.60 × (figure 3)",
         ));
@@ -200,7 +245,12 @@ pub(super) fn run(machines: &[Machine; 2], options: &Options) -> Found {
         tasks,
         roles: roles.clone(),
         rates: thin(rates, options),
-        systems: System::all(machine),
+        // The paper has no more than round robin over pools.
+        systems: if roles.contains(&Role::Decode) {
+            System::all(machine)
+        } else {
+            with_theirs(machine)
+        },
     };
     scenes.push((
         scene(
@@ -251,6 +301,7 @@ pub(super) fn run(machines: &[Machine; 2], options: &Options) -> Found {
         let latency = table(scene, &grid, "mean latency, s", |point| &point.latency);
         found.sections.push(latency);
         found.claims.extend(claims(scene, &grid, paper));
+        found.claims.extend(theirs(scene, &grid));
     }
     found
 }

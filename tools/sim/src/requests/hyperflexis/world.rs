@@ -6,7 +6,10 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use laxity_requests::baseline::{CentralEdf, Fixed, LeastWork, Order, RoundRobin};
+use laxity_requests::baseline::{
+    Aladdin, Annealing, CentralEdf, Fixed, LeastWork, Order, RoundRobin, Scorpio,
+};
+use laxity_requests::discipline::Discipline;
 use laxity_requests::dispatch::{Decision, Dispatch, Event, Role};
 use laxity_requests::hyperflexis::dispatcher;
 use laxity_requests::hyperflexis::forecast;
@@ -87,6 +90,12 @@ pub(super) enum System {
     SmallChunks,
     CentralEdf,
     EdfAdmission,
+    /// Round robin, and its guards inside (figure 3).
+    Scorpio,
+    /// Best fit (figure 7).
+    Aladdin,
+    /// Round robin, and prompts in an order that was searched for (figure 7).
+    Annealing,
     HyperFlexis(dispatcher::Options),
     Priorities(dispatcher::Options, Mapping),
 }
@@ -101,6 +110,9 @@ impl System {
             Self::SmallChunks => "least work, EDF inside, chunks of 512",
             Self::CentralEdf => "central EDF",
             Self::EdfAdmission => "EDF + admission",
+            Self::Scorpio => "SCORPIO",
+            Self::Aladdin => "ALADDIN",
+            Self::Annealing => "simulated annealing",
             Self::HyperFlexis(options) if options.ttft_share < 1.0 => "HyperFlexis",
             Self::HyperFlexis(_) => "HyperFlexis, eq. 5 as it stands",
             Self::Priorities(options, _) if options.ttft_share < 1.0 => "HyperFlexis-PM",
@@ -123,11 +135,21 @@ impl System {
         ]
     }
 
+    /// The paper's other baselines, on instances that do all.
+    pub(super) fn of_the_paper() -> [Self; 3] {
+        [Self::Scorpio, Self::Aladdin, Self::Annealing]
+    }
+
     /// It is one of those that the paper does not have.
     pub(super) const fn is_fair_baseline(&self) -> bool {
         !matches!(
             self,
-            Self::RoundRobin(Order::Fcfs) | Self::HyperFlexis(_) | Self::Priorities(..)
+            Self::RoundRobin(Order::Fcfs)
+                | Self::Scorpio
+                | Self::Aladdin
+                | Self::Annealing
+                | Self::HyperFlexis(_)
+                | Self::Priorities(..)
         )
     }
 
@@ -209,16 +231,23 @@ pub(super) fn run(
     asked: &[Asked],
 ) -> Run {
     let order = system.order();
+    let model = machine.model;
     let make = |_: InstanceId, _: Role| {
         let tokens = system.chunk();
-        let discipline = Fixed { order, tokens };
+        let discipline: Box<dyn Discipline + Send> = match system {
+            System::Scorpio => Box::new(Scorpio::new(model, tokens)),
+            System::Annealing => Box::new(Annealing::new(model, tokens)),
+            _ => Box::new(Fixed { order, tokens }),
+        };
         let pool = Pool::new(machine.blocks, BLOCK_TOKENS);
-        Replica::new(pool, machine.blocks / 100, Box::new(discipline))
+        Replica::new(pool, machine.blocks / 100, discipline)
     };
     let mut watched = None;
-    let model = machine.model;
     let dispatch: Box<dyn Dispatch> = match system {
-        System::RoundRobin(_) => Box::new(RoundRobin::default()),
+        System::RoundRobin(_) | System::Scorpio | System::Annealing => {
+            Box::new(RoundRobin::default())
+        }
+        System::Aladdin => Box::new(Aladdin::new(model, BLOCK_TOKENS)),
         System::LeastWork(_) | System::SmallChunks => Box::new(LeastWork::new(model)),
         System::CentralEdf => Box::new(CentralEdf::new(model, false, CHUNK, BLOCK_TOKENS)),
         System::EdfAdmission => Box::new(CentralEdf::new(model, true, CHUNK, BLOCK_TOKENS)),

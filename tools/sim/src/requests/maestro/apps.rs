@@ -228,6 +228,8 @@ fn normal(rng: &mut ChaCha8Rng) -> f64 {
 pub(super) struct Source {
     rng: ChaCha8Rng,
     next: u64,
+    /// Times that a batch job passes through its steps.
+    rounds: u16,
 }
 
 impl Source {
@@ -235,7 +237,14 @@ impl Source {
         Self {
             rng: ChaCha8Rng::seed_from_u64(seed ^ 0x6d61_6573_7472_6f00),
             next: 0,
+            rounds: 1,
         }
+    }
+
+    /// Batch jobs that pass through their steps so often: so many times as long.
+    pub(super) fn with_rounds(mut self, rounds: u16) -> Self {
+        self.rounds = rounds;
+        self
     }
 
     /// A job of an application, submitted at `arrival`.
@@ -245,7 +254,12 @@ impl Source {
         let of = &APPS[app];
         let mut stages: Vec<Planned> = Vec::new();
         let mut before: Vec<usize> = Vec::new();
-        for (position, step) in of.steps.iter().enumerate() {
+        let passes = match of.class {
+            Batch => self.rounds,
+            Interactive => 1,
+        };
+        let steps = (0..passes).flat_map(|_| of.steps.iter().enumerate());
+        for (position, step) in steps {
             let (rounds, width) = match step.times {
                 Times::Once => (1, 1),
                 Times::Loop(again, most) => {

@@ -16,12 +16,12 @@ use super::trial::{Kit, Measured, Policy, Trial};
 const NODES: usize = 4;
 
 /// Points of a figure, by row, and what each seed of each gave.
-struct Runs {
+pub(super) struct Runs {
     rows: Vec<Vec<Measured>>,
 }
 
 impl Runs {
-    fn new(points: &[Trial], kit: &Kit, options: &Options) -> Self {
+    pub(super) fn new(points: &[Trial], kit: &Kit, options: &Options) -> Self {
         let seeded: Vec<Trial> = points
             .iter()
             .flat_map(|point| {
@@ -38,11 +38,11 @@ impl Runs {
         }
     }
 
-    fn mean(&self, row: usize, of: impl Fn(&Measured) -> f64) -> f64 {
+    pub(super) fn mean(&self, row: usize, of: impl Fn(&Measured) -> f64) -> f64 {
         super::trial::mean(self.rows[row].iter().map(of))
     }
 
-    fn shown(&self, row: usize, of: impl Fn(&Measured) -> f64) -> String {
+    pub(super) fn shown(&self, row: usize, of: impl Fn(&Measured) -> f64) -> String {
         let values: Vec<f64> = self.rows[row].iter().map(of).collect();
         spread(&values)
     }
@@ -58,10 +58,11 @@ pub(super) struct Memory {
     grown: u64,
     swapped: u64,
     aborted: u64,
+    stopped: u64,
 }
 
 impl Memory {
-    fn add(&mut self, runs: &Runs) {
+    pub(super) fn add(&mut self, runs: &Runs) {
         for of in runs.rows.iter().flatten() {
             self.runs += 1;
             self.overflows += of.overflows;
@@ -70,6 +71,7 @@ impl Memory {
             self.grown += of.grown;
             self.swapped += of.swapped;
             self.aborted += of.aborted;
+            self.stopped += of.stopped;
         }
     }
 
@@ -95,6 +97,10 @@ impl Memory {
                 ),
                 cell("stages swapped out", self.swapped.to_string()),
                 cell("stages aborted", self.aborted.to_string()),
+                cell(
+                    "models stopped on their way to sleep",
+                    self.stopped.to_string(),
+                ),
                 cell("jobs that never ended", self.lost.to_string()),
             ],
             notes: String::new(),
@@ -111,7 +117,13 @@ impl Memory {
     }
 }
 
-fn trial(policy: Policy, rate: f64, batch: f64, nodes: usize, options: &Options) -> Trial {
+pub(super) fn trial(
+    policy: Policy,
+    rate: f64,
+    batch: f64,
+    nodes: usize,
+    options: &Options,
+) -> Trial {
     Trial {
         policy,
         rate,
@@ -120,6 +132,8 @@ fn trial(policy: Policy, rate: f64, batch: f64, nodes: usize, options: &Options)
         nodes: Arc::new(vec![node(0); nodes]),
         rtt: Arc::new(Vec::new()),
         seed: 0,
+        rounds: 1,
+        variants: 1,
     }
 }
 

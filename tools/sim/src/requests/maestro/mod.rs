@@ -10,6 +10,7 @@ mod colocation;
 mod figures;
 mod machine;
 mod prediction;
+mod regimes;
 mod trial;
 mod world;
 
@@ -28,6 +29,10 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
         figures::preemption(&kit, options, false, &mut memory),
         figures::preemption(&kit, options, true, &mut memory),
         figures::routing(&kit, options, &mut memory),
+        regimes::variants(&kit, options, &mut memory),
+        regimes::rounds(&kit, options, &mut memory),
+        regimes::longer(&kit, options, &mut memory),
+        (regimes::aging(&kit, options, &mut memory), Vec::new()),
         memory.section(),
         colocation::budget(&kit),
         colocation::reserved(&kit),

@@ -22,6 +22,8 @@ fn trial(policy: Policy, rate: f64, seed: u64) -> Trial {
         nodes: Arc::new(vec![node(0); 2]),
         rtt: Arc::new(Vec::new()),
         seed,
+        rounds: 1,
+        variants: 1,
     }
 }
 
@@ -134,7 +136,7 @@ fn a_quick_reproduction_has_all_tables_and_claims() {
         progress: false,
     };
     let found = reproduce(&options).expect("built in");
-    assert_eq!(found.sections.len(), 11);
+    assert_eq!(found.sections.len(), 15);
     assert!(found.claims.len() >= 9 && found.quick);
     for section in &found.sections {
         let width = section.head.len();

@@ -125,17 +125,24 @@ impl Kit {
         })
     }
 
-    pub(super) fn specs(&self) -> Vec<ModelSpec> {
-        self.models.iter().map(|model| model.spec).collect()
-    }
-
     pub(super) fn predictor(&self) -> TwoPhase {
         self.predictor.clone()
     }
 
     /// Jobs with their deadlines.
-    pub(super) fn jobs(&self, seed: u64, rate: f64, seconds: f64, batch: f64) -> Vec<Workload> {
-        let mut jobs = Source::new(seed).jobs(rate, seconds, batch);
+    pub(super) fn jobs(
+        &self,
+        seed: u64,
+        rate: f64,
+        seconds: f64,
+        batch: f64,
+        rounds: u16,
+    ) -> Vec<Workload> {
+        let source = Source::new(seed).with_rounds(rounds);
+        // The same work: jobs that are so many times as long come so many times less often.
+        let (interactive, batches) = (rate * (1.0 - batch), rate * batch / f64::from(rounds));
+        let rate = interactive + batches;
+        let mut jobs = { source }.jobs(rate, seconds, batches / rate);
         for job in &mut jobs {
             let promise = &self.promises[usize::from(job.job.template.0)];
             job.job.deadline = job.job.arrival + Span(promise.deadline);
@@ -283,6 +290,10 @@ pub(super) struct Trial {
     pub(super) nodes: Arc<Vec<NodeSpec>>,
     pub(super) rtt: Arc<Vec<Vec<Span>>>,
     pub(super) seed: u64,
+    /// Batch jobs pass through their steps so often, and come so many times less often.
+    pub(super) rounds: u16,
+    /// Sets of models: an application has its own of one of them.
+    pub(super) variants: u16,
 }
 
 /// What a point gave.
@@ -302,6 +313,7 @@ pub(super) struct Measured {
     pub(super) grown: u64,
     pub(super) swapped: u64,
     pub(super) aborted: u64,
+    pub(super) stopped: u64,
     #[cfg_attr(not(test), expect(dead_code, reason = "tests ask for it"))]
     pub(super) preempted: u64,
     pub(super) activated: u64,
@@ -310,13 +322,23 @@ pub(super) struct Measured {
 
 impl Trial {
     pub(super) fn run(&self, kit: &Kit) -> Measured {
-        let jobs = kit.jobs(self.seed, self.rate, self.seconds, self.batch);
+        let mut jobs = kit.jobs(self.seed, self.rate, self.seconds, self.batch, self.rounds);
+        let set = kit.models.len() as u16;
+        let models: Vec<Served> = (0..self.variants)
+            .flat_map(|_| kit.models.iter().cloned())
+            .collect();
+        for job in &mut jobs {
+            let variant = job.job.template.0 % self.variants;
+            for planned in &mut job.stages {
+                planned.stage.model.0 += set * variant;
+            }
+        }
         let options = Options {
             rtt: self.rtt.to_vec(),
             ..self.policy.options.clone()
         };
-        let specs = kit.specs();
-        let world = World::new(&kit.models, &self.nodes, &jobs, &self.rtt);
+        let specs: Vec<ModelSpec> = models.iter().map(|model| model.spec).collect();
+        let world = World::new(&models, &self.nodes, &jobs, &self.rtt);
         let ran = if self.policy.oracle {
             let oracle = Oracle::new(&jobs, &specs);
             world.run(&mut Scheduler::new(options, oracle, specs, &self.nodes))
@@ -354,6 +376,7 @@ impl Trial {
             grown: ran.grown,
             swapped: ran.swapped,
             aborted: ran.aborted,
+            stopped: ran.stopped,
             preempted: ran.preempted,
             activated: ran.activated,
             lost: ran.lost,

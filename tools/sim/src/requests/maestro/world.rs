@@ -40,6 +40,8 @@ pub(super) struct Ran {
     pub(super) grown: u64,
     pub(super) swapped: u64,
     pub(super) aborted: u64,
+    /// Transitions to sleep that were stopped.
+    pub(super) stopped: u64,
     pub(super) preempted: u64,
     pub(super) activated: u64,
     /// Share of the nodes' time in which they had something to do.
@@ -51,6 +53,7 @@ enum Due {
     Arrives(usize),
     Ready(StageId),
     Activated(NodeId, ModelId),
+    Slept(NodeId, ModelId),
     /// A node's own next change, if nothing else came between.
     Changes(usize, u64),
 }
@@ -74,6 +77,10 @@ pub(super) struct World<'a> {
     clock: u64,
     machines: Vec<Machine>,
     resident: Vec<BTreeMap<ModelId, Readiness>>,
+    /// Weights that are on their way to host memory, until when.
+    leaving: Vec<BTreeMap<ModelId, u64>>,
+    /// Weights that come behind those, and from when on.
+    behind: Vec<BTreeMap<ModelId, u64>>,
     open: HashMap<JobId, Open>,
     by_id: HashMap<JobId, usize>,
     on: HashMap<StageId, usize>,
@@ -100,6 +107,8 @@ impl<'a> World<'a> {
             clock: 0,
             machines: vec![Machine::default(); specs.len()],
             resident: vec![BTreeMap::new(); specs.len()],
+            leaving: vec![BTreeMap::new(); specs.len()],
+            behind: vec![BTreeMap::new(); specs.len()],
             open: HashMap::new(),
             by_id: HashMap::new(),
             on: HashMap::new(),
@@ -138,7 +147,7 @@ impl<'a> World<'a> {
             while let Some(decision) = scheduler.poll_decision(Time(now)) {
                 self.does(now, &decision, scheduler);
             }
-            self.check();
+            self.check(now);
         }
         self.ran.lost = self.open.len();
         let busy: f64 = self.machines.iter().map(|machine| machine.busy).sum();
@@ -152,6 +161,11 @@ impl<'a> World<'a> {
             Due::Ready(stage) => self.ready(now, stage, scheduler),
             Due::Activated(node, model) => {
                 scheduler.handle(Time(now), &Event::Activated { node, model });
+            }
+            Due::Slept(node, model) => {
+                let leaving = &mut self.leaving[node.0 as usize];
+                leaving.retain(|other, until| *other != model || *until > now);
+                scheduler.handle(Time(now), &Event::Slept { node, model });
             }
             Due::Changes(node, epoch) if self.machines[node].epoch == epoch => {
                 self.machines[node].advance(now as f64, self.models);
@@ -253,13 +267,33 @@ impl<'a> World<'a> {
 
     fn does(&mut self, now: u64, decision: &Decision, scheduler: &mut dyn Workflow) {
         match decision {
-            Decision::Demote { node, model, to } => {
-                self.resident[node.0 as usize].insert(*model, *to);
+            Decision::Demote {
+                node,
+                model,
+                to,
+                takes,
+            } => {
+                let index = node.0 as usize;
+                self.resident[index].insert(*model, *to);
+                if *takes > Span::ZERO {
+                    self.leaving[index].insert(*model, now + takes.0);
+                    self.push(now + takes.0, Due::Slept(*node, *model));
+                }
+            }
+            Decision::StopTransition { node, model } => {
+                self.ran.stopped += 1;
+                self.leaving[node.0 as usize].remove(model);
             }
             Decision::Activate {
                 node, model, takes, ..
             } => {
                 self.ran.activated += 1;
+                let index = node.0 as usize;
+                self.leaving[index].remove(model);
+                // Over one link: nothing of it comes before others have left.
+                if let Some(from) = self.leaving[index].values().max() {
+                    self.behind[index].insert(*model, *from);
+                }
                 self.resident[node.0 as usize].insert(*model, Readiness::Running);
                 self.push(now + takes.0, Due::Activated(*node, *model));
             }
@@ -374,10 +408,15 @@ impl<'a> World<'a> {
     }
 
     /// Memory by the world's own book.
-    fn check(&mut self) {
+    fn check(&mut self, now: u64) {
         for (node, spec) in self.specs.iter().enumerate() {
             let weights: u64 = self.resident[node]
                 .iter()
+                .filter(|(model, _)| {
+                    self.behind[node]
+                        .get(*model)
+                        .is_none_or(|from| *from <= now || self.leaving[node].is_empty())
+                })
                 .map(|(model, at)| {
                     let spec = &self.models[usize::from(model.0)].spec;
                     match at {
@@ -387,7 +426,11 @@ impl<'a> World<'a> {
                     }
                 })
                 .sum();
-            let used = weights + spec.other + self.machines[node].kv(self.models);
+            let leaving: u64 = self.leaving[node]
+                .keys()
+                .map(|model| self.models[usize::from(model.0)].spec.weights)
+                .sum();
+            let used = weights + leaving + spec.other + self.machines[node].kv(self.models);
             self.ran.overflows += u64::from(used > spec.gpu);
             self.ran.fullest = self.ran.fullest.max(used as f64 / spec.gpu as f64);
         }

@@ -1,0 +1,147 @@
+//! Algorithm 2 on a node (Maestro §III-C): weights that go to sleep take time to leave, who was promised their memory waits for that, and who
+//! can't wait stops them.
+
+use laxity_requests::maestro::memory::Action;
+use laxity_requests::maestro::node::{Ask, Node};
+use laxity_requests::workflow::{
+    Class, ClusterId, ModelId, ModelSpec, NodeSpec, Readiness, StageId,
+};
+use laxity_requests::{Span, Time};
+
+const GB: u64 = 1_000_000_000;
+const S: u64 = 1_000_000_000;
+const LARGE: ModelId = ModelId(0);
+const SMALL: ModelId = ModelId(1);
+
+fn table() -> Vec<ModelSpec> {
+    [25, 5]
+        .map(|weights| ModelSpec {
+            weights: weights * GB,
+            context: GB / 4,
+            kv_per_token: 1,
+            prefill_base: 0,
+            prefill_per_token: 0,
+            decode_per_token: 0,
+            context_start: S,
+        })
+        .to_vec()
+}
+
+fn ask(stage: u64, model: ModelId, class: Class, gigabytes: u64) -> Ask {
+    Ask {
+        stage: StageId(stage),
+        model,
+        class,
+        kv: gigabytes * GB,
+        execution: Span(S),
+        highest: match class {
+            Class::Interactive => Action::SwapOut,
+            Class::Batch => Action::Evict,
+        },
+        interrupt: 0,
+    }
+}
+
+/// 40 GB, of which both models have 30.5; a stage of the small one runs, with 1 GB.
+fn node() -> Node {
+    let spec = NodeSpec {
+        cluster: ClusterId(0),
+        gpu: 40 * GB,
+        other: 0,
+        host: 100 * GB,
+        disk: 100 * GB,
+        host_rate: 25 * GB,
+        disk_rate: 5 * GB,
+        remote_rate: GB,
+        slots: 8,
+    };
+    let table = table();
+    let mut node = Node::new(spec, &table);
+    for (stage, model) in [(1, LARGE), (2, SMALL)] {
+        let now = Time(stage * 20 * S);
+        let class = Class::Interactive;
+        node.place(&ask(stage, model, class, 1), &table, now)
+            .expect("there is room");
+        node.activated(model);
+        assert_eq!(node.start(&table, now), Some((StageId(stage), GB)));
+    }
+    node.remove(StageId(1));
+    assert_eq!(node.headroom(&table), 8 * GB + GB / 2);
+    node
+}
+
+const NOW: Time = Time(100 * S);
+
+#[test]
+fn who_is_promised_memory_of_weights_that_leave_starts_when_they_have_left() {
+    let (table, mut node) = (table(), node());
+    let estimate = node.estimate(&ask(3, SMALL, Class::Batch, 10), &table, NOW);
+    assert_eq!(estimate.expect("possible").activation, Span(S));
+    let done = node
+        .place(&ask(3, SMALL, Class::Batch, 10), &table, NOW)
+        .expect("the large one can sleep");
+    assert_eq!(done.moves, [(LARGE, Readiness::Sleeping)]);
+    assert_eq!(done.leaving, [(LARGE, Span(S))]);
+    assert_eq!(node.start(&table, NOW), None);
+    assert!(node.is_safe(&table));
+    // An end that was announced for something else says nothing.
+    node.slept(LARGE, Time(NOW.0 + S / 2));
+    assert_eq!(node.start(&table, NOW), None);
+    node.slept(LARGE, Time(NOW.0 + S));
+    let started = node.start(&table, Time(NOW.0 + S));
+    assert_eq!(started, Some((StageId(3), 10 * GB)));
+    assert!(node.is_safe(&table));
+}
+
+#[test]
+fn an_interactive_stage_stops_a_transition_that_it_would_have_to_wait_for_and_a_batch_stage_waits()
+{
+    let (table, mut node) = (table(), node());
+    node.place(&ask(3, SMALL, Class::Batch, 10), &table, NOW)
+        .expect("the large one can sleep");
+    // 33.5 GB without the large one, 10 of them promised: 23.5 that are not there yet.
+    assert_eq!(node.headroom(&table), 0);
+    let batch = ask(4, SMALL, Class::Batch, 12);
+    assert!(node.estimate(&batch, &table, NOW).is_none());
+    let urgent = ask(5, SMALL, Class::Interactive, 12);
+    let estimate = node.estimate(&urgent, &table, NOW).expect("possible");
+    // Restored from disk, 5 s, with a new context, 1 s: that is what it costs, and no stage is interrupted.
+    assert_eq!(estimate.degradation, S + 6 * S);
+    let done = node.place(&urgent, &table, NOW).expect("possible");
+    assert_eq!(done.stopped, [LARGE]);
+    assert_eq!(done.moves.last(), Some(&(LARGE, Readiness::Disk)));
+    assert!(done.swapped.is_empty() && done.aborted.is_empty());
+    // The memory is there at once, for both.
+    assert_eq!(node.start(&table, NOW), Some((StageId(3), 10 * GB)));
+    assert_eq!(node.start(&table, NOW), Some((StageId(5), 12 * GB)));
+    assert!(node.is_safe(&table));
+}
+
+#[test]
+fn a_stage_that_grows_into_memory_of_weights_that_leave_goes_on_when_they_have_left() {
+    let (table, mut node) = (table(), node());
+    let (kv, done) = node.grow(StageId(2), (15 * GB, 15 * GB), 0, &table, NOW);
+    assert_eq!((kv, done.later), (15 * GB, true));
+    assert_eq!(done.leaving, [(LARGE, Span(S))]);
+    assert!(node.is_safe(&table) && node.grown(&table).is_empty());
+    node.slept(LARGE, Time(NOW.0 + S));
+    assert_eq!(node.grown(&table), [(StageId(2), 15 * GB)]);
+    assert!(node.grown(&table).is_empty());
+}
+
+#[test]
+fn a_model_that_is_wanted_again_while_it_leaves_is_counted_once() {
+    let (table, mut node) = (table(), node());
+    node.place(&ask(3, SMALL, Class::Batch, 10), &table, NOW)
+        .expect("the large one can sleep");
+    node.remove(StageId(3));
+    let done = node
+        .place(&ask(6, LARGE, Class::Interactive, 1), &table, NOW)
+        .expect("there is room again");
+    assert_eq!(done.activate.map(|a| a.1), Some(Readiness::Sleeping));
+    assert!(node.is_safe(&table));
+    // What was announced for its way out comes and means nothing.
+    node.slept(LARGE, Time(NOW.0 + S));
+    assert!(node.is_safe(&table));
+    assert_eq!(node.headroom(&table), 7 * GB + GB / 2);
+}
