@@ -105,15 +105,19 @@ impl Loaded<'_> {
                 ),
             }
         }
-        self.ended.fetch_add(1, Ordering::Relaxed);
-        Answer::read(&bytes[..]).unwrap_or_else(|| {
+        let answer = Answer::read(&bytes[..]).unwrap_or_else(|| {
             let text = String::from_utf8_lossy(&bytes);
             let what = format!(
                 "{name}: no answer of HTTP after {:?}: {text}",
                 start.elapsed()
             );
             panic!("{}", self.explain(&what))
-        })
+        });
+        // Whoever is turned away has overtaken nobody.
+        if answer.status == 200 {
+            self.ended.fetch_add(1, Ordering::Relaxed);
+        }
+        answer
     }
 
     /// One client.
