@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use laxity_requests::baseline::{CentralEdf, LeastLoaded, LeastWork, RoundRobin, Silo};
+use laxity_requests::baseline::{CentralEdf, Fewest, LeastLoaded, LeastWork, RoundRobin, Silo};
 use laxity_requests::dispatch::{Decision, Dispatch, Event, Role};
 use laxity_requests::hyperflexis::priority::Bounds;
 use laxity_requests::hyperflexis::{HyperFlexis, Linear, Mapping, Options, Probability, Tightest};
@@ -75,6 +75,7 @@ fn dispatcher(which: usize) -> Box<dyn Dispatch> {
             scan_max: 3,
             ..options
         })),
+        8 => Box::new(Fewest::default()),
         _ => Box::new(HyperFlexis::with_priorities(
             options,
             Mapping::new(bounds, 16),
@@ -82,7 +83,7 @@ fn dispatcher(which: usize) -> Box<dyn Dispatch> {
     }
 }
 
-const DISPATCHERS: usize = 9;
+const DISPATCHERS: usize = 10;
 /// The silo knows no roles.
 const SILO: usize = 2;
 
