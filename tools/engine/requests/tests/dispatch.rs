@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use laxity_requests::baseline::{Aladdin, CentralEdf, LeastLoaded, LeastWork, RoundRobin, Silo};
+use laxity_requests::baseline::{
+    Aladdin, CentralEdf, Fewest, LeastLoaded, LeastWork, RoundRobin, Silo,
+};
 use laxity_requests::dispatch::{Decision, Dispatch, Event, Role};
 use laxity_requests::hyperflexis::priority::Bounds;
 use laxity_requests::hyperflexis::{HyperFlexis, Linear, Mapping, Options, Probability, Tightest};
@@ -76,6 +78,7 @@ fn dispatcher(which: usize) -> Box<dyn Dispatch> {
             ..options
         })),
         8 => Box::new(Aladdin::new(MODEL, BLOCK_TOKENS)),
+        9 => Box::new(Fewest::default()),
         _ => Box::new(HyperFlexis::with_priorities(
             options,
             Mapping::new(bounds, 16),
@@ -83,7 +86,7 @@ fn dispatcher(which: usize) -> Box<dyn Dispatch> {
     }
 }
 
-const DISPATCHERS: usize = 10;
+const DISPATCHERS: usize = 11;
 /// The silo knows no roles.
 const SILO: usize = 2;
 

@@ -34,7 +34,7 @@ fn spec(number: u64, at: Time) -> Spec {
         } else {
             Importance::Important
         },
-        slo: if number % 2 == 0 {
+        slo: if number.is_multiple_of(2) {
             Slo::Interactive {
                 ttft: (60 + u64::from(number) * 31 % 300) * ms,
                 tbt: 15 * ms,
@@ -101,9 +101,9 @@ fn run(desk: &mut Desk, requests: u64) -> Ran {
                 .filter(|request| desk.is_relegated(**request))
                 .copied(),
         );
-        finished
-            .iter()
-            .for_each(|request| drop(open.remove(request)));
+        for request in &finished {
+            open.remove(request);
+        }
         ran.ended += finished.len();
         desk.handle(now, &Event::Done { took, finished });
         ran.plans.push(plan);
