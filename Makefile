@@ -67,9 +67,10 @@ endif
 	RUSTFLAGS="--cfg loom" $(CARGO) test --locked --release --target-dir $(TARGET)/loom -p laxity-shm --test 'loom*'
 
 .PHONY: bench
-bench: release ## one table: hot path, policy cost and idle cost, beside the machine's own cache-line round trip
+bench: release ## tables: hot path, policy cost and idle cost beside the machine's own cache-line round trip; decisions of request schedulers beside theirs
 	@tools/setup.sh bench
 	$(CARGO) bench --locked -p laxity-policy
+	$(CARGO) bench --locked -p laxity-requests
 	$(CARGO) run --release --locked -p laxity-bench --features iceoryx2 --
 	tests/verbs/cost/run.sh $(TARGET)/release
 	tests/nccl/bench.py $(TARGET)/release

@@ -3,7 +3,9 @@
 //! A report is as old as the iteration it ends; placements and ends since are added, so that two decisions between two
 //! reports don't both count on the same room (HyperFlexis §5.1 step 5: the dispatcher's own shadow of each worker).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
 
 use crate::Time;
 use crate::dispatch::Role;
@@ -195,7 +197,7 @@ impl Row {
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     rows: BTreeMap<InstanceId, Row>,
-    homes: HashMap<RequestId, Home>,
+    homes: FxHashMap<RequestId, Home>,
 }
 
 impl Ledger {

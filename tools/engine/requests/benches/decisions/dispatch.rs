@@ -30,6 +30,8 @@ const KIND: &str = "dispatch";
 const LIMIT_US: f64 = 10.0;
 
 type Boxed = Box<dyn Dispatch>;
+type Make = Box<dyn Fn() -> Boxed>;
+type Plain = fn() -> Boxed;
 
 fn spec(id: u64, arrival: Time) -> Spec {
     let class = id % 4;
@@ -256,13 +258,13 @@ pub(crate) fn rows() -> Vec<Row> {
             .map(|ttft| Bounds::around(ttft * 1_000_000, ttft * 50_000, 0.25))
             .to_vec()
     };
-    let plain: [(&str, fn() -> Boxed); 4] = [
+    let plain: [(&str, Plain); 4] = [
         ("round robin", || Box::new(RoundRobin::default())),
         ("least loaded", || Box::new(LeastLoaded::default())),
         ("silo", || Box::new(Silo::new(&[16, 16, 16, 16]))),
         ("least work", || Box::new(LeastWork::new(MODEL))),
     ];
-    let lined: [(&str, Box<dyn Fn() -> Boxed>); 4] = [
+    let lined: [(&str, Make); 4] = [
         (
             "central edf",
             Box::new(|| Box::new(CentralEdf::new(MODEL, false, 2_048, 16))),

@@ -19,7 +19,9 @@
 //! * *All of the TTFT* in eq. 5 makes whoever comes right after a full dispatch late: [`Options::ttft_share`].
 //! * *Resource utilization* in `calculate_p`: the larger of KV occupancy and `E_d / TPOT`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use rustc_hash::FxHashMap;
 
 use super::budget::Standing;
 use super::forecast::{Forecasts, Outcome};
@@ -112,7 +114,7 @@ pub struct HyperFlexis {
     ledger: Ledger,
     line: BTreeMap<Key, Waiting>,
     tail: BTreeMap<(Time, RequestId), Waiting>,
-    keys: HashMap<RequestId, Key>,
+    keys: FxHashMap<RequestId, Key>,
     fresh: VecDeque<Key>,
     workers: BTreeMap<InstanceId, Worker>,
     /// Instances to ask, by maturity.
@@ -123,7 +125,7 @@ pub struct HyperFlexis {
     migrator: Migrator,
     mapping: Option<Mapping>,
     /// With a mapping: what requests were assigned, and how long they waited for a place.
-    assigned: HashMap<RequestId, (Targets, u64)>,
+    assigned: FxHashMap<RequestId, (Targets, u64)>,
     /// With a mapping: requests in line, by priority.
     pending: BTreeMap<usize, usize>,
     decisions: VecDeque<Decision>,
@@ -139,7 +141,7 @@ impl HyperFlexis {
             ledger: Ledger::default(),
             line: BTreeMap::new(),
             tail: BTreeMap::new(),
-            keys: HashMap::new(),
+            keys: FxHashMap::default(),
             fresh: VecDeque::new(),
             workers: BTreeMap::new(),
             askable: BTreeSet::new(),
@@ -147,7 +149,7 @@ impl HyperFlexis {
             lately: Lately::default(),
             migrator: Migrator::default(),
             mapping: None,
-            assigned: HashMap::new(),
+            assigned: FxHashMap::default(),
             pending: BTreeMap::new(),
             decisions: VecDeque::new(),
             forecasts: Forecasts::default(),
@@ -309,12 +311,12 @@ impl HyperFlexis {
             }
         }
         while let Some(key) = self.fresh.pop_front() {
-            if !self.line.contains_key(&key) {
+            let Some(waiting) = self.line.get(&key).copied() else {
                 continue;
-            }
+            };
             let full: Vec<InstanceId> = self.full.iter().map(|(_, at)| *at).collect();
             for instance in full {
-                if self.ask(now, instance, Some(key)) {
+                if self.ask(now, instance, Some(&waiting)) {
                     break;
                 }
             }
@@ -322,7 +324,7 @@ impl HyperFlexis {
     }
 
     /// Lets an instance take whom it can, of all or of one. Whether it took anybody.
-    fn ask(&mut self, now: Time, instance: InstanceId, only: Option<Key>) -> bool {
+    fn ask(&mut self, now: Time, instance: InstanceId, only: Option<&Waiting>) -> bool {
         if self.options.monitor > Span::ZERO {
             // It is mature: what it had to compute is computed, though no report said so yet.
             self.ledger.computed(instance);
@@ -334,11 +336,7 @@ impl HyperFlexis {
         let mut taken = Taken::new(scan.standing);
         let mut hopeless = Vec::new();
         match only {
-            Some(key) => {
-                if let Some(waiting) = self.line.get(&key) {
-                    scan.offer(&mut taken, waiting);
-                }
-            }
+            Some(waiting) => scan.offer(&mut taken, waiting),
             None => {
                 for (key, waiting) in self.line.iter().take(self.options.scan_max) {
                     if scan.is_hopeless(waiting) {

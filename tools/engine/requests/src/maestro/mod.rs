@@ -11,6 +11,8 @@
 //! | [`fitness`] | III-D Algorithm 3, eq. 5, 6 | where a stage runs |
 //! | [`queue`] | III-D eq. 7 | who is first; turns between stages |
 //! | [`scheduler`] | III-A | the loop around them, a [`crate::workflow::Workflow`] |
+//! | `placement` | III-D Algorithm 3 | who gets which place |
+//! | [`options`] | | what can be set |
 //!
 //! Each order, boundary rule and comparison of nodes is an option, so that baselines and ablations run on the same mechanics: the
 //! same admission, the same memory, the same predictions.
@@ -20,6 +22,8 @@ pub mod fitness;
 pub mod isotonic;
 pub mod memory;
 pub mod node;
+pub mod options;
+mod placement;
 pub mod predict;
 pub mod profile;
 pub mod queue;
@@ -29,4 +33,5 @@ pub mod scheduler;
 mod transition;
 
 pub use estimate::{Estimator, Learned};
-pub use scheduler::{Options, Scheduler};
+pub use options::Options;
+pub use scheduler::Scheduler;

@@ -2,87 +2,27 @@
 //! fittest node that can admit it, starts there when a slot and its weights are there, and what it was corrects what is
 //! predicted of others.
 //!
-//! What the paper leaves open:
-//! * *Nodes and their own queues.* A node is given at most `backlog` stages more than it has slots; all others wait in the global queue,
-//!   where their order can still change. The paper does not say how long node-local queues are; with none, only stages that wait for weights are in them (the
-//!   fit of eq. 5 otherwise queues stages at full nodes while others are free).
-//! * *The first stage fits nowhere.* The next ones are tried (`lookahead`), as their models may be resident where its own can't be. So that it does not
-//!   starve while others keep a node's memory: once it has been overtaken for `patience`, the node that should be empty first takes
-//!   nobody else until it has it.
-//! * *What may be done to others at admission* (Algorithm 2's levels): for a batch stage, models that nobody uses; for an interactive one also
-//!   batch stages, which are swapped out. Nobody is aborted for somebody who only wants to start. Stages that were swapped out come back before others start.
+//! Here is what becomes of stages and jobs; who gets which place, and what the paper leaves open there: `placement`. What can be set: `options`.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
+
+use rustc_hash::FxHashMap;
 
 use super::estimate::Estimator;
-use super::fitness::{Candidate, Fitness, Margin, Mode};
-use super::memory::Action;
-use super::node::{Ask, Done, Node};
+use super::fitness::{Candidate, Fitness, Margin};
+use super::node::{Done, Node};
+use super::options::Options;
+use super::placement::may_run;
 use super::predict::Forecast;
-use super::queue::{Boundary, Order, Queue, Rank};
+use super::queue::{Boundary, Queue, Rank};
 use crate::workflow::{
     Class, Decision, Event, Job, JobId, ModelSpec, NodeId, NodeSpec, Outcome, Stage, StageId,
     Workflow,
 };
 use crate::{Span, Time};
 
-/// How it decides.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Options {
-    /// How it is called on tables.
-    pub name: String,
-    /// Who is first.
-    pub order: Order,
-    /// What becomes of turns between stages.
-    pub boundary: Boundary,
-    /// Which node.
-    pub mode: Mode,
-    /// Stages that wait at a node at most, beyond its slots.
-    pub backlog: usize,
-    /// Stages of the queue that are tried at a time.
-    pub lookahead: usize,
-    /// How long a stage is overtaken before a node is kept for it.
-    pub patience: Span,
-    /// `c_int` of eq. 4.
-    pub interrupt: Span,
-    /// Round trips: from a job's source (row) to a node's cluster (column). What is missing is zero.
-    pub rtt: Vec<Vec<Span>>,
-}
-
-impl Options {
-    /// Maestro, as its paper has it where it says so.
-    #[must_use]
-    pub fn maestro() -> Self {
-        Self {
-            name: "maestro".to_owned(),
-            order: Order::Remaining {
-                aging: 0.1,
-                aging_interactive: 0.1,
-            },
-            boundary: Boundary::MAESTRO,
-            mode: Mode::MAESTRO,
-            backlog: 0,
-            lookahead: 16,
-            patience: Span::from_millis(5_000),
-            interrupt: Span::from_millis(10_000),
-            rtt: Vec::new(),
-        }
-    }
-
-    /// The same with another order, which every boundary obeys.
-    #[must_use]
-    pub fn ordered(name: &str, order: Order) -> Self {
-        Self {
-            name: name.to_owned(),
-            order,
-            boundary: Boundary::Requeue,
-            ..Self::maestro()
-        }
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     /// In the queue, or in line with a turn it kept.
     Waits,
     /// On a node: running, or to start there.
@@ -92,48 +32,48 @@ enum Place {
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
-    stage: Stage,
-    forecast: Forecast,
-    execution: Span,
-    remaining: Span,
-    predicted: u64,
+pub(super) struct Entry {
+    pub(super) stage: Stage,
+    pub(super) forecast: Forecast,
+    pub(super) execution: Span,
+    pub(super) remaining: Span,
+    pub(super) predicted: u64,
     /// Bytes of KV that it is known to need: it asked for them.
-    least: u64,
-    place: Place,
-    started: bool,
+    pub(super) least: u64,
+    pub(super) place: Place,
+    pub(super) started: bool,
     /// When it was queued, if it was.
-    queued: Option<Time>,
-    overtaken: Option<Time>,
+    pub(super) queued: Option<Time>,
+    pub(super) overtaken: Option<Time>,
 }
 
 #[derive(Clone, Debug)]
-struct JobEntry {
-    job: Job,
-    begun: bool,
-    attained: Span,
-    keeps_until: Time,
-    stages: Vec<StageId>,
+pub(super) struct JobEntry {
+    pub(super) job: Job,
+    pub(super) begun: bool,
+    pub(super) attained: Span,
+    pub(super) keeps_until: Time,
+    pub(super) stages: Vec<StageId>,
 }
 
 /// The scheduler.
 pub struct Scheduler<E> {
-    options: Options,
+    pub(super) options: Options,
     estimator: E,
-    models: Vec<ModelSpec>,
-    nodes: Vec<Node>,
-    up: Vec<bool>,
-    jobs: HashMap<JobId, JobEntry>,
-    entries: HashMap<StageId, Entry>,
-    queue: Queue,
-    turns: VecDeque<StageId>,
+    pub(super) models: Vec<ModelSpec>,
+    pub(super) nodes: Vec<Node>,
+    pub(super) up: Vec<bool>,
+    pub(super) jobs: FxHashMap<JobId, JobEntry>,
+    pub(super) entries: FxHashMap<StageId, Entry>,
+    pub(super) queue: Queue,
+    pub(super) turns: VecDeque<StageId>,
     /// Nodes that take nobody but a stage.
-    kept: BTreeMap<usize, StageId>,
-    fitness: Fitness,
-    margin: Margin,
+    pub(super) kept: BTreeMap<usize, StageId>,
+    pub(super) fitness: Fitness,
+    pub(super) margin: Margin,
     decisions: VecDeque<Decision>,
     changed: bool,
-    candidates: Vec<Candidate>,
+    pub(super) candidates: Vec<Candidate>,
     tried: Vec<StageId>,
 }
 
@@ -149,8 +89,8 @@ impl<E: Estimator> Scheduler<E> {
             nodes: nodes.iter().map(|node| Node::new(*node, &models)).collect(),
             up: vec![true; nodes.len()],
             models,
-            jobs: HashMap::new(),
-            entries: HashMap::new(),
+            jobs: FxHashMap::default(),
+            entries: FxHashMap::default(),
             turns: VecDeque::new(),
             kept: BTreeMap::new(),
             margin: Margin::default(),
@@ -200,7 +140,7 @@ impl<E: Estimator> Scheduler<E> {
             && self.nodes.iter().all(|node| node.is_safe(&self.models))
     }
 
-    fn model(&self, stage: &Stage) -> Option<&ModelSpec> {
+    pub(super) fn model(&self, stage: &Stage) -> Option<&ModelSpec> {
         self.models.get(usize::from(stage.model.0))
     }
 
@@ -384,7 +324,7 @@ impl<E: Estimator> Scheduler<E> {
     }
 
     /// Says what a node did.
-    fn apply(&mut self, node: usize, done: Done, now: Time) {
+    pub(super) fn apply(&mut self, node: usize, done: Done, now: Time) {
         for stage in done.swapped {
             if let Some(entry) = self.entries.get_mut(&stage) {
                 entry.place = Place::Swapped(node);
@@ -423,7 +363,7 @@ impl<E: Estimator> Scheduler<E> {
         self.changed = true;
     }
 
-    fn start(&mut self, node: usize, now: Time) {
+    pub(super) fn start(&mut self, node: usize, now: Time) {
         self.grown(node);
         while let Some((stage, kv)) = self.nodes[node].start(&self.models, now) {
             if let Some(entry) = self.entries.get_mut(&stage) {
@@ -447,175 +387,9 @@ impl<E: Estimator> Scheduler<E> {
         }
     }
 
-    fn is_open(&self, node: usize) -> bool {
+    pub(super) fn is_open(&self, node: usize) -> bool {
         let spec = self.nodes[node].spec();
         self.up[node] && self.nodes[node].load() < spec.slots as usize + self.options.backlog
-    }
-
-    fn ask(&self, entry: &Entry, class: Class) -> Ask {
-        let most = self.model(&entry.stage).map_or(0, |model| {
-            model.kv(entry.stage.prompt, f64::from(entry.stage.output_max))
-        });
-        Ask {
-            stage: entry.stage.id,
-            model: entry.stage.model,
-            class,
-            // No stage is promised more than it can ever use.
-            kv: self.margin.need(entry.predicted).max(entry.least).min(most),
-            execution: entry.execution,
-            highest: match class {
-                Class::Interactive => Action::SwapOut,
-                Class::Batch => Action::Evict,
-            },
-            interrupt: self.options.interrupt.0,
-        }
-    }
-
-    /// Algorithm 3. Whether the stage has a place now.
-    fn try_place(&mut self, stage: StageId, only: Option<usize>, now: Time) -> bool {
-        let Some(entry) = self.entries.get(&stage) else {
-            return false;
-        };
-        let Some(job) = self.jobs.get(&entry.stage.job).map(|entry| entry.job) else {
-            return false;
-        };
-        let ask = self.ask(entry, job.class);
-        let mut candidates = std::mem::take(&mut self.candidates);
-        candidates.clear();
-        for (index, node) in self.nodes.iter().enumerate() {
-            let elsewhere = only.is_some_and(|only| only != index);
-            let kept = self.kept.get(&index).is_some_and(|other| *other != stage);
-            if elsewhere || kept || !self.is_open(index) || !may_run(&job, node) {
-                continue;
-            }
-            if let Some(estimate) = node.estimate(&ask, &self.models, now) {
-                candidates.push(Candidate {
-                    node: index,
-                    estimate,
-                    rtt: self.rtt(&job, node),
-                    load: node.load(),
-                    warm: node.is_warm(ask.model),
-                });
-            }
-        }
-        let chosen = self.fitness.choose(&candidates, ask.kv, job.class);
-        self.candidates = candidates;
-        chosen.is_some_and(|node| self.place(&ask, node, now))
-    }
-
-    fn rtt(&self, job: &Job, node: &Node) -> Span {
-        self.options
-            .rtt
-            .get(usize::from(job.source.0))
-            .and_then(|row| row.get(usize::from(node.spec().cluster.0)))
-            .copied()
-            .unwrap_or_default()
-    }
-
-    fn place(&mut self, ask: &Ask, node: usize, now: Time) -> bool {
-        let Some(done) = self.nodes[node].place(ask, &self.models, now) else {
-            return false;
-        };
-        self.queue.remove(ask.stage);
-        self.turns.retain(|other| *other != ask.stage);
-        self.kept.retain(|_, other| *other != ask.stage);
-        if let Some(entry) = self.entries.get_mut(&ask.stage) {
-            entry.place = Place::On(node);
-            entry.overtaken = None;
-        }
-        self.apply(node, done, now);
-        self.start(node, now);
-        true
-    }
-
-    fn dispatch(&mut self, now: Time) {
-        for node in 0..self.nodes.len() {
-            self.start(node, now);
-            self.resume(node, now);
-        }
-        for (node, stage) in self.kept.clone() {
-            self.try_place(stage, Some(node), now);
-        }
-        while self.pass(now) {}
-    }
-
-    /// Stages that were swapped out come back, the oldest first, and nothing else is harmed for it.
-    fn resume(&mut self, node: usize, now: Time) {
-        if self.kept.contains_key(&node) {
-            return;
-        }
-        let slots = self.nodes[node].spec().slots as usize;
-        while self.nodes[node].load() < slots {
-            let Some(ask) = self.nodes[node].swapped().next() else {
-                return;
-            };
-            let ask = Ask {
-                highest: Action::Evict,
-                ..ask
-            };
-            if !self.place(&ask, node, now) {
-                return;
-            }
-        }
-    }
-
-    /// Tries the first that wait. Whether somebody got a place and more are to be tried.
-    fn pass(&mut self, now: Time) -> bool {
-        if !(0..self.nodes.len()).any(|node| self.is_open(node)) {
-            return false;
-        }
-        let mut waiting = Vec::new();
-        self.queue.first(self.options.lookahead, now, &mut waiting);
-        let turns: Vec<StageId> = self.turns.iter().copied().collect();
-        let mut failed = Vec::new();
-        let mut placed = false;
-        for stage in turns.into_iter().chain(waiting) {
-            if self.try_place(stage, None, now) {
-                placed = true;
-                self.overtaken(&failed, now);
-            } else {
-                failed.push(stage);
-            }
-        }
-        placed
-    }
-
-    /// Somebody behind these got a place.
-    fn overtaken(&mut self, failed: &[StageId], now: Time) {
-        for stage in failed {
-            let Some(entry) = self.entries.get_mut(stage) else {
-                continue;
-            };
-            let since = *entry.overtaken.get_or_insert(now);
-            if now.since(since) > self.options.patience {
-                self.keep(*stage, now);
-            }
-        }
-    }
-
-    /// Keeps the node for it that should be empty first.
-    fn keep(&mut self, stage: StageId, now: Time) {
-        if self.kept.values().any(|other| *other == stage) {
-            return;
-        }
-        let Some(entry) = self.entries.get(&stage) else {
-            return;
-        };
-        let Some(job) = self.jobs.get(&entry.stage.job) else {
-            return;
-        };
-        let Some(model) = self.model(&entry.stage) else {
-            return;
-        };
-        let most = model.kv(entry.stage.prompt, f64::from(entry.stage.output_max));
-        let first = (0..self.nodes.len())
-            .filter(|node| self.up[*node] && !self.kept.contains_key(node))
-            .filter(|node| may_run(&job.job, &self.nodes[*node]))
-            .filter(|node| self.nodes[*node].most(model) >= most)
-            .min_by_key(|node| self.nodes[*node].empty_at(now));
-        if let Some(node) = first {
-            self.kept.insert(node, stage);
-        }
     }
 
     fn cancelled(&mut self, job: JobId) {
@@ -639,14 +413,9 @@ impl<E: Estimator> Scheduler<E> {
     }
 }
 
-fn job_class(jobs: &HashMap<JobId, JobEntry>, entry: &Entry) -> Class {
+fn job_class(jobs: &FxHashMap<JobId, JobEntry>, entry: &Entry) -> Class {
     jobs.get(&entry.stage.job)
         .map_or(Class::Batch, |job| job.job.class)
-}
-
-/// A job that may not leave its cluster runs nowhere else.
-fn may_run(job: &Job, node: &Node) -> bool {
-    !job.confined || node.spec().cluster == job.source
 }
 
 impl<E: Estimator> Workflow for Scheduler<E> {

@@ -150,6 +150,8 @@ pub struct Forest {
     nodes: Vec<Node>,
     /// The same nodes, to be walked without a branch that can't be foreseen.
     steps: Vec<Step>,
+    /// Splits on the longest way from a root to a leaf.
+    depth: u32,
 }
 
 impl Forest {
@@ -169,6 +171,7 @@ impl Forest {
             roots: Vec::new(),
             nodes: Vec::new(),
             steps: Vec::new(),
+            depth: 0,
         };
         for (tree, nodes) in trees.iter().enumerate() {
             let root = forest.nodes.len() as u32;
@@ -205,6 +208,14 @@ impl Forest {
                 });
             }
         }
+        // Both ways of a split lead on, so that what is behind a node is known before it.
+        let mut depths = vec![0_u32; forest.nodes.len()];
+        for (at, node) in forest.nodes.iter().enumerate().rev() {
+            if let Node::Split { above, .. } = node {
+                depths[at] = 1 + depths[at + 1].max(depths[*above as usize]);
+            }
+        }
+        forest.depth = depths.into_iter().max().unwrap_or(0);
         let steps = forest.nodes.iter().enumerate();
         forest.steps = steps
             .map(|(at, node)| match *node {
@@ -237,21 +248,18 @@ impl Forest {
         padded[..FEATURES].copy_from_slice(features);
         let mut sum = 0.0;
         for roots in self.roots.chunks(ABREAST) {
-            let mut at = [0_u32; ABREAST];
+            // Where there are fewer trees than that, the first is walked several times.
+            let mut at = [roots[0]; ABREAST];
             at[..roots.len()].copy_from_slice(roots);
-            let mut moves = true;
-            while moves {
-                moves = false;
-                for at in &mut at[..roots.len()] {
+            for _ in 0..self.depth {
+                for at in &mut at {
                     let step = &self.steps[*at as usize];
                     let feature = padded[step.feature as usize % padded.len()];
-                    let next = if feature <= f64::from(step.most) {
+                    *at = if feature <= f64::from(step.most) {
                         *at + 1
                     } else {
                         step.above
                     };
-                    moves |= next != *at;
-                    *at = next;
                 }
             }
             // One after the other, in the order of the trees: sums of floats depend on it.

@@ -92,6 +92,7 @@ impl Discipline for Odd {
 }
 
 type Boxed = Box<dyn Discipline + Send>;
+type Make = Box<dyn Fn() -> Boxed>;
 
 fn agent(kind: Option<Kind>, config: Config) -> Boxed {
     let cognition = Cognition::new(
@@ -128,8 +129,8 @@ fn qoserve(options: Options) -> Boxed {
 }
 
 /// All disciplines, by name.
-fn disciplines() -> Vec<(String, Box<dyn Fn() -> Boxed>)> {
-    let mut all: Vec<(String, Box<dyn Fn() -> Boxed>)> = Vec::new();
+fn disciplines() -> Vec<(String, Make)> {
+    let mut all: Vec<(String, Make)> = Vec::new();
     for order in [Order::Fcfs, Order::Edf, Order::Srpf] {
         let inner = Fixed { order, tokens: 96 };
         let name = inner.name();

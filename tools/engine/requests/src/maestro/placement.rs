@@ -1,0 +1,192 @@
+//! Who gets which place: Algorithm 3 over the stages that wait, the first of the queue first.
+//!
+//! What the paper leaves open:
+//! * *Nodes and their own queues.* A node is given at most `backlog` stages more than it has slots; all others wait in the global queue,
+//!   where their order can still change. The paper does not say how long node-local queues are; with none, only stages that wait for weights are in them (the
+//!   fit of eq. 5 otherwise queues stages at full nodes while others are free).
+//! * *The first stage fits nowhere.* The next ones are tried (`lookahead`), as their models may be resident where its own can't be. So that it does not
+//!   starve while others keep a node's memory: once it has been overtaken for `patience`, the node that should be empty first takes
+//!   nobody else until it has it.
+//! * *What may be done to others at admission* (Algorithm 2's levels): for a batch stage, models that nobody uses; for an interactive one also
+//!   batch stages, which are swapped out. Nobody is aborted for somebody who only wants to start. Stages that were swapped out come back before others start.
+
+use super::estimate::Estimator;
+use super::fitness::Candidate;
+use super::memory::Action;
+use super::node::{Ask, Node};
+use super::scheduler::{Entry, Place, Scheduler};
+use crate::workflow::{Class, Job, StageId};
+use crate::{Span, Time};
+
+impl<E: Estimator> Scheduler<E> {
+    fn ask(&self, entry: &Entry, class: Class) -> Ask {
+        let most = self.model(&entry.stage).map_or(0, |model| {
+            model.kv(entry.stage.prompt, f64::from(entry.stage.output_max))
+        });
+        Ask {
+            stage: entry.stage.id,
+            model: entry.stage.model,
+            class,
+            // No stage is promised more than it can ever use.
+            kv: self.margin.need(entry.predicted).max(entry.least).min(most),
+            execution: entry.execution,
+            highest: match class {
+                Class::Interactive => Action::SwapOut,
+                Class::Batch => Action::Evict,
+            },
+            interrupt: self.options.interrupt.0,
+        }
+    }
+
+    /// Algorithm 3. Whether the stage has a place now.
+    pub(super) fn try_place(&mut self, stage: StageId, only: Option<usize>, now: Time) -> bool {
+        let Some(entry) = self.entries.get(&stage) else {
+            return false;
+        };
+        let Some(job) = self.jobs.get(&entry.stage.job).map(|entry| entry.job) else {
+            return false;
+        };
+        let ask = self.ask(entry, job.class);
+        let mut candidates = std::mem::take(&mut self.candidates);
+        candidates.clear();
+        for (index, node) in self.nodes.iter().enumerate() {
+            let elsewhere = only.is_some_and(|only| only != index);
+            let kept = self.kept.get(&index).is_some_and(|other| *other != stage);
+            if elsewhere || kept || !self.is_open(index) || !may_run(&job, node) {
+                continue;
+            }
+            if let Some(estimate) = node.estimate(&ask, &self.models, now) {
+                candidates.push(Candidate {
+                    node: index,
+                    estimate,
+                    rtt: self.rtt(&job, node),
+                    load: node.load(),
+                    warm: node.is_warm(ask.model),
+                });
+            }
+        }
+        let chosen = self.fitness.choose(&candidates, ask.kv, job.class);
+        self.candidates = candidates;
+        chosen.is_some_and(|node| self.place(&ask, node, now))
+    }
+
+    fn rtt(&self, job: &Job, node: &Node) -> Span {
+        self.options
+            .rtt
+            .get(usize::from(job.source.0))
+            .and_then(|row| row.get(usize::from(node.spec().cluster.0)))
+            .copied()
+            .unwrap_or_default()
+    }
+
+    fn place(&mut self, ask: &Ask, node: usize, now: Time) -> bool {
+        let Some(done) = self.nodes[node].place(ask, &self.models, now) else {
+            return false;
+        };
+        self.queue.remove(ask.stage);
+        self.turns.retain(|other| *other != ask.stage);
+        self.kept.retain(|_, other| *other != ask.stage);
+        if let Some(entry) = self.entries.get_mut(&ask.stage) {
+            entry.place = Place::On(node);
+            entry.overtaken = None;
+        }
+        self.apply(node, done, now);
+        self.start(node, now);
+        true
+    }
+
+    pub(super) fn dispatch(&mut self, now: Time) {
+        for node in 0..self.nodes.len() {
+            self.start(node, now);
+            self.resume(node, now);
+        }
+        for (node, stage) in self.kept.clone() {
+            self.try_place(stage, Some(node), now);
+        }
+        while self.pass(now) {}
+    }
+
+    /// Stages that were swapped out come back, the oldest first, and nothing else is harmed for it.
+    fn resume(&mut self, node: usize, now: Time) {
+        if self.kept.contains_key(&node) {
+            return;
+        }
+        let slots = self.nodes[node].spec().slots as usize;
+        while self.nodes[node].load() < slots {
+            let Some(ask) = self.nodes[node].swapped().next() else {
+                return;
+            };
+            let ask = Ask {
+                highest: Action::Evict,
+                ..ask
+            };
+            if !self.place(&ask, node, now) {
+                return;
+            }
+        }
+    }
+
+    /// Tries the first that wait. Whether somebody got a place and more are to be tried.
+    fn pass(&mut self, now: Time) -> bool {
+        if !(0..self.nodes.len()).any(|node| self.is_open(node)) {
+            return false;
+        }
+        let mut waiting = Vec::new();
+        self.queue.first(self.options.lookahead, now, &mut waiting);
+        let turns: Vec<StageId> = self.turns.iter().copied().collect();
+        let mut failed = Vec::new();
+        let mut placed = false;
+        for stage in turns.into_iter().chain(waiting) {
+            if self.try_place(stage, None, now) {
+                placed = true;
+                self.overtaken(&failed, now);
+            } else {
+                failed.push(stage);
+            }
+        }
+        placed
+    }
+
+    /// Somebody behind these got a place.
+    fn overtaken(&mut self, failed: &[StageId], now: Time) {
+        for stage in failed {
+            let Some(entry) = self.entries.get_mut(stage) else {
+                continue;
+            };
+            let since = *entry.overtaken.get_or_insert(now);
+            if now.since(since) > self.options.patience {
+                self.keep(*stage, now);
+            }
+        }
+    }
+
+    /// Keeps the node for it that should be empty first.
+    fn keep(&mut self, stage: StageId, now: Time) {
+        if self.kept.values().any(|other| *other == stage) {
+            return;
+        }
+        let Some(entry) = self.entries.get(&stage) else {
+            return;
+        };
+        let Some(job) = self.jobs.get(&entry.stage.job) else {
+            return;
+        };
+        let Some(model) = self.model(&entry.stage) else {
+            return;
+        };
+        let most = model.kv(entry.stage.prompt, f64::from(entry.stage.output_max));
+        let first = (0..self.nodes.len())
+            .filter(|node| self.up[*node] && !self.kept.contains_key(node))
+            .filter(|node| may_run(&job.job, &self.nodes[*node]))
+            .filter(|node| self.nodes[*node].most(model) >= most)
+            .min_by_key(|node| self.nodes[*node].empty_at(now));
+        if let Some(node) = first {
+            self.kept.insert(node, stage);
+        }
+    }
+}
+
+/// A job that may not leave its cluster runs nowhere else.
+pub(super) fn may_run(job: &Job, node: &Node) -> bool {
+    !job.confined || node.spec().cluster == job.source
+}
