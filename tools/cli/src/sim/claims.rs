@@ -24,7 +24,7 @@ pub(crate) struct ClaimsArgs {
     /// Fewer points and shorter runs, in seconds; what it shows are no findings
     #[arg(long)]
     quick: bool,
-    /// Folder of recorded traces; without it, workloads are made up with their statistics
+    /// Folder of recorded traces, where a paper's figures are of one that is public (qoserve); without it, workloads are made up with their statistics
     #[arg(long, value_name = "DIR", env = "LAXITY_DATA")]
     data: Option<PathBuf>,
     /// Points at a time; by default as many as there are processors

@@ -95,10 +95,7 @@ pub(super) fn run(args: &HmasArgs) -> Result<ExitCode> {
 fn greet(client: &Client) -> Result<()> {
     match client.ask_blocking(&hmas::example_question()) {
         Err(failure @ (Failure::Unreachable { .. } | Failure::Refused { .. })) => {
-            bail!(
-                "the decision service at {}: {failure}",
-                client.endpoint().address()
-            )
+            bail!("--decision-service: {failure}")
         }
         Err(failure) => {
             eprintln!(

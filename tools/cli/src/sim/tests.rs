@@ -205,7 +205,7 @@ fn every_paper_can_be_reproduced_quickly_and_mistakes_are_told_before() {
     let error = |line: &[&str]| laxity(line).expect_err("a mistake").to_string();
     for paper in ["qoserve", "hyperflexis", "hmas", "maestro", "together"] {
         let reproduce = ["reproduce", paper];
-        let with = |more: &[&'static str]| -> Vec<&str> {
+        let with = |more: &[&'static str]| -> Vec<&'static str> {
             reproduce
                 .iter()
                 .copied()

@@ -93,7 +93,14 @@ impl Endpoint {
         };
         // An IPv6 address is in brackets in a URL, and without them for the resolver.
         let host = authority.host().trim_matches(['[', ']']).to_owned();
-        let port = authority.port_u16().unwrap_or(80);
+        let port = match authority.as_str().strip_prefix(authority.host()) {
+            Some("") => 80,
+            // `Authority` lets a port through that is no number.
+            _ => authority
+                .port_u16()
+                .filter(|port| *port > 0)
+                .ok_or_else(|| bad("its port is no number from 1 to 65535".to_owned()))?,
+        };
         let uri = Uri::builder()
             .scheme("http")
             .authority(authority.clone())
@@ -163,6 +170,9 @@ mod tests {
             "http://u@host",
             "http://h/v1?x=1",
             "http://h:x",
+            "http://h:",
+            "http://h:0",
+            "http://h:70000",
         ] {
             let error = of(url).expect_err(url).to_string();
             assert!(error.contains("http://10.0.0.7:8000/v1"), "{error}");

@@ -19,22 +19,15 @@ use laxity_requests::hmas::pool::Kind;
 use laxity_requests::hmas::qos::Long;
 use laxity_requests::hmas::statera::{self, Frozen, Score};
 
+use super::PaperError;
 use super::latency::Roofline;
 use super::reproduction::{Options, Reproduction, Section, each, spread};
 use super::workload::Asked;
-use super::{Paper, PaperError};
 use crate::compute::Gpu;
 use crate::model::Model;
 use bed::{BLOCK_TOKENS, Bed, Chooses, Measured, Sees, Setting};
 pub use service::{Ask, Service, example_question};
 use traffic::{Mix, Stretch};
-
-/// H-MAS on the command line.
-pub const PAPER: Paper = Paper {
-    name: "hmas",
-    about: "hierarchical control of one replica: a controller over structures of its line, admission with a bound",
-    run: reproduce,
-};
 
 /// Requests per second that the machine just about serves, of the mix [`Mix::Complex`].
 const RATE: f64 = 10.5;

@@ -21,19 +21,6 @@ pub mod reproduction;
 pub mod together;
 pub mod workload;
 
-use reproduction::{Options, Reproduction};
-
-/// A paper whose claims can be checked here.
-#[derive(Clone, Copy, Debug)]
-pub struct Paper {
-    /// What it is called on the command line.
-    pub name: &'static str,
-    /// What it is about, in a line.
-    pub about: &'static str,
-    /// Runs it.
-    pub run: fn(&Options) -> Result<Reproduction, PaperError>,
-}
-
 /// A paper's claims could not be checked.
 #[derive(Debug, thiserror::Error)]
 pub enum PaperError {
@@ -44,28 +31,3 @@ pub enum PaperError {
     #[error("{0}")]
     BuiltIn(String),
 }
-
-/// All of them.
-pub const PAPERS: &[Paper] = &[
-    Paper {
-        name: "qoserve",
-        about: "QoServe: classes of service together on one replica",
-        run: qoserve::reproduce,
-    },
-    Paper {
-        name: "hyperflexis",
-        about: "dispatch by what an instance can still promise, priorities to objectives, scaling",
-        run: hyperflexis::reproduce,
-    },
-    hmas::PAPER,
-    Paper {
-        name: "together",
-        about: "Request scheduler × flow scheduler: no paper, what both are worth together",
-        run: together::reproduce,
-    },
-    Paper {
-        name: "maestro",
-        about: "workflows of agents over few GPUs and many models",
-        run: maestro::reproduce,
-    },
-];

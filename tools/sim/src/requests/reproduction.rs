@@ -120,22 +120,40 @@ impl Reproduction {
         if self.quick {
             text += "A quick run: its figures are no findings.\n";
         }
-        for section in self.sections.iter().chain([&self.claims_section()]) {
+        for section in &self.sections {
             let mut table = Table::new();
             table.load_style(presets::UTF8_FULL_CONDENSED);
             table.set_header(&section.head);
             for row in &section.rows {
                 table.add_row(row);
             }
-            if section.title != "Claims" {
-                for column in table.column_iter_mut().skip(1) {
-                    column.set_cell_alignment(CellAlignment::Right);
-                }
+            for column in table.column_iter_mut().skip(1) {
+                column.set_cell_alignment(CellAlignment::Right);
             }
             let _ = write!(text, "\n{}\n{table}\n", section.title);
             if !section.notes.is_empty() {
                 text += &section.notes;
                 text.push('\n');
+            }
+        }
+        text + &self.claims_list()
+    }
+
+    /// Sentences make a table that no terminal is wide enough for.
+    fn claims_list(&self) -> String {
+        let hold = self.claims.iter().filter(|claim| claim.holds).count();
+        let mut text = format!("\nClaims: {hold} of {} hold\n", self.claims.len());
+        for claim in &self.claims {
+            let holds = if claim.holds { "yes" } else { "no " };
+            let _ = writeln!(text, "\n{holds}  {}", claim.says);
+            let parts = [
+                ("regime", &claim.regime),
+                ("paper", &claim.paper),
+                ("here", &claim.here),
+                ("baseline", &claim.baseline),
+            ];
+            for (name, part) in parts.iter().filter(|(_, part)| !part.is_empty()) {
+                let _ = writeln!(text, "     {name:<9} {part}");
             }
         }
         text
@@ -244,6 +262,32 @@ mod tests {
                 .zip(&points)
                 .all(|(square, point)| *square == point * point)
         );
+    }
+
+    #[test]
+    fn claims_are_sentences_below_each_other_and_a_table_on_a_page() {
+        let claim = |holds, says: &str| Claim {
+            says: says.to_owned(),
+            paper: "2 times".to_owned(),
+            here: "1.3 times".to_owned(),
+            regime: "overload".to_owned(),
+            baseline: String::new(),
+            holds,
+        };
+        let found = Reproduction {
+            title: "Paper".to_owned(),
+            sections: Vec::new(),
+            claims: vec![claim(true, "it is faster"), claim(false, "it is cheaper")],
+            quick: true,
+        };
+        let shown = found.table();
+        assert!(shown.contains("Claims: 1 of 2 hold"), "{shown}");
+        assert!(
+            shown.contains("\nno   it is cheaper\n     regime    overload\n"),
+            "{shown}"
+        );
+        assert!(!shown.contains("baseline"), "{shown}");
+        assert!(found.markdown().contains("| it is faster | 2 times |"));
     }
 
     #[test]

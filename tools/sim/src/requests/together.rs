@@ -145,6 +145,9 @@ impl Gave {
     }
 }
 
+/// What a table shows of a pair: of what its seeds gave.
+type Cell = fn(&[Gave]) -> String;
+
 fn attainment(seeds: &[Gave]) -> Vec<f64> {
     seeds.iter().map(|gave| gave.attainment).collect()
 }
@@ -204,13 +207,7 @@ impl Grid {
         Ok(Self(by_flow.chunks(all.len()).map(<[_]>::to_vec).collect()))
     }
 
-    fn section(
-        &self,
-        rate: usize,
-        title: String,
-        regime: &Regime,
-        cell: fn(&[Gave]) -> String,
-    ) -> Section {
+    fn section(&self, rate: usize, title: String, regime: &Regime, cell: Cell) -> Section {
         let head = std::iter::once("request scheduler, tokens of a batch".to_owned());
         let flows = FLOWS.iter().map(|kind| kind.name().to_owned());
         let rows = schedulers(regime)
@@ -414,7 +411,7 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
         let grid = Grid::run(regime, rates, options)?;
         for (at, rate) in rates.iter().enumerate() {
             let place = format!("{rate} requests/s per GPU, {}", regime.name);
-            let shown: [(&str, fn(&[Gave]) -> String); 3] = [
+            let shown: [(&str, Cell); 3] = [
                 ("In time, %", |seeds| spread(&attainment(seeds))),
                 ("Goodput, requests in time per second", |seeds| {
                     let each: Vec<f64> = seeds.iter().map(Gave::goodput).collect();

@@ -10,12 +10,12 @@ use laxity_requests::replica::Replica;
 use laxity_requests::request::{RequestId, Spec};
 use laxity_requests::{Span, Time};
 
-pub struct Driver {
-    pub replica: Replica,
-    pub now: Time,
-    pub live: HashSet<RequestId>,
+pub(crate) struct Driver {
+    pub(crate) replica: Replica,
+    pub(crate) now: Time,
+    pub(crate) live: HashSet<RequestId>,
     /// How often blocks were taken from somebody.
-    pub drops: usize,
+    pub(crate) drops: usize,
     /// An iteration of this machine.
     tick: Span,
     blocks: u32,
@@ -26,7 +26,11 @@ pub struct Driver {
 }
 
 impl Driver {
-    pub fn new(discipline: Box<dyn Discipline + Send>, pool: (u32, u32), tick: Span) -> Self {
+    pub(crate) fn new(
+        discipline: Box<dyn Discipline + Send>,
+        pool: (u32, u32),
+        tick: Span,
+    ) -> Self {
         let (blocks, block_tokens) = pool;
         Self {
             replica: Replica::new(Pool::new(blocks, block_tokens), 1, discipline),
@@ -43,7 +47,11 @@ impl Driver {
     }
 
     /// A request that generates `output` tokens: what `of` makes of the number it gets.
-    pub fn arrive(&mut self, output: u32, of: impl FnOnce(RequestId, Time) -> Spec) -> RequestId {
+    pub(crate) fn arrive(
+        &mut self,
+        output: u32,
+        of: impl FnOnce(RequestId, Time) -> Spec,
+    ) -> RequestId {
         let id = RequestId(self.next);
         self.next += 1;
         let spec = of(id, self.now);
@@ -55,7 +63,7 @@ impl Driver {
     }
 
     /// One of those that are there goes away.
-    pub fn cancel(&mut self, at: usize) {
+    pub(crate) fn cancel(&mut self, at: usize) {
         let mut live: Vec<_> = self.live.iter().copied().collect();
         live.sort();
         if !live.is_empty() {
@@ -72,7 +80,7 @@ impl Driver {
     }
 
     /// Runs an iteration: who got a token, `None` if nothing is to do.
-    pub fn compute(&mut self, capacity: u32) -> Option<Vec<RequestId>> {
+    pub(crate) fn compute(&mut self, capacity: u32) -> Option<Vec<RequestId>> {
         let plan = self.replica.plan(self.now)?;
         self.drops += plan.drops.len();
         self.refusals();
@@ -116,7 +124,7 @@ impl Driver {
     }
 
     /// Nobody who is neither done nor turned away is unknown to the replica, and blocks are balanced.
-    pub fn check(&self) {
+    pub(crate) fn check(&self) {
         assert!(self.replica.pool().is_balanced() && self.replica.is_balanced());
         for request in &self.live {
             assert!(self.replica.job(*request).is_some(), "{request:?} was lost");
@@ -124,7 +132,7 @@ impl Driver {
     }
 
     /// Until nothing is to do: by then all have ended and nothing is held.
-    pub fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         let mut rounds = 0;
         while self.compute(self.blocks).is_some() {
             self.check();
