@@ -186,7 +186,7 @@ impl Node {
         }
         let promised: u64 = self.running.values().map(|held| held.ask.kv).sum();
         let fixed = self.residency.on_gpu(table) + self.leaving.bytes(table) + self.spec.other;
-        let fixed = fixed.saturating_sub(self.leaving.to_come(table));
+        let fixed = fixed.saturating_sub(self.leaving.to_come());
         fixed + promised.saturating_sub(self.leaving.owed()) + more <= self.spec.gpu
     }
 
@@ -479,7 +479,14 @@ impl Node {
             self.leaving.end(ask.model);
             // One transfer after the other on the link.
             let from_then = now.max(self.link_free);
-            self.leaving.load_behind(ask.model, from_then);
+            let of = &table[usize::from(ask.model.0)];
+            let context = if from == Readiness::Sleeping {
+                0
+            } else {
+                of.context
+            };
+            self.leaving
+                .load_behind(ask.model, from_then, of.weights + context);
             let until = from_then + prepared.activation.takes;
             self.link_free = until;
             // It stays until it is there, whoever may still want it: what is on its way can't make room, and a

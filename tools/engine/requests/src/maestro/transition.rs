@@ -22,8 +22,8 @@ fn sum<'a>(models: impl Iterator<Item = &'a ModelId>, table: &[ModelSpec]) -> u6
 #[derive(Clone, Debug, Default)]
 pub(super) struct Leaving {
     until: BTreeMap<ModelId, Time>,
-    /// Models that are loaded behind those that leave, over the same link, and from when on.
-    behind: BTreeMap<ModelId, Time>,
+    /// Models that are loaded behind those that leave, over the same link: from when on, and bytes.
+    behind: BTreeMap<ModelId, (Time, u64)>,
     /// Bytes that a running stage was promised and can't have yet.
     growing: BTreeMap<StageId, u64>,
 }
@@ -50,19 +50,19 @@ impl Leaving {
         if self.until.get(&model).is_some_and(|until| *until <= now) {
             self.end(model);
         }
-        self.behind.retain(|_, from| *from > now);
+        self.behind.retain(|_, (from, _)| *from > now);
     }
 
-    /// Weights are loaded from `link_free` on.
-    pub(super) fn load_behind(&mut self, model: ModelId, link_free: Time) {
+    /// So many bytes of a model are loaded from `link_free` on.
+    pub(super) fn load_behind(&mut self, model: ModelId, link_free: Time, bytes: u64) {
         if !self.until.is_empty() {
-            self.behind.insert(model, link_free);
+            self.behind.insert(model, (link_free, bytes));
         }
     }
 
-    /// Bytes of weights that have a place and are not there at all yet.
-    pub(super) fn to_come(&self, table: &[ModelSpec]) -> u64 {
-        sum(self.behind.keys(), table)
+    /// Bytes of models that have a place and are not there at all yet.
+    pub(super) fn to_come(&self) -> u64 {
+        self.behind.values().map(|(_, bytes)| bytes).sum()
     }
 
     /// Models that leave.
@@ -80,9 +80,11 @@ impl Leaving {
         sum(self.until.keys(), table)
     }
 
-    /// Weights are there.
+    /// Weights are there. What they came behind has left, then.
     pub(super) fn loaded(&mut self, model: ModelId) {
-        self.behind.remove(&model);
+        if let Some((from, _)) = self.behind.remove(&model) {
+            self.until.retain(|_, until| *until > from);
+        }
     }
 
     /// A running stage waits for so many bytes.
