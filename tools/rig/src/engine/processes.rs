@@ -26,8 +26,8 @@ use crate::worker::daemon_socket;
 /// Engines listen for each other here.
 const PEERS_PORT: u16 = 7500;
 
-/// Weights are drawn and all threads started within this.
-const START_WITHIN: Duration = Duration::from_secs(60);
+/// Weights are drawn within this, of a large model, too. One that ends is noticed at once.
+const START_WITHIN: Duration = Duration::from_secs(300);
 /// Anything that is not asking is done within this.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 /// An engine gives answers that are under way 5 s; none are, or nobody wants them.

@@ -441,14 +441,32 @@ pub(crate) mod tests {
         let mut failed = answer(3, 1200, 10, &[]);
         failed.error = Some("503: not now".to_owned());
         let link = LinkRecord {
-            egress: [(46, QueueCounters { bytes: 10, drops: 0 })].into(),
-            ingress: [(46, QueueCounters { bytes: 10, drops: 0 })].into(),
+            egress: [(
+                46,
+                QueueCounters {
+                    bytes: 10,
+                    drops: 0,
+                },
+            )]
+            .into(),
+            ingress: [(
+                46,
+                QueueCounters {
+                    bytes: 10,
+                    drops: 0,
+                },
+            )]
+            .into(),
         };
         let record = ServedRecord {
             policy: "laxity".to_owned(),
             begin_ns: 1_000_000_000,
             end_ns: 2_000_000_000,
-            answers: vec![answer(1, 1000, 150, &[1]), answer(2, 1100, 300, &[9]), failed],
+            answers: vec![
+                answer(1, 1000, 150, &[1]),
+                answer(2, 1100, 300, &[9]),
+                failed,
+            ],
             counts: vec![counts(46), counts(46), counts(10)],
             links: vec![link.clone(), link.clone(), link],
             ..ServedRecord::default()

@@ -173,7 +173,11 @@ fn remark(run: &EngineRun) -> String {
         add(format!("{} daemons restarted", run.daemon_restarts));
     }
     if let Some(said) = &run.coordinator {
-        let fate = if said.killed { " (killed on the way)" } else { "" };
+        let fate = if said.killed {
+            " (killed on the way)"
+        } else {
+            ""
+        };
         add(format!(
             "with a coordinator{fate}: {} orders applied, {} refused; {} of {} hosts follow it at the end",
             said.orders,
