@@ -1,4 +1,4 @@
-//! From what was measured with the real engine to what is reported. Where a field has the name of one of [`super::super::measure`], it means the same.
+//! From what was measured with the real engine to what is reported. Where a field has the name of one of [`measure`](crate::report::measure), it means the same.
 //!
 //! * *TTFT* is from when a request was due to be asked to its first token at the client. One that never had a token counts as missed, and with the time
 //!   until it was given up.

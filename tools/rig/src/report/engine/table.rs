@@ -19,7 +19,7 @@ fn megabytes(bytes: u64) -> String {
 
 /// Bytes of a stage by DSCP, most first, `unmarked` for none.
 #[must_use]
-pub fn stage(run: &EngineRun, stage: &str) -> String {
+fn stage(run: &EngineRun, stage: &str) -> String {
     let Some(by_dscp) = run.stage_bytes.get(stage) else {
         return "0".to_owned();
     };
