@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# tests/gpu/engine.sh [--cpu] [--out FOLDER] [--policies NAME,...] [--ranks N]: the lab with the real engine, on a machine with a GPU.
+# tests/gpu/engine.sh [--cpu] [--out FOLDER] [--policies NAME,...] [--ranks N] [--config FILE]: the lab with the real engine, on a machine with a GPU.
 #
-# Builds laxity-engine with CUDA (needs nvcc) and runs `laxity lab run --engine real` with the model of tests/gpu/engine.toml on the
+# Builds laxity-engine with CUDA (needs nvcc) and runs `laxity lab run --engine real` with the model of tests/gpu/engine.toml (or FILE) on the
 # GPU, which all processes share; CUDA_VISIBLE_DEVICES says which one. Beside it the ranks of tests/gpu/nccl.sh run their collectives
 # on the same GPU, so that computation contends as in a serving node; --ranks 0 leaves them out, and so does a python3 without PyTorch.
 # FOLDER (docs/results/engine-gpu) gets report.json, report.html, table.txt, nvidia-smi.txt, nccl.json and nccl.log.
@@ -14,12 +14,14 @@ out="$root/docs/results/engine-gpu"
 policies=none,two_class,mfs,laxity
 ranks=2
 device=cuda
+config=
 while [ $# -gt 0 ]; do
     case "$1" in
     --cpu) device=cpu && shift ;;
     --out) out="$2" && shift 2 ;;
     --policies) policies="$2" && shift 2 ;;
     --ranks) ranks="$2" && shift 2 ;;
+    --config) config="$2" && shift 2 ;;
     -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0" && exit 0 ;;
     *) echo "$0: unknown argument $1; see --help" >&2 && exit 2 ;;
     esac
@@ -54,11 +56,11 @@ done
 mkdir -p "$out"
 rm -f "$out"/report.json "$out"/report.html "$out"/table.txt "$out"/nvidia-smi.txt "$out"/nccl.json "$out"/nccl.log
 beside=()
-trap 'for pid in "${beside[@]}"; do kill "$pid" 2>/dev/null || true; done' EXIT
+set -m # what runs beside gets process groups of its own, and ends with all that it started
+trap 'for pid in "${beside[@]}"; do kill -- "-$pid" 2>/dev/null || true; done' EXIT
 
-options=(--engine real)
 if [ "$device" = cuda ]; then
-    options=(--config "$root/tests/gpu/engine.toml")
+    config="${config:-$root/tests/gpu/engine.toml}"
     nvidia-smi >"$out/nvidia-smi.txt"
     # What the GPU does during the runs, once a second.
     nvidia-smi --query-gpu=timestamp,utilization.gpu,utilization.memory,memory.used,power.draw --format=csv --loop=1 \
@@ -81,6 +83,8 @@ if [ "$ranks" -gt 0 ]; then
     beside+=($!)
 fi
 
+options=(--engine real)
+[ -z "$config" ] || options+=(--config "$config")
 status=0
 "$laxity" lab run "${options[@]}" --policies "$policies" --laxityd "$daemon" --laxity-engine "$engine" \
     --json "$out/report.json" --html "$out/report.html" >"$out/table.txt" || status=$?
