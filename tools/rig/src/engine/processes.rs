@@ -215,6 +215,9 @@ pub fn engine_toml(
     })
 }
 
+/// What clients say, with the host of each; `None` is the end of one.
+pub type Heard = Receiver<(usize, Option<Said>)>;
+
 /// A client at work in a host's namespace.
 pub struct Client {
     child: Child,
@@ -340,7 +343,7 @@ impl Engines {
     pub fn clients(
         &self,
         jobs: impl IntoIterator<Item = (usize, Job)>,
-    ) -> anyhow::Result<(Vec<Client>, Receiver<(usize, Option<Said>)>)> {
+    ) -> anyhow::Result<(Vec<Client>, Heard)> {
         let (sender, said) = channel();
         let clients = jobs
             .into_iter()
@@ -376,11 +379,7 @@ impl Engines {
     ///
     /// # Errors
     /// A client failed, or an engine ended.
-    pub fn hear(
-        &mut self,
-        said: &Receiver<(usize, Option<Said>)>,
-        until: Instant,
-    ) -> anyhow::Result<Option<(usize, Said)>> {
+    pub fn hear(&mut self, said: &Heard, until: Instant) -> anyhow::Result<Option<(usize, Said)>> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             match said.recv_timeout(left.min(Duration::from_millis(200))) {
