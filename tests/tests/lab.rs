@@ -464,3 +464,133 @@ fn a_plugin_that_is_not_there_is_named_with_the_next_step() {
     );
     assert!(errors.contains("--nccl-plugin"), "{errors}");
 }
+
+/// A model that a development build computes quickly, whose transfers are seconds of a slow link.
+const SMALL_ENGINE: &str = r#"
+engine = "real"
+policies = ["none", "laxity"]
+duration_s = 4.0
+requests_per_second = 2.5
+tokens_max = 256
+port_mbit = 20
+
+[real]
+layers = 2
+hidden = 64
+heads = 4
+kv_heads = 2
+head_dim = 32
+ffn = 64
+vocab = 300
+experts = 4
+tokens_mean = 120.0
+prefixes = 4
+kv_blocks = 512
+output_tokens = 3
+"#;
+
+#[test]
+fn the_real_engine_answers_the_same_under_every_policy_and_all_that_it_sends_is_scheduled() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = folder.path().join("lab.toml");
+    fs::write(&config, SMALL_ENGINE).expect("a file");
+    let page = folder.path().join("page.html");
+    let engine = binary("laxity-engine");
+    let [config, page, engine] =
+        [&config, &page, &engine].map(|path| path.to_str().expect("a path"));
+    let arguments = [
+        "--config",
+        config,
+        "--laxity-engine",
+        engine,
+        "--html",
+        page,
+        "--seed",
+        "5",
+    ];
+    let Some(report) = run(&arguments) else {
+        return;
+    };
+    assert_eq!(report["engine"], "real");
+    assert!(number(&report["alone"]["ttft_ms"]["p50"]) > 0.0, "{report}");
+    assert!(
+        number(&report["workload"]["prefix_tokens"]) > 0.0,
+        "{report}"
+    );
+    let runs = report["runs"].as_array().expect("runs");
+    let names: Vec<_> = runs.iter().map(|run| run["policy"].as_str()).collect();
+    assert_eq!(names, [Some("none"), Some("laxity")]);
+    for run in runs {
+        // That they are the same tokens is what the command itself insists on; here, that they were compared at all.
+        assert_eq!(run["completed"], run["requests"], "{run}");
+        assert_eq!(run["answers_compared"], run["requests"], "{run}");
+        assert_eq!(run["answers_different"], serde_json::json!([]), "{run}");
+        assert_eq!(number(&run["prefilled_after_all"]), 0.0, "{run}");
+        assert_eq!(number(&run["batches_failed"]), 0.0, "{run}");
+        assert!(number(&run["tokens_fetched"]) > 0.0, "{run}");
+        assert!(number(&run["exchange_ms"]) > 0.0, "{run}");
+        assert!((0.0..=1.0).contains(&number(&run["ttft_slo_attainment"])));
+        for field in ["mean", "p50", "p95"] {
+            assert!(number(&run["ttft_ms"][field]) > 0.0, "{run}");
+        }
+        for stage in ["kv_reuse", "collective", "p2d"] {
+            assert!(sum(&run["stage_bytes"][stage]) > 1e4, "{stage}: {run}");
+        }
+        assert_eq!(run["hosts"].as_array().map(Vec::len), Some(4));
+    }
+    let (none, laxity) = (&runs[0], &runs[1]);
+    let all = |run: &Value| -> f64 {
+        let stages = run["stage_bytes"].as_object().expect("stages");
+        stages.values().map(sum).sum()
+    };
+    // Without a daemon nothing is permitted and nothing marked.
+    assert_eq!(number(&none["scheduled_bytes"]), 0.0, "{none}");
+    assert_eq!(number(&none["bypassed_bytes"]), all(none), "{none}");
+    assert_eq!(
+        number(&none["stage_bytes"]["p2d"]["0"]),
+        sum(&none["stage_bytes"]["p2d"])
+    );
+    // With one everything is, and experts' tokens outrank KV that waits.
+    assert_eq!(number(&laxity["bypassed_bytes"]), 0.0, "{laxity}");
+    assert_eq!(number(&laxity["scheduled_bytes"]), all(laxity), "{laxity}");
+    assert_eq!(
+        dscp_bytes(laxity, "collective", &["46", "34"]),
+        sum(&laxity["stage_bytes"]["collective"]),
+        "{laxity}"
+    );
+    assert!(number(&laxity["fabric_bytes"]["34"]) > 0.0, "{laxity}");
+    let page = fs::read_to_string(page).expect("a page");
+    assert!(page.contains("real engine") && page.contains("<svg"));
+}
+
+#[test]
+fn what_means_nothing_to_the_real_engine_is_refused_with_the_reason() {
+    let refused = |arguments: &[&str]| {
+        let output = Command::new(binary("laxity"))
+            .args(["lab", "run", "--engine", "real"])
+            .args(arguments)
+            .output()
+            .expect("laxity runs");
+        assert!(!output.status.success(), "{arguments:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    for (arguments, said) in [
+        (&["--load", "0.5"][..], "requests_per_second"),
+        (&["--victim-share", "1"], "where the engine computed them"),
+        (&["--reads"], "does not let them read"),
+        (&["--collectives", "nccl-plugin"], "Laxity's client"),
+        (&["--nccl-plugin", "/x"], "Laxity's client"),
+    ] {
+        let errors = refused(arguments);
+        assert!(
+            errors.contains(arguments[0]) && errors.contains(said),
+            "{errors}"
+        );
+    }
+    let errors = refused(&["--laxity-engine", "/nowhere/laxity-engine"]);
+    assert!(
+        errors.contains("laxity-engine: /nowhere/laxity-engine is not there"),
+        "{errors}"
+    );
+}

@@ -194,8 +194,8 @@ impl RunArgs {
         let Some(path) = &self.config else {
             return Ok(defaults(self.engine.unwrap_or_default()));
         };
-        let text = fs::read_to_string(path)
-            .with_context(|| format!("cannot read {}", path.display()))?;
+        let text =
+            fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let wrong = || format!("{} is no lab configuration", path.display());
         // Read as it is first: that names the line of what is wrong.
         let read: LabConfig = toml::from_str(&text).with_context(wrong)?;
@@ -227,7 +227,11 @@ impl RunArgs {
     fn refuse_what_the_real_engine_has_no_use_for(&self) -> Result<()> {
         for (given, flag, field) in [
             (self.load.is_some(), "--load", "load"),
-            (self.victim_share.is_some(), "--victim-share", "victim_share"),
+            (
+                self.victim_share.is_some(),
+                "--victim-share",
+                "victim_share",
+            ),
             (self.reads, "--reads", "reads"),
             (self.collectives.is_some(), "--collectives", "collectives"),
             (self.nccl_plugin.is_some(), "--nccl-plugin", "nccl_plugin"),
@@ -317,10 +321,18 @@ fn compare(args: &RunArgs) -> Result<()> {
     let progress = !args.quiet && io::stderr().is_terminal();
     if config.engine == Engine::Replay {
         let outcome = lab::run(&config, progress)?;
-        return publish(args, &outcome, &report::html(&outcome), &report::table(&outcome));
+        return publish(
+            args,
+            &outcome,
+            &report::html(&outcome),
+            &report::table(&outcome),
+        );
     }
     let outcome = lab::run_engine(&config, progress)?;
-    let (page, table) = (report::engine::html(&outcome), report::engine::table(&outcome));
+    let (page, table) = (
+        report::engine::html(&outcome),
+        report::engine::table(&outcome),
+    );
     publish(args, &outcome, &page, &table)?;
     let differ = outcome.disagreements();
     if let (Some((policy, requests)), true) = (differ.first(), outcome.must_agree()) {

@@ -111,15 +111,13 @@ pub struct RunRecord {
 
 /// *init*: the body of the first process.
 pub fn init() -> i32 {
-    let outcome = sandbox::furnish().and_then(|()| {
-        match read_task()? {
-            Task::Replay(spec) => Controller {
-                spec: &spec,
-                wiring: Wiring::build(&spec.config, &spec.tools)?,
-            }
-            .run(),
-            Task::Engine(spec) => engine::controller::run(&spec),
+    let outcome = sandbox::furnish().and_then(|()| match read_task()? {
+        Task::Replay(spec) => Controller {
+            spec: &spec,
+            wiring: Wiring::build(&spec.config, &spec.tools)?,
         }
+        .run(),
+        Task::Engine(spec) => engine::controller::run(&spec),
     });
     match outcome {
         Ok(()) => 0,

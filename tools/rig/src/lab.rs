@@ -22,8 +22,8 @@ use crate::engine::plan::asking;
 use crate::plan::{self, PlannedRequest};
 use crate::probe;
 pub use crate::probe::{CannotRun, Findings};
-pub use crate::report::measure::LabReport;
 pub use crate::report::engine::EngineReport;
+pub use crate::report::measure::LabReport;
 use crate::report::measure::{self, Machine};
 pub use crate::sandbox::INTERNAL;
 use crate::trace::{self, Fitting};
@@ -112,7 +112,10 @@ pub fn arrivals(config: &LabConfig) -> anyhow::Result<Arrivals> {
 fn check(config: &LabConfig, engine: Engine) -> anyhow::Result<()> {
     config.validate()?;
     if config.engine != engine {
-        bail!("this is the other engine's configuration: {:?}", config.engine);
+        bail!(
+            "this is the other engine's configuration: {:?}",
+            config.engine
+        );
     }
     for policy in config.policies.iter().filter(|policy| *policy != NONE) {
         PolicyKind::from_str(policy).map_err(|unknown| {
@@ -132,7 +135,10 @@ pub fn run_engine(config: &LabConfig, progress: bool) -> anyhow::Result<EngineRe
     bar.set_prefix("probing");
     let tools = probe::find(config)?;
     let asking = asking(config)?;
-    let last_s = asking.asked.last().map_or(0.0, |a| a.arrival_ns as f64 / 1e9);
+    let last_s = asking
+        .asked
+        .last()
+        .map_or(0.0, |a| a.arrival_ns as f64 / 1e9);
     let runs: Vec<Shown> = std::iter::once("one by one")
         .chain(config.policies.iter().map(String::as_str))
         .map(|label| Shown {

@@ -74,11 +74,7 @@ impl<'a> Wiring<'a> {
                 batch(inside.as_deref(), ip, &fabric::management_host_script(host))?;
             }
         }
-        Ok(Self {
-            hosts,
-            tc,
-            classes,
-        })
+        Ok(Self { hosts, tc, classes })
     }
 
     /// What all ports have counted so far, by host.

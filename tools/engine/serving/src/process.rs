@@ -38,7 +38,10 @@ fn device(wanted: Compute) -> anyhow::Result<Device> {
 /// Weights cannot be read, memory is missing, or an address is taken.
 pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle> {
     let device = device(config.device)?;
-    tracing::info!("computing on the {}", if device.is_cuda() { "GPU" } else { "CPU" });
+    tracing::info!(
+        "computing on the {}",
+        if device.is_cuda() { "GPU" } else { "CPU" }
+    );
     let peers = config.net_peers();
     let ranks = peers.ranks.clone();
     let model = Model::load(&config.model, &|expert| ranks.holds(expert), &device)

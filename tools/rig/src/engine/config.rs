@@ -121,7 +121,7 @@ impl LabConfig {
             real: Some(ServingConfig::default()),
             duration_s: 20.0,
             drain_s: 20.0,
-            requests_per_second: Some(2.5),
+            requests_per_second: Some(4.0),
             units: 1,
             ranks: 2,
             decodes: 2,
@@ -143,9 +143,7 @@ impl LabConfig {
     #[must_use]
     pub fn no_use_with_the_real_engine(field: &str) -> Option<&'static str> {
         Some(match field {
-            "load" => {
-                "what the engine can do is not known before it runs: set requests_per_second"
-            }
+            "load" => "what the engine can do is not known before it runs: set requests_per_second",
             "victim_share" => "prefixes lie where the engine computed them",
             "reads" => "the engine sends blocks that others ask for; it does not let them read",
             "collectives" | "nccl_plugin" => {
@@ -163,7 +161,10 @@ impl LabConfig {
         if self.engine == Engine::Replay {
             return match &self.real {
                 None => Ok(()),
-                Some(_) => fail("real", "is for the real engine (engine = \"real\")".to_owned()),
+                Some(_) => fail(
+                    "real",
+                    "is for the real engine (engine = \"real\")".to_owned(),
+                ),
             };
         }
         let unused = Self::default();
@@ -184,7 +185,10 @@ impl LabConfig {
             }
         }
         if self.requests_per_second.is_none() {
-            return fail("requests_per_second", "has to be set for the real engine".to_owned());
+            return fail(
+                "requests_per_second",
+                "has to be set for the real engine".to_owned(),
+            );
         }
         let real = self.serving();
         let least = |field, value: u64, least: u64| {
@@ -206,7 +210,10 @@ impl LabConfig {
         if real.kv_blocks < context {
             return fail(
                 "real.kv_blocks",
-                format!("is {}: one request of tokens_max takes {context}", real.kv_blocks),
+                format!(
+                    "is {}: one request of tokens_max takes {context}",
+                    real.kv_blocks
+                ),
             );
         }
         if !(real.tokens_mean.is_finite() && real.tokens_mean >= 64.0) {

@@ -26,8 +26,8 @@ use crate::worker::daemon_socket;
 /// Engines listen for each other here.
 const PEERS_PORT: u16 = 7500;
 
-/// Weights are drawn and all threads started within this.
-const START_WITHIN: Duration = Duration::from_secs(60);
+/// Weights are drawn within this, of a large model, too. One that ends is noticed at once.
+const START_WITHIN: Duration = Duration::from_secs(300);
 /// Anything that is not asking is done within this.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 /// An engine gives answers that are under way 5 s; none are, or nobody wants them.
@@ -215,6 +215,9 @@ pub fn engine_toml(
     })
 }
 
+/// What clients say, with the host of each; `None` is the end of one.
+pub type Heard = Receiver<(usize, Option<Said>)>;
+
 /// A client at work in a host's namespace.
 pub struct Client {
     child: Child,
@@ -340,7 +343,7 @@ impl Engines {
     pub fn clients(
         &self,
         jobs: impl IntoIterator<Item = (usize, Job)>,
-    ) -> anyhow::Result<(Vec<Client>, Receiver<(usize, Option<Said>)>)> {
+    ) -> anyhow::Result<(Vec<Client>, Heard)> {
         let (sender, said) = channel();
         let clients = jobs
             .into_iter()
@@ -376,11 +379,7 @@ impl Engines {
     ///
     /// # Errors
     /// A client failed, or an engine ended.
-    pub fn hear(
-        &mut self,
-        said: &Receiver<(usize, Option<Said>)>,
-        until: Instant,
-    ) -> anyhow::Result<Option<(usize, Said)>> {
+    pub fn hear(&mut self, said: &Heard, until: Instant) -> anyhow::Result<Option<(usize, Said)>> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             match said.recv_timeout(left.min(Duration::from_millis(200))) {

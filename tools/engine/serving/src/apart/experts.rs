@@ -122,7 +122,7 @@ pub struct RemoteExperts<'a> {
 
 impl<'a> RemoteExperts<'a> {
     /// For a batch; `exchange` numbers exchanges across batches.
-    pub const fn new(
+    pub fn new(
         net: &'a Net,
         hidden: usize,
         batch: u64,

@@ -55,11 +55,7 @@ fn an_answer_is_the_same_whole_and_streamed_and_counts_its_tokens() {
     let numbered = engine.post("/v1/completions", "", &format!("{asked}}}"));
     let numbered = ids(&numbered.json());
     assert_eq!(numbered.len(), 20);
-    let streamed = engine.post(
-        "/v1/completions",
-        "",
-        &format!("{asked},\"stream\":true}}"),
-    );
+    let streamed = engine.post("/v1/completions", "", &format!("{asked},\"stream\":true}}"));
     let events = streamed.events();
     let events = events[..events.len() - 1].iter();
     let one_by_one: Vec<u64> = events

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::measure::{EngineReport, EngineRun};
-use super::table::{STAGES, stage};
+use super::table::STAGES;
 use crate::report::html::{cumulative, figure, legend, page};
 use crate::report::plot;
 
@@ -50,7 +50,7 @@ fn numbers(report: &EngineReport) -> Markup {
             thead { tr {
                 th { "policy" } th { "in time" } th { "TTFT mean" } th { "p50" } th { "p95, ms" }
                 th { "exchange" } th { "KV wait, ms" } th { "tokens/s" } th { "links" }
-                @for (_, name) in STAGES { th { (name) ", MB by DSCP" } }
+                @for (_, name) in STAGES { th { (name) ", MB" } }
                 th { "without permit, MB" } th { "failed" } th { "other answers" }
             } }
             tbody {
@@ -65,7 +65,7 @@ fn numbers(report: &EngineReport) -> Markup {
                         td { (format!("{:.1}", run.kv_wait_ms)) }
                         td { (format!("{:.0}", run.tokens_per_s)) }
                         td { (format!("{:.0} %", run.link_utilisation * 100.0)) }
-                        @for (name, _) in STAGES { td { (stage(run, name)) } }
+                        @for (name, _) in STAGES { td { (megabytes(run.stage_bytes.get(name).map_or(0, |by_dscp| by_dscp.values().sum()))) } }
                         td { (megabytes(run.bypassed_bytes)) }
                         td { (run.requests - run.completed) }
                         td { (run.answers_different.len()) " of " (run.answers_compared) }
@@ -121,13 +121,15 @@ fn figures(report: &EngineReport) -> Markup {
             plot::shares("(deadline − first token) / objective", "requests", (-2.0, 1.0), Some(0.0),
                 &series(|run| &run.percentiles.earliness)),
         ))
-        (by_stage(report, &names))
+        (by_class(report, &names, "kv_reuse", "KV reuse"))
+        (by_class(report, &names, "collective", "Experts' tokens"))
+        (by_class(report, &names, "p2d", "Prefill to decode"))
         (by_host(report))
     }
 }
 
-/// What the engines sent under each policy, by stage and class.
-fn by_stage(report: &EngineReport, names: &[String]) -> Markup {
+/// What the engines sent of a stage under each policy, by class.
+fn by_class(report: &EngineReport, names: &[String], stage: &str, title: &str) -> Markup {
     let mut dscps: Vec<u8> = report.config.level_dscp.clone();
     dscps.dedup();
     dscps.extend([report.config.scavenger_dscp, 0]);
@@ -139,20 +141,7 @@ fn by_stage(report: &EngineReport, names: &[String]) -> Markup {
             dscp => dscp.to_string(),
         })
         .collect();
-    // A bar for each policy and stage.
-    let groups: Vec<String> = names
-        .iter()
-        .flat_map(|policy| {
-            STAGES.map(|(_, stage)| {
-                if report.runs.len() > 1 {
-                    format!("{stage}\u{a0}{}", short(policy))
-                } else {
-                    stage.to_owned()
-                }
-            })
-        })
-        .collect();
-    let share = |run: &EngineRun, stage: &str, dscp: u8| {
+    let share = |run: &EngineRun, dscp: u8| {
         let by_dscp = run.stage_bytes.get(stage);
         let total = by_dscp.map_or(0, |by_dscp| by_dscp.values().sum::<u64>());
         let bytes = by_dscp.and_then(|by_dscp| by_dscp.get(&dscp)).unwrap_or(&0);
@@ -160,25 +149,14 @@ fn by_stage(report: &EngineReport, names: &[String]) -> Markup {
     };
     let values: Vec<Vec<f64>> = dscps
         .iter()
-        .map(|&dscp| {
-            report
-                .runs
-                .iter()
-                .flat_map(|run| STAGES.map(|(stage, _)| share(run, stage, dscp)))
-                .collect()
-        })
+        .map(|&dscp| report.runs.iter().map(|run| share(run, dscp)).collect())
         .collect();
     figure(
-        "Bytes of each stage by DSCP",
-        "Payload as the engines counted it; stages in the order of a request's life.",
+        title,
+        "Payload by DSCP, as the engines counted it.",
         &legend(labels.iter().map(String::as_str)),
-        plot::bars("bytes", &groups, &values, true),
+        plot::bars("bytes", names, &values, true),
     )
-}
-
-/// Two letters of a policy, where there is no room for all.
-fn short(policy: &str) -> String {
-    policy.chars().take(2).collect()
 }
 
 fn by_host(report: &EngineReport) -> Markup {
@@ -238,7 +216,7 @@ mod tests {
     fn the_page_needs_nothing_from_elsewhere_and_shows_every_plot() {
         let page = html(&example());
         assert!(page.starts_with("<!DOCTYPE html>"));
-        assert_eq!(page.matches("<svg").count(), 6);
+        assert_eq!(page.matches("<svg").count(), 8);
         assert!(!page.contains("<script") && !page.contains("src=") && !page.contains("@import"));
         assert!(!page.contains("no plot"), "every plot could be drawn");
         assert!(page.contains("1 of 2"), "answers that differ are counted");

@@ -1,4 +1,4 @@
-//! From what was measured with the real engine to what is reported. Where a field has the name of one of [`super::super::measure`], it means the same.
+//! From what was measured with the real engine to what is reported. Where a field has the name of one of [`measure`](crate::report::measure), it means the same.
 //!
 //! * *TTFT* is from when a request was due to be asked to its first token at the client. One that never had a token counts as missed, and with the time
 //!   until it was given up.
@@ -441,14 +441,32 @@ pub(crate) mod tests {
         let mut failed = answer(3, 1200, 10, &[]);
         failed.error = Some("503: not now".to_owned());
         let link = LinkRecord {
-            egress: [(46, QueueCounters { bytes: 10, drops: 0 })].into(),
-            ingress: [(46, QueueCounters { bytes: 10, drops: 0 })].into(),
+            egress: [(
+                46,
+                QueueCounters {
+                    bytes: 10,
+                    drops: 0,
+                },
+            )]
+            .into(),
+            ingress: [(
+                46,
+                QueueCounters {
+                    bytes: 10,
+                    drops: 0,
+                },
+            )]
+            .into(),
         };
         let record = ServedRecord {
             policy: "laxity".to_owned(),
             begin_ns: 1_000_000_000,
             end_ns: 2_000_000_000,
-            answers: vec![answer(1, 1000, 150, &[1]), answer(2, 1100, 300, &[9]), failed],
+            answers: vec![
+                answer(1, 1000, 150, &[1]),
+                answer(2, 1100, 300, &[9]),
+                failed,
+            ],
             counts: vec![counts(46), counts(46), counts(10)],
             links: vec![link.clone(), link.clone(), link],
             ..ServedRecord::default()

@@ -19,7 +19,7 @@ fn megabytes(bytes: u64) -> String {
 
 /// Bytes of a stage by DSCP, most first, `unmarked` for none.
 #[must_use]
-pub fn stage(run: &EngineRun, stage: &str) -> String {
+fn stage(run: &EngineRun, stage: &str) -> String {
     let Some(by_dscp) = run.stage_bytes.get(stage) else {
         return "0".to_owned();
     };
@@ -173,7 +173,11 @@ fn remark(run: &EngineRun) -> String {
         add(format!("{} daemons restarted", run.daemon_restarts));
     }
     if let Some(said) = &run.coordinator {
-        let fate = if said.killed { " (killed on the way)" } else { "" };
+        let fate = if said.killed {
+            " (killed on the way)"
+        } else {
+            ""
+        };
         add(format!(
             "with a coordinator{fate}: {} orders applied, {} refused; {} of {} hosts follow it at the end",
             said.orders,
