@@ -7,8 +7,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use laxity_sim::requests::PAPERS;
-use laxity_sim::requests::reproduction::Options;
+use laxity_sim::requests::latency_file::LatencyFile;
+use laxity_sim::requests::reproduction::{Options, Reproduction};
+use laxity_sim::requests::{PAPERS, PaperError, qoserve};
 
 use crate::output::{check, put, replace, say};
 
@@ -41,10 +42,36 @@ pub(crate) struct ClaimsArgs {
     markdown: Option<PathBuf>,
 }
 
+/// Arguments of `laxity sim reproduce qoserve`.
+#[derive(Args)]
+pub(crate) struct QoserveArgs {
+    #[command(flatten)]
+    claims: ClaimsArgs,
+    /// Let QoServe plan with this predictor, under each calibration, instead of one that is trained for it (`laxity sim train-latency`)
+    #[arg(long, value_name = "FILE")]
+    latency_model: Option<PathBuf>,
+}
+
+pub(super) fn run_qoserve(args: &QoserveArgs) -> Result<ExitCode> {
+    let model = args.latency_model.as_deref().map(LatencyFile::read);
+    let model = model.transpose()?;
+    shown(&args.claims, |options| {
+        qoserve::reproduce_with(options, model.as_ref())
+    })
+}
+
 pub(super) fn run(name: &str, args: &ClaimsArgs) -> Result<ExitCode> {
     let Some(paper) = PAPERS.iter().find(|paper| paper.name == name) else {
         bail!("nothing about {name} is built in");
     };
+    shown(args, paper.run)
+}
+
+/// Runs it, and puts what came out where it is wanted.
+fn shown(
+    args: &ClaimsArgs,
+    paper: impl FnOnce(&Options) -> Result<Reproduction, PaperError>,
+) -> Result<ExitCode> {
     if let Some(data) = &args.data
         && !data.is_dir()
     {
@@ -62,7 +89,7 @@ pub(super) fn run(name: &str, args: &ClaimsArgs) -> Result<ExitCode> {
         check(file)?;
     }
     let processors = std::thread::available_parallelism();
-    let found = (paper.run)(&Options {
+    let found = paper(&Options {
         seeds: (args.first_seed..args.first_seed + args.seeds).collect(),
         quick: args.quick,
         jobs: args.jobs.or(processors.ok()).unwrap_or(NonZeroUsize::MIN),
