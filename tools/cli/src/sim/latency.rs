@@ -188,7 +188,7 @@ fn show(args: &TrainArgs, found: &LatencyFile) -> Result<()> {
         }))?);
     }
     let mut rows = host::table(&["what", "value"]);
-    rows.add_row(["trained on", &found.trained_on]);
+    rows.add_row(["trained on", found.trained_on.as_str()]);
     rows.add_row([
         "forest".to_owned(),
         format!(
