@@ -199,7 +199,7 @@ fn an_important_one_that_is_given_up_itself_asks_for_room_for_those_like_it() {
         let mut bench = Bench::new(Options::default());
         let lost = bench.arrive(3_000, CHAT, importance);
         bench.now = Time(5_900 * MS);
-        let low = bench.arrive(1_000, CHAT, Importance::Low);
+        let low = bench.arrive(4_000, CHAT, Importance::Low);
         bench.step();
         assert!(bench.relegated(lost));
         assert_eq!(bench.relegated(low), given_up, "{importance:?}");
