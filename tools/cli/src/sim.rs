@@ -5,6 +5,7 @@ mod claims;
 mod decisions;
 mod findings;
 mod inputs;
+mod latency;
 mod results;
 
 use std::path::PathBuf;
@@ -52,6 +53,9 @@ pub(crate) enum SimCommand {
     Workload(Box<inputs::WorkloadArgs>),
     /// Fit the compute model to operator profiles, and say how far off it is
     Fit(inputs::FitArgs),
+    /// Train a predictor of iteration times, and say how far off it is
+    #[command(after_long_help = latency::HELP)]
+    TrainLatency(Box<latency::TrainArgs>),
 }
 
 const RUN_HELP: &str = "\
@@ -149,7 +153,7 @@ enum Paper {
     #[command(after_long_help = MFS_HELP)]
     Mfs(Box<MfsArgs>),
     /// QoServe: classes of service on shared replicas, by dynamic chunks, hybrid priority and relegation
-    Qoserve(claims::ClaimsArgs),
+    Qoserve(claims::QoserveArgs),
     /// HyperFlexis: dispatch by what an instance can still promise, and scaling
     Hyperflexis(claims::ClaimsArgs),
     /// H-MAS: a controller that chooses among disciplines, and what bounds it
@@ -245,7 +249,7 @@ pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCo
         }
         SimCommand::Reproduce(args) => match args.paper {
             Paper::Mfs(args) => reproduce(&args, simulate),
-            Paper::Qoserve(args) => claims::run(&args, requests::qoserve::reproduce),
+            Paper::Qoserve(args) => claims::run_qoserve(&args),
             Paper::Hyperflexis(args) => claims::run(&args, requests::hyperflexis::reproduce),
             Paper::Hmas(args) => decisions::run(&args),
             Paper::Maestro(args) => claims::run(&args, requests::maestro::reproduce),
@@ -258,6 +262,7 @@ pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCo
         SimCommand::Models(args) => inputs::models(&args).map(|()| ExitCode::SUCCESS),
         SimCommand::Workload(args) => inputs::workload(&args).map(|()| ExitCode::SUCCESS),
         SimCommand::Fit(args) => inputs::fit_profiles(&args).map(|()| ExitCode::SUCCESS),
+        SimCommand::TrainLatency(args) => latency::run(&args).map(|()| ExitCode::SUCCESS),
     }
 }
 

@@ -7,8 +7,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use laxity_sim::requests::PaperError;
+use laxity_sim::requests::latency_file::LatencyFile;
 use laxity_sim::requests::reproduction::{Options, Reproduction};
+use laxity_sim::requests::{PaperError, qoserve};
 
 use crate::output::{check, put, replace, say};
 
@@ -39,6 +40,24 @@ pub(crate) struct ClaimsArgs {
     /// Write the tables as Markdown to this file
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
+}
+
+/// Arguments of `laxity sim reproduce qoserve`.
+#[derive(Args)]
+pub(crate) struct QoserveArgs {
+    #[command(flatten)]
+    claims: ClaimsArgs,
+    /// Let QoServe plan with this predictor, under each calibration, instead of one that is trained for it (`laxity sim train-latency`)
+    #[arg(long, value_name = "FILE")]
+    latency_model: Option<PathBuf>,
+}
+
+pub(super) fn run_qoserve(args: &QoserveArgs) -> Result<ExitCode> {
+    let model = args.latency_model.as_deref().map(LatencyFile::read);
+    let model = model.transpose()?;
+    run(&args.claims, |options| {
+        qoserve::reproduce_with(options, model.as_ref())
+    })
 }
 
 /// Runs what a paper's claims are checked by, and puts what came of it where it is wanted.

@@ -46,6 +46,15 @@ impl Roofline {
         }
     }
 
+    /// With so many microseconds between two iterations.
+    ///
+    /// # Panics
+    /// If `tp` is zero.
+    #[must_use]
+    pub fn with_host_us(gpu: &Gpu, model: &Model, tp: u32, host_us: u32) -> Self {
+        Self::new(gpu, model, tp, Span::from_micros(host_us.into()))
+    }
+
     /// With as much host time as makes prompts in chunks of 2500 tokens `ratio` times as fast, in tokens per second, as in
     /// chunks of 256. `None` if no host time does: without any the ratio is larger already.
     #[must_use]
@@ -121,6 +130,21 @@ impl Latency for Roofline {
                 + self.compute.ends_ns(tokens, requests)
                 + self.host_ns,
         )
+    }
+}
+
+/// A roofline that is slower than what profiles say, by a factor.
+#[derive(Clone, Debug)]
+pub struct Slowed {
+    /// As profiles say.
+    pub roofline: Roofline,
+    /// Times as long.
+    pub factor: f64,
+}
+
+impl Latency for Slowed {
+    fn iteration(&self, of: &Composition) -> Span {
+        Span((self.roofline.iteration(of).0 as f64 * self.factor) as u64)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Trains the batch predictor of QoServe (§3.6.1): a random forest (`smartcore`) on iterations of a [`Latency`], which in the simulator is the
-//! roofline and on a machine can be what was measured.
+//! roofline ([`train`]), or on those that a machine measured ([`train_on`], `measured`). `laxity sim train-latency` is the command.
 //!
-//! Iterations are drawn over what a replica meets: prompt tokens up to the largest chunk and none, prefixes, decodes and their contexts, evenly in the
+//! Of a [`Latency`], iterations are drawn over what a replica meets: prompt tokens up to the largest chunk and none, prefixes, decodes and their contexts, evenly in the
 //! logarithm, so that small ones are as well covered as large ones. A tenth is held out, and the error on it is reported;
 //! another tenth says what margin is safe.
 //! `smartcore` keeps its trees to itself; they are read from what it serialises, and asked by [`Forest`], which needs no matrix.
@@ -9,6 +9,7 @@
 use crate::compute::least_squares::{Parameter, least_squares};
 use laxity_requests::latency::{Composition, Latency};
 use laxity_requests::qoserve::{Forest, ForestError, Line, Node, features};
+use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha12Rng;
 use serde::{Deserialize, Serialize};
@@ -53,8 +54,28 @@ impl Default for Training {
     }
 }
 
+/// An iteration, and how long it took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timed {
+    /// What was in it.
+    pub of: Composition,
+    /// Host work included, ns.
+    pub ns: u64,
+}
+
+/// The form of a forest.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Trees.
+    pub trees: usize,
+    /// Splits from a tree's root to a leaf at most.
+    pub depth: u16,
+    /// For what is drawn.
+    pub seed: u64,
+}
+
 /// How far off a predictor is, on iterations that it was not trained on.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Errors {
     /// Iterations.
     pub iterations: usize,
@@ -76,6 +97,9 @@ pub struct Errors {
 /// Share of iterations that shall not take longer than planned (§3.6.1: "err on the side of under-predicting chunk size").
 /// An answer of 30 tokens meets with 30 iterations, and one that is too long makes it late.
 pub const SAFE: f64 = 0.998;
+
+/// Iterations that something can be learnt from, a tenth of them held out.
+const FEWEST: usize = 100;
 
 /// A predictor cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -164,32 +188,72 @@ fn draw(rng: &mut ChaCha12Rng, of: &Training) -> Composition {
     drawn
 }
 
+fn timed(latency: &dyn Latency, of: &Training, count: usize, seed: u64) -> Vec<Timed> {
+    let mut rng = ChaCha12Rng::seed_from_u64(seed);
+    let drawn = (0..count).map(|_| draw(&mut rng, of));
+    let time = |of| Timed {
+        of,
+        ns: latency.iteration(&of).0,
+    };
+    drawn.map(time).collect()
+}
+
+/// Says how far off a predictor of something else is on iterations of `latency`, with the margin that it has.
+#[must_use]
+pub fn judge(forest: &Forest, latency: &dyn Latency, of: &Training, margin: f64) -> Errors {
+    let count = (of.iterations / 10).max(1);
+    errors(forest, &timed(latency, of, count, of.seed), margin)
+}
+
 /// Trains a predictor of `latency`, and says how far off it is.
 ///
 /// # Errors
 /// See [`TrainingError`].
 pub fn train(latency: &dyn Latency, of: &Training) -> Result<(Forest, Errors), TrainingError> {
-    if of.iterations < 100 {
+    if of.iterations < FEWEST {
         return Err(TrainingError::Few(of.iterations));
     }
-    let mut rng = ChaCha12Rng::seed_from_u64(of.seed);
-    let drawn: Vec<Composition> = (0..of.iterations).map(|_| draw(&mut rng, of)).collect();
-    let (held_out, rest) = drawn.split_at(of.iterations / 10);
-    let (sized_by, learnt) = rest.split_at(of.iterations / 10);
-    let line = line(latency, learnt);
-    let rows: Vec<Vec<f64>> = learnt.iter().map(|of| features(of).to_vec()).collect();
+    let timed = timed(latency, of, of.iterations, of.seed);
+    let shape = Shape {
+        trees: of.trees,
+        depth: of.depth,
+        seed: of.seed,
+    };
+    grow(&timed, shape)
+}
+
+/// Trains a predictor on iterations that were measured, and says how far off it is on those of them that it did not see.
+///
+/// # Errors
+/// See [`TrainingError`].
+pub fn train_on(measured: &[Timed], shape: Shape) -> Result<(Forest, Errors), TrainingError> {
+    if measured.len() < FEWEST {
+        return Err(TrainingError::Few(measured.len()));
+    }
+    // A load that grows from the first row to the last would be learnt from its beginning and judged by its end.
+    let mut measured = measured.to_vec();
+    measured.shuffle(&mut ChaCha12Rng::seed_from_u64(shape.seed));
+    grow(&measured, shape)
+}
+
+/// A tenth is held out, another says what margin is safe, the rest is learnt from.
+fn grow(timed: &[Timed], shape: Shape) -> Result<(Forest, Errors), TrainingError> {
+    let (held_out, rest) = timed.split_at(timed.len() / 10);
+    let (sized_by, learnt) = rest.split_at(timed.len() / 10);
+    let line = line(learnt);
+    let rows: Vec<Vec<f64>> = learnt.iter().map(|t| features(&t.of).to_vec()).collect();
     let failed = |failure: smartcore::error::Failed| TrainingError::Trainer(failure.to_string());
     let x = DenseMatrix::from_2d_vec(&rows).map_err(failed)?;
     let y: Vec<f64> = learnt
         .iter()
-        .map(|of| (latency.iteration(of).0.max(1) as f64 / line.ns(&features(of))).ln())
+        .map(|timed| (timed.ns.max(1) as f64 / line.ns(&features(&timed.of))).ln())
         .collect();
     let parameters = RandomForestRegressorParameters::default()
-        .with_n_trees(of.trees)
-        .with_max_depth(of.depth)
+        .with_n_trees(shape.trees)
+        .with_max_depth(shape.depth)
         .with_min_samples_leaf(1)
         .with_m(features(&Composition::default()).len())
-        .with_seed(of.seed);
+        .with_seed(shape.seed);
     let trained = RandomForestRegressor::fit(&x, &y, parameters).map_err(failed)?;
     let mut value = serde_json::to_value(&trained)?;
     let trees: Vec<Tree> = serde_json::from_value(value["forest_regressor"]["trees"].take())?;
@@ -198,19 +262,17 @@ pub fn train(latency: &dyn Latency, of: &Training) -> Result<(Forest, Errors), T
         tree.walk(0, &mut nodes).map(|()| nodes)
     });
     let forest = Forest::new(line, &walked.collect::<Result<Vec<_>, _>>()?)?;
-    let errors = errors(&forest, latency, held_out, sized_by);
+    let margin = safe_margin(&forest, sized_by);
+    let errors = errors(&forest, held_out, margin);
     Ok((forest, errors))
 }
 
 /// The line through those iterations that is least off, relatively.
-fn line(latency: &dyn Latency, of: &[Composition]) -> Line {
+fn line(of: &[Timed]) -> Line {
     // A few hundred are enough for six numbers.
     let of = &of[..of.len().min(600)];
-    let times: Vec<f64> = of
-        .iter()
-        .map(|of| latency.iteration(of).0.max(1) as f64)
-        .collect();
-    let features: Vec<_> = of.iter().map(features).collect();
+    let times: Vec<f64> = of.iter().map(|timed| timed.ns.max(1) as f64).collect();
+    let features: Vec<_> = of.iter().map(|timed| features(&timed.of)).collect();
     let least = times.iter().copied().fold(f64::INFINITY, f64::min);
     let of = |p: &[f64; 6]| Line {
         fixed: p[0],
@@ -243,21 +305,22 @@ fn line(latency: &dyn Latency, of: &[Composition]) -> Line {
     of(&found)
 }
 
-fn errors(
-    forest: &Forest,
-    latency: &dyn Latency,
-    held_out: &[Composition],
-    sized_by: &[Composition],
-) -> Errors {
-    let ratios = |of: &[Composition]| -> Vec<f64> {
-        let ratio = |of| latency.iteration(of).0 as f64 / forest.iteration(of).0.max(1) as f64;
-        let mut all: Vec<f64> = of.iter().map(ratio).collect();
-        all.sort_by(f64::total_cmp);
-        all
-    };
-    let sizes = ratios(sized_by);
-    let margin = (sizes[(SAFE * (sizes.len() - 1) as f64).ceil() as usize] - 1.0).max(0.05);
-    let ratios = ratios(held_out);
+/// Measured over predicted times, ascending.
+fn ratios(forest: &Forest, of: &[Timed]) -> Vec<f64> {
+    let ratio = |of: &Timed| of.ns as f64 / forest.iteration(&of.of).0.max(1) as f64;
+    let mut all: Vec<f64> = of.iter().map(ratio).collect();
+    all.sort_by(f64::total_cmp);
+    all
+}
+
+/// The margin that [`SAFE`] of the iterations stay within, 5 % at least.
+fn safe_margin(forest: &Forest, sized_by: &[Timed]) -> f64 {
+    let sizes = ratios(forest, sized_by);
+    (sizes[(SAFE * (sizes.len() - 1) as f64).ceil() as usize] - 1.0).max(0.05)
+}
+
+fn errors(forest: &Forest, held_out: &[Timed], margin: f64) -> Errors {
+    let ratios = ratios(forest, held_out);
     let mut off: Vec<f64> = ratios.iter().map(|r| (1.0 / r - 1.0).abs()).collect();
     off.sort_by(f64::total_cmp);
     let count = off.len() as f64;
@@ -308,6 +371,57 @@ mod tests {
         assert_eq!(read, forest);
         let (again, _) = train(&roofline, &training).expect("as before");
         assert_eq!(again, forest);
+    }
+
+    #[test]
+    fn measured_iterations_are_learnt_in_whatever_order_they_come_and_noise_widens_the_margin() {
+        let gpu = Gpu::named("a100").expect("built in");
+        let model = Model::named("llama-3-8b").expect("built in");
+        let roofline = Roofline::new(&gpu, &model, 1, Span::from_millis(2));
+        let training = Training {
+            iterations: 3_000,
+            ..Training::default()
+        };
+        let mut rows = timed(&roofline, &training, 3_000, 5);
+        // From the shortest to the longest: what a test with a growing load leaves.
+        rows.sort_by_key(|row| row.ns);
+        let shape = Shape {
+            trees: 8,
+            depth: 12,
+            seed: 3,
+        };
+        let (_, clean) = train_on(&rows, shape).expect("enough to learn from");
+        assert!(clean.iterations == 300 && clean.mean < 2.0, "{clean:?}");
+        // One in twenty takes half as long again.
+        for row in rows.iter_mut().step_by(20) {
+            row.ns += row.ns / 2;
+        }
+        let (_, noisy) = train_on(&rows, shape).expect("enough to learn from");
+        assert!(noisy.margin > 0.3, "{noisy:?}");
+        assert!(
+            noisy.late > 2.0 && noisy.late_with_margin < noisy.late,
+            "{noisy:?}"
+        );
+    }
+
+    #[test]
+    fn a_predictor_of_another_machine_is_judged_by_the_one_that_it_is_used_on() {
+        let of = |ns: f64| {
+            let line = Line {
+                fixed: ns,
+                ..Line::NONE
+            };
+            Forest::new(line, &[vec![Node::Leaf(0.0)]]).expect("a leaf")
+        };
+        let training = Training {
+            iterations: 1_000,
+            ..Training::default()
+        };
+        let errors = judge(&of(1e6), &of(1.2e6), &training, 0.1);
+        assert_eq!((errors.iterations, errors.late_with_margin), (100, 100.0));
+        assert!((errors.mean - 100.0 / 6.0).abs() < 0.1, "{errors:?}");
+        let errors = judge(&of(1e6), &of(1.2e6), &training, 0.25);
+        assert_eq!((errors.late, errors.late_with_margin), (100.0, 0.0));
     }
 
     #[test]

@@ -58,6 +58,16 @@ impl Lengths {
         }
     }
 
+    /// Made up, with the medians and 90th percentiles of Azure's 2023 conversation trace (prompts 928 and 3830, outputs 41 and 342: QoServe
+    /// table 2).
+    #[must_use]
+    pub const fn like_azure_conversation() -> Self {
+        Self::LogNormal {
+            prompt: (928.0, 1.106, 8192),
+            output: (41.0, 1.655, 1024),
+        }
+    }
+
     fn draw(&self, rng: &mut ChaCha12Rng) -> (u32, u32) {
         match self {
             Self::Recorded(pairs) => pairs[rng.random_range(0..pairs.len())],

@@ -333,16 +333,18 @@ impl<L: Latency> Discipline for QoServe<L> {
             if tokens == 0 && !(pressed && at < WINDOW) {
                 break;
             }
-            if tokens > 0 && self.will_violate(now, job) {
-                given_up.push(job.id());
-                continue;
-            }
+            let violates = tokens > 0 && self.will_violate(now, job);
             if let Some(share) = self.options.hints {
                 if pressed && job.spec.importance == Importance::Low {
                     given_up.push(job.id());
                     continue;
                 }
+                // Also one that is given up itself: those like it that come next shall not be.
                 pressed |= tokens > 0 && self.pressed(now, job, share);
+            }
+            if violates {
+                given_up.push(job.id());
+                continue;
             }
             tokens = tokens.saturating_sub(u64::from(job.prefill_left()));
         }

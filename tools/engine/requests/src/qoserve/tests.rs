@@ -194,6 +194,19 @@ fn with_hints_unimportant_ones_are_given_up_for_an_important_one_in_need() {
 }
 
 #[test]
+fn an_important_one_that_is_given_up_itself_asks_for_room_for_those_like_it() {
+    for (importance, given_up) in [(Importance::Important, true), (Importance::Low, false)] {
+        let mut bench = Bench::new(Options::default());
+        let lost = bench.arrive(3_000, CHAT, importance);
+        bench.now = Time(5_900 * MS);
+        let low = bench.arrive(4_000, CHAT, Importance::Low);
+        bench.step();
+        assert!(bench.relegated(lost));
+        assert_eq!(bench.relegated(low), given_up, "{importance:?}");
+    }
+}
+
+#[test]
 fn a_prompt_that_would_be_late_for_it_is_not_preempted() {
     for (preemption, goes_on) in [
         (Preemption::Selective, true),

@@ -111,6 +111,7 @@ impl Asker {
             socket: None,
             name: "asker".to_owned(),
             nic: 0,
+            stall: None,
         };
         let carrier = Carrier::start(options, here, Arc::new(|_| {})).expect("a carrier");
         let text = model(false).replace("[model]\n", "");

@@ -42,14 +42,28 @@ fn fixed(all: &[Figures], setting: usize, most: bool) -> String {
         .join(", ")
 }
 
+/// What came out.
+#[derive(Clone, Copy)]
+pub(super) struct Found<'a> {
+    pub(super) capacity: &'a [Figures],
+    pub(super) high: &'a [Figures],
+    pub(super) overload: &'a [Figures],
+    pub(super) silo: &'a [Figures],
+    pub(super) prefill: &'a [Figures],
+    /// At the highest rate.
+    pub(super) alphas: &'a [Figures],
+}
+
 /// All claims, under each calibration.
-pub(super) fn claims(
-    bench: &Bench<'_>,
-    capacity: &[Figures],
-    high: &[Figures],
-    overload: &[Figures],
-    silo: &[Figures],
-) -> Vec<Claim> {
+pub(super) fn claims(bench: &Bench<'_>, found: &Found<'_>) -> Vec<Claim> {
+    let Found {
+        capacity,
+        high,
+        overload,
+        silo,
+        prefill,
+        alphas,
+    } = *found;
     let mut all = Vec::new();
     for (at, setting) in bench.settings.iter().enumerate() {
         let regime =
@@ -132,6 +146,21 @@ pub(super) fn claims(
             shown(of(overload, at, "EDF-512+ER")),
             "2 and 5 requests per second in turns",
         );
+        let hints = [qoserve, of(overload, at, "QoServe, no hints")];
+        add(
+            "hints move what is late from important requests to the others",
+            "important 0 % (≤ 0.5 %)",
+            format!(
+                "important {} % with hints, {} % without; others {} and {} %",
+                spread(&hints[0].values[1]),
+                spread(&hints[1].values[1]),
+                spread(&hints[0].values[5]),
+                spread(&hints[1].values[5]),
+            ),
+            hints[0].mean(1) <= 0.5 && hints[0].mean(1) < hints[1].mean(1),
+            shown(of(overload, at, "EDF-512+ER")),
+            "2 and 5 requests per second in turns",
+        );
         let (silos, shared) = (of(silo, at, "silos"), of(silo, at, "QoServe"));
         add(
             "one cluster needs fewer GPUs than silos",
@@ -144,6 +173,43 @@ pub(super) fn claims(
                 (35.0 / best(capacity, at, "EDF-", true).mean(0)).ceil()
             ),
             "35 requests per second",
+        );
+        let pooled = of(prefill, at, "QoServe");
+        let over = ["FCFS-8192", "EDF-8192"].map(|name| ratio(pooled, of(prefill, at, name)));
+        add(
+            "on prefill replicas of a disaggregated cluster QoServe serves more than FCFS and EDF",
+            "more, by less than without disaggregation",
+            format!("{}× and {}×", spread(&over[0]), spread(&over[1])),
+            over.iter().all(|ratios| mean(ratios) > 1.0)
+                && mean(&over[0]) < mean(&whole)
+                && mean(&over[1]) < mean(&ratio(full, of(capacity, at, "EDF-256"))),
+            format!(
+                "{}, {}",
+                shown(of(prefill, at, "SRPF-8192")),
+                shown(of(prefill, at, "EDF-8192+ER"))
+            ),
+            "prefill capacity, conversations",
+        );
+        let (none, eight) = (of(alphas, at, "α = 0 ms"), of(alphas, at, "α = 8 ms"));
+        let pair = |column: usize| {
+            [none, eight]
+                .map(|figures| format!("{:.1}", figures.mean(column)))
+                .join(" → ")
+        };
+        add(
+            "a larger α lowers what is late and the median latency, and long requests pay for it",
+            "so at 8 ms (figure 14, no numbers)",
+            format!(
+                "α 0 → 8 ms: late {} %, median {} s, long requests {} %",
+                pair(0),
+                pair(2),
+                pair(1)
+            ),
+            eight.mean(0) < none.mean(0)
+                && eight.mean(2) < none.mean(2)
+                && eight.mean(1) > none.mean(1),
+            shown(best(alphas, at, "α", false)),
+            "6 requests per second",
         );
     }
     all

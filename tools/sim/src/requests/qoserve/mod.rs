@@ -10,20 +10,25 @@
 mod claims;
 mod setting;
 
+use laxity_requests::Span;
 use laxity_requests::baseline::{Order, RoundRobin, Silo};
 use laxity_requests::request::Importance;
 
 use super::PaperError;
-use super::outcome::Outcome;
+use super::latency_file::LatencyFile;
+use super::outcome::{Outcome, Record};
 use super::reproduction::{Options, Reproduction, Section, each, spread};
 use super::workload::Lengths;
 use setting::{
-    CALIBRATIONS, Policy, Setting, choices, classes, cluster, edf_relegating, one, recipe, steps,
-    violations,
+    CALIBRATIONS, Policy, Setting, alphas, choices, classes, cluster, edf_relegating,
+    late_after_prefill, one, prefilling, recipe, steps, violations,
 };
 
 /// Steps of rate in which capacities are told apart, requests per second.
 const STEP: f64 = 0.05;
+
+/// Rates at which α is swept, requests per second: below capacity, above it, far above it.
+const ALPHA_RATES: [f64; 3] = [2.5, 4.0, 6.0];
 
 /// Lengths of the runs, seconds.
 struct Horizon {
@@ -51,6 +56,8 @@ struct Bench<'a> {
     lengths: Lengths,
     trace: &'static str,
     horizon: Horizon,
+    /// The predictor that was given, in words; else nothing.
+    model: String,
 }
 
 /// Figures of one policy under one calibration, a value for each seed.
@@ -74,6 +81,17 @@ impl Figures {
 /// # Errors
 /// If the recorded trace cannot be read, or the predictor cannot be trained.
 pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
+    reproduce_with(options, None)
+}
+
+/// Runs the claims, with a predictor that is given instead of one that is trained for each calibration.
+///
+/// # Errors
+/// As [`reproduce`].
+pub fn reproduce_with(
+    options: &Options,
+    model: Option<&LatencyFile>,
+) -> Result<Reproduction, PaperError> {
     let path = options.data.as_ref().map(|data| {
         let name = "azure_llm_2023_code.csv.gz";
         let nested = data.join("traces").join(name);
@@ -91,7 +109,7 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
         ),
     };
     let settings: Result<Vec<Setting>, PaperError> = each(&CALIBRATIONS, options, |calibration| {
-        Setting::new(*calibration, options.quick)
+        Setting::new(*calibration, options.quick, model)
     })
     .into_iter()
     .collect();
@@ -101,13 +119,31 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
         lengths,
         trace,
         horizon: if options.quick { QUICK } else { FULL },
+        model: model.map_or_else(String::new, |model| {
+            format!(
+                "Given, not trained here: {}. Its errors are those on the calibration's own iterations, its margin that of its file. ",
+                model.trained_on
+            )
+        }),
     };
     let capacity = bench.capacities();
     let high = bench.high();
     let overload = bench.overload();
     let silo = bench.silo(&capacity);
-    let claims = claims::claims(&bench, &capacity, &high, &overload, &silo);
-    let sections = vec![
+    let prefill = bench.disaggregated();
+    let alphas = ALPHA_RATES.map(|rate| bench.alphas(rate));
+    let claims = claims::claims(
+        &bench,
+        &claims::Found {
+            capacity: &capacity,
+            high: &high,
+            overload: &overload,
+            silo: &silo,
+            prefill: &prefill,
+            alphas: &alphas[ALPHA_RATES.len() - 1],
+        },
+    );
+    let mut sections = vec![
         bench.predictor(),
         bench.section(
             "Capacity: requests per second with at most 1 % of violations (figure 7, table 5)",
@@ -123,7 +159,7 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
         ),
         bench.section(
             "Violations when 2 and 5 requests per second take turns, %, a fifth unimportant (figure 12)",
-            &["all", "important", "Q1", "Q2", "Q3"],
+            &["all", "important", "Q1", "Q2", "Q3", "unimportant"],
             &overload,
             "The paper has: FCFS-256 81.9, EDF-256 84.1, QoServe 8.6 (important 0, Q1 16.0, Q2 10.0, Q3 0).",
         ),
@@ -134,7 +170,23 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
             "As many replicas of each silo as its capacity asks for, and of QoServe; then the whole cluster is run so. \
              The paper has 13 (7, 3, 3) and 10.",
         ),
+        bench.section(
+            "Prefill replicas of a disaggregated cluster: requests per second and replica with at most 1 % late (figure 8)",
+            &["capacity"],
+            &prefill,
+            "Lengths made up like the Azure conversation trace, chunks of 8192, only prompts are computed: decode replicas are the same under every policy, \
+             and take 50 ms a token, so that a batch request has to be prefilled so much before its deadline. Figure 8 has no numbers in the text.",
+        ),
     ];
+    for (rate, figures) in ALPHA_RATES.iter().zip(&alphas) {
+        sections.push(bench.section(
+            &format!("What a token that is left counts (α) at {rate} requests per second (figure 14)"),
+            &["late, %", "long prompts, %", "median, s", "p99, s"],
+            figures,
+            "All of QoServe but for α. Long: the longest tenth of prompts. Latency: to the first token for interactive requests, to the last for others; the paper: a \
+             larger α lowers the median, and most long requests pay for it.",
+        ));
+    }
     Ok(Reproduction {
         title: format!("QoServe: Llama-3-8B on A100, lengths {}", bench.trace),
         sections,
@@ -163,6 +215,15 @@ fn named(all: &[(&str, Policy)]) -> Vec<(String, Policy)> {
     all.iter()
         .map(|(name, policy)| ((*name).to_owned(), *policy))
         .collect()
+}
+
+/// What an objective is about: the first token where somebody reads along, else the last.
+fn latency(record: &Record) -> Option<Span> {
+    if record.spec.slo.is_interactive() {
+        record.ttft()
+    } else {
+        record.ttlt()
+    }
 }
 
 /// Violations: all, of important ones, of each class.
@@ -225,14 +286,18 @@ impl Bench<'_> {
 
     /// The highest rate, a multiple of [`STEP`], up to which at most 1 % is late: of requests of such classes.
     fn capacity(&self, setting: &Setting, policy: Policy, seed: u64, class: Option<usize>) -> f64 {
-        let serves = |steps: u32| {
-            let rate = f64::from(steps) * STEP;
+        self.highest(|rate| {
             let mut recipe = recipe(&self.lengths, &[(self.horizon.capacity, rate)], 0.0);
             if let Some(class) = class {
                 recipe.classes = vec![recipe.classes[class]];
             }
-            violations(&one(setting, policy, &recipe.requests(seed)), |_| true) <= 1.0
-        };
+            violations(&one(setting, policy, &recipe.requests(seed)), |_| true)
+        })
+    }
+
+    /// The highest rate at which at most 1 % is late, where `late` says how many are.
+    fn highest(&self, late: impl Fn(f64) -> f64) -> f64 {
+        let serves = |steps: u32| late(f64::from(steps) * STEP) <= 1.0;
         // Half a request per second is served. An upper bound is looked for, not set: one that is too low would look like a capacity.
         let (mut most, mut over) = (10_u32, 100_u32);
         while over < 400 && serves(over) {
@@ -280,16 +345,48 @@ impl Bench<'_> {
         let phases = [(self.horizon.phase, 2.0), (self.horizon.phase, 5.0)].repeat(turns);
         self.all(&policies, |setting, policy, seed| {
             let recipe = recipe(&self.lengths, &phases, 0.2);
-            split(&one(setting, policy, &recipe.requests(seed)))
+            let outcome = one(setting, policy, &recipe.requests(seed));
+            let mut late = split(&outcome);
+            late.push(violations(&outcome, |r| {
+                r.spec.importance == Importance::Low
+            }));
+            late
+        })
+    }
+
+    /// Prefill alone: what one replica of a disaggregated cluster's prefill pool serves (figure 8).
+    fn disaggregated(&self) -> Vec<Figures> {
+        let lengths = Lengths::like_azure_conversation();
+        self.all(&prefilling(), |setting, policy, seed| {
+            vec![self.highest(|rate| {
+                let recipe = recipe(&lengths, &[(self.horizon.capacity, rate)], 0.0);
+                late_after_prefill(setting, policy, &recipe.requests(seed))
+            })]
+        })
+    }
+
+    /// What a token that is left counts (figure 14): late, late of those with long prompts, and the median latency.
+    fn alphas(&self, rate: f64) -> Vec<Figures> {
+        self.all(&alphas(), |setting, policy, seed| {
+            let recipe = recipe(&self.lengths, &[(self.horizon.capacity, rate)], 0.0);
+            let outcome = one(setting, policy, &recipe.requests(seed));
+            let mut prompts: Vec<u32> = outcome.records.iter().map(|r| r.spec.prompt).collect();
+            prompts.sort_unstable();
+            let long = prompts.get(prompts.len() * 9 / 10).copied().unwrap_or(0);
+            let seconds = |q| outcome.quantile_ms(q, latency).unwrap_or(f64::NAN) / 1e3;
+            vec![
+                violations(&outcome, |_| true),
+                violations(&outcome, |r| r.spec.prompt >= long),
+                seconds(0.5),
+                seconds(0.99),
+            ]
         })
     }
 
     fn variants(&self) -> Vec<(String, Policy)> {
-        if self.options.quick {
-            return Vec::new();
-        }
         let all = choices().into_iter();
-        all.map(|(name, policy)| (format!("QoServe, {name}"), policy))
+        all.filter(|(name, _)| !self.options.quick || *name == "no hints")
+            .map(|(name, policy)| (format!("QoServe, {name}"), policy))
             .collect()
     }
 
@@ -380,10 +477,12 @@ impl Bench<'_> {
             .map(str::to_owned)
             .to_vec(),
             rows: self.settings.iter().map(row).collect(),
-            notes: "A random forest (§3.6.1: less than 10 % on chunk sizes). A calibration is how much more prompt tokens a second chunks of 2500 \
+            notes: format!(
+                "{}A random forest (§3.6.1: less than 10 % on chunk sizes). A calibration is how much more prompt tokens a second chunks of 2500 \
                     give than chunks of 256; the host's time between iterations is what makes it so. \
-                    The forest learns a roofline here, whose form is close to the line that it corrects: on a machine it would be off by more."
-                .to_owned(),
+                    The forest learns a roofline here, whose form is close to the line that it corrects: on a machine it would be off by more.",
+                self.model
+            ),
         }
     }
 

@@ -7,7 +7,6 @@ use laxity_requests::baseline::{Fixed, Order, RoundRobin};
 use laxity_requests::discipline::Discipline;
 use laxity_requests::dispatch::{Dispatch, Role};
 use laxity_requests::kv::Pool;
-use laxity_requests::latency::{Composition, Latency};
 use laxity_requests::qoserve::{Alpha, Chunking, Forest, Options, QoServe, Relegation};
 use laxity_requests::replica::Replica;
 use laxity_requests::request::Slo;
@@ -17,10 +16,11 @@ use crate::compute::Gpu;
 use crate::model::Model;
 use crate::requests::PaperError;
 use crate::requests::cluster::{Config, run};
-use crate::requests::latency::Roofline;
+use crate::requests::latency::{Roofline, Slowed};
+use crate::requests::latency_file::LatencyFile;
 use crate::requests::link::Link;
 use crate::requests::outcome::Outcome;
-use crate::requests::predictor::{Errors, Training, train};
+use crate::requests::predictor::{Errors, Training, judge, train};
 use crate::requests::workload::{Asked, Class, Lengths, Phase, Recipe};
 
 /// Throughput of prompts in chunks of 2500 over that in chunks of 256, and how much slower than the roofline everything is: as much as makes
@@ -28,19 +28,6 @@ use crate::requests::workload::{Asked, Class, Lengths, Phase, Recipe};
 /// seed 1). Shorter prompts are part of the difference: the trace here has a median of 1469 tokens, table 2 one of 1930. Objectives are in
 /// seconds, so on a faster replica neither 6 requests per second is an overload nor 50 ms a tight TBT.
 pub(super) const CALIBRATIONS: [(f64, f64); 2] = [(1.4, 1.80), (2.0, 1.20)];
-
-/// A roofline that is as much slower.
-#[derive(Clone, Debug)]
-pub(super) struct Slowed {
-    pub(super) roofline: Roofline,
-    pub(super) factor: f64,
-}
-
-impl Latency for Slowed {
-    fn iteration(&self, of: &Composition) -> Span {
-        Span((self.roofline.iteration(of).0 as f64 * self.factor) as u64)
-    }
-}
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -58,7 +45,12 @@ pub(super) struct Setting {
 }
 
 impl Setting {
-    pub(super) fn new((ratio, factor): (f64, f64), quick: bool) -> Result<Self, PaperError> {
+    /// With a predictor that is trained for it, or the one that is given.
+    pub(super) fn new(
+        (ratio, factor): (f64, f64),
+        quick: bool,
+        given: Option<&LatencyFile>,
+    ) -> Result<Self, PaperError> {
         let wrong = |what: String| PaperError::BuiltIn(what);
         let gpu = Gpu::named("a100").map_err(|error| wrong(error.to_string()))?;
         let model = Model::named("llama-3-8b").map_err(|error| wrong(error.to_string()))?;
@@ -69,8 +61,13 @@ impl Setting {
             iterations: if quick { 3_000 } else { 20_000 },
             ..Training::default()
         };
-        let (forest, errors) =
-            train(&clock, &training).map_err(|error| wrong(error.to_string()))?;
+        let (forest, errors) = match given {
+            None => train(&clock, &training).map_err(|error| wrong(error.to_string()))?,
+            Some(given) => {
+                let errors = judge(&given.forest, &clock, &training, given.errors.margin);
+                (given.forest.clone(), errors)
+            }
+        };
         Ok(Self {
             ratio,
             blocks: clock.roofline.blocks(&gpu, 1, BLOCK_TOKENS),
@@ -159,6 +156,66 @@ pub(super) fn choices() -> Vec<(&'static str, Policy)> {
         ),
     ]
 }
+
+/// All of QoServe, with another α each.
+pub(super) fn alphas() -> Vec<(String, Policy)> {
+    let with = |alpha| {
+        Policy::QoServe(Options {
+            alpha,
+            ..Options::default()
+        })
+    };
+    let mut all: Vec<(String, Policy)> = [0, 1, 2, 4, 8, 16]
+        .map(|ms| (format!("α = {ms} ms"), with(Alpha::Fixed(ms * 1_000_000))))
+        .to_vec();
+    all.push(("α by backlog".to_owned(), with(Options::adaptive().alpha)));
+    all
+}
+
+/// Chunks of prefill replicas, which no TBT constrains (§4.1.3).
+const PREFILL_CHUNK: u32 = 8192;
+
+/// Who schedules prefill replicas.
+pub(super) fn prefilling() -> Vec<(String, Policy)> {
+    let relegating = |alpha| {
+        Policy::QoServe(Options {
+            chunking: Chunking::Fixed(PREFILL_CHUNK),
+            alpha,
+            ..Options::default()
+        })
+    };
+    let fixed = |order| Policy::Sarathi(order, PREFILL_CHUNK);
+    [
+        ("FCFS-8192", fixed(Order::Fcfs)),
+        ("EDF-8192", fixed(Order::Edf)),
+        ("SRPF-8192", fixed(Order::Srpf)),
+        ("EDF-8192+ER", relegating(Alpha::Fixed(0))),
+        ("QoServe", relegating(Options::default().alpha)),
+    ]
+    .map(|(name, policy)| (name.to_owned(), policy))
+    .to_vec()
+}
+
+/// What is late of requests whose prompts one replica computes, %: by the first token of interactive ones, and by when the decode replicas, at the
+/// strictest TBT, would have been through with the others.
+pub(super) fn late_after_prefill(setting: &Setting, policy: Policy, asked: &[Asked]) -> f64 {
+    let prompts: Vec<Asked> = asked.iter().map(|a| Asked { output: 1, ..*a }).collect();
+    let outcome = one(setting, policy, &prompts);
+    let late = outcome.records.iter().zip(asked).filter(|(record, asked)| {
+        let decoding = match record.spec.slo {
+            Slo::Interactive { .. } => 0,
+            Slo::Batch { .. } => u64::from(asked.output.saturating_sub(1)) * STRICTEST_TBT.0,
+        };
+        let due = record.spec.first_deadline();
+        record
+            .first
+            .is_none_or(|first| first + Span(decoding) > due)
+    });
+    late.count() as f64 / asked.len().max(1) as f64 * 100.0
+}
+
+/// Of table 3.
+const STRICTEST_TBT: Span = Span(SECOND / 20);
 
 /// Table 3.
 pub(super) fn classes() -> Vec<Class> {

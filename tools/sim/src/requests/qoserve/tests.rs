@@ -3,6 +3,7 @@
 use std::num::NonZero;
 
 use super::*;
+use crate::requests::predictor::Errors;
 
 #[test]
 fn a_quick_reproduction_has_all_its_tables_and_claims_and_is_the_same_again() {
@@ -14,8 +15,8 @@ fn a_quick_reproduction_has_all_its_tables_and_claims_and_is_the_same_again() {
         progress: false,
     };
     let found = reproduce(&options).expect("needs no file");
-    assert_eq!(found.sections.len(), 5);
-    assert_eq!(found.claims.len(), 14, "seven under each calibration");
+    assert_eq!(found.sections.len(), 9);
+    assert_eq!(found.claims.len(), 20, "ten under each calibration");
     for section in &found.sections {
         assert!(!section.rows.is_empty());
         for row in &section.rows {
@@ -23,4 +24,45 @@ fn a_quick_reproduction_has_all_its_tables_and_claims_and_is_the_same_again() {
         }
     }
     assert_eq!(reproduce(&options).expect("as before"), found);
+}
+
+#[test]
+fn under_overload_hints_keep_important_requests_in_time_at_the_cost_of_the_others() {
+    let setting = Setting::new(CALIBRATIONS[0], true, None).expect("built in");
+    // Interactive ones alone, at one and a half times what the replica serves.
+    let mut recipe = recipe(&Lengths::like_azure_code(), &[(300, 4.0)], 0.3);
+    recipe.classes.truncate(1);
+    let asked = recipe.requests(7);
+    let late = |hints| {
+        let options = laxity_requests::qoserve::Options {
+            hints,
+            ..Default::default()
+        };
+        let outcome = one(&setting, Policy::QoServe(options), &asked);
+        [Importance::Important, Importance::Low]
+            .map(|importance| violations(&outcome, |r| r.spec.importance == importance))
+    };
+    let (with, without) = (late(Some(0.25)), late(None));
+    assert!(without[0] > 2.0, "no overload: {without:?}");
+    // Most of what is late then is long prompts, which wait for shorter ones and not for unimportant ones.
+    assert!(with[0] + 1.0 < without[0], "{with:?} against {without:?}");
+    assert!(with[1] > without[1] + 5.0, "{with:?} against {without:?}");
+}
+
+#[test]
+fn a_predictor_that_is_given_is_what_qoserve_plans_with() {
+    let own = Setting::new(CALIBRATIONS[0], true, None).expect("built in");
+    let errors = Errors {
+        margin: 0.3,
+        ..own.errors
+    };
+    let file = LatencyFile::new("a test".to_owned(), errors, (*own.forest).clone());
+    let given = Setting::new(CALIBRATIONS[1], true, Some(&file)).expect("built in");
+    assert_eq!(given.forest, own.forest);
+    assert_eq!(given.errors.margin, 0.3, "its file's");
+    assert!(
+        given.errors.mean > own.errors.mean,
+        "judged by another calibration: {:?}",
+        given.errors
+    );
 }

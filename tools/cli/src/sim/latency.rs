@@ -1,0 +1,213 @@
+//! `laxity sim train-latency`: trains a predictor of iteration times, on the simulator's roofline or on measured iterations, says how far off it is on
+//! those that it did not see, and keeps it in a file.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use laxity_sim::compute::Gpu;
+use laxity_sim::model::Model;
+use laxity_sim::requests::latency::{Roofline, Slowed};
+use laxity_sim::requests::latency_file::LatencyFile;
+use laxity_sim::requests::measured;
+use laxity_sim::requests::predictor::{Errors, Shape, Training, train, train_on};
+
+use crate::host;
+use crate::output::{check, replace, say};
+
+pub(super) const HELP: &str = "\
+Without --csv and --record it is trained on the simulator's roofline of a GPU and a model. On a machine
+it should be trained on what was measured there:
+
+  --record  what laxity-engine --record FILE keeps (plans, and how long each took)
+  --csv     a table with a header. Columns: prefill_tokens (prompt tokens computed), prefix (tokens
+            before them whose KV was there), decodes (requests that computed one token), context
+            (tokens that those attended to, in all), ms (how long it took); optional: chunks (prompts
+            that the tokens were of), pairs (prompt tokens times tokens attended to, where there were
+            several chunks).
+
+A tenth of the iterations is held out: the error is that on them. Another tenth says what margin 99.8 %
+stay within (5 % at least), which is what a policy plans with. The file is JSON, with a version.
+
+Examples:
+  laxity sim train-latency a100.json
+  laxity sim train-latency h100.json --gpu h100 --model llama-3-8b --ratio 2.0
+  laxity sim train-latency here.json --record engine.jsonl
+  laxity sim train-latency here.json --csv iterations.csv --json
+  laxity sim reproduce qoserve --latency-model here.json";
+
+/// Arguments of `laxity sim train-latency`.
+#[derive(Args)]
+pub(crate) struct TrainArgs {
+    /// Write the predictor to this file
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Train on the iterations in this table; may be given several times
+    #[arg(long, value_name = "CSV")]
+    csv: Vec<PathBuf>,
+    /// Train on the iterations in this record of laxity-engine; may be given several times
+    #[arg(long, value_name = "RECORD")]
+    record: Vec<PathBuf>,
+    /// GPU of the roofline: a100, h100, or a file
+    #[arg(long, default_value = "a100", conflicts_with_all = ["csv", "record"])]
+    gpu: String,
+    /// Model of the roofline, by name or by the path of a TOML file
+    #[arg(long, default_value = "llama-3-8b", conflicts_with_all = ["csv", "record"])]
+    model: String,
+    /// GPUs that share the model
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["csv", "record"], value_parser = clap::value_parser!(u32).range(1..=64))]
+    tp: u32,
+    /// Host time between two iterations of the roofline, µs
+    #[arg(long, value_name = "US", conflicts_with_all = ["csv", "record", "ratio"])]
+    host_us: Option<u32>,
+    /// As much host time as makes prompts in chunks of 2500 so many times as fast as in chunks of 256
+    #[arg(long, value_name = "R", conflicts_with_all = ["csv", "record"])]
+    ratio: Option<f64>,
+    /// All of it so many times slower than the roofline
+    #[arg(long, value_name = "F", default_value_t = 1.0, conflicts_with_all = ["csv", "record"])]
+    slower: f64,
+    /// Iterations to draw, those held out included
+    #[arg(long, value_name = "N", default_value_t = 20_000, conflicts_with_all = ["csv", "record"], value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
+    iterations: u32,
+    /// Trees of the forest
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    trees: u16,
+    /// Splits from a tree's root to a leaf at most
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=64))]
+    depth: u16,
+    /// Of all that is drawn: iterations, what is held out, what each tree sees
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    seed: u64,
+    /// Say as JSON how far off it is
+    #[arg(long)]
+    json: bool,
+}
+
+/// Trains, and says how well.
+pub(super) fn run(args: &TrainArgs) -> Result<()> {
+    // Before the minutes are spent.
+    check(&args.file)?;
+    let found = if args.csv.is_empty() && args.record.is_empty() {
+        sampled(args)?
+    } else {
+        from_measured(args)?
+    };
+    let mut text = serde_json::to_string(&found).context("cannot make JSON")?;
+    text.push('\n');
+    replace(&args.file, text.as_bytes())?;
+    show(args, &found)
+}
+
+fn sampled(args: &TrainArgs) -> Result<LatencyFile> {
+    if !(0.01..=100.0).contains(&args.slower) {
+        bail!("--slower is {}; expected 0.01 to 100", args.slower);
+    }
+    let (gpu, model) = (Gpu::named(&args.gpu)?, Model::named(&args.model)?);
+    let roofline = match args.ratio {
+        None => Roofline::with_host_us(&gpu, &model, args.tp, args.host_us.unwrap_or(0)),
+        Some(ratio) => {
+            Roofline::calibrated(&gpu, &model, args.tp, ratio).with_context(|| {
+                format!(
+                    "--ratio {ratio}: no host time makes chunks of 2500 so much faster than those of 256 here; \
+                     expected less than 9.7, and more than they are without any"
+                )
+            })?
+        }
+    };
+    let words = format!(
+        "the roofline of {} on {}, tensor parallel {}, host {}, {:.2}× slower",
+        args.model,
+        args.gpu,
+        args.tp,
+        roofline.host(),
+        args.slower
+    );
+    let clock = Slowed {
+        roofline,
+        factor: args.slower,
+    };
+    let training = Training {
+        iterations: args.iterations as usize,
+        trees: args.trees.into(),
+        depth: args.depth,
+        seed: args.seed,
+        ..Training::default()
+    };
+    let (forest, errors) = train(&clock, &training)?;
+    Ok(LatencyFile::new(words, errors, forest))
+}
+
+fn from_measured(args: &TrainArgs) -> Result<LatencyFile> {
+    let mut rows = Vec::new();
+    for file in &args.csv {
+        rows.extend(measured::table(file)?);
+    }
+    for file in &args.record {
+        rows.extend(measured::record(file)?);
+    }
+    let shape = Shape {
+        trees: args.trees.into(),
+        depth: args.depth,
+        seed: args.seed,
+    };
+    let (forest, errors) = train_on(&rows, shape)?;
+    let files: Vec<String> = args
+        .csv
+        .iter()
+        .chain(&args.record)
+        .map(|file| {
+            let name = file.file_name().unwrap_or(file.as_os_str());
+            name.to_string_lossy().into_owned()
+        })
+        .collect();
+    let words = format!(
+        "{} measured iterations from {}",
+        rows.len(),
+        files.join(", ")
+    );
+    Ok(LatencyFile::new(words, errors, forest))
+}
+
+fn show(args: &TrainArgs, found: &LatencyFile) -> Result<()> {
+    let Errors {
+        iterations,
+        mean,
+        p95,
+        most,
+        late,
+        margin,
+        late_with_margin,
+    } = found.errors;
+    if args.json {
+        return say(serde_json::to_string_pretty(&serde_json::json!({
+            "file": args.file,
+            "trained_on": found.trained_on,
+            "trees": found.forest.trees(),
+            "nodes": found.forest.size(),
+            "errors": found.errors,
+        }))?);
+    }
+    let mut rows = host::table(&["what", "value"]);
+    rows.add_row(["trained on", found.trained_on.as_str()]);
+    rows.add_row([
+        "forest".to_owned(),
+        format!(
+            "{} trees of {} nodes in all",
+            found.forest.trees(),
+            found.forest.size()
+        ),
+    ]);
+    rows.add_row(["iterations held out".to_owned(), iterations.to_string()]);
+    for (what, percent) in [
+        ("mean absolute error", mean),
+        ("95th percentile of it", p95),
+        ("largest", most),
+        ("longer than predicted + 5 %", late),
+        ("margin that a policy plans with", margin * 100.0),
+        ("longer than with that margin", late_with_margin),
+    ] {
+        rows.add_row([what.to_owned(), format!("{percent:.2} %")]);
+    }
+    say(rows)?;
+    say(format!("predictor: {}", args.file.display()))
+}

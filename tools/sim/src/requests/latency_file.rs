@@ -1,0 +1,178 @@
+//! A predictor of iteration times in a file (JSON): the forest, what it was trained on, and how far off it was. `laxity sim
+//! train-latency` writes it; `laxity sim reproduce qoserve --latency-model` uses it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use laxity_requests::qoserve::Forest;
+use serde::{Deserialize, Serialize};
+
+use super::predictor::Errors;
+
+/// What the file says that it is.
+const FORMAT: &str = "laxity-latency";
+
+/// Its version. Another one is not read: a forest whose features mean something else would answer all the same.
+const VERSION: u32 = 1;
+
+/// A predictor, and what one has to know to use it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LatencyFile {
+    format: String,
+    version: u32,
+    /// What it was trained on, in words.
+    pub trained_on: String,
+    /// On iterations that it was not trained on.
+    pub errors: Errors,
+    /// The predictor.
+    pub forest: Forest,
+}
+
+/// A file that holds no predictor.
+#[derive(Debug, thiserror::Error)]
+pub enum LatencyFileError {
+    /// It cannot be read.
+    #[error("{}: {cause}; `laxity sim train-latency` makes one", .file.display())]
+    File {
+        /// Which.
+        file: PathBuf,
+        /// Why.
+        cause: io::Error,
+    },
+    /// It holds something else, or was cut off or edited.
+    #[error("{}: {wrong}; make it anew with `laxity sim train-latency`", .file.display())]
+    Wrong {
+        /// Which.
+        file: PathBuf,
+        /// What is wrong.
+        wrong: String,
+    },
+}
+
+impl LatencyFile {
+    /// A predictor to be written.
+    #[must_use]
+    pub fn new(trained_on: String, errors: Errors, forest: Forest) -> Self {
+        Self {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            trained_on,
+            errors,
+            forest,
+        }
+    }
+
+    /// Reads one.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn read(file: &Path) -> Result<Self, LatencyFileError> {
+        /// What is looked at first, so that another version is not taken for a mistake.
+        #[derive(Deserialize)]
+        struct Head {
+            format: Option<String>,
+            version: Option<u32>,
+        }
+        let wrong = |wrong: String| LatencyFileError::Wrong {
+            file: file.to_owned(),
+            wrong,
+        };
+        let text = std::fs::read_to_string(file).map_err(|cause| LatencyFileError::File {
+            file: file.to_owned(),
+            cause,
+        })?;
+        let head: Head = serde_json::from_str(&text).map_err(|cause| wrong(cause.to_string()))?;
+        if head.format.as_deref() != Some(FORMAT) {
+            return Err(wrong(format!("its format is not {FORMAT}")));
+        }
+        match head.version {
+            Some(VERSION) => (),
+            Some(other) => {
+                return Err(wrong(format!(
+                    "it has version {other}; this program reads {VERSION}"
+                )));
+            }
+            None => return Err(wrong("it has no version".to_owned())),
+        }
+        let read: Self = serde_json::from_str(&text).map_err(|cause| wrong(cause.to_string()))?;
+        if !read.errors.margin.is_finite() || read.errors.margin < 0.0 {
+            return Err(wrong(format!(
+                "its margin is {}; expected a share, 0 or more",
+                read.errors.margin
+            )));
+        }
+        Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use laxity_requests::qoserve::{Line, Node};
+
+    use super::*;
+
+    fn sound() -> LatencyFile {
+        let line = Line {
+            fixed: 1e6,
+            floor: 0.0,
+            token: 1e5,
+            pair: 0.0,
+            context: 0.0,
+            request: 0.0,
+        };
+        let forest = Forest::new(line, &[vec![Node::Leaf(0.25)]]).expect("a leaf");
+        let errors = Errors {
+            iterations: 10,
+            mean: 1.0,
+            p95: 2.0,
+            most: 3.0,
+            late: 0.5,
+            margin: 0.05,
+            late_with_margin: 0.5,
+        };
+        LatencyFile::new("a test".to_owned(), errors, forest)
+    }
+
+    #[test]
+    fn a_predictor_goes_through_its_file_unchanged() {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        let text = serde_json::to_string(&sound()).expect("numbers");
+        std::fs::write(file.path(), text).expect("written");
+        assert_eq!(LatencyFile::read(file.path()).expect("sound"), sound());
+    }
+
+    #[test]
+    fn what_is_no_predictor_or_of_another_version_is_refused_with_what_to_do() {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        let sound = serde_json::to_string(&sound()).expect("numbers");
+        for (text, says) in [
+            (String::new(), "EOF"),
+            (sound.replace("laxity-latency", "else"), "its format is not"),
+            (
+                sound.replace("\"version\":1", "\"version\":2"),
+                "version 2; this program reads 1",
+            ),
+            (sound.replace("\"version\":1,", ""), "it has no version"),
+            (sound.replace("0.25", "\"x\""), "invalid type"),
+            (
+                sound.replace("1000000.0", "-1.0"),
+                "the line under a forest",
+            ),
+            (
+                sound.replace("\"margin\":0.05", "\"margin\":-1.0"),
+                "its margin is -1",
+            ),
+            (sound[..sound.len() / 2].to_owned(), "EOF"),
+        ] {
+            std::fs::write(file.path(), text).expect("written");
+            let error = LatencyFile::read(file.path()).expect_err(says).to_string();
+            assert!(
+                error.contains(says) && error.contains("train-latency"),
+                "{error}"
+            );
+        }
+        let missing = LatencyFile::read(Path::new("/no/such/model.json")).expect_err("none");
+        assert!(missing.to_string().starts_with("/no/such/model.json: "));
+    }
+}
