@@ -111,7 +111,7 @@ impl Asker {
             socket: None,
             name: "asker".to_owned(),
             nic: 0,
-            stall: None,
+            stall: std::time::Duration::from_secs(5),
         };
         let carrier = Carrier::start(options, here, Arc::new(|_| {})).expect("a carrier");
         let text = model(false).replace("[model]\n", "");
