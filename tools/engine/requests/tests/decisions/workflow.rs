@@ -289,15 +289,15 @@ fn a_workflow_scheduler_decides_as_it_did() {
 }
 
 const RECORDED: &[(&str, u64)] = &[
-    ("maestro", 0x445b_c411_e811_81ae),
-    ("fcfs", 0x549c_6740_42cf_6cd3),
-    ("edf", 0xcba2_9c49_7810_316c),
-    ("edf_by_class", 0xa399_986d_94c5_154f),
-    ("least_attained", 0x81ae_dd58_57b8_4241),
-    ("interactive_first", 0xbc4c_3182_48b3_a9a1),
-    ("interactive_remaining", 0x0897_5b77_8037_4f2e),
-    ("bin_pack", 0x8b82_cbb7_396d_9407),
-    ("end_to_end", 0xb68a_c88e_801e_ffa2),
-    ("load_balance", 0xd8d6_cc57_3997_9eaf),
-    ("warm_shortest", 0xe442_3ade_646a_1535),
+    ("maestro", 0x006d_2606_a4c4_fca5),
+    ("fcfs", 0xc8a6_ca1b_991a_dc3b),
+    ("edf", 0xb315_c592_c904_cfbc),
+    ("edf_by_class", 0x15d8_6998_f389_380d),
+    ("least_attained", 0x9b94_9e77_459d_22e3),
+    ("interactive_first", 0xe543_81fe_43ad_9d49),
+    ("interactive_remaining", 0xeddd_2336_d997_fff1),
+    ("bin_pack", 0x4d6e_a799_270e_6919),
+    ("end_to_end", 0x9e61_81f5_75ab_4a4f),
+    ("load_balance", 0x16ea_9055_fc2d_cd5d),
+    ("warm_shortest", 0x6f32_fdaf_ba96_8d05),
 ];
