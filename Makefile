@@ -31,13 +31,21 @@ setup-python: setup ## make the environment in which the Python package is built
 wheel: setup-python ## the Python package, in target/wheels: pip install target/wheels/laxity-*.whl
 	cd mooncake-adapter && "$(abspath $(TARGET))/python/bin/maturin" build --release --locked --out "$(abspath $(TARGET))/wheels"
 
+# All but the engine, whose tensor library takes as long to build as the rest together.
+CORE := -p laxity-daemon -p laxity-coordinator -p laxity-cli -p laxity-client-c -p laxity-verbs -p laxity-mooncake -p laxity-nccl
+
 .PHONY: release
 release: setup ## the shipped binaries, in target/release
-	$(CARGO) build --release --locked -p laxity-daemon -p laxity-coordinator -p laxity-cli -p laxity-engine -p laxity-client-c -p laxity-verbs -p laxity-mooncake -p laxity-nccl
+	$(CARGO) build --release --locked $(CORE) -p laxity-engine
+	@ln -sf libnccl_net_laxity.so $(TARGET)/release/libnccl-net-laxity.so
+
+.PHONY: core
+core: setup ## those of them that do without the engine's tensor library
+	$(CARGO) build --release --locked $(CORE)
 	@ln -sf libnccl_net_laxity.so $(TARGET)/release/libnccl-net-laxity.so
 
 .PHONY: demo
-demo: release ## the lab with its defaults: four policies on the same arrivals, a table and a page
+demo: core ## the lab with its defaults: four policies on the same arrivals, a table and a page
 	$(TARGET)/release/laxity lab run --html lab-report.html --json lab-report.json
 
 .PHONY: demo-engine
@@ -47,7 +55,7 @@ demo-engine: release ## the same with the real engine, which computes a small mo
 REPRODUCTION_OUT ?= target/reproduction
 
 .PHONY: reproduction
-reproduction: release ## simulate all plans that docs/reproduction.md shows and fill in its tables; goes on where it was cut off
+reproduction: core ## simulate all plans that docs/reproduction.md shows and fill in its tables; goes on where it was cut off
 	@plans="$$($(TARGET)/release/laxity sim findings --plans)"; \
 	for plan in $$plans; do \
 		$(TARGET)/release/laxity sim run "$$plan" --out "$(REPRODUCTION_OUT)/$$plan" >/dev/null; \
@@ -95,7 +103,7 @@ fuzz: setup ## arbitrary bytes at everything that takes some, each target for FU
 	CARGO="$(CARGO)" tools/fuzz/run.sh
 
 .PHONY: verbs
-verbs: release setup-verbs ## unmodified RDMA programs under the scheduler, in the SoftRoCE lab: a table and JSON
+verbs: core setup-verbs ## unmodified RDMA programs under the scheduler, in the SoftRoCE lab: a table and JSON
 	$(TARGET)/release/laxity lab verbs --keep-going --json lab-verbs.json
 
 .PHONY: install
