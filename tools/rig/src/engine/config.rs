@@ -121,7 +121,7 @@ impl LabConfig {
             real: Some(ServingConfig::default()),
             duration_s: 20.0,
             drain_s: 20.0,
-            requests_per_second: Some(4.0),
+            requests_per_second: Some(2.5),
             units: 1,
             ranks: 2,
             decodes: 2,
