@@ -35,7 +35,7 @@ const ANSWER_LIMIT_NS: u64 = 5_000_000_000;
 const REFUSED_FACTOR: u64 = 10;
 /// What [`shortly`] waits for a thread that was interrupted while it held a lock.
 const LOCK_PATIENCE: Duration = Duration::from_millis(1);
-/// A lane that waited that long in vain does so again after this time.
+/// Lanes that waited that long in vain do so again after this time; in a forked child after `reattach_every`.
 const LOCK_RETRY_NS: u64 = 10_000_000;
 
 #[derive(Debug)]
@@ -69,6 +69,8 @@ static SHARED: OnceLock<Client> = OnceLock::new();
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) options: Options,
+    /// Of the process that attached, which a forked child is not.
+    pid: u32,
     /// Daemons found. Relaxed: a hint, too.
     generation: AtomicU64,
     /// Read to learn how things are, which everybody does all the time; written to change it.
@@ -128,6 +130,7 @@ impl Client {
         let off = options.mode == Mode::Off;
         let core = Arc::new(Core {
             options,
+            pid: std::process::id(),
             generation: AtomicU64::new(0),
             attachment: RwLock::new(Attachment {
                 link: Link::Detached,
@@ -277,7 +280,7 @@ impl Core {
     }
 
     /// For a lane without a seat: the session to sit in, or one step towards having one. Never
-    /// blocks; a lock that another thread holds for longer than an instant counts as "not now".
+    /// blocks; a lock that another thread holds for longer than [`LOCK_PATIENCE`] counts as "not now".
     pub(crate) fn session(&self) -> Option<Arc<Session>> {
         let next = self.next_ns.load(Ordering::Relaxed);
         if next == u64::MAX {
@@ -287,12 +290,15 @@ impl Core {
         if lately_ns() < next {
             return None;
         }
-        let standing = shortly(|| self.attachment.try_read()).map(|is| is.standing());
-        if let Some(session @ Some(_)) = standing {
-            return session;
+        let Some(standing) = shortly(|| self.attachment.try_read()).map(|is| is.standing()) else {
+            self.put_off(next);
+            return None;
+        };
+        if standing.is_some() {
+            return standing;
         }
         let Some(mut attachment) = shortly(|| self.attachment.try_write()) else {
-            self.look_again(now_ns() + LOCK_RETRY_NS);
+            self.put_off(next);
             return None;
         };
         let now = now_ns();
@@ -301,6 +307,21 @@ impl Core {
             .store(attachment.attached, Ordering::Relaxed);
         self.next_ns.store(next, Ordering::Relaxed);
         session
+    }
+
+    /// After a lock could not be had: when to look again, unless somebody has said so since `seen` was read.
+    #[cold]
+    fn put_off(&self, seen: u64) {
+        // Whoever held the lock when this process was forked does not exist in it.
+        let after_ns = if std::process::id() == self.pid {
+            LOCK_RETRY_NS
+        } else {
+            self.options.reattach_every.as_nanos() as u64
+        };
+        let later = now_ns().saturating_add(after_ns);
+        let _ = self
+            .next_ns
+            .compare_exchange(seen, later, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// For a lane that found its session lost or full: when to look again.

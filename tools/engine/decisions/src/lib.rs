@@ -8,6 +8,8 @@
 //! Plain HTTP only. The service is one of the cluster's own (vLLM, SGLang, the engine of this workspace), or a proxy on this host that
 //! speaks TLS to one outside.
 
+#![forbid(unsafe_code)]
+
 mod carrier;
 mod client;
 mod counts;
