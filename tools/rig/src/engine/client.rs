@@ -48,6 +48,17 @@ pub enum Job {
     },
 }
 
+impl Job {
+    /// How often whoever does it says that something is done.
+    #[must_use]
+    pub const fn answers(&self) -> usize {
+        match self {
+            Self::Ask { questions, .. } => questions.len(),
+            Self::Buffers(_) | Self::Await | Self::Metrics => 1,
+        }
+    }
+}
+
 /// A request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Question {
@@ -89,6 +100,13 @@ pub enum Said {
     There,
     /// The metrics, as they were.
     Metrics(String),
+    /// A request has its first token: it may be given up before it is over.
+    First {
+        /// Its number.
+        id: u64,
+        /// When the token came, CLOCK_MONOTONIC ns.
+        first_ns: u64,
+    },
     /// One request is over.
     Answered(Answer),
     /// The job cannot be done.
@@ -242,7 +260,12 @@ async fn stream(question: Question, answer: &mut Answer) -> anyhow::Result<()> {
         for event in events.push(&bytes) {
             let tokens = tokens(&event)?;
             if !tokens.is_empty() && answer.first_ns.is_none() {
-                answer.first_ns = Some(now_ns()?);
+                let first_ns = now_ns()?;
+                answer.first_ns = Some(first_ns);
+                say(&Said::First {
+                    id: answer.id,
+                    first_ns,
+                });
             }
             answer.tokens.extend(tokens);
         }

@@ -91,11 +91,14 @@ impl Default for ServingConfig {
     }
 }
 
+/// Most tokens of an answer.
+const OUTPUT_TOKENS_MAX: u32 = 65_536;
+
 impl ServingConfig {
     /// Most tokens that prompt and answer have together.
     #[must_use]
     pub const fn context(&self, tokens_max: u32) -> u32 {
-        tokens_max + self.output_tokens
+        tokens_max.saturating_add(self.output_tokens)
     }
 
     /// KV bytes of a token in a layer.
@@ -206,7 +209,24 @@ impl LabConfig {
         least("real.output_tokens", u64::from(real.output_tokens), 1)?;
         least("real.block_tokens", u64::from(real.block_tokens), 1)?;
         least("real.stall_ms", real.stall_ms, 1)?;
-        let context = real.context(self.tokens_max).div_ceil(real.block_tokens);
+        if real.output_tokens > OUTPUT_TOKENS_MAX {
+            let is = real.output_tokens;
+            return fail(
+                "real.output_tokens",
+                format!("is {is}, and must be at most {OUTPUT_TOKENS_MAX}"),
+            );
+        }
+        let Some(context) = self.tokens_max.checked_add(real.output_tokens) else {
+            let most = u32::MAX - real.output_tokens;
+            return fail(
+                "tokens_max",
+                format!(
+                    "is {}, and must be at most {most} for the real engine: the answer is counted with it",
+                    self.tokens_max
+                ),
+            );
+        };
+        let context = context.div_ceil(real.block_tokens);
         if real.kv_blocks < context {
             return fail(
                 "real.kv_blocks",
@@ -254,6 +274,9 @@ mod tests {
         assert!(refused(|c| c.model.layers = 3).contains("[real]"));
         assert!(refused(|c| c.requests_per_second = None).starts_with("requests_per_second"));
         assert!(refused(|c| c.real.as_mut().unwrap().kv_blocks = 3).starts_with("real.kv_blocks"));
+        let answers = refused(|c| c.real.as_mut().unwrap().output_tokens = u32::MAX - 1000);
+        assert!(answers.starts_with("real.output_tokens"), "{answers}");
+        assert!(refused(|c| c.tokens_max = u32::MAX).starts_with("tokens_max"));
         assert!(refused(|c| c.engine = Engine::Replay).starts_with("real"));
     }
 }

@@ -1,7 +1,7 @@
 //! The runs with the real engine, one after another on the same fabric: first each request alone, which gives objectives and the answers that all
 //! others are compared with, then the policies.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -44,6 +44,8 @@ pub struct ServedRecord {
     pub end_ns: u64,
     /// What came of the requests; those that were given up are missing.
     pub answers: Vec<Answer>,
+    /// When the first token came of requests that were given up after it, by number, CLOCK_MONOTONIC ns.
+    pub firsts: BTreeMap<u64, u64>,
     /// What the engines counted, by host.
     pub counts: Vec<Counts>,
     /// What the fabric counted, by host.
@@ -54,7 +56,7 @@ pub struct ServedRecord {
     pub coordinator: Option<CoordinatorRecord>,
     /// The kernel kept its own buffers at some host.
     pub buffers_unbounded: bool,
-    /// Processors that were busy on average, over the whole machine.
+    /// Processors that were busy on average, over the whole machine, from the start of clients.
     pub busy_cores: f64,
     /// Processors that engines, clients and daemons kept busy on average.
     pub lab_cores: f64,
@@ -192,10 +194,10 @@ impl Lab<'_> {
     /// Fills the caches with the shared prefixes, and makes every process talk to every other once.
     fn warm(&self, engines: &mut Engines) -> anyhow::Result<()> {
         let config = &self.spec.config;
-        let mut jobs: Vec<Vec<Question>> = vec![Vec::new(); config.decodes];
+        let mut of_hosts: Vec<Vec<Question>> = vec![Vec::new(); config.decodes];
         let prefixes = plan::shared(&self.spec.asked);
         for (number, (prefix, tokens)) in prefixes.into_iter().enumerate() {
-            jobs[number % config.decodes].push(Question {
+            of_hosts[number % config.decodes].push(Question {
                 id: 0,
                 at_ns: 0,
                 prompt: plan::prefix_tokens(config.seed, prefix, tokens),
@@ -203,25 +205,47 @@ impl Lab<'_> {
                 ttft_ms: NO_HURRY_MS,
             });
         }
-        let longest = jobs.iter().map(Vec::len).max().unwrap_or(0);
-        let count: usize = jobs.iter().map(Vec::len).sum();
-        let jobs = jobs.into_iter().enumerate().map(|(decode, questions)| {
-            let job = Job::Ask {
-                questions,
-                begin_ns: None,
-            };
-            (config.decode_host(decode), job)
-        });
-        let (clients, said) = engines.clients(jobs)?;
-        let until = Instant::now() + ALONE_WITHIN * longest as u32;
-        for _ in 0..count {
-            match engines.hear(&said, until)? {
-                Some((_, Said::Answered(Answer { error: None, .. }))) => {}
-                Some((host, said)) => bail!("warming up, host {host}: {said:?}"),
-                None => bail!("the shared prefixes are not computed after {until:?}"),
+        // One host after the other: what lies where must not depend on which of them was faster.
+        for (decode, questions) in of_hosts.into_iter().enumerate() {
+            self.one_by_one(decode, questions, engines, |answer| match answer.error {
+                None => Ok(()),
+                Some(why) => bail!("a shared prefix is not computed: {why}"),
+            })
+            .with_context(|| format!("warming up, decode host {decode}"))?;
+        }
+        Ok(())
+    }
+
+    /// Asks a decode host, each question when the one before has its answer.
+    fn one_by_one(
+        &self,
+        decode: usize,
+        questions: Vec<Question>,
+        engines: &mut Engines,
+        mut answered: impl FnMut(Answer) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let mut left = questions.len();
+        if left == 0 {
+            return Ok(());
+        }
+        let job = Job::Ask {
+            questions,
+            begin_ns: None,
+        };
+        let host = self.spec.config.decode_host(decode);
+        let mut clients = engines.clients([(host, job)])?;
+        let mut until = Instant::now() + ALONE_WITHIN;
+        while left > 0 {
+            match engines.hear(&mut clients, until)? {
+                Some((_, Said::Answered(answer))) => {
+                    answered(answer)?;
+                    left -= 1;
+                    until = Instant::now() + ALONE_WITHIN;
+                }
+                Some(_) => {}
+                None => bail!("a request has no answer after {ALONE_WITHIN:?}"),
             }
         }
-        drop(clients);
         Ok(())
     }
 
@@ -243,23 +267,29 @@ impl Lab<'_> {
         self.warm(engines)?;
         let counts_before = engines.counts()?;
         let links_before = self.wiring.counters()?;
-        let busy_before = busy_jiffies();
-        let begin_ns = now_ns()? + LEAD_NS;
+        let (busy_before, busy_from) = (busy_jiffies(), Instant::now());
         let mut answers = Vec::new();
-        match objectives {
-            None => self.alone(index, engines, &mut answers)?,
+        let mut firsts = BTreeMap::new();
+        let begin_ns = match objectives {
+            None => {
+                let begin_ns = now_ns()?;
+                self.alone(index, engines, &mut answers)?;
+                begin_ns
+            }
             Some(_) => {
+                let begin_ns = now_ns()? + LEAD_NS;
                 self.together(
                     (index, begin_ns),
                     objectives,
                     engines,
                     (daemons, coordinator),
-                    &mut answers,
+                    (&mut answers, &mut firsts),
                 )?;
+                begin_ns
             }
-        }
+        };
         let end_ns = now_ns()?;
-        let busy_after = busy_jiffies();
+        let (busy_after, busy_span) = (busy_jiffies(), busy_from.elapsed());
         let links = wiring::between(&links_before, &self.wiring.counters()?);
         engines.check()?;
         let counts = engines
@@ -269,7 +299,6 @@ impl Lab<'_> {
             .map(|(after, before)| after.since(before))
             .collect();
         answers.sort_by_key(|answer| answer.id);
-        let span_s = end_ns.saturating_sub(begin_ns) as f64 / 1e9;
         // Jiffies are 10 ms: USER_HZ is 100 on every Linux.
         let busy_s = busy_after.saturating_sub(busy_before) as f64 / 100.0;
         Ok(ServedRecord {
@@ -277,9 +306,11 @@ impl Lab<'_> {
             begin_ns,
             end_ns,
             answers,
+            firsts,
             counts,
             links,
-            busy_cores: busy_s / span_s.max(1e-3),
+            // Within one of them nothing can be said.
+            busy_cores: busy_s / busy_span.as_secs_f64().max(0.01),
             ..ServedRecord::default()
         })
     }
@@ -295,26 +326,16 @@ impl Lab<'_> {
         for decode in 0..config.decodes {
             let of_host = self.spec.asked.iter().filter(|a| a.decode == decode);
             let questions: Vec<Question> = of_host.map(|a| self.question(a, None)).collect();
-            let count = questions.len();
-            let job = Job::Ask {
-                questions,
-                begin_ns: None,
-            };
-            let (clients, said) = engines.clients([(config.decode_host(decode), job)])?;
-            for _ in 0..count {
-                match engines.hear(&said, Instant::now() + ALONE_WITHIN)? {
-                    Some((_, Said::Answered(answer))) => answers.push(answer),
-                    Some(_) => {}
-                    None => bail!("a request has no answer after {ALONE_WITHIN:?}"),
-                }
+            self.one_by_one(decode, questions, engines, |answer| {
+                answers.push(answer);
                 let share = answers.len() as f64 / self.spec.asked.len() as f64;
                 tell(&Event::Progress {
                     run: index,
                     finished: answers.len(),
                     elapsed_s: share * config.duration_s,
                 });
-            }
-            drop(clients);
+                Ok(())
+            })?;
         }
         Ok(())
     }
@@ -326,7 +347,7 @@ impl Lab<'_> {
         objectives: Option<&HashMap<u64, u64>>,
         engines: &mut Engines,
         (daemons, mut coordinator): (Option<&Daemons>, Option<&mut Coordinator>),
-        answers: &mut Vec<Answer>,
+        (answers, firsts): (&mut Vec<Answer>, &mut BTreeMap<u64, u64>),
     ) -> anyhow::Result<()> {
         let config = &self.spec.config;
         let begun = Instant::now() + Duration::from_nanos(LEAD_NS);
@@ -338,7 +359,7 @@ impl Lab<'_> {
             };
             (config.decode_host(decode), job)
         });
-        let (clients, said) = engines.clients(jobs)?;
+        let mut clients = engines.clients(jobs)?;
         let at = |seconds: f64| begun + Duration::from_secs_f64(seconds);
         let give_up = at(config.duration_s + config.drain_s);
         let mut kill_at = config.kill_daemon_at.map(at);
@@ -368,11 +389,17 @@ impl Lab<'_> {
                 .into_iter()
                 .flatten()
                 .fold(tell_at.min(give_up), Instant::min);
-            if let Some((_, Said::Answered(answer))) = engines.hear(&said, until)? {
-                answers.push(answer);
+            match engines.hear(&mut clients, until)? {
+                Some((_, Said::First { id, first_ns })) => {
+                    firsts.insert(id, first_ns);
+                }
+                Some((_, Said::Answered(answer))) => {
+                    firsts.remove(&answer.id);
+                    answers.push(answer);
+                }
+                _ => {}
             }
         }
-        drop(clients);
         Ok(())
     }
 }

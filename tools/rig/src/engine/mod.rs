@@ -9,7 +9,7 @@
 //!       each policy             ──▶ the same requests at the same times; answers have to be those of the first run, token by token
 //! ```
 //!
-//! Each run has processes of its own, whose caches are filled with the shared prefixes first, in the same order.
+//! Each run has processes of its own, whose caches are filled with the shared prefixes first, one after another and in the same order.
 
 pub mod client;
 pub mod config;

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -215,28 +215,72 @@ pub fn engine_toml(
     })
 }
 
-/// What clients say, with the host of each; `None` is the end of one.
-pub type Heard = Receiver<(usize, Option<Said>)>;
+/// What comes from a client.
+enum Heard {
+    Said(Said),
+    /// A line that no client says, or that cannot be read, and why.
+    Unreadable(String),
+    /// Its output ended.
+    Ended,
+}
+
+impl Heard {
+    fn line(line: std::io::Result<String>) -> Self {
+        let line = match line {
+            Ok(line) => line,
+            Err(error) => return Self::Unreadable(error.to_string()),
+        };
+        match serde_json::from_str(&line) {
+            Ok(said) => Self::Said(said),
+            Err(error) => {
+                let begin: String = line.chars().take(200).collect();
+                Self::Unreadable(format!("`{begin}`: {error}"))
+            }
+        }
+    }
+}
+
+/// Clients at work, at most one a host, which end with this.
+pub struct Clients {
+    clients: Vec<Client>,
+    /// With the number of the client that it is from.
+    heard: Receiver<(usize, Heard)>,
+}
 
 /// A client at work in a host's namespace.
-pub struct Client {
+struct Client {
+    host: usize,
     child: Child,
+    /// So much it has still to say: whoever waits for it would wait in vain if it ended before.
+    owes: usize,
+    /// Its standard error.
+    log: PathBuf,
 }
 
 impl Client {
-    /// Gives a client its job; what it says goes to `sender`, and `None` when it ends.
+    /// Gives a client its job; what comes from it goes to `sender`, under a number.
     fn start(
-        host: usize,
+        mut command: Command,
+        (number, host): (usize, usize),
         job: &Job,
-        sender: Sender<(usize, Option<Said>)>,
+        log: PathBuf,
+        sender: Sender<(usize, Heard)>,
     ) -> anyhow::Result<Self> {
-        let mut child = sandbox::internal("client")
-            .arg(host.to_string())
+        let child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            .stderr(File::create(&log)?)
             .spawn()
             .context("starting a client")?;
-        let (Some(mut orders), Some(said)) = (child.stdin.take(), child.stdout.take()) else {
+        // From here on it ends with this, also if it takes no job.
+        let mut client = Self {
+            host,
+            child,
+            owes: job.answers(),
+            log,
+        };
+        let pipes = (client.child.stdin.take(), client.child.stdout.take());
+        let (Some(mut orders), Some(said)) = pipes else {
             bail!("a client has no pipes");
         };
         orders
@@ -244,17 +288,23 @@ impl Client {
             .context("a client takes no job")?;
         std::thread::spawn(move || {
             for line in BufReader::new(said).lines() {
-                let said = line
-                    .ok()
-                    .and_then(|line| serde_json::from_str::<Said>(&line).ok());
-                if sender.send((host, said)).is_err() {
+                if sender.send((number, Heard::line(line))).is_err() {
                     return;
                 }
             }
             // Nobody listens any more if the run is over.
-            let _ = sender.send((host, None));
+            let _ = sender.send((number, Heard::Ended));
         });
-        Ok(Self { child })
+        Ok(client)
+    }
+
+    /// How it ended, and its last words.
+    fn last_words(&mut self) -> String {
+        let status = match self.child.wait() {
+            Ok(status) => status.to_string(),
+            Err(error) => error.to_string(),
+        };
+        format!("{status}{}", tail(&self.log))
     }
 }
 
@@ -340,25 +390,39 @@ impl Engines {
     ///
     /// # Errors
     /// One cannot be started.
-    pub fn clients(
+    pub fn clients(&self, jobs: impl IntoIterator<Item = (usize, Job)>) -> anyhow::Result<Clients> {
+        self.clients_by(jobs, |host| {
+            let mut command = sandbox::internal("client");
+            command.arg(host.to_string());
+            command
+        })
+    }
+
+    fn clients_by(
         &self,
         jobs: impl IntoIterator<Item = (usize, Job)>,
-    ) -> anyhow::Result<(Vec<Client>, Heard)> {
-        let (sender, said) = channel();
+        command: impl Fn(usize) -> Command,
+    ) -> anyhow::Result<Clients> {
+        let (sender, heard) = channel();
+        let start = |(number, (host, job)): (usize, (usize, Job))| {
+            let log = self.folder.join(format!("client{host}.log"));
+            Client::start(command(host), (number, host), &job, log, sender.clone())
+        };
         let clients = jobs
             .into_iter()
-            .map(|(host, job)| Client::start(host, &job, sender.clone()))
+            .enumerate()
+            .map(start)
             .collect::<anyhow::Result<_>>()?;
-        Ok((clients, said))
+        Ok(Clients { clients, heard })
     }
 
     /// Has a job done on some hosts that each answers with one line: the answers, in the hosts' order.
     fn each(&mut self, hosts: &[usize], job: &Job, within: Duration) -> anyhow::Result<Vec<Said>> {
-        let (clients, said) = self.clients(hosts.iter().map(|&host| (host, job.clone())))?;
+        let mut clients = self.clients(hosts.iter().map(|&host| (host, job.clone())))?;
         let until = Instant::now() + within;
         let mut answers: Vec<Option<Said>> = vec![None; hosts.len()];
         while let Some(missing) = answers.iter().position(Option::is_none) {
-            match self.hear(&said, until)? {
+            match self.hear(&mut clients, until)? {
                 None => bail!(
                     "host {} has no answer after {within:?}{}",
                     hosts[missing],
@@ -378,18 +442,45 @@ impl Engines {
     /// The next that a client says, `None` if there is nothing until then.
     ///
     /// # Errors
-    /// A client failed, or an engine ended.
-    pub fn hear(&mut self, said: &Heard, until: Instant) -> anyhow::Result<Option<(usize, Said)>> {
+    /// A client failed, says what cannot be read or ended before it had said all, or an engine ended.
+    pub fn hear(
+        &mut self,
+        clients: &mut Clients,
+        until: Instant,
+    ) -> anyhow::Result<Option<(usize, Said)>> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            match said.recv_timeout(left.min(Duration::from_millis(200))) {
-                Ok((host, Some(Said::Failed(why)))) => {
-                    self.check()?;
-                    bail!("a client on host {host}: {why}{}", tail(&self.log(host)));
+            match clients
+                .heard
+                .recv_timeout(left.min(Duration::from_millis(200)))
+            {
+                Ok((number, heard)) => {
+                    let client = &mut clients.clients[number];
+                    let host = client.host;
+                    match heard {
+                        Heard::Said(Said::Failed(why)) => {
+                            self.check()?;
+                            bail!("a client on host {host}: {why}{}", tail(&self.log(host)));
+                        }
+                        Heard::Said(said) => {
+                            if !matches!(said, Said::First { .. }) {
+                                client.owes = client.owes.saturating_sub(1);
+                            }
+                            return Ok(Some((host, said)));
+                        }
+                        Heard::Unreadable(why) => {
+                            bail!("a client on host {host} says what cannot be read: {why}")
+                        }
+                        Heard::Ended if client.owes > 0 => {
+                            self.check()?;
+                            let (owes, words) = (client.owes, client.last_words());
+                            bail!(
+                                "a client on host {host} ended with {owes} answers to give: {words}"
+                            );
+                        }
+                        Heard::Ended => {}
+                    }
                 }
-                Ok((host, Some(said))) => return Ok(Some((host, said))),
-                // It has said all that it had to say.
-                Ok((_, None)) => {}
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                     self.check()?;
                     if left.is_zero() {
@@ -437,7 +528,79 @@ impl Drop for Engines {
 
 #[cfg(test)]
 mod tests {
+    use super::super::client::{Answer, Question};
     use super::*;
+
+    fn engines(folder: &tempfile::TempDir) -> Engines {
+        Engines {
+            folder: folder.path().to_owned(),
+            children: Vec::new(),
+            buffers_unbounded: false,
+        }
+    }
+
+    fn ask(questions: usize, tokens: usize) -> Job {
+        let question = Question {
+            id: 1,
+            at_ns: 0,
+            prompt: vec![7; tokens],
+            output_tokens: 1,
+            ttft_ms: 1.0,
+        };
+        Job::Ask {
+            questions: vec![question; questions],
+            begin_ns: None,
+        }
+    }
+
+    fn shell(script: String) -> Command {
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(script);
+        command
+    }
+
+    #[test]
+    fn a_client_that_ends_before_it_has_said_all_or_says_nonsense_fails_the_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut engines = engines(&folder);
+        let first = message::line(&Said::First { id: 1, first_ns: 5 });
+        let answered = message::line(&Said::Answered(Answer::default()));
+        let says = String::from_utf8([first, answered].concat()).unwrap();
+        let mut hear = |questions, end: &str| {
+            let script = format!("read job; printf '%s' '{says}'; {end}");
+            let mut clients = engines
+                .clients_by([(3, ask(questions, 1))], |_| shell(script.clone()))
+                .unwrap();
+            let within = |time| Instant::now() + Duration::from_millis(time);
+            for _ in 0..2 {
+                let said = engines.hear(&mut clients, within(60_000)).unwrap();
+                assert_eq!(said.unwrap().0, 3);
+            }
+            // What has to come is waited for, what must not come is not.
+            let time = if end.is_empty() { 300 } else { 60_000 };
+            engines.hear(&mut clients, within(time))
+        };
+        let error = hear(2, "echo out of ideas >&2; exit 3").unwrap_err();
+        assert!(error.to_string().contains("host 3"), "{error}");
+        assert!(error.to_string().contains("1 answers to give"), "{error}");
+        assert!(error.to_string().contains("exit status: 3"), "{error}");
+        assert!(error.to_string().contains("out of ideas"), "{error}");
+        let error = hear(1, "echo nonsense").unwrap_err();
+        assert!(error.to_string().contains("`nonsense`"), "{error}");
+        assert!(hear(1, "").unwrap().is_none(), "it owed nothing more");
+    }
+
+    #[test]
+    fn a_client_that_takes_no_job_is_not_left_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let pid = folder.path().join("pid");
+        let script = format!("echo $$ > {}; exec sleep 600 <&-", pid.display());
+        // More than a pipe holds.
+        let failed = engines(&folder).clients_by([(0, ask(1, 100_000))], |_| shell(script.clone()));
+        assert!(failed.is_err());
+        let pid = fs::read_to_string(pid).unwrap();
+        assert!(!Path::new("/proc").join(pid.trim()).exists());
+    }
 
     #[test]
     fn each_host_has_its_role_and_knows_the_others() {

@@ -1,7 +1,7 @@
 //! From what was measured with the real engine to what is reported. Where a field has the name of one of [`measure`](crate::report::measure), it means the same.
 //!
-//! * *TTFT* is from when a request was due to be asked to its first token at the client. One that never had a token counts as missed, and with the time
-//!   until it was given up.
+//! * *TTFT* is from when a request was due to be asked to its first token at the client, whatever becomes of the rest of the answer. One that never had a token
+//!   counts as missed, and with the time until it was given up.
 //! * *The objective* is so many times the TTFT of the same request alone, measured in the first run.
 //! * *An exchange* is from when a layer's tokens leave for experts elsewhere until all are back: it blocks the layer, and has the experts' computation in it.
 //! * *Bytes* by stage and DSCP are the engines' own count of payload; by DSCP alone, the queues' of the fabric, with headers.
@@ -200,8 +200,7 @@ fn ms(ns: u64) -> f64 {
 }
 
 fn ttft_ns(answer: &Answer) -> Option<u64> {
-    let first_ns = answer.first_ns.filter(|_| answer.error.is_none())?;
-    Some(first_ns.saturating_sub(answer.begin_ns).max(1))
+    Some(answer.first_ns?.saturating_sub(answer.begin_ns).max(1))
 }
 
 fn all(record: &ServedRecord) -> Counts {
@@ -264,12 +263,17 @@ fn engine_run(
         .iter()
         .map(|request| {
             let alone = own.get(&request.id).copied().unwrap_or(1);
-            match answers.get(&request.id).and_then(|answer| ttft_ns(answer)) {
+            let due = record.begin_ns + request.arrival_ns;
+            let took = match answers.get(&request.id) {
+                Some(answer) => ttft_ns(answer),
+                None => record
+                    .firsts
+                    .get(&request.id)
+                    .map(|first_ns| first_ns.saturating_sub(due).max(1)),
+            };
+            match took {
                 Some(took) => (took, alone, true),
-                None => {
-                    let due = record.begin_ns + request.arrival_ns;
-                    (record.end_ns.saturating_sub(due), alone, false)
-                }
+                None => (record.end_ns.saturating_sub(due), alone, false),
             }
         })
         .collect();
@@ -407,6 +411,10 @@ pub(crate) mod tests {
 
     /// Three requests that take 100 ms alone: one in time, one late and otherwise answered, one that failed.
     pub(crate) fn example() -> EngineReport {
+        example_with(|_| {})
+    }
+
+    fn example_with(change: impl Fn(&mut ServedRecord)) -> EngineReport {
         let config = LabConfig {
             slo_scale: 2.0,
             decodes: 1,
@@ -439,6 +447,7 @@ pub(crate) mod tests {
             ..ServedRecord::default()
         };
         let mut failed = answer(3, 1200, 10, &[]);
+        failed.first_ns = None;
         failed.error = Some("503: not now".to_owned());
         let link = LinkRecord {
             egress: [(
@@ -458,7 +467,7 @@ pub(crate) mod tests {
             )]
             .into(),
         };
-        let record = ServedRecord {
+        let mut record = ServedRecord {
             policy: "laxity".to_owned(),
             begin_ns: 1_000_000_000,
             end_ns: 2_000_000_000,
@@ -471,6 +480,7 @@ pub(crate) mod tests {
             links: vec![link.clone(), link.clone(), link],
             ..ServedRecord::default()
         };
+        change(&mut record);
         report(&config, &asking, &alone, &[record], Machine::default())
     }
 
@@ -489,5 +499,20 @@ pub(crate) mod tests {
         assert_eq!((run.ttft_ms.p50, run.ttft_ms.p99), (300.0, 800.0));
         assert!((run.earliness - 0.25 / 3.0).abs() < 1e-9);
         assert!((run.requests_per_s - 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_first_token_in_time_counts_whatever_becomes_of_the_answer() {
+        let broken = example_with(|record| record.answers[2].first_ns = Some(1_250_000_000));
+        let given_up = example_with(|record| {
+            record.answers.pop();
+            record.firsts.insert(3, 1_250_000_000);
+        });
+        for run in [&broken.runs[0], &given_up.runs[0]] {
+            assert!((run.ttft_slo_attainment - 2.0 / 3.0).abs() < 1e-9);
+            // 50, 150 and 300.
+            assert_eq!((run.ttft_ms.p50, run.ttft_ms.p99), (150.0, 300.0));
+            assert_eq!(run.completed, 2);
+        }
     }
 }
