@@ -1,5 +1,8 @@
 //! A thread between a controller's mailbox and a service. The controller puts a question in and goes on; this thread waits for the question, and
 //! for the answer.
+//!
+//! It is there for a frontend that embeds H-MAS; none of the programs here starts one yet. The simulator asks while virtual time stands still
+//! ([`Client::ask_blocking`]), and the engine takes no decisions from services outside, since their answers are in no record and could not be replayed.
 
 use std::future::poll_fn;
 use std::io;

@@ -39,7 +39,7 @@ pub enum Failure {
     Refused {
         /// Of the answer.
         status: u16,
-        /// How its text begins.
+        /// How its text begins; what could steer a terminal is written as its code.
         says: String,
     },
     /// An answer that does not end.
@@ -47,7 +47,29 @@ pub enum Failure {
     TooLong(usize),
     /// An answer that is no decision.
     #[error(transparent)]
-    Invalid(#[from] Invalid),
+    Invalid(Invalid),
+}
+
+/// A service's text as people are shown it: characters that could steer a terminal, or rearrange what is beside them, as their codes.
+fn shown(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            // Nothing but what code would need to escape.
+            '"' | '\'' | '\\' => shown.push(c),
+            c => shown.extend(c.escape_debug()),
+        }
+    }
+    shown
+}
+
+/// What is wrong with an answer, which may quote it.
+fn invalid(why: Invalid) -> Failure {
+    Failure::Invalid(match why {
+        Invalid::Form(why) => Invalid::Form(shown(&why)),
+        Invalid::Endpoint(why) => Invalid::Endpoint(shown(&why)),
+        Invalid::Pool(_) | Invalid::Hint { .. } => why,
+    })
 }
 
 /// Asks a service.
@@ -112,14 +134,15 @@ impl Client {
         let (status, body) = self.post(question).await?;
         let body = String::from_utf8_lossy(&body);
         if !status.is_success() {
+            let says: String = body.trim().chars().take(200).collect();
             return Err(Failure::Refused {
                 status: status.as_u16(),
-                says: body.trim().chars().take(200).collect(),
+                says: shown(&says),
             });
         }
-        let text = external::chat_content(&body)?;
+        let text = external::chat_content(&body).map_err(invalid)?;
         // Only whether it is one: the controller reads it again, with what holds then.
-        external::decision(&text, &question.pool, &Hints::default())?;
+        external::decision(&text, &question.pool, &Hints::default()).map_err(invalid)?;
         Ok(text)
     }
 

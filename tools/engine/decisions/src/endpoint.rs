@@ -51,6 +51,9 @@ pub enum BadEndpoint {
     /// A key that no header can have.
     #[error("the key of the decision service has characters that no HTTP header may have")]
     Key,
+    /// A key without a character.
+    #[error("the key of the decision service is empty; give one, or none at all")]
+    NoKey,
 }
 
 impl Endpoint {
@@ -120,8 +123,11 @@ impl Endpoint {
     /// With a key, sent as `Authorization: Bearer …`.
     ///
     /// # Errors
-    /// If no header can carry it.
+    /// If no header can carry it, or there is nothing in it.
     pub fn with_key(mut self, key: &str) -> Result<Self, BadEndpoint> {
+        if key.trim().is_empty() {
+            return Err(BadEndpoint::NoKey);
+        }
         hyper::header::HeaderValue::from_str(key).map_err(|_| BadEndpoint::Key)?;
         self.key = Some(key.to_owned());
         Ok(self)
@@ -186,9 +192,12 @@ mod tests {
         let endpoint = of("http://h").expect("an address");
         let secret = endpoint.clone().with_key("sk-1").expect("a header");
         assert!(!format!("{secret:?}").contains("sk-1"));
-        assert_eq!(
-            endpoint.with_key("a\nb").expect_err("two lines"),
-            BadEndpoint::Key
-        );
+        for (key, error) in [
+            ("a\nb", BadEndpoint::Key),
+            ("", BadEndpoint::NoKey),
+            (" ", BadEndpoint::NoKey),
+        ] {
+            assert_eq!(endpoint.clone().with_key(key).expect_err(key), error);
+        }
     }
 }

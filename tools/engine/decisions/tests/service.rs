@@ -207,6 +207,19 @@ fn an_error_of_the_service_is_told_with_what_it_says() {
 }
 
 #[test]
+fn nothing_that_a_service_says_steers_a_terminal() {
+    let error = "{\n\"why\": \"\u{1b}[2Jno é\u{9b}1m\u{202e}\"}";
+    let (came, _) = ask(Does::Answers(503, error.to_owned()), AMPLE);
+    let says = r#"{\n"why": "\u{1b}[2Jno é\u{9b}1m\u{202e}"}"#.to_owned();
+    assert_eq!(came, Err(Failure::Refused { status: 503, says }));
+    let (came, counted) = ask(Does::Says(r#"{"policy": "\u001b[2J"}"#), AMPLE);
+    let why = came.expect_err("there is no such policy").to_string();
+    assert!(why.contains(r"\u{1b}[2J"), "{why}");
+    assert!(!why.contains(char::is_control), "{why}");
+    assert_eq!(counted, counts(1, |c| c.invalid = 1));
+}
+
+#[test]
 fn an_answer_without_an_end_is_not_read_to_its_end() {
     let (came, counted) = ask(Does::Answers(200, "x".repeat(1 << 20)), AMPLE);
     assert!(matches!(came, Err(Failure::TooLong(_))), "{came:?}");

@@ -13,7 +13,8 @@
 //! | `chunks` | optional: prompts that the tokens were of, 1 if left out |
 //! | `pairs` | optional: pairs of prompt tokens and tokens that each attends to, where there were several chunks; else from `prefix` |
 //!
-//! In a record, an iteration is a plan and the event that it is done. What was cancelled meanwhile was computed all the same.
+//! In a record, an iteration is a plan and the event that it is done. One of which a member was cancelled meanwhile is left out, as
+//! the engine's own predictor leaves it out: of an iteration that failed all are cancelled, and its time says nothing.
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader};
@@ -21,6 +22,7 @@ use std::path::{Path, PathBuf};
 
 use laxity_requests::iteration::{Event, Plan};
 use laxity_requests::latency::Composition;
+use laxity_requests::request::RequestId;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
@@ -57,6 +59,21 @@ pub enum MeasuredError {
     },
 }
 
+/// An hour, ns. No iteration takes longer: most likely the number is of another unit.
+const LONGEST_NS: u64 = 3_600_000_000_000;
+
+/// Tokens of an iteration's prompts, before one of them, or that one request attends to, at most. No model has a context as
+/// long; the products of larger ones would not fit their sums.
+const TOKENS_MAX: u32 = 1 << 24;
+
+/// That what a line says there are so many tokens of is possible.
+fn bounded(what: &str, tokens: u64) -> Result<(), String> {
+    if tokens > TOKENS_MAX.into() {
+        return Err(format!("{what} is {tokens}; expected at most {TOKENS_MAX}"));
+    }
+    Ok(())
+}
+
 /// A row of a table.
 #[derive(Deserialize)]
 struct Row {
@@ -76,9 +93,11 @@ impl Row {
                 "neither prefill_tokens nor decodes: an iteration computes something".into(),
             );
         }
+        bounded("prefill_tokens", self.prefill_tokens.into())?;
+        bounded("prefix", self.prefix.into())?;
         let ns = self.ms * 1e6;
-        // Not a number isn't either. An hour is no iteration: most likely another unit.
-        if !(1.0..=3.6e12).contains(&ns) {
+        // Not a number isn't either.
+        if !(1.0..=LONGEST_NS as f64).contains(&ns) {
             return Err(format!(
                 "ms is {}; expected milliseconds, above 0 and below an hour",
                 self.ms
@@ -197,6 +216,29 @@ enum Line {
     Reserve(IgnoredAny),
     Plan { plan: Option<Plan> },
     Refusal(IgnoredAny),
+    Dispatch(IgnoredAny),
+    Place(IgnoredAny),
+}
+
+/// What a plan computes, if its numbers are possible.
+fn composition(plan: &Plan) -> Result<Composition, String> {
+    let mut tokens = 0_u64;
+    for chunk in &plan.chunks {
+        bounded("the prefix of a chunk", chunk.prefix.into())?;
+        tokens += u64::from(chunk.tokens);
+    }
+    bounded("the sum of the chunks' tokens", tokens)?;
+    for step in &plan.steps {
+        bounded("the context of a step", step.context.into())?;
+    }
+    Ok(plan.composition())
+}
+
+/// Whether something of a request is computed in a plan.
+fn computes(plan: &Plan, request: RequestId) -> bool {
+    let mut chunks = plan.chunks.iter();
+    let mut steps = plan.steps.iter();
+    chunks.any(|chunk| chunk.request == request) || steps.any(|step| step.request == request)
 }
 
 /// Reads a record of the real engine. What was under way when it ends is left out.
@@ -206,7 +248,7 @@ enum Line {
 pub fn record(file: &Path) -> Result<Vec<Timed>, MeasuredError> {
     let opened = File::open(file).map_err(|cause| unreadable(file, cause))?;
     let mut rows = Vec::new();
-    let mut planned: Option<Composition> = None;
+    let mut planned: Option<(Plan, Composition)> = None;
     for (line, text) in (1_u64..).zip(BufReader::new(opened).lines()) {
         let text = text.map_err(|cause| unreadable(file, cause))?;
         let wrong = |wrong: String| MeasuredError::Line {
@@ -229,19 +271,34 @@ pub fn record(file: &Path) -> Result<Vec<Timed>, MeasuredError> {
             }
             Line::Plan { plan } => {
                 if let Some(plan) = plan {
-                    let of = plan.composition();
-                    planned = (!of.is_empty()).then_some(of);
+                    let of = composition(&plan).map_err(wrong)?;
+                    planned = (!of.is_empty()).then_some((plan, of));
                 }
             }
             Line::Event {
                 event: Event::Done { took, .. },
             } => {
-                // Without a plan it was one that gave blocks back only.
-                if let Some(of) = planned.take() {
+                // Without a plan it was one that gave blocks back only, or that failed.
+                if let Some((_, of)) = planned.take() {
+                    if !(1..=LONGEST_NS).contains(&took.0) {
+                        return Err(wrong(format!(
+                            "took is {}; expected nanoseconds, above 0 and below an hour",
+                            took.0
+                        )));
+                    }
                     rows.push(Timed { of, ns: took.0 });
                 }
             }
-            Line::Event { .. } | Line::Reserve(_) | Line::Refusal(_) => (),
+            Line::Event {
+                event: Event::Cancelled(request),
+            } => {
+                planned.take_if(|(plan, _)| computes(plan, request));
+            }
+            Line::Event { .. }
+            | Line::Reserve(_)
+            | Line::Refusal(_)
+            | Line::Dispatch(_)
+            | Line::Place(_) => (),
         }
     }
     Ok(rows)
@@ -284,6 +341,14 @@ mod tests {
             ("5,0,0,0,NaN\n", "line 3: ms is NaN"),
             ("5,0,0,0,5e9\n", "below an hour"),
             ("5,0,4,3,1\n", "line 3: context is 3 of 4 decodes"),
+            (
+                "4294967295,4294967295,0,0,1\n",
+                "line 3: prefill_tokens is 4294967295; expected at most 16777216",
+            ),
+            (
+                "5,16777217,0,0,1\n",
+                "line 3: prefix is 16777217; expected at most 16777216",
+            ),
         ] {
             let whole = if says.starts_with("no column") {
                 text.to_owned()
@@ -301,10 +366,14 @@ mod tests {
     }
 
     const RECORD: &str = r#"{"begin":{"settings":{"policy":"fcfs"},"room":{"blocks":9,"block_tokens":16}}}
+{"dispatch":{"at":0,"event":{"up":{"instance":0,"role":"decode"}}}}
+{"dispatch":{"at":1,"event":{"load":{"instance":0,"load":{"waiting":0,"running":1,"decoding":1,"prefill_tokens":0,"decode_context":9,"blocks":9,"blocks_free":8},"took":1500}}}}
+{"place":{"at":1,"decision":{"place":{"request":2,"instance":0}}}}
+{"place":{"at":1,"decision":null}}
 {"plan":{"at":1,"plan":null}}
 {"plan":{"at":2,"plan":{"drops":[],"chunks":[{"request":1,"prefix":8,"tokens":4,"last":true}],"steps":[{"request":2,"context":9}]}}}
 {"reserve":{"at":3,"request":7,"tokens":3,"granted":true}}
-{"event":{"at":4,"event":{"cancelled":1}}}
+{"event":{"at":4,"event":{"cancelled":7}}}
 {"event":{"at":5,"event":{"done":{"took":1500,"finished":[1]}}}}
 {"plan":{"at":6,"plan":{"drops":[],"chunks":[],"steps":[{"request":2,"context":10}]}}}
 "#;
@@ -317,12 +386,67 @@ mod tests {
     }
 
     #[test]
+    fn an_iteration_that_failed_gives_nothing_and_the_one_after_it_does() {
+        let failed = RECORD
+            .replace(r#"{"cancelled":7}"#, r#"{"cancelled":2}"#)
+            .replace(
+                r#""took":1500,"finished":[1]"#,
+                r#""took":30000000000,"finished":[]"#,
+            );
+        let again = r#"{"event":{"at":7,"event":{"done":{"took":900,"finished":[]}}}}"#;
+        let timed = Timed {
+            of: Composition::default().with_decode(10),
+            ns: 900,
+        };
+        assert_eq!(
+            record(file(&[&failed, again].concat()).path()).expect("sound"),
+            [timed]
+        );
+    }
+
+    #[test]
+    fn numbers_of_a_record_that_no_iteration_has_are_said_with_their_line() {
+        for (number, put, says) in [
+            (
+                "\"took\":1500,\"f",
+                "\"took\":0,\"f",
+                "line 10: took is 0; expected nanoseconds",
+            ),
+            (
+                "\"took\":1500,\"f",
+                "\"took\":3600000000001,\"f",
+                "below an hour",
+            ),
+            (
+                "\"tokens\":4,",
+                "\"tokens\":4294967295,",
+                "line 7: the sum of the chunks' tokens",
+            ),
+            (
+                "\"prefix\":8,",
+                "\"prefix\":16777217,",
+                "line 7: the prefix of a chunk",
+            ),
+            (
+                "\"context\":9}",
+                "\"context\":16777217}",
+                "line 7: the context of a step",
+            ),
+        ] {
+            assert!(RECORD.contains(number), "{number}");
+            let text = RECORD.replace(number, put);
+            let error = record(file(&text).path()).expect_err(says).to_string();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
     fn what_is_no_record_is_said_with_its_line() {
         let twice = format!("{RECORD}{RECORD}");
         let begun = RECORD.split_once('\n').expect("lines").1;
         for (text, says) in [
             (begun, "line 1: a record begins with its settings"),
-            (&twice, "line 8: a record begins once"),
+            (&twice, "line 12: a record begins once"),
             ("5,0,0\n", "line 1: "),
         ] {
             let error = record(file(text).path()).expect_err(says).to_string();
