@@ -123,6 +123,9 @@ pub enum Refused {
 pub struct Load {
     /// Requests of which no token was computed.
     pub waiting: u32,
+    /// Of those, how many were given up: they stand aside, and wait until nothing else is to do.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub relegated: u32,
     /// Requests that compute their prompt or decode.
     pub running: u32,
     /// Of those, how many decode.
@@ -135,6 +138,22 @@ pub struct Load {
     pub blocks: u32,
     /// Those of them that nobody holds.
     pub blocks_free: u32,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde hands out references"
+)]
+const fn is_none(count: &u32) -> bool {
+    *count == 0
+}
+
+impl Load {
+    /// Requests that wait and were not given up.
+    #[must_use]
+    pub const fn in_line(&self) -> u32 {
+        self.waiting.saturating_sub(self.relegated)
+    }
 }
 
 /// Decides what a replica computes.

@@ -89,6 +89,7 @@ impl Row {
     const fn new(role: Role, at: Time) -> Self {
         let load = Load {
             waiting: 0,
+            relegated: 0,
             running: 0,
             decoding: 0,
             prefill_tokens: 0,

@@ -61,6 +61,7 @@ fn load(decoding: u32, prefill_tokens: u64) -> Load {
         decode_context: u64::from(decoding) * 100,
         blocks: 10_000,
         blocks_free: 9_000,
+        ..Load::default()
     }
 }
 

@@ -89,11 +89,12 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
             })
         }
     };
+    let (settings, forest) = config.schedule.with_forest()?;
     let parts = Parts {
         model,
         room: config.room(),
-        settings: config.schedule.clone(),
-        forest: config.schedule.read_forest()?,
+        settings,
+        forest,
         places: config.places(),
         record,
         net,

@@ -55,13 +55,12 @@ fn spec(id: u64, arrival: Time) -> Spec {
 
 fn report(at: u32, decoding: u32, blocks_free: u32) -> Event {
     let load = Load {
-        waiting: 0,
         running: decoding,
         decoding,
-        prefill_tokens: 0,
         decode_context: u64::from(decoding) * 500,
         blocks: 8_192,
         blocks_free,
+        ..Load::default()
     };
     Event::Load {
         instance: InstanceId(at),

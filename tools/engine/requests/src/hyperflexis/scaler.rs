@@ -260,6 +260,7 @@ mod tests {
             decode_context: u64::from(decoding) * 500,
             blocks: 1_000,
             blocks_free: 900,
+            ..Load::default()
         };
         let instance = InstanceId(at);
         Instance {

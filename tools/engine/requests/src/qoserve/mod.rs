@@ -26,10 +26,12 @@
 mod chunk;
 mod forest;
 mod history;
+mod latency_file;
 
 pub use chunk::{Chunking, fitting, least_slack, slack};
 pub use forest::{FEATURES, Forest, ForestError, Line, Node, features};
 pub use history::Lengths;
+pub use latency_file::{Trained, TrainedError};
 
 use crate::discipline::{Discipline, Rank, Reranked, View};
 use crate::iteration::Event;

@@ -465,6 +465,7 @@ impl State {
         let waiting = self.line.len() - self.begun.len() + self.aside_waiting;
         Load {
             waiting: waiting as u32,
+            relegated: self.aside_waiting as u32,
             running: (self.slots.len() - waiting) as u32,
             decoding: self.decoding.len() as u32,
             prefill_tokens: self.backlog + self.aside_backlog,

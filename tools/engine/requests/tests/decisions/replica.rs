@@ -11,7 +11,7 @@ use laxity_requests::hmas::pool::Kind;
 use laxity_requests::hmas::prediction::Measured;
 use laxity_requests::hmas::statera::{self, Reading, control};
 use laxity_requests::hmas::{Agent, Config};
-use laxity_requests::iteration::{Event, Iteration as _, Plan};
+use laxity_requests::iteration::{Event, Iteration as _, Load, Plan};
 use laxity_requests::job::Job;
 use laxity_requests::kv::Pool;
 use laxity_requests::latency::{Composition, Latency};
@@ -290,7 +290,11 @@ impl Run {
     fn tell(&mut self, event: &Event) {
         self.replica.handle(self.now, event);
         self.refusals();
-        self.digest.add(&self.replica.load());
+        // The numbers are older than the count of those that were given up.
+        self.digest.add(&Load {
+            relegated: 0,
+            ..self.replica.load()
+        });
     }
 
     fn refusals(&mut self) {

@@ -92,11 +92,11 @@ pub enum Words {
         /// How many; none is an answer, too.
         blocks: usize,
     },
-    /// What stands here, after an iteration with prompts of yours.
+    /// What stands here: after an iteration with prompts of yours, and when that has changed otherwise.
     Load {
         /// So much.
         load: Load,
-        /// Time that the iteration took, ns.
+        /// Time that the last iteration took, ns; 0 if there was none.
         took_ns: u64,
         /// The latest prompt of yours that is counted in it, by your count.
         latest: u64,

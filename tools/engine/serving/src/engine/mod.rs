@@ -10,7 +10,7 @@ mod places;
 mod remote;
 mod step;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -19,7 +19,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use laxity_requests::iteration::{Event, Refused};
+use laxity_requests::Span;
+use laxity_requests::iteration::{Event, Load, Refused};
 use laxity_requests::qoserve::Forest;
 use laxity_requests::request::RequestId;
 
@@ -38,6 +39,15 @@ use sequence::{Failure, Outlet, Output, Sequence, Submission};
 
 /// How often it looks whether those who wait are still wanted.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Somebody who sent prompts here, and what was said of the load.
+#[derive(Clone, Copy, Debug, Default)]
+struct Asker {
+    /// The latest prompt, by its sender's count.
+    latest: u64,
+    /// What was said last, when, and which prompt was the latest then.
+    told: Option<(Load, Instant, u64)>,
+}
 
 /// What an engine is made of.
 #[derive(Debug)]
@@ -169,10 +179,12 @@ pub(crate) struct Engine {
     lost: HashMap<SocketAddr, Instant>,
     /// Of prefill processes, which are there.
     up: Vec<bool>,
-    /// The latest prompt that others sent here, by their count.
-    heard: HashMap<SocketAddr, u64>,
+    /// Those who sent prompts here.
+    heard: HashMap<SocketAddr, Asker>,
     /// Prompts that were given to others.
     ordinal: u64,
+    /// Time of the last iteration.
+    took: Span,
     /// Time of an iteration that decodes, about.
     step_ns: u64,
     numbers: Numbers,
@@ -234,6 +246,7 @@ pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
         up: Vec::new(),
         heard: HashMap::new(),
         ordinal: 0,
+        took: Span::ZERO,
         step_ns: 0,
         numbers: Numbers::of(listens),
         exchange: 0,
@@ -297,6 +310,8 @@ impl Engine {
             self.sweep();
             computed = self.turn();
             self.refuse();
+            // Of what changed otherwise: who came, went away or failed.
+            self.report(&BTreeSet::new());
             self.show();
         }
         self.desk.flush();

@@ -131,10 +131,10 @@ impl Engine {
         let load = self.desk.load();
         let needed = prompt.div_ceil(self.desk.room().block_tokens);
         // Those that lost their blocks come before those that never had any, or they would never get them back; and
-        // those that decode need one more soon.
+        // those that decode need one more soon. Those that were given up come after all others.
         let alone = load.running == 0 && self.remote.is_empty() && self.placing.is_empty();
         let leave = if alone { 0 } else { load.decoding };
-        if load.waiting > 0
+        if load.in_line() > 0
             || needed + leave > load.blocks_free
             || !self.desk.reserve(clock::now(), sequence.id, prompt)
         {

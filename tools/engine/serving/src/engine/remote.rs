@@ -122,7 +122,7 @@ impl Engine {
         else {
             return;
         };
-        self.heard.insert(from, ordinal);
+        self.heard.entry(from).or_default().latest = ordinal;
         let refuse = |why: String| {
             if let Some(net) = &self.net {
                 let why = Failure::Internal(why);

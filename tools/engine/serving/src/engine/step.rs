@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use candle_core::{Result, bail};
 use laxity_client::Hint;
@@ -22,6 +22,9 @@ use crate::model::experts::{AllLocal, ExpertPeers};
 
 /// Batches with a request that may fail before it is given up.
 const FAILURES_MAX: u32 = 2;
+
+/// How often those are told of the load of whom nothing was computed.
+const REPORT_EVERY: Duration = Duration::from_millis(10);
 
 /// A member of a batch.
 struct Member {
@@ -96,7 +99,8 @@ impl Engine {
                 finished: ids,
             },
         );
-        self.report(askers, took);
+        self.took = took;
+        self.report(&askers);
         for (request, reason) in finished {
             if let Some(sequence) = self.sequences.remove(&request) {
                 self.end(sequence, Output::Finished(reason));
@@ -117,19 +121,31 @@ impl Engine {
         away.collect()
     }
 
-    /// Says what stands here to those whose prompts were just computed.
-    fn report(&self, askers: BTreeSet<SocketAddr>, took: Span) {
-        let Some(net) = self.net.as_ref().filter(|_| !askers.is_empty()) else {
+    /// Says what stands here: to `askers`, whose prompts were just computed, and to all others who ever sent some, if it is not what they were told last.
+    /// They would avoid a process that has nothing left to do, or crowd one that others keep busy. They are told less often, but always when nothing is left.
+    pub(super) fn report(&mut self, askers: &BTreeSet<SocketAddr>) {
+        let Some(net) = self.net.as_ref().filter(|_| !self.heard.is_empty()) else {
             return;
         };
         let load = self.desk.load();
-        for asker in askers {
+        let idle = load.waiting == 0 && load.running == 0;
+        for (at, asker) in &mut self.heard {
+            let latest = asker.latest;
+            let due = match asker.told {
+                None => true,
+                Some((before, _, counted)) if before == load && counted == latest => false,
+                Some((_, since, _)) => idle || since.elapsed() >= REPORT_EVERY,
+            };
+            if !due && !askers.contains(at) {
+                continue;
+            }
+            asker.told = Some((load, Instant::now(), latest));
             let words = Words::Load {
                 load,
-                took_ns: took.0,
-                latest: self.heard.get(&asker).copied().unwrap_or(0),
+                took_ns: self.took.0,
+                latest,
             };
-            net.say(asker, &words);
+            net.say(*at, &words);
         }
     }
 

@@ -22,6 +22,7 @@ use laxity_requests::{Span, Time, dispatch};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::config::{ConfigError, value};
 use places::{Dispatcher, Places};
 use scheduler::Scheduler;
 pub use settings::{Policy, Settings};
@@ -289,6 +290,14 @@ pub enum ReplayError {
     /// The first line does not give the settings.
     #[error("line {0}: a record begins with its settings, once")]
     Begin(usize),
+    /// The first line gives settings that no engine has.
+    #[error("line {line}: {cause}")]
+    Settings {
+        /// Which.
+        line: usize,
+        /// What is wrong.
+        cause: ConfigError,
+    },
     /// The scheduler now says something else.
     #[error("line {line}: recorded was {recorded}, now it is {now}")]
     Differs {
@@ -299,6 +308,23 @@ pub enum ReplayError {
         /// As said now.
         now: String,
     },
+}
+
+/// Checks what a record begins with: it may have been edited, or damaged.
+fn check(settings: &Settings, room: Room, places: Option<&Places>) -> Result<(), ConfigError> {
+    settings.check_numbers()?;
+    let sizes = [
+        ("room.blocks", room.blocks),
+        ("room.block_tokens", room.block_tokens),
+        (
+            "places.block_tokens",
+            places.map_or(1, |places| places.block_tokens),
+        ),
+    ];
+    match sizes.into_iter().find(|(_, size)| *size == 0) {
+        Some((field, _)) => Err(value(field, 0, "at least 1")),
+        None => Ok(()),
+    }
 }
 
 /// Gives a new scheduler what a recorded one heard, and compares what it says.
@@ -324,6 +350,10 @@ pub fn replay(path: &Path) -> Result<Replayed, ReplayError> {
                 },
                 None,
             ) => {
+                check(settings, *room, places.as_ref()).map_err(|cause| {
+                    let line = number;
+                    ReplayError::Settings { line, cause }
+                })?;
                 let scheduler = Scheduler::new(settings, *room, forest.as_ref());
                 schedulers = Some((scheduler, places.as_ref().map(Dispatcher::new)));
                 continue;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use laxity_requests::hmas::pool::{Hints, Kind};
 use laxity_requests::hmas::{meta, statera};
-use laxity_requests::qoserve::{self, Chunking, Forest};
+use laxity_requests::qoserve::{self, Chunking, Forest, Trained};
 use laxity_requests::{Span, hmas};
 use serde::{Deserialize, Serialize};
 
@@ -58,8 +58,8 @@ pub struct Settings {
     pub tokens: u32,
     /// Blocks that a prompt which starts leaves free while others run.
     pub watermark: u32,
-    /// Of `qoserve` and `hmas`: a forest that says how long an iteration takes, a JSON file. Without one that is learned from the iterations as they
-    /// are measured.
+    /// Of `qoserve` and `hmas`: a forest that says how long an iteration takes, in a file that `laxity sim train-latency` wrote. Without one that is
+    /// learned from the iterations as they are measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forest: Option<PathBuf>,
     /// Of `qoserve`.
@@ -107,6 +107,9 @@ pub enum Preemption {
     Always,
 }
 
+/// The margin of a latency that is learned.
+const MARGIN: f64 = 0.05;
+
 /// QoServe's numbers ([`qoserve::Options`]).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -131,8 +134,9 @@ pub struct QoServe {
     pub hints: f64,
     /// Preemption of prompts.
     pub preemption: Preemption,
-    /// An iteration is taken to last longer than predicted by this share.
-    pub margin: f64,
+    /// An iteration is taken to last longer than predicted by this share. Without it, by that which the forest's file says, or [`MARGIN`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub margin: Option<f64>,
     /// Whoever is given up keeps its blocks.
     pub keep_blocks: bool,
 }
@@ -149,7 +153,7 @@ impl Default for QoServe {
             relegation: Relegation::LookAhead,
             hints: 0.25,
             preemption: Preemption::Selective,
-            margin: 0.05,
+            margin: None,
             keep_blocks: false,
         }
     }
@@ -193,7 +197,8 @@ impl QoServe {
         }
         within("schedule.qoserve.busy_ms", self.busy_ms, 0.0..=MS_MAX)?;
         within("schedule.qoserve.hints", self.hints, 0.0..=1.0)?;
-        within("schedule.qoserve.margin", self.margin, 0.0..=10.0)
+        let margin = self.margin.unwrap_or(MARGIN);
+        within("schedule.qoserve.margin", margin, 0.0..=10.0)
     }
 
     pub(super) fn options(&self) -> qoserve::Options {
@@ -222,7 +227,7 @@ impl QoServe {
                 Preemption::Selective => qoserve::Preemption::Selective,
                 Preemption::Always => qoserve::Preemption::Always,
             },
-            margin: self.margin,
+            margin: self.margin.unwrap_or(MARGIN),
             keep_blocks: self.keep_blocks,
         }
     }
@@ -338,39 +343,56 @@ impl Hmas {
     }
 }
 
+fn read_forest(path: &Path) -> Result<Trained, ConfigError> {
+    let wanted = |error: String| {
+        let how =
+            "a file that `laxity sim train-latency` wrote, or leave it out: then it is learned";
+        value(
+            "schedule.forest",
+            path.display(),
+            format!("{error}; give {how}"),
+        )
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| wanted(error.to_string()))?;
+    Trained::parse(&text).map_err(|error| wanted(error.to_string()))
+}
+
 impl Settings {
     /// Checks what has to hold, and that the forest can be read.
     ///
     /// # Errors
     /// The first thing that does not.
     pub fn check(&self) -> Result<(), ConfigError> {
+        self.check_numbers()?;
+        self.with_forest().map(drop)
+    }
+
+    /// Checks what has to hold of all but the forest.
+    ///
+    /// # Errors
+    /// The first thing that does not.
+    pub fn check_numbers(&self) -> Result<(), ConfigError> {
         if self.tokens == 0 {
             let wanted = "an iteration computes at least 1 token";
             return Err(value("schedule.tokens", 0, wanted));
         }
         self.qoserve.check()?;
-        self.hmas.check()?;
-        self.read_forest().map(drop)
+        self.hmas.check()
     }
 
-    /// The forest, if there is one.
+    /// These settings, with the margin of the forest's file if they have none; and the forest, if there is one.
     ///
     /// # Errors
     /// It cannot be read, or is none.
-    pub fn read_forest(&self) -> Result<Option<Forest>, ConfigError> {
-        let read = |path: &Path| {
-            let wanted = |error: String| {
-                let how = "a forest as training writes it, or leave it out: then it is learned";
-                value(
-                    "schedule.forest",
-                    path.display(),
-                    format!("{error}; give {how}"),
-                )
-            };
-            let text = std::fs::read_to_string(path).map_err(|error| wanted(error.to_string()))?;
-            serde_json::from_str(&text).map_err(|error| wanted(error.to_string()))
+    pub fn with_forest(&self) -> Result<(Self, Option<Forest>), ConfigError> {
+        let mut settings = self.clone();
+        let Some(path) = self.forest.as_deref() else {
+            return Ok((settings, None));
         };
-        self.forest.as_deref().map(read).transpose()
+        let Trained { forest, margin } = read_forest(path)?;
+        settings.qoserve.margin.get_or_insert(margin);
+        settings.qoserve.check()?;
+        Ok((settings, Some(forest)))
     }
 
     /// Whether how long iterations take is asked at all.

@@ -4,6 +4,7 @@
 use std::fs;
 
 use laxity_requests::iteration::{Event, Plan};
+use laxity_requests::job::Phase;
 use laxity_requests::qoserve::{Line as Bottom, Node};
 use laxity_requests::request::{ApplicationId, ClassId, Importance, InstanceId, Slo, Spec};
 use laxity_requests::{dispatch, dispatch::Decision};
@@ -53,6 +54,8 @@ struct Ran {
     plans: Vec<Plan>,
     ended: usize,
     relegated: usize,
+    /// Times that one of them was seen waiting.
+    aside: u64,
 }
 
 /// Requests come in waves, more than are served in time; some are given up by their clients.
@@ -96,6 +99,17 @@ fn run(desk: &mut Desk, requests: u64) -> Ran {
                 finished.push(request);
             }
         }
+        // Those aside that wait are told apart from those in line.
+        let aside = open.keys().filter(|request| {
+            let job = desk.job(**request);
+            job.is_some_and(|job| job.relegated && job.phase == Phase::Waiting)
+        });
+        let (aside, load) = (aside.count() as u32, desk.load());
+        assert_eq!(
+            (load.relegated, load.in_line()),
+            (aside, load.waiting - aside)
+        );
+        ran.aside += u64::from(aside);
         relegated.extend(
             open.keys()
                 .filter(|request| desk.is_relegated(**request))
@@ -200,6 +214,7 @@ fn every_policy_decides_the_same_again_from_its_record() {
         assert_eq!(replayed.plans, ran.plans.len());
         if settings.policy == Policy::Qoserve {
             assert!(ran.relegated > 0, "nobody was given up under {settings:?}");
+            assert!(ran.aside > 0, "nobody waited aside under {settings:?}");
         } else {
             assert_eq!(ran.relegated, 0);
         }
@@ -209,6 +224,95 @@ fn every_policy_decides_the_same_again_from_its_record() {
     for (at, one) in plans.iter().enumerate() {
         let same = plans[..at].iter().position(|other| other == one);
         assert_eq!(same, None, "setting {at}");
+    }
+}
+
+#[test]
+fn a_forest_is_read_as_training_writes_it_and_brings_its_margin() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("latency.json");
+    let write = |margin: f64| {
+        let file = serde_json::json!({
+            "format": "laxity-latency",
+            "version": 1,
+            "trained_on": "a test",
+            "errors": {
+                "iterations": 10, "mean": 1.0, "p95": 2.0, "most": 3.0, "late": 0.5,
+                "margin": margin, "late_with_margin": 0.5,
+            },
+            "forest": forest(),
+        });
+        fs::write(&path, file.to_string()).unwrap();
+    };
+    write(0.07);
+    let mut settings = Settings {
+        policy: Policy::Qoserve,
+        forest: Some(path.clone()),
+        ..Settings::default()
+    };
+    settings.check().unwrap();
+    let (with, read) = settings.with_forest().unwrap();
+    assert_eq!(read, Some(forest()));
+    assert_eq!(with.qoserve.options().margin, 0.07);
+    settings.qoserve.margin = Some(0.2);
+    let (with, _) = settings.with_forest().unwrap();
+    assert_eq!(with.qoserve.options().margin, 0.2, "the configuration's");
+    settings.qoserve.margin = None;
+    write(11.0);
+    let error = settings.check().unwrap_err().to_string();
+    assert!(error.contains("schedule.qoserve.margin is 11"), "{error}");
+    // A forest alone does not say of what version its features are.
+    fs::write(&path, serde_json::to_string(&forest()).unwrap()).unwrap();
+    let error = settings.check().unwrap_err().to_string();
+    for said in [
+        "schedule.forest is",
+        "laxity-latency",
+        "laxity sim train-latency",
+    ] {
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+#[test]
+fn a_record_with_settings_that_no_engine_has_is_refused_with_what_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = folder.path().join("record.jsonl");
+    let places = Places {
+        rule: Rule::Hyperflexis,
+        prefill_ns: [2e6, 1e5, 0.0],
+        block_tokens: 9,
+    };
+    let settings = Settings::default();
+    let mut desk = Desk::new(&settings, None, ROOM, Some(places), Some(&record)).unwrap();
+    desk.flush();
+    let sound = fs::read_to_string(&record).unwrap();
+    replay(&record).unwrap();
+    for (from, to, said) in [
+        ("\"tokens\":256", "\"tokens\":0", "schedule.tokens is 0"),
+        (
+            "\"chunk_step\":32",
+            "\"chunk_step\":0",
+            "schedule.qoserve.chunk_step is 0",
+        ),
+        ("\"blocks\":60", "\"blocks\":0", "room.blocks is 0"),
+        (
+            "\"block_tokens\":8",
+            "\"block_tokens\":0",
+            "room.block_tokens is 0",
+        ),
+        (
+            "\"block_tokens\":9",
+            "\"block_tokens\":0",
+            "places.block_tokens is 0",
+        ),
+    ] {
+        assert!(sound.contains(from), "{from}: {sound}");
+        fs::write(&record, sound.replacen(from, to, 1)).unwrap();
+        let error = replay(&record).unwrap_err().to_string();
+        assert!(
+            error.starts_with("line 1: ") && error.contains(said),
+            "{to}: {error}"
+        );
     }
 }
 

@@ -144,6 +144,17 @@ impl Asker {
         self.carrier.say(at, line);
     }
 
+    /// The next report: prompt tokens, and requests.
+    fn load(&self) -> (u64, u32) {
+        loop {
+            if let Incoming::Words(_, line) = self.heard.recv_timeout(PATIENCE).expect("it reports")
+                && let Ok(Words::Load { load, .. }) = serde_json::from_str(&line)
+            {
+                return (load.prefill_tokens, load.waiting + load.running);
+            }
+        }
+    }
+
     /// What came until the first token of the last prompt, and the reports after it.
     fn hear(&self, at: SocketAddr) -> (Vec<Arrival>, Vec<Words>) {
         let (mut parcels, mut words) = (Vec::new(), Vec::new());
@@ -213,6 +224,34 @@ fn parts_of_a_prompt_are_due_while_those_after_them_still_have_time_for_the_wire
     assert!(spread[0] <= 0.0, "{spread:?}");
     // 480 ms for the 48 tokens after the first part, less what computing them took.
     assert!(spread[1] - spread[0] > 200.0, "{spread:?}");
+}
+
+#[test]
+fn who_sent_prompts_before_is_told_of_the_load_that_others_bring_and_of_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut first, mut second) = (Asker::new(), Asker::new());
+    let here = address();
+    let config = format!(
+        "role = \"prefill\"\npeers = {{ listen = \"{here}\" }}\nschedule = {{ tokens = 1 }}\n{}",
+        model(false)
+    );
+    let _engine = Running::start(folder.path(), "prefill", &config, &[]);
+    first.ask(here, prompt(1, 64), 3_600_000);
+    first.hear(here);
+    // Longer than those wait for a report of whom nothing is computed.
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    second.ask(here, prompt(2, 64), 3_600_000);
+    let (busy, _) = first.load();
+    assert!(busy > 0, "the other's prompt");
+    second.hear(here);
+    while first.load() != (0, 0) {}
+    // A prompt that is cancelled is left out, too.
+    second.ask(here, prompt(3, 200), 3_600_000);
+    while second.load().0 == 0 {}
+    let request = second.asked;
+    let words = serde_json::to_string(&Words::Cancel { request }).expect("JSON");
+    second.carrier.say(here, words);
+    while second.load() != (0, 0) {}
 }
 
 #[test]

@@ -1,0 +1,143 @@
+//! A predictor of iteration times as a file has it (JSON), as far as a scheduler needs it: the forest, and the margin that is safe with it.
+//! `laxity sim train-latency` writes such files, with what the forest was trained on and how far off it was.
+
+use serde::Deserialize;
+
+use super::Forest;
+
+/// What the file says that it is.
+const FORMAT: &str = "laxity-latency";
+
+/// Its version. Another one is not read: a forest whose features mean something else would answer all the same.
+const VERSION: u32 = 1;
+
+/// A forest, and how much longer than it says an iteration is to be taken to last.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trained {
+    /// The predictor.
+    pub forest: Forest,
+    /// The share that is added to what it says.
+    pub margin: f64,
+}
+
+/// What is looked at first, so that another version is not taken for a mistake.
+#[derive(Deserialize)]
+struct Head {
+    format: Option<String>,
+    version: Option<u32>,
+}
+
+#[derive(Deserialize)]
+struct Body {
+    errors: Errors,
+    forest: Forest,
+}
+
+#[derive(Deserialize)]
+struct Errors {
+    margin: f64,
+}
+
+/// A text that holds no predictor.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainedError {
+    /// It is no JSON, or something is missing or makes no sense.
+    #[error("{0}")]
+    Json(#[from] serde_json::Error),
+    /// It is something else.
+    #[error("its format is not {FORMAT}")]
+    Format,
+    /// It is of another version, or of none.
+    #[error("it has {}; this program reads version {VERSION}", .0.map_or("no version".to_owned(), |version| format!("version {version}")))]
+    Version(Option<u32>),
+    /// The margin makes no sense.
+    #[error("its margin is {0}; expected a share, 0 or more")]
+    Margin(f64),
+}
+
+impl Trained {
+    /// Reads what such a file holds.
+    ///
+    /// # Errors
+    /// It holds something else, or is of another version.
+    pub fn parse(text: &str) -> Result<Self, TrainedError> {
+        let head: Head = serde_json::from_str(text)?;
+        if head.format.as_deref() != Some(FORMAT) {
+            return Err(TrainedError::Format);
+        }
+        if head.version != Some(VERSION) {
+            return Err(TrainedError::Version(head.version));
+        }
+        let Body { errors, forest } = serde_json::from_str(text)?;
+        let margin = errors.margin;
+        if !margin.is_finite() || margin < 0.0 {
+            return Err(TrainedError::Margin(margin));
+        }
+        Ok(Self { forest, margin })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qoserve::{Line, Node};
+
+    fn forest() -> Forest {
+        let line = Line {
+            fixed: 1e6,
+            floor: 0.0,
+            token: 1e5,
+            pair: 0.0,
+            context: 0.0,
+            request: 0.0,
+        };
+        Forest::new(line, &[vec![Node::Leaf(0.25)]]).expect("a leaf")
+    }
+
+    /// As `laxity sim train-latency` writes it.
+    fn written() -> String {
+        let errors = "{\"iterations\":10,\"mean\":1.0,\"p95\":2.0,\"most\":3.0,\"late\":0.5,\"margin\":0.07,\"late_with_margin\":0.5}";
+        let forest = serde_json::to_string(&forest()).expect("numbers");
+        format!(
+            "{{\"format\":\"laxity-latency\",\"version\":1,\"trained_on\":\"a test\",\"errors\":{errors},\"forest\":{forest}}}"
+        )
+    }
+
+    #[test]
+    fn what_training_writes_is_read_with_its_margin() {
+        let read = Trained::parse(&written()).expect("sound");
+        assert_eq!((read.forest, read.margin), (forest(), 0.07));
+    }
+
+    #[test]
+    fn what_is_no_predictor_or_of_another_version_is_refused_with_the_reason() {
+        let sound = written();
+        for (text, says) in [
+            (String::new(), "EOF"),
+            (
+                serde_json::to_string(&forest()).expect("numbers"),
+                "its format is not laxity-latency",
+            ),
+            (sound.replace("laxity-latency", "else"), "its format is not"),
+            (
+                sound.replace("\"version\":1", "\"version\":2"),
+                "it has version 2; this program reads version 1",
+            ),
+            (sound.replace("\"version\":1,", ""), "it has no version"),
+            (sound.replace("0.25", "\"x\""), "invalid type"),
+            (
+                sound.replace("1000000.0", "-1.0"),
+                "the line under a forest",
+            ),
+            (
+                sound.replace("\"margin\":0.07", "\"margin\":-1.0"),
+                "its margin is -1",
+            ),
+            (sound.replace("\"margin\":0.07,", ""), "margin"),
+            (sound[..sound.len() / 2].to_owned(), "EOF"),
+        ] {
+            let error = Trained::parse(&text).expect_err(says).to_string();
+            assert!(error.contains(says), "{says}: {error}");
+        }
+    }
+}
