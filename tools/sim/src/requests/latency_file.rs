@@ -4,16 +4,11 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use laxity_requests::qoserve::Forest;
+use laxity_requests::qoserve::latency_file::{FORMAT, VERSION};
+use laxity_requests::qoserve::{Forest, Trained};
 use serde::{Deserialize, Serialize};
 
 use super::predictor::Errors;
-
-/// What the file says that it is.
-const FORMAT: &str = "laxity-latency";
-
-/// Its version. Another one is not read: a forest whose features mean something else would answer all the same.
-const VERSION: u32 = 1;
 
 /// A predictor, and what one has to know to use it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -68,12 +63,6 @@ impl LatencyFile {
     /// # Errors
     /// If there is none.
     pub fn read(file: &Path) -> Result<Self, LatencyFileError> {
-        /// What is looked at first, so that another version is not taken for a mistake.
-        #[derive(Deserialize)]
-        struct Head {
-            format: Option<String>,
-            version: Option<u32>,
-        }
         let wrong = |wrong: String| LatencyFileError::Wrong {
             file: file.to_owned(),
             wrong,
@@ -82,27 +71,9 @@ impl LatencyFile {
             file: file.to_owned(),
             cause,
         })?;
-        let head: Head = serde_json::from_str(&text).map_err(|cause| wrong(cause.to_string()))?;
-        if head.format.as_deref() != Some(FORMAT) {
-            return Err(wrong(format!("its format is not {FORMAT}")));
-        }
-        match head.version {
-            Some(VERSION) => (),
-            Some(other) => {
-                return Err(wrong(format!(
-                    "it has version {other}; this program reads {VERSION}"
-                )));
-            }
-            None => return Err(wrong("it has no version".to_owned())),
-        }
-        let read: Self = serde_json::from_str(&text).map_err(|cause| wrong(cause.to_string()))?;
-        if !read.errors.margin.is_finite() || read.errors.margin < 0.0 {
-            return Err(wrong(format!(
-                "its margin is {}; expected a share, 0 or more",
-                read.errors.margin
-            )));
-        }
-        Ok(read)
+        // What schedulers ask of such a file.
+        Trained::parse(&text).map_err(|error| wrong(error.to_string()))?;
+        serde_json::from_str(&text).map_err(|cause| wrong(cause.to_string()))
     }
 }
 
@@ -140,6 +111,9 @@ mod tests {
         let text = serde_json::to_string(&sound()).expect("numbers");
         std::fs::write(file.path(), text).expect("written");
         assert_eq!(LatencyFile::read(file.path()).expect("sound"), sound());
+        let text = std::fs::read_to_string(file.path()).expect("there");
+        let engines = Trained::parse(&text).expect("what the engine reads, too");
+        assert_eq!((engines.forest, engines.margin), (sound().forest, 0.05));
     }
 
     #[test]
@@ -151,7 +125,7 @@ mod tests {
             (sound.replace("laxity-latency", "else"), "its format is not"),
             (
                 sound.replace("\"version\":1", "\"version\":2"),
-                "version 2; this program reads 1",
+                "version 2; this program reads version 1",
             ),
             (sound.replace("\"version\":1,", ""), "it has no version"),
             (sound.replace("0.25", "\"x\""), "invalid type"),

@@ -6,10 +6,10 @@ use serde::Deserialize;
 use super::Forest;
 
 /// What the file says that it is.
-const FORMAT: &str = "laxity-latency";
+pub const FORMAT: &str = "laxity-latency";
 
 /// Its version. Another one is not read: a forest whose features mean something else would answer all the same.
-const VERSION: u32 = 1;
+pub const VERSION: u32 = 1;
 
 /// A forest, and how much longer than it says an iteration is to be taken to last.
 #[derive(Clone, Debug, PartialEq)]

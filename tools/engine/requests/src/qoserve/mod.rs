@@ -26,7 +26,7 @@
 mod chunk;
 mod forest;
 mod history;
-mod latency_file;
+pub mod latency_file;
 
 pub use chunk::{Chunking, fitting, least_slack, slack};
 pub use forest::{FEATURES, Forest, ForestError, Line, Node, features};
