@@ -1,0 +1,172 @@
+//! Errors of TLS in words: what the peer or this side did not like, and what to set.
+//!
+//! An error passes through tonic, hyper and h2 on its way, and each wraps it: "transport error"
+//! alone says nothing. The innermost cause is the news. It is known by its text, since some of
+//! these layers keep no more of it.
+
+use std::error::Error;
+use std::fmt;
+
+/// What the settings are called where the reader sets them.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// The authority that the coordinator's certificate must come from.
+    pub ca: &'static str,
+    /// This side's certificate.
+    pub cert: &'static str,
+    /// Its key.
+    pub key: &'static str,
+    /// The name in the coordinator's certificate.
+    pub server_name: &'static str,
+    /// Where the coordinator is.
+    pub endpoint: &'static str,
+}
+
+impl Settings {
+    /// The options of a command line.
+    pub const OPTIONS: Self = Self {
+        ca: "--ca",
+        cert: "--cert",
+        key: "--key",
+        server_name: "--server-name",
+        endpoint: "--endpoint",
+    };
+}
+
+/// Why something failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cause {
+    /// The innermost error.
+    pub text: String,
+    /// What to do about it, if TLS is the reason.
+    pub hint: Option<String>,
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.hint {
+            Some(hint) => write!(f, "{}; {hint}", self.text),
+            None => f.write_str(&self.text),
+        }
+    }
+}
+
+/// The innermost cause of an error.
+#[must_use]
+pub fn cause(error: &dyn Error, settings: &Settings) -> Cause {
+    let mut text = error.to_string();
+    let mut inner = error.source();
+    while let Some(error) = inner {
+        text = error.to_string();
+        inner = error.source();
+    }
+    let hint = hint(&text, settings);
+    Cause { text, hint }
+}
+
+/// What to do about an error of TLS with this text, if it is one.
+fn hint(text: &str, settings: &Settings) -> Option<String> {
+    let Settings {
+        ca,
+        cert,
+        key,
+        server_name,
+        endpoint,
+    } = settings;
+    let has = |mark: &str| text.contains(mark);
+    let alert = has("alert: ");
+    let hint = if has("CertificateRequired") {
+        format!("the coordinator wants a certificate: set {cert} and {key}")
+    } else if has("alert: UnknownCA") {
+        format!("the coordinator does not know the CA that signed {cert}")
+    } else if has("alert: CertificateExpired") {
+        format!("{cert} has expired, or is not valid yet: renew it, or set this host's clock")
+    } else if alert && (has("ProtocolVersion") || has("HandshakeFailure")) {
+        format!("it speaks another TLS than this: is {endpoint} a laxity-coordinator?")
+    } else if alert {
+        format!("the coordinator refuses {cert}; its log says why")
+    } else if has("UnknownIssuer") {
+        format!("{ca} is not who signed the coordinator's certificate")
+    } else if has("not valid for name") || has("NotValidForName") {
+        format!(
+            "set {server_name} to a name that is in the coordinator's certificate, or use one in {endpoint}"
+        )
+    } else if has("certificate expired") || has(": Expired") {
+        "the coordinator's certificate has expired: renew it there, or set this host's clock".into()
+    } else if has("certificate not valid yet") || has("NotValidYet") {
+        "the coordinator's certificate is not valid yet: is this host's clock right?".into()
+    } else if has("extended key usage") || has("InvalidPurpose") {
+        "the coordinator shows a certificate that is not for servers: give it one of its own".into()
+    } else if has("CaUsedAsEndEntity") {
+        "the coordinator shows the certificate of a CA: give it one of its own".into()
+    } else if has("InvalidContentType") {
+        "it does not speak TLS there: is it http://, or another port?".into()
+    } else {
+        return None;
+    };
+    Some(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SETTINGS: Settings = Settings::OPTIONS;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("transport error")]
+    struct Wrapped(#[source] tokio_rustls::rustls::Error);
+
+    #[test]
+    fn the_innermost_cause_is_told_with_what_to_do() {
+        use tokio_rustls::rustls::pki_types::UnixTime;
+        use tokio_rustls::rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
+        let at = |seconds| UnixTime::since_unix_epoch(std::time::Duration::from_secs(seconds));
+        let expired = CertificateError::ExpiredContext {
+            time: at(2),
+            not_after: at(1),
+        };
+        let early = CertificateError::NotValidYetContext {
+            time: at(1),
+            not_before: at(2),
+        };
+        for (error, words) in [
+            (
+                Error::AlertReceived(AlertDescription::CertificateRequired),
+                "set --cert and --key",
+            ),
+            (
+                Error::AlertReceived(AlertDescription::UnknownCA),
+                "signed --cert",
+            ),
+            (
+                Error::AlertReceived(AlertDescription::CertificateExpired),
+                "--cert has expired",
+            ),
+            (
+                Error::AlertReceived(AlertDescription::BadCertificate),
+                "refuses --cert",
+            ),
+            (CertificateError::UnknownIssuer.into(), "--ca is not who"),
+            (expired.into(), "has expired: renew it there"),
+            (
+                CertificateError::Expired.into(),
+                "has expired: renew it there",
+            ),
+            (early.into(), "is this host's clock right"),
+            (
+                CertificateError::NotValidForName.into(),
+                "set --server-name",
+            ),
+            (CertificateError::InvalidPurpose.into(), "not for servers"),
+            (
+                InvalidMessage::InvalidContentType.into(),
+                "does not speak TLS there",
+            ),
+        ] {
+            let said = cause(&Wrapped(error), &SETTINGS).to_string();
+            assert!(said.contains(words), "{words}: {said}");
+            assert!(!said.contains("transport error"), "{said}");
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Reads files that people write: configuration, certificates, plans, traces.
+//!
+//! A path in a configuration can name anything. A FIFO blocks whoever opens it, and `/dev/zero`
+//! never ends, so a daemon that reads such a path stops answering or runs out of memory.
+//! [`open`] therefore never waits and takes regular files only (a link to one is one),
+//! and [`read`] stops at a limit that the caller names. A few kilobytes of gzip unpack to
+//! gigabytes, so [`limited`] bounds what comes out of a decoder, and [`lines`] a single line.
+#![forbid(unsafe_code)]
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Limit for a configuration file, a certificate or a key, in bytes.
+pub const CONFIG_BYTES_MAX: u64 = 1 << 20;
+
+/// Why a file could not be read. Its text names neither the file nor the reader's purpose, so the
+/// caller puts the path before it.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The operating system's reason.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The path names something that has no length, or no end.
+    #[error("it is {kind}; a regular file is needed")]
+    NotAFile {
+        /// What it is instead, with its article.
+        kind: &'static str,
+    },
+    /// The file is longer than the caller takes.
+    #[error("it is longer than {limit} bytes, the limit for such a file")]
+    TooLong {
+        /// The limit, in bytes.
+        limit: u64,
+    },
+    /// The file holds something else than text.
+    #[error("it is no UTF-8 text: byte {at} is the first that is not")]
+    NotText {
+        /// Offset of the first byte that is not valid, from the file's start.
+        at: usize,
+    },
+}
+
+impl ReadError {
+    /// The kind of the operating system's error, for callers to whom a missing file is no error.
+    #[must_use]
+    pub fn io_kind(&self) -> Option<io::ErrorKind> {
+        match self {
+            Self::Io(cause) => Some(cause.kind()),
+            _ => None,
+        }
+    }
+}
+
+/// Opens a regular file for reading, without waiting for anybody.
+///
+/// # Errors
+/// [`ReadError::NotAFile`] if the path names a FIFO, a device, a socket or a folder;
+/// [`ReadError::Io`] if it can't be opened.
+pub fn open(path: &Path) -> Result<File, ReadError> {
+    // Without O_NONBLOCK, opening a FIFO waits for a writer. It changes nothing for regular files.
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)
+        .map_err(|cause| match cause.raw_os_error() {
+            Some(libc::ENXIO) => ReadError::NotAFile { kind: "a socket" },
+            _ => ReadError::Io(cause),
+        })?;
+    let kind = file.metadata()?.file_type();
+    let other = if kind.is_file() {
+        return Ok(file);
+    } else if kind.is_dir() {
+        "a folder"
+    } else if kind.is_fifo() {
+        "a FIFO"
+    } else if kind.is_char_device() || kind.is_block_device() {
+        "a device"
+    } else {
+        "no file"
+    };
+    Err(ReadError::NotAFile { kind: other })
+}
+
+/// Reads a regular file of at most `limit` bytes.
+///
+/// # Errors
+/// As [`open`]; [`ReadError::TooLong`] beyond the limit, also if the file grows meanwhile.
+pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, ReadError> {
+    let mut bytes = Vec::new();
+    open(path)?
+        .take(limit.saturating_add(1))
+        .read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        return Err(ReadError::TooLong { limit });
+    }
+    Ok(bytes)
+}
+
+/// Reads a regular file of at most `limit` bytes of UTF-8 text.
+///
+/// # Errors
+/// As [`read`]; [`ReadError::NotText`] if it holds something else than text.
+pub fn read_to_string(path: &Path, limit: u64) -> Result<String, ReadError> {
+    String::from_utf8(read(path, limit)?).map_err(|error| ReadError::NotText {
+        at: error.utf8_error().valid_up_to(),
+    })
+}
+
+/// A reader that fails beyond `limit` bytes instead of ending there, for content whose length its
+/// file does not tell: what is unpacked, or a file that is read piece by piece.
+///
+/// The [`io::Error`] beyond the limit carries [`ReadError::TooLong`].
+pub const fn limited<R: Read>(from: R, limit: u64) -> Limited<R> {
+    Limited {
+        from,
+        limit,
+        left: limit,
+    }
+}
+
+/// See [`limited`].
+#[derive(Debug)]
+pub struct Limited<R> {
+    from: R,
+    limit: u64,
+    left: u64,
+}
+
+impl<R: Read> Read for Limited<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.from.read(into)?;
+        self.left = self
+            .left
+            .checked_sub(count as u64)
+            .ok_or_else(|| io::Error::other(ReadError::TooLong { limit: self.limit }))?;
+        Ok(count)
+    }
+}
+
+/// The lines of a text, without their ends. A line of more than `longest` bytes is an error, and
+/// the last item.
+pub const fn lines<R: BufRead>(from: R, longest: u64) -> Lines<R> {
+    Lines {
+        from,
+        longest,
+        ended: false,
+    }
+}
+
+/// See [`lines`].
+#[derive(Debug)]
+pub struct Lines<R> {
+    from: R,
+    longest: u64,
+    ended: bool,
+}
+
+impl<R: BufRead> Lines<R> {
+    fn read(&mut self) -> io::Result<Option<String>> {
+        let mut line = String::new();
+        let most = self.longest.saturating_add(2);
+        if (&mut self.from).take(most).read_line(&mut line)? == 0 {
+            return Ok(None);
+        }
+        if line.ends_with('\n') {
+            line.pop();
+            if line.ends_with('\r') {
+                line.pop();
+            }
+        }
+        if line.len() as u64 > self.longest {
+            let limit = self.longest;
+            return Err(io::Error::other(format!("it is longer than {limit} bytes")));
+        }
+        Ok(Some(line))
+    }
+}
+
+impl<R: BufRead> Iterator for Lines<R> {
+    type Item = io::Result<String>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let next = self.read().transpose();
+        self.ended = !matches!(next, Some(Ok(_)));
+        next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use nix::sys::stat::Mode;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_read_up_to_its_limit_and_not_beyond() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.toml");
+        fs::write(&path, "1234").unwrap();
+        assert_eq!(read_to_string(&path, 4).unwrap(), "1234");
+        assert!(matches!(
+            read(&path, 3),
+            Err(ReadError::TooLong { limit: 3 })
+        ));
+        fs::write(&path, b"12\xff4").unwrap();
+        assert!(matches!(
+            read_to_string(&path, 4),
+            Err(ReadError::NotText { at: 2 })
+        ));
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_without_waiting() {
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+        let socket = folder.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        for (path, kind) in [
+            (fifo.as_path(), "a FIFO"),
+            (socket.as_path(), "a socket"),
+            (Path::new("/dev/zero"), "a device"),
+            (folder.path(), "a folder"),
+        ] {
+            let error = read(path, 10).unwrap_err().to_string();
+            assert!(error.contains(kind), "{}: {error}", path.display());
+        }
+    }
+
+    #[test]
+    fn what_is_unpacked_is_read_up_to_its_limit_and_a_line_up_to_its_own() {
+        let mut text = String::new();
+        limited(&b"1234"[..], 4).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "1234");
+        let error = limited(io::repeat(0), 4).read_to_end(&mut Vec::new());
+        assert!(error.unwrap_err().to_string().contains("4 bytes"));
+        let read = |text: &'static str| -> Vec<Option<String>> {
+            lines(text.as_bytes(), 4).map(Result::ok).collect()
+        };
+        let some = |line: &str| Some(line.to_owned());
+        assert_eq!(
+            read("a\n\n1234\r\nlast"),
+            [some("a"), some(""), some("1234"), some("last")]
+        );
+        assert_eq!(read("a\n12345\nb"), [some("a"), None]);
+        assert_eq!(read("12345"), [None]);
+        let mut endless = lines(io::BufReader::new(io::repeat(b'x')), 4);
+        assert!(endless.next().unwrap().is_err() && endless.next().is_none());
+    }
+
+    #[test]
+    fn a_link_to_a_file_is_one_and_a_missing_file_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        fs::write(&file, "x").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert_eq!(read(&link, 1).unwrap(), b"x");
+        let missing = read(&folder.path().join("none"), 1).unwrap_err();
+        assert_eq!(missing.io_kind(), Some(io::ErrorKind::NotFound));
+    }
+}

@@ -1,0 +1,174 @@
+//! HTTP/1 for metrics and for pages, to whoever can reach an address.
+//!
+//! A client that says nothing, sends its head byte by byte, or does not read its answer holds one
+//! of a bounded number of connections for a bounded time ([`Limits`]). If all are taken, a
+//! newcomer takes the place of the one that has asked nothing for longest ([`crate::Places`]).
+//! Answers are made on the runtime's thread: they must be cheap, as those of [`rendered`] are.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tracing::debug;
+
+use crate::{AcceptErrors, Place, Places};
+
+/// What connections may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections at once. If there are more, the address with the most loses its oldest.
+    pub connections_max: usize,
+    /// How long the head of a request may take, and the wait for the next request.
+    pub head_max: Duration,
+    /// How long a connection may last, however many requests it carries.
+    pub connection_max: Duration,
+    /// Whether a connection may carry more than one request.
+    pub keep_alive: bool,
+}
+
+impl Limits {
+    /// For an endpoint that is scraped: one request a connection, within ten seconds.
+    pub const METRICS: Self = Self {
+        connections_max: 64,
+        head_max: Duration::from_secs(3),
+        connection_max: Duration::from_secs(10),
+        keep_alive: false,
+    };
+}
+
+/// A whole answer.
+pub type Answer = Response<Full<Bytes>>;
+
+/// An address, bound and not yet served.
+#[derive(Debug)]
+pub struct Listener {
+    tcp: TcpListener,
+}
+
+impl Listener {
+    /// Binds `address`. Call inside a tokio runtime.
+    ///
+    /// # Errors
+    /// The kernel's. Name the address and the setting it comes from.
+    pub fn bind(address: SocketAddr) -> io::Result<Self> {
+        let tcp = std::net::TcpListener::bind(address)?;
+        tcp.set_nonblocking(true)?;
+        let tcp = TcpListener::from_std(tcp)?;
+        Ok(Self { tcp })
+    }
+
+    /// The address, with the port that the kernel chose for port 0.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.tcp.local_addr()
+    }
+
+    /// Serves for ever, and ends its connections when dropped. `what` names it in the log.
+    pub async fn serve<A>(self, what: &'static str, limits: Limits, answer: A)
+    where
+        A: Fn(&Request<Incoming>) -> Answer + Send + Sync + 'static,
+    {
+        let answer = Arc::new(answer);
+        let mut errors = AcceptErrors::new(what);
+        let places = Places::new(limits.connections_max, limits.connections_max);
+        // Ends them all when this future is dropped.
+        let mut connections = JoinSet::new();
+        loop {
+            let (stream, from) = match self.tcp.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    errors.rest_after(&error).await;
+                    continue;
+                }
+            };
+            while connections.try_join_next().is_some() {}
+            let Some(place) = places.take(from.ip(), false) else {
+                continue;
+            };
+            let (places, answer) = (places.clone(), Arc::clone(&answer));
+            connections.spawn(connection(stream, place, places, limits, answer));
+            // Whoever lost a place closes its connection before the next is accepted.
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+async fn connection<A>(
+    stream: TcpStream,
+    mut place: Place<IpAddr>,
+    places: Places<IpAddr>,
+    limits: Limits,
+    answer: Arc<A>,
+) where
+    A: Fn(&Request<Incoming>) -> Answer + Send + Sync + 'static,
+{
+    let number = place.number();
+    let service = service_fn(move |request| {
+        places.renew(number);
+        let response = answer(&request);
+        async move { Ok::<_, Infallible>(response) }
+    });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head_max)
+        .keep_alive(limits.keep_alive)
+        .max_buf_size(1 << 14)
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::select! {
+        served = tokio::time::timeout(limits.connection_max, served) => match served {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => debug!(%error, "an HTTP connection broke"),
+            Err(_) => debug!("an HTTP connection took too long"),
+        },
+        () = place.lost() => debug!("an HTTP connection made room for a newer one"),
+    }
+}
+
+/// A rendered text younger than this is given again.
+const TEXT_AGE_MAX: Duration = Duration::from_millis(100);
+
+/// Answers `GET /health` by `OK` and every other `GET` by the metrics that `render` gives. They
+/// are rendered at most ten times a second, however often they are asked for.
+pub fn rendered(
+    render: impl Fn() -> String + Send + Sync + 'static,
+) -> impl Fn(&Request<Incoming>) -> Answer + Send + Sync + 'static {
+    let last: Mutex<Option<(Instant, Bytes)>> = Mutex::new(None);
+    move |request| {
+        if request.method() != Method::GET {
+            return text(StatusCode::METHOD_NOT_ALLOWED, Bytes::from("use GET\n"));
+        }
+        if request.uri().path() == "/health" {
+            return text(StatusCode::OK, Bytes::from("OK"));
+        }
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((made, body)) = &*last
+            && made.elapsed() < TEXT_AGE_MAX
+        {
+            return text(StatusCode::OK, body.clone());
+        }
+        let body = Bytes::from(render());
+        *last = Some((Instant::now(), body.clone()));
+        text(StatusCode::OK, body)
+    }
+}
+
+fn text(status: StatusCode, body: Bytes) -> Answer {
+    let mut answer = Response::new(Full::new(body));
+    *answer.status_mut() = status;
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    answer.headers_mut().insert(CONTENT_TYPE, kind);
+    answer
+}
