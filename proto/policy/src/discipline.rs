@@ -81,6 +81,8 @@ pub(crate) enum Hope {
     Alive,
     /// It cannot: scavenger.
     FlowLost,
+    /// It cannot, and waits there from now on.
+    Behind(Place),
     /// Its whole request cannot: scavenger for this flow and the last-stage flows after it.
     RequestLost,
 }
@@ -157,6 +159,12 @@ pub(crate) trait Discipline: Debug + Send + Sync {
 
     /// Whether the order that holds puts `flow` into the scavenger.
     fn prunes(&self, _port: &Port, _flow: &Flow) -> bool {
+        false
+    }
+
+    /// Whether flows that have waited for long are served by turns (`link/starved.rs`). The
+    /// baselines starve whom their definitions starve.
+    fn relieves_starved(&self) -> bool {
         false
     }
 

@@ -23,6 +23,13 @@
 //! after all others of its kind. A request with `key < t` is doomed too: its last stage goes to
 //! the scavenger, as a whole, since a first token needs all of it.
 //!
+//! A flow's own deadline counts whatever else is known of it. A deadline that no request brought
+//! into a batch is one of the batch's while the flow waits, and a flow of no known batch has the
+//! key `D`. Once `D` has passed such a flow stands with the doomed batches: KV reuse is never
+//! scavenged. Flows without any deadline come after those with one: KV reuse of known batches by
+//! RLI, then the rest by arrival. What starves all the same is served by turns
+//! (`link/starved.rs`).
+//!
 //! Departure from the first design (architecture §9), which put all KV reuse above all of the last stage and compared
 //! RLI across batches before laxity. Theorem 1, the reason for RLI, is about one request: across
 //! batches "RLI 0 of a loose batch" is not more urgent than "RLI 2 of a tight one", and blocks
@@ -42,7 +49,7 @@
 
 use crate::config::LinkConfig;
 use crate::discipline::{Check, Discipline, Hope, Lone, Place};
-use crate::ids::{BatchId, Layer, Level, RequestId, Stage};
+use crate::ids::{Layer, Level, Stage};
 use crate::link::Port;
 use crate::link::flows::{Flow, NONE, Slot};
 use crate::link::queue::{Group, Lane, Rank, Scope};
@@ -55,10 +62,12 @@ const REUSE: Lane = 1;
 const LAST_STAGE: Lane = 2;
 const URGENT: Lane = 3;
 
-/// Key of a batch of which no deadline is known: after all that have one.
+/// Key of a batch or flow of which no deadline is known: after all that have one.
 const UNKNOWN: u64 = u64::MAX - 1;
-/// Key of a batch none of whose members can make it: after all others.
+/// Key of a batch none of whose members can make it, or of a late flow: after all others.
 const DOOMED: u64 = u64::MAX;
+/// RLI of what no layer orders: last among equal keys, where arrival decides.
+const NO_LAYER: u64 = u64::MAX;
 
 /// Promotion periods of slack below which a flow of rule 3 has the highest level of that rule.
 const SLACK_PERIODS: u64 = 4;
@@ -109,49 +118,51 @@ impl Laxity {
         deadline - Span::transfer(bytes, self.rate)
     }
 
-    /// The batch's key, given the deadline of a flow of it; `now` decides only who can still
-    /// make it.
-    fn batch_key(port: &Port, now: Time, batch: Slot, own: Time) -> u64 {
-        if batch == NULL_BATCH {
-            return UNKNOWN;
-        }
-        let batch = port.roster.batch(batch);
-        let key = |deadline: Time| (deadline - batch.compute_left).0;
-        if !batch.members.is_empty() {
-            return batch.tightest_viable(now).map_or(DOOMED, key);
-        }
-        // Nobody said who is in it: the flow's own word counts.
-        match own {
+    /// The key that `deadline` gives to work with `compute_left` before it.
+    fn own_key(now: Time, deadline: Time, compute_left: Span) -> u64 {
+        match deadline {
             Time::NEVER => UNKNOWN,
-            own if own < now + batch.compute_left => DOOMED,
-            own => key(own),
+            deadline if deadline < now + compute_left => DOOMED,
+            deadline => (deadline - compute_left).0,
         }
     }
 
-    /// The key that the batch of `flow` would have once `flow` waits: by naming its request and
-    /// deadline it makes its request a member.
+    /// The batch's key, given the deadline of a flow of it; `now` decides only who can still
+    /// make it. A flow of no known batch has the key of its own deadline.
+    fn batch_key(port: &Port, now: Time, batch: Slot, own: Time) -> u64 {
+        if batch == NULL_BATCH {
+            return Self::own_key(now, own, Span::ZERO);
+        }
+        let batch = port.roster.batch(batch);
+        if batch.has_deadlines() {
+            let key = |deadline: Time| (deadline - batch.compute_left).0;
+            return batch.tightest_viable(now).map_or(DOOMED, key);
+        }
+        Self::own_key(now, own, batch.compute_left)
+    }
+
+    /// The key that the batch of `flow` would have once `flow` waits: its deadline is one of the
+    /// batch's from then on.
     fn lone_key(port: &Port, now: Time, flow: &Lone<'_>) -> u64 {
-        if flow.spec.batch == BatchId(0) {
-            return UNKNOWN;
-        }
-        let known = flow.batch != NULL_BATCH;
-        let compute_left = if known {
-            port.roster.batch(flow.batch).compute_left
-        } else {
-            Span::ZERO
-        };
-        let own = match flow.deadline {
-            Time::NEVER => UNKNOWN,
-            own if own < now + compute_left => DOOMED,
-            own => (own - compute_left).0,
-        };
-        if !known || port.roster.batch(flow.batch).members.is_empty() {
-            return own;
-        }
         let key = Self::batch_key(port, now, flow.batch, flow.deadline);
-        let joined = flow.request != NONE && port.roster.request(flow.request).joined;
-        let joins = flow.spec.request != RequestId(0) && !joined && flow.deadline != Time::NEVER;
-        if joins { key.min(own) } else { key }
+        if flow.batch == NULL_BATCH || flow.deadline == Time::NEVER {
+            return key;
+        }
+        let batch = port.roster.batch(flow.batch);
+        if !batch.has_deadlines()
+            || port
+                .roster
+                .speaks_for(flow.request, flow.batch, flow.deadline)
+        {
+            return key;
+        }
+        key.min(Self::own_key(now, flow.deadline, batch.compute_left))
+    }
+
+    /// Where an early-stage flow waits of which no batch is known: by its own deadline.
+    fn place_lone(lane: Lane, now: Time, flow: &Flow, level: Level) -> Place {
+        let key = Self::own_key(now, flow.deadline, Span::ZERO);
+        Place::new(lane, Scope::Port, key, level)
     }
 
     /// Last-stage bytes that wait with `flow`, whose group may not exist yet.
@@ -253,11 +264,17 @@ impl Discipline for Laxity {
             return Place::scavenger();
         }
         match flow.spec.stage {
+            Stage::Collective if flow.batch == NULL_BATCH => {
+                Self::place_lone(COLLECTIVE, now, flow, self.collective)
+            }
             Stage::Collective => Place::new(COLLECTIVE, Scope::Batch, 0, self.collective),
             Stage::KvReuse => {
                 let key = Self::batch_key(port, now, flow.batch, flow.deadline);
-                let order = u64::from(flow.spec.layer.0);
                 let level = self.reuse_level(port, now, flow.batch, flow.spec.layer, Time(key));
+                if flow.batch == NULL_BATCH {
+                    return Self::place_lone(REUSE, now, flow, level);
+                }
+                let order = u64::from(flow.spec.layer.0);
                 Place::new(REUSE, Scope::Batch, order, level)
             }
             _ => self.place_last(port, now, flow),
@@ -276,16 +293,22 @@ impl Discipline for Laxity {
     fn rank(&self, port: &Port, now: Time, group: &Group) -> Option<Rank> {
         let (order, _, seq, slot) = group.head()?;
         let flow = port.flows.get(slot);
+        let lone = group.scope == Scope::Port;
         let batch_key = || Self::batch_key(port, now, group.batch, flow.deadline);
         let (tier, major, minor) = match group.lane {
             URGENT => (1, order, 0),
+            COLLECTIVE if lone => (2, order, 0),
             COLLECTIVE => (2, batch_key(), 0),
+            REUSE if lone => (3, order, if order < UNKNOWN { 0 } else { NO_LAYER }),
             REUSE => (
                 3,
                 batch_key(),
                 u64::from(port.rli(group.batch, flow.spec.layer)),
             ),
-            _ => (3, self.last_stage_key(port, group).0, u64::MAX),
+            _ => match self.last_stage_key(port, group) {
+                Time::NEVER => (3, UNKNOWN, NO_LAYER),
+                key => (3, key.0, NO_LAYER),
+            },
         };
         Some(Rank {
             tier,
@@ -335,6 +358,16 @@ impl Discipline for Laxity {
     }
 
     fn hope(&self, port: &Port, now: Time, flow: &Flow, group: &Group) -> Hope {
+        if flow.spec.stage.is_early() {
+            // Late, and nothing else is known of it: after all that can still make theirs.
+            let late = group.scope == Scope::Port && flow.order.0 < UNKNOWN && flow.deadline < now;
+            let behind = Place::new(group.lane, Scope::Port, DOOMED, flow.level);
+            return if late {
+                Hope::Behind(behind)
+            } else {
+                Hope::Alive
+            };
+        }
         if flow.remaining == 0 || flow.deadline == Time::NEVER {
             return Hope::Alive;
         }
@@ -353,6 +386,10 @@ impl Discipline for Laxity {
 
     fn prunes(&self, port: &Port, flow: &Flow) -> bool {
         gives_way(port, flow)
+    }
+
+    fn relieves_starved(&self) -> bool {
+        true
     }
 
     fn credit_bar(&self) -> Rank {

@@ -18,7 +18,9 @@
 //! 3. a flow's level only climbs, except into the scavenger; on the wire it keeps the level of
 //!    its first permit;
 //! 4. equals are served in the order of arrival;
-//! 5. a flow that is held has no part in any of this until it is released.
+//! 5. a flow that is held has no part in any of this until it is released;
+//! 6. under `laxity` and `mfs`, flows that have waited for long are served by turns with a small
+//!    share of the port, whatever their rank (`link/starved.rs`).
 //!
 //! The driver passes time in and asks for actions until there are none; nothing here reads a
 //! clock. Cost is O(log n) per event; one layer boundary touches the groups of its batch, not
@@ -29,6 +31,7 @@ pub(crate) mod flows;
 mod hints;
 pub(crate) mod queue;
 pub(crate) mod roster;
+pub(crate) mod starved;
 mod waiting;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -36,6 +39,7 @@ use std::collections::{BTreeSet, VecDeque};
 use flows::{Flows, Life, NONE, Slot};
 use queue::Queue;
 use roster::{NULL_BATCH, Roster};
+use starved::Starved;
 
 use crate::config::{InvalidConfig, LinkConfig};
 use crate::discipline::{self, Discipline, Lone};
@@ -47,6 +51,7 @@ use crate::scavenger::Guarantee;
 use crate::time::{Span, Time};
 
 pub use roster::{BATCHES_MAX, FOLLOWERS_MAX, REQUESTS_MAX};
+pub use starved::{STARVED_AFTER, STARVED_PERMILLE};
 
 /// Leave to put bytes of one flow on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,6 +180,7 @@ pub struct Link {
     discipline: Box<dyn Discipline>,
     collective_level: Option<Level>,
     guarantee: Guarantee,
+    starved: Starved,
     /// Batches with flows that are to be looked at, by when.
     due: BTreeSet<(Time, Slot)>,
     moved: VecDeque<Action>,
@@ -207,6 +213,7 @@ impl Link {
             collective_level: discipline.collective_level(),
             discipline,
             guarantee: Guarantee::new(config.scavenger_permille, config.chunk_bytes),
+            starved: Starved::new(config.chunk_bytes),
             port: Port::new(config),
             due: BTreeSet::new(),
             moved: VecDeque::new(),
@@ -245,10 +252,12 @@ impl Link {
         let held = slots.split_off(self.waiting);
         for &slot in &slots {
             self.dequeue(now, slot);
+            self.starved.leave(&mut self.port.flows, slot);
         }
         self.discipline = discipline::of(&config);
         self.collective_level = self.discipline.collective_level();
         self.guarantee = Guarantee::new(config.scavenger_permille, config.chunk_bytes);
+        self.starved = Starved::new(config.chunk_bytes);
         self.port.ladder =
             Ladder::new(config.levels, config.threshold_scale, config.threshold_base);
         self.port.load = LoadMeter::new(config.rate, config.load_time_constant);
@@ -309,6 +318,9 @@ impl Link {
     /// any permit. [`Link::land`] takes them off again.
     pub fn launch(&mut self, now: Time, stage: Stage, level: Level, bytes: u64) {
         self.told = now;
+        if level != Level::SCAVENGER && self.port.queue.scavenger().is_some() {
+            self.guarantee.earn(bytes);
+        }
         self.account(now, stage, level, bytes);
     }
 
@@ -422,9 +434,12 @@ impl Link {
     }
 
     /// Bytes of collectives that the port can take ahead of any permit, right now: what is left
-    /// of the window, nothing while something waits that stands at or above them.
+    /// of the window, nothing while something waits that stands at or above them, or is starved.
     #[must_use]
     pub fn credit_allowance(&self, _now: Time) -> u64 {
+        if !self.starved.is_empty() {
+            return 0;
+        }
         match self.port.queue.first() {
             Some((rank, _)) if rank <= self.discipline.credit_bar() => 0,
             _ => {

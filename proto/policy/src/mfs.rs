@@ -11,6 +11,11 @@
 //! from an eighth of the port on. That is far from the last safe moment of §3: with the numbers
 //! of Table 1, C is promoted at once and B misses (`table_1_mfs_with_default_thresholds_misses_b`).
 //!
+//! Departure: these rules alone starve a last stage without a deadline, and KV reuse of a distant
+//! layer, for as long as something above them has work. As in `laxity`, flows that have waited for
+//! long are served by turns with a small share of the port (`link/starved.rs`). A deadline of KV
+//! reuse or of a collective has no part in the rules: the paper's are implicit.
+//!
 //! Ambiguities, each resolved here:
 //! * MLU is taken per flow, that is per request and layer. Over the whole request is the other
 //!   reading, [`MluScope::Request`]: what waits of it here, and as much again for each layer that
@@ -223,6 +228,10 @@ impl Discipline for Mfs {
 
     fn prunes(&self, port: &Port, flow: &Flow) -> bool {
         scavenger::claims(port, &flow.spec, flow.batch, flow.request)
+    }
+
+    fn relieves_starved(&self) -> bool {
+        true
     }
 
     fn credit_bar(&self) -> Rank {

@@ -6,7 +6,9 @@
 //! Departure: the paper serves the scavenger "only when the network is detected to be idle", so
 //! that a port which is never idle would starve it for ever. Here it is also sure of a small
 //! share `p` of the port: while it waits, every byte of the levels earns it `p` credits and every
-//! byte of its own costs `1 − p`, so its long-run share is exactly `p`.
+//! byte of its own costs `1 − p`, so its long-run share is exactly `p`. Where small pieces of others
+//! take each room that a completion makes before its next chunk fits, the chunk goes all the same
+//! once it was due for [`INSISTS_CHUNKS`] chunks of others, and exceeds the window by as much.
 
 use crate::event::FlowSpec;
 use crate::ids::Stage;
@@ -28,7 +30,10 @@ pub(crate) fn claims(port: &Port, spec: &FlowSpec, batch: Slot, request: Slot) -
     }
 }
 
-/// Credit of the scavenger, in thousandths of bytes.
+/// Chunks of others for which a piece is due and does not fit, before it exceeds the window.
+const INSISTS_CHUNKS: u64 = 4;
+
+/// Credit of the scavenger, or of starved flows, in thousandths of bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Guarantee {
     permille: u64,
@@ -36,6 +41,8 @@ pub(crate) struct Guarantee {
     credit_max: u64,
     /// What a piece larger than a chunk cost beyond the credit there was; earned before any credit is.
     debt: u64,
+    /// Credit that was earned beyond the most there can be, since the last piece.
+    missed: u64,
 }
 
 impl Guarantee {
@@ -46,6 +53,7 @@ impl Guarantee {
             // Enough for one chunk: the guarantee is a rate, not a right to a burst later.
             credit_max: chunk_bytes.saturating_mul(1000),
             debt: 0,
+            missed: 0,
         }
     }
 
@@ -54,10 +62,9 @@ impl Guarantee {
         let earned = bytes.saturating_mul(self.permille);
         let paid = earned.min(self.debt);
         self.debt -= paid;
-        self.credit = self
-            .credit
-            .saturating_add(earned - paid)
-            .min(self.credit_max);
+        let credit = self.credit.saturating_add(earned - paid);
+        self.credit = credit.min(self.credit_max);
+        self.missed = self.missed.saturating_add(credit - self.credit);
     }
 
     /// Scavenged work had `bytes`, by right or because the port was idle.
@@ -67,6 +74,13 @@ impl Guarantee {
             self.debt = price.saturating_sub(self.credit);
         }
         self.credit = self.credit.saturating_sub(price);
+        self.missed = 0;
+    }
+
+    /// Whether scavenged work was due for so long that it may exceed the window.
+    pub(crate) fn insists(&self) -> bool {
+        let earned = self.chunk_bytes().saturating_mul(self.permille);
+        self.permille > 0 && self.missed >= earned.saturating_mul(INSISTS_CHUNKS)
     }
 
     /// Whether scavenged work may have `bytes` before the levels. A piece that cannot be cut and is

@@ -5,7 +5,7 @@ mod virtual_time;
 use laxity_policy::{
     BatchId, Event, FlowSpec, Granularity, Layer, Level, LinkConfig, PolicyKind, Span, Stage, Ties,
 };
-use virtual_time::{Port, at, flow, fluid};
+use virtual_time::{Port, TICK, at, flow, fluid};
 
 fn port(policy: PolicyKind) -> Port {
     Port::new(LinkConfig { policy, ..fluid() })
@@ -232,7 +232,7 @@ fn two_class_shares_inside_a_class_and_nothing_between() {
 fn tent_promotes_when_slack_falls_below_the_threshold() {
     let config = LinkConfig {
         policy: PolicyKind::TentEdf,
-        slack_threshold: Span(500_000_000), // half a tick
+        slack_threshold: Span(TICK / 2),
         ..fluid()
     };
     let mut port = Port::new(config);

@@ -23,6 +23,8 @@ const LAYER_NS: u64 = 3000;
 const PERIOD_NS: u64 = 2000;
 const RATE: u64 = 1_000_000_000;
 const K: u8 = 8;
+/// Key of what has no deadline: after all that have one, before what is late.
+const NO_DEADLINE: u64 = u64::MAX - 1;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -256,15 +258,30 @@ impl Model {
             .sum()
     }
 
-    fn batch_key(&self, b: u64) -> u64 {
+    /// The key of a flow's batch. A flow of no batch has its own deadline; one that names no request
+    /// makes its deadline its batch's.
+    fn batch_key(&self, spec: &FlowSpec) -> u64 {
+        let b = spec.batch.0;
         if b == 0 {
-            return u64::MAX - 1; // nothing is known of it: after all that have a deadline
+            return match spec.deadline {
+                Time::NEVER => NO_DEADLINE,
+                deadline if deadline.0 < self.now => u64::MAX,
+                deadline => deadline.0,
+            };
         }
         let compute = (self.layers_left(b)
             + (self.layers_before(b) + i64::from(self.batches[&b].current)) as u64)
             * LAYER_NS;
-        let viable = |d: &&u64| **d >= self.now + compute;
-        let tightest = self.batches[&b].members.iter().filter(viable).min();
+        let members = self.batches[&b].members.iter().copied();
+        let anonymous = self.flows.values().map(|flow| &flow.spec).filter(|other| {
+            other.batch == spec.batch
+                && other.request == RequestId(0)
+                && other.deadline != Time::NEVER
+        });
+        let tightest = members
+            .chain(anonymous.map(|other| other.deadline.0))
+            .filter(|d| *d >= self.now + compute)
+            .min();
         tightest.map_or(u64::MAX, |d| d - compute)
     }
 
@@ -291,10 +308,14 @@ impl Model {
             };
         }
         match spec.stage {
-            Stage::Collective => [2, self.batch_key(spec.batch.0), 0, 0, 0],
-            Stage::KvReuse => [3, self.batch_key(spec.batch.0), 0, self.rli(spec), 0],
+            Stage::Collective => [2, self.batch_key(spec), 0, 0, 0],
+            Stage::KvReuse if spec.batch.0 == 0 => {
+                let key = self.batch_key(spec);
+                [3, key, u64::from(key >= NO_DEADLINE), 0, 0]
+            }
+            Stage::KvReuse => [3, self.batch_key(spec), 0, self.rli(spec), 0],
             _ if flow.level == 1 => [1, spec.deadline.0 - Self::ns(flow.left), 0, 0, 0],
-            _ if spec.deadline == Time::NEVER => [3, u64::MAX, 1, 0, 0],
+            _ if spec.deadline == Time::NEVER => [3, NO_DEADLINE, 1, 0, 0],
             _ => [
                 3,
                 spec.deadline

@@ -7,7 +7,7 @@ use laxity_policy::{
     Action, BatchId, Event, FlowId, FlowSpec, Layer, Level, LinkConfig, Order, PolicyKind,
     RequestId, Span, Stage, Time,
 };
-use virtual_time::{CHUNK, Port, UNIT, at, batch, flow, fluid};
+use virtual_time::{CHUNK, Port, TICK, UNIT, at, batch, flow, fluid};
 
 const OURS: [PolicyKind; 2] = [PolicyKind::Mfs, PolicyKind::Laxity];
 
@@ -50,7 +50,7 @@ fn share_under_load(config: LinkConfig, units: f64, ticks: f64) -> (f64, bool) {
     while port.now < at(ticks) && !port.finished.contains_key(&FlowId(1)) {
         port.submit(flow(id, Stage::Collective, 1.0));
         id += 1;
-        let until = port.now + Span(900_000_000); // there is always a collective left
+        let until = port.now + Span(TICK / 10 * 9); // there is always a collective left
         port.run_until(until);
     }
     let bytes = |level: Level| port.bytes_by_level.get(&level).copied().unwrap_or(0) as f64;

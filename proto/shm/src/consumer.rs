@@ -108,6 +108,24 @@ pub enum Wake {
     Needed,
 }
 
+/// A record that made no sense, as it was read: for a log that explains it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// Where it lay; the tag is its sequence.
+    pub at: SlotRef,
+    /// Its words.
+    pub descriptor: Descriptor,
+}
+
+impl core::fmt::Display for Refused {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let SlotRef { slot, tag } = self.at;
+        write!(f, "record {tag} in slot {slot}:")?;
+        let words = self.descriptor.0;
+        words.iter().try_for_each(|word| write!(f, " {word:016x}"))
+    }
+}
+
 /// The daemon's half.
 #[derive(Debug)]
 pub struct Consumer {
@@ -127,7 +145,7 @@ pub struct Consumer {
     spent: [u64; CREDIT_PORTS],
     /// The `awaited` word that was answered last: one wake-up is enough for each.
     woken: u64,
-    poisoned: bool,
+    refused: Option<Refused>,
     /// Execute a real fence before looking for a sleeper: `membarrier` does not reach us.
     fenced: bool,
 }
@@ -147,7 +165,7 @@ impl Consumer {
             granted: [0; CREDIT_PORTS],
             spent: [0; CREDIT_PORTS],
             woken: 0,
-            poisoned: false,
+            refused: None,
             fenced,
             memory,
         }
@@ -167,15 +185,21 @@ impl Consumer {
         let slots = self.memory.slots();
         let slot = &slots[usize::from(self.at)];
         // Acquire: pairs with the Release store in `Producer::put`.
-        if slot.state.load(Ordering::Acquire) != permit::published(self.seq) || self.poisoned {
+        if slot.state.load(Ordering::Acquire) != permit::published(self.seq)
+            || self.refused.is_some()
+        {
             return false;
         }
         if let Some(ahead) = slots.get(usize::from(self.at) + AHEAD) {
             prefetch(ahead);
         }
         let descriptor = slot.read();
+        let at = SlotRef {
+            slot: self.at,
+            tag: self.seq,
+        };
         if let Err(garbage) = self.take(lane, sink, &descriptor) {
-            self.poisoned = true;
+            self.refused = Some(Refused { at, descriptor });
             sink.garbage(lane, self, garbage);
         }
         true
@@ -382,6 +406,12 @@ impl Consumer {
     /// Garbage came out of this lane.
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
-        self.poisoned
+        self.refused.is_some()
+    }
+
+    /// The record for which the lane was given up.
+    #[must_use]
+    pub fn refused(&self) -> Option<&Refused> {
+        self.refused.as_ref()
     }
 }

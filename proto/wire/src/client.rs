@@ -164,12 +164,16 @@ impl ControlClient {
     }
 
     /// Begins to record what the scheduler sees and does, for so many seconds and with room for so many events
-    /// that wait to be read.
+    /// that wait to be read. The recording ends when this connection is closed.
     ///
     /// # Errors
     /// As [`Self::call`].
     pub fn trace_start(&mut self, seconds: u64, events: u64) -> Result<String, ControlError> {
-        self.message(&Request::TraceStart { seconds, events })
+        self.message(&Request::TraceStart {
+            seconds,
+            events,
+            attended: true,
+        })
     }
 
     /// The next part of what was recorded.

@@ -81,6 +81,9 @@ pub enum Request {
         seconds: u64,
         /// Events that may wait to be read; those beyond are lost, and counted.
         events: u64,
+        /// It ends when this connection does, so that whoever is killed leaves no trace running.
+        #[serde(default)]
+        attended: bool,
     },
     /// Some of what was recorded; answered with [`Response::Trace`]. Ask again until it is over.
     TraceRead,
@@ -189,6 +192,7 @@ mod tests {
             Request::TraceStart {
                 seconds: 10,
                 events: 1000,
+                attended: true,
             },
             Request::TraceRead,
             Request::TraceStop,

@@ -15,6 +15,6 @@ pub mod v1;
 pub use client::{ControlClient, ControlError};
 pub use control::{Envelope, Request, Response};
 pub use status::{
-    ClientStatus, ClusterStatus, LevelStatus, PermittedBytes, PortStatus, SchedulerStatus,
-    StageStatus, Status, Totals, WaitStatus,
+    ClientStatus, ClusterStatus, DistrustedOwner, LevelStatus, PermittedBytes, PortStatus,
+    RefusalStatus, SchedulerStatus, StageStatus, Status, Totals, WaitStatus,
 };

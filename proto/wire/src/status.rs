@@ -22,6 +22,13 @@ pub struct Status {
     pub clients: Vec<ClientStatus>,
     /// Both directions of every NIC, in the order of the configuration.
     pub ports: Vec<PortStatus>,
+    /// Owners of whom nothing that attaches is scheduled now, by user and control group.
+    #[serde(default)]
+    pub distrusted: Vec<DistrustedOwner>,
+    /// Users whose processes were refused, the latest first; those refused longest ago are left
+    /// out if there are many.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<RefusalStatus>,
     /// Sums over clients (gone ones too) and ports.
     pub totals: Totals,
     /// The part in a cluster; none without a coordinator.
@@ -108,10 +115,50 @@ pub struct ClientStatus {
     pub completed_bytes: u64,
     /// Bytes it reported to have sent unscheduled.
     pub bypassed_bytes: u64,
+    /// Flows of it that named a NIC which the daemon doesn't have, let out unscheduled.
+    #[serde(default)]
+    pub unknown_nic_flows: u64,
     /// Records of it that made no sense.
     pub garbage_records: u64,
     /// Lanes of it that are no longer read because of such records.
     pub quarantined_lanes: u32,
+    /// Permitted bytes that it has not completed while others waited. They do not count in the
+    /// windows of the ports.
+    #[serde(default)]
+    pub owed_bytes: u64,
+    /// Whether its flows are held until it completes those bytes.
+    #[serde(default)]
+    pub held: bool,
+    /// Whether all of it goes unscheduled, because clients of its owner lost permitted bytes.
+    #[serde(default)]
+    pub distrusted: bool,
+}
+
+/// A user, or a control group of it, whose clients lost permitted bytes: what attaches of it goes
+/// unscheduled for a while.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DistrustedOwner {
+    /// User.
+    pub uid: u32,
+    /// Control group, empty if it is not known.
+    pub cgroup: String,
+    /// Milliseconds until it is trusted again.
+    pub for_ms: u64,
+}
+
+/// A user whose processes were refused.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusalStatus {
+    /// The user, as the kernel says.
+    pub uid: u32,
+    /// The process that was refused last.
+    pub pid: u32,
+    /// Registrations of this user that were refused.
+    pub count: u64,
+    /// Milliseconds since the last.
+    pub last_ms: u64,
+    /// Why the last was, and what to do about it.
+    pub why: String,
 }
 
 /// One direction of one NIC.
@@ -241,6 +288,10 @@ pub struct Totals {
     /// Permitted bytes whose completion never came and was given up on.
     #[serde(default)]
     pub written_off_bytes: u64,
+    /// Permitted bytes that stopped counting in the windows of the ports, because their client
+    /// completed nothing while others waited.
+    #[serde(default)]
+    pub set_aside_bytes: u64,
     /// Bytes that clients reported to have sent unscheduled.
     pub bypassed_bytes: u64,
     /// Flows that completed after their deadline.
@@ -253,6 +304,9 @@ pub struct Totals {
     pub pruned_requests: u64,
     /// Orders issued by admission.
     pub orders: u64,
+    /// Flows of NICs that the daemon doesn't have, let out unscheduled.
+    #[serde(default)]
+    pub unknown_nic_flows: u64,
     /// Records that made no sense.
     pub garbage_records: u64,
 }

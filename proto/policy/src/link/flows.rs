@@ -6,6 +6,7 @@
 
 use std::collections::hash_map::Entry;
 
+use super::starved::Age;
 use crate::discipline::Tie;
 use crate::event::FlowSpec;
 use crate::ids::{FlowId, Level};
@@ -49,6 +50,8 @@ pub(crate) struct Flow {
     pub(crate) share: u64,
     /// When its level is to be looked at again, [`Time::NEVER`] if not.
     pub(crate) check_at: Time,
+    /// Its place among those that wait, by age.
+    pub(crate) age: Age,
 }
 
 impl Flow {
@@ -69,6 +72,7 @@ impl Flow {
             tie: Tie::Arrival,
             share: 0,
             check_at: Time::NEVER,
+            age: Age::default(),
         }
     }
 

@@ -39,9 +39,12 @@ impl Link {
         }
         self.port.roster.join(batch, request, deadline, true);
         for slot in self.flows_of(request) {
-            let flow = self.port.flows.get_mut(slot);
+            let flow = self.port.flows.get(slot);
             if flow.spec.deadline == Time::NEVER && flow.deadline != deadline {
-                flow.deadline = deadline;
+                self.forget_deadline(slot);
+                self.port.flows.get_mut(slot).deadline = deadline;
+                self.note_deadline(now, slot);
+                let flow = self.port.flows.get(slot);
                 if self.port.queue.get(flow.group).lane != SCAVENGER {
                     let place = self
                         .discipline

@@ -58,6 +58,8 @@ pub(crate) struct Batch {
     followers: Vec<Slot>,
     /// Its requests by deadline.
     pub(crate) members: BTreeSet<(Time, RequestId)>,
+    /// Deadlines of its waiting flows for which no member speaks, by arrival.
+    pub(crate) flow_deadlines: BTreeSet<(Time, u64)>,
     /// Its flows that wait.
     pub(crate) waiting: u32,
     /// Those of them whose level follows its progress.
@@ -89,6 +91,7 @@ impl Batch {
             ahead: NONE,
             followers: Vec::new(),
             members: BTreeSet::new(),
+            flow_deadlines: BTreeSet::new(),
             waiting: 0,
             climbing: 0,
             groups: Vec::new(),
@@ -133,14 +136,22 @@ impl Batch {
         self.boundary + by_layers.max(period.times(PATIENCE_PERIODS))
     }
 
-    /// Deadline of the tightest member that can still make it, if the rest of the computation
-    /// goes as expected; `None` if no member can.
+    /// Whether a member or a waiting flow has a deadline.
+    pub(crate) fn has_deadlines(&self) -> bool {
+        !self.members.is_empty() || !self.flow_deadlines.is_empty()
+    }
+
+    /// The tightest deadline that can still be met, if the rest of the computation goes as
+    /// expected; `None` if none can.
     pub(crate) fn tightest_viable(&self, now: Time) -> Option<Time> {
         let earliest = now + self.compute_left;
-        self.members
-            .range((earliest, RequestId(0))..)
-            .next()
-            .map(|&(deadline, _)| deadline)
+        let members = self.members.range((earliest, RequestId(0))..).next();
+        let flows = self.flow_deadlines.range((earliest, 0)..).next();
+        let members = members.map(|&(deadline, _)| deadline);
+        members
+            .into_iter()
+            .chain(flows.map(|&(deadline, _)| deadline))
+            .min()
     }
 }
 
@@ -318,6 +329,14 @@ impl Roster {
         let id = known.id;
         if deadline != Time::NEVER {
             self.batch_mut(batch).members.insert((deadline, id));
+        }
+    }
+
+    /// Whether `request` is a member of `batch` whose deadline is no later than `deadline`.
+    pub(crate) fn speaks_for(&self, request: Slot, batch: Slot, deadline: Time) -> bool {
+        request != NONE && {
+            let known = self.request(request);
+            known.batch == batch && known.deadline <= deadline
         }
     }
 

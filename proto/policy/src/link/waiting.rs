@@ -50,6 +50,7 @@ impl Link {
         let (batch, request, deadline) = (flow.batch, flow.request, flow.deadline);
         self.port.roster.batch_mut(batch).waiting += 1;
         if request == NONE {
+            self.note_deadline(now, slot);
             return;
         }
         let roster = &mut self.port.roster;
@@ -65,6 +66,31 @@ impl Link {
             self.port.flows.get_mut(next).siblings.1 = slot;
         }
         self.port.roster.request_mut(request).first = slot;
+        self.note_deadline(now, slot);
+    }
+
+    /// Makes the deadline of a flow one of its batch's, unless a member speaks for it.
+    pub(super) fn note_deadline(&mut self, now: Time, slot: Slot) {
+        let flow = self.port.flows.get(slot);
+        let (batch, deadline, seq) = (flow.batch, flow.deadline, flow.seq);
+        let spoken_for = self.port.roster.speaks_for(flow.request, batch, deadline);
+        if batch == NULL_BATCH || deadline == Time::NEVER || spoken_for {
+            return;
+        }
+        let known = self.port.roster.batch_mut(batch);
+        known.flow_deadlines.insert((deadline, seq));
+        self.rerank_batch(now, batch);
+    }
+
+    /// The deadline of a flow is its batch's no more.
+    pub(super) fn forget_deadline(&mut self, slot: Slot) {
+        let flow = self.port.flows.get(slot);
+        let (batch, noted) = (flow.batch, (flow.deadline, flow.seq));
+        self.port
+            .roster
+            .batch_mut(batch)
+            .flow_deadlines
+            .remove(&noted);
     }
 
     /// Takes a waiting flow aside.
@@ -132,6 +158,8 @@ impl Link {
 
     /// The flow waits no more: nothing refers to its record from here on.
     pub(super) fn depart(&mut self, slot: Slot) {
+        self.starved.leave(&mut self.port.flows, slot);
+        self.forget_deadline(slot);
         let flow = self.port.flows.get(slot);
         let (batch, request, (next, previous)) = (flow.batch, flow.request, flow.siblings);
         if next != NONE {
@@ -198,6 +226,11 @@ impl Link {
         }
         self.by_stage[stage.index()].add(remaining);
         self.waiting += 1;
+        if place.lane == SCAVENGER {
+            self.starved.leave(&mut self.port.flows, slot);
+        } else if self.discipline.relieves_starved() {
+            self.starved.enter(&mut self.port.flows, slot, now);
+        }
         self.rerank(now, group);
     }
 
@@ -358,10 +391,30 @@ impl Link {
         }
     }
 
+    /// Serves the starved flow whose turn it is, if the share of those covers its next chunk.
+    fn relieve(&mut self, now: Time) -> Option<Action> {
+        let slot = self.starved.next(&mut self.port.flows, now)?;
+        let flow = self.port.flows.get(slot);
+        if flow.spec.stage == Stage::P2d && flow.remaining > 0 && flow.deadline <= now {
+            return self.relocate(now, slot, Place::scavenger());
+        }
+        let bytes = self.piece(&flow.spec, flow.remaining);
+        if !self.starved.covers(bytes) || self.in_flight.all > self.port.config.window_bytes {
+            return None;
+        }
+        let level = self.level_now(now, flow, self.port.queue.get(flow.group));
+        self.starved.spend(&mut self.port.flows, slot, bytes);
+        Some(self.permit(now, slot, level, bytes))
+    }
+
     fn pick(&mut self, now: Time) -> Option<Action> {
         self.paced = false;
+        let relieved = self.relieve(now);
+        if relieved.is_some() {
+            return relieved;
+        }
         loop {
-            let group = self.next_group(now)?;
+            let (group, insists) = self.next_group(now)?;
             // A rank may be stale, but only too high: time passes and members become hopeless.
             // So a stale group comes to the front, and is put right here.
             let best = self.port.queue.first()?.1;
@@ -377,6 +430,11 @@ impl Link {
             let flow = self.port.flows.get(slot);
             if standing.lane != SCAVENGER {
                 let hope = self.discipline.hope(&self.port, now, flow, standing);
+                if let Hope::Behind(place) = hope {
+                    // Once in a flow's life, and its level stays.
+                    let _ = self.relocate(now, slot, place);
+                    continue;
+                }
                 if hope != Hope::Alive {
                     if hope == Hope::RequestLost && flow.request != NONE {
                         let request = flow.request;
@@ -387,7 +445,7 @@ impl Link {
             }
             let bytes = self.piece(&flow.spec, flow.remaining);
             let level = self.level_now(now, flow, standing);
-            if !self.fits(now, flow.wire.unwrap_or(level), bytes) {
+            if !insists && !self.fits(now, flow.wire.unwrap_or(level), bytes) {
                 let chunk = bytes.min(self.port.config.chunk_bytes);
                 self.paced = self.overcommits(chunk);
                 return None;
@@ -396,18 +454,22 @@ impl Link {
         }
     }
 
-    /// The scavenger, if its guaranteed share covers its next chunk, else the best group.
-    fn next_group(&self, now: Time) -> Option<Slot> {
+    /// The scavenger, if its guaranteed share covers its next chunk, else the best group; and whether
+    /// the window is no obstacle.
+    fn next_group(&self, now: Time) -> Option<(Slot, bool)> {
         if let Some(scavenger) = self.port.queue.scavenger()
             && let Some((_, _, _, slot)) = self.port.queue.get(scavenger).head()
         {
             let flow = self.port.flows.get(slot);
             let bytes = self.piece(&flow.spec, flow.remaining);
-            if self.guarantee.covers(bytes) && self.fits(now, Level::SCAVENGER, bytes) {
-                return Some(scavenger);
+            let insists =
+                self.guarantee.insists() && self.in_flight.all <= self.port.config.window_bytes;
+            if self.guarantee.covers(bytes) && (insists || self.fits(now, Level::SCAVENGER, bytes))
+            {
+                return Some((scavenger, insists));
             }
         }
-        self.port.queue.first().map(|(_, group)| group)
+        self.port.queue.first().map(|(_, group)| (group, false))
     }
 
     /// The level that a permit for the head of a group raises it to.
@@ -451,12 +513,17 @@ impl Link {
         let flow = self.port.flows.get(slot);
         let (group, stage, share) = (flow.group, flow.spec.stage, flow.share);
         let (scavenged, whole) = (flow.level == Level::SCAVENGER, flow.remaining == bytes);
-        let level = flow.wire.unwrap_or(flow.level);
+        let (level, starved) = (flow.wire.unwrap_or(flow.level), flow.age.is_starved());
         self.account(now, stage, level, bytes);
         if scavenged {
             self.guarantee.spend(bytes);
-        } else if self.port.queue.scavenger().is_some() {
-            self.guarantee.earn(bytes);
+        } else {
+            if self.port.queue.scavenger().is_some() {
+                self.guarantee.earn(bytes);
+            }
+            if !starved {
+                self.starved.earn(bytes);
+            }
         }
         self.port.queue.charge(group, share, bytes);
         if whole {

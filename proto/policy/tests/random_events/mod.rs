@@ -414,6 +414,8 @@ impl Shadowed {
                 );
                 // What cannot be cut may exceed the window by what it is larger than a chunk.
                 let excess = bytes.saturating_sub(CHUNK);
+                // Scavenged work that was due for long may exceed it by a chunk (`scavenger.rs`).
+                let excess = excess + CHUNK * u64::from(level == Level::SCAVENGER);
                 let in_window = bytes == 0 || self.in_flight_at_or_above(level) <= WINDOW + excess;
                 // Beyond, the port must have had the time to send all but a chunk of what it was given.
                 let rate = self.link.config().rate;

@@ -18,8 +18,8 @@ use laxity_policy::{
 
 /// Bytes of one unit.
 pub const UNIT: u64 = 1_000_000;
-/// Nanoseconds of one tick.
-pub const TICK: u64 = 1_000_000_000;
+/// Nanoseconds of one tick: short beside `STARVED_AFTER`, so that only tests of that see it.
+pub const TICK: u64 = 1_000_000;
 /// Bytes of one chunk: a hundredth of a unit.
 pub const CHUNK: u64 = UNIT / 100;
 
@@ -36,7 +36,7 @@ pub fn ticks(time: Time) -> f64 {
 /// Near-fluid configuration: one unit takes one tick, one chunk in flight, never more.
 pub fn fluid() -> LinkConfig {
     LinkConfig {
-        rate: UNIT,
+        rate: UNIT * (1_000_000_000 / TICK),
         chunk_bytes: CHUNK,
         window_bytes: CHUNK,
         overcommit: 1,

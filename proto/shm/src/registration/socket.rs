@@ -4,7 +4,7 @@ use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::layout::Geometry;
@@ -54,40 +54,52 @@ fn address(path: &Path) -> Result<(libc::sockaddr_un, libc::socklen_t), Registra
     Ok((address, length as libc::socklen_t))
 }
 
+/// Daemon: the file that [`claim`] locks for `path`.
+#[must_use]
+pub fn lock_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    name.into()
+}
+
 /// Daemon: the right to listen at `path`, for as long as the descriptor is open. Two daemons that
 /// start at the same time could otherwise each take the other's socket for a left-over one. It is a
-/// lock on a file of its own beside the socket, which stays: whoever removed it could remove one
-/// that somebody else has just locked.
+/// lock on a file of its own beside the socket ([`lock_path`]), which stays: whoever removed it
+/// could remove one that somebody else has just locked. Should somebody remove it all the same, the
+/// file that counts is the one that has the name.
 ///
 /// # Errors
 /// [`RegistrationError::System`]; `AddrInUse` means that another daemon runs.
 pub fn claim(path: &Path) -> Result<OwnedFd, RegistrationError> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let mut name = path.as_os_str().to_owned();
-    name.push(".lock");
-    let file = std::fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-        .open(&name)
-        .map_err(|source| RegistrationError::System {
-            call: "open of the socket's lock file",
-            source,
-        })?;
-    // SAFETY: plain call on a descriptor that we own.
-    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-        let source = match io::Error::last_os_error() {
-            held if held.kind() == io::ErrorKind::WouldBlock => io::ErrorKind::AddrInUse.into(),
-            other => other,
-        };
-        return Err(RegistrationError::System {
-            call: "flock of the socket's lock file",
-            source,
-        });
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+    let name = lock_path(path);
+    let failed = |call, source| RegistrationError::System { call, source };
+    loop {
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK)
+            .open(&name)
+            .map_err(|source| failed("open of the socket's lock file", source))?;
+        // SAFETY: plain call on a descriptor that we own.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+            let source = match io::Error::last_os_error() {
+                held if held.kind() == io::ErrorKind::WouldBlock => io::ErrorKind::AddrInUse.into(),
+                other => other,
+            };
+            return Err(failed("flock of the socket's lock file", source));
+        }
+        let locked = file
+            .metadata()
+            .map_err(|source| failed("stat of the socket's lock file", source))?;
+        let has_name = std::fs::symlink_metadata(&name)
+            .is_ok_and(|named| (named.dev(), named.ino()) == (locked.dev(), locked.ino()));
+        if has_name {
+            return Ok(file.into());
+        }
     }
-    Ok(file.into())
 }
 
 /// Daemon: whether there is a socket at `path`. Anything else that lies there is somebody's file, to
@@ -113,6 +125,9 @@ pub fn is_socket(path: &Path) -> io::Result<bool> {
     Err(io::Error::new(io::ErrorKind::AlreadyExists, problem))
 }
 
+/// Connections that may wait to be accepted: whoever finds more is refused by the kernel.
+const BACKLOG: libc::c_int = 512;
+
 /// Daemon: listens at `path`, non-blocking. Replaces a socket that nobody listens on any more;
 /// [`claim`] it first.
 ///
@@ -126,13 +141,19 @@ pub fn listen(path: &Path) -> Result<OwnedFd, RegistrationError> {
     })?;
     if there {
         match connect(path) {
-            // Left over from a daemon that was killed. If this fails, bind says why.
+            // Left over from a daemon that was killed, perhaps another user's: the claim is ours.
             Err(RegistrationError::System { source, .. })
-                if source.kind() == io::ErrorKind::ConnectionRefused =>
+                if matches!(
+                    source.kind(),
+                    io::ErrorKind::ConnectionRefused | io::ErrorKind::PermissionDenied
+                ) =>
             {
-                let _ = std::fs::remove_file(path);
+                std::fs::remove_file(path).map_err(|source| RegistrationError::System {
+                    call: "removal of a socket that nobody listens at",
+                    source,
+                })?;
             }
-            // Somebody listens, though perhaps with a full backlog or not for us.
+            // Somebody listens, though perhaps with a full backlog.
             _ => {
                 return Err(RegistrationError::System {
                     call: "bind",
@@ -149,7 +170,7 @@ pub fn listen(path: &Path) -> Result<OwnedFd, RegistrationError> {
         return Err(failed("bind"));
     }
     // SAFETY: plain call on a descriptor that we own.
-    if unsafe { libc::listen(fd.as_raw_fd(), 128) } != 0 {
+    if unsafe { libc::listen(fd.as_raw_fd(), BACKLOG) } != 0 {
         return Err(failed("listen"));
     }
     Ok(fd)

@@ -1,0 +1,177 @@
+//! Nothing waits for ever: flows that have waited for long are served by turns.
+//!
+//! A strict order starves whom it puts last for as long as others have work. Papers leave it at
+//! that; a shared port can't. A flow that has waited for [`STARVED_AFTER`] in the levels is
+//! *starved*. Starved flows get one chunk each by turns, [`STARVED_PERMILLE`] of what the levels
+//! send, until they are through or their rank serves them. So beside `n − 1` other starved flows a
+//! flow of `S` bytes leaves a port of `B` bytes per second, however loaded, within
+//!
+//! ```text
+//! STARVED_AFTER + n · (S + 2 chunks) / (B · STARVED_PERMILLE / 1000)
+//! ```
+//!
+//! Scavenged work has a share of its own (`scavenger.rs`). A starved chunk may exceed the window
+//! by what it is larger than the room that is left, once: small pieces of others would take each
+//! room that a completion makes before a chunk fits.
+//!
+//! The lines are linked through the records of the flows, so each step is O(1).
+
+use super::flows::{Flows, NONE, Slot};
+use crate::scavenger::Guarantee;
+use crate::time::{Span, Time};
+
+/// Wait in the levels after which a flow is starved.
+pub const STARVED_AFTER: Span = Span::from_millis(1000);
+/// What starved flows are sure of together, in parts per thousand of what the levels send.
+pub const STARVED_PERMILLE: u16 = 50;
+
+/// Flows that become starved in one step: bounds the time until the next permit.
+const STARVED_PER_STEP: usize = 8;
+
+/// A flow's place in one of the lines.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Age {
+    /// Since when it waits in the levels, [`Time::NEVER`] if it does not.
+    since: Time,
+    starved: bool,
+    next: Slot,
+    previous: Slot,
+}
+
+impl Default for Age {
+    fn default() -> Self {
+        Self {
+            since: Time::NEVER,
+            starved: false,
+            next: NONE,
+            previous: NONE,
+        }
+    }
+}
+
+impl Age {
+    pub(crate) const fn is_starved(&self) -> bool {
+        self.starved
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    first: Slot,
+    last: Slot,
+}
+
+impl Line {
+    const EMPTY: Self = Self {
+        first: NONE,
+        last: NONE,
+    };
+
+    fn push(&mut self, flows: &mut Flows, slot: Slot) {
+        let age = &mut flows.get_mut(slot).age;
+        (age.previous, age.next) = (self.last, NONE);
+        if self.last == NONE {
+            self.first = slot;
+        } else {
+            flows.get_mut(self.last).age.next = slot;
+        }
+        self.last = slot;
+    }
+
+    fn remove(&mut self, flows: &mut Flows, slot: Slot) {
+        let Age { next, previous, .. } = flows.get(slot).age;
+        if previous == NONE {
+            self.first = next;
+        } else {
+            flows.get_mut(previous).age.next = next;
+        }
+        if next == NONE {
+            self.last = previous;
+        } else {
+            flows.get_mut(next).age.previous = previous;
+        }
+    }
+}
+
+/// The flows in the levels, by age.
+#[derive(Clone, Debug)]
+pub(crate) struct Starved {
+    /// Those that are not starved, the oldest first.
+    fresh: Line,
+    /// Those that are, in the order of their turns.
+    starved: Line,
+    guarantee: Guarantee,
+}
+
+impl Starved {
+    pub(crate) fn new(chunk_bytes: u64) -> Self {
+        Self {
+            fresh: Line::EMPTY,
+            starved: Line::EMPTY,
+            guarantee: Guarantee::new(STARVED_PERMILLE, chunk_bytes),
+        }
+    }
+
+    /// The flow waits in the levels; no change if it did before.
+    pub(crate) fn enter(&mut self, flows: &mut Flows, slot: Slot, now: Time) {
+        let age = &mut flows.get_mut(slot).age;
+        if age.since == Time::NEVER {
+            age.since = now;
+            self.fresh.push(flows, slot);
+        }
+    }
+
+    /// The flow waits in the levels no more, if it did.
+    pub(crate) fn leave(&mut self, flows: &mut Flows, slot: Slot) {
+        let age = flows.get(slot).age;
+        if age.since != Time::NEVER {
+            self.line(age.starved).remove(flows, slot);
+            flows.get_mut(slot).age = Age::default();
+        }
+    }
+
+    fn line(&mut self, starved: bool) -> &mut Line {
+        if starved {
+            &mut self.starved
+        } else {
+            &mut self.fresh
+        }
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.starved.first == NONE
+    }
+
+    /// The starved flow whose turn it is.
+    pub(crate) fn next(&mut self, flows: &mut Flows, now: Time) -> Option<Slot> {
+        for _ in 0..STARVED_PER_STEP {
+            let slot = self.fresh.first;
+            if slot == NONE || now.since(flows.get(slot).age.since) < STARVED_AFTER {
+                break;
+            }
+            self.fresh.remove(flows, slot);
+            flows.get_mut(slot).age.starved = true;
+            self.starved.push(flows, slot);
+        }
+        (self.starved.first != NONE).then_some(self.starved.first)
+    }
+
+    /// Whether the share covers `bytes`.
+    pub(crate) fn covers(&self, bytes: u64) -> bool {
+        self.guarantee.covers(bytes)
+    }
+
+    /// The flow whose turn it was has had `bytes` of the share: the next one's turn.
+    pub(crate) fn spend(&mut self, flows: &mut Flows, slot: Slot, bytes: u64) {
+        self.guarantee.spend(bytes);
+        self.starved.remove(flows, slot);
+        self.starved.push(flows, slot);
+    }
+
+    /// The levels sent `bytes` of a flow that is not starved.
+    pub(crate) fn earn(&mut self, bytes: u64) {
+        if !self.is_empty() {
+            self.guarantee.earn(bytes);
+        }
+    }
+}
