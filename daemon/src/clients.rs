@@ -11,8 +11,10 @@ use laxity_shm::region::Region;
 use laxity_shm::served::{ServeError, Served};
 
 use crate::config::Mode;
-use crate::driver::overdue::Record;
+use crate::driver::silence::OnWire;
+use crate::driver::trust::Loss;
 use crate::flows::Flows;
+use crate::owner::Owner;
 use crate::stats::{ClientCounters, ClientSnapshot};
 
 /// Records taken from one lane before the next has its turn.
@@ -32,8 +34,8 @@ pub struct Identity {
     pub id: ClientId,
     /// Process, as the kernel says.
     pub pid: u32,
-    /// User, as the kernel says.
-    pub uid: u32,
+    /// Whose process it is.
+    pub owner: Owner,
     /// What it calls itself.
     pub name: Arc<str>,
     /// Mode it asked for.
@@ -98,8 +100,18 @@ pub struct Book {
     pub room: usize,
     /// Living flows that it may have.
     pub flows_max: usize,
-    /// It holds the window and completes nothing; see [`crate::driver::overdue`].
-    pub record: Record,
+    /// What it lost lately.
+    pub lost: Loss,
+    /// Nothing of it is scheduled, for what it or others of its owner lost; see
+    /// [`crate::driver::trust`].
+    pub distrusted: bool,
+    /// Nothing of it is scheduled, since its owner owes much and it has completed nothing lately; see
+    /// [`crate::driver::overdue`].
+    pub suspected: bool,
+    /// When it completed something last.
+    pub completed: Time,
+    /// What it has on the wire of each port.
+    pub ports: Box<[OnWire]>,
     /// It was in mode `observe` at some time, so records that say so may still come.
     pub may_observe: bool,
     /// Its lanes.
@@ -187,9 +199,9 @@ pub struct Client {
 }
 
 impl Client {
-    /// Takes `newcomer` in.
+    /// Takes `newcomer` in, on a host with `ports`.
     #[must_use]
-    pub fn new(newcomer: Newcomer, now: Time, flows_max: usize) -> Self {
+    pub fn new(newcomer: Newcomer, now: Time, flows_max: usize, ports: usize) -> Self {
         let Newcomer { identity, served } = newcomer;
         let slots = usize::from(served.region().geometry().slots);
         let mode = identity.mode;
@@ -202,7 +214,11 @@ impl Client {
                 peers: None,
                 room: flows_max,
                 flows_max,
-                record: Record::default(),
+                lost: Loss::default(),
+                distrusted: false,
+                suspected: false,
+                completed: Time::ZERO,
+                ports: vec![OnWire::default(); ports].into(),
                 may_observe: false,
                 lanes: Lanes {
                     lanes: Vec::new(),
@@ -254,7 +270,8 @@ impl Client {
 
     /// How many flows it may have now.
     pub fn set_room(&mut self) {
-        self.book.room = if self.mode == Mode::Off || self.book.record.is_distrusted() {
+        let unscheduled = self.book.distrusted || self.book.suspected;
+        self.book.room = if self.mode == Mode::Off || unscheduled {
             0
         } else {
             self.book.flows_max
@@ -274,7 +291,7 @@ impl Client {
         ClientSnapshot {
             id: identity.id.0,
             pid: identity.pid,
-            uid: identity.uid,
+            owner: identity.owner.clone(),
             name: Arc::clone(&identity.name),
             mode: self.mode,
             attached: self.book.attached,
@@ -282,6 +299,9 @@ impl Client {
             flows: self.book.flows as u64,
             waiting_flows: self.book.waiting as u64,
             quarantined_lanes: self.book.quarantined_lanes,
+            owed_bytes: self.book.ports.iter().map(OnWire::owed).sum(),
+            held: self.book.ports.iter().any(OnWire::is_held),
+            distrusted: self.book.distrusted || self.book.suspected,
             counters: self.book.counters,
         }
     }
@@ -309,13 +329,13 @@ mod tests {
         let identity = Identity {
             id: ClientId(1),
             pid: 1,
-            uid: 1,
+            owner: Owner::of(1, 1),
             name: "sleeper".into(),
             mode: Mode::Enforce,
         };
         let newcomer = Newcomer::new(identity, Geometry::default(), false).expect("a region");
         let region = Arc::clone(newcomer.served.region());
-        let mut client = Client::new(newcomer, Time::ZERO, 10);
+        let mut client = Client::new(newcomer, Time::ZERO, 10, 2);
         region.header().set_claimed(0, true);
         client.served.refresh();
         let memory = LaneMemory::mapped(&region, 0).expect("a lane");

@@ -130,6 +130,10 @@ pub struct SchedulerConfig {
     pub slots: u16,
     /// Processes that may be attached at once.
     pub clients_max: usize,
+    /// Of those, processes of one user, root apart. Default: half. A sixteenth of all places is
+    /// kept for root.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clients_per_uid_max: Option<usize>,
     /// Living flows (submitted, not completed) of one process. One that has more is permitted
     /// without scheduling until some complete.
     pub flows_per_client_max: usize,
@@ -326,6 +330,24 @@ impl Default for Config {
     }
 }
 
+impl SchedulerConfig {
+    /// The share of one user, root apart, that holds.
+    #[must_use]
+    pub fn clients_per_uid(&self) -> usize {
+        self.clients_per_uid_max
+            .unwrap_or_else(|| self.clients_max.div_ceil(2))
+    }
+
+    /// Of `places`, those that only root may take.
+    #[must_use]
+    pub fn root_reserve(places: usize) -> usize {
+        match places {
+            0 | 1 => 0,
+            _ => (places / 16).max(1),
+        }
+    }
+}
+
 impl Default for SchedulerConfig {
     fn default() -> Self {
         Self {
@@ -334,6 +356,7 @@ impl Default for SchedulerConfig {
             lanes: 64,
             slots: 256,
             clients_max: 256,
+            clients_per_uid_max: None,
             flows_per_client_max: 65_536,
         }
     }

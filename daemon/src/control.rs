@@ -1,22 +1,31 @@
 //! The control socket: reads request lines, has them carried out, writes answer lines.
 //!
-//! Who may connect is the socket's file mode. A peer that sends too long a line, or nothing for a
-//! while, is disconnected; connections beyond [`CONNECTIONS_MAX`] wait for one to end.
+//! Who may connect is the socket's file mode. Whoever connects is served: if all connections are
+//! taken, or a user's share of them, the one that has asked nothing for longest is closed
+//! ([`Places`]), and root's only for root. A peer that sends too long a line, or nothing for a
+//! while, is disconnected.
+//!
+//! A command that its operator saw fail must not take effect later. So whoever is gone when its
+//! request comes up is not served, and a connection that is closed takes its request with it.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use laxity_listen::{AcceptErrors, Places};
 use laxity_wire::control::{REQUEST_BYTES_MAX, parse_request};
 use laxity_wire::{Envelope, Request, Response};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Semaphore;
-use tracing::{debug, warn};
+use tracing::debug;
 
-use crate::service::Service;
+use crate::service::{AttendedTrace, Service};
 
 /// Connections served at once.
-const CONNECTIONS_MAX: usize = 32;
+pub const CONNECTIONS_MAX: usize = 32;
+/// Those of one user, root apart.
+const PER_UID_MAX: usize = CONNECTIONS_MAX / 2;
 /// A connection that asks nothing for this long is closed.
 const IDLE_MAX: Duration = Duration::from_secs(60);
 /// A peer that does not read its answer for this long is disconnected.
@@ -24,32 +33,44 @@ const WRITE_MAX: Duration = Duration::from_secs(5);
 
 /// Serves `listener` until the runtime ends.
 pub async fn serve(listener: UnixListener, service: Arc<Service>) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let places = Places::new(CONNECTIONS_MAX, PER_UID_MAX);
+    let mut errors = AcceptErrors::new("the control socket");
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-            return;
+        let accepted = listener.accept().await;
+        let (stream, uid) = match accepted.and_then(|(s, _)| s.peer_cred().map(|c| (s, c.uid()))) {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                errors.rest_after(&error).await;
+                continue;
+            }
         };
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let service = Arc::clone(&service);
-                tokio::spawn(async move {
-                    if let Err(error) = converse(stream, &service).await {
+        let Some(mut place) = places.take(uid, uid == 0) else {
+            debug!(uid, "root has every control connection; one was closed");
+            continue;
+        };
+        let (service, places) = (Arc::clone(&service), places.clone());
+        tokio::spawn(async move {
+            let number = place.number();
+            tokio::select! {
+                // First: a command that was carried out is answered before its connection ends.
+                biased;
+                ended = converse(stream, &service, || places.renew(number)) => {
+                    if let Err(error) = ended {
                         debug!(%error, "a control connection ended");
                     }
-                    drop(place);
-                });
+                }
+                () = place.lost() => debug!(uid, "a control connection made room for a newer one"),
             }
-            Err(error) => {
-                warn!(%error, "cannot accept a control connection");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
+        });
+        // Whoever lost its place closes its connection before the next is accepted.
+        tokio::task::yield_now().await;
     }
 }
 
-async fn converse(stream: UnixStream, service: &Service) -> std::io::Result<()> {
+async fn converse(stream: UnixStream, service: &Service, asked: impl Fn()) -> std::io::Result<()> {
     let mut stream = BufReader::new(stream);
     let mut line = Vec::new();
+    let mut trace = None;
     loop {
         line.clear();
         let limit = REQUEST_BYTES_MAX as u64 + 1;
@@ -59,15 +80,16 @@ async fn converse(stream: UnixStream, service: &Service) -> std::io::Result<()> 
             Err(_) => return Ok(()),
             Ok(read) => read?,
         };
-        if line.is_empty() {
+        if line.is_empty() || is_gone(stream.get_ref()) {
             return Ok(());
         }
+        asked();
         let too_long = line.len() > REQUEST_BYTES_MAX;
         let response = if too_long {
             Response::error(format!("a request has at most {REQUEST_BYTES_MAX} bytes"))
         } else {
             match parse_request(&line) {
-                Ok(request) => answer(service, request).await,
+                Ok(request) => answer(service, request, &mut trace).await,
                 Err(problem) => Response::Error { message: problem },
             }
         };
@@ -83,7 +105,20 @@ async fn converse(stream: UnixStream, service: &Service) -> std::io::Result<()> 
     }
 }
 
-async fn answer(service: &Service, request: Request) -> Response {
+/// Whether the other side has closed the connection altogether, so that nobody reads an answer.
+/// One that only has nothing more to say (`socat`) has not.
+fn is_gone(stream: &UnixStream) -> bool {
+    let mut fds = [PollFd::new(stream.as_fd(), PollFlags::empty())];
+    let hangup = |fd: &PollFd<'_>| fd.revents().is_some_and(|r| r.contains(PollFlags::POLLHUP));
+    poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0) && fds.iter().any(hangup)
+}
+
+/// Carries out one request. `trace` is the trace that ends with this connection.
+async fn answer<'a>(
+    service: &'a Service,
+    request: Request,
+    trace: &mut Option<AttendedTrace<'a>>,
+) -> Response {
     match request {
         Request::Status => match service.status().await {
             Ok(status) => Response::Status(Box::new(status)),
@@ -92,7 +127,7 @@ async fn answer(service: &Service, request: Request) -> Response {
         Request::Bypass { on } => Response::done(service.bypass(on)),
         Request::SetPolicy { policy } => or_error(service.set_policy(&policy)),
         Request::SetMode { mode } => or_error(service.set_mode(&mode)),
-        Request::Reload => match service.reload() {
+        Request::Reload => match service.reload().await {
             Ok(needs_restart) => Response::Done {
                 message: if needs_restart.is_empty() {
                     "the configuration was read again".to_owned()
@@ -106,7 +141,16 @@ async fn answer(service: &Service, request: Request) -> Response {
             },
             Err(error) => Response::error(error.to_string()),
         },
-        Request::TraceStart { seconds, events } => or_error(service.trace_start(seconds, events)),
+        Request::TraceStart {
+            seconds,
+            events,
+            attended,
+        } => or_error(service.trace_start(seconds, events).map(|begun| {
+            if attended {
+                *trace = Some(service.attend_trace(&begun));
+            }
+            begun.message
+        })),
         Request::TraceRead => match service.trace_read().await {
             Ok(page) => Response::Trace(Box::new(page)),
             Err(problem) => Response::error(problem),

@@ -6,12 +6,13 @@
 //! sockets are removed.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use metrics_exporter_prometheus::{BuildError, ExporterFuture};
+use laxity_listen::http::Listener;
 use sd_notify::NotifyState;
 use thiserror::Error;
 use tokio::net::UnixListener;
@@ -21,40 +22,46 @@ use tracing::{debug, error, info, warn};
 
 use crate::config::Config;
 use crate::coordinator::desk::Desk;
-use crate::coordinator::stream::{Attendant, host_name};
+use crate::coordinator::stream::{Attendant, own_host};
+use crate::descriptors::TooFew;
 use crate::driver::{Driver, DriverError};
 use crate::mailbox::{Board, Command, LOOK_EVERY, LOOKS_MAX, Mailbox, mailbox};
 use crate::metrics::Exporter;
 use crate::service::{Service, SetLog, Source};
-use crate::sockets::{self, Bound};
+use crate::sockets::{self, BindError, Bound};
 use crate::stats::Snapshot;
 use crate::watched::{Watched, watch};
-use crate::{control, registration};
+use crate::{control, descriptors, registration};
 
 /// Why the daemon did not start, or ended. Causes are part of the text, so none is given as a
 /// source: whoever prints the chain would print them twice.
 #[derive(Debug, Error)]
 pub enum DaemonError {
     /// A socket cannot be made.
-    #[error("cannot listen at {path}: {cause}; {} (`{key}` in the configuration)", way_out(.cause), path = .path.display())]
+    #[error("cannot listen at {path}: {cause} (`{key}` in the configuration)", path = .path.display())]
     Listen {
         /// The socket.
         path: PathBuf,
         /// Its key.
         key: &'static str,
-        /// What went wrong.
-        cause: io::Error,
+        /// What went wrong, and what to do.
+        cause: BindError,
     },
     /// The metrics endpoint cannot be made.
     #[error(
-        "cannot serve metrics at {address}: {cause}; set another address, or \"\" for none (`metrics` in the configuration)"
+        "cannot serve metrics at {address}: {cause}; {} (`metrics` in the configuration)", sockets::way_out(.cause, "set another address, or \"\" for none")
     )]
     Metrics {
         /// The address.
-        address: String,
+        address: SocketAddr,
         /// What went wrong.
-        cause: BuildError,
+        cause: io::Error,
     },
+    /// The limit of open files leaves no room for clients.
+    #[error(
+        "the limit of open files is {}, and laxityd needs {} at least; raise `LimitNOFILE` of the unit (`ulimit -n`)", .0.limit, .0.needed
+    )]
+    Descriptors(TooFew),
     /// The scheduler cannot be made.
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -74,23 +81,11 @@ impl From<io::Error> for DaemonError {
     }
 }
 
-/// What to do about a socket that cannot be made.
-fn way_out(cause: &io::Error) -> &'static str {
-    match cause.kind() {
-        io::ErrorKind::AddrInUse => "another laxityd listens there: stop it, or set another path",
-        io::ErrorKind::AlreadyExists => "move it away, or set another path",
-        io::ErrorKind::InvalidFilename => "set a shorter path",
-        io::ErrorKind::PermissionDenied => {
-            "let the daemon's user write to the folder, or set another path"
-        }
-        _ => "set another path",
-    }
-}
-
 /// A daemon that has bound its sockets and does not yet serve.
 #[derive(Debug)]
 pub struct Daemon {
     config: Arc<Config>,
+    client_room: usize,
     service: Arc<Service>,
     mailbox: Mailbox,
     board: Arc<Board>,
@@ -106,7 +101,14 @@ pub struct Daemon {
 
 struct Exporting {
     exporter: Exporter,
-    serve: ExporterFuture,
+    listener: Listener,
+}
+
+fn exporting(address: SocketAddr) -> Result<Exporting, DaemonError> {
+    let fail = |cause| DaemonError::Metrics { address, cause };
+    let listener = Listener::bind(address).map_err(fail)?;
+    let exporter = Exporter::new().map_err(|error| fail(io::Error::other(error)))?;
+    Ok(Exporting { exporter, listener })
 }
 
 impl std::fmt::Debug for Exporting {
@@ -121,6 +123,7 @@ impl Daemon {
     /// # Errors
     /// See [`DaemonError`]; nothing is left behind.
     pub fn bind(config: Config, source: Source, set_log: SetLog) -> Result<Self, DaemonError> {
+        let room = descriptors::room_for_clients().map_err(DaemonError::Descriptors)?;
         let config = Arc::new(config);
         let (mailbox, inbox) = mailbox().map_err(io::Error::from)?;
         let board = Arc::new(Board::new().map_err(io::Error::from)?);
@@ -129,17 +132,6 @@ impl Daemon {
         if let Some(desk) = &desk {
             driver = driver.attending(Arc::clone(desk));
         }
-        let exporter = match config.metrics_address() {
-            Some(address) => {
-                let (exporter, serve) =
-                    Exporter::new(address).map_err(|cause| DaemonError::Metrics {
-                        address: config.metrics.clone(),
-                        cause,
-                    })?;
-                Some(Exporting { exporter, serve })
-            }
-            None => None,
-        };
         let fail = |key, path: &Path| {
             let path = path.to_owned();
             move |cause| DaemonError::Listen { path, key, cause }
@@ -147,10 +139,12 @@ impl Daemon {
         let (registration, registration_path) =
             sockets::bind_registration(&config.socket, config.access.socket_mode)
                 .map_err(fail("socket", &config.socket))?;
-        let registration = watch(registration).map_err(fail("socket", &config.socket))?;
+        let registration = watch(registration)?;
         let (control, control_path) =
             sockets::bind_control(&config.control, config.access.control_mode)
                 .map_err(fail("control", &config.control))?;
+        // After the sockets: a second daemon on them is to be told of the first.
+        let exporter = config.metrics_address().map(exporting).transpose()?;
         let (snapshots, seen) = watch::channel(None);
         let service = Arc::new(Service::new(
             Arc::clone(&config),
@@ -159,6 +153,7 @@ impl Daemon {
             mailbox.clone(),
             seen.clone(),
             desk.clone(),
+            room,
         ));
         let attendant = desk.map(|desk| {
             let host = desk.view().host;
@@ -169,6 +164,7 @@ impl Daemon {
         }
         Ok(Self {
             config,
+            client_room: room,
             service,
             mailbox,
             board,
@@ -194,6 +190,10 @@ impl Daemon {
         ];
         let hangup = signal(SignalKind::hangup())?;
         let (scheduler, died) = start(self.driver)?;
+        let metrics = match &self.exporter {
+            Some(exporting) => exporting.listener.local_addr()?.to_string(),
+            None => String::new(),
+        };
         let config = self.config;
         let mut tasks = vec![
             tokio::spawn(publish(
@@ -201,11 +201,7 @@ impl Daemon {
                 self.snapshots,
                 Arc::clone(&self.service),
                 self.exporter.map(|exporting| {
-                    tokio::spawn(async move {
-                        if let Err(error) = exporting.serve.await {
-                            error!(?error, "the metrics endpoint ended");
-                        }
-                    });
+                    tokio::spawn(exporting.exporter.serve(exporting.listener));
                     exporting.exporter
                 }),
             )),
@@ -226,9 +222,16 @@ impl Daemon {
         info!(
             version = env!("CARGO_PKG_VERSION"), policy = %config.policy,
             mode = config.mode.name(), socket = %config.socket.display(),
-            control = %config.control.display(), metrics = %config.metrics,
+            control = %config.control.display(), metrics = %metrics,
             nics = config.nic.len(), "laxityd is ready"
         );
+        if self.client_room < config.scheduler.clients_max {
+            warn!(
+                clients_max = config.scheduler.clients_max,
+                room = self.client_room,
+                "the limit of open files leaves room for fewer clients than scheduler.clients_max; raise `LimitNOFILE` of the unit (`ulimit -n`)"
+            );
+        }
         if self.service.is_bypassed() {
             warn!(
                 "bypass is still on, from before this start: nothing is scheduled. `laxity bypass off` ends it"
@@ -266,11 +269,7 @@ fn desk(config: &Config) -> Option<Desk> {
     if coordinator.endpoint.is_empty() {
         return None;
     }
-    let host = match coordinator.host.as_str() {
-        "" => host_name(),
-        name => name.to_owned(),
-    };
-    Some(Desk::new(&coordinator.endpoint, &host))
+    Some(Desk::new(&coordinator.endpoint, &own_host(coordinator)))
 }
 
 /// Starts the scheduler's thread. The receiver resolves when it ends, however it does.
@@ -310,9 +309,9 @@ async fn publish(
             readable = pinned.readable() => readable,
             // What the stream to the coordinator does, and the age of its order, is no news to the scheduler.
             () = tokio::time::sleep(EXPORT_EVERY), if service.desk().is_some() => continue,
-            () = service.next_refusal() => {
+            () = service.refusals().next() => {
                 if let Some(exporter) = &mut exporter {
-                    exporter.publish_refusals(service.refusals());
+                    exporter.publish_refusals(service.refusals().count());
                 }
                 continue;
             }
@@ -339,7 +338,7 @@ async fn publish(
                 && (looks > 1 || exported.is_none_or(|at| at.elapsed() >= EXPORT_EVERY))
                 && let Some(snapshot) = unexported.take()
             {
-                exporter.publish(&snapshot, service.refusals());
+                exporter.publish(&snapshot, service.refusals().count());
                 exporter.publish_cluster(service.desk());
                 exported = Some(Instant::now());
             }
@@ -366,7 +365,7 @@ async fn reload_on(mut hangup: Signal, service: Arc<Service>) {
             notify(&[NotifyState::Reloading, now]);
         }
         // What is wrong with it was logged; the old configuration holds.
-        let _ = service.reload();
+        let _ = service.reload().await;
         notify(&[NotifyState::Ready]);
     }
 }

@@ -27,8 +27,10 @@ mod report;
 mod rest;
 pub mod running;
 mod scan;
+pub mod silence;
 mod taking;
 pub mod trace;
+pub mod trust;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,7 +62,7 @@ const LOOKS_AFTER_WAKE: usize = 8;
 const RECORDS_PER_TURN: usize = 64;
 /// Time between heartbeats while awake.
 const BEAT: Span = Span::from_millis(5);
-/// Longest sleep while flows wait: clients take a scheduler for stalled after 100 ms.
+/// Longest sleep while flows are held: clients take a scheduler for stalled after 100 ms.
 const WAITING_SLEEP_MAX: Span = Span::from_millis(20);
 /// Time between snapshots while something happens.
 const PUBLISH_EVERY: Span = Span(LOOK_EVERY.as_nanos() as u64);
@@ -119,6 +121,9 @@ pub struct Driver {
     /// Client and lane where the next such look begins.
     sweep_at: (u32, u16),
     warned: Time,
+    /// When silent clients were looked for last, and when one was warned of.
+    looked: Time,
+    warned_silence: Time,
 }
 
 impl Driver {
@@ -139,6 +144,9 @@ impl Driver {
                 counters: LoopCounters::default(),
                 wakes: Vec::new(),
                 quiet: 0,
+                trust: trust::Trust::default(),
+                completion_timeout: Span::ZERO,
+                holding: false,
                 idle: false,
                 credit: false,
                 bypass: false,
@@ -166,6 +174,8 @@ impl Driver {
             swept: now,
             sweep_at: (0, 0),
             warned: Time::ZERO,
+            looked: now,
+            warned_silence: Time::ZERO,
         };
         driver.configure(config)?;
         Ok(driver)
@@ -314,6 +324,11 @@ impl Driver {
                 self.intake.trace = None;
             }
         }
+        if now.since(self.looked) >= silence::LOOK_EVERY {
+            self.looked = now;
+            self.look_for_silence();
+            serve = true;
+        }
         if now.since(self.swept) >= WRITE_OFF_EVERY {
             self.swept = now;
             // Nothing is overdue before what was told of it is read.
@@ -436,7 +451,10 @@ impl Driver {
         }
         // Who waits, be it for a fetch that is held, looks for signs of life.
         let waits = ports.iter().any(|port| port.link.waiting_flows() > 0);
-        if waits || self.intake.hints.holds_fetches() || !ordered {
+        if waits {
+            until = until.min(self.looked + silence::LOOK_EVERY);
+        }
+        if self.intake.holding || self.intake.hints.holds_fetches() || !ordered {
             until = until.min(now + WAITING_SLEEP_MAX);
         }
         until.since(now)

@@ -79,8 +79,13 @@ pub enum Books {
     Link,
     /// The flow was launched whole, at [`Flow::level`]: the driver tells the link when it lands.
     Driver,
-    /// Nobody: sent without leave in mode `observe`.
+    /// Nobody: sent without a permit in mode `observe`.
     Nobody,
+    /// Its client, which owes all that is outstanding ([`crate::driver::silence`]): the link has
+    /// forgotten the flow.
+    Owed,
+    /// The same for what was permitted of it. The rest waits in the link, held.
+    OwedInPart,
 }
 
 const _: () = assert!(size_of::<Flow>() == 64);

@@ -7,13 +7,14 @@
 //! the exact number of flows is `laxity_flows_total`.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::time::Duration;
 
+use laxity_listen::http::{Limits, Listener, rendered};
 use laxity_policy::{Level, Stage, Time};
 use laxity_shm::sleep::now_ns;
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Metadata, Recorder, Unit};
 use metrics_exporter_prometheus::{
-    BuildError, ExporterFuture, Matcher, PrometheusBuilder, PrometheusRecorder,
+    BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
 
 use crate::coordinator::desk::Desk;
@@ -233,9 +234,29 @@ pub const METRICS: &[(&str, Kind, &str)] = &[
         "Permitted bytes whose completion never came",
     ),
     (
+        "laxity_set_aside_bytes_total",
+        Kind::Counter,
+        "Permitted bytes that a client did not complete while others waited",
+    ),
+    (
+        "laxity_owed_bytes",
+        Kind::Gauge,
+        "Such bytes that are not completed yet, over all clients",
+    ),
+    (
+        "laxity_distrusted_owners",
+        Kind::Gauge,
+        "Owners whose new clients go unscheduled, because others lost permitted bytes",
+    ),
+    (
         "laxity_bypassed_bytes_total",
         Kind::Counter,
         "Bytes known to have gone out unscheduled",
+    ),
+    (
+        "laxity_unknown_nic_flows_total",
+        Kind::Counter,
+        "Flows of NICs that the configuration does not have, permitted unscheduled",
     ),
     (
         "laxity_garbage_records_total",
@@ -310,16 +331,26 @@ impl std::fmt::Debug for Exporter {
     }
 }
 
+/// Samples of waits are gathered up this often, whether or not somebody asks for them.
+const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+
+async fn keep_up(handle: PrometheusHandle) {
+    let mut ticks = tokio::time::interval(UPKEEP_EVERY);
+    loop {
+        ticks.tick().await;
+        handle.run_upkeep();
+    }
+}
+
 impl Exporter {
-    /// An exporter and the future that serves it at `address`; call inside a tokio runtime.
+    /// An exporter that knows every metric, and has no values.
     ///
     /// # Errors
-    /// The address cannot be listened on: name another one, or `""` for none.
-    pub fn new(address: SocketAddr) -> Result<(Self, ExporterFuture), BuildError> {
-        let (recorder, serve) = PrometheusBuilder::new()
-            .with_http_listener(address)
+    /// The buckets of a histogram make no sense.
+    pub fn new() -> Result<Self, BuildError> {
+        let recorder = PrometheusBuilder::new()
             .set_buckets_for_metric(Matcher::Full("laxity_wait_seconds".into()), &WAIT_EDGES_S)?
-            .build()?;
+            .build_recorder();
         for &(name, kind, text) in METRICS {
             let name = KeyName::from_const_str(name);
             let none: Option<Unit> = None;
@@ -329,13 +360,25 @@ impl Exporter {
                 Kind::Histogram => recorder.describe_histogram(name, none, text.into()),
             }
         }
-        let exporter = Self {
+        Ok(Self {
             recorder,
             counters: BTreeMap::new(),
             gauges: BTreeMap::new(),
             waits: BTreeMap::new(),
-        };
-        Ok((exporter, serve))
+        })
+    }
+
+    /// A future that serves what is published at `listener`, for as long as it is polled.
+    pub fn serve(&self, listener: Listener) -> impl Future<Output = ()> + Send + 'static {
+        let handle = self.recorder.handle();
+        let render = handle.clone();
+        let answer = rendered(move || render.render());
+        async move {
+            tokio::select! {
+                () = listener.serve("the metrics endpoint", Limits::METRICS, answer) => {}
+                () = keep_up(handle) => {}
+            }
+        }
     }
 
     /// Makes the endpoint show how many registrations were refused. The scheduler never hears of
@@ -403,7 +446,9 @@ impl Exporter {
             ("laxity_cancelled_flows_total", all.cancelled_flows),
             ("laxity_overflowed_flows_total", all.overflowed_flows),
             ("laxity_written_off_bytes_total", all.written_off_bytes),
+            ("laxity_set_aside_bytes_total", all.set_aside_bytes),
             ("laxity_bypassed_bytes_total", all.bypassed_bytes),
+            ("laxity_unknown_nic_flows_total", all.unknown_nic_flows),
             ("laxity_garbage_records_total", all.garbage_records),
             ("laxity_scheduler_rounds_total", scheduler.rounds),
             ("laxity_scheduler_records_total", scheduler.records),
@@ -421,6 +466,11 @@ impl Exporter {
             ("laxity_attached_clients", snapshot.clients.len() as u64),
             ("laxity_quarantined_lanes", u64::from(quarantined)),
             ("laxity_bypass", u64::from(snapshot.bypass)),
+            (
+                "laxity_owed_bytes",
+                snapshot.clients.iter().map(|c| c.owed_bytes).sum(),
+            ),
+            ("laxity_distrusted_owners", snapshot.distrusted.len() as u64),
             ("laxity_ring_depth", scheduler.ring_depth),
         ] {
             self.gauge(name, Vec::new(), value as f64);

@@ -5,111 +5,197 @@
 //! A refusal is answered with its reason. Afterwards the socket is silent; its hangup is the death
 //! of the client, on which everything of it is let go.
 
-use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use laxity_listen::{AcceptErrors, LineLimit, Place, Places};
 use laxity_shm::layout::Geometry;
 use laxity_shm::registration::{
     self, HELLO_FENCED, Hello, Peer, Reason, RegistrationError, accept, peer, peer_groups,
     receive_hello, send_reject,
 };
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tracing::{debug, info, warn};
 
-use crate::clients::{Identity, Newcomer};
+use crate::clients::{Identity, Leaving, Newcomer};
 use crate::config::AccessConfig;
 use crate::mailbox::Command;
+use crate::owner::Owner;
 use crate::service::Service;
 use crate::watched::{Watched, watch};
 
 /// A process that has connected must have greeted within this time.
 const GREETING_MAX: Duration = Duration::from_secs(1);
-/// Between two warnings of refusals of one user.
-const WARN_EVERY: Duration = Duration::from_secs(60);
-/// Users warned of within that time.
-const WARNED_MAX: usize = 32;
-/// Connections that have not greeted yet.
-const GREETINGS_MAX: usize = 128;
+/// Connections that may attach and have not greeted yet.
+const GREETINGS_MAX: usize = 64;
+/// Those of one user, root apart.
+const GREETINGS_PER_UID_MAX: usize = 16;
+/// Connections that were refused and are kept until they have read why.
+const FAREWELLS_MAX: usize = 32;
+/// Those of one user. Beyond, a refused connection is closed without waiting for its greeting.
+const FAREWELLS_PER_UID_MAX: usize = 16;
+/// Connections accepted before others on this thread have their turn.
+const ACCEPTS_MAX: usize = 16;
+/// Connections that are no clients (yet).
+pub const PENDING_MAX: usize = GREETINGS_MAX + FAREWELLS_MAX + ACCEPTS_MAX;
+/// Lines of the log about clients that come, and about clients that go, in each [`LINES_EVERY`].
+const LINES_MAX: u32 = 32;
+/// See [`LINES_MAX`].
+const LINES_EVERY: Duration = Duration::from_secs(10);
+
+/// What all registrations share.
+#[derive(Clone)]
+struct Door {
+    service: Arc<Service>,
+    greetings: Places<u32>,
+    farewells: Places<u32>,
+    lines: Arc<Lines>,
+}
+
+/// Lines of the log that clients cause.
+struct Lines {
+    attached: Mutex<LineLimit>,
+    left: Mutex<LineLimit>,
+}
+
+/// How many lines were left out before this one, or `None` if this one is left out.
+fn due(lines: &Mutex<LineLimit>) -> Option<u64> {
+    let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+    lines.take(Instant::now())
+}
 
 /// Serves `listener` until the runtime ends.
 pub async fn serve(listener: Watched, service: Arc<Service>) {
-    let warned = Arc::new(Mutex::new(Warned::default()));
-    let greetings = Arc::new(Semaphore::new(GREETINGS_MAX));
+    let lines = || Mutex::new(LineLimit::new(LINES_MAX, LINES_EVERY));
+    let door = Door {
+        service,
+        greetings: Places::new(GREETINGS_MAX, GREETINGS_PER_UID_MAX),
+        farewells: Places::new(FAREWELLS_MAX, FAREWELLS_PER_UID_MAX),
+        lines: Arc::new(Lines {
+            attached: lines(),
+            left: lines(),
+        }),
+    };
+    let mut errors = AcceptErrors::new("the registration socket");
     loop {
-        let Ok(greeting) = Arc::clone(&greetings).acquire_owned().await else {
-            return;
-        };
-        let socket = match next(&listener).await {
-            Ok(socket) => socket,
-            Err(error) => {
-                warn!(%error, "cannot accept a client");
-                // Out of descriptors: the backlog waits, clients run unscheduled meanwhile.
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
+        // Clients run unscheduled while there is an error.
+        if let Err(error) = door.accept_some(&listener).await {
+            errors.rest_after(&error).await;
+        }
+        // Whoever lost its place closes its connection before the next is accepted.
+        tokio::task::yield_now().await;
+    }
+}
+
+impl Door {
+    /// Awaits connections, and takes up to [`ACCEPTS_MAX`] of them.
+    async fn accept_some(&self, listener: &Watched) -> io::Result<()> {
+        let mut ready = listener.readable().await?;
+        for _ in 0..ACCEPTS_MAX {
+            match accept(listener.get_ref().as_fd()).map_err(plain)? {
+                Some(socket) => {
+                    let from = peer(socket.as_fd()).map_err(plain)?;
+                    self.admit(socket, from)?;
+                }
+                None => {
+                    ready.clear_ready();
+                    break;
+                }
             }
+        }
+        Ok(())
+    }
+
+    /// Takes a connection in, or refuses it at once: whoever may not attach waits nowhere.
+    fn admit(&self, socket: OwnedFd, from: Peer) -> io::Result<()> {
+        let config = self.service.config();
+        let groups = || peer_groups(socket.as_fd()).unwrap_or_default();
+        if !may_attach(&config.access, from, groups) {
+            let why = format!(
+                "user {} is not admitted; name it in `uids` or a group of it in `gids` of [access] in the configuration, then `laxity reload`",
+                from.uid
+            );
+            self.refuse(&socket, &Refusal::new(from, why, Reason::Forbidden));
+            if let Some(place) = self.farewells.take_free(from.uid) {
+                tokio::spawn(farewell(watch(socket)?, place));
+            }
+            return Ok(());
+        }
+        let Some(place) = self.greetings.take(from.uid, from.uid == 0) else {
+            let why = "root has every place of a connection that is about to attach".to_owned();
+            self.refuse(&socket, &Refusal::new(from, why, Reason::Full));
+            return Ok(());
         };
-        let (service, warned) = (Arc::clone(&service), Arc::clone(&warned));
+        let (door, socket) = (self.clone(), watch(socket)?);
         tokio::spawn(async move {
-            match register(&socket, &service).await {
-                Ok(newcomer) => {
-                    drop(greeting);
-                    attend(&socket, newcomer, &service).await;
-                }
-                Err(refusal) => {
-                    service.refused();
-                    let (Peer { pid, uid, .. }, why) = (refusal.peer, &refusal.why);
-                    let loud = warned
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .is_due(uid, Instant::now());
-                    if loud {
-                        warn!(pid, uid, %why, "refused a client; it runs unscheduled");
-                    } else {
-                        debug!(pid, uid, %why, "refused a client; it runs unscheduled");
-                    }
-                    if let Some(reason) = refusal.reason {
-                        let _ = send_reject(socket.get_ref().as_fd(), reason);
-                    }
-                }
+            match door.greet(&socket, from, place).await {
+                Ok(newcomer) => door.attend(&socket, newcomer).await,
+                Err(refusal) => door.refuse(socket.get_ref(), &refusal),
             }
         });
+        Ok(())
     }
-}
 
-async fn next(listener: &Watched) -> Result<Watched, RegistrationError> {
-    let system = |source| RegistrationError::System {
-        call: "accept",
-        source,
-    };
-    loop {
-        let mut ready = listener.readable().await.map_err(system)?;
-        match accept(listener.get_ref().as_fd())? {
-            Some(socket) => {
-                return watch(socket).map_err(system);
+    /// Says no, counts it, and has the log say it now and then.
+    fn refuse(&self, socket: &OwnedFd, refusal: &Refusal) {
+        let (Peer { pid, uid, .. }, why) = (refusal.peer, &refusal.why);
+        if self.service.refusals().add(refusal.peer, why) {
+            warn!(pid, uid, %why, "refused a client; it runs unscheduled");
+        } else {
+            debug!(pid, uid, %why, "refused a client; it runs unscheduled");
+        }
+        if let Some(reason) = refusal.reason {
+            let _ = send_reject(socket.as_fd(), reason);
+        }
+    }
+
+    /// Awaits the greeting for as long as it may take and `place` is not lost.
+    async fn greet(
+        &self,
+        socket: &Watched,
+        from: Peer,
+        mut place: Place<u32>,
+    ) -> Result<Newcomer, Refusal> {
+        let hello = tokio::select! {
+            biased;
+            hello = tokio::time::timeout(GREETING_MAX, greeting(socket)) => hello,
+            () = place.lost() => {
+                let why = "it did not greet before others of its user came".to_owned();
+                return Err(Refusal::new(from, why, Reason::Full));
             }
-            None => ready.clear_ready(),
+        };
+        match hello {
+            Ok(Ok(hello)) => register(&hello, from, &self.service),
+            Ok(Err(error)) => Err(Refusal {
+                peer: from,
+                why: error.to_string(),
+                reason: match &error {
+                    RegistrationError::Version(_) => Some(Reason::Version),
+                    RegistrationError::NoAnswer => None,
+                    _ => Some(Reason::Malformed),
+                },
+            }),
+            Err(_) => {
+                let why = "it connected and did not greet".to_owned();
+                Err(Refusal::new(from, why, Reason::Malformed))
+            }
         }
     }
 }
 
-/// Users that were warned of lately. A client that is refused asks again every few seconds, and all
-/// processes of a job do: one line a user and [`WARN_EVERY`] says it. The counter has them all.
-#[derive(Debug, Default)]
-struct Warned(BTreeMap<u32, Instant>);
+/// Keeps a refused connection until its greeting has come. A socket that is closed on something
+/// unread breaks under the client's hands, and it never sees the reason.
+async fn farewell(socket: Watched, place: Place<u32>) {
+    let _ = tokio::time::timeout(GREETING_MAX, greeting(&socket)).await;
+    drop((socket, place));
+}
 
-impl Warned {
-    /// Whether a refusal of `uid` is to be said aloud.
-    fn is_due(&mut self, uid: u32, now: Instant) -> bool {
-        self.0
-            .retain(|_, at| now.saturating_duration_since(*at) < WARN_EVERY);
-        // With so many users at once the log is full enough.
-        if self.0.len() >= WARNED_MAX || self.0.contains_key(&uid) {
-            return false;
-        }
-        self.0.insert(uid, now);
-        true
+fn plain(error: RegistrationError) -> io::Error {
+    match error {
+        RegistrationError::System { source, .. } => source,
+        other => io::Error::other(other),
     }
 }
 
@@ -122,59 +208,27 @@ struct Refusal {
     reason: Option<Reason>,
 }
 
-/// Greets, checks, makes the memory. The welcome is sent only once the scheduler has the client.
-async fn register(socket: &Watched, service: &Service) -> Result<Newcomer, Refusal> {
-    let fd = socket.get_ref().as_fd();
-    let nobody = Peer {
-        pid: 0,
-        uid: u32::MAX,
-        gid: u32::MAX,
-    };
-    let from = peer(fd).map_err(|error| Refusal {
-        peer: nobody,
-        why: error.to_string(),
-        reason: Some(Reason::Forbidden),
-    })?;
-    let refuse = |reason, why: String| Refusal {
-        peer: from,
-        why,
-        reason,
-    };
-    let config = service.config();
-    let groups = || peer_groups(fd).unwrap_or_default();
-    if !may_attach(&config.access, from, groups) {
-        let why = format!(
-            "user {} is not admitted; name it in `uids` or a group of it in `gids` of [access] in the configuration, then `laxity reload`",
-            from.uid
-        );
-        // Read, though it changes nothing: a socket that is closed on something unread breaks under the
-        // client's hands, and it never sees the reason.
-        let _ = tokio::time::timeout(GREETING_MAX, greeting(socket)).await;
-        return Err(refuse(Some(Reason::Forbidden), why));
+impl Refusal {
+    const fn new(peer: Peer, why: String, reason: Reason) -> Self {
+        Self {
+            peer,
+            why,
+            reason: Some(reason),
+        }
     }
-    let hello = match tokio::time::timeout(GREETING_MAX, greeting(socket)).await {
-        Ok(Ok(hello)) => hello,
-        Ok(Err(error)) => {
-            let reason = match &error {
-                RegistrationError::Version(_) => Some(Reason::Version),
-                RegistrationError::NoAnswer => None,
-                _ => Some(Reason::Malformed),
-            };
-            return Err(refuse(reason, error.to_string()));
-        }
-        Err(_) => {
-            let why = "it connected and did not greet".to_owned();
-            return Err(refuse(Some(Reason::Malformed), why));
-        }
-    };
-    let Some(id) = service.admit() else {
-        let why = format!("{} clients are attached", config.scheduler.clients_max);
-        return Err(refuse(Some(Reason::Full), why));
-    };
+}
+
+/// Finds a place, makes the memory. The welcome is sent only once the scheduler has the client.
+fn register(hello: &Hello, from: Peer, service: &Service) -> Result<Newcomer, Refusal> {
+    let full = |why: String| Refusal::new(from, why, Reason::Full);
+    let config = service.config();
+    let id = service
+        .admit(from.uid)
+        .map_err(|error| full(error.to_string()))?;
     let identity = Identity {
         id,
         pid: if from.pid == 0 { hello.pid } else { from.pid },
-        uid: from.uid,
+        owner: Owner::of(from.uid, from.pid),
         name: hello.name().into(),
         mode: hello.mode().unwrap_or_default().into(),
     };
@@ -186,7 +240,7 @@ async fn register(socket: &Watched, service: &Service) -> Result<Newcomer, Refus
     let fenced = hello.flags & HELLO_FENCED != 0;
     Newcomer::new(identity, geometry, fenced).map_err(|error| {
         service.departed(id);
-        refuse(Some(Reason::Full), error.to_string())
+        full(error.to_string())
     })
 }
 
@@ -217,61 +271,84 @@ fn may_attach(access: &AccessConfig, peer: Peer, groups: impl FnOnce() -> Vec<u3
         || !access.gids.is_empty() && groups().iter().any(|gid| access.gids.contains(gid))
 }
 
-/// Serves a client until its socket hangs up.
-async fn attend(socket: &Watched, newcomer: Newcomer, service: &Service) {
-    let id = newcomer.identity.id;
-    let geometry = newcomer.served.region().geometry();
-    let region = Arc::clone(newcomer.served.region());
-    let fd = socket.get_ref().as_fd();
-    let eventfd = match newcomer.served.eventfd().try_clone_to_owned() {
-        Ok(eventfd) => eventfd,
-        Err(error) => {
+impl Door {
+    /// Serves a client until its socket hangs up.
+    async fn attend(&self, socket: &Watched, newcomer: Newcomer) {
+        let service = &self.service;
+        let identity = newcomer.identity.clone();
+        let id = identity.id;
+        let geometry = newcomer.served.region().geometry();
+        let region = Arc::clone(newcomer.served.region());
+        let fd = socket.get_ref().as_fd();
+        let eventfd = match newcomer.served.eventfd().try_clone_to_owned() {
+            Ok(eventfd) => eventfd,
+            Err(error) => {
+                service.departed(id);
+                warn!(%error, "out of descriptors; a client runs unscheduled");
+                let _ = send_reject(fd, Reason::Full);
+                return;
+            }
+        };
+        service.keep_region(id, Arc::clone(&region));
+        let (attached, ready) = oneshot::channel();
+        if !service.send(Command::Attach {
+            newcomer: Box::new(newcomer),
+            attached,
+        }) || ready.await.is_err()
+        {
+            let _ = send_reject(fd, Reason::Stopping);
             service.departed(id);
-            warn!(%error, "out of descriptors; a client runs unscheduled");
-            let _ = send_reject(fd, Reason::Full);
             return;
         }
-    };
-    service.keep_region(id, Arc::clone(&region));
-    let (attached, ready) = oneshot::channel();
-    if !service.send(Command::Attach {
-        newcomer: Box::new(newcomer),
-        attached,
-    }) || ready.await.is_err()
-    {
-        let _ = send_reject(fd, Reason::Stopping);
-        service.departed(id);
-        return;
+        self.say_attached(&identity);
+        let sent = registration::send_welcome(fd, geometry, region.memfd(), eventfd.as_fd());
+        drop(eventfd);
+        drop(region);
+        match sent {
+            Ok(()) => hangup(socket).await,
+            Err(error) => debug!(%error, "a client left before its welcome"),
+        }
+        let (leaving, left) = oneshot::channel();
+        if service.send(Command::Detach {
+            client: id,
+            leaving,
+        }) && let Ok(Some(leaving)) = left.await
+        {
+            self.say_left(&leaving);
+            // After this nobody else has the region. It is emptied and unmapped here, not on the
+            // scheduler's thread; the client may keep the file.
+            service.departed(id);
+            leaving.served.region().discard();
+            drop(leaving);
+        } else {
+            service.departed(id);
+        }
     }
-    let sent = registration::send_welcome(fd, geometry, region.memfd(), eventfd.as_fd());
-    drop(eventfd);
-    drop(region);
-    match sent {
-        Ok(()) => hangup(socket).await,
-        Err(error) => debug!(%error, "a client left before its welcome"),
-    }
-    let (leaving, left) = oneshot::channel();
-    if service.send(Command::Detach {
-        client: id,
-        leaving,
-    }) && let Ok(Some(leaving)) = left.await
-    {
-        let counters = leaving.counters;
-        let identity = &leaving.identity;
+
+    fn say_attached(&self, identity: &Identity) {
+        let Some(left_out) = due(&self.lines.attached) else {
+            return;
+        };
+        let mode = self.service.config().mode.min(identity.mode);
         info!(
-            client = %identity.name, id = id.0, pid = identity.pid,
+            client = %identity.name, id = identity.id.0, pid = identity.pid, uid = identity.owner.uid,
+            mode = mode.name(), lines_left_out = left_out, "a client attached"
+        );
+    }
+
+    fn say_left(&self, leaving: &Leaving) {
+        let Some(left_out) = due(&self.lines.left) else {
+            return;
+        };
+        let (identity, counters) = (&leaving.identity, leaving.counters);
+        info!(
+            client = %identity.name, id = identity.id.0, pid = identity.pid, uid = identity.owner.uid,
             permitted_bytes = counters.permitted_bytes,
             cancelled_flows = counters.cancelled_flows,
+            unknown_nic_flows = counters.unknown_nic_flows,
             garbage_records = counters.garbage_records,
-            "a client left"
+            lines_left_out = left_out, "a client left"
         );
-        // After this nobody else has the region. It is emptied and unmapped here, not on the
-        // scheduler's thread; the client may keep the file.
-        service.departed(id);
-        leaving.served.region().discard();
-        drop(leaving);
-    } else {
-        service.departed(id);
     }
 }
 
@@ -324,16 +401,6 @@ mod tests {
         access.gids.clear();
         access.anyone = true;
         assert!(may(&access, stranger));
-    }
-
-    #[test]
-    fn refusals_of_a_user_are_said_aloud_once_in_a_while() {
-        let (mut warned, now) = (Warned::default(), Instant::now());
-        assert!(warned.is_due(1, now) && warned.is_due(2, now));
-        assert!(!warned.is_due(1, now + WARN_EVERY / 2));
-        assert!(warned.is_due(1, now + WARN_EVERY));
-        let loud = (100..10_000).filter(|uid| warned.is_due(*uid, now + WARN_EVERY));
-        assert_eq!(loud.count(), WARNED_MAX - 1);
     }
 
     #[test]

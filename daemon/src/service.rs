@@ -6,8 +6,7 @@ mod trace;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,17 +14,22 @@ use laxity_shm::layout::attention;
 use laxity_shm::region::Region;
 use laxity_shm::sleep::now_ns;
 use laxity_wire::Status;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{oneshot, watch};
 use tracing::{info, warn};
 
 use crate::clients::ClientId;
-use crate::config::{Config, ConfigError, Mode};
+use crate::config::{Config, ConfigError, FILE_DEFAULT, Mode};
 use crate::coordinator::desk::Desk;
 use crate::mailbox::{Command, Mailbox};
+use crate::places::{ClientPlaces, NoPlace};
+use crate::refusals::Refusals;
 use crate::stats::Snapshot;
 use crate::status::status;
+pub use trace::AttendedTrace;
 use trace::Tracing;
 
+/// How long the configuration may take to be read.
+const READ_MAX: Duration = Duration::from_secs(2);
 /// How long the scheduler may take to answer a request for a snapshot.
 const SNAPSHOT_MAX: Duration = Duration::from_secs(2);
 
@@ -36,6 +40,16 @@ pub struct Source {
     pub file: Option<PathBuf>,
     /// Overrides of the command line, `key=value`.
     pub sets: Vec<String>,
+}
+
+impl Source {
+    /// The file that is read.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.file
+            .as_deref()
+            .unwrap_or_else(|| Path::new(FILE_DEFAULT))
+    }
 }
 
 /// Changes what is logged; the argument is `log` of the configuration.
@@ -49,9 +63,9 @@ pub struct Service {
     mailbox: Mailbox,
     snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
     desk: Option<Arc<Desk>>,
-    refusals: AtomicU64,
-    /// Rung with each.
-    refusal: Notify,
+    refusals: Refusals,
+    /// Held by whoever reads the configuration.
+    reading: Arc<tokio::sync::Mutex<()>>,
     /// Lies there while bypass is on, so that a daemon that is started again after a crash does not
     /// schedule what an operator wanted left alone. Beside the control socket: what is there does
     /// not outlast a reboot.
@@ -64,8 +78,7 @@ pub struct Service {
 struct State {
     config: Arc<Config>,
     bypass: bool,
-    next_id: u64,
-    attached: usize,
+    places: ClientPlaces,
     /// So that a bypass reaches the clients even if the scheduler hangs.
     regions: BTreeMap<ClientId, Arc<Region>>,
 }
@@ -79,7 +92,8 @@ impl std::fmt::Debug for Service {
 }
 
 impl Service {
-    /// A service in front of the scheduler behind `mailbox`.
+    /// A service in front of the scheduler behind `mailbox`, for at most `client_room` clients,
+    /// whatever the configuration says.
     #[must_use]
     pub fn new(
         config: Arc<Config>,
@@ -88,6 +102,7 @@ impl Service {
         mailbox: Mailbox,
         snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
         desk: Option<Arc<Desk>>,
+        client_room: usize,
     ) -> Self {
         let mut marker = config.control.as_os_str().to_owned();
         marker.push(".bypass");
@@ -100,14 +115,13 @@ impl Service {
             mailbox,
             snapshots,
             desk,
-            refusals: AtomicU64::new(0),
-            refusal: Notify::new(),
+            refusals: Refusals::default(),
+            reading: Arc::default(),
             marker,
             state: Mutex::new(State {
                 config,
                 bypass,
-                next_id: 1,
-                attached: 0,
+                places: ClientPlaces::new(client_room),
                 regions: BTreeMap::new(),
             }),
             tracing: Mutex::default(),
@@ -139,17 +153,14 @@ impl Service {
         self.mailbox.send(command)
     }
 
-    /// Room for one more client: its number, or `None` if there are as many as may be.
-    #[must_use]
-    pub fn admit(&self) -> Option<ClientId> {
+    /// Room for one more client, of user `uid`: its number.
+    ///
+    /// # Errors
+    /// There is none for it; refuse it.
+    pub fn admit(&self, uid: u32) -> Result<ClientId, NoPlace> {
         let mut state = self.state();
-        if state.attached >= state.config.scheduler.clients_max {
-            return None;
-        }
-        state.attached += 1;
-        let id = ClientId(state.next_id);
-        state.next_id += 1;
-        Some(id)
+        let config = Arc::clone(&state.config);
+        state.places.take(uid, &config.scheduler)
     }
 
     /// Remembers the memory of an admitted client.
@@ -160,25 +171,14 @@ impl Service {
     /// An admitted client is gone.
     pub fn departed(&self, id: ClientId) {
         let mut state = self.state();
-        state.attached = state.attached.saturating_sub(1);
+        state.places.free(id);
         state.regions.remove(&id);
     }
 
-    /// Counts a registration that was refused.
-    pub fn refused(&self) {
-        self.refusals.fetch_add(1, Ordering::Relaxed);
-        self.refusal.notify_one();
-    }
-
-    /// Returns once a registration was refused since the last call; for one caller.
-    pub async fn next_refusal(&self) {
-        self.refusal.notified().await;
-    }
-
-    /// Registrations refused so far.
+    /// Registrations that were refused.
     #[must_use]
-    pub fn refusals(&self) -> u64 {
-        self.refusals.load(Ordering::Relaxed)
+    pub const fn refusals(&self) -> &Refusals {
+        &self.refusals
     }
 
     /// The state of the daemon now.
@@ -199,7 +199,7 @@ impl Service {
             Ok(Ok(seen)) => {
                 let uptime_ms = self.started.elapsed().as_millis() as u64;
                 seen.as_ref()
-                    .map(|snapshot| status(snapshot, uptime_ms, self.refusals(), self.desk()))
+                    .map(|snapshot| status(snapshot, uptime_ms, &self.refusals, self.desk()))
                     .ok_or_else(|| "there is no snapshot yet; ask again".to_owned())
             }
             Ok(Err(_)) => Err("laxityd is stopping".to_owned()),
@@ -244,7 +244,7 @@ impl Service {
                 region.header().raise(attention::BYPASS);
             }
         }
-        let clients = state.attached;
+        let clients = state.places.taken();
         // Still under the lock: two operators must not leave a marker that says otherwise.
         let marked = self.mark_bypass(on);
         drop(state);
@@ -307,19 +307,53 @@ impl Service {
         self.send(Command::Configure(config));
     }
 
-    /// Reads the configuration again. Gives the keys that changed and need a restart.
+    /// Reads the configuration again. Gives the keys that changed and need a restart. Whoever
+    /// drops the future before it is ready has changed nothing.
     ///
     /// # Errors
-    /// The new configuration is wrong; the old one holds.
-    pub fn reload(&self) -> Result<Vec<&'static str>, ConfigError> {
-        let loaded = Config::load(self.source.file.as_deref(), &self.source.sets);
-        let file = match loaded {
-            Ok(file) => file,
+    /// The new configuration is wrong, or its file gives no answer; the old one holds.
+    pub async fn reload(&self) -> Result<Vec<&'static str>, ConfigError> {
+        match self.read().await {
+            Ok((config, warnings)) => Ok(self.take(&config, &warnings)),
             Err(error) => {
                 warn!(%error, "the configuration was not reloaded; the old one holds");
-                return Err(error);
+                Err(error)
             }
+        }
+    }
+
+    /// Reads on a thread of its own: one that hangs holds up neither operators nor the end of the
+    /// daemon, and what it reads too late is dropped.
+    async fn read(&self) -> Result<(Config, Vec<String>), ConfigError> {
+        let read = async {
+            // One thread that hangs is enough.
+            let reading = Arc::clone(&self.reading).lock_owned().await;
+            let source = self.source.clone();
+            let (done, loaded) = oneshot::channel();
+            std::thread::Builder::new()
+                .name("configuration".into())
+                .spawn(move || {
+                    let loaded = Config::load(source.file.as_deref(), &source.sets);
+                    let _ = done.send(loaded.map(|config| {
+                        let warnings = config.warnings();
+                        (config, warnings)
+                    }));
+                    drop(reading);
+                })
+                .ok()?;
+            loaded.await.ok()
         };
+        match tokio::time::timeout(READ_MAX, read).await {
+            Ok(Some(loaded)) => loaded,
+            Ok(None) | Err(_) => Err(ConfigError::Slow {
+                path: self.source.path().to_owned(),
+                waited: READ_MAX,
+            }),
+        }
+    }
+
+    /// Has `file` hold from now on, as far as it can.
+    fn take(&self, file: &Config, warnings: &[String]) -> Vec<&'static str> {
         let mut state = self.state();
         let running = Arc::clone(&state.config);
         let needs_restart = file.needs_restart(&running);
@@ -332,6 +366,9 @@ impl Service {
             changed, policy = %effective.policy, mode = effective.mode.name(),
             "the configuration was reloaded"
         );
+        for warning in warnings {
+            warn!("{warning}");
+        }
         for key in &needs_restart {
             warn!(
                 key,
@@ -339,6 +376,6 @@ impl Service {
             );
         }
         self.send(Command::Configure(effective));
-        Ok(needs_restart)
+        needs_restart
     }
 }

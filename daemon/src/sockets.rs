@@ -4,16 +4,87 @@
 //! beside it ([`laxity_shm::registration::claim`]), held for the daemon's life. What is removed at
 //! the end is the very file that was bound: an operator, or a daemon of another version that knows
 //! no lock, may have put another in its place.
+//!
+//! A daemon that root starts by hand, in a folder of the service's user, gives its lock and sockets
+//! to that user. The service could neither lock nor remove root's, and would not start any more.
 
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown, lchown};
 use std::path::{Path, PathBuf};
 
 use laxity_shm::registration::{self, RegistrationError};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use thiserror::Error;
 use tokio::net::UnixListener;
+
+/// Why a path cannot be listened at, and what to do.
+#[derive(Debug, Error)]
+pub enum BindError {
+    /// The folder cannot be made.
+    #[error("its folder cannot be made: {0}; make it, and let the daemon's user write to it")]
+    Folder(io::Error),
+    /// The lock beside the socket cannot be taken.
+    #[error("its lock file {path} cannot be opened: {cause}; {}", way_out_of_lock(.cause), path = .path.display())]
+    Lock {
+        /// The lock.
+        path: PathBuf,
+        /// What went wrong.
+        cause: io::Error,
+    },
+    /// The socket cannot be made, or another daemon has it.
+    #[error("{cause}; {}", way_out_of_socket(.cause))]
+    Socket {
+        /// What went wrong.
+        cause: io::Error,
+    },
+}
+
+impl From<io::Error> for BindError {
+    fn from(cause: io::Error) -> Self {
+        Self::Socket { cause }
+    }
+}
+
+fn way_out_of_lock(cause: &io::Error) -> &'static str {
+    match cause.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "it is another user's, perhaps root's that started a laxityd by hand: stop that one, and remove the file if it stays"
+        }
+        _ => way_out(cause, "remove what is there, or set another path"),
+    }
+}
+
+fn way_out_of_socket(cause: &io::Error) -> &'static str {
+    match cause.kind() {
+        io::ErrorKind::AddrInUse => "another laxityd listens there: stop it, or set another path",
+        _ => way_out(cause, "set another path"),
+    }
+}
+
+/// What to do about a socket that cannot be made, or an address; `otherwise` if nothing better is
+/// known.
+#[must_use]
+pub fn way_out<'t>(cause: &io::Error, otherwise: &'t str) -> &'t str {
+    match cause.raw_os_error().map(nix::Error::from_raw) {
+        Some(nix::Error::EMFILE) => {
+            return "raise the limit of open files: `LimitNOFILE` of the unit, `ulimit -n`";
+        }
+        Some(nix::Error::ENFILE) => return "this host is out of open files: see fs.file-max",
+        Some(nix::Error::ENOSPC) => return "make room on its file system",
+        Some(nix::Error::EROFS) => return "its file system is read-only: set another path",
+        _ => {}
+    }
+    match cause.kind() {
+        io::ErrorKind::AlreadyExists => "move it away, or set another path",
+        io::ErrorKind::InvalidFilename => "set a shorter path",
+        io::ErrorKind::PermissionDenied => {
+            "let the daemon's user write to the folder, or set another path"
+        }
+        _ => otherwise,
+    }
+}
 
 /// A socket file of this daemon; removed when dropped.
 #[derive(Debug)]
@@ -33,6 +104,9 @@ impl Bound {
             _claim: claim,
         };
         std::fs::set_permissions(path, Permissions::from_mode(mode))?;
+        if let Some((uid, gid)) = heir(path) {
+            lchown(path, Some(uid), Some(gid))?;
+        }
         Ok(bound)
     }
 }
@@ -53,10 +127,10 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 /// The socket where clients register.
 ///
 /// # Errors
-/// `AddrInUse` means that another daemon runs, `AlreadyExists` that something else is there.
-pub fn bind_registration(path: &Path, mode: u32) -> io::Result<(OwnedFd, Bound)> {
-    make_folder(path)?;
-    let claim = registration::claim(path).map_err(plain)?;
+/// [`BindError`]; within it `AddrInUse` means that another daemon runs, `AlreadyExists` that
+/// something else is there.
+pub fn bind_registration(path: &Path, mode: u32) -> Result<(OwnedFd, Bound), BindError> {
+    let claim = claim(path, SockType::SeqPacket)?;
     let listener = registration::listen(path).map_err(plain)?;
     Ok((listener, Bound::new(path, mode, claim)?))
 }
@@ -64,27 +138,70 @@ pub fn bind_registration(path: &Path, mode: u32) -> io::Result<(OwnedFd, Bound)>
 /// The socket where operators ask.
 ///
 /// # Errors
-/// `AddrInUse` means that another daemon runs, `AlreadyExists` that something else is there.
-pub fn bind_control(path: &Path, mode: u32) -> io::Result<(UnixListener, Bound)> {
-    make_folder(path)?;
-    let claim = registration::claim(path).map_err(plain)?;
+/// As [`bind_registration`].
+pub fn bind_control(path: &Path, mode: u32) -> Result<(UnixListener, Bound), BindError> {
+    let claim = claim(path, SockType::Stream)?;
     if registration::is_socket(path)? {
-        if !is_left_over(path)? {
-            return Err(io::ErrorKind::AddrInUse.into());
+        match attempt(path, SockType::Stream)? {
+            // Left over from a daemon that was killed, perhaps another user's: the claim is ours.
+            Err(nix::Error::ECONNREFUSED | nix::Error::EACCES) => std::fs::remove_file(path)?,
+            _ => return Err(io::Error::from(io::ErrorKind::AddrInUse).into()),
         }
-        // If this fails, bind says why.
-        let _ = std::fs::remove_file(path);
     }
     let listener = UnixListener::bind(path)?;
     Ok((listener, Bound::new(path, mode, claim)?))
 }
 
-/// Whether it is the socket of a process that is gone. One with a full backlog is not.
-fn is_left_over(path: &Path) -> io::Result<bool> {
+/// The right to listen at `path`.
+fn claim(path: &Path, kind: SockType) -> Result<OwnedFd, BindError> {
+    make_folder(path).map_err(BindError::Folder)?;
+    let lock = registration::lock_path(path);
+    let claimed = match registration::claim(path).map_err(plain) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_orphan(path, kind) => {
+            // If this fails, the second attempt says why.
+            let _ = std::fs::remove_file(&lock);
+            registration::claim(path).map_err(plain)
+        }
+        claimed => claimed,
+    };
+    let claim = claimed.map_err(|cause| match cause.kind() {
+        io::ErrorKind::AddrInUse => cause.into(),
+        _ => BindError::Lock { path: lock, cause },
+    })?;
+    if let Some((uid, gid)) = heir(path) {
+        let file = File::from(claim);
+        // One that has another name, too, is not ours to give away.
+        if file.metadata()?.nlink() == 1 {
+            fchown(&file, Some(uid), Some(gid))?;
+        }
+        return Ok(file.into());
+    }
+    Ok(claim)
+}
+
+/// Who is to have what root makes beside `path`: the folder's owner, if that is somebody else.
+fn heir(path: &Path) -> Option<(u32, u32)> {
+    if !nix::unistd::geteuid().is_root() {
+        return None;
+    }
+    let metadata = std::fs::metadata(folder(path)).ok()?;
+    (metadata.uid() != 0).then(|| (metadata.uid(), metadata.gid()))
+}
+
+/// Whether a lock beside `path`, which we may not open, may be removed: the folder is ours, and
+/// nobody listens at the path.
+fn is_orphan(path: &Path, kind: SockType) -> bool {
+    let own = nix::unistd::geteuid().as_raw();
+    let is_ours = std::fs::metadata(folder(path)).is_ok_and(|metadata| metadata.uid() == own);
+    let nobody = [Err(nix::Error::ECONNREFUSED), Err(nix::Error::ENOENT)];
+    is_ours && attempt(path, kind).is_ok_and(|answer| nobody.contains(&answer))
+}
+
+/// What becomes of a connection to `path`. One with a full backlog is `EAGAIN`.
+fn attempt(path: &Path, kind: SockType) -> io::Result<nix::Result<()>> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    let probe = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-    let answer = connect(probe.as_raw_fd(), &UnixAddr::new(path)?);
-    Ok(answer == Err(nix::Error::ECONNREFUSED))
+    let probe = socket(AddressFamily::Unix, kind, flags, None)?;
+    Ok(connect(probe.as_raw_fd(), &UnixAddr::new(path)?))
 }
 
 fn plain(error: RegistrationError) -> io::Error {
@@ -94,9 +211,13 @@ fn plain(error: RegistrationError) -> io::Error {
     }
 }
 
-fn make_folder(path: &Path) -> io::Result<()> {
+fn folder(path: &Path) -> &Path {
     match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => std::fs::create_dir_all(folder),
-        _ => Ok(()),
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
     }
+}
+
+fn make_folder(path: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(folder(path))
 }

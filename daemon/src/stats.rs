@@ -11,6 +11,7 @@ use laxity_policy::{Level, PolicyKind, Span, Stage, Time};
 
 use crate::config::Mode;
 use crate::driver::fetches::FetchCounters;
+use crate::owner::Owner;
 
 /// Buckets of a [`WaitHistogram`]: powers of two from 1 ns to 9 minutes.
 pub const WAIT_BUCKETS: usize = 40;
@@ -126,6 +127,11 @@ pub struct ClientCounters {
     pub overflowed_flows: u64,
     /// Permitted bytes that were never reported as completed and were given up on.
     pub written_off_bytes: u64,
+    /// Permitted bytes that stopped counting in a port's window, because their client completed
+    /// nothing while others waited.
+    pub set_aside_bytes: u64,
+    /// Flows of NICs that the configuration doesn't have, let out unscheduled.
+    pub unknown_nic_flows: u64,
     /// Records that made no sense.
     pub garbage_records: u64,
 }
@@ -141,6 +147,8 @@ impl ClientCounters {
         self.cancelled_flows += other.cancelled_flows;
         self.overflowed_flows += other.overflowed_flows;
         self.written_off_bytes += other.written_off_bytes;
+        self.set_aside_bytes += other.set_aside_bytes;
+        self.unknown_nic_flows += other.unknown_nic_flows;
         self.garbage_records += other.garbage_records;
     }
 }
@@ -200,8 +208,8 @@ pub struct ClientSnapshot {
     pub id: u64,
     /// Process.
     pub pid: u32,
-    /// User.
-    pub uid: u32,
+    /// Whose process.
+    pub owner: Owner,
     /// What it calls itself.
     pub name: Arc<str>,
     /// The mode that holds for it.
@@ -216,6 +224,12 @@ pub struct ClientSnapshot {
     pub waiting_flows: u64,
     /// Lanes that are no longer read.
     pub quarantined_lanes: u32,
+    /// Bytes that were set aside and not completed since.
+    pub owed_bytes: u64,
+    /// Flows of it are held for that.
+    pub held: bool,
+    /// Nothing of it is scheduled, for what its owner lost.
+    pub distrusted: bool,
     /// Its counters.
     pub counters: ClientCounters,
 }
@@ -243,6 +257,8 @@ pub struct Snapshot {
     pub scheduler: LoopCounters,
     /// What came in from other hosts, in order.
     pub fetches: FetchCounters,
+    /// Owners that are distrusted, and until when.
+    pub distrusted: Vec<(Owner, Time)>,
 }
 
 #[cfg(test)]

@@ -3,17 +3,24 @@
 use laxity_policy::{Level, Stage, Time};
 use laxity_shm::sleep::now_ns;
 use laxity_wire::{
-    ClientStatus, ClusterStatus, LevelStatus, PermittedBytes, PortStatus, SchedulerStatus,
-    StageStatus, Status, Totals, WaitStatus,
+    ClientStatus, ClusterStatus, DistrustedOwner, LevelStatus, PermittedBytes, PortStatus,
+    SchedulerStatus, StageStatus, Status, Totals, WaitStatus,
 };
 
 use crate::coordinator::desk::Desk;
 use crate::metrics::{level_name, rows};
+use crate::owner::Owner;
+use crate::refusals::Refusals;
 use crate::stats::{ClientSnapshot, PortSnapshot, Snapshot, WaitHistogram};
 
-/// `snapshot` for an operator; `uptime_ms` and `refusals` are known outside the scheduler.
+/// `snapshot` for an operator; the rest is known outside the scheduler.
 #[must_use]
-pub fn status(snapshot: &Snapshot, uptime_ms: u64, refusals: u64, desk: Option<&Desk>) -> Status {
+pub fn status(
+    snapshot: &Snapshot,
+    uptime_ms: u64,
+    refusals: &Refusals,
+    desk: Option<&Desk>,
+) -> Status {
     let ports: Vec<PortStatus> = snapshot.ports.iter().map(|p| port(snapshot, p)).collect();
     let all = &snapshot.all_clients;
     let scheduler = &snapshot.scheduler;
@@ -21,7 +28,7 @@ pub fn status(snapshot: &Snapshot, uptime_ms: u64, refusals: u64, desk: Option<&
     let totals = Totals {
         attached_clients: snapshot.clients.len() as u64,
         attachments: scheduler.attachments,
-        refusals,
+        refusals: refusals.count(),
         flows: all.flows,
         cancelled_flows: all.cancelled_flows,
         overflowed_flows: all.overflowed_flows,
@@ -30,12 +37,14 @@ pub fn status(snapshot: &Snapshot, uptime_ms: u64, refusals: u64, desk: Option<&
         credited_bytes: stages().map(|stage| stage.credited_bytes).sum(),
         completed_bytes: all.completed_bytes,
         written_off_bytes: all.written_off_bytes,
+        set_aside_bytes: all.set_aside_bytes,
         bypassed_bytes: all.bypassed_bytes,
         deadline_misses: stages().map(|stage| stage.deadline_misses).sum(),
         promotions: snapshot.ports.iter().map(|port| port.link.promotions).sum(),
         demotions: snapshot.ports.iter().map(|port| port.link.demotions).sum(),
         pruned_requests: scheduler.pruned_requests,
         orders: scheduler.orders,
+        unknown_nic_flows: all.unknown_nic_flows,
         garbage_records: all.garbage_records,
     };
     Status {
@@ -51,6 +60,12 @@ pub fn status(snapshot: &Snapshot, uptime_ms: u64, refusals: u64, desk: Option<&
             .map(|c| client(snapshot, c))
             .collect(),
         ports,
+        distrusted: snapshot
+            .distrusted
+            .iter()
+            .map(|one| distrusted(snapshot, one))
+            .collect(),
+        refused: refusals.latest(),
         totals,
         cluster: desk.map(|desk| cluster(desk, snapshot)),
         scheduler: SchedulerStatus {
@@ -92,11 +107,19 @@ fn cluster(desk: &Desk, snapshot: &Snapshot) -> ClusterStatus {
     }
 }
 
+fn distrusted(snapshot: &Snapshot, (owner, until): &(Owner, Time)) -> DistrustedOwner {
+    DistrustedOwner {
+        uid: owner.uid,
+        cgroup: owner.cgroup.to_string(),
+        for_ms: until.since(snapshot.at).0 / 1_000_000,
+    }
+}
+
 fn client(snapshot: &Snapshot, client: &ClientSnapshot) -> ClientStatus {
     ClientStatus {
         id: client.id,
         pid: client.pid,
-        uid: client.uid,
+        uid: client.owner.uid,
         name: client.name.to_string(),
         mode: client.mode.name().to_owned(),
         attached_ms: snapshot.at.since(client.attached).0 / 1_000_000,
@@ -107,8 +130,12 @@ fn client(snapshot: &Snapshot, client: &ClientSnapshot) -> ClientStatus {
         permitted_bytes: client.counters.permitted_bytes,
         completed_bytes: client.counters.completed_bytes,
         bypassed_bytes: client.counters.bypassed_bytes,
+        unknown_nic_flows: client.counters.unknown_nic_flows,
         garbage_records: client.counters.garbage_records,
         quarantined_lanes: client.quarantined_lanes,
+        owed_bytes: client.owed_bytes,
+        held: client.held,
+        distrusted: client.distrusted,
     }
 }
 

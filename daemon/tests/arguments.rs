@@ -125,8 +125,12 @@ fn check_coordinator(section: &str, more: &[&str]) -> (bool, String) {
     let subjects = [
         certs::Subject::Daemon("a".into()),
         certs::Subject::Daemon("b".into()),
+        certs::Subject::Viewer("v".into()),
+        certs::Subject::Coordinator(vec!["c".into()]),
     ];
     certs::make(folder.path(), &subjects, 1).unwrap();
+    let theirs = folder.path().join("theirs");
+    certs::make(&theirs, &subjects[..1], 1).unwrap();
     std::fs::write(folder.path().join("broken"), "nonsense").unwrap();
     let file = folder.path().join("laxityd.toml");
     let place = folder.path().display().to_string();
@@ -162,7 +166,10 @@ fn in_the_clear_to_another_host_only_if_asked_for_and_loudly() {
 #[test]
 fn certificates_that_cannot_be_used_are_named_with_their_line_and_setting() {
     let head = "endpoint = \"https://10.0.0.1:7471\"\nca = \"PLACE/ca.crt\"\n";
-    let own = "cert = \"PLACE/daemon-a.crt\"\nkey = \"PLACE/daemon-a.key\"\n";
+    let shown = |stem: &str| {
+        format!("cert = \"PLACE/{stem}.crt\"\nkey = \"PLACE/{stem}.key\"\nhost = \"a\"\n")
+    };
+    let own = shown("daemon-a");
     let (accepted, said) = check_coordinator(&format!("{head}{own}"), &[]);
     assert!(accepted && said.is_empty(), "{said}");
     let (accepted, said) = check_coordinator(head, &[]);
@@ -182,7 +189,7 @@ fn certificates_that_cannot_be_used_are_named_with_their_line_and_setting() {
         ),
         (
             format!("{head}{own}server_name = \"a b\"\n"),
-            [":6: coordinator.server_name", "`a b`"],
+            [":7: coordinator.server_name", "`a b`"],
         ),
         (
             format!("{endpoint}ca = \"PLACE/gone\"\n{own}"),
@@ -190,7 +197,7 @@ fn certificates_that_cannot_be_used_are_named_with_their_line_and_setting() {
         ),
         (
             format!("{endpoint}ca = \"PLACE\"\n{own}"),
-            [":3: coordinator.ca", "it is no file"],
+            [":3: coordinator.ca", "it is a folder"],
         ),
         (
             format!("{endpoint}ca = \"PLACE/broken\"\n{own}"),
@@ -207,6 +214,30 @@ fn certificates_that_cannot_be_used_are_named_with_their_line_and_setting() {
         (
             format!("{head}cert = \"PLACE/daemon-a.crt\"\nkey = \"PLACE/daemon-b.key\"\n"),
             [":5: coordinator.key", "belong together"],
+        ),
+        (
+            format!("{head}{}", shown("daemon-b")),
+            [":4: coordinator.cert", "only laxity://daemon/b"],
+        ),
+        (
+            format!("{head}{}", shown("viewer-v")),
+            [":4: coordinator.cert", "this host needs laxity://daemon/a"],
+        ),
+        (
+            format!("{head}{}", shown("coordinator-c")),
+            [":4: coordinator.cert", "lacks clientAuth"],
+        ),
+        (
+            format!("{head}{}", shown("ca")),
+            [":4: coordinator.cert", "certificate of an authority (CA)"],
+        ),
+        (
+            format!("{head}{}", shown("theirs/daemon-a")),
+            [":4: coordinator.cert", "not in coordinator.ca"],
+        ),
+        (
+            format!("{endpoint}ca = \"PLACE/daemon-a.crt\"\n{own}"),
+            [":3: coordinator.ca", "no certificate of an authority"],
         ),
         (
             format!("endpoint = \"http://127.0.0.1:1\"\nca = \"PLACE/ca.crt\"\n{own}"),

@@ -74,7 +74,10 @@ fn a_flow_whose_client_went_silent_gets_the_window_once_and_not_chunk_after_chun
         (in_flight(&daemon) == WINDOW).then_some(())
     });
     assert!(!send(&mut honest.lane(), &flow(Stage::P2d, 1 << 20)));
-    let totals = daemon.status().totals;
+    let totals = eventually("it is written off", || {
+        let totals = daemon.status().totals;
+        (totals.written_off_bytes > 0).then_some(totals)
+    });
     assert_eq!(totals.written_off_bytes, WINDOW);
     assert_eq!(totals.bypassed_bytes, (1 << 30) - WINDOW);
     assert_eq!(totals.cancelled_flows, 1);
@@ -394,4 +397,149 @@ fn whatever_ends_a_flow_takes_its_bytes_off_the_wire() {
     flying(CHUNK);
     drop((lane, client));
     flying(0);
+}
+
+/// Takes permits for a window of `stage` and completes nothing. The tickets keep it that way.
+fn grab(lane: &mut Lane, stage: Stage) -> Vec<laxity_client::Ticket> {
+    (0..8)
+        .map(|_| lane.submit(&flow(stage, WINDOW / 4)))
+        .collect()
+}
+
+#[test]
+fn a_silent_client_costs_the_others_its_patience_and_pays_when_it_speaks_again() {
+    let mut daemon = Laxityd::start(SMALL);
+    let (silent, honest) = (daemon.client("silent"), daemon.client("honest"));
+    let (mut silent_lane, mut lane) = (silent.lane(), honest.lane());
+    let mut held = grab(&mut silent_lane, Stage::P2d);
+    eventually("it holds the window", || {
+        (in_flight(&daemon) == WINDOW).then_some(())
+    });
+    // The timeout after which its bytes are written off is ten seconds.
+    for _ in 0..20 {
+        assert!(!send(&mut lane, &flow(Stage::P2d, WINDOW)));
+    }
+    let status = daemon.status();
+    let row = |name: &str| {
+        status
+            .clients
+            .iter()
+            .find(|c| c.name == name)
+            .unwrap()
+            .clone()
+    };
+    assert_eq!(
+        (row("silent").owed_bytes, row("silent").held),
+        (WINDOW, true)
+    );
+    assert_eq!((row("honest").owed_bytes, row("honest").held), (0, false));
+    assert_eq!(status.totals.set_aside_bytes, WINDOW);
+    assert_eq!(status.totals.written_off_bytes, 0);
+    eventually("it is a metric", || {
+        (daemon.metric("laxity_owed_bytes", "") == WINDOW as f64).then_some(())
+    });
+    let warning = daemon.await_log("a client completes nothing while others wait");
+    assert!(warning.contains("silent"), "{warning}");
+    // It speaks again: what it holds is paid, and the rest of it goes on, scheduled.
+    let mut bytes = 0;
+    for ticket in &mut held {
+        while !ticket.is_done() {
+            let permit = silent_lane.wait(ticket);
+            assert!(!permit.bypassed);
+            assert_ne!(permit.level, 255);
+            bytes += permit.bytes;
+            silent_lane.complete(ticket, permit.bytes);
+        }
+    }
+    assert_eq!(bytes, 2 * WINDOW);
+    eventually("nothing is owed or in flight", || {
+        let status = daemon.status();
+        let owed: u64 = status.clients.iter().map(|client| client.owed_bytes).sum();
+        let held = status.clients.iter().any(|client| client.held);
+        (owed == 0 && !held && status.ports[0].in_flight_bytes == 0).then_some(())
+    });
+}
+
+#[test]
+fn a_flow_that_owes_a_part_goes_on_in_order_when_that_is_complete() {
+    let daemon = Laxityd::start(SMALL);
+    let (silent, honest) = (daemon.client("silent"), daemon.client("honest"));
+    let (mut silent_lane, mut lane) = (silent.lane(), honest.lane());
+    let mut ticket = silent_lane.submit(&flow(Stage::P2d, 8 * WINDOW));
+    eventually("it holds the window", || {
+        (in_flight(&daemon) == WINDOW).then_some(())
+    });
+    assert!(!send(&mut lane, &flow(Stage::P2d, WINDOW)));
+    assert!(daemon.status().clients[0].held);
+    let mut bytes = 0;
+    while !ticket.is_done() {
+        let permit = silent_lane.wait(&mut ticket);
+        assert!(!permit.bypassed);
+        bytes += permit.bytes;
+        silent_lane.complete(&ticket, permit.bytes);
+    }
+    assert_eq!(bytes, 8 * WINDOW);
+    eventually("the books are closed", || {
+        let status = daemon.status();
+        let flows: u64 = status.clients.iter().map(|client| client.flows).sum();
+        (flows == 0 && status.ports[0].in_flight_bytes == 0).then_some(())
+    });
+    assert_eq!(daemon.status().totals.completed_bytes, 9 * WINDOW);
+}
+
+#[test]
+fn what_attaches_anew_after_it_held_the_window_again_and_again_goes_unscheduled() {
+    let mut daemon = Laxityd::start(SMALL);
+    let honest = daemon.client("honest");
+    let mut lane = honest.lane();
+    for _ in 0..8 {
+        let hostile = daemon.attach("hostile");
+        let mut hostile_lane = hostile.lane();
+        let _held = grab(&mut hostile_lane, Stage::Collective);
+        // Until the daemon has seen that somebody else waits, the honest client sends on credit:
+        // then nobody waits for the hostile one, and it has done no harm.
+        eventually("it holds the window", || {
+            (in_flight(&daemon) == WINDOW).then_some(())
+        });
+        assert!(!send(&mut lane, &flow(Stage::P2d, WINDOW)));
+        if !daemon.status().distrusted.is_empty() {
+            break;
+        }
+    }
+    let status = daemon.status();
+    let own = nix::unistd::geteuid().as_raw();
+    assert_eq!(status.distrusted.len(), 1, "{:?}", status.distrusted);
+    assert_eq!(status.distrusted[0].uid, own);
+    daemon.await_log("distrusts an owner");
+    // Its next one is not scheduled; who was there before and completes what it sends is.
+    let hostile = daemon.attach("hostile");
+    let mut hostile_lane = hostile.lane();
+    let mut ticket = hostile_lane.submit(&flow(Stage::Collective, 8 * WINDOW));
+    let permit = hostile_lane.wait(&mut ticket);
+    assert_eq!((permit.bytes, permit.level), (8 * WINDOW, 255));
+    assert_eq!(in_flight(&daemon), 0);
+    let mut scheduled = lane.submit(&flow(Stage::P2d, WINDOW / 4));
+    assert_ne!(lane.wait(&mut scheduled).level, 255);
+    lane.complete(&scheduled, WINDOW / 4);
+}
+
+#[test]
+fn processes_that_are_killed_while_nobody_else_waits_leave_their_owner_in_good_standing() {
+    let daemon = Laxityd::start(SMALL);
+    for _ in 0..6 {
+        let (socket, welcome) = raw(&daemon);
+        let region = Region::map(welcome.memfd, welcome.geometry).unwrap();
+        region.header().set_claimed(0, true);
+        let mut producer = Producer::new(LaneMemory::mapped(&region, 0).unwrap());
+        producer
+            .publish(&Record::Submit(flow(Stage::P2d, 4 * WINDOW)))
+            .unwrap();
+        ring(welcome.eventfd.as_fd());
+        eventually("it holds the window", || {
+            (in_flight(&daemon) == WINDOW).then_some(())
+        });
+        drop(socket);
+        eventually("it is gone", || (in_flight(&daemon) == 0).then_some(()));
+    }
+    assert_eq!(daemon.status().distrusted, []);
 }

@@ -7,11 +7,14 @@
 
 mod support;
 
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use support::{Laxityd, SMALL, SOON};
+use laxity_daemon::sockets;
+use nix::sys::signal::Signal;
+use support::{Laxityd, PLAYS, Role, SMALL, SOON, STRANGER, is_root, role};
 
 /// Starts a daemon with these sockets and this metrics address, which it must refuse; what it says.
 fn refused(socket: &Path, control: &Path, metrics: &str) -> String {
@@ -98,4 +101,148 @@ fn a_path_that_is_too_long_for_a_socket_is_said_to_be_that() {
         );
         assert!(!said.contains("stop"), "{said}");
     }
+}
+
+#[test]
+fn a_second_daemon_of_the_same_configuration_is_told_of_the_first_and_not_of_metrics() {
+    let daemon = Laxityd::start(SMALL);
+    let own = daemon.folder.path().join("control.sock");
+    let address = format!("127.0.0.1:{}", daemon.metrics);
+    let said = refused(&daemon.socket(), &own, &address);
+    assert!(
+        said.contains("another laxityd") && said.contains("laxityd.sock"),
+        "{said}"
+    );
+    assert!(!said.contains("metrics"), "{said}");
+}
+
+#[test]
+fn what_is_wrong_with_a_lock_is_said_of_the_lock() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, free) = (folder.path().join("socket"), folder.path().join("free"));
+    std::fs::create_dir(folder.path().join("socket.lock")).unwrap();
+    for (socket, control) in [(&socket, &free), (&free, &socket)] {
+        let said = refused(socket, control, "");
+        assert!(
+            said.contains("its lock file") && said.contains("socket.lock"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn too_low_a_limit_of_open_files_is_said_with_what_is_needed() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            "ulimit -n 60; exec \"$0\" \"$@\"",
+            env!("CARGO_BIN_EXE_laxityd"),
+        ])
+        .arg("--socket")
+        .arg(folder.path().join("socket"))
+        .arg("--control")
+        .arg(folder.path().join("control"))
+        .env_remove("LAXITY_CONFIG")
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success(), "{said}");
+    assert!(
+        said.contains("is 60") && said.contains("LimitNOFILE") && !said.contains("another path"),
+        "{said}"
+    );
+}
+
+/// Not a test by itself: the service's user binds both sockets in a folder of its own.
+#[test]
+fn service_role() {
+    if role().is_none() {
+        return;
+    }
+    let folder = PathBuf::from(std::env::var_os("FOLDER").unwrap());
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let _runtime = runtime.enter();
+    match sockets::bind_registration(&folder.join("laxityd.sock"), 0o666) {
+        Err(error) => println!("{PLAYS}: {error}"),
+        Ok(_first) => {
+            let second = sockets::bind_control(&folder.join("control.sock"), 0o660);
+            println!(
+                "{PLAYS}: {}",
+                second.map_or_else(|e| e.to_string(), |_| "bound".into())
+            );
+        }
+    }
+}
+
+/// What becomes of the service's start in `folder`.
+fn service(folder: &Path) -> String {
+    let folder = folder.display().to_string();
+    Role::start("service_role", "service", &[("FOLDER", folder)])
+        .says
+        .clone()
+}
+
+#[test]
+fn a_daemon_that_root_started_by_hand_does_not_keep_the_service_from_starting() {
+    if !is_root() {
+        return;
+    }
+    let mut daemon = Laxityd::start(SMALL);
+    daemon.signal(Signal::SIGTERM);
+    daemon.end();
+    let folder = daemon.folder.path().to_owned();
+    chown(&folder, Some(STRANGER), Some(STRANGER)).unwrap();
+    for name in ["laxityd.sock.lock", "control.sock.lock"] {
+        std::fs::remove_file(folder.join(name)).unwrap();
+    }
+    let mut daemon = daemon.again();
+    let said = service(&folder);
+    assert!(said.contains("another laxityd"), "{said}");
+    assert_eq!(
+        std::fs::metadata(folder.join("control.sock"))
+            .unwrap()
+            .uid(),
+        STRANGER
+    );
+    daemon.signal(Signal::SIGKILL);
+    daemon.end();
+    let said = service(&folder);
+    assert!(said.contains("bound"), "{said}");
+}
+
+#[test]
+fn locks_and_sockets_that_are_roots_and_nobodys_do_not_keep_the_service_from_starting() {
+    if !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    chown(folder.path(), Some(STRANGER), Some(STRANGER)).unwrap();
+    // As a version before this one left them, killed: a lock that only root may open.
+    let lock = path("laxityd.sock.lock");
+    std::fs::write(&lock, "").unwrap();
+    std::fs::set_permissions(&lock, std::fs::Permissions::from_mode(0o600)).unwrap();
+    // And a socket that only root may connect to.
+    drop(std::os::unix::net::UnixListener::bind(path("control.sock")).unwrap());
+    let only = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(path("control.sock"), only).unwrap();
+    let said = service(folder.path());
+    assert!(said.contains("bound"), "{said}");
+
+    // A lock that may be somebody's is left alone, and named.
+    std::fs::write(path("control.sock.lock"), "").unwrap();
+    chown(path("control.sock.lock"), Some(0), Some(0)).unwrap();
+    let only = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(path("control.sock.lock"), only.clone()).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(path("control.sock")).unwrap());
+    std::fs::set_permissions(path("control.sock"), only).unwrap();
+    let said = service(folder.path());
+    assert!(
+        said.contains("its lock file") && said.contains("root"),
+        "{said}"
+    );
 }

@@ -10,6 +10,10 @@ use laxity_shm::registration::SOCKET_PATH_MAX;
 use super::{Config, NICS_MAX, NicConfig};
 use crate::coordinator::channel::{self, Scheme};
 use crate::coordinator::credentials;
+use crate::coordinator::stream::own_host;
+
+/// The slowest rate that a NIC is likely to have, in bytes per second: 10 Mbit/s.
+const RATE_LIKELY_MIN: u64 = 1_250_000;
 
 /// A value that parses and makes no sense: where, what, and what to put instead.
 pub(super) struct Nonsense {
@@ -31,8 +35,34 @@ impl Config {
                 "scheduler.cpu: this host has no core {cpu}; the scheduler would run unpinned"
             ));
         }
+        self.warn_of_access(&mut warnings);
+        for (index, nic) in self.nic.iter().enumerate() {
+            if nic.rate.0 < RATE_LIKELY_MIN {
+                warnings.push(format!(
+                    "nic.{index}.rate: {} is {} bytes per second; no NIC is that slow, and all traffic would wait. Write the unit, such as \"100Gbit\"",
+                    nic.rate, nic.rate.0
+                ));
+            }
+        }
         self.warn_of_coordinator(&mut warnings);
         warnings
+    }
+
+    fn warn_of_access(&self, warnings: &mut Vec<String>) {
+        let mode = self.access.control_mode;
+        if mode & 0o002 != 0 {
+            warnings.push(format!(
+                "access.control_mode: {mode:04o} lets every user of this host switch the scheduling off; write \"0660\", and add operators to the group of the socket"
+            ));
+        }
+        let access = &self.access;
+        let names_others = access.anyone || !access.uids.is_empty() || !access.gids.is_empty();
+        if names_others && access.socket_mode & 0o022 == 0 {
+            warnings.push(format!(
+                "access.socket_mode: {:04o} keeps out all but root and the daemon's own user, though [access] names others; write \"0666\", since the daemon checks who they are",
+                access.socket_mode
+            ));
+        }
     }
 
     /// The first value that makes no sense.
@@ -66,37 +96,7 @@ impl Config {
         if let Err(problem) = check_log(&self.log) {
             return fail("log", problem);
         }
-        let scheduler = &self.scheduler;
-        if !(1..=LANES_MAX).contains(&scheduler.lanes) {
-            return fail(
-                "scheduler.lanes",
-                format!("{} is not in 1..={LANES_MAX}", scheduler.lanes),
-            );
-        }
-        if !(SLOTS_MIN..=SLOTS_MAX).contains(&scheduler.slots) {
-            return fail(
-                "scheduler.slots",
-                format!("{} is not in {SLOTS_MIN}..={SLOTS_MAX}", scheduler.slots),
-            );
-        }
-        if !(1..=16_384).contains(&scheduler.clients_max) {
-            return fail(
-                "scheduler.clients_max",
-                format!("{} is not in 1..=16384", scheduler.clients_max),
-            );
-        }
-        if scheduler.flows_per_client_max == 0 {
-            return fail(
-                "scheduler.flows_per_client_max",
-                "must be at least 1".into(),
-            );
-        }
-        if scheduler.spin_us > 1_000_000 {
-            return fail(
-                "scheduler.spin_us",
-                "more than a second; did you mean less?".into(),
-            );
-        }
+        self.check_scheduler()?;
         for (key, mode) in [
             ("access.socket_mode", self.access.socket_mode),
             ("access.control_mode", self.access.control_mode),
@@ -127,6 +127,58 @@ impl Config {
         }
         for (index, nic) in self.nic.iter().enumerate() {
             self.check_nic(index, nic)?;
+        }
+        Ok(())
+    }
+
+    fn check_scheduler(&self) -> Result<(), Nonsense> {
+        let fail = |key: &str, problem: String| {
+            Err(Nonsense {
+                key: key.to_owned(),
+                problem,
+            })
+        };
+        let scheduler = &self.scheduler;
+        if !(1..=LANES_MAX).contains(&scheduler.lanes) {
+            return fail(
+                "scheduler.lanes",
+                format!("{} is not in 1..={LANES_MAX}", scheduler.lanes),
+            );
+        }
+        if !(SLOTS_MIN..=SLOTS_MAX).contains(&scheduler.slots) {
+            return fail(
+                "scheduler.slots",
+                format!("{} is not in {SLOTS_MIN}..={SLOTS_MAX}", scheduler.slots),
+            );
+        }
+        if !(1..=16_384).contains(&scheduler.clients_max) {
+            return fail(
+                "scheduler.clients_max",
+                format!("{} is not in 1..=16384", scheduler.clients_max),
+            );
+        }
+        if let Some(share) = scheduler.clients_per_uid_max
+            && !(1..=scheduler.clients_max).contains(&share)
+        {
+            return fail(
+                "scheduler.clients_per_uid_max",
+                format!(
+                    "{share} is not in 1..={}, which is scheduler.clients_max",
+                    scheduler.clients_max
+                ),
+            );
+        }
+        if scheduler.flows_per_client_max == 0 {
+            return fail(
+                "scheduler.flows_per_client_max",
+                "must be at least 1".into(),
+            );
+        }
+        if scheduler.spin_us > 1_000_000 {
+            return fail(
+                "scheduler.spin_us",
+                "more than a second; did you mean less?".into(),
+            );
         }
         Ok(())
     }
@@ -192,7 +244,7 @@ impl Config {
         Ok(())
     }
 
-    /// Reads the files that `[coordinator]` names.
+    /// Checks the files that `[coordinator]` names, as the coordinator will.
     pub(super) fn check_certificates(&self) -> Result<(), Nonsense> {
         let coordinator = &self.coordinator;
         let Ok(place) = channel::place(&coordinator.endpoint) else {
@@ -201,8 +253,8 @@ impl Config {
         if place.scheme == Scheme::Http {
             return Ok(());
         }
-        match credentials::read(coordinator, &place.host) {
-            Ok(_) => Ok(()),
+        match credentials::check(coordinator, &place.host, &own_host(coordinator)) {
+            Ok(()) => Ok(()),
             Err(unusable) => Err(Nonsense {
                 key: unusable.key.to_owned(),
                 problem: unusable.problem,

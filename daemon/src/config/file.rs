@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use laxity_files::{CONFIG_BYTES_MAX, ReadError};
 use thiserror::Error;
 
 use super::Config;
@@ -19,7 +20,15 @@ pub enum ConfigError {
         /// The file.
         path: PathBuf,
         /// What the kernel said. Not a source: the text says it.
-        cause: std::io::Error,
+        cause: ReadError,
+    },
+    /// Reading the file does not end, as on a file system whose server is gone. Nothing changed.
+    #[error("cannot read {path}: no answer within {waited:?}; nothing has changed. Is it on a network file system?", path = .path.display())]
+    Slow {
+        /// The file.
+        path: PathBuf,
+        /// How long was waited.
+        waited: std::time::Duration,
     },
     /// Something in the file is wrong: the place, the line itself, and what would be right.
     #[error(
@@ -61,9 +70,11 @@ impl Config {
     }
 
     fn from_file(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|cause| ConfigError::Read {
-            path: path.to_owned(),
-            cause,
+        let text = laxity_files::read_to_string(path, CONFIG_BYTES_MAX).map_err(|cause| {
+            ConfigError::Read {
+                path: path.to_owned(),
+                cause,
+            }
         })?;
         Self::parse(&text, &path.display().to_string())
     }
@@ -89,7 +100,7 @@ impl Config {
             });
         }
         let path = path.unwrap_or_else(|| Path::new(FILE_DEFAULT));
-        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let text = laxity_files::read_to_string(path, CONFIG_BYTES_MAX).unwrap_or_default();
         let offset = locate(&text, &nonsense.key);
         Err(at(&text, &path.display().to_string(), problem, offset))
     }
@@ -183,6 +194,15 @@ impl Config {
                 ),
                 ("[scheduler]", "spin_us", _) if self.scheduler.cpu.is_none() => {
                     shown.push_str("# cpu = 3  # not set: the scheduler runs on any core\n");
+                }
+                ("[scheduler]", "clients_max", _)
+                    if self.scheduler.clients_per_uid_max.is_none() =>
+                {
+                    let share = self.scheduler.clients_per_uid();
+                    let _ = writeln!(
+                        shown,
+                        "# clients_per_uid_max = {share}  # not set: half of clients_max"
+                    );
                 }
                 ("[[nic]]", "rate", Some(nic)) => {
                     if nic.chunk.is_none() {

@@ -232,11 +232,58 @@ fn a_core_that_this_host_does_not_have_is_warned_of() {
 }
 
 #[test]
+fn a_rate_without_its_unit_and_sockets_open_to_the_wrong_users_are_warned_of() {
+    let warned = |text: &str| Config::parse(text, "x").unwrap().warnings();
+    assert_eq!(
+        warned("[access]\ncontrol_mode = \"0660\""),
+        Vec::<String>::new()
+    );
+    for (text, key, way_out) in [
+        (
+            "[[nic]]\nname = \"a\"\nrate = 100",
+            "nic.0.rate: ",
+            "100Gbit",
+        ),
+        (
+            "[access]\ncontrol_mode = \"0777\"",
+            "access.control_mode: 0777",
+            "0660",
+        ),
+        (
+            "[access]\ncontrol_mode = \"0662\"",
+            "access.control_mode: 0662",
+            "0660",
+        ),
+        (
+            "[access]\nanyone = true\nsocket_mode = \"0600\"",
+            "access.socket_mode: 0600",
+            "0666",
+        ),
+    ] {
+        let warned = warned(text);
+        assert!(
+            warned.len() == 1 && warned[0].contains(key) && warned[0].contains(way_out),
+            "{text}: {warned:?}"
+        );
+    }
+}
+
+#[test]
+fn a_share_of_a_user_beyond_all_clients_is_refused() {
+    for (share, is_right) in [(0, false), (1, true), (256, true), (257, false)] {
+        let text = format!("[scheduler]\nclients_per_uid_max = {share}\n");
+        let parsed = Config::parse(&text, "x").map_err(|error| error.to_string());
+        assert_eq!(parsed.is_ok(), is_right, "{share}: {parsed:?}");
+    }
+}
+
+#[test]
 fn what_show_config_prints_has_every_key_those_without_a_value_as_comments() {
     let shown = Config::default().to_toml();
     for line in [
         "# slo_ttft = ",
         "# cpu = ",
+        "# clients_per_uid_max = 128",
         "# chunk = 1048576",
         "# window = 4194304",
     ] {

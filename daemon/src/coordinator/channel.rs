@@ -8,6 +8,7 @@
 use std::error::Error;
 use std::time::Duration;
 
+use laxity_credentials::explain::{self, Settings};
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
 
@@ -135,55 +136,17 @@ pub fn refusal(status: &Status) -> String {
     }
 }
 
-/// The innermost cause is the news: "transport error" alone says nothing.
-fn cause(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut inner = error.source();
-    while let Some(error) = inner {
-        text = error.to_string();
-        inner = error.source();
-    }
-    match hint(&text) {
-        Some(hint) => format!("{text}; {hint}"),
-        None => text,
-    }
-}
+/// What an error of TLS is about, by the names of this configuration.
+const SETTINGS: Settings = Settings {
+    ca: "coordinator.ca",
+    cert: "coordinator.cert",
+    key: "coordinator.key",
+    server_name: "coordinator.server_name",
+    endpoint: "coordinator.endpoint",
+};
 
-/// What to do about an error of TLS. By its text, since it comes through layers that keep no more of it.
-fn hint(text: &str) -> Option<&'static str> {
-    const HINTS: [(&str, &str); 8] = [
-        (
-            "CertificateRequired",
-            "the coordinator wants a certificate: set coordinator.cert and coordinator.key",
-        ),
-        (
-            "alert: UnknownCA",
-            "the coordinator does not know the CA that signed coordinator.cert",
-        ),
-        (
-            "alert: CertificateExpired",
-            "coordinator.cert is over: renew it",
-        ),
-        (
-            "alert: ",
-            "the coordinator refuses coordinator.cert; its log says why",
-        ),
-        (
-            "UnknownIssuer",
-            "coordinator.ca is not who signed the coordinator's certificate",
-        ),
-        (
-            "not valid for name",
-            "set coordinator.server_name to a name that is in the coordinator's certificate, or use one in coordinator.endpoint",
-        ),
-        ("Expired", "the coordinator's certificate is over: renew it"),
-        (
-            "InvalidContentType",
-            "it does not speak TLS there: is it http://, or another port?",
-        ),
-    ];
-    let fits = |(mark, _): &&(&str, &str)| text.contains(mark);
-    HINTS.iter().find(fits).map(|(_, hint)| *hint)
+fn cause(error: &dyn Error) -> String {
+    explain::cause(error, &SETTINGS).to_string()
 }
 
 #[cfg(test)]

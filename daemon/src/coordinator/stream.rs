@@ -112,11 +112,18 @@ struct Stream {
     flows_told: Vec<(u64, u64)>,
 }
 
-/// The name of this host, as the kernel has it.
+/// The name of this host at the coordinator: as configured, or as the kernel has it.
 #[must_use]
-pub fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    name.trim().to_owned()
+pub fn own_host(config: &CoordinatorConfig) -> String {
+    if !config.host.is_empty() {
+        return config.host.clone();
+    }
+    // By system call: the unit shows the daemon no /proc/sys.
+    let names = nix::sys::utsname::uname();
+    names.map_or_else(
+        |_| String::new(),
+        |names| names.nodename().to_string_lossy().into_owned(),
+    )
 }
 
 fn now() -> Time {

@@ -9,7 +9,7 @@ use laxity_policy::{Span, Time};
 use laxity_shm::layout::CREDIT_WHOLE;
 use laxity_shm::sleep::{current_cpu, now_ns};
 use nix::unistd::{SysconfVar, sysconf};
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use super::Driver;
 use super::ports::Port;
@@ -69,7 +69,8 @@ impl Driver {
         let now = self.intake.now;
         let contended = |port: &Port| port.link.waiting_flows() > 0;
         // What belongs to a fetch that waits must ask.
-        if self.intake.ports.iter().any(contended) || self.intake.hints.holds_fetches() {
+        let held = self.intake.holding || self.intake.hints.holds_fetches();
+        if held || self.intake.ports.iter().any(contended) {
             self.idle_since = now;
         }
         let idle = now.since(self.idle_since) >= IDLE_AFTER;
@@ -101,7 +102,14 @@ impl Driver {
                 self.clients.len() - 1
             });
         let now = self.intake.now;
-        let mut client = Client::new(newcomer, now, self.config.scheduler.flows_per_client_max);
+        let (flows_max, ports) = (
+            self.config.scheduler.flows_per_client_max,
+            self.intake.ports.len(),
+        );
+        let mut client = Client::new(newcomer, now, flows_max, ports);
+        let owner = &client.book.identity.owner;
+        client.book.suspected = self.suspects(owner);
+        client.book.distrusted = self.intake.trust.distrusts(owner);
         if let Err(error) = self.rest.watch(index as u32, client.served.eventfd()) {
             // It is served all the same, at the pace of the bounded sleeps.
             warn!(%error, client = %client.book.identity.name, "cannot watch a client's eventfd");
@@ -114,11 +122,6 @@ impl Driver {
         header.beat(now.0);
         client.served.set_doorbell(self.doorbells);
         client.set_mode(self.config.mode, self.intake.bypass, false);
-        let identity = &client.book.identity;
-        info!(
-            client = %identity.name, id = identity.id.0, pid = identity.pid, uid = identity.uid,
-            mode = client.mode.name(), "a client attached"
-        );
         self.intake.counters.attachments += 1;
         self.clients[index] = Some(client);
         self.hot.push(index as u32);
@@ -176,6 +179,7 @@ impl Driver {
         }
         self.intake.hints.configure(now, config)?;
         self.config = Arc::clone(config);
+        self.intake.completion_timeout = Span(config.tuning.completion_timeout.0);
         // On one core, whoever spins keeps away whom it waits for. Of the machine, not of this
         // process: a daemon that is confined to one core of many has its clients on the others.
         let alone = sysconf(SysconfVar::_NPROCESSORS_ONLN) == Ok(Some(1));

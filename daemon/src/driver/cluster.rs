@@ -125,6 +125,11 @@ impl Cluster {
         self.fetches.holds()
     }
 
+    /// Whether this flow is part of a fetch that waits.
+    pub fn holds_flow(&self, flow: FlowId) -> bool {
+        self.fetches.holds_flow(flow)
+    }
+
     /// What was counted of fetches.
     #[must_use]
     pub const fn fetch_counters(&self) -> FetchCounters {

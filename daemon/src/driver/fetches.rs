@@ -232,6 +232,14 @@ impl Fetches {
         core::mem::take(&mut self.moves)
     }
 
+    /// Whether this flow is part of a fetch that waits.
+    #[must_use]
+    pub fn holds_flow(&self, flow: FlowId) -> bool {
+        let number = self.of_flow.get(&flow);
+        let fetch = number.and_then(|number| self.open.get(number));
+        fetch.is_some_and(|fetch| matches!(fetch.standing, Standing::Waits(_)))
+    }
+
     /// Whether any fetch waits.
     #[must_use]
     pub const fn holds(&self) -> bool {

@@ -193,6 +193,13 @@ impl Hints {
         cluster.is_some_and(|cluster| cluster.holds_fetches())
     }
 
+    /// Whether this flow is part of a fetch that waits.
+    #[must_use]
+    pub fn holds_flow(&self, flow: FlowId) -> bool {
+        let cluster = self.cluster.as_ref();
+        cluster.is_some_and(|cluster| cluster.holds_flow(flow))
+    }
+
     /// What was counted of fetches.
     #[must_use]
     pub fn fetch_counters(&self) -> FetchCounters {

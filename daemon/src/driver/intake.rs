@@ -16,6 +16,7 @@ use crate::clients::{Book, Client};
 use crate::driver::hints::Hints;
 use crate::driver::ports::Port;
 use crate::driver::trace::{Recorder, Seen};
+use crate::driver::trust::Trust;
 use crate::flows::{Books, Flow, name, place};
 use crate::stats::LoopCounters;
 
@@ -23,7 +24,7 @@ use crate::stats::LoopCounters;
 pub const DUE_MIN: Span = Span::from_micros(10);
 /// A completion of no more than this share of a flow's bytes in flight, a sixteenth, does not put
 /// off the time at which they are written off.
-const TRICKLE_SHIFT: u32 = 4;
+pub(super) const TRICKLE_SHIFT: u32 = 4;
 /// Hungry lanes fed with credit each time that a port is served.
 const FEEDS: usize = 8;
 
@@ -44,6 +45,12 @@ pub struct Intake {
     /// Records for which nobody waits and nothing has to be decided, all in all: work requests on credit
     /// while nothing waits on any port, and their completions.
     pub quiet: u64,
+    /// Owners whose clients are not to be scheduled.
+    pub trust: Trust,
+    /// Time after which what was not completed is written off.
+    pub completion_timeout: Span,
+    /// Flows of some client are held for what it owes ([`crate::driver::silence`]).
+    pub holding: bool,
     /// The clients were told that nothing waits on any port.
     pub idle: bool,
     /// Credit may be granted: the mode is `enforce` and nothing is bypassed.
@@ -136,6 +143,7 @@ impl Intake {
         if is_read(flow) {
             (granted.fetch, granted.held) = self.hints.fetched_by(from, now, &spec, flow, index);
         }
+        granted.held |= from.book.ports[usize::from(index)].holds(spec.stage);
         let permit = if granted.held {
             None
         } else {
@@ -172,6 +180,7 @@ impl Intake {
             counted.permitted_bytes[row] += permitted;
             counted.wait.record(Span::ZERO);
             from.book.counters.permitted_bytes += permitted;
+            from.book.ports[usize::from(index)].sent(permitted);
             self.counters.permits += 1;
             self.counters.permits_at_once += 1;
         } else {
@@ -338,6 +347,7 @@ impl Intake {
         counted.permits[level.row()] += 1;
         counted.permitted_bytes[level.row()] += spec.bytes;
         from.book.counters.permitted_bytes += spec.bytes;
+        from.book.ports[usize::from(index)].sent(spec.bytes);
         let mut fetch = false;
         if is_read(flow) {
             (fetch, _) = self.hints.fetched_by(from, self.now, &spec, flow, index);
@@ -407,17 +417,25 @@ impl Intake {
             flow.touched = now;
         }
         let done = flow.completed >= flow.bytes;
+        let (index, stage) = (flow.port, flow.stage);
+        let owed = matches!(flow.books, Books::Owed | Books::OwedInPart);
         book.counters.completed_bytes += bytes;
+        book.completed = now;
         self.hints.completed(now, flow.request, flow.port, bytes);
         let port = &mut self.ports[usize::from(flow.port)];
         self.quiet += u64::from(self.idle && port.link.waiting_flows() == 0);
+        let on_wire = &mut book.ports[usize::from(flow.port)];
         match flow.books {
             Books::Link => {
                 let flow = name(from.client, from.lane, tag);
                 port.link.handle(now, Event::BytesCompleted { flow, bytes });
+                on_wire.done(bytes);
             }
-            Books::Driver => port.link.land(now, Level(flow.level), bytes),
-            Books::Nobody => {}
+            Books::Driver => {
+                port.link.land(now, Level(flow.level), bytes);
+                on_wire.done(bytes);
+            }
+            Books::Nobody | Books::Owed | Books::OwedInPart => {}
         }
         port.dirty = true;
         let counted = &mut port.counters.stages[flow.stage.index()];
@@ -430,6 +448,15 @@ impl Intake {
                 self.hints.fetched(now, flow);
             }
             book.flows -= usize::from(flows.remove(tag));
+        }
+        if owed {
+            self.paid(
+                from.client,
+                from.book,
+                (from.lane, tag),
+                (index, stage),
+                bytes,
+            );
         }
         self.note(Seen::Completed(name(from.client, from.lane, tag).0, bytes));
     }
@@ -454,14 +481,21 @@ impl Intake {
         book.waiting -= usize::from(flow.waits());
         let port = &mut self.ports[usize::from(flow.port)];
         match flow.books {
-            Books::Link => {
+            Books::Link | Books::OwedInPart => {
                 let flow = name(client, lane, seq);
                 port.link.handle(self.now, Event::FlowCancelled { flow });
             }
             Books::Driver => port
                 .link
                 .land(self.now, Level(flow.level), flow.outstanding()),
-            Books::Nobody => {}
+            Books::Nobody | Books::Owed => {}
+        }
+        let on_wire = &mut book.ports[usize::from(flow.port)];
+        let owed = matches!(flow.books, Books::Owed | Books::OwedInPart);
+        let (index, stage, outstanding) = (flow.port, flow.stage, flow.outstanding());
+        match flow.books {
+            Books::Link | Books::Driver => on_wire.dropped(outstanding),
+            _ => {}
         }
         port.dirty = true;
         if flow.fetch {
@@ -469,6 +503,13 @@ impl Intake {
         }
         book.counters.cancelled_flows += 1;
         book.flows -= usize::from(flows.remove(seq));
+        if owed {
+            // What kept others waiting and is never completed is lost.
+            let window = self.ports[usize::from(index)].window_bytes();
+            book.lost
+                .add(self.now, outstanding, window, self.completion_timeout);
+            self.paid(client, book, (lane, seq), (index, stage), outstanding);
+        }
         self.note(Seen::Cancelled(name(client, lane, seq).0));
     }
 
@@ -488,6 +529,7 @@ impl Intake {
         if core::mem::replace(&mut client.book.settled, true) {
             return;
         }
+        self.leaves(&client.book);
         for lane in 0..client.book.lanes.count() {
             self.lane_gone(index, &mut client.book, lane);
         }
@@ -589,6 +631,7 @@ impl Intake {
             counted.wait.record(waited);
         }
         book.counters.permitted_bytes += bytes;
+        book.ports[usize::from(flow.port)].sent(bytes);
         self.counters.permits += 1;
         let level = flow.level;
         if flow.bytes == 0 {
@@ -613,7 +656,8 @@ impl Intake {
             };
             let Client { book, served, .. } = state;
             book.lanes.at(lane).hungry[index] = false;
-            let Some(consumer) = served.consumer(lane).filter(|_| !book.released) else {
+            let feeds = !book.released && book.room > 0 && !book.ports[index].is_held();
+            let Some(consumer) = served.consumer(lane).filter(|_| feeds) else {
                 continue;
             };
             let mut from = From {
@@ -668,15 +712,17 @@ fn unscheduled(book: &mut Book, flow: &record::Flow, room: bool) {
     book.counters.submitted_bytes += flow.bytes;
     book.counters.bypassed_bytes += flow.bytes;
     book.counters.overflowed_flows += u64::from(!room);
-    book.counters.garbage_records += u64::from(room);
+    book.counters.unknown_nic_flows += u64::from(room);
 }
 
 /// After a flow of `spec`: feeds its lane with credit of port `index`, if the like of it may use any.
 #[inline]
 fn feed(port: &mut Port, now: Time, from: &mut From<'_>, index: u16, spec: &FlowSpec) {
-    if spec.stage == Stage::Collective {
+    if from.book.room == 0 || from.book.ports[usize::from(index)].is_held() {
+        // It is not scheduled now, or owes: whoever has credit does not ask.
+    } else if spec.stage == Stage::Collective {
         feed_collectives(port, now, from, index);
-    } else if spec.whole && from.book.room > 0 {
+    } else if spec.whole {
         let alone = is_anonymous(spec) && port.has_one_user(now);
         port.feed_idle(alone, usize::from(index), from.consumer);
     }
@@ -691,8 +737,7 @@ const fn is_anonymous(spec: &FlowSpec) -> bool {
 #[inline]
 fn feed_collectives(port: &mut Port, now: Time, from: &mut From<'_>, index: u16) {
     let at = usize::from(index);
-    // No room at all: it is not scheduled now.
-    if from.book.room > 0 && !port.feed(now, at, from.consumer) {
+    if !port.feed(now, at, from.consumer) {
         let hungry = &mut from.book.lanes.at(from.lane).hungry[at];
         if !*hungry {
             *hungry = true;

@@ -1,120 +1,91 @@
-//! Bytes that were permitted and never completed, and clients that let it come to that.
+//! Bytes that were permitted and never completed.
 //!
-//! A port's window is shared: whoever takes permits and reports no completion closes it for all
-//! others. A dropped ticket is enough, and so is malice. So what is overdue is written off, its
-//! flow leaves the link (else its next chunks would take the same place for another
-//! `completion_timeout`), and its client is let out with what remains of it, unscheduled and in
-//! the scavenger class.
+//! What is overdue is written off: its flow leaves the link (else its next chunks would take the
+//! same place for another `completion_timeout`), and its client is let out with what remains of
+//! it, unscheduled and in the scavenger class. Before that, a client that keeps others waiting is
+//! [silent](super::silence). What becomes of clients and owners that let it come to that is said in
+//! [`super::trust`]; it is carried out here.
 //!
-//! *Distrust.* That alone bounds a flow, not a client, which can submit the next one. A client that
-//! has lost more than a quarter of a window lately is not scheduled at all for a while: what it
-//! submits goes out at once in the scavenger class. The first time for [`FIRST`] timeouts, then
-//! twice as long each time, so the share of time in which one client can hold a port shrinks
-//! towards nothing; forgotten after as long a time without a loss. One lost completion of a chunk
-//! costs an honest client nothing.
+//! *Suspicion.* Many clients of one owner could each hold the window in turn. While the clients of an
+//! owner owe more than [`OWED_WINDOWS`] windows, those of it that have completed nothing for
+//! [`LATELY`] go unscheduled, and so does what attaches.
 
-use laxity_policy::{Level, Span, Time};
+use laxity_policy::{Level, Span};
 use laxity_shm::consumer::Wake;
 use laxity_shm::producer::SlotRef;
 
-use crate::clients::Client;
+use crate::clients::{Book, Client};
 use crate::config::Mode;
 use crate::driver::Driver;
 use crate::driver::intake::Intake;
+use crate::driver::trust::{Loss, WINDOW, part};
 use crate::flows::{Books, Flow};
+use crate::owner::Owner;
 
-/// Length of the first distrust, in timeouts.
-const FIRST: u64 = 4;
-/// It doubles no more often than this.
-const DOUBLINGS: u32 = 8;
-/// A client is distrusted that has lost more than a window divided by this.
-const WINDOW_SHARE: u64 = 4;
-
-/// What a client has lost lately.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Record {
-    /// Bytes written off, until they are forgotten.
-    lost: u64,
-    strikes: u32,
-    distrusted: bool,
-    /// When the distrust ends, or what was lost is forgotten.
-    until: Time,
-}
-
-impl Record {
-    /// Whether nothing of the client is to be scheduled.
-    #[must_use]
-    pub const fn is_distrusted(&self) -> bool {
-        self.distrusted
-    }
-
-    /// `bytes` were written off. True if the client is distrusted from now on.
-    fn lose(&mut self, now: Time, bytes: u64, window: u64, timeout: Span) -> bool {
-        if self.distrusted {
-            return false;
-        }
-        self.lost = self.lost.saturating_add(bytes);
-        self.distrusted = self.lost > window / WINDOW_SHARE;
-        if self.distrusted {
-            self.strikes = (self.strikes + 1).min(DOUBLINGS);
-        }
-        self.until = now + self.term(timeout);
-        self.distrusted
-    }
-
-    fn term(&self, timeout: Span) -> Span {
-        timeout.times(FIRST << self.strikes.saturating_sub(1))
-    }
-
-    /// Time passes. True if the client is trusted again.
-    fn forgive(&mut self, now: Time, timeout: Span) -> bool {
-        if self.lost == 0 && self.strikes == 0 || now < self.until {
-            return false;
-        }
-        if self.distrusted {
-            self.distrusted = false;
-            self.lost = 0;
-            self.until = now + self.term(timeout);
-            return true;
-        }
-        *self = Self::default();
-        false
-    }
-}
+/// Windows that clients of an owner may owe at a time.
+const OWED_WINDOWS: u64 = 2;
+/// A client that completed something within this time is not suspected.
+const LATELY: Span = Span::from_millis(100);
 
 impl Intake {
     /// Gives up on the bytes of a lane that were permitted a `timeout` ago and not completed.
-    pub fn write_off(&mut self, index: u32, client: &mut Client, lane: u16, timeout: Span) {
+    pub fn write_off(&mut self, index: u32, client: &mut Client, lane: u16) {
+        let timeout = self.completion_timeout;
         let since = self.now - timeout;
         let flows = &client.book.lanes.at(lane).flows;
         let overdue = |flow: &&Flow| flow.outstanding() > 0 && flow.touched < since;
         let seqs: Vec<u64> = flows.iter().filter(overdue).map(|flow| flow.seq).collect();
-        let mut distrusted = false;
         for seq in seqs {
             let Some(flow) = client.book.lanes.at(lane).flows.get_mut(seq).copied() else {
                 continue;
             };
             let bytes = flow.outstanding();
             client.book.counters.written_off_bytes += bytes;
-            if flow.books != Books::Nobody {
-                let window = self.ports[usize::from(flow.port)]
-                    .link
-                    .config()
-                    .window_bytes;
-                distrusted |= client.book.record.lose(self.now, bytes, window, timeout);
+            // Of what is owed, its end is the loss ([`Intake::cancel`]).
+            if matches!(flow.books, Books::Link | Books::Driver) {
+                let window = self.ports[usize::from(flow.port)].window_bytes();
+                client.book.lost.add(self.now, bytes, window, timeout);
             }
             self.let_out(index, client, lane, seq);
         }
-        if distrusted {
-            client.set_room();
-            self.let_go(index, client);
-        }
+        self.judge(index, client);
     }
 
-    /// Trusts a client again whose time has come.
-    pub fn forgive(&self, client: &mut Client, timeout: Span) {
-        if client.book.record.forgive(self.now, timeout) {
-            client.set_room();
+    /// Distrusts a client that has lost too much.
+    fn judge(&mut self, index: u32, client: &mut Client) {
+        client.book.lost.forget(self.now);
+        if client.book.distrusted || !client.book.lost.is_too_much() {
+            return;
+        }
+        client.book.lost = Loss::default();
+        client.book.distrusted = true;
+        self.trust.strike(
+            self.now,
+            &client.book.identity.owner,
+            self.completion_timeout,
+        );
+        client.set_room();
+        self.let_go(index, client);
+    }
+
+    /// A client leaves. What it owes is lost, and what it has on the wire is abandoned.
+    pub fn leaves(&mut self, book: &Book) {
+        let timeout = self.completion_timeout;
+        let owner = &book.identity.owner;
+        let mut lost = book.lost;
+        for (on_wire, port) in book.ports.iter().zip(&self.ports) {
+            lost.add(self.now, on_wire.owed(), port.window_bytes(), timeout);
+        }
+        if lost.is_too_much() && !book.distrusted {
+            self.trust.strike(self.now, owner, timeout);
+        }
+        for (index, (on_wire, port)) in book.ports.iter().zip(&self.ports).enumerate() {
+            let window = port.window_bytes();
+            let abandoned = part(on_wire.outstanding.min(window), window);
+            if abandoned > 0 && on_wire.kept_others(self.now) {
+                self.trust
+                    .abandon(self.now, owner, index, abandoned, timeout);
+            }
         }
     }
 
@@ -134,7 +105,7 @@ impl Intake {
         }
     }
 
-    /// Ends a flow in the books and in its link. Its client gets leave for what is left.
+    /// Ends a flow in the books and in its link. Its client gets a permit for what is left.
     fn let_out(&mut self, index: u32, client: &mut Client, lane: u16, seq: u64) {
         let Some(flow) = client.book.lanes.at(lane).flows.get_mut(seq).copied() else {
             return;
@@ -162,12 +133,65 @@ impl Intake {
 const WRITE_OFF_PLACES: usize = 4096;
 
 impl Driver {
+    /// Trusts owners again whose time has come, and looks at what their clients lost.
+    fn forgive(&mut self) {
+        let (now, timeout) = (self.intake.now, self.intake.completion_timeout);
+        for owner in self.intake.trust.forgive(now, timeout) {
+            let clients = self.clients.iter_mut().flatten();
+            for client in clients.filter(|client| client.book.identity.owner == owner) {
+                client.book.distrusted = false;
+                client.set_room();
+            }
+        }
+        for (index, client) in self.clients.iter_mut().enumerate() {
+            if let Some(client) = client {
+                self.intake.judge(index as u32, client);
+            }
+        }
+    }
+
+    /// Parts of a [`WINDOW`] that the clients of an owner owe, over all ports.
+    fn owed_by(&self, owner: &Owner) -> u64 {
+        let clients = self.clients.iter().flatten();
+        let ports = clients
+            .filter(|client| client.book.identity.owner == *owner)
+            .flat_map(|client| client.book.ports.iter().zip(&self.intake.ports));
+        ports
+            .map(|(on_wire, port)| part(on_wire.owed(), port.window_bytes()))
+            .fold(0, u64::saturating_add)
+    }
+
+    /// Whether clients of an owner that have completed nothing lately are to go unscheduled.
+    pub(super) fn suspects(&self, owner: &Owner) -> bool {
+        self.intake.holding && self.owed_by(owner) > OWED_WINDOWS * WINDOW
+    }
+
+    /// Suspects those clients whom that holds for, and no others.
+    pub(super) fn suspect(&mut self) {
+        for index in 0..self.clients.len() {
+            let Some(client) = self.clients[index].as_ref() else {
+                continue;
+            };
+            let book = &client.book;
+            let since = self.intake.now - LATELY;
+            let suspected = book.completed < since && self.suspects(&book.identity.owner);
+            if let Some(client) = self.clients[index].as_mut()
+                && client.book.suspected != suspected
+            {
+                client.book.suspected = suspected;
+                client.set_room();
+                if suspected {
+                    self.intake.let_go(index as u32, client);
+                }
+            }
+        }
+    }
+
     /// Looks at the next few thousand places for completions that never came.
     pub(super) fn write_off(&mut self) {
-        let timeout = Span(self.config.tuning.completion_timeout.0);
-        for client in self.clients.iter_mut().flatten() {
-            self.intake.forgive(client, timeout);
-        }
+        self.forgive();
+        self.note_holds();
+        self.suspect();
         let (mut index, mut lane) = self.sweep_at;
         let mut places = 0;
         // At most once around.
@@ -184,7 +208,7 @@ impl Driver {
                         && !book.flows.is_empty()
                     {
                         places += book.flows.places();
-                        self.intake.write_off(index, client, lane, timeout);
+                        self.intake.write_off(index, client, lane);
                     }
                     lane += 1;
                 }
@@ -200,45 +224,5 @@ impl Driver {
             };
         }
         self.sweep_at = (index, lane);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TIMEOUT: Span = Span::from_millis(10);
-
-    #[test]
-    fn whoever_loses_a_chunk_is_forgiven_and_whoever_loses_windows_is_shut_out_ever_longer() {
-        let mut record = Record::default();
-        let mut now = Time::ZERO + TIMEOUT;
-        assert!(!record.lose(now, 25, 100, TIMEOUT));
-        now = now + TIMEOUT.times(FIRST);
-        assert!(!record.forgive(now, TIMEOUT));
-        assert!(
-            !record.lose(now, 25, 100, TIMEOUT),
-            "the first was not forgotten"
-        );
-        let mut terms = Vec::new();
-        for _ in 0..4 {
-            assert!(record.lose(now, 100, 100, TIMEOUT));
-            assert!(!record.lose(now, 100, 100, TIMEOUT), "counted twice");
-            let struck = now;
-            while !record.forgive(now, TIMEOUT) {
-                assert!(record.is_distrusted());
-                now = now + TIMEOUT;
-            }
-            terms.push(now.since(struck).0 / TIMEOUT.0);
-        }
-        assert_eq!(terms, [FIRST, 2 * FIRST, 4 * FIRST, 8 * FIRST]);
-        now = now + TIMEOUT.times(8 * FIRST);
-        record.forgive(now, TIMEOUT);
-        assert!(record.lose(now, 100, 100, TIMEOUT));
-        assert_eq!(
-            record.until,
-            now + TIMEOUT.times(FIRST),
-            "good conduct was not seen"
-        );
     }
 }

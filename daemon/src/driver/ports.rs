@@ -69,6 +69,24 @@ pub fn ports(config: &Config) -> Result<Vec<Port>, InvalidConfig> {
 }
 
 impl Port {
+    /// Name of its NIC.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// `egress` or `ingress`.
+    #[must_use]
+    pub const fn direction(&self) -> &'static str {
+        self.direction
+    }
+
+    /// Its window.
+    #[must_use]
+    pub fn window_bytes(&self) -> u64 {
+        self.link.config().window_bytes
+    }
+
     /// Takes a new configuration.
     ///
     /// # Errors
@@ -151,7 +169,7 @@ impl Port {
     }
 
     /// Bytes that a user who is alone may have in flight: 10 ms of the port, 16 MiB at most.
-    fn alone_bytes(&self) -> u64 {
+    pub(super) fn alone_bytes(&self) -> u64 {
         let config = self.link.config();
         (config.rate / 100).min(16 << 20).max(config.window_bytes)
     }

@@ -34,6 +34,7 @@ impl Driver {
             all_clients,
             scheduler: intake.counters,
             fetches: intake.hints.fetch_counters(),
+            distrusted: intake.trust.distrusted(),
         };
         let quiet = intake.now.since(self.published) > Span(RING_AFTER.as_nanos() as u64);
         if self

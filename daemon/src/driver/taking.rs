@@ -1,6 +1,6 @@
 //! From the lanes of a client into the [`Intake`]: one call per kind of record.
 
-use laxity_shm::consumer::{Consumer, Sink};
+use laxity_shm::consumer::{Consumer, Refused, Sink};
 use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{self, Garbage, Record};
 
@@ -12,8 +12,13 @@ use crate::clients::Book;
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub(super) enum Offence {
     /// A record that is none.
-    #[error(transparent)]
-    Garbage(#[from] Garbage),
+    #[error("{problem}; {record}")]
+    Garbage {
+        /// What is wrong with it.
+        problem: Garbage,
+        /// What it was.
+        record: Refused,
+    },
     /// A record that its client may not send.
     #[error("a flow sent without leave by a client that was never in mode observe")]
     Forbidden,
@@ -109,8 +114,11 @@ impl Sink for Taking<'_> {
     }
 
     #[cold]
-    fn garbage(&mut self, lane: u16, _: &mut Consumer, garbage: Garbage) {
-        self.offence = Some((lane, garbage.into()));
+    fn garbage(&mut self, lane: u16, consumer: &mut Consumer, problem: Garbage) {
+        self.offence = consumer.refused().map(|record| {
+            let record = *record;
+            (lane, Offence::Garbage { problem, record })
+        });
     }
 
     #[inline]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use laxity_policy::Time;
 use laxity_shm::sleep::now_ns;
 use laxity_wire::trace::TracePage;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tracing::info;
 
@@ -23,6 +24,8 @@ const PAGE_EVENTS: usize = 8192;
 /// The trace of this daemon.
 #[derive(Debug, Default)]
 pub(super) struct Tracing {
+    /// Traces begun so far: the number of this one.
+    number: u64,
     /// When it ends by itself; none without a trace.
     until: Option<Instant>,
     /// Events that may wait at the scheduler.
@@ -31,6 +34,28 @@ pub(super) struct Tracing {
     unread: VecDeque<Entry>,
     lost: u64,
     is_over: bool,
+}
+
+/// A trace that has begun.
+#[derive(Debug)]
+pub struct Begun {
+    /// What was done, for the operator.
+    pub message: String,
+    number: u64,
+}
+
+/// A trace that ends when this is dropped, which is when the connection that began it ends: nobody
+/// would read it.
+#[derive(Debug)]
+pub struct AttendedTrace<'a> {
+    service: &'a Service,
+    number: u64,
+}
+
+impl Drop for AttendedTrace<'_> {
+    fn drop(&mut self) {
+        self.service.trace_leave(self.number);
+    }
 }
 
 impl Tracing {
@@ -42,11 +67,11 @@ impl Tracing {
 }
 
 impl Service {
-    /// Begins a trace; what was done, for the operator.
+    /// Begins a trace.
     ///
     /// # Errors
     /// There is one, or the numbers make no sense; text for the operator.
-    pub fn trace_start(&self, seconds: u64, events: u64) -> Result<String, String> {
+    pub fn trace_start(&self, seconds: u64, events: u64) -> Result<Begun, String> {
         if !(1..=SECONDS_MAX).contains(&seconds) {
             return Err(format!(
                 "a trace takes 1 to {SECONDS_MAX} seconds, not {seconds}"
@@ -69,7 +94,9 @@ impl Service {
                 left.as_secs() + 1
             ));
         }
+        let number = tracing.number + 1;
         *tracing = Tracing {
+            number,
             until: Some(Instant::now() + length),
             most: events as usize,
             ..Tracing::default()
@@ -81,9 +108,43 @@ impl Service {
             return Err("the scheduler has ended; laxityd is stopping".to_owned());
         }
         info!(seconds, events, "a trace begins");
-        Ok(format!(
+        let message = format!(
             "a trace of {seconds} s begins, with room for {events} events that wait to be read"
-        ))
+        );
+        Ok(Begun { message, number })
+    }
+
+    /// Ties a trace to whoever keeps what this returns.
+    pub fn attend_trace(&self, begun: &Begun) -> AttendedTrace<'_> {
+        AttendedTrace {
+            service: self,
+            number: begun.number,
+        }
+    }
+
+    /// Whoever began trace `number` is gone: ends it, if it is still the one under way, and forgets
+    /// what was not read.
+    fn trace_leave(&self, number: u64) {
+        let mut tracing = self.tracing();
+        if tracing.number != number || tracing.until.is_none() {
+            return;
+        }
+        let was_over = tracing.is_over;
+        *tracing = Tracing {
+            number,
+            ..Tracing::default()
+        };
+        let (reply, taken) = oneshot::channel();
+        // With the lock held: the end of this trace must not follow the beginning of the next.
+        let ends = !was_over && self.send(Command::Trace(TraceOrder::End { reply }));
+        drop(tracing);
+        if ends {
+            info!("the trace ends: whoever began it has left");
+        }
+        if let Ok(runtime) = Handle::try_current() {
+            // Freed here, not on the scheduler's thread.
+            runtime.spawn(async move { drop(taken.await) });
+        }
     }
 
     /// The next part of the trace.

@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use laxity_client::{Client, Flow, Options, Stage};
 use laxity_wire::{ControlClient, Status};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// Bound of everything that should happen soon: generous, machines are busy.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
@@ -58,28 +59,38 @@ pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
 impl Laxityd {
     /// Starts a daemon with the given lines at the head of its configuration.
     pub(crate) fn start(lines: &str) -> Self {
+        Self::start_within(lines, None)
+    }
+
+    /// The same, with a limit of open files.
+    pub(crate) fn start_within(lines: &str, descriptors: Option<u32>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let metrics = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
         let config = format!(
-            "socket = {:?}\ncontrol = {:?}\nmetrics = \"127.0.0.1:{metrics}\"\nlog = \"debug\"\n{lines}\n",
+            "socket = {:?}\ncontrol = {:?}\nmetrics = \"127.0.0.1:0\"\nlog = \"debug\"\n{lines}\n",
             folder.path().join("laxityd.sock"),
             folder.path().join("control.sock"),
         );
         std::fs::write(folder.path().join("laxityd.toml"), config).unwrap();
-        Self::spawn(Arc::new(folder), metrics)
+        Self::spawn(Arc::new(folder), descriptors)
     }
 
     /// Another in its place, once it has ended.
     pub(crate) fn again(&self) -> Self {
-        Self::spawn(Arc::clone(&self.folder), self.metrics)
+        Self::spawn(Arc::clone(&self.folder), None)
     }
 
-    fn spawn(folder: Arc<tempfile::TempDir>, metrics: u16) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_laxityd"))
+    fn spawn(folder: Arc<tempfile::TempDir>, descriptors: Option<u32>) -> Self {
+        let program = env!("CARGO_BIN_EXE_laxityd");
+        let mut command = match descriptors {
+            None => Command::new(program),
+            Some(limit) => {
+                let mut shell = Command::new("sh");
+                let script = format!("ulimit -n {limit}; exec \"$0\" \"$@\"");
+                shell.args(["-c", &script, program]);
+                shell
+            }
+        };
+        let mut child = command
             .arg("--config")
             .arg(folder.path().join("laxityd.toml"))
             .env_remove("NOTIFY_SOCKET")
@@ -98,11 +109,16 @@ impl Laxityd {
         let mut daemon = Self {
             folder,
             child,
-            metrics,
+            metrics: 0,
             log,
             seen: Vec::new(),
         };
-        daemon.await_log("laxityd is ready");
+        let ready = daemon.await_log("laxityd is ready");
+        let (_, port) = ready.split_once("metrics=127.0.0.1:").unwrap();
+        let digits = port
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(port.len());
+        daemon.metrics = port[..digits].parse().unwrap();
         daemon
     }
 
@@ -218,4 +234,72 @@ impl Drop for Laxityd {
             eprintln!("the daemon's log: {:#?}", self.seen);
         }
     }
+}
+
+/// Names the role that a child process of a test binary plays.
+const ROLE: &str = "LAXITY_TEST_ROLE";
+
+/// Another user than root, and than whoever runs the tests.
+pub(crate) const STRANGER: u32 = 54_321;
+
+/// A child process of this test binary that plays a role until it is dropped.
+pub(crate) struct Role {
+    child: Child,
+    /// The line in which it said so.
+    pub(crate) says: String,
+}
+
+impl Role {
+    /// Has the test `play` play `role` as [`STRANGER`]. Returns once it has said
+    /// that it plays.
+    pub(crate) fn start(play: &str, role: &str, environment: &[(&str, String)]) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", play, "--nocapture"])
+            .env(ROLE, role)
+            .envs(environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let says = lines
+            .by_ref()
+            .map_while(Result::ok)
+            .find(|line| line.contains(PLAYS));
+        // Whatever else it says is dropped.
+        std::thread::spawn(move || lines.count());
+        match says {
+            Some(says) => Self { child, says },
+            None => panic!("the role `{role}` ended"),
+        }
+    }
+}
+
+/// What a role says once it plays.
+pub(crate) const PLAYS: &str = "the role is played";
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The role that this process was started for, if any; it is another user's from here on.
+pub(crate) fn role() -> Option<String> {
+    let role = std::env::var(ROLE).ok()?;
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
+    let user = nix::unistd::Uid::from_raw(STRANGER);
+    nix::unistd::setresuid(user, user, user).unwrap();
+    Some(role)
+}
+
+/// Whether this process can become another user. Says so if it can't.
+pub(crate) fn is_root() -> bool {
+    let is_root = nix::unistd::geteuid().is_root();
+    if !is_root {
+        println!("skipped: only root can become somebody else");
+    }
+    is_root
 }

@@ -1,0 +1,178 @@
+//! Places of attached clients: how many a user may have, what is kept for root, and what the limit
+//! of open files leaves.
+//!
+//! One user, and so one process, never has them all: the others would run unscheduled, and so
+//! would whatever root starts to find out why.
+
+use std::collections::BTreeMap;
+
+use thiserror::Error;
+
+use crate::clients::ClientId;
+use crate::config::SchedulerConfig;
+
+/// Why there is no place; text for the operator.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum NoPlace {
+    /// As many clients are attached as may be.
+    #[error(
+        "{attached} clients are attached, as many as may be; raise `clients_max` of [scheduler] in the configuration, then `laxity reload`"
+    )]
+    Full {
+        /// Clients.
+        attached: usize,
+    },
+    /// As many clients are attached as the limit of open files leaves room for.
+    #[error(
+        "{attached} clients are attached, and the limit of open files allows no more; raise `LimitNOFILE` of the unit (`ulimit -n`), then restart laxityd"
+    )]
+    Descriptors {
+        /// Clients.
+        attached: usize,
+    },
+    /// The user has its share.
+    #[error(
+        "user {uid} has {attached} clients attached, its share; raise `clients_per_uid_max` of [scheduler] in the configuration, then `laxity reload`"
+    )]
+    Share {
+        /// Who.
+        uid: u32,
+        /// Its clients.
+        attached: usize,
+    },
+    /// What is left is kept for root.
+    #[error(
+        "{attached} clients are attached, and the last {reserve} places are root's; raise `clients_max` of [scheduler] in the configuration, then `laxity reload`"
+    )]
+    Reserved {
+        /// Clients.
+        attached: usize,
+        /// Places of root.
+        reserve: usize,
+    },
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct ClientPlaces {
+    next: u64,
+    /// The user of each client.
+    taken: BTreeMap<ClientId, u32>,
+    /// What the limit of open files leaves room for.
+    room: usize,
+}
+
+impl ClientPlaces {
+    /// None taken, and no more than `room` at any time.
+    #[must_use]
+    pub const fn new(room: usize) -> Self {
+        Self {
+            next: 1,
+            taken: BTreeMap::new(),
+            room,
+        }
+    }
+
+    /// Clients that have one.
+    #[must_use]
+    pub fn taken(&self) -> usize {
+        self.taken.len()
+    }
+
+    /// A place for a client of user `uid`.
+    ///
+    /// # Errors
+    /// There is none; refuse the client, and say why.
+    pub fn take(&mut self, uid: u32, limits: &SchedulerConfig) -> Result<ClientId, NoPlace> {
+        let attached = self.taken.len();
+        if attached >= self.room {
+            return Err(NoPlace::Descriptors { attached });
+        }
+        if attached >= limits.clients_max {
+            return Err(NoPlace::Full { attached });
+        }
+        if uid != 0 {
+            let own = self.taken.values().filter(|of| **of == uid).count();
+            if own >= limits.clients_per_uid() {
+                return Err(NoPlace::Share { uid, attached: own });
+            }
+            let max = limits.clients_max.min(self.room);
+            let reserve = SchedulerConfig::root_reserve(max);
+            if attached >= max - reserve {
+                return Err(NoPlace::Reserved { attached, reserve });
+            }
+        }
+        let id = ClientId(self.next);
+        self.next += 1;
+        self.taken.insert(id, uid);
+        Ok(id)
+    }
+
+    /// `id` is gone.
+    pub fn free(&mut self, id: ClientId) {
+        self.taken.remove(&id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(clients_max: usize) -> SchedulerConfig {
+        SchedulerConfig {
+            clients_max,
+            ..SchedulerConfig::default()
+        }
+    }
+
+    fn fill(places: &mut ClientPlaces, uid: u32, limits: &SchedulerConfig) -> (usize, NoPlace) {
+        for taken in 0.. {
+            if let Err(why) = places.take(uid, limits) {
+                return (taken, why);
+            }
+        }
+        unreachable!("it never ends")
+    }
+
+    #[test]
+    fn a_user_has_its_share_all_users_leave_root_its_reserve_and_root_has_the_rest() {
+        let (mut places, limits) = (ClientPlaces::new(10_000), limits(256));
+        let (first, why) = fill(&mut places, 7, &limits);
+        assert_eq!(first, 128);
+        assert_eq!(
+            why,
+            NoPlace::Share {
+                uid: 7,
+                attached: 128
+            }
+        );
+        let (second, why) = fill(&mut places, 8, &limits);
+        assert_eq!(second, 112);
+        assert_eq!(
+            why,
+            NoPlace::Reserved {
+                attached: 240,
+                reserve: 16
+            }
+        );
+        let (root, why) = fill(&mut places, 0, &limits);
+        assert_eq!((root, why), (16, NoPlace::Full { attached: 256 }));
+        places.free(ClientId(1));
+        assert!(places.take(8, &limits).is_err(), "it is root's");
+        assert!(places.take(0, &limits).is_ok());
+    }
+
+    #[test]
+    fn the_limit_of_open_files_counts_and_leaves_root_its_reserve_too() {
+        let (mut places, limits) = (ClientPlaces::new(8), limits(256));
+        assert_eq!(fill(&mut places, 7, &limits).0, 7);
+        let (root, why) = fill(&mut places, 0, &limits);
+        assert_eq!((root, why), (1, NoPlace::Descriptors { attached: 8 }));
+    }
+
+    #[test]
+    fn a_single_place_is_anybodys() {
+        let (mut places, limits) = (ClientPlaces::new(8), limits(1));
+        assert!(places.take(7, &limits).is_ok());
+    }
+}

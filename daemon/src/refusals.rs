@@ -1,0 +1,161 @@
+//! Registrations that were refused: how many, of whom, and why. For the log, `status`, metrics.
+//!
+//! A client that is refused asks again every few seconds, and so do all processes of its job. One
+//! line a user and [`WARN_EVERY`] says it; `status` has the latest users, the counter has them all.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use laxity_shm::registration::Peer;
+use laxity_wire::RefusalStatus;
+use tokio::sync::Notify;
+
+/// Between two warnings of refusals of one user.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+/// Users warned of within that time.
+const WARNED_MAX: usize = 32;
+/// Users that `status` shows: those that were refused last.
+const USERS_MAX: usize = 32;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Refusals {
+    book: Mutex<Book>,
+    /// Rung with each.
+    rung: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    count: u64,
+    users: BTreeMap<u32, User>,
+    warned: BTreeMap<u32, Instant>,
+}
+
+#[derive(Debug)]
+struct User {
+    count: u64,
+    pid: u32,
+    at: Instant,
+    why: String,
+}
+
+impl Refusals {
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts one. Whether it is to be said aloud.
+    pub fn add(&self, peer: Peer, why: &str) -> bool {
+        let now = Instant::now();
+        let mut book = self.book();
+        book.count += 1;
+        book.note(peer, why, now);
+        let is_due = book.is_due(peer.uid, now);
+        drop(book);
+        self.rung.notify_one();
+        is_due
+    }
+
+    /// Returns once one was added since the last call; for one caller.
+    pub async fn next(&self) {
+        self.rung.notified().await;
+    }
+
+    /// How many so far.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.book().count
+    }
+
+    /// The users that were refused last, the latest first.
+    #[must_use]
+    pub fn latest(&self) -> Vec<RefusalStatus> {
+        let now = Instant::now();
+        let mut users: Vec<_> = self
+            .book()
+            .users
+            .iter()
+            .map(|(uid, user)| RefusalStatus {
+                uid: *uid,
+                pid: user.pid,
+                count: user.count,
+                last_ms: now.saturating_duration_since(user.at).as_millis() as u64,
+                why: user.why.clone(),
+            })
+            .collect();
+        users.sort_by_key(|user| user.last_ms);
+        users
+    }
+}
+
+impl Book {
+    fn note(&mut self, peer: Peer, why: &str, now: Instant) {
+        if self.users.len() >= USERS_MAX
+            && !self.users.contains_key(&peer.uid)
+            && let Some(oldest) = self.users.iter().min_by_key(|(_, user)| user.at)
+        {
+            let oldest = *oldest.0;
+            self.users.remove(&oldest);
+        }
+        let user = self.users.entry(peer.uid).or_insert_with(|| User {
+            count: 0,
+            pid: 0,
+            at: now,
+            why: String::new(),
+        });
+        user.count += 1;
+        user.pid = peer.pid;
+        user.at = now;
+        why.clone_into(&mut user.why);
+    }
+
+    /// Whether a refusal of `uid` is to be said aloud.
+    fn is_due(&mut self, uid: u32, now: Instant) -> bool {
+        self.warned
+            .retain(|_, at| now.saturating_duration_since(*at) < WARN_EVERY);
+        // With so many users at once the log is full enough.
+        if self.warned.len() >= WARNED_MAX || self.warned.contains_key(&uid) {
+            return false;
+        }
+        self.warned.insert(uid, now);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_of_a_user_are_said_aloud_once_in_a_while() {
+        let (mut book, now) = (Book::default(), Instant::now());
+        assert!(book.is_due(1, now) && book.is_due(2, now));
+        assert!(!book.is_due(1, now + WARN_EVERY / 2));
+        assert!(book.is_due(1, now + WARN_EVERY));
+        let loud = (100..10_000).filter(|uid| book.is_due(*uid, now + WARN_EVERY));
+        assert_eq!(loud.count(), WARNED_MAX - 1);
+    }
+
+    #[test]
+    fn the_latest_users_are_kept_and_all_refusals_are_counted() {
+        let refusals = Refusals::default();
+        let peer = |uid| Peer {
+            pid: 1,
+            uid,
+            gid: 0,
+        };
+        for uid in 0..1000 {
+            refusals.add(peer(uid), "first");
+            refusals.add(peer(uid), "second");
+        }
+        let latest = refusals.latest();
+        assert_eq!((refusals.count(), latest.len()), (2000, USERS_MAX));
+        let last = latest
+            .iter()
+            .find(|user| user.uid == 999)
+            .expect("the last");
+        assert_eq!((last.count, last.why.as_str()), (2, "second"));
+    }
+}
