@@ -4,12 +4,13 @@
 //! connection it may be used, so that a daemon's cannot pass for a coordinator's. A cluster that lasts gets its certificates from
 //! its own PKI: what counts is the URI.
 //!
-//! All or nothing: a file that is there already is found before the first is written.
+//! All or nothing: everything is written to temporary files in the folder, and gets its names when all of it is on the disk. Names
+//! that are taken are found before; a disk that is full leaves the folder as it was.
 
 use std::collections::BTreeSet;
-use std::fs::{self, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -121,16 +122,16 @@ impl Subject {
     }
 }
 
-/// A folder that was not filled: nothing was written, unless a file could not be.
+/// A folder that was not filled: it is as it was.
 #[derive(Debug, Error)]
 pub enum CertsError {
-    /// A file cannot be written or read.
-    #[error("{path}: {cause}", path = .path.display())]
+    /// A file cannot be written. Make room there or take another folder, and try again.
+    #[error("{path} cannot be written: {cause}; nothing was made: make room there or take another folder, then call this again", path = .path.display())]
     File {
         /// Which.
         path: PathBuf,
         /// What the kernel said.
-        cause: std::io::Error,
+        cause: io::Error,
     },
     /// A file is there already. Nothing is overwritten: remove it first if that is meant.
     #[error("{path} is there already, and nothing is overwritten; remove it first if its certificate is to be replaced", path = .0.display())]
@@ -205,18 +206,18 @@ pub fn make(folder: &Path, subjects: &[Subject], days: u32) -> Result<Vec<Made>,
             return Err(CertsError::Twice(stem));
         }
     }
-    fs::create_dir_all(folder).map_err(|cause| CertsError::File {
-        path: folder.to_owned(),
-        cause,
-    })?;
     let (crt, secret) = files(folder, CA);
     let mut made = Vec::new();
+    let mut batch = Vec::new();
+    let mut add = |pem: Pem, crt: &Path, secret: &Path| {
+        batch.push((secret.to_owned(), pem.key, 0o600));
+        batch.push((crt.to_owned(), pem.certificate, 0o644));
+    };
     let authority = if crt.exists() || secret.exists() {
         Authority::read(&crt, &secret)?
     } else {
         let (authority, pem) = Authority::new(days.max(CA_DAYS))?;
-        write(&secret, &pem.key, 0o600)?;
-        write(&crt, &pem.certificate, 0o644)?;
+        add(pem, &crt, &secret);
         made.push(announce(None, crt, secret, authority.until_s));
         authority
     };
@@ -225,11 +226,67 @@ pub fn make(folder: &Path, subjects: &[Subject], days: u32) -> Result<Vec<Made>,
             (now_s() + u64::from(days) * DAY_S).min(u64::try_from(authority.until_s).unwrap_or(0));
         let pem = authority.sign(subject, until_s)?;
         let (crt, secret) = files(folder, &subject.file_stem());
-        write(&secret, &pem.key, 0o600)?;
-        write(&crt, &pem.certificate, 0o644)?;
+        add(pem, &crt, &secret);
         made.push(announce(Some(subject), crt, secret, until_s as i64));
     }
-    Ok(made)
+    let is_new = !folder.exists();
+    fs::create_dir_all(folder).map_err(|cause| CertsError::File {
+        path: folder.to_owned(),
+        cause,
+    })?;
+    let put = put_all(folder, &batch);
+    if put.is_err() && is_new {
+        // It is empty. If it is not, somebody else has put something there.
+        let _ = fs::remove_dir(folder);
+    }
+    put.map(|()| made)
+}
+
+/// Writes all files, given as path, text and mode, into their folder, or none. None that is there is overwritten.
+fn put_all(folder: &Path, files: &[(PathBuf, String, u32)]) -> Result<(), CertsError> {
+    let mut written = Vec::new();
+    for (path, text, mode) in files {
+        let write = || {
+            let mut file = tempfile::Builder::new()
+                .prefix(".laxity-certs-")
+                .permissions(Permissions::from_mode(*mode))
+                .tempfile_in(folder)?;
+            file.write_all(text.as_bytes())?;
+            file.as_file().sync_all()?;
+            Ok(file)
+        };
+        let file = write().map_err(|cause| CertsError::File {
+            path: path.clone(),
+            cause,
+        })?;
+        written.push((path, file));
+    }
+    let mut named: Vec<&Path> = Vec::new();
+    let name_all = || {
+        for (path, file) in written {
+            file.persist_noclobber(path)
+                .map_err(|persist| match persist.error.kind() {
+                    io::ErrorKind::AlreadyExists => CertsError::There(path.clone()),
+                    _ => CertsError::File {
+                        path: path.clone(),
+                        cause: persist.error,
+                    },
+                })?;
+            named.push(path);
+        }
+        let synced = File::open(folder).and_then(|folder| folder.sync_all());
+        synced.map_err(|cause| CertsError::File {
+            path: folder.to_owned(),
+            cause,
+        })
+    };
+    let done = name_all();
+    if done.is_err() {
+        for path in named {
+            let _ = fs::remove_file(path);
+        }
+    }
+    done
 }
 
 fn announce(subject: Option<&Subject>, certificate: PathBuf, key: PathBuf, until_s: i64) -> Made {
@@ -303,15 +360,16 @@ impl Authority {
             problem,
         };
         let read = |path: &Path| {
-            fs::read_to_string(path).map_err(|cause| match cause.kind() {
-                std::io::ErrorKind::NotFound => fail(
+            laxity_files::read_to_string(path, laxity_files::CONFIG_BYTES_MAX).map_err(|error| {
+                fail(
                     path,
-                    "is missing, and without it this folder's CA cannot sign".into(),
-                ),
-                _ => CertsError::File {
-                    path: path.to_owned(),
-                    cause,
-                },
+                    match error.io_kind() {
+                        Some(io::ErrorKind::NotFound) => {
+                            "is missing, and without it this folder's CA cannot sign".into()
+                        }
+                        _ => format!("cannot be read: {error}"),
+                    },
+                )
             })
         };
         let (certificate, key) = (read(crt)?, read(secret)?);
@@ -374,23 +432,8 @@ fn parameters(subject: &Subject, until_s: u64) -> Result<CertificateParams, Cert
     Ok(parameters)
 }
 
-pub(crate) fn write(path: &Path, text: &str, mode: u32) -> Result<(), CertsError> {
-    let made = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(mode)
-        .open(path);
-    made.and_then(|mut file| file.write_all(text.as_bytes()))
-        .map_err(|cause| CertsError::File {
-            path: path.to_owned(),
-            cause,
-        })
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     #[test]

@@ -43,8 +43,8 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the kernel said. Not a source: the text says it.
-        cause: std::io::Error,
+        /// What the kernel said, or what the path is instead. Not a source: the text says it.
+        cause: laxity_files::ReadError,
     },
     /// Something in the file is wrong.
     #[error("{origin}: {problem}\nfix it, then test with `laxity-coordinator --check`")]
@@ -57,6 +57,9 @@ pub enum ConfigError {
     /// A certificate or key cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// A file of `[etcd]` cannot be used.
+    #[error("{0}; fix the file, or name another one")]
+    Etcd(laxity_credentials::Unusable),
     /// A value makes no sense.
     #[error("{origin}: {nonsense}; fix it, then test with `laxity-coordinator --check`")]
     Nonsense {
@@ -182,7 +185,8 @@ impl Config {
             None if Path::new(FILE_DEFAULT).exists() => Path::new(FILE_DEFAULT),
             None => return Ok(Self::default()),
         };
-        let text = std::fs::read_to_string(path).map_err(|cause| ConfigError::Read {
+        let read = laxity_files::read_to_string(path, laxity_files::CONFIG_BYTES_MAX);
+        let text = read.map_err(|cause| ConfigError::Read {
             path: path.to_owned(),
             cause,
         })?;
@@ -246,15 +250,24 @@ impl Config {
         self.cluster_policy().map(|_| ())
     }
 
-    /// Reads the certificates, which [`Config::check`] does not.
+    /// Reads the certificates, which [`Config::check`] does not, and asks of them what peers will ask.
     ///
     /// # Errors
-    /// [`ConfigError::Tls`].
+    /// [`ConfigError::Tls`], and what etcd's files lack.
     pub fn check_files(&self) -> Result<(), ConfigError> {
         if let Some(tls) = &self.tls {
-            tls.load()?;
+            tls.check(&self.tls_names())?;
+        }
+        if let Some(etcd) = &self.etcd {
+            etcd.check_files().map_err(ConfigError::Etcd)?;
         }
         Ok(())
+    }
+
+    /// By what daemons surely reach it: coordinators send them to `etcd.advertise`.
+    pub(crate) fn tls_names(&self) -> Vec<&str> {
+        let advertised = self.etcd.as_ref().and_then(EtcdConfig::advertised_host);
+        advertised.into_iter().collect()
     }
 
     /// Where metrics are served, if they are.

@@ -19,12 +19,15 @@
 
 mod etcd;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use laxity_credentials::{Certificates, Unusable, private_key};
 use laxity_quantity::Nanos;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 use tracing::{info, warn};
 
 use self::etcd::pb;
@@ -94,6 +97,39 @@ impl EtcdConfig {
             return Err(("etcd.cert", "and etcd.key come together".into()));
         }
         Ok(())
+    }
+
+    /// Reads the files, as a connection to etcd will.
+    ///
+    /// # Errors
+    /// The first that cannot be used.
+    pub(crate) fn check_files(&self) -> Result<(), Unusable> {
+        self.tls().map(|_| ())
+    }
+
+    /// The host of `advertise`: a name or an address without brackets.
+    pub(crate) fn advertised_host(&self) -> Option<&str> {
+        let authority = self.advertise.rsplit("://").next()?;
+        let (host, _) = authority.rsplit_once(':')?;
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        (!host.is_empty()).then_some(host)
+    }
+
+    /// What connections to etcd are made with.
+    fn tls(&self) -> Result<ClientTlsConfig, Unusable> {
+        let mut tls = ClientTlsConfig::new();
+        if !self.ca.is_empty() {
+            let ca = Certificates::read("etcd.ca", Path::new(&self.ca))?;
+            tls = tls.ca_certificate(Certificate::from_pem(ca.pem));
+        }
+        if !self.cert.is_empty() {
+            let cert = Certificates::read("etcd.cert", Path::new(&self.cert))?;
+            let path = Path::new(&self.key);
+            let key = laxity_credentials::read("etcd.key", path)?;
+            private_key("etcd.key", path, &key)?;
+            tls = tls.identity(Identity::from_pem(cert.pem, key));
+        }
+        Ok(tls)
     }
 
     fn ttl_s(&self) -> i64 {

@@ -68,7 +68,30 @@ impl Default for Limits {
     }
 }
 
+/// Descriptors for everything but connections of daemons and operators: those of the page and of metrics (64 each),
+/// listeners, etcd, the log, and files that are read.
+const DESCRIPTORS_RESERVED: usize = 192;
+
 impl Limits {
+    /// These, with no more connections than there are descriptors for: an accept that fails would leave the listener with a
+    /// backlog that it cannot even refuse.
+    #[must_use]
+    pub fn within(self, descriptors: usize) -> Self {
+        // A limit that is tiny is shared half and half.
+        let room = descriptors
+            .saturating_sub(DESCRIPTORS_RESERVED)
+            .max(descriptors / 2)
+            .max(1);
+        if self.connections_max <= room {
+            return self;
+        }
+        Self {
+            connections_max: room,
+            connections_per_address_max: self.connections_per_address_max.min(room * 3 / 4).max(1),
+            ..self
+        }
+    }
+
     /// Checks every field.
     ///
     /// # Errors
@@ -129,5 +152,21 @@ impl Limits {
             return Err(Nonsense::new("limits.message_bytes_max", problem));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_descriptors_for_everything_else() {
+        let standard = Limits::default();
+        assert_eq!(standard.clone().within(65_536), standard);
+        for (descriptors, total) in [(1024, 832), (128, 64), (0, 1)] {
+            let within = standard.clone().within(descriptors);
+            assert_eq!(within.connections_max, total);
+            assert!((1..=total).contains(&within.connections_per_address_max));
+        }
     }
 }

@@ -8,30 +8,29 @@
 //! handing its report to the stream until the end of the first order that considered it has been read,
 //! i.e. both ways through gRPC, the debounce, and the run.
 
+mod daemon;
+mod own;
+mod report;
 mod tls;
 mod usage;
 
-use std::collections::VecDeque;
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use laxity_wire::v1::coordination_client::CoordinationClient;
+use laxity_credentials::explain::Settings;
 use laxity_wire::v1::{
-    self, BatchArrived, BatchFinished, Capability, Direction, Event, FromCoordinator, FromDaemon,
-    Heartbeat, Hello, PortBytes, PortInfo, Report, RequestEnded, RequestLoad, SnapshotPiece,
-    event::Event as Kind, from_coordinator, from_daemon::Message,
+    self, BatchArrived, BatchFinished, Capability, Direction, Hello, PortBytes, PortInfo,
+    RequestEnded, RequestLoad, SnapshotPiece, event::Event as Kind,
 };
-use serde::Serialize;
 use thiserror::Error;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::{ClientTlsConfig, Endpoint};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use self::daemon::{Daemon, attend};
+use self::own::Own;
+pub use self::report::{Latency, LoadReport};
 use self::tls::Identities;
 pub use self::tls::LoadFiles;
+use self::usage::Usage;
 
 const NICS: u32 = 4;
 const REQUESTS_PER_BATCH: u64 = 4;
@@ -72,75 +71,6 @@ pub enum LoadTls {
     Files(LoadFiles),
 }
 
-/// What was measured.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct LoadReport {
-    /// Event to order.
-    pub order_latency_ms: Latency,
-    /// Resident memory of the coordinator at the end; none if it is not a process that this user can see.
-    pub rss_mib: Option<f64>,
-    /// When the load began.
-    pub rss_start_mib: Option<f64>,
-    /// Batch events that were made per second.
-    pub events_per_s: f64,
-    /// CPU time of the coordinator per second, in cores; none if it is not a process that this user can see.
-    pub coordinator_cores: Option<f64>,
-    /// Daemons.
-    pub daemons: usize,
-    /// Active batches.
-    pub batches: usize,
-    /// Events whose order came back.
-    pub answered: usize,
-    /// Events that no order considered within a second after the end.
-    pub unanswered: usize,
-    /// Orders read.
-    pub orders: u64,
-    /// Refusals read: none, unless the coordinator's limits are smaller than the plan.
-    pub refusals: u64,
-}
-
-impl LoadReport {
-    /// What the coordinator used, for people.
-    #[must_use]
-    pub fn usage_text(&self) -> String {
-        match (self.coordinator_cores, self.rss_mib, self.rss_start_mib) {
-            (Some(cores), Some(end), Some(start)) => {
-                format!("coordinator {cores:.2} cores, {end:.0} MiB ({start:.0} at the start)")
-            }
-            _ => "what the coordinator uses cannot be seen from here".to_owned(),
-        }
-    }
-}
-
-/// A distribution of latencies, in milliseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Latency {
-    /// Median.
-    pub p50: f64,
-    /// 90th percentile.
-    pub p90: f64,
-    /// 99th percentile.
-    pub p99: f64,
-    /// The worst.
-    pub max: f64,
-}
-
-impl Latency {
-    fn of(mut samples_us: Vec<u32>) -> Self {
-        samples_us.sort_unstable();
-        let at = |permille: usize| {
-            let index = (samples_us.len() * permille).div_ceil(1000).max(1) - 1;
-            samples_us.get(index).map_or(0.0, |&us| f64::from(us) / 1e3)
-        };
-        Self {
-            p50: at(500),
-            p90: at(900),
-            p99: at(990),
-            max: at(1000),
-        }
-    }
-}
-
 /// A load that could not be made.
 #[derive(Debug, Error)]
 pub enum LoadError {
@@ -155,166 +85,18 @@ pub enum LoadError {
         /// What went wrong.
         cause: String,
     },
-    /// The coordinator cannot be reached, or ended a stream.
-    #[error("the coordinator at {endpoint}: {cause}")]
-    Coordinator {
-        /// Where it is.
-        endpoint: String,
-        /// What it said.
+    /// The load ended before its time; the text says why.
+    #[error("{cause}")]
+    Stopped {
+        /// The coordinator could not be reached or ended, or a signal came.
         cause: String,
+        /// What was measured until then, if that had begun.
+        partial: Option<Box<LoadReport>>,
     },
 }
 
-/// A coordinator of our own, that ends with this.
-struct Own {
-    child: Child,
-    endpoint: String,
-    /// For the configuration and the certificates.
-    _folder: tempfile::TempDir,
-}
-
-impl Own {
-    /// With TLS, if the plan says so; then with what its daemons connect with, too.
-    fn start(plan: &LoadPlan) -> Result<(Self, Option<Identities>), LoadError> {
-        let program = beside_this_program("laxity-coordinator");
-        let fail = |cause: String| LoadError::Start {
-            program: program.clone(),
-            cause,
-        };
-        let folder = tempfile::tempdir().map_err(|cause| fail(cause.to_string()))?;
-        let (identities, section) = match plan.tls {
-            LoadTls::ThrowAway => {
-                let made = Identities::throw_away(folder.path(), plan.daemons);
-                let (identities, section) = made.map_err(|error| fail(error.to_string()))?;
-                (Some(identities), section)
-            }
-            _ => (None, String::new()),
-        };
-        let file = folder.path().join("coordinator.toml");
-        std::fs::write(&file, section).map_err(|cause| fail(cause.to_string()))?;
-        let mut child = Command::new(&program)
-            .arg("--config")
-            .arg(&file)
-            .args(["--listen", "127.0.0.1:0", "--log", "warn"])
-            .stdout(Stdio::piped())
-            .stdin(Stdio::null())
-            .spawn()
-            .map_err(|cause| fail(cause.to_string()))?;
-        let mut line = String::new();
-        let read = match child.stdout.take() {
-            Some(out) => BufReader::new(out).read_line(&mut line),
-            None => Ok(0),
-        };
-        let address = line.trim().strip_prefix("listening on ").map(str::to_owned);
-        match (read, address) {
-            (Ok(_), Some(address)) => {
-                let scheme = identities.as_ref().map_or("http", |_| "https");
-                let own = Self {
-                    child,
-                    endpoint: format!("{scheme}://{address}"),
-                    _folder: folder,
-                };
-                Ok((own, identities))
-            }
-            _ => {
-                let _ = child.kill();
-                let _ = child.wait();
-                Err(fail("it did not say where it listens".into()))
-            }
-        }
-    }
-}
-
-impl Drop for Own {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn beside_this_program(name: &str) -> PathBuf {
-    let here = std::env::current_exe().ok();
-    let beside = here
-        .as_deref()
-        .and_then(Path::parent)
-        .map(|at| at.join(name));
-    beside
-        .filter(|path| path.exists())
-        .unwrap_or_else(|| name.into())
-}
-
-/// What a daemon has sent and not seen considered, and what came back.
-#[derive(Debug, Default)]
-struct Book {
-    sent: u64,
-    waiting: VecDeque<(u64, Instant)>,
-    samples_us: Vec<u32>,
-    measuring: bool,
-    ordered: bool,
-    orders: u64,
-    refusals: u64,
-    ended: Option<String>,
-}
-
-#[derive(Clone)]
-struct Daemon {
-    outbound: mpsc::Sender<FromDaemon>,
-    book: Arc<Mutex<Book>>,
-}
-
-impl Daemon {
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn report(&self, snapshot: SnapshotPiece, events: Vec<Kind>) {
-        let sequence = {
-            let mut book = self.book();
-            book.sent += 1;
-            let sequence = book.sent;
-            if book.measuring {
-                book.waiting.push_back((sequence, Instant::now()));
-            }
-            sequence
-        };
-        let events = events.into_iter().map(|event| Event { event: Some(event) });
-        let report = Report {
-            sequence,
-            snapshot: snapshot as i32,
-            events: events.collect(),
-        };
-        // A stream that has ended is found in the book.
-        let _ = self.outbound.send(say(Message::Report(report))).await;
-    }
-
-    fn heard(&self, frame: FromCoordinator) {
-        let mut book = self.book();
-        match frame.message {
-            Some(from_coordinator::Message::Order(order)) if order.last => {
-                book.ordered = true;
-                book.orders += 1;
-                while let Some(&(sequence, at)) = book.waiting.front()
-                    && sequence <= order.considered_report
-                {
-                    book.waiting.pop_front();
-                    let us = u32::try_from(at.elapsed().as_micros()).unwrap_or(u32::MAX);
-                    book.samples_us.push(us);
-                }
-            }
-            Some(from_coordinator::Message::Refusal(refusal)) => {
-                book.refusals += u64::from(refusal.count);
-            }
-            Some(from_coordinator::Message::Goodbye(last)) => book.ended = Some(last.detail),
-            _ => {}
-        }
-    }
-}
-
-fn say(message: Message) -> FromDaemon {
-    FromDaemon {
-        message: Some(message),
-    }
-}
+/// What the options are called in errors of TLS.
+const SETTINGS: Settings = Settings::OPTIONS;
 
 /// A well-mixed function of its argument (the finalizer of SplitMix64).
 fn mix(seed: u64) -> u64 {
@@ -405,55 +187,7 @@ pub fn hello(nth: usize) -> Hello {
     }
 }
 
-async fn attend(
-    endpoint: &str,
-    nth: usize,
-    tls: Option<ClientTlsConfig>,
-) -> Result<Daemon, String> {
-    let text = |error: tonic::transport::Error| format!("{error:?}");
-    let mut connecting = Endpoint::from_shared(endpoint.to_owned())
-        .map_err(text)?
-        .tcp_nodelay(true);
-    if let Some(tls) = tls {
-        connecting = connecting.tls_config(tls).map_err(text)?;
-    }
-    let channel = connecting.connect().await.map_err(text)?;
-    let (outbound, messages) = mpsc::channel(64);
-    let _ = outbound.send(say(Message::Hello(hello(nth)))).await;
-    let mut inbound = CoordinationClient::new(channel)
-        .attend(ReceiverStream::new(messages))
-        .await
-        .map_err(|status| status.to_string())?
-        .into_inner();
-    let daemon = Daemon {
-        outbound,
-        book: Arc::default(),
-    };
-    let listener = daemon.clone();
-    tokio::spawn(async move {
-        let ended = loop {
-            match inbound.message().await {
-                Ok(Some(frame)) => listener.heard(frame),
-                Ok(None) => break "the stream ended".to_owned(),
-                Err(status) => break status.to_string(),
-            }
-        };
-        listener.book().ended.get_or_insert(ended);
-    });
-    let beat = daemon.outbound.clone();
-    tokio::spawn(async move {
-        while beat
-            .send(say(Message::Heartbeat(Heartbeat {})))
-            .await
-            .is_ok()
-        {
-            tokio::time::sleep(Duration::from_millis(900)).await;
-        }
-    });
-    Ok(daemon)
-}
-
-/// Makes the load and measures.
+/// Makes the load and measures. A signal that would end this process (SIGINT, SIGTERM, SIGHUP) ends the load in order.
 ///
 /// # Errors
 /// [`LoadError`].
@@ -464,30 +198,97 @@ pub fn run(plan: &LoadPlan) -> Result<LoadReport, LoadError> {
     if !(plan.events_per_s.is_finite() && plan.events_per_s > 0.0) {
         return Err(LoadError::Plan("the rate must be above 0".into()));
     }
-    let (own, endpoint, identities) = match &plan.endpoint {
-        Some(endpoint) => (None, endpoint.clone(), identities(plan, endpoint)?),
-        None if matches!(plan.tls, LoadTls::Files(_)) => {
-            return Err(LoadError::Plan(
-                "certificates are for a coordinator that runs: name it with --endpoint, or start one that has its own with --tls".into(),
-            ));
-        }
-        None => {
-            let (own, identities) = Own::start(plan)?;
-            let endpoint = own.endpoint.clone();
-            (Some(own), endpoint, identities)
-        }
-    };
+    let none =
+        |cause: std::io::Error| LoadError::Plan(format!("cannot start the runtime: {cause}"));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|cause| LoadError::Plan(format!("cannot start the runtime: {cause}")))?;
-    let pid = match &own {
-        Some(own) => Some(own.child.id()),
+        .map_err(none)?;
+    runtime.block_on(async {
+        // Before anything is started that a signal would leave behind.
+        let mut signals = Signals::new().map_err(none)?;
+        let mut progress = Progress::default();
+        let mut own = None;
+        let stopped = tokio::select! {
+            // A terminal sends its signals to the load's own coordinator, too.
+            biased;
+            name = signals.next() => Some(Stop::Signal(name)),
+            made = make(plan, &mut own, &mut progress) => made.err(),
+        };
+        let Some(stopped) = stopped else {
+            return Ok(progress.report(plan, true));
+        };
+        let partial = progress
+            .begun
+            .map(|_| Box::new(progress.report(plan, false)));
+        let cause = match (stopped, &mut own) {
+            (Stop::Plan(error), _) => return Err(error),
+            (Stop::Signal(name), _) => format!("{name} ended the load before its time"),
+            (Stop::Coordinator(cause), Some(own)) => own.ended().await.unwrap_or(cause),
+            (Stop::Coordinator(cause), None) => cause,
+        };
+        Err(LoadError::Stopped { cause, partial })
+    })
+}
+
+/// Why the load ended before its time.
+enum Stop {
+    /// The load was refused before anything was started.
+    Plan(LoadError),
+    /// It cannot be reached, or ended a stream: a text for people.
+    Coordinator(String),
+    /// A signal of this name ended it.
+    Signal(&'static str),
+}
+
+/// What would end this process.
+struct Signals([(&'static str, Signal); 3]);
+
+impl Signals {
+    /// From now on they are waited for.
+    fn new() -> std::io::Result<Self> {
+        Ok(Self([
+            ("SIGINT", signal(SignalKind::interrupt())?),
+            ("SIGTERM", signal(SignalKind::terminate())?),
+            ("SIGHUP", signal(SignalKind::hangup())?),
+        ]))
+    }
+
+    async fn next(&mut self) -> &'static str {
+        let [(int, on_int), (term, on_term), (hup, on_hup)] = &mut self.0;
+        tokio::select! {
+            _ = on_int.recv() => int,
+            _ = on_term.recv() => term,
+            _ = on_hup.recv() => hup,
+        }
+    }
+}
+
+/// Starts a coordinator if the plan names none, and loads it.
+async fn make(plan: &LoadPlan, own: &mut Option<Own>, progress: &mut Progress) -> Result<(), Stop> {
+    let (endpoint, identities) = match &plan.endpoint {
+        Some(endpoint) => (
+            endpoint.clone(),
+            identities(plan, endpoint).map_err(Stop::Plan)?,
+        ),
+        None if matches!(plan.tls, LoadTls::Files(_)) => {
+            return Err(Stop::Plan(LoadError::Plan(
+                "certificates are for a coordinator that runs: name it with --endpoint, or start one that has its own with --tls".into(),
+            )));
+        }
+        None => {
+            let (started, identities) = Own::start(plan).map_err(Stop::Plan)?;
+            let endpoint = own.insert(started).endpoint().await;
+            (endpoint.map_err(Stop::Plan)?, identities)
+        }
+    };
+    progress.pid = match own {
+        Some(own) => Some(own.pid()),
         None => usage::listener(&endpoint),
     };
-    runtime
-        .block_on(drive(plan, &endpoint, identities.as_ref(), pid))
-        .map_err(|cause| LoadError::Coordinator { endpoint, cause })
+    drive(plan, &endpoint, identities.as_ref(), progress)
+        .await
+        .map_err(|cause| Stop::Coordinator(format!("the coordinator at {endpoint}: {cause}")))
 }
 
 /// What the daemons need for a coordinator that runs.
@@ -530,31 +331,84 @@ async fn connect(
     Ok(daemons)
 }
 
-async fn drive(
-    plan: &LoadPlan,
-    endpoint: &str,
-    identities: Option<&Identities>,
+/// How far the load has come.
+#[derive(Default)]
+struct Progress {
+    daemons: Vec<Daemon>,
     pid: Option<u32>,
-) -> Result<LoadReport, String> {
-    let daemons = connect(plan, endpoint, identities).await?;
-    let count = daemons.len();
-    let owner = |batch: u64| batch as usize % count;
-    let other = |batch: u64| (batch as usize + 1) % count;
-    let first_batches = 1..=plan.batches as u64;
+    /// What the coordinator had used when measuring began.
+    start: Option<Usage>,
+    end: Option<Usage>,
+    begun: Option<Instant>,
+    /// How long was measured, if that has ended.
+    measured: Option<Duration>,
+    /// Number of batch events sent.
+    made: u64,
+}
+
+impl Progress {
+    /// The figures so far.
+    fn report(&self, plan: &LoadPlan, complete: bool) -> LoadReport {
+        let measured = self
+            .measured
+            .or_else(|| self.begun.map(|begun| begun.elapsed()))
+            .unwrap_or_default();
+        let seconds = measured.as_secs_f64();
+        let end = self.end.or_else(|| self.pid.and_then(usage::of));
+        let mut samples = Vec::new();
+        let (mut unanswered, mut orders, mut refusals) = (0, 0, 0);
+        for daemon in &self.daemons {
+            let mut book = daemon.book();
+            samples.append(&mut book.samples_us);
+            unanswered += book.waiting.len();
+            orders += book.orders;
+            refusals += book.refusals;
+        }
+        LoadReport {
+            complete,
+            seconds,
+            answered: samples.len(),
+            order_latency_ms: Latency::of(samples),
+            rss_mib: end.map(|end| end.rss_mib),
+            rss_start_mib: self.start.map(|start| start.rss_mib),
+            events_per_s: self.made as f64 / seconds.max(f64::MIN_POSITIVE),
+            coordinator_cores: self
+                .start
+                .zip(end)
+                .map(|(start, end)| (end.cpu_s - start.cpu_s) / seconds.max(f64::MIN_POSITIVE)),
+            daemons: self.daemons.len(),
+            batches: plan.batches,
+            unanswered,
+            orders,
+            refusals,
+        }
+    }
+
+    /// Why the stream of one of the daemons has ended, if one has.
+    fn ended(&self) -> Option<String> {
+        let mut ends = self
+            .daemons
+            .iter()
+            .map(|daemon| daemon.book().ended.clone());
+        ends.find_map(|ended| ended)
+    }
+}
+
+/// Announces all batches, and waits until every daemon has an order.
+async fn settle(plan: &LoadPlan, progress: &Progress) -> Result<(), String> {
+    let count = progress.daemons.len();
     let lifetime_ns = lifetime_ns(plan);
+    let batches = 1..=plan.batches as u64;
     let announce = |batch| arrival(batch, lifetime_ns, 1000 * batch / plan.batches as u64);
-    for (nth, daemon) in daemons.iter().enumerate() {
-        let mine = first_batches.clone().filter(|&batch| owner(batch) == nth);
-        let part = first_batches.clone().filter(|&batch| other(batch) == nth);
+    for (nth, daemon) in progress.daemons.iter().enumerate() {
+        let mine = batches.clone().filter(|&batch| owner(batch, count) == nth);
+        let part = batches.clone().filter(|&batch| member(batch, count) == nth);
         let events: Vec<Kind> = mine.chain(part).map(announce).collect();
         daemon.report(SnapshotPiece::End, events).await;
     }
     let begun = Instant::now();
-    while !daemons.iter().all(|daemon| daemon.book().ordered) {
-        if let Some(ended) = daemons
-            .iter()
-            .find_map(|daemon| daemon.book().ended.clone())
-        {
+    while !progress.daemons.iter().all(|daemon| daemon.book().ordered) {
+        if let Some(ended) = progress.ended() {
             return Err(ended);
         }
         if begun.elapsed() > SETTLE_MAX {
@@ -562,84 +416,65 @@ async fn drive(
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    for daemon in &daemons {
+    Ok(())
+}
+
+/// Which daemon owns a batch, and which one takes part in it.
+fn owner(batch: u64, daemons: usize) -> usize {
+    batch as usize % daemons
+}
+
+fn member(batch: u64, daemons: usize) -> usize {
+    (batch as usize + 1) % daemons
+}
+
+async fn drive(
+    plan: &LoadPlan,
+    endpoint: &str,
+    identities: Option<&Identities>,
+    progress: &mut Progress,
+) -> Result<(), String> {
+    progress.daemons = connect(plan, endpoint, identities).await?;
+    settle(plan, progress).await?;
+    for daemon in &progress.daemons {
         daemon.book().measuring = true;
     }
-    let start = pid.and_then(usage::of);
+    progress.start = progress.pid.and_then(usage::of);
+    let count = progress.daemons.len();
+    let lifetime_ns = lifetime_ns(plan);
     let mut oldest = 1;
     let mut newest = plan.batches as u64;
-    let mut made = 0_u64;
-    let begun = Instant::now();
+    let begun = *progress.begun.insert(Instant::now());
     let mut ticks = tokio::time::interval(TICK);
     while begun.elapsed() < plan.duration {
         ticks.tick().await;
         let due = (begun.elapsed().as_secs_f64() * plan.events_per_s) as u64;
-        while made < due {
-            made += 1;
-            if made.is_multiple_of(2) {
-                for nth in [owner(oldest), other(oldest)] {
-                    let gone = departure(oldest);
-                    daemons[nth].report(SnapshotPiece::Unspecified, gone).await;
-                    if count == 1 {
-                        break;
-                    }
-                }
+        while progress.made < due {
+            progress.made += 1;
+            let (batch, events) = if progress.made.is_multiple_of(2) {
                 oldest += 1;
+                (oldest - 1, departure(oldest - 1))
             } else {
                 newest += 1;
-                for nth in [owner(newest), other(newest)] {
-                    let arrived = vec![arrival(newest, lifetime_ns, 1000)];
-                    daemons[nth]
-                        .report(SnapshotPiece::Unspecified, arrived)
-                        .await;
-                    if count == 1 {
-                        break;
-                    }
+                (newest, vec![arrival(newest, lifetime_ns, 1000)])
+            };
+            for nth in [owner(batch, count), member(batch, count)] {
+                let daemon = &progress.daemons[nth];
+                daemon
+                    .report(SnapshotPiece::Unspecified, events.clone())
+                    .await;
+                if count == 1 {
+                    break;
                 }
             }
         }
-        let nth = made as usize % count;
-        if let Some(ended) = daemons[nth].book().ended.clone() {
+        let nth = progress.made as usize % count;
+        if let Some(ended) = progress.daemons[nth].book().ended.clone() {
             return Err(ended);
         }
     }
-    let elapsed_s = begun.elapsed().as_secs_f64();
-    let end = pid.and_then(usage::of);
+    progress.measured = Some(begun.elapsed());
+    progress.end = progress.pid.and_then(usage::of);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let mut samples = Vec::new();
-    let (mut unanswered, mut orders, mut refusals) = (0, 0, 0);
-    for daemon in &daemons {
-        let mut book = daemon.book();
-        samples.append(&mut book.samples_us);
-        unanswered += book.waiting.len();
-        orders += book.orders;
-        refusals += book.refusals;
-    }
-    Ok(LoadReport {
-        answered: samples.len(),
-        order_latency_ms: Latency::of(samples),
-        rss_mib: end.map(|end| end.rss_mib),
-        rss_start_mib: start.map(|start| start.rss_mib),
-        events_per_s: made as f64 / elapsed_s,
-        coordinator_cores: start
-            .zip(end)
-            .map(|(start, end)| (end.cpu_s - start.cpu_s) / elapsed_s),
-        daemons: count,
-        batches: plan.batches,
-        unanswered,
-        orders,
-        refusals,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quantiles_are_samples_and_none_gives_zero() {
-        assert_eq!(Latency::of(Vec::new()), Latency::default());
-        let latency = Latency::of((1..=1000).collect());
-        assert_eq!((latency.p50, latency.p99, latency.max), (0.5, 0.99, 1.0));
-    }
+    Ok(())
 }

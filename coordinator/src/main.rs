@@ -48,6 +48,9 @@ struct Arguments {
     /// What is logged: a level or a filter (`log` of the configuration)
     #[arg(long, value_name = "FILTER", env = "LAXITY_LOG")]
     log: Option<String>,
+    /// Ends when its parent does, whose process number this is (for `laxity cluster load`)
+    #[arg(long, value_name = "PID", hide = true)]
+    parent: Option<i32>,
     /// Prints a manual page and exits (for installing)
     #[arg(long, value_name = "PAGE", hide = true)]
     manual: Option<manual::Page>,
@@ -103,21 +106,40 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(shell) = arguments.completions {
         return print(&manual::completions(shell)?);
     }
+    if let Some(parent) = arguments.parent {
+        end_with(parent)?;
+    }
     let config = arguments.load()?;
-    config.check_files()?;
     if arguments.show_config {
         return print(&config.to_toml());
     }
     if arguments.check {
+        config.check_files()?;
         return print("the configuration is valid\n");
     }
     let set_log = start_log(&config)?;
+    if let Err(error) = config.check_files() {
+        // What cannot be served with at all ends the start below.
+        warn!(%error, "peers may refuse these certificates");
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(2)
         .build()
         .context("cannot start the runtime")?;
     runtime.block_on(serve(arguments, config, set_log))
+}
+
+/// Ends this process when the parent of that number ends, even by SIGKILL.
+fn end_with(parent: i32) -> anyhow::Result<()> {
+    nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM)
+        .context("cannot ask to end with the parent")?;
+    // It may have ended before that was asked for.
+    anyhow::ensure!(
+        nix::unistd::getppid().as_raw() == parent,
+        "the process that started this one, {parent}, has ended"
+    );
+    Ok(())
 }
 
 /// Fences the orders of a coordinator without a lease: it grows with every start, unless the clock was set back

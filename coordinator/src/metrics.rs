@@ -1,11 +1,13 @@
 //! The Prometheus endpoint. Names and meanings are in `docs/coordinator.md`, and a test holds the two together.
 
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use laxity_listen::http::{Limits, Listener, rendered};
 use laxity_policy::admission::AdmissionCounters;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
-use metrics_exporter_prometheus::{BuildError, ExporterFuture, Matcher, PrometheusBuilder};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
 use crate::cluster::ClusterCounters;
 
@@ -53,16 +55,48 @@ const RUN_SECONDS: (&str, &str) = (
     "Duration of a run of admission with what is told to daemons, in seconds",
 );
 
-/// Makes the endpoint; poll the future to serve it.
-pub(crate) fn exporter(address: SocketAddr) -> Result<ExporterFuture, BuildError> {
-    let builder = PrometheusBuilder::new()
-        .with_http_listener(address)
-        .set_buckets_for_metric(Matcher::Full(RUN_SECONDS.0.into()), &RUN_EDGES_S)?;
-    let (recorder, exporter) = builder.build()?;
-    // A second coordinator in the same process (tests) keeps the first one's.
-    let _ = metrics::set_global_recorder(recorder);
-    describe();
-    Ok(exporter)
+/// How often old samples are put away, so that nothing grows while nobody scrapes.
+const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+
+/// The endpoint, bound.
+pub(crate) struct Exporter {
+    listener: Listener,
+    page: PrometheusHandle,
+}
+
+impl Exporter {
+    /// Binds the endpoint.
+    pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
+        let listener = Listener::bind(address)?;
+        let recorder = PrometheusBuilder::new()
+            .set_buckets_for_metric(Matcher::Full(RUN_SECONDS.0.into()), &RUN_EDGES_S)
+            .map_err(io::Error::other)?
+            .build_recorder();
+        let page = recorder.handle();
+        // A second coordinator in the same process (tests) keeps the first one's.
+        let _ = metrics::set_global_recorder(recorder);
+        describe();
+        Ok(Self { listener, page })
+    }
+
+    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves for ever; abort the task.
+    pub(crate) async fn serve(self) {
+        let page = self.page.clone();
+        let serving =
+            self.listener
+                .serve("metrics", Limits::METRICS, rendered(move || page.render()));
+        let upkeep = async {
+            loop {
+                tokio::time::sleep(UPKEEP_EVERY).await;
+                self.page.run_upkeep();
+            }
+        };
+        tokio::join!(serving, upkeep);
+    }
 }
 
 fn describe() {

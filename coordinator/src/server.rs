@@ -24,7 +24,6 @@ use laxity_policy::{Span, Time};
 use laxity_wire::v1::coordination_server::CoordinationServer;
 use laxity_wire::v1::operator_server::OperatorServer;
 use laxity_wire::v1::{self, DESCRIPTORS};
-use metrics_exporter_prometheus::{BuildError, ExporterFuture};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, broadcast, watch};
@@ -35,7 +34,7 @@ use crate::cluster::{Cluster, Durable};
 use crate::config::{Config, Nonsense};
 use crate::election::{self, EtcdError, Heir, Store};
 use crate::lead::Lead;
-use crate::metrics;
+use crate::metrics::{self, Exporter};
 use crate::tls::{ServerTls, TlsError};
 use crate::web::Web;
 
@@ -64,8 +63,8 @@ pub enum ServerError {
     Metrics {
         /// As configured.
         address: String,
-        /// What is wrong.
-        cause: BuildError,
+        /// What the kernel said.
+        cause: io::Error,
     },
     /// A certificate or key cannot be used.
     #[error(transparent)]
@@ -152,7 +151,7 @@ pub struct Coordinator {
     shared: Arc<Shared>,
     stop: watch::Sender<bool>,
     listener: TcpListener,
-    exporter: Option<ExporterFuture>,
+    exporter: Option<Exporter>,
     web: Option<Web>,
 }
 
@@ -191,7 +190,7 @@ impl Handle {
         let running = self.shared.config();
         let needs_restart = config.needs_restart(&running);
         if let (Some(tls), Some(files)) = (&self.shared.tls, &config.tls) {
-            tls.reload(files)?;
+            tls.reload(files, &config.tls_names())?;
         }
         let span = |nanos: laxity_quantity::Nanos| Span(nanos.0);
         self.shared.cluster().set_spans(
@@ -229,7 +228,7 @@ impl Coordinator {
         let exporter = match config.metrics_address() {
             Some(address) => {
                 Some(
-                    metrics::exporter(address).map_err(|cause| ServerError::Metrics {
+                    Exporter::bind(address).map_err(|cause| ServerError::Metrics {
                         address: config.metrics.clone(),
                         cause,
                     })?,
@@ -249,7 +248,7 @@ impl Coordinator {
             .map_err(|cause| ServerError::Listen { address, cause })?;
         let web = match config.web.address() {
             Some(address) => {
-                let bound = Web::bind(address).await;
+                let bound = Web::bind(address);
                 Some(bound.map_err(|cause| ServerError::Web { address, cause })?)
             }
             None => None,
@@ -288,6 +287,12 @@ impl Coordinator {
     #[must_use]
     pub fn web_address(&self) -> Option<SocketAddr> {
         self.web.as_ref()?.address().ok()
+    }
+
+    /// Where metrics are, if they are served.
+    #[must_use]
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.exporter.as_ref()?.address().ok()
     }
 
     /// Means to stop it and to change its configuration.
@@ -347,10 +352,8 @@ impl Coordinator {
             tokio::spawn(run_what_is_due(Arc::clone(&shared))),
             tokio::spawn(publish(Arc::clone(&shared))),
             tokio::spawn(async move {
-                if let Some(exporter) = self.exporter
-                    && let Err(error) = exporter.await
-                {
-                    error!(?error, "the metrics endpoint ended");
+                if let Some(exporter) = self.exporter {
+                    exporter.serve().await;
                 }
             }),
         ];

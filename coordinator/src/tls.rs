@@ -2,17 +2,20 @@
 //!
 //! Peers must show a certificate that `client_ca` signed; what it allows is decided in `server/access.rs`. A reload
 //! holds for connections that come after it: those that are open keep what they proved.
+//!
+//! A start takes whatever rustls can serve with, so that a clock that is not set yet keeps no coordinator from running;
+//! `--check` and a reload ask more: what daemons would refuse is not taken in place of what they accept.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use laxity_credentials::{Certificates, Side, Unusable, private_key};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio_rustls::rustls::crypto::ring::default_provider;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::pki_types::UnixTime;
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
-use tokio_rustls::rustls::{self, RootCertStore, ServerConfig};
+use tokio_rustls::rustls::{self, ServerConfig};
 
 /// `[tls]` of the configuration: PEM files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,37 +32,19 @@ pub struct TlsConfig {
 /// Files that cannot be used. The old ones hold where there are any.
 #[derive(Debug, Error)]
 pub enum TlsError {
-    /// A file cannot be read, or holds nothing of the kind. Fix it, or make one with `laxity certs`.
-    #[error("{key} = {path}: {problem}; fix the file, or make one with `laxity certs`", path = .path.display())]
-    File {
-        /// Which setting names it.
-        key: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        problem: String,
-    },
+    /// A file cannot be read, holds nothing of the kind, or peers would refuse it. Fix it, or make one with `laxity certs`.
+    #[error("{0}; fix the file, or make one with `laxity certs`")]
+    File(Unusable),
     /// The files do not go together.
     #[error("tls: {0}; `cert` and `key` must belong together")]
     Pair(#[from] rustls::Error),
 }
 
-fn wrong(key: &'static str, path: &Path, problem: &impl ToString) -> TlsError {
-    TlsError::File {
-        key,
-        path: path.to_owned(),
-        problem: problem.to_string(),
+impl From<Unusable> for TlsError {
+    fn from(unusable: Unusable) -> Self {
+        // Not as a source: the text says it.
+        Self::File(unusable)
     }
-}
-
-fn certificates(key: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let read = CertificateDer::pem_file_iter(path).map_err(|error| wrong(key, path, &error))?;
-    let read: Result<Vec<_>, _> = read.collect();
-    let read = read.map_err(|error| wrong(key, path, &error))?;
-    if read.is_empty() {
-        return Err(wrong(key, path, &"holds no certificate"));
-    }
-    Ok(read)
 }
 
 impl TlsConfig {
@@ -68,25 +53,38 @@ impl TlsConfig {
     /// # Errors
     /// [`TlsError`].
     pub fn load(&self) -> Result<Arc<ServerConfig>, TlsError> {
-        let cert = certificates("tls.cert", &self.cert)?;
-        let key = PrivateKeyDer::from_pem_file(&self.key)
-            .map_err(|error| wrong("tls.key", &self.key, &error))?;
-        let mut roots = RootCertStore::empty();
-        for authority in certificates("tls.client_ca", &self.client_ca)? {
-            roots
-                .add(authority)
-                .map_err(|error| wrong("tls.client_ca", &self.client_ca, &error))?;
-        }
+        let cert = Certificates::read("tls.cert", &self.cert)?;
+        let key = laxity_credentials::read("tls.key", &self.key)?;
+        let key = private_key("tls.key", &self.key, &key)?;
+        let clients = Certificates::read("tls.client_ca", &self.client_ca)?;
         let provider = Arc::new(default_provider());
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone())
+        let roots = Arc::new(clients.roots()?);
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone())
             .build()
-            .map_err(|error| wrong("tls.client_ca", &self.client_ca, &error))?;
+            .map_err(|error| clients.unusable(&error))?;
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .with_client_cert_verifier(verifier)
-            .with_single_cert(cert, key)?;
+            .with_single_cert(cert.all, key)?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(Arc::new(config))
+    }
+
+    /// Checks the files as daemons will that reach this coordinator by `names`.
+    ///
+    /// # Errors
+    /// [`TlsError`]: they would refuse it, or cannot be let in.
+    pub fn check(&self, names: &[&str]) -> Result<(), TlsError> {
+        self.load()?;
+        let cert = Certificates::read("tls.cert", &self.cert)?;
+        let clients = Certificates::read("tls.client_ca", &self.client_ca)?;
+        let side = Side::Server { names };
+        Ok(laxity_credentials::check(
+            &cert,
+            &clients,
+            side,
+            UnixTime::now(),
+        )?)
     }
 }
 
@@ -104,7 +102,8 @@ impl ServerTls {
     }
 
     /// Reads the files again; if they cannot be used, the old ones hold.
-    pub(crate) fn reload(&self, config: &TlsConfig) -> Result<(), TlsError> {
+    pub(crate) fn reload(&self, config: &TlsConfig, names: &[&str]) -> Result<(), TlsError> {
+        config.check(names)?;
         let read = config.load()?;
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = read;
         Ok(())

@@ -7,12 +7,12 @@
 //!   that a browser asked for has to be an address, `localhost` or one of `names`: a foreign site that makes its own
 //!   name point here (DNS rebinding) reads nothing.
 //! * *What it costs.* The coordinator's thread serves it. So however many look: the state is made at most once a second, and no
-//!   more often than fits [`SHARE`]; explanations are rationed; connections are capped and end.
+//!   more often than fits [`SHARE`]; explanations are rationed; connections are capped and end,
+//!   and a newcomer gets a place even if all are taken.
 
 mod history;
 mod state;
 
-use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,15 +22,10 @@ use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{HOST, HeaderValue};
 use hyper::http::uri::Authority;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, header};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use laxity_listen::http::{Answer, Limits, Listener};
 use laxity_wire::v1;
 use serde::{Deserialize, Serialize};
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
-use tracing::{debug, warn};
 
 use self::history::History;
 use crate::config::Nonsense;
@@ -41,12 +36,13 @@ const PAGE: &str = include_str!("web/page.html");
 const STYLE: &str = include_str!("web/page.css");
 const SCRIPT: &str = include_str!("web/page.js");
 
-/// Connections at a time; more wait to be accepted.
-const CONNECTIONS_MAX: usize = 64;
-/// How long a connection may last; browsers open another.
-const CONNECTION_MAX: Duration = Duration::from_secs(120);
-/// How long a request's head may take.
-const HEAD_MAX: Duration = Duration::from_secs(10);
+/// What viewers' connections may take; browsers open another one.
+const LIMITS: Limits = Limits {
+    connections_max: 64,
+    head_max: Duration::from_secs(10),
+    connection_max: Duration::from_secs(120),
+    keep_alive: true,
+};
 /// A state is made at most so often,
 const STATE_AGE_MIN: Duration = Duration::from_secs(1);
 /// and so many times its own duration apart: one in fifty of the core at most.
@@ -95,12 +91,12 @@ impl WebConfig {
 
 /// Its address, bound.
 pub(crate) struct Web {
-    listener: TcpListener,
+    listener: Listener,
 }
 
 impl Web {
-    pub(crate) async fn bind(address: SocketAddr) -> io::Result<Self> {
-        let listener = TcpListener::bind(address).await?;
+    pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
+        let listener = Listener::bind(address)?;
         Ok(Self { listener })
     }
 
@@ -119,37 +115,8 @@ impl Web {
             history: Mutex::new(History::new()),
         });
         let _sampler = Aborted(tokio::spawn(sample(Arc::clone(&site))));
-        let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        loop {
-            let Ok(room) = Arc::clone(&connections).acquire_owned().await else {
-                return;
-            };
-            let stream = match self.listener.accept().await {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    warn!(%error, "the page cannot accept a connection");
-                    tokio::time::sleep(Duration::from_secs(1)).await;
-                    continue;
-                }
-            };
-            let site = Arc::clone(&site);
-            tokio::spawn(async move {
-                let answer = service_fn(|request| {
-                    let response = site.answer(&request);
-                    async move { Ok::<_, Infallible>(response) }
-                });
-                let served = http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(HEAD_MAX)
-                    .max_buf_size(1 << 14)
-                    .serve_connection(TokioIo::new(stream), answer);
-                match tokio::time::timeout(CONNECTION_MAX, served).await {
-                    Ok(Ok(())) | Err(_) => {}
-                    Ok(Err(error)) => debug!(%error, "a viewer's connection broke"),
-                }
-                drop(room);
-            });
-        }
+        let answer = move |request: &Request<Incoming>| site.answer(request);
+        self.listener.serve("the page", LIMITS, answer).await;
     }
 }
 
@@ -211,8 +178,6 @@ struct Site {
     rations: Mutex<Rations>,
     history: Mutex<History>,
 }
-
-type Answer = Response<Full<Bytes>>;
 
 fn answer(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(body.into()));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 use tokio_stream::once;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use super::EtcdConfig;
@@ -31,6 +31,9 @@ pub(crate) enum EtcdError {
     /// An endpoint or a file makes no sense.
     #[error("etcd.{key}: {problem}; fix the configuration")]
     Setup { key: &'static str, problem: String },
+    /// A file cannot be used.
+    #[error("{0}; fix the file, or name another one")]
+    File(laxity_credentials::Unusable),
     /// No endpoint answered.
     #[error(
         "etcd at {endpoints}: {status}; is it running and reachable (etcdctl endpoint health)?"
@@ -55,17 +58,7 @@ impl Etcd {
                 problem: problem.to_string(),
             }
         };
-        let read = |key: &'static str, path: &str| {
-            std::fs::read(path).map_err(|error| setup(key)(&format!("{path}: {error}")))
-        };
-        let mut tls = ClientTlsConfig::new();
-        if !config.ca.is_empty() {
-            tls = tls.ca_certificate(Certificate::from_pem(read("ca", &config.ca)?));
-        }
-        if !config.cert.is_empty() {
-            let (cert, key) = (read("cert", &config.cert)?, read("key", &config.key)?);
-            tls = tls.identity(Identity::from_pem(cert, key));
-        }
+        let tls = config.tls().map_err(EtcdError::File)?;
         let channel = |endpoint: &String| {
             let mut made = Endpoint::from_shared(endpoint.clone())
                 .map_err(|error| setup("endpoints")(&format!("{endpoint}: {error}")))?

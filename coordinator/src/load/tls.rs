@@ -1,14 +1,14 @@
 //! How the load's daemons prove who they are: with one certificate that names them all, or, to a coordinator of the load's
 //! own, each with one of a CA that ends with the load.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::ffi::CStr;
+use std::path::PathBuf;
 
-use tokio_rustls::rustls::pki_types::CertificateDer;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
+use laxity_credentials::Certificates;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 use super::host;
+use super::own::Handed;
 use crate::certs::{self, Authority, CertsError, Subject};
 use crate::server::access::{Role, roles};
 
@@ -36,17 +36,14 @@ pub(super) struct Identities {
     of: Vec<Identity>,
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, String> {
-    fs::read(path).map_err(|cause| format!("cannot read {}: {cause}", path.display()))
-}
-
 impl Identities {
     /// From files, if the certificate speaks for so many daemons.
     pub(super) fn read(files: &LoadFiles, daemons: usize) -> Result<Self, String> {
-        let (cert, key) = (read(&files.cert)?, read(&files.key)?);
-        let leaf = CertificateDer::from_pem_slice(&cert)
-            .map_err(|error| format!("{}: no certificate in it ({error})", files.cert.display()))?;
-        let named = roles(&leaf);
+        let text = |unusable: laxity_credentials::Unusable| unusable.to_string();
+        let cert = Certificates::read("--cert", &files.cert).map_err(text)?;
+        let key = laxity_credentials::read("--key", &files.key).map_err(text)?;
+        let leaf = &cert.all[0];
+        let named = roles(leaf);
         let missing = (0..daemons)
             .map(host)
             .find(|host| !named.contains(&Role::Daemon(host.clone())));
@@ -57,27 +54,32 @@ impl Identities {
             ));
         }
         Ok(Self {
-            ca: Certificate::from_pem(read(&files.ca)?),
+            ca: Certificate::from_pem(Certificates::read("--ca", &files.ca).map_err(text)?.pem),
             server_name: files.server_name.clone(),
-            of: vec![Identity::from_pem(cert, key)],
+            of: vec![Identity::from_pem(cert.pem, key)],
         })
     }
 
-    /// Of a new CA, one for each of so many daemons. Gives the `[tls]` of the coordinator that believes them, whose files are
-    /// put into `folder`.
-    pub(super) fn throw_away(folder: &Path, daemons: usize) -> Result<(Self, String), CertsError> {
+    /// Of a new CA, one for each of so many daemons. Gives the `[tls]` of the coordinator that believes them, and the files in
+    /// memory that it names.
+    pub(super) fn throw_away(daemons: usize) -> Result<(Self, String, Vec<Handed>), CertsError> {
         let (authority, ca) = Authority::new(1)?;
         let until_s = certs::now_s() + 24 * 60 * 60;
         let server = authority.sign(&Subject::Coordinator(vec![OWN_NAME.into()]), until_s)?;
-        let put = |name: &str, text: &str| {
-            let path = folder.join(name);
-            certs::write(&path, text, 0o600).map(|()| path)
+        let hand = |name: &'static CStr, text: &str| {
+            Handed::new(name, text).map_err(|cause| CertsError::File {
+                path: name.to_string_lossy().into_owned().into(),
+                cause,
+            })
         };
+        let files = vec![
+            hand(c"ca.crt", &ca.certificate)?,
+            hand(c"coordinator.crt", &server.certificate)?,
+            hand(c"coordinator.key", &server.key)?,
+        ];
         let section = format!(
             "[tls]\nclient_ca = {:?}\ncert = {:?}\nkey = {:?}\n",
-            put("ca.crt", &ca.certificate)?,
-            put("coordinator.crt", &server.certificate)?,
-            put("coordinator.key", &server.key)?,
+            files[0].path, files[1].path, files[2].path,
         );
         let of = (0..daemons).map(|nth| {
             let pem = authority.sign(&Subject::Daemon(host(nth)), until_s)?;
@@ -88,7 +90,7 @@ impl Identities {
             server_name: Some(OWN_NAME.into()),
             of: of.collect::<Result<_, CertsError>>()?,
         };
-        Ok((identities, section))
+        Ok((identities, section, files))
     }
 
     /// What the daemon of that number connects with.

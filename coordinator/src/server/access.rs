@@ -162,9 +162,9 @@ mod tests {
             let mut request = Request::new(());
             request
                 .extensions_mut()
-                .insert(super::super::listen::ConnectInfo {
-                    peer: Peer::Known([role].into()),
-                });
+                .insert(super::super::listen::ConnectInfo::new(Peer::Known(
+                    [role].into(),
+                )));
             request
         };
         let daemon = known(Role::Daemon("a".into()));

@@ -18,6 +18,7 @@ use tracing::{debug, info, warn};
 
 use super::Shared;
 use super::access::Peer;
+use super::listen::Served;
 use crate::cluster::{Cluster, HostId, Taken};
 use crate::lead::Lead;
 use crate::pace::Pace;
@@ -76,10 +77,11 @@ impl Coordination for Service {
         request: Request<Streaming<FromDaemon>>,
     ) -> Result<Response<Self::AttendStream>, Status> {
         let peer = Peer::of(&request);
+        let served = Served::of(&request);
         // One: what waits longer waits in the cluster, where it is merged with what follows.
         let (sender, receiver) = mpsc::channel(1);
         let shared = Arc::clone(&self.shared);
-        tokio::spawn(serve(shared, peer, request.into_inner(), sender));
+        tokio::spawn(serve(shared, (peer, served), request.into_inner(), sender));
         Ok(Response::new(Outbound {
             frames: ReceiverStream::new(receiver),
             lead: Arc::clone(&self.shared.lead),
@@ -117,7 +119,7 @@ fn not_leader(shared: &Shared) -> Goodbye {
 
 async fn serve(
     shared: Arc<Shared>,
-    peer: Peer,
+    (peer, served): (Peer, Served),
     mut inbound: Streaming<FromDaemon>,
     sender: Sender,
 ) {
@@ -153,6 +155,8 @@ async fn serve(
             return part(&sender, refused).await;
         }
     };
+    // What was said so far, anybody can say.
+    let _serving = served.begin();
     debug!(host = %hello.host, software = %shortened(&hello.software), "a daemon attends");
     tell_watchers(&shared, &hello);
     let bell = Arc::new(Notify::new());

@@ -2,15 +2,23 @@
 //!
 //! A connection beyond a cap is closed at once: leaving it in the backlog would make those wait that have a place. The
 //! handshake has a time limit, so that a peer that says nothing holds a place for seconds only.
+//!
+//! A connection on which neither a daemon attends nor somebody watches is a *visitor*. Visitors have fewer places, and a
+//! newcomer always gets one: it takes that of the oldest visitor from the address that has the most. So idle connections, however
+//! many, keep nobody out, and a stream that is served never makes room for one.
 
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use laxity_listen::{AcceptErrors, LineLimit, Places as VisitorPlaces};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -31,13 +39,54 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 const LINGER_MAX: Duration = Duration::from_secs(1);
 /// What a client of HTTP/2 begins with (RFC 9113, 3.4).
 const PREFACE_BYTES: usize = 24;
-/// After an error of `accept`, such as too many open files.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+/// Visitors at a time, and of one address.
+const VISITORS_MAX: usize = 1024;
+const VISITORS_PER_ADDRESS_MAX: usize = 512;
 
 /// What a request knows of its connection.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectInfo {
     pub(crate) peer: Peer,
+    /// Streams that are served on it.
+    served: Served,
+}
+
+impl ConnectInfo {
+    pub(crate) fn new(peer: Peer) -> Self {
+        Self {
+            peer,
+            served: Served::default(),
+        }
+    }
+}
+
+/// Counts the streams that are served on a connection. With one, it is no visitor.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Served(Arc<AtomicUsize>);
+
+impl Served {
+    /// Those of this request's connection.
+    pub(crate) fn of<T>(request: &tonic::Request<T>) -> Self {
+        let info = request.extensions().get::<ConnectInfo>();
+        info.map(|info| info.served.clone()).unwrap_or_default()
+    }
+
+    /// One more is served.
+    pub(crate) fn begin(&self) -> Serving {
+        // Only a count: nothing else is published with it.
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Serving(self.clone())
+    }
+}
+
+/// A stream that is served, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Serving(Served);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 enum Io {
@@ -51,15 +100,61 @@ pub(crate) struct Connection {
     info: ConnectInfo,
     /// Until the peer has said what every client of HTTP/2 begins with: so many bytes yet, and until when.
     preface: Option<(usize, Pin<Box<Sleep>>)>,
+    visit: Visit,
     _place: Place,
 }
 
+/// A visitor's place. Resolves when a newcomer takes it.
+type Lost = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A connection's place among the visitors, while it is one.
+struct Visit {
+    places: VisitorPlaces<IpAddr>,
+    address: IpAddr,
+    lost: Option<Lost>,
+}
+
+impl Visit {
+    fn new(places: VisitorPlaces<IpAddr>, address: IpAddr) -> Self {
+        let mut visit = Self {
+            places,
+            address,
+            lost: None,
+        };
+        visit.enter();
+        visit
+    }
+
+    fn enter(&mut self) {
+        // Nobody is privileged here, so there always is one.
+        if let Some(mut place) = self.places.take(self.address, false) {
+            self.lost = Some(Box::pin(async move { place.lost().await }));
+        }
+    }
+
+    /// Ready when the connection has to make room.
+    fn poll(&mut self, cx: &mut Context<'_>, is_served: bool) -> Poll<()> {
+        if is_served {
+            self.lost = None;
+            return Poll::Pending;
+        }
+        if self.lost.is_none() {
+            self.enter();
+        }
+        match &mut self.lost {
+            Some(lost) => lost.as_mut().poll(cx),
+            None => Poll::Pending,
+        }
+    }
+}
+
 impl Connection {
-    fn new(io: Io, peer: Peer, place: Place) -> Self {
+    fn new(io: Io, peer: Peer, place: Place, visit: Visit) -> Self {
         Self {
             io,
-            info: ConnectInfo { peer },
+            info: ConnectInfo::new(peer),
             preface: Some((PREFACE_BYTES, Box::pin(sleep(HANDSHAKE_MAX)))),
+            visit,
             _place: place,
         }
     }
@@ -93,6 +188,10 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let is_served = self.info.served.0.load(Ordering::Relaxed) > 0;
+        if self.visit.poll(cx, is_served).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
         let before = buffer.filled().len();
         let read = match &mut self.io {
             Io::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
@@ -196,6 +295,22 @@ impl Drop for Place {
     }
 }
 
+/// Raises this process's limit of open files as far as it may, and gives what it is then.
+fn descriptors() -> usize {
+    let limit = match getrlimit(Resource::RLIMIT_NOFILE) {
+        Ok((soft, hard)) if soft < hard => {
+            let raised = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+            raised.map_or(soft, |()| hard)
+        }
+        Ok((soft, _)) => soft,
+        Err(error) => {
+            warn!(%error, "cannot read the limit of open files");
+            1024
+        }
+    };
+    usize::try_from(limit).unwrap_or(usize::MAX)
+}
+
 /// Accepts until the receiver is dropped.
 pub(crate) fn accept(
     listener: TcpListener,
@@ -203,8 +318,23 @@ pub(crate) fn accept(
     limits: Limits,
 ) -> ReceiverStream<io::Result<Connection>> {
     let (sender, receiver) = mpsc::channel(16);
+    let (wanted, descriptors) = (limits.connections_max, descriptors());
+    let limits = limits.within(descriptors);
+    if limits.connections_max < wanted {
+        warn!(
+            descriptors,
+            connections_max = limits.connections_max,
+            "limits.connections_max = {wanted} is more than the limit of open files leaves room for; raise that (LimitNOFILE=)"
+        );
+    }
     tokio::spawn(async move {
         let places = Places::default();
+        let visitors = VisitorPlaces::new(
+            VISITORS_MAX.min(limits.connections_max.div_ceil(2)),
+            VISITORS_PER_ADDRESS_MAX.min(limits.connections_per_address_max.div_ceil(2)),
+        );
+        let mut errors = AcceptErrors::new("the coordinator's port");
+        let refusals = Arc::new(Mutex::new(LineLimit::new(10, Duration::from_secs(60))));
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -213,8 +343,7 @@ pub(crate) fn accept(
             let (stream, address) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                    errors.rest_after(&error).await;
                     continue;
                 }
             };
@@ -222,17 +351,20 @@ pub(crate) fn accept(
                 debug!(%address, "a connection beyond limits.connections_* was closed");
                 continue;
             };
+            let visit = Visit::new(visitors.clone(), address.ip());
             let _ = stream.set_nodelay(true);
             let Some(tls) = tls.clone() else {
-                let connection = Connection::new(Io::Plain(stream), Peer::Anyone(address), place);
+                let peer = Peer::Anyone(address);
+                let connection = Connection::new(Io::Plain(stream), peer, place, visit);
                 if sender.send(Ok(connection)).await.is_err() {
                     return;
                 }
                 continue;
             };
-            let sender = sender.clone();
+            let (sender, refusals) = (sender.clone(), Arc::clone(&refusals));
             tokio::spawn(async move {
-                if let Some(connection) = greet(&tls, stream, address, place).await {
+                let greeted = greet(&tls, stream, address, place, visit, &refusals);
+                if let Some(connection) = greeted.await {
                     let _ = sender.send(Ok(connection)).await;
                 }
             });
@@ -255,14 +387,31 @@ async fn greet(
     stream: TcpStream,
     address: SocketAddr,
     place: Place,
+    mut visit: Visit,
+    refusals: &Mutex<LineLimit>,
 ) -> Option<Connection> {
     let acceptor = TlsAcceptor::from(tls.current());
     let accepting = acceptor.accept(stream).into_fallible();
-    let stream = match tokio::time::timeout(HANDSHAKE_MAX, accepting).await {
+    let accepting = tokio::time::timeout(HANDSHAKE_MAX, accepting);
+    let accepted = tokio::select! {
+        accepted = accepting => accepted,
+        () = poll_fn(|cx| visit.poll(cx, false)) => return None,
+    };
+    let stream = match accepted {
         Ok(Ok(stream)) => stream,
         Ok(Err((error, stream))) => {
-            warn!(%address, %error, "a connection was refused: no valid certificate");
-            let _ = tokio::time::timeout(LINGER_MAX, linger(stream)).await;
+            let line = {
+                let mut refusals = refusals.lock().unwrap_or_else(PoisonError::into_inner);
+                refusals.take(Instant::now())
+            };
+            if let Some(left_out) = line {
+                warn!(%address, %error, left_out, "a connection was refused: no valid certificate");
+            }
+            let lingering = tokio::time::timeout(LINGER_MAX, linger(stream));
+            tokio::select! {
+                _ = lingering => {}
+                () = poll_fn(|cx| visit.poll(cx, false)) => {}
+            }
             return None;
         }
         Err(_) => return None,
@@ -271,5 +420,10 @@ async fn greet(
     let leaf = session.peer_certificates().and_then(<[_]>::first);
     let roles = leaf.map_or_else(Vec::new, |leaf| access::roles(leaf));
     let peer = Peer::Known(roles.into());
-    Some(Connection::new(Io::Tls(Box::new(stream)), peer, place))
+    Some(Connection::new(
+        Io::Tls(Box::new(stream)),
+        peer,
+        place,
+        visit,
+    ))
 }

@@ -20,6 +20,7 @@ use tracing::info;
 
 use super::Shared;
 use super::access::Peer;
+use super::listen::Served;
 use crate::cluster::PolicyError;
 
 /// Streams of `Watch` at a time.
@@ -185,7 +186,9 @@ impl Operator for Service {
         let mut events = self.shared.watchers.subscribe();
         let mut stopping = self.shared.stopping.clone();
         let (sender, receiver) = mpsc::channel(16);
+        let serving = Served::of(&request).begin();
         tokio::spawn(async move {
+            let _serving = serving;
             loop {
                 let event = tokio::select! {
                     event = events.recv() => event,

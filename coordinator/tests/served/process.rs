@@ -95,7 +95,7 @@ fn the_check_says_whether_a_configuration_can_be_used_and_what_is_wrong() {
         ("listen = \"0.0.0.0:7471\"", "[tls]"),
         (
             "[tls]\ncert = \"/none\"\nkey = \"/none\"\nclient_ca = \"/none\"",
-            "tls.cert = /none",
+            "tls.cert: /none: cannot be read",
         ),
         (
             "[etcd]\nendpoints = []\nadvertise = \"a\"",

@@ -189,6 +189,15 @@ async fn certificates_are_exchanged_while_it_runs_and_broken_ones_are_not_taken(
         works(&served, new, Some((new, "operator-o"))).await,
         "the old ones hold"
     );
+    // What daemons would refuse is not taken in place of what they accept.
+    let mut clients = config(new);
+    if let Some(tls) = &mut clients.tls {
+        tls.cert = new.join("daemon-a.crt");
+        tls.key = new.join("daemon-a.key");
+    }
+    let error = served.handle.reload(clients).expect_err("a daemon's");
+    assert!(error.to_string().contains("lacks serverAuth"), "{error}");
+    assert!(works(&served, new, Some((new, "operator-o"))).await);
 }
 
 #[tokio::test]
