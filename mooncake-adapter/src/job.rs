@@ -5,60 +5,29 @@
 //! gets them. Nothing in it stops a job: what can't be used is said in a warning, and replaced by what is cautious.
 
 use std::ffi::CString;
-use std::sync::OnceLock;
 
-use laxity_client::{Stage, hints};
-use laxity_profile::Profile;
+use laxity_client::Stage;
+use laxity_profile::Job;
 use pyo3::exceptions::{PyRuntimeWarning, PyValueError};
 use pyo3::prelude::*;
 
-#[derive(Debug, Default)]
-pub(crate) struct Job {
-    profile: Profile,
-    /// For transfers of requests that have no deadline, 0 for none.
-    pub(crate) objective_ns: u64,
-}
-
-static JOB: OnceLock<Job> = OnceLock::new();
-
 pub(crate) fn job() -> &'static Job {
-    JOB.get_or_init(|| Job::read().0)
+    Job::of_this_process()
 }
 
-impl Job {
-    /// What there is, and what is wrong with it.
-    fn read() -> (Self, Vec<String>) {
-        let mut problems = Vec::new();
-        let profile = Profile::from_env().unwrap_or_else(|error| {
-            problems.push(format!("{error}; going on with the profile `default`"));
-            Profile::default()
-        });
-        let objective = profile.objective().unwrap_or_else(|error| {
-            problems.push(format!("{error}; going on without an objective"));
-            None
-        });
-        let ns = |objective: std::time::Duration| u64::try_from(objective.as_nanos());
-        let job = Self {
-            profile,
-            objective_ns: objective.map_or(0, |objective| ns(objective).unwrap_or(u64::MAX)),
-        };
-        (job, problems)
-    }
+/// The objective for transfers of requests that have no deadline, 0 for none.
+pub(crate) fn objective_ns() -> u64 {
+    job().slo_ttft.map_or(0, |objective| {
+        u64::try_from(objective.as_nanos()).unwrap_or(u64::MAX)
+    })
 }
 
 /// When the package is imported: before anything attaches to a daemon.
 pub(crate) fn begin(py: Python<'_>) -> PyResult<()> {
-    let (job, problems) = Job::read();
-    if let Some(mode) = job.profile.mode {
-        hints::limit_mode(mode);
-    }
-    // An import that is tried again finds the first one's.
-    if JOB.set(job).is_ok() {
-        let kind = py.get_type::<PyRuntimeWarning>();
-        for problem in problems {
-            let text = CString::new(format!("laxity: {problem}"))?;
-            PyErr::warn(py, &kind, &text, 1)?;
-        }
+    let kind = py.get_type::<PyRuntimeWarning>();
+    for problem in job().take_problems() {
+        let text = CString::new(format!("laxity: {problem}"))?;
+        PyErr::warn(py, &kind, &text, 1)?;
     }
     Ok(())
 }

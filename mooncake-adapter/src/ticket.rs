@@ -12,7 +12,7 @@ use pyo3::types::PyTuple;
 use crate::exceptions::HintError;
 use crate::hints::moment;
 use crate::id::{Id, or_unknown};
-use crate::job::job;
+use crate::job::objective_ns;
 use crate::stage::Given;
 
 /// How long a wait goes on before signals of Python (Ctrl-C) are looked at.
@@ -179,7 +179,7 @@ impl PyTransfers {
                 direction: self::direction(direction)?,
                 peer: peer.map_or(0, self::peer),
                 whole,
-                objective_ns: job().objective_ns,
+                objective_ns: objective_ns(),
                 ..Asked::default()
             }),
         })

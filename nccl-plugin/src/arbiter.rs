@@ -138,6 +138,9 @@ impl Arbiter for Daemon {
     }
 
     fn generation(&self) -> u64 {
+        // A daemon that this thread's lane would find only as it submits is found here, so that the flow
+        // names its NIC by a number of that daemon.
+        self.with(lane_of(&self.next), Lane::seek);
         self.client.generation()
     }
 

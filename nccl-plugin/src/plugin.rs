@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use laxity_client::{Client, Mode, Options};
+use laxity_profile::Job;
 use parking_lot::{Condvar, Mutex};
 use smallvec::smallvec;
 
@@ -57,6 +58,8 @@ pub fn settings() -> &'static Settings {
 pub struct Plugin {
     backend: Box<dyn Backend>,
     arbiter: Arc<dyn Arbiter>,
+    /// The class that an operator pinned for all connections.
+    pinned_dscp: Option<u8>,
     report: Arc<Report>,
     connects: Mutex<HashMap<u64, Connect>>,
     next_connect: AtomicU64,
@@ -179,9 +182,19 @@ fn backend(settings: &Settings) -> Result<Box<dyn Backend>> {
     }
 }
 
+/// The class that the environment pins for this network. Sockets have none in NCCL.
+fn pinned_dscp(network: &str, settings: &Settings) -> Option<u8> {
+    (network == "verbs")
+        .then(|| settings.rdma.pinned_dscp())
+        .flatten()
+}
+
 impl Plugin {
     fn new(settings: &Settings) -> Result<Self> {
         let backend = backend(settings)?;
+        for problem in Job::of_this_process().take_problems() {
+            log::warn(problem);
+        }
         let mut options = Options::from_env();
         options.name.push_str("/nccl");
         // Connections have the classes that a daemon names when they are made, so one that is slow to answer is waited for; one that is not
@@ -192,7 +205,7 @@ impl Plugin {
         let off = options.mode == Mode::Off;
         let client = Client::attach(options);
         let standing = match (off, client.is_scheduled()) {
-            (true, _) => "LAXITY_MODE=off: passing through",
+            (true, _) => "off by LAXITY_MODE or the profile: passing through",
             (_, true) => "scheduled by laxityd",
             (_, false) => "no laxityd schedules here: passing through until one does",
         };
@@ -208,6 +221,7 @@ impl Plugin {
             names.join(" "),
         ));
         Ok(Self {
+            pinned_dscp: pinned_dscp(backend.name(), settings),
             backend,
             arbiter: Arc::new(Daemon::new(client)),
             report: Arc::default(),
@@ -332,7 +346,8 @@ impl Plugin {
     }
 
     fn classes(&self, context: &Context) -> Classes {
-        match context.pinned_dscp() {
+        // As of NCCL's own transport, the variable holds before a communicator's configuration.
+        match self.pinned_dscp.or(context.pinned_dscp()) {
             Some(dscp) => smallvec![dscp],
             None => self.arbiter.classes(context.stage()),
         }

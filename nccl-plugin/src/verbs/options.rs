@@ -19,6 +19,8 @@ pub struct Options {
     pub(super) retries: u8,
     /// `NCCL_IB_SL`: service level, on InfiniBand.
     pub(super) service_level: u8,
+    /// `NCCL_IB_TC`: the traffic class that an operator pinned for all connections.
+    pub(super) traffic_class: Option<u8>,
     /// `NCCL_IB_PKEY`: index of the partition key.
     pub(super) pkey_index: u16,
     /// `NCCL_IB_PCI_RELAXED_ORDERING`: data may overtake each other on their way into memory.
@@ -34,6 +36,7 @@ impl Default for Options {
             timeout: 20,
             retries: 7,
             service_level: 0,
+            traffic_class: None,
             pkey_index: 0,
             relaxed_ordering: true,
         }
@@ -72,9 +75,25 @@ impl Options {
         options.timeout = number("NCCL_IB_TIMEOUT", 31, 20) as u8;
         options.retries = number("NCCL_IB_RETRY_CNT", 7, 7) as u8;
         options.service_level = number("NCCL_IB_SL", 15, 0) as u8;
+        options.traffic_class = u8::try_from(number("NCCL_IB_TC", 255, -1)).ok();
         options.pkey_index = number("NCCL_IB_PKEY", 65535, 0) as u16;
         options.relaxed_ordering = number("NCCL_IB_PCI_RELAXED_ORDERING", 2, 2) != 0;
         options
+    }
+
+    /// The class of all connections, if an operator pinned one. It is kept: its priority may be the only lossless
+    /// one.
+    #[must_use]
+    pub fn pinned_dscp(&self) -> Option<u8> {
+        self.traffic_class.map(|class| class >> 2)
+    }
+
+    /// The traffic class of a queue pair for messages of this DSCP: the pinned one with all its eight bits.
+    pub(super) fn class_of(&self, dscp: u8) -> u8 {
+        match self.traffic_class {
+            Some(pinned) if pinned >> 2 == dscp => pinned,
+            _ => dscp << 2,
+        }
     }
 }
 
@@ -106,6 +125,18 @@ mod tests {
             (options.gid_index, options.relaxed_ordering),
             (Some(3), false)
         );
+    }
+
+    #[test]
+    fn a_pinned_class_is_kept_exactly() {
+        let pinned = of(&[("NCCL_IB_TC", "106")]);
+        assert_eq!(pinned.pinned_dscp(), Some(26));
+        assert_eq!(pinned.class_of(26), 106);
+        assert_eq!(pinned.class_of(34), 136, "the peer's class, not ours");
+        assert_eq!(of(&[("NCCL_IB_TC", "0")]).pinned_dscp(), Some(0));
+        for unset in ["-1", "256", "high"] {
+            assert_eq!(of(&[("NCCL_IB_TC", unset)]).pinned_dscp(), None);
+        }
     }
 
     #[test]

@@ -360,7 +360,7 @@ impl QueuePair {
                 flow_label: 0,
                 sgid_index: nic.gid_index,
                 hop_limit: HOPS,
-                traffic_class: ours.dscp << 2,
+                traffic_class: nic.options.class_of(ours.dscp),
             },
             dlid: end.lid,
             sl: nic.options.service_level,

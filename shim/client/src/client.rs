@@ -8,6 +8,7 @@
 //! does not survive fork, inherits signal masks, appears in its thread counts. All calls are
 //! non-blocking, so the price is a few microseconds in a submit that would go out unscheduled.
 
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{
@@ -31,10 +32,16 @@ const ANSWER_POLL_NS: u64 = 1_000_000;
 /// A connection that is not answered for this long is given up. A daemon that is stopped keeps
 /// accepting connections, in its backlog; it answers when it goes on.
 const ANSWER_LIMIT_NS: u64 = 5_000_000_000;
+/// A daemon whose backlog is full is asked again after this: it works the backlog off, and room in
+/// it comes and goes within less.
+const BACKLOG_RETRY_NS: u64 = 1_000_000;
 /// A daemon that refuses is asked again after this many times `reattach_every`.
 const REFUSED_FACTOR: u64 = 10;
-/// What [`shortly`] waits for a thread that was interrupted while it held a lock.
-const LOCK_PATIENCE: Duration = Duration::from_millis(1);
+/// What a submit waits for a thread that was interrupted while it held a lock. Whoever holds one does not
+/// block, so it is gone as soon as it runs again: within a few time slices of a busy processor.
+pub(crate) const LOCK_PATIENCE: Duration = Duration::from_millis(50);
+/// The same in a forked child, where the holder may not exist.
+const LOCK_PATIENCE_FORKED: Duration = Duration::from_millis(1);
 /// Lanes that waited that long in vain do so again after this time; in a forked child after `reattach_every`.
 const LOCK_RETRY_NS: u64 = 10_000_000;
 
@@ -62,6 +69,8 @@ struct Attachment {
     attached: u64,
     /// What the daemon that was asked last said instead of welcome.
     refusal: Option<String>,
+    /// The daemon's backlog was full just now, see [`BACKLOG_RETRY_NS`].
+    is_crowded: bool,
 }
 
 static SHARED: OnceLock<Client> = OnceLock::new();
@@ -96,8 +105,12 @@ fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
 }
 
 /// A lock for submits, which must not block: waits for another thread's instant with it, since otherwise a flow would go
-/// out unscheduled though there is a daemon, but no longer. The other may be attaching, or, in a forked child, not exist.
-pub(crate) fn shortly<G>(mut try_lock: impl FnMut() -> Result<G, TryLockError<G>>) -> Option<G> {
+/// out unscheduled though there is a daemon, but no longer than `patience`. The other may be attaching, or, in a forked
+/// child, not exist.
+pub(crate) fn shortly<G>(
+    patience: impl Fn() -> Duration,
+    mut try_lock: impl FnMut() -> Result<G, TryLockError<G>>,
+) -> Option<G> {
     let mut give_up = None;
     loop {
         match try_lock() {
@@ -106,7 +119,7 @@ pub(crate) fn shortly<G>(mut try_lock: impl FnMut() -> Result<G, TryLockError<G>
             Err(TryLockError::WouldBlock) => {}
         }
         let now = Instant::now();
-        if now > *give_up.get_or_insert(now + LOCK_PATIENCE) {
+        if now > *give_up.get_or_insert_with(|| now + patience()) {
             return None;
         }
         std::thread::yield_now();
@@ -138,6 +151,7 @@ impl Client {
                 unscheduled_ns: 0,
                 attached: 0,
                 refusal: None,
+                is_crowded: false,
             }),
             next_ns: AtomicU64::new(if off { u64::MAX } else { 0 }),
             lanes: Mutex::default(),
@@ -290,14 +304,22 @@ impl Core {
         if lately_ns() < next {
             return None;
         }
-        let Some(standing) = shortly(|| self.attachment.try_read()).map(|is| is.standing()) else {
+        let patience = || {
+            if self.is_forked() {
+                LOCK_PATIENCE_FORKED
+            } else {
+                LOCK_PATIENCE
+            }
+        };
+        let standing = shortly(patience, || self.attachment.try_read()).map(|is| is.standing());
+        let Some(standing) = standing else {
             self.put_off(next);
             return None;
         };
         if standing.is_some() {
             return standing;
         }
-        let Some(mut attachment) = shortly(|| self.attachment.try_write()) else {
+        let Some(mut attachment) = shortly(patience, || self.attachment.try_write()) else {
             self.put_off(next);
             return None;
         };
@@ -309,14 +331,18 @@ impl Core {
         session
     }
 
+    /// Whoever held a lock when this process was forked does not exist in it.
+    fn is_forked(&self) -> bool {
+        std::process::id() != self.pid
+    }
+
     /// After a lock could not be had: when to look again, unless somebody has said so since `seen` was read.
     #[cold]
     fn put_off(&self, seen: u64) {
-        // Whoever held the lock when this process was forked does not exist in it.
-        let after_ns = if std::process::id() == self.pid {
-            LOCK_RETRY_NS
-        } else {
+        let after_ns = if self.is_forked() {
             self.options.reattach_every.as_nanos() as u64
+        } else {
+            LOCK_RETRY_NS
         };
         let later = now_ns().saturating_add(after_ns);
         let _ = self
@@ -340,10 +366,15 @@ impl Core {
             self.generation
                 .store(attachment.attached, Ordering::Relaxed);
             self.next_ns.store(next, Ordering::Relaxed);
+            let now = now_ns();
+            let left = end.saturating_sub(now);
             let Link::Asked { ref socket, .. } = attachment.link else {
-                return;
+                if !attachment.is_crowded || left == 0 {
+                    return;
+                }
+                std::thread::sleep(Duration::from_nanos(BACKLOG_RETRY_NS.min(left)));
+                continue;
             };
-            let left = end.saturating_sub(now_ns());
             if session.is_some() || left == 0 {
                 return;
             }
@@ -370,6 +401,7 @@ impl Attachment {
     /// One step, and the time before which the next makes no sense.
     fn advance(&mut self, options: &Options, now: u64) -> (Option<Arc<Session>>, u64) {
         let retry = now.saturating_add(options.reattach_every.as_nanos() as u64);
+        self.is_crowded = false;
         if let Link::Attached(session) = &self.link {
             match session.lost_at() {
                 None => return (Some(Arc::clone(session)), 0),
@@ -436,10 +468,19 @@ impl Attachment {
                     };
                     (None, now + ANSWER_POLL_NS)
                 }
+                Err(error) if is_backlog_full(&error) => {
+                    self.is_crowded = true;
+                    (None, now + BACKLOG_RETRY_NS)
+                }
                 Err(_) => (None, retry),
             },
         }
     }
+}
+
+/// Whether somebody listens who has too many connections to accept just now.
+fn is_backlog_full(error: &RegistrationError) -> bool {
+    matches!(error, RegistrationError::System { source, .. } if source.kind() == ErrorKind::WouldBlock)
 }
 
 fn greet(options: &Options) -> Result<(OwnedFd, ForkGuard), RegistrationError> {

@@ -17,9 +17,8 @@ mod gate;
 mod outside;
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
-use laxity_shm::layout::Mode;
 use laxity_shm::record::{Direction, Flow, Stage};
 use laxity_shm::sleep::now_ns;
 
@@ -58,8 +57,6 @@ struct Desk {
 
 /// A pointer, so that a forked child can leave its parent's behind, with whatever locks are locked.
 static HUB: AtomicPtr<Hub> = AtomicPtr::new(core::ptr::null_mut());
-/// What [`limit_mode`] said.
-static MODE_LIMIT: OnceLock<Mode> = OnceLock::new();
 /// Forks between the first process and this one. Relaxed: changes only while there is one thread.
 static EPOCH: AtomicU32 = AtomicU32::new(0);
 
@@ -91,11 +88,7 @@ fn make() -> &'static Hub {
         // done about that, and a process that doesn't fork is fine.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
-    let mut options = Options::from_env();
-    options.mode = options
-        .mode
-        .min(MODE_LIMIT.get().copied().unwrap_or_default());
-    let client = Client::attach(options);
+    let client = Client::attach(Options::from_env());
     let told = client.generation();
     let made = Box::into_raw(Box::new(Hub {
         client,
@@ -409,13 +402,6 @@ fn flow(hub: &Hub, now: u64, asked: &Asked) -> Flow {
         request: said.request,
         deadline_ns: said.deadline_ns,
     }
-}
-
-/// How far the scheduler may go in this process, at most: less if `LAXITY_MODE` says so. Of use before anything else
-/// is said; false if that is too late, or something else was said.
-pub fn limit_mode(most: Mode) -> bool {
-    let is_late = !HUB.load(Ordering::Acquire).is_null();
-    *MODE_LIMIT.get_or_init(|| most) == most && !is_late
 }
 
 /// The client that hints and transfers of this process go through.

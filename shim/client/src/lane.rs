@@ -21,6 +21,7 @@ use crate::client::Core;
 use crate::hint::Hint;
 use crate::peers;
 use crate::place::Place;
+use crate::session::NoSeat;
 use crate::stats::LaneCounters;
 use crate::ticket::{Mark, SEATS, Ticket};
 use crate::wait::Spin;
@@ -159,11 +160,25 @@ impl Lane {
     /// [`Lane::submit_into`] for work requests. Their credit is leave to send as long as they are alone on
     /// their port, and no longer; see [`Flow::whole`].
     ///
+    /// `nic` says by which number the daemon that the lane has now knows the flow's NIC. It is asked here,
+    /// since the lane may find its daemon here: a number that was asked for before is none of that daemon's.
+    ///
     /// `false` if the lane is full and the daemon alive, so that there will be room: nothing was
     /// submitted. Who can have the work request wait does so, and tries again a little later.
     #[inline]
     #[must_use]
-    pub fn submit_whole_into(&mut self, flow: &Flow, ticket: &mut Ticket) -> bool {
+    pub fn submit_whole_into(
+        &mut self,
+        flow: &mut Flow,
+        nic: impl FnOnce() -> u8,
+        ticket: &mut Ticket,
+    ) -> bool {
+        self.seek();
+        if self.place.is_none() {
+            *ticket = self.bypassed(flow.bytes);
+            return true;
+        }
+        flow.nic = nic();
         if let Some(place) = &mut self.place
             && flow.stage != Stage::Collective
             && place.header.credit_stages() & CREDIT_WHOLE == 0
@@ -361,6 +376,7 @@ impl Lane {
     }
 
     /// Looks for a daemon if there is none, as a submit would.
+    #[inline]
     pub fn seek(&mut self) {
         if self.place.is_none() {
             self.find_place();
@@ -515,12 +531,13 @@ impl Lane {
     fn submit_slowly(&mut self, flow: &Flow) -> Option<Ticket> {
         self.notice_hangup();
         let Some(place) = &mut self.place else {
-            return self.submit_without_place(flow);
+            return Some(self.bypassed(flow.bytes));
         };
         let seen = place.header.attention();
         if seen & attention::GONE != 0 || place.session.lost_at().is_some() {
             self.lose_place();
-            return self.submit_without_place(flow);
+            // The flow names its NIC by a number of the daemon that is gone, and maybe of no other.
+            return Some(self.bypassed(flow.bytes));
         }
         if !self.owed.is_empty() {
             self.pay();
@@ -532,7 +549,11 @@ impl Lane {
         if seen & attention::UNSCHEDULED != 0 || flow.bytes > FLOW_BYTES_MAX {
             return Some(self.bypassed(flow.bytes));
         }
-        // Observe.
+        if seen & attention::OBSERVE == 0 {
+            // What led here is over: a bypass may end at any time. To say "observed" to a daemon that never
+            // ordered it would be an offence.
+            return self.submit_gated(flow);
+        }
         let record = Record::SubmitOnCredit {
             flow: *flow,
             observed: true,
@@ -569,10 +590,14 @@ impl Lane {
         let Some(session) = self.core.session() else {
             return;
         };
-        let Some(seat) = session.sit() else {
-            self.core.look_again(now_ns() + SEAT_RETRY_NS);
-            self.counters.lane_full.add(1);
-            return;
+        let seat = match session.sit() {
+            Ok(seat) => seat,
+            Err(why) => {
+                self.core.look_again(now_ns() + SEAT_RETRY_NS);
+                let full = why == NoSeat::AllTaken;
+                self.counters.lane_full.add(full.into());
+                return;
+            }
         };
         self.seat = next_number();
         self.place = Some(Place::new(session, seat, self.seat));

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use laxity_profile::Job;
 use laxity_shm::layout::Mode;
 use laxity_shm::registration;
 
@@ -38,21 +39,21 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults, overridden by `LAXITY_SOCKET`, `LAXITY_NAME`, `LAXITY_MODE` (`off`,
-    /// `observe`, `enforce`; anything else is taken as `off`, since a misspelt wish must not
-    /// delay traffic), `LAXITY_STALL_MS` and `LAXITY_ATTACH_MS`. Without a name, that of the executable.
+    /// The defaults, overridden by `LAXITY_SOCKET`, `LAXITY_NAME`, `LAXITY_STALL_MS` and
+    /// `LAXITY_ATTACH_MS`. Without a name, that of the executable. The mode is that of the [`Job`]:
+    /// the lower of `LAXITY_MODE` and the profile's.
     #[must_use]
     pub fn from_env() -> Self {
         let text = |key| std::env::var(key).ok().filter(|value| !value.is_empty());
+        let job = Job::of_this_process();
+        job.complain();
         let mut options = Self {
             socket: registration::socket_path(),
+            mode: job.mode,
             ..Self::default()
         };
         if let Some(name) = text("LAXITY_NAME").or_else(executable) {
             options.name = name;
-        }
-        if let Some(mode) = text("LAXITY_MODE") {
-            options.mode = Mode::from_name(&mode).unwrap_or(Mode::Off);
         }
         for (key, time) in [
             ("LAXITY_STALL_MS", &mut options.stall_timeout),

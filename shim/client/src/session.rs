@@ -12,7 +12,7 @@ use laxity_shm::region::Region;
 use laxity_shm::registration::{self, Welcome};
 use laxity_shm::sleep::now_ns;
 
-use crate::client::shortly;
+use crate::client::{LOCK_PATIENCE, shortly};
 
 /// An attachment. It ends when it is lost; a new one is a new session.
 #[derive(Debug)]
@@ -45,6 +45,15 @@ pub(crate) struct Seat {
     pub(crate) turn: u64,
     /// Flows that the last owner left behind and could not withdraw, for lack of a slot.
     leftover: Option<Vec<SlotRef>>,
+}
+
+/// Why there is no lane to be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoSeat {
+    /// All are in use.
+    AllTaken,
+    /// Other threads take or leave lanes; one may be free.
+    Contended,
 }
 
 impl Seat {
@@ -134,14 +143,16 @@ impl Session {
         registration::ring(self.eventfd.as_fd());
     }
 
-    /// A lane nobody uses, `None` if all are in use. Blocks no longer than [`shortly`].
-    pub(crate) fn sit(&self) -> Option<Seat> {
-        let mut seats = shortly(|| self.seats.try_lock())?;
+    /// A lane nobody uses. Blocks no longer than [`LOCK_PATIENCE`]: a forked child has no session
+    /// of its parent's.
+    pub(crate) fn sit(&self) -> Result<Seat, NoSeat> {
+        let mut seats =
+            shortly(|| LOCK_PATIENCE, || self.seats.try_lock()).ok_or(NoSeat::Contended)?;
         let mut seat = match seats.left.pop() {
             Some(seat) => seat,
             None => {
                 let index = seats.unused;
-                let memory = LaneMemory::mapped(&self.region, index)?;
+                let memory = LaneMemory::mapped(&self.region, index).ok_or(NoSeat::AllTaken)?;
                 seats.unused += 1;
                 Seat {
                     index,
@@ -157,14 +168,14 @@ impl Session {
         {
             seat.leftover = Some(leftover);
             seats.left.push(seat);
-            return None;
+            return Err(NoSeat::AllTaken);
         }
         drop(seats);
         // SAFETY: gettid has no arguments and cannot fail.
         let thread = unsafe { libc::gettid() } as u32;
         seat.producer.memory().header().owner.set_thread(thread);
         self.header().set_claimed(seat.index, true);
-        Some(seat)
+        Ok(seat)
     }
 
     /// Gives a lane back, withdrawing the flows in `gated`, which hold slots, and all others.
@@ -189,5 +200,42 @@ impl Session {
             .unwrap_or_else(PoisonError::into_inner)
             .left
             .push(seat);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use laxity_shm::layout::Geometry;
+
+    use super::*;
+
+    fn session(lanes: u16) -> Session {
+        let geometry = Geometry {
+            lanes,
+            slots: 16,
+            colour: 0,
+        };
+        let region = Region::create(geometry).expect("a region");
+        let owned = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().expect("a copy");
+        let (socket, other) = UnixStream::pair().expect("a pair");
+        let welcome = Welcome {
+            geometry,
+            memfd: owned(region.memfd()),
+            eventfd: owned(other.as_fd()),
+        };
+        let guard = ForkGuard::socket(socket.as_fd()).expect("room in the table");
+        Session::new(socket.into(), welcome, guard).expect("a session")
+    }
+
+    #[test]
+    fn lanes_that_other_threads_take_just_now_are_not_all_taken() {
+        let session = session(2);
+        let busy = session.seats.lock().expect("nobody panicked");
+        assert_eq!(session.sit().unwrap_err(), NoSeat::Contended);
+        drop(busy);
+        let _seats = [session.sit().expect("one"), session.sit().expect("two")];
+        assert_eq!(session.sit().unwrap_err(), NoSeat::AllTaken);
     }
 }

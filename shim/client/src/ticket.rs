@@ -148,6 +148,13 @@ impl Ticket {
         self.total
     }
 
+    /// Whether the daemon counts its bytes, or did: it was submitted to one and not withdrawn.
+    #[inline]
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.mark.0 & SEAT_MASK != 0
+    }
+
     /// Everything was granted and collected, or the flow was withdrawn.
     #[must_use]
     #[inline]

@@ -3,8 +3,9 @@
 //! # How long a wait can be
 //! As long as the daemon says so, and no longer: while it gives signs of life a flow may wait for
 //! its turn. It is given up (all lanes of the process detach, every waiting flow resolves as
-//! bypassed) when the registration socket hangs up, or when no heartbeat came for `stall_timeout`
-//! while something waited here. Bypass, release and a change of mode resolve it too. Sleeps are
+//! bypassed) when the registration socket hangs up, or when no new heartbeat came for `stall_timeout`
+//! while something waited here. A heartbeat says that there is one, and not when it was: clocks differ
+//! between time namespaces. Bypass, release and a change of mode resolve it too. Sleeps are
 //! cut in slices of at most [`SLICE`], so each of these is noticed even if a wake-up is lost.
 //!
 //! # How long to spin
@@ -54,6 +55,11 @@ pub(crate) struct Spin {
     /// Since when this lane waits without any permit; 0 if it does not.
     pub(crate) quiet_since_ns: u64,
     looked_ns: u64,
+    /// The last heartbeat that was seen, by the daemon's clock, and when it was seen first, by this
+    /// process's. The clocks differ where the process has a time namespace of its own, so the two
+    /// are never compared.
+    beat: u64,
+    beat_seen_ns: u64,
     /// A permit came since.
     heard: bool,
     /// Messages since the last look at the clock; see [`SAID`].
@@ -70,6 +76,8 @@ impl Default for Spin {
             misses: 0,
             quiet_since_ns: 0,
             looked_ns: 0,
+            beat: 0,
+            beat_seen_ns: 0,
             heard: false,
             said: 0,
             full_at_ns: 0,
@@ -86,6 +94,15 @@ impl Spin {
         }
     }
 
+    /// When the last sign of life was seen, by the clock of this process; `now` if there is a new one.
+    fn last_beat(&mut self, beat: u64, now: u64) -> u64 {
+        if beat != self.beat {
+            self.beat = beat;
+            self.beat_seen_ns = now;
+        }
+        self.beat_seen_ns
+    }
+
     /// Whether the daemon has hung up, as far as a look at the socket every [`HANGUP_NS`] tells. If
     /// permits came or it gave a sign of life since the last look, it had not, and no system call is
     /// made to find that out.
@@ -95,7 +112,8 @@ impl Spin {
             return false;
         }
         self.looked_ns = now;
-        let heard = core::mem::take(&mut self.heard) || place.header.heartbeat_ns() > before;
+        let heard = core::mem::take(&mut self.heard)
+            | (self.last_beat(place.header.heartbeat_ns(), now) > before);
         !heard && place.session.is_hung_up()
     }
 
@@ -224,7 +242,10 @@ impl Lane {
         if self.spin.quiet_since_ns == 0 {
             self.spin.quiet_since_ns = now;
         }
-        let sign = self.spin.quiet_since_ns.max(place.header.heartbeat_ns());
+        let sign = self
+            .spin
+            .quiet_since_ns
+            .max(self.spin.last_beat(place.header.heartbeat_ns(), now));
         let stalled = now.saturating_sub(sign) > self.core.options.stall_timeout.as_nanos() as u64;
         let gone = stalled || self.spin.sees_hangup(place, now);
         if gone {
@@ -484,4 +505,19 @@ fn any_news(place: &Place) -> bool {
     pending
         .slots()
         .any(|slot| place.producer.word(slot) != pending.seen(slot))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signs_of_life_are_dated_by_the_clock_of_this_process_whatever_that_of_the_daemon_says() {
+        for daemon in [1, 1_000_000_000_000] {
+            let mut spin = Spin::default();
+            assert_eq!(spin.last_beat(daemon, 5_000), 5_000);
+            assert_eq!(spin.last_beat(daemon, 6_000), 5_000, "nothing new");
+            assert_eq!(spin.last_beat(daemon + 1, 7_000), 7_000);
+        }
+    }
 }

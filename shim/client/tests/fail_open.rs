@@ -93,6 +93,25 @@ fn mode_off_never_talks_to_the_daemon() {
 }
 
 #[test]
+fn a_bypass_that_ends_while_a_flow_is_submitted_is_not_taken_for_the_mode_observe() {
+    let daemon = TestDaemon::start();
+    let client = Client::attach(daemon.options());
+    daemon.knobs.flicker.store(true, Ordering::SeqCst);
+    let mut lane = client.lane();
+    let end = Instant::now() + Duration::from_secs(2);
+    while Instant::now() < end && client.stats().observed_bytes == 0 {
+        for _ in 0..1000 {
+            let ticket = lane.submit(&flow(5));
+            lane.cancel(ticket);
+        }
+    }
+    daemon.knobs.flicker.store(false, Ordering::SeqCst);
+    // A daemon releases a client that says so without having been told to.
+    assert_eq!(client.stats().observed_bytes, 0);
+    assert!(client.stats().bypassed_flows > 0, "the bypass was seen");
+}
+
+#[test]
 fn a_ticket_on_the_wrong_lane_is_bypassed_and_disturbs_nobody() {
     let daemon = TestDaemon::start();
     let client = Client::attach(daemon.options());

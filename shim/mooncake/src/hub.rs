@@ -88,7 +88,6 @@ pub(crate) fn make() -> &'static Hub {
             );
         }
     });
-    // First, since it says how far the client may go.
     let settings = Settings::get();
     let made = Box::into_raw(Box::new(Hub {
         engines: RwLock::default(),

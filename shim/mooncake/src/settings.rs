@@ -3,8 +3,8 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use laxity_client::{Mode, Options, Stage, hints};
-use laxity_profile::Profile;
+use laxity_client::{Mode, Stage};
+use laxity_profile::{Job, Profile};
 
 use crate::abi;
 
@@ -23,22 +23,13 @@ impl Settings {
         SETTINGS.get_or_init(Self::from_env)
     }
 
-    /// Nothing here stops a job: what can't be used is said once and replaced by what is cautious.
     fn from_env() -> Self {
-        let profile = Profile::from_env().unwrap_or_else(|error| {
-            eprintln!("laxity: {error}; going on with the profile `default`");
-            Profile::default()
-        });
-        let wanted = profile.mode.unwrap_or_default();
-        hints::limit_mode(wanted);
-        let slo_ttft = profile.objective().unwrap_or_else(|error| {
-            eprintln!("laxity: {error}; going on without an objective");
-            None
-        });
+        let job = Job::of_this_process();
+        job.complain();
         Self {
-            profile,
-            slo_ttft,
-            is_off: wanted.min(Options::from_env().mode) == Mode::Off,
+            profile: job.profile.clone(),
+            slo_ttft: job.slo_ttft,
+            is_off: job.mode == Mode::Off,
         }
     }
 

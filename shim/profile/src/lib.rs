@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod file;
+mod job;
 mod locate;
 #[cfg(test)]
 mod tests;
@@ -28,6 +29,8 @@ use laxity_quantity::Nanos;
 use laxity_shm::layout::Mode;
 use laxity_shm::record::Stage;
 use thiserror::Error;
+
+pub use job::{Job, MODE_ENV};
 
 /// Names the profile of a process: what `--profile` of `laxity run` sets.
 pub const PROFILE_ENV: &str = "LAXITY_PROFILE";
@@ -124,8 +127,8 @@ pub enum ProfileError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the kernel said. Not a source: the text says it.
-        cause: std::io::Error,
+        /// Why. Not a source: the text says it.
+        cause: laxity_files::ReadError,
     },
     /// Larger than [`FILE_BYTES_MAX`].
     #[error("{path} is larger than {FILE_BYTES_MAX} bytes: it is no profile", path = .path.display())]

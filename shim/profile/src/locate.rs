@@ -1,9 +1,11 @@
 //! Where profiles are looked for: the folders, in order, then what is compiled in.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+
+use laxity_files::ReadError;
 
 use crate::{FILE_BYTES_MAX, FOLDER, FOLDER_ENV, Origin, Profile, ProfileError, file};
 
@@ -85,41 +87,22 @@ fn listed(items: impl IntoIterator<Item = String>) -> String {
 
 /// The file's text; `None` if there is none.
 fn read(path: &Path) -> Result<Option<String>, ProfileError> {
-    let unreadable = |cause| ProfileError::Unreadable {
-        path: path.to_owned(),
-        cause,
-    };
-    // Looked at before it is opened: opening a pipe would wait for whoever writes to it.
-    match fs::metadata(path) {
-        Ok(found) if found.is_file() => {}
-        Ok(_) => {
-            let why = io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file");
-            return Err(unreadable(why));
-        }
-        Err(error) if missing(&error) => return Ok(None),
-        Err(error) => return Err(unreadable(error)),
-    }
-    let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes))
-        .map_err(unreadable)?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(ProfileError::TooLarge {
+    match laxity_files::read_to_string(path, FILE_BYTES_MAX) {
+        Ok(text) => Ok(Some(text)),
+        Err(ReadError::TooLong { .. }) => Err(ProfileError::TooLarge {
             path: path.to_owned(),
-        });
+        }),
+        Err(error) if missing(&error) => Ok(None),
+        Err(cause) => Err(ProfileError::Unreadable {
+            path: path.to_owned(),
+            cause,
+        }),
     }
-    let not_text = |_| {
-        unreadable(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "it is not UTF-8",
-        ))
-    };
-    String::from_utf8(bytes).map(Some).map_err(not_text)
 }
 
-fn missing(error: &io::Error) -> bool {
+fn missing(error: &ReadError) -> bool {
     matches!(
-        error.kind(),
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+        error.io_kind(),
+        Some(ErrorKind::NotFound | ErrorKind::NotADirectory)
     )
 }

@@ -184,6 +184,10 @@ fn what_is_no_profile_file_is_refused_without_waiting_or_reading_it_all() {
     for path in ["/dev/zero", "/dev", "/proc/self/mem/x/"] {
         assert!(folders.load(path).is_err(), "{path}");
     }
+    let fifo = folder.path().join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let said = folders.load(&fifo.display().to_string()).unwrap_err();
+    assert!(said.to_string().contains("it is a FIFO"), "{said}");
     let large = folder.path().join("large");
     fs::write(&large, vec![b'#'; FILE_BYTES_MAX as usize + 1]).unwrap();
     let said = folders.load(&large.display().to_string()).unwrap_err();

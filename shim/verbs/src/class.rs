@@ -30,34 +30,23 @@ pub(crate) fn apply(attr: &mut ibv_qp_attr, mask: i32) {
         return;
     }
     let class = &mut attr.ah_attr.grh.traffic_class;
-    let settings = Settings::get();
-    let queue_pairs = &settings.profile.qp;
-    let pinned = queue_pairs
-        .is_pin(*class, |name| {
-            std::env::var_os(name).is_some_and(|value| !value.is_empty())
-        })
-        .then_some(*class >> 2);
-    if let Some(dscp) = chosen(dscp_of(queue_pairs.stage), pinned, rank) {
-        *class = dscp << 2 | *class & ECN;
-    }
+    let queue_pairs = &Settings::get().profile.qp;
+    let is_pin = queue_pairs.is_pin(*class, |name| {
+        std::env::var_os(name).is_some_and(|value| !value.is_empty())
+    });
+    *class = chosen(*class, is_pin, || dscp_of(queue_pairs.stage));
     report::note_dscp(*class >> 2);
 }
 
-/// The DSCP to set; `None` leaves what the program set.
-fn chosen(
-    wanted: Option<u8>,
-    pinned: Option<u8>,
-    rank: impl Fn(u8) -> Option<usize>,
-) -> Option<u8> {
-    let wanted = wanted?;
-    let Some(pinned) = pinned else {
-        return Some(wanted);
-    };
-    // Never lower than what an operator pinned; and what the daemon does not know can't be compared.
-    match (rank(wanted), rank(pinned)) {
-        (Some(ours), Some(theirs)) if ours < theirs => Some(wanted),
-        _ => None,
+/// The class to set, for a queue pair to which the program gave `class`.
+///
+/// A pin is kept as it is, all eight bits of it. Its priority may be the only lossless one: a class that
+/// the scheduler ranks higher may travel in a priority that drops.
+fn chosen(class: u8, is_pin: bool, wanted: impl FnOnce() -> Option<u8>) -> u8 {
+    if is_pin {
+        return class;
     }
+    wanted().map_or(class, |dscp| dscp << 2 | class & ECN)
 }
 
 /// The DSCP of a stage, `None` without a daemon.
@@ -66,33 +55,23 @@ fn dscp_of(stage: Stage) -> Option<u8> {
     (dscp != 0).then_some(dscp)
 }
 
-/// Which place a DSCP has among the levels, 0 the highest; `None` if no level has it.
-fn rank(dscp: u8) -> Option<usize> {
-    let client = lanes::client();
-    let levels = (1..=16).chain([laxity_client::LEVEL_SCAVENGER]);
-    levels
-        .map(|level| client.dscp(level))
-        .position(|of| of == dscp)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// 46 above 34 above 10.
-    fn place(dscp: u8) -> Option<usize> {
-        [46, 34, 10].iter().position(|d| *d == dscp)
-    }
-
     #[test]
-    fn a_pinned_class_is_raised_but_never_lowered() {
-        assert_eq!(chosen(Some(10), None, place), Some(10));
-        assert_eq!(chosen(Some(34), Some(10), place), Some(34));
-        assert_eq!(chosen(Some(10), Some(34), place), None);
-        assert_eq!(chosen(Some(34), Some(34), place), None);
-        // Unknown to the daemon.
-        assert_eq!(chosen(Some(34), Some(26), place), None);
-        assert_eq!(chosen(None, Some(34), place), None);
+    fn a_pinned_class_is_kept_and_any_other_is_the_stages_own() {
+        // The lossless priority of many networks, below and above what the stage would have.
+        for (pinned, wanted) in [(106, 34), (106, 10), (0, 34), (184, 0)] {
+            assert_eq!(chosen(pinned, true, || Some(wanted)), pinned);
+        }
+        assert_eq!(chosen(0, false, || Some(34)), 136);
+        assert_eq!(
+            chosen(0b10, false, || Some(34)),
+            138,
+            "ECN is the network's"
+        );
+        assert_eq!(chosen(106, false, || None), 106, "nobody schedules");
     }
 
     #[test]

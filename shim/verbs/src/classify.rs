@@ -24,21 +24,13 @@ pub(crate) fn abandon() {
     SIGHTS.store(ptr::null_mut(), Ordering::Relaxed);
 }
 
-/// Between which ends a queue pair carries.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Route {
-    /// The NIC here, by its number at the daemon.
-    pub(crate) nic: u8,
-    /// The other end ([`laxity_client::peers`]), 0 if unknown.
-    pub(crate) peer: u8,
-}
-
-/// The flow that a work request is; `None` if nothing of it goes over the wire.
+/// The flow that a work request is, to or from `peer` ([`laxity_client::peers`], 0 if unknown); `None` if
+/// nothing of it goes over the wire. It names no NIC: the number is asked for when the flow is submitted.
 ///
 /// # Safety
 /// `wr` is as a caller of `ibv_post_send` makes it.
 #[inline]
-pub(crate) unsafe fn flow(wr: &ibv_send_wr, route: Route) -> Option<Flow> {
+pub(crate) unsafe fn flow(wr: &ibv_send_wr, peer: u8) -> Option<Flow> {
     let settings = Settings::get();
     let stages = &settings.profile.stage;
     // SAFETY: upheld by the caller.
@@ -67,13 +59,13 @@ pub(crate) unsafe fn flow(wr: &ibv_send_wr, route: Route) -> Option<Flow> {
     Some(Flow {
         stage,
         direction,
-        nic: route.nic,
+        nic: u8::MAX,
         receiver_bound: false,
         layer: said.layer.unwrap_or(0),
         whole: true,
         // Who sends matters where the sender's daemon doesn't see it.
         peer: match direction {
-            Direction::Ingress => route.peer,
+            Direction::Ingress => peer,
             Direction::Egress => 0,
         },
         bytes,

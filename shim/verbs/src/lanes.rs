@@ -24,6 +24,9 @@ pub(crate) const LANES: usize = 4;
 /// Between two looks whether the daemon has made room for what a lane owes.
 const SETTLE_EVERY: Duration = Duration::from_millis(1);
 
+/// Between two looks at what is in flight and may not be polled for.
+const LOOK_EVERY: Duration = Duration::from_millis(25);
+
 /// A process that ends does not wait longer for that.
 const SETTLE_WITHIN: Duration = Duration::from_millis(50);
 
@@ -32,8 +35,14 @@ const SETTLE_WITHIN: Duration = Duration::from_millis(50);
 pub(crate) struct Shard {
     lane: Mutex<Option<Lane>>,
     waiting: Mutex<Vec<&'static QueuePair>>,
-    /// Rung when `waiting` is not empty any more.
+    /// Rung when `waiting` or `watched` is not empty any more. Goes with `waiting`.
     pub(crate) bell: Condvar,
+    /// The queue pairs that have something in flight which the daemon counts.
+    watched: Mutex<Vec<&'static QueuePair>>,
+    /// Whether there are any. Relaxed: changes with `waiting` locked where the pump thread must not miss it.
+    watches: AtomicBool,
+    /// The tick of the last look at them. Relaxed: of the pump thread alone.
+    looked: AtomicU32,
     /// Length of `waiting`. Relaxed: a hint that saves a lock.
     count: AtomicUsize,
     /// The program polled for completions, and pumped this lane, since the pump thread last looked.
@@ -186,6 +195,9 @@ impl Shard {
             lane: Mutex::new(None),
             waiting: Mutex::new(Vec::new()),
             bell: Condvar::new(),
+            watched: Mutex::new(Vec::new()),
+            watches: AtomicBool::new(false),
+            looked: AtomicU32::new(0),
             count: AtomicUsize::new(0),
             polled: AtomicBool::new(false),
             pumped: AtomicBool::new(false),
@@ -223,21 +235,68 @@ impl Shard {
         self.count.store(waiting.len(), Ordering::Relaxed);
     }
 
-    /// Waits until there is some queue pair that waits. Meanwhile pays what the lane owes.
+    /// Waits until there is some queue pair that waits. Meanwhile pays what the lane owes, and looks after
+    /// what is in flight.
     pub(crate) fn attend(&self) {
         let mut waiting = self.waiting.lock();
         while waiting.is_empty() {
-            if !self.owes.load(Ordering::Relaxed) {
-                self.bell.wait(&mut waiting);
-                continue;
-            }
-            self.bell.wait_for(&mut waiting, SETTLE_EVERY);
+            let owes = self.owes.load(Ordering::Relaxed);
+            let limit = match (owes, self.watches.load(Ordering::Relaxed)) {
+                (true, _) => SETTLE_EVERY,
+                (false, true) => LOOK_EVERY,
+                (false, false) => {
+                    self.bell.wait(&mut waiting);
+                    continue;
+                }
+            };
+            self.bell.wait_for(&mut waiting, limit);
             MutexGuard::unlocked(&mut waiting, || {
-                let mut lane = self.lane();
-                lane.settle();
-                self.owes.store(lane.owes(), Ordering::Relaxed);
+                if owes {
+                    let mut lane = self.lane();
+                    lane.settle();
+                    self.owes.store(lane.owes(), Ordering::Relaxed);
+                }
+                self.look();
             });
         }
+    }
+
+    /// A queue pair has something in flight that the daemon counts. Called with its state locked.
+    pub(crate) fn watch(&'static self, queue_pair: &'static QueuePair) {
+        self.watched.lock().push(queue_pair);
+        if !self.watches.swap(true, Ordering::Relaxed) {
+            // Not between the look of `attend` and its sleep.
+            let _waiting = self.waiting.lock();
+            self.bell.notify_one();
+        }
+        self.have_pumped();
+    }
+
+    /// A queue pair is closed. Called with its state locked.
+    pub(crate) fn unwatch(&self, queue_pair: &'static QueuePair) {
+        let mut watched = self.watched.lock();
+        watched.retain(|other| !ptr::eq(*other, queue_pair));
+    }
+
+    /// Looks after what is in flight, once a tick.
+    pub(crate) fn look(&self) {
+        advance_tick();
+        if self.looked.swap(tick(), Ordering::Relaxed) == tick()
+            || !self.watches.load(Ordering::Relaxed)
+        {
+            return;
+        }
+        // Queue pairs are locked before this list elsewhere, so not while it is locked.
+        let queue_pairs = core::mem::take(&mut *self.watched.lock());
+        let mut left = Vec::new();
+        for queue_pair in queue_pairs {
+            if queue_pair.look() {
+                left.push(queue_pair);
+            }
+        }
+        let mut watched = self.watched.lock();
+        watched.append(&mut left);
+        self.watches.store(!watched.is_empty(), Ordering::Relaxed);
     }
 
     /// The lane owes messages: somebody has to come back to it, and the program may not.

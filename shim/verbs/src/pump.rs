@@ -1,14 +1,15 @@
 //! The thread that posts what was permitted when no thread of the program does: for programs that
 //! sleep until a completion event comes, which does not come before the work request is posted.
 //!
-//! One per lane, started when something has to wait there for the first time, and asleep while nothing
-//! does. While the program polls for completions itself, the thread stays out of its way: each
+//! One per lane, started when something has to wait there, or is in flight that the daemon counts, for the
+//! first time. It looks after what is in flight now and then, since the program may not poll for it, and is
+//! asleep while there is nothing of either. While the program polls for completions itself, the thread stays out of its way: each
 //! permit that it slept for would cost the daemon a wake-up.
 
 use std::thread;
 use std::time::Duration;
 
-use crate::lanes::{self, Shard};
+use crate::lanes::Shard;
 
 /// Between two looks while the program pumps.
 const ASIDE: Duration = Duration::from_micros(500);
@@ -41,7 +42,7 @@ pub(crate) fn start(shard: &'static Shard) {
 fn run(shard: &'static Shard) {
     loop {
         shard.attend();
-        lanes::advance_tick();
+        shard.look();
         if shard.take_polled() {
             thread::sleep(ASIDE);
             continue;

@@ -15,14 +15,13 @@
 //! no signaled one behind it in the same post is reported complete as soon as it is posted: nobody
 //! can tell when it is, and the permit for the one that would tell may have to wait for it.
 //!
-//! A program that waits for something else, and polls for completions later, would wait for ever if that
-//! depends on what waits here. So what is in flight of a queue pair is taken for complete once its
-//! completion queue was not polled for [`UNPOLLED_TICKS`].
+//! What nobody polls for counts as complete after a while, see [`unpolled`].
 //!
 //! While nothing waits on any port, small ones are not told of one by one, see [`ahead`].
 
 mod ahead;
 mod at_once;
+mod unpolled;
 
 use core::ffi::c_int;
 use core::ptr;
@@ -37,7 +36,6 @@ use rdma_sys::{
 };
 
 use crate::builder::Builder;
-use crate::classify::Route;
 use crate::contexts::{Context, PostSend};
 use crate::lanes::{self, LANES, Shard};
 use crate::list::{Posted, call, is_full, pass};
@@ -49,8 +47,6 @@ use crate::{classify, exports, table};
 /// Work requests of one queue pair that are submitted to the daemon at a time. Enough that it sees
 /// what comes, few enough that many queue pairs fit in a lane.
 const AHEAD: usize = 32;
-/// About 100 ms: longer than a program that polls lets pass, and short for one that waits.
-const UNPOLLED_TICKS: u32 = 6;
 /// Completions that may be missing before the oldest is taken for granted: of a program that polls
 /// past us.
 const IN_FLIGHT_MAX: usize = 1 << 16;
@@ -145,8 +141,10 @@ struct State {
     counts: Counts,
     /// Its completion queue was not polled through us so far: what is in flight cannot be known.
     unseen: bool,
-    /// When it last made progress, or something began to wait, in ticks.
+    /// When it last made progress, or something began to wait or to be in flight, in ticks.
     progress: u32,
+    /// It is in the list of [`Shard::watch`].
+    watched: bool,
     ahead: Ahead,
     waiting: VecDeque<Deferred>,
     /// How many of them, from the front, were submitted.
@@ -230,6 +228,9 @@ impl QueuePair {
     pub(crate) fn close(&'static self) {
         let mut state = self.state.lock();
         self.drop_all(&mut state);
+        if state.watched {
+            self.shard().unwatch(self);
+        }
         let counts = state.counts;
         *state = State::default();
         state.counts = counts;
@@ -403,11 +404,11 @@ impl QueuePair {
 
     /// The provider has taken all in flight from `first` on.
     #[inline]
-    fn launched(&self, state: &mut State, first: usize) {
+    fn launched(&'static self, state: &mut State, first: usize) {
         let count = state.in_flight.len() - first;
         state.counts.posted += count as u64;
         let mut bytes = 0;
-        let mut covered = false;
+        let (mut covered, mut counted) = (false, false);
         let mut lane = None;
         for flight in state.in_flight.range_mut(first..).rev() {
             covered |= flight.signaled;
@@ -417,9 +418,13 @@ impl QueuePair {
                 self.land(lane, &flight.ticket, flight.bytes);
                 flight.ticket = Ticket::default();
             }
+            counted |= flight.ticket.is_known();
         }
         state.counts.posted_bytes += bytes;
         drop(lane);
+        if counted && !state.watched {
+            self.be_watched(state);
+        }
         if state.in_flight.len() > IN_FLIGHT_MAX {
             self.take_for_granted(state);
         }
@@ -438,7 +443,7 @@ impl QueuePair {
         accepted: bool,
     ) -> Posted {
         self.end_ahead(state);
-        let route = state.route();
+        let peer = state.peer;
         let mut first = first;
         let mut result = Ok(());
         let before = state.waiting.len();
@@ -453,7 +458,7 @@ impl QueuePair {
                 }
             }
             // SAFETY: as above.
-            let (work, flow) = unsafe { (Work::copy(wr), classify::flow(wr, route)) };
+            let (work, flow) = unsafe { (Work::copy(wr), classify::flow(wr, peer)) };
             let leave = match (first.take(), flow) {
                 (Some(ticket), _) => Leave::Waits(ticket),
                 (None, Some(flow)) => Leave::Unasked(flow),
@@ -507,30 +512,6 @@ impl QueuePair {
         went
     }
 
-    /// What is in flight is complete for all that can be known, if nobody looks.
-    fn settle_unpolled(&self, state: &mut State) {
-        let now = lanes::tick();
-        let passed = |since: u32| now.wrapping_sub(since) >= UNPOLLED_TICKS;
-        let Some(context) = state.context.filter(|_| passed(state.progress)) else {
-            return;
-        };
-        // SAFETY: a queue pair that is alive: `close` comes before its end.
-        let cq = unsafe { (*state.ibv.0).send_cq };
-        let polled = context.last_polled(cq);
-        if !passed(polled) {
-            return;
-        }
-        state.progress = now;
-        state.unseen = polled == 0;
-        let mut lane = self.shard().lane();
-        for flight in &mut state.in_flight {
-            if flight.bytes > 0 {
-                self.land(&mut lane, &flight.ticket, flight.bytes);
-                flight.ticket = Ticket::default();
-            }
-        }
-    }
-
     /// Submits what can be, collects permits; whether the first that waits may go.
     fn give_leave(&self, state: &mut State) -> bool {
         if state.waiting.is_empty() {
@@ -545,10 +526,11 @@ impl QueuePair {
         while state.submitted < AHEAD.min(state.waiting.len())
             && (state.submitted == 0 || lane.has_room())
         {
+            let nic = || state.context.map_or(u8::MAX, Context::nic);
             let next = &mut state.waiting[state.submitted];
-            if let Leave::Unasked(flow) = &next.leave {
+            if let Leave::Unasked(flow) = &mut next.leave {
                 let mut ticket = Ticket::default();
-                if !lane.submit_whole_into(flow, &mut ticket) {
+                if !lane.submit_whole_into(flow, nic, &mut ticket) {
                     self.shard().is_full();
                     break;
                 }
@@ -584,7 +566,7 @@ impl QueuePair {
     }
 
     /// Posts the first that waits, which may go; whether the provider took it, or refused it for good.
-    fn post_front(&self, state: &mut State) -> bool {
+    fn post_front(&'static self, state: &mut State) -> bool {
         let Some(real) = state.context.and_then(Context::post_send) else {
             return false;
         };
@@ -701,12 +683,10 @@ impl QueuePair {
 }
 
 impl State {
-    /// Between which ends its work requests go.
-    fn route(&self) -> Route {
-        Route {
-            nic: self.context.map_or(u8::MAX, Context::nic),
-            peer: self.peer,
-        }
+    /// By which number the daemon knows the NIC.
+    #[inline]
+    fn nic(&self) -> u8 {
+        self.context.map_or(u8::MAX, Context::nic)
     }
 
     /// Nothing waits, and the provider takes what comes.

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use laxity_client::{Client, Mode, Options};
-use laxity_profile::Profile;
+use laxity_profile::{Job, Profile};
 
 /// Read once, when the first device is opened.
 #[derive(Debug)]
@@ -21,23 +21,12 @@ impl Settings {
         SETTINGS.get_or_init(Self::from_env)
     }
 
-    /// Nothing here stops a job: what can't be used is said once and replaced by what is cautious.
     fn from_env() -> Self {
-        let profile = Profile::from_env().unwrap_or_else(|error| {
-            eprintln!("laxity: {error}; going on with the profile `default`");
-            Profile::default()
-        });
-        let mut options = Options::from_env();
-        // Whoever wants less has it.
-        options.mode = options.mode.min(profile.mode.unwrap_or_default());
-        let slo_ttft = profile.objective().unwrap_or_else(|error| {
-            eprintln!("laxity: {error}; going on without an objective");
-            None
-        });
+        let job = Job::of_this_process();
         Self {
-            profile,
-            slo_ttft,
-            options,
+            profile: job.profile.clone(),
+            slo_ttft: job.slo_ttft,
+            options: Options::from_env(),
         }
     }
 

@@ -36,6 +36,8 @@ pub(crate) struct Knobs {
     pub(crate) credit: AtomicU64,
     /// Bits to raise in every attention word; those not set are lowered.
     pub(crate) attention: AtomicU32,
+    /// Switch the bypass on and off all the time.
+    pub(crate) flicker: AtomicBool,
     /// Refuse clients, with this reason.
     pub(crate) refuse: Mutex<Option<Reason>>,
     /// Rounds without work before the daemon sleeps.
@@ -101,6 +103,7 @@ impl TestDaemon {
             deaf: AtomicBool::new(false),
             credit: AtomicU64::new(0),
             attention: AtomicU32::new(0),
+            flicker: AtomicBool::new(false),
             refuse: Mutex::new(None),
             patience: AtomicU32::new(100),
             sleeps: AtomicU64::new(0),
@@ -290,6 +293,12 @@ fn serve(knobs: &Knobs, client: &mut Attached, round: u64) -> usize {
     let managed = attention::BYPASS | attention::OBSERVE | attention::OFF;
     if client.served.header().attention() & managed != wanted && wanted != 0 {
         client.served.announce(wanted, 0);
+    }
+    if knobs.flicker.load(Ordering::Relaxed) {
+        for _ in 0..1000 {
+            client.served.header().raise(attention::BYPASS);
+            client.served.header().lower(attention::BYPASS);
+        }
     }
     if round.is_multiple_of(32) {
         client.served.header().set_daemon_cpu(sleep::current_cpu());

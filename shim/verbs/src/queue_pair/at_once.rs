@@ -45,18 +45,17 @@ impl QueuePair {
         ibv: *mut ibv_qp,
         one: *mut ibv_send_wr,
     ) -> Posted {
-        let route = state.route();
         // SAFETY: upheld by the caller, here and below.
         let wr = unsafe { &*one };
         let signaled = state.signals_all || work::is_signaled(wr);
         let (opcode, mut flight) = (wr.opcode, InFlight::untold(wr.wr_id, signaled));
         // SAFETY: as above.
-        let flow = unsafe { classify::flow(wr, route) };
-        if let Some(flow) = &flow {
+        let mut flow = unsafe { classify::flow(wr, state.peer) };
+        if let Some(flow) = &mut flow {
             let mut lane = self.shard().lane();
             // Those before it first.
             state.ahead.repay(&mut lane);
-            if !lane.submit_whole_into(flow, &mut flight.ticket) {
+            if !lane.submit_whole_into(flow, || state.nic(), &mut flight.ticket) {
                 drop(lane);
                 self.shard().is_full();
                 // SAFETY: as above.
@@ -91,7 +90,10 @@ impl QueuePair {
 
     /// The provider has taken one more.
     #[inline]
-    fn one_launched(&self, state: &mut State, flight: InFlight, bytes: u64) {
+    fn one_launched(&'static self, state: &mut State, flight: InFlight, bytes: u64) {
+        if flight.ticket.is_known() && !state.watched {
+            self.be_watched(state);
+        }
         state.in_flight.push_back(flight);
         state.counts.posted += 1;
         state.counts.posted_bytes += bytes;
@@ -126,19 +128,18 @@ impl QueuePair {
         atomic: bool,
     ) -> Posted {
         let first = state.in_flight.len();
-        let route = state.route();
         let mut at = list;
         let mut gated = None;
         let mut lane = self.shard().lane();
         // SAFETY: upheld by the caller: a list that ends.
         while let Some(wr) = unsafe { at.as_ref() } {
             // SAFETY: as above.
-            let flow = unsafe { classify::flow(wr, route) };
+            let flow = unsafe { classify::flow(wr, state.peer) };
             let signaled = state.signals_all || work::is_signaled(wr);
             let mut flight = InFlight::untold(wr.wr_id, signaled);
-            if let Some(flow) = flow {
+            if let Some(mut flow) = flow {
                 flight.bytes = flow.bytes;
-                if !lane.submit_whole_into(&flow, &mut flight.ticket) {
+                if !lane.submit_whole_into(&mut flow, || state.nic(), &mut flight.ticket) {
                     self.shard().is_full();
                     break;
                 }
