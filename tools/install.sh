@@ -3,6 +3,8 @@
 # DESTDIR moves everything below another root, as packagers expect. `install.sh remove` takes away
 # what it put there; configuration that was edited stays, and so does the daemon's user.
 set -euo pipefail
+# Everybody is to run and read it, also where root's umask is 077.
+umask 022
 cd "$(dirname "$0")/.."
 
 from="${TARGET:-target}/release"

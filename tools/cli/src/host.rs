@@ -125,6 +125,9 @@ fn cluster_line(cluster: &ClusterStatus) -> String {
     line
 }
 
+/// Refused users that the headline names; `--json` has all that the daemon keeps.
+const REFUSED_SHOWN_MAX: usize = 3;
+
 fn headline(status: &Status) -> String {
     let totals = &status.totals;
     let state = match status.mode.as_str() {
@@ -160,13 +163,64 @@ fn headline(status: &Status) -> String {
     if let Some(cluster) = &status.cluster {
         line.push_str(&format!("\n{}", cluster_line(cluster)));
     }
+    if totals.unknown_nic_flows > 0 {
+        line.push_str(&format!(
+            "\n{} flows named a NIC that the configuration doesn't have and went out unscheduled; add its [[nic]]",
+            totals.unknown_nic_flows
+        ));
+    }
     if totals.garbage_records > 0 {
         line.push_str(&format!(
             "\n{} records made no sense; see the daemon's log",
             totals.garbage_records
         ));
     }
+    line.push_str(&misbehaviour(status));
+    for user in status.refused.iter().take(REFUSED_SHOWN_MAX) {
+        line.push_str(&format!(
+            "\nrefused {} of user {}, the last (pid {}) {} ago: {}",
+            user.count,
+            user.uid,
+            user.pid,
+            duration(user.last_ms),
+            user.why
+        ));
+    }
     line
+}
+
+/// Who keeps permitted bytes from the others, a line each.
+fn misbehaviour(status: &Status) -> String {
+    let mut lines = String::new();
+    for client in &status.clients {
+        let who = format!("\n{} (pid {}, uid {})", client.name, client.pid, client.uid);
+        if client.owed_bytes > 0 {
+            let held = match client.held {
+                true => "; it gets no permits until it does",
+                false => "",
+            };
+            let owed = bytes(client.owed_bytes);
+            lines.push_str(&format!(
+                "{who} is silent: it has not completed {owed} while others waited{held}"
+            ));
+        }
+        if client.distrusted {
+            lines.push_str(&format!("{who} is distrusted: it goes unscheduled"));
+        }
+    }
+    for owner in &status.distrusted {
+        let cgroup = match owner.cgroup.as_str() {
+            "" => String::new(),
+            cgroup => format!(" in {cgroup}"),
+        };
+        lines.push_str(&format!(
+            "\nuid {}{cgroup} is distrusted: its clients lost permitted bytes, and what attaches of \
+             it goes unscheduled for {}",
+            owner.uid,
+            duration(owner.for_ms),
+        ));
+    }
+    lines
 }
 
 fn clients(status: &Status) -> String {
@@ -294,6 +348,19 @@ mod tests {
                 .is_some_and(|line| line.contains("BYPASSED"))
         );
         assert!(overview(&status).contains("No client is attached."));
+        let refusal = laxity_wire::RefusalStatus {
+            uid: 1001,
+            pid: 77,
+            count: 9,
+            last_ms: 1500,
+            why: "user 1001 has 128 clients attached, its share".into(),
+        };
+        let refused = Status {
+            refused: vec![refusal],
+            ..Status::default()
+        };
+        let shown = overview(&refused);
+        assert!(shown.contains("refused 9 of user 1001") && shown.contains("its share"));
         let off = Status {
             mode: "off".into(),
             ..Status::default()

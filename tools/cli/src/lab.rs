@@ -1,6 +1,5 @@
 //! `laxity lab`: parses what the lab needs and hands it to `laxity-rig`.
 
-use std::fs;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -194,8 +193,8 @@ impl RunArgs {
         let Some(path) = &self.config else {
             return Ok(defaults(self.engine.unwrap_or_default()));
         };
-        let text =
-            fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = laxity_files::read_to_string(path, laxity_files::CONFIG_BYTES_MAX)
+            .with_context(|| format!("cannot read {}", path.display()))?;
         let wrong = || format!("{} is no lab configuration", path.display());
         // Read as it is first: that names the line of what is wrong.
         let read: LabConfig = toml::from_str(&text).with_context(wrong)?;

@@ -3,7 +3,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::program::{Binary, Kind, inspect};
 
@@ -79,7 +79,7 @@ pub(crate) fn check(path: &Path) -> Result<Binary> {
             "{text} has a space or a colon in its path, where LD_PRELOAD would split it; put a link to it elsewhere"
         );
     }
-    match inspect(path)? {
+    match inspect(path).with_context(|| format!("cannot read {text}"))? {
         Kind::Dynamic(binary) | Kind::Static(binary) if binary.shared => Ok(binary),
         _ => bail!("{text} is no shared library"),
     }

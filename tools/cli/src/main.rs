@@ -18,6 +18,7 @@ mod profiles;
 mod program;
 mod registration;
 mod run;
+mod signals;
 mod sim;
 mod trace;
 mod verbs;

@@ -4,6 +4,7 @@
 use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -31,6 +32,10 @@ pub(crate) fn put(bytes: &[u8]) -> Result<()> {
 
 /// Whether `path` can be written later, without touching what it holds now.
 pub(crate) fn check(path: &Path) -> Result<()> {
+    if fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
+        // Opening it would wait for a reader.
+        return Ok(());
+    }
     let attempt = || match File::options().write(true).open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             let trial = beside(path);

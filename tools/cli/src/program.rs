@@ -6,10 +6,11 @@
 use std::env;
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+use laxity_files::ReadError;
 
 /// What a file is to execve(2).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,8 +65,8 @@ pub(crate) fn resolve(command: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> 
 }
 
 /// What `path` is.
-pub(crate) fn inspect(path: &Path) -> io::Result<Kind> {
-    let file = File::open(path)?;
+pub(crate) fn inspect(path: &Path) -> Result<Kind, ReadError> {
+    let file = laxity_files::open(path)?;
     let mut head = [0; 256];
     let length = file.read_at(&mut head, 0)?;
     let head = &head[..length];

@@ -33,7 +33,7 @@ signals and standard streams are CMD's own. Without a daemon the job runs all th
 
 The profile says what a transfer is for when the program gives no hint; `laxity profiles` lists them. \
 A traffic class that an operator pinned (MC_IB_TC, NCCL_IB_TC, UCX_IB_TRAFFIC_CLASS, --tclass) is \
-never lowered: a queue pair gets a better one if its stage has one, else it keeps the pin.
+kept as it is.
 
 Examples:
   # vLLM with Mooncake moving KV cache from prefill to decode; on both sides
@@ -144,7 +144,7 @@ fn plan(args: &RunArgs) -> Result<Plan> {
     for variable in &profile.qp.pin_variables {
         if let Some(class) = set(variable) {
             warnings.push(format!(
-                "{variable}={} pins the traffic class of this job: Laxity may raise it, and never lowers it; unset it to have transfers marked by their stage",
+                "{variable}={} pins the traffic class of this job: Laxity keeps it; unset it to have transfers marked by their stage",
                 class.to_string_lossy()
             ));
         }

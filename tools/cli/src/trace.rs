@@ -5,24 +5,31 @@ mod lives;
 mod rows;
 mod why;
 
-use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use laxity_quantity::Nanos;
 use laxity_wire::ControlClient;
-use laxity_wire::trace::TraceEvent;
+use laxity_wire::trace::{TraceEvent, TracePage};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::host::Endpoint;
 use crate::output;
+use crate::signals::Endings;
 
 pub(crate) const HELP: &str = "\
 The file opens in https://ui.perfetto.dev (which keeps it on this machine) and in chrome://tracing. Each port has rows \
 by stage, layer and level; each flow is a slice from its submit to its last completion, with how long it waited \
 for leave, and each permit says why it came when it did. What the engine says is in rows of its own: the \
 layers of each batch, the life of each request.
+
+Ctrl-C, SIGTERM and SIGHUP end the trace early: what was recorded until then is written. A command is \
+told of SIGTERM and SIGHUP, and waited for.
 
 Examples:
   laxity trace --for 5s --out trace.json
@@ -61,40 +68,28 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode> {
     }
     output::check(&args.out)?;
     let nics = nics(&mut daemon)?;
+    let endings = Endings::receive()?;
     let length = Duration::from(args.length);
     // The daemon counts whole seconds; this end is exact.
     let seconds = length.as_secs_f64().ceil().max(1.0) as u64;
     daemon.trace_start(seconds, args.events)?;
-    let (recorded, code) = record(&mut daemon, length, &args.command);
-    // Whatever came of it here, nothing is recorded for nobody.
-    let stopped = daemon.trace_stop();
-    let mut events = recorded?;
-    stopped?;
-    let lost = rest(&mut daemon, &mut events)?;
-    if events.is_empty() {
-        bail!(
-            "laxityd saw nothing in that time: no flow and no hint; `laxity status` says who is attached"
-        );
-    }
-    let lives = lives::lives(&events);
-    let picture = serde_json::to_vec(&rows::picture(&lives, &nics, lost))
-        .context("cannot write the trace as JSON")?;
-    output::replace(&args.out, &picture)?;
-    let permits: usize = lives.flows.iter().map(|life| life.permits.len()).sum();
-    let mut said = format!(
-        "{} flows, {permits} permits, {} events in {:.3} s: {}",
-        lives.flows.len(),
-        events.len(),
-        why::us(lives.last_ns - lives.first_ns) / 1e6,
-        args.out.display()
-    );
-    if lost > 0 {
-        said.push_str(&format!(
-            "\n{lost} events found no room and are not in it; --events can be larger"
-        ));
-    }
-    output::say(said)?;
-    Ok(code)
+    let mut command = start(&args.command)?;
+    let mut recorded = Recorded::default();
+    let followed = recorded.follow(&mut daemon, length, &endings, &mut command);
+    // Whatever came of it, nothing is recorded for nobody, and what was read is written.
+    let finished = recorded.finish(&mut daemon);
+    let written = recorded.write(&args.out, &nics);
+    let ended = command.as_mut().map(|command| wait(command, &endings));
+    followed?;
+    finished?;
+    written?;
+    let Some(ended) = ended.transpose()? else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    // By a signal: as a shell has it.
+    let signal = ended.signal().map(|signal| 128 + signal);
+    let code = ended.code().or(signal).unwrap_or(1);
+    Ok(ExitCode::from(code as u8))
 }
 
 fn nics(daemon: &mut ControlClient) -> Result<Vec<String>> {
@@ -110,66 +105,125 @@ fn nics(daemon: &mut ControlClient) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Reads until the time is over or the command is; what was read, and how the command ended.
-fn record(
-    daemon: &mut ControlClient,
-    length: Duration,
-    command: &[String],
-) -> (Result<Vec<TraceEvent>>, ExitCode) {
-    let mut child = None;
-    if let Some((program, arguments)) = command.split_first() {
-        match Command::new(program).args(arguments).spawn() {
-            Ok(started) => child = Some(started),
-            Err(error) => {
-                let failed = Err(error).with_context(|| format!("cannot start {program}"));
-                return (failed, ExitCode::FAILURE);
-            }
-        }
-    }
-    let mut code = ExitCode::SUCCESS;
-    let mut events = Vec::new();
-    let end = Instant::now() + length;
-    loop {
-        if let Some(running) = &mut child
-            && let Ok(Some(status)) = running.try_wait()
-        {
-            // By a signal: as a shell has it.
-            code = ExitCode::from(status.code().map_or(1, |code| code as u8));
-            return (Ok(events), code);
-        }
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            break;
-        }
-        std::thread::sleep(left.min(READ_EVERY));
-        match daemon.trace_read() {
-            Ok(page) => {
-                events.extend(page.events);
-                if page.is_over {
-                    break;
-                }
-            }
-            Err(error) => return (Err(error.into()), code),
-        }
-    }
-    if let Some(mut running) = child {
-        // The trace is over, the program is not: it is not this command's to end.
-        let _ = output::say("the time is over; waiting for the command to end");
-        if let Ok(status) = running.wait() {
-            code = ExitCode::from(status.code().map_or(1, |code| code as u8));
-        }
-    }
-    (Ok(events), code)
+/// Starts the program that is to be traced, if one is named.
+fn start(command: &[String]) -> Result<Option<Child>> {
+    let Some((program, arguments)) = command.split_first() else {
+        return Ok(None);
+    };
+    let child = Command::new(program).args(arguments).spawn();
+    let child = child.with_context(|| format!("cannot start {program}"))?;
+    Ok(Some(child))
 }
 
-/// What is left to read; how many were lost.
-fn rest(daemon: &mut ControlClient, events: &mut Vec<TraceEvent>) -> Result<u64> {
+/// Passes a signal on to the program. Not SIGINT, which a terminal sends to both.
+fn pass_on(signal: Signal, command: &Child) {
+    if signal != Signal::SIGINT {
+        // It may just have ended.
+        let _ = kill(Pid::from_raw(command.id().cast_signed()), signal);
+    }
+}
+
+/// Waits for the program, which is not this command's to end. Whoever asks this command to end asks
+/// the program.
+fn wait(command: &mut Child, endings: &Endings) -> Result<ExitStatus> {
+    let mut is_told = false;
     loop {
-        let page = daemon.trace_read()?;
-        events.extend(page.events);
-        if page.is_over || page.is_empty {
-            return Ok(page.lost);
+        if let Some(status) = command.try_wait().context("cannot wait for the command")? {
+            return Ok(status);
         }
+        if !is_told {
+            is_told = true;
+            output::say("the trace is over; waiting for the command to end")?;
+        }
+        if let Some(signal) = endings.wait(READ_EVERY) {
+            pass_on(signal, command);
+        }
+    }
+}
+
+/// What was read of a trace so far.
+#[derive(Default)]
+struct Recorded {
+    events: Vec<TraceEvent>,
+    lost: u64,
+}
+
+impl Recorded {
+    /// Reads until the time is over, the command is, or this command is asked to end.
+    fn follow(
+        &mut self,
+        daemon: &mut ControlClient,
+        length: Duration,
+        endings: &Endings,
+        command: &mut Option<Child>,
+    ) -> Result<()> {
+        let end = Instant::now() + length;
+        loop {
+            if let Some(command) = command
+                && let Ok(Some(_)) = command.try_wait()
+            {
+                return Ok(());
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            if let Some(signal) = endings.wait(left.min(READ_EVERY)) {
+                if let Some(command) = command {
+                    pass_on(signal, command);
+                }
+                return Ok(());
+            }
+            if self.read(daemon)?.is_over {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Ends the trace and reads what is left of it.
+    fn finish(&mut self, daemon: &mut ControlClient) -> Result<()> {
+        daemon.trace_stop()?;
+        loop {
+            let page = self.read(daemon)?;
+            if page.is_over || page.is_empty {
+                return Ok(());
+            }
+        }
+    }
+
+    fn read(&mut self, daemon: &mut ControlClient) -> Result<TracePage> {
+        let mut page = daemon.trace_read()?;
+        self.events.append(&mut page.events);
+        self.lost = page.lost;
+        Ok(page)
+    }
+
+    /// Writes the picture and says what is in it.
+    fn write(&self, out: &Path, nics: &[String]) -> Result<()> {
+        if self.events.is_empty() {
+            bail!(
+                "laxityd saw nothing in that time: no flow and no hint; `laxity status` says who is attached"
+            );
+        }
+        let lives = lives::lives(&self.events);
+        let picture = serde_json::to_vec(&rows::picture(&lives, nics, self.lost))
+            .context("cannot write the trace as JSON")?;
+        output::replace(out, &picture)?;
+        let permits: usize = lives.flows.iter().map(|life| life.permits.len()).sum();
+        let mut said = format!(
+            "{} flows, {permits} permits, {} events in {:.3} s: {}",
+            lives.flows.len(),
+            self.events.len(),
+            why::us(lives.last_ns - lives.first_ns) / 1e6,
+            out.display()
+        );
+        if self.lost > 0 {
+            said.push_str(&format!(
+                "\n{} events found no room and are not in it; --events can be larger",
+                self.lost
+            ));
+        }
+        output::say(said)
     }
 }
 

@@ -23,6 +23,7 @@ a daemon that enforces a rate at which work requests wait. Of each program it ch
 program itself, or on the wire), that the library counted what the program posted, that each work request is one
 message on the wire, that the DSCPs there are the profile's, and that nothing was bypassed. Then daemons and
 applications are killed, and a collective contends with bulk transfers (`laxity lab contention` has more options).
+pyverbs' own test suite has to pass the same tests with the library as without. \
 The NCCL plugin is driven over verbs as NCCL drives it, with the daemon and without, measured against perftest, and
 contends, too.
 
@@ -46,6 +47,9 @@ pub(crate) struct LabArgs {
     /// Leave out what needs the Mooncake Transfer Engine, which is downloaded from PyPI
     #[arg(long)]
     without_mooncake: bool,
+    /// Leave out pyverbs' own test suite, which is downloaded from Debian's archive
+    #[arg(long)]
+    without_pyverbs: bool,
     /// Folder with the sources of the check programs
     #[arg(long, value_name = "FOLDER", default_value = "tests/verbs")]
     sources: PathBuf,
@@ -123,6 +127,10 @@ impl LabArgs {
             python: match self.without_mooncake {
                 true => None,
                 false => Some(prepare::python()?),
+            },
+            pyverbs: match self.without_pyverbs {
+                true => None,
+                false => Some(prepare::pyverbs()?),
             },
         })
     }

@@ -5,8 +5,13 @@
 mod support;
 
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use laxity_coordinator::certs::{self, Subject};
+use laxity_coordinator::tls::TlsConfig;
+use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, date_time_ymd};
 
 use self::support::{Daemon, Fixture, PATIENCE, batch, config};
 
@@ -319,7 +324,12 @@ fn a_coordinator_that_is_not_there_or_says_nothing_is_an_error_with_a_next_step(
         (
             "https://x:1",
             vec!["hosts", "--ca", "/nonexistent"],
-            "cannot read /nonexistent",
+            "--ca: /nonexistent: cannot be read: No such file",
+        ),
+        (
+            "https://x:1",
+            vec!["hosts", "--ca", "/dev/zero"],
+            "it is a device",
         ),
     ] {
         let output = laxity(endpoint, &arguments).output().expect("laxity runs");
@@ -335,4 +345,115 @@ fn help_has_examples_for_every_command_family() {
         let output = laxity("", &arguments).output().expect("laxity runs");
         assert!(text(&output.stdout).contains("Examples:"), "{arguments:?}");
     }
+}
+
+/// Certificates of one authority, with one for each role.
+fn authority() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let subjects = [
+        Subject::Coordinator(vec!["localhost".into(), "127.0.0.1".into()]),
+        Subject::Viewer("v".into()),
+    ];
+    certs::make(folder.path(), &subjects, 1).expect("made");
+    folder
+}
+
+/// A certificate for a coordinator, or a viewer, that was good until yesterday, by the CA of a folder.
+fn sign_expired(folder: &Path, stem: &str, parameters: CertificateParams) {
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("written");
+    let key = KeyPair::from_pem(&read("ca.key")).expect("a key");
+    let issuer = Issuer::from_ca_cert_pem(&read("ca.crt"), key).expect("a CA");
+    let mut parameters = parameters;
+    parameters.not_before = date_time_ymd(2020, 1, 1);
+    parameters.not_after = date_time_ymd(2021, 1, 1);
+    let key = KeyPair::generate().expect("a key");
+    let signed = parameters.signed_by(&key, &issuer).expect("signed");
+    std::fs::write(folder.join(format!("{stem}.crt")), signed.pem()).expect("written");
+    std::fs::write(folder.join(format!("{stem}.key")), key.serialize_pem()).expect("written");
+}
+
+/// A coordinator that shows that certificate of a folder.
+fn sealed(folder: &Path, stem: &str) -> Fixture {
+    let mut config = config();
+    config.tls = Some(TlsConfig {
+        cert: folder.join(format!("{stem}.crt")),
+        key: folder.join(format!("{stem}.key")),
+        client_ca: folder.join("ca.crt"),
+    });
+    Fixture::start(config, Vec::new())
+}
+
+/// What `laxity cluster hosts` fails with.
+fn refusal(endpoint: &str, ca: &Path, identity: Option<(&Path, &str)>, more: &[&str]) -> String {
+    let mut command = laxity(endpoint, &["hosts"]);
+    command.args(more).arg("--ca").arg(ca.join("ca.crt"));
+    if let Some((folder, stem)) = identity {
+        command
+            .arg("--cert")
+            .arg(folder.join(format!("{stem}.crt")))
+            .arg("--key")
+            .arg(folder.join(format!("{stem}.key")));
+    }
+    let output = command.output().expect("laxity runs");
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for empty in ["transport error", "h2 protocol error", "its log has more"] {
+        assert!(!said.contains(empty), "{said}");
+    }
+    said
+}
+
+#[test]
+fn what_tls_does_not_like_is_said_with_what_to_do() {
+    let (ours, theirs) = (authority(), authority());
+    let (ours, theirs) = (ours.path(), theirs.path());
+    let mut client = CertificateParams::new(Vec::new()).expect("no names");
+    client.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    sign_expired(ours, "old-viewer", client);
+    let names = vec!["localhost".into(), "127.0.0.1".into()];
+    let server = CertificateParams::new(names).expect("names");
+    sign_expired(ours, "old-coordinator", server);
+
+    let serving = sealed(ours, "coordinator-localhost");
+    let url = format!("https://{}", serving.address);
+    let viewer = Some((ours, "viewer-v"));
+    let looks = laxity(&url, &["hosts", "--ca"])
+        .arg(ours.join("ca.crt"))
+        .arg("--cert")
+        .arg(ours.join("viewer-v.crt"))
+        .arg("--key")
+        .arg(ours.join("viewer-v.key"))
+        .output()
+        .expect("laxity runs");
+    assert!(looks.status.success(), "{}", text(&looks.stderr));
+
+    let said = refusal(&url, ours, None, &[]);
+    assert!(said.contains("set --cert and --key"), "{said}");
+    let said = refusal(&url, ours, Some((theirs, "viewer-v")), &[]);
+    assert!(
+        said.contains("does not know the CA that signed --cert"),
+        "{said}"
+    );
+    let said = refusal(&url, ours, Some((ours, "old-viewer")), &[]);
+    assert!(said.contains("--cert has expired"), "{said}");
+    let said = refusal(&url, theirs, viewer, &[]);
+    assert!(said.contains("--ca is not who signed"), "{said}");
+    let said = refusal(&url, ours, viewer, &["--server-name", "elsewhere"]);
+    assert!(said.contains("set --server-name"), "{said}");
+    let said = refusal(&url, ours, Some((ours, "coordinator-localhost")), &[]);
+    assert!(said.contains("the coordinator refuses --cert"), "{said}");
+
+    let expired = sealed(ours, "old-coordinator");
+    let said = refusal(&format!("https://{}", expired.address), ours, viewer, &[]);
+    assert!(said.contains("has expired: renew it there"), "{said}");
+
+    // Without TLS to one with it, and the other way round.
+    let output = laxity(&format!("http://{}", serving.address), &["hosts"])
+        .output()
+        .expect("laxity runs");
+    let said = text(&output.stderr);
+    assert!(said.contains("https://"), "{said}");
+    let plain = Fixture::start(config(), Vec::new());
+    let said = refusal(&format!("https://{}", plain.address), ours, viewer, &[]);
+    assert!(said.contains("does not speak TLS there"), "{said}");
 }

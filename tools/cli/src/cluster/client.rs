@@ -1,13 +1,14 @@
 //! The way to a coordinator: where it is, who we are, how long to wait, and what to say when it does not work.
 
 use std::error::Error as _;
-use std::fs;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
+use laxity_credentials::explain::{self, Settings};
+use laxity_credentials::{Certificates, private_key};
 use laxity_wire::v1::operator_client::OperatorClient;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Response, Status};
@@ -18,6 +19,9 @@ const ENDPOINT_ENV: &str = "LAXITY_COORDINATOR";
 const ENDPOINT_DEFAULT: &str = "http://127.0.0.1:7471";
 /// A thousand batches with long host names fit.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// What the options are called in errors of TLS.
+const SETTINGS: Settings = Settings::OPTIONS;
 
 /// Where the coordinator is and how it knows us.
 #[derive(Debug, Args)]
@@ -107,9 +111,14 @@ impl Coordinator {
         let ca = given(&self.ca).ok_or_else(|| {
             anyhow!("https:// needs --ca FILE (or $LAXITY_CA): the authority of the cluster")
         })?;
-        let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem(ca)?));
-        if let (Some(cert), Some(key)) = (given(&self.cert), given(&self.key)) {
-            tls = tls.identity(Identity::from_pem(pem(cert)?, pem(key)?));
+        let ca = Certificates::read(SETTINGS.ca, ca)?;
+        ca.roots()?;
+        let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca.pem));
+        if let (Some(cert), Some(path)) = (given(&self.cert), given(&self.key)) {
+            let cert = Certificates::read(SETTINGS.cert, cert)?;
+            let key = laxity_credentials::read(SETTINGS.key, path)?;
+            private_key(SETTINGS.key, path, &key)?;
+            tls = tls.identity(Identity::from_pem(cert.pem, key));
         }
         if let Some(name) = &self.server_name {
             tls = tls.domain_name(name);
@@ -142,30 +151,26 @@ impl Coordinator {
     }
 
     fn unreachable(&self, error: &tonic::transport::Error) -> anyhow::Error {
-        let mut cause = error.to_string();
-        let mut source = error.source();
-        while let Some(inner) = source {
-            cause = inner.to_string();
-            source = inner.source();
-        }
-        let next = if self.url().starts_with("https:") {
-            "does laxity-coordinator run there, does it serve with TLS, and are --ca, --cert and --server-name right?"
-        } else {
-            "does laxity-coordinator run there (systemctl status laxity-coordinator), and is the endpoint right? One that serves with TLS wants https://"
+        let cause = explain::cause(error, &SETTINGS);
+        let next = match (cause.hint, self.url().starts_with("https:")) {
+            (Some(hint), _) => hint,
+            (None, true) => {
+                "does laxity-coordinator run there, and does it serve with TLS? (--endpoint, $LAXITY_COORDINATOR)".into()
+            }
+            (None, false) => format!(
+                "does laxity-coordinator run there (systemctl status laxity-coordinator), and is the endpoint right? One that serves with TLS wants https:// (--endpoint, ${ENDPOINT_ENV})"
+            ),
         };
         anyhow!(
-            "cannot reach the coordinator at {}: {cause}; {next} (--endpoint, ${ENDPOINT_ENV})",
-            self.url()
+            "cannot reach the coordinator at {}: {}; {next}",
+            self.url(),
+            cause.text
         )
     }
 }
 
 fn given(path: &Option<PathBuf>) -> Option<&Path> {
     path.as_deref().filter(|path| !path.as_os_str().is_empty())
-}
-
-fn pem(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// A connection.
@@ -193,6 +198,9 @@ impl Client {
 
 /// What a status means to the person who asked.
 pub(crate) fn refused(status: &Status) -> anyhow::Error {
+    if status.source().is_some() {
+        return cut(status);
+    }
     let said = super::tables::clean(status.message());
     match status.code() {
         Code::NotFound | Code::InvalidArgument | Code::FailedPrecondition => anyhow!("{said}"),
@@ -209,5 +217,17 @@ pub(crate) fn refused(status: &Status) -> anyhow::Error {
             "the coordinator went away: {said}; it may be restarting, or another one leads now: try again"
         ),
         code => anyhow!("the coordinator failed ({code:?}): {said}; its log has more"),
+    }
+}
+
+/// What happened to the connection while something was asked. In TLS 1.3 a client learns of its refusal only here.
+fn cut(status: &Status) -> anyhow::Error {
+    let cause = explain::cause(status, &SETTINGS);
+    let text = super::tables::clean(&cause.text);
+    match cause.hint {
+        Some(hint) => anyhow!("the coordinator did not let us in: {text}; {hint}"),
+        None => anyhow!(
+            "the connection to the coordinator broke: {text}; it may be restarting, or serve with TLS and want https:// in --endpoint: try again, and look at its log"
+        ),
     }
 }

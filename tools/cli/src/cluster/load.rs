@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context;
 use clap::Args;
-use laxity_coordinator::load::{LoadFiles, LoadPlan, LoadTls, run};
+use laxity_coordinator::load::{LoadError, LoadFiles, LoadPlan, LoadReport, LoadTls, run};
 use laxity_quantity::Nanos;
+
+use crate::output::{check, put, replace, say};
 
 /// What load to make.
 #[derive(Debug, Args)]
@@ -74,29 +75,50 @@ fn duration(text: &str) -> Result<Nanos, String> {
         .map_err(|error: laxity_quantity::NotAQuantity| error.to_string())
 }
 
-/// Makes the load and says what was measured.
+/// Makes the load and says what was measured, also if it ended before its time.
 pub(crate) fn load(args: &LoadArgs) -> anyhow::Result<()> {
-    let report = run(&LoadPlan {
+    if let Some(path) = args.json.as_deref().filter(|path| path.as_os_str() != "-") {
+        check(path)?;
+    }
+    let ended = run(&LoadPlan {
         daemons: args.daemons,
         batches: args.batches,
         events_per_s: args.rate,
         duration: args.duration.into(),
         endpoint: args.endpoint.clone(),
         tls: args.tls(),
-    })?;
-    let json = serde_json::to_string_pretty(&report)? + "\n";
-    match args.json.as_deref() {
-        Some(path) if path.as_os_str() == "-" => {
-            print!("{json}");
-            return Ok(());
+    });
+    match ended {
+        Ok(report) => show(args, &report),
+        Err(LoadError::Stopped {
+            cause,
+            partial: Some(partial),
+        }) => {
+            show(args, &partial)?;
+            Err(LoadError::Stopped {
+                cause,
+                partial: None,
+            }
+            .into())
         }
-        Some(path) => std::fs::write(path, json)
-            .with_context(|| format!("cannot write {}", path.display()))?,
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn show(args: &LoadArgs, report: &LoadReport) -> anyhow::Result<()> {
+    let json = serde_json::to_string_pretty(report)? + "\n";
+    match args.json.as_deref() {
+        Some(path) if path.as_os_str() == "-" => return put(json.as_bytes()),
+        Some(path) => replace(path, json.as_bytes())?,
         None => {}
     }
     let latency = report.order_latency_ms;
-    println!(
-        "{} daemons, {} batches, {:.0} events/s: event to order p50 {:.1} ms, p99 {:.1} ms, worst {:.1} ms; {}",
+    let partial = match report.complete {
+        true => String::new(),
+        false => format!("Partial, of {:.1} s: ", report.seconds),
+    };
+    say(format!(
+        "{partial}{} daemons, {} batches, {:.0} events/s: event to order p50 {:.1} ms, p99 {:.1} ms, worst {:.1} ms; {}",
         report.daemons,
         report.batches,
         report.events_per_s,
@@ -104,6 +126,5 @@ pub(crate) fn load(args: &LoadArgs) -> anyhow::Result<()> {
         latency.p99,
         latency.max,
         report.usage_text(),
-    );
-    Ok(())
+    ))
 }

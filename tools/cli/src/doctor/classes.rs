@@ -136,7 +136,7 @@ pub(crate) fn inverted(seen: &Seen, status: Option<&Status>) -> Vec<Finding> {
     {
         let finding = Finding::info("pinned-class", pinned.words())
             .about(pinned.process.subject())
-            .because("Laxity never lowers it: transfers of a lower stage go in its class")
+            .because("Laxity keeps it: transfers of every stage go in its class")
             .action("start it without the variable to have transfers marked by their stage");
         findings.push(finding);
     }

@@ -1,6 +1,6 @@
 //! Read access to `/sys`, `/proc` and `/etc`, below a folder that tests can make up.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,7 @@ impl Root {
 
     pub(crate) fn bytes(&self, path: &str) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
-        let file = File::open(self.at(path)).ok()?;
+        let file = laxity_files::open(&self.at(path)).ok()?;
         file.take(FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
         Some(bytes)
     }

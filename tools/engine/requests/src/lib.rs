@@ -41,6 +41,7 @@
 pub mod baseline;
 pub mod discipline;
 pub mod dispatch;
+pub mod engine_policy;
 pub mod hmas;
 pub mod hyperflexis;
 pub mod iteration;

@@ -145,3 +145,36 @@ fn a_model_that_is_wanted_again_while_it_leaves_is_counted_once() {
     assert!(node.is_safe(&table));
     assert_eq!(node.headroom(&table), 7 * GB + GB / 2);
 }
+
+/// What leaves for a stage goes over the link behind what leaves already, and waits for that once.
+#[test]
+fn an_estimate_says_when_what_has_to_leave_has_left() {
+    const MIDDLE: ModelId = ModelId(2);
+    let (mut table, spec) = (table(), *node().spec());
+    table.push(ModelSpec {
+        weights: 6 * GB,
+        ..table[1]
+    });
+    let mut node = Node::new(spec, &table);
+    for (stage, model) in [(1, LARGE), (2, MIDDLE), (3, SMALL)] {
+        let now = Time(stage * 20 * S);
+        node.place(&ask(stage, model, Class::Interactive, 1), &table, now)
+            .expect("there is room");
+        node.activated(model);
+        assert_eq!(node.start(&table, now), Some((StageId(stage), GB)));
+    }
+    node.remove(StageId(1));
+    node.remove(StageId(2));
+    // 40 GB less 36 of weights, 0.75 of contexts and 1 of KV: the middle one leaves for the first
+    // stage, the large one for the second.
+    for (stage, gigabytes, model, takes) in [(4, 4, MIDDLE, S * 6 / 25), (5, 10, LARGE, S)] {
+        let asked = ask(stage, SMALL, Class::Batch, gigabytes);
+        let estimate = node.estimate(&asked, &table, NOW).expect("possible");
+        let done = node.place(&asked, &table, NOW).expect("possible");
+        let [(left, after)] = done.leaving[..] else {
+            panic!("one leaves: {done:?}");
+        };
+        assert_eq!((left, estimate.activation), (model, after));
+        assert!(after >= Span(takes));
+    }
+}

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use laxity_files::{CONFIG_BYTES_MAX, ReadError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -70,6 +71,9 @@ pub struct Config {
     /// The daemon.
     #[serde(default)]
     pub laxity: Laxity,
+    /// What is shown to whoever looks for a fault.
+    #[serde(default)]
+    pub debug: Debug,
 }
 
 fn listen() -> SocketAddr {
@@ -180,6 +184,15 @@ pub struct Laxity {
     pub rate_mbit: Option<f64>,
 }
 
+/// What is shown to whoever looks for a fault.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Debug {
+    /// Whether the endpoint answers `/debug/requests`. It names every client's requests, and the engine answers between two iterations, so it is off
+    /// unless somebody asks for it.
+    pub requests: bool,
+}
+
 /// A configuration that does not do.
 #[derive(Debug, Error)]
 pub enum ConfigError {
@@ -189,7 +202,7 @@ pub enum ConfigError {
         /// Which.
         path: PathBuf,
         /// Why.
-        cause: std::io::Error,
+        cause: ReadError,
     },
     /// It is no TOML, or has fields that there are not.
     #[error("{path}: {cause}")]
@@ -257,9 +270,11 @@ impl Config {
     /// # Errors
     /// The first thing that is wrong.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|cause| ConfigError::File {
-            path: path.to_owned(),
-            cause,
+        let text = laxity_files::read_to_string(path, CONFIG_BYTES_MAX).map_err(|cause| {
+            ConfigError::File {
+                path: path.to_owned(),
+                cause,
+            }
         })?;
         let config: Self = toml::from_str(&text).map_err(|cause| ConfigError::Syntax {
             path: path.to_owned(),
@@ -457,6 +472,14 @@ mod tests {
     use super::*;
 
     const TINY: &str = "[model]\nname = \"tiny\"\nlayers = 2\nhidden = 32\nheads = 4\nffn = 64\nvocab = 300\ncontext = 256\n";
+
+    #[test]
+    fn a_configuration_without_an_end_is_refused() {
+        let error = Config::load(Path::new("/dev/zero"))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("it is a device"), "{error}");
+    }
 
     fn load(more: &str) -> Result<Config, String> {
         let folder = tempfile::tempdir().unwrap();

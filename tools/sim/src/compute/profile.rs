@@ -1,10 +1,11 @@
 //! Operator profiles as Vidur records them (microsoft/vidur, `data/profiling`), kept as csv with the
 //! median of each operator: `<gpu>_<model>_linear.csv` and `<gpu>_<system>_all_reduce.csv`.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use csv::StringRecord;
+use laxity_files::ReadError;
 
 /// Profiles that cannot be fitted to.
 #[derive(Debug, thiserror::Error)]
@@ -15,7 +16,7 @@ pub enum FitError {
         /// Which one.
         path: PathBuf,
         /// Why. Not a source: the text says it.
-        cause: std::io::Error,
+        cause: ReadError,
     },
     /// The folder lacks a profile.
     #[error("{folder}: expected a file {expected}")]
@@ -102,6 +103,9 @@ pub(super) struct Series {
     pub(super) samples: Vec<Sample>,
 }
 
+/// Longest profile that is read, in bytes; Vidur's longest, as it is kept here, has 1 MB.
+const PROFILE_BYTES_MAX: u64 = 256 << 20;
+
 /// Lines that a profile must have, more than there are coefficients.
 const LEAST_LINES: usize = 10;
 
@@ -110,9 +114,9 @@ pub(super) const BYTES: f64 = 2.0;
 
 /// Files of the folder whose names start and end like this, in order.
 pub(super) fn files(folder: &Path, start: &str, end: &str) -> Result<Vec<PathBuf>, FitError> {
-    let failed = |cause| FitError::Read {
+    let failed = |cause: io::Error| FitError::Read {
         path: folder.to_owned(),
-        cause,
+        cause: cause.into(),
     };
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).map_err(failed)? {
@@ -139,7 +143,7 @@ impl Table {
             path: path.to_owned(),
             cause,
         };
-        let text = fs::read(path).map_err(|cause| FitError::Read {
+        let text = laxity_files::read(path, PROFILE_BYTES_MAX).map_err(|cause| FitError::Read {
             path: path.to_owned(),
             cause,
         })?;

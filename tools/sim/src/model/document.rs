@@ -1,9 +1,9 @@
 //! TOML files of the catalogue (models, GPUs, coefficients), read so that an error says which
 //! file, which line, which field and what was expected there.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
+use laxity_files::{CONFIG_BYTES_MAX, ReadError};
 use serde::de::DeserializeOwned;
 
 /// A file of the catalogue that cannot be used: correct it where the text says.
@@ -15,7 +15,7 @@ pub enum FileError {
         /// Which file.
         path: PathBuf,
         /// Why. Not a source: the text says it.
-        cause: std::io::Error,
+        cause: ReadError,
     },
     /// The file is not what it should be.
     #[error("{file}{}: {problem}", .line.map(|line| format!(", line {line}")).unwrap_or_default())]
@@ -46,9 +46,11 @@ impl Document {
 
     /// Reads a file.
     pub(crate) fn read(path: &Path) -> Result<Self, FileError> {
-        let text = fs::read_to_string(path).map_err(|cause| FileError::Read {
-            path: path.to_owned(),
-            cause,
+        let text = laxity_files::read_to_string(path, CONFIG_BYTES_MAX).map_err(|cause| {
+            FileError::Read {
+                path: path.to_owned(),
+                cause,
+            }
         })?;
         Ok(Self {
             name: path.display().to_string(),

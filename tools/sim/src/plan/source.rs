@@ -1,9 +1,9 @@
 //! Finds plans and what they inherit from: files, and what is built in.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
+use laxity_files::CONFIG_BYTES_MAX;
 use toml::de::DeTable;
 
 use super::place::{Place, Places, PlanError};
@@ -62,7 +62,7 @@ impl Source {
     }
 
     fn read(path: &Path) -> Result<Self, PlanError> {
-        let text = fs::read_to_string(path)
+        let text = laxity_files::read_to_string(path, CONFIG_BYTES_MAX)
             .map_err(|error| PlanError::file(path, format!("cannot be read: {error}")))?;
         Ok(Self {
             name: path

@@ -340,6 +340,8 @@ fn names_of_plans_are_explained() {
     assert!(!error.contains("mfs-common"), "a part is no plan: {error}");
     let error = Plan::load("./nowhere.toml").expect_err("no such file");
     assert!(error.problem.contains("cannot be read"), "{error}");
+    let error = Plan::load("/dev/zero").expect_err("it has no end");
+    assert!(error.problem.contains("it is a device"), "{error}");
 }
 
 fn small() -> Plan {

@@ -1,10 +1,10 @@
 //! A predictor of iteration times in a file (JSON): the forest, what it was trained on, and how far off it was. `laxity sim
 //! train-latency` writes it; `laxity sim reproduce qoserve --latency-model` uses it.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
-use laxity_requests::qoserve::latency_file::{FORMAT, VERSION};
+use laxity_files::ReadError;
+use laxity_requests::qoserve::latency_file::{BYTES_MAX, FORMAT, VERSION};
 use laxity_requests::qoserve::{Forest, Trained};
 use serde::{Deserialize, Serialize};
 
@@ -33,7 +33,7 @@ pub enum LatencyFileError {
         /// Which.
         file: PathBuf,
         /// Why.
-        cause: io::Error,
+        cause: ReadError,
     },
     /// It holds something else, or was cut off or edited.
     #[error("{}: {wrong}; make it anew with `laxity sim train-latency`", .file.display())]
@@ -67,9 +67,11 @@ impl LatencyFile {
             file: file.to_owned(),
             wrong,
         };
-        let text = std::fs::read_to_string(file).map_err(|cause| LatencyFileError::File {
-            file: file.to_owned(),
-            cause,
+        let text = laxity_files::read_to_string(file, BYTES_MAX).map_err(|cause| {
+            LatencyFileError::File {
+                file: file.to_owned(),
+                cause,
+            }
         })?;
         // What schedulers ask of such a file.
         Trained::parse(&text).map_err(|error| wrong(error.to_string()))?;

@@ -16,10 +16,10 @@
 //! In a record, an iteration is a plan and the event that it is done. One of which a member was cancelled meanwhile is left out, as
 //! the engine's own predictor leaves it out: of an iteration that failed all are cancelled, and its time says nothing.
 
-use std::fs::File;
-use std::io::{self, BufRead as _, BufReader};
+use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
+use laxity_files::ReadError;
 use laxity_requests::iteration::{Event, Plan};
 use laxity_requests::latency::Composition;
 use laxity_requests::request::RequestId;
@@ -37,7 +37,7 @@ pub enum MeasuredError {
         /// Which.
         file: PathBuf,
         /// Why.
-        cause: io::Error,
+        cause: ReadError,
     },
     /// A column is missing, or there are too many.
     #[error("{}: {wrong}; a table begins with a header that names prefill_tokens, prefix, decodes, context and ms, and may name chunks and pairs", .file.display())]
@@ -133,7 +133,7 @@ impl Row {
 /// # Errors
 /// If it cannot be read, or a line makes no sense.
 pub fn table(file: &Path) -> Result<Vec<Timed>, MeasuredError> {
-    let opened = File::open(file).map_err(|cause| unreadable(file, cause))?;
+    let opened = open(file)?;
     let mut reader = csv::ReaderBuilder::new()
         .trim(csv::Trim::All)
         .from_reader(BufReader::new(opened));
@@ -200,11 +200,17 @@ fn cell(error: &csv::Error, header: &csv::StringRecord) -> String {
     }
 }
 
-fn unreadable(file: &Path, cause: io::Error) -> MeasuredError {
-    MeasuredError::File {
+/// Longest table or record that is read, in bytes: 10 GB are a week of a busy engine.
+const BYTES_MAX: u64 = 10_000_000_000;
+/// Longest line of a record, in bytes. The first one holds the engine's settings and its forest.
+const LINE_BYTES_MAX: u64 = 64 << 20;
+
+fn open(file: &Path) -> Result<impl Read + use<>, MeasuredError> {
+    let opened = laxity_files::open(file).map_err(|cause| MeasuredError::File {
         file: file.to_owned(),
         cause,
-    }
+    })?;
+    Ok(laxity_files::limited(opened, BYTES_MAX))
 }
 
 /// A line of a record, as far as it matters here.
@@ -246,16 +252,16 @@ fn computes(plan: &Plan, request: RequestId) -> bool {
 /// # Errors
 /// If it cannot be read, or a line is none of a record.
 pub fn record(file: &Path) -> Result<Vec<Timed>, MeasuredError> {
-    let opened = File::open(file).map_err(|cause| unreadable(file, cause))?;
+    let opened = BufReader::new(open(file)?);
     let mut rows = Vec::new();
     let mut planned: Option<(Plan, Composition)> = None;
-    for (line, text) in (1_u64..).zip(BufReader::new(opened).lines()) {
-        let text = text.map_err(|cause| unreadable(file, cause))?;
+    for (line, text) in (1_u64..).zip(laxity_files::lines(opened, LINE_BYTES_MAX)) {
         let wrong = |wrong: String| MeasuredError::Line {
             file: file.to_owned(),
             line,
             wrong,
         };
+        let text = text.map_err(|cause| wrong(cause.to_string()))?;
         let parsed = serde_json::from_str(&text).map_err(|cause| {
             wrong(format!(
                 "{cause}; expected a line of a record as laxity-engine --record keeps it"
@@ -325,6 +331,16 @@ mod tests {
         let read = table(file(text).path()).expect("sound");
         assert_eq!((read[0].of.chunks, read[0].of.prefill_pairs), (3, 777));
         assert_eq!((read[1].of.chunks, read[1].of.decode_context), (0, 64));
+    }
+
+    #[test]
+    fn what_has_no_end_is_refused() {
+        for read in [table, record] {
+            let error = read(Path::new("/dev/zero"))
+                .expect_err("no file")
+                .to_string();
+            assert!(error.contains("it is a device"), "{error}");
+        }
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! What a result depends on, in 128 bits: a finished run is taken over only if none of it changed.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
@@ -69,7 +68,7 @@ impl Fingerprints {
 
 /// Of a file; `None` if there is none that can be read, which the simulation will complain about.
 fn content(path: &Path) -> Option<u128> {
-    let mut file = BufReader::new(File::open(path).ok()?);
+    let mut file = BufReader::new(laxity_files::open(path).ok()?);
     let (mut digest, mut buffer) = (Digest::new(), vec![0; 1 << 16]);
     loop {
         match file.read(&mut buffer).ok()? {

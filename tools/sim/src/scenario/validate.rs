@@ -39,18 +39,77 @@ fn fail(field: &'static str, problem: impl Into<String>) -> Checked {
     })
 }
 
-fn above_zero(field: &'static str, value: f64) -> Checked {
-    if value.is_finite() && value > 0.0 {
-        return Ok(());
-    }
-    fail(field, format!("{value} is not above 0"))
+/// What a number may be. Beyond these bounds a value is a slip of the pen, and arithmetic on it
+/// overflows or never ends.
+#[derive(Clone, Copy)]
+struct Range {
+    field: &'static str,
+    least: f64,
+    most: f64,
+    unit: &'static str,
 }
 
-fn not_negative(field: &'static str, value: f64) -> Checked {
-    if value.is_finite() && value >= 0.0 {
-        return Ok(());
+const fn range(field: &'static str, least: f64, most: f64, unit: &'static str) -> Range {
+    Range {
+        field,
+        least,
+        most,
+        unit,
     }
-    fail(field, format!("{value} is below 0"))
+}
+
+const NIC_GBPS: Range = range("cluster.nic_gbps", 1e-3, 1e6, " Gb/s");
+const NVLINK_GBYTES: Range = range("cluster.nvlink_gbytes", 1e-3, 1e6, " GB/s");
+const OVERSUBSCRIPTION: Range = range("cluster.oversubscription", 1e-3, 1e4, "");
+const EXPERT_SKEW: Range = range("model.expert_skew", 0.0, 10.0, "");
+const OVERLAP_WEIGHT: Range = range("serving.overlap_weight", 0.0, 1e6, "");
+const SCALE_OUT_EVERY_S: Range = range("serving.scale_out_every_s", 0.01, 1e6, " s");
+const SLO_FACTOR: Range = range("slo.factor", 1e-3, 1e6, "");
+const FIXED_MS: Range = range("slo.fixed_ms", 1e-3, 1e9, " ms");
+const LEAST_MS: Range = range("slo.least_ms", 0.0, 1e9, " ms");
+const RATE_PER_GPU: Range = range("workload.rate_per_gpu", 1e-6, 1e4, " a second");
+const BURSTINESS: Range = range("workload.burstiness", 1e-2, 1e2, "");
+const SECONDS: Range = range("workload.seconds", 1e-3, 1e6, " s");
+const LENGTH_SCALE: Range = range("workload.length_scale", 1e-3, 1e3, "");
+const COLLECTIVE_WEIGHT: Range = range("network.collective_weight", 1e-3, 1e3, "");
+const P2D_WEIGHT: Range = range("network.p2d_weight", 1e-3, 1e3, "");
+const LATENCY_US: Range = range("network.latency_us", 0.0, 1e7, " µs");
+const THRESHOLD_SCALE: Range = range("policy.threshold_scale", 1e-6, 1e6, "");
+const THRESHOLD_BASE: Range = range("policy.threshold_base", 1.001, 1e3, "");
+const TUNE_EVERY_S: Range = range("policy.tune_every_s", 0.01, 1e6, " s");
+const DEBOUNCE_MS: Range = range("policy.debounce_ms", 0.0, 1e6, " ms");
+
+/// Tokens of the longest prompt.
+const TOKENS_MOST: u32 = 1 << 24;
+/// A transfer of gigabytes in smaller chunks takes for ever to simulate.
+const CHUNK_BYTES: std::ops::RangeInclusive<u64> = 1 << 16..=1 << 36;
+const WINDOW_BYTES_MOST: u64 = 1 << 40;
+
+impl Range {
+    fn check(self, value: f64) -> Checked {
+        let Self {
+            field,
+            least,
+            most,
+            unit,
+        } = self;
+        if (least..=most).contains(&value) {
+            return Ok(());
+        }
+        let problem = format!("{value:?} is not in {least}..={most}{unit}");
+        fail(field, problem)
+    }
+
+    /// 0 means: none.
+    fn check_or_zero(self, value: f64) -> Checked {
+        if value == 0.0 {
+            return Ok(());
+        }
+        self.check(value).map_err(|wrong| Invalid {
+            problem: format!("{}; 0 turns it off", wrong.problem),
+            ..wrong
+        })
+    }
 }
 
 fn at_least_one(field: &'static str, value: impl Into<u64>) -> Checked {
@@ -153,10 +212,10 @@ fn cluster(c: &Cluster) -> Checked {
     if c.gpu.is_empty() {
         return fail("cluster.gpu", "empty; a name or a file is needed");
     }
-    above_zero("cluster.nic_gbps", c.nic_gbps)?;
-    not_negative("cluster.nvlink_gbytes", c.nvlink_gbytes)?;
+    NIC_GBPS.check(c.nic_gbps)?;
+    NVLINK_GBYTES.check_or_zero(c.nvlink_gbytes)?;
     at_least_one("cluster.servers_per_rack", c.servers_per_rack)?;
-    above_zero("cluster.oversubscription", c.oversubscription)
+    OVERSUBSCRIPTION.check(c.oversubscription)
 }
 
 fn model(m: &ModelChoice, c: &Cluster) -> Checked {
@@ -217,7 +276,7 @@ fn model(m: &ModelChoice, c: &Cluster) -> Checked {
             ),
         );
     }
-    not_negative("model.expert_skew", m.expert_skew)
+    EXPERT_SKEW.check(m.expert_skew)
 }
 
 /// A tensor-parallel group stays within a server, and groups fill it.
@@ -237,17 +296,17 @@ fn whole_groups(field: &'static str, tp: u32, c: &Cluster) -> Checked {
 fn serving(s: &Serving, c: &Cluster) -> Checked {
     at_least_one("serving.token_budget", s.token_budget)?;
     at_least_one("serving.requests_per_batch", s.requests_per_batch)?;
-    not_negative("serving.overlap_weight", s.overlap_weight)?;
-    not_negative("serving.scale_out_every_s", s.scale_out_every_s)?;
+    OVERLAP_WEIGHT.check(s.overlap_weight)?;
+    SCALE_OUT_EVERY_S.check_or_zero(s.scale_out_every_s)?;
     whole_groups("serving.decode_tp", s.decode_tp, c)
 }
 
 fn slo(s: &Slo) -> Checked {
-    above_zero("slo.factor", s.factor)?;
+    SLO_FACTOR.check(s.factor)?;
     if s.kind == SloKind::Fixed {
-        above_zero("slo.fixed_ms", s.fixed_ms)?;
+        FIXED_MS.check(s.fixed_ms)?;
     }
-    not_negative("slo.least_ms", s.least_ms)
+    LEAST_MS.check(s.least_ms)
 }
 
 fn workload(w: &Workload) -> Checked {
@@ -271,7 +330,7 @@ fn workload(w: &Workload) -> Checked {
         }
         _ => {}
     }
-    above_zero("workload.rate_per_gpu", w.rate_per_gpu)?;
+    RATE_PER_GPU.check(w.rate_per_gpu)?;
     if w.arrivals == Arrivals::Recorded && !w.source.is_recorded() {
         return fail(
             "workload.arrivals",
@@ -281,8 +340,8 @@ fn workload(w: &Workload) -> Checked {
             ),
         );
     }
-    above_zero("workload.burstiness", w.burstiness)?;
-    above_zero("workload.seconds", w.seconds)?;
+    BURSTINESS.check(w.burstiness)?;
+    SECONDS.check(w.seconds)?;
     if !(0.0..1.0).contains(&w.warm_up) {
         return fail(
             "workload.warm_up",
@@ -292,8 +351,14 @@ fn workload(w: &Workload) -> Checked {
             ),
         );
     }
-    above_zero("workload.length_scale", w.length_scale)?;
-    at_least_one("workload.longest", w.longest)
+    LENGTH_SCALE.check(w.length_scale)?;
+    if !(1..=TOKENS_MOST).contains(&w.longest) {
+        return fail(
+            "workload.longest",
+            format!("{} is not in 1..={TOKENS_MOST} tokens", w.longest),
+        );
+    }
+    Ok(())
 }
 
 fn network(n: &Network) -> Checked {
@@ -307,7 +372,17 @@ fn network(n: &Network) -> Checked {
             ),
         );
     }
-    at_least_one("network.chunk_bytes", n.chunk_bytes)?;
+    if !CHUNK_BYTES.contains(&n.chunk_bytes) {
+        return fail(
+            "network.chunk_bytes",
+            format!(
+                "{} is not in {}..={} bytes",
+                n.chunk_bytes,
+                CHUNK_BYTES.start(),
+                CHUNK_BYTES.end()
+            ),
+        );
+    }
     if n.window_bytes < n.chunk_bytes {
         return fail(
             "network.window_bytes",
@@ -317,10 +392,16 @@ fn network(n: &Network) -> Checked {
             ),
         );
     }
+    if n.window_bytes > WINDOW_BYTES_MOST {
+        return fail(
+            "network.window_bytes",
+            format!("{} bytes are more than {WINDOW_BYTES_MOST}", n.window_bytes),
+        );
+    }
     at_least_one("network.overcommit", n.overcommit)?;
-    above_zero("network.collective_weight", n.collective_weight)?;
-    above_zero("network.p2d_weight", n.p2d_weight)?;
-    not_negative("network.latency_us", n.latency_us)
+    COLLECTIVE_WEIGHT.check(n.collective_weight)?;
+    P2D_WEIGHT.check(n.p2d_weight)?;
+    LATENCY_US.check(n.latency_us)
 }
 
 fn policy(p: &Policy) -> Checked {
@@ -330,13 +411,8 @@ fn policy(p: &Policy) -> Checked {
             format!("{} is not in 2..={}", p.levels, Level::COUNT_MAX),
         );
     }
-    above_zero("policy.threshold_scale", p.threshold_scale)?;
-    if !(p.threshold_base.is_finite() && p.threshold_base > 1.0) {
-        return fail(
-            "policy.threshold_base",
-            format!("{} is not above 1", p.threshold_base),
-        );
-    }
+    THRESHOLD_SCALE.check(p.threshold_scale)?;
+    THRESHOLD_BASE.check(p.threshold_base)?;
     if !p.without.is_empty() && !matches!(p.kind, PolicyKind::Mfs | PolicyKind::Laxity) {
         return fail(
             "policy.without",
@@ -348,7 +424,7 @@ fn policy(p: &Policy) -> Checked {
             return fail("policy.without", "a part is named twice");
         }
     }
-    not_negative("policy.tune_every_s", p.tune_every_s)?;
+    TUNE_EVERY_S.check_or_zero(p.tune_every_s)?;
     let tuned = p.tune_every_s > 0.0;
     if tuned && (p.no_contention || !matches!(p.kind, PolicyKind::Mfs | PolicyKind::Laxity)) {
         let who = if p.no_contention {
@@ -361,7 +437,7 @@ fn policy(p: &Policy) -> Checked {
             format!("`{who}` has no thresholds to tune; only mfs and laxity do (0: not tuned)"),
         );
     }
-    not_negative("policy.debounce_ms", p.debounce_ms)
+    DEBOUNCE_MS.check(p.debounce_ms)
 }
 
 #[cfg(test)]

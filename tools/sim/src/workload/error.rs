@@ -11,7 +11,7 @@ pub enum WorkloadError {
         /// Which file.
         path: PathBuf,
         /// Why. Not a source: the text says it.
-        cause: std::io::Error,
+        cause: laxity_files::ReadError,
     },
     /// A line is not of the format: correct it, leave it out, or name the right `source`.
     #[error("{path}, line {line}: {problem}")]

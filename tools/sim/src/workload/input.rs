@@ -1,7 +1,6 @@
 //! The bytes of a trace file: plain or gzip, told apart by their first two bytes rather than by the
 //! file's name, and split into lines.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
@@ -9,6 +8,9 @@ use super::WorkloadError;
 
 /// Longest line that is read; the longest of a real trace has some 60 kB.
 const LONGEST_LINE: u64 = 64 << 20;
+
+/// Longest trace that is read, unpacked, in bytes.
+const BYTES_MAX: u64 = 8 << 30;
 
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
@@ -18,12 +20,42 @@ pub(super) fn open(path: &Path) -> Result<Box<dyn BufRead>, WorkloadError> {
         path: path.to_owned(),
         cause,
     };
-    let mut raw = BufReader::new(File::open(path).map_err(failed)?);
-    if raw.fill_buf().map_err(failed)?.starts_with(&GZIP) {
-        let plain = Unpacked(flate2::bufread::MultiGzDecoder::new(raw));
-        Ok(Box::new(BufReader::with_capacity(64 << 10, plain)))
+    let mut raw = BufReader::new(laxity_files::open(path).map_err(failed)?);
+    let packed = raw.fill_buf().map_err(|cause| failed(cause.into()))?;
+    let plain: Box<dyn Read> = if packed.starts_with(&GZIP) {
+        Box::new(Unpacked(flate2::bufread::MultiGzDecoder::new(raw)))
     } else {
-        Ok(Box::new(raw))
+        Box::new(raw)
+    };
+    let lines = ShortLines {
+        from: plain,
+        line: 0,
+    };
+    let limited = laxity_files::limited(lines, BYTES_MAX);
+    Ok(Box::new(BufReader::with_capacity(64 << 10, limited)))
+}
+
+/// Ends a file whose lines don't: the csv reader keeps a whole row in memory.
+struct ShortLines<R> {
+    from: R,
+    /// Bytes since the last end of a line.
+    line: u64,
+}
+
+impl<R: Read> Read for ShortLines<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.from.read(into)?;
+        let end = into[..count].iter().rposition(|byte| *byte == b'\n');
+        self.line = match end {
+            Some(end) => (count - end - 1) as u64,
+            None => self.line + count as u64,
+        };
+        // [`Lines`] says which line it is; it reads ahead.
+        if self.line > 2 * LONGEST_LINE {
+            let text = format!("a line is longer than {LONGEST_LINE} bytes");
+            return Err(io::Error::other(text));
+        }
+        Ok(count)
     }
 }
 
@@ -73,7 +105,7 @@ impl Lines {
                 .read_until(b'\n', &mut self.bytes)
                 .map_err(|cause| WorkloadError::Read {
                     path: self.path.clone(),
-                    cause,
+                    cause: cause.into(),
                 })?;
             if read == 0 {
                 return Ok(None);

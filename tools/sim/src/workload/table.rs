@@ -100,7 +100,7 @@ impl<const N: usize> Table<N> {
         match error.into_kind() {
             csv::ErrorKind::Io(cause) => WorkloadError::Read {
                 path: self.path.clone(),
-                cause,
+                cause: cause.into(),
             },
             csv::ErrorKind::UnequalLengths {
                 expected_len, len, ..

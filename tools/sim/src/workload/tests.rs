@@ -98,6 +98,23 @@ fn files_are_read_gzipped_or_not_and_in_several_members() {
     }
 }
 
+/// A few kilobytes of gzip unpack to a line without an end.
+#[test]
+fn a_file_without_an_end_is_refused_before_it_fills_memory() {
+    let zeros = vec![b'7'; 1 << 20];
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    for _ in 0..256 {
+        encoder.write_all(&zeros).unwrap();
+    }
+    let packed = encoder.finish().unwrap();
+    for reader in READERS {
+        let found = message(reader, &packed);
+        assert!(found.contains("longer than"), "{found}");
+        let device = reader(Path::new("/dev/zero")).unwrap_err().to_string();
+        assert!(device.contains("it is a device"), "{device}");
+    }
+}
+
 #[test]
 fn files_that_are_none_are_refused_with_a_reason() {
     for (reader, text) in READERS.into_iter().zip(FILES) {

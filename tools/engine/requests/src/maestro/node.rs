@@ -234,16 +234,15 @@ impl Node {
     #[must_use]
     pub fn estimate(&self, ask: &Ask, table: &[ModelSpec], now: Time) -> Option<Estimate> {
         let prepared = self.prepare(ask, table, now)?;
-        let mut activation = prepared.activation.takes;
+        let takes = prepared.activation.takes;
         let leaves = self.leaves(&prepared.plan, table);
-        if leaves > Span::ZERO {
-            activation = self.link_free.since(now) + leaves;
-        }
-        if let Some(until) = self.loading.get(&ask.model) {
-            activation = until.since(now);
-        } else if activation > Span::ZERO {
-            activation = activation + self.link_free.since(now);
-        }
+        // Whatever has to go over the link waits for it once: what leaves goes behind all that is
+        // on its way, weights that are on their way to here included.
+        let activation = match self.loading.get(&ask.model) {
+            Some(until) if leaves == Span::ZERO => until.since(now),
+            _ if takes + leaves > Span::ZERO => self.link_free.since(now) + takes + leaves,
+            _ => Span::ZERO,
+        };
         Some(Estimate {
             queue: self.queue_estimate(now),
             activation,

@@ -11,6 +11,9 @@ pub const FORMAT: &str = "laxity-latency";
 /// Its version. Another one is not read: a forest whose features mean something else would answer all the same.
 pub const VERSION: u32 = 1;
 
+/// Longest file that is read, in bytes: a hundred times what training writes.
+pub const BYTES_MAX: u64 = 64 << 20;
+
 /// A forest, and how much longer than it says an iteration is to be taken to last.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trained {

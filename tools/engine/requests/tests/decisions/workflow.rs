@@ -296,7 +296,7 @@ const RECORDED: &[(&str, u64)] = &[
     ("least_attained", 0x9b94_9e77_459d_22e3),
     ("interactive_first", 0xe543_81fe_43ad_9d49),
     ("interactive_remaining", 0xeddd_2336_d997_fff1),
-    ("bin_pack", 0x4d6e_a799_270e_6919),
+    ("bin_pack", 0x3ff4_4b1e_09d3_0879),
     ("end_to_end", 0x9e61_81f5_75ab_4a4f),
     ("load_balance", 0x16ea_9055_fc2d_cd5d),
     ("warm_shortest", 0x6f32_fdaf_ba96_8d05),

@@ -34,6 +34,9 @@ use crate::engine::{Handle, Order};
 use answer::Writer;
 use ask::{Asked, Objection, Shape};
 
+/// Where all requests are listed, if the configuration allows it.
+const DEBUG_REQUESTS: &str = "/debug/requests";
+
 /// What the handlers need.
 #[derive(Clone)]
 struct Desk {
@@ -68,8 +71,10 @@ pub async fn serve(
     let mut routes = Router::new()
         .route("/health", get(health))
         .route("/metrics", get(show_metrics))
-        .route("/v1/models", get(models))
-        .route("/debug/requests", get(requests));
+        .route("/v1/models", get(models));
+    if desk.config.debug.requests {
+        routes = routes.route(DEBUG_REQUESTS, get(requests));
+    }
     if completes {
         routes = routes
             .route("/v1/completions", post(completion))
@@ -103,9 +108,13 @@ impl Objection {
 
 async fn nowhere(request: Request) -> Response {
     let path = request.uri().path().to_owned();
-    let what = format!(
-        "there is no {path} here; there are /v1/completions and /v1/chat/completions (not of a prefill process), /v1/models, /health, /metrics and /debug/requests"
-    );
+    let what = if path == DEBUG_REQUESTS {
+        format!("{path} is switched off; set `requests = true` in [debug] of the configuration")
+    } else {
+        format!(
+            "there is no {path} here; there are /v1/completions and /v1/chat/completions (not of a prefill process), /v1/models, /health, /metrics and, where [debug] says so, {DEBUG_REQUESTS}"
+        )
+    };
     Objection::new(StatusCode::NOT_FOUND, "not_found", None, what).response()
 }
 

@@ -11,9 +11,10 @@ pub mod settings;
 mod tests;
 
 use std::fs::File;
-use std::io::{self, BufRead as _, BufReader, BufWriter, Write as _};
+use std::io::{self, BufReader, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
+use laxity_files::ReadError;
 use laxity_requests::iteration::{Event, Load, Plan, Refusal};
 use laxity_requests::job::Job;
 use laxity_requests::qoserve::Forest;
@@ -273,12 +274,23 @@ pub struct Replayed {
     pub places: usize,
 }
 
+/// Longest line of a record, in bytes. The first one holds the settings and the forest.
+const LINE_BYTES_MAX: u64 = 64 << 20;
+
 /// A record that cannot be replayed, or another decision than the recorded one.
 #[derive(Debug, Error)]
 pub enum ReplayError {
     /// The file cannot be read.
     #[error("{0}")]
-    File(#[from] io::Error),
+    File(#[from] ReadError),
+    /// A line cannot be read, or is too long.
+    #[error("line {line}: {cause}")]
+    Unreadable {
+        /// Which.
+        line: usize,
+        /// Why.
+        cause: io::Error,
+    },
     /// A line is not one of a record.
     #[error("line {line}: {cause}")]
     Line {
@@ -334,9 +346,14 @@ fn check(settings: &Settings, room: Room, places: Option<&Places>) -> Result<(),
 pub fn replay(path: &Path) -> Result<Replayed, ReplayError> {
     let mut schedulers: Option<(Scheduler, Option<Dispatcher>)> = None;
     let mut replayed = Replayed::default();
-    for (index, text) in BufReader::new(File::open(path)?).lines().enumerate() {
+    let record = BufReader::new(laxity_files::open(path)?);
+    for (index, text) in laxity_files::lines(record, LINE_BYTES_MAX).enumerate() {
         let number = index + 1;
-        let line: Line = serde_json::from_str(&text?).map_err(|cause| ReplayError::Line {
+        let text = text.map_err(|cause| ReplayError::Unreadable {
+            line: number,
+            cause,
+        })?;
+        let line: Line = serde_json::from_str(&text).map_err(|cause| ReplayError::Line {
             line: number,
             cause,
         })?;

@@ -6,47 +6,15 @@
 
 use std::path::{Path, PathBuf};
 
+pub use laxity_requests::engine_policy::Policy;
 use laxity_requests::hmas::pool::{Hints, Kind};
 use laxity_requests::hmas::{meta, statera};
+use laxity_requests::qoserve::latency_file::BYTES_MAX;
 use laxity_requests::qoserve::{self, Chunking, Forest, Trained};
 use laxity_requests::{Span, hmas};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, value};
-
-/// Who decides what an iteration computes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Policy {
-    /// Whoever came first.
-    #[default]
-    Fcfs,
-    /// The earliest deadline.
-    Edf,
-    /// The shortest remaining prompt.
-    Srpf,
-    /// QoServe: chunks as large as slack allows, hybrid priority, relegation.
-    Qoserve,
-    /// H-MAS: a pool of orders, exchanged while requests run, under a fence.
-    Hmas,
-}
-
-impl Policy {
-    /// All of them.
-    pub const ALL: [Self; 5] = [Self::Fcfs, Self::Edf, Self::Srpf, Self::Qoserve, Self::Hmas];
-
-    /// Its name in configurations.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Fcfs => "fcfs",
-            Self::Edf => "edf",
-            Self::Srpf => "srpf",
-            Self::Qoserve => "qoserve",
-            Self::Hmas => "hmas",
-        }
-    }
-}
 
 /// How iterations are made.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -353,7 +321,8 @@ fn read_forest(path: &Path) -> Result<Trained, ConfigError> {
             format!("{error}; give {how}"),
         )
     };
-    let text = std::fs::read_to_string(path).map_err(|error| wanted(error.to_string()))?;
+    let read = laxity_files::read_to_string(path, BYTES_MAX);
+    let text = read.map_err(|error| wanted(error.to_string()))?;
     Trained::parse(&text).map_err(|error| wanted(error.to_string()))
 }
 

@@ -476,3 +476,14 @@ fn all_requests_can_be_looked_at_by_the_names_that_their_clients_gave() {
         engine.get("/debug/requests").1.contains("\"requests\":[]")
     });
 }
+
+#[test]
+fn requests_are_listed_for_nobody_unless_the_configuration_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = format!("{}[debug]\n", model(false));
+    let engine = Running::start(folder.path(), "whole", &config, &[]);
+    let (status, body) = engine.get("/debug/requests");
+    assert_eq!(status, 404, "{body}");
+    assert!(body.contains("[debug]"), "{body}");
+    assert_eq!(engine.get("/health").0, 200);
+}

@@ -61,11 +61,16 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts one with this configuration (without `listen`).
+    /// Starts one with this configuration (without `listen`). It answers `/debug/requests` unless `config` has a table `[debug]`.
     pub(crate) fn start(folder: &Path, name: &str, config: &str, more: &[&str]) -> Self {
         // A port of its own choice: one that was free a moment ago may be another test's by now, whose engine would answer in place of this one.
         let file = folder.join(format!("{name}.toml"));
-        fs::write(&file, format!("listen = \"127.0.0.1:0\"\n{config}")).expect("written");
+        let shows = if config.contains("[debug]") {
+            ""
+        } else {
+            "debug.requests = true\n"
+        };
+        fs::write(&file, format!("listen = \"127.0.0.1:0\"\n{shows}{config}")).expect("written");
         let log = folder.join(format!("{name}.log"));
         let output = fs::File::create(&log).expect("log");
         let child = Command::new(env!("CARGO_BIN_EXE_laxity-engine"))

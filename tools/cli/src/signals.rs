@@ -1,0 +1,74 @@
+//! Signals that ask a command to end, received in such a way that it can finish what it has begun.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{SigSet, Signal};
+
+/// SIGINT, SIGTERM and SIGHUP of this process.
+pub(crate) struct Endings {
+    received: Receiver<Signal>,
+}
+
+impl Endings {
+    /// Receives them from now on. Call it before other threads begin: those that are there would
+    /// still end the process. The second signal ends it at once, as the first does without this.
+    ///
+    /// What the caller ignores (`nohup`) stays ignored. Programs that are started afterwards don't
+    /// inherit any of it, since [`std::process::Command`] gives them an empty mask.
+    pub(crate) fn receive() -> Result<Self> {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let ignored = ignored(&status);
+        let mut wanted = SigSet::empty();
+        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+            if ignored >> (signal as i32 - 1) & 1 == 0 {
+                wanted.add(signal);
+            }
+        }
+        wanted.thread_block().context("cannot block signals")?;
+        let (sender, received) = channel();
+        std::thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(move || {
+                while let Ok(signal) = wanted.wait() {
+                    if sender.send(signal).is_err() {
+                        std::process::exit(128 + signal as i32);
+                    }
+                }
+            })
+            .context("cannot start a thread for signals")?;
+        Ok(Self { received })
+    }
+
+    /// Waits for one, but for `limit` at most.
+    pub(crate) fn wait(&self, limit: Duration) -> Option<Signal> {
+        match self.received.recv_timeout(limit) {
+            Ok(signal) => Some(signal),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => {
+                std::thread::sleep(limit);
+                None
+            }
+        }
+    }
+}
+
+/// The signals that are ignored, bit `n - 1` for signal `n`, from the text of /proc/self/status.
+fn ignored(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_read_from_the_status_of_the_process() {
+        let nohup = "Name:\tlaxity\nSigBlk:\t0000000000000002\nSigIgn:\t0000000000001001\n";
+        assert_eq!(ignored(nohup), 1 << 12 | 1);
+        assert_eq!(ignored(""), 0);
+    }
+}
