@@ -43,10 +43,19 @@ fn start(folder: &Path, arguments: &[u64], environment: &[(&str, &str)]) -> Chil
 
 /// Posts; the library's report, and what the daemon knows once the program is gone.
 fn post(arguments: &[u64], environment: &[(&str, &str)]) -> (serde_json::Value, Status) {
+    post_under("", arguments, environment)
+}
+
+/// [`post`], with more lines of the daemon's configuration.
+fn post_under(
+    config: &str,
+    arguments: &[u64],
+    environment: &[(&str, &str)],
+) -> (serde_json::Value, Status) {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
     build(folder);
-    let daemon = Daemon::start(folder, "");
+    let daemon = Daemon::start(folder, config);
     let (status, _) = wait_bounded(start(folder, arguments, environment));
     assert!(status.success(), "{status}");
     eventually("the daemon has read all that the program told", || {
@@ -161,6 +170,93 @@ fn a_daemon_that_comes_later_finds_no_garbage() {
     assert_eq!(daemon.status().totals.garbage_records, 0);
     child.kill().expect("SIGKILL");
     child.wait().expect("wait");
+}
+
+#[test]
+fn a_daemon_that_answers_late_finds_no_garbage() {
+    // The library doesn't wait for the answer, so whoever posts first finds the daemon.
+    let environment = [("LAXITY_ATTACH_MS", "0"), ("POST_AFTER_US", "200000")];
+    let (report, status) = post(&[1000, BYTES, 1], &environment);
+    assert_eq!(count(&report, "work_requests"), 1000);
+    assert_eq!(status.totals.garbage_records, 0);
+    assert_eq!(status.totals.unknown_nic_flows, 0);
+}
+
+#[test]
+fn a_nic_that_the_daemon_does_not_know_is_no_garbage() {
+    let config = "[[nic]]\nname = \"another\"\nrate = \"100Gbit\"";
+    let (report, status) = post_under(config, &[100, BYTES, 1], &[]);
+    assert_eq!(count(&report, "work_requests"), 100);
+    assert_eq!(status.totals.garbage_records, 0);
+    assert_eq!(status.totals.unknown_nic_flows, 100);
+}
+
+#[test]
+fn a_bypass_that_is_switched_on_and_off_releases_nobody() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    build(folder);
+    let daemon = Daemon::start(folder, "");
+    let jobs: Vec<_> = (0..3)
+        .map(|_| start(folder, &[40_000, 65536, 1, 0, 10], &[]))
+        .collect();
+    eventually("all are attached", || {
+        daemon.status().totals.attached_clients == 3
+    });
+    let mut operator = daemon.operator();
+    for _ in 0..200 {
+        operator.bypass(true).expect("bypass on");
+        operator.bypass(false).expect("bypass off");
+    }
+    for job in jobs {
+        let (status, _) = wait_bounded(job);
+        assert!(status.success(), "{status}");
+    }
+    eventually("all have left", || {
+        daemon.status().totals.attached_clients == 0
+    });
+    let totals = daemon.status().totals;
+    assert_eq!((totals.garbage_records, totals.unknown_nic_flows), (0, 0));
+    let reports = fs::read_to_string(folder.join("report")).expect("reports");
+    for line in reports.lines() {
+        let report: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        assert_eq!(count(&report, "work_requests"), 40_000);
+        assert_eq!(count(&report, "observed_bytes"), 0);
+    }
+}
+
+#[test]
+fn a_pinned_class_is_kept_exactly() {
+    // A collective's class is above the pin.
+    let environment = [("LAXITY_PROFILE", "nccl"), ("POST_TCLASS", "106")];
+    let (report, _) = post(&[10, BYTES, 1], &environment);
+    assert_eq!(report["dscp"], serde_json::json!([26]));
+    let (report, _) = post(&[10, BYTES, 1], &environment[..1]);
+    assert_eq!(report["dscp"], serde_json::json!([34]));
+}
+
+#[test]
+fn work_that_nobody_polls_for_counts_as_complete_while_nothing_else_happens() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    build(folder);
+    let daemon = Daemon::start(folder, "[tuning]\ncompletion_timeout = \"5min\"");
+    // Each is told of by itself, and the process then does nothing for half a minute.
+    let environment = [("POST_POLLS_NOT", "1"), ("POST_WAITS_US", "30000000")];
+    let mut child = start(folder, &[8, 65536, 1], &environment);
+    eventually("all of it is permitted", || {
+        daemon.status().totals.permitted_bytes == 8 * 65536
+    });
+    eventually("all of it counts as complete", || {
+        daemon.status().totals.completed_bytes == 8 * 65536
+    });
+    assert!(
+        child.try_wait().expect("wait").is_none(),
+        "it is still there"
+    );
+    child.kill().expect("SIGKILL");
+    child.wait().expect("wait");
+    assert_eq!(daemon.status().totals.written_off_bytes, 0);
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! `laxity` as an operator types it, against a real daemon and without one.
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
-use crate::process::{Daemon, binary};
+use nix::sys::stat::Mode;
+
+use crate::process::{Daemon, binary, wait_bounded};
 
 fn laxity(arguments: &[&str]) -> Output {
     Command::new(binary("laxity"))
@@ -192,4 +194,47 @@ fn the_labs_configuration_shows_every_key_those_without_a_value_as_comments() {
         again.contains("\nkill_daemon_at = ") && !again.contains("# "),
         "{again}"
     );
+}
+
+#[test]
+fn a_file_that_never_ends_or_never_begins_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    nix::unistd::mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+    let fifo = fifo.to_str().unwrap();
+    let library = binary("liblaxity.so").display().to_string();
+    for (arguments, complaint) in [
+        (&["lab", "run", "--config", fifo][..], "a FIFO"),
+        (&["lab", "run", "--config", "/dev/zero"], "a device"),
+        (
+            &[
+                "run",
+                "--library",
+                &library,
+                "--profile",
+                fifo,
+                "--",
+                "true",
+            ],
+            "a FIFO",
+        ),
+        (&["run", "--library", fifo, "--", "true"], "is no file"),
+        (
+            &["run", "--library", &library, "--", fifo],
+            "not executable",
+        ),
+    ] {
+        let log = folder.path().join("log");
+        let child = Command::new(binary("laxity"))
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::create(&log).unwrap())
+            .spawn()
+            .expect("laxity runs");
+        let (status, _) = wait_bounded(child);
+        let said = std::fs::read_to_string(&log).unwrap();
+        assert!(!status.success(), "{arguments:?}");
+        assert!(said.contains(complaint), "{arguments:?}: {said}");
+    }
 }

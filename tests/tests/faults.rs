@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -67,11 +68,69 @@ fn a_daemon_killed_with_work_pending_costs_no_byte_and_no_order() {
 
 #[test]
 fn a_daemon_that_stops_answering_is_given_up_and_every_byte_goes_out_once() {
+    a_daemon_that_stops_is_given_up(this_binary());
+}
+
+fn this_binary() -> Command {
+    Command::new(std::env::current_exe().expect("own path"))
+}
+
+/// This binary in a time namespace whose clock is `seconds` ahead of this one, or the reason why there
+/// can be none.
+fn in_another_time(seconds: i64) -> Result<Command, String> {
+    let mut command = Command::new("unshare");
+    if !nix::unistd::geteuid().is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    command.args(["--time", &format!("--monotonic={seconds}")]);
+    let mut probe = Command::new("unshare");
+    let probed = probe.args(command.get_args()).arg("true").output();
+    let probed = probed.map_err(|error| format!("unshare: {error}"))?;
+    if !probed.status.success() {
+        return Err(String::from_utf8_lossy(&probed.stderr).into_owned());
+    }
+    command.arg(std::env::current_exe().expect("own path"));
+    Ok(command)
+}
+
+#[test]
+fn a_client_whose_clock_is_behind_gives_a_hung_daemon_up_too() {
+    // By more than BYPASS_WITHIN; a clock can't be set to before the boot.
+    match in_another_time(-40) {
+        Ok(command) => a_daemon_that_stops_is_given_up(command),
+        Err(why) => eprintln!("SKIPPED: no time namespace: {why}"),
+    }
+}
+
+#[test]
+fn a_client_whose_clock_is_ahead_waits_for_a_daemon_that_lives() {
+    let command = match in_another_time(1000) {
+        Ok(command) => command,
+        Err(why) => return eprintln!("SKIPPED: no time namespace: {why}"),
+    };
     let folder = tempfile::tempdir().unwrap();
     let daemon = Daemon::start(folder.path(), SMALL_WINDOW);
     let path = folder.path().join("sink");
     let sink = Sink::listen(&path);
-    let sender = sender::start("hold", &daemon.socket(), &path);
+    let sender = sender::start_under(command, "hold", &daemon.socket(), &path);
+    eventually("flows wait for a window that never opens", || {
+        waits(&daemon)
+    });
+    // Several times the stall timeout.
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(waits(&daemon), "it has given up a daemon that lives");
+    daemon.operator().bypass(true).unwrap();
+    sender::finish(sender);
+    assert_eq!(sink.bytes(), TOTAL_BYTES);
+}
+
+/// A daemon that hangs while a client, started by `command`, waits.
+fn a_daemon_that_stops_is_given_up(command: Command) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let daemon = Daemon::start(folder.path(), SMALL_WINDOW);
+    let path = folder.path().join("sink");
+    let sink = Sink::listen(&path);
+    let sender = sender::start_under(command, "hold", &daemon.socket(), &path);
     eventually("flows wait for a window that never opens", || {
         waits(&daemon)
     });

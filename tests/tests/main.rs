@@ -8,6 +8,7 @@ mod ahead;
 mod certificates;
 mod command_line;
 mod faults;
+mod hostile;
 mod lab;
 mod mooncake;
 mod nccl;

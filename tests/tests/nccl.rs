@@ -278,6 +278,31 @@ fn nccl_collectives_run_under_a_daemon_that_permits_their_bytes() {
 }
 
 #[test]
+fn the_nccl_plugin_heeds_the_mode_of_the_profile() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let daemon = Daemon::start(folder.path(), "");
+    let (profile, report) = (
+        folder.path().join("mine.toml"),
+        folder.path().join("report"),
+    );
+    fs::write(&profile, "mode = \"observe\"\n").expect("a profile");
+    let mut command = check(&plugin(), &["12"], &["in_order"]);
+    command
+        .env("LAXITY_SOCKET", daemon.socket())
+        .env("LAXITY_PROFILE", &profile)
+        .env("LAXITY_MODE", "enforce")
+        .env("LAXITY_REPORT", &report);
+    passes(command, 1);
+    let text = fs::read_to_string(&report).expect("a report");
+    let lines = text
+        .lines()
+        .map(|line| -> serde_json::Value { serde_json::from_str(line).expect("JSON") });
+    let sum = |name: &str| -> u64 { lines.clone().filter_map(|line| line[name].as_u64()).sum() };
+    assert_eq!(sum("scheduled_bytes"), 0, "{text}");
+    assert!(sum("observed_bytes") > 0, "{text}");
+}
+
+#[test]
 fn nccl_collectives_go_on_when_their_daemon_stops_answering_or_dies() {
     for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
         let folder = tempfile::tempdir().expect("a folder");

@@ -169,7 +169,22 @@ impl Drop for Daemon {
 
 /// Runs test `name` of this binary as a child that plays `role`; see [`role`].
 pub(crate) fn child(test: &str, role: &str, environment: &[(&str, &str)]) -> Child {
-    Command::new(std::env::current_exe().expect("own path"))
+    child_under(
+        Command::new(std::env::current_exe().expect("own path")),
+        test,
+        role,
+        environment,
+    )
+}
+
+/// [`child`], started by a command that runs this binary with the arguments that follow.
+pub(crate) fn child_under(
+    mut command: Command,
+    test: &str,
+    role: &str,
+    environment: &[(&str, &str)],
+) -> Child {
+    command
         .args(["--exact", test, "--nocapture"])
         .env(ROLE, role)
         .envs(environment.iter().copied())

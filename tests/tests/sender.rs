@@ -4,12 +4,12 @@
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::Child;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use laxity_client::{Client, Direction, Flow, Hint, Options, Stage};
+use laxity_client::{Client, Direction, Flow, Hint, Mode, Options, Stage};
 
-use crate::process::{PATIENCE, child, role, wait_bounded};
+use crate::process::{PATIENCE, child, child_under, role, wait_bounded};
 
 /// Flows that one sender submits.
 pub(crate) const FLOWS: u64 = 40;
@@ -38,15 +38,41 @@ fn sender_role() {
         Some("complete") => send(Completion::AtOnce),
         Some("linger") => linger(),
         Some("glide") => glide(),
+        Some("mode") => println!("MODE {:?}.", Options::from_env().mode),
         _ => {}
+    }
+}
+
+#[test]
+fn whoever_attaches_takes_the_lower_of_the_profiles_mode_and_its_own() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("mine.toml");
+    std::fs::write(&path, "mode = \"observe\"\n").expect("a profile");
+    let profile = path.to_str().expect("UTF-8");
+    for (own, holds) in [
+        ("enforce", Mode::Observe),
+        ("", Mode::Observe),
+        ("off", Mode::Off),
+    ] {
+        let variables = [("LAXITY_PROFILE", profile), ("LAXITY_MODE", own)];
+        let (status, output) = wait_bounded(child("sender::sender_role", "mode", &variables));
+        assert!(status.success(), "{output}");
+        assert!(output.contains(&format!("MODE {holds:?}.")), "{output}");
     }
 }
 
 /// Starts a sender that reports no completion, so that a bounded window keeps flows waiting.
 pub(crate) fn start(role: &str, socket: &Path, sink: &Path) -> Child {
+    let own = Command::new(std::env::current_exe().expect("own path"));
+    start_under(own, role, socket, sink)
+}
+
+/// [`start`], by a command that runs this binary with the arguments that follow.
+pub(crate) fn start_under(command: Command, role: &str, socket: &Path, sink: &Path) -> Child {
     let socket = socket.display().to_string();
     let sink = sink.display().to_string();
-    child(
+    child_under(
+        command,
         "sender::sender_role",
         role,
         &[("LAXITY_SOCKET", &socket), ("SINK", &sink)],

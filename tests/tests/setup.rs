@@ -1,9 +1,10 @@
-//! `tools/setup.sh` on a machine that lacks everything: what it asks the package manager for.
+//! What puts Laxity on a machine: `tools/setup.sh` where everything is missing, `tools/install.sh` under a strict
+//! umask, and the units that it installs.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 
 /// Puts an executable script into a folder.
 fn script(folder: &Path, name: &str, body: &str) {
@@ -37,5 +38,142 @@ fn setup_on_a_bare_machine_installs_all_that_is_missing() {
     for package in ["gcc", "make", "iproute2", "pkg-config"] {
         assert!(asked.contains(package), "{package} is not in: {asked}");
         assert!(said.contains(package), "{package} is not in: {said}");
+    }
+}
+
+/// A file of this repository.
+fn ours(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+/// Runs `tools/install.sh` under a umask that hides files from others.
+fn install(verb: &str, built: &Path, root: &Path) -> Output {
+    let script = format!(
+        "umask 077; exec bash {} {verb}",
+        ours("tools/install.sh").display()
+    );
+    let output = Command::new("bash")
+        .args(["-c", &script])
+        .env("TARGET", built)
+        .env("DESTDIR", root)
+        .output()
+        .expect("bash runs");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{verb}: {complaint}");
+    output
+}
+
+/// All files and folders below `folder`, with their modes.
+fn modes(folder: &Path) -> Vec<(PathBuf, u32)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).expect("a folder").flatten() {
+        let kind = entry.file_type().expect("a kind");
+        if !kind.is_symlink() {
+            let mode = entry.metadata().expect("a mode").permissions().mode() & 0o7777;
+            found.push((entry.path(), mode));
+        }
+        if kind.is_dir() {
+            found.extend(modes(&entry.path()));
+        }
+    }
+    found
+}
+
+#[test]
+fn what_is_installed_can_be_read_by_all_whatever_the_umask_of_who_installs_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (built, root) = (folder.path().join("built"), folder.path().join("root"));
+    let release = built.join("release");
+    for path in [&release, &root] {
+        fs::create_dir_all(path).expect("a folder");
+    }
+    fs::set_permissions(&root, fs::Permissions::from_mode(0o755)).expect("own folder");
+    // They stand for what a build makes; `laxity man --out` writes pages into a folder.
+    for program in ["laxityd", "laxity-coordinator", "laxity-engine"] {
+        script(&release, program, "echo text");
+    }
+    let pages = "[ \"$1\" = man ] && mkdir -p \"$3\" && echo page >\"$3/laxity.1\" || echo text";
+    script(&release, "laxity", pages);
+    for library in [
+        "liblaxity_client.so",
+        "liblaxity_client.a",
+        "liblaxity.so",
+        "liblaxity_mooncake.so",
+        "libnccl_net_laxity.so",
+    ] {
+        fs::write(release.join(library), "").expect("written");
+    }
+
+    install("install", &built, &root);
+    let found = modes(&root);
+    let files = found.iter().filter(|(path, _)| path.is_file());
+    assert!(files.count() > 30, "{found:?}");
+    for (path, mode) in &found {
+        let is_program = ["usr/local/bin/", "usr/local/sbin/"]
+            .iter()
+            .any(|folder| path.starts_with(root.join(folder)));
+        let wanted = if path.is_dir() || is_program {
+            0o755
+        } else {
+            0o644
+        };
+        assert_eq!(*mode, wanted, "{}: {mode:o}", path.display());
+    }
+
+    install("remove", &built, &root);
+    let left: Vec<_> = modes(&root)
+        .into_iter()
+        .filter(|(path, _)| !path.is_dir())
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+/// The values of `key` in a unit, in order.
+fn values<'a>(unit: &'a str, key: &str) -> Vec<&'a str> {
+    let lines = unit.lines().filter_map(|line| line.split_once('='));
+    lines
+        .filter(|(name, _)| *name == key)
+        .map(|(_, value)| value)
+        .collect()
+}
+
+#[test]
+fn the_units_bound_memory_and_addresses_and_show_no_proc_but_that_of_processes() {
+    let daemon = fs::read_to_string(ours("dist/laxityd.service")).expect("a unit");
+    let coordinator = fs::read_to_string(ours("dist/laxity-coordinator.service")).expect("a unit");
+    for unit in [&daemon, &coordinator] {
+        assert_eq!(values(unit, "ProcSubset"), ["pid"]);
+        assert_eq!(values(unit, "MemoryMax").len(), 1);
+        assert_eq!(values(unit, "IPAddressDeny").len(), 1);
+        for line in unit.lines() {
+            let is_known = line.is_empty()
+                || line.starts_with('#')
+                || line.starts_with('[') && line.ends_with(']')
+                || line.split_once('=').is_some_and(|(key, _)| {
+                    key.chars().all(char::is_alphanumeric) && !key.is_empty()
+                });
+            assert!(is_known, "no line of a unit: {line}");
+        }
+    }
+    assert_eq!(values(&daemon, "IPAddressDeny"), ["any"]);
+    // A coordinator in a private network is reached without an edit, and nothing public is.
+    let allowed = values(&daemon, "IPAddressAllow").join(" ");
+    assert!(allowed.contains("localhost") && allowed.contains("10.0.0.0/8"));
+    assert!(!allowed.contains("any"), "{allowed}");
+    // getifaddrs(3) asks by netlink, and the control group of a client tells whose it is.
+    assert!(values(&daemon, "RestrictAddressFamilies")[0].contains("AF_NETLINK"));
+    assert_eq!(values(&daemon, "ProtectProc"), ["default"]);
+    for unit in ["laxityd", "laxity-coordinator"] {
+        let analysed = Command::new("systemd-analyze")
+            .args(["security", "--offline=true", "--no-pager", "--threshold=17"])
+            .arg(ours(&format!("dist/{unit}.service")))
+            .output();
+        match analysed {
+            Ok(output) => {
+                let said = String::from_utf8_lossy(&output.stdout);
+                assert!(output.status.success(), "{unit} is exposed: {said}");
+            }
+            Err(why) => eprintln!("SKIPPED: systemd-analyze: {why}"),
+        }
     }
 }

@@ -147,7 +147,7 @@ fn a_wrong_plan_is_answered_with_file_line_field_and_what_is_expected() {
         ),
         (
             "cluster.nic_gbps = -50",
-            ["plan.toml:5:20: cluster.nic_gbps", "not above 0"],
+            ["plan.toml:5:20: cluster.nic_gbps", "is not in 0.001..="],
         ),
         ("policy.kind = \"laxly\"", ["plan.toml:5:", "two_class"]),
         ("model.name = \"gpt\"", ["model.name", "mixtral-8x7b"]),

@@ -34,13 +34,19 @@ const MAY_BE_UNSAFE: &[(&str, &str)] = &[
 
 /// Which workspace crates each crate may depend on (docs/architecture.md).
 const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
+    ("laxity-credentials", &["laxity-files"]),
+    ("laxity-files", &[]),
+    ("laxity-listen", &[]),
     ("laxity-policy", &[]),
     ("laxity-quantity", &[]),
     ("laxity-shm", &[]),
     ("laxity-wire", &[]),
-    ("laxity-client", &["laxity-shm"]),
+    ("laxity-client", &["laxity-profile", "laxity-shm"]),
     ("laxity-client-c", &["laxity-client"]),
-    ("laxity-profile", &["laxity-quantity", "laxity-shm"]),
+    (
+        "laxity-profile",
+        &["laxity-files", "laxity-quantity", "laxity-shm"],
+    ),
     ("laxity-python", &["laxity-client", "laxity-profile"]),
     (
         "laxity-verbs",
@@ -52,10 +58,16 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
         ],
     ),
     ("laxity-mooncake", &["laxity-client", "laxity-profile"]),
-    ("laxity-nccl", &["laxity-client", "laxity-shm"]),
+    (
+        "laxity-nccl",
+        &["laxity-client", "laxity-profile", "laxity-shm"],
+    ),
     (
         "laxity-daemon",
         &[
+            "laxity-credentials",
+            "laxity-files",
+            "laxity-listen",
             "laxity-policy",
             "laxity-quantity",
             "laxity-shm",
@@ -64,15 +76,24 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ),
     (
         "laxity-coordinator",
-        &["laxity-policy", "laxity-quantity", "laxity-wire"],
+        &[
+            "laxity-credentials",
+            "laxity-files",
+            "laxity-listen",
+            "laxity-policy",
+            "laxity-quantity",
+            "laxity-wire",
+        ],
     ),
     ("laxity-nccl-host", &[]),
     (
         "laxity-rig",
         &[
             "laxity-client",
+            "laxity-files",
             "laxity-nccl-host",
             "laxity-policy",
+            "laxity-requests",
             "laxity-wire",
         ],
     ),
@@ -80,7 +101,9 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
         "laxity-cli",
         &[
             "laxity-coordinator",
+            "laxity-credentials",
             "laxity-decisions",
+            "laxity-files",
             "laxity-profile",
             "laxity-quantity",
             "laxity-rig",
@@ -89,9 +112,15 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
             "laxity-wire",
         ],
     ),
-    ("laxity-sim", &["laxity-policy", "laxity-requests"]),
+    (
+        "laxity-sim",
+        &["laxity-files", "laxity-policy", "laxity-requests"],
+    ),
     ("laxity-decisions", &["laxity-requests"]),
-    ("laxity-engine", &["laxity-client", "laxity-requests"]),
+    (
+        "laxity-engine",
+        &["laxity-client", "laxity-files", "laxity-requests"],
+    ),
     ("laxity-requests", &["laxity-policy"]),
     (
         "laxity-fuzz",

@@ -1,8 +1,13 @@
 //! `laxity trace` as an operator types it, while a real process sends under a real daemon.
 
-use std::process::{Command, Output};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
-use crate::process::{Daemon, binary};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::process::{Daemon, binary, eventually, wait_bounded};
 use crate::sender::{self, Sink};
 
 fn laxity(arguments: &[&str]) -> Output {
@@ -135,4 +140,105 @@ fn a_trace_with_too_little_room_says_how_much_is_not_in_it() {
     assert!(page.lost > 40 && page.is_over, "{page:?}");
     operator.trace_start(1, 10).expect("another begins");
     operator.trace_stop().expect("ends");
+}
+
+/// Starts `laxity trace` for longer than any test takes, with `more` arguments, and waits until the
+/// daemon records.
+fn start(daemon: &Daemon, out: &Path, more: &[&str]) -> Child {
+    let before = daemon.log_text().matches("a trace begins").count();
+    let tracer = Command::new(binary("laxity"))
+        .args(["trace", "--for", "600s", "--control"])
+        .arg(daemon.control())
+        .arg("--out")
+        .arg(out)
+        .args(more)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("laxity runs");
+    eventually("the trace has begun", || {
+        daemon.log_text().matches("a trace begins").count() > before
+    });
+    tracer
+}
+
+fn send_flows(daemon: &Daemon, sink: &Path) {
+    let listening = Sink::listen(sink);
+    sender::finish(sender::start("complete", &daemon.socket(), sink));
+    assert_eq!(listening.bytes(), sender::TOTAL_BYTES);
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill(Pid::from_raw(child.id().cast_signed()), signal).expect("sent");
+}
+
+/// How many flows a written trace shows.
+fn flows_in(trace: &Path) -> u64 {
+    let json = std::fs::read_to_string(trace).expect("a trace");
+    let picture: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let events = picture["traceEvents"].as_array().expect("events");
+    let flows = events.iter().filter(|event| event["cat"] == "flow");
+    flows.count() as u64
+}
+
+fn assert_no_trace_runs(daemon: &Daemon) {
+    let mut operator = daemon.operator();
+    operator.trace_start(60, 10).expect("no trace is under way");
+    operator.trace_stop().expect("ends");
+}
+
+#[test]
+fn a_trace_that_is_interrupted_is_written_and_ended() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let daemon = Daemon::start(folder.path(), "");
+    for ending in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        let out = folder.path().join(format!("{ending}.json"));
+        let tracer = start(&daemon, &out, &[]);
+        send_flows(&daemon, &folder.path().join(format!("{ending}.sink")));
+        signal(&tracer, ending);
+        let (status, said) = wait_bounded(tracer);
+        assert!(status.success(), "{ending}: {status}: {said}");
+        assert_eq!(flows_in(&out), sender::FLOWS, "{ending}");
+        assert_no_trace_runs(&daemon);
+    }
+}
+
+#[test]
+fn a_trace_whose_command_line_is_killed_ends_by_itself() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let daemon = Daemon::start(folder.path(), "");
+    let mut tracer = start(&daemon, &folder.path().join("trace.json"), &[]);
+    tracer.kill().expect("SIGKILL");
+    tracer.wait().expect("wait");
+    eventually("the daemon has ended the trace", || {
+        daemon.log_text().contains("whoever began it has left")
+    });
+    assert_no_trace_runs(&daemon);
+}
+
+#[test]
+fn a_traced_command_that_outlasts_the_trace_does_not_keep_it_from_being_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let daemon = Daemon::start(folder.path(), "");
+    let (out, ended) = (
+        folder.path().join("trace.json"),
+        folder.path().join("ended"),
+    );
+    // It ends by itself after a while, whatever becomes of this test.
+    let script = format!(
+        "trap 'echo TERM >{}; exit 7' TERM; i=0; while [ $i -lt 600 ]; do sleep 0.1; i=$((i+1)); done",
+        ended.display()
+    );
+    let mut tracer = start(&daemon, &out, &["--", "sh", "-c", &script]);
+    send_flows(&daemon, &folder.path().join("sink"));
+    daemon.operator().trace_stop().expect("ends");
+    eventually("the trace is written", || out.exists());
+    assert!(tracer.try_wait().expect("wait").is_none(), "it waits");
+    let asked = Instant::now();
+    signal(&tracer, Signal::SIGTERM);
+    let (status, said) = wait_bounded(tracer);
+    assert_eq!(status.code(), Some(7), "the code of the command: {said}");
+    assert!(asked.elapsed() < Duration::from_secs(30), "by the signal");
+    assert_eq!(flows_in(&out), sender::FLOWS);
+    let told = std::fs::read_to_string(ended).expect("the command was told");
+    assert_eq!(told.trim(), "TERM");
 }

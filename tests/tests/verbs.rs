@@ -27,11 +27,10 @@ fn number(value: &serde_json::Value, key: &str) -> u64 {
 }
 
 /// Cases of the matrix that are for `laxity lab verbs` by hand (`make verbs`): those that measure, which a busy machine can fail, and
-/// the many small ones of the NCCL plugin that are the same over sockets, where they cost no emulation. `nccl_preloaded` failed once of three
-/// runs, for a reason that is not known yet.
+/// the many small ones that cost minutes of emulation: pyverbs' suite, and those of the NCCL plugin that are the same over sockets.
 const BY_HAND: [&str; 9] = [
     "contention",
-    "nccl_preloaded",
+    "pyverbs",
     "nccl_versions",
     "nccl_transfers",
     "nccl_collectives",

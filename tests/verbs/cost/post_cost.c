@@ -1,6 +1,7 @@
 /* Posts WRITEs one by one and polls for each: nanoseconds of one. Arguments: how many, bytes of each, and
  * of how many one is signaled; then, if wanted, how many SENDs of as much come first, and microseconds
- * between two posts. */
+ * between two posts. POST_TCLASS is the traffic class of the queue pair, POST_AFTER_US the time between
+ * its making and the first post, POST_WAITS_US that between the last post and the end. */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
@@ -22,9 +23,14 @@ static int post(enum ibv_wr_opcode opcode, uint64_t id, int signaled) {
     int error;
     while ((error = ibv_post_send(qp, &wr, &bad)) == ENOMEM) {}
     if (error) return 1;
-    if (!signaled) return 0;
+    if (!signaled || getenv("POST_POLLS_NOT")) return 0;
     while (ibv_poll_cq(&cq, 1, &wc) == 0) {}
     return wc.wr_id != id;
+}
+
+static long setting(const char *name) {
+    const char *text = getenv(name);
+    return text ? atol(text) : 0;
 }
 
 int main(int argc, char **argv) {
@@ -41,10 +47,12 @@ int main(int argc, char **argv) {
         .send_cq = &cq, .qp_type = IBV_QPT_RC, .cap = {.max_send_wr = 128, .max_send_sge = 1}};
     qp = ibv_create_qp(&pd, &init);
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR, .ah_attr = {.is_global = 1}};
+    attr.ah_attr.grh.traffic_class = (uint8_t)setting("POST_TCLASS");
     if (!qp || ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV)) return 1;
     attr.qp_state = IBV_QPS_RTS;
     if (ibv_modify_qp(qp, &attr, IBV_QP_STATE)) return 1;
     qp->send_cq = &cq;
+    usleep((useconds_t)setting("POST_AFTER_US"));
     for (long i = 1; i <= sends; i++)
         if (post(IBV_WR_SEND, (uint64_t)i, 1)) return 1;
     struct timespec began, ended;
@@ -56,6 +64,7 @@ int main(int argc, char **argv) {
     clock_gettime(CLOCK_MONOTONIC, &ended);
     printf("%.1f\n", ((double)(ended.tv_sec - began.tv_sec) * 1e9 +
                       (double)(ended.tv_nsec - began.tv_nsec)) / (double)count);
+    usleep((useconds_t)setting("POST_WAITS_US"));
     /* NULL_KEEP: the queue pair is left to the end of the process. */
     return getenv("NULL_KEEP") ? 0 : ibv_destroy_qp(qp);
 }

@@ -8,10 +8,10 @@
 //! factor, so that the arrival rate is the wanted one and bursts stay bursts.
 
 use std::collections::HashSet;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
+use laxity_files::ReadError;
 use serde::{Deserialize, Serialize};
 
 use crate::workload::Request;
@@ -25,7 +25,7 @@ pub enum TraceError {
         /// Which file.
         path: PathBuf,
         /// Why. Not a source: the text says it.
-        cause: std::io::Error,
+        cause: ReadError,
     },
     /// A line is not of the format: correct it or leave it out.
     #[error("{path}, line {line}: {problem}")]
@@ -58,6 +58,12 @@ pub struct Recorded {
     pub blocks: Vec<u64>,
 }
 
+/// Longest recording that is read, unpacked, in bytes: what is replayed in a lab of seconds is a
+/// small part of it.
+const BYTES_MAX: u64 = 1 << 30;
+/// Longest line of one, in bytes; the longest of a real one has some 60 kB.
+const LINE_BYTES_MAX: u64 = 16 << 20;
+
 /// Tokens of a Mooncake block.
 const MOONCAKE_BLOCK_TOKENS: u32 = 512;
 
@@ -84,18 +90,19 @@ pub struct Fitting {
 /// # Errors
 /// See [`TraceError`].
 pub fn read(path: &Path) -> Result<Vec<Recorded>, TraceError> {
-    let failed = |cause| TraceError::Read {
+    let unreadable = |cause| TraceError::Read {
         path: path.to_owned(),
         cause,
     };
-    let mut raw = BufReader::new(File::open(path).map_err(failed)?);
+    let failed = |cause: io::Error| unreadable(cause.into());
+    let mut raw = BufReader::new(laxity_files::open(path).map_err(unreadable)?);
     let gzipped = raw.fill_buf().map_err(failed)?.starts_with(&[0x1f, 0x8b]);
     let plain: Box<dyn Read> = if gzipped {
         Box::new(flate2::read::MultiGzDecoder::new(raw))
     } else {
         Box::new(raw)
     };
-    let mut text = BufReader::new(plain);
+    let mut text = BufReader::new(laxity_files::limited(plain, BYTES_MAX));
     let jsonl = text.fill_buf().map_err(failed)?.starts_with(b"{");
     let mut recorded = if jsonl {
         read_mooncake(path, text)?
@@ -126,10 +133,11 @@ struct MooncakeLine {
 
 fn read_mooncake(path: &Path, text: impl BufRead) -> Result<Vec<Recorded>, TraceError> {
     let mut recorded = Vec::new();
-    for (index, line) in text.lines().enumerate() {
-        let line = line.map_err(|cause| TraceError::Read {
+    for (index, line) in laxity_files::lines(text, LINE_BYTES_MAX).enumerate() {
+        let line = line.map_err(|cause| TraceError::Line {
             path: path.to_owned(),
-            cause,
+            line: index + 1,
+            problem: cause.to_string(),
         })?;
         if line.trim().is_empty() {
             continue;
@@ -290,6 +298,23 @@ mod tests {
         assert_eq!(recorded.len(), 3);
         assert_eq!(recorded[1].at_s, 2.0);
         assert_eq!(recorded[1].blocks, [0, 1, 3, 4]);
+    }
+
+    #[test]
+    fn what_has_no_end_is_refused() {
+        let device = read(Path::new("/dev/zero")).unwrap_err().to_string();
+        assert!(device.contains("it is a device"), "{device}");
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(b"{").unwrap();
+        for _ in 0..32 {
+            encoder.write_all(&[b'7'; 1 << 20]).unwrap();
+        }
+        let (_folder, endless) = file("t.jsonl.gz", &encoder.finish().unwrap());
+        let found = read(&endless).unwrap_err().to_string();
+        assert!(
+            found.contains("line 1") && found.contains("longer than"),
+            "{found}"
+        );
     }
 
     #[test]

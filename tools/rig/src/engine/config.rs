@@ -3,6 +3,7 @@
 //! The model is small enough for two cores and its transfers large enough for slow links: with the defaults a token moves 512 bytes of KV a layer
 //! and, with half of the experts on the other host, 2 KiB to them and back (1 : 4, as the replay has it).
 
+use laxity_requests::engine_policy::Policy;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Collectives, Engine, InvalidLab, LabConfig};
@@ -52,8 +53,8 @@ pub struct ServingConfig {
     pub block_tokens: u32,
     /// Tokens of an iteration.
     pub chunk_tokens: u32,
-    /// Which request is computed first: fcfs, edf or srpf.
-    pub order: String,
+    /// Which request is computed first: any policy that the engine has.
+    pub order: Policy,
     /// Mean tokens of a prompt of the conversation workload; the agent workload's and a recording's keep their ratio to it.
     pub tokens_mean: f64,
     /// Prefixes that the built-in workloads share.
@@ -82,7 +83,7 @@ impl Default for ServingConfig {
             kv_blocks: 2048,
             block_tokens: 16,
             chunk_tokens: 256,
-            order: "edf".to_owned(),
+            order: Policy::Edf,
             tokens_mean: 320.0,
             prefixes: 24,
             output_tokens: 4,
@@ -238,12 +239,6 @@ impl LabConfig {
         }
         if !(real.tokens_mean.is_finite() && real.tokens_mean >= 64.0) {
             return fail("real.tokens_mean", "must be at least 64".to_owned());
-        }
-        if !["fcfs", "edf", "srpf"].contains(&real.order.as_str()) {
-            return fail(
-                "real.order",
-                format!("is `{}`; there are fcfs, edf and srpf", real.order),
-            );
         }
         Ok(())
     }

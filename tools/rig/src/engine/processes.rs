@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use laxity_requests::engine_policy::Policy;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Serialize;
@@ -41,7 +42,7 @@ struct EngineToml<'a> {
     device: &'a str,
     model: Model<'a>,
     kv: Kv,
-    schedule: Schedule<'a>,
+    schedule: Schedule,
     limits: Limits,
     peers: Peers,
     laxity: Daemon,
@@ -80,8 +81,8 @@ struct Kv {
 }
 
 #[derive(Serialize)]
-struct Schedule<'a> {
-    policy: &'a str,
+struct Schedule {
+    policy: Policy,
     tokens: u32,
 }
 
@@ -138,7 +139,7 @@ pub fn engine_toml(
         kv_blocks,
         block_tokens,
         chunk_tokens,
-        ref order,
+        order,
         output_tokens,
         stall_ms,
         ..
@@ -536,6 +537,24 @@ mod tests {
             folder: folder.path().to_owned(),
             children: Vec::new(),
             buffers_unbounded: false,
+        }
+    }
+
+    #[test]
+    fn every_policy_of_the_engine_can_be_asked_for_and_reaches_its_configuration() {
+        for policy in Policy::ALL {
+            let text = format!("engine = 'real'\n[real]\norder = '{policy}'\n");
+            let read: LabConfig = toml::from_str(&text).unwrap();
+            let mut config = LabConfig::real();
+            config.real = read.real;
+            config.validate().unwrap();
+            let written = engine_toml(&config, Path::new("lab"), 0, false).unwrap();
+            let table: toml::Table = toml::from_str(&written).unwrap();
+            assert_eq!(table["schedule"]["policy"].as_str(), Some(policy.name()));
+        }
+        let unknown = toml::from_str::<LabConfig>("[real]\norder = 'lifo'\n").unwrap_err();
+        for policy in Policy::ALL {
+            assert!(unknown.message().contains(policy.name()), "{unknown}");
         }
     }
 

@@ -9,6 +9,7 @@
 //! contention.rs a collective against bulk transfers on a shaped port
 //! overhead.rs   with the library against without
 //! plugin.rs     the NCCL plugin, driven as NCCL does, on the same devices
+//! pyverbs.rs    pyverbs' own test suite, with the library and without
 //! report.rs     all of it as JSON and as a table
 //! ```
 
@@ -28,6 +29,7 @@ mod pair;
 pub mod plugin;
 pub mod prepare;
 mod program;
+pub mod pyverbs;
 pub mod report;
 mod wire;
 
@@ -56,6 +58,9 @@ pub struct Programs {
     pub checks: PathBuf,
     /// A Python that has the Mooncake Transfer Engine.
     pub python: Option<PathBuf>,
+    /// Folder with pyverbs and its test suite.
+    #[serde(default)]
+    pub pyverbs: Option<PathBuf>,
     /// The NCCL plugin, and what drives it.
     pub nccl: Option<plugin::Nccl>,
 }
@@ -108,6 +113,7 @@ pub fn names(gid_index: u32) -> Vec<String> {
     let programs = programs.into_iter().map(|program| program.name);
     programs
         .chain(plugin::NAMES.map(String::from))
+        .chain([String::from(pyverbs::NAME)])
         .chain(faults::NAMES.map(String::from))
         .collect()
 }
@@ -157,6 +163,11 @@ fn run_matrix(
         return guest.say(&format!("laxityd's log: {}", daemon.log()));
     }
     if !plugin::run_all(guest, programs, matrix, &mut report.plugin)? {
+        return guest.say(&format!("laxityd's log: {}", daemon.log()));
+    }
+    report.pyverbs = pyverbs::run(guest, programs, matrix)?;
+    let failed = report.pyverbs.as_ref().is_some_and(|suite| !suite.passed);
+    if failed && !matrix.keep_going {
         return guest.say(&format!("laxityd's log: {}", daemon.log()));
     }
     let mut daemon = Some(daemon);

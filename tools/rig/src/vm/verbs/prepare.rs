@@ -1,5 +1,5 @@
-//! On the host, before the boot: builds the check programs and gets the Mooncake Transfer Engine, both
-//! into the lab's cache, each once.
+//! On the host, before the boot: builds the check programs and gets the Mooncake Transfer Engine and pyverbs,
+//! all into the lab's cache, each once.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -130,4 +130,54 @@ pub fn python() -> anyhow::Result<PathBuf> {
     .context("getting the Mooncake Transfer Engine from PyPI; --without-mooncake does without")?;
     fs::write(&done, TRANSFER_ENGINE).context("noting what was installed")?;
     Ok(python)
+}
+
+/// Debian's package of pyverbs, which brings rdma-core's own tests.
+const PYVERBS: &str = "python3-pyverbs";
+
+/// pyverbs (`modules`) and its test suite (`tests`), as Debian packages them: of the release that this host's
+/// libibverbs is of.
+///
+/// # Errors
+/// This host has no Debian archive to get it from, or the package has another form.
+pub fn pyverbs() -> anyhow::Result<PathBuf> {
+    let release = call(Command::new("dpkg-query").args(["-W", "-f", "${Version}", "libibverbs1"]))
+        .context("pyverbs is got from Debian; --without-pyverbs does without")?;
+    let out = folder().join("pyverbs");
+    let done = out.join("laxity-has");
+    if fs::read_to_string(&done).is_ok_and(|has| has == release) {
+        return Ok(out);
+    }
+    eprintln!("laxity: getting {PYVERBS} {release} into {}", out.display());
+    let _ = fs::remove_dir_all(&out);
+    let package = out.join("package");
+    fs::create_dir_all(&package).context("creating the cache")?;
+    call(
+        Command::new("apt-get")
+            .args(["download", "-q", &format!("{PYVERBS}={release}")])
+            .current_dir(&out),
+    )
+    .context("getting pyverbs from Debian's archive; `apt-get update` helps, --without-pyverbs does without")?;
+    let file = fs::read_dir(&out)?
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| path.extension().is_some_and(|ending| ending == "deb"))
+        .context("apt-get downloaded no package")?;
+    call(Command::new("dpkg-deb").arg("-x").arg(&file).arg(&package))?;
+    let tests = package.join("usr/share/doc/rdma-core/tests");
+    let packed: Vec<PathBuf> = fs::read_dir(&tests)
+        .with_context(|| format!("{PYVERBS} {release} brings no tests"))?
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|ending| ending == "gz"))
+        .collect();
+    call(Command::new("gzip").arg("-d").args(packed))?;
+    fs::rename(&tests, out.join("tests")).context("moving pyverbs' tests")?;
+    fs::rename(
+        package.join("usr/lib/python3/dist-packages"),
+        out.join("modules"),
+    )
+    .context("moving pyverbs")?;
+    fs::write(&done, release).context("noting what was got")?;
+    Ok(out)
 }

@@ -9,6 +9,7 @@ use super::contention::Contention;
 use super::faults::Fault;
 use super::overhead::Overhead;
 use super::plugin::PluginReport;
+use super::pyverbs::SuiteReport;
 
 /// Everything that one boot brought.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -25,6 +26,9 @@ pub struct VerbsReport {
     /// The NCCL plugin over verbs.
     #[serde(default)]
     pub plugin: Vec<PluginReport>,
+    /// pyverbs' own test suite.
+    #[serde(default)]
+    pub pyverbs: Option<SuiteReport>,
     /// With the library against without, if that was asked for.
     pub overhead: Option<Overhead>,
 }
@@ -36,12 +40,14 @@ impl VerbsReport {
         let ran = !self.programs.is_empty()
             || !self.faults.is_empty()
             || !self.plugin.is_empty()
+            || self.pyverbs.is_some()
             || self.contention.is_some()
             || self.plugin_contention.is_some()
             || self.overhead.is_some();
         ran && self.programs.iter().all(|program| program.passed)
             && self.faults.iter().all(|fault| fault.passed)
             && self.plugin.iter().all(|case| case.passed)
+            && self.pyverbs.as_ref().is_none_or(|suite| suite.passed)
             && self.contention.as_ref().is_none_or(Contention::passed)
             && self
                 .plugin_contention
@@ -141,6 +147,16 @@ pub fn table(report: &VerbsReport) -> String {
         }
         parts.push(table.to_string());
     }
+    if let Some(suite) = &report.pyverbs {
+        let mut table = new_table(&["test suite", "", "s", "what was seen"], 2, 2);
+        table.add_row([
+            "pyverbs".into(),
+            mark(suite.passed).into(),
+            format!("{:.1}", suite.seconds),
+            suite.seen.clone(),
+        ]);
+        parts.push(table.to_string());
+    }
     if !report.faults.is_empty() {
         let mut table = new_table(&["fault", "", "bypassed bytes", "s", "what was seen"], 2, 3);
         for fault in &report.faults {
@@ -180,9 +196,11 @@ pub fn table(report: &VerbsReport) -> String {
         }
         parts.push(table.to_string());
     }
+    let suite = String::from("pyverbs");
     let failures = (report.programs.iter())
         .map(|program| (&program.name, &program.failures))
         .chain((report.plugin.iter()).map(|case| (&case.name, &case.failures)))
+        .chain((report.pyverbs.iter()).map(|of| (&suite, &of.failures)))
         .chain((report.faults.iter()).map(|fault| (&fault.name, &fault.failures)));
     for (name, failures) in failures {
         for failure in failures {

@@ -1,0 +1,632 @@
+//! A client that takes permits and completes nothing, beside one that behaves: the honest client
+//! keeps its rate and waits for nobody long, and operators see who is at fault.
+//!
+//! The honest client sends small flows one after the other, and the wire that it pretends to have
+//! takes a millisecond for each. Its rate therefore hardly depends on how busy the machine is. One
+//! process measures both phases, alone and beside the hostile client, so that the result is a ratio.
+
+use std::fmt::Write as _;
+use std::fs::Permissions;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use laxity_client::{Client, Direction, Flow, LEVEL_SCAVENGER, Lane, Options, Stage, Ticket};
+use laxity_shm::sleep::now_ns;
+use laxity_wire::ClientStatus;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, Uid, geteuid, setresuid};
+
+use crate::process::{Daemon, PATIENCE, binary, child, eventually, role, wait_bounded};
+
+/// Length of the phase in which the honest client has the daemon to itself.
+const ALONE: Duration = Duration::from_millis(1500);
+/// Length of the phase beside the hostile client. Shorter than any timeout by which a daemon that
+/// does nothing about it would recover.
+const BESIDE: Duration = Duration::from_secs(4);
+/// Share of its rate alone that an honest client keeps.
+const SHARE_MIN: f64 = 0.4;
+/// Longest that an honest client waits for a permit.
+const WAIT_MAX: Duration = Duration::from_millis(500);
+/// Longest that an operator or a new client waits for an answer.
+const ANSWER_MAX: Duration = Duration::from_secs(1);
+/// Flows are counted in windows of this length.
+const WINDOW: Duration = Duration::from_millis(100);
+/// Time on the wire of each flow of the honest client.
+const WIRE: Duration = Duration::from_millis(1);
+/// A user that nobody is.
+const STRANGER: u32 = 54_321;
+/// Bytes of a flow of the honest client.
+const FLOW_BYTES: u64 = 16 * 1024;
+
+/// What `laxity status` calls a client that holds permitted bytes and does not complete them.
+const BLAME: [&str; 2] = ["is distrusted", "is silent"];
+
+const SLOW_PORT: &str = "[access]\nanyone = true\n\
+    [[nic]]\nname = \"test\"\nrate = \"10Gbit\"\nchunk = \"64KiB\"\nwindow = \"256KiB\"\n";
+const FAST_PORT: &str = "[access]\nanyone = true\n\
+    [[nic]]\nname = \"test\"\nrate = \"400Gbit\"\nchunk = \"1MiB\"\nwindow = \"4MiB\"\n";
+
+/// Not a test by itself: the part of a child process.
+#[test]
+fn hostile_role() {
+    match role().as_deref() {
+        Some("honest") => honest(),
+        Some("reattaching") => reattaching(),
+        Some("gathering") => gathering(),
+        Some("crowd") => crowd(),
+        Some("busy") => busy(),
+        Some("silent") => silent(),
+        _ => {}
+    }
+}
+
+fn options(name: &str) -> Options {
+    Options {
+        name: name.to_owned(),
+        attach_timeout: Duration::from_secs(5),
+        reattach_every: Duration::from_millis(100),
+        // A machine that is busy must not look like a daemon that hangs.
+        stall_timeout: PATIENCE,
+        ..Options::from_env()
+    }
+}
+
+/// Whether the test's folder says that this phase is over, or the test is gone.
+fn is_over(start: Instant) -> bool {
+    let stop = PathBuf::from(std::env::var_os("STOP").expect("STOP"));
+    stop.exists() || start.elapsed() > PATIENCE
+}
+
+/// Becomes the user whom the test names, if it names one.
+fn become_another_user() {
+    if let Ok(user) = std::env::var("BECOME") {
+        let user = Uid::from_raw(user.parse().expect("a number"));
+        setresuid(user, user, user).expect("root gives up being root");
+    }
+}
+
+fn flow(stage: Stage, bytes: u64) -> Flow {
+    Flow {
+        stage,
+        direction: Direction::Egress,
+        bytes,
+        batch: 1,
+        request: 1,
+        ..Flow::default()
+    }
+}
+
+/// The longest time for which a thread that asks to run each millisecond did not run, by windows.
+struct Starved {
+    worst_ns: Arc<AtomicU64>,
+}
+
+impl Starved {
+    fn watch() -> Self {
+        let worst_ns = Arc::new(AtomicU64::new(0));
+        let mine = Arc::clone(&worst_ns);
+        std::thread::spawn(move || {
+            let mut last = now_ns();
+            loop {
+                std::thread::sleep(Duration::from_millis(1));
+                let now = now_ns();
+                mine.fetch_max(now - last, Ordering::Relaxed);
+                last = now;
+            }
+        });
+        Self { worst_ns }
+    }
+
+    /// The worst since the last call.
+    fn take(&self) -> u64 {
+        self.worst_ns.swap(0, Ordering::Relaxed)
+    }
+}
+
+/// What the honest client measured in one window of time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    /// When it ended, CLOCK_MONOTONIC.
+    end_ns: u64,
+    /// Its length.
+    length_ns: u64,
+    flows: u64,
+    /// Of those, flows that the daemon did not schedule.
+    unscheduled: u64,
+    /// Longest wait for a permit that ended in it.
+    wait_max_ns: u64,
+    /// Longest time that the machine kept a thread of the same process waiting for a core.
+    starved_ns: u64,
+}
+
+/// Sends one flow after the other, of all stages in turn, and prints what it measured.
+fn honest() {
+    let client = Client::attach(options("honest"));
+    assert!(client.is_scheduled(), "no daemon at the start");
+    let mut lane = client.lane();
+    let start = Instant::now();
+    let starved = Starved::watch();
+    let mut windows = Vec::new();
+    let mut window = Window::default();
+    let mut began = now_ns();
+    for stage in [Stage::Collective, Stage::KvReuse, Stage::P2d]
+        .into_iter()
+        .cycle()
+    {
+        let submitted = now_ns();
+        let mut ticket = lane.submit(&flow(stage, FLOW_BYTES));
+        let mut scheduled = true;
+        while !ticket.is_done() {
+            let grant = lane.wait(&mut ticket);
+            scheduled &= !grant.bypassed && grant.level != LEVEL_SCAVENGER;
+            window.wait_max_ns = window.wait_max_ns.max(now_ns() - submitted);
+            std::thread::sleep(WIRE);
+            lane.complete(&ticket, grant.bytes);
+        }
+        window.flows += 1;
+        window.unscheduled += u64::from(!scheduled);
+        let now = now_ns();
+        if u128::from(now - began) >= WINDOW.as_nanos() {
+            window.end_ns = now;
+            window.length_ns = now - began;
+            window.starved_ns = starved.take();
+            windows.push(core::mem::take(&mut window));
+            began = now;
+            if is_over(start) {
+                break;
+            }
+        }
+    }
+    let mut text = String::new();
+    for one in windows {
+        writeln!(
+            text,
+            "WINDOW {} {} {} {} {} {}",
+            one.end_ns, one.length_ns, one.flows, one.unscheduled, one.wait_max_ns, one.starved_ns
+        )
+        .expect("a string");
+    }
+    println!("\n{text}");
+}
+
+/// One attachment that submits collectives and never completes what it is permitted.
+struct Attack {
+    client: Client,
+    lane: Lane,
+    tickets: Vec<Ticket>,
+    is_found_out: bool,
+}
+
+impl Attack {
+    fn begin() -> Self {
+        let client = Client::attach(options("hostile"));
+        let lane = client.lane();
+        Self {
+            client,
+            lane,
+            tickets: Vec::new(),
+            is_found_out: false,
+        }
+    }
+
+    fn go_on(&mut self) {
+        if self.tickets.len() < 64 {
+            let ticket = self.lane.submit(&flow(Stage::Collective, 64 * 1024));
+            self.tickets.push(ticket);
+        }
+        for ticket in &mut self.tickets {
+            if let Some(grant) = self.lane.poll(ticket) {
+                self.is_found_out |= grant.bypassed || grant.level == LEVEL_SCAVENGER;
+            }
+        }
+        self.tickets.retain(|ticket| !ticket.is_done());
+        self.is_found_out |= !self.client.is_scheduled();
+    }
+}
+
+/// Two attachments of one process that complete nothing; each begins anew as soon as it notices that
+/// it is not scheduled any more.
+fn reattaching() {
+    become_another_user();
+    let start = Instant::now();
+    let mut attacks = [Attack::begin(), Attack::begin()];
+    println!("\nREADY");
+    while !is_over(start) {
+        for attack in &mut attacks {
+            attack.go_on();
+            if attack.is_found_out {
+                *attack = Attack::begin();
+            }
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Attaches again and again, holds what each attachment is permitted, and never leaves.
+fn gathering() {
+    become_another_user();
+    let start = Instant::now();
+    let mut attacks = Vec::new();
+    println!("\nREADY");
+    while !is_over(start) {
+        let mut attack = Attack::begin();
+        for _ in 0..6 {
+            attack.go_on();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // A lane that is dropped would say so.
+        attacks.push(attack);
+    }
+}
+
+/// Many attachments, each of which holds what it is permitted.
+fn crowd() {
+    become_another_user();
+    let start = Instant::now();
+    let mut attacks: Vec<Attack> = (0..16).map(|_| Attack::begin()).collect();
+    println!("\nREADY");
+    while !is_over(start) {
+        attacks.iter_mut().for_each(Attack::go_on);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A client that behaves, with many flows under way, until somebody stops it.
+fn busy() {
+    become_another_user();
+    let start = Instant::now();
+    let client = Client::attach(options("stopped"));
+    let mut lane = client.lane();
+    let mut tickets = Vec::new();
+    let mut submitted = 0_u64;
+    let mut sent = 0_u64;
+    println!("\nREADY");
+    loop {
+        let over = is_over(start);
+        while !over && tickets.len() < 64 {
+            let next = flow(Stage::Collective, 64 * 1024);
+            submitted += next.bytes;
+            tickets.push(lane.submit(&next));
+        }
+        let mut grants = Vec::new();
+        for (index, ticket) in tickets.iter_mut().enumerate() {
+            if let Some(grant) = lane.poll(ticket) {
+                grants.push((index, grant.bytes));
+            }
+        }
+        // All of them are on the wire for a while: that is where SIGSTOP finds it.
+        std::thread::sleep(Duration::from_millis(2));
+        for (index, bytes) in grants {
+            sent += bytes;
+            lane.complete(&tickets[index], bytes);
+        }
+        tickets.retain(|ticket| !ticket.is_done());
+        if over && tickets.is_empty() {
+            break;
+        }
+    }
+    println!("\nSENT {submitted} {sent}");
+}
+
+/// Posts 4 MiB that are not to be cut, as a verbs program does, and completes nothing.
+fn silent() {
+    become_another_user();
+    let start = Instant::now();
+    let client = Client::attach(options("hostile"));
+    let mut lane = client.lane();
+    let mut tickets = Vec::new();
+    let whole = Flow {
+        whole: true,
+        batch: 0,
+        request: 0,
+        ..flow(Stage::P2d, 64 * 1024)
+    };
+    for _ in 0..64 {
+        tickets.push(lane.submit(&whole));
+    }
+    println!("\nREADY");
+    while !is_over(start) {
+        for ticket in &mut tickets {
+            let _ = lane.poll(ticket);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether the hostile client is a user of its own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum User {
+    /// One that the honest client is not, if the test may choose (as root).
+    Another,
+    /// The honest client's.
+    Same,
+}
+
+/// One daemon, one honest client, and somebody beside it.
+struct Scene {
+    folder: tempfile::TempDir,
+    daemon: Daemon,
+    honest: Option<Child>,
+    alone_from: u64,
+    alone_until: u64,
+}
+
+impl Scene {
+    /// Starts daemon and honest client, which has the port to itself for a while.
+    fn begin(config: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let open = Permissions::from_mode(0o755);
+        std::fs::set_permissions(folder.path(), open).expect("open to other users");
+        let daemon = Daemon::start(folder.path(), config);
+        let honest = start(&daemon, folder.path(), "honest", User::Same);
+        eventually("the honest client is attached", || {
+            daemon.status().clients.len() == 1
+        });
+        let alone_from = now_ns();
+        std::thread::sleep(ALONE);
+        Self {
+            folder,
+            daemon,
+            honest: Some(honest),
+            alone_from,
+            alone_until: now_ns(),
+        }
+    }
+
+    /// Watches the honest client beside the hostile one called `name`, then has both end.
+    fn judge(&mut self, name: &str, user: User) {
+        let from = now_ns();
+        let start = Instant::now();
+        let mut blamed = false;
+        while start.elapsed() < BESIDE {
+            let asked = Instant::now();
+            let text = status_text(&self.daemon);
+            let took = asked.elapsed();
+            assert!(took < ANSWER_MAX, "`laxity status` took {took:?}");
+            blamed |= is_blamed(&text, name);
+            assert!(!is_blamed(&text, "honest"), "{text}");
+            std::thread::sleep(WINDOW);
+        }
+        let until = now_ns();
+        let served = self.serve_newcomer();
+        let text = status_text(&self.daemon);
+        std::fs::write(self.folder.path().join("stop"), "").expect("written");
+        let (status, output) = wait_bounded(self.honest.take().expect("judged once"));
+        assert!(status.success(), "{output}");
+        let windows = parse(&output);
+        let within = |from: u64, until: u64| -> Vec<Window> {
+            let inside = |one: &&Window| one.end_ns - one.length_ns >= from && one.end_ns <= until;
+            windows.iter().filter(inside).copied().collect()
+        };
+        let alone = within(self.alone_from, self.alone_until);
+        // A wait that goes on while the phase ends is not inside it, but counts.
+        let beside = within(from, until + WAIT_MAX.as_nanos() as u64);
+        check(&alone, &beside, from, until, user);
+        let (attached, bypassed) = served;
+        assert!(attached < ANSWER_MAX, "a new client waited {attached:?}");
+        assert!(bypassed < ANSWER_MAX, "`laxity bypass` took {bypassed:?}");
+        assert!(blamed, "`laxity status` names nobody:\n{text}");
+    }
+
+    /// How long a client that comes now waits for its first permit, and an operator for a bypass.
+    fn serve_newcomer(&self) -> (Duration, Duration) {
+        let asked = Instant::now();
+        let client = Client::attach(Options {
+            socket: self.daemon.socket(),
+            ..options("newcomer")
+        });
+        assert!(client.is_scheduled(), "a new client is not served");
+        let mut lane = client.lane();
+        let mut ticket = lane.submit(&flow(Stage::Collective, FLOW_BYTES));
+        let grant = lane.wait(&mut ticket);
+        lane.complete(&ticket, grant.bytes);
+        let attached = asked.elapsed();
+        let asked = Instant::now();
+        self.daemon.operator().bypass(true).expect("done");
+        self.daemon.operator().bypass(false).expect("done");
+        (attached, asked.elapsed())
+    }
+}
+
+fn start(daemon: &Daemon, folder: &Path, role: &str, user: User) -> Child {
+    let socket = daemon.socket().display().to_string();
+    let stop = folder.join("stop").display().to_string();
+    let user = (user == User::Another && geteuid().is_root()).then(|| STRANGER.to_string());
+    let mut environment = vec![("LAXITY_SOCKET", socket.as_str()), ("STOP", stop.as_str())];
+    environment.extend(user.as_deref().map(|user| ("BECOME", user)));
+    child("hostile::hostile_role", role, &environment)
+}
+
+/// The process of a hostile client. It is killed when dropped, also while it is stopped.
+struct Hostile {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Hostile {
+    /// Starts one and waits until it is attached and has submitted.
+    fn start(scene: &Scene, role: &str, user: User) -> Self {
+        let mut child = start(&scene.daemon, scene.folder.path(), role, user);
+        let mut lines = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut line = String::new();
+        while !line.contains("READY") {
+            line.clear();
+            let read = lines.read_line(&mut line).expect("text");
+            assert!(read > 0, "the hostile client ended early");
+        }
+        Self { child, lines }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id().cast_signed());
+        kill(pid, signal).expect("sent");
+    }
+
+    /// What it says from now on, once it has ended well.
+    fn finish(&mut self) -> String {
+        let mut text = String::new();
+        self.lines.read_to_string(&mut text).expect("text");
+        assert!(self.child.wait().expect("wait").success(), "{text}");
+        text
+    }
+}
+
+impl Drop for Hostile {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What `laxity status` prints.
+fn status_text(daemon: &Daemon) -> String {
+    let output = Command::new(binary("laxity"))
+        .args(["status", "--control"])
+        .arg(daemon.control())
+        .output()
+        .expect("laxity runs");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Whether a line of `text` names this client and blames it.
+fn is_blamed(text: &str, name: &str) -> bool {
+    let mut lines = text.lines().filter(|line| line.contains(name));
+    lines.any(|line| BLAME.iter().any(|word| line.contains(word)))
+}
+
+fn parse(output: &str) -> Vec<Window> {
+    let lines = output
+        .lines()
+        .filter_map(|line| line.strip_prefix("WINDOW "));
+    lines
+        .map(|line| {
+            let mut numbers = line.split(' ').map(|word| word.parse().expect("a number"));
+            let mut next = || numbers.next().expect("six numbers");
+            Window {
+                end_ns: next(),
+                length_ns: next(),
+                flows: next(),
+                unscheduled: next(),
+                wait_max_ns: next(),
+                starved_ns: next(),
+            }
+        })
+        .collect()
+}
+
+/// Flows per second over all of `windows`.
+fn rate(windows: &[Window]) -> f64 {
+    let flows: u64 = windows.iter().map(|one| one.flows).sum();
+    let time_ns: u64 = windows.iter().map(|one| one.length_ns).sum();
+    flows as f64 * 1e9 / time_ns.max(1) as f64
+}
+
+fn check(alone: &[Window], beside: &[Window], from: u64, until: u64, user: User) {
+    assert!(alone.len() > 3, "nothing measured alone: {alone:?}");
+    // What the machine itself kept waiting says nothing about the daemon.
+    let limit = WAIT_MAX.as_nanos() as u64;
+    let fair = |one: &&Window| one.starved_ns < limit / 4;
+    let fair: Vec<Window> = beside.iter().filter(fair).copied().collect();
+    let covered: u64 = beside.iter().map(|one| one.length_ns).sum();
+    assert!(
+        covered > (until - from) / 2,
+        "the honest client was stuck: {} of {} ms measured: {beside:?}",
+        covered / 1_000_000,
+        (until - from) / 1_000_000
+    );
+    assert!(
+        fair.len() > beside.len() / 4,
+        "the machine is too busy to measure anything: {beside:?}"
+    );
+    let worst = fair.iter().map(|one| one.wait_max_ns).max().unwrap_or(0);
+    assert!(
+        worst <= limit,
+        "the honest client waited {} ms for a permit",
+        worst / 1_000_000
+    );
+    let (before, after) = (rate(alone), rate(&fair));
+    assert!(
+        after >= SHARE_MIN * before,
+        "{after:.0} flows/s beside the hostile client, {before:.0} alone"
+    );
+    if user == User::Another && geteuid().is_root() {
+        let flows: u64 = fair.iter().map(|one| one.flows).sum();
+        let unscheduled: u64 = fair.iter().map(|one| one.unscheduled).sum();
+        assert!(
+            unscheduled <= flows / 10,
+            "{unscheduled} of the honest client's {flows} flows were not scheduled"
+        );
+    }
+}
+
+#[test]
+fn whoever_completes_nothing_and_attaches_anew_holds_nobody_up() {
+    let mut scene = Scene::begin(SLOW_PORT);
+    let _hostile = Hostile::start(&scene, "reattaching", User::Another);
+    scene.judge("hostile", User::Another);
+}
+
+#[test]
+fn whoever_attaches_again_and_again_and_completes_nothing_holds_nobody_up() {
+    let mut scene = Scene::begin(SLOW_PORT);
+    let _hostile = Hostile::start(&scene, "gathering", User::Another);
+    scene.judge("hostile", User::Another);
+}
+
+#[test]
+fn many_that_complete_nothing_hold_nobody_up_for_longer_than_one() {
+    let mut scene = Scene::begin(SLOW_PORT);
+    let _hostile = Hostile::start(&scene, "crowd", User::Another);
+    scene.judge("hostile", User::Another);
+}
+
+/// A client that is stopped with flows in flight; it goes on afterwards and loses nothing.
+fn a_stopped_client(user: User) {
+    let mut scene = Scene::begin(SLOW_PORT);
+    let mut stopped = Hostile::start(&scene, "busy", user);
+    eventually("it is stopped with flows in flight", || {
+        stopped.signal(Signal::SIGSTOP);
+        // The daemon still reads what it had written.
+        std::thread::sleep(Duration::from_millis(20));
+        let status = scene.daemon.status();
+        let held = |client: &ClientStatus| {
+            let holds = client.permitted_bytes >= client.completed_bytes + 65_536;
+            // With more of it waiting, it gets all of the window.
+            client.name == "stopped" && holds && client.waiting_flows > 0
+        };
+        let found = status.clients.iter().any(held);
+        if !found {
+            stopped.signal(Signal::SIGCONT);
+        }
+        found
+    });
+    scene.judge("stopped", user);
+    stopped.signal(Signal::SIGCONT);
+    let text = stopped.finish();
+    let sums = text.lines().find_map(|line| line.strip_prefix("SENT "));
+    let (submitted, sent) = sums.and_then(|sums| sums.split_once(' ')).expect("sums");
+    assert_eq!(submitted, sent, "each byte goes out once");
+}
+
+#[test]
+fn a_stopped_client_of_another_user_holds_nobody_up_and_loses_nothing() {
+    a_stopped_client(User::Another);
+}
+
+#[test]
+fn a_stopped_client_of_the_same_user_holds_nobody_up_and_loses_nothing() {
+    a_stopped_client(User::Same);
+}
+
+#[test]
+fn a_client_that_never_looks_for_its_completions_holds_nobody_up() {
+    let mut scene = Scene::begin(FAST_PORT);
+    let _hostile = Hostile::start(&scene, "silent", User::Another);
+    scene.judge("hostile", User::Another);
+}
