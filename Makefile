@@ -106,6 +106,15 @@ fuzz: setup ## arbitrary bytes at everything that takes some, each target for FU
 verbs: core setup-verbs ## unmodified RDMA programs under the scheduler, in the SoftRoCE lab: a table and JSON
 	$(TARGET)/release/laxity lab verbs --keep-going --json lab-verbs.json
 
+MDBOOK := $(or $(shell command -v mdbook),$(TARGET)/tools/bin/mdbook)
+
+.PHONY: docs
+docs: ## the documentation as a book, in target/book (builds mdbook where there is none, once, 2 to 4 minutes)
+	@command -v "$(MDBOOK)" >/dev/null || CARGO_PROFILE_RELEASE_OPT_LEVEL=1 $(CARGO) install --locked mdbook \
+		--version 0.4.52 --no-default-features --features search --root "$(TARGET)/tools" --target-dir "$(TARGET)/tools/build"
+	$(MDBOOK) build --dest-dir "$(abspath $(TARGET))/book"
+	@echo "the book: $(TARGET)/book/index.html"
+
 .PHONY: install
 install: release ## install the daemon, the coordinator, the CLI, the client library, units, man pages and completions
 	DESTDIR="$(DESTDIR)" TARGET="$(TARGET)" tools/install.sh
