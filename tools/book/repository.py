@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A preprocessor of mdBook: rewrites relative links that leave docs/ to addresses of the repository.
+"""A preprocessor of mdBook: makes links that are right in the repository right in the book.
 
-Pages in docs/ link to source files by relative paths, as readers of the repository want them. The
-book holds only docs/, so in the book these links lead to the repository's web page.
+Pages in docs/ link to source files by relative paths. The book holds only docs/, so there these
+links lead to the repository's web page. A README.md becomes an index.html, and links follow.
 """
 
 import json
@@ -10,7 +10,7 @@ import posixpath
 import re
 import sys
 
-LINK = re.compile(r"(\]\(|^\[[^\]]+\]: +)(\.\./[^)\s#]*)", re.MULTILINE)
+LINK = re.compile(r"(\]\(|^\[[^\]]+\]: +)([^)\s#:]+)(?=[)\s#])", re.MULTILINE)
 
 
 def rewrite(chapter, source, repository):
@@ -18,7 +18,7 @@ def rewrite(chapter, source, repository):
         folder = posixpath.dirname(posixpath.join(source, chapter["path"] or ""))
         target = posixpath.normpath(posixpath.join(folder, link.group(2)))
         if target == source or target.startswith(source + "/"):
-            return link.group(0)
+            return link.group(1) + re.sub(r"(^|/)README\.md$", r"\1index.md", link.group(2))
         return f"{link.group(1)}{repository}/blob/main/{target}"
 
     chapter["content"] = LINK.sub(address, chapter["content"])
