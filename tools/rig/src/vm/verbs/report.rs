@@ -44,19 +44,19 @@ impl VerbsReport {
             || self.contention.is_some()
             || self.plugin_contention.is_some()
             || self.overhead.is_some();
-        ran && self.programs.iter().all(|program| program.passed)
-            && self.faults.iter().all(|fault| fault.passed)
-            && self.plugin.iter().all(|case| case.passed)
-            && self.pyverbs.as_ref().is_none_or(|suite| suite.passed)
-            && self.contention.as_ref().is_none_or(Contention::passed)
-            && self
-                .plugin_contention
-                .as_ref()
-                .is_none_or(Contention::passed)
-            && self
-                .overhead
-                .as_ref()
-                .is_none_or(|overhead| overhead.passed)
+        ran && !self.failed()
+    }
+
+    /// Whether anything that was run failed.
+    #[must_use]
+    pub fn failed(&self) -> bool {
+        let contention = [&self.contention, &self.plugin_contention];
+        self.programs.iter().any(|program| !program.passed)
+            || self.faults.iter().any(|fault| !fault.passed)
+            || self.plugin.iter().any(|case| !case.passed)
+            || self.pyverbs.iter().any(|suite| !suite.passed)
+            || (contention.into_iter().flatten()).any(|it| !it.passed())
+            || self.overhead.iter().any(|overhead| !overhead.passed)
     }
 }
 
