@@ -1,4 +1,4 @@
-//! The documentation holds what it promises: links lead somewhere, paths exist, every page is in
+//! The documentation holds what it promises: links, paths and cited sections exist, every page is in
 //! the book, and examples are accepted by the programs that they are for.
 //!
 //! A fenced block says by its second word which program reads it, such as `toml laxityd`
@@ -76,29 +76,39 @@ struct Block {
     text: String,
 }
 
-fn pages() -> Vec<Page> {
-    fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
+/// Files of the repository whose names end in one of `extensions`, in order.
+fn files(extensions: &[&str]) -> Vec<PathBuf> {
+    fn walk(folder: &Path, extensions: &[&str], found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(folder).expect("a readable folder").flatten() {
             let path = entry.path();
             let name = entry.file_name();
             if path.is_dir() {
                 if !SKIPPED.iter().any(|skipped| name == *skipped) {
-                    walk(&path, found);
+                    walk(&path, extensions, found);
                 }
-            } else if path.extension().is_some_and(|e| e == "md") {
+            } else if extensions
+                .iter()
+                .any(|e| path.extension().is_some_and(|own| own == *e))
+            {
                 found.push(path);
             }
         }
     }
-    let root = root();
     let mut found = Vec::new();
-    walk(&root, &mut found);
+    walk(&root(), extensions, &mut found);
     found.sort();
     found
+}
+
+fn pages() -> Vec<Page> {
+    files(&["md"])
         .into_iter()
         .map(|path| Page {
             text: fs::read_to_string(&path).expect("a readable page"),
-            path: path.strip_prefix(&root).expect("below the root").to_owned(),
+            path: path
+                .strip_prefix(root())
+                .expect("below the root")
+                .to_owned(),
         })
         .collect()
 }
@@ -304,6 +314,35 @@ fn every_path_of_the_repository_that_a_page_names_exists() {
     assert!(
         wrong.is_empty(),
         "paths that do not exist:\n{}",
+        wrong.join("\n")
+    );
+}
+
+#[test]
+fn every_section_of_the_architecture_that_a_file_cites_exists() {
+    let page = fs::read_to_string(root().join("docs/architecture.md")).expect("a readable page");
+    let sections: BTreeSet<&str> = prose(&page)
+        .filter_map(|(_, line)| line.strip_prefix("##"))
+        .filter_map(|heading| heading.trim_start_matches('#').split_whitespace().next())
+        .map(|number| number.trim_end_matches('.'))
+        .collect();
+    let mut wrong = Vec::new();
+    for file in files(&["rs", "c", "h", "py", "sh", "toml", "md"]) {
+        let text = fs::read_to_string(&file).unwrap_or_default();
+        for cited in text.split("architecture §").skip(1) {
+            let number: String = cited
+                .chars()
+                .take_while(|c| c.is_ascii_digit() || *c == '.')
+                .collect();
+            let number = number.trim_end_matches('.');
+            if !number.is_empty() && !sections.contains(number) {
+                wrong.push(format!("{}: architecture §{number}", file.display()));
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "sections that do not exist:\n{}",
         wrong.join("\n")
     );
 }
