@@ -40,7 +40,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("laxity-policy", &[]),
     ("laxity-quantity", &[]),
     ("laxity-shm", &[]),
-    ("laxity-wire", &[]),
+    ("laxity-wire", &["laxity-policy"]),
     ("laxity-client", &["laxity-profile", "laxity-shm"]),
     ("laxity-client-c", &["laxity-client"]),
     (
@@ -100,17 +100,29 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     (
         "laxity-cli",
         &[
-            "laxity-coordinator",
             "laxity-credentials",
-            "laxity-decisions",
             "laxity-files",
             "laxity-profile",
             "laxity-quantity",
-            "laxity-rig",
             "laxity-shm",
-            "laxity-sim",
             "laxity-wire",
         ],
+    ),
+    (
+        "laxity-lab",
+        &[
+            "laxity-cli",
+            "laxity-decisions",
+            "laxity-files",
+            "laxity-quantity",
+            "laxity-rig",
+            "laxity-sim",
+            "laxity-trial",
+        ],
+    ),
+    (
+        "laxity-trial",
+        &["laxity-credentials", "laxity-files", "laxity-wire"],
     ),
     (
         "laxity-sim",
