@@ -255,6 +255,70 @@ fn dependencies_between_crates_point_one_way() {
     );
 }
 
+/// What operators and applications run. Nothing of the laboratory may be linked into it.
+const PRODUCT: [&str; 8] = [
+    "laxity-cli",
+    "laxity-client-c",
+    "laxity-coordinator",
+    "laxity-daemon",
+    "laxity-mooncake",
+    "laxity-nccl",
+    "laxity-python",
+    "laxity-verbs",
+];
+
+/// Crates that measure, simulate, plot, or serve models.
+fn is_laboratory(name: &str) -> bool {
+    const OURS: [&str; 10] = [
+        "laxity-bench",
+        "laxity-decisions",
+        "laxity-engine",
+        "laxity-fuzz",
+        "laxity-lab",
+        "laxity-nccl-host",
+        "laxity-requests",
+        "laxity-rig",
+        "laxity-sim",
+        "laxity-trial",
+    ];
+    let theirs = ["candle", "plotters", "rcgen", "smartcore", "rand_distr"];
+    OURS.contains(&name) || theirs.iter().any(|start| name.starts_with(start))
+}
+
+#[test]
+fn the_product_links_nothing_of_the_laboratory() {
+    for product in PRODUCT {
+        let output = Command::new(env!("CARGO"))
+            .args([
+                "tree",
+                "--package",
+                product,
+                "--edges",
+                "normal",
+                "--offline",
+            ])
+            .args(["--locked", "--prefix", "none", "--format", "{p}"])
+            .current_dir(root())
+            .output()
+            .expect("cargo tree runs");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let names: BTreeSet<&str> = (text.lines())
+            .filter_map(|line| line.split_whitespace().next())
+            .collect();
+        assert!(
+            names.contains(product),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        for name in &names {
+            assert!(!is_laboratory(name), "{product} links {name}");
+        }
+        // The exporter of metrics brings random numbers into the services.
+        let operators = product == "laxity-cli" && names.contains("rand");
+        assert!(!operators, "{product} links rand");
+    }
+}
+
 #[test]
 fn only_the_listed_crates_may_hold_unsafe_code() {
     let allowed: BTreeMap<_, _> = MAY_BE_UNSAFE.iter().copied().collect();

@@ -22,7 +22,7 @@ const WRONG_ARGUMENTS: u8 = 2;
 pub(crate) const HELP: &str = "\
 Commands of the laboratory, if laxity-lab is installed (`make install-lab`):
   lab           Real hosts on one machine: network namespaces, real TCP, a shaped fabric
-  sim           A cluster of thousands of GPUs in virtual time, under the scheduler's own decision code
+  sim           A cluster of thousands of GPUs in virtual time
   certs         Make a CA and certificates for a trial of the coordinator with TLS
   cluster load  Put a coordinator under load as thousands of daemons would";
 

@@ -47,7 +47,7 @@ enum Command {
     #[command(after_long_help = certs::HELP)]
     Certs(certs::CertsArgs),
     /// Put a coordinator under load as thousands of daemons would, and measure how long an order takes
-    #[command(bin_name = "laxity cluster load")]
+    #[command(override_usage = "laxity cluster load [OPTIONS]")]
     ClusterLoad(cluster_load::LoadArgs),
     /// Print a shell's completion script
     Completions {
