@@ -556,7 +556,9 @@ impl QueuePair {
             }
             permitted = Some(index);
         }
-        let Some(permitted) = permitted else { return false };
+        let Some(permitted) = permitted else {
+            return false;
+        };
         for waits in state.waiting.range_mut(..permitted) {
             if waits.pull(&mut lane) {
                 COUNTERS.pulled.add(1);
