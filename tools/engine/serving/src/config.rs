@@ -12,6 +12,7 @@ use crate::apart::Peers as NetPeers;
 use crate::apart::experts::Ranks;
 use crate::model::ModelShape;
 use crate::model::shape::ShapeError;
+use crate::model::timed::Timing;
 use crate::schedule::places::{Places, Rule};
 use crate::schedule::{Room, Settings};
 
@@ -56,6 +57,9 @@ pub struct Config {
     pub device: Compute,
     /// The model.
     pub model: ModelShape,
+    /// The time of computing: with it nothing is computed, and `device` and weights mean nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timing: Option<Timing>,
     /// The KV cache.
     #[serde(default)]
     pub kv: Kv,
@@ -88,6 +92,8 @@ pub struct Kv {
     pub blocks: u32,
     /// Tokens a block.
     pub block_tokens: u32,
+    /// Whether KV that came from another process is found again by later prompts.
+    pub keep_fetched: bool,
 }
 
 impl Default for Kv {
@@ -95,6 +101,7 @@ impl Default for Kv {
         Self {
             blocks: 1024,
             block_tokens: 16,
+            keep_fetched: true,
         }
     }
 }
@@ -315,6 +322,7 @@ impl Config {
             ));
         }
         self.schedule.check()?;
+        self.check_timing()?;
         self.check_limits()?;
         if let Some(rate) = self.laxity.rate_mbit
             && !(rate.is_finite() && rate > 0.0)
@@ -323,6 +331,28 @@ impl Config {
             return Err(value("laxity.rate_mbit", rate, wanted));
         }
         self.check_peers()
+    }
+
+    fn check_timing(&self) -> Result<(), ConfigError> {
+        let Some(timing) = &self.timing else {
+            return if cfg!(feature = "compute") {
+                Ok(())
+            } else {
+                let wanted = "this laxity-engine was built without a model that computes: give \
+                              timing.layer_us, token_us, expert_us and row_us";
+                Err(value("timing", "missing", wanted))
+            };
+        };
+        for (field, time) in timing.all() {
+            if !(0.0..=1e9).contains(&time) {
+                return Err(value(field, time, "0 to 1000000000 microseconds"));
+            }
+        }
+        if self.model.hidden < 2 {
+            let wanted = "at least 2 with [timing]: a row begins with a number of 64 bits";
+            return Err(value("model.hidden", self.model.hidden, wanted));
+        }
+        Ok(())
     }
 
     fn check_limits(&self) -> Result<(), ConfigError> {
@@ -567,6 +597,10 @@ mod tests {
                 "schedule.forest is /nowhere/forest.json",
             ),
             ("laxity = { rate_mbit = 0.0 }", "laxity.rate_mbit"),
+            (
+                "timing = { layer_us = 1.0, token_us = 1.0, expert_us = 1.0, row_us = -1.0 }",
+                "timing.row_us is -1",
+            ),
             (
                 "role = \"decode\"\npeers = { listen = \"127.0.0.1:1\", prefill = [\"127.0.0.1:2\"], dispatch = \"hyperflexis\" }",
                 "peers.prefill_ns",

@@ -29,7 +29,7 @@ use crate::apart::inbox::Key;
 use crate::apart::{Net, Numbers, Words};
 use crate::carry::{Arrival, Carrier, Counts, Kind};
 use crate::clock;
-use crate::kv::{Blocks, Pages};
+use crate::kv::Blocks;
 use crate::model::Model;
 use crate::schedule::places::Places;
 use crate::schedule::{Desk, Room, Settings};
@@ -53,8 +53,12 @@ struct Asker {
 #[derive(Debug)]
 pub struct Parts {
     /// The model.
-    pub model: Model,
-    /// The KV cache.
+    pub model: Box<dyn Model>,
+    /// The blocks of its KV cache.
+    pub blocks: Blocks,
+    /// Whether KV that came from another process is found again.
+    pub keep_fetched: bool,
+    /// The KV cache, as the scheduler knows it.
     pub room: Room,
     /// How iterations are made.
     pub settings: Settings,
@@ -159,13 +163,16 @@ impl Handle {
 /// The engine.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    model: Model,
-    pages: Pages,
+    model: Arc<dyn Model>,
     blocks: Blocks,
+    keep_fetched: bool,
     desk: Desk,
-    net: Option<Net>,
+    net: Option<Arc<Net>>,
     requests_max: usize,
     stopped: bool,
+    orders: Receiver<Order>,
+    /// Orders that came while a batch was computed, and wait for its end.
+    deferred: VecDeque<Order>,
     sequences: HashMap<RequestId, Sequence>,
     /// KV that is on its way here, of sequences that wait or are about to be computed.
     imports: HashMap<RequestId, Import>,
@@ -200,6 +207,8 @@ pub(crate) struct Engine {
 pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
     let Parts {
         model,
+        blocks,
+        keep_fetched,
         room,
         settings,
         forest,
@@ -209,13 +218,6 @@ pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
         requests_max,
     } = parts;
     let (handle, incoming) = orders;
-    let pages = Pages::new(
-        model.shape(),
-        room.blocks as usize,
-        room.block_tokens as usize,
-        model.device(),
-    )
-    .context("no memory for the KV cache (kv.blocks)")?;
     let desk =
         Desk::new(&settings, forest, room, places, record.as_deref()).with_context(|| {
             format!(
@@ -229,13 +231,15 @@ pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
         let _ = handle.standing.carrier.set(net.carrier.clone());
     }
     let engine = Engine {
-        blocks: Blocks::new(room.blocks as usize),
-        model,
-        pages,
+        model: Arc::from(model),
+        blocks,
+        keep_fetched,
         desk,
-        net,
+        net: net.map(Arc::new),
         requests_max,
         stopped: false,
+        orders: incoming,
+        deferred: VecDeque::new(),
         sequences: HashMap::new(),
         imports: HashMap::new(),
         asking: HashMap::new(),
@@ -255,7 +259,7 @@ pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
     };
     std::thread::Builder::new()
         .name("engine".to_owned())
-        .spawn(move || engine.serve(&incoming))
+        .spawn(move || engine.serve())
         .context("no thread for the engine")?;
     Ok(handle)
 }
@@ -281,19 +285,24 @@ impl Drop for Ended {
 }
 
 impl Engine {
-    fn serve(mut self, orders: &Receiver<Order>) {
+    fn serve(mut self) {
         let _ended = Ended(Arc::clone(&self.standing));
         let mut computed = false;
         loop {
             if computed {
                 // More is to be computed: take what is there.
+                while let Some(order) = self.deferred.pop_front() {
+                    self.take(order);
+                }
             } else {
                 let waits = !self.is_empty();
                 let next = if waits {
-                    orders.recv_timeout(LOOK_EVERY)
+                    self.orders.recv_timeout(LOOK_EVERY)
                 } else {
                     self.desk.flush();
-                    orders.recv().map_err(|_| RecvTimeoutError::Disconnected)
+                    self.orders
+                        .recv()
+                        .map_err(|_| RecvTimeoutError::Disconnected)
                 };
                 match next {
                     Ok(order) => self.take(order),
@@ -301,7 +310,7 @@ impl Engine {
                     Err(RecvTimeoutError::Disconnected) => break,
                 }
             }
-            while let Ok(order) = orders.try_recv() {
+            while let Ok(order) = self.orders.try_recv() {
                 self.take(order);
             }
             if self.stopped {
@@ -353,6 +362,24 @@ impl Engine {
         }
     }
 
+    /// Takes what need not wait for the end of the batch that is computed: prompts of others, and questions and answers
+    /// about KV. What may end a sequence of the batch waits, and all that comes after the loss of a process.
+    fn take_between_layers(&mut self) {
+        while let Ok(order) = self.orders.try_recv() {
+            let lost = self
+                .deferred
+                .iter()
+                .any(|order| matches!(order, Order::Lost(..)));
+            match order {
+                Order::Words(
+                    from,
+                    words @ (Words::Prefill { .. } | Words::Ask { .. } | Words::Will { .. }),
+                ) if !lost => self.hear(from, words),
+                order => self.deferred.push_back(order),
+            }
+        }
+    }
+
     fn submit(&mut self, submission: Submission) {
         let sequence = Sequence {
             id: self.numbers.request(),
@@ -393,7 +420,7 @@ impl Engine {
 
     /// Takes what is found of a prompt in the cache: tokens.
     fn find(&mut self, sequence: &mut Sequence) -> usize {
-        let size = self.pages.block_tokens();
+        let size = self.model.kv().block_tokens();
         let model = self.model.identity();
         let count = sequence.reusable(size);
         let found = self.blocks.find(sequence.hashes(count, size, &model));

@@ -142,7 +142,7 @@ impl Engine {
         }
         let have = self.find(&mut sequence);
         self.standing.found_here.fetch_add(have, Ordering::Relaxed);
-        let size = self.pages.block_tokens();
+        let size = self.model.kv().block_tokens();
         let lacking = sequence.prompt.div_ceil(size) - sequence.blocks.len();
         let Some(blocks) = self.blocks.take(lacking) else {
             tracing::error!(

@@ -15,6 +15,7 @@ use crate::apart::inbox::Key;
 use crate::apart::{Destination, Words};
 use crate::carry::{Arrival, Kind};
 use crate::clock;
+use crate::model::ModelError;
 
 /// A sequence for whose beginning others are asked.
 #[derive(Debug)]
@@ -195,7 +196,7 @@ impl Engine {
         let Some(net) = &self.net else {
             return Some(sequence);
         };
-        let size = self.pages.block_tokens();
+        let size = self.model.kv().block_tokens();
         let (first, count) = (sequence.computed / size, sequence.reusable(size));
         let mut left = net.peers.reuse.clone();
         if left.is_empty() || first >= count {
@@ -234,7 +235,7 @@ impl Engine {
             return;
         };
         self.forget_reuse(request);
-        let size = self.pages.block_tokens();
+        let size = self.model.kv().block_tokens();
         let first = asking.sequence.computed / size;
         let next = (!asking.left.is_empty()).then(|| asking.left.remove(0));
         let (Some(at), Some(net)) = (next, &self.net) else {
@@ -285,7 +286,7 @@ impl Engine {
             return;
         };
         // More than a prompt can have is no prompt's.
-        let context = self.model.shape().context / self.pages.block_tokens();
+        let context = self.model.shape().context / self.model.kv().block_tokens();
         let hashes = if first.saturating_add(hashes.len()) > context {
             &[]
         } else {
@@ -294,7 +295,7 @@ impl Engine {
         let found = self.blocks.find(hashes);
         let blocks = found.len();
         net.say(to, &Words::Will { request, blocks });
-        let size = self.pages.block_tokens();
+        let size = self.model.kv().block_tokens();
         let deadline_ns = clock::now().0.saturating_add(remaining_ns);
         let layers = if found.is_empty() {
             0
@@ -302,7 +303,7 @@ impl Engine {
             self.model.shape().layers
         };
         for layer in 0..layers {
-            match self.pages.export(layer, &found, 0, blocks * size) {
+            match self.model.kv().export(layer, &found, 0, blocks * size) {
                 Ok(payload) => {
                     let head = kv_head(Kind::KvReuse, layer, 0, request, first * size);
                     net.carrier.send(to, head, deadline_ns, payload);
@@ -319,7 +320,7 @@ impl Engine {
         let Some(asking) = self.asking.get(&request).filter(|asking| asking.at == from) else {
             return;
         };
-        let size = self.pages.block_tokens();
+        let size = self.model.kv().block_tokens();
         let first = asking.sequence.computed;
         let most = asking.sequence.reusable(size) - first / size;
         // Whatever was said: it is compared with what there can be.
@@ -368,14 +369,15 @@ impl Engine {
             return;
         };
         let (layer, first) = (head.layer as usize, head.place as usize);
-        let end = first.saturating_add(arrival.payload.len() / self.pages.token_bytes());
+        let end = first.saturating_add(arrival.payload.len() / self.model.kv().token_bytes());
         let imported = if remote.at != arrival.from || end > remote.sequence.prompt {
-            Err(candle_core::Error::Msg(format!(
+            Err(ModelError::new(format!(
                 "tokens {first} to {end} of a prompt of {}",
                 remote.sequence.prompt
             )))
         } else {
-            self.pages
+            self.model
+                .kv()
                 .import(layer, &remote.sequence.blocks, first, &arrival.payload)
         };
         match imported {
@@ -410,10 +412,13 @@ impl Engine {
             .fetch_add(1, Ordering::Relaxed);
         if sequence.output_max > 1 {
             sequence.computed = sequence.prompt;
+            if !self.keep_fetched {
+                sequence.published = sequence.blocks.len();
+            }
             publish(
                 &mut self.blocks,
                 &mut sequence,
-                self.pages.block_tokens(),
+                self.model.kv().block_tokens(),
                 &self.model.identity(),
             );
         }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use crate::kv::{BlockHash, chain};
-use crate::model::decoder::greedy;
+use crate::model::greedy;
 
 /// How tokens are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

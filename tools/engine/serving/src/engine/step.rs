@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use candle_core::{Result, bail};
 use laxity_client::Hint;
 use laxity_requests::Span;
 use laxity_requests::iteration::{Event, Plan};
@@ -17,8 +17,7 @@ use crate::apart::Words;
 use crate::apart::between::{Between, Export};
 use crate::apart::experts::RemoteExperts;
 use crate::clock;
-use crate::model::Piece;
-use crate::model::experts::{AllLocal, ExpertPeers};
+use crate::model::{AllLocal, ExpertPeers, Piece, Result, fail};
 
 /// Batches with a request that may fail before it is given up.
 const FAILURES_MAX: u32 = 2;
@@ -124,7 +123,7 @@ impl Engine {
     /// Says what stands here: to `askers`, whose prompts were just computed, and to all others who ever sent some, if it is not what they were told last.
     /// They would avoid a process that has nothing left to do, or crowd one that others keep busy. They are told less often, but always when nothing is left.
     pub(super) fn report(&mut self, askers: &BTreeSet<SocketAddr>) {
-        let Some(net) = self.net.as_ref().filter(|_| !self.heard.is_empty()) else {
+        let Some(net) = self.net.as_deref().filter(|_| !self.heard.is_empty()) else {
             return;
         };
         let load = self.desk.load();
@@ -159,18 +158,18 @@ impl Engine {
             .steps
             .iter()
             .map(|step| (step.request, step.context, 1, true));
-        let size = self.pages.block_tokens();
+        let size = self.model.kv().block_tokens();
         let (mut members, mut pieces) = (Vec::new(), Vec::new());
         for (request, start, count, wants_output) in chunks.chain(steps) {
             let Some(sequence) = self.sequences.get_mut(&request) else {
-                bail!(
+                fail!(
                     "the scheduler plans request {}, which is not here",
                     request.0
                 );
             };
             let (start, end) = (start as usize, (start + count) as usize);
             let Some(tokens) = sequence.tokens.get(start..end) else {
-                bail!(
+                fail!(
                     "request {} has {} tokens, none from {start} to {end}",
                     request.0,
                     sequence.tokens.len()
@@ -179,14 +178,14 @@ impl Engine {
             let here =
                 sequence.computed + self.imports.get(&request).map_or(0, |import| import.tokens);
             if here < start {
-                bail!(
+                fail!(
                     "request {} is planned from token {start} on, but {here} are there",
                     request.0
                 );
             }
             let lacking = end.div_ceil(size).saturating_sub(sequence.blocks.len());
             let Some(blocks) = self.blocks.take(lacking) else {
-                bail!(
+                fail!(
                     "{lacking} blocks for request {} are not there, though the scheduler has given them out",
                     request.0
                 );
@@ -213,7 +212,7 @@ impl Engine {
         let Some(net) = &self.net else {
             return deadline;
         };
-        let token = self.pages.token_bytes() * self.model.shape().layers;
+        let token = self.model.kv().token_bytes() * self.model.shape().layers;
         let after = net.wire_ns(sequence.prompt.saturating_sub(end) * token);
         let own = net.wire_ns(end.saturating_sub(sent) * token);
         due_ns(deadline, clock::now().0, own, after)
@@ -265,7 +264,7 @@ impl Engine {
                 .iter()
                 .find(|export| export.request == chunk.request.0);
             let bytes = goes.map_or(0, |export| {
-                export.tokens * self.pages.token_bytes() * layers
+                export.tokens * self.model.kv().token_bytes() * layers
             });
             net.carrier.hint(Hint::RequestJoin {
                 batch,
@@ -321,32 +320,39 @@ impl Engine {
             .min()
             .unwrap_or(0);
         let hidden = self.model.shape().hidden;
+        let size = self.model.kv().block_tokens();
+        let (model, net) = (Arc::clone(&self.model), self.net.clone());
+        let mut exchange = self.exchange;
         let outputs = {
-            let mut watch = Between {
-                net: self.net.as_ref(),
-                batch,
-                imports,
-                exports,
-                hints,
-            };
             let mut remote;
             let mut local = AllLocal;
-            let peers: &mut dyn ExpertPeers = match &self.net {
+            let peers: &mut dyn ExpertPeers = match &net {
                 Some(net) if net.peers.ranks.is_apart() => {
                     let batch = if hints { batch } else { 0 };
-                    remote =
-                        RemoteExperts::new(net, hidden, batch, deadline_ns, &mut self.exchange);
+                    remote = RemoteExperts::new(net, hidden, batch, deadline_ns, &mut exchange);
                     &mut remote
                 }
                 _ => &mut local,
             };
-            self.model
-                .forward(&pieces, &self.pages, &mut watch, peers)?
+            let mut watch = Between {
+                net: net.as_deref(),
+                batch,
+                imports,
+                exports,
+                hints,
+                meanwhile: &mut || self.take_between_layers(),
+            };
+            model.forward(&pieces, &mut watch, peers)
         };
+        self.exchange = exchange;
+        let outputs = outputs?;
         self.end_batch_hints(plan, batch);
         for (request, end) in imported {
             if let Some(sequence) = self.sequences.get_mut(&request) {
                 sequence.computed = sequence.computed.max(end);
+                if !self.keep_fetched {
+                    sequence.published = sequence.published.max(end / size);
+                }
             }
             self.imports.remove(&request);
         }
@@ -355,7 +361,7 @@ impl Engine {
 
     /// What came out of a batch: KV that can be found from now on, and tokens.
     fn outputs(&mut self, members: &[Member], outputs: &[Vec<f32>]) -> Vec<(RequestId, Reason)> {
-        let (size, model) = (self.pages.block_tokens(), self.model.identity());
+        let (size, model) = (self.model.kv().block_tokens(), self.model.identity());
         let mut outputs = outputs.iter();
         let mut finished = Vec::new();
         for member in members {

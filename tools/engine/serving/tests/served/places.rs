@@ -8,7 +8,9 @@ use laxity_engine::apart::Words;
 use laxity_engine::carry::incoming::listen;
 use laxity_engine::carry::{Arrival, Carrier, Incoming, Kind, Options};
 use laxity_engine::engine::sequence::Sampling;
-use laxity_engine::model::{Model, ModelShape};
+use laxity_engine::model::computed::Decoder;
+use laxity_engine::model::{Model as _, ModelShape};
+use laxity_engine::schedule::Room;
 use laxity_engine::schedule::places::Rule;
 use laxity_requests::request::Importance;
 
@@ -116,8 +118,12 @@ impl Asker {
         let carrier = Carrier::start(options, here, Arc::new(|_| {})).expect("a carrier");
         let text = model(false).replace("[model]\n", "");
         let shape: ModelShape = toml::from_str(&text).expect("a model");
+        let room = Room {
+            blocks: 1,
+            block_tokens: 16,
+        };
         let device = candle_core::Device::Cpu;
-        let model = Model::load(&shape, &|_| true, &device).expect("a model");
+        let model = Decoder::load(&shape, &|_| true, &device, room).expect("a model");
         Self {
             carrier,
             heard,

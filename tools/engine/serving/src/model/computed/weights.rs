@@ -13,7 +13,7 @@ use rand_chacha::rand_core::SeedableRng as _;
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
-use super::shape::WeightsSource;
+use crate::model::shape::WeightsSource;
 
 /// Weights that cannot be had.
 #[derive(Debug, Error)]
@@ -41,6 +41,9 @@ pub enum WeightsError {
         /// As it should be.
         wanted: Vec<usize>,
     },
+    /// The device has no memory for the KV cache.
+    #[error("no memory for the KV cache (kv.blocks): {0}")]
+    Memory(candle_core::Error),
     /// The device refused.
     #[error(transparent)]
     Tensor(#[from] candle_core::Error),

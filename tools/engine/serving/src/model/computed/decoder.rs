@@ -1,60 +1,18 @@
 //! The whole model: embedding, layers of attention and feed-forward, the output of those rows that somebody wants.
-//!
-//! One call computes a mixed batch: pieces of prompts beside single tokens of running answers. Between the layers a [`Watch`] is told, which is where KV comes
-//! in (before a layer) and goes out (after it).
 
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Result, Tensor, bail};
+use candle_core::{DType, Device, Result, Tensor};
 
 use super::attention::{Heads, Rows, attend};
-use super::experts::{ExpertBank, ExpertPeers, FeedForward, Router};
+use super::experts::{ExpertBank, FeedForward, Router};
 use super::linear::Linear;
-use super::shape::ModelShape;
+use super::pages::Pages;
 use super::weights::{Weights, WeightsError};
-use crate::kv::Pages;
-
-/// A sequence's part of a batch.
-#[derive(Clone, Debug)]
-pub struct Piece {
-    /// Its tokens.
-    pub tokens: Vec<u32>,
-    /// Position of the first.
-    pub start: usize,
-    /// The sequence's blocks, which reach as far as these tokens.
-    pub blocks: Vec<u32>,
-    /// Whether the output of the last token is wanted.
-    pub wants_output: bool,
-}
-
-/// Is told between layers.
-pub trait Watch {
-    /// A layer is about to be computed; the KV that it reads has to be there when this returns.
-    ///
-    /// # Errors
-    /// It will never be.
-    fn before_layer(&mut self, layer: usize, pages: &Pages) -> Result<()>;
-
-    /// A layer was computed; the KV of the batch's tokens is there.
-    ///
-    /// # Errors
-    /// The batch has to be given up.
-    fn after_layer(&mut self, layer: usize, pages: &Pages) -> Result<()>;
-}
-
-/// Nobody watches.
-#[derive(Clone, Copy, Debug)]
-pub struct Unwatched;
-
-impl Watch for Unwatched {
-    fn before_layer(&mut self, _layer: usize, _pages: &Pages) -> Result<()> {
-        Ok(())
-    }
-
-    fn after_layer(&mut self, _layer: usize, _pages: &Pages) -> Result<()> {
-        Ok(())
-    }
-}
+use crate::model::{
+    self, ExpertPeers, Experts, KvCache, Model, ModelShape, Piece, Watch, check_pieces, fail,
+};
+use crate::schedule::Room;
 
 #[derive(Debug)]
 struct Norm {
@@ -85,11 +43,12 @@ struct Layer {
     network: Network,
 }
 
-/// A model with its weights.
+/// A model with its weights and its KV cache.
 #[derive(Debug)]
-pub struct Model {
+pub struct Decoder {
     shape: ModelShape,
     device: Device,
+    pages: Pages,
     embedding: Tensor,
     layers: Vec<Layer>,
     norm: Norm,
@@ -100,15 +59,16 @@ pub struct Model {
     identity: [u8; 16],
 }
 
-impl Model {
-    /// Reads or draws the weights; of the experts those that `holds` says yes to.
+impl Decoder {
+    /// Reads or draws the weights (of the experts those for which `holds` returns true) and makes an empty KV cache.
     ///
     /// # Errors
-    /// A weight is not there, or does not fit.
+    /// A weight is not there or does not fit, or the device has no memory for the cache.
     pub fn load(
         shape: &ModelShape,
         holds: &dyn Fn(usize) -> bool,
         device: &Device,
+        room: Room,
     ) -> std::result::Result<Self, WeightsError> {
         let weights = Weights::open(&shape.weights)?;
         let hidden = shape.hidden;
@@ -132,6 +92,13 @@ impl Model {
         Ok(Self {
             shape: shape.clone(),
             device: device.clone(),
+            pages: Pages::new(
+                shape,
+                room.blocks as usize,
+                room.block_tokens as usize,
+                device,
+            )
+            .map_err(WeightsError::Memory)?,
             embedding,
             layers,
             norm: norm("model.norm.weight")?,
@@ -139,109 +106,8 @@ impl Model {
             bank,
             cos,
             sin,
-            identity: identity(shape, weights.identity()?),
+            identity: model::identity(shape, &weights.identity()?),
         })
-    }
-
-    /// Its sizes.
-    #[must_use]
-    pub const fn shape(&self) -> &ModelShape {
-        &self.shape
-    }
-
-    /// Where it computes.
-    #[must_use]
-    pub const fn device(&self) -> &Device {
-        &self.device
-    }
-
-    /// Stands for its sizes and weights: KV of another model is of no use.
-    #[must_use]
-    pub const fn identity(&self) -> [u8; 16] {
-        self.identity
-    }
-
-    /// The experts that it holds, to be computed for others, too.
-    #[must_use]
-    pub fn bank(&self) -> Arc<ExpertBank> {
-        Arc::clone(&self.bank)
-    }
-
-    fn check(&self, pieces: &[Piece]) -> Result<()> {
-        for piece in pieces {
-            let end = piece.start + piece.tokens.len();
-            if piece.tokens.is_empty() || end > self.shape.context {
-                bail!(
-                    "a piece of {} tokens from {}: the context is {}",
-                    piece.tokens.len(),
-                    piece.start,
-                    self.shape.context
-                );
-            }
-            if let Some(token) = piece
-                .tokens
-                .iter()
-                .find(|t| **t as usize >= self.shape.vocab)
-            {
-                bail!("token {token} is none of {}", self.shape.vocab);
-            }
-        }
-        Ok(())
-    }
-
-    /// Computes a batch. Of each piece that wants it, in order, the outputs (one number a token of the vocabulary) of its last token.
-    ///
-    /// # Errors
-    /// A piece does not fit the model or the pages, or a peer is gone.
-    pub fn forward(
-        &self,
-        pieces: &[Piece],
-        pages: &Pages,
-        watch: &mut dyn Watch,
-        peers: &mut dyn ExpertPeers,
-    ) -> Result<Vec<Vec<f32>>> {
-        self.check(pieces)?;
-        let tokens: Vec<u32> = pieces
-            .iter()
-            .flat_map(|p| p.tokens.iter().copied())
-            .collect();
-        let rows = Rows {
-            rows: pieces
-                .iter()
-                .enumerate()
-                .flat_map(|(number, p)| {
-                    (p.start..p.start + p.tokens.len()).map(move |at| (number, at))
-                })
-                .collect(),
-            pages: pieces.iter().map(|p| p.blocks.clone()).collect(),
-            block_tokens: pages.block_tokens(),
-        };
-        if !rows.fits(usize::MAX) {
-            bail!("a piece has fewer blocks than its tokens need");
-        }
-        let slots = rows.own_slots();
-        let positions: Vec<u32> = rows.rows.iter().map(|(_, at)| *at as u32).collect();
-        let positions = Tensor::from_vec(positions, tokens.len(), &self.device)?;
-        let turn = (
-            self.cos.index_select(&positions, 0)?,
-            self.sin.index_select(&positions, 0)?,
-        );
-        let index = Tensor::from_slice(&tokens, tokens.len(), &self.device)?;
-        let mut stream = self.embedding.index_select(&index, 0)?;
-        for (number, layer) in self.layers.iter().enumerate() {
-            watch.before_layer(number, pages)?;
-            let normed = layer.before_attention.forward(&stream)?;
-            let attended = self.attention(number, layer, &normed, &turn, &rows, &slots, pages)?;
-            stream = (stream + attended)?;
-            let normed = layer.before_network.forward(&stream)?;
-            let made = match &layer.network {
-                Network::Dense(network) => network.forward(&normed)?,
-                Network::Experts(router) => router.forward(number, &normed, &self.bank, peers)?,
-            };
-            stream = (stream + made)?;
-            watch.after_layer(number, pages)?;
-        }
-        self.outputs(pieces, &stream)
     }
 
     #[expect(
@@ -296,21 +162,73 @@ impl Model {
     }
 }
 
-/// Stands for sizes and weights together.
-fn identity(shape: &ModelShape, weights: [u8; 16]) -> [u8; 16] {
-    use sha2::{Digest as _, Sha256};
-    let sizes = ModelShape {
-        // Another name, or another path to the same weights, makes no other model.
-        name: String::new(),
-        weights: super::shape::WeightsSource::default(),
-        ..shape.clone()
-    };
-    let mut hash = Sha256::new();
-    hash.update(format!("{sizes:?}"));
-    hash.update(weights);
-    let mut identity = [0; 16];
-    identity.copy_from_slice(&hash.finalize()[..16]);
-    identity
+impl Model for Decoder {
+    fn shape(&self) -> &ModelShape {
+        &self.shape
+    }
+
+    fn identity(&self) -> [u8; 16] {
+        self.identity
+    }
+
+    fn kv(&self) -> &dyn KvCache {
+        &self.pages
+    }
+
+    fn experts(&self) -> Arc<dyn Experts> {
+        Arc::clone(&self.bank) as Arc<dyn Experts>
+    }
+
+    fn forward(
+        &self,
+        pieces: &[Piece],
+        watch: &mut dyn Watch,
+        peers: &mut dyn ExpertPeers,
+    ) -> model::Result<Vec<Vec<f32>>> {
+        check_pieces(&self.shape, pieces)?;
+        let pages = &self.pages;
+        let tokens: Vec<u32> = pieces
+            .iter()
+            .flat_map(|p| p.tokens.iter().copied())
+            .collect();
+        let rows = Rows {
+            rows: pieces
+                .iter()
+                .enumerate()
+                .flat_map(|(number, p)| {
+                    (p.start..p.start + p.tokens.len()).map(move |at| (number, at))
+                })
+                .collect(),
+            pages: pieces.iter().map(|p| p.blocks.clone()).collect(),
+            block_tokens: pages.block_tokens(),
+        };
+        if !rows.fits(usize::MAX) {
+            fail!("a piece has fewer blocks than its tokens need");
+        }
+        let slots = rows.own_slots();
+        let positions: Vec<u32> = rows.rows.iter().map(|(_, at)| *at as u32).collect();
+        let positions = Tensor::from_vec(positions, tokens.len(), &self.device)?;
+        let turn = (
+            self.cos.index_select(&positions, 0)?,
+            self.sin.index_select(&positions, 0)?,
+        );
+        let index = Tensor::from_slice(&tokens, tokens.len(), &self.device)?;
+        let mut stream = self.embedding.index_select(&index, 0)?;
+        for (number, layer) in self.layers.iter().enumerate() {
+            watch.before_layer(number, pages)?;
+            let normed = layer.before_attention.forward(&stream)?;
+            let attended = self.attention(number, layer, &normed, &turn, &rows, &slots, pages)?;
+            stream = (stream + attended)?;
+            let normed = layer.before_network.forward(&stream)?;
+            let made = match &layer.network {
+                Network::Dense(network) => network.forward(&normed)?,
+                Network::Experts(router) => router.forward(number, &normed, &self.bank, peers)?,
+            };
+            stream = (stream + made)?;
+            watch.after_layer(number, pages)?;
+        }
+        Ok(self.outputs(pieces, &stream)?)
+    }
 }
 
 fn load_layer(
@@ -363,16 +281,4 @@ fn rotary(shape: &ModelShape, device: &Device) -> Result<(Tensor, Tensor)> {
         Tensor::from_vec(numbers, (shape.context, half), device)
     };
     Ok((tensor(f64::cos)?, tensor(f64::sin)?))
-}
-
-/// The token with the highest output, the lowest of those that tie.
-#[must_use]
-pub fn greedy(outputs: &[f32]) -> u32 {
-    let mut best = 0;
-    for (token, output) in outputs.iter().enumerate() {
-        if *output > outputs[best] {
-            best = token;
-        }
-    }
-    best as u32
 }
