@@ -21,7 +21,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::ServingConfig;
+use crate::engine::{ServingConfig, TimedConfig};
 use crate::fabric::WireClass;
 
 /// Where the requests come from.
@@ -55,8 +55,22 @@ pub enum Engine {
     /// Workers that wait instead of computing, and send what a model of that size would.
     #[default]
     Replay,
-    /// `laxity-engine`, which computes ([`crate::engine`]).
+    /// `laxity-engine` with a model that it computes ([`crate::engine`]).
     Real,
+    /// `laxity-engine`, which takes the time of computing instead.
+    Timed,
+}
+
+impl Engine {
+    /// Its name in configurations.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Replay => "replay",
+            Self::Real => "real",
+            Self::Timed => "timed",
+        }
+    }
 }
 
 /// Everything that can be set about a lab run.
@@ -131,11 +145,14 @@ pub struct LabConfig {
     pub validate_ideal: bool,
     /// The daemon to run; found next to this program or in `PATH` if not given.
     pub laxityd: Option<PathBuf>,
-    /// The engine to run, if it is the real one; found likewise.
+    /// The engine to run, `real` or `timed`; found likewise.
     pub laxity_engine: Option<PathBuf>,
     /// What the real engine serves, if it is that one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub real: Option<ServingConfig>,
+    /// How the timed engine serves, if it is that one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timed: Option<TimedConfig>,
 }
 
 impl Default for LabConfig {
@@ -176,6 +193,7 @@ impl Default for LabConfig {
             laxityd: None,
             laxity_engine: None,
             real: None,
+            timed: None,
         }
     }
 }

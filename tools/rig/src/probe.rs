@@ -246,7 +246,7 @@ pub fn findings(config: &LabConfig) -> Findings {
             Err(lack) => findings.lacks.push(lack),
         }
     }
-    if config.engine == Engine::Real {
+    if config.engine != Engine::Replay {
         let configured = config.laxity_engine.as_ref();
         match find_named(ENGINE, "laxity-engine", configured, ENGINE_VARIABLE) {
             Ok(path) => findings.found.push((ENGINE, path)),

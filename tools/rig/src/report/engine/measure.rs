@@ -223,7 +223,7 @@ pub fn report(
     let counts = all(alone);
     let prefixes = crate::engine::plan::shared(&asking.asked);
     EngineReport {
-        engine: "real",
+        engine: config.engine.name(),
         runs: records
             .iter()
             .map(|record| engine_run(config, &asking.asked, alone, record))
