@@ -565,6 +565,50 @@ fn the_real_engine_answers_the_same_under_every_policy_and_all_that_it_sends_is_
 }
 
 #[test]
+fn a_timed_engine_gets_the_replays_arrivals_and_moves_its_collectives_and_p2d() {
+    let _alone = alone();
+    let arguments = [
+        "--policies",
+        "none,laxity",
+        "--duration",
+        "2",
+        "--load",
+        "0.4",
+    ];
+    let engine = binary("laxity-engine");
+    let engine = engine.to_str().expect("a path");
+    let of_timed = ["--engine", "timed", "--laxity-engine", engine];
+    let Some(timed) = run(&[&arguments[..], &of_timed].concat()) else {
+        return;
+    };
+    let replay = run_with(&arguments, &[]).expect("a report");
+    let digest = |report: &Value| report["workload"]["arrivals_digest"].clone();
+    assert_eq!(digest(&timed), digest(&replay));
+    assert_eq!(timed["engine"], "timed");
+    for policy in 0..2 {
+        let (ours, theirs) = (&timed["runs"][policy], &replay["runs"][policy]);
+        assert_eq!(ours["completed"], ours["requests"], "{ours}");
+        assert_eq!(ours["answers_compared"], ours["requests"], "{ours}");
+        let different = ours["answers_different"].as_array().expect("a list");
+        assert!(
+            different.is_empty(),
+            "bytes arrived damaged or in the wrong place: {ours}"
+        );
+        for stage in ["collective", "p2d"] {
+            let sum = |run: &Value| -> f64 {
+                let by_dscp = run["stage_bytes"][stage].as_object().expect("by DSCP");
+                by_dscp.values().map(number).sum()
+            };
+            let ratio = sum(ours) / sum(theirs);
+            assert!((0.93..1.08).contains(&ratio), "{stage}: {ratio}");
+        }
+        assert!(number(&ours["tokens_fetched"]) > 0.0, "{ours}");
+    }
+    assert_eq!(number(&timed["runs"][0]["scheduled_bytes"]), 0.0);
+    assert_eq!(number(&timed["runs"][1]["bypassed_bytes"]), 0.0);
+}
+
+#[test]
 fn what_means_nothing_to_the_real_engine_is_refused_with_the_reason() {
     let refused = |arguments: &[&str]| {
         let output = Command::new(binary("laxity"))

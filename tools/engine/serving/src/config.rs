@@ -155,7 +155,7 @@ pub struct Peers {
     /// How long a computation waits for another process before it goes on without, milliseconds.
     #[serde(default = "patience_ms")]
     pub patience_ms: u64,
-    /// How long one of `reuse` may take to say whether it has KV before the next is asked, milliseconds. It answers between two iterations.
+    /// How long one of `reuse` may take to say whether it has KV before the next is asked, milliseconds.
     #[serde(default = "ask_ms")]
     pub ask_ms: u64,
     /// Which of `prefill` computes a prompt.

@@ -2,17 +2,19 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use anyhow::Context as _;
 
 use crate::apart::inbox::{Inbox, Key};
+use crate::apart::reuse::{self, Call};
 use crate::apart::{Net, Words, experts};
 use crate::carry::incoming::listen;
 use crate::carry::{Carrier, Incoming, Kind, Options, Taker};
 use crate::config::Config;
 use crate::engine::{Handle, Order, Parts, orders, start};
-use crate::kv::{Blocks, chain};
+use crate::kv::{Blocks, SharedBlocks, chain};
 use crate::model::timed::Timing;
 use crate::model::{Model, TimedModel};
 
@@ -42,7 +44,7 @@ fn device(wanted: crate::config::Compute) -> anyhow::Result<candle_core::Device>
 
 /// The model that computes.
 #[cfg(feature = "compute")]
-fn computed(config: &Config, holds: &dyn Fn(usize) -> bool) -> anyhow::Result<Box<dyn Model>> {
+fn computed(config: &Config, holds: &dyn Fn(usize) -> bool) -> anyhow::Result<Arc<dyn Model>> {
     let device = device(config.device)?;
     tracing::info!(
         "computing on the {}",
@@ -50,11 +52,11 @@ fn computed(config: &Config, holds: &dyn Fn(usize) -> bool) -> anyhow::Result<Bo
     );
     let model = crate::model::computed::Decoder::load(&config.model, holds, &device, config.room())
         .context("cannot have the model's weights")?;
-    Ok(Box::new(model))
+    Ok(Arc::new(model))
 }
 
 #[cfg(not(feature = "compute"))]
-fn computed(_: &Config, _: &dyn Fn(usize) -> bool) -> anyhow::Result<Box<dyn Model>> {
+fn computed(_: &Config, _: &dyn Fn(usize) -> bool) -> anyhow::Result<Arc<dyn Model>> {
     anyhow::bail!("this laxity-engine was built without a model that computes: give [timing]")
 }
 
@@ -64,7 +66,7 @@ fn timed(
     timing: &Timing,
     holds: &dyn Fn(usize) -> bool,
     blocks: &mut Blocks,
-) -> anyhow::Result<Box<dyn Model>> {
+) -> anyhow::Result<Arc<dyn Model>> {
     tracing::info!("taking the time of computing instead of computing");
     let model = TimedModel::new(&config.model, timing, holds, config.room());
     if let Some(path) = &timing.holds {
@@ -84,7 +86,7 @@ fn timed(
             blocks.release(&taken);
         }
     }
-    Ok(Box::new(model))
+    Ok(Arc::new(model))
 }
 
 /// Reads the weights and starts an engine. With peers, it listens for them from now on.
@@ -101,6 +103,8 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
         None => computed(config, &holds)?,
     };
     let queue = orders();
+    let blocks = SharedBlocks::new(blocks);
+    let (reuse, calls) = reuse::calls();
     let net = match &config.peers {
         None => None,
         Some(others) => {
@@ -117,7 +121,7 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
             };
             // What comes in before the carrier is there waits for it.
             let (served, serving) = std::sync::mpsc::channel();
-            let taker = taker(queue.0.clone(), Arc::clone(&inbox), served);
+            let taker = taker(queue.0.clone(), Arc::clone(&inbox), served, reuse.clone());
             let carrier = Carrier::start(options, others.listen, Taker::clone(&taker))
                 .context("no thread for transfers")?;
             let experts = experts::serve(model.experts(), config.model.hidden, carrier.clone())
@@ -132,14 +136,18 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
                 .context("no thread for experts")?;
             listen(others.listen, taker)
                 .with_context(|| format!("cannot listen on {} (peers.listen)", others.listen))?;
-            Some(Net {
+            let net = Arc::new(Net {
                 carrier,
                 inbox,
                 peers,
                 patience: config.patience(),
                 bytes_per_s: config.laxity.rate_mbit.map(|rate| rate * 125_000.0),
                 ask_patience: Duration::from_millis(others.ask_ms),
-            })
+            });
+            let (to, model) = (queue.0.clone(), Arc::clone(&model));
+            reuse::serve(calls, Arc::clone(&net), model, blocks.clone(), to)
+                .context("no thread for KV of others")?;
+            Some(net)
         }
     };
     let (settings, forest) = config.schedule.with_forest()?;
@@ -152,6 +160,7 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
         forest,
         places: config.places(),
         record,
+        reuse: net.as_ref().map(|_| reuse),
         net,
         requests_max: config.limits.requests_max,
     };
@@ -162,7 +171,8 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
 fn taker(
     engine: Handle,
     inbox: Arc<Inbox>,
-    experts: std::sync::mpsc::Sender<crate::carry::Arrival>,
+    experts: Sender<crate::carry::Arrival>,
+    reuse: Sender<Call>,
 ) -> Taker {
     Arc::new(move |incoming| match incoming {
         Incoming::Parcel(arrival) => match arrival.head.kind {
@@ -179,6 +189,9 @@ fn taker(
             Kind::P2d => drop(engine.order(Order::Kv(arrival))),
         },
         Incoming::Words(from, line) => match serde_json::from_str::<Words>(&line) {
+            Ok(words @ (Words::Ask(_) | Words::Will { .. })) => {
+                drop(reuse.send(Call::Words(from, words)));
+            }
             Ok(words) => drop(engine.order(Order::Words(from, words))),
             Err(error) => tracing::warn!(%from, "words that make no sense: {error}"),
         },

@@ -13,6 +13,7 @@
 pub mod between;
 pub mod experts;
 pub mod inbox;
+pub mod reuse;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,6 +28,19 @@ use crate::engine::sequence::{Failure, Sampling};
 use crate::kv::BlockHash;
 use experts::Ranks;
 use inbox::Inbox;
+
+/// A question for KV of a prompt's beginning.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Asked {
+    /// For which request.
+    pub request: u64,
+    /// The blocks, from the first one that is missing: each stands for all before it, too.
+    pub hashes: Vec<BlockHash>,
+    /// The number of that block.
+    pub first: usize,
+    /// Time until the first token is due, ns; 0 without an objective.
+    pub remaining_ns: u64,
+}
 
 /// What engines say to each other.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -75,16 +89,7 @@ pub enum Words {
         request: u64,
     },
     /// Who has KV of this?
-    Ask {
-        /// For which request.
-        request: u64,
-        /// The blocks, from the first one that is missing: each stands for all before it, too.
-        hashes: Vec<BlockHash>,
-        /// The number of that block.
-        first: usize,
-        /// Time until the first token is due, ns; 0 without an objective.
-        remaining_ns: u64,
-    },
+    Ask(Asked),
     /// So many blocks are coming.
     Will {
         /// For which request.
@@ -138,7 +143,7 @@ pub struct Net {
     pub peers: Peers,
     /// How long a computation waits for another process.
     pub patience: Duration,
-    /// How long one process may take to say whether it has KV, which it does between two iterations.
+    /// How long one process may take to say whether it has KV.
     pub ask_patience: Duration,
     /// Bytes that the NIC takes, a second, where that is known.
     pub bytes_per_s: Option<f64>,

@@ -43,7 +43,7 @@ impl Engine {
     /// All of them, in order of their numbers.
     pub(super) fn account(&self) -> Value {
         let scheduled = self.sequences.values().map(|s| ("scheduled", s));
-        let asking = self.asking.values().map(|a| ("asking", &a.sequence));
+        let asking = self.asking.values().map(|s| ("asking", s));
         let remote = self.remote.values().map(|r| ("elsewhere", &r.sequence));
         let placing = self.placing.values().map(|p| ("placing", &p.sequence));
         let outside = self.outside.iter().map(|s| ("outside", s));

@@ -1,7 +1,7 @@
 //! The loop that computes: orders in, plans of the scheduler, tokens out.
 //!
 //! One thread owns the model's cache, the scheduler and all sequences; nothing of it is shared. Orders (submissions, words and parcels of other
-//! processes) come by one queue and are taken between two iterations.
+//! processes) come by one queue and are taken between two iterations; some, between two layers.
 
 pub mod sequence;
 
@@ -26,15 +26,16 @@ use laxity_requests::request::RequestId;
 
 use crate::apart::between::Import;
 use crate::apart::inbox::Key;
+use crate::apart::reuse::Call;
 use crate::apart::{Net, Numbers, Words};
 use crate::carry::{Arrival, Carrier, Counts, Kind};
 use crate::clock;
-use crate::kv::Blocks;
+use crate::kv::SharedBlocks;
 use crate::model::Model;
 use crate::schedule::places::Places;
 use crate::schedule::{Desk, Room, Settings};
 use places::Placing;
-use remote::{Asking, Remote};
+use remote::Remote;
 use sequence::{Failure, Outlet, Output, Sequence, Submission};
 
 /// How often it looks whether those who wait are still wanted.
@@ -53,9 +54,9 @@ struct Asker {
 #[derive(Debug)]
 pub struct Parts {
     /// The model.
-    pub model: Box<dyn Model>,
+    pub model: Arc<dyn Model>,
     /// The blocks of its KV cache.
-    pub blocks: Blocks,
+    pub blocks: SharedBlocks,
     /// Whether KV that came from another process is found again.
     pub keep_fetched: bool,
     /// The KV cache, as the scheduler knows it.
@@ -69,7 +70,9 @@ pub struct Parts {
     /// Where decisions are recorded.
     pub record: Option<PathBuf>,
     /// Other processes.
-    pub net: Option<Net>,
+    pub net: Option<Arc<Net>>,
+    /// Who asks them for KV, where there are any.
+    pub reuse: Option<Sender<Call>>,
     /// Most prompts of other processes at once.
     pub requests_max: usize,
 }
@@ -83,6 +86,13 @@ pub enum Order {
     Words(SocketAddr, Words),
     /// KV of another process.
     Kv(Arrival),
+    /// Others were asked for KV of a request's beginning: who sends how many blocks.
+    Found {
+        /// The request.
+        request: u64,
+        /// None if nobody has any.
+        found: Option<(SocketAddr, usize)>,
+    },
     /// Another process is gone.
     Lost(SocketAddr, String),
     /// Say what stands here.
@@ -164,10 +174,11 @@ impl Handle {
 #[derive(Debug)]
 pub(crate) struct Engine {
     model: Arc<dyn Model>,
-    blocks: Blocks,
+    blocks: SharedBlocks,
     keep_fetched: bool,
     desk: Desk,
     net: Option<Arc<Net>>,
+    reuse: Option<Sender<Call>>,
     requests_max: usize,
     stopped: bool,
     orders: Receiver<Order>,
@@ -176,7 +187,8 @@ pub(crate) struct Engine {
     sequences: HashMap<RequestId, Sequence>,
     /// KV that is on its way here, of sequences that wait or are about to be computed.
     imports: HashMap<RequestId, Import>,
-    asking: HashMap<RequestId, Asking>,
+    /// Sequences for whose beginning others are asked.
+    asking: HashMap<RequestId, Sequence>,
     remote: HashMap<RequestId, Remote>,
     /// Requests for which there is no room yet.
     outside: VecDeque<Sequence>,
@@ -215,6 +227,7 @@ pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
         places,
         record,
         net,
+        reuse,
         requests_max,
     } = parts;
     let (handle, incoming) = orders;
@@ -231,11 +244,12 @@ pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
         let _ = handle.standing.carrier.set(net.carrier.clone());
     }
     let engine = Engine {
-        model: Arc::from(model),
+        model,
         blocks,
         keep_fetched,
         desk,
-        net: net.map(Arc::new),
+        net,
+        reuse,
         requests_max,
         stopped: false,
         orders: incoming,
@@ -353,6 +367,7 @@ impl Engine {
             Order::Words(from, words) => self.hear(from, words),
             Order::Kv(arrival) if arrival.head.kind == Kind::P2d => self.import(&arrival),
             Order::Kv(_) => {}
+            Order::Found { request, found } => self.found(RequestId(request), found),
             Order::Lost(peer, why) => self.lose(peer, &why),
             Order::Account(to) => {
                 // Whoever asked may be gone.
@@ -362,8 +377,7 @@ impl Engine {
         }
     }
 
-    /// Takes what need not wait for the end of the batch that is computed: prompts of others, and questions and answers
-    /// about KV. What may end a sequence of the batch waits, and all that comes after the loss of a process.
+    /// Takes what need not wait for the end of the batch that is computed: prompts of others, and KV that was found. What may end a sequence of the batch waits, and all that comes after the loss of a process.
     fn take_between_layers(&mut self) {
         while let Ok(order) = self.orders.try_recv() {
             let lost = self
@@ -371,10 +385,10 @@ impl Engine {
                 .iter()
                 .any(|order| matches!(order, Order::Lost(..)));
             match order {
-                Order::Words(
-                    from,
-                    words @ (Words::Prefill { .. } | Words::Ask { .. } | Words::Will { .. }),
-                ) if !lost => self.hear(from, words),
+                Order::Words(from, words @ Words::Prefill { .. }) if !lost => {
+                    self.hear(from, words)
+                }
+                Order::Found { request, found } if !lost => self.found(RequestId(request), found),
                 order => self.deferred.push_back(order),
             }
         }
@@ -487,6 +501,10 @@ impl Engine {
     }
 
     fn forget_reuse(&self, request: RequestId) {
+        if let Some(reuse) = &self.reuse {
+            // It ends with the process.
+            let _ = reuse.send(Call::Forget(request.0));
+        }
         if let Some(net) = &self.net {
             let layers = 0..self.model.shape().layers as u16;
             net.inbox
@@ -522,7 +540,7 @@ impl Engine {
         let sequence = self
             .sequences
             .remove(&request)
-            .or_else(|| self.asking.remove(&request).map(|asking| asking.sequence))
+            .or_else(|| self.asking.remove(&request))
             .or_else(|| {
                 let remote = self.remote.remove(&request)?;
                 self.leave_place(request);
@@ -544,7 +562,7 @@ impl Engine {
         let gone: Vec<RequestId> = self
             .sequences
             .values()
-            .chain(self.asking.values().map(|asking| &asking.sequence))
+            .chain(self.asking.values())
             .chain(self.remote.values().map(|remote| &remote.sequence))
             .chain(self.placing.values().map(|placing| &placing.sequence))
             .filter(|sequence| unwanted(sequence))
@@ -574,7 +592,6 @@ impl Engine {
             );
         }
         let now = Instant::now();
-        self.ask_on(now);
         self.give_up_waiting(now);
         self.send_out();
     }

@@ -370,7 +370,7 @@ impl Engine {
                 continue;
             };
             sequence.computed = member.end;
-            publish(&mut self.blocks, sequence, size, &model);
+            publish(&self.blocks, sequence, size, &model);
             if let Outlet::Away(to) = &mut sequence.outlet {
                 to.sent = to.sent.max(member.end);
             }
@@ -431,7 +431,7 @@ fn due_ns(deadline: u64, now: u64, own: u64, after: u64) -> u64 {
 
 /// Makes the full blocks of a sequence findable.
 pub(super) fn publish(
-    blocks: &mut crate::kv::Blocks,
+    blocks: &crate::kv::SharedBlocks,
     sequence: &mut Sequence,
     block_tokens: usize,
     model: &[u8; 16],

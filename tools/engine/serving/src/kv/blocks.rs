@@ -5,6 +5,7 @@
 //! needed; the one longest unused goes first. Blocks of one chain are let go of from the end, so that what is left of a chain is its beginning.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest as _, Sha256};
 
@@ -181,6 +182,57 @@ impl Blocks {
                 self.free.push(block);
             }
         }
+    }
+}
+
+/// A pool that the engine's thread shares with the one that gives KV to others.
+#[derive(Clone, Debug)]
+pub struct SharedBlocks(Arc<Mutex<Blocks>>);
+
+impl SharedBlocks {
+    /// Shares a pool.
+    #[must_use]
+    pub fn new(blocks: Blocks) -> Self {
+        Self(Arc::new(Mutex::new(blocks)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Blocks> {
+        // No method leaves a pool half changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// [`Blocks::take`].
+    #[must_use]
+    pub fn take(&self, count: usize) -> Option<Vec<u32>> {
+        self.lock().take(count)
+    }
+
+    /// [`Blocks::find`].
+    #[must_use]
+    pub fn find(&self, hashes: &[BlockHash]) -> Vec<u32> {
+        self.lock().find(hashes)
+    }
+
+    /// [`Blocks::publish`].
+    pub fn publish(&self, block: u32, hash: BlockHash) {
+        self.lock().publish(block, hash);
+    }
+
+    /// [`Blocks::release`].
+    pub fn release(&self, blocks: &[u32]) {
+        self.lock().release(blocks);
+    }
+
+    /// [`Blocks::used`].
+    #[must_use]
+    pub fn used(&self) -> usize {
+        self.lock().used()
+    }
+
+    /// [`Blocks::evicted`].
+    #[must_use]
+    pub fn evicted(&self) -> u64 {
+        self.lock().evicted()
     }
 }
 

@@ -2,4 +2,4 @@
 
 pub mod blocks;
 
-pub use blocks::{BlockHash, Blocks, chain};
+pub use blocks::{BlockHash, Blocks, SharedBlocks, chain};
