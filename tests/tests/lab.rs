@@ -213,7 +213,8 @@ fn what_is_read_from_a_victim_is_put_in_order_by_the_coordinator() {
     assert_eq!(number(&said["refused_orders"]), 0.0, "{said}");
     let fetches = number(&said["fetches"]);
     let held = number(&said["fetches_held"]);
-    // Many readers, one token: a good part of them had to wait, and not all for as long as they may.
+    // Many readers, one token: a good part of them had to wait, and not all for as long as they
+    // may.
     assert!(fetches > 50.0 && held > fetches / 10.0, "{said}");
     assert!(number(&said["fetches_ahead"]) < held / 2.0, "{said}");
     // Read blocks are sent by holders, whose daemons permitted none of them.
@@ -522,7 +523,8 @@ fn the_real_engine_answers_the_same_under_every_policy_and_all_that_it_sends_is_
     let names: Vec<_> = runs.iter().map(|run| run["policy"].as_str()).collect();
     assert_eq!(names, [Some("none"), Some("laxity")]);
     for run in runs {
-        // That they are the same tokens is what the command itself insists on; here, that they were compared at all.
+        // That they are the same tokens is what the command itself insists on; here, that they were
+        // compared at all.
         assert_eq!(run["completed"], run["requests"], "{run}");
         assert_eq!(run["answers_compared"], run["requests"], "{run}");
         assert_eq!(run["answers_different"], serde_json::json!([]), "{run}");

@@ -111,8 +111,9 @@ pub struct LabConfig {
     pub tokens_max: u32,
     /// Share of the reused tokens whose prefixes live on the first unit, the victim (MFS §2.2).
     pub victim_share: f64,
-    /// Whether reused blocks are read by the host that needs them, as with RDMA READ, and not sent by the one that holds
-    /// them: then the holder's daemon sees nothing of them, and each reader's only its own.
+    /// Whether reused blocks are read by the host that needs them, as with RDMA READ, and not sent
+    /// by the one that holds them: then the holder's daemon sees nothing of them, and each reader's
+    /// only its own.
     pub reads: bool,
     /// What carries the all-to-alls.
     pub collectives: Collectives,

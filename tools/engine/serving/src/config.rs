@@ -1,4 +1,5 @@
-//! The configuration: one TOML file. Every field is described here and checked here; what is wrong is said with its name, its value and what would do.
+//! The configuration: one TOML file. Every field is described here and checked here; what is wrong
+//! is said with its name, its value and what would do.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -33,7 +34,8 @@ pub enum Role {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compute {
-    /// The first GPU that `CUDA_VISIBLE_DEVICES` leaves, where the program was built for them and there is one; else the CPU.
+    /// The first GPU that `CUDA_VISIBLE_DEVICES` leaves, where the program was built for them and
+    /// there is one; else the CPU.
     #[default]
     Auto,
     /// The CPU.
@@ -49,7 +51,8 @@ pub struct Config {
     /// What this process does.
     #[serde(default)]
     pub role: Role,
-    /// Where the endpoint listens: completions of `whole` and `decode`, health and metrics of all. Port 0 takes a free one.
+    /// Where the endpoint listens: completions of `whole` and `decode`, health and metrics of all.
+    /// Port 0 takes a free one.
     #[serde(default = "listen")]
     pub listen: SocketAddr,
     /// What computes.
@@ -141,7 +144,8 @@ impl Default for Limits {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Peers {
-    /// Where this process listens for others; they know it by this address, so it is one that they reach.
+    /// Where this process listens for others; they know it by this address, so it is one that they
+    /// reach.
     pub listen: SocketAddr,
     /// Who computes prompts: of `decode`.
     #[serde(default)]
@@ -149,19 +153,22 @@ pub struct Peers {
     /// Who is asked for KV of a prompt's beginning.
     #[serde(default)]
     pub reuse: Vec<SocketAddr>,
-    /// Who holds the experts: expert `e` is with the process `e mod n` of these. This process is one of them.
+    /// Who holds the experts: expert `e` is with the process `e mod n` of these. This process is
+    /// one of them.
     #[serde(default)]
     pub experts: Vec<SocketAddr>,
     /// How long a computation waits for another process before it goes on without, milliseconds.
     #[serde(default = "patience_ms")]
     pub patience_ms: u64,
-    /// How long one of `reuse` may take to say whether it has KV before the next is asked, milliseconds.
+    /// How long one of `reuse` may take to say whether it has KV before the next is asked,
+    /// milliseconds.
     #[serde(default = "ask_ms")]
     pub ask_ms: u64,
     /// Which of `prefill` computes a prompt.
     #[serde(default)]
     pub dispatch: Rule,
-    /// Of `least_work` and `hyperflexis`: `[a, b, c]` of `a + b · tokens + c · tokens²`, the time of a prompt on one of `prefill`, ns.
+    /// Of `least_work` and `hyperflexis`: `[a, b, c]` of `a + b · tokens + c · tokens²`, the time
+    /// of a prompt on one of `prefill`, ns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill_ns: Option<[f64; 3]>,
 }
@@ -184,9 +191,11 @@ pub struct Laxity {
     pub name: Option<String>,
     /// The number of the NIC in its configuration that leads to the peers.
     pub nic: u8,
-    /// A daemon that gives no sign of life for so long is gone, and transfers go out unscheduled, milliseconds. Without it 400.
+    /// A daemon that gives no sign of life for so long is gone, and transfers go out unscheduled,
+    /// milliseconds. Without it 400.
     pub stall_ms: Option<u64>,
-    /// Its rate, Mbit/s. With it, KV of a part of a prompt is due while the parts after it still have time for the wire; without, with its request.
+    /// Its rate, Mbit/s. With it, KV of a part of a prompt is due while the parts after it still
+    /// have time for the wire; without, with its request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_mbit: Option<f64>,
 }
@@ -195,8 +204,8 @@ pub struct Laxity {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Debug {
-    /// Whether the endpoint answers `/debug/requests`. It names every client's requests, and the engine answers between two iterations, so it is off
-    /// unless somebody asks for it.
+    /// Whether the endpoint answers `/debug/requests`. It names every client's requests, and the
+    /// engine answers between two iterations, so it is off unless somebody asks for it.
     pub requests: bool,
 }
 
@@ -463,7 +472,8 @@ impl Config {
             .filter(|peers| !peers.prefill.is_empty())?;
         Some(Places {
             rule: peers.dispatch,
-            // Of which only the proportions count, where it may be left out: a token is as good as another.
+            // Of which only the proportions count, where it may be left out: a token is as good as
+            // another.
             prefill_ns: peers.prefill_ns.unwrap_or([0.0, 1.0, 0.0]),
             block_tokens: self.kv.block_tokens,
         })

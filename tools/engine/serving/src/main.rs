@@ -79,7 +79,8 @@ struct Arguments {
 enum Command {
     /// Checks the configuration and says what it comes to
     CheckConfig,
-    /// Gives a scheduler the events of a record, in virtual time, and compares its decisions with the recorded ones
+    /// Gives a scheduler the events of a record, in virtual time, and compares its decisions with
+    /// the recorded ones
     Replay {
         /// The record
         record: PathBuf,

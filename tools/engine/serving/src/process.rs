@@ -18,7 +18,8 @@ use crate::kv::{Blocks, SharedBlocks, chain};
 use crate::model::timed::Timing;
 use crate::model::{Model, TimedModel};
 
-/// The processes of a lab share few cores with their daemons, which may not get the processor for a while.
+/// The processes of a lab share few cores with their daemons, which may not get the processor for a
+/// while.
 const STALL_MS: u64 = 400;
 
 /// Most bytes of the file of prompts whose KV is there from the start.

@@ -1,11 +1,14 @@
-//! What the engine serves in the lab, computed (`real`) or timed, and which of the lab's other settings mean nothing to it.
+//! What the engine serves in the lab, computed (`real`) or timed, and which of the lab's other
+//! settings mean nothing to it.
 //!
-//! The computed model is small enough for two cores and its transfers large enough for slow links: with the defaults a
-//! token moves 512 bytes of KV a layer and, with half of the experts on the other host, 2 KiB to them and back (1 : 4).
+//! The computed model is small enough for two cores and its transfers large enough for slow links:
+//! with the defaults a token moves 512 bytes of KV a layer and, with half of the experts on the
+//! other host, 2 KiB to them and back (1 : 4).
 //!
-//! The timed model has the replay's sizes and times ([`crate::config::Scaling`]), but each host of a unit computes requests
-//! of its own. So with `R` hosts in a unit, a host takes `R` times as long for a token as the replay's unit; a token has one
-//! expert on each host; its KV lies on one host, and is as large as that of all ranks together.
+//! The timed model has the replay's sizes and times ([`crate::config::Scaling`]), but each host of
+//! a unit computes requests of its own. So with `R` hosts in a unit, a host takes `R` times as long
+//! for a token as the replay's unit; a token has one expert on each host; its KV lies on one host,
+//! and is as large as that of all ranks together.
 
 use laxity_requests::engine_policy::Policy;
 use serde::{Deserialize, Serialize};
@@ -16,10 +19,12 @@ use crate::config::{Collectives, Engine, InvalidLab, LabConfig};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Device {
-    /// The CPU: answers are the same to the bit under every policy, and a run in which they are not has failed.
+    /// The CPU: answers are the same to the bit under every policy, and a run in which they are not
+    /// has failed.
     #[default]
     Cpu,
-    /// The GPU, by an engine that was built for it. Sums depend on the batch there, so that different answers are counted only.
+    /// The GPU, by an engine that was built for it. Sums depend on the batch there, so that
+    /// different answers are counted only.
     Cuda,
 }
 
@@ -59,7 +64,8 @@ pub struct ServingConfig {
     pub chunk_tokens: u32,
     /// Which request is computed first: any policy that the engine has.
     pub order: Policy,
-    /// Mean tokens of a prompt of the conversation workload; the agent workload's and a recording's keep their ratio to it.
+    /// Mean tokens of a prompt of the conversation workload; the agent workload's and a recording's
+    /// keep their ratio to it.
     pub tokens_mean: f64,
     /// Prefixes that the built-in workloads share.
     pub prefixes: u32,
@@ -154,7 +160,8 @@ impl ServingConfig {
         2 * self.kv_heads * self.head_dim * 4
     }
 
-    /// Bytes that a token's experts on other hosts get and give in a layer, on average, with so many hosts.
+    /// Bytes that a token's experts on other hosts get and give in a layer, on average, with so
+    /// many hosts.
     #[must_use]
     pub fn expert_bytes(&self, ranks: usize) -> f64 {
         let away = (ranks - 1) as f64 / ranks as f64;
@@ -224,7 +231,8 @@ impl LabConfig {
         }
     }
 
-    /// The times of a host's process, if it is timed. Attention and experts take half of a layer each.
+    /// The times of a host's process, if it is timed. Attention and experts take half of a layer
+    /// each.
     #[must_use]
     pub fn times(&self, host: usize) -> Option<Times> {
         if self.engine != Engine::Timed {

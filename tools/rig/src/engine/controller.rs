@@ -1,5 +1,5 @@
-//! The runs with the real engine, one after another on the same fabric: first each request alone, which gives objectives and the answers that all
-//! others are compared with, then the policies.
+//! The runs with the real engine, one after another on the same fabric: first each request alone,
+//! which gives objectives and the answers that all others are compared with, then the policies.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -44,7 +44,8 @@ pub struct ServedRecord {
     pub end_ns: u64,
     /// What came of the requests; those that were given up are missing.
     pub answers: Vec<Answer>,
-    /// When the first token came of requests that were given up after it, by number, CLOCK_MONOTONIC ns.
+    /// When the first token came of requests that were given up after it, by number,
+    /// CLOCK_MONOTONIC ns.
     pub firsts: BTreeMap<u64, u64>,
     /// What the engines counted, by host.
     pub counts: Vec<Counts>,
@@ -194,8 +195,9 @@ impl Lab<'_> {
         }
     }
 
-    /// Fills the caches with the shared prefixes, and makes every process talk to every other once. Timed engines have the
-    /// prefixes already: each decode host asks for as many short prompts as there are prefill hosts.
+    /// Fills the caches with the shared prefixes, and makes every process talk to every other once.
+    /// Timed engines have the prefixes already: each decode host asks for as many short prompts as
+    /// there are prefill hosts.
     fn warm(&self, engines: &mut Engines) -> anyhow::Result<()> {
         let config = &self.spec.config;
         let mut of_hosts: Vec<Vec<Question>> = vec![Vec::new(); config.decodes];

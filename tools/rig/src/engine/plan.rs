@@ -1,8 +1,10 @@
-//! The requests that the engine is asked, with their tokens. A model that is computed gets the lab's workloads at a size that
-//! two cores compute, and a timed one the same arrivals as the replay.
+//! The requests that the engine is asked, with their tokens. A model that is computed gets the
+//! lab's workloads at a size that two cores compute, and a timed one the same arrivals as the
+//! replay.
 //!
-//! A prompt begins with so many tokens of its prefix as the workload says are reusable, and goes on with tokens that no other has. Both are
-//! drawn from seeds: the same configuration asks the same. Objectives come later, when each request has been played alone.
+//! A prompt begins with so many tokens of its prefix as the workload says are reusable, and goes on
+//! with tokens that no other has. Both are drawn from seeds: the same configuration asks the same.
+//! Objectives come later, when each request has been played alone.
 
 use std::collections::BTreeMap;
 
@@ -138,7 +140,8 @@ fn requests(config: &LabConfig) -> anyhow::Result<(Vec<Request>, Option<Fitting>
     Ok((requests, fitting))
 }
 
-/// The prompts whose KV each prefill host has from the start, and each decode host (none): those that the workload shares.
+/// The prompts whose KV each prefill host has from the start, and each decode host (none): those
+/// that the workload shares.
 #[must_use]
 pub fn held(config: &LabConfig, asked: &[Asked]) -> Vec<Vec<Vec<u32>>> {
     let requests: Vec<Request> = asked
@@ -160,7 +163,8 @@ pub fn held(config: &LabConfig, asked: &[Asked]) -> Vec<Vec<Vec<u32>>> {
     held
 }
 
-/// The prefixes that are computed before a run, each as long as any request shares it, the most wanted first.
+/// The prefixes that are computed before a run, each as long as any request shares it, the most
+/// wanted first.
 #[must_use]
 pub fn shared(asked: &[Asked]) -> Vec<(u64, u32)> {
     let mut longest: BTreeMap<u64, (usize, u32)> = BTreeMap::new();

@@ -1,4 +1,5 @@
-//! The engines of one run: a process in each host's namespace, its configuration, its end; and clients beside it.
+//! The engines of one run: a process in each host's namespace, its configuration, its end; and
+//! clients beside it.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -233,7 +234,8 @@ pub fn engine_toml(
                 None => "fewest",
                 Some(_) => "least_loaded",
             },
-            // Nothing is computed elsewhere because a link is slow: that would hide what is to be seen.
+            // Nothing is computed elsewhere because a link is slow: that would hide what is to be
+            // seen.
             patience_ms: patience.as_millis() as u64,
             ask_ms: patience.as_millis() as u64,
         },
@@ -452,7 +454,8 @@ impl Engines {
         Ok(Clients { clients, heard })
     }
 
-    /// Has a job done on some hosts that each answers with one line: the answers, in the hosts' order.
+    /// Has a job done on some hosts that each answers with one line: the answers, in the hosts'
+    /// order.
     fn each(&mut self, hosts: &[usize], job: &Job, within: Duration) -> anyhow::Result<Vec<Said>> {
         let mut clients = self.clients(hosts.iter().map(|&host| (host, job.clone())))?;
         let until = Instant::now() + within;
@@ -478,7 +481,8 @@ impl Engines {
     /// The next that a client says, `None` if there is nothing until then.
     ///
     /// # Errors
-    /// A client failed, says what cannot be read or ended before it had said all, or an engine ended.
+    /// A client failed, says what cannot be read or ended before it had said all, or an engine
+    /// ended.
     pub fn hear(
         &mut self,
         clients: &mut Clients,

@@ -1,5 +1,5 @@
-//! What happens between the layers of a batch: KV of others comes in before its layer, KV for others goes out after it, and the daemon hears where the
-//! batch is.
+//! What happens between the layers of a batch: KV of others comes in before its layer, KV for
+//! others goes out after it, and the daemon hears where the batch is.
 
 use std::net::SocketAddr;
 use std::time::Instant;

@@ -1,9 +1,12 @@
-//! Experts in other processes: a layer's tokens go to whoever holds their experts, and what those make of them comes back.
+//! Experts in other processes: a layer's tokens go to whoever holds their experts, and what those
+//! make of them comes back.
 //!
-//! Expert `e` is held by rank `e mod n`. No rank waits for another's batch: each serves others' tokens from a thread of its own, beside its own computation, so that ranks
-//! with different loads, or without any, need not run in step.
+//! Expert `e` is held by rank `e mod n`. No rank waits for another's batch: each serves others'
+//! tokens from a thread of its own, beside its own computation, so that ranks with different loads,
+//! or without any, need not run in step.
 //!
-//! A payload is: how many experts (u32), of each its number and rows (u32, u32), then all rows (f32), little-endian.
+//! A payload is: how many experts (u32), of each its number and rows (u32, u32), then all rows
+//! (f32), little-endian.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -1,12 +1,14 @@
 //! Prefill, decode and experts in different processes.
 //!
-//! * **Prefill to decode.** The decode process takes a request, keeps blocks for it and sends the prompt to a prefill process ([`Words::Prefill`]). That
-//!   sends each layer's KV as soon as the layer is computed ([`between`], stage `P2d`), at last the first token. The decode process has a whole model: what a
-//!   prefill process cannot do, it computes itself.
-//! * **KV reuse.** Before it computes a prompt, a process asks others for KV of its beginning ([`Words::Ask`]). Whoever has some sends it layer by layer
-//!   (stage `KvReuse`); layer `l` of the computation waits for layer `l` only.
-//! * **Experts.** Of a model with experts a process may hold a share; tokens go to the others' and come back inside each layer ([`experts`],
-//!   stage `Collective`).
+//! * **Prefill to decode.** The decode process takes a request, keeps blocks for it and sends the
+//!   prompt to a prefill process ([`Words::Prefill`]). That sends each layer's KV as soon as the
+//!   layer is computed ([`between`], stage `P2d`), at last the first token. The decode process has
+//!   a whole model: what a prefill process cannot do, it computes itself.
+//! * **KV reuse.** Before it computes a prompt, a process asks others for KV of its beginning
+//!   ([`Words::Ask`]). Whoever has some sends it layer by layer (stage `KvReuse`); layer `l` of the
+//!   computation waits for layer `l` only.
+//! * **Experts.** Of a model with experts a process may hold a share; tokens go to the others' and
+//!   come back inside each layer ([`experts`], stage `Collective`).
 //!
 //! Processes are known by the addresses that they listen at.
 
@@ -97,7 +99,8 @@ pub enum Words {
         /// How many; none is an answer, too.
         blocks: usize,
     },
-    /// What stands here: after an iteration with prompts of yours, and when that has changed otherwise.
+    /// What stands here: after an iteration with prompts of yours, and when that has changed
+    /// otherwise.
     Load {
         /// So much.
         load: Load,

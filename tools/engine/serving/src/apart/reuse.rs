@@ -1,7 +1,9 @@
-//! KV of prompts' beginnings, asked of others and given to them, in a thread of its own: neither waits for an iteration.
+//! KV of prompts' beginnings, asked of others and given to them, in a thread of its own: neither
+//! waits for an iteration.
 //!
-//! A question goes to one process after another until one has blocks. That one sends them layer by layer, and the engine
-//! hears of it ([`Order::Found`]). Who does not answer in time, or goes away, has none.
+//! A question goes to one process after another until one has blocks. That one sends them layer by
+//! layer, and the engine hears of it ([`Order::Found`]). Who does not answer in time, or goes away,
+//! has none.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -198,8 +200,8 @@ impl Reuse {
         }
     }
 
-    /// Another process asks for KV. It gets what is here, a flow for each layer. No batch needs them yet, so the request's
-    /// deadline orders them.
+    /// Another process asks for KV. It gets what is here, a flow for each layer. No batch needs
+    /// them yet, so the request's deadline orders them.
     fn give(&self, to: SocketAddr, asked: &Asked) {
         let (shape, size) = (self.model.shape(), self.model.kv().block_tokens());
         let (request, first) = (asked.request, asked.first);

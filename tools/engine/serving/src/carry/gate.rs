@@ -1,8 +1,10 @@
-//! The thread that owns the lane: flows are submitted as they arise, permits become bytes on the connection of their class, and what receivers have is
-//! reported complete. Hints pass it, too, so that the daemon hears of things in their order.
+//! The thread that owns the lane: flows are submitted as they arise, permits become bytes on the
+//! connection of their class, and what receivers have is reported complete. Hints pass it, too, so
+//! that the daemon hears of things in their order.
 //!
-//! It waits for whichever comes first: something to do, or a permit while a flow waits for one. Those two cannot be waited for together, so that
-//! while flows wait it looks for orders every [`LOOK_EVERY`].
+//! It waits for whichever comes first: something to do, or a permit while a flow waits for one.
+//! Those two cannot be waited for together, so that while flows wait it looks for orders every
+//! [`LOOK_EVERY`].
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -21,7 +23,8 @@ use crate::clock;
 /// How long a wait for a permit may keep an order waiting.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 
-/// Flows that wait in the lane at once. What exceeds it waits here, in order: a lane that is full would let them pass unscheduled.
+/// Flows that wait in the lane at once. What exceeds it waits here, in order: a lane that is full
+/// would let them pass unscheduled.
 const WAITING_MAX: usize = 448;
 
 /// A parcel that is to be submitted.
@@ -67,7 +70,8 @@ enum Order {
     Send(Parcel),
     Words(SocketAddr, String),
     Hint(Hint),
-    /// A batch, or a request, has nothing more to send: said to the daemon when all of it has arrived.
+    /// A batch, or a request, has nothing more to send: said to the daemon when all of it has
+    /// arrived.
     EndBatch(u64),
     EndRequest(u64),
     Said(Said),
@@ -121,7 +125,8 @@ impl Carrier {
         let _ = self.orders.send(order);
     }
 
-    /// Sends a parcel; `head` says what it is, and its numbers of bytes and flow are set here. A deadline of 0 is none.
+    /// Sends a parcel; `head` says what it is, and its numbers of bytes and flow are set here. A
+    /// deadline of 0 is none.
     pub fn send(&self, to: SocketAddr, head: Head, deadline_ns: u64, payload: Vec<u8>) {
         self.order(Order::Send(Parcel {
             to,
@@ -132,8 +137,8 @@ impl Carrier {
         }));
     }
 
-    /// Sends a parcel of a request that was given up: below all levels, without a deadline. The daemon is told that it is
-    /// of stage `Background`, which is what it keeps there.
+    /// Sends a parcel of a request that was given up: below all levels, without a deadline. The
+    /// daemon is told that it is of stage `Background`, which is what it keeps there.
     pub fn scavenge(&self, to: SocketAddr, head: Head, payload: Vec<u8>) {
         self.order(Order::Send(Parcel {
             to,
@@ -323,7 +328,8 @@ impl Gate {
         }
     }
 
-    /// A batch of which nothing is under way is forgotten (its next flow makes it anew), and if it has ended the daemon is told.
+    /// A batch of which nothing is under way is forgotten (its next flow makes it anew), and if it
+    /// has ended the daemon is told.
     fn close_batch(&mut self, batch: u64) {
         if self.batches.get(&batch).is_some_and(|open| open.flows == 0)
             && let Some(Open { ended: true, .. }) = self.batches.remove(&batch)
@@ -518,7 +524,8 @@ impl Gate {
         self.close_request(head.request);
     }
 
-    /// A receiver went away: its flows are withdrawn, so that the daemon does not count them as in flight, and whoever computes hears of it.
+    /// A receiver went away: its flows are withdrawn, so that the daemon does not count them as in
+    /// flight, and whoever computes hears of it.
     fn gone(&mut self, peer: SocketAddr, why: String) {
         self.connections.retain(|(to, _), _| *to != peer);
         let lost: Vec<u64> = self

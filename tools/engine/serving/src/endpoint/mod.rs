@@ -1,9 +1,12 @@
-//! The endpoint: completions and chat completions as OpenAI has them, streamed or not, with objectives in headers.
+//! The endpoint: completions and chat completions as OpenAI has them, streamed or not, with
+//! objectives in headers.
 //!
-//! `x-slo-ttft-ms` and `x-slo-tpot-ms` say until when the first token, and each one after it, has to be there, `x-slo-ttlt-ms` the last, of whoever
-//! waits for that only; `x-laxity-importance` who is given up first. What a request asks for that
-//! is not done here (several answers, log probabilities, stop words …) is refused rather than ignored; fields that nobody knows are ignored. Requests beyond the configured number are
-//! turned away (429). Whoever closes the connection gives up the request, and its blocks are free with the next iteration.
+//! `x-slo-ttft-ms` and `x-slo-tpot-ms` say until when the first token, and each one after it, has
+//! to be there, `x-slo-ttlt-ms` the last, of whoever waits for that only; `x-laxity-importance` who
+//! is given up first. What a request asks for that is not done here (several answers, log
+//! probabilities, stop words …) is refused rather than ignored; fields that nobody knows are
+//! ignored. Requests beyond the configured number are turned away (429). Whoever closes the
+//! connection gives up the request, and its blocks are free with the next iteration.
 
 mod answer;
 mod ask;
@@ -287,8 +290,8 @@ async fn begin(
     }
 }
 
-/// Of a body that is too long, so much is read and thrown away before its client is told: an answer on a connection that is closed
-/// with bytes unread is lost with it.
+/// Of a body that is too long, so much is read and thrown away before its client is told: an answer
+/// on a connection that is closed with bytes unread is lost with it.
 const THROWN_AWAY_BYTES_MAX: usize = 64 << 20;
 /// And for no longer than this.
 const THROWN_AWAY_FOR: Duration = Duration::from_secs(10);
@@ -361,7 +364,8 @@ async fn respond(
     shape: Shape,
 ) -> Result<Response, Objection> {
     let mut writer = Writer::new(shape, &desk.config.model.name, asked);
-    // The status is only known once there is something: a failure before the first token is no stream.
+    // The status is only known once there is something: a failure before the first token is no
+    // stream.
     let first = outputs.recv().await.ok_or_else(vanished)?;
     if let Output::Failed(failure) = &first {
         return Err(failed(failure));

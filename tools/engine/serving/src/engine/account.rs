@@ -1,4 +1,5 @@
-//! An account of all requests that an engine has, for `/debug/requests`: where each stands and since when. It is what explains a client without an answer.
+//! An account of all requests that an engine has, for `/debug/requests`: where each stands and
+//! since when. It is what explains a client without an answer.
 
 use std::sync::atomic::Ordering;
 

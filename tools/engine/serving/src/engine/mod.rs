@@ -1,7 +1,8 @@
 //! The loop that computes: orders in, plans of the scheduler, tokens out.
 //!
-//! One thread owns the model's cache, the scheduler and all sequences; nothing of it is shared. Orders (submissions, words and parcels of other
-//! processes) come by one queue and are taken between two iterations; some, between two layers.
+//! One thread owns the model's cache, the scheduler and all sequences; nothing of it is shared.
+//! Orders (submissions, words and parcels of other processes) come by one queue and are taken
+//! between two iterations; some, between two layers.
 
 pub mod sequence;
 
@@ -212,7 +213,8 @@ pub(crate) struct Engine {
     standing: Arc<Standing>,
 }
 
-/// Starts an engine in a thread of its own. `orders` is where its net's readers give orders, made beforehand by [`orders`].
+/// Starts an engine in a thread of its own. `orders` is where its net's readers give orders, made
+/// beforehand by [`orders`].
 ///
 /// # Errors
 /// There is no memory for the cache, or the record cannot be written.
@@ -377,7 +379,9 @@ impl Engine {
         }
     }
 
-    /// Takes what need not wait for the end of the batch that is computed: prompts of others, and KV that was found. What may end a sequence of the batch waits, and all that comes after the loss of a process.
+    /// Takes what need not wait for the end of the batch that is computed: prompts of others, and
+    /// KV that was found. What may end a sequence of the batch waits, and all that comes after the
+    /// loss of a process.
     fn take_between_layers(&mut self) {
         while let Ok(order) = self.orders.try_recv() {
             let lost = self

@@ -1,5 +1,6 @@
-//! Prompts on their way to those who compute them: there is room for their KV here, somebody is chosen (`schedule::places`), and they set off. What
-//! finds no place in time, or nobody there, is computed here after all.
+//! Prompts on their way to those who compute them: there is room for their KV here, somebody is
+//! chosen (`schedule::places`), and they set off. What finds no place in time, or nobody there, is
+//! computed here after all.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -58,7 +59,8 @@ impl Engine {
         }
     }
 
-    /// A process says what stands there. Prompts that it had not heard of then are counted as if it had.
+    /// A process says what stands there. Prompts that it had not heard of then are counted as if it
+    /// had.
     pub(super) fn load_of(&mut self, from: SocketAddr, mut load: Load, took_ns: u64, latest: u64) {
         let Some(number) = self.prefill().iter().position(|at| *at == from) else {
             return;
@@ -130,8 +132,9 @@ impl Engine {
         let prompt = sequence.prompt as u32;
         let load = self.desk.load();
         let needed = prompt.div_ceil(self.desk.room().block_tokens);
-        // Those that lost their blocks come before those that never had any, or they would never get them back; and
-        // those that decode need one more soon. Those that were given up come after all others.
+        // Those that lost their blocks come before those that never had any, or they would never
+        // get them back; and those that decode need one more soon. Those that were given up come
+        // after all others.
         let alone = load.running == 0 && self.remote.is_empty() && self.placing.is_empty();
         let leave = if alone { 0 } else { load.decoding };
         if load.in_line() > 0
@@ -204,8 +207,9 @@ impl Engine {
         self.compute_after_all(sequence);
     }
 
-    /// Until when a prompt is to be computed: of whoever waits for the end, the answer needs some of its time. As long as
-    /// it may take, by what iterations take here, but not more than half of what is left.
+    /// Until when a prompt is to be computed: of whoever waits for the end, the answer needs some
+    /// of its time. As long as it may take, by what iterations take here, but not more than half of
+    /// what is left.
     fn prompt_remaining(&self, sequence: &Sequence) -> u64 {
         let left = remaining(sequence.deadline_ns());
         match sequence.slo {

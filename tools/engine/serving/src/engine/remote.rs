@@ -1,4 +1,5 @@
-//! What an engine does for others, and others for it: prompts that are computed elsewhere, KV that is asked for and given.
+//! What an engine does for others, and others for it: prompts that are computed elsewhere, KV that
+//! is asked for and given.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -176,7 +177,8 @@ impl Engine {
         self.admit(sequence);
     }
 
-    /// Has others asked for KV of a sequence's beginning. The sequence, if there is nobody to ask or nothing to ask for.
+    /// Has others asked for KV of a sequence's beginning. The sequence, if there is nobody to ask
+    /// or nothing to ask for.
     pub(super) fn ask(&mut self, mut sequence: Sequence) -> Option<Sequence> {
         let (Some(net), Some(reuse)) = (&self.net, &self.reuse) else {
             return Some(sequence);
@@ -344,7 +346,8 @@ impl Engine {
         }
     }
 
-    /// Another process is gone: what it computes for us is computed here, what we compute for it (or with its experts, for others) nowhere.
+    /// Another process is gone: what it computes for us is computed here, what we compute for it
+    /// (or with its experts, for others) nowhere.
     pub(super) fn lose(&mut self, peer: SocketAddr, why: &str) {
         tracing::info!(%peer, "gone: {why}");
         self.lost.insert(peer, Instant::now());

@@ -120,8 +120,10 @@ impl Engine {
         away.collect()
     }
 
-    /// Says what stands here: to `askers`, whose prompts were just computed, and to all others who ever sent some, if it is not what they were told last.
-    /// They would avoid a process that has nothing left to do, or crowd one that others keep busy. They are told less often, but always when nothing is left.
+    /// Says what stands here: to `askers`, whose prompts were just computed, and to all others who
+    /// ever sent some, if it is not what they were told last. They would avoid a process that has
+    /// nothing left to do, or crowd one that others keep busy. They are told less often, but always
+    /// when nothing is left.
     pub(super) fn report(&mut self, askers: &BTreeSet<SocketAddr>) {
         let Some(net) = self.net.as_deref().filter(|_| !self.heard.is_empty()) else {
             return;
@@ -422,8 +424,9 @@ impl Engine {
     }
 }
 
-/// When the KV of a part of a prompt is due: with its request, less the time that the KV of the parts after it takes on the
-/// wire. That is the slack that this one has. Not before it can be there itself, unless the request is due before that.
+/// When the KV of a part of a prompt is due: with its request, less the time that the KV of the
+/// parts after it takes on the wire. That is the slack that this one has. Not before it can be
+/// there itself, unless the request is due before that.
 fn due_ns(deadline: u64, now: u64, own: u64, after: u64) -> u64 {
     let earliest = now.saturating_add(own).min(deadline);
     deadline.saturating_sub(after).max(earliest)

@@ -1,4 +1,5 @@
-//! The KV cache: which block is whose. What is in the blocks belongs to the model ([`crate::model::KvCache`]).
+//! The KV cache: which block is whose. What is in the blocks belongs to the model
+//! ([`crate::model::KvCache`]).
 
 pub mod blocks;
 

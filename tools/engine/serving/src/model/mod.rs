@@ -1,11 +1,13 @@
 //! What the engine asks of a model, and the two things that answer: one computes, one takes time.
 //!
-//! * [`computed`] (feature `compute`): a decoder-only transformer, dense (as Llama) or with experts (as Mixtral), over a
-//!   paged KV cache. It needs a tensor library.
-//! * [`timed`]: takes the time that a model of this shape would take. KV and activations are patterns of the right size.
+//! * [`computed`] (feature `compute`): a decoder-only transformer, dense (as Llama) or with experts
+//!   (as Mixtral), over a paged KV cache. It needs a tensor library.
+//! * [`timed`]: takes the time that a model of this shape would take. KV and activations are
+//!   patterns of the right size.
 //!
-//! In both, a token's answer does not depend on what is computed beside it: greedy answers are the same whatever the
-//! batch, the chunks and the cache hits were. That holds on CPUs; on CUDA nobody promises it.
+//! In both, a token's answer does not depend on what is computed beside it: greedy answers are the
+//! same whatever the batch, the chunks and the cache hits were. That holds on CPUs; on CUDA nobody
+//! promises it.
 
 #[cfg(feature = "compute")]
 pub mod computed;
@@ -20,7 +22,8 @@ use thiserror::Error;
 pub use shape::ModelShape;
 pub use timed::TimedModel;
 
-/// A batch, or a part of one, that cannot be computed. The engine computes its requests again or gives them up.
+/// A batch, or a part of one, that cannot be computed. The engine computes its requests again or
+/// gives them up.
 #[derive(Debug, Error)]
 #[error("{0}")]
 pub struct ModelError(String);
@@ -64,8 +67,9 @@ pub trait Model: Debug + Send + Sync {
     /// The experts that it holds. Another thread computes them for other processes.
     fn experts(&self) -> Arc<dyn Experts>;
 
-    /// Computes a mixed batch: pieces of prompts beside single tokens of running answers. Returns the outputs (a number
-    /// for each token of the vocabulary) of the last token of each piece that wants it, in order.
+    /// Computes a mixed batch: pieces of prompts beside single tokens of running answers. Returns
+    /// the outputs (a number for each token of the vocabulary) of the last token of each piece that
+    /// wants it, in order.
     ///
     /// # Errors
     /// A piece does not fit the model or the cache, or a peer is gone.
@@ -85,13 +89,15 @@ pub trait KvCache: Debug {
     /// Bytes of a token in a layer.
     fn token_bytes(&self) -> usize;
 
-    /// Returns the KV of `tokens` tokens in a layer, from token `first` of a sequence with these blocks.
+    /// Returns the KV of `tokens` tokens in a layer, from token `first` of a sequence with these
+    /// blocks.
     ///
     /// # Errors
     /// A block is not there, or the blocks hold fewer tokens.
     fn export(&self, layer: usize, blocks: &[u32], first: usize, tokens: usize) -> Result<Vec<u8>>;
 
-    /// Writes what [`KvCache::export`] returned into a sequence with these blocks. Returns the number of tokens.
+    /// Writes what [`KvCache::export`] returned into a sequence with these blocks. Returns the
+    /// number of tokens.
     ///
     /// # Errors
     /// The bytes are no whole tokens, or more than the blocks hold, or there is no such layer.
@@ -175,7 +181,8 @@ pub trait Experts: Debug + Send + Sync {
 
 /// Where the experts are that this process does not hold.
 pub trait ExpertPeers {
-    /// Sends rows. [`ExpertPeers::collect`] returns the answers. Both are called once a layer, also without rows.
+    /// Sends rows. [`ExpertPeers::collect`] returns the answers. Both are called once a layer, also
+    /// without rows.
     ///
     /// # Errors
     /// A peer is gone.

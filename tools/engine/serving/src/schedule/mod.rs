@@ -1,8 +1,11 @@
-//! Which pieces of which sequences are computed next, and where: decided by `laxity-requests`, recorded here.
+//! Which pieces of which sequences are computed next, and where: decided by `laxity-requests`,
+//! recorded here.
 //!
-//! [`Desk`] stands between the engine and the schedulers. All that they hear and say passes through it, and goes to a file if one is asked for: one JSON
-//! object a line, first the settings (with the forest, if there is one), then events, reservations and decisions in order, with the time of each. [`replay`] gives
-//! schedulers made anew the same events, in virtual time, and compares what they say.
+//! [`Desk`] stands between the engine and the schedulers. All that they hear and say passes through
+//! it, and goes to a file if one is asked for: one JSON object a line, first the settings (with the
+//! forest, if there is one), then events, reservations and decisions in order, with the time of
+//! each. [`replay`] gives schedulers made anew the same events, in virtual time, and compares what
+//! they say.
 
 pub mod places;
 mod scheduler;
@@ -28,7 +31,8 @@ use places::{Dispatcher, Places};
 use scheduler::Scheduler;
 pub use settings::{Policy, Settings};
 
-/// How long a scheduler that had nothing to compute, though somebody waits, is left alone: what it says may depend on the time.
+/// How long a scheduler that had nothing to compute, though somebody waits, is left alone: what it
+/// says may depend on the time.
 const ASK_AGAIN: Span = Span::from_millis(20);
 
 /// The pool that a scheduler keeps the book of.
@@ -93,7 +97,8 @@ pub struct Desk {
 }
 
 impl Desk {
-    /// A scheduler, and one of places if there are any to choose from; what passes is recorded in a file, if one is named.
+    /// A scheduler, and one of places if there are any to choose from; what passes is recorded in a
+    /// file, if one is named.
     ///
     /// # Errors
     /// The file cannot be written.

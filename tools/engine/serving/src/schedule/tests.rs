@@ -1,5 +1,5 @@
-//! Every policy and every rule of places: settings go through a record, and a replay decides the same. Time is virtual, iterations take what a machine
-//! with uneven ones would take.
+//! Every policy and every rule of places: settings go through a record, and a replay decides the
+//! same. Time is virtual, iterations take what a machine with uneven ones would take.
 
 use std::fs;
 
@@ -364,7 +364,8 @@ fn whoever_waits_is_asked_for_again_though_nothing_happens() {
     assert_eq!(desk.ask_again, None);
 }
 
-/// Prompts of prefill processes that come, are computed and end; one process goes and comes back. What was decided.
+/// Prompts of prefill processes that come, are computed and end; one process goes and comes back.
+/// What was decided.
 fn place(desk: &mut Desk) -> Vec<Decision> {
     let instances = [InstanceId(0), InstanceId(1), InstanceId(2)];
     let up = |instance| dispatch::Event::Up {

@@ -1,4 +1,5 @@
-//! Which prefill process computes a prompt, what it says of itself, and how what it sends is classed.
+//! Which prefill process computes a prompt, what it says of itself, and how what it sends is
+//! classed.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -96,7 +97,8 @@ fn every_rule_of_places_answers_as_one_process_does_and_its_record_decides_the_s
     }
 }
 
-/// A decode process of a test's own: it speaks to a prefill process and keeps what that says and sends.
+/// A decode process of a test's own: it speaks to a prefill process and keeps what that says and
+/// sends.
 struct Asker {
     carrier: Carrier,
     heard: Receiver<Incoming>,

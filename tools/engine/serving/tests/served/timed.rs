@@ -70,7 +70,8 @@ fn timed_processes_apart_answer_as_one_does_and_fetch_the_kv_that_one_holds_each
         assert_eq!(sent("kv_reuse"), 3.0 * 64.0 * 3.0 * 256.0);
         let tokens: usize = prompts().iter().map(Vec::len).sum();
         assert_eq!(sent("p2d"), tokens as f64 * 3.0 * 256.0);
-        // One of a token's two experts is elsewhere: a row of 48 numbers there and one back, in each layer.
+        // One of a token's two experts is elsewhere: a row of 48 numbers there and one back, in
+        // each layer.
         let computed = (tokens - 6 * 64) as f64;
         let rows = computed * 3.0 * 2.0 * 48.0 * 4.0;
         assert!(

@@ -1,4 +1,5 @@
-//! The whole model: embedding, layers of attention and feed-forward, the output of those rows that somebody wants.
+//! The whole model: embedding, layers of attention and feed-forward, the output of those rows that
+//! somebody wants.
 
 use std::sync::Arc;
 
@@ -60,7 +61,8 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Reads or draws the weights (of the experts those for which `holds` returns true) and makes an empty KV cache.
+    /// Reads or draws the weights (of the experts those for which `holds` returns true) and makes
+    /// an empty KV cache.
     ///
     /// # Errors
     /// A weight is not there or does not fit, or the device has no memory for the cache.

@@ -1,8 +1,10 @@
-//! The experts of a Mixtral-shaped layer: a router, and the feed-forward networks of which each token takes a few.
+//! The experts of a Mixtral-shaped layer: a router, and the feed-forward networks of which each
+//! token takes a few.
 //!
-//! Experts may be elsewhere: [`ExpertPeers`] sends a layer's tokens to the processes that hold their experts and returns
-//! what those made of them (the two all-to-alls of expert parallelism). Contributions are added in ascending order of the
-//! expert, wherever each was computed, so that the sum is the same to the bit.
+//! Experts may be elsewhere: [`ExpertPeers`] sends a layer's tokens to the processes that hold
+//! their experts and returns what those made of them (the two all-to-alls of expert parallelism).
+//! Contributions are added in ascending order of the expert, wherever each was computed, so that
+//! the sum is the same to the bit.
 
 use std::collections::BTreeMap;
 
@@ -164,7 +166,8 @@ impl Router {
         }))
     }
 
-    /// The likeliest experts of each row, their probabilities normalised to 1 among them (as Mixtral does); the lower number where they tie.
+    /// The likeliest experts of each row, their probabilities normalised to 1 among them (as
+    /// Mixtral does); the lower number where they tie.
     fn assign(&self, rows: &Tensor) -> Result<Assigned> {
         let odds = candle_nn::ops::softmax(&self.gate.forward(rows)?, D::Minus1)?;
         let odds: Vec<Vec<f32>> = odds.to_vec2()?;

@@ -1,6 +1,7 @@
 //! The model that computes: a decoder-only transformer on candle.
 //!
-//! A token's arithmetic does not depend on what is computed beside it (see [`linear`] and [`attention`]).
+//! A token's arithmetic does not depend on what is computed beside it (see [`linear`] and
+//! [`attention`]).
 
 pub mod attention;
 pub mod decoder;

@@ -1,5 +1,5 @@
-//! The numbers of the KV cache: of each layer two tensors, `[slots, kv_heads × head_dim]`, written in place. A slot holds
-//! one token; block `b` has the slots from `b × block_tokens` on.
+//! The numbers of the KV cache: of each layer two tensors, `[slots, kv_heads × head_dim]`, written
+//! in place. A slot holds one token; block `b` has the slots from `b × block_tokens` on.
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 

@@ -1,5 +1,5 @@
-//! The same model once more, slowly: in double precision, a whole sequence at once, no cache, no tensor crate in the arithmetic. What the real one is
-//! compared with.
+//! The same model once more, slowly: in double precision, a whole sequence at once, no cache, no
+//! tensor crate in the arithmetic. What the real one is compared with.
 
 use candle_core::Device;
 

@@ -1,7 +1,8 @@
 //! Weights: drawn from a seed, or read from safetensors with Hugging Face's names.
 //!
-//! Drawn ones are uniform with the variance `1 / fan_in`, each tensor from a stream of its own that its name and the seed give: a process that holds
-//! only some experts draws the same ones as a process that holds all.
+//! Drawn ones are uniform with the variance `1 / fan_in`, each tensor from a stream of its own that
+//! its name and the seed give: a process that holds only some experts draws the same ones as a
+//! process that holds all.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -114,8 +115,8 @@ impl Weights {
         }
     }
 
-    /// Sixteen bytes that stand for these weights: two processes with other weights must not share KV blocks. Of files it is the norms and corners of
-    /// every tensor, by name.
+    /// Sixteen bytes that stand for these weights: two processes with other weights must not share
+    /// KV blocks. Of files it is the norms and corners of every tensor, by name.
     ///
     /// # Errors
     /// A tensor cannot be read.

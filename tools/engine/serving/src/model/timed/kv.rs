@@ -7,8 +7,9 @@ use super::pattern::{self, mix};
 use crate::model::{KvCache, ModelShape, Result, fail};
 use crate::schedule::Room;
 
-/// Seeds, by layer and slot. A slot holds one token; block `b` has the slots from `b × block_tokens` on. Only the engine's
-/// thread reads and writes them, so no order between accesses is needed.
+/// Seeds, by layer and slot. A slot holds one token; block `b` has the slots from `b ×
+/// block_tokens` on. Only the engine's thread reads and writes them, so no order between accesses
+/// is needed.
 #[derive(Debug)]
 pub(super) struct TimedKv {
     layers: Vec<Vec<AtomicU64>>,
@@ -59,7 +60,8 @@ impl TimedKv {
         Ok(tokens.map(seed).collect())
     }
 
-    /// Writes the KV of tokens from token `first` of a sequence with these blocks. It follows from the KV before it.
+    /// Writes the KV of tokens from token `first` of a sequence with these blocks. It follows from
+    /// the KV before it.
     pub(super) fn compute(
         &self,
         layer: usize,

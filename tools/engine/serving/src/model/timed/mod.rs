@@ -1,8 +1,9 @@
 //! The model that takes time instead of computing. It needs no tensor library.
 //!
-//! KV and activations are patterns of the right size ([`pattern`]). The KV of a token in a layer depends on the layer and
-//! on all tokens up to it, and the answer depends on the KV of the whole sequence in all layers. So bytes that arrive in
-//! the wrong place change the answer, and bytes that change on their way are an error.
+//! KV and activations are patterns of the right size ([`pattern`]). The KV of a token in a layer
+//! depends on the layer and on all tokens up to it, and the answer depends on the KV of the whole
+//! sequence in all layers. So bytes that arrive in the wrong place change the answer, and bytes
+//! that change on their way are an error.
 //!
 //! A batch of `n` tokens takes, in each layer, with the settings of [`Timing`]:
 //!
@@ -11,8 +12,9 @@
 //! expert_us + row_us   · (rows held here)  the experts of this process; then the others' answers are awaited
 //! ```
 //!
-//! The experts of another process take `expert_us + row_us · rows` for what one process sends for one layer. Token `t` goes
-//! to the experts `h(t), h(t) + 1, …` with a hash `h`, so all experts have the same load on average.
+//! The experts of another process take `expert_us + row_us · rows` for what one process sends for
+//! one layer. Token `t` goes to the experts `h(t), h(t) + 1, …` with a hash `h`, so all experts
+//! have the same load on average.
 
 mod kv;
 pub mod pattern;
@@ -44,7 +46,8 @@ pub struct Timing {
     pub expert_us: f64,
     /// Of an expert for each row, µs.
     pub row_us: f64,
-    /// Prompts whose KV is in the cache from the start: a JSON file with an array of arrays of tokens.
+    /// Prompts whose KV is in the cache from the start: a JSON file with an array of arrays of
+    /// tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holds: Option<PathBuf>,
 }

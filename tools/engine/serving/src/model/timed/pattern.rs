@@ -1,5 +1,5 @@
-//! Bytes that stand for numbers of a model: all follow from a seed of 64 bits, which comes first. Whoever receives them
-//! reads the seed and compares the rest.
+//! Bytes that stand for numbers of a model: all follow from a seed of 64 bits, which comes first.
+//! Whoever receives them reads the seed and compares the rest.
 
 /// Spreads the bits of a number over all of it (SplitMix64).
 #[must_use]
