@@ -13,7 +13,7 @@ use crate::apart::{Net, Words, experts};
 use crate::carry::incoming::listen;
 use crate::carry::{Carrier, Incoming, Kind, Options, Taker};
 use crate::config::Config;
-use crate::engine::{Handle, Order, Parts, orders, start};
+use crate::engine::{EngineCommand, Handle, Parts, commands, start};
 use crate::kv::{Blocks, SharedBlocks, chain};
 use crate::model::timed::Timing;
 use crate::model::{Model, TimedModel};
@@ -103,7 +103,7 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
         Some(timing) => timed(config, timing, &holds, &mut blocks)?,
         None => computed(config, &holds)?,
     };
-    let queue = orders();
+    let queue = commands();
     let blocks = SharedBlocks::new(blocks);
     let (reuse, calls) = reuse::calls();
     let net = match &config.peers {
@@ -187,18 +187,18 @@ fn taker(
             }
             // An engine, or its experts, that ended hear nothing; the process is about to.
             Kind::Dispatch => drop(experts.send(arrival)),
-            Kind::P2d => drop(engine.order(Order::Kv(arrival))),
+            Kind::P2d => drop(engine.command(EngineCommand::Kv(arrival))),
         },
         Incoming::Words(from, line) => match serde_json::from_str::<Words>(&line) {
             Ok(words @ (Words::Ask(_) | Words::Will { .. })) => {
                 drop(reuse.send(Call::Words(from, words)));
             }
-            Ok(words) => drop(engine.order(Order::Words(from, words))),
+            Ok(words) => drop(engine.command(EngineCommand::Words(from, words))),
             Err(error) => tracing::warn!(%from, "words that make no sense: {error}"),
         },
         Incoming::Lost(peer, why) => {
             inbox.lose(peer);
-            let _ = engine.order(Order::Lost(peer, why));
+            let _ = engine.command(EngineCommand::Lost(peer, why));
         }
     })
 }

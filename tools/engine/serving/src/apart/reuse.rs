@@ -2,7 +2,7 @@
 //! waits for an iteration.
 //!
 //! A question goes to one process after another until one has blocks. That one sends them layer by
-//! layer, and the engine hears of it ([`Order::Found`]). Who does not answer in time, or goes away,
+//! layer, and the engine hears of it ([`EngineCommand::Found`]). Who does not answer in time, or goes away,
 //! has none.
 
 use std::collections::{HashMap, VecDeque};
@@ -16,7 +16,7 @@ use super::inbox::Key;
 use super::{Asked, Net, Words};
 use crate::carry::Kind;
 use crate::clock;
-use crate::engine::{Handle, Order};
+use crate::engine::{EngineCommand, Handle};
 use crate::kv::{BlockHash, SharedBlocks};
 use crate::model::Model;
 
@@ -180,7 +180,7 @@ impl Reuse {
 
     fn tell(&self, request: u64, found: Option<(SocketAddr, usize)>) {
         // An engine that has ended needs no answer.
-        let _ = self.engine.order(Order::Found { request, found });
+        let _ = self.engine.command(EngineCommand::Found { request, found });
     }
 
     fn answered(&mut self, from: SocketAddr, request: u64, blocks: usize) {
@@ -201,7 +201,7 @@ impl Reuse {
     }
 
     /// Another process asks for KV. It gets what is here, a flow for each layer. No batch needs
-    /// them yet, so the request's deadline orders them.
+    /// them yet, so the request's deadline commands them.
     fn give(&self, to: SocketAddr, asked: &Asked) {
         let (shape, size) = (self.model.shape(), self.model.kv().block_tokens());
         let (request, first) = (asked.request, asked.first);

@@ -12,7 +12,7 @@ use crate::clock;
 
 impl Engine {
     fn account_of(&self, stands: &str, sequence: &Sequence) -> Value {
-        let job = self.desk.job(sequence.id);
+        let job = self.schedulers.job(sequence.id);
         let phase = job.map(|job| match job.phase {
             Phase::Waiting => "waiting",
             Phase::Prefilling => "prefilling",
@@ -61,13 +61,13 @@ impl Engine {
             .collect();
         json!({
             "requests": all,
-            "load": self.desk.load(),
-            "open": self.standing.open.load(Ordering::Relaxed),
+            "load": self.schedulers.load(),
+            "open": self.gauges.open.load(Ordering::Relaxed),
             "blocks_used": self.blocks.used(),
             "imports": self.imports.len(),
             "inbox": self.net.as_ref().map_or(0, |net| net.inbox.len()),
             "lost": self.lost.keys().collect::<Vec<_>>(),
-            "learned_iterations": self.desk.learned(),
+            "learned_iterations": self.schedulers.learned(),
         })
     }
 }

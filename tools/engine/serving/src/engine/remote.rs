@@ -211,7 +211,7 @@ impl Engine {
             let first = sequence.computed;
             let tokens = blocks * self.model.kv().block_tokens();
             let reserved = (first + tokens) as u32;
-            let taken = if self.desk.reserve(clock::now(), request, reserved) {
+            let taken = if self.schedulers.reserve(clock::now(), request, reserved) {
                 self.blocks.take(blocks)
             } else {
                 None
@@ -226,7 +226,7 @@ impl Engine {
                     tokens,
                 };
                 self.imports.insert(request, import);
-                let elsewhere = &self.standing.found_elsewhere;
+                let elsewhere = &self.gauges.found_elsewhere;
                 elsewhere.fetch_add(tokens, Ordering::Relaxed);
             } else {
                 self.forget_reuse(request);
@@ -286,7 +286,7 @@ impl Engine {
             return;
         };
         self.end_place(&sequence, at);
-        self.standing
+        self.gauges
             .prefilled_elsewhere
             .fetch_add(1, Ordering::Relaxed);
         if sequence.output_max > 1 {
@@ -305,7 +305,8 @@ impl Engine {
         sequence.tell(Output::Token(token));
         match reason {
             Some(reason) => {
-                self.desk.handle(clock::now(), &Event::Cancelled(request));
+                self.schedulers
+                    .handle(clock::now(), &Event::Cancelled(request));
                 self.end(sequence, Output::Finished(reason));
             }
             None => self.arrive(sequence),
@@ -318,7 +319,8 @@ impl Engine {
             return;
         };
         self.leave_place(request);
-        self.desk.handle(clock::now(), &Event::Cancelled(request));
+        self.schedulers
+            .handle(clock::now(), &Event::Cancelled(request));
         self.let_go(&mut sequence);
         self.compute_after_all(sequence);
     }

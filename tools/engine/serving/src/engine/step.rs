@@ -53,7 +53,7 @@ impl Engine {
                     plan.chunks.len() + plan.steps.len()
                 );
                 metrics::counter!("laxity_engine_batches_failed_total").increment(1);
-                self.standing.failures.fetch_add(1, Ordering::Relaxed);
+                self.gauges.failures.fetch_add(1, Ordering::Relaxed);
                 self.end_batch_hints(plan, batch);
                 return self.recover(plan, start, &error.to_string());
             }
@@ -61,7 +61,7 @@ impl Engine {
         let took = start.elapsed();
         let composition = plan.composition();
         let tokens = composition.prefill_tokens + composition.decodes;
-        self.standing
+        self.gauges
             .tokens
             .fetch_add(tokens as usize, Ordering::Relaxed);
         metrics::counter!("laxity_engine_prompt_tokens_total")
@@ -91,7 +91,7 @@ impl Engine {
         let askers = self.askers(plan);
         let ids: Vec<RequestId> = finished.iter().map(|(request, _)| *request).collect();
         let took = Span(took.as_nanos() as u64);
-        self.desk.handle(
+        self.schedulers.handle(
             clock::now(),
             &Event::Done {
                 took,
@@ -128,7 +128,7 @@ impl Engine {
         let Some(net) = self.net.as_deref().filter(|_| !self.heard.is_empty()) else {
             return;
         };
-        let load = self.desk.load();
+        let load = self.schedulers.load();
         let idle = load.waiting == 0 && load.running == 0;
         for (at, asker) in &mut self.heard {
             let latest = asker.latest;
@@ -233,7 +233,7 @@ impl Engine {
                     to: to.to,
                     request: to.request,
                     deadline_ns: self.due_ns(sequence, member.end, to.sent),
-                    scavenged: self.desk.is_relegated(member.request),
+                    scavenged: self.schedulers.is_relegated(member.request),
                     blocks: sequence.blocks.clone(),
                     first: to.sent,
                     tokens: member.end.saturating_sub(to.sent),
@@ -259,7 +259,7 @@ impl Engine {
                 continue;
             };
             // Whoever was given up sets no batch's urgency.
-            if self.desk.is_relegated(chunk.request) {
+            if self.schedulers.is_relegated(chunk.request) {
                 continue;
             }
             let goes = exports
@@ -316,7 +316,7 @@ impl Engine {
         }
         let deadline_ns = members
             .iter()
-            .filter(|member| !self.desk.is_relegated(member.request))
+            .filter(|member| !self.schedulers.is_relegated(member.request))
             .filter_map(|member| self.sequences.get(&member.request))
             .map(Sequence::deadline_ns)
             .min()
@@ -400,11 +400,12 @@ impl Engine {
             .chain(plan.steps.iter().map(|step| step.request))
             .collect();
         for request in &members {
-            self.desk.handle(clock::now(), &Event::Cancelled(*request));
+            self.schedulers
+                .handle(clock::now(), &Event::Cancelled(*request));
         }
         let took = Span(start.elapsed().as_nanos() as u64);
         let finished = Vec::new();
-        self.desk
+        self.schedulers
             .handle(clock::now(), &Event::Done { took, finished });
         // Without its experts the next try would end as this one.
         let hopeless = self.lost_rank().is_some();
