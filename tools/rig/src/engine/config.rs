@@ -5,10 +5,11 @@
 //! with the defaults a token moves 512 bytes of KV a layer and, with half of the experts on the
 //! other host, 2 KiB to them and back (1 : 4).
 //!
-//! The timed model has the replay's sizes and times ([`crate::config::Scaling`]), but each host of
-//! a unit computes requests of its own. So with `R` hosts in a unit, a host takes `R` times as long
-//! for a token as the replay's unit; a token has one expert on each host; its KV lies on one host,
-//! and is as large as that of all ranks together.
+//! The timed model has the replay's sizes and times ([`crate::config::Scaling`]), but each host of a
+//! unit computes requests of its own. A token has one expert on each host, and its KV lies on one
+//! host, as large as that of all ranks together. A host takes as long for a token as the replay's
+//! unit, in iterations that are shorter by the number of hosts: else the length of iterations, and
+//! not the network, decides who is in time (`docs/notes/one-serving-stack.md`).
 
 use laxity_requests::engine_policy::Policy;
 use serde::{Deserialize, Serialize};
@@ -197,6 +198,7 @@ impl LabConfig {
             engine: Engine::Timed,
             timed: Some(TimedConfig::default()),
             duration_s: 15.0,
+            load: 0.6,
             ..Self::default()
         }
     }
@@ -223,7 +225,7 @@ impl LabConfig {
             experts_per_token: self.ranks,
             kv_blocks: timed.kv_blocks,
             block_tokens: 16,
-            chunk_tokens: self.model.batch_tokens,
+            chunk_tokens: self.model.batch_tokens.div_ceil(self.ranks as u32),
             order: timed.order,
             output_tokens: timed.output_tokens,
             stall_ms: timed.stall_ms,
@@ -243,7 +245,7 @@ impl LabConfig {
         }
         let (layer_us, token_us) = (
             self.model.layer_base_us / 2.0,
-            self.model.layer_token_us * self.ranks as f64 / 2.0,
+            self.model.layer_token_us / 2.0,
         );
         Some(Times {
             layer_us,
