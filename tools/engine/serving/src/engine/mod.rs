@@ -390,10 +390,10 @@ impl Engine {
                 .any(|command| matches!(command, EngineCommand::Lost(..)));
             match command {
                 EngineCommand::Words(from, words @ Words::Prefill { .. }) if !lost => {
-                    self.hear(from, words)
+                    self.hear(from, words);
                 }
                 EngineCommand::Found { request, found } if !lost => {
-                    self.found(RequestId(request), found)
+                    self.found(RequestId(request), found);
                 }
                 command => self.deferred.push_back(command),
             }
