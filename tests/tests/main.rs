@@ -7,6 +7,7 @@ mod access;
 mod ahead;
 mod certificates;
 mod command_line;
+mod definitions;
 mod docs;
 mod faults;
 mod hostile;

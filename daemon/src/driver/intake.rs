@@ -108,7 +108,7 @@ impl Intake {
         }
         FlowSpec {
             flow: id,
-            stage: stage(flow.stage),
+            stage: flow.stage,
             batch,
             request: RequestId(flow.request),
             layer,
@@ -743,15 +743,5 @@ fn feed_collectives(port: &mut Port, now: Time, from: &mut From<'_>, index: u16)
             *hungry = true;
             port.hungry.push_back((from.client, from.lane));
         }
-    }
-}
-
-const fn stage(stage: record::Stage) -> Stage {
-    match stage {
-        record::Stage::KvReuse => Stage::KvReuse,
-        record::Stage::Collective => Stage::Collective,
-        record::Stage::P2d => Stage::P2d,
-        record::Stage::Weights => Stage::Weights,
-        record::Stage::Background => Stage::Background,
     }
 }

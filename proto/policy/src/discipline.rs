@@ -6,12 +6,13 @@
 
 use core::fmt::Debug;
 
+use laxity_types::Level;
+
 use crate::baseline::{
     edf::Edf, fair::Fair, karuna::Karuna, sjf::Sjf, tent::Tent, two_class::TwoClass,
 };
 use crate::config::{LinkConfig, PolicyKind};
 use crate::event::FlowSpec;
-use crate::ids::Level;
 use crate::laxity::Laxity;
 use crate::link::Port;
 use crate::link::flows::{Flow, Slot};

@@ -41,10 +41,11 @@ use queue::Queue;
 use roster::{NULL_BATCH, Roster};
 use starved::Starved;
 
+use laxity_types::{BatchId, FlowId, Layer, Level, RequestId, Stage};
+
 use crate::config::{InvalidConfig, LinkConfig};
 use crate::discipline::{self, Discipline, Lone};
 use crate::event::{Action, Event, FlowSpec};
-use crate::ids::{BatchId, FlowId, Layer, Level, RequestId, Stage};
 use crate::mlu::LoadMeter;
 use crate::rmlq::Ladder;
 use crate::scavenger::Guarantee;

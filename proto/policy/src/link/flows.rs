@@ -6,10 +6,11 @@
 
 use std::collections::hash_map::Entry;
 
+use laxity_types::{FlowId, Level};
+
 use super::starved::Age;
 use crate::discipline::Tie;
 use crate::event::FlowSpec;
-use crate::ids::{FlowId, Level};
 use crate::lookup::Lookup;
 use crate::time::Time;
 
