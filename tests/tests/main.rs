@@ -6,6 +6,7 @@
 mod access;
 mod ahead;
 mod certificates;
+mod circles;
 mod command_line;
 mod definitions;
 mod docs;

@@ -51,8 +51,8 @@ use laxity_types::{Layer, Level, Stage};
 
 use crate::config::LinkConfig;
 use crate::discipline::{Check, Discipline, Hope, Lone, Place};
-use crate::link::Port;
 use crate::link::flows::{Flow, NONE, Slot};
+use crate::link::port::Port;
 use crate::link::queue::{Group, Lane, Rank, Scope};
 use crate::link::roster::NULL_BATCH;
 use crate::scavenger;

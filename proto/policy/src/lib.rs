@@ -15,6 +15,7 @@ mod discipline;
 mod laxity;
 mod lookup;
 mod mfs;
+mod policies;
 mod scavenger;
 
 pub mod admission;

@@ -30,8 +30,8 @@ use laxity_types::{Level, Stage};
 
 use crate::config::{LastStage, LinkConfig, MluScope};
 use crate::discipline::{Check, Discipline, Hope, Lone, Place};
-use crate::link::Port;
 use crate::link::flows::{Flow, NONE};
+use crate::link::port::Port;
 use crate::link::queue::{Group, Lane, Rank, Scope};
 use crate::mlu;
 use crate::rmlq::promoted;

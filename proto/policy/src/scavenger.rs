@@ -13,8 +13,8 @@
 use laxity_types::{Deadline, Stage};
 
 use crate::event::FlowSpec;
-use crate::link::Port;
 use crate::link::flows::{NONE, Slot};
+use crate::link::port::Port;
 
 /// Whether a flow belongs in the scavenger whatever its urgency. These flows do:
 ///

@@ -11,8 +11,8 @@ use laxity_types::Level;
 use super::{is_explicit, key_rank, scope, share_rank, shared, tie};
 use crate::config::{Granularity, LinkConfig, Ties};
 use crate::discipline::{Discipline, Place};
-use crate::link::Port;
 use crate::link::flows::Flow;
+use crate::link::port::Port;
 use crate::link::queue::{Group, Lane, Rank};
 use crate::time::Time;
 

@@ -18,8 +18,8 @@ use laxity_types::Level;
 use super::{is_explicit, size_level};
 use crate::config::LinkConfig;
 use crate::discipline::{Check, Discipline, Place};
-use crate::link::Port;
 use crate::link::flows::Flow;
+use crate::link::port::Port;
 use crate::link::queue::{Group, Lane, Rank, Scope};
 use crate::time::{Span, Time};
 

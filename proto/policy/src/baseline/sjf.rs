@@ -8,8 +8,8 @@ use laxity_types::Level;
 use super::{key_rank, scope, size_level, tie};
 use crate::config::{Granularity, LinkConfig, Ties};
 use crate::discipline::{Discipline, Place};
-use crate::link::Port;
 use crate::link::flows::Flow;
+use crate::link::port::Port;
 use crate::link::queue::{Group, Rank, Scope};
 use crate::time::Time;
 

@@ -17,8 +17,8 @@ use laxity_types::{Level, Stage};
 use super::{key_rank, tie};
 use crate::config::{LinkConfig, Ties};
 use crate::discipline::{Check, Discipline, Place};
-use crate::link::Port;
 use crate::link::flows::Flow;
+use crate::link::port::Port;
 use crate::link::queue::{Group, Lane, Rank, Scope};
 use crate::time::{Span, Time};
 

@@ -9,8 +9,8 @@ use laxity_types::{Level, Stage};
 use super::{share_rank, shared};
 use crate::config::{Granularity, LinkConfig};
 use crate::discipline::{Discipline, Place};
-use crate::link::Port;
 use crate::link::flows::Flow;
+use crate::link::port::Port;
 use crate::link::queue::{Group, Lane, Rank};
 use crate::time::Time;
 

@@ -8,10 +8,10 @@
 use laxity_types::{FlowId, Layer, Level, RequestId, Stage};
 
 use super::Link;
-use super::flows::{Flow, Life, NONE, Slot};
+use super::flows::{Flow, Life, NONE, Slot, Tie};
 use super::queue::{Group, Rank, SCAVENGER, Scope};
 use super::roster::NULL_BATCH;
-use crate::discipline::{Check, Hope, Place, Tie};
+use crate::discipline::{Check, Hope, Place};
 use crate::event::{Action, FlowSpec};
 use crate::rmlq::promoted;
 use crate::time::{Span, Time};
