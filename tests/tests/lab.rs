@@ -213,7 +213,8 @@ fn what_is_read_from_a_victim_is_put_in_order_by_the_coordinator() {
     assert_eq!(number(&said["refused_orders"]), 0.0, "{said}");
     let fetches = number(&said["fetches"]);
     let held = number(&said["fetches_held"]);
-    // Many readers, one token: a good part of them had to wait, and not all for as long as they may.
+    // Many readers, one token: a good part of them had to wait, and not all for as long as they
+    // may.
     assert!(fetches > 50.0 && held > fetches / 10.0, "{said}");
     assert!(number(&said["fetches_ahead"]) < held / 2.0, "{said}");
     // Read blocks are sent by holders, whose daemons permitted none of them.
@@ -522,7 +523,8 @@ fn the_real_engine_answers_the_same_under_every_policy_and_all_that_it_sends_is_
     let names: Vec<_> = runs.iter().map(|run| run["policy"].as_str()).collect();
     assert_eq!(names, [Some("none"), Some("laxity")]);
     for run in runs {
-        // That they are the same tokens is what the command itself insists on; here, that they were compared at all.
+        // That they are the same tokens is what the command itself insists on; here, that they were
+        // compared at all.
         assert_eq!(run["completed"], run["requests"], "{run}");
         assert_eq!(run["answers_compared"], run["requests"], "{run}");
         assert_eq!(run["answers_different"], serde_json::json!([]), "{run}");
@@ -562,6 +564,50 @@ fn the_real_engine_answers_the_same_under_every_policy_and_all_that_it_sends_is_
     assert!(number(&laxity["fabric_bytes"]["34"]) > 0.0, "{laxity}");
     let page = fs::read_to_string(page).expect("a page");
     assert!(page.contains("real engine") && page.contains("<svg"));
+}
+
+#[test]
+fn a_timed_engine_gets_the_replays_arrivals_and_moves_its_collectives_and_p2d() {
+    let _alone = alone();
+    let arguments = [
+        "--policies",
+        "none,laxity",
+        "--duration",
+        "2",
+        "--load",
+        "0.4",
+    ];
+    let engine = binary("laxity-engine");
+    let engine = engine.to_str().expect("a path");
+    let of_timed = ["--engine", "timed", "--laxity-engine", engine];
+    let Some(timed) = run(&[&arguments[..], &of_timed].concat()) else {
+        return;
+    };
+    let replay = run_with(&arguments, &[]).expect("a report");
+    let digest = |report: &Value| report["workload"]["arrivals_digest"].clone();
+    assert_eq!(digest(&timed), digest(&replay));
+    assert_eq!(timed["engine"], "timed");
+    for policy in 0..2 {
+        let (ours, theirs) = (&timed["runs"][policy], &replay["runs"][policy]);
+        assert_eq!(ours["completed"], ours["requests"], "{ours}");
+        assert_eq!(ours["answers_compared"], ours["requests"], "{ours}");
+        let different = ours["answers_different"].as_array().expect("a list");
+        assert!(
+            different.is_empty(),
+            "bytes arrived damaged or in the wrong place: {ours}"
+        );
+        for stage in ["collective", "p2d"] {
+            let sum = |run: &Value| -> f64 {
+                let by_dscp = run["stage_bytes"][stage].as_object().expect("by DSCP");
+                by_dscp.values().map(number).sum()
+            };
+            let ratio = sum(ours) / sum(theirs);
+            assert!((0.93..1.08).contains(&ratio), "{stage}: {ratio}");
+        }
+        assert!(number(&ours["tokens_fetched"]) > 0.0, "{ours}");
+    }
+    assert_eq!(number(&timed["runs"][0]["scheduled_bytes"]), 0.0);
+    assert_eq!(number(&timed["runs"][1]["bypassed_bytes"]), 0.0);
 }
 
 #[test]

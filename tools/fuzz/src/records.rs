@@ -7,7 +7,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use laxity_coordinator::cluster::{Cluster, ClusterPolicy, Settings, Taken};
-use laxity_daemon::coordinator::ledger::Ledger;
+use laxity_daemon::coordinator::reports::ReportState;
 use laxity_policy::{Span, Time};
 use laxity_shm::consumer::Wake;
 use laxity_shm::layout::{CREDIT_PORTS, Geometry, LINE_BYTES};
@@ -131,7 +131,7 @@ fn next_of(file: &File, slot: u16) -> u16 {
 
 /// A daemon that tells a coordinator what its clients say.
 struct Told {
-    ledger: Ledger,
+    ledger: ReportState,
     cluster: Cluster,
     id: laxity_coordinator::cluster::HostId,
     stream: u64,
@@ -146,7 +146,7 @@ impl Told {
         let mut cluster =
             Cluster::new(now, settings, ClusterPolicy::default(), 1).expect("defaults are valid");
         let (id, stream) = cluster.attend(now, &hello("a")).expect("let in");
-        let mut ledger = Ledger::new(0);
+        let mut ledger = ReportState::new(0);
         ledger.attend();
         Self {
             ledger,

@@ -2,11 +2,11 @@
 //! daemon.
 //!
 //! After each message the coordinator's books must agree and its caps must hold; its orders must be whole and in sequence for the
-//! daemon's own [`Gatherer`]; and when all hosts have left, nothing may be left of them.
+//! daemon's own [`OrderAssembler`]; and when all hosts have left, nothing may be left of them.
 
 use laxity_coordinator::cluster::{Cluster, ClusterPolicy, HostId, Settings, Taken};
 use laxity_coordinator::limits::Limits;
-use laxity_daemon::coordinator::gather::{Gathered, Gatherer, Refused};
+use laxity_daemon::coordinator::assemble::{Assembled, OrderAssembler, Refused};
 use laxity_policy::{Span, Time};
 use laxity_wire::v1::{
     self, Ack, BatchArrived, Capability, Direction, Epoch, Event, FetchWanted, FromCoordinator,
@@ -76,7 +76,7 @@ fn name(host: usize) -> String {
 struct Daemon {
     stream: Option<(HostId, u64)>,
     sequence: u64,
-    gatherer: Gatherer,
+    gatherer: OrderAssembler,
 }
 
 struct World {
@@ -84,7 +84,7 @@ struct World {
     now: Time,
     daemons: [Daemon; HOSTS],
     /// What reads the orders of a coordinator that means no good.
-    misled: Gatherer,
+    misled: OrderAssembler,
 }
 
 impl World {
@@ -115,7 +115,7 @@ impl World {
             cluster: cluster.expect("the limits are valid"),
             now,
             daemons: Default::default(),
-            misled: Gatherer::default(),
+            misled: OrderAssembler::default(),
         };
         for host in 0..HOSTS - 1 {
             world.attend(host, &hello(&name(host)));
@@ -205,8 +205,8 @@ impl World {
             let read = FromCoordinator::decode(&bytes[..]).expect("what is sent can be read");
             match read.message {
                 Some(from_coordinator::Message::Order(order)) => match gatherer.take(&order) {
-                    Gathered::Nothing => assert!(!order.last),
-                    Gathered::Whole { decree, .. } => {
+                    Assembled::Nothing => assert!(!order.last),
+                    Assembled::Whole { decree, .. } => {
                         assert!(order.last && Some(decree.epoch) == order.epoch);
                     }
                     other => panic!("an order that makes no sense: {other:?}"),
@@ -280,7 +280,7 @@ impl World {
             },
         };
         let before = self.misled.applied();
-        if let Gathered::Whole { decree, .. } = self.misled.take(&order) {
+        if let Assembled::Whole { decree, .. } = self.misled.take(&order) {
             let later =
                 |epoch: Option<Epoch>| epoch.is_none_or(|old| old.key() < decree.epoch.key());
             assert!(order.last && later(before), "nothing older is applied");

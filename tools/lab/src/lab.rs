@@ -59,8 +59,9 @@ be the same tokens under every policy, or the command fails. --load, --victim-sh
 /// Arguments of `laxity lab run`. What is not given comes from --config, else from the defaults.
 #[derive(Args)]
 pub(crate) struct RunArgs {
-    /// What makes the traffic: workers that wait instead of computing, or laxity-engine, which computes
-    #[arg(long, value_name = "replay|real", value_parser = engine)]
+    /// What makes the traffic: workers that wait instead of computing, or laxity-engine, which takes
+    /// the time of computing (timed) or computes (real)
+    #[arg(long, value_name = "replay|timed|real", value_parser = engine)]
     engine: Option<Engine>,
     /// Policies to run, one after the other, on the same arrivals
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
@@ -131,7 +132,7 @@ pub(crate) struct RunArgs {
     /// The daemon to run; by default the one beside this program, or in PATH
     #[arg(long, value_name = "PATH")]
     laxityd: Option<PathBuf>,
-    /// The engine of --engine real; by default the one beside this program, or in PATH
+    /// The engine of --engine timed and real; by default the one beside this program, or in PATH
     #[arg(long, value_name = "PATH")]
     laxity_engine: Option<PathBuf>,
     /// Write the report as JSON; `-` is standard output, and then nothing else goes there
@@ -149,9 +150,7 @@ impl RunArgs {
     /// The configuration file or the defaults, with the flags laid over them.
     fn lab_config(&self) -> Result<LabConfig> {
         let mut config = self.base()?;
-        if config.engine == Engine::Real {
-            self.refuse_what_the_real_engine_has_no_use_for()?;
-        }
+        self.refuse_what_means_nothing_to(config.engine)?;
         macro_rules! lay_over {
             ($($field:ident <- $flag:ident),* $(,)?) => {
                 $(if let Some(value) = self.$flag.clone() { config.$field = value; })*
@@ -189,6 +188,7 @@ impl RunArgs {
         let defaults = |engine| match engine {
             Engine::Replay => LabConfig::default(),
             Engine::Real => LabConfig::real(),
+            Engine::Timed => LabConfig::timed(),
         };
         let Some(path) = &self.config else {
             return Ok(defaults(self.engine.unwrap_or_default()));
@@ -212,8 +212,8 @@ impl RunArgs {
         if engine == Engine::Replay {
             return Ok(read);
         }
-        // What the file doesn't say is as the real engine's defaults have it, not the replay's.
-        let mut merged = toml::Table::try_from(LabConfig::real())?;
+        // What the file doesn't say is as that engine's defaults have it, not the replay's.
+        let mut merged = toml::Table::try_from(defaults(engine))?;
         for (key, value) in table {
             match (merged.get_mut(&key), value) {
                 (Some(toml::Value::Table(whole)), toml::Value::Table(part)) => whole.extend(part),
@@ -223,7 +223,7 @@ impl RunArgs {
         merged.try_into().with_context(wrong)
     }
 
-    fn refuse_what_the_real_engine_has_no_use_for(&self) -> Result<()> {
+    fn refuse_what_means_nothing_to(&self, engine: Engine) -> Result<()> {
         for (given, flag, field) in [
             (self.load.is_some(), "--load", "load"),
             (
@@ -235,8 +235,11 @@ impl RunArgs {
             (self.collectives.is_some(), "--collectives", "collectives"),
             (self.nccl_plugin.is_some(), "--nccl-plugin", "nccl_plugin"),
         ] {
-            if let Some(why) = LabConfig::no_use_with_the_real_engine(field).filter(|_| given) {
-                bail!("{flag} means nothing with --engine real: {why}");
+            if let Some(why) = LabConfig::no_use_with(engine, field).filter(|_| given) {
+                bail!(
+                    "{flag} means nothing with --engine {}: {why}",
+                    engine.name()
+                );
             }
         }
         Ok(())
@@ -247,7 +250,8 @@ fn engine(name: &str) -> Result<Engine, String> {
     match name {
         "replay" => Ok(Engine::Replay),
         "real" => Ok(Engine::Real),
-        _ => Err("it is `replay` or `real`".to_owned()),
+        "timed" => Ok(Engine::Timed),
+        _ => Err("it is `replay`, `timed` or `real`".to_owned()),
     }
 }
 

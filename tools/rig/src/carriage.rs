@@ -43,7 +43,7 @@ pub struct Carriage {
 
 /// A line of the plugin's report, as far as it matters here.
 #[derive(Deserialize)]
-struct Line {
+struct PluginReport {
     #[serde(default)]
     sends: Vec<Sends>,
 }
@@ -115,7 +115,7 @@ impl Carriage {
 
     fn add_report(&mut self, text: &str) {
         let lines = text.lines().filter_map(|l| serde_json::from_str(l).ok());
-        for row in lines.flat_map(|line: Line| line.sends) {
+        for row in lines.flat_map(|line: PluginReport| line.sends) {
             let stage = self.sent_bytes.entry(row.stage).or_default();
             *stage.entry(row.dscp).or_default() += row.bytes;
             self.deferred += row.deferred;

@@ -34,7 +34,7 @@ use crate::config::Collectives;
 use crate::config::LabConfig;
 use crate::fabric;
 use crate::frame::Head;
-use crate::ledger::{Arrival, Ledger};
+use crate::ledger::{Arrival, DeliveryCheck};
 use crate::message::Traffic;
 use crate::worker::daemon_socket;
 use peer::Peer;
@@ -121,7 +121,7 @@ pub fn bound_buffers(bytes: u32) -> bool {
         .all(|name| std::fs::write(Path::new("/proc/sys/net/ipv4").join(name), &value).is_ok())
 }
 
-enum Order {
+enum CarrierCommand {
     /// Connect to a peer's listener.
     Connect(usize, Box<Handle>),
     /// Send a flow to a peer and receive one of the same size from it.
@@ -143,7 +143,7 @@ pub enum Report {
 
 /// The worker's end of the plugin's thread.
 pub struct Carrier {
-    orders: Sender<Order>,
+    orders: Sender<CarrierCommand>,
     reports: Receiver<Report>,
     wake: Arc<EventFd>,
     thread: JoinHandle<(CarrierRecord, Traffic)>,
@@ -193,12 +193,14 @@ impl Carrier {
 
     /// Connects to a peer; nobody to connect to is left when the thread has failed, which it reports.
     pub fn connect(&self, peer: usize, handle: Handle) {
-        let _ = self.orders.send(Order::Connect(peer, Box::new(handle)));
+        let _ = self
+            .orders
+            .send(CarrierCommand::Connect(peer, Box::new(handle)));
     }
 
     /// Sends a flow to a peer and receives the peer's of the same size.
     pub fn exchange(&self, peer: usize, head: Head) {
-        let _ = self.orders.send(Order::Exchange(peer, head));
+        let _ = self.orders.send(CarrierCommand::Exchange(peer, head));
     }
 
     /// What the thread has to say.
@@ -234,7 +236,7 @@ impl Bell {
 #[derive(Default)]
 struct Progress {
     record: CarrierRecord,
-    ledger: Ledger,
+    ledger: DeliveryCheck,
     carried: BTreeMap<String, u64>,
 }
 
@@ -242,7 +244,7 @@ struct Progress {
 fn serve(
     plugin: &Path,
     peers: &[usize],
-    orders: &Receiver<Order>,
+    orders: &Receiver<CarrierCommand>,
     bell: &Bell,
     progress: &mut Progress,
 ) -> anyhow::Result<()> {
@@ -279,7 +281,7 @@ fn serve(
         };
         let mut next = order;
         while let Some(order) = next {
-            take_order(order, &context, &mut all)?;
+            take_command(order, &context, &mut all)?;
             next = match orders.try_recv() {
                 Ok(order) => Some(order),
                 Err(TryRecvError::Empty) => None,
@@ -297,15 +299,19 @@ fn serve(
     }
 }
 
-fn take_order(order: Order, context: &Context, peers: &mut [Peer]) -> anyhow::Result<()> {
-    let (Order::Connect(host, _) | Order::Exchange(host, _)) = order;
+fn take_command(
+    order: CarrierCommand,
+    context: &Context,
+    peers: &mut [Peer],
+) -> anyhow::Result<()> {
+    let (CarrierCommand::Connect(host, _) | CarrierCommand::Exchange(host, _)) = order;
     let peer = peers
         .iter_mut()
         .find(|peer| peer.host == host)
         .ok_or_else(|| anyhow!("host {host} is no peer of this unit"))?;
     match order {
-        Order::Connect(_, handle) => peer.connect(context, *handle),
-        Order::Exchange(_, head) => peer.exchange(head),
+        CarrierCommand::Connect(_, handle) => peer.connect(context, *handle),
+        CarrierCommand::Exchange(_, head) => peer.exchange(head),
     }
     Ok(())
 }

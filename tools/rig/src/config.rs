@@ -21,7 +21,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::ServingConfig;
+use crate::engine::{ServingConfig, TimedConfig};
 use crate::fabric::WireClass;
 
 /// Where the requests come from.
@@ -55,8 +55,22 @@ pub enum Engine {
     /// Workers that wait instead of computing, and send what a model of that size would.
     #[default]
     Replay,
-    /// `laxity-engine`, which computes ([`crate::engine`]).
+    /// `laxity-engine` with a model that it computes ([`crate::engine`]).
     Real,
+    /// `laxity-engine`, which takes the time of computing instead.
+    Timed,
+}
+
+impl Engine {
+    /// Its name in configurations.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Replay => "replay",
+            Self::Real => "real",
+            Self::Timed => "timed",
+        }
+    }
 }
 
 /// Everything that can be set about a lab run.
@@ -97,8 +111,9 @@ pub struct LabConfig {
     pub tokens_max: u32,
     /// Share of the reused tokens whose prefixes live on the first unit, the victim (MFS §2.2).
     pub victim_share: f64,
-    /// Whether reused blocks are read by the host that needs them, as with RDMA READ, and not sent by the one that holds
-    /// them: then the holder's daemon sees nothing of them, and each reader's only its own.
+    /// Whether reused blocks are read by the host that needs them, as with RDMA READ, and not sent
+    /// by the one that holds them: then the holder's daemon sees nothing of them, and each reader's
+    /// only its own.
     pub reads: bool,
     /// What carries the all-to-alls.
     pub collectives: Collectives,
@@ -131,11 +146,14 @@ pub struct LabConfig {
     pub validate_ideal: bool,
     /// The daemon to run; found next to this program or in `PATH` if not given.
     pub laxityd: Option<PathBuf>,
-    /// The engine to run, if it is the real one; found likewise.
+    /// The engine to run, `real` or `timed`; found likewise.
     pub laxity_engine: Option<PathBuf>,
     /// What the real engine serves, if it is that one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub real: Option<ServingConfig>,
+    /// How the timed engine serves, if it is that one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timed: Option<TimedConfig>,
 }
 
 impl Default for LabConfig {
@@ -176,6 +194,7 @@ impl Default for LabConfig {
             laxityd: None,
             laxity_engine: None,
             real: None,
+            timed: None,
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::coordinator::{Coordinator, CoordinatorRecord};
 use crate::daemons::{self, Daemons};
 use crate::engine;
 use crate::engine::controller::{EngineSpec, ServedRecord};
-use crate::message::{self, Notice, Order, WorkerReport};
+use crate::message::{self, Notice, WorkerCommand, WorkerReport};
 use crate::plan::PlannedRequest;
 use crate::probe::Tools;
 use crate::sandbox;
@@ -250,7 +250,7 @@ impl Running {
         Ok(run)
     }
 
-    fn order(&mut self, order: &Order) -> anyhow::Result<()> {
+    fn order(&mut self, order: &WorkerCommand) -> anyhow::Result<()> {
         let line = message::line(order);
         for worker in &mut self.workers {
             worker
@@ -308,12 +308,12 @@ impl Running {
     ) -> anyhow::Result<RunRecord> {
         let config = &controller.spec.config;
         self.await_all(&Notice::Listening)?;
-        self.order(&Order::Connect)?;
+        self.order(&WorkerCommand::Connect)?;
         self.await_all(&Notice::Connected)?;
         let before = controller.wiring.counters()?;
         let begin_ns = now_ns()? + LEAD_NS;
         let busy_before = busy_jiffies();
-        self.order(&Order::Begin(begin_ns))?;
+        self.order(&WorkerCommand::Begin(begin_ns))?;
         let begun = Instant::now() + Duration::from_nanos(LEAD_NS);
 
         let last_arrival = play.plan.last().map_or(0, |request| request.arrival_ns);
@@ -366,7 +366,7 @@ impl Running {
         if let Some(carriage) = carriage.as_mut().filter(|_| daemons.is_some()) {
             carriage.ask_daemons(config, &self.folder);
         }
-        self.order(&Order::Finish)?;
+        self.order(&WorkerCommand::Finish)?;
         let mut workers = Vec::new();
         let until = Instant::now() + STEP_WITHIN;
         while workers.len() < self.workers.len() {

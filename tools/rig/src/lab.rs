@@ -108,10 +108,10 @@ pub fn arrivals(config: &LabConfig) -> anyhow::Result<Arrivals> {
     })
 }
 
-/// Checks a configuration for one of the engines.
-fn check(config: &LabConfig, engine: Engine) -> anyhow::Result<()> {
+/// Checks a configuration for the replay, or for `laxity-engine`.
+fn check(config: &LabConfig, replay: bool) -> anyhow::Result<()> {
     config.validate()?;
-    if config.engine != engine {
+    if (config.engine == Engine::Replay) != replay {
         bail!(
             "this is the other engine's configuration: {:?}",
             config.engine
@@ -125,12 +125,12 @@ fn check(config: &LabConfig, engine: Engine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the lab with the real engine, with a progress bar on standard error if `progress` is set.
+/// Runs the lab with `laxity-engine`, with a progress bar on standard error if `progress` is set.
 ///
 /// # Errors
 /// As [`run`]. That answers differ between policies is in the report.
 pub fn run_engine(config: &LabConfig, progress: bool) -> anyhow::Result<EngineReport> {
-    check(config, Engine::Real)?;
+    check(config, false)?;
     let bar = progress_bar(progress);
     bar.set_prefix("probing");
     let tools = probe::find(config)?;
@@ -173,7 +173,7 @@ pub fn run_engine(config: &LabConfig, progress: bool) -> anyhow::Result<EngineRe
 /// The configuration makes no sense, the machine lacks something ([`CannotRun`]), or a part of
 /// the lab failed; the message says what to do.
 pub fn run(config: &LabConfig, progress: bool) -> anyhow::Result<LabReport> {
-    check(config, Engine::Replay)?;
+    check(config, true)?;
     let bar = progress_bar(progress);
     bar.set_prefix("probing");
     let tools = probe::find(config)?;

@@ -28,14 +28,14 @@ pub struct Arrival {
 
 /// Checks that every byte of every flow arrives once and in order.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub struct DeliveryCheck {
     /// Next offset of flows that are under way.
     next: HashMap<u64, u64>,
     done: HashSet<u64>,
     traffic: Traffic,
 }
 
-impl Ledger {
+impl DeliveryCheck {
     /// Takes note of a frame. `None` if its bytes had all been here before.
     fn frame(&mut self, head: &Head) -> Option<Arrival> {
         let len = u64::from(head.len);
@@ -96,7 +96,7 @@ impl Reassembly {
     pub fn take(
         &mut self,
         mut bytes: &[u8],
-        ledger: &mut Ledger,
+        ledger: &mut DeliveryCheck,
         arrivals: &mut Vec<Arrival>,
     ) -> io::Result<()> {
         while !bytes.is_empty() {
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn every_byte_counts_once_and_whatever_else_is_noticed() {
-        let mut ledger = Ledger::default();
+        let mut ledger = DeliveryCheck::default();
         assert!(!ledger.frame(&head(1, 0, 100, 300)).unwrap().complete);
         assert!(!ledger.frame(&head(1, 50, 100, 300)).unwrap().complete);
         assert_eq!(ledger.traffic.duplicated, 50);
@@ -181,7 +181,7 @@ mod tests {
                 stream.extend_from_slice(frame::payload(7, offset, len as usize));
             }
             let mut stream_so_far = Reassembly::default();
-            let (mut ledger, mut arrivals) = (Ledger::default(), Vec::new());
+            let (mut ledger, mut arrivals) = (DeliveryCheck::default(), Vec::new());
             let mut rest = &stream[..];
             for cut in cuts.into_iter().cycle() {
                 let (part, behind) = rest.split_at(cut.min(rest.len()));

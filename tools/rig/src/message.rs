@@ -126,7 +126,7 @@ pub enum Progress {
 
 /// From the controller to a worker, on its standard input.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Order {
+pub enum WorkerCommand {
     /// Every worker listens: connect to the others.
     Connect,
     /// Time begins at this reading of CLOCK_MONOTONIC, ns.

@@ -85,7 +85,8 @@ fn lack(what: &str, next_step: impl Into<String>) -> Lack {
     }
 }
 
-/// A program of ours: the configured one, the one that a variable names, next to this program, in `PATH`.
+/// A program of ours: the configured one, the one that a variable names, next to this program, in
+/// `PATH`.
 fn find_named(
     name: &'static str,
     package: &str,
@@ -123,8 +124,8 @@ fn find_own(name: &str) -> Option<PathBuf> {
     beside.or_else(|| find_program(name))
 }
 
-/// The NCCL net plugin: the configured one, `LAXITY_NCCL_PLUGIN`, next to this program (cargo allows no hyphen in a library's
-/// name), where `make install` or a package puts it.
+/// The NCCL net plugin: the configured one, `LAXITY_NCCL_PLUGIN`, next to this program (cargo
+/// allows no hyphen in a library's name), where `make install` or a package puts it.
 ///
 /// # Errors
 /// It is nowhere; where was looked.
@@ -246,7 +247,7 @@ pub fn findings(config: &LabConfig) -> Findings {
             Err(lack) => findings.lacks.push(lack),
         }
     }
-    if config.engine == Engine::Real {
+    if config.engine != Engine::Replay {
         let configured = config.laxity_engine.as_ref();
         match find_named(ENGINE, "laxity-engine", configured, ENGINE_VARIABLE) {
             Ok(path) => findings.found.push((ENGINE, path)),

@@ -13,7 +13,7 @@ use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrIn, sock
 
 use crate::fabric::{self, WireClass};
 use crate::frame::{self, HEAD_BYTES, Head, PAYLOAD_BYTES_MAX};
-use crate::ledger::{Arrival, Ledger, Reassembly, stage_name};
+use crate::ledger::{Arrival, DeliveryCheck, Reassembly, stage_name};
 use crate::message::Traffic;
 
 /// First TCP port; one per class.
@@ -81,7 +81,7 @@ pub struct Transport {
     by_peer: HashMap<(usize, usize), usize>,
     incoming: Vec<Option<Incoming>>,
     buffer: Vec<u8>,
-    ledger: Ledger,
+    ledger: DeliveryCheck,
     sent: Traffic,
 }
 
@@ -126,7 +126,7 @@ impl Transport {
             by_peer: HashMap::new(),
             incoming: Vec::new(),
             buffer: vec![0; 256 << 10],
-            ledger: Ledger::default(),
+            ledger: DeliveryCheck::default(),
             sent: Traffic::default(),
         })
     }

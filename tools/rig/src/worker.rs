@@ -23,7 +23,7 @@ use crate::frame::{Head, Kind};
 use crate::gate::{Gate, Read, Way};
 use crate::ledger::Arrival;
 use crate::mailbox::Mailbox;
-use crate::message::{self, Message, Notice, Order, WorkerReport};
+use crate::message::{self, Message, Notice, WorkerCommand, WorkerReport};
 use crate::plan::PlannedRequest;
 use crate::prefill::{Effect, NewFlow, Rank, Setting};
 use crate::transport::Transport;
@@ -341,15 +341,15 @@ impl Worker {
         }
         for order in message::lines(&mut self.orders)? {
             match order {
-                Order::Connect => {
+                WorkerCommand::Connect => {
                     self.connect()?;
                     // The plugin's connections take their time; its report is then the notice.
                     if self.carrier.is_none() {
                         self.notify(&Notice::Connected)?;
                     }
                 }
-                Order::Begin(at_ns) => self.begin(at_ns),
-                Order::Finish => self.finished = true,
+                WorkerCommand::Begin(at_ns) => self.begin(at_ns),
+                WorkerCommand::Finish => self.finished = true,
             }
         }
         Ok(())

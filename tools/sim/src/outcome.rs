@@ -35,9 +35,6 @@ pub struct Outcome {
     /// Weights that went to another unit.
     #[serde(default, skip_serializing_if = "Weights::is_none")]
     pub weights: Weights,
-    /// Changes of the flow policy that the controller tried, and took back.
-    #[serde(default, skip_serializing_if = "Tuning::is_none")]
-    pub tuning: Tuning,
     /// Bytes that went through NICs, by stage.
     pub bytes: StageBytes,
     /// Reused tokens over prompt tokens.
@@ -79,28 +76,6 @@ pub struct Weights {
 impl Weights {
     const fn is_none(&self) -> bool {
         self.begun == 0
-    }
-}
-
-/// What the controller of the flow policy did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Tuning {
-    /// Settings that were tried.
-    pub tried: u64,
-    /// Those that were taken back.
-    pub taken_back: u64,
-    /// `K` in the end.
-    pub levels: u8,
-    /// `U` in the end.
-    pub threshold_scale: f64,
-    /// `E` in the end.
-    pub threshold_base: f64,
-}
-
-impl Tuning {
-    const fn is_none(&self) -> bool {
-        self.levels == 0
     }
 }
 

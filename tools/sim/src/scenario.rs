@@ -8,7 +8,7 @@ mod validate;
 
 use std::path::PathBuf;
 
-pub use requests::{P2dDue, RequestOrder};
+pub use requests::RequestOrder;
 pub use validate::Invalid;
 
 use laxity_policy::{Granularity, LastStage, MluScope, PolicyKind, Ties};
@@ -165,9 +165,6 @@ pub struct Serving {
     /// In which order a unit takes requests into batches, and whom it gives up.
     #[serde(skip_serializing_if = "is_default")]
     pub requests: RequestOrder,
-    /// By when the KV cache of a part of a prompt has to be at the decode rank.
-    #[serde(skip_serializing_if = "is_default")]
-    pub p2d_due: P2dDue,
     /// Seconds between scale-outs: the weights of a prefill unit go to the next one, which serves meanwhile, as a
     /// unit that changes its model does. 0: none.
     #[serde(skip_serializing_if = "is_default")]
@@ -218,7 +215,6 @@ impl Default for Serving {
             placement: Placement::LeastLoaded,
             decode_tp: 2,
             requests: RequestOrder::Fcfs,
-            p2d_due: P2dDue::Request,
             scale_out_every_s: 0.0,
         }
     }
@@ -433,10 +429,6 @@ pub struct Policy {
     pub drop_budget: usize,
     /// Time between runs of the order between batches at least, ms.
     pub debounce_ms: f64,
-    /// `mfs` and `laxity`: seconds between steps of the controller that tunes `levels`, `threshold_scale` and
-    /// `threshold_base` by what was in time, from the values here. 0: they stay.
-    #[serde(skip_serializing_if = "is_default")]
-    pub tune_every_s: f64,
 }
 
 /// A part of a policy.
@@ -546,7 +538,6 @@ impl Default for Policy {
             no_contention: false,
             drop_budget: 64,
             debounce_ms: 2.0,
-            tune_every_s: 0.0,
         }
     }
 }

@@ -30,8 +30,6 @@ scale_out_every_s = 0.0
 [workload]
 rate_per_gpu = 4.0
 seconds = 1.0
-[policy]
-tune_every_s = 0.0
 ";
 
 const FLOATS: [f64; 14] = [
@@ -66,10 +64,10 @@ const WHOLE: [i64; 8] = [
 fn tree() -> Table {
     let small: Scenario = toml::from_str(SMALL).expect("a scenario");
     let mut tree = Table::try_from(small).expect("a tree");
-    for (group, field) in [("serving", "scale_out_every_s"), ("policy", "tune_every_s")] {
-        let group = tree[group].as_table_mut().expect("a group");
-        group.entry(field).or_insert(Value::Float(0.0));
-    }
+    let serving = tree["serving"].as_table_mut().expect("a group");
+    serving
+        .entry("scale_out_every_s")
+        .or_insert(Value::Float(0.0));
     tree
 }
 
@@ -140,7 +138,7 @@ fn what_overflowed_is_refused_by_the_name_of_its_field() {
         ("network", "collective_weight", 1e-308),
         ("network", "p2d_weight", 1e308),
         ("network", "p2d_weight", 1e-308),
-        ("policy", "tune_every_s", 1e-308),
+        ("serving", "scale_out_every_s", 1e-308),
     ] {
         let mut tree = tree();
         let group_of = tree[group].as_table_mut().expect("a group");

@@ -51,7 +51,6 @@ pub mod latency;
 pub mod learned;
 pub mod ledger;
 pub mod maestro;
-pub mod meta_flow;
 mod nanoseconds;
 pub mod qoserve;
 pub mod replica;

@@ -1,4 +1,5 @@
-//! The configuration: one TOML file. Every field is described here and checked here; what is wrong is said with its name, its value and what would do.
+//! The configuration: one TOML file. Every field is described here and checked here; what is wrong
+//! is said with its name, its value and what would do.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use crate::apart::Peers as NetPeers;
 use crate::apart::experts::Ranks;
 use crate::model::ModelShape;
 use crate::model::shape::ShapeError;
+use crate::model::timed::Timing;
 use crate::schedule::places::{Places, Rule};
 use crate::schedule::{Room, Settings};
 
@@ -32,7 +34,8 @@ pub enum Role {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compute {
-    /// The first GPU that `CUDA_VISIBLE_DEVICES` leaves, where the program was built for them and there is one; else the CPU.
+    /// The first GPU that `CUDA_VISIBLE_DEVICES` leaves, where the program was built for them and
+    /// there is one; else the CPU.
     #[default]
     Auto,
     /// The CPU.
@@ -48,7 +51,8 @@ pub struct Config {
     /// What this process does.
     #[serde(default)]
     pub role: Role,
-    /// Where the endpoint listens: completions of `whole` and `decode`, health and metrics of all. Port 0 takes a free one.
+    /// Where the endpoint listens: completions of `whole` and `decode`, health and metrics of all.
+    /// Port 0 takes a free one.
     #[serde(default = "listen")]
     pub listen: SocketAddr,
     /// What computes.
@@ -56,6 +60,9 @@ pub struct Config {
     pub device: Compute,
     /// The model.
     pub model: ModelShape,
+    /// The time of computing: with it nothing is computed, and `device` and weights mean nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timing: Option<Timing>,
     /// The KV cache.
     #[serde(default)]
     pub kv: Kv,
@@ -88,6 +95,8 @@ pub struct Kv {
     pub blocks: u32,
     /// Tokens a block.
     pub block_tokens: u32,
+    /// Whether KV that came from another process is found again by later prompts.
+    pub keep_fetched: bool,
 }
 
 impl Default for Kv {
@@ -95,6 +104,7 @@ impl Default for Kv {
         Self {
             blocks: 1024,
             block_tokens: 16,
+            keep_fetched: true,
         }
     }
 }
@@ -134,7 +144,8 @@ impl Default for Limits {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Peers {
-    /// Where this process listens for others; they know it by this address, so it is one that they reach.
+    /// Where this process listens for others; they know it by this address, so it is one that they
+    /// reach.
     pub listen: SocketAddr,
     /// Who computes prompts: of `decode`.
     #[serde(default)]
@@ -142,19 +153,22 @@ pub struct Peers {
     /// Who is asked for KV of a prompt's beginning.
     #[serde(default)]
     pub reuse: Vec<SocketAddr>,
-    /// Who holds the experts: expert `e` is with the process `e mod n` of these. This process is one of them.
+    /// Who holds the experts: expert `e` is with the process `e mod n` of these. This process is
+    /// one of them.
     #[serde(default)]
     pub experts: Vec<SocketAddr>,
     /// How long a computation waits for another process before it goes on without, milliseconds.
     #[serde(default = "patience_ms")]
     pub patience_ms: u64,
-    /// How long one of `reuse` may take to say whether it has KV before the next is asked, milliseconds. It answers between two iterations.
+    /// How long one of `reuse` may take to say whether it has KV before the next is asked,
+    /// milliseconds.
     #[serde(default = "ask_ms")]
     pub ask_ms: u64,
     /// Which of `prefill` computes a prompt.
     #[serde(default)]
     pub dispatch: Rule,
-    /// Of `least_work` and `hyperflexis`: `[a, b, c]` of `a + b · tokens + c · tokens²`, the time of a prompt on one of `prefill`, ns.
+    /// Of `least_work` and `hyperflexis`: `[a, b, c]` of `a + b · tokens + c · tokens²`, the time
+    /// of a prompt on one of `prefill`, ns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill_ns: Option<[f64; 3]>,
 }
@@ -177,9 +191,11 @@ pub struct Laxity {
     pub name: Option<String>,
     /// The number of the NIC in its configuration that leads to the peers.
     pub nic: u8,
-    /// A daemon that gives no sign of life for so long is gone, and transfers go out unscheduled, milliseconds. Without it 400.
+    /// A daemon that gives no sign of life for so long is gone, and transfers go out unscheduled,
+    /// milliseconds. Without it 400.
     pub stall_ms: Option<u64>,
-    /// Its rate, Mbit/s. With it, KV of a part of a prompt is due while the parts after it still have time for the wire; without, with its request.
+    /// Its rate, Mbit/s. With it, KV of a part of a prompt is due while the parts after it still
+    /// have time for the wire; without, with its request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_mbit: Option<f64>,
 }
@@ -188,8 +204,8 @@ pub struct Laxity {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Debug {
-    /// Whether the endpoint answers `/debug/requests`. It names every client's requests, and the engine answers between two iterations, so it is off
-    /// unless somebody asks for it.
+    /// Whether the endpoint answers `/debug/requests`. It names every client's requests, and the
+    /// engine answers between two iterations, so it is off unless somebody asks for it.
     pub requests: bool,
 }
 
@@ -315,6 +331,7 @@ impl Config {
             ));
         }
         self.schedule.check()?;
+        self.check_timing()?;
         self.check_limits()?;
         if let Some(rate) = self.laxity.rate_mbit
             && !(rate.is_finite() && rate > 0.0)
@@ -323,6 +340,28 @@ impl Config {
             return Err(value("laxity.rate_mbit", rate, wanted));
         }
         self.check_peers()
+    }
+
+    fn check_timing(&self) -> Result<(), ConfigError> {
+        let Some(timing) = &self.timing else {
+            return if cfg!(feature = "compute") {
+                Ok(())
+            } else {
+                let wanted = "this laxity-engine was built without a model that computes: give \
+                              timing.layer_us, token_us, expert_us and row_us";
+                Err(value("timing", "missing", wanted))
+            };
+        };
+        for (field, time) in timing.all() {
+            if !(0.0..=1e9).contains(&time) {
+                return Err(value(field, time, "0 to 1000000000 microseconds"));
+            }
+        }
+        if self.model.hidden < 2 {
+            let wanted = "at least 2 with [timing]: a row begins with a number of 64 bits";
+            return Err(value("model.hidden", self.model.hidden, wanted));
+        }
+        Ok(())
     }
 
     fn check_limits(&self) -> Result<(), ConfigError> {
@@ -433,7 +472,8 @@ impl Config {
             .filter(|peers| !peers.prefill.is_empty())?;
         Some(Places {
             rule: peers.dispatch,
-            // Of which only the proportions count, where it may be left out: a token is as good as another.
+            // Of which only the proportions count, where it may be left out: a token is as good as
+            // another.
             prefill_ns: peers.prefill_ns.unwrap_or([0.0, 1.0, 0.0]),
             block_tokens: self.kv.block_tokens,
         })
@@ -567,6 +607,10 @@ mod tests {
                 "schedule.forest is /nowhere/forest.json",
             ),
             ("laxity = { rate_mbit = 0.0 }", "laxity.rate_mbit"),
+            (
+                "timing = { layer_us = 1.0, token_us = 1.0, expert_us = 1.0, row_us = -1.0 }",
+                "timing.row_us is -1",
+            ),
             (
                 "role = \"decode\"\npeers = { listen = \"127.0.0.1:1\", prefill = [\"127.0.0.1:2\"], dispatch = \"hyperflexis\" }",
                 "peers.prefill_ns",

@@ -79,7 +79,8 @@ struct Arguments {
 enum Command {
     /// Checks the configuration and says what it comes to
     CheckConfig,
-    /// Gives a scheduler the events of a record, in virtual time, and compares its decisions with the recorded ones
+    /// Gives a scheduler the events of a record, in virtual time, and compares its decisions with
+    /// the recorded ones
     Replay {
         /// The record
         record: PathBuf,
@@ -177,7 +178,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
 
 /// Waits until the engine's thread has ended, which it does by itself only if something is wrong.
 async fn ended(engine: &Handle) {
-    while !engine.standing().ended.load(Ordering::Acquire) {
+    while !engine.gauges().ended.load(Ordering::Acquire) {
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }

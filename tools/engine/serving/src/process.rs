@@ -2,28 +2,39 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use candle_core::Device;
 
 use crate::apart::inbox::{Inbox, Key};
+use crate::apart::reuse::{self, Call};
 use crate::apart::{Net, Words, experts};
 use crate::carry::incoming::listen;
 use crate::carry::{Carrier, Incoming, Kind, Options, Taker};
-use crate::config::{Compute, Config};
-use crate::engine::{Handle, Order, Parts, orders, start};
-use crate::model::Model;
+use crate::config::Config;
+use crate::engine::{EngineCommand, Handle, Parts, commands, start};
+use crate::kv::{Blocks, SharedBlocks, chain};
+use crate::model::timed::Timing;
+use crate::model::{Model, TimedModel};
 
-/// The processes of a lab share few cores with their daemons, which may not get the processor for a while.
+/// The processes of a lab share few cores with their daemons, which may not get the processor for a
+/// while.
 const STALL_MS: u64 = 400;
 
+/// Most bytes of the file of prompts whose KV is there from the start.
+const HOLDS_BYTES_MAX: u64 = 64 << 20;
+
 /// The device that a configuration asks for.
-fn device(wanted: Compute) -> anyhow::Result<Device> {
+#[cfg(feature = "compute")]
+fn device(wanted: crate::config::Compute) -> anyhow::Result<candle_core::Device> {
+    use crate::config::Compute;
+    use candle_core::Device;
     match wanted {
         Compute::Cpu => Ok(Device::Cpu),
         Compute::Cuda => Device::new_cuda(0).context(
-            "device = \"cuda\": the GPU cannot be used (was this built with --features cuda, and does CUDA_VISIBLE_DEVICES leave one?)",
+            "device = \"cuda\": the GPU cannot be used (was this built with --features cuda, \
+             and does CUDA_VISIBLE_DEVICES leave one?)",
         ),
         Compute::Auto => Ok(Device::cuda_if_available(0).unwrap_or_else(|error| {
             tracing::warn!("computing on the CPU, since the GPU cannot be used: {error}");
@@ -32,21 +43,69 @@ fn device(wanted: Compute) -> anyhow::Result<Device> {
     }
 }
 
-/// Reads the weights and starts an engine. With peers, it listens for them from now on.
-///
-/// # Errors
-/// Weights cannot be read, memory is missing, or an address is taken.
-pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle> {
+/// The model that computes.
+#[cfg(feature = "compute")]
+fn computed(config: &Config, holds: &dyn Fn(usize) -> bool) -> anyhow::Result<Arc<dyn Model>> {
     let device = device(config.device)?;
     tracing::info!(
         "computing on the {}",
         if device.is_cuda() { "GPU" } else { "CPU" }
     );
+    let model = crate::model::computed::Decoder::load(&config.model, holds, &device, config.room())
+        .context("cannot have the model's weights")?;
+    Ok(Arc::new(model))
+}
+
+#[cfg(not(feature = "compute"))]
+fn computed(_: &Config, _: &dyn Fn(usize) -> bool) -> anyhow::Result<Arc<dyn Model>> {
+    anyhow::bail!("this laxity-engine was built without a model that computes: give [timing]")
+}
+
+/// The model that takes time, with the KV that it has from the start.
+fn timed(
+    config: &Config,
+    timing: &Timing,
+    holds: &dyn Fn(usize) -> bool,
+    blocks: &mut Blocks,
+) -> anyhow::Result<Arc<dyn Model>> {
+    tracing::info!("taking the time of computing instead of computing");
+    let model = TimedModel::new(&config.model, timing, holds, config.room());
+    if let Some(path) = &timing.holds {
+        let wrong = || format!("timing.holds is {}", path.display());
+        let text = laxity_files::read_to_string(path, HOLDS_BYTES_MAX).with_context(wrong)?;
+        let prompts: Vec<Vec<u32>> = serde_json::from_str(&text).with_context(wrong)?;
+        let size = config.room().block_tokens as usize;
+        for tokens in prompts {
+            let hashes = chain(&model.identity(), &tokens, size);
+            let taken = blocks
+                .take(hashes.len())
+                .context("kv.blocks is too small for timing.holds")?;
+            model.fill(&tokens[..taken.len() * size], &taken)?;
+            for (block, hash) in taken.iter().zip(hashes) {
+                blocks.publish(*block, hash);
+            }
+            blocks.release(&taken);
+        }
+    }
+    Ok(Arc::new(model))
+}
+
+/// Reads the weights and starts an engine. With peers, it listens for them from now on.
+///
+/// # Errors
+/// Weights cannot be read, memory is missing, or an address is taken.
+pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle> {
     let peers = config.net_peers();
     let ranks = peers.ranks.clone();
-    let model = Model::load(&config.model, &|expert| ranks.holds(expert), &device)
-        .context("cannot have the model's weights")?;
-    let queue = orders();
+    let holds = |expert| ranks.holds(expert);
+    let mut blocks = Blocks::new(config.kv.blocks as usize);
+    let model = match &config.timing {
+        Some(timing) => timed(config, timing, &holds, &mut blocks)?,
+        None => computed(config, &holds)?,
+    };
+    let queue = commands();
+    let blocks = SharedBlocks::new(blocks);
+    let (reuse, calls) = reuse::calls();
     let net = match &config.peers {
         None => None,
         Some(others) => {
@@ -63,12 +122,11 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
             };
             // What comes in before the carrier is there waits for it.
             let (served, serving) = std::sync::mpsc::channel();
-            let taker = taker(queue.0.clone(), Arc::clone(&inbox), served);
+            let taker = taker(queue.0.clone(), Arc::clone(&inbox), served, reuse.clone());
             let carrier = Carrier::start(options, others.listen, Taker::clone(&taker))
                 .context("no thread for transfers")?;
-            let experts =
-                experts::serve(model.bank(), config.model.hidden, device, carrier.clone())
-                    .context("no thread for experts")?;
+            let experts = experts::serve(model.experts(), config.model.hidden, carrier.clone())
+                .context("no thread for experts")?;
             std::thread::Builder::new()
                 .name("experts' post".to_owned())
                 .spawn(move || {
@@ -79,24 +137,31 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
                 .context("no thread for experts")?;
             listen(others.listen, taker)
                 .with_context(|| format!("cannot listen on {} (peers.listen)", others.listen))?;
-            Some(Net {
+            let net = Arc::new(Net {
                 carrier,
                 inbox,
                 peers,
                 patience: config.patience(),
                 bytes_per_s: config.laxity.rate_mbit.map(|rate| rate * 125_000.0),
                 ask_patience: Duration::from_millis(others.ask_ms),
-            })
+            });
+            let (to, model) = (queue.0.clone(), Arc::clone(&model));
+            reuse::serve(calls, Arc::clone(&net), model, blocks.clone(), to)
+                .context("no thread for KV of others")?;
+            Some(net)
         }
     };
     let (settings, forest) = config.schedule.with_forest()?;
     let parts = Parts {
         model,
+        blocks,
+        keep_fetched: config.kv.keep_fetched,
         room: config.room(),
         settings,
         forest,
         places: config.places(),
         record,
+        reuse: net.as_ref().map(|_| reuse),
         net,
         requests_max: config.limits.requests_max,
     };
@@ -107,7 +172,8 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
 fn taker(
     engine: Handle,
     inbox: Arc<Inbox>,
-    experts: std::sync::mpsc::Sender<crate::carry::Arrival>,
+    experts: Sender<crate::carry::Arrival>,
+    reuse: Sender<Call>,
 ) -> Taker {
     Arc::new(move |incoming| match incoming {
         Incoming::Parcel(arrival) => match arrival.head.kind {
@@ -121,15 +187,18 @@ fn taker(
             }
             // An engine, or its experts, that ended hear nothing; the process is about to.
             Kind::Dispatch => drop(experts.send(arrival)),
-            Kind::P2d => drop(engine.order(Order::Kv(arrival))),
+            Kind::P2d => drop(engine.command(EngineCommand::Kv(arrival))),
         },
         Incoming::Words(from, line) => match serde_json::from_str::<Words>(&line) {
-            Ok(words) => drop(engine.order(Order::Words(from, words))),
+            Ok(words @ (Words::Ask(_) | Words::Will { .. })) => {
+                drop(reuse.send(Call::Words(from, words)));
+            }
+            Ok(words) => drop(engine.command(EngineCommand::Words(from, words))),
             Err(error) => tracing::warn!(%from, "words that make no sense: {error}"),
         },
         Incoming::Lost(peer, why) => {
             inbox.lose(peer);
-            let _ = engine.order(Order::Lost(peer, why));
+            let _ = engine.command(EngineCommand::Lost(peer, why));
         }
     })
 }

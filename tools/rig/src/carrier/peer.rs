@@ -267,7 +267,7 @@ fn spare(
 mod tests {
     use super::*;
     use crate::frame::Kind;
-    use crate::ledger::Ledger;
+    use crate::ledger::DeliveryCheck;
     use proptest::prelude::*;
 
     fn head(total: u64) -> Head {
@@ -287,7 +287,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_flow_cut_into_messages_arrives_whole_and_in_order(total in 1..3_000_000_u64) {
-            let (mut so_far, mut ledger) = (Reassembly::default(), Ledger::default());
+            let (mut so_far, mut ledger) = (Reassembly::default(), DeliveryCheck::default());
             let mut arrivals = Vec::new();
             let mut region = vec![0; WIRE_BYTES_MAX];
             for (offset, payload) in messages(total) {

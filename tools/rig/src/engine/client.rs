@@ -1,7 +1,9 @@
-//! Clients of an endpoint, in the namespace of its host: a process that is given one job on its standard input and answers by lines.
+//! Clients of an endpoint, in the namespace of its host: a process that is given one job on its
+//! standard input and answers by lines.
 //!
-//! Requests are streamed and greedy, with `x-slo-ttft-ms`, and each on a connection of its own. A request is asked at its time, however many are under way
-//! (an open loop), or when the one before has its answer. The time to the first token is taken here, from when the request was due.
+//! Requests are streamed and greedy, with `x-slo-ttft-ms`, and each on a connection of its own. A
+//! request is asked at its time, however many are under way (an open loop), or when the one before
+//! has its answer. The time to the first token is taken here, from when the request was due.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -43,7 +45,8 @@ pub enum Job {
     Ask {
         /// What.
         questions: Vec<Question>,
-        /// Time zero, CLOCK_MONOTONIC ns; without one each is asked when the one before has its answer.
+        /// Time zero, CLOCK_MONOTONIC ns; without one each is asked when the one before has its
+        /// answer.
         begin_ns: Option<u64>,
     },
 }

@@ -1,7 +1,15 @@
-//! What the real engine serves in the lab, and which of the lab's other settings it has no use for.
+//! What the engine serves in the lab, computed (`real`) or timed, and which of the lab's other
+//! settings mean nothing to it.
 //!
-//! The model is small enough for two cores and its transfers large enough for slow links: with the defaults a token moves 512 bytes of KV a layer
-//! and, with half of the experts on the other host, 2 KiB to them and back (1 : 4, as the replay has it).
+//! The computed model is small enough for two cores and its transfers large enough for slow links:
+//! with the defaults a token moves 512 bytes of KV a layer and, with half of the experts on the
+//! other host, 2 KiB to them and back (1 : 4).
+//!
+//! The timed model has the replay's sizes and times ([`crate::config::Scaling`]), but each host of a
+//! unit computes requests of its own. A token has one expert on each host, and its KV lies on one
+//! host, as large as that of all ranks together. A host takes as long for a token as the replay's
+//! unit, in iterations that are shorter by the number of hosts: else the length of iterations, and
+//! not the network, decides who is in time (`docs/notes/one-serving-stack.md`).
 
 use laxity_requests::engine_policy::Policy;
 use serde::{Deserialize, Serialize};
@@ -12,10 +20,12 @@ use crate::config::{Collectives, Engine, InvalidLab, LabConfig};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Device {
-    /// The CPU: answers are the same to the bit under every policy, and a run in which they are not has failed.
+    /// The CPU: answers are the same to the bit under every policy, and a run in which they are not
+    /// has failed.
     #[default]
     Cpu,
-    /// The GPU, by an engine that was built for it. Sums depend on the batch there, so that different answers are counted only.
+    /// The GPU, by an engine that was built for it. Sums depend on the batch there, so that
+    /// different answers are counted only.
     Cuda,
 }
 
@@ -55,7 +65,8 @@ pub struct ServingConfig {
     pub chunk_tokens: u32,
     /// Which request is computed first: any policy that the engine has.
     pub order: Policy,
-    /// Mean tokens of a prompt of the conversation workload; the agent workload's and a recording's keep their ratio to it.
+    /// Mean tokens of a prompt of the conversation workload; the agent workload's and a recording's
+    /// keep their ratio to it.
     pub tokens_mean: f64,
     /// Prefixes that the built-in workloads share.
     pub prefixes: u32,
@@ -92,6 +103,48 @@ impl Default for ServingConfig {
     }
 }
 
+/// How the timed engine serves.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TimedConfig {
+    /// Which request is computed first: any policy that the engine has.
+    pub order: Policy,
+    /// Blocks of KV cache of each process, of 16 tokens.
+    pub kv_blocks: u32,
+    /// Tokens of an answer.
+    pub output_tokens: u32,
+    /// A daemon that gives no sign of life for so long is taken to be gone, ms.
+    pub stall_ms: u64,
+}
+
+impl Default for TimedConfig {
+    fn default() -> Self {
+        Self {
+            order: Policy::Fcfs,
+            kv_blocks: 16_384,
+            output_tokens: 2,
+            stall_ms: 5_000,
+        }
+    }
+}
+
+/// The times of a process, as the engine's configuration has them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Times {
+    layer_us: f64,
+    token_us: f64,
+    expert_us: f64,
+    row_us: f64,
+}
+
+/// Times of a decode host, whose iterations must not keep its answers waiting.
+const DECODE: Times = Times {
+    layer_us: 250.0,
+    token_us: 1.0,
+    expert_us: 250.0,
+    row_us: 1.0,
+};
+
 /// Most tokens of an answer.
 const OUTPUT_TOKENS_MAX: u32 = 65_536;
 
@@ -108,7 +161,8 @@ impl ServingConfig {
         2 * self.kv_heads * self.head_dim * 4
     }
 
-    /// Bytes that a token's experts on other hosts get and give in a layer, on average, with so many hosts.
+    /// Bytes that a token's experts on other hosts get and give in a layer, on average, with so
+    /// many hosts.
     #[must_use]
     pub fn expert_bytes(&self, ranks: usize) -> f64 {
         let away = (ranks - 1) as f64 / ranks as f64;
@@ -137,24 +191,88 @@ impl LabConfig {
         }
     }
 
-    /// What the real engine serves.
+    /// The defaults with the timed engine: the replay's hosts, ports, model and arrivals.
     #[must_use]
-    pub fn serving(&self) -> ServingConfig {
-        self.real.clone().unwrap_or_default()
+    pub fn timed() -> Self {
+        Self {
+            engine: Engine::Timed,
+            timed: Some(TimedConfig::default()),
+            duration_s: 15.0,
+            load: 0.6,
+            ..Self::default()
+        }
     }
 
-    /// Why a setting means nothing to the real engine; none if it means something.
+    /// What the engine serves.
     #[must_use]
-    pub fn no_use_with_the_real_engine(field: &str) -> Option<&'static str> {
-        Some(match field {
-            "load" => "what the engine can do is not known before it runs: set requests_per_second",
-            "victim_share" => "prefixes lie where the engine computed them",
-            "reads" => "the engine sends blocks that others ask for; it does not let them read",
-            "collectives" | "nccl_plugin" => {
+    pub fn serving(&self) -> ServingConfig {
+        if self.engine != Engine::Timed {
+            return self.real.clone().unwrap_or_default();
+        }
+        let (timed, scaling) = (self.timed.clone().unwrap_or_default(), self.scaling());
+        let ranks = self.ranks as f64;
+        // Keys and values, of 4 bytes each. A head has an even width.
+        let head_dim = 2 * (scaling.kv_bytes_per_token * ranks / 16.0).round().max(1.0) as usize;
+        // A row goes to each other host and comes back, for each phase of each rank in the replay.
+        let row_bytes = scaling.collective_bytes_per_token * ranks / (ranks - 1.0);
+        ServingConfig {
+            layers: usize::from(scaling.layers),
+            hidden: ((row_bytes / 4.0).round() as usize).max(2),
+            heads: 1,
+            kv_heads: 1,
+            head_dim,
+            experts: 4 * self.ranks,
+            experts_per_token: self.ranks,
+            kv_blocks: timed.kv_blocks,
+            block_tokens: 16,
+            chunk_tokens: self.model.batch_tokens.div_ceil(self.ranks as u32),
+            order: timed.order,
+            output_tokens: timed.output_tokens,
+            stall_ms: timed.stall_ms,
+            ..ServingConfig::default()
+        }
+    }
+
+    /// The times of a host's process, if it is timed. Attention and experts take half of a layer
+    /// each.
+    #[must_use]
+    pub fn times(&self, host: usize) -> Option<Times> {
+        if self.engine != Engine::Timed {
+            return None;
+        }
+        if host >= self.units * self.ranks {
+            return Some(DECODE);
+        }
+        let (layer_us, token_us) = (
+            self.model.layer_base_us / 2.0,
+            self.model.layer_token_us / 2.0,
+        );
+        Some(Times {
+            layer_us,
+            token_us,
+            expert_us: layer_us,
+            row_us: token_us,
+        })
+    }
+
+    /// Why a setting means nothing to an engine; none if it means something.
+    #[must_use]
+    pub fn no_use_with(engine: Engine, field: &str) -> Option<&'static str> {
+        Some(match (engine, field) {
+            (Engine::Replay, _) => return None,
+            (_, "reads") => {
+                "the engine sends blocks that others ask for; it does not let them read"
+            }
+            (_, "collectives" | "nccl_plugin") => {
                 "the engine sends experts' tokens itself, through Laxity's client"
             }
-            "model" => "the model is computed: set its sizes under [real]",
-            "validate_ideal" => "each request is always played alone first",
+            (_, "validate_ideal") => "each request is always played alone first",
+            (Engine::Timed, _) => return None,
+            (_, "load") => {
+                "what the engine can do is not known before it runs: set requests_per_second"
+            }
+            (_, "victim_share") => "prefixes lie where the engine computed them",
+            (_, "model") => "the model is computed: set its sizes under [real]",
             _ => return None,
         })
     }
@@ -162,14 +280,16 @@ impl LabConfig {
     /// Checks what concerns the engine.
     pub(crate) fn check_engine(&self) -> Result<(), InvalidLab> {
         let fail = |field, problem: String| Err(InvalidLab { field, problem });
+        if self.engine != Engine::Real && self.real.is_some() {
+            let problem = "is for the real engine (engine = \"real\")";
+            return fail("real", problem.to_owned());
+        }
+        if self.engine != Engine::Timed && self.timed.is_some() {
+            let problem = "is for the timed engine (engine = \"timed\")";
+            return fail("timed", problem.to_owned());
+        }
         if self.engine == Engine::Replay {
-            return match &self.real {
-                None => Ok(()),
-                Some(_) => fail(
-                    "real",
-                    "is for the real engine (engine = \"real\")".to_owned(),
-                ),
-            };
+            return Ok(());
         }
         let unused = Self::default();
         for (field, changed) in [
@@ -184,10 +304,37 @@ impl LabConfig {
                 self.validate_ideal != unused.validate_ideal,
             ),
         ] {
-            if let Some(why) = Self::no_use_with_the_real_engine(field).filter(|_| changed) {
-                return fail(field, format!("means nothing to the real engine: {why}"));
+            if let Some(why) = Self::no_use_with(self.engine, field).filter(|_| changed) {
+                let name = self.engine.name();
+                return fail(field, format!("means nothing to the {name} engine: {why}"));
             }
         }
+        match self.engine {
+            Engine::Timed => self.check_timed(),
+            _ => self.check_real(),
+        }
+    }
+
+    fn check_timed(&self) -> Result<(), InvalidLab> {
+        let fail = |field, problem: String| Err(InvalidLab { field, problem });
+        let timed = self.timed.clone().unwrap_or_default();
+        if !(1..=OUTPUT_TOKENS_MAX).contains(&timed.output_tokens) {
+            let problem = format!("must be 1 to {OUTPUT_TOKENS_MAX}");
+            return fail("timed.output_tokens", problem);
+        }
+        let least = self.serving().context(self.tokens_max).div_ceil(16);
+        if timed.kv_blocks < least {
+            let problem = format!("must be at least {least}: one request of tokens_max takes them");
+            return fail("timed.kv_blocks", problem);
+        }
+        if timed.stall_ms == 0 {
+            return fail("timed.stall_ms", "must be at least 1".to_owned());
+        }
+        Ok(())
+    }
+
+    fn check_real(&self) -> Result<(), InvalidLab> {
+        let fail = |field, problem: String| Err(InvalidLab { field, problem });
         if self.requests_per_second.is_none() {
             return fail(
                 "requests_per_second",
@@ -257,6 +404,20 @@ mod tests {
     }
 
     #[test]
+    fn the_timed_engine_moves_the_bytes_of_all_ranks_of_the_replay() {
+        let config = LabConfig::timed();
+        config.validate().unwrap();
+        let again: LabConfig = toml::from_str(&config.to_toml().unwrap()).unwrap();
+        assert_eq!(again, config);
+        let (serving, scaling) = (config.serving(), config.scaling());
+        let near = |ours: f64, of_a_rank: f64| (ours / (of_a_rank * 2.0) - 1.0).abs() < 0.05;
+        assert!(near(serving.kv_bytes() as f64, scaling.kv_bytes_per_token));
+        let collective = serving.expert_bytes(config.ranks);
+        assert!(near(collective, 2.0 * scaling.collective_bytes_per_token));
+        assert!(config.times(0).is_some() && LabConfig::real().times(0).is_none());
+    }
+
+    #[test]
     fn what_means_nothing_to_the_engine_is_refused_with_the_reason() {
         let refused = |change: fn(&mut LabConfig)| {
             let mut config = LabConfig::real();
@@ -273,5 +434,6 @@ mod tests {
         assert!(answers.starts_with("real.output_tokens"), "{answers}");
         assert!(refused(|c| c.tokens_max = u32::MAX).starts_with("tokens_max"));
         assert!(refused(|c| c.engine = Engine::Replay).starts_with("real"));
+        assert!(refused(|c| c.timed = Some(TimedConfig::default())).starts_with("timed"));
     }
 }

@@ -1,5 +1,5 @@
-//! The runs with the real engine, one after another on the same fabric: first each request alone, which gives objectives and the answers that all
-//! others are compared with, then the policies.
+//! The runs with the real engine, one after another on the same fabric: first each request alone,
+//! which gives objectives and the answers that all others are compared with, then the policies.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -13,7 +13,7 @@ use super::client::{Answer, Job, Question, Said};
 use super::counts::Counts;
 use super::plan::{self, Asked};
 use super::processes::Engines;
-use crate::config::LabConfig;
+use crate::config::{Engine, LabConfig};
 use crate::controller::{Event, NONE, busy_jiffies, children_cpu_s, tell};
 use crate::coordinator::{Coordinator, CoordinatorRecord};
 use crate::daemons::Daemons;
@@ -44,7 +44,8 @@ pub struct ServedRecord {
     pub end_ns: u64,
     /// What came of the requests; those that were given up are missing.
     pub answers: Vec<Answer>,
-    /// When the first token came of requests that were given up after it, by number, CLOCK_MONOTONIC ns.
+    /// When the first token came of requests that were given up after it, by number,
+    /// CLOCK_MONOTONIC ns.
     pub firsts: BTreeMap<u64, u64>,
     /// What the engines counted, by host.
     pub counts: Vec<Counts>,
@@ -70,6 +71,9 @@ const NO_HURRY_MS: f64 = 60_000.0;
 
 /// A request that is alone is done within this, whatever else the machine does.
 const ALONE_WITHIN: Duration = Duration::from_secs(30);
+
+/// Tokens of a prompt that only makes processes talk to each other.
+const WARM_TOKENS: u32 = 64;
 
 /// The host whose daemon is killed, if one is to be.
 const VICTIM: usize = 0;
@@ -154,7 +158,7 @@ impl Lab<'_> {
             .context("there is no laxity-engine")?;
         let cpu_before = children_cpu_s();
         let started = Instant::now();
-        let mut engines = Engines::start(config, &folder, program, scheduled)?;
+        let mut engines = Engines::start(config, &folder, program, scheduled, &self.spec.asked)?;
         let run = self.measure(
             index,
             policy,
@@ -192,16 +196,26 @@ impl Lab<'_> {
     }
 
     /// Fills the caches with the shared prefixes, and makes every process talk to every other once.
+    /// Timed engines have the prefixes already: each decode host asks for as many short prompts as
+    /// there are prefill hosts.
     fn warm(&self, engines: &mut Engines) -> anyhow::Result<()> {
         let config = &self.spec.config;
         let mut of_hosts: Vec<Vec<Question>> = vec![Vec::new(); config.decodes];
-        let prefixes = plan::shared(&self.spec.asked);
+        // With one token, no KV goes to decode.
+        let (output_tokens, prefixes) = match config.engine {
+            Engine::Timed => {
+                let prompts = config.units * config.ranks * config.decodes;
+                let short = |number| (u64::MAX - number, WARM_TOKENS);
+                (2, (0..prompts as u64).map(short).collect())
+            }
+            _ => (1, plan::shared(&self.spec.asked)),
+        };
         for (number, (prefix, tokens)) in prefixes.into_iter().enumerate() {
             of_hosts[number % config.decodes].push(Question {
                 id: 0,
                 at_ns: 0,
                 prompt: plan::prefix_tokens(config.seed, prefix, tokens),
-                output_tokens: 1,
+                output_tokens,
                 ttft_ms: NO_HURRY_MS,
             });
         }

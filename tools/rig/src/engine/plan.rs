@@ -1,7 +1,10 @@
-//! The requests that the real engine is asked: the lab's workloads at a size that two cores compute, with their tokens.
+//! The requests that the engine is asked, with their tokens. A model that is computed gets the
+//! lab's workloads at a size that two cores compute, and a timed one the same arrivals as the
+//! replay.
 //!
-//! A prompt begins with so many tokens of its prefix as the workload says are reusable, and goes on with tokens that no other has. Both are
-//! drawn from seeds: the same configuration asks the same. Objectives come later, when each request has been played alone.
+//! A prompt begins with so many tokens of its prefix as the workload says are reusable, and goes on
+//! with tokens that no other has. Both are drawn from seeds: the same configuration asks the same.
+//! Objectives come later, when each request has been played alone.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +13,9 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{LabConfig, WorkloadSource};
+use crate::config::{Engine, LabConfig, WorkloadSource};
+use crate::lab;
+use crate::plan::place_prefixes;
 use crate::trace::{self, Fitting};
 use crate::workload::{self, AGENT, CONVERSATION, Request, Synthetic};
 
@@ -76,6 +81,34 @@ pub struct Asking {
 /// # Errors
 /// The request file cannot be used, or nothing arrives within the duration.
 pub fn asking(config: &LabConfig) -> anyhow::Result<Asking> {
+    let (requests, fitting) = match config.engine {
+        Engine::Timed => {
+            let arrivals = lab::arrivals(config)?;
+            (arrivals.requests, arrivals.fitting)
+        }
+        _ => requests(config)?,
+    };
+    let asked = requests
+        .iter()
+        .enumerate()
+        .map(|(index, request)| Asked {
+            id: index as u64 + 1,
+            arrival_ns: (request.arrival_s * 1e9) as u64,
+            tokens: request.tokens,
+            reused: request.reused,
+            prefix: request.prefix,
+            decode: index % config.decodes,
+        })
+        .collect();
+    Ok(Asking {
+        requests,
+        asked,
+        fitting,
+    })
+}
+
+/// The requests for a model that is computed.
+fn requests(config: &LabConfig) -> anyhow::Result<(Vec<Request>, Option<Fitting>)> {
     let real = config.serving();
     let rate = config.requests_per_second.unwrap_or(1.0);
     let (duration, longest) = (config.duration_s, config.tokens_max);
@@ -104,26 +137,34 @@ pub fn asking(config: &LabConfig) -> anyhow::Result<Asking> {
     if requests.is_empty() {
         bail!("nothing arrives in {duration} s: raise requests_per_second or the duration");
     }
-    let asked = requests
-        .iter()
-        .enumerate()
-        .map(|(index, request)| Asked {
-            id: index as u64 + 1,
-            arrival_ns: (request.arrival_s * 1e9) as u64,
-            tokens: request.tokens,
-            reused: request.reused,
-            prefix: request.prefix,
-            decode: index % config.decodes,
-        })
-        .collect();
-    Ok(Asking {
-        requests,
-        asked,
-        fitting,
-    })
+    Ok((requests, fitting))
 }
 
-/// The prefixes that are computed before a run, each as long as any request shares it, the most wanted first.
+/// The prompts whose KV each prefill host has from the start, and each decode host (none): those
+/// that the workload shares.
+#[must_use]
+pub fn held(config: &LabConfig, asked: &[Asked]) -> Vec<Vec<Vec<u32>>> {
+    let requests: Vec<Request> = asked
+        .iter()
+        .map(|asked| Request {
+            arrival_s: asked.arrival_ns as f64 / 1e9,
+            tokens: asked.tokens,
+            reused: asked.reused,
+            prefix: asked.prefix,
+        })
+        .collect();
+    let units = place_prefixes(&requests, config.units, config.victim_share);
+    let mut held = vec![Vec::new(); config.hosts()];
+    for (number, (prefix, tokens)) in shared(asked).into_iter().enumerate() {
+        let unit = units.get(&prefix).copied().unwrap_or(0);
+        let host = config.prefill_host(unit, number % config.ranks);
+        held[host].push(prefix_tokens(config.seed, prefix, tokens));
+    }
+    held
+}
+
+/// The prefixes that are computed before a run, each as long as any request shares it, the most
+/// wanted first.
 #[must_use]
 pub fn shared(asked: &[Asked]) -> Vec<(u64, u32)> {
     let mut longest: BTreeMap<u64, (usize, u32)> = BTreeMap::new();

@@ -1,4 +1,5 @@
-//! The engines of one run: a process in each host's namespace, its configuration, its end; and clients beside it.
+//! The engines of one run: a process in each host's namespace, its configuration, its end; and
+//! clients beside it.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -15,9 +16,10 @@ use nix::unistd::Pid;
 use serde::Serialize;
 
 use super::client::{ENDPOINT, Job, Said};
-use super::config::{Device, ServingConfig};
+use super::config::{Device, ServingConfig, Times};
 use super::counts::Counts;
-use crate::config::LabConfig;
+use super::plan::{Asked, held};
+use crate::config::{Engine, LabConfig};
 use crate::daemons::tail;
 use crate::fabric;
 use crate::message;
@@ -41,6 +43,8 @@ struct EngineToml<'a> {
     listen: SocketAddr,
     device: &'a str,
     model: Model<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timing: Option<Timing>,
     kv: Kv,
     schedule: Schedule,
     limits: Limits,
@@ -75,9 +79,17 @@ struct Weights {
 }
 
 #[derive(Serialize)]
+struct Timing {
+    #[serde(flatten)]
+    times: Times,
+    holds: PathBuf,
+}
+
+#[derive(Serialize)]
 struct Kv {
     blocks: u32,
     block_tokens: u32,
+    keep_fetched: bool,
 }
 
 #[derive(Serialize)]
@@ -98,6 +110,7 @@ struct Peers {
     prefill: Vec<SocketAddr>,
     reuse: Vec<SocketAddr>,
     experts: Vec<SocketAddr>,
+    dispatch: &'static str,
     patience_ms: u64,
     ask_ms: u64,
 }
@@ -112,6 +125,11 @@ struct Daemon {
 
 fn peer(host: usize) -> SocketAddr {
     SocketAddr::from((fabric::address(host), PEERS_PORT))
+}
+
+/// Where a host's engine reads which prompts' KV it has from the start.
+fn holds_file(folder: &Path, host: usize) -> PathBuf {
+    folder.join(format!("holds{host}.json"))
 }
 
 /// The configuration of a host's engine.
@@ -144,6 +162,7 @@ pub fn engine_toml(
         stall_ms,
         ..
     } = config.serving();
+    let times = config.times(host);
     let prefill_hosts = config.units * config.ranks;
     let prefills = host < prefill_hosts;
     let unit = host / config.ranks;
@@ -173,9 +192,15 @@ pub fn engine_toml(
             },
             weights: Weights { seed: weights_seed },
         },
+        timing: times.map(|times| Timing {
+            times,
+            holds: holds_file(folder, host),
+        }),
         kv: Kv {
             blocks: kv_blocks,
             block_tokens,
+            // As in the replay, popularity stays where it is.
+            keep_fetched: times.is_none(),
         },
         schedule: Schedule {
             policy: order,
@@ -204,7 +229,13 @@ pub fn engine_toml(
             } else {
                 Vec::new()
             },
-            // Nothing is computed elsewhere because a link is slow: that would hide what is to be seen.
+            // Both rules are fair. Only the second one knows what other decode hosts send.
+            dispatch: match times {
+                None => "fewest",
+                Some(_) => "least_loaded",
+            },
+            // Nothing is computed elsewhere because a link is slow: that would hide what is to be
+            // seen.
             patience_ms: patience.as_millis() as u64,
             ask_ms: patience.as_millis() as u64,
         },
@@ -334,6 +365,7 @@ impl Engines {
         folder: &Path,
         program: &Path,
         scheduled: bool,
+        asked: &[Asked],
     ) -> anyhow::Result<Self> {
         let mut engines = Self {
             folder: folder.to_owned(),
@@ -346,6 +378,11 @@ impl Engines {
         engines.buffers_unbounded = bounded
             .iter()
             .any(|said| matches!(said, Said::Buffers(false)));
+        if config.engine == Engine::Timed {
+            for (host, prompts) in held(config, asked).into_iter().enumerate() {
+                fs::write(holds_file(folder, host), serde_json::to_vec(&prompts)?)?;
+            }
+        }
         for &host in &hosts {
             let file = folder.join(format!("engine{host}.toml"));
             fs::write(&file, engine_toml(config, folder, host, scheduled)?)?;
@@ -417,7 +454,8 @@ impl Engines {
         Ok(Clients { clients, heard })
     }
 
-    /// Has a job done on some hosts that each answers with one line: the answers, in the hosts' order.
+    /// Has a job done on some hosts that each answers with one line: the answers, in the hosts'
+    /// order.
     fn each(&mut self, hosts: &[usize], job: &Job, within: Duration) -> anyhow::Result<Vec<Said>> {
         let mut clients = self.clients(hosts.iter().map(|&host| (host, job.clone())))?;
         let until = Instant::now() + within;
@@ -443,7 +481,8 @@ impl Engines {
     /// The next that a client says, `None` if there is nothing until then.
     ///
     /// # Errors
-    /// A client failed, says what cannot be read or ended before it had said all, or an engine ended.
+    /// A client failed, says what cannot be read or ended before it had said all, or an engine
+    /// ended.
     pub fn hear(
         &mut self,
         clients: &mut Clients,

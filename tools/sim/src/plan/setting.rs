@@ -9,7 +9,7 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use super::place::{Place, PlanError};
-use crate::scenario::{P2dDue, RequestOrder, Scenario};
+use crate::scenario::{RequestOrder, Scenario};
 
 /// A field and what it is set to.
 #[derive(Clone, Debug)]
@@ -27,8 +27,7 @@ static EVERY_FIELD: LazyLock<Table> = LazyLock::new(|| {
     let mut scenario = Scenario::default();
     scenario.workload.file = Some("file".into());
     let serving = &mut scenario.serving;
-    (serving.requests, serving.p2d_due) = (RequestOrder::Edf, P2dDue::Chunk);
-    (serving.scale_out_every_s, scenario.policy.tune_every_s) = (1.0, 1.0);
+    (serving.requests, serving.scale_out_every_s) = (RequestOrder::Edf, 1.0);
     Table::try_from(scenario).expect("a scenario is a TOML table")
 });
 
@@ -283,7 +282,6 @@ mod tests {
         kinds.sort();
         assert_eq!(listed, kinds);
         assert_eq!(of("workload.rate_per_gpu").words, Vec::<String>::new());
-        assert_eq!(of("serving.p2d_due").words, ["request", "chunk"]);
         assert!(of("policy.without").words.contains(&"red".to_owned()));
         assert!(of("workload.file").words.is_empty());
     }

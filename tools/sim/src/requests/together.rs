@@ -12,7 +12,7 @@ use laxity_policy::PolicyKind;
 use super::PaperError;
 use super::reproduction::{Claim, Options, Reproduction, Section, each, spread};
 use crate::outcome::Outcome;
-use crate::scenario::{P2dDue, RequestOrder, Routing, Scenario, Source};
+use crate::scenario::{RequestOrder, Routing, Scenario, Source};
 use crate::simulate;
 
 const FLOWS: [PolicyKind; 10] = PolicyKind::ALL;
@@ -339,16 +339,10 @@ fn parts(options: &Options) -> Result<Section, PaperError> {
     type Change = fn(&mut Scenario);
     let regime = &REGIMES[1];
     let rate = regime.rates[1];
-    let changes: [(&str, Change); 4] = [
+    let changes: [(&str, Change); 2] = [
         ("as above", |_| ()),
-        ("P2D due by chunk", |s| s.serving.p2d_due = P2dDue::Chunk),
         ("a scale-out every 5 s", |s| {
             s.serving.scale_out_every_s = 5.0;
-        }),
-        ("levels tuned every 2 s", |s| {
-            if matches!(s.policy.kind, PolicyKind::Mfs | PolicyKind::Laxity) {
-                s.policy.tune_every_s = 2.0;
-            }
         }),
     ];
     let mut points = Vec::new();
@@ -387,10 +381,13 @@ fn parts(options: &Options) -> Result<Section, PaperError> {
         .collect();
     let flows = PARTS.iter().map(|kind| kind.name().to_owned());
     Ok(Section {
-        title: format!("In time, %: edf_relegate at {rate} requests/s per GPU, and what else there is ({})", regime.name),
+        title: format!(
+            "In time, %: edf_relegate at {rate} requests/s per GPU, and what else there is ({})",
+            regime.name
+        ),
         head: std::iter::once("with".to_owned()).chain(flows).collect(),
         rows,
-        notes: "Controllers tune mfs and laxity only; a copy of weights goes from unit to unit, 4 ranks at once.".to_owned(),
+        notes: "A copy of weights goes from unit to unit, 4 ranks at once.".to_owned(),
     })
 }
 

@@ -44,18 +44,6 @@ impl RequestOrder {
     }
 }
 
-/// By when the KV cache of a part of a prompt has to be at the decode rank.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum P2dDue {
-    /// By the request's deadline.
-    #[default]
-    Request,
-    /// By the request's deadline, less the time that the KV of parts still to be computed takes on the wire: what
-    /// is left of the slack when they come.
-    Chunk,
-}
-
 pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

@@ -76,7 +76,6 @@ const P2D_WEIGHT: Range = range("network.p2d_weight", 1e-3, 1e3, "");
 const LATENCY_US: Range = range("network.latency_us", 0.0, 1e7, " µs");
 const THRESHOLD_SCALE: Range = range("policy.threshold_scale", 1e-6, 1e6, "");
 const THRESHOLD_BASE: Range = range("policy.threshold_base", 1.001, 1e3, "");
-const TUNE_EVERY_S: Range = range("policy.tune_every_s", 0.01, 1e6, " s");
 const DEBOUNCE_MS: Range = range("policy.debounce_ms", 0.0, 1e6, " ms");
 
 /// Tokens of the longest prompt.
@@ -424,19 +423,6 @@ fn policy(p: &Policy) -> Checked {
             return fail("policy.without", "a part is named twice");
         }
     }
-    TUNE_EVERY_S.check_or_zero(p.tune_every_s)?;
-    let tuned = p.tune_every_s > 0.0;
-    if tuned && (p.no_contention || !matches!(p.kind, PolicyKind::Mfs | PolicyKind::Laxity)) {
-        let who = if p.no_contention {
-            "no_contention".to_owned()
-        } else {
-            p.kind.to_string()
-        };
-        return fail(
-            "policy.tune_every_s",
-            format!("`{who}` has no thresholds to tune; only mfs and laxity do (0: not tuned)"),
-        );
-    }
     DEBOUNCE_MS.check(p.debounce_ms)
 }
 
@@ -458,7 +444,7 @@ mod tests {
     #[test]
     fn each_field_has_its_range() {
         type Change = fn(&mut Scenario);
-        let cases: [(&str, Change); 43] = [
+        let cases: [(&str, Change); 41] = [
             ("cluster.servers", |s| s.cluster.servers = 1),
             ("cluster.gpus_per_server", |s| s.cluster.gpus_per_server = 0),
             ("cluster.prefill_share", |s| s.cluster.prefill_share = 1.0),
@@ -490,11 +476,6 @@ mod tests {
             }),
             ("serving.scale_out_every_s", |s| {
                 s.serving.scale_out_every_s = -1.0;
-            }),
-            ("policy.tune_every_s", |s| s.policy.tune_every_s = f64::NAN),
-            ("policy.tune_every_s", |s| {
-                s.policy.kind = PolicyKind::Fair;
-                s.policy.tune_every_s = 5.0;
             }),
             ("network.overcommit", |s| s.network.overcommit = 0),
             ("model.ep", |s| s.model.ep = 0),

@@ -20,8 +20,6 @@ pub(super) enum Happening {
     Delivered { flow: u32 },
     /// A unit's weights go to another.
     ScaleOut,
-    /// The controller of the flow policy takes a step.
-    Tune,
 }
 
 /// See the module.

@@ -146,19 +146,6 @@ impl Hosts {
         })
     }
 
-    /// Puts the policy's parameters of `scenario` in force at every link.
-    pub(super) fn retune(&mut self, now: Time, scenario: &Scenario, rate: f64) {
-        let config = link_config(scenario, rate);
-        for host in 0..self.hosts.len() {
-            // A setting that makes no sense changes nothing; the controller's guards keep it from that.
-            let link = &mut self.hosts[host].link;
-            let set = link.set_config(now, config.clone());
-            debug_assert!(set.is_ok(), "{set:?}");
-            self.recount(host as u32);
-        }
-        self.classes = classes(scenario.policy.levels, scenario.network.levels_on_wire);
-    }
-
     pub(super) const fn egress(rank: u32) -> u32 {
         2 * rank
     }

@@ -31,7 +31,6 @@ mod sketch;
 #[cfg(test)]
 mod tests;
 mod transfer;
-mod tune;
 mod unit;
 mod weights;
 mod world;

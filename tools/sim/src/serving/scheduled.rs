@@ -8,7 +8,7 @@ use super::tests::{inputs, run, small};
 use super::world::World;
 use super::{Inputs, simulate_with};
 use crate::compute::Compute;
-use crate::scenario::{P2dDue, RequestOrder, Scenario};
+use crate::scenario::{RequestOrder, Scenario};
 
 fn world<'a>(scenario: &'a Scenario, inputs: &'a Inputs) -> World<'a> {
     let compute = Compute::new(&inputs.gpu, &inputs.model, scenario.model.tp);
@@ -122,33 +122,6 @@ fn flows_of_what_is_given_up_are_the_scavengers() {
 }
 
 #[test]
-fn a_part_is_due_before_those_after_it_take_the_wire() {
-    let mut scenario = queue(RequestOrder::Fcfs, PolicyKind::Laxity);
-    let dues = |scenario: &Scenario| {
-        let list = [(0, 6_000, 0)];
-        let inputs = inputs(scenario, &list);
-        let mut world = world(scenario, &inputs);
-        let mut dues = BTreeSet::new();
-        world.run_observed(|world| {
-            for flow in world.flows.iter().flatten() {
-                dues.insert(world.due(flow));
-            }
-        });
-        (dues, world.requests[0].deadline)
-    };
-    let (by_request, deadline) = dues(&scenario);
-    assert_eq!(by_request.into_iter().collect::<Vec<_>>(), [deadline]);
-    scenario.serving.p2d_due = P2dDue::Chunk;
-    let (by_chunk, deadline) = dues(&scenario);
-    assert_eq!(by_chunk.len(), 3, "one for each part");
-    assert_eq!(
-        by_chunk.last(),
-        Some(&deadline),
-        "the last has all the time"
-    );
-}
-
-#[test]
 fn weights_go_beside_the_traffic_and_all_of_them_arrive() {
     for kind in PolicyKind::ALL {
         let mut scenario = small();
@@ -178,17 +151,4 @@ fn weights_need_another_unit() {
     let found = simulate_with(&scenario, &inputs(&scenario, &[(0, 100, 0)]));
     let problem = found.expect_err("one unit").to_string();
     assert!(problem.contains("scale_out_every_s"), "{problem}");
-}
-
-#[test]
-fn the_controller_changes_what_is_in_force_and_nobody_is_lost() {
-    let mut scenario = small();
-    scenario.cluster.nic_gbps = 25.0;
-    scenario.policy.tune_every_s = 0.5;
-    let list: Vec<_> = (0..600).map(|n| (n * 20, 1_500, n as u32 % 9)).collect();
-    let outcome = run(&scenario, &list);
-    assert_eq!(outcome.requests_in_all, 600);
-    let tuning = outcome.tuning;
-    assert!(tuning.tried >= 1, "{tuning:?}");
-    assert!(tuning.taken_back <= tuning.tried, "{tuning:?}");
 }

@@ -7,7 +7,7 @@ use super::{Inputs, simulate_with, world};
 use crate::compute::{Compute, Gpu};
 use crate::model::Model;
 use crate::outcome::Outcome;
-use crate::scenario::{Mode, P2dDue, Placement, RequestOrder, Routing, Scenario, SpExchange};
+use crate::scenario::{Mode, Placement, RequestOrder, Routing, Scenario, SpExchange};
 use crate::workload::{Request, Requests};
 
 /// Two prefill units of 16 GPUs, as many decode GPUs.
@@ -378,8 +378,8 @@ proptest! {
             proptest::sample::select(vec![1_u32, 8]),
         ),
         (on_wire, lookahead, budget) in (2_u8..9, 0_u16..60, 64_u32..9_000),
-        (order, by_chunk, scale_out, tuned) in (
-            proptest::sample::select(RequestOrder::ALL.to_vec()), any::<bool>(), any::<bool>(), any::<bool>(),
+        (order, scale_out) in (
+            proptest::sample::select(RequestOrder::ALL.to_vec()), any::<bool>(),
         ),
     ) {
         let mut list = list;
@@ -397,14 +397,8 @@ proptest! {
         scenario.serving.token_budget = budget;
         scenario.network.levels_on_wire = on_wire;
         scenario.serving.requests = order;
-        if by_chunk {
-            scenario.serving.p2d_due = P2dDue::Chunk;
-        }
         if scale_out {
             scenario.serving.scale_out_every_s = 0.05;
-        }
-        if tuned && matches!(kind, PolicyKind::Mfs | PolicyKind::Laxity) {
-            scenario.policy.tune_every_s = 0.02;
         }
         if homes {
             scenario.serving.routing = Routing::StaticHomes;

@@ -10,7 +10,6 @@ use super::event::Happening;
 use super::hosts::{Hosts, Regime};
 use super::world::{Tag, World};
 use crate::network::PortId;
-use crate::scenario::P2dDue;
 
 /// Where a flow ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,25 +132,7 @@ impl World<'_> {
 
     /// When all of a flow has to be there.
     pub(super) fn due(&self, flow: &Flow) -> Time {
-        let request = &self.requests[flow.request as usize];
-        let due = request.due();
-        let by_chunk = self.scenario.serving.p2d_due == P2dDue::Chunk;
-        if !by_chunk || flow.stage != Stage::P2d || due == Time::NEVER {
-            return due;
-        }
-        let members = self.batches[flow.batch as usize].members.iter();
-        let Some(member) = members.rev().find(|member| member.request == flow.request) else {
-            return due;
-        };
-        let after = request.prompt - member.before - member.tokens;
-        let stripes = if self.striped {
-            f64::from(self.layout.ranks_per_unit)
-        } else {
-            1.0
-        };
-        let rate = (self.layout.rank_rate * stripes).min(self.layout.decode_rate);
-        let bytes = u64::from(after) * self.kv_bytes_all_layers;
-        due - Span((bytes as f64 / rate * 1e9) as u64)
+        self.requests[flow.request as usize].due()
     }
 
     /// Weight of one of `alike` flows.

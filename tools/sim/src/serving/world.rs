@@ -13,14 +13,13 @@ use super::measure::{Measure, Served};
 use super::order::Coordinator;
 use super::router::{Route, Router, Source};
 use super::transfer::Flow;
-use super::tune::Tuner;
 use super::unit::Unit;
 use super::weights::ScaleOuts;
 use super::{Inputs, SimError};
 use crate::compute::Compute;
 use crate::model::{Copies, Model, Routing as Experts};
 use crate::network::Network;
-use crate::outcome::{Outcome, StageBytes, Tuning};
+use crate::outcome::{Outcome, StageBytes};
 use crate::scenario::{JobSize, Routing, Scenario, SloKind};
 
 /// What a transfer on the network is.
@@ -157,7 +156,6 @@ pub(super) struct World<'a> {
     /// Requests that were given up.
     pub(super) relegated: u64,
     pub(super) scale_outs: ScaleOuts,
-    pub(super) tuner: Option<Tuner>,
     pub(super) arrived: usize,
     served: usize,
     events: u64,
@@ -259,7 +257,6 @@ impl<'a> World<'a> {
             bytes: StageBytes::default(),
             relegated: 0,
             scale_outs: ScaleOuts::default(),
-            tuner: Tuner::of(scenario),
             arrived: 0,
             served: 0,
             events: 0,
@@ -388,7 +385,6 @@ impl<'a> World<'a> {
         self.agenda
             .push(self.requests[0].arrival, Happening::Arrival);
         self.schedule_scale_out();
-        self.schedule_tuning();
         while self.served < self.requests.len() {
             let drained = self.network.next_end(self.now);
             let next = match (drained, self.agenda.next()) {
@@ -427,7 +423,6 @@ impl<'a> World<'a> {
             }
             Happening::Delivered { flow } => self.delivered(flow),
             Happening::ScaleOut => self.scale_out(),
-            Happening::Tune => self.tune(),
         }
     }
 
@@ -534,9 +529,6 @@ impl<'a> World<'a> {
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.ended(self.now, RequestId(u64::from(number) + 1));
         }
-        if let Some(tuner) = &mut self.tuner {
-            tuner.served(first_token <= request.deadline);
-        }
         self.measure.served(&Served {
             arrival: request.arrival,
             deadline: request.deadline,
@@ -604,10 +596,6 @@ impl<'a> World<'a> {
             bytes: self.bytes,
             relegated: self.relegated,
             weights: self.scale_outs.outcome(),
-            tuning: self
-                .tuner
-                .as_ref()
-                .map_or_else(Tuning::default, Tuner::outcome),
             port_busy_mean: (0..ports).map(busy).sum::<f64>() / f64::from(ports),
             port_busy_most: (0..ports).map(busy).fold(0.0, f64::max),
             events: self.events,

@@ -1,17 +1,15 @@
-//! What happens between the layers of a batch: KV of others comes in before its layer, KV for others goes out after it, and the daemon hears where the
-//! batch is.
+//! What happens between the layers of a batch: KV of others comes in before its layer, KV for
+//! others goes out after it, and the daemon hears where the batch is.
 
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use candle_core::Result;
 use laxity_client::Hint;
 
 use super::Net;
 use super::inbox::Key;
 use crate::carry::{Head, Kind};
-use crate::kv::Pages;
-use crate::model::Watch;
+use crate::model::{KvCache, Result, Watch, fail};
 
 /// KV of a request's beginning that is on its way here.
 #[derive(Clone, Debug)]
@@ -48,7 +46,6 @@ pub struct Export {
 }
 
 /// A batch's transfers.
-#[derive(Debug)]
 pub struct Between<'a> {
     /// Nobody else is there, without it.
     pub net: Option<&'a Net>,
@@ -60,13 +57,16 @@ pub struct Between<'a> {
     pub exports: Vec<Export>,
     /// The daemon is told of layers: there is something to schedule.
     pub hints: bool,
+    /// What the engine does between two layers.
+    pub meanwhile: &'a mut dyn FnMut(),
 }
 
 impl Watch for Between<'_> {
-    fn before_layer(&mut self, layer: usize, pages: &Pages) -> Result<()> {
+    fn before_layer(&mut self, layer: usize, kv: &dyn KvCache) -> Result<()> {
         let Some(net) = self.net else {
             return Ok(());
         };
+        (self.meanwhile)();
         if self.hints {
             net.carrier.hint(Hint::LayerBegin {
                 batch: self.batch,
@@ -77,9 +77,9 @@ impl Watch for Between<'_> {
         for import in &self.imports {
             let key = Key::Reuse(import.request, layer as u16);
             let payload = net.inbox.wait(key, import.from, net.patience)?;
-            let tokens = pages.import(layer, &import.blocks, import.first, &payload)?;
+            let tokens = kv.import(layer, &import.blocks, import.first, &payload)?;
             if tokens != import.tokens {
-                candle_core::bail!(
+                fail!(
                     "{} sent {tokens} tokens of KV, and said {}",
                     import.from,
                     import.tokens
@@ -93,12 +93,12 @@ impl Watch for Between<'_> {
         Ok(())
     }
 
-    fn after_layer(&mut self, layer: usize, pages: &Pages) -> Result<()> {
+    fn after_layer(&mut self, layer: usize, kv: &dyn KvCache) -> Result<()> {
         let Some(net) = self.net else {
             return Ok(());
         };
         for export in self.exports.iter().filter(|export| export.tokens > 0) {
-            let payload = pages.export(layer, &export.blocks, export.first, export.tokens)?;
+            let payload = kv.export(layer, &export.blocks, export.first, export.tokens)?;
             let head = kv_head(Kind::P2d, layer, self.batch, export.request, export.first);
             if export.scavenged {
                 net.carrier.scavenge(export.to, head, payload);
@@ -134,13 +134,14 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
-    use candle_core::Device;
-
     use super::*;
     use crate::apart::inbox::Inbox;
     use crate::carry::incoming::listen;
     use crate::carry::{Carrier, Incoming, Options};
     use crate::model::shape::tests::tiny;
+    use crate::model::timed::Timing;
+    use crate::model::{Model as _, TimedModel};
+    use crate::schedule::Room;
 
     fn net(taker: crate::carry::Taker) -> Net {
         let options = Options {
@@ -162,14 +163,20 @@ mod tests {
 
     #[test]
     fn a_layer_waits_for_its_own_kv_only_and_its_kv_goes_before_the_next_is_computed() {
-        let shape = tiny(false);
-        let pages = Pages::new(&shape, 4, 4, &Device::Cpu).unwrap();
+        let room = Room {
+            blocks: 4,
+            block_tokens: 4,
+        };
+        let timing = Timing::default();
+        let model = TimedModel::new(&tiny(false), &timing, &|_| true, room);
+        let pages = model.kv();
         let (arrived, arrivals) = channel();
         let taker: crate::carry::Taker = Arc::new(move |incoming| drop(arrived.send(incoming)));
         let to = listen("127.0.0.1:0".parse().unwrap(), Arc::clone(&taker)).unwrap();
         let net = net(Arc::new(|_| {}));
         let from = "127.0.0.1:2".parse().unwrap();
-        let payload = vec![7_u8; 4 * pages.token_bytes()];
+        model.fill(&[1, 2, 3, 4], &[0]).unwrap();
+        let payload = pages.export(0, &[0], 0, 4).unwrap();
         for layer in 0..2 {
             net.inbox.expect(Key::Reuse(9, layer), from);
         }
@@ -194,11 +201,12 @@ mod tests {
                 tokens: 3,
             }],
             hints: false,
+            meanwhile: &mut || {},
         };
         // Layer 0 is there, layer 1 is not.
-        between.before_layer(0, &pages).unwrap();
+        between.before_layer(0, pages).unwrap();
         assert_eq!(pages.export(0, &[2], 0, 4).unwrap(), payload);
-        between.after_layer(0, &pages).unwrap();
+        between.after_layer(0, pages).unwrap();
         let Ok(Incoming::Parcel(first)) = arrivals.recv_timeout(Duration::from_secs(60)) else {
             panic!("the KV of layer 0 did not come");
         };
@@ -214,7 +222,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(60));
             inbox.put(Key::Reuse(9, 1), payload)
         });
-        between.before_layer(1, &pages).unwrap();
+        between.before_layer(1, pages).unwrap();
         assert!(
             start.elapsed() >= Duration::from_millis(60),
             "layer 1 did not wait"
@@ -223,8 +231,8 @@ mod tests {
         // Fewer tokens than were announced are an error, not a hole.
         net.inbox.expect(Key::Reuse(9, 2), from);
         net.inbox
-            .put(Key::Reuse(9, 2), vec![0; pages.token_bytes()]);
-        let error = between.before_layer(2, &pages).unwrap_err().to_string();
+            .put(Key::Reuse(9, 2), pages.export(0, &[0], 0, 1).unwrap());
+        let error = between.before_layer(2, pages).unwrap_err().to_string();
         assert!(error.contains("1 tokens of KV, and said 4"), "{error}");
     }
 }

@@ -1,9 +1,12 @@
-//! Experts in other processes: a layer's tokens go to whoever holds their experts, and what those make of them comes back.
+//! Experts in other processes: a layer's tokens go to whoever holds their experts, and what those
+//! make of them comes back.
 //!
-//! Expert `e` is held by rank `e mod n`. No rank waits for another's batch: each serves others' tokens from a thread of its own, beside its own computation, so that ranks
-//! with different loads, or without any, need not run in step.
+//! Expert `e` is held by rank `e mod n`. No rank waits for another's batch: each serves others'
+//! tokens from a thread of its own, beside its own computation, so that ranks with different loads,
+//! or without any, need not run in step.
 //!
-//! A payload is: how many experts (u32), of each its number and rows (u32, u32), then all rows (f32), little-endian.
+//! A payload is: how many experts (u32), of each its number and rows (u32, u32), then all rows
+//! (f32), little-endian.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -11,14 +14,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
-use candle_core::{Device, Result, Tensor, bail};
-
 use super::Net;
 use super::inbox::Key;
 use crate::carry::{Arrival, Carrier, Head, Kind};
 use crate::clock;
-use crate::model::ExpertBank;
-use crate::model::experts::{ExpertPeers, ExpertRows};
+use crate::model::{ExpertPeers, ExpertRows, Experts, Result, fail};
 
 /// Who holds which experts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,10 +63,10 @@ pub fn encode(groups: &[ExpertRows], hidden: usize) -> Vec<u8> {
     let mut bytes = (groups.len() as u32).to_le_bytes().to_vec();
     for group in groups {
         bytes.extend((group.expert as u32).to_le_bytes());
-        bytes.extend(((group.numbers.len() / hidden) as u32).to_le_bytes());
+        bytes.extend(((group.rows.len() / hidden) as u32).to_le_bytes());
     }
     for group in groups {
-        bytes.extend(group.numbers.iter().flat_map(|number| number.to_le_bytes()));
+        bytes.extend(group.rows.iter().flat_map(|number| number.to_le_bytes()));
     }
     bytes
 }
@@ -80,29 +80,26 @@ pub fn decode(bytes: &[u8], hidden: usize) -> Result<Vec<ExpertRows>> {
     let number = |at: usize| words.get(at).map(|word| u32::from_le_bytes(*word) as usize);
     let count = number(0).unwrap_or(usize::MAX);
     if !rest.is_empty() || count > words.len() / 2 {
-        bail!("{} bytes are no experts' rows", bytes.len());
+        fail!("{} bytes are no experts' rows", bytes.len());
     }
     let mut groups = Vec::with_capacity(count);
     let mut at = 1 + 2 * count;
     for group in 0..count {
         let (Some(expert), Some(rows)) = (number(1 + 2 * group), number(2 + 2 * group)) else {
-            bail!("{count} experts do not fit into {} bytes", bytes.len());
+            fail!("{count} experts do not fit into {} bytes", bytes.len());
         };
         let end = rows
             .checked_mul(hidden)
             .and_then(|count| count.checked_add(at));
-        let Some(numbers) = end.and_then(|end| words.get(at..end)) else {
-            bail!("{rows} rows of expert {expert} are not all there");
+        let Some(words) = end.and_then(|end| words.get(at..end)) else {
+            fail!("{rows} rows of expert {expert} are not all there");
         };
-        at += numbers.len();
-        let numbers = numbers
-            .iter()
-            .map(|word| f32::from_le_bytes(*word))
-            .collect();
-        groups.push(ExpertRows { expert, numbers });
+        at += words.len();
+        let rows = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
+        groups.push(ExpertRows { expert, rows });
     }
     if at != words.len() {
-        bail!("{} bytes after the experts' rows", (words.len() - at) * 4);
+        fail!("{} bytes after the experts' rows", (words.len() - at) * 4);
     }
     Ok(groups)
 }
@@ -147,7 +144,7 @@ impl ExpertPeers for RemoteExperts<'_> {
         let mut by_rank: BTreeMap<SocketAddr, Vec<ExpertRows>> = BTreeMap::new();
         for rows in rows {
             if self.net.peers.ranks.holds(rows.expert) {
-                bail!("expert {} of layer {layer} ought to be here", rows.expert);
+                fail!("expert {} of layer {layer} ought to be here", rows.expert);
             }
             by_rank
                 .entry(self.net.peers.ranks.holder(rows.expert))
@@ -198,38 +195,21 @@ impl ExpertPeers for RemoteExperts<'_> {
 /// # Errors
 /// No thread is left.
 pub fn serve(
-    bank: Arc<ExpertBank>,
+    experts: Arc<dyn Experts>,
     hidden: usize,
-    device: Device,
     carrier: Carrier,
 ) -> std::io::Result<Sender<Arrival>> {
     let (sender, arrivals) = channel();
     std::thread::Builder::new()
         .name("experts".to_owned())
-        .spawn(move || answer(&bank, hidden, &device, &carrier, &arrivals))?;
+        .spawn(move || answer(&*experts, hidden, &carrier, &arrivals))?;
     Ok(sender)
 }
 
-fn answer(
-    bank: &ExpertBank,
-    hidden: usize,
-    device: &Device,
-    carrier: &Carrier,
-    arrivals: &Receiver<Arrival>,
-) {
+fn answer(experts: &dyn Experts, hidden: usize, carrier: &Carrier, arrivals: &Receiver<Arrival>) {
     for arrival in arrivals {
         let layer = arrival.head.layer as usize;
-        let run = |group: ExpertRows| -> Result<ExpertRows> {
-            let rows = group.numbers.len() / hidden;
-            let numbers = Tensor::from_vec(group.numbers, (rows, hidden), device)?;
-            let made = bank.run(layer, group.expert, &numbers)?;
-            Ok(ExpertRows {
-                expert: group.expert,
-                numbers: made.flatten_all()?.to_vec1()?,
-            })
-        };
-        let made = decode(&arrival.payload, hidden)
-            .and_then(|groups| groups.into_iter().map(run).collect::<Result<Vec<_>>>());
+        let made = decode(&arrival.payload, hidden).and_then(|groups| experts.run(layer, groups));
         let made = made.unwrap_or_else(|error| {
             // An answer without the expert tells the asker, which would wait otherwise.
             tracing::error!(from = %arrival.from, "tokens for experts: {error}");
@@ -258,11 +238,11 @@ mod tests {
         let groups = vec![
             ExpertRows {
                 expert: 3,
-                numbers: vec![1.5, -2.0, 0.25, 8.0],
+                rows: vec![1, 2, 3, u32::MAX],
             },
             ExpertRows {
                 expert: 9,
-                numbers: vec![f32::MIN_POSITIVE, 4.0],
+                rows: vec![7, 8],
             },
         ];
         assert_eq!(decode(&encode(&groups, 2), 2).unwrap(), groups);
@@ -276,7 +256,7 @@ mod tests {
         #[test]
         fn arbitrary_bytes_are_refused_or_make_sense(bytes in prop::collection::vec(any::<u8>(), 0..200), hidden in 1..9_usize) {
             if let Ok(groups) = decode(&bytes, hidden) {
-                prop_assert!(groups.iter().all(|group| group.numbers.len() % hidden == 0));
+                prop_assert!(groups.iter().all(|group| group.rows.len() % hidden == 0));
             }
         }
     }

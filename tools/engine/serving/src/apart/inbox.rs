@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use candle_core::{Result, bail};
+use crate::model::{Result, fail};
 
 /// What is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -88,9 +88,9 @@ impl Inbox {
             if state.lost.contains(&from) || left.is_zero() {
                 state.wanted.remove(&key);
                 if left.is_zero() {
-                    bail!("{key:?} did not come from {from} within {patience:?}");
+                    fail!("{key:?} did not come from {from} within {patience:?}");
                 }
-                bail!("{from} is gone, from where {key:?} should come");
+                fail!("{from} is gone, from where {key:?} should come");
             }
             let waited = self.bell.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;

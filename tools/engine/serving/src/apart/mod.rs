@@ -1,18 +1,21 @@
 //! Prefill, decode and experts in different processes.
 //!
-//! * **Prefill to decode.** The decode process takes a request, keeps blocks for it and sends the prompt to a prefill process ([`Words::Prefill`]). That
-//!   sends each layer's KV as soon as the layer is computed ([`between`], stage `P2d`), at last the first token. The decode process has a whole model: what a
-//!   prefill process cannot do, it computes itself.
-//! * **KV reuse.** Before it computes a prompt, a process asks others for KV of its beginning ([`Words::Ask`]). Whoever has some sends it layer by layer
-//!   (stage `KvReuse`); layer `l` of the computation waits for layer `l` only.
-//! * **Experts.** Of a model with experts a process may hold a share; tokens go to the others' and come back inside each layer ([`experts`],
-//!   stage `Collective`).
+//! * **Prefill to decode.** The decode process takes a request, keeps blocks for it and sends the
+//!   prompt to a prefill process ([`Words::Prefill`]). That sends each layer's KV as soon as the
+//!   layer is computed ([`between`], stage `P2d`), at last the first token. The decode process has
+//!   a whole model: what a prefill process cannot do, it computes itself.
+//! * **KV reuse.** Before it computes a prompt, a process asks others for KV of its beginning
+//!   ([`Words::Ask`]). Whoever has some sends it layer by layer (stage `KvReuse`); layer `l` of the
+//!   computation waits for layer `l` only.
+//! * **Experts.** Of a model with experts a process may hold a share; tokens go to the others' and
+//!   come back inside each layer ([`experts`], stage `Collective`).
 //!
 //! Processes are known by the addresses that they listen at.
 
 pub mod between;
 pub mod experts;
 pub mod inbox;
+pub mod reuse;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,6 +30,19 @@ use crate::engine::sequence::{Failure, Sampling};
 use crate::kv::BlockHash;
 use experts::Ranks;
 use inbox::Inbox;
+
+/// A question for KV of a prompt's beginning.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Asked {
+    /// For which request.
+    pub request: u64,
+    /// The blocks, from the first one that is missing: each stands for all before it, too.
+    pub hashes: Vec<BlockHash>,
+    /// The number of that block.
+    pub first: usize,
+    /// Time until the first token is due, ns; 0 without an objective.
+    pub remaining_ns: u64,
+}
 
 /// What engines say to each other.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -75,16 +91,7 @@ pub enum Words {
         request: u64,
     },
     /// Who has KV of this?
-    Ask {
-        /// For which request.
-        request: u64,
-        /// The blocks, from the first one that is missing: each stands for all before it, too.
-        hashes: Vec<BlockHash>,
-        /// The number of that block.
-        first: usize,
-        /// Time until the first token is due, ns; 0 without an objective.
-        remaining_ns: u64,
-    },
+    Ask(Asked),
     /// So many blocks are coming.
     Will {
         /// For which request.
@@ -92,7 +99,8 @@ pub enum Words {
         /// How many; none is an answer, too.
         blocks: usize,
     },
-    /// What stands here: after an iteration with prompts of yours, and when that has changed otherwise.
+    /// What stands here: after an iteration with prompts of yours, and when that has changed
+    /// otherwise.
     Load {
         /// So much.
         load: Load,
@@ -138,7 +146,7 @@ pub struct Net {
     pub peers: Peers,
     /// How long a computation waits for another process.
     pub patience: Duration,
-    /// How long one process may take to say whether it has KV, which it does between two iterations.
+    /// How long one process may take to say whether it has KV.
     pub ask_patience: Duration,
     /// Bytes that the NIC takes, a second, where that is known.
     pub bytes_per_s: Option<f64>,

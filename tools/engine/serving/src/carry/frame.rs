@@ -1,7 +1,8 @@
-//! The bytes on a data connection: heads of [`HEAD_BYTES`], each before `len` bytes of payload. Numbers are little-endian.
+//! The bytes on a data connection: heads of [`HEAD_BYTES`], each before `len` bytes of payload.
+//! Numbers are little-endian.
 //!
-//! A connection begins with [`Preamble`]. The receiver answers each frame with an acknowledgement ([`ACK_BYTES`]: flow, bytes) on the same
-//! connection.
+//! A connection begins with [`Preamble`]. The receiver answers each frame with an acknowledgement
+//! ([`ACK_BYTES`]: flow, bytes) on the same connection.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;

@@ -1,8 +1,10 @@
-//! The thread that owns the lane: flows are submitted as they arise, permits become bytes on the connection of their class, and what receivers have is
-//! reported complete. Hints pass it, too, so that the daemon hears of things in their order.
+//! The thread that owns the lane: flows are submitted as they arise, permits become bytes on the
+//! connection of their class, and what receivers have is reported complete. Hints pass it, too, so
+//! that the daemon hears of things in their order.
 //!
-//! It waits for whichever comes first: something to do, or a permit while a flow waits for one. Those two cannot be waited for together, so that
-//! while flows wait it looks for orders every [`LOOK_EVERY`].
+//! It waits for whichever comes first: something to do, or a permit while a flow waits for one.
+//! Those two cannot be waited for together, so that while flows wait it looks for orders every
+//! [`LOOK_EVERY`].
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -21,7 +23,8 @@ use crate::clock;
 /// How long a wait for a permit may keep an order waiting.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 
-/// Flows that wait in the lane at once. What exceeds it waits here, in order: a lane that is full would let them pass unscheduled.
+/// Flows that wait in the lane at once. What exceeds it waits here, in order: a lane that is full
+/// would let them pass unscheduled.
 const WAITING_MAX: usize = 448;
 
 /// A parcel that is to be submitted.
@@ -63,11 +66,12 @@ pub struct Counts {
     pub lost: u64,
 }
 
-enum Order {
+enum GateCommand {
     Send(Parcel),
     Words(SocketAddr, String),
     Hint(Hint),
-    /// A batch, or a request, has nothing more to send: said to the daemon when all of it has arrived.
+    /// A batch, or a request, has nothing more to send: said to the daemon when all of it has
+    /// arrived.
     EndBatch(u64),
     EndRequest(u64),
     Said(Said),
@@ -77,7 +81,7 @@ enum Order {
 /// The way to other processes. Clones are one.
 #[derive(Clone)]
 pub struct Carrier {
-    orders: Sender<Order>,
+    orders: Sender<GateCommand>,
     counts: Arc<Mutex<Counts>>,
     listens: SocketAddr,
 }
@@ -117,13 +121,14 @@ impl Carrier {
     }
 
     // Only a gate that has ended hears nothing, and that one was told to stop.
-    fn order(&self, order: Order) {
+    fn order(&self, order: GateCommand) {
         let _ = self.orders.send(order);
     }
 
-    /// Sends a parcel; `head` says what it is, and its numbers of bytes and flow are set here. A deadline of 0 is none.
+    /// Sends a parcel; `head` says what it is, and its numbers of bytes and flow are set here. A
+    /// deadline of 0 is none.
     pub fn send(&self, to: SocketAddr, head: Head, deadline_ns: u64, payload: Vec<u8>) {
-        self.order(Order::Send(Parcel {
+        self.order(GateCommand::Send(Parcel {
             to,
             head,
             deadline_ns,
@@ -132,10 +137,10 @@ impl Carrier {
         }));
     }
 
-    /// Sends a parcel of a request that was given up: below all levels, without a deadline. The daemon is told that it is
-    /// of stage `Background`, which is what it keeps there.
+    /// Sends a parcel of a request that was given up: below all levels, without a deadline. The
+    /// daemon is told that it is of stage `Background`, which is what it keeps there.
     pub fn scavenge(&self, to: SocketAddr, head: Head, payload: Vec<u8>) {
-        self.order(Order::Send(Parcel {
+        self.order(GateCommand::Send(Parcel {
             to,
             head,
             deadline_ns: 0,
@@ -146,22 +151,22 @@ impl Carrier {
 
     /// Sends a line.
     pub fn say(&self, to: SocketAddr, line: String) {
-        self.order(Order::Words(to, line));
+        self.order(GateCommand::Words(to, line));
     }
 
     /// Tells the daemon.
     pub fn hint(&self, hint: Hint) {
-        self.order(Order::Hint(hint));
+        self.order(GateCommand::Hint(hint));
     }
 
     /// A batch will send nothing more.
     pub fn end_batch(&self, batch: u64) {
-        self.order(Order::EndBatch(batch));
+        self.order(GateCommand::EndBatch(batch));
     }
 
     /// A request will send nothing more.
     pub fn end_request(&self, request: u64) {
-        self.order(Order::EndRequest(request));
+        self.order(GateCommand::EndRequest(request));
     }
 
     /// What was sent so far.
@@ -175,7 +180,7 @@ impl Carrier {
 
     /// Ends the thread; what waits is given up.
     pub fn stop(&self) {
-        self.order(Order::Stop);
+        self.order(GateCommand::Stop);
     }
 }
 
@@ -187,7 +192,7 @@ struct Sending {
     head: Head,
     payload: Arc<Vec<u8>>,
     class: Option<u8>,
-    granted: u64,
+    permitted: u64,
     arrived: u64,
 }
 
@@ -203,7 +208,7 @@ struct Gate {
     lane: Lane,
     nic: u8,
     listens: SocketAddr,
-    own: Sender<Order>,
+    own: Sender<GateCommand>,
     taker: Taker,
     counts: Arc<Mutex<Counts>>,
     connections: HashMap<(SocketAddr, Option<u8>), Outgoing>,
@@ -220,7 +225,7 @@ impl Gate {
     fn new(
         options: &Options,
         listens: SocketAddr,
-        own: Sender<Order>,
+        own: Sender<GateCommand>,
         taker: Taker,
         counts: Arc<Mutex<Counts>>,
     ) -> Self {
@@ -261,7 +266,7 @@ impl Gate {
         }
     }
 
-    fn serve(mut self, orders: &Receiver<Order>) {
+    fn serve(mut self, orders: &Receiver<GateCommand>) {
         loop {
             let first = if self.waiting.is_empty() {
                 orders.recv().map_err(|_| RecvTimeoutError::Disconnected)
@@ -275,12 +280,12 @@ impl Gate {
                 }
             };
             match first {
-                Ok(Order::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(GateCommand::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                 Ok(order) => self.take(order),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             while let Ok(order) = orders.try_recv() {
-                if matches!(order, Order::Stop) {
+                if matches!(order, GateCommand::Stop) {
                     return;
                 }
                 self.take(order);
@@ -296,21 +301,21 @@ impl Gate {
         }
     }
 
-    fn take(&mut self, order: Order) {
+    fn take(&mut self, order: GateCommand) {
         match order {
-            Order::Send(parcel) => self.enter(parcel),
-            Order::Words(to, line) => self.give(to, None, Load::Words(line)),
-            Order::Hint(hint) => self.lane.hint(hint),
-            Order::EndBatch(batch) => {
+            GateCommand::Send(parcel) => self.enter(parcel),
+            GateCommand::Words(to, line) => self.give(to, None, Load::Words(line)),
+            GateCommand::Hint(hint) => self.lane.hint(hint),
+            GateCommand::EndBatch(batch) => {
                 self.batches.entry(batch).or_default().ended = true;
                 self.close_batch(batch);
             }
-            Order::EndRequest(request) => {
+            GateCommand::EndRequest(request) => {
                 self.requests.entry(request).or_default().ended = true;
                 self.close_request(request);
             }
-            Order::Said(Said::Arrived { flow, bytes }) => self.arrived(flow, bytes),
-            Order::Said(Said::Gone { peer, number, why }) => {
+            GateCommand::Said(Said::Arrived { flow, bytes }) => self.arrived(flow, bytes),
+            GateCommand::Said(Said::Gone { peer, number, why }) => {
                 // One that was replaced says nothing of its successor.
                 let ours = |((to, _), connection): (&(SocketAddr, Option<u8>), &Outgoing)| {
                     *to == peer && connection.number == number
@@ -319,11 +324,12 @@ impl Gate {
                     self.gone(peer, why);
                 }
             }
-            Order::Stop => {}
+            GateCommand::Stop => {}
         }
     }
 
-    /// A batch of which nothing is under way is forgotten (its next flow makes it anew), and if it has ended the daemon is told.
+    /// A batch of which nothing is under way is forgotten (its next flow makes it anew), and if it
+    /// has ended the daemon is told.
     fn close_batch(&mut self, batch: u64) {
         if self.batches.get(&batch).is_some_and(|open| open.flows == 0)
             && let Some(Open { ended: true, .. }) = self.batches.remove(&batch)
@@ -408,7 +414,7 @@ impl Gate {
             head,
             payload,
             class: None,
-            granted: 0,
+            permitted: 0,
             arrived: 0,
         };
         self.sending.insert(head.flow, sending);
@@ -427,15 +433,15 @@ impl Gate {
             let Some(sending) = all.get_mut(flow) else {
                 return false;
             };
-            while let Some(grant) = lane.poll(&mut sending.ticket) {
-                let class = *sending.class.get_or_insert(grant.dscp);
+            while let Some(permit) = lane.poll(&mut sending.ticket) {
+                let class = *sending.class.get_or_insert(permit.dscp);
                 let head = Head {
-                    offset: sending.granted,
+                    offset: sending.permitted,
                     ..sending.head
                 };
-                sending.granted += grant.bytes;
+                sending.permitted += permit.bytes;
                 let payload = Arc::clone(&sending.payload);
-                let bytes = grant.bytes;
+                let bytes = permit.bytes;
                 ready.push((
                     sending.to,
                     (class, sending.stage),
@@ -445,7 +451,7 @@ impl Gate {
                         bytes,
                     },
                 ));
-                if grant.last {
+                if permit.last {
                     return false;
                 }
             }
@@ -475,7 +481,7 @@ impl Gate {
             };
             let own = self.own.clone();
             let said = move |said| {
-                let _ = own.send(Order::Said(said));
+                let _ = own.send(GateCommand::Said(said));
             };
             self.made += 1;
             match Outgoing::open((to, self.made), class.unwrap_or(0), preamble, said) {
@@ -518,7 +524,8 @@ impl Gate {
         self.close_request(head.request);
     }
 
-    /// A receiver went away: its flows are withdrawn, so that the daemon does not count them as in flight, and whoever computes hears of it.
+    /// A receiver went away: its flows are withdrawn, so that the daemon does not count them as in
+    /// flight, and whoever computes hears of it.
     fn gone(&mut self, peer: SocketAddr, why: String) {
         self.connections.retain(|(to, _), _| *to != peer);
         let lost: Vec<u64> = self

@@ -1,4 +1,5 @@
-//! Connections from other processes: accepted, read by a thread each, put together and acknowledged.
+//! Connections from other processes: accepted, read by a thread each, put together and
+//! acknowledged.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead as _, BufReader, ErrorKind, Read, Write as _};

@@ -1,14 +1,18 @@
 //! Bytes to other processes, under permits of laxityd.
 //!
-//! A *parcel* is a flow of Laxity's with its payload: it is submitted with its stage, layer, batch, request and deadline, cut as it is permitted, sent on the
-//! connection of its class, and complete when the receiver has said so, which is when it has left every queue on its way. A flow keeps the class of its first permit:
-//! connections of different classes would reorder it. *Words* (orders and answers between engines) are small and go on an unmarked connection of their own.
+//! A *parcel* is a flow of Laxity's with its payload: it is submitted with its stage, layer, batch,
+//! request and deadline, cut as it is permitted, sent on the connection of its class, and complete
+//! when the receiver has said so, which is when it has left every queue on its way. A flow keeps
+//! the class of its first permit: connections of different classes would reorder it. *Words*
+//! (orders and answers between engines) are small and go on an unmarked connection of their own.
 //!
-//! Threads: one ([`gate`]) owns the lane, and everything that is said to the daemon passes it in order; each connection has one that writes
-//! ([`outgoing`]) and one that reads ([`incoming`]). Nothing that computes ever waits for a permit.
+//! Threads: one ([`gate`]) owns the lane, and everything that is said to the daemon passes it in
+//! order; each connection has one that writes ([`outgoing`]) and one that reads ([`incoming`]).
+//! Nothing that computes ever waits for a permit.
 //!
-//! The lab's replay has the same way to send (`laxity-rig`: `gate.rs`, `transport.rs`), but of payloads that are a pattern and in one event loop; it shares
-//! no code with this, for whose payloads are real and whose loop is a GPU's or the CPU's own work.
+//! The lab's replay has the same way to send (`laxity-rig`: `gate.rs`, `transport.rs`), but of
+//! payloads that are a pattern and in one event loop; it shares no code with this, for whose
+//! payloads are real and whose loop is a GPU's or the CPU's own work.
 
 pub mod frame;
 pub mod gate;

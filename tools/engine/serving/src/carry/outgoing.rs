@@ -1,5 +1,5 @@
-//! A connection to another process: marked before its handshake with the DSCP that all its bytes have, written by a thread of its own, and heard by a
-//! second one for acknowledgements.
+//! A connection to another process: marked before its handshake with the DSCP that all its bytes
+//! have, written by a thread of its own, and heard by a second one for acknowledgements.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};

@@ -1,9 +1,12 @@
-//! The endpoint: completions and chat completions as OpenAI has them, streamed or not, with objectives in headers.
+//! The endpoint: completions and chat completions as OpenAI has them, streamed or not, with
+//! objectives in headers.
 //!
-//! `x-slo-ttft-ms` and `x-slo-tpot-ms` say until when the first token, and each one after it, has to be there, `x-slo-ttlt-ms` the last, of whoever
-//! waits for that only; `x-laxity-importance` who is given up first. What a request asks for that
-//! is not done here (several answers, log probabilities, stop words …) is refused rather than ignored; fields that nobody knows are ignored. Requests beyond the configured number are
-//! turned away (429). Whoever closes the connection gives up the request, and its blocks are free with the next iteration.
+//! `x-slo-ttft-ms` and `x-slo-tpot-ms` say until when the first token, and each one after it, has
+//! to be there, `x-slo-ttlt-ms` the last, of whoever waits for that only; `x-laxity-importance` who
+//! is given up first. What a request asks for that is not done here (several answers, log
+//! probabilities, stop words …) is refused rather than ignored; fields that nobody knows are
+//! ignored. Requests beyond the configured number are turned away (429). Whoever closes the
+//! connection gives up the request, and its blocks are free with the next iteration.
 
 mod answer;
 mod ask;
@@ -30,7 +33,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use crate::clock;
 use crate::config::{Config, Role};
 use crate::engine::sequence::{Failure, Output, Submission};
-use crate::engine::{Handle, Order};
+use crate::engine::{EngineCommand, Handle};
 use answer::Writer;
 use ask::{Asked, Objection, Shape};
 
@@ -39,7 +42,7 @@ const DEBUG_REQUESTS: &str = "/debug/requests";
 
 /// What the handlers need.
 #[derive(Clone)]
-struct Desk {
+struct EndpointState {
     config: Arc<Config>,
     engine: Handle,
     metrics: Option<PrometheusHandle>,
@@ -62,7 +65,7 @@ pub async fn serve(
         .unwrap_or_default()
         .as_secs();
     let completes = config.role != Role::Prefill;
-    let desk = Desk {
+    let state = EndpointState {
         config,
         engine,
         metrics,
@@ -72,7 +75,7 @@ pub async fn serve(
         .route("/health", get(health))
         .route("/metrics", get(show_metrics))
         .route("/v1/models", get(models));
-    if desk.config.debug.requests {
+    if state.config.debug.requests {
         routes = routes.route(DEBUG_REQUESTS, get(requests));
     }
     if completes {
@@ -83,7 +86,7 @@ pub async fn serve(
     let routes = routes
         .fallback(nowhere)
         .method_not_allowed_fallback(other_method)
-        .with_state(desk);
+        .with_state(state);
     axum::serve(listener, routes)
         .with_graceful_shutdown(stop)
         .await
@@ -133,22 +136,22 @@ async fn other_method(request: Request) -> Response {
     .response()
 }
 
-async fn health(State(desk): State<Desk>) -> Response {
-    if desk.engine.standing().ended.load(Ordering::Acquire) {
+async fn health(State(state): State<EndpointState>) -> Response {
+    if state.engine.gauges().ended.load(Ordering::Acquire) {
         return json_response(
             StatusCode::SERVICE_UNAVAILABLE,
             &json!({"status": "the engine has ended; its log says why"}),
         );
     }
-    let standing = desk.engine.standing();
+    let gauges = state.engine.gauges();
     json_response(
         StatusCode::OK,
         &json!({
             "status": "ok",
-            "role": desk.config.role,
-            "requests": standing.open.load(Ordering::Relaxed),
-            "kv_blocks_used": standing.blocks_used.load(Ordering::Relaxed),
-            "kv_blocks": desk.config.kv.blocks,
+            "role": state.config.role,
+            "requests": gauges.open.load(Ordering::Relaxed),
+            "kv_blocks_used": gauges.blocks_used.load(Ordering::Relaxed),
+            "kv_blocks": state.config.kv.blocks,
         }),
     )
 }
@@ -157,16 +160,16 @@ async fn health(State(desk): State<Desk>) -> Response {
 const ACCOUNT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// All requests and where they stand. Whoever has to find out why one does not end looks here.
-async fn requests(State(desk): State<Desk>) -> Response {
+async fn requests(State(state): State<EndpointState>) -> Response {
     let (to, account) = tokio::sync::oneshot::channel();
-    let told = desk.engine.order(Order::Account(to));
+    let told = state.engine.command(EngineCommand::Account(to));
     let account = tokio::time::timeout(ACCOUNT_PATIENCE, account).await;
     if let Ok(Ok(account)) = account {
         return json_response(StatusCode::OK, &account);
     }
-    let what = match desk
+    let what = match state
         .engine
-        .standing()
+        .gauges()
         .computing_since
         .load(Ordering::Relaxed)
     {
@@ -189,8 +192,8 @@ fn name(headers: &HeaderMap) -> Option<Box<str>> {
     Some(name.get(..name.len().min(NAME_BYTES_MAX))?.into())
 }
 
-async fn show_metrics(State(desk): State<Desk>) -> Response {
-    if let Some(counts) = desk.engine.standing().counts() {
+async fn show_metrics(State(state): State<EndpointState>) -> Response {
+    if let Some(counts) = state.engine.gauges().counts() {
         for ((stage, dscp), bytes) in counts.sent_bytes {
             metrics::counter!("laxity_engine_sent_bytes_total", "stage" => stage, "dscp" => dscp.to_string()).absolute(bytes);
         }
@@ -199,39 +202,39 @@ async fn show_metrics(State(desk): State<Desk>) -> Response {
         metrics::counter!("laxity_engine_scheduled_bytes_total").absolute(counts.scheduled_bytes);
         metrics::counter!("laxity_engine_bypassed_bytes_total").absolute(counts.bypassed_bytes);
     }
-    match &desk.metrics {
+    match &state.metrics {
         Some(metrics) => metrics.render().into_response(),
         None => StatusCode::NOT_FOUND.into_response(),
     }
 }
 
-async fn models(State(desk): State<Desk>) -> Response {
-    let model = &desk.config.model;
+async fn models(State(state): State<EndpointState>) -> Response {
+    let model = &state.config.model;
     let one = json!({
         "id": model.name,
         "object": "model",
-        "created": desk.started,
+        "created": state.started,
         "owned_by": "laxity",
         "max_model_len": model.context,
     });
     json_response(StatusCode::OK, &json!({"object": "list", "data": [one]}))
 }
 
-async fn completion(State(desk): State<Desk>, request: Request) -> Response {
-    answer(&desk, request, Shape::Text).await
+async fn completion(State(state): State<EndpointState>, request: Request) -> Response {
+    answer(&state, request, Shape::Text).await
 }
 
-async fn chat(State(desk): State<Desk>, request: Request) -> Response {
-    answer(&desk, request, Shape::Chat).await
+async fn chat(State(state): State<EndpointState>, request: Request) -> Response {
+    answer(&state, request, Shape::Chat).await
 }
 
-async fn answer(desk: &Desk, request: Request, shape: Shape) -> Response {
+async fn answer(state: &EndpointState, request: Request, shape: Shape) -> Response {
     let start = Instant::now();
     let arrival = clock::now();
-    match begin(desk, request, shape, arrival).await {
+    match begin(state, request, shape, arrival).await {
         Ok((asked, outputs)) => {
             metrics::counter!("laxity_engine_requests_total").increment(1);
-            let response = respond(desk, &asked, outputs, start, shape).await;
+            let response = respond(state, &asked, outputs, start, shape).await;
             response.unwrap_or_else(|objection| objection.response())
         }
         Err(objection) => {
@@ -242,22 +245,22 @@ async fn answer(desk: &Desk, request: Request, shape: Shape) -> Response {
 }
 
 async fn begin(
-    desk: &Desk,
+    state: &EndpointState,
     request: Request,
     shape: Shape,
     arrival: laxity_requests::Time,
 ) -> Result<(Asked, mpsc::Receiver<Output>), Objection> {
     let (head, body) = request.into_parts();
-    let most = desk.config.limits.body_bytes_max;
+    let most = state.config.limits.body_bytes_max;
     let body = read(body, most).await?;
-    let slo = ask::slo(&head.headers, &desk.config.limits)?;
+    let slo = ask::slo(&head.headers, &state.config.limits)?;
     let importance = ask::importance(&head.headers)?;
-    let asked = Asked::read(&body, shape, &desk.config)?;
-    let standing = desk.engine.standing();
-    if standing.open.load(Ordering::Relaxed) >= desk.config.limits.requests_max {
+    let asked = Asked::read(&body, shape, &state.config)?;
+    let gauges = state.engine.gauges();
+    if gauges.open.load(Ordering::Relaxed) >= state.config.limits.requests_max {
         let what = format!(
             "{} requests are being served already (limits.requests_max); try again later",
-            desk.config.limits.requests_max
+            state.config.limits.requests_max
         );
         return Err(Objection::new(
             StatusCode::TOO_MANY_REQUESTS,
@@ -278,7 +281,7 @@ async fn begin(
         stop: (!asked.ignore_eos).then_some(tokens::END),
         outlet,
     };
-    if desk.engine.order(Order::Submit(submission)) {
+    if state.engine.command(EngineCommand::Submit(submission)) {
         Ok((asked, outputs))
     } else {
         Err(failed(&Failure::Unavailable(
@@ -287,8 +290,8 @@ async fn begin(
     }
 }
 
-/// Of a body that is too long, so much is read and thrown away before its client is told: an answer on a connection that is closed
-/// with bytes unread is lost with it.
+/// Of a body that is too long, so much is read and thrown away before its client is told: an answer
+/// on a connection that is closed with bytes unread is lost with it.
 const THROWN_AWAY_BYTES_MAX: usize = 64 << 20;
 /// And for no longer than this.
 const THROWN_AWAY_FOR: Duration = Duration::from_secs(10);
@@ -354,14 +357,15 @@ fn vanished() -> Objection {
 }
 
 async fn respond(
-    desk: &Desk,
+    state: &EndpointState,
     asked: &Asked,
     mut outputs: mpsc::Receiver<Output>,
     start: Instant,
     shape: Shape,
 ) -> Result<Response, Objection> {
-    let mut writer = Writer::new(shape, &desk.config.model.name, asked);
-    // The status is only known once there is something: a failure before the first token is no stream.
+    let mut writer = Writer::new(shape, &state.config.model.name, asked);
+    // The status is only known once there is something: a failure before the first token is no
+    // stream.
     let first = outputs.recv().await.ok_or_else(vanished)?;
     if let Output::Failed(failure) = &first {
         return Err(failed(failure));

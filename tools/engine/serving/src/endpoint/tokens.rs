@@ -1,5 +1,7 @@
-//! Text and tokens: each byte of UTF-8 is a token, and four marks come after the 256 bytes. Reversible and independent of any vocabulary file; a model with
-//! drawn weights has no use for a better one. Tokens beyond, which a model with a larger vocabulary may say, are shown as `<t1234>`.
+//! Text and tokens: each byte of UTF-8 is a token, and four marks come after the 256 bytes.
+//! Reversible and independent of any vocabulary file; a model with drawn weights has no use for a
+//! better one. Tokens beyond, which a model with a larger vocabulary may say, are shown as
+//! `<t1234>`.
 
 /// Begins a prompt.
 pub const BEGIN: u32 = 256;

@@ -1,4 +1,5 @@
-//! An account of all requests that an engine has, for `/debug/requests`: where each stands and since when. It is what explains a client without an answer.
+//! An account of all requests that an engine has, for `/debug/requests`: where each stands and
+//! since when. It is what explains a client without an answer.
 
 use std::sync::atomic::Ordering;
 
@@ -11,7 +12,7 @@ use crate::clock;
 
 impl Engine {
     fn account_of(&self, stands: &str, sequence: &Sequence) -> Value {
-        let job = self.desk.job(sequence.id);
+        let job = self.schedulers.job(sequence.id);
         let phase = job.map(|job| match job.phase {
             Phase::Waiting => "waiting",
             Phase::Prefilling => "prefilling",
@@ -43,7 +44,7 @@ impl Engine {
     /// All of them, in order of their numbers.
     pub(super) fn account(&self) -> Value {
         let scheduled = self.sequences.values().map(|s| ("scheduled", s));
-        let asking = self.asking.values().map(|a| ("asking", &a.sequence));
+        let asking = self.asking.values().map(|s| ("asking", s));
         let remote = self.remote.values().map(|r| ("elsewhere", &r.sequence));
         let placing = self.placing.values().map(|p| ("placing", &p.sequence));
         let outside = self.outside.iter().map(|s| ("outside", s));
@@ -60,13 +61,13 @@ impl Engine {
             .collect();
         json!({
             "requests": all,
-            "load": self.desk.load(),
-            "open": self.standing.open.load(Ordering::Relaxed),
+            "load": self.schedulers.load(),
+            "open": self.gauges.open.load(Ordering::Relaxed),
             "blocks_used": self.blocks.used(),
             "imports": self.imports.len(),
             "inbox": self.net.as_ref().map_or(0, |net| net.inbox.len()),
             "lost": self.lost.keys().collect::<Vec<_>>(),
-            "learned_iterations": self.desk.learned(),
+            "learned_iterations": self.schedulers.learned(),
         })
     }
 }

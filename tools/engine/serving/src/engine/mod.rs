@@ -1,7 +1,8 @@
-//! The loop that computes: orders in, plans of the scheduler, tokens out.
+//! The loop that computes: commands in, plans of the scheduler, tokens out.
 //!
-//! One thread owns the model's cache, the scheduler and all sequences; nothing of it is shared. Orders (submissions, words and parcels of other
-//! processes) come by one queue and are taken between two iterations.
+//! One thread owns the model's cache, the scheduler and all sequences; nothing of it is shared.
+//! Commands (submissions, words and parcels of other processes) come by one queue and are taken
+//! between two iterations; some, between two layers.
 
 pub mod sequence;
 
@@ -26,15 +27,16 @@ use laxity_requests::request::RequestId;
 
 use crate::apart::between::Import;
 use crate::apart::inbox::Key;
+use crate::apart::reuse::Call;
 use crate::apart::{Net, Numbers, Words};
 use crate::carry::{Arrival, Carrier, Counts, Kind};
 use crate::clock;
-use crate::kv::{Blocks, Pages};
+use crate::kv::SharedBlocks;
 use crate::model::Model;
 use crate::schedule::places::Places;
-use crate::schedule::{Desk, Room, Settings};
+use crate::schedule::{Room, Schedulers, Settings};
 use places::Placing;
-use remote::{Asking, Remote};
+use remote::Remote;
 use sequence::{Failure, Outlet, Output, Sequence, Submission};
 
 /// How often it looks whether those who wait are still wanted.
@@ -53,8 +55,12 @@ struct Asker {
 #[derive(Debug)]
 pub struct Parts {
     /// The model.
-    pub model: Model,
-    /// The KV cache.
+    pub model: Arc<dyn Model>,
+    /// The blocks of its KV cache.
+    pub blocks: SharedBlocks,
+    /// Whether KV that came from another process is found again.
+    pub keep_fetched: bool,
+    /// The KV cache, as the scheduler knows it.
     pub room: Room,
     /// How iterations are made.
     pub settings: Settings,
@@ -65,20 +71,29 @@ pub struct Parts {
     /// Where decisions are recorded.
     pub record: Option<PathBuf>,
     /// Other processes.
-    pub net: Option<Net>,
+    pub net: Option<Arc<Net>>,
+    /// Who asks them for KV, where there are any.
+    pub reuse: Option<Sender<Call>>,
     /// Most prompts of other processes at once.
     pub requests_max: usize,
 }
 
 /// What an engine is told.
 #[derive(Debug)]
-pub enum Order {
+pub enum EngineCommand {
     /// A request.
     Submit(Submission),
     /// Words of another process.
     Words(SocketAddr, Words),
     /// KV of another process.
     Kv(Arrival),
+    /// Others were asked for KV of a request's beginning: who sends how many blocks.
+    Found {
+        /// The request.
+        request: u64,
+        /// None if nobody has any.
+        found: Option<(SocketAddr, usize)>,
+    },
     /// Another process is gone.
     Lost(SocketAddr, String),
     /// Say what stands here.
@@ -89,7 +104,7 @@ pub enum Order {
 
 /// What stands in an engine, for those outside.
 #[derive(Debug, Default)]
-pub struct Standing {
+pub struct EngineGauges {
     /// Requests that were taken and not ended.
     pub open: AtomicUsize,
     /// Blocks that somebody refers to.
@@ -113,7 +128,7 @@ pub struct Standing {
     carrier: OnceLock<Carrier>,
 }
 
-impl Standing {
+impl EngineGauges {
     /// What was sent to other processes, if there are any.
     #[must_use]
     pub fn counts(&self) -> Option<Counts> {
@@ -124,52 +139,57 @@ impl Standing {
 /// The way to an engine. Clones are one; when all are dropped, it ends.
 #[derive(Clone, Debug)]
 pub struct Handle {
-    orders: Sender<Order>,
-    standing: Arc<Standing>,
+    commands: Sender<EngineCommand>,
+    gauges: Arc<EngineGauges>,
 }
 
 impl Handle {
-    /// Gives an order. False if the engine has ended.
+    /// Gives a command. False if the engine has ended.
     #[must_use]
-    pub fn order(&self, order: Order) -> bool {
-        if matches!(order, Order::Submit(_)) {
+    pub fn command(&self, command: EngineCommand) -> bool {
+        if matches!(command, EngineCommand::Submit(_)) {
             // Counted here, so that whoever bounds them sees them before the engine gets to them.
-            self.standing.open.fetch_add(1, Ordering::Relaxed);
+            self.gauges.open.fetch_add(1, Ordering::Relaxed);
         }
-        self.orders.send(order).is_ok()
+        self.commands.send(command).is_ok()
     }
 
     /// Ends the engine and waits until it has written its record, for so long at most.
     pub fn stop(&self, patience: Duration) {
         let end = Instant::now() + patience;
-        let mut told = self.order(Order::Stop);
+        let mut told = self.command(EngineCommand::Stop);
         while told && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(5));
-            told = !self.standing.ended.load(Ordering::Acquire);
+            told = !self.gauges.ended.load(Ordering::Acquire);
         }
     }
 
     /// What stands there.
     #[must_use]
-    pub fn standing(&self) -> &Standing {
-        &self.standing
+    pub fn gauges(&self) -> &EngineGauges {
+        &self.gauges
     }
 }
 
 /// The engine.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    model: Model,
-    pages: Pages,
-    blocks: Blocks,
-    desk: Desk,
-    net: Option<Net>,
+    model: Arc<dyn Model>,
+    blocks: SharedBlocks,
+    keep_fetched: bool,
+    schedulers: Schedulers,
+    net: Option<Arc<Net>>,
+    reuse: Option<Sender<Call>>,
     requests_max: usize,
     stopped: bool,
+    commands: Receiver<EngineCommand>,
+    /// Commands that came while a batch was computed, and wait for its end.
+    deferred: VecDeque<EngineCommand>,
     sequences: HashMap<RequestId, Sequence>,
     /// KV that is on its way here, of sequences that wait or are about to be computed.
     imports: HashMap<RequestId, Import>,
-    asking: HashMap<RequestId, Asking>,
+    /// Sequences for whose beginning others are asked.
+    asking: HashMap<RequestId, Sequence>,
     remote: HashMap<RequestId, Remote>,
     /// Requests for which there is no room yet.
     outside: VecDeque<Sequence>,
@@ -190,34 +210,31 @@ pub(crate) struct Engine {
     numbers: Numbers,
     exchange: u64,
     layer_time_ns: u64,
-    standing: Arc<Standing>,
+    gauges: Arc<EngineGauges>,
 }
 
-/// Starts an engine in a thread of its own. `orders` is where its net's readers give orders, made beforehand by [`orders`].
+/// Starts an engine in a thread of its own. `commands` is where its net's readers give commands, made
+/// beforehand by [`commands`].
 ///
 /// # Errors
 /// There is no memory for the cache, or the record cannot be written.
-pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
+pub fn start(parts: Parts, commands: EngineCommands) -> anyhow::Result<Handle> {
     let Parts {
         model,
+        blocks,
+        keep_fetched,
         room,
         settings,
         forest,
         places,
         record,
         net,
+        reuse,
         requests_max,
     } = parts;
-    let (handle, incoming) = orders;
-    let pages = Pages::new(
-        model.shape(),
-        room.blocks as usize,
-        room.block_tokens as usize,
-        model.device(),
-    )
-    .context("no memory for the KV cache (kv.blocks)")?;
-    let desk =
-        Desk::new(&settings, forest, room, places, record.as_deref()).with_context(|| {
+    let (handle, incoming) = commands;
+    let schedulers = Schedulers::new(&settings, forest, room, places, record.as_deref())
+        .with_context(|| {
             format!(
                 "cannot write the record {}",
                 record.unwrap_or_default().display()
@@ -225,17 +242,20 @@ pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
         })?;
     let listens = net.as_ref().map(|net| net.carrier.listens());
     if let Some(net) = &net {
-        // It is set once: an engine is started with orders of its own.
-        let _ = handle.standing.carrier.set(net.carrier.clone());
+        // It is set once: an engine is started with commands of its own.
+        let _ = handle.gauges.carrier.set(net.carrier.clone());
     }
     let engine = Engine {
-        blocks: Blocks::new(room.blocks as usize),
         model,
-        pages,
-        desk,
+        blocks,
+        keep_fetched,
+        schedulers,
         net,
+        reuse,
         requests_max,
         stopped: false,
+        commands: incoming,
+        deferred: VecDeque::new(),
         sequences: HashMap::new(),
         imports: HashMap::new(),
         asking: HashMap::new(),
@@ -251,28 +271,28 @@ pub fn start(parts: Parts, orders: Orders) -> anyhow::Result<Handle> {
         numbers: Numbers::of(listens),
         exchange: 0,
         layer_time_ns: 0,
-        standing: Arc::clone(&handle.standing),
+        gauges: Arc::clone(&handle.gauges),
     };
     std::thread::Builder::new()
         .name("engine".to_owned())
-        .spawn(move || engine.serve(&incoming))
+        .spawn(move || engine.serve())
         .context("no thread for the engine")?;
     Ok(handle)
 }
 
 /// Both ends of the queue of an engine that is to be started.
-pub type Orders = (Handle, Receiver<Order>);
+pub type EngineCommands = (Handle, Receiver<EngineCommand>);
 
 /// The queue of an engine that is to be started.
 #[must_use]
-pub fn orders() -> Orders {
-    let (orders, incoming) = channel();
-    let standing = Arc::new(Standing::default());
-    (Handle { orders, standing }, incoming)
+pub fn commands() -> EngineCommands {
+    let (commands, incoming) = channel();
+    let gauges = Arc::new(EngineGauges::default());
+    (Handle { commands, gauges }, incoming)
 }
 
 /// Says that the engine has ended, however it does.
-struct Ended(Arc<Standing>);
+struct Ended(Arc<EngineGauges>);
 
 impl Drop for Ended {
     fn drop(&mut self) {
@@ -281,28 +301,33 @@ impl Drop for Ended {
 }
 
 impl Engine {
-    fn serve(mut self, orders: &Receiver<Order>) {
-        let _ended = Ended(Arc::clone(&self.standing));
+    fn serve(mut self) {
+        let _ended = Ended(Arc::clone(&self.gauges));
         let mut computed = false;
         loop {
             if computed {
                 // More is to be computed: take what is there.
+                while let Some(command) = self.deferred.pop_front() {
+                    self.take(command);
+                }
             } else {
                 let waits = !self.is_empty();
                 let next = if waits {
-                    orders.recv_timeout(LOOK_EVERY)
+                    self.commands.recv_timeout(LOOK_EVERY)
                 } else {
-                    self.desk.flush();
-                    orders.recv().map_err(|_| RecvTimeoutError::Disconnected)
+                    self.schedulers.flush();
+                    self.commands
+                        .recv()
+                        .map_err(|_| RecvTimeoutError::Disconnected)
                 };
                 match next {
-                    Ok(order) => self.take(order),
+                    Ok(command) => self.take(command),
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => break,
                 }
             }
-            while let Ok(order) = orders.try_recv() {
-                self.take(order);
+            while let Ok(command) = self.commands.try_recv() {
+                self.take(command);
             }
             if self.stopped {
                 break;
@@ -314,7 +339,7 @@ impl Engine {
             self.report(&BTreeSet::new());
             self.show();
         }
-        self.desk.flush();
+        self.schedulers.flush();
     }
 
     fn is_empty(&self) -> bool {
@@ -327,29 +352,51 @@ impl Engine {
 
     /// One iteration, if there is one to make.
     fn turn(&mut self) -> bool {
-        let Some(plan) = self.desk.plan(clock::now()) else {
+        let Some(plan) = self.schedulers.plan(clock::now()) else {
             return false;
         };
-        let standing = Arc::clone(&self.standing);
-        let since = &standing.computing_since;
+        let gauges = Arc::clone(&self.gauges);
+        let since = &gauges.computing_since;
         since.store(clock::now().0, Ordering::Relaxed);
         self.compute(&plan);
         since.store(0, Ordering::Relaxed);
         true
     }
 
-    fn take(&mut self, order: Order) {
-        match order {
-            Order::Submit(submission) => self.submit(submission),
-            Order::Words(from, words) => self.hear(from, words),
-            Order::Kv(arrival) if arrival.head.kind == Kind::P2d => self.import(&arrival),
-            Order::Kv(_) => {}
-            Order::Lost(peer, why) => self.lose(peer, &why),
-            Order::Account(to) => {
+    fn take(&mut self, command: EngineCommand) {
+        match command {
+            EngineCommand::Submit(submission) => self.submit(submission),
+            EngineCommand::Words(from, words) => self.hear(from, words),
+            EngineCommand::Kv(arrival) if arrival.head.kind == Kind::P2d => self.import(&arrival),
+            EngineCommand::Kv(_) => {}
+            EngineCommand::Found { request, found } => self.found(RequestId(request), found),
+            EngineCommand::Lost(peer, why) => self.lose(peer, &why),
+            EngineCommand::Account(to) => {
                 // Whoever asked may be gone.
                 let _ = to.send(self.account());
             }
-            Order::Stop => self.stopped = true,
+            EngineCommand::Stop => self.stopped = true,
+        }
+    }
+
+    /// Takes what need not wait for the end of the batch that is computed: prompts of others, and
+    /// KV that was found. What may end a sequence of the batch waits, and all that comes after the
+    /// loss of a process.
+    fn take_between_layers(&mut self) {
+        while let Ok(command) = self.commands.try_recv() {
+            let lost = self
+                .deferred
+                .iter()
+                .any(|command| matches!(command, EngineCommand::Lost(..)));
+            match command {
+                EngineCommand::Words(from, words @ Words::Prefill { .. }) if !lost => {
+                    self.hear(from, words);
+                }
+                EngineCommand::Found { request, found } if !lost => {
+                    self.found(RequestId(request), found);
+                }
+                command => self.deferred.push_back(command),
+            }
         }
     }
 
@@ -375,8 +422,8 @@ impl Engine {
         let needed = sequence
             .spec(0)
             .tokens_max()
-            .div_ceil(self.desk.room().block_tokens);
-        if needed > self.desk.room().blocks || sequence.tokens.is_empty() {
+            .div_ceil(self.schedulers.room().block_tokens);
+        if needed > self.schedulers.room().blocks || sequence.tokens.is_empty() {
             return self.end(sequence, Output::Failed(Failure::TooLong));
         }
         if self
@@ -393,7 +440,7 @@ impl Engine {
 
     /// Takes what is found of a prompt in the cache: tokens.
     fn find(&mut self, sequence: &mut Sequence) -> usize {
-        let size = self.pages.block_tokens();
+        let size = self.model.kv().block_tokens();
         let model = self.model.identity();
         let count = sequence.reusable(size);
         let found = self.blocks.find(sequence.hashes(count, size, &model));
@@ -407,10 +454,14 @@ impl Engine {
     /// A sequence that is to be computed here.
     pub(super) fn admit(&mut self, mut sequence: Sequence) {
         let ready = self.find(&mut sequence);
-        if ready > 0 && !self.desk.reserve(clock::now(), sequence.id, ready as u32) {
+        if ready > 0
+            && !self
+                .schedulers
+                .reserve(clock::now(), sequence.id, ready as u32)
+        {
             self.let_go(&mut sequence);
         }
-        self.standing
+        self.gauges
             .found_here
             .fetch_add(sequence.computed, Ordering::Relaxed);
         match self.ask(sequence) {
@@ -427,12 +478,12 @@ impl Engine {
             .map_or(0, |import| import.tokens);
         let spec = sequence.spec(sequence.computed + import);
         self.sequences.insert(sequence.id, sequence);
-        self.desk.handle(clock::now(), &Event::Arrived(spec));
+        self.schedulers.handle(clock::now(), &Event::Arrived(spec));
         self.refuse();
     }
 
     fn refuse(&mut self) {
-        for refusal in self.desk.refusals() {
+        for refusal in self.schedulers.refusals() {
             let why = match refusal.why {
                 Refused::TooLong => Failure::TooLong,
                 Refused::Known | Refused::Senseless => {
@@ -460,6 +511,10 @@ impl Engine {
     }
 
     fn forget_reuse(&self, request: RequestId) {
+        if let Some(reuse) = &self.reuse {
+            // It ends with the process.
+            let _ = reuse.send(Call::Forget(request.0));
+        }
         if let Some(net) = &self.net {
             let layers = 0..self.model.shape().layers as u16;
             net.inbox
@@ -473,7 +528,7 @@ impl Engine {
         match (&sequence.outlet, output) {
             (Outlet::Here(_), output) => {
                 sequence.tell(output);
-                self.standing.open.fetch_sub(1, Ordering::Relaxed);
+                self.gauges.open.fetch_sub(1, Ordering::Relaxed);
             }
             (Outlet::Away(to), Output::Failed(why)) => {
                 let request = to.request;
@@ -495,7 +550,7 @@ impl Engine {
         let sequence = self
             .sequences
             .remove(&request)
-            .or_else(|| self.asking.remove(&request).map(|asking| asking.sequence))
+            .or_else(|| self.asking.remove(&request))
             .or_else(|| {
                 let remote = self.remote.remove(&request)?;
                 self.leave_place(request);
@@ -507,7 +562,8 @@ impl Engine {
                 Some(placing.sequence)
             })?;
         self.forget_reuse(request);
-        self.desk.handle(clock::now(), &Event::Cancelled(request));
+        self.schedulers
+            .handle(clock::now(), &Event::Cancelled(request));
         Some(sequence)
     }
 
@@ -517,7 +573,7 @@ impl Engine {
         let gone: Vec<RequestId> = self
             .sequences
             .values()
-            .chain(self.asking.values().map(|asking| &asking.sequence))
+            .chain(self.asking.values())
             .chain(self.remote.values().map(|remote| &remote.sequence))
             .chain(self.placing.values().map(|placing| &placing.sequence))
             .filter(|sequence| unwanted(sequence))
@@ -547,26 +603,25 @@ impl Engine {
             );
         }
         let now = Instant::now();
-        self.ask_on(now);
         self.give_up_waiting(now);
         self.send_out();
     }
 
     fn show(&self) {
         let used = self.blocks.used();
-        self.standing.blocks_used.store(used, Ordering::Relaxed);
-        let load = self.desk.load();
+        self.gauges.blocks_used.store(used, Ordering::Relaxed);
+        let load = self.schedulers.load();
         metrics::gauge!("laxity_engine_kv_blocks_used").set(used as f64);
         metrics::gauge!("laxity_engine_requests_running").set(f64::from(load.running));
         metrics::gauge!("laxity_engine_requests_waiting")
             .set(f64::from(load.waiting) + (self.outside.len() + self.placing.len()) as f64);
         let found = |count: &AtomicUsize| count.load(Ordering::Relaxed) as u64;
         metrics::counter!("laxity_engine_prompt_tokens_found_total")
-            .absolute(found(&self.standing.found_here));
+            .absolute(found(&self.gauges.found_here));
         metrics::counter!("laxity_engine_prompt_tokens_fetched_total")
-            .absolute(found(&self.standing.found_elsewhere));
+            .absolute(found(&self.gauges.found_elsewhere));
         metrics::counter!("laxity_engine_prefilled_elsewhere_total")
-            .absolute(found(&self.standing.prefilled_elsewhere));
+            .absolute(found(&self.gauges.prefilled_elsewhere));
         metrics::counter!("laxity_engine_kv_blocks_evicted_total").absolute(self.blocks.evicted());
     }
 }

@@ -1,5 +1,6 @@
-//! Prompts on their way to those who compute them: there is room for their KV here, somebody is chosen (`schedule::places`), and they set off. What
-//! finds no place in time, or nobody there, is computed here after all.
+//! Prompts on their way to those who compute them: there is room for their KV here, somebody is
+//! chosen (`schedule::places`), and they set off. What finds no place in time, or nobody there, is
+//! computed here after all.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -54,11 +55,12 @@ impl Engine {
                 let lost = Vec::new();
                 dispatch::Event::Down { instance, lost }
             };
-            self.desk.dispatch(clock::now(), &event);
+            self.schedulers.dispatch(clock::now(), &event);
         }
     }
 
-    /// A process says what stands there. Prompts that it had not heard of then are counted as if it had.
+    /// A process says what stands there. Prompts that it had not heard of then are counted as if it
+    /// had.
     pub(super) fn load_of(&mut self, from: SocketAddr, mut load: Load, took_ns: u64, latest: u64) {
         let Some(number) = self.prefill().iter().position(|at| *at == from) else {
             return;
@@ -74,13 +76,13 @@ impl Engine {
             load,
             took: took_ns,
         };
-        self.desk.dispatch(clock::now(), &event);
+        self.schedulers.dispatch(clock::now(), &event);
     }
 
     /// A prompt's place is free again.
     pub(super) fn leave_place(&mut self, request: RequestId) {
         let event = dispatch::Event::Cancelled(request);
-        self.desk.dispatch(clock::now(), &event);
+        self.schedulers.dispatch(clock::now(), &event);
     }
 
     /// A prompt was computed where it was placed.
@@ -97,7 +99,7 @@ impl Engine {
             tpot: 0,
             generated: 1,
         };
-        self.desk.dispatch(now, &event);
+        self.schedulers.dispatch(now, &event);
     }
 
     /// Sends prompts to those who compute them, as far as there is room for their KV.
@@ -128,27 +130,28 @@ impl Engine {
     /// Keeps blocks for a prompt and asks for a place. The sequence, if there is no room.
     fn make_room(&mut self, mut sequence: Sequence) -> Option<Sequence> {
         let prompt = sequence.prompt as u32;
-        let load = self.desk.load();
-        let needed = prompt.div_ceil(self.desk.room().block_tokens);
-        // Those that lost their blocks come before those that never had any, or they would never get them back; and
-        // those that decode need one more soon. Those that were given up come after all others.
+        let load = self.schedulers.load();
+        let needed = prompt.div_ceil(self.schedulers.room().block_tokens);
+        // Those that lost their blocks come before those that never had any, or they would never
+        // get them back; and those that decode need one more soon. Those that were given up come
+        // after all others.
         let alone = load.running == 0 && self.remote.is_empty() && self.placing.is_empty();
         let leave = if alone { 0 } else { load.decoding };
         if load.in_line() > 0
             || needed + leave > load.blocks_free
-            || !self.desk.reserve(clock::now(), sequence.id, prompt)
+            || !self.schedulers.reserve(clock::now(), sequence.id, prompt)
         {
             return Some(sequence);
         }
         let have = self.find(&mut sequence);
-        self.standing.found_here.fetch_add(have, Ordering::Relaxed);
-        let size = self.pages.block_tokens();
+        self.gauges.found_here.fetch_add(have, Ordering::Relaxed);
+        let size = self.model.kv().block_tokens();
         let lacking = sequence.prompt.div_ceil(size) - sequence.blocks.len();
         let Some(blocks) = self.blocks.take(lacking) else {
             tracing::error!(
                 "{lacking} blocks are not there, though the scheduler has given them out"
             );
-            self.desk
+            self.schedulers
                 .handle(clock::now(), &Event::Cancelled(sequence.id));
             let why = Failure::Internal("blocks are missing".to_owned());
             self.end(sequence, Output::Failed(why));
@@ -156,7 +159,7 @@ impl Engine {
         };
         sequence.blocks.extend(blocks);
         let event = dispatch::Event::Arrived(sequence.spec(have));
-        self.desk.dispatch(clock::now(), &event);
+        self.schedulers.dispatch(clock::now(), &event);
         let placing = Placing {
             since: Instant::now(),
             sequence,
@@ -168,7 +171,7 @@ impl Engine {
     /// Prompts go where they were placed. What waits for a place for too long is computed here.
     fn set_off(&mut self) {
         while !self.placing.is_empty() {
-            match self.desk.place(clock::now()) {
+            match self.schedulers.place(clock::now()) {
                 None => break,
                 Some(Decision::Refuse(request)) => self.take_back(request),
                 Some(Decision::Place { request, instance }) => {
@@ -199,13 +202,15 @@ impl Engine {
             return;
         };
         self.leave_place(request);
-        self.desk.handle(clock::now(), &Event::Cancelled(request));
+        self.schedulers
+            .handle(clock::now(), &Event::Cancelled(request));
         self.let_go(&mut sequence);
         self.compute_after_all(sequence);
     }
 
-    /// Until when a prompt is to be computed: of whoever waits for the end, the answer needs some of its time. As long as
-    /// it may take, by what iterations take here, but not more than half of what is left.
+    /// Until when a prompt is to be computed: of whoever waits for the end, the answer needs some
+    /// of its time. As long as it may take, by what iterations take here, but not more than half of
+    /// what is left.
     fn prompt_remaining(&self, sequence: &Sequence) -> u64 {
         let left = remaining(sequence.deadline_ns());
         match sequence.slo {
@@ -249,7 +254,7 @@ impl Engine {
     }
 
     pub(super) fn compute_after_all(&mut self, sequence: Sequence) {
-        self.standing
+        self.gauges
             .prefilled_after_all
             .fetch_add(1, Ordering::Relaxed);
         metrics::counter!("laxity_engine_prefilled_after_all_total").increment(1);

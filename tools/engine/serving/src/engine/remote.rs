@@ -1,4 +1,5 @@
-//! What an engine does for others, and others for it: prompts that are computed elsewhere, KV that is asked for and given.
+//! What an engine does for others, and others for it: prompts that are computed elsewhere, KV that
+//! is asked for and given.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -10,21 +11,12 @@ use laxity_requests::request::{RequestId, Slo};
 use super::Engine;
 use super::sequence::{Failure, Outlet, Output, Sequence};
 use super::step::publish;
-use crate::apart::between::{Import, kv_head};
-use crate::apart::inbox::Key;
+use crate::apart::between::Import;
+use crate::apart::reuse::{Call, Wanted};
 use crate::apart::{Destination, Words};
-use crate::carry::{Arrival, Kind};
+use crate::carry::Arrival;
 use crate::clock;
-
-/// A sequence for whose beginning others are asked.
-#[derive(Debug)]
-pub(super) struct Asking {
-    pub(super) sequence: Sequence,
-    /// Whom, and who comes after that.
-    at: SocketAddr,
-    left: Vec<SocketAddr>,
-    since: Instant,
-}
+use crate::model::ModelError;
 
 /// A sequence whose prompt is computed elsewhere.
 #[derive(Debug)]
@@ -90,13 +82,8 @@ impl Engine {
                     self.end(sequence, Output::Failed(why));
                 }
             }
-            Words::Ask {
-                request,
-                hashes,
-                first,
-                remaining_ns,
-            } => self.give(from, request, &hashes, first, remaining_ns),
-            Words::Will { request, blocks } => self.will(from, RequestId(request), blocks),
+            // They go to the thread that asks and gives.
+            Words::Ask(_) | Words::Will { .. } => {}
             Words::Load {
                 load,
                 took_ns,
@@ -190,169 +177,62 @@ impl Engine {
         self.admit(sequence);
     }
 
-    /// Asks others for KV of a sequence's beginning. The sequence, if there is nobody to ask or nothing to ask for.
+    /// Has others asked for KV of a sequence's beginning. The sequence, if there is nobody to ask
+    /// or nothing to ask for.
     pub(super) fn ask(&mut self, mut sequence: Sequence) -> Option<Sequence> {
-        let Some(net) = &self.net else {
+        let (Some(net), Some(reuse)) = (&self.net, &self.reuse) else {
             return Some(sequence);
         };
-        let size = self.pages.block_tokens();
+        let size = self.model.kv().block_tokens();
         let (first, count) = (sequence.computed / size, sequence.reusable(size));
-        let mut left = net.peers.reuse.clone();
-        if left.is_empty() || first >= count {
+        if net.peers.reuse.is_empty() || first >= count {
             return Some(sequence);
         }
-        let at = left.remove(0);
-        let request = sequence.id.0;
         let model = self.model.identity();
-        let hashes = sequence.hashes(count, size, &model)[first..].to_vec();
-        for layer in 0..self.model.shape().layers as u16 {
-            net.inbox.expect(Key::Reuse(request, layer), at);
-        }
-        let remaining_ns = remaining(sequence.deadline_ns());
-        net.say(
-            at,
-            &Words::Ask {
-                request,
-                hashes,
-                first,
-                remaining_ns,
-            },
-        );
-        let asking = Asking {
-            at,
-            left,
-            since: Instant::now(),
-            sequence,
+        let wanted = Wanted {
+            request: sequence.id.0,
+            hashes: sequence.hashes(count, size, &model)[first..].to_vec(),
+            first,
+            deadline_ns: sequence.deadline_ns(),
         };
-        self.asking.insert(asking.sequence.id, asking);
+        if reuse.send(Call::Find(wanted)).is_err() {
+            return Some(sequence);
+        }
+        self.asking.insert(sequence.id, sequence);
         None
     }
 
-    /// Those asked have nothing, or do not answer: the next, or nobody.
-    fn ask_next(&mut self, request: RequestId) {
-        let Some(mut asking) = self.asking.remove(&request) else {
-            return;
+    /// Others were asked. If one sends blocks, they are on their way.
+    pub(super) fn found(&mut self, request: RequestId, found: Option<(SocketAddr, usize)>) {
+        let Some(mut sequence) = self.asking.remove(&request) else {
+            return self.forget_reuse(request);
         };
-        self.forget_reuse(request);
-        let size = self.pages.block_tokens();
-        let first = asking.sequence.computed / size;
-        let next = (!asking.left.is_empty()).then(|| asking.left.remove(0));
-        let (Some(at), Some(net)) = (next, &self.net) else {
-            return self.arrive(asking.sequence);
-        };
-        for layer in 0..self.model.shape().layers as u16 {
-            net.inbox.expect(Key::Reuse(request.0, layer), at);
-        }
-        let count = asking.sequence.reusable(size);
-        let words = Words::Ask {
-            request: request.0,
-            hashes: asking.sequence.hashes[first..count].to_vec(),
-            first,
-            remaining_ns: remaining(asking.sequence.deadline_ns()),
-        };
-        net.say(at, &words);
-        asking.at = at;
-        asking.since = Instant::now();
-        self.asking.insert(request, asking);
-    }
-
-    /// Asks on where no answer came in time.
-    pub(super) fn ask_on(&mut self, now: Instant) {
-        let Some(patience) = self.net.as_ref().map(|net| net.ask_patience) else {
-            return;
-        };
-        let late: Vec<RequestId> = self
-            .asking
-            .values()
-            .filter(|asking| now.duration_since(asking.since) > patience)
-            .map(|asking| asking.sequence.id)
-            .collect();
-        for request in late {
-            self.ask_next(request);
-        }
-    }
-
-    /// Another process asks for KV: it gets what is here, a flow for each layer.
-    fn give(
-        &mut self,
-        to: SocketAddr,
-        request: u64,
-        hashes: &[[u8; 16]],
-        first: usize,
-        remaining_ns: u64,
-    ) {
-        let Some(net) = &self.net else {
-            return;
-        };
-        // More than a prompt can have is no prompt's.
-        let context = self.model.shape().context / self.pages.block_tokens();
-        let hashes = if first.saturating_add(hashes.len()) > context {
-            &[]
-        } else {
-            hashes
-        };
-        let found = self.blocks.find(hashes);
-        let blocks = found.len();
-        net.say(to, &Words::Will { request, blocks });
-        let size = self.pages.block_tokens();
-        let deadline_ns = clock::now().0.saturating_add(remaining_ns);
-        let layers = if found.is_empty() {
-            0
-        } else {
-            self.model.shape().layers
-        };
-        for layer in 0..layers {
-            match self.pages.export(layer, &found, 0, blocks * size) {
-                Ok(payload) => {
-                    let head = kv_head(Kind::KvReuse, layer, 0, request, first * size);
-                    net.carrier.send(to, head, deadline_ns, payload);
-                }
-                // The asker's patience ends, and it computes the prompt itself.
-                Err(error) => tracing::error!("KV of layer {layer} for {to}: {error}"),
+        if let Some((from, blocks)) = found {
+            let first = sequence.computed;
+            let tokens = blocks * self.model.kv().block_tokens();
+            let reserved = (first + tokens) as u32;
+            let taken = if self.schedulers.reserve(clock::now(), request, reserved) {
+                self.blocks.take(blocks)
+            } else {
+                None
+            };
+            if let Some(taken) = taken {
+                sequence.blocks.extend(taken);
+                let import = Import {
+                    request: request.0,
+                    from,
+                    blocks: Vec::new(),
+                    first,
+                    tokens,
+                };
+                self.imports.insert(request, import);
+                let elsewhere = &self.gauges.found_elsewhere;
+                elsewhere.fetch_add(tokens, Ordering::Relaxed);
+            } else {
+                self.forget_reuse(request);
             }
         }
-        self.blocks.release(&found);
-    }
-
-    /// Those asked have so many blocks, which are on their way.
-    fn will(&mut self, from: SocketAddr, request: RequestId, blocks: usize) {
-        let Some(asking) = self.asking.get(&request).filter(|asking| asking.at == from) else {
-            return;
-        };
-        let size = self.pages.block_tokens();
-        let first = asking.sequence.computed;
-        let most = asking.sequence.reusable(size) - first / size;
-        // Whatever was said: it is compared with what there can be.
-        let tokens = blocks.saturating_mul(size);
-        let granted = blocks > 0
-            && blocks <= most
-            && self
-                .desk
-                .reserve(clock::now(), request, (first + tokens) as u32);
-        let taken = if granted {
-            self.blocks.take(blocks)
-        } else {
-            None
-        };
-        let Some(taken) = taken else {
-            return self.ask_next(request);
-        };
-        let Some(mut asking) = self.asking.remove(&request) else {
-            return;
-        };
-        asking.sequence.blocks.extend(taken);
-        let import = Import {
-            request: request.0,
-            from,
-            blocks: Vec::new(),
-            first,
-            tokens,
-        };
-        self.imports.insert(request, import);
-        self.standing
-            .found_elsewhere
-            .fetch_add(tokens, Ordering::Relaxed);
-        self.arrive(asking.sequence);
+        self.arrive(sequence);
     }
 
     /// One that holds experts: until it is back, no batch can be computed.
@@ -368,14 +248,15 @@ impl Engine {
             return;
         };
         let (layer, first) = (head.layer as usize, head.place as usize);
-        let end = first.saturating_add(arrival.payload.len() / self.pages.token_bytes());
+        let end = first.saturating_add(arrival.payload.len() / self.model.kv().token_bytes());
         let imported = if remote.at != arrival.from || end > remote.sequence.prompt {
-            Err(candle_core::Error::Msg(format!(
+            Err(ModelError::new(format!(
                 "tokens {first} to {end} of a prompt of {}",
                 remote.sequence.prompt
             )))
         } else {
-            self.pages
+            self.model
+                .kv()
                 .import(layer, &remote.sequence.blocks, first, &arrival.payload)
         };
         match imported {
@@ -405,15 +286,18 @@ impl Engine {
             return;
         };
         self.end_place(&sequence, at);
-        self.standing
+        self.gauges
             .prefilled_elsewhere
             .fetch_add(1, Ordering::Relaxed);
         if sequence.output_max > 1 {
             sequence.computed = sequence.prompt;
+            if !self.keep_fetched {
+                sequence.published = sequence.blocks.len();
+            }
             publish(
-                &mut self.blocks,
+                &self.blocks,
                 &mut sequence,
-                self.pages.block_tokens(),
+                self.model.kv().block_tokens(),
                 &self.model.identity(),
             );
         }
@@ -421,7 +305,8 @@ impl Engine {
         sequence.tell(Output::Token(token));
         match reason {
             Some(reason) => {
-                self.desk.handle(clock::now(), &Event::Cancelled(request));
+                self.schedulers
+                    .handle(clock::now(), &Event::Cancelled(request));
                 self.end(sequence, Output::Finished(reason));
             }
             None => self.arrive(sequence),
@@ -434,7 +319,8 @@ impl Engine {
             return;
         };
         self.leave_place(request);
-        self.desk.handle(clock::now(), &Event::Cancelled(request));
+        self.schedulers
+            .handle(clock::now(), &Event::Cancelled(request));
         self.let_go(&mut sequence);
         self.compute_after_all(sequence);
     }
@@ -462,7 +348,8 @@ impl Engine {
         }
     }
 
-    /// Another process is gone: what it computes for us is computed here, what we compute for it (or with its experts, for others) nowhere.
+    /// Another process is gone: what it computes for us is computed here, what we compute for it
+    /// (or with its experts, for others) nowhere.
     pub(super) fn lose(&mut self, peer: SocketAddr, why: &str) {
         tracing::info!(%peer, "gone: {why}");
         self.lost.insert(peer, Instant::now());
@@ -473,10 +360,9 @@ impl Engine {
         for request in fallen {
             self.fall_back(request);
         }
-        let asked = self.asking.values().filter(|asking| asking.at == peer);
-        let asked: Vec<RequestId> = asked.map(|asking| asking.sequence.id).collect();
-        for request in asked {
-            self.ask_next(request);
+        if let Some(reuse) = &self.reuse {
+            // It ends with the process.
+            let _ = reuse.send(Call::Lost(peer));
         }
         let has_experts = self.lost_rank() == Some(peer);
         let of_peer = |sequence: &&Sequence| match &sequence.outlet {
@@ -484,7 +370,7 @@ impl Engine {
             Outlet::Here(_) => false,
         };
         let sequences = self.sequences.values();
-        let asking = self.asking.values().map(|asking| &asking.sequence);
+        let asking = self.asking.values();
         let unwanted: Vec<RequestId> = sequences
             .chain(asking)
             .filter(of_peer)

@@ -1,4 +1,5 @@
-//! A sequence: the tokens of a request, as far as they are known, and what of it is in the KV cache.
+//! A sequence: the tokens of a request, as far as they are known, and what of it is in the KV
+//! cache.
 
 use laxity_requests::Time;
 use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use crate::kv::{BlockHash, chain};
-use crate::model::decoder::greedy;
+use crate::model::greedy;
 
 /// How tokens are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -96,7 +97,8 @@ pub struct Submission {
     pub sampling: Sampling,
     /// The token that ends an answer; none if it is to be as long as it may.
     pub stop: Option<u32>,
-    /// Where the answer goes. Room for all of it, so that the engine never waits; closed when nobody wants it any more.
+    /// Where the answer goes. Room for all of it, so that the engine never waits; closed when
+    /// nobody wants it any more.
     pub outlet: mpsc::Sender<Output>,
 }
 
@@ -185,7 +187,8 @@ impl Sequence {
         &self.hashes[..count]
     }
 
-    /// Full blocks of its prompt that may come from elsewhere: one token at least is computed here, which gives the first output.
+    /// Full blocks of its prompt that may come from elsewhere: one token at least is computed here,
+    /// which gives the first output.
     #[must_use]
     pub const fn reusable(&self, block_tokens: usize) -> usize {
         (self.prompt - 1) / block_tokens
@@ -229,7 +232,8 @@ impl Sequence {
     /// Tells the endpoint of this process something.
     pub fn tell(&self, output: Output) {
         if let Outlet::Here(outlet) = &self.outlet {
-            // There is room for all of it; one that is closed hears nothing and is noticed elsewhere.
+            // There is room for all of it; one that is closed hears nothing and is noticed
+            // elsewhere.
             let _ = outlet.try_send(output);
         }
     }

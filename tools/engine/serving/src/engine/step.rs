@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use candle_core::{Result, bail};
 use laxity_client::Hint;
 use laxity_requests::Span;
 use laxity_requests::iteration::{Event, Plan};
@@ -17,8 +17,7 @@ use crate::apart::Words;
 use crate::apart::between::{Between, Export};
 use crate::apart::experts::RemoteExperts;
 use crate::clock;
-use crate::model::Piece;
-use crate::model::experts::{AllLocal, ExpertPeers};
+use crate::model::{AllLocal, ExpertPeers, Piece, Result, fail};
 
 /// Batches with a request that may fail before it is given up.
 const FAILURES_MAX: u32 = 2;
@@ -54,7 +53,7 @@ impl Engine {
                     plan.chunks.len() + plan.steps.len()
                 );
                 metrics::counter!("laxity_engine_batches_failed_total").increment(1);
-                self.standing.failures.fetch_add(1, Ordering::Relaxed);
+                self.gauges.failures.fetch_add(1, Ordering::Relaxed);
                 self.end_batch_hints(plan, batch);
                 return self.recover(plan, start, &error.to_string());
             }
@@ -62,7 +61,7 @@ impl Engine {
         let took = start.elapsed();
         let composition = plan.composition();
         let tokens = composition.prefill_tokens + composition.decodes;
-        self.standing
+        self.gauges
             .tokens
             .fetch_add(tokens as usize, Ordering::Relaxed);
         metrics::counter!("laxity_engine_prompt_tokens_total")
@@ -92,7 +91,7 @@ impl Engine {
         let askers = self.askers(plan);
         let ids: Vec<RequestId> = finished.iter().map(|(request, _)| *request).collect();
         let took = Span(took.as_nanos() as u64);
-        self.desk.handle(
+        self.schedulers.handle(
             clock::now(),
             &Event::Done {
                 took,
@@ -121,13 +120,15 @@ impl Engine {
         away.collect()
     }
 
-    /// Says what stands here: to `askers`, whose prompts were just computed, and to all others who ever sent some, if it is not what they were told last.
-    /// They would avoid a process that has nothing left to do, or crowd one that others keep busy. They are told less often, but always when nothing is left.
+    /// Says what stands here: to `askers`, whose prompts were just computed, and to all others who
+    /// ever sent some, if it is not what they were told last. They would avoid a process that has
+    /// nothing left to do, or crowd one that others keep busy. They are told less often, but always
+    /// when nothing is left.
     pub(super) fn report(&mut self, askers: &BTreeSet<SocketAddr>) {
-        let Some(net) = self.net.as_ref().filter(|_| !self.heard.is_empty()) else {
+        let Some(net) = self.net.as_deref().filter(|_| !self.heard.is_empty()) else {
             return;
         };
-        let load = self.desk.load();
+        let load = self.schedulers.load();
         let idle = load.waiting == 0 && load.running == 0;
         for (at, asker) in &mut self.heard {
             let latest = asker.latest;
@@ -159,18 +160,18 @@ impl Engine {
             .steps
             .iter()
             .map(|step| (step.request, step.context, 1, true));
-        let size = self.pages.block_tokens();
+        let size = self.model.kv().block_tokens();
         let (mut members, mut pieces) = (Vec::new(), Vec::new());
         for (request, start, count, wants_output) in chunks.chain(steps) {
             let Some(sequence) = self.sequences.get_mut(&request) else {
-                bail!(
+                fail!(
                     "the scheduler plans request {}, which is not here",
                     request.0
                 );
             };
             let (start, end) = (start as usize, (start + count) as usize);
             let Some(tokens) = sequence.tokens.get(start..end) else {
-                bail!(
+                fail!(
                     "request {} has {} tokens, none from {start} to {end}",
                     request.0,
                     sequence.tokens.len()
@@ -179,14 +180,14 @@ impl Engine {
             let here =
                 sequence.computed + self.imports.get(&request).map_or(0, |import| import.tokens);
             if here < start {
-                bail!(
+                fail!(
                     "request {} is planned from token {start} on, but {here} are there",
                     request.0
                 );
             }
             let lacking = end.div_ceil(size).saturating_sub(sequence.blocks.len());
             let Some(blocks) = self.blocks.take(lacking) else {
-                bail!(
+                fail!(
                     "{lacking} blocks for request {} are not there, though the scheduler has given them out",
                     request.0
                 );
@@ -213,7 +214,7 @@ impl Engine {
         let Some(net) = &self.net else {
             return deadline;
         };
-        let token = self.pages.token_bytes() * self.model.shape().layers;
+        let token = self.model.kv().token_bytes() * self.model.shape().layers;
         let after = net.wire_ns(sequence.prompt.saturating_sub(end) * token);
         let own = net.wire_ns(end.saturating_sub(sent) * token);
         due_ns(deadline, clock::now().0, own, after)
@@ -232,7 +233,7 @@ impl Engine {
                     to: to.to,
                     request: to.request,
                     deadline_ns: self.due_ns(sequence, member.end, to.sent),
-                    scavenged: self.desk.is_relegated(member.request),
+                    scavenged: self.schedulers.is_relegated(member.request),
                     blocks: sequence.blocks.clone(),
                     first: to.sent,
                     tokens: member.end.saturating_sub(to.sent),
@@ -258,14 +259,14 @@ impl Engine {
                 continue;
             };
             // Whoever was given up sets no batch's urgency.
-            if self.desk.is_relegated(chunk.request) {
+            if self.schedulers.is_relegated(chunk.request) {
                 continue;
             }
             let goes = exports
                 .iter()
                 .find(|export| export.request == chunk.request.0);
             let bytes = goes.map_or(0, |export| {
-                export.tokens * self.pages.token_bytes() * layers
+                export.tokens * self.model.kv().token_bytes() * layers
             });
             net.carrier.hint(Hint::RequestJoin {
                 batch,
@@ -315,38 +316,45 @@ impl Engine {
         }
         let deadline_ns = members
             .iter()
-            .filter(|member| !self.desk.is_relegated(member.request))
+            .filter(|member| !self.schedulers.is_relegated(member.request))
             .filter_map(|member| self.sequences.get(&member.request))
             .map(Sequence::deadline_ns)
             .min()
             .unwrap_or(0);
         let hidden = self.model.shape().hidden;
+        let size = self.model.kv().block_tokens();
+        let (model, net) = (Arc::clone(&self.model), self.net.clone());
+        let mut exchange = self.exchange;
         let outputs = {
-            let mut watch = Between {
-                net: self.net.as_ref(),
-                batch,
-                imports,
-                exports,
-                hints,
-            };
             let mut remote;
             let mut local = AllLocal;
-            let peers: &mut dyn ExpertPeers = match &self.net {
+            let peers: &mut dyn ExpertPeers = match &net {
                 Some(net) if net.peers.ranks.is_apart() => {
                     let batch = if hints { batch } else { 0 };
-                    remote =
-                        RemoteExperts::new(net, hidden, batch, deadline_ns, &mut self.exchange);
+                    remote = RemoteExperts::new(net, hidden, batch, deadline_ns, &mut exchange);
                     &mut remote
                 }
                 _ => &mut local,
             };
-            self.model
-                .forward(&pieces, &self.pages, &mut watch, peers)?
+            let mut watch = Between {
+                net: net.as_deref(),
+                batch,
+                imports,
+                exports,
+                hints,
+                meanwhile: &mut || self.take_between_layers(),
+            };
+            model.forward(&pieces, &mut watch, peers)
         };
+        self.exchange = exchange;
+        let outputs = outputs?;
         self.end_batch_hints(plan, batch);
         for (request, end) in imported {
             if let Some(sequence) = self.sequences.get_mut(&request) {
                 sequence.computed = sequence.computed.max(end);
+                if !self.keep_fetched {
+                    sequence.published = sequence.published.max(end / size);
+                }
             }
             self.imports.remove(&request);
         }
@@ -355,7 +363,7 @@ impl Engine {
 
     /// What came out of a batch: KV that can be found from now on, and tokens.
     fn outputs(&mut self, members: &[Member], outputs: &[Vec<f32>]) -> Vec<(RequestId, Reason)> {
-        let (size, model) = (self.pages.block_tokens(), self.model.identity());
+        let (size, model) = (self.model.kv().block_tokens(), self.model.identity());
         let mut outputs = outputs.iter();
         let mut finished = Vec::new();
         for member in members {
@@ -364,7 +372,7 @@ impl Engine {
                 continue;
             };
             sequence.computed = member.end;
-            publish(&mut self.blocks, sequence, size, &model);
+            publish(&self.blocks, sequence, size, &model);
             if let Outlet::Away(to) = &mut sequence.outlet {
                 to.sent = to.sent.max(member.end);
             }
@@ -392,11 +400,12 @@ impl Engine {
             .chain(plan.steps.iter().map(|step| step.request))
             .collect();
         for request in &members {
-            self.desk.handle(clock::now(), &Event::Cancelled(*request));
+            self.schedulers
+                .handle(clock::now(), &Event::Cancelled(*request));
         }
         let took = Span(start.elapsed().as_nanos() as u64);
         let finished = Vec::new();
-        self.desk
+        self.schedulers
             .handle(clock::now(), &Event::Done { took, finished });
         // Without its experts the next try would end as this one.
         let hopeless = self.lost_rank().is_some();
@@ -416,8 +425,9 @@ impl Engine {
     }
 }
 
-/// When the KV of a part of a prompt is due: with its request, less the time that the KV of the parts after it takes on the
-/// wire. That is the slack that this one has. Not before it can be there itself, unless the request is due before that.
+/// When the KV of a part of a prompt is due: with its request, less the time that the KV of the
+/// parts after it takes on the wire. That is the slack that this one has. Not before it can be
+/// there itself, unless the request is due before that.
 fn due_ns(deadline: u64, now: u64, own: u64, after: u64) -> u64 {
     let earliest = now.saturating_add(own).min(deadline);
     deadline.saturating_sub(after).max(earliest)
@@ -425,7 +435,7 @@ fn due_ns(deadline: u64, now: u64, own: u64, after: u64) -> u64 {
 
 /// Makes the full blocks of a sequence findable.
 pub(super) fn publish(
-    blocks: &mut crate::kv::Blocks,
+    blocks: &crate::kv::SharedBlocks,
     sequence: &mut Sequence,
     block_tokens: usize,
     model: &[u8; 16],

@@ -1,10 +1,13 @@
 //! Which block of the KV cache is whose: a pool with reference counts and a prefix cache.
 //!
-//! A full block whose tokens are known is *published* under the hash of everything up to its end (the chain of its sequence, salted with the model's
-//! identity), and found again by sequences that begin the same. A block that nobody refers to stays findable until its place is
-//! needed; the one longest unused goes first. Blocks of one chain are let go of from the end, so that what is left of a chain is its beginning.
+//! A full block whose tokens are known is *published* under the hash of everything up to its end
+//! (the chain of its sequence, salted with the model's identity), and found again by sequences that
+//! begin the same. A block that nobody refers to stays findable until its place is needed; the one
+//! longest unused goes first. Blocks of one chain are let go of from the end, so that what is left
+//! of a chain is its beginning.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest as _, Sha256};
 
@@ -121,7 +124,8 @@ impl Blocks {
         hashes.iter().take_while(there).count()
     }
 
-    /// How many of these that would be found nobody refers to: taking them makes so many fewer available.
+    /// How many of these that would be found nobody refers to: taking them makes so many fewer
+    /// available.
     #[must_use]
     pub fn count_idle(&self, hashes: &[BlockHash]) -> usize {
         let blocks = hashes.iter().map_while(|hash| self.published.get(hash));
@@ -151,7 +155,8 @@ impl Blocks {
         entry.references += 1;
     }
 
-    /// Makes a full block findable. One of the same tokens that already is stays the one that is found.
+    /// Makes a full block findable. One of the same tokens that already is stays the one that is
+    /// found.
     pub fn publish(&mut self, block: u32, hash: BlockHash) {
         let entry = &mut self.blocks[block as usize];
         if entry.references > 0 && entry.hash.is_none() && !self.published.contains_key(&hash) {
@@ -181,6 +186,57 @@ impl Blocks {
                 self.free.push(block);
             }
         }
+    }
+}
+
+/// A pool that the engine's thread shares with the one that gives KV to others.
+#[derive(Clone, Debug)]
+pub struct SharedBlocks(Arc<Mutex<Blocks>>);
+
+impl SharedBlocks {
+    /// Shares a pool.
+    #[must_use]
+    pub fn new(blocks: Blocks) -> Self {
+        Self(Arc::new(Mutex::new(blocks)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Blocks> {
+        // No method leaves a pool half changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// [`Blocks::take`].
+    #[must_use]
+    pub fn take(&self, count: usize) -> Option<Vec<u32>> {
+        self.lock().take(count)
+    }
+
+    /// [`Blocks::find`].
+    #[must_use]
+    pub fn find(&self, hashes: &[BlockHash]) -> Vec<u32> {
+        self.lock().find(hashes)
+    }
+
+    /// [`Blocks::publish`].
+    pub fn publish(&self, block: u32, hash: BlockHash) {
+        self.lock().publish(block, hash);
+    }
+
+    /// [`Blocks::release`].
+    pub fn release(&self, blocks: &[u32]) {
+        self.lock().release(blocks);
+    }
+
+    /// [`Blocks::used`].
+    #[must_use]
+    pub fn used(&self) -> usize {
+        self.lock().used()
+    }
+
+    /// [`Blocks::evicted`].
+    #[must_use]
+    pub fn evicted(&self) -> u64 {
+        self.lock().evicted()
     }
 }
 

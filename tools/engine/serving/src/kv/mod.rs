@@ -1,7 +1,6 @@
-//! The KV cache: which block is whose ([`blocks`], pure bookkeeping), and the numbers in them ([`pages`]).
+//! The KV cache: which block is whose. What is in the blocks belongs to the model
+//! ([`crate::model::KvCache`]).
 
 pub mod blocks;
-pub mod pages;
 
-pub use blocks::{BlockHash, Blocks, chain};
-pub use pages::Pages;
+pub use blocks::{BlockHash, Blocks, SharedBlocks, chain};

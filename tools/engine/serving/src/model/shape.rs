@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Sizes of a decoder-only model. The names are those of the field; Hugging Face's are given where they differ.
+/// Sizes of a decoder-only model. The names are those of the field; Hugging Face's are given where
+/// they differ.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelShape {
@@ -17,7 +18,8 @@ pub struct ModelShape {
     pub hidden: usize,
     /// Attention heads (`num_attention_heads`).
     pub heads: usize,
-    /// Heads of keys and values (`num_key_value_heads`); `heads` must be a multiple. Without it, as many as heads.
+    /// Heads of keys and values (`num_key_value_heads`); `heads` must be a multiple. Without it, as
+    /// many as heads.
     #[serde(default)]
     pub kv_heads: Option<usize>,
     /// Width of a head (`head_dim`); without it `hidden / heads`.

@@ -1,8 +1,11 @@
-//! Which pieces of which sequences are computed next, and where: decided by `laxity-requests`, recorded here.
+//! Which pieces of which sequences are computed next, and where: decided by `laxity-requests`,
+//! recorded here.
 //!
-//! [`Desk`] stands between the engine and the schedulers. All that they hear and say passes through it, and goes to a file if one is asked for: one JSON
-//! object a line, first the settings (with the forest, if there is one), then events, reservations and decisions in order, with the time of each. [`replay`] gives
-//! schedulers made anew the same events, in virtual time, and compares what they say.
+//! [`Schedulers`] stands between the engine and the schedulers. All that they hear and say passes through
+//! it, and goes to a file if one is asked for: one JSON object a line, first the settings (with the
+//! forest, if there is one), then events, reservations and decisions in order, with the time of
+//! each. [`replay`] gives schedulers made anew the same events, in virtual time, and compares what
+//! they say.
 
 pub mod places;
 mod scheduler;
@@ -28,7 +31,8 @@ use places::{Dispatcher, Places};
 use scheduler::Scheduler;
 pub use settings::{Policy, Settings};
 
-/// How long a scheduler that had nothing to compute, though somebody waits, is left alone: what it says may depend on the time.
+/// How long a scheduler that had nothing to compute, though somebody waits, is left alone: what it
+/// says may depend on the time.
 const ASK_AGAIN: Span = Span::from_millis(20);
 
 /// The pool that a scheduler keeps the book of.
@@ -43,7 +47,7 @@ pub struct Room {
 /// A line of a record.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Line {
+enum RecordLine {
     Begin {
         settings: Box<Settings>,
         room: Room,
@@ -81,7 +85,7 @@ enum Line {
 
 /// The schedulers, and the record of what they said.
 #[derive(Debug)]
-pub struct Desk {
+pub struct Schedulers {
     scheduler: Scheduler,
     dispatcher: Option<Dispatcher>,
     room: Room,
@@ -92,8 +96,9 @@ pub struct Desk {
     ask_again: Option<Time>,
 }
 
-impl Desk {
-    /// A scheduler, and one of places if there are any to choose from; what passes is recorded in a file, if one is named.
+impl Schedulers {
+    /// A scheduler, and one of places if there are any to choose from; what passes is recorded in a
+    /// file, if one is named.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -108,7 +113,7 @@ impl Desk {
             Some(path) => Some((path.to_owned(), BufWriter::new(File::create(path)?))),
             None => None,
         };
-        let mut desk = Self {
+        let mut schedulers = Self {
             scheduler: Scheduler::new(settings, room, forest.as_ref()),
             dispatcher: places.as_ref().map(Dispatcher::new),
             room,
@@ -116,16 +121,16 @@ impl Desk {
             asked_for: true,
             ask_again: None,
         };
-        desk.note(&Line::Begin {
+        schedulers.note(&RecordLine::Begin {
             settings: Box::new(settings.clone()),
             room,
             forest,
             places,
         });
-        Ok(desk)
+        Ok(schedulers)
     }
 
-    fn note(&mut self, line: &Line) {
+    fn note(&mut self, line: &RecordLine) {
         let Some((path, file)) = self.record.as_mut() else {
             return;
         };
@@ -142,7 +147,7 @@ impl Desk {
     /// Something happened.
     pub fn handle(&mut self, now: Time, event: &Event) {
         if self.record.is_some() {
-            self.note(&Line::Event {
+            self.note(&RecordLine::Event {
                 at: now.0,
                 event: event.clone(),
             });
@@ -161,7 +166,7 @@ impl Desk {
         let idle = plan.is_none() && self.waits();
         self.ask_again = idle.then(|| now + ASK_AGAIN);
         if self.record.is_some() {
-            self.note(&Line::Plan {
+            self.note(&RecordLine::Plan {
                 at: now.0,
                 plan: plan.clone(),
             });
@@ -178,7 +183,7 @@ impl Desk {
     /// Keeps blocks for a request that is about to arrive with KV; false if there are too few.
     pub fn reserve(&mut self, now: Time, request: RequestId, tokens: u32) -> bool {
         let granted = self.scheduler.reserve(request, tokens).is_ok();
-        self.note(&Line::Reserve {
+        self.note(&RecordLine::Reserve {
             at: now.0,
             request,
             tokens,
@@ -191,7 +196,7 @@ impl Desk {
     pub fn refusals(&mut self) -> Vec<Refusal> {
         let mut refusals = Vec::new();
         while let Some(refusal) = self.scheduler.poll_refusal() {
-            self.note(&Line::Refusal { refusal });
+            self.note(&RecordLine::Refusal { refusal });
             refusals.push(refusal);
         }
         refusals
@@ -228,7 +233,7 @@ impl Desk {
         };
         dispatcher.handle(now, event);
         if self.record.is_some() {
-            self.note(&Line::Dispatch {
+            self.note(&RecordLine::Dispatch {
                 at: now.0,
                 event: event.clone(),
             });
@@ -238,7 +243,7 @@ impl Desk {
     /// The next place. To be asked while somebody waits for one.
     pub fn place(&mut self, now: Time) -> Option<dispatch::Decision> {
         let decision = self.dispatcher.as_mut()?.poll(now);
-        self.note(&Line::Place {
+        self.note(&RecordLine::Place {
             at: now.0,
             decision,
         });
@@ -293,7 +298,7 @@ pub enum ReplayError {
     },
     /// A line is not one of a record.
     #[error("line {line}: {cause}")]
-    Line {
+    RecordLine {
         /// Which.
         line: usize,
         /// Why.
@@ -353,13 +358,14 @@ pub fn replay(path: &Path) -> Result<Replayed, ReplayError> {
             line: number,
             cause,
         })?;
-        let line: Line = serde_json::from_str(&text).map_err(|cause| ReplayError::Line {
-            line: number,
-            cause,
-        })?;
+        let line: RecordLine =
+            serde_json::from_str(&text).map_err(|cause| ReplayError::RecordLine {
+                line: number,
+                cause,
+            })?;
         let (replica, dispatcher) = match (&line, schedulers.as_mut()) {
             (
-                Line::Begin {
+                RecordLine::Begin {
                     settings,
                     room,
                     forest,
@@ -375,7 +381,9 @@ pub fn replay(path: &Path) -> Result<Replayed, ReplayError> {
                 schedulers = Some((scheduler, places.as_ref().map(Dispatcher::new)));
                 continue;
             }
-            (Line::Begin { .. }, Some(_)) | (_, None) => return Err(ReplayError::Begin(number)),
+            (RecordLine::Begin { .. }, Some(_)) | (_, None) => {
+                return Err(ReplayError::Begin(number));
+            }
             (_, Some((replica, dispatcher))) => (replica, dispatcher),
         };
         let differs = |recorded: String, now: String| ReplayError::Differs {
@@ -384,12 +392,12 @@ pub fn replay(path: &Path) -> Result<Replayed, ReplayError> {
             now,
         };
         match line {
-            Line::Begin { .. } => return Err(ReplayError::Begin(number)),
-            Line::Event { at, event } => {
+            RecordLine::Begin { .. } => return Err(ReplayError::Begin(number)),
+            RecordLine::Event { at, event } => {
                 replica.handle(Time(at), &event);
                 replayed.events += 1;
             }
-            Line::Reserve {
+            RecordLine::Reserve {
                 request,
                 tokens,
                 granted,
@@ -400,7 +408,7 @@ pub fn replay(path: &Path) -> Result<Replayed, ReplayError> {
                     return Err(differs(granted.to_string(), now.to_string()));
                 }
             }
-            Line::Plan { at, plan } => {
+            RecordLine::Plan { at, plan } => {
                 let now = replica.plan(Time(at));
                 if now != plan {
                     return Err(differs(format!("{plan:?}"), format!("{now:?}")));
@@ -412,20 +420,20 @@ pub fn replay(path: &Path) -> Result<Replayed, ReplayError> {
                         u64::from(composition.prefill_tokens) + u64::from(composition.decodes);
                 }
             }
-            Line::Dispatch { at, event } => {
+            RecordLine::Dispatch { at, event } => {
                 if let Some(dispatcher) = dispatcher {
                     dispatcher.handle(Time(at), &event);
                 }
                 replayed.events += 1;
             }
-            Line::Place { at, decision } => {
+            RecordLine::Place { at, decision } => {
                 let now = dispatcher.as_mut().and_then(|who| who.poll(Time(at)));
                 if now != decision {
                     return Err(differs(format!("{decision:?}"), format!("{now:?}")));
                 }
                 replayed.places += usize::from(decision.is_some());
             }
-            Line::Refusal { refusal } => {
+            RecordLine::Refusal { refusal } => {
                 let now = replica.poll_refusal();
                 if now != Some(refusal) {
                     return Err(differs(format!("{refusal:?}"), format!("{now:?}")));

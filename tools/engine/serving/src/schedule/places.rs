@@ -1,5 +1,5 @@
-//! Who computes a prompt, of the prefill processes that a decode process knows: the dispatch tier of `laxity-requests`. A process is the instance
-//! of its place in `peers.prefill`.
+//! Who computes a prompt, of the prefill processes that a decode process knows: the dispatch tier
+//! of `laxity-requests`. A process is the instance of its place in `peers.prefill`.
 
 use laxity_requests::Time;
 use laxity_requests::baseline::{Fewest, LeastLoaded, LeastWork, RoundRobin};
@@ -52,7 +52,8 @@ impl Rule {
 pub struct Places {
     /// The rule.
     pub rule: Rule,
-    /// The time of a prompt on a prefill process: `[a, b, c]` of `a + b · tokens + c · tokens²`, ns.
+    /// The time of a prompt on a prefill process: `[a, b, c]` of `a + b · tokens + c · tokens²`,
+    /// ns.
     pub prefill_ns: [f64; 3],
     /// Tokens of a block.
     pub block_tokens: u32,

@@ -1,4 +1,5 @@
-//! A scheduler as settings describe it, and what tells its latency model of iterations. Live and replayed, it is this one.
+//! A scheduler as settings describe it, and what tells its latency model of iterations. Live and
+//! replayed, it is this one.
 
 use laxity_requests::Time;
 use laxity_requests::baseline::{Fixed, Order};
@@ -48,7 +49,8 @@ fn discipline(settings: &Settings, latency: Model) -> Box<dyn Discipline + Send>
 }
 
 fn agent(settings: &Settings, latency: Model) -> Agent {
-    // What applications generated so far, answered at once: nothing else is known of a request here.
+    // What applications generated so far, answered at once: nothing else is known of a request
+    // here.
     let perception = Paced::new(perception::Rules::default(), Span::ZERO);
     let prediction = Modelled::new(latency, settings.tokens);
     let cognition = Cognition::new(Box::new(perception), Box::new(prediction));
@@ -89,7 +91,8 @@ impl Scheduler {
                     learned.ran(&plan.composition(), *took);
                 }
             }
-            // Of an iteration that failed all are cancelled, and its time says nothing; of others nobody is, while it is computed.
+            // Of an iteration that failed all are cancelled, and its time says nothing; of others
+            // nobody is, while it is computed.
             Event::Cancelled(request) => {
                 let within = |plan: &Plan| {
                     let mut chunks = plan.chunks.iter();

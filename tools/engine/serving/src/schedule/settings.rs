@@ -1,8 +1,11 @@
-//! The scheduler's settings: `[schedule]` of the configuration, and the first line of a record. A policy's own numbers stand in a table of its
-//! name, and are checked whether it is in force or not; what a policy does not use is left alone.
+//! The scheduler's settings: `[schedule]` of the configuration, and the first line of a record. A
+//! policy's own numbers stand in a table of its name, and are checked whether it is in force or
+//! not; what a policy does not use is left alone.
 //!
-//! What is not here: HyperFlexis and Maestro have no iteration policy of their own (theirs are the dispatch and workflow tiers, over replicas that batch
-//! continuously); of H-MAS, the classifier (it needs labelled examples) and services outside (what they answer is in no event, so that a record could not be replayed).
+//! What is not here: HyperFlexis and Maestro have no iteration policy of their own (theirs are the
+//! dispatch and workflow tiers, over replicas that batch continuously); of H-MAS, the classifier
+//! (it needs labelled examples) and services outside (what they answer is in no event, so that a
+//! record could not be replayed).
 
 use std::path::{Path, PathBuf};
 
@@ -22,12 +25,14 @@ use crate::config::{ConfigError, value};
 pub struct Settings {
     /// Who decides.
     pub policy: Policy,
-    /// Tokens an iteration computes at most, those of running answers included: the chunk. Of `qoserve`, see there.
+    /// Tokens an iteration computes at most, those of running answers included: the chunk. Of
+    /// `qoserve`, see there.
     pub tokens: u32,
     /// Blocks that a prompt which starts leaves free while others run.
     pub watermark: u32,
-    /// Of `qoserve` and `hmas`: a forest that says how long an iteration takes, in a file that `laxity sim train-latency` wrote. Without one that is
-    /// learned from the iterations as they are measured.
+    /// Of `qoserve` and `hmas`: a forest that says how long an iteration takes, in a file that
+    /// `laxity sim train-latency` wrote. Without one that is learned from the iterations as they
+    /// are measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forest: Option<PathBuf>,
     /// Of `qoserve`.
@@ -97,12 +102,13 @@ pub struct QoServe {
     pub busy_ms: f64,
     /// Who is given up.
     pub relegation: Relegation,
-    /// Requests of importance `free` are given up while one of importance `paid` at the head of the line has less than this share of its
-    /// time left. 0: importance is not looked at.
+    /// Requests of importance `free` are given up while one of importance `paid` at the head of the
+    /// line has less than this share of its time left. 0: importance is not looked at.
     pub hints: f64,
     /// Preemption of prompts.
     pub preemption: Preemption,
-    /// An iteration is taken to last longer than predicted by this share. Without it, by that which the forest's file says, or [`MARGIN`].
+    /// An iteration is taken to last longer than predicted by this share. Without it, by that which
+    /// the forest's file says, or [`MARGIN`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub margin: Option<f64>,
     /// Whoever is given up keeps its blocks.
@@ -293,7 +299,8 @@ impl Hmas {
             chunk_min: self.chunk_min.min(chunk),
             statera: self.statera.then(|| statera::Config {
                 epsilon: self.epsilon,
-                // As the paper has it, errors in tokens, the fence does not hold what it promises (docs/requests/hmas.md).
+                // As the paper has it, errors in tokens, the fence does not hold what it promises
+                // (docs/requests/hmas.md).
                 score: statera::Score::Relative,
                 ..statera::Config::default()
             }),
@@ -349,7 +356,8 @@ impl Settings {
         self.hmas.check()
     }
 
-    /// These settings, with the margin of the forest's file if they have none; and the forest, if there is one.
+    /// These settings, with the margin of the forest's file if they have none; and the forest, if
+    /// there is one.
     ///
     /// # Errors
     /// It cannot be read, or is none.

@@ -1,5 +1,5 @@
-//! Every policy and every rule of places: settings go through a record, and a replay decides the same. Time is virtual, iterations take what a machine
-//! with uneven ones would take.
+//! Every policy and every rule of places: settings go through a record, and a replay decides the
+//! same. Time is virtual, iterations take what a machine with uneven ones would take.
 
 use std::fs;
 
@@ -59,7 +59,7 @@ struct Ran {
 }
 
 /// Requests come in waves, more than are served in time; some are given up by their clients.
-fn run(desk: &mut Desk, requests: u64) -> Ran {
+fn run(schedulers: &mut Schedulers, requests: u64) -> Ran {
     let mut ran = Ran::default();
     let (mut now, mut next, mut open) = (Time::ZERO, 0, std::collections::BTreeMap::new());
     let mut relegated = std::collections::BTreeSet::new();
@@ -67,16 +67,16 @@ fn run(desk: &mut Desk, requests: u64) -> Ran {
         while next < requests && next * 9_000_000 <= now.0 {
             let spec = spec(next, now);
             open.insert(spec.id, spec.output_max);
-            desk.handle(now, &Event::Arrived(spec));
+            schedulers.handle(now, &Event::Arrived(spec));
             next += 1;
         }
         if step % 97 == 96
             && let Some((request, _)) = open.pop_last()
         {
-            desk.handle(now, &Event::Cancelled(request));
+            schedulers.handle(now, &Event::Cancelled(request));
         }
-        assert_eq!(desk.refusals(), []);
-        let Some(plan) = desk.plan(now) else {
+        assert_eq!(schedulers.refusals(), []);
+        let Some(plan) = schedulers.plan(now) else {
             if open.is_empty() && next == requests {
                 break;
             }
@@ -101,10 +101,10 @@ fn run(desk: &mut Desk, requests: u64) -> Ran {
         }
         // Those aside that wait are told apart from those in line.
         let aside = open.keys().filter(|request| {
-            let job = desk.job(**request);
+            let job = schedulers.job(**request);
             job.is_some_and(|job| job.relegated && job.phase == Phase::Waiting)
         });
-        let (aside, load) = (aside.count() as u32, desk.load());
+        let (aside, load) = (aside.count() as u32, schedulers.load());
         assert_eq!(
             (load.relegated, load.in_line()),
             (aside, load.waiting - aside)
@@ -112,14 +112,14 @@ fn run(desk: &mut Desk, requests: u64) -> Ran {
         ran.aside += u64::from(aside);
         relegated.extend(
             open.keys()
-                .filter(|request| desk.is_relegated(**request))
+                .filter(|request| schedulers.is_relegated(**request))
                 .copied(),
         );
         for request in &finished {
             open.remove(request);
         }
         ran.ended += finished.len();
-        desk.handle(now, &Event::Done { took, finished });
+        schedulers.handle(now, &Event::Done { took, finished });
         ran.plans.push(plan);
     }
     assert!(open.is_empty(), "{} were never done", open.len());
@@ -206,9 +206,9 @@ fn every_policy_decides_the_same_again_from_its_record() {
     for (number, (settings, forest)) in every_setting().into_iter().enumerate() {
         settings.check().unwrap();
         let record = folder.path().join(format!("{number}.jsonl"));
-        let mut desk = Desk::new(&settings, forest, ROOM, None, Some(&record)).unwrap();
-        let ran = run(&mut desk, 150);
-        desk.flush();
+        let mut schedulers = Schedulers::new(&settings, forest, ROOM, None, Some(&record)).unwrap();
+        let ran = run(&mut schedulers, 150);
+        schedulers.flush();
         assert!(ran.ended > 100, "{settings:?}: {}", ran.ended);
         let replayed = replay(&record).unwrap_or_else(|error| panic!("{settings:?}: {error}"));
         assert_eq!(replayed.plans, ran.plans.len());
@@ -283,8 +283,9 @@ fn a_record_with_settings_that_no_engine_has_is_refused_with_what_is_wrong() {
         block_tokens: 9,
     };
     let settings = Settings::default();
-    let mut desk = Desk::new(&settings, None, ROOM, Some(places), Some(&record)).unwrap();
-    desk.flush();
+    let mut schedulers =
+        Schedulers::new(&settings, None, ROOM, Some(places), Some(&record)).unwrap();
+    schedulers.flush();
     let sound = fs::read_to_string(&record).unwrap();
     replay(&record).unwrap();
     for (from, to, said) in [
@@ -329,10 +330,10 @@ fn how_long_iterations_take_is_learned_unless_a_forest_says_it() {
         (Policy::Hmas, None, true),
         (Policy::Qoserve, Some(forest()), false),
     ] {
-        let mut desk = Desk::new(&settings(policy), forest, ROOM, None, None).unwrap();
-        let ran = run(&mut desk, 20);
+        let mut schedulers = Schedulers::new(&settings(policy), forest, ROOM, None, None).unwrap();
+        let ran = run(&mut schedulers, 20);
         let expected = if learns { ran.plans.len() } else { 0 };
-        assert_eq!(desk.learned(), expected as u64, "{policy:?}");
+        assert_eq!(schedulers.learned(), expected as u64, "{policy:?}");
     }
 }
 
@@ -342,56 +343,57 @@ fn an_iteration_that_failed_teaches_nothing() {
         policy: Policy::Qoserve,
         ..Settings::default()
     };
-    let mut desk = Desk::new(&settings, None, ROOM, None, None).unwrap();
-    desk.handle(Time(1), &Event::Arrived(spec(3, Time(1))));
-    assert!(desk.plan(Time(2)).is_some());
-    desk.handle(Time(3), &Event::Cancelled(RequestId(3)));
+    let mut schedulers = Schedulers::new(&settings, None, ROOM, None, None).unwrap();
+    schedulers.handle(Time(1), &Event::Arrived(spec(3, Time(1))));
+    assert!(schedulers.plan(Time(2)).is_some());
+    schedulers.handle(Time(3), &Event::Cancelled(RequestId(3)));
     let (took, finished) = (Span::from_millis(30_000), Vec::new());
-    desk.handle(Time(4), &Event::Done { took, finished });
-    assert_eq!(desk.learned(), 0);
+    schedulers.handle(Time(4), &Event::Done { took, finished });
+    assert_eq!(schedulers.learned(), 0);
 }
 
 #[test]
 fn whoever_waits_is_asked_for_again_though_nothing_happens() {
-    let mut desk = Desk::new(&Settings::default(), None, ROOM, None, None).unwrap();
+    let mut schedulers = Schedulers::new(&Settings::default(), None, ROOM, None, None).unwrap();
     let other = RequestId(900);
-    assert!(desk.reserve(Time(0), other, ROOM.blocks * ROOM.block_tokens));
-    desk.handle(Time(1), &Event::Arrived(spec(3, Time(1))));
-    assert_eq!(desk.plan(Time(2)), None, "there is no block");
-    assert_eq!(desk.ask_again, Some(Time(2) + ASK_AGAIN));
-    desk.handle(Time(3), &Event::Cancelled(other));
-    assert!(desk.plan(Time(4)).is_some());
-    assert_eq!(desk.ask_again, None);
+    assert!(schedulers.reserve(Time(0), other, ROOM.blocks * ROOM.block_tokens));
+    schedulers.handle(Time(1), &Event::Arrived(spec(3, Time(1))));
+    assert_eq!(schedulers.plan(Time(2)), None, "there is no block");
+    assert_eq!(schedulers.ask_again, Some(Time(2) + ASK_AGAIN));
+    schedulers.handle(Time(3), &Event::Cancelled(other));
+    assert!(schedulers.plan(Time(4)).is_some());
+    assert_eq!(schedulers.ask_again, None);
 }
 
-/// Prompts of prefill processes that come, are computed and end; one process goes and comes back. What was decided.
-fn place(desk: &mut Desk) -> Vec<Decision> {
+/// Prompts of prefill processes that come, are computed and end; one process goes and comes back.
+/// What was decided.
+fn place(schedulers: &mut Schedulers) -> Vec<Decision> {
     let instances = [InstanceId(0), InstanceId(1), InstanceId(2)];
     let up = |instance| dispatch::Event::Up {
         instance,
         role: dispatch::Role::Prefill,
     };
     for instance in instances {
-        desk.dispatch(Time::ZERO, &up(instance));
+        schedulers.dispatch(Time::ZERO, &up(instance));
     }
     let (mut decisions, mut under_way) = (Vec::new(), Vec::new());
     for round in 0..200_u64 {
         let now = Time(round * 7_000_000);
         if round < 120 {
-            desk.dispatch(now, &dispatch::Event::Arrived(spec(round, now)));
+            schedulers.dispatch(now, &dispatch::Event::Arrived(spec(round, now)));
         }
         if round == 50 {
             let (instance, lost) = (instances[1], Vec::new());
-            desk.dispatch(now, &dispatch::Event::Down { instance, lost });
+            schedulers.dispatch(now, &dispatch::Event::Down { instance, lost });
             let gone = under_way.extract_if(.., |(_, at)| *at == instances[1]);
             for (request, _) in gone.collect::<Vec<_>>() {
-                desk.dispatch(now, &dispatch::Event::Cancelled(request));
+                schedulers.dispatch(now, &dispatch::Event::Cancelled(request));
             }
         }
         if round == 80 {
-            desk.dispatch(now, &up(instances[1]));
+            schedulers.dispatch(now, &up(instances[1]));
         }
-        while let Some(decision) = desk.place(now) {
+        while let Some(decision) = schedulers.place(now) {
             decisions.push(decision);
             if let Decision::Place { request, instance } = decision {
                 under_way.push((request, instance));
@@ -409,7 +411,7 @@ fn place(desk: &mut Desk) -> Vec<Decision> {
                 ..Load::default()
             };
             let took = 5_000_000;
-            desk.dispatch(
+            schedulers.dispatch(
                 now,
                 &dispatch::Event::Load {
                     instance,
@@ -417,7 +419,7 @@ fn place(desk: &mut Desk) -> Vec<Decision> {
                     took,
                 },
             );
-            desk.dispatch(
+            schedulers.dispatch(
                 now,
                 &dispatch::Event::Finished {
                     request,
@@ -445,9 +447,10 @@ fn every_rule_of_places_decides_the_same_again_from_its_record() {
         };
         let record = folder.path().join(format!("{}.jsonl", rule.name()));
         let settings = Settings::default();
-        let mut desk = Desk::new(&settings, None, ROOM, Some(places), Some(&record)).unwrap();
-        let decisions = place(&mut desk);
-        desk.flush();
+        let mut schedulers =
+            Schedulers::new(&settings, None, ROOM, Some(places), Some(&record)).unwrap();
+        let decisions = place(&mut schedulers);
+        schedulers.flush();
         let placed: std::collections::BTreeSet<_> = decisions
             .iter()
             .filter_map(|decision| match decision {

@@ -5,3 +5,4 @@ mod endpoint;
 mod load;
 mod places;
 mod running;
+mod timed;

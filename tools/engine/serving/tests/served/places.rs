@@ -1,4 +1,5 @@
-//! Which prefill process computes a prompt, what it says of itself, and how what it sends is classed.
+//! Which prefill process computes a prompt, what it says of itself, and how what it sends is
+//! classed.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,7 +9,9 @@ use laxity_engine::apart::Words;
 use laxity_engine::carry::incoming::listen;
 use laxity_engine::carry::{Arrival, Carrier, Incoming, Kind, Options};
 use laxity_engine::engine::sequence::Sampling;
-use laxity_engine::model::{Model, ModelShape};
+use laxity_engine::model::computed::Decoder;
+use laxity_engine::model::{Model as _, ModelShape};
+use laxity_engine::schedule::Room;
 use laxity_engine::schedule::places::Rule;
 use laxity_requests::request::Importance;
 
@@ -94,7 +97,8 @@ fn every_rule_of_places_answers_as_one_process_does_and_its_record_decides_the_s
     }
 }
 
-/// A decode process of a test's own: it speaks to a prefill process and keeps what that says and sends.
+/// A decode process of a test's own: it speaks to a prefill process and keeps what that says and
+/// sends.
 struct Asker {
     carrier: Carrier,
     heard: Receiver<Incoming>,
@@ -116,8 +120,12 @@ impl Asker {
         let carrier = Carrier::start(options, here, Arc::new(|_| {})).expect("a carrier");
         let text = model(false).replace("[model]\n", "");
         let shape: ModelShape = toml::from_str(&text).expect("a model");
+        let room = Room {
+            blocks: 1,
+            block_tokens: 16,
+        };
         let device = candle_core::Device::Cpu;
-        let model = Model::load(&shape, &|_| true, &device).expect("a model");
+        let model = Decoder::load(&shape, &|_| true, &device, room).expect("a model");
         Self {
             carrier,
             heard,

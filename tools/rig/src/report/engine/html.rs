@@ -11,7 +11,7 @@ use crate::report::plot;
 #[must_use]
 pub fn html(report: &EngineReport) -> String {
     page(
-        "Laxity lab, real engine",
+        &format!("Laxity lab, {} engine", report.engine),
         &lead(report),
         &html! {
             (numbers(report))
@@ -24,10 +24,11 @@ pub fn html(report: &EngineReport) -> String {
 fn lead(report: &EngineReport) -> String {
     let (config, workload) = (&report.config, &report.workload);
     format!(
-        "{} requests over {:.0} s, asked of the real engine on {} prefill unit(s) of {} hosts and {} decode hosts, the same for every policy \
+        "{} requests over {:.0} s, asked of the {} engine on {} prefill unit(s) of {} hosts and {} decode hosts, the same for every policy \
          (seed {}, arrivals {}). A request is in time if its first token comes within {} × what it took alone, {:.0} ms on average.",
         workload.statistics.requests,
         config.duration_s,
+        report.engine,
         config.units,
         config.ranks,
         config.decodes,

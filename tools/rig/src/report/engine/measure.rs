@@ -1,10 +1,15 @@
-//! From what was measured with the real engine to what is reported. Where a field has the name of one of [`measure`](crate::report::measure), it means the same.
+//! From what was measured with the real engine to what is reported. Where a field has the name of
+//! one of [`measure`](crate::report::measure), it means the same.
 //!
-//! * *TTFT* is from when a request was due to be asked to its first token at the client, whatever becomes of the rest of the answer. One that never had a token
-//!   counts as missed, and with the time until it was given up.
-//! * *The objective* is so many times the TTFT of the same request alone, measured in the first run.
-//! * *An exchange* is from when a layer's tokens leave for experts elsewhere until all are back: it blocks the layer, and has the experts' computation in it.
-//! * *Bytes* by stage and DSCP are the engines' own count of payload; by DSCP alone, the queues' of the fabric, with headers.
+//! * *TTFT* is from when a request was due to be asked to its first token at the client, whatever
+//!   becomes of the rest of the answer. One that never had a token counts as missed, and with the
+//!   time until it was given up.
+//! * *The objective* is so many times the TTFT of the same request alone, measured in the first
+//!   run.
+//! * *An exchange* is from when a layer's tokens leave for experts elsewhere until all are back: it
+//!   blocks the layer, and has the experts' computation in it.
+//! * *Bytes* by stage and DSCP are the engines' own count of payload; by DSCP alone, the queues' of
+//!   the fabric, with headers.
 
 use std::collections::BTreeMap;
 
@@ -67,7 +72,8 @@ pub struct EngineRun {
     pub requests: usize,
     /// Requests with a whole answer.
     pub completed: usize,
-    /// Why requests failed, and how many for that reason; those that were given up are not among them.
+    /// Why requests failed, and how many for that reason; those that were given up are not among
+    /// them.
     pub errors: BTreeMap<String, usize>,
     /// Answers that were compared with those that the requests got alone.
     pub answers_compared: usize,
@@ -81,7 +87,8 @@ pub struct EngineRun {
     pub slowdown: Summary,
     /// Mean of the positive part of (deadline − first token) / objective.
     pub earliness: f64,
-    /// Tokens of prompts and answers that were served, per second, from time zero to the last answer.
+    /// Tokens of prompts and answers that were served, per second, from time zero to the last
+    /// answer.
     pub tokens_per_s: f64,
     /// The same of whole requests.
     pub requests_per_s: f64,
@@ -123,7 +130,8 @@ pub struct EngineRun {
     pub daemon_restarts: u32,
     /// What the coordinator did; none if there was none.
     pub coordinator: Option<CoordinatorRecord>,
-    /// Sockets had the kernel's own buffers at some host: not to be compared with runs where they had not.
+    /// Sockets had the kernel's own buffers at some host: not to be compared with runs where they
+    /// had not.
     pub buffers_unbounded: bool,
     /// Processors that were busy, over the whole machine.
     pub busy_cores: f64,
@@ -223,7 +231,7 @@ pub fn report(
     let counts = all(alone);
     let prefixes = crate::engine::plan::shared(&asking.asked);
     EngineReport {
-        engine: "real",
+        engine: config.engine.name(),
         runs: records
             .iter()
             .map(|record| engine_run(config, &asking.asked, alone, record))
@@ -258,7 +266,8 @@ fn engine_run(
         .filter_map(|answer| Some((answer.id, ttft_ns(answer)?)))
         .collect();
     let answers: BTreeMap<u64, &Answer> = record.answers.iter().map(|a| (a.id, a)).collect();
-    // (TTFT, that alone, there was one): of a request that never had a token it is known that it took at least until it was given up.
+    // (TTFT, that alone, there was one): of a request that never had a token it is known that it
+    // took at least until it was given up.
     let times: Vec<(u64, u64, bool)> = asked
         .iter()
         .map(|request| {
@@ -409,7 +418,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Three requests that take 100 ms alone: one in time, one late and otherwise answered, one that failed.
+    /// Three requests that take 100 ms alone: one in time, one late and otherwise answered, one
+    /// that failed.
     pub(crate) fn example() -> EngineReport {
         example_with(|_| {})
     }

@@ -1,4 +1,5 @@
-//! What the lab found with the real engine: numbers ([`measure`]), a table for the terminal, a page.
+//! What the lab found with the real engine: numbers ([`measure`]), a table for the terminal, a
+//! page.
 
 pub mod html;
 pub mod measure;

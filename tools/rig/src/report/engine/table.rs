@@ -86,7 +86,7 @@ fn heading(report: &EngineReport) -> String {
     let (statistics, real) = (&workload.statistics, config.serving());
     let mut text = format!(
         "{} requests in {:.0} s, {:.0} tokens on average, {:.0} % shared with others; seed {}, arrivals {}\n\
-         the real engine on {} prefill units of {} hosts and {} decode hosts, ports of {} Mbit/s; objective {} × the request's \
+         the {} engine on {} prefill units of {} hosts and {} decode hosts, ports of {} Mbit/s; objective {} × the request's \
          TTFT alone ({:.0} ms on average)\n\
          model: {} layers of width {}, {} experts, {} of them a token's; {} B of KV and {:.0} B to and from experts elsewhere, a token \
          and layer; alone an exchange takes {:.1} ms, an iteration {:.0} ms\n",
@@ -96,6 +96,7 @@ fn heading(report: &EngineReport) -> String {
         statistics.reuse * 100.0,
         config.seed,
         workload.arrivals_digest,
+        report.engine,
         config.units,
         config.ranks,
         config.decodes,

@@ -1,16 +1,18 @@
-//! The experts of a Mixtral-shaped layer: a router, and the feed-forward networks of which each token takes a few.
+//! The experts of a Mixtral-shaped layer: a router, and the feed-forward networks of which each
+//! token takes a few.
 //!
-//! Experts may be elsewhere: [`ExpertPeers`] takes a layer's tokens to the processes that hold their experts and brings back what those made of them
-//! (the two all-to-alls of expert parallelism). Contributions are added in ascending order of the expert, wherever each was computed, so that the sum
-//! is the same to the bit.
+//! Experts may be elsewhere: [`ExpertPeers`] sends a layer's tokens to the processes that hold
+//! their experts and returns what those made of them (the two all-to-alls of expert parallelism).
+//! Contributions are added in ascending order of the expert, wherever each was computed, so that
+//! the sum is the same to the bit.
 
 use std::collections::BTreeMap;
 
 use candle_core::{D, Device, Result, Tensor, bail};
 
 use super::linear::Linear;
-use super::shape::ModelShape;
 use super::weights::{Weights, WeightsError};
+use crate::model::{self, ExpertPeers, ExpertRows, Experts, ModelShape, fail};
 
 /// A gated feed-forward network: `down(silu(gate(x)) · up(x))`.
 #[derive(Clone, Debug)]
@@ -50,9 +52,11 @@ impl FeedForward {
 }
 
 /// The experts that this process holds, by layer and number.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ExpertBank {
     layers: Vec<BTreeMap<usize, FeedForward>>,
+    hidden: usize,
+    device: Device,
 }
 
 impl ExpertBank {
@@ -77,7 +81,11 @@ impl ExpertBank {
             }
             layers.push(held);
         }
-        Ok(Self { layers })
+        Ok(Self {
+            layers,
+            hidden: shape.hidden,
+            device: device.clone(),
+        })
     }
 
     /// Whether this process holds an expert.
@@ -90,7 +98,7 @@ impl ExpertBank {
     ///
     /// # Errors
     /// It is not here.
-    pub fn run(&self, layer: usize, expert: usize, rows: &Tensor) -> Result<Tensor> {
+    pub fn compute(&self, layer: usize, expert: usize, rows: &Tensor) -> Result<Tensor> {
         let network = self.layers.get(layer).and_then(|held| held.get(&expert));
         match network {
             Some(network) => network.forward(rows),
@@ -99,45 +107,31 @@ impl ExpertBank {
     }
 }
 
-/// Rows for one expert, as they go to the process that holds it, and as they come back.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ExpertRows {
-    /// Which.
-    pub expert: usize,
-    /// `rows × hidden` numbers.
-    pub numbers: Vec<f32>,
+impl Experts for ExpertBank {
+    fn run(&self, layer: usize, groups: Vec<ExpertRows>) -> model::Result<Vec<ExpertRows>> {
+        let run = |group: ExpertRows| {
+            let numbers = numbers(&group.rows);
+            let count = numbers.len() / self.hidden;
+            let rows = Tensor::from_vec(numbers, (count, self.hidden), &self.device)?;
+            let made = self.compute(layer, group.expert, &rows)?;
+            Ok(ExpertRows {
+                expert: group.expert,
+                rows: bits(&made)?,
+            })
+        };
+        groups.into_iter().map(run).collect()
+    }
 }
 
-/// Where the experts are that this process does not hold.
-pub trait ExpertPeers {
-    /// Takes the rows on their way; answers come with [`ExpertPeers::collect`]. Both once a layer, also with nothing to say.
-    ///
-    /// # Errors
-    /// A peer is gone.
-    fn dispatch(&mut self, layer: usize, rows: Vec<ExpertRows>) -> Result<()>;
-
-    /// What the experts made of them: the same experts with as many rows.
-    ///
-    /// # Errors
-    /// A peer is gone.
-    fn collect(&mut self, layer: usize) -> Result<Vec<ExpertRows>>;
+/// The numbers of rows as they go to another process.
+fn bits(rows: &Tensor) -> Result<Vec<u32>> {
+    let numbers: Vec<f32> = rows.flatten_all()?.to_vec1()?;
+    Ok(numbers.into_iter().map(f32::to_bits).collect())
 }
 
-/// All experts are held here.
-#[derive(Clone, Copy, Debug)]
-pub struct AllLocal;
-
-impl ExpertPeers for AllLocal {
-    fn dispatch(&mut self, layer: usize, rows: Vec<ExpertRows>) -> Result<()> {
-        match rows.first() {
-            Some(rows) => bail!("expert {} of layer {layer} is held nowhere", rows.expert),
-            None => Ok(()),
-        }
-    }
-
-    fn collect(&mut self, _layer: usize) -> Result<Vec<ExpertRows>> {
-        Ok(Vec::new())
-    }
+/// The numbers of rows that came from another process.
+fn numbers(bits: &[u32]) -> Vec<f32> {
+    bits.iter().copied().map(f32::from_bits).collect()
 }
 
 /// The router of a layer.
@@ -172,7 +166,8 @@ impl Router {
         }))
     }
 
-    /// The likeliest experts of each row, their probabilities normalised to 1 among them (as Mixtral does); the lower number where they tie.
+    /// The likeliest experts of each row, their probabilities normalised to 1 among them (as
+    /// Mixtral does); the lower number where they tie.
     fn assign(&self, rows: &Tensor) -> Result<Assigned> {
         let odds = candle_nn::ops::softmax(&self.gate.forward(rows)?, D::Minus1)?;
         let odds: Vec<Vec<f32>> = odds.to_vec2()?;
@@ -201,7 +196,7 @@ impl Router {
         rows: &Tensor,
         bank: &ExpertBank,
         peers: &mut dyn ExpertPeers,
-    ) -> Result<Tensor> {
+    ) -> model::Result<Tensor> {
         let assigned = self.assign(rows)?;
         let (count, hidden) = rows.dims2()?;
         let device = rows.device();
@@ -211,18 +206,19 @@ impl Router {
         };
         let mut away = Vec::new();
         for (&expert, (to, _)) in assigned.iter().filter(|(e, _)| !bank.holds(**e)) {
-            let numbers = of(to)?.flatten_all()?.to_vec1()?;
-            away.push(ExpertRows { expert, numbers });
+            let rows = bits(&of(to)?)?;
+            away.push(ExpertRows { expert, rows });
         }
         peers.dispatch(layer, away)?;
         let mut made = BTreeMap::new();
         for (&expert, (to, _)) in assigned.iter().filter(|(e, _)| bank.holds(**e)) {
-            made.insert(expert, bank.run(layer, expert, &of(to)?)?);
+            made.insert(expert, bank.compute(layer, expert, &of(to)?)?);
         }
-        for ExpertRows { expert, numbers } in peers.collect(layer)? {
+        for group in peers.collect(layer)? {
+            let (expert, numbers) = (group.expert, numbers(&group.rows));
             let rows = assigned.get(&expert).map_or(0, |(to, _)| to.len());
             if rows == 0 || numbers.len() != rows * hidden {
-                bail!(
+                fail!(
                     "expert {expert} of layer {layer} answered {} numbers for {rows} rows",
                     numbers.len()
                 );
@@ -232,7 +228,7 @@ impl Router {
         let mut sum = Tensor::zeros((count, hidden), rows.dtype(), device)?;
         for (expert, (to, weights)) in assigned {
             let Some(made) = made.get(&expert) else {
-                bail!("expert {expert} of layer {layer} did not answer");
+                fail!("expert {expert} of layer {layer} did not answer");
             };
             let weights = Tensor::from_vec(weights, (to.len(), 1), device)?;
             let index = Tensor::from_slice(&to, to.len(), device)?;

@@ -1,7 +1,8 @@
 //! Attention of ragged rows over a paged KV cache.
 //!
-//! On CPUs it is an operation of our own: each row reads its context's keys and values where they lie, in order of position, so that its result depends on
-//! nothing else in the batch, and nothing is gathered or padded. Elsewhere, sequence by sequence, it is made of the crate's operations
+//! On CPUs it is an operation of our own: each row reads its context's keys and values where they
+//! lie, in order of position, so that its result depends on nothing else in the batch, and nothing
+//! is gathered or padded. Elsewhere, sequence by sequence, it is made of the crate's operations
 //! (gather, multiply, mask, softmax, multiply); a test compares the two.
 
 use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, bail};
@@ -160,8 +161,8 @@ impl CustomOp3 for Paged<'_> {
     }
 }
 
-/// `softmax(q·kᵀ/√d)·v` of `queries` `[rows, heads × width]` over `keys` and `values` `[slots, kv_heads × width]`, each row over its sequence up
-/// to its own position.
+/// `softmax(q·kᵀ/√d)·v` of `queries` `[rows, heads × width]` over `keys` and `values` `[slots,
+/// kv_heads × width]`, each row over its sequence up to its own position.
 ///
 /// # Errors
 /// The tensors have other shapes, or a row's block is not there.

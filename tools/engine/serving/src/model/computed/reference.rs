@@ -1,14 +1,13 @@
-//! The same model once more, slowly: in double precision, a whole sequence at once, no cache, no tensor crate in the arithmetic. What the real one is
-//! compared with.
+//! The same model once more, slowly: in double precision, a whole sequence at once, no cache, no
+//! tensor crate in the arithmetic. What the real one is compared with.
 
 use candle_core::Device;
 
-use super::ModelShape;
-use super::decoder::{Model, Piece, Unwatched, greedy};
-use super::experts::AllLocal;
-use super::shape::tests::tiny;
+use super::decoder::Decoder;
 use super::weights::Weights;
-use crate::kv::Pages;
+use crate::model::shape::tests::tiny;
+use crate::model::{AllLocal, Model as _, ModelShape, Piece, Unwatched, greedy};
+use crate::schedule::Room;
 
 type Matrix = Vec<Vec<f64>>;
 
@@ -173,17 +172,24 @@ fn piece(tokens: &[u32], start: usize, blocks: &[u32]) -> Piece {
     }
 }
 
+/// A model with a KV cache of so many blocks of 8 tokens.
+fn load(shape: &ModelShape, blocks: u32) -> Result<Decoder, super::WeightsError> {
+    let room = Room {
+        blocks,
+        block_tokens: 8,
+    };
+    Decoder::load(shape, &|_| true, &Device::Cpu, room)
+}
+
 #[test]
 fn outputs_are_those_of_the_slow_reference() {
     for moe in [false, true] {
         let shape = tiny(moe);
-        let model = Model::load(&shape, &|_| true, &Device::Cpu).unwrap();
-        let pages = Pages::new(&shape, 8, 8, &Device::Cpu).unwrap();
+        let model = load(&shape, 8).unwrap();
         let tokens = prompt(29);
         let outputs = model
             .forward(
                 &[piece(&tokens, 0, &[3, 1, 7, 0])],
-                &pages,
                 &mut Unwatched,
                 &mut AllLocal,
             )
@@ -208,21 +214,16 @@ fn outputs_are_those_of_the_slow_reference() {
 fn a_tokens_outputs_are_the_same_to_the_bit_in_any_chunks_and_company() {
     for moe in [false, true] {
         let shape = tiny(moe);
-        let model = Model::load(&shape, &|_| true, &Device::Cpu).unwrap();
         let tokens = prompt(40);
         let other = prompt(90);
         let bits = |outputs: &[f32]| outputs.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         let whole = {
-            let pages = Pages::new(&shape, 5, 8, &Device::Cpu).unwrap();
+            let model = load(&shape, 5).unwrap();
             let all = [piece(&tokens, 0, &[0, 1, 2, 3, 4])];
-            bits(
-                &model
-                    .forward(&all, &pages, &mut Unwatched, &mut AllLocal)
-                    .unwrap()[0],
-            )
+            bits(&model.forward(&all, &mut Unwatched, &mut AllLocal).unwrap()[0])
         };
         for chunk in [1, 3, 8, 17, 39] {
-            let pages = Pages::new(&shape, 32, 8, &Device::Cpu).unwrap();
+            let model = load(&shape, 32).unwrap();
             let own = [9, 2, 30, 17, 5];
             let others: Vec<u32> = (18..30).collect();
             let mut last = Vec::new();
@@ -235,7 +236,7 @@ fn a_tokens_outputs_are_the_same_to_the_bit_in_any_chunks_and_company() {
                     batch.insert(0, piece(&other[at..at + 1 + number * 11 % 20], at, &others));
                 }
                 let outputs = model
-                    .forward(&batch, &pages, &mut Unwatched, &mut AllLocal)
+                    .forward(&batch, &mut Unwatched, &mut AllLocal)
                     .unwrap();
                 last = bits(outputs.last().unwrap());
             }
@@ -246,7 +247,7 @@ fn a_tokens_outputs_are_the_same_to_the_bit_in_any_chunks_and_company() {
 
 #[test]
 fn weights_come_from_safetensors_with_the_names_of_hugging_face() {
-    use super::shape::WeightsSource;
+    use crate::model::shape::WeightsSource;
     use std::collections::HashMap;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
@@ -290,19 +291,16 @@ fn weights_come_from_safetensors_with_the_names_of_hugging_face() {
         ..drawn.clone()
     };
     let outputs = |shape: &ModelShape| {
-        let model = Model::load(shape, &|_| true, &Device::Cpu).unwrap();
-        let pages = Pages::new(shape, 2, 8, &Device::Cpu).unwrap();
+        let model = load(shape, 2).unwrap();
         let batch = [piece(&prompt(9), 0, &[0, 1])];
         model
-            .forward(&batch, &pages, &mut Unwatched, &mut AllLocal)
+            .forward(&batch, &mut Unwatched, &mut AllLocal)
             .unwrap()
     };
     assert_eq!(outputs(&read), outputs(&drawn));
     // A file of other sizes is refused by name.
     let wider = ModelShape { ffn: 96, ..read };
-    let refused = Model::load(&wider, &|_| true, &Device::Cpu)
-        .unwrap_err()
-        .to_string();
+    let refused = load(&wider, 2).unwrap_err().to_string();
     assert!(
         refused.contains("w1.weight") && refused.contains("[80, 48]"),
         "{refused}"

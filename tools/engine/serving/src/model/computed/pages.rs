@@ -1,9 +1,9 @@
-//! The numbers of the KV cache: of each layer two tensors, `[slots, kv_heads × head_dim]`, written in place. A slot is a place for one token; block `b` has the slots
-//! from `b × block_tokens` on.
+//! The numbers of the KV cache: of each layer two tensors, `[slots, kv_heads × head_dim]`, written
+//! in place. A slot holds one token; block `b` has the slots from `b × block_tokens` on.
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 
-use crate::model::ModelShape;
+use crate::model::{self, KvCache, ModelShape, fail};
 
 /// Keys and values of all layers.
 #[derive(Debug)]
@@ -47,12 +47,6 @@ impl Pages {
         (keys, values)
     }
 
-    /// Tokens a block.
-    #[must_use]
-    pub const fn block_tokens(&self) -> usize {
-        self.block_tokens
-    }
-
     /// Writes rows into slots.
     ///
     /// # Errors
@@ -82,24 +76,25 @@ impl Pages {
             .map(|token| blocks[token / size] * size as u32 + (token % size) as u32)
             .collect())
     }
+}
 
-    /// The bytes of a token in a layer.
-    #[must_use]
-    pub const fn token_bytes(&self) -> usize {
+impl KvCache for Pages {
+    fn block_tokens(&self) -> usize {
+        self.block_tokens
+    }
+
+    fn token_bytes(&self) -> usize {
         2 * self.width * size_of::<f32>()
     }
 
-    /// `tokens` tokens of a sequence with these blocks, from its token `first` on, in a layer, as bytes: all keys, then all values, little-endian.
-    ///
-    /// # Errors
-    /// A block is not there, or there are fewer tokens.
-    pub fn export(
+    /// All keys come first, then all values, little-endian.
+    fn export(
         &self,
         layer: usize,
         blocks: &[u32],
         first: usize,
         tokens: usize,
-    ) -> Result<Vec<u8>> {
+    ) -> model::Result<Vec<u8>> {
         let slots = self.slots(blocks, first, tokens)?;
         let index = Tensor::from_vec(slots, tokens, &self.device)?;
         let (keys, values) = self.layer(layer);
@@ -111,20 +106,16 @@ impl Pages {
         Ok(bytes)
     }
 
-    /// Writes what [`Pages::export`] gave into a sequence with these blocks, from its token `first` on. How many tokens it was.
-    ///
-    /// # Errors
-    /// The bytes are no whole tokens, or more than the blocks hold, or there is no such layer.
-    pub fn import(
+    fn import(
         &self,
         layer: usize,
         blocks: &[u32],
         first: usize,
         bytes: &[u8],
-    ) -> Result<usize> {
+    ) -> model::Result<usize> {
         let tokens = bytes.len() / self.token_bytes();
         if tokens * self.token_bytes() != bytes.len() || layer >= self.layers.len() {
-            bail!(
+            fail!(
                 "{} bytes for layer {layer} are no whole tokens of one",
                 bytes.len()
             );

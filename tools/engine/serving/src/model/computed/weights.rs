@@ -1,7 +1,8 @@
 //! Weights: drawn from a seed, or read from safetensors with Hugging Face's names.
 //!
-//! Drawn ones are uniform with the variance `1 / fan_in`, each tensor from a stream of its own that its name and the seed give: a process that holds
-//! only some experts draws the same ones as a process that holds all.
+//! Drawn ones are uniform with the variance `1 / fan_in`, each tensor from a stream of its own that
+//! its name and the seed give: a process that holds only some experts draws the same ones as a
+//! process that holds all.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ use rand_chacha::rand_core::SeedableRng as _;
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
-use super::shape::WeightsSource;
+use crate::model::shape::WeightsSource;
 
 /// Weights that cannot be had.
 #[derive(Debug, Error)]
@@ -41,6 +42,9 @@ pub enum WeightsError {
         /// As it should be.
         wanted: Vec<usize>,
     },
+    /// The device has no memory for the KV cache.
+    #[error("no memory for the KV cache (kv.blocks): {0}")]
+    Memory(candle_core::Error),
     /// The device refused.
     #[error(transparent)]
     Tensor(#[from] candle_core::Error),
@@ -111,8 +115,8 @@ impl Weights {
         }
     }
 
-    /// Sixteen bytes that stand for these weights: two processes with other weights must not share KV blocks. Of files it is the norms and corners of
-    /// every tensor, by name.
+    /// Sixteen bytes that stand for these weights: two processes with other weights must not share
+    /// KV blocks. Of files it is the norms and corners of every tensor, by name.
     ///
     /// # Errors
     /// A tensor cannot be read.

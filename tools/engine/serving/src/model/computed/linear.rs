@@ -1,9 +1,11 @@
 //! Multiplication by a weight matrix, the same for a row whatever the other rows are.
 //!
-//! candle multiplies with the crate gemm, which takes another path (and so another order of the sum) by the number of rows: for one, for fewer
-//! than there are columns, for more than 64. So there is one number only: [`ROWS`] at a time, the last ones filled up with zeros. A multiplication by a
-//! weight then always has the same shape. That a row's result is the same to the bit is tested below, over many numbers of rows. The price is that a
-//! weight is read once for [`ROWS`] rows, not once a batch.
+//! candle multiplies with the crate gemm, which takes another path (and so another order of the
+//! sum) by the number of rows: for one, for fewer than there are columns, for more than 64. So
+//! there is one number only: [`ROWS`] at a time, the last ones filled up with zeros. A
+//! multiplication by a weight then always has the same shape. That a row's result is the same to
+//! the bit is tested below, over many numbers of rows. The price is that a weight is read once for
+//! [`ROWS`] rows, not once a batch.
 
 use candle_core::{Result, Tensor};
 

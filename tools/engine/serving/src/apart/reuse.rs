@@ -1,0 +1,235 @@
+//! KV of prompts' beginnings, asked of others and given to them, in a thread of its own: neither
+//! waits for an iteration.
+//!
+//! A question goes to one process after another until one has blocks. That one sends them layer by
+//! layer, and the engine hears of it ([`EngineCommand::Found`]). Who does not answer in time, or goes away,
+//! has none.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use super::between::kv_head;
+use super::inbox::Key;
+use super::{Asked, Net, Words};
+use crate::carry::Kind;
+use crate::clock;
+use crate::engine::{EngineCommand, Handle};
+use crate::kv::{BlockHash, SharedBlocks};
+use crate::model::Model;
+
+/// How often it looks for questions that were not answered in time.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// The full blocks of a prompt that may come from elsewhere.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// The request.
+    pub request: u64,
+    /// The blocks from the first one that is missing on.
+    pub hashes: Vec<BlockHash>,
+    /// The number of that block.
+    pub first: usize,
+    /// When the first token is due.
+    pub deadline_ns: u64,
+}
+
+/// What the thread is told.
+#[derive(Debug)]
+pub enum Call {
+    /// Ask others for this.
+    Find(Wanted),
+    /// Nobody wants the KV of this request any more.
+    Forget(u64),
+    /// Words of another process: a question or an answer.
+    Words(SocketAddr, Words),
+    /// Another process is gone.
+    Lost(SocketAddr),
+}
+
+/// A question that waits for its answer.
+struct Question {
+    wanted: Wanted,
+    at: SocketAddr,
+    left: VecDeque<SocketAddr>,
+    since: Instant,
+}
+
+struct Reuse {
+    net: Arc<Net>,
+    model: Arc<dyn Model>,
+    blocks: SharedBlocks,
+    engine: Handle,
+    questions: HashMap<u64, Question>,
+}
+
+/// Starts the thread. It ends when all senders of calls are gone.
+///
+/// # Errors
+/// No thread is left.
+pub fn serve(
+    calls: Receiver<Call>,
+    net: Arc<Net>,
+    model: Arc<dyn Model>,
+    blocks: SharedBlocks,
+    engine: Handle,
+) -> std::io::Result<()> {
+    let reuse = Reuse {
+        net,
+        model,
+        blocks,
+        engine,
+        questions: HashMap::new(),
+    };
+    std::thread::Builder::new()
+        .name("reuse".to_owned())
+        .spawn(move || reuse.run(&calls))?;
+    Ok(())
+}
+
+/// Both ends of the queue of calls.
+#[must_use]
+pub fn calls() -> (Sender<Call>, Receiver<Call>) {
+    channel()
+}
+
+impl Reuse {
+    fn run(mut self, calls: &Receiver<Call>) {
+        loop {
+            let call = if self.questions.is_empty() {
+                calls.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            } else {
+                calls.recv_timeout(LOOK_EVERY)
+            };
+            match call {
+                Ok(call) => self.take(call),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            let patience = self.net.ask_patience;
+            self.ask_next_where(|question| question.since.elapsed() > patience);
+        }
+    }
+
+    fn take(&mut self, call: Call) {
+        match call {
+            Call::Find(wanted) => {
+                let left = self.net.peers.reuse.iter().copied().collect();
+                self.ask(wanted, left);
+            }
+            Call::Forget(request) => {
+                if self.questions.remove(&request).is_some() {
+                    self.forget(request);
+                }
+            }
+            Call::Words(from, Words::Ask(asked)) => self.give(from, &asked),
+            Call::Words(from, Words::Will { request, blocks }) => {
+                self.answered(from, request, blocks);
+            }
+            Call::Words(..) => {}
+            Call::Lost(peer) => self.ask_next_where(|question| question.at == peer),
+        }
+    }
+
+    fn keys(&self, request: u64) -> impl Iterator<Item = Key> + use<> {
+        let layers = 0..self.model.shape().layers as u16;
+        layers.map(move |layer| Key::Reuse(request, layer))
+    }
+
+    fn forget(&self, request: u64) {
+        self.net.inbox.forget(self.keys(request));
+    }
+
+    /// Asks the next process, or tells the engine that nobody has anything.
+    fn ask(&mut self, wanted: Wanted, mut left: VecDeque<SocketAddr>) {
+        let request = wanted.request;
+        let Some(at) = left.pop_front() else {
+            return self.tell(request, None);
+        };
+        for key in self.keys(request) {
+            self.net.inbox.expect(key, at);
+        }
+        let words = Words::Ask(Asked {
+            request,
+            hashes: wanted.hashes.clone(),
+            first: wanted.first,
+            remaining_ns: wanted.deadline_ns.saturating_sub(clock::now().0).max(1),
+        });
+        self.net.say(at, &words);
+        let question = Question {
+            wanted,
+            at,
+            left,
+            since: Instant::now(),
+        };
+        self.questions.insert(request, question);
+    }
+
+    fn ask_next_where(&mut self, which: impl Fn(&Question) -> bool) {
+        let over = |(request, question): (&u64, &Question)| which(question).then_some(*request);
+        let over: Vec<u64> = self.questions.iter().filter_map(over).collect();
+        for request in over {
+            if let Some(question) = self.questions.remove(&request) {
+                self.forget(request);
+                self.ask(question.wanted, question.left);
+            }
+        }
+    }
+
+    fn tell(&self, request: u64, found: Option<(SocketAddr, usize)>) {
+        // An engine that has ended needs no answer.
+        let _ = self.engine.command(EngineCommand::Found { request, found });
+    }
+
+    fn answered(&mut self, from: SocketAddr, request: u64, blocks: usize) {
+        let asked = self
+            .questions
+            .get(&request)
+            .filter(|asked| asked.at == from);
+        let Some(most) = asked.map(|asked| asked.wanted.hashes.len()) else {
+            return;
+        };
+        // Whatever was said: it is compared with what was asked for.
+        if (1..=most).contains(&blocks) {
+            self.questions.remove(&request);
+            self.tell(request, Some((from, blocks)));
+        } else {
+            self.ask_next_where(|question| question.wanted.request == request);
+        }
+    }
+
+    /// Another process asks for KV. It gets what is here, a flow for each layer. No batch needs
+    /// them yet, so the request's deadline commands them.
+    fn give(&self, to: SocketAddr, asked: &Asked) {
+        let (shape, size) = (self.model.shape(), self.model.kv().block_tokens());
+        let (request, first) = (asked.request, asked.first);
+        // More than a prompt can have is no prompt's.
+        let context = shape.context / size;
+        let hashes = if first.saturating_add(asked.hashes.len()) > context {
+            &[]
+        } else {
+            &asked.hashes[..]
+        };
+        let found = self.blocks.find(hashes);
+        let blocks = found.len();
+        self.net.say(to, &Words::Will { request, blocks });
+        if found.is_empty() {
+            return;
+        }
+        let deadline_ns = clock::now().0.saturating_add(asked.remaining_ns);
+        let tokens = blocks * size;
+        for layer in 0..shape.layers {
+            match self.model.kv().export(layer, &found, 0, tokens) {
+                Ok(payload) => {
+                    let head = kv_head(Kind::KvReuse, layer, 0, request, first * size);
+                    self.net.carrier.send(to, head, deadline_ns, payload);
+                }
+                // The asker's patience ends, and it computes the prompt itself.
+                Err(error) => tracing::error!("KV of layer {layer} for {to}: {error}"),
+            }
+        }
+        self.blocks.release(&found);
+    }
+}
