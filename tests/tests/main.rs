@@ -6,7 +6,9 @@
 mod access;
 mod ahead;
 mod certificates;
+mod circles;
 mod command_line;
+mod definitions;
 mod docs;
 mod faults;
 mod hostile;

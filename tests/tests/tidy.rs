@@ -37,10 +37,11 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("laxity-credentials", &["laxity-files"]),
     ("laxity-files", &[]),
     ("laxity-listen", &[]),
-    ("laxity-policy", &[]),
+    ("laxity-policy", &["laxity-types"]),
     ("laxity-quantity", &[]),
-    ("laxity-shm", &[]),
-    ("laxity-wire", &["laxity-policy"]),
+    ("laxity-shm", &["laxity-types"]),
+    ("laxity-types", &[]),
+    ("laxity-wire", &["laxity-types"]),
     ("laxity-client", &["laxity-profile", "laxity-shm"]),
     ("laxity-client-c", &["laxity-client"]),
     (
@@ -249,10 +250,12 @@ fn dependencies_between_crates_point_one_way() {
             );
         }
     }
-    assert!(
-        packages["laxity-policy"].dependencies.is_empty(),
-        "the policy has no dependency"
+    let leaf = BTreeSet::from(["laxity-types".to_owned()]);
+    assert_eq!(
+        packages["laxity-policy"].dependencies, leaf,
+        "of the policy"
     );
+    assert!(packages["laxity-types"].dependencies.is_empty());
 }
 
 /// What operators and applications run. Nothing of the laboratory may be linked into it.

@@ -106,7 +106,7 @@ impl Intake {
         }
         FlowSpec {
             flow: id,
-            stage: stage(flow.stage),
+            stage: flow.stage,
             batch,
             request: RequestId(flow.request),
             layer,
@@ -747,15 +747,5 @@ fn feed_collectives(port: &mut Port, now: Time, from: &mut RecordOrigin<'_>, ind
             *hungry = true;
             port.hungry.push_back((from.client, from.lane));
         }
-    }
-}
-
-const fn stage(stage: record::Stage) -> Stage {
-    match stage {
-        record::Stage::KvReuse => Stage::KvReuse,
-        record::Stage::Collective => Stage::Collective,
-        record::Stage::P2d => Stage::P2d,
-        record::Stage::Weights => Stage::Weights,
-        record::Stage::Background => Stage::Background,
     }
 }

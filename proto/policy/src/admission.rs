@@ -30,9 +30,10 @@ pub use event::{
     AdmissionAction, AdmissionCounters, AdmissionEvent, Decision, PruneCause, RequestLoad,
 };
 
+use laxity_types::{BatchId, RequestId};
+
 use crate::config::InvalidConfig;
 use crate::event::Order;
-use crate::ids::{BatchId, RequestId};
 use crate::prune::{
     BatchSlot, Doomed, Estimate, Ledger, Member, MemberSlot, PACE_UNIT, Pruner, Terms, Turn,
 };

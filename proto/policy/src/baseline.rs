@@ -14,11 +14,12 @@ pub(crate) mod sjf;
 pub(crate) mod tent;
 pub(crate) mod two_class;
 
+use laxity_types::{Level, Stage};
+
 use crate::config::{Granularity, Ties};
-use crate::discipline::{Place, Tie};
-use crate::ids::{Level, Stage};
-use crate::link::Port;
-use crate::link::flows::Flow;
+use crate::discipline::Place;
+use crate::link::flows::{Flow, Tie};
+use crate::link::port::Port;
 use crate::link::queue::{Group, Lane, Rank, Scope};
 use crate::time::Time;
 

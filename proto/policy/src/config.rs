@@ -3,7 +3,8 @@
 use core::fmt;
 use core::str::FromStr;
 
-use crate::ids::Level;
+use laxity_types::Level;
+
 use crate::time::Span;
 
 /// Which policy arbitrates a port. All of them run behind the same interface.

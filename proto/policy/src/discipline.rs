@@ -1,34 +1,19 @@
 //! What makes a policy: where a flow waits, how groups stand against each other, when to promote.
 //!
-//! [`Link`](crate::link::Link) keeps the queues, the window, the accounts and the timers; a
+//! [`Link`](crate::link::Link) keeps the queues, the window, the accounts and the timers. A
 //! [`Discipline`] is the rule that fills them in (MFS §4.5 for `mfs`, architecture §4.2 for the
-//! others). Every rule is a pure function of the port's state and `now`.
+//! others). Every rule is a pure function of the port's state and `now`. `policies.rs` has the list
+//! of disciplines.
 
 use core::fmt::Debug;
 
-use crate::baseline::{
-    edf::Edf, fair::Fair, karuna::Karuna, sjf::Sjf, tent::Tent, two_class::TwoClass,
-};
-use crate::config::{LinkConfig, PolicyKind};
-use crate::event::FlowSpec;
-use crate::ids::Level;
-use crate::laxity::Laxity;
-use crate::link::Port;
-use crate::link::flows::{Flow, Slot};
-use crate::link::queue::{Group, Lane, Rank, SCAVENGER, Scope};
-use crate::mfs::Mfs;
-use crate::time::Time;
+use laxity_types::Level;
 
-/// How members of a group with the same order stand to each other, before arrival.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tie {
-    /// First come, first served.
-    Arrival,
-    /// They share: the one that has had the fewest bytes is next (start-time fair queueing).
-    Share,
-    /// The one with the fewest bytes left is next.
-    Shortest,
-}
+use crate::event::FlowSpec;
+use crate::link::flows::{Flow, Slot, Tie};
+use crate::link::port::Port;
+use crate::link::queue::{Group, Lane, Rank, SCAVENGER, Scope};
+use crate::time::Time;
 
 /// Where a flow waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,21 +156,5 @@ pub(crate) trait Discipline: Debug + Send + Sync {
     /// A waiting group of this rank or above leaves no credit for collectives.
     fn credit_bar(&self) -> Rank {
         Rank::LAST
-    }
-}
-
-/// The rule of each policy.
-pub(crate) fn of(config: &LinkConfig) -> Box<dyn Discipline> {
-    match config.policy {
-        PolicyKind::Laxity => Box::new(Laxity::new(config)),
-        PolicyKind::Mfs => Box::new(Mfs::new(config)),
-        PolicyKind::Fair => Box::new(Fair::new(config)),
-        PolicyKind::Sjf => Box::new(Sjf::new(config)),
-        PolicyKind::Edf => Box::new(Edf::explicit_first(config)),
-        PolicyKind::EdfLow => Box::new(Edf::explicit_last(config)),
-        PolicyKind::Karuna => Box::new(Karuna::strict(config)),
-        PolicyKind::KarunaWc => Box::new(Karuna::work_conserving(config)),
-        PolicyKind::TwoClass => Box::new(TwoClass::new(config)),
-        PolicyKind::TentEdf => Box::new(Tent::new(config)),
     }
 }

@@ -1,6 +1,7 @@
 //! What goes into a [`Link`](crate::link::Link) and what comes out of it.
 
-use crate::ids::{BatchId, FlowId, Layer, Level, RequestId, Stage};
+use laxity_types::{BatchId, FlowId, Layer, Level, RequestId, Stage};
+
 use crate::time::{Span, Time};
 
 /// Everything the policy is told of one flow when it arrives.

@@ -47,11 +47,12 @@
 //! level for life, and one that starves below them stalls a whole batch, as a late collective would. What
 //! that was worth is in docs/notes/simulator.md.
 
+use laxity_types::{Layer, Level, Stage};
+
 use crate::config::LinkConfig;
 use crate::discipline::{Check, Discipline, Hope, Lone, Place};
-use crate::ids::{Layer, Level, Stage};
-use crate::link::Port;
 use crate::link::flows::{Flow, NONE, Slot};
+use crate::link::port::Port;
 use crate::link::queue::{Group, Lane, Rank, Scope};
 use crate::link::roster::NULL_BATCH;
 use crate::scavenger;

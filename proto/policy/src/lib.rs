@@ -6,8 +6,8 @@
 //! * `link` arbitrates one port (one direction of one NIC): MFS §4.3, §4.4.1, §4.5;
 //! * `admission` orders batches and prunes doomed requests: MFS §4.4.2 and Appendix B.
 //!
-//! There is no clock, no I/O, no `unsafe`, no dependency and no hash order: the same events at
-//! the same times give the same actions, bit for bit.
+//! There is no clock, no I/O, no `unsafe`, no hash order, and no dependency but `laxity-types`. The
+//! same events at the same times give the same actions, bit for bit.
 #![forbid(unsafe_code)]
 
 mod baseline;
@@ -15,12 +15,12 @@ mod discipline;
 mod laxity;
 mod lookup;
 mod mfs;
+mod policies;
 mod scavenger;
 
 pub mod admission;
 pub mod config;
 pub mod event;
-pub mod ids;
 pub mod link;
 pub mod mlu;
 pub mod prune;
@@ -31,6 +31,6 @@ pub mod time;
 
 pub use config::{Granularity, LastStage, LinkConfig, MluScope, PolicyKind, Ties};
 pub use event::{Action, BatchSpec, Event, FlowSpec, Order};
-pub use ids::{BatchId, FlowId, Layer, Level, PortId, RequestId, Stage};
+pub use laxity_types::{BatchId, Deadline, FlowId, Layer, Level, PortId, RequestId, Stage};
 pub use link::{Link, LinkSnapshot, Permit, Tally};
 pub use time::{Span, Time};

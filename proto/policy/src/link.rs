@@ -29,6 +29,7 @@
 
 pub(crate) mod flows;
 mod hints;
+pub(crate) mod port;
 pub(crate) mod queue;
 pub(crate) mod roster;
 pub(crate) mod starved;
@@ -36,20 +37,21 @@ mod waiting;
 
 use std::collections::{BTreeSet, VecDeque};
 
-use flows::{Flows, Life, NONE, Slot};
-use queue::Queue;
-use roster::{NULL_BATCH, Roster};
+use flows::{Life, NONE, Slot};
+use port::Port;
+use roster::NULL_BATCH;
 use starved::Starved;
 
+use laxity_types::{BatchId, FlowId, Layer, Level, RequestId, Stage};
+
 use crate::config::{InvalidConfig, LinkConfig};
-use crate::discipline::{self, Discipline, Lone};
+use crate::discipline::{Discipline, Lone};
 use crate::event::{Action, Event, FlowSpec};
-use crate::ids::{BatchId, FlowId, Layer, Level, RequestId, Stage};
-use crate::mlu::LoadMeter;
-use crate::rmlq::Ladder;
+use crate::policies;
 use crate::scavenger::Guarantee;
 use crate::time::{Span, Time};
 
+pub use queue::Tally;
 pub use roster::{BATCHES_MAX, FOLLOWERS_MAX, REQUESTS_MAX};
 pub use starved::{STARVED_AFTER, STARVED_PERMILLE};
 
@@ -62,27 +64,6 @@ pub struct Permit {
     pub level: Level,
     /// No further permit will follow for this flow.
     pub last: bool,
-}
-
-/// A number of flows and the bytes that they have still to be permitted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// Flows.
-    pub flows: u64,
-    /// Bytes.
-    pub bytes: u64,
-}
-
-impl Tally {
-    fn add(&mut self, bytes: u64) {
-        self.flows += 1;
-        self.bytes = self.bytes.saturating_add(bytes);
-    }
-
-    fn remove(&mut self, bytes: u64) {
-        self.flows -= 1;
-        self.bytes = self.bytes.saturating_sub(bytes);
-    }
 }
 
 /// What a port looks like at one instant, for reports.
@@ -106,43 +87,6 @@ pub struct LinkSnapshot {
     pub batches: usize,
     /// Requests that are known.
     pub requests: usize,
-}
-
-/// What a discipline can see of the port.
-#[derive(Debug)]
-pub(crate) struct Port {
-    pub(crate) config: LinkConfig,
-    pub(crate) ladder: Ladder,
-    pub(crate) load: LoadMeter,
-    pub(crate) flows: Flows,
-    pub(crate) roster: Roster,
-    pub(crate) queue: Queue,
-    /// `H`, ascending.
-    pub(crate) pruned: Vec<RequestId>,
-}
-
-impl Port {
-    fn new(config: LinkConfig) -> Self {
-        Self {
-            ladder: Ladder::new(config.levels, config.threshold_scale, config.threshold_base),
-            load: LoadMeter::new(config.rate, config.load_time_constant),
-            config,
-            flows: Flows::default(),
-            roster: Roster::new(),
-            queue: Queue::new(),
-            pruned: Vec::new(),
-        }
-    }
-
-    /// Whether admission has pruned the request.
-    pub(crate) fn is_pruned(&self, request: RequestId) -> bool {
-        !self.pruned.is_empty() && self.pruned.binary_search(&request).is_ok()
-    }
-
-    /// `RLI` of an early-stage flow of the batch.
-    pub(crate) fn rli(&self, batch: Slot, layer: Layer) -> u32 {
-        self.roster.batch(batch).rli(layer)
-    }
 }
 
 /// Bytes on the wire, by the level that they carry there.
@@ -208,7 +152,7 @@ impl Link {
     /// The first field of `config` that makes no sense.
     pub fn new(config: LinkConfig) -> Result<Self, InvalidConfig> {
         config.validate()?;
-        let discipline = discipline::of(&config);
+        let discipline = policies::of(&config);
         Ok(Self {
             collective_level: discipline.collective_level(),
             discipline,
@@ -254,14 +198,11 @@ impl Link {
             self.dequeue(now, slot);
             self.starved.leave(&mut self.port.flows, slot);
         }
-        self.discipline = discipline::of(&config);
+        self.discipline = policies::of(&config);
         self.collective_level = self.discipline.collective_level();
         self.guarantee = Guarantee::new(config.scavenger_permille, config.chunk_bytes);
         self.starved = Starved::new(config.chunk_bytes);
-        self.port.ladder =
-            Ladder::new(config.levels, config.threshold_scale, config.threshold_base);
-        self.port.load = LoadMeter::new(config.rate, config.load_time_constant);
-        self.port.config = config;
+        self.port.set_config(config);
         for &slot in slots.iter().chain(&held) {
             let flow = self.port.flows.get_mut(slot);
             flow.share = 0;

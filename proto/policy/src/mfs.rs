@@ -26,11 +26,12 @@
 //! * A last-stage flow with no deadline is infinitely loose: `P_K`. One whose deadline has
 //!   passed is lost (§4.3) and goes to the scavenger.
 
+use laxity_types::{Level, Stage};
+
 use crate::config::{LastStage, LinkConfig, MluScope};
 use crate::discipline::{Check, Discipline, Hope, Lone, Place};
-use crate::ids::{Level, Stage};
-use crate::link::Port;
 use crate::link::flows::{Flow, NONE};
+use crate::link::port::Port;
 use crate::link::queue::{Group, Lane, Rank, Scope};
 use crate::mlu;
 use crate::rmlq::promoted;

@@ -61,7 +61,8 @@ pub use ledger::{
 
 use ledger::{Sum, Weight};
 
-use crate::ids::{PortId, RequestId};
+use laxity_types::{PortId, RequestId};
+
 use crate::time::{Span, Time};
 
 /// What becomes of requests that would be late on an idle network, because computing alone

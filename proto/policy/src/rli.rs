@@ -8,7 +8,7 @@
 //! *progress* `= L_curr − remaining layers ahead` (negative while it is queued), and
 //! `RLI = max(0, L_target − progress)`; a flow whose layer has begun already is needed now.
 
-use crate::ids::Layer;
+use laxity_types::Layer;
 
 /// Progress of a batch that computes `current` after `layers_ahead` layers of other batches.
 #[must_use]

@@ -15,7 +15,7 @@
 //! could then never happen, and no flow would leave `P_K`. We take the intent: the bounds of
 //! `P_K` capture everything, and `Q_{j−1}` is what a flow has to reach to leave `P_j`.
 
-use crate::ids::Level;
+use laxity_types::Level;
 
 /// Most thresholds there can be.
 const THRESHOLDS_MAX: usize = Level::COUNT_MAX as usize - 1;

@@ -10,23 +10,29 @@
 //! take each room that a completion makes before its next chunk fits, the chunk goes all the same
 //! once it was due for [`INSISTS_CHUNKS`] chunks of others, and exceeds the window by as much.
 
-use crate::event::FlowSpec;
-use crate::ids::Stage;
-use crate::link::Port;
-use crate::link::flows::{NONE, Slot};
+use laxity_types::{Deadline, Stage};
 
-/// Whether `flow` belongs in the scavenger whatever its urgency: weights and background; the
-/// last stage of a pruned or lost request; KV reuse of a pruned request whose batch has not
-/// started (taking it from a running batch would stall all of it).
+use crate::event::FlowSpec;
+use crate::link::flows::{NONE, Slot};
+use crate::link::port::Port;
+
+/// Whether a flow belongs in the scavenger whatever its urgency. These flows do:
+///
+/// * flows that no request waits for, such as weights and background;
+/// * the last stage of a pruned or lost request;
+/// * KV reuse of a pruned request whose batch has not started. In a running batch it stays, because
+///   the whole batch waits for it.
 pub(crate) fn claims(port: &Port, spec: &FlowSpec, batch: Slot, request: Slot) -> bool {
     match spec.stage {
-        Stage::Weights | Stage::Background => true,
-        Stage::Collective => false,
-        Stage::P2d => {
-            let lost = request != NONE && port.roster.request(request).lost;
-            lost || port.is_pruned(spec.request)
-        }
         Stage::KvReuse => port.is_pruned(spec.request) && !port.roster.batch(batch).may_run(),
+        stage => match stage.deadline() {
+            Deadline::Implicit => false,
+            Deadline::Explicit => {
+                let lost = request != NONE && port.roster.request(request).lost;
+                lost || port.is_pruned(spec.request)
+            }
+            Deadline::None => true,
+        },
     }
 }
 

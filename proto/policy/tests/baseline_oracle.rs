@@ -147,7 +147,7 @@ impl Model {
             flow.due = Some(self.now);
         }
         flow.share = self.had.get(&self.class(&flow)).copied().unwrap_or(0);
-        let scavenged = matches!(spec.stage, Stage::Weights | Stage::Background);
+        let scavenged = spec.stage.is_scavenged();
         let late = spec.deadline == Time::NEVER || deadline <= self.now || scavenged;
         flow.promoted = !late && flow.slack_is_gone_at() <= self.now;
         self.flows.insert(spec.flow, flow);
@@ -236,7 +236,7 @@ impl Model {
             }
         }
         for flow in self.flows.values() {
-            let scavenged = matches!(flow.spec.stage, Stage::Weights | Stage::Background);
+            let scavenged = flow.spec.stage.is_scavenged();
             let late = flow.spec.deadline == Time::NEVER || flow.spec.deadline.0 <= now;
             let missed = !flow.promoted && !late && !scavenged && flow.slack_is_gone_at() <= now;
             assert!(self.policy != PolicyKind::TentEdf || !missed, "{flow:?}");

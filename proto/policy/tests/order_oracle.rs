@@ -424,7 +424,7 @@ impl Model {
             scavenged: false,
         };
         flow.scavenged = match spec.stage {
-            Stage::Weights | Stage::Background => true,
+            stage if stage.is_scavenged() => true,
             Stage::P2d if self.lost.contains(&request) => true,
             Stage::P2d | Stage::KvReuse if self.pruning_takes(&spec) => true,
             Stage::P2d => {

@@ -273,7 +273,7 @@ fn a_feasible_deadline_is_met_whatever_else_is_known_of_the_flow() {
         };
         for kind in kinds(&[Some(1)]) {
             let collectives = [load, kind].map(|kind| kind.stage == Stage::Collective);
-            let scavenged = matches!(kind.stage, Stage::Weights | Stage::Background);
+            let scavenged = kind.stage.is_scavenged();
             if collectives == [true, false] || scavenged {
                 continue; // Collectives come first, scavenged work last, by definition.
             }

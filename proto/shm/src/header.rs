@@ -1,6 +1,8 @@
 //! The first page of a region: what the daemon tells all lanes of a client, and which lanes there
 //! are. One cache line per writer and per rate of change.
 
+use laxity_types::Level;
+
 use crate::layout::{LANES_MAX, LEVEL_SCAVENGER, LEVELS};
 use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence, light_fence};
 
@@ -237,7 +239,7 @@ impl Header {
     pub fn dscp(&self, level: u8) -> u8 {
         let index = match level {
             LEVEL_SCAVENGER => 0,
-            1..=16 => usize::from(level),
+            1..=Level::COUNT_MAX => usize::from(level),
             _ => return 0,
         };
         self.attention.dscp[index].load(Ordering::Relaxed)

@@ -15,6 +15,8 @@
 //! The daemon never reads its geometry back from the region: it keeps its own copy. The client
 //! reads it once, checks it against the size of the file, and keeps its own copy too.
 
+use laxity_types::Level;
+
 use crate::record::{self, Descriptor, Flow, WORDS};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -44,9 +46,9 @@ pub const CREDIT_PORTS: usize = 8;
 /// Colours that a region may have.
 pub const COLOURS: u8 = 64;
 /// Entries of the level table: index 0 for the scavenger, then `P_1 … P_16`.
-pub const LEVELS: usize = 17;
+pub const LEVELS: usize = Level::ROWS;
 /// The number that a permit gives the scavenger as its level.
-pub const LEVEL_SCAVENGER: u8 = u8::MAX;
+pub const LEVEL_SCAVENGER: u8 = Level::SCAVENGER.0;
 
 /// How far the scheduler may go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

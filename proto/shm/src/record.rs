@@ -14,74 +14,9 @@
 //! loads. Everything is untrusted when the daemon reads it: [`Record::decode`] accepts only what
 //! encoding gives back, so there is one encoding of each record and no field without meaning.
 
-use core::fmt;
-
 use crate::permit::FLOW_BYTES_MAX;
 
-/// What a flow is for. The numbers are those of `laxity_policy::Stage`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum Stage {
-    /// Stage 1: fetch of reusable KV-cache blocks.
-    KvReuse = 1,
-    /// Stage 2: a collective inside a layer.
-    Collective = 2,
-    /// Stage 3: prefill-to-decode transfer of a layer's KV cache.
-    P2d = 3,
-    /// Model weights of a scale-out.
-    Weights = 4,
-    /// Anything else.
-    #[default]
-    Background = 5,
-}
-
-impl Stage {
-    /// The stage of a wire number, `None` if it names none.
-    #[must_use]
-    pub const fn from_number(number: u8) -> Option<Self> {
-        Some(match number {
-            1 => Self::KvReuse,
-            2 => Self::Collective,
-            3 => Self::P2d,
-            4 => Self::Weights,
-            5 => Self::Background,
-            _ => return None,
-        })
-    }
-
-    /// Every stage, by number.
-    pub const ALL: [Self; 5] = [
-        Self::KvReuse,
-        Self::Collective,
-        Self::P2d,
-        Self::Weights,
-        Self::Background,
-    ];
-
-    /// How configuration and reports write it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::KvReuse => "kv_reuse",
-            Self::Collective => "collective",
-            Self::P2d => "p2d",
-            Self::Weights => "weights",
-            Self::Background => "background",
-        }
-    }
-
-    /// The stage that [`Self::name`] gives that name, `None` if there is none.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|stage| stage.name() == name)
-    }
-
-    /// This stage's bit in [`crate::layout::Header::credit_stages`].
-    #[must_use]
-    pub const fn bit(self) -> u8 {
-        1 << self as u8
-    }
-}
+pub use laxity_types::Stage;
 
 /// Which way through the NIC the bytes go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -508,10 +443,4 @@ impl Record {
 const fn simple(opcode: u32, layer: u16, words: [u64; 4]) -> Descriptor {
     let [a, b, c, d] = words;
     Descriptor([(layer as u64) << 32, a, b, c, d, tail(opcode, 0)])
-}
-
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
 }

@@ -5,7 +5,7 @@
 //! Directions, levels and stages are words. An absent value is `null`, so that each key is always
 //! there.
 
-use laxity_policy::Stage;
+use laxity_types::Stage;
 use serde::Serialize;
 
 use crate::v1;
@@ -17,16 +17,6 @@ pub fn direction(number: i32) -> &'static str {
         Ok(v1::Direction::Egress) => "egress",
         Ok(v1::Direction::Ingress) => "ingress",
         _ => "unknown",
-    }
-}
-
-const fn stage_name(stage: Stage) -> &'static str {
-    match stage {
-        Stage::KvReuse => "kv_reuse",
-        Stage::Collective => "collective",
-        Stage::P2d => "p2d",
-        Stage::Weights => "weights",
-        Stage::Background => "background",
     }
 }
 
@@ -53,11 +43,12 @@ pub fn by_level(bytes: &[u64]) -> Vec<Queue> {
     bytes.iter().enumerate().map(queue).collect()
 }
 
-/// A list by stage as daemons report it: in the order of their numbers. Those that this release does not know are left out.
+/// A list by stage as daemons report it, in the order of their numbers. Stages that this release
+/// does not know are left out.
 #[must_use]
 pub fn by_stage(bytes: &[u64]) -> Vec<Queue> {
-    let queue = |(stage, &bytes)| Queue {
-        name: stage_name(stage).to_owned(),
+    let queue = |(stage, &bytes): (Stage, &u64)| Queue {
+        name: stage.name().to_owned(),
         bytes,
     };
     Stage::ALL.into_iter().zip(bytes).map(queue).collect()

@@ -274,7 +274,7 @@ impl Client {
                     .find(|dscp| *dscp != lowest)
                     .unwrap_or(lowest)
             }
-            Stage::Weights | Stage::Background => header.dscp(LEVEL_SCAVENGER),
+            _ => header.dscp(LEVEL_SCAVENGER),
         }
     }
 

@@ -63,7 +63,7 @@ fn priority(stage: Stage) -> c_int {
     match stage {
         Stage::Collective | Stage::KvReuse => UNSET,
         Stage::P2d => MEDIUM,
-        Stage::Weights | Stage::Background => LOW,
+        _ => LOW,
     }
 }
 

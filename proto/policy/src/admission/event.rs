@@ -1,7 +1,8 @@
 //! What goes into an [`Admission`](super::Admission), and what it says.
 
+use laxity_types::{BatchId, PortId, RequestId};
+
 use crate::event::Order;
-use crate::ids::{BatchId, PortId, RequestId};
 use crate::prune::Estimate;
 use crate::red::Red;
 use crate::time::{Span, Time};

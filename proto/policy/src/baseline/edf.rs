@@ -6,12 +6,13 @@
 //! putting the last stage last. Deadlines that have passed stay first (the domino effect that
 //! §4.3 holds against EDF). On the wire: the first class `P_2`, the other `P_K`.
 
+use laxity_types::Level;
+
 use super::{is_explicit, key_rank, scope, share_rank, shared, tie};
 use crate::config::{Granularity, LinkConfig, Ties};
 use crate::discipline::{Discipline, Place};
-use crate::ids::Level;
-use crate::link::Port;
 use crate::link::flows::Flow;
+use crate::link::port::Port;
 use crate::link::queue::{Group, Lane, Rank};
 use crate::time::Time;
 

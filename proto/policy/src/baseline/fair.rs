@@ -6,8 +6,8 @@
 use super::{share_rank, shared};
 use crate::config::{Granularity, LinkConfig};
 use crate::discipline::{Discipline, Place};
-use crate::link::Port;
 use crate::link::flows::Flow;
+use crate::link::port::Port;
 use crate::link::queue::{Group, Rank};
 use crate::time::Time;
 

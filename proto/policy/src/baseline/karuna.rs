@@ -13,12 +13,13 @@
 //! deadline has passed goes by size like one without. On the wire: deadline flows `P_1`, the
 //! others by size from `P_2`.
 
+use laxity_types::Level;
+
 use super::{is_explicit, size_level};
 use crate::config::LinkConfig;
 use crate::discipline::{Check, Discipline, Place};
-use crate::ids::Level;
-use crate::link::Port;
 use crate::link::flows::Flow;
+use crate::link::port::Port;
 use crate::link::queue::{Group, Lane, Rank, Scope};
 use crate::time::{Span, Time};
 

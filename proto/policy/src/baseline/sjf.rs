@@ -3,12 +3,13 @@
 //! The "SJF" of MFS §6.3, preemptive by chunk (shortest *remaining* first, as pFabric does).
 //! A coflow's size is what has arrived of it and waits. On the wire, levels by size.
 
+use laxity_types::Level;
+
 use super::{key_rank, scope, size_level, tie};
 use crate::config::{Granularity, LinkConfig, Ties};
 use crate::discipline::{Discipline, Place};
-use crate::ids::Level;
-use crate::link::Port;
 use crate::link::flows::Flow;
+use crate::link::port::Port;
 use crate::link::queue::{Group, Rank, Scope};
 use crate::time::Time;
 

@@ -12,12 +12,13 @@
 //! flow whose deadline has passed is not promoted, one that was promoted stays. On the wire:
 //! `P_1` for promoted flows, then one level for each stage.
 
+use laxity_types::{Level, Stage};
+
 use super::{key_rank, tie};
 use crate::config::{LinkConfig, Ties};
 use crate::discipline::{Check, Discipline, Place};
-use crate::ids::{Level, Stage};
-use crate::link::Port;
 use crate::link::flows::Flow;
+use crate::link::port::Port;
 use crate::link::queue::{Group, Lane, Rank, Scope};
 use crate::time::{Span, Time};
 
@@ -60,7 +61,7 @@ impl Discipline for Tent {
             Stage::Collective => 1,
             Stage::KvReuse => 2,
             Stage::P2d => 3,
-            Stage::Weights | Stage::Background => return Place::scavenger(),
+            _ => return Place::scavenger(),
         };
         let promoted_at = self.promoted_at(port, flow);
         if promoted_at <= now && flow.deadline > now {

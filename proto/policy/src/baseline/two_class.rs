@@ -4,12 +4,13 @@
 //! configuration. Inside a class flows share fairly, as they do under static DSCP. Collectives
 //! have `P_2`, KV traffic `P_K`; weights and background are left to the scavenger.
 
+use laxity_types::{Level, Stage};
+
 use super::{share_rank, shared};
 use crate::config::{Granularity, LinkConfig};
 use crate::discipline::{Discipline, Place};
-use crate::ids::{Level, Stage};
-use crate::link::Port;
 use crate::link::flows::Flow;
+use crate::link::port::Port;
 use crate::link::queue::{Group, Lane, Rank};
 use crate::time::Time;
 
@@ -31,7 +32,7 @@ impl Discipline for TwoClass {
         match flow.spec.stage {
             Stage::Collective => shared(COLLECTIVE, Granularity::Flow, Level::FIRST_UNRESERVED),
             Stage::KvReuse | Stage::P2d => shared(KV, Granularity::Flow, port.ladder.lowest()),
-            Stage::Weights | Stage::Background => Place::scavenger(),
+            _ => Place::scavenger(),
         }
     }
 

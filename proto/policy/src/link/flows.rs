@@ -6,10 +6,9 @@
 
 use std::collections::hash_map::Entry;
 
-use super::starved::Age;
-use crate::discipline::Tie;
+use laxity_types::{FlowId, Level};
+
 use crate::event::FlowSpec;
-use crate::ids::{FlowId, Level};
 use crate::lookup::Lookup;
 use crate::time::Time;
 
@@ -17,6 +16,44 @@ use crate::time::Time;
 pub(crate) type Slot = u32;
 /// No index.
 pub(crate) const NONE: Slot = Slot::MAX;
+
+/// How members of a group with the same order stand to each other, before arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tie {
+    /// First come, first served.
+    Arrival,
+    /// They share: the one that has had the fewest bytes is next (start-time fair queueing).
+    Share,
+    /// The one with the fewest bytes left is next.
+    Shortest,
+}
+
+/// How long a flow waits in the levels, and its neighbours by age (`link/starved.rs`).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Age {
+    /// Since when it waits in the levels, [`Time::NEVER`] if it does not.
+    pub(super) since: Time,
+    pub(super) starved: bool,
+    pub(super) next: Slot,
+    pub(super) previous: Slot,
+}
+
+impl Default for Age {
+    fn default() -> Self {
+        Self {
+            since: Time::NEVER,
+            starved: false,
+            next: NONE,
+            previous: NONE,
+        }
+    }
+}
+
+impl Age {
+    pub(crate) const fn is_starved(&self) -> bool {
+        self.starved
+    }
+}
 
 /// A flow that has bytes still to be permitted.
 #[derive(Clone, Debug)]

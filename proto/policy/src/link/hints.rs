@@ -2,13 +2,14 @@
 //!
 //! Progress implements MFS §4.4.1, the order and the pruned set §4.4.2 and App. B step 3.
 
+use laxity_types::{BatchId, Layer, RequestId, Stage};
+
 use super::Link;
 use super::flows::{NONE, Slot};
 use super::queue::SCAVENGER;
 use super::roster::NULL_BATCH;
 use crate::discipline::Place;
 use crate::event::{BatchSpec, Order};
-use crate::ids::{BatchId, Layer, RequestId, Stage};
 use crate::rli;
 use crate::time::Time;
 

@@ -7,7 +7,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Tally;
 use super::flows::{NONE, Slot};
 use crate::lookup::Lookup;
 
@@ -55,6 +54,27 @@ impl Rank {
         minor: 0,
         seq: 0,
     };
+}
+
+/// A number of flows and the bytes that they have still to be permitted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Flows.
+    pub flows: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl Tally {
+    pub(crate) fn add(&mut self, bytes: u64) {
+        self.flows += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    pub(crate) fn remove(&mut self, bytes: u64) {
+        self.flows -= 1;
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
 }
 
 /// Standing of a flow in its group: the policy's order, its tie rule, arrival.

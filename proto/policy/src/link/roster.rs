@@ -9,9 +9,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use laxity_types::{BatchId, Layer, RequestId};
+
 use super::flows::{NONE, Slot};
 use crate::event::BatchSpec;
-use crate::ids::{BatchId, Layer, RequestId};
 use crate::rli;
 use crate::time::{Span, Time};
 

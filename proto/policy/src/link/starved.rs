@@ -16,7 +16,7 @@
 //!
 //! The lines are linked through the records of the flows, so each step is O(1).
 
-use super::flows::{Flows, NONE, Slot};
+use super::flows::{Age, Flows, NONE, Slot};
 use crate::scavenger::Guarantee;
 use crate::time::{Span, Time};
 
@@ -27,33 +27,6 @@ pub const STARVED_PERMILLE: u16 = 50;
 
 /// Flows that become starved in one step: bounds the time until the next permit.
 const STARVED_PER_STEP: usize = 8;
-
-/// A flow's place in one of the lines.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Age {
-    /// Since when it waits in the levels, [`Time::NEVER`] if it does not.
-    since: Time,
-    starved: bool,
-    next: Slot,
-    previous: Slot,
-}
-
-impl Default for Age {
-    fn default() -> Self {
-        Self {
-            since: Time::NEVER,
-            starved: false,
-            next: NONE,
-            previous: NONE,
-        }
-    }
-}
-
-impl Age {
-    pub(crate) const fn is_starved(&self) -> bool {
-        self.starved
-    }
-}
 
 #[derive(Clone, Copy, Debug)]
 struct Line {

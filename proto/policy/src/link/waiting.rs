@@ -5,13 +5,14 @@
 //! treated as periodic after some layer times and periods (`Batch::periodic_from`),
 //! because its flows' deadlines do not stop.
 
+use laxity_types::{FlowId, Layer, Level, RequestId, Stage};
+
 use super::Link;
-use super::flows::{Flow, Life, NONE, Slot};
+use super::flows::{Flow, Life, NONE, Slot, Tie};
 use super::queue::{Group, Rank, SCAVENGER, Scope};
 use super::roster::NULL_BATCH;
-use crate::discipline::{Check, Hope, Place, Tie};
+use crate::discipline::{Check, Hope, Place};
 use crate::event::{Action, FlowSpec};
-use crate::ids::{FlowId, Layer, Level, RequestId, Stage};
 use crate::rmlq::promoted;
 use crate::time::{Span, Time};
 

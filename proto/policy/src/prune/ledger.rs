@@ -12,7 +12,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::ids::{PortId, RequestId};
+use laxity_types::{PortId, RequestId};
+
 use crate::time::Time;
 
 /// Most bytes that one request is believed to put on one port, 16 TiB. With

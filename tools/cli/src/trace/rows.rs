@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use laxity_quantity::Bytes;
+use laxity_shm::record::Stage;
 use laxity_wire::trace::Standing;
 use serde_json::{Value, json};
 
@@ -16,9 +17,6 @@ use super::why::{Ledger, level, us, why};
 
 /// Number of the engine's rows among the processes of the picture; ports follow.
 const ENGINE: u64 = 1;
-
-/// The order of stages in the picture.
-const STAGES: [&str; 5] = ["kv_reuse", "collective", "p2d", "weights", "background"];
 
 /// What the picture says of a port.
 fn port_number(life: &Life) -> u64 {
@@ -79,10 +77,10 @@ fn ports(lives: &Lives, nics: &[String], events: &mut Vec<Value>) {
     // By port, stage, layer and level, which is the order of the rows.
     let mut groups: BTreeMap<(u64, usize, u16, u8), Vec<&Life>> = BTreeMap::new();
     for life in &lives.flows {
-        let stage = STAGES.iter().position(|stage| *stage == life.flow.stage);
+        let stage = Stage::from_name(&life.flow.stage);
         let key = (
             port_number(life),
-            stage.unwrap_or(STAGES.len()),
+            stage.map_or(Stage::ALL.len(), Stage::index),
             life.flow.layer,
             life.level(),
         );

@@ -1,0 +1,54 @@
+//! The state of a port that disciplines read: its flows, its batches, its queues and its load.
+
+use laxity_types::{Layer, RequestId};
+
+use super::flows::{Flows, Slot};
+use super::queue::Queue;
+use super::roster::Roster;
+use crate::config::LinkConfig;
+use crate::mlu::LoadMeter;
+use crate::rmlq::Ladder;
+
+/// What a discipline can see of the port.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) config: LinkConfig,
+    pub(crate) ladder: Ladder,
+    pub(crate) load: LoadMeter,
+    pub(crate) flows: Flows,
+    pub(crate) roster: Roster,
+    pub(crate) queue: Queue,
+    /// `H`, ascending.
+    pub(crate) pruned: Vec<RequestId>,
+}
+
+impl Port {
+    pub(crate) fn new(config: LinkConfig) -> Self {
+        Self {
+            ladder: Ladder::new(config.levels, config.threshold_scale, config.threshold_base),
+            load: LoadMeter::new(config.rate, config.load_time_constant),
+            config,
+            flows: Flows::default(),
+            roster: Roster::new(),
+            queue: Queue::new(),
+            pruned: Vec::new(),
+        }
+    }
+
+    /// Changes the configuration. Flows and batches stay, and the load is measured anew.
+    pub(crate) fn set_config(&mut self, config: LinkConfig) {
+        self.ladder = Ladder::new(config.levels, config.threshold_scale, config.threshold_base);
+        self.load = LoadMeter::new(config.rate, config.load_time_constant);
+        self.config = config;
+    }
+
+    /// Whether admission has pruned the request.
+    pub(crate) fn is_pruned(&self, request: RequestId) -> bool {
+        !self.pruned.is_empty() && self.pruned.binary_search(&request).is_ok()
+    }
+
+    /// `RLI` of an early-stage flow of the batch.
+    pub(crate) fn rli(&self, batch: Slot, layer: Layer) -> u32 {
+        self.roster.batch(batch).rli(layer)
+    }
+}

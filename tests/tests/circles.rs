@@ -1,0 +1,341 @@
+//! Files of a crate depend on each other one way, so that each can be read with those below it.
+//!
+//! A file depends on another if a path in its code leads into it: `crate::…`, `super::…`, `self::…`
+//! or the name of a module of its own. Declarations of modules and code under `#[cfg(test)]` do not
+//! count.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+/// Crates without other circles than these. A circle is a list of files below `src`.
+const KNOWN: &[(&str, &[&[&str]])] = &[
+    ("proto/policy", &[]),
+    (
+        "daemon",
+        &[
+            &[
+                "clients.rs",
+                "coordinator/desk.rs",
+                "driver.rs",
+                "driver/cluster.rs",
+                "driver/hints.rs",
+                "driver/intake.rs",
+                "driver/rest.rs",
+                "driver/silence.rs",
+                "mailbox.rs",
+            ],
+            &["config.rs", "config/file.rs"],
+            &["service.rs", "service/trace.rs"],
+        ],
+    ),
+    (
+        "coordinator",
+        &[
+            &[
+                "cluster.rs",
+                "cluster/drains.rs",
+                "cluster/durable.rs",
+                "cluster/ended.rs",
+                "cluster/summary.rs",
+                "config.rs",
+                "limits.rs",
+                "metrics.rs",
+                "server.rs",
+                "server/access.rs",
+                "server/attend.rs",
+                "server/listen.rs",
+                "server/operator.rs",
+                "tenants.rs",
+                "web.rs",
+                "web/history.rs",
+                "web/state.rs",
+            ],
+            &["election.rs", "election/etcd.rs"],
+        ],
+    ),
+];
+
+/// The path of a module from the root of its crate. The root is empty.
+type Module = Vec<String>;
+
+/// Every file below `folder` that is not a test, by its module.
+fn files(folder: &Path, module: &Module, found: &mut BTreeMap<Module, String>) {
+    for entry in fs::read_dir(folder).expect("a readable folder").flatten() {
+        let path = entry.path();
+        let stem = path.file_stem().expect("a name").to_string_lossy();
+        if stem == "tests" || stem.ends_with("_tests") {
+            continue;
+        }
+        let mut inner = module.clone();
+        if stem != "lib" {
+            inner.push(stem.into_owned());
+        }
+        if path.is_dir() {
+            files(&path, &inner, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).expect("a readable file");
+            found.insert(inner, text);
+        }
+    }
+}
+
+fn file_name(module: &Module) -> String {
+    if module.is_empty() {
+        "lib.rs".to_owned()
+    } else {
+        format!("{}.rs", module.join("/"))
+    }
+}
+
+fn is_word(token: &str) -> bool {
+    token.starts_with(|c: char| c == '_' || c.is_ascii_alphabetic())
+}
+
+/// Length of the string literal at the start of `text`.
+fn string_length(text: &str) -> usize {
+    let mut escaped = false;
+    let end = text[1..].find(|c| {
+        let ends = c == '"' && !escaped;
+        escaped = c == '\\' && !escaped;
+        ends
+    });
+    end.map_or(text.len(), |end| end + 2)
+}
+
+/// Length of what begins with a quotation mark: a character, or the mark of a lifetime.
+fn quote_length(text: &str) -> usize {
+    let mut chars = text[1..].chars();
+    match (chars.next(), chars.next()) {
+        (Some('\\'), _) => text[3..].find('\'').map_or(text.len(), |end| end + 4),
+        (Some(c), Some('\'')) => 2 + c.len_utf8(),
+        _ => 1,
+    }
+}
+
+/// Words, `::` and punctuation of a Rust file, without comments and literals.
+fn tokens(text: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let until = |end: &str| rest.find(end).map_or(rest.len(), |at| at + end.len());
+        let length = if rest.starts_with("//") {
+            until("\n")
+        } else if rest.starts_with("/*") {
+            until("*/")
+        } else if first == '"' {
+            string_length(rest)
+        } else if first == '\'' {
+            quote_length(rest)
+        } else if rest.starts_with("::") {
+            found.push("::");
+            2
+        } else if is_word(rest) {
+            let end = rest.find(|c: char| c != '_' && !c.is_ascii_alphanumeric());
+            let word = &rest[..end.unwrap_or(rest.len())];
+            let raw = rest[word.len()..].trim_start_matches('#');
+            if matches!(word, "r" | "br") && raw.starts_with('"') {
+                let hashes = rest.len() - word.len() - raw.len();
+                let end = format!("\"{}", "#".repeat(hashes));
+                let start = word.len() + hashes + 1;
+                start + rest[start..].find(&end).expect("the end of a literal") + end.len()
+            } else {
+                found.push(word);
+                word.len()
+            }
+        } else {
+            found.extend((!first.is_whitespace()).then(|| &rest[..first.len_utf8()]));
+            first.len_utf8()
+        };
+        rest = &rest[length..];
+    }
+    found
+}
+
+/// The tokens after the item at the start: after its block, or after its semicolon.
+fn after_item<'a, 't>(mut tokens: &'a [&'t str]) -> &'a [&'t str] {
+    let mut depth = 0_usize;
+    while let [token, rest @ ..] = tokens {
+        tokens = rest;
+        match *token {
+            "{" => depth += 1,
+            "}" => depth -= 1,
+            ";" => {}
+            _ => continue,
+        }
+        if depth == 0 {
+            break;
+        }
+    }
+    tokens
+}
+
+/// Reads a path, or a tree of paths as `use` has it. Returns the tokens after it.
+fn paths<'a, 't>(
+    mut tokens: &'a [&'t str],
+    prefix: &[&'t str],
+    found: &mut Vec<Vec<&'t str>>,
+) -> &'a [&'t str] {
+    let mut path = prefix.to_vec();
+    while let [token, rest @ ..] = tokens {
+        match *token {
+            "{" => {
+                tokens = rest;
+                while !tokens.starts_with(&["}"]) {
+                    tokens = paths(tokens, &path, found);
+                    tokens = tokens.strip_prefix(&[","]).unwrap_or(tokens);
+                }
+                return &tokens[1..];
+            }
+            word if is_word(word) => path.push(word),
+            _ => break,
+        }
+        tokens = rest;
+        match tokens.strip_prefix(&["::"]) {
+            Some([next, ..]) if !is_word(next) && *next != "{" => break,
+            Some(more) => tokens = more,
+            None => break,
+        }
+    }
+    found.push(path);
+    // `as name`, `::*`, and what else may stand between a path and the next one of a tree.
+    let end = tokens.iter().position(|t| matches!(*t, "," | "}" | ";"));
+    if prefix.is_empty() {
+        tokens
+    } else {
+        &tokens[end.unwrap_or(0)..]
+    }
+}
+
+/// The module with a file of its own that `path` leads into, seen from `here`.
+fn resolve(path: &[&str], here: &Module, files: &BTreeMap<Module, String>) -> Option<Module> {
+    let inside = |module: &Module, name: &str| {
+        let mut inner = module.clone();
+        inner.push(name.to_owned());
+        files.contains_key(&inner).then_some(inner)
+    };
+    let mut module = here.clone();
+    for (index, name) in path.iter().enumerate() {
+        match *name {
+            "crate" => module.clear(),
+            "self" if index == 0 => {}
+            "super" => drop(module.pop()),
+            name => match inside(&module, name) {
+                Some(inner) => module = inner,
+                None if index == 0 => return None,
+                None => break,
+            },
+        }
+    }
+    while !files.contains_key(&module) {
+        module.pop()?;
+    }
+    Some(module)
+}
+
+/// The modules that the file of `module` depends on.
+fn dependencies(module: &Module, files: &BTreeMap<Module, String>) -> BTreeSet<Module> {
+    let all = tokens(&files[module]);
+    let (mut tokens, mut here, mut found) = (&all[..], module.clone(), BTreeSet::new());
+    // For each open brace, whether it is that of a module.
+    let mut open = Vec::new();
+    while let [token, rest @ ..] = tokens {
+        let mut read = Vec::new();
+        tokens = match tokens {
+            ["#", "[", "cfg", "(", "test", ")", "]", item @ ..] => after_item(item),
+            ["pub", "(", "in", ..] => &tokens[tokens.iter().position(|t| *t == ")").unwrap()..],
+            ["mod", name, "{", inner @ ..] => {
+                here.push((*name).to_owned());
+                open.push(true);
+                inner
+            }
+            ["use", tree @ ..] => paths(tree, &[], &mut read),
+            [word, "::", ..] if is_word(word) => paths(tokens, &[], &mut read),
+            _ => {
+                match *token {
+                    "{" => open.push(false),
+                    "}" if open.pop() == Some(true) => drop(here.pop()),
+                    _ => {}
+                }
+                rest
+            }
+        };
+        found.extend(read.iter().filter_map(|path| resolve(path, &here, files)));
+    }
+    found.remove(module);
+    found
+}
+
+/// The sets of files of which each reaches each other.
+fn circles(files: &BTreeMap<Module, String>) -> BTreeSet<Vec<String>> {
+    let edges: BTreeMap<&Module, BTreeSet<Module>> = files
+        .keys()
+        .map(|file| (file, dependencies(file, files)))
+        .collect();
+    let reached = |start: &Module| {
+        let (mut seen, mut next) = (BTreeSet::new(), vec![start]);
+        while let Some(file) = next.pop() {
+            next.extend(edges[file].iter().filter(|to| seen.insert((*to).clone())));
+        }
+        seen
+    };
+    let reach: BTreeMap<&Module, BTreeSet<Module>> =
+        files.keys().map(|file| (file, reached(file))).collect();
+    let circle = |file: &&Module| {
+        let back = |to: &&Module| reach[to].contains(*file);
+        reach[file]
+            .iter()
+            .filter(back)
+            .map(file_name)
+            .collect::<Vec<_>>()
+    };
+    reach
+        .keys()
+        .map(circle)
+        .filter(|circle| !circle.is_empty())
+        .collect()
+}
+
+#[test]
+fn files_of_a_crate_form_no_circles_but_the_known_ones() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for (folder, known) in KNOWN {
+        let mut found = BTreeMap::new();
+        files(&root.join(folder).join("src"), &Vec::new(), &mut found);
+        let known: BTreeSet<Vec<String>> = (known.iter())
+            .map(|circle| circle.iter().map(|file| (*file).to_owned()).collect())
+            .collect();
+        let circles = circles(&found);
+        let new: Vec<_> = circles.difference(&known).collect();
+        assert!(
+            new.is_empty(),
+            "{folder}: files depend on each other in a circle: {new:#?}"
+        );
+        let gone: Vec<_> = known.difference(&circles).collect();
+        assert!(
+            gone.is_empty(),
+            "{folder}: no longer a circle, take it off the list: {gone:#?}"
+        );
+    }
+}
+
+#[test]
+fn paths_are_found_wherever_code_has_them_and_not_in_tests() {
+    let text = r##"
+        //! `crate::a`
+        use super::{b::{self, C}, d as e};
+        mod inner { use super::super::f::*; }
+        pub(in crate::g) fn go<'a>(h: &'a str) { crate::i::j('"', "crate::k", r#"crate::l"#); }
+        #[cfg(test)]
+        mod tests { use crate::m; }
+        use n::O;
+    "##;
+    let module = |path: &str| path.split('/').map(str::to_owned).collect::<Module>();
+    let mut files: BTreeMap<Module, String> = ["a", "b", "d", "f", "g", "i", "k", "l", "m", "x/n"]
+        .map(|path| (module(path), String::new()))
+        .into();
+    files.insert(Vec::new(), String::new());
+    files.insert(module("x"), text.to_owned());
+    let found = dependencies(&module("x"), &files);
+    assert_eq!(found, ["b", "d", "f", "i", "x/n"].map(module).into());
+}
