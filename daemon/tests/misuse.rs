@@ -31,10 +31,10 @@ fn send(lane: &mut Lane, flow: &Flow) -> bool {
     let mut ticket = lane.submit(flow);
     let mut bypassed = false;
     loop {
-        let grant = lane.wait(&mut ticket);
-        bypassed |= grant.bypassed;
-        lane.complete(&ticket, grant.bytes);
-        if grant.last {
+        let permit = lane.wait(&mut ticket);
+        bypassed |= permit.bypassed;
+        lane.complete(&ticket, permit.bytes);
+        if permit.last {
             return bypassed;
         }
     }
@@ -102,17 +102,20 @@ fn a_client_that_never_completes_is_not_scheduled_for_a_while() {
         told += waiting
             .iter_mut()
             .filter_map(|ticket| lane.poll(ticket))
-            .map(|grant| {
-                assert!(!grant.bypassed, "the daemon said so");
-                grant.bytes
+            .map(|permit| {
+                assert!(!permit.bypassed, "the daemon said so");
+                permit.bytes
             })
             .sum::<u64>();
         lane.wait_any(Duration::from_millis(5));
     }
     assert!(daemon.status().totals.written_off_bytes <= WINDOW);
     let mut next = lane.submit(&flow(Stage::P2d, 1 << 30));
-    let grant = lane.wait(&mut next);
-    assert_eq!((grant.bytes, grant.level, grant.last), (1 << 30, 255, true));
+    let permit = lane.wait(&mut next);
+    assert_eq!(
+        (permit.bytes, permit.level, permit.last),
+        (1 << 30, 255, true)
+    );
     assert_eq!(in_flight(&daemon), 0);
     eventually("it is trusted again", || {
         let mut ticket = lane.submit(&flow(Stage::P2d, 1));
@@ -159,8 +162,8 @@ fn a_client_that_only_wants_to_be_observed_does_not_fill_the_window_of_the_other
     let enforced = daemon.client("enforced");
     let mut other = enforced.lane();
     let mut urgent = other.submit(&flow(Stage::P2d, 64 << 10));
-    let grant = other.wait(&mut urgent);
-    assert_eq!((grant.bytes, grant.last), (64 << 10, true));
+    let permit = other.wait(&mut urgent);
+    assert_eq!((permit.bytes, permit.last), (64 << 10, true));
     assert_eq!(in_flight(&daemon), 64 << 10);
     lane.complete(&ticket, 100 << 20);
     eventually("its completion is booked too", || {
@@ -208,9 +211,9 @@ fn flows_that_wait_when_the_mode_becomes_off_go_out_once_and_are_scheduled_again
         let mut bytes = 0;
         for ticket in &mut tickets {
             while !ticket.is_done() {
-                let grant = lane.wait(ticket);
-                bytes += grant.bytes;
-                lane.complete(ticket, grant.bytes);
+                let permit = lane.wait(ticket);
+                bytes += permit.bytes;
+                lane.complete(ticket, permit.bytes);
             }
         }
         assert_eq!(bytes, 100 * (16 << 10), "round {round}");
@@ -379,9 +382,9 @@ fn whatever_ends_a_flow_takes_its_bytes_off_the_wire() {
         }
         // In chunks: the window is full, the rest waits.
         let mut ticket = lane.submit(&flow(stage, 2 * WINDOW));
-        let granted = lane.wait(&mut ticket).bytes;
+        let permitted = lane.wait(&mut ticket).bytes;
         flying(WINDOW);
-        lane.complete(&ticket, granted);
+        lane.complete(&ticket, permitted);
         lane.cancel(ticket);
         flying(0);
     }

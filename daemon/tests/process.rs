@@ -14,16 +14,16 @@ use laxity_client::{Client, Direction, Flow, Hint, Options, Stage};
 use nix::sys::signal::Signal;
 use support::{Laxityd, SMALL, SOON, eventually, flow};
 
-/// Sends a flow to its end, as an application would; returns the grants.
-fn send(lane: &mut laxity_client::Lane, flow: &Flow) -> Vec<laxity_client::Grant> {
+/// Sends a flow to its end, as an application would; returns the permits.
+fn send(lane: &mut laxity_client::Lane, flow: &Flow) -> Vec<laxity_client::Permit> {
     let mut ticket = lane.submit(flow);
-    let mut grants = Vec::new();
+    let mut permits = Vec::new();
     loop {
-        let grant = lane.wait(&mut ticket);
-        grants.push(grant);
-        lane.complete(&ticket, grant.bytes);
-        if grant.last {
-            return grants;
+        let permit = lane.wait(&mut ticket);
+        permits.push(permit);
+        lane.complete(&ticket, permit.bytes);
+        if permit.last {
+            return permits;
         }
     }
 }
@@ -33,13 +33,13 @@ fn a_flow_is_permitted_in_chunks_each_byte_once_and_status_and_metrics_say_so() 
     let daemon = Laxityd::start(SMALL);
     let client = daemon.client("worker");
     let mut lane = client.lane();
-    let grants = send(&mut lane, &flow(Stage::P2d, 1 << 20));
-    assert_eq!(grants.iter().map(|g| g.bytes).sum::<u64>(), 1 << 20);
+    let permits = send(&mut lane, &flow(Stage::P2d, 1 << 20));
+    assert_eq!(permits.iter().map(|g| g.bytes).sum::<u64>(), 1 << 20);
     assert!(
-        grants.len() >= 4,
-        "a window of four chunks allows no fewer grants than {grants:?}"
+        permits.len() >= 4,
+        "a window of four chunks allows no fewer permits than {permits:?}"
     );
-    assert!(grants.iter().all(|g| !g.bypassed && g.level > 0));
+    assert!(permits.iter().all(|g| !g.bypassed && g.level > 0));
 
     let status = eventually("the last completion is counted", || {
         let status = daemon.status();
@@ -152,9 +152,9 @@ fn a_higher_flow_of_another_client_overtakes_a_lower_one_that_waits() {
     }
     // What is in flight below it does not count against the window of the collective.
     let mut urgent = high_lane.submit(&flow(Stage::Collective, 64 << 10));
-    let grant = high_lane.wait(&mut urgent);
+    let permit = high_lane.wait(&mut urgent);
     assert_eq!(
-        (grant.bytes, grant.last, grant.bypassed),
+        (permit.bytes, permit.last, permit.bypassed),
         (64 << 10, true, false)
     );
     let port = &daemon.status().ports[0];
@@ -203,8 +203,8 @@ fn a_collective_without_a_batch_has_the_urgency_of_the_batch_that_its_process_co
     });
     let mut own = lane.submit(&flow(Stage::Collective, 64 << 10));
     lane.complete(&bulk, 64 << 10);
-    let grant = lane.wait(&mut own);
-    assert_eq!((grant.bytes, grant.bypassed), (64 << 10, false));
+    let permit = lane.wait(&mut own);
+    assert_eq!((permit.bytes, permit.bypassed), (64 << 10, false));
     assert!(lane.poll(&mut bulk).is_none(), "the looser one went first");
 }
 
@@ -222,10 +222,10 @@ fn bypass_lets_everything_out_at_once_and_new_clients_too_until_it_is_switched_o
     let waiter = std::thread::spawn(move || {
         let mut got = 0;
         loop {
-            let grant = lane.wait(&mut ticket);
-            got += grant.bytes;
-            if grant.last {
-                return (lane, grant, got);
+            let permit = lane.wait(&mut ticket);
+            got += permit.bytes;
+            if permit.last {
+                return (lane, permit, got);
             }
         }
     });
@@ -289,9 +289,9 @@ fn observe_accounts_for_bytes_and_delays_none() {
     let mut lane = client.lane();
     // Far more than the window, and nothing is completed: it goes out all the same.
     let mut ticket = lane.submit(&flow(Stage::P2d, 100 << 20));
-    let grant = lane.poll(&mut ticket).unwrap();
+    let permit = lane.poll(&mut ticket).unwrap();
     assert_eq!(
-        (grant.bytes, grant.last, grant.bypassed),
+        (permit.bytes, permit.last, permit.bypassed),
         (100 << 20, true, false)
     );
     eventually("it is accounted", || {
@@ -318,10 +318,10 @@ fn sigterm_releases_the_clients_and_leaves_nothing_behind() {
     // The stall timeout is as long as the test: only the release can end this wait.
     let started = Instant::now();
     loop {
-        let grant = lane.wait(&mut ticket);
-        got += grant.bytes;
-        if grant.last {
-            assert!(grant.bypassed);
+        let permit = lane.wait(&mut ticket);
+        got += permit.bytes;
+        if permit.last {
+            assert!(permit.bypassed);
             break;
         }
     }
@@ -439,8 +439,8 @@ fn a_client_whose_memory_holds_garbage_is_released_and_nobody_else_notices() {
     daemon.await_log(" ffffffffffffffff ");
 
     // What it held is free for the others, and it stays visible until it hangs up.
-    let grants = send(&mut lane, &flow(Stage::P2d, 512 << 10));
-    assert!(grants.iter().all(|grant| !grant.bypassed));
+    let permits = send(&mut lane, &flow(Stage::P2d, 512 << 10));
+    assert!(permits.iter().all(|permit| !permit.bypassed));
     let status = daemon.status();
     assert_eq!(status.totals.garbage_records, 1);
     let shown = status
@@ -530,8 +530,8 @@ fn flows_beyond_the_limit_of_a_client_and_of_unknown_nics_go_out_unscheduled() {
         ..flow(Stage::P2d, 7 << 20)
     };
     let mut ticket = lane.submit(&elsewhere);
-    let grant = lane.wait(&mut ticket);
-    assert_eq!((grant.bytes, grant.last), (7 << 20, true));
+    let permit = lane.wait(&mut ticket);
+    assert_eq!((permit.bytes, permit.last), (7 << 20, true));
     assert_eq!(daemon.status().totals.garbage_records, 0);
     eventually("both are counted", || {
         let totals = daemon.status().totals;
@@ -585,8 +585,8 @@ fn permitted_bytes_that_never_complete_are_written_off() {
     let mut lost = lossy_lane.submit(&flow(Stage::P2d, 256 << 10));
     while !lossy_lane.wait(&mut lost).last {}
     // The window is full for ever, were it not for the timeout.
-    let grants = send(&mut honest.lane(), &flow(Stage::P2d, 128 << 10));
-    assert!(grants.iter().all(|grant| !grant.bypassed));
+    let permits = send(&mut honest.lane(), &flow(Stage::P2d, 128 << 10));
+    assert!(permits.iter().all(|permit| !permit.bypassed));
     eventually("it is counted", || {
         (daemon.status().totals.written_off_bytes == 256 << 10).then_some(())
     });
@@ -632,8 +632,8 @@ fn a_client_that_does_not_spin_is_served_by_a_daemon_that_does_not_either() {
             scope.spawn(|| {
                 let mut lane = client.lane();
                 for _ in 0..500 {
-                    let grants = send(&mut lane, &flow(Stage::KvReuse, 100 << 10));
-                    assert!(grants.iter().all(|grant| !grant.bypassed));
+                    let permits = send(&mut lane, &flow(Stage::KvReuse, 100 << 10));
+                    assert!(permits.iter().all(|permit| !permit.bypassed));
                 }
             });
         }
@@ -681,11 +681,11 @@ fn went_on_credit(lane: &mut laxity_client::Lane, flow: &Flow) -> bool {
     let mut ticket = laxity_client::Ticket::default();
     assert!(lane.submit_whole_into(&mut { *flow }, || 0, &mut ticket));
     let at_once = lane.poll(&mut ticket);
-    let grant = at_once.unwrap_or_else(|| lane.wait(&mut ticket));
-    assert!(grant.last && !grant.bypassed && grant.bytes == flow.bytes);
-    lane.complete(&ticket, grant.bytes);
+    let permit = at_once.unwrap_or_else(|| lane.wait(&mut ticket));
+    assert!(permit.last && !permit.bypassed && permit.bytes == flow.bytes);
+    lane.complete(&ticket, permit.bytes);
     // Nobody decided on a level.
-    at_once.is_some() && grant.level == 0
+    at_once.is_some() && permit.level == 0
 }
 
 #[test]
@@ -696,10 +696,10 @@ fn a_work_request_larger_than_the_window_is_permitted_in_one_piece() {
     // With a deadline, so that it is ordered like everything else.
     let mut large = work_request(Stage::P2d, 64 << 20);
     large.deadline_ns = u64::MAX / 2;
-    let grants = send(&mut lane, &large);
-    assert_eq!(grants.len(), 1, "{grants:?}");
-    assert_eq!((grants[0].bytes, grants[0].last), (64 << 20, true));
-    assert!(!grants[0].bypassed && grants[0].level > 0);
+    let permits = send(&mut lane, &large);
+    assert_eq!(permits.len(), 1, "{permits:?}");
+    assert_eq!((permits[0].bytes, permits[0].last), (64 << 20, true));
+    assert!(!permits[0].bypassed && permits[0].level > 0);
 }
 
 #[test]
@@ -722,7 +722,7 @@ fn work_requests_of_whoever_is_alone_on_a_port_go_on_credit_until_somebody_waits
         peer: 0,
         ..write
     };
-    assert!(send(&mut lane, &cut).iter().all(|grant| grant.level > 0));
+    assert!(send(&mut lane, &cut).iter().all(|permit| permit.level > 0));
 
     // Somebody else fills the window and waits: from here on all of them are ordered.
     let mut bulk = other.submit(&flow(Stage::KvReuse, 10 << 20));

@@ -35,7 +35,7 @@ mod _laxity {
     #[pymodule_export]
     use crate::stats::{attached, empty_call, stats, version};
     #[pymodule_export]
-    use crate::ticket::{PyGrant, PyTicket, PyTransfers, submit};
+    use crate::ticket::{PyPermit, PyTicket, PyTransfers, submit};
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use laxity_client::hints::{self, Asked, Transfer, Transfers};
 use laxity_client::scope::Scope;
-use laxity_client::{Direction, Grant, peers};
+use laxity_client::{Direction, Permit, peers};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -20,7 +20,7 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
 /// Leave to send.
 #[pyclass(name = "Grant", module = "laxity", frozen, get_all)]
-pub(crate) struct PyGrant {
+pub(crate) struct PyPermit {
     bytes: u64,
     level: u8,
     dscp: u8,
@@ -28,20 +28,20 @@ pub(crate) struct PyGrant {
     bypassed: bool,
 }
 
-impl From<Grant> for PyGrant {
-    fn from(grant: Grant) -> Self {
+impl From<Permit> for PyPermit {
+    fn from(permit: Permit) -> Self {
         Self {
-            bytes: grant.bytes,
-            level: grant.level,
-            dscp: grant.dscp,
-            last: grant.last,
-            bypassed: grant.bypassed,
+            bytes: permit.bytes,
+            level: permit.level,
+            dscp: permit.dscp,
+            last: permit.last,
+            bypassed: permit.bypassed,
         }
     }
 }
 
 #[pymethods]
-impl PyGrant {
+impl PyPermit {
     fn __repr__(&self) -> String {
         let python = |yes: bool| if yes { "True" } else { "False" };
         format!(
@@ -64,10 +64,10 @@ pub(crate) struct PyTicket {
 #[pymethods]
 impl PyTicket {
     #[pyo3(signature = (timeout_s=None))]
-    fn wait(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<Option<PyGrant>> {
-        // Whoever is granted at once need not let go of the GIL.
-        if let Some(grant) = self.transfer.poll() {
-            return Ok(Some(grant.into()));
+    fn wait(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<Option<PyPermit>> {
+        // Whoever is permitted at once need not let go of the GIL.
+        if let Some(permit) = self.transfer.poll() {
+            return Ok(Some(permit.into()));
         }
         let limit = match timeout_s {
             None => None,
@@ -87,8 +87,8 @@ impl PyTicket {
         loop {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             let slice = left.unwrap_or(SIGNALS_EVERY).min(SIGNALS_EVERY);
-            if let Some(grant) = py.detach(|| self.transfer.wait(Some(slice))) {
-                return Ok(Some(grant.into()));
+            if let Some(permit) = py.detach(|| self.transfer.wait(Some(slice))) {
+                return Ok(Some(permit.into()));
             }
             if left.is_some_and(|left| left <= slice) {
                 return Ok(None);
@@ -97,8 +97,8 @@ impl PyTicket {
         }
     }
 
-    fn poll(&self) -> Option<PyGrant> {
-        self.transfer.poll().map(PyGrant::from)
+    fn poll(&self) -> Option<PyPermit> {
+        self.transfer.poll().map(PyPermit::from)
     }
 
     fn complete(&self, nbytes: u64) -> PyResult<()> {
@@ -118,7 +118,7 @@ impl PyTicket {
 
     #[getter]
     fn granted(&self) -> u64 {
-        self.transfer.granted()
+        self.transfer.permitted()
     }
 
     #[getter]
@@ -138,7 +138,7 @@ impl PyTicket {
     fn __repr__(&self) -> String {
         format!(
             "<laxity.Ticket: {} of {} bytes granted>",
-            self.transfer.granted(),
+            self.transfer.permitted(),
             self.transfer.bytes()
         )
     }

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use laxity_client::{Client, Flow, Grant, Lane, Stage, Stats, Ticket};
+use laxity_client::{Client, Flow, Lane, Permit, Stage, Stats, Ticket};
 use parking_lot::Mutex;
 
 use crate::backend::Classes;
@@ -28,11 +28,11 @@ pub struct Pass {
 pub trait Arbiter: Send + Sync {
     /// Submits a flow; never blocks.
     fn submit(&self, flow: &Flow) -> Pass;
-    /// What may go now beyond what earlier grants said.
-    fn poll(&self, pass: &mut Pass) -> Option<Grant>;
+    /// What may go now beyond what earlier permits said.
+    fn poll(&self, pass: &mut Pass) -> Option<Permit>;
     /// `bytes` of it have left the wire.
     fn complete(&self, pass: &Pass, bytes: u64);
-    /// What was not granted will not be sent, what is not complete never will be.
+    /// What was not permitted will not be sent, what is not complete never will be.
     fn cancel(&self, pass: Pass);
     /// The number of a NIC.
     fn nic(&self, name: &str) -> u8;
@@ -105,7 +105,7 @@ impl Arbiter for Daemon {
         pass
     }
 
-    fn poll(&self, pass: &mut Pass) -> Option<Grant> {
+    fn poll(&self, pass: &mut Pass) -> Option<Permit> {
         let Pass { ticket, lane, .. } = pass;
         self.with(*lane, |lane| lane.poll(ticket))
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use laxity_client::{Flow, Grant, Stage};
+use laxity_client::{Flow, Permit, Stage};
 use nccl_net_laxity::arbiter::{Arbiter, Pass};
 use nccl_net_laxity::backend::{Backend as _, Buffer, Classes};
 use nccl_net_laxity::comm::{Comm, Outcome, ReceiveSide, SendSide, Side, Surroundings, Wish};
@@ -52,7 +52,7 @@ struct Difficult {
     next: AtomicU64,
     flows: Mutex<HashMap<u64, Submitted>>,
     /// Grants that have not been collected.
-    granted: Mutex<HashMap<u64, u64>>,
+    permitted: Mutex<HashMap<u64, u64>>,
     most_in_flight: AtomicU64,
     completed: AtomicU64,
 }
@@ -65,7 +65,7 @@ impl Difficult {
             chunk,
             next: AtomicU64::new(1),
             flows: Mutex::default(),
-            granted: Mutex::default(),
+            permitted: Mutex::default(),
             most_in_flight: AtomicU64::new(0),
             completed: AtomicU64::new(0),
         }
@@ -96,7 +96,7 @@ impl Difficult {
             }
             in_flight += chunk;
             flow.permitted += chunk;
-            *self.granted.lock().entry(id).or_default() += chunk;
+            *self.permitted.lock().entry(id).or_default() += chunk;
         }
         self.most_in_flight.fetch_max(in_flight, Ordering::Relaxed);
     }
@@ -123,12 +123,12 @@ impl Arbiter for Difficult {
         pass
     }
 
-    fn poll(&self, pass: &mut Pass) -> Option<Grant> {
+    fn poll(&self, pass: &mut Pass) -> Option<Permit> {
         self.decide();
-        let bytes = self.granted.lock().remove(&pass.id)?;
+        let bytes = self.permitted.lock().remove(&pass.id)?;
         let flows = self.flows.lock();
         let flow = flows.get(&pass.id).expect("submitted");
-        Some(Grant {
+        Some(Permit {
             bytes,
             level: 2,
             dscp: 34,
@@ -152,7 +152,7 @@ impl Arbiter for Difficult {
 
     fn cancel(&self, pass: Pass) {
         self.flows.lock().remove(&pass.id);
-        self.granted.lock().remove(&pass.id);
+        self.permitted.lock().remove(&pass.id);
     }
 
     fn nic(&self, _name: &str) -> u8 {

@@ -162,11 +162,11 @@ fn honest() {
         let mut ticket = lane.submit(&flow(stage, FLOW_BYTES));
         let mut scheduled = true;
         while !ticket.is_done() {
-            let grant = lane.wait(&mut ticket);
-            scheduled &= !grant.bypassed && grant.level != LEVEL_SCAVENGER;
+            let permit = lane.wait(&mut ticket);
+            scheduled &= !permit.bypassed && permit.level != LEVEL_SCAVENGER;
             window.wait_max_ns = window.wait_max_ns.max(now_ns() - submitted);
             std::thread::sleep(WIRE);
-            lane.complete(&ticket, grant.bytes);
+            lane.complete(&ticket, permit.bytes);
         }
         window.flows += 1;
         window.unscheduled += u64::from(!scheduled);
@@ -220,8 +220,8 @@ impl Attack {
             self.tickets.push(ticket);
         }
         for ticket in &mut self.tickets {
-            if let Some(grant) = self.lane.poll(ticket) {
-                self.is_found_out |= grant.bypassed || grant.level == LEVEL_SCAVENGER;
+            if let Some(permit) = self.lane.poll(ticket) {
+                self.is_found_out |= permit.bypassed || permit.level == LEVEL_SCAVENGER;
             }
         }
         self.tickets.retain(|ticket| !ticket.is_done());
@@ -293,15 +293,15 @@ fn busy() {
             submitted += next.bytes;
             tickets.push(lane.submit(&next));
         }
-        let mut grants = Vec::new();
+        let mut permits = Vec::new();
         for (index, ticket) in tickets.iter_mut().enumerate() {
-            if let Some(grant) = lane.poll(ticket) {
-                grants.push((index, grant.bytes));
+            if let Some(permit) = lane.poll(ticket) {
+                permits.push((index, permit.bytes));
             }
         }
         // All of them are on the wire for a while: that is where SIGSTOP finds it.
         std::thread::sleep(Duration::from_millis(2));
-        for (index, bytes) in grants {
+        for (index, bytes) in permits {
             sent += bytes;
             lane.complete(&tickets[index], bytes);
         }
@@ -423,8 +423,8 @@ impl Scene {
         assert!(client.is_scheduled(), "a new client is not served");
         let mut lane = client.lane();
         let mut ticket = lane.submit(&flow(Stage::Collective, FLOW_BYTES));
-        let grant = lane.wait(&mut ticket);
-        lane.complete(&ticket, grant.bytes);
+        let permit = lane.wait(&mut ticket);
+        lane.complete(&ticket, permit.bytes);
         let attached = asked.elapsed();
         let asked = Instant::now();
         self.daemon.operator().bypass(true).expect("done");

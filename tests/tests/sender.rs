@@ -1,5 +1,5 @@
 //! A client process for the fault tests: it submits many flows at once and writes what it is
-//! granted, in order, as counted words that the receiving test can check.
+//! permitted, in order, as counted words that the receiving test can check.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -206,16 +206,16 @@ fn send(completion: Completion) {
         // first, or the window fills with flows whose turn never comes.
         Completion::AtOnce => {
             while !tickets.is_empty() {
-                let mut granted = false;
+                let mut permitted = false;
                 for ticket in &mut tickets {
-                    if let Some(grant) = lane.poll(ticket) {
-                        write(grant.bytes);
-                        lane.complete(ticket, grant.bytes);
-                        granted = true;
+                    if let Some(permit) = lane.poll(ticket) {
+                        write(permit.bytes);
+                        lane.complete(ticket, permit.bytes);
+                        permitted = true;
                     }
                 }
                 tickets.retain(|ticket| !ticket.is_done());
-                if !granted {
+                if !permitted {
                     lane.wait_any(Duration::from_millis(20));
                 }
             }
@@ -237,7 +237,7 @@ fn report(client: &Client) {
     );
 }
 
-/// Sends collectives of one word, completing each, and never waits for a permit: what is not granted
+/// Sends collectives of one word, completing each, and never waits for a permit: what is not permitted
 /// at once is polled for later. Ends when the file `SINK`.stop appears.
 fn glide() {
     let path = std::env::var("SINK").expect("SINK");
@@ -261,8 +261,8 @@ fn glide() {
             }));
         }
         for ticket in &mut late {
-            if let Some(grant) = lane.poll(ticket) {
-                assert_eq!((grant.bytes, grant.last), (8, true), "once, and whole");
+            if let Some(permit) = lane.poll(ticket) {
+                assert_eq!((permit.bytes, permit.last), (8, true), "once, and whole");
                 sink.write_all(&word.to_le_bytes()).expect("sink takes it");
                 word += 1;
                 lane.complete(ticket, 8);
@@ -290,9 +290,9 @@ fn linger() {
             ..flow(number)
         });
         loop {
-            let grant = lane.wait(&mut ticket);
-            lane.complete(&ticket, grant.bytes);
-            if grant.last {
+            let permit = lane.wait(&mut ticket);
+            lane.complete(&ticket, permit.bytes);
+            if permit.last {
                 break;
             }
         }

@@ -51,28 +51,28 @@ fn held_flows(daemon: &Laxityd) -> u64 {
         .sum()
 }
 
-/// Completes `granted` bytes and all that is granted after them until nothing has been for a while; bytes in all.
-fn drain(lane: &mut Lane, ticket: &mut Ticket, mut granted: u64) -> u64 {
+/// Completes `permitted` bytes and all that is permitted after them until nothing has been for a while; bytes in all.
+fn drain(lane: &mut Lane, ticket: &mut Ticket, mut permitted: u64) -> u64 {
     let mut sum = 0;
     let mut quiet = Instant::now();
-    while quiet.elapsed() < Duration::from_millis(100) && !(ticket.is_done() && granted == 0) {
-        if granted > 0 {
-            lane.complete(ticket, granted);
-            sum += granted;
+    while quiet.elapsed() < Duration::from_millis(100) && !(ticket.is_done() && permitted == 0) {
+        if permitted > 0 {
+            lane.complete(ticket, permitted);
+            sum += permitted;
         }
-        granted = lane.poll(ticket).map_or(0, |grant| {
+        permitted = lane.poll(ticket).map_or(0, |permit| {
             quiet = Instant::now();
-            assert!(!grant.bypassed, "{grant:?}");
-            grant.bytes
+            assert!(!permit.bypassed, "{permit:?}");
+            permit.bytes
         });
     }
     sum
 }
 
-/// Completes `granted` bytes and all that is granted after them, to the last; bytes in all.
-fn drain_all(lane: &mut Lane, ticket: &mut Ticket, granted: u64) -> u64 {
-    let mut sum = drain(lane, ticket, granted);
-    eventually("everything is granted", || {
+/// Completes `permitted` bytes and all that is permitted after them, to the last; bytes in all.
+fn drain_all(lane: &mut Lane, ticket: &mut Ticket, permitted: u64) -> u64 {
+    let mut sum = drain(lane, ticket, permitted);
+    eventually("everything is permitted", || {
         sum += drain(lane, ticket, 0);
         ticket.is_done().then_some(sum)
     })

@@ -171,9 +171,13 @@ fn a_daemon_reports_what_it_knows_and_applies_an_order_whole() {
     let mut pruned = flow(Stage::P2d, 1000);
     (pruned.batch, pruned.request) = (7, 70);
     let mut ticket = lane.submit(&pruned);
-    let grant = lane.wait(&mut ticket);
-    lane.complete(&ticket, grant.bytes);
-    assert_eq!(grant.level, laxity_policy::Level::SCAVENGER.0, "{grant:?}");
+    let permit = lane.wait(&mut ticket);
+    lane.complete(&ticket, permit.bytes);
+    assert_eq!(
+        permit.level,
+        laxity_policy::Level::SCAVENGER.0,
+        "{permit:?}"
+    );
 
     // The ends are told.
     let mut lane = client.lane();
@@ -332,9 +336,9 @@ fn a_coordinator_that_does_not_read_never_keeps_the_daemon_waiting() {
         if batch.is_multiple_of(50) {
             // Flows go on. (Each is also how this thread waits for the daemon to have read its lane.)
             let mut ticket = lane.submit(&flow(Stage::P2d, 1000));
-            let grant = lane.wait(&mut ticket);
-            lane.complete(&ticket, grant.bytes);
-            assert!(!grant.bypassed && grant.last);
+            let permit = lane.wait(&mut ticket);
+            lane.complete(&ticket, permit.bytes);
+            assert!(!permit.bypassed && permit.last);
         }
         if batch == 20_000 {
             before_kib = rss_kib();

@@ -74,8 +74,8 @@ fn goes_on(daemon: &Laxityd) {
     let client = daemon.client("worker");
     let mut lane = client.lane();
     let mut ticket = lane.submit(&flow(Stage::P2d, 1000));
-    let grant = lane.wait(&mut ticket);
-    assert!(grant.last && !grant.bypassed, "{grant:?}");
+    let permit = lane.wait(&mut ticket);
+    assert!(permit.last && !permit.bypassed, "{permit:?}");
 }
 
 /// It was refused for this reason, twice, and goes on by itself; the log says so, too.

@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use laxity_client::{Direction, Flow, Grant, LEVEL_SCAVENGER};
+use laxity_client::{Direction, Flow, LEVEL_SCAVENGER, Permit};
 use laxity_shm::sleep::now_ns;
 use smallvec::smallvec;
 
@@ -353,29 +353,29 @@ impl SendSide {
                 self.submit(bytes, wish.tag, origin())
             }
         };
-        let grant = if bytes == 0 {
-            Some(Grant {
+        let permit = if bytes == 0 {
+            Some(Permit {
                 last: true,
                 bypassed: true,
-                ..Grant::default()
+                ..Permit::default()
             })
         } else {
             self.around.arbiter.poll(&mut offer.pass)
         };
-        let waited_ns = match grant {
+        let waited_ns = match permit {
             Some(_) if offer.since_ns == 0 => 0,
             _ => now_ns().saturating_sub(offer.since_ns).max(1),
         };
         let overdue = u128::from(waited_ns) > self.around.wait_max.as_nanos() && offer.since_ns > 0;
-        let grant = match grant {
-            Some(grant) => grant,
+        let permit = match permit {
+            Some(permit) => permit,
             None if overdue => {
                 self.around.arbiter.cancel(core::mem::take(&mut offer.pass));
-                Grant {
+                Permit {
                     bytes,
                     last: true,
                     bypassed: true,
-                    ..Grant::default()
+                    ..Permit::default()
                 }
             }
             None => {
@@ -386,7 +386,7 @@ impl SendSide {
                 return Ok(Verdict::Wait);
             }
         };
-        self.begin(slot, wish, offer, grant, waited_ns, overdue)?;
+        self.begin(slot, wish, offer, permit, waited_ns, overdue)?;
         Ok(Verdict::Begun)
     }
 
@@ -424,30 +424,30 @@ impl SendSide {
         slot: u16,
         wish: Wish<'_>,
         offer: Offer,
-        grant: Grant,
+        permit: Permit,
         waited_ns: u64,
         overdue: bool,
     ) -> Result<()> {
         let of = |dscp: u8| self.around.classes.iter().position(|class| *class == dscp);
-        let class = if grant.bypassed {
+        let class = if permit.bypassed {
             0
         } else {
             // What is to give way to all others must not travel higher.
-            let unknown = if grant.level == LEVEL_SCAVENGER {
+            let unknown = if permit.level == LEVEL_SCAVENGER {
                 SCAVENGER_CLASS.min(self.around.classes.len() - 1)
             } else {
                 0
             };
-            of(grant.dscp).unwrap_or(unknown)
+            of(permit.dscp).unwrap_or(unknown)
         };
-        let accounted = !grant.bypassed && offer.bytes > ACCOUNTED_BYTES_MIN;
+        let accounted = !permit.bypassed && offer.bytes > ACCOUNTED_BYTES_MIN;
         self.around.report.sent(&Fate {
             function: offer.purpose.function,
             stage: offer.purpose.stage,
             dscp: self.around.classes[class],
             bytes: offer.bytes,
             waited_ns,
-            bypassed: grant.bypassed,
+            bypassed: permit.bypassed,
             overdue,
             known: offer.known,
         });
@@ -474,7 +474,7 @@ impl SendSide {
             was_kept: false,
             waits_since_ns: 0,
         });
-        self.push(grant.bytes);
+        self.push(permit.bytes);
         if let Err(fault) = self.progress() {
             self.fail(fault);
         }
@@ -499,9 +499,9 @@ impl SendSide {
         if let Some(newest) = self.underway.back_mut()
             && newest.pushed < newest.bytes
         {
-            while let Some(grant) = self.around.arbiter.poll(&mut newest.pass) {
-                permitted += grant.bytes;
-                if grant.last || grant.bytes == 0 {
+            while let Some(permit) = self.around.arbiter.poll(&mut newest.pass) {
+                permitted += permit.bytes;
+                if permit.last || permit.bytes == 0 {
                     break;
                 }
             }

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::ticket::Mark;
-use crate::{Client, Direction, Flow, Grant, Hint, Lane, Mode, Options, Stage, Ticket};
+use crate::{Client, Direction, Flow, Hint, Lane, Mode, Options, Permit, Stage, Ticket};
 
 pub(crate) const ABI_VERSION: u32 = 1;
 const INVALID: c_int = -libc::EINVAL;
@@ -64,7 +64,7 @@ pub struct LaxTicket {
 /// `lax_grant`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct LaxGrant {
+pub struct LaxPermit {
     bytes: u64,
     level: u8,
     dscp: u8,
@@ -92,7 +92,7 @@ const _: () = {
     assert!(size_of::<LaxOptions>() == 40);
     assert!(size_of::<LaxFlow>() == 48);
     assert!(size_of::<LaxTicket>() == 64);
-    assert!(size_of::<LaxGrant>() == 16);
+    assert!(size_of::<LaxPermit>() == 16);
     assert!(size_of::<LaxStats>() == 64);
 };
 
@@ -105,14 +105,14 @@ impl LaxTicket {
     }
 }
 
-impl LaxGrant {
-    fn of(grant: Grant) -> Self {
+impl LaxPermit {
+    fn of(permit: Permit) -> Self {
         Self {
-            bytes: grant.bytes,
-            level: grant.level,
-            dscp: grant.dscp,
-            last: u8::from(grant.last),
-            bypassed: u8::from(grant.bypassed),
+            bytes: permit.bytes,
+            level: permit.level,
+            dscp: permit.dscp,
+            last: u8::from(permit.last),
+            bypassed: u8::from(permit.bypassed),
             reserved: [0; 4],
         }
     }
@@ -360,19 +360,19 @@ pub unsafe extern "C" fn lax_submit(
     0
 }
 
-/// One grant, by `Lane::poll` or `Lane::wait`.
+/// One permit, by `Lane::poll` or `Lane::wait`.
 ///
 /// # Safety
 /// As for `lax_poll`.
-unsafe fn grant(
+unsafe fn permit(
     lane: *mut Lane,
     ticket: *mut LaxTicket,
-    grant: *mut LaxGrant,
-    how: impl FnOnce(&mut Lane, &mut Ticket) -> Option<Grant>,
+    permit: *mut LaxPermit,
+    how: impl FnOnce(&mut Lane, &mut Ticket) -> Option<Permit>,
 ) -> c_int {
     // SAFETY: upheld by the caller.
-    let (lane, ticket, grant) = unsafe { (lane.as_mut(), ticket.as_mut(), grant.as_mut()) };
-    let (Some(ticket), Some(grant)) = (ticket, grant) else {
+    let (lane, ticket, permit) = unsafe { (lane.as_mut(), ticket.as_mut(), permit.as_mut()) };
+    let (Some(ticket), Some(permit)) = (ticket, permit) else {
         return INVALID;
     };
     let ticket = &mut ticket.ticket;
@@ -384,9 +384,9 @@ unsafe fn grant(
             Err(_) => Some(ticket.rest()),
         },
     };
-    *grant = LaxGrant::of(result.unwrap_or(Grant {
+    *permit = LaxPermit::of(result.unwrap_or(Permit {
         last: ticket.is_done(),
-        ..Grant::default()
+        ..Permit::default()
     }));
     c_int::from(result.is_some())
 }
@@ -399,13 +399,13 @@ unsafe fn grant(
 pub unsafe extern "C" fn lax_poll(
     lane: *mut Lane,
     ticket: *mut LaxTicket,
-    out: *mut LaxGrant,
+    out: *mut LaxPermit,
 ) -> c_int {
     // SAFETY: upheld by the caller.
-    unsafe { grant(lane, ticket, out, Lane::poll) }
+    unsafe { permit(lane, ticket, out, Lane::poll) }
 }
 
-/// Waits for the next grant.
+/// Waits for the next permit.
 ///
 /// # Safety
 /// As for [`lax_poll`].
@@ -413,10 +413,10 @@ pub unsafe extern "C" fn lax_poll(
 pub unsafe extern "C" fn lax_wait(
     lane: *mut Lane,
     ticket: *mut LaxTicket,
-    out: *mut LaxGrant,
+    out: *mut LaxPermit,
 ) -> c_int {
     // SAFETY: upheld by the caller.
-    unsafe { grant(lane, ticket, out, |lane, ticket| Some(lane.wait(ticket))) }
+    unsafe { permit(lane, ticket, out, |lane, ticket| Some(lane.wait(ticket))) }
 }
 
 /// Runs `body` on a lane that is not null.

@@ -2,7 +2,7 @@
 //!
 //! A submit on credit is a handful of stores; a submit that is gated returns a ticket whose
 //! permit [`crate::wait`] awaits. Nothing here blocks, and nothing here can fail: whatever the
-//! daemon cannot take is granted at once and counted as bypassed.
+//! daemon cannot take is permitted at once and counted as bypassed.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -109,7 +109,7 @@ impl Lane {
         lane
     }
 
-    /// Submits a flow. Never blocks: the ticket is granted at once (credit, bypass, `observe`) or
+    /// Submits a flow. Never blocks: the ticket is permitted at once (credit, bypass, `observe`) or
     /// waits for its permit.
     #[inline(always)]
     pub fn submit(&mut self, flow: &Flow) -> Ticket {
@@ -145,7 +145,7 @@ impl Lane {
             *ticket = Ticket {
                 tag,
                 total: flow.bytes,
-                granted: 0,
+                permitted: 0,
                 mark: place.credit.mark,
             };
             if attention != 0 {
@@ -282,7 +282,7 @@ impl Lane {
         Some(Ticket {
             tag: at.tag,
             total: flow.bytes,
-            granted: 0,
+            permitted: 0,
             mark,
         })
     }
@@ -311,7 +311,7 @@ impl Lane {
         let mut ticket = Ticket {
             tag: at.tag,
             total: flow.bytes,
-            granted: 0,
+            permitted: 0,
             mark: place.credit.mark,
         };
         self.attend(&mut ticket);
@@ -341,7 +341,7 @@ impl Lane {
         }
     }
 
-    /// `bytes` of the flow have left the wire. Tell the daemon for every byte that was granted:
+    /// `bytes` of the flow have left the wire. Tell the daemon for every byte that was permitted:
     /// it counts what is in flight. For bypassed flows it is a no-op.
     pub fn complete(&mut self, ticket: &Ticket, bytes: u64) {
         if self.knows(ticket) {
@@ -367,7 +367,7 @@ impl Lane {
         }
     }
 
-    /// Gives up a flow: what was not granted will not be sent, what was granted and not completed
+    /// Gives up a flow: what was not permitted will not be sent, what was permitted and not completed
     /// never will be.
     pub fn cancel(&mut self, mut ticket: Ticket) {
         if self.knows(&ticket) {
@@ -416,11 +416,11 @@ impl Lane {
             if let Some(place) = &mut self.place {
                 place.pending.remove(at.slot);
             }
-            self.send(Owed::Withdraw(at, ticket.granted));
+            self.send(Owed::Withdraw(at, ticket.permitted));
         } else {
             self.send(Owed::Say(Record::Cancelled {
                 tag: at.tag,
-                granted: ticket.granted,
+                granted: ticket.permitted,
             }));
         }
         // No completion of it means anything from here on.
@@ -565,7 +565,7 @@ impl Lane {
         Some(Ticket {
             tag: at.tag,
             total: flow.bytes,
-            granted: 0,
+            permitted: 0,
             mark,
         })
     }

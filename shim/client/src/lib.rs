@@ -8,13 +8,13 @@
 //! let flow = Flow { stage: Stage::KvReuse, bytes: 64 << 20, layer: 7, ..Flow::default() };
 //! let mut ticket = lane.submit(&flow); // never blocks
 //! while !ticket.is_done() {
-//!     let grant = lane.wait(&mut ticket); // ends also when the daemon does
-//!     // … send `grant.bytes` more, marked `grant.dscp` …
-//!     lane.complete(&ticket, grant.bytes); // once they have left the wire
+//!     let permit = lane.wait(&mut ticket); // ends also when the daemon does
+//!     // … send `permit.bytes` more, marked `permit.dscp` …
+//!     lane.complete(&ticket, permit.bytes); // once they have left the wire
 //! }
 //! ```
 //!
-//! Without a daemon everything is granted at once, in order, each byte once, and counted in
+//! Without a daemon everything is permitted at once, in order, each byte once, and counted in
 //! [`Stats::bypassed_bytes`]. No thread is started, no signal handled; after `fork` the child
 //! attaches for itself.
 
@@ -41,5 +41,5 @@ pub use laxity_shm::layout::{LEVEL_SCAVENGER, Mode};
 pub use laxity_shm::record::{Direction, Flow, Stage};
 pub use options::Options;
 pub use stats::Stats;
-pub use ticket::{Grant, Ticket};
+pub use ticket::{Permit, Ticket};
 pub use wait::Sleep;

@@ -82,7 +82,7 @@ impl Credit {
         }
     }
 
-    /// Brings the credit of `port` to hand, with what was granted since; whether that was anything.
+    /// Brings the credit of `port` to hand, with what was permitted since; whether that was anything.
     fn switch(&mut self, port: usize, granted: u64) -> bool {
         self.parked[self.port] += self.left;
         self.port = port;
@@ -256,7 +256,7 @@ impl Place {
     pub(crate) fn publish(&mut self, message: Owed) -> bool {
         match message {
             Owed::Say(record) => self.producer.publish(&record).is_ok(),
-            Owed::Withdraw(at, granted) => self.producer.withdraw(at, granted).is_ok(),
+            Owed::Withdraw(at, permitted) => self.producer.withdraw(at, permitted).is_ok(),
             // Two records: `Lane::pay` makes them.
             Owed::Repay(_) => false,
         }

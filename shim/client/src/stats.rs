@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Counters of a client since it attached, over all its lanes, past and present.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Bytes granted by the daemon, by permit or credit.
+    /// Bytes permitted by the daemon, by permit or credit.
     pub scheduled_bytes: u64,
-    /// Bytes granted without it, because there was none, it stalled, was told to step aside, or
+    /// Bytes permitted without it, because there was none, it stalled, was told to step aside, or
     /// the lane was full.
     pub bypassed_bytes: u64,
     /// Flows of which at least one byte was.
     pub bypassed_flows: u64,
-    /// Bytes granted at once and merely reported, in mode `observe`.
+    /// Bytes permitted at once and merely reported, in mode `observe`.
     pub observed_bytes: u64,
     /// Nanoseconds without a scheduler since `attach`.
     pub unscheduled_ns: u64,

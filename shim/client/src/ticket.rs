@@ -2,7 +2,7 @@
 
 use laxity_shm::producer::SlotRef;
 
-/// A flow that was submitted. Poll or wait until a grant is `last` and report every byte complete,
+/// A flow that was submitted. Poll or wait until a permit is `last` and report every byte complete,
 /// or cancel it with [`crate::Lane::cancel`]; a dropped ticket does neither. Then its slot is in use
 /// until the lane is dropped, and what was permitted counts as in flight until the daemon gives up
 /// on it (`completion_timeout`), after which it does not schedule a process that loses much for a
@@ -11,13 +11,13 @@ use laxity_shm::producer::SlotRef;
 /// Four words, the same in C: a submit on credit writes little else. The default is one that is
 /// done.
 #[derive(Debug, Default)]
-#[must_use = "a flow may be sent only as far as its ticket is granted"]
+#[must_use = "a flow may be sent only as far as its ticket is permitted"]
 #[repr(C)]
 pub struct Ticket {
     /// Sequence of its record; 0 if the daemon was never told, or needs to hear no more.
     pub(crate) tag: u64,
     pub(crate) total: u64,
-    pub(crate) granted: u64,
+    pub(crate) permitted: u64,
     pub(crate) mark: Mark,
 }
 
@@ -39,7 +39,7 @@ const DSCP_SHIFT: u32 = 28;
 const SEAT_SHIFT: u32 = 36;
 
 impl Mark {
-    /// All of it was granted and collected, or never will be.
+    /// All of it was permitted and collected, or never will be.
     pub(crate) const DONE: Self = Self(0);
     /// All of it may go, without the daemon, which does not know of it.
     pub(crate) const BYPASSED: Self = Self(READY | BYPASS);
@@ -67,7 +67,7 @@ impl Mark {
         Self(self.0 & SEAT_MASK | READY)
     }
 
-    /// Nothing more to grant; completions still count.
+    /// Nothing more to permit; completions still count.
     #[inline]
     const fn done(self) -> Self {
         Self(self.0 & SEAT_MASK)
@@ -100,10 +100,10 @@ impl Mark {
     }
 
     #[inline]
-    const fn grant(self, bytes: u64) -> Grant {
+    const fn permit(self, bytes: u64) -> Permit {
         let level = (self.0 >> LEVEL_SHIFT) as u8;
         let dscp = (self.0 >> DSCP_SHIFT) as u8;
-        Grant {
+        Permit {
             bytes,
             level,
             dscp,
@@ -122,7 +122,7 @@ impl Ticket {
     pub const DONE: Self = Self {
         tag: 0,
         total: 0,
-        granted: 0,
+        permitted: 0,
         mark: Mark::DONE,
     };
 
@@ -131,15 +131,15 @@ impl Ticket {
         Self {
             tag: 0,
             total: bytes,
-            granted: 0,
+            permitted: 0,
             mark: Mark::BYPASSED,
         }
     }
 
-    /// Bytes granted and collected so far.
+    /// Bytes permitted and collected so far.
     #[must_use]
-    pub fn granted(&self) -> u64 {
-        self.granted
+    pub fn permitted(&self) -> u64 {
+        self.permitted
     }
 
     /// Bytes of the flow.
@@ -155,7 +155,7 @@ impl Ticket {
         self.mark.0 & SEAT_MASK != 0
     }
 
-    /// Everything was granted and collected, or the flow was withdrawn.
+    /// Everything was permitted and collected, or the flow was withdrawn.
     #[must_use]
     #[inline]
     pub fn is_done(&self) -> bool {
@@ -170,34 +170,34 @@ impl Ticket {
         }
     }
 
-    /// The grant of a flow that may go as a whole.
+    /// The permit of a flow that may go as a whole.
     #[inline]
-    pub(crate) fn collect(&mut self) -> Grant {
-        let grant = self.mark.grant(self.total);
-        self.granted = self.total;
+    pub(crate) fn collect(&mut self) -> Permit {
+        let permit = self.mark.permit(self.total);
+        self.permitted = self.total;
         self.finish();
-        grant
+        permit
     }
 
-    /// Nothing more to grant.
+    /// Nothing more to permit.
     #[inline]
     pub(crate) fn finish(&mut self) {
         self.mark = self.mark.done();
     }
 
-    /// Bytes not granted so far, which from here on are: without the daemon.
-    pub(crate) fn rest(&mut self) -> Grant {
-        let bytes = self.total.saturating_sub(self.granted);
-        self.granted = self.total;
+    /// Bytes not permitted so far, which from here on are: without the daemon.
+    pub(crate) fn rest(&mut self) -> Permit {
+        let bytes = self.total.saturating_sub(self.permitted);
+        self.permitted = self.total;
         self.mark = Mark::DONE;
-        Mark::BYPASSED.grant(bytes)
+        Mark::BYPASSED.permit(bytes)
     }
 }
 
 /// Leave to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Grant {
-    /// Bytes more, beyond those of earlier grants of this ticket.
+pub struct Permit {
+    /// Bytes more, beyond those of earlier permits of this ticket.
     pub bytes: u64,
     /// Level, 1 the highest, 255 the scavenger; 0 if nobody decided (bypassed, observed).
     pub level: u8,
@@ -205,6 +205,6 @@ pub struct Grant {
     pub dscp: u8,
     /// Nothing more will come for this ticket.
     pub last: bool,
-    /// Granted without the daemon.
+    /// Permitted without the daemon.
     pub bypassed: bool,
 }

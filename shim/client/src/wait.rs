@@ -24,7 +24,7 @@ use laxity_shm::sleep::{Announced, Awaited, current_cpu, now_ns};
 
 use crate::lane::Lane;
 use crate::place::Place;
-use crate::ticket::{Grant, Ticket};
+use crate::ticket::{Permit, Ticket};
 
 /// Longest sleep without a look around.
 const SLICE: Duration = Duration::from_millis(20);
@@ -129,9 +129,9 @@ impl Spin {
 }
 
 impl Lane {
-    /// What may be sent now beyond what earlier grants said, `None` if nothing. Never blocks.
+    /// What may be sent now beyond what earlier permits said, `None` if nothing. Never blocks.
     #[inline]
-    pub fn poll(&mut self, ticket: &mut Ticket) -> Option<Grant> {
+    pub fn poll(&mut self, ticket: &mut Ticket) -> Option<Permit> {
         if !ticket.mark.is_gated() {
             if ticket.mark.is_on_credit() {
                 self.counters.scheduled_bytes.add(ticket.total);
@@ -174,14 +174,14 @@ impl Lane {
 
     /// Collects a permit.
     #[inline]
-    fn take(&mut self, ticket: &mut Ticket, cumulative: u64, level: u8, last: bool) -> Grant {
+    fn take(&mut self, ticket: &mut Ticket, cumulative: u64, level: u8, last: bool) -> Permit {
         // After a last permit nothing more comes, so whatever it counts, the rest may go.
         let upto = if last {
             ticket.total
         } else {
             cumulative.min(ticket.total)
         };
-        let bytes = upto.saturating_sub(ticket.granted);
+        let bytes = upto.saturating_sub(ticket.permitted);
         let mut dscp = 0;
         if let Some(place) = &mut self.place {
             dscp = place.header.dscp(level);
@@ -193,11 +193,11 @@ impl Lane {
         if last {
             ticket.finish();
         }
-        ticket.granted += bytes;
+        ticket.permitted += bytes;
         self.spin.heard = true;
         self.spin.quiet_since_ns = 0;
         self.counters.scheduled_bytes.add(bytes);
-        Grant {
+        Permit {
             bytes,
             level,
             dscp,
@@ -208,11 +208,11 @@ impl Lane {
 
     /// Grants what is left of a flow without the daemon, and tells it so if it is there.
     ///
-    /// This is the moment that makes every byte go out once: `granted` is what was read from the
-    /// word so far, nothing after this reads the word again, and what is left is granted here.
+    /// This is the moment that makes every byte go out once: `permitted` is what was read from the
+    /// word so far, nothing after this reads the word again, and what is left is permitted here.
     /// A permit that crosses lands in a slot that nobody reads (see `laxity_shm::lane`).
     #[cold]
-    fn bypass_rest(&mut self, ticket: &mut Ticket) -> Grant {
+    fn bypass_rest(&mut self, ticket: &mut Ticket) -> Permit {
         // Before `rest`, so that the daemon learns how much went out with its leave.
         if ticket.mark.is_of(self.seat) && self.place.is_some() {
             self.withdraw(ticket);
@@ -224,10 +224,10 @@ impl Lane {
                 self.lose_place();
             }
         }
-        let grant = ticket.rest();
-        self.counters.bypassed_bytes.add(grant.bytes);
+        let permit = ticket.rest();
+        self.counters.bypassed_bytes.add(permit.bytes);
         self.counters.bypassed_flows.add(1);
-        grant
+        permit
     }
 
     /// Looks for signs of life; gives the daemon up if there are none.
@@ -308,16 +308,16 @@ impl Lane {
     }
 
     /// Waits until more of the flow may be sent. Ends in any case: see the module's text. A ticket
-    /// that is done gives an empty last grant.
-    pub fn wait(&mut self, ticket: &mut Ticket) -> Grant {
+    /// that is done gives an empty last permit.
+    pub fn wait(&mut self, ticket: &mut Ticket) -> Permit {
         loop {
-            if let Some(grant) = self.poll(ticket) {
-                return grant;
+            if let Some(permit) = self.poll(ticket) {
+                return permit;
             }
             if ticket.is_done() {
-                return Grant {
+                return Permit {
                     last: true,
-                    ..Grant::default()
+                    ..Permit::default()
                 };
             }
             let slot = ticket.mark.slot();

@@ -31,13 +31,13 @@ fn nowhere() -> Options {
     }
 }
 
-/// Collects all grants; the sum, and whether any was bypassed.
+/// Collects all permits; the sum, and whether any was bypassed.
 fn drain(lane: &mut Lane, ticket: &mut Ticket) -> (u64, bool) {
     let (mut bytes, mut bypassed) = (0, false);
     while !ticket.is_done() {
-        let grant = lane.wait(ticket);
-        bytes += grant.bytes;
-        bypassed |= grant.bypassed;
+        let permit = lane.wait(ticket);
+        bytes += permit.bytes;
+        bypassed |= permit.bypassed;
     }
     (bytes, bypassed)
 }
@@ -49,12 +49,12 @@ fn without_a_daemon_every_flow_is_granted_at_once_and_counted() {
     let mut lane = client.lane();
     for bytes in [0, 1, 4096, u64::from(u32::MAX)] {
         let mut ticket = lane.submit(&flow(bytes));
-        let grant = lane.poll(&mut ticket).expect("granted at once");
+        let permit = lane.poll(&mut ticket).expect("permitted at once");
         assert_eq!(
-            (grant.bytes, grant.last, grant.bypassed),
+            (permit.bytes, permit.last, permit.bypassed),
             (bytes, true, true)
         );
-        assert_eq!((grant.level, grant.dscp), (0, 0));
+        assert_eq!((permit.level, permit.dscp), (0, 0));
         assert_eq!(lane.poll(&mut ticket), None);
         assert!(ticket.is_done());
         let again = lane.wait(&mut ticket);
@@ -135,12 +135,12 @@ fn a_flow_is_permitted_in_chunks_that_add_up_to_it() {
         let mut ticket = lane.submit(&flow(bytes));
         let mut sum = 0;
         loop {
-            let grant = lane.wait(&mut ticket);
-            assert!(!grant.bypassed);
-            assert_eq!((grant.level, grant.dscp), (3, 13));
-            sum += grant.bytes;
-            lane.complete(&ticket, grant.bytes);
-            if grant.last {
+            let permit = lane.wait(&mut ticket);
+            assert!(!permit.bypassed);
+            assert_eq!((permit.level, permit.dscp), (3, 13));
+            sum += permit.bytes;
+            lane.complete(&ticket, permit.bytes);
+            if permit.last {
                 break;
             }
         }
@@ -168,8 +168,8 @@ fn collectives_go_on_credit_as_far_as_it_reaches_and_wait_beyond() {
     };
     eventually("credit arrives", || {
         let mut ticket = lane.submit(&collective);
-        let grant = lane.poll(&mut ticket);
-        let on_credit = grant.is_some_and(|g| g.bytes == 4000 && g.level == 2 && !g.bypassed);
+        let permit = lane.poll(&mut ticket);
+        let on_credit = permit.is_some_and(|g| g.bytes == 4000 && g.level == 2 && !g.bypassed);
         assert!(!drain(&mut lane, &mut ticket).1);
         on_credit
     });
@@ -179,7 +179,7 @@ fn collectives_go_on_credit_as_far_as_it_reaches_and_wait_beyond() {
     for _ in 0..5 {
         let mut ticket = lane.submit(&collective);
         match lane.poll(&mut ticket) {
-            Some(grant) => on_credit += grant.bytes,
+            Some(permit) => on_credit += permit.bytes,
             None => waiting.push(ticket),
         }
     }
@@ -247,9 +247,9 @@ fn observe_reports_every_flow_and_delays_none() {
     let mut lane = client.lane();
     for _ in 0..10 {
         let mut ticket = lane.submit(&flow(100));
-        let grant = lane.poll(&mut ticket).expect("granted at once");
+        let permit = lane.poll(&mut ticket).expect("permitted at once");
         assert_eq!(
-            (grant.bytes, grant.last, grant.bypassed, grant.level),
+            (permit.bytes, permit.last, permit.bypassed, permit.level),
             (100, true, false, 0)
         );
         lane.complete(&ticket, 100);
@@ -346,15 +346,15 @@ fn a_lane_that_never_waits_finds_the_next_daemon(attention: u32, stage: Stage) {
     // wait: either would look at the socket.
     let send = |lane: &mut Lane| {
         let mut ticket = lane.submit(&kind);
-        let grant = lane.poll(&mut ticket);
-        if let Some(grant) = grant {
-            assert_eq!((grant.bytes, grant.last), (100, true), "once, and whole");
+        let permit = lane.poll(&mut ticket);
+        if let Some(permit) = permit {
+            assert_eq!((permit.bytes, permit.last), (100, true), "once, and whole");
             lane.complete(&ticket, 100);
         } else {
             lane.cancel(ticket);
         }
         std::thread::sleep(Duration::from_micros(200));
-        grant.is_some()
+        permit.is_some()
     };
     eventually("flows go out at once, as the daemon wants it", || {
         client.is_scheduled() == (attention == 0) && send(&mut lane)
@@ -442,10 +442,10 @@ fn a_daemon_that_stalls_is_given_up_within_the_bound_and_taken_back_when_it_goes
     assert_eq!(drain(&mut lane, &mut ticket), (10, true));
     let took = began.elapsed();
     assert!(took < stall * 20, "bounded: {took:?}");
-    let grant = other
+    let permit = other
         .poll(&mut polled)
         .expect("one lane's finding holds for all");
-    assert_eq!((grant.bytes, grant.bypassed), (20, true));
+    assert_eq!((permit.bytes, permit.bypassed), (20, true));
     assert!(!client.is_scheduled());
     daemon.set(&daemon.knobs.stalled, false);
     eventually("it is taken back", || {
@@ -474,7 +474,7 @@ fn an_event_loop_that_only_polls_notices_a_stall_too() {
     let mut ticket = lane.submit(&flow(10));
     let mut got = 0;
     eventually("polling ends", || {
-        got += lane.poll(&mut ticket).map_or(0, |grant| grant.bytes);
+        got += lane.poll(&mut ticket).map_or(0, |permit| permit.bytes);
         ticket.is_done()
     });
     assert_eq!(got, 10);
@@ -682,8 +682,8 @@ fn a_flow_too_large_for_a_permit_goes_out_unscheduled() {
     let client = Client::attach(daemon.options());
     let mut lane = client.lane();
     let mut ticket = lane.submit(&flow(u64::MAX));
-    let grant = lane.wait(&mut ticket);
-    assert_eq!((grant.bytes, grant.bypassed), (u64::MAX, true));
+    let permit = lane.wait(&mut ticket);
+    assert_eq!((permit.bytes, permit.bypassed), (u64::MAX, true));
     assert_eq!(daemon.knobs.garbage.load(Ordering::SeqCst), 0);
 }
 
@@ -728,8 +728,11 @@ fn in_mode_off_the_daemon_still_learns_what_became_of_flows_that_it_knows() {
         .attention
         .store(attention::OFF, Ordering::SeqCst);
     eventually("the mode reaches the client", || !client.is_scheduled());
-    let grant = lane.wait(&mut waiting);
-    assert_eq!((grant.bytes, grant.last, grant.bypassed), (10, true, true));
+    let permit = lane.wait(&mut waiting);
+    assert_eq!(
+        (permit.bytes, permit.last, permit.bypassed),
+        (10, true, true)
+    );
     lane.hint(Hint::ComputeEnd { batch: 1 });
     lane.complete(&sent, 1000);
     eventually("the completion arrives", || {

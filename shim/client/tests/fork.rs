@@ -50,11 +50,14 @@ fn child(client: &Client, lane: &mut Lane, waiting: &mut Ticket) -> i32 {
     // The parent's flow resolves here too, since the child cannot know who is to send it; an
     // application that forks with transfers in flight knows.
     match lane.poll(waiting) {
-        Some(grant) if grant.bypassed && grant.last => {}
+        Some(permit) if permit.bypassed && permit.last => {}
         _ => return 1,
     }
     let mut ticket = lane.submit(&flow(5));
-    if lane.poll(&mut ticket).is_none_or(|grant| grant.bytes != 5) {
+    if lane
+        .poll(&mut ticket)
+        .is_none_or(|permit| permit.bytes != 5)
+    {
         return 2;
     }
     let end = Instant::now() + Duration::from_secs(20);
@@ -103,8 +106,11 @@ fn a_forked_child_leaves_its_parents_lanes_alone_and_attaches_for_itself() {
         "the parent still waits, as the daemon wants it"
     );
     daemon.set(&daemon.knobs.hold, false);
-    let grant = lane.wait(&mut ticket);
-    assert_eq!((grant.bytes, grant.last, grant.bypassed), (10, true, false));
+    let permit = lane.wait(&mut ticket);
+    assert_eq!(
+        (permit.bytes, permit.last, permit.bypassed),
+        (10, true, false)
+    );
     let mut status = 0;
     // SAFETY: waits for our own child.
     unsafe { libc::waitpid(pid, &raw mut status, 0) };

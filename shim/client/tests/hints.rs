@@ -76,19 +76,21 @@ fn a_new_daemon_is_told_what_is_under_way_and_transfers_wait_for_it() {
     let transfer = hints::submit(&asked);
     assert_eq!(transfer.wait(Some(Duration::from_millis(30))), None);
     first.set(&first.knobs.hold, false);
-    let grant = transfer.wait(None).expect("without a limit there is one");
-    assert_eq!((grant.bytes, grant.bypassed), (1000, false));
+    let permit = transfer.wait(None).expect("without a limit there is one");
+    assert_eq!((permit.bytes, permit.bypassed), (1000, false));
     assert_eq!(transfer.complete(1000), Ok(()));
     assert!(transfer.complete(1).is_err());
     assert!(!transfer.cancel(), "nothing of it is left");
 
     let given_up = hints::submit(&asked);
-    assert_eq!(given_up.wait(None).map(|grant| grant.bytes), Some(1000));
+    assert_eq!(given_up.wait(None).map(|permit| permit.bytes), Some(1000));
     assert!(given_up.cancel() && !given_up.cancel());
-    assert_eq!((given_up.granted(), given_up.is_done()), (1000, true));
+    assert_eq!((given_up.permitted(), given_up.is_done()), (1000, true));
     assert_eq!(given_up.complete(1000), Ok(()), "too late to matter");
     assert_eq!(
-        given_up.wait(None).map(|grant| (grant.bytes, grant.last)),
+        given_up
+            .wait(None)
+            .map(|permit| (permit.bytes, permit.last)),
         Some((0, true))
     );
 

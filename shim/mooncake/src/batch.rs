@@ -199,12 +199,12 @@ fn leave(transfer: &Transfer, limit: Duration) -> Option<bool> {
     let end = Instant::now() + limit;
     let mut bypassed = false;
     loop {
-        let grant = if limit.is_zero() {
+        let permit = if limit.is_zero() {
             transfer.poll()
         } else {
             transfer.wait(Some(end.saturating_duration_since(Instant::now())))
         };
-        bypassed |= grant?.bypassed;
+        bypassed |= permit?.bypassed;
         if transfer.is_done() {
             return Some(bypassed);
         }
@@ -556,8 +556,8 @@ fn end(part: &UnderWay) {
     if part.failed {
         part.transfer.cancel();
     } else {
-        // What was granted is what was handed on; it can't be too much.
-        let _ = part.transfer.complete(part.transfer.granted());
+        // What was permitted is what was handed on; it can't be too much.
+        let _ = part.transfer.complete(part.transfer.permitted());
     }
 }
 

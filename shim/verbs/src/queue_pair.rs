@@ -47,7 +47,7 @@ use crate::{classify, exports, table};
 /// Work requests of one queue pair that are submitted to the daemon at a time. Enough that it sees
 /// what comes, few enough that many queue pairs fit in a lane.
 const AHEAD: usize = 32;
-/// Completions that may be missing before the oldest is taken for granted: of a program that polls
+/// Completions that may be missing before the oldest is assumed completed: of a program that polls
 /// past us.
 const IN_FLIGHT_MAX: usize = 1 << 16;
 
@@ -73,7 +73,7 @@ enum Leave {
     /// It was, and waits.
     Waits(Ticket),
     /// It may go. Bytes of the ticket are to be completed.
-    Granted(Ticket),
+    Permitted(Ticket),
 }
 
 #[derive(Debug)]
@@ -89,11 +89,11 @@ impl Deferred {
     /// It goes whether it has leave or not; true if it had none.
     fn pull(&mut self, lane: &mut Lane) -> bool {
         match &mut self.leave {
-            Leave::Granted(_) => return false,
+            Leave::Permitted(_) => return false,
             Leave::Waits(ticket) => lane.cancel(core::mem::take(ticket)),
             Leave::Unasked(_) => {}
         }
-        self.leave = Leave::Granted(Ticket::default());
+        self.leave = Leave::Permitted(Ticket::default());
         true
     }
 }
@@ -326,7 +326,7 @@ impl QueuePair {
         let mut lane = shard.lane();
         let waited = !state.waiting.is_empty();
         for gone in state.waiting.drain(..) {
-            if let Leave::Waits(ticket) | Leave::Granted(ticket) = gone.leave {
+            if let Leave::Waits(ticket) | Leave::Permitted(ticket) = gone.leave {
                 lane.cancel(ticket);
             }
         }
@@ -462,7 +462,7 @@ impl QueuePair {
             let leave = match (first.take(), flow) {
                 (Some(ticket), _) => Leave::Waits(ticket),
                 (None, Some(flow)) => Leave::Unasked(flow),
-                (None, None) => Leave::Granted(Ticket::default()),
+                (None, None) => Leave::Permitted(Ticket::default()),
             };
             if matches!(leave, Leave::Waits(_)) {
                 state.submitted += 1;
@@ -535,7 +535,7 @@ impl QueuePair {
                     break;
                 }
                 next.leave = if lane.poll(&mut ticket).is_some() {
-                    Leave::Granted(ticket)
+                    Leave::Permitted(ticket)
                 } else {
                     Leave::Waits(ticket)
                 };
@@ -543,21 +543,21 @@ impl QueuePair {
             state.submitted += 1;
         }
         // The last one that may go takes along what is in front of it.
-        let mut granted = None;
+        let mut permitted = None;
         for (index, waits) in state.waiting.range_mut(..state.submitted).enumerate() {
             if let Leave::Waits(ticket) = &mut waits.leave {
                 if lane.poll(ticket).is_none() {
                     continue;
                 }
-                waits.leave = Leave::Granted(core::mem::take(ticket));
+                waits.leave = Leave::Permitted(core::mem::take(ticket));
             }
             if index == 0 {
                 return true;
             }
-            granted = Some(index);
+            permitted = Some(index);
         }
-        let Some(granted) = granted else { return false };
-        for waits in state.waiting.range_mut(..granted) {
+        let Some(permitted) = permitted else { return false };
+        for waits in state.waiting.range_mut(..permitted) {
             if waits.pull(&mut lane) {
                 COUNTERS.pulled.add(1);
             }
@@ -601,7 +601,7 @@ impl QueuePair {
         };
         state.submitted = state.submitted.saturating_sub(1);
         let ticket = match gone.leave {
-            Leave::Waits(ticket) | Leave::Granted(ticket) => ticket,
+            Leave::Waits(ticket) | Leave::Permitted(ticket) => ticket,
             Leave::Unasked(_) => Ticket::default(),
         };
         state.in_flight.push_back(InFlight {

@@ -243,9 +243,9 @@ pub(crate) fn serve(socket: &str) -> anyhow::Result<()> {
     let mut count = 0;
     while stop.load(Ordering::Relaxed) == 0 {
         let mut ticket = lane.submit(&flow);
-        let grant = lane.wait(&mut ticket);
-        lane.complete(&ticket, grant.bytes);
-        if !grant.bypassed {
+        let permit = lane.wait(&mut ticket);
+        lane.complete(&ticket, permit.bytes);
+        if !permit.bypassed {
             count += 1;
             permits.store(count, Ordering::Relaxed);
         }

@@ -155,10 +155,10 @@ fn one_flow(lane: &mut Lane, clock: Clock, recorder: &mut Recorder) {
     let flow = flow(Stage::KvReuse);
     let begin = clock.begin();
     let mut ticket = lane.submit(&flow);
-    let grant = lane.wait(&mut ticket);
+    let permit = lane.wait(&mut ticket);
     let end = clock.end();
-    if !grant.bypassed {
-        lane.complete(&ticket, grant.bytes);
+    if !permit.bypassed {
+        lane.complete(&ticket, permit.bytes);
         recorder.note(begin, end);
     }
 }
@@ -204,15 +204,15 @@ fn credited_bursts(client: &Client, clock: Clock, bursts: usize) -> anyhow::Resu
             lane.submit_into(&flow, ticket);
         }
         let end = clock.end();
-        // A flow that has credit is granted at once, a gated one after a round trip.
+        // A flow that has credit is permitted at once, a gated one after a round trip.
         let mut all_credited = true;
         for ticket in &mut tickets {
-            let grant = lane.poll(ticket).unwrap_or_else(|| {
+            let permit = lane.poll(ticket).unwrap_or_else(|| {
                 all_credited = false;
                 lane.wait(ticket)
             });
-            all_credited &= !grant.bypassed;
-            lane.complete(ticket, grant.bytes);
+            all_credited &= !permit.bypassed;
+            lane.complete(ticket, permit.bytes);
         }
         // The daemon takes the records and renews the credit. If it lost its core meanwhile, the
         // lane is full, flows are bypassed, and it needs more than this pause.
@@ -353,15 +353,15 @@ fn credited_stream(client: &Client, stop: &AtomicBool) -> Produced {
     while !stop.load(Ordering::Relaxed) {
         for _ in 0..256 {
             let mut ticket = lane.submit(&flow);
-            let grant = lane.poll(&mut ticket).unwrap_or_else(|| {
+            let permit = lane.poll(&mut ticket).unwrap_or_else(|| {
                 produced.gated += 1;
                 lane.wait(&mut ticket)
             });
-            if grant.bypassed {
+            if permit.bypassed {
                 produced.refused += 1;
                 core::hint::spin_loop();
             } else {
-                lane.complete(&ticket, grant.bytes);
+                lane.complete(&ticket, permit.bytes);
                 produced.accepted += 1;
             }
         }
@@ -379,21 +379,21 @@ fn permits_per_second(client: &Client, stretch: Duration) -> anyhow::Result<f64>
     let begin = Instant::now();
     while begin.elapsed() < stretch {
         for ticket in &mut tickets {
-            let grant = loop {
-                if let Some(grant) = lane.poll(ticket) {
-                    break grant;
+            let permit = loop {
+                if let Some(permit) = lane.poll(ticket) {
+                    break permit;
                 }
                 std::hint::spin_loop();
             };
-            lane.complete(ticket, grant.bytes);
-            permits += u64::from(!grant.bypassed);
+            lane.complete(ticket, permit.bytes);
+            permits += u64::from(!permit.bypassed);
             lane.submit_into(&flow, ticket);
         }
     }
     let rate = permits as f64 / begin.elapsed().as_secs_f64();
     for mut ticket in tickets {
-        let grant = lane.wait(&mut ticket);
-        lane.complete(&ticket, grant.bytes);
+        let permit = lane.wait(&mut ticket);
+        lane.complete(&ticket, permit.bytes);
     }
     Ok(rate)
 }

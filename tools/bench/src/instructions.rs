@@ -127,20 +127,20 @@ pub(crate) fn serve(socket: &str, bursts: usize) -> anyhow::Result<()> {
     let mut otherwise = 0;
     // The first collective of a lane has no credit yet: its submit is what asks for it.
     let mut first = lane.submit(&flow);
-    let grant = lane.wait(&mut first);
-    lane.complete(&first, grant.bytes);
+    let permit = lane.wait(&mut first);
+    lane.complete(&first, permit.bytes);
     clock.pause(pause);
     for _ in 0..bursts {
         for ticket in &mut tickets {
             laxity_bench_credited_submit(&mut lane, &flow, ticket);
         }
         for ticket in &mut tickets {
-            let grant = lane.poll(ticket);
-            if grant.is_none_or(|grant| grant.bypassed) {
+            let permit = lane.poll(ticket);
+            if permit.is_none_or(|permit| permit.bypassed) {
                 otherwise += 1;
             }
-            let grant = grant.unwrap_or_else(|| lane.wait(ticket));
-            lane.complete(ticket, grant.bytes);
+            let permit = permit.unwrap_or_else(|| lane.wait(ticket));
+            lane.complete(ticket, permit.bytes);
         }
         // Long enough to renew the credit, too short for the daemon to fall asleep: a submit that
         // has to wake it is another figure.

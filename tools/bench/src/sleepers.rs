@@ -55,16 +55,16 @@ fn naps(bench: &Bench, core: usize, whole: bool) -> anyhow::Result<crate::sample
         let begin = clock.begin();
         let mut ticket = lane.submit(&flow);
         let submitted = clock.end();
-        let grant = loop {
-            if let Some(grant) = lane.poll(&mut ticket) {
-                break grant;
+        let permit = loop {
+            if let Some(permit) = lane.poll(&mut ticket) {
+                break permit;
             }
         };
         let permitted = clock.end();
-        if grant.bypassed {
+        if permit.bypassed {
             continue;
         }
-        lane.complete(&ticket, grant.bytes);
+        lane.complete(&ticket, permit.bytes);
         recorder.note(begin, if whole { permitted } else { submitted });
     }
     let percentiles = recorder.finish(clock);
@@ -93,8 +93,8 @@ fn idle(bench: &mut Bench, clients: usize) -> anyhow::Result<Measured> {
         let client = daemon.attach(&format!("silent-{i}"))?;
         let mut lane = client.lane();
         let mut ticket = lane.submit(&flow(Stage::KvReuse));
-        let grant = lane.wait(&mut ticket);
-        lane.complete(&ticket, grant.bytes);
+        let permit = lane.wait(&mut ticket);
+        lane.complete(&ticket, permit.bytes);
         attached.push((client, lane));
     }
     // Whatever a start or an attach still has to do is not idleness.

@@ -48,7 +48,7 @@ struct Sending {
     head: Head,
     way: Way,
     class: Option<usize>,
-    granted: u64,
+    permitted: u64,
     arrived: u64,
 }
 
@@ -290,7 +290,7 @@ impl Scheduled {
             head,
             way,
             class: None,
-            granted: 0,
+            permitted: 0,
             arrived: 0,
         };
         self.sending.insert(head.flow, sending);
@@ -303,24 +303,24 @@ impl Scheduled {
             let Some(sending) = all.get_mut(flow) else {
                 return false;
             };
-            while let Some(grant) = lane.poll(&mut sending.ticket) {
+            while let Some(permit) = lane.poll(&mut sending.ticket) {
                 let class = *sending
                     .class
-                    .get_or_insert_with(|| class_of(classes, grant.dscp));
+                    .get_or_insert_with(|| class_of(classes, permit.dscp));
                 let head = Head {
-                    offset: sending.granted,
+                    offset: sending.permitted,
                     ..sending.head
                 };
                 match sending.way {
-                    Way::To(to) => transport.send(to, class, &head, grant.bytes),
+                    Way::To(to) => transport.send(to, class, &head, permit.bytes),
                     Way::From(from) => reads.push(Read {
                         from,
                         head,
-                        bytes: grant.bytes,
+                        bytes: permit.bytes,
                     }),
                 }
-                sending.granted += grant.bytes;
-                if grant.last {
+                sending.permitted += permit.bytes;
+                if permit.last {
                     return false;
                 }
             }

@@ -15,7 +15,7 @@ use laxity_shm::sleep::now_ns;
 use super::Hub;
 use crate::client::Client;
 use crate::lane::Lane;
-use crate::ticket::{Grant, Ticket};
+use crate::ticket::{Permit, Ticket};
 
 /// Lanes of a process, taken when needed.
 pub(super) const LANES: usize = 8;
@@ -71,33 +71,33 @@ struct State {
     ticket: Ticket,
     completed: u64,
     /// It was given up, or all of it is sent: nothing more is to be said of it to the daemon. Bytes that had been
-    /// granted by then.
+    /// permitted by then.
     over: Option<u64>,
 }
 
 impl State {
-    fn granted(&self) -> u64 {
-        self.over.unwrap_or_else(|| self.ticket.granted())
+    fn permitted(&self) -> u64 {
+        self.over.unwrap_or_else(|| self.ticket.permitted())
     }
 }
 
-/// More was reported complete than was granted; nothing was reported.
+/// More was reported complete than was permitted; nothing was reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{reported} bytes cannot be complete: {granted} were granted so far, and {completed} of them reported before"
+    "{reported} bytes cannot be complete: {permitted} were permitted so far, and {completed} of them reported before"
 )]
 pub struct Excess {
     /// What was reported.
     pub reported: u64,
-    /// Granted so far.
-    pub granted: u64,
+    /// Permitted so far.
+    pub permitted: u64,
     /// Reported before.
     pub completed: u64,
 }
 
 /// What a look gave.
 enum Look {
-    Granted(Grant),
+    Permitted(Permit),
     /// Nothing, and nobody sleeps: here is the sleep.
     Sleep(crate::wait::Sleep),
     /// Nothing, and somebody else sleeps.
@@ -106,7 +106,7 @@ enum Look {
     Busy,
 }
 
-const OVER: Grant = Grant {
+const OVER: Permit = Permit {
     bytes: 0,
     level: 0,
     dscp: 0,
@@ -148,13 +148,13 @@ impl Transfer {
         self.bytes
     }
 
-    /// Bytes granted so far.
+    /// Bytes permitted so far.
     #[must_use]
-    pub fn granted(&self) -> u64 {
-        self.lock().map_or(self.bytes, |state| state.granted())
+    pub fn permitted(&self) -> u64 {
+        self.lock().map_or(self.bytes, |state| state.permitted())
     }
 
-    /// Nothing more will be granted.
+    /// Nothing more will be permitted.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.lock().is_none_or(|state| state.ticket.is_done())
@@ -178,10 +178,10 @@ impl Transfer {
         Some(self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What may be sent now beyond earlier grants, `None` if nothing. Never blocks for longer than another thread's
+    /// What may be sent now beyond earlier permits, `None` if nothing. Never blocks for longer than another thread's
     /// look.
     #[must_use]
-    pub fn poll(&self) -> Option<Grant> {
+    pub fn poll(&self) -> Option<Permit> {
         let Some(mut state) = self.lock() else {
             return Some(OVER);
         };
@@ -194,19 +194,19 @@ impl Transfer {
 
     fn look(&self) -> Look {
         let Some(mut state) = self.lock() else {
-            return Look::Granted(OVER);
+            return Look::Permitted(OVER);
         };
         if state.ticket.is_done() {
-            return Look::Granted(OVER);
+            return Look::Permitted(OVER);
         }
         if self.is_foreign() {
-            return Look::Granted(state.ticket.rest());
+            return Look::Permitted(state.ticket.rest());
         }
         let mut inner = self.shard().lock();
         let asleep = inner.asleep;
         let lane = inner.lane(&self.hub.client);
-        if let Some(grant) = lane.poll(&mut state.ticket) {
-            return Look::Granted(grant);
+        if let Some(permit) = lane.poll(&mut state.ticket) {
+            return Look::Permitted(permit);
         }
         if asleep {
             return Look::Others;
@@ -220,13 +220,13 @@ impl Transfer {
         }
     }
 
-    /// Waits for the next grant, `limit` at most: `None` then. After the last one it gives an empty last
-    /// grant. Without a limit it ends, too: with the daemon, at the latest.
+    /// Waits for the next permit, `limit` at most: `None` then. After the last one it gives an empty last
+    /// permit. Without a limit it ends, too: with the daemon, at the latest.
     #[must_use]
-    pub fn wait(&self, limit: Option<Duration>) -> Option<Grant> {
+    pub fn wait(&self, limit: Option<Duration>) -> Option<Permit> {
         for _ in 0..GLANCES {
-            if let Some(grant) = self.poll() {
-                return Some(grant);
+            if let Some(permit) = self.poll() {
+                return Some(permit);
             }
             if self.is_done() {
                 return Some(OVER);
@@ -241,7 +241,7 @@ impl Transfer {
             };
             let shard = self.shard();
             match self.look() {
-                Look::Granted(grant) => return Some(grant),
+                Look::Permitted(permit) => return Some(permit),
                 look if left.is_zero() => {
                     if matches!(look, Look::Sleep(_)) {
                         shard.wake();
@@ -258,7 +258,7 @@ impl Transfer {
         }
     }
 
-    /// `bytes` that were granted have left the wire.
+    /// `bytes` that were permitted have left the wire.
     ///
     /// # Errors
     /// [`Excess`]; nothing was reported then.
@@ -270,11 +270,11 @@ impl Transfer {
             // Given up meanwhile: the daemon counts on nothing any more.
             return Ok(());
         }
-        let (granted, completed) = (state.granted(), state.completed);
-        if bytes > granted.saturating_sub(completed) {
+        let (permitted, completed) = (state.permitted(), state.completed);
+        if bytes > permitted.saturating_sub(completed) {
             return Err(Excess {
                 reported: bytes,
-                granted,
+                permitted,
                 completed,
             });
         }
@@ -286,7 +286,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Gives up what was not granted and what was not sent; whether there was any.
+    /// Gives up what was not permitted and what was not sent; whether there was any.
     pub fn cancel(&self) -> bool {
         let Some(mut state) = self.lock() else {
             return false;
@@ -294,9 +294,9 @@ impl Transfer {
         if state.over.is_some() {
             return false;
         }
-        let granted = state.granted();
-        state.over = Some(granted);
-        let open = !state.ticket.is_done() || state.completed < granted;
+        let permitted = state.permitted();
+        state.over = Some(permitted);
+        let open = !state.ticket.is_done() || state.completed < permitted;
         if self.is_foreign() {
             return open;
         }

@@ -25,7 +25,7 @@ use laxity_shm::sync::heavy_fence;
 pub(crate) struct Knobs {
     /// Largest permit. Default: everything at once.
     pub(crate) chunk: AtomicU64,
-    /// Grant nothing to gated flows.
+    /// Permit nothing to gated flows.
     pub(crate) hold: AtomicBool,
     /// Do nothing at all, as a daemon that was stopped by a signal.
     pub(crate) stalled: AtomicBool,

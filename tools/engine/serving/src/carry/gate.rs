@@ -187,7 +187,7 @@ struct Sending {
     head: Head,
     payload: Arc<Vec<u8>>,
     class: Option<u8>,
-    granted: u64,
+    permitted: u64,
     arrived: u64,
 }
 
@@ -408,7 +408,7 @@ impl Gate {
             head,
             payload,
             class: None,
-            granted: 0,
+            permitted: 0,
             arrived: 0,
         };
         self.sending.insert(head.flow, sending);
@@ -427,15 +427,15 @@ impl Gate {
             let Some(sending) = all.get_mut(flow) else {
                 return false;
             };
-            while let Some(grant) = lane.poll(&mut sending.ticket) {
-                let class = *sending.class.get_or_insert(grant.dscp);
+            while let Some(permit) = lane.poll(&mut sending.ticket) {
+                let class = *sending.class.get_or_insert(permit.dscp);
                 let head = Head {
-                    offset: sending.granted,
+                    offset: sending.permitted,
                     ..sending.head
                 };
-                sending.granted += grant.bytes;
+                sending.permitted += permit.bytes;
                 let payload = Arc::clone(&sending.payload);
-                let bytes = grant.bytes;
+                let bytes = permit.bytes;
                 ready.push((
                     sending.to,
                     (class, sending.stage),
@@ -445,7 +445,7 @@ impl Gate {
                         bytes,
                     },
                 ));
-                if grant.last {
+                if permit.last {
                     return false;
                 }
             }
