@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Puts the release binaries, the preload and client libraries, the unit and the manual where Debian keeps them.
-# DESTDIR moves everything below another root, as packagers expect. `install.sh remove` takes away
-# what it put there; configuration that was edited stays, and so does the daemon's user.
+# DESTDIR moves everything below another root, as packagers expect. `install.sh install-lab` puts the
+# laboratory's programs there. `install.sh remove` takes away what both put there; configuration that
+# was edited stays, and so does the daemon's user.
 set -euo pipefail
 # Everybody is to run and read it, also where root's umask is 077.
 umask 022
@@ -13,7 +14,7 @@ to="$root/usr/local"
 verb="${1:-install}"
 
 case "$verb" in
-install)
+install | install-lab)
     put() { install -D -m "$1" "$2" "$3" && echo "  $3"; }
     made() { mkdir -p "${1%/*}" && cat >"$1" && echo "  $1"; } # made FILE: from standard input
     keep() { # an operator's file stays as it is; ours goes beside it if they differ
@@ -36,7 +37,7 @@ remove)
     }
     ;;
 *)
-    echo "usage: install.sh [install|remove]" >&2
+    echo "usage: install.sh [install|install-lab|remove]" >&2
     exit 2
     ;;
 esac
@@ -45,11 +46,33 @@ esac
 soname=liblaxity_client.so.0
 version="$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)"
 
+man="$to/share/man"
+complete="$to/share"
+# completions PROGRAM COMMAND…: its script for each shell, as the command followed by the shell's name prints it
+completions() {
+    local program="$1"
+    shift
+    mkdir -p "$complete/bash-completion/completions" "$complete/zsh/site-functions" "$complete/fish/vendor_completions.d"
+    "$@" bash >"$complete/bash-completion/completions/$program"
+    "$@" zsh >"$complete/zsh/site-functions/_$program"
+    "$@" fish >"$complete/fish/vendor_completions.d/$program.fish"
+}
+
 echo "$verb:"
+if [ "$verb" != install ]; then
+    put 755 "$from/laxity-lab" "$to/bin/laxity-lab"
+    put 755 "$from/laxity-engine" "$to/bin/laxity-engine"
+fi
+if [ "$verb" = install-lab ]; then
+    "$from/laxity-lab" man --out "$man/man1"
+    completions laxity-lab "$from/laxity-lab" completions
+    echo "  manual pages and completions below $to/share"
+    echo "next: laxity lab run"
+    exit 0
+fi
 put 755 "$from/laxityd" "$to/sbin/laxityd"
 put 755 "$from/laxity-coordinator" "$to/sbin/laxity-coordinator"
 put 755 "$from/laxity" "$to/bin/laxity"
-put 755 "$from/laxity-engine" "$to/bin/laxity-engine"
 put 644 "$from/liblaxity_client.so" "$to/lib/$soname"
 put 644 "$from/liblaxity.so" "$to/lib/liblaxity.so"
 put 644 "$from/liblaxity_mooncake.so" "$to/lib/liblaxity_mooncake.so"
@@ -78,13 +101,11 @@ for profile in shim/profile/profiles/*.toml; do
     keep 644 "$profile" "$root/etc/laxity/profiles/${profile##*/}"
 done
 
-man="$to/share/man"
-complete="$to/share"
 if [ "$verb" = remove ]; then
     rm -f "$to/lib/liblaxity_client.so" "$man"/man1/laxity.1 "$man"/man1/laxity-*.1 \
         "$man/man8/laxityd.8" "$man/man5/laxityd.toml.5" \
         "$man/man8/laxity-coordinator.8" "$man/man5/laxity-coordinator.toml.5"
-    for program in laxity laxityd laxity-coordinator; do
+    for program in laxity laxity-lab laxityd laxity-coordinator; do
         rm -f "$complete/bash-completion/completions/$program" \
             "$complete/zsh/site-functions/_$program" \
             "$complete/fish/vendor_completions.d/$program.fish"
@@ -92,24 +113,13 @@ if [ "$verb" = remove ]; then
     rmdir "$to/share/doc/laxity" "$root/etc/laxity/profiles" "$root/etc/laxity" 2>/dev/null || true
 else
     ln -sf "$soname" "$to/lib/liblaxity_client.so"
-    mkdir -p "$man/man5" "$man/man8" "$complete/bash-completion/completions" \
-        "$complete/zsh/site-functions" "$complete/fish/vendor_completions.d"
+    mkdir -p "$man/man5" "$man/man8"
     "$from/laxity" man --out "$man/man1"
+    completions laxity "$from/laxity" completions
     for program in laxityd laxity-coordinator; do
         "$from/$program" --manual "$program.8" >"$man/man8/$program.8"
         "$from/$program" --manual "$program.toml.5" >"$man/man5/$program.toml.5"
-    done
-    for program in laxity laxityd laxity-coordinator; do
-        script() {
-            if [ "$program" = laxity ]; then
-                "$from/laxity" completions "$1"
-            else
-                "$from/$program" --completions "$1"
-            fi
-        }
-        script bash >"$complete/bash-completion/completions/$program"
-        script zsh >"$complete/zsh/site-functions/_$program"
-        script fish >"$complete/fish/vendor_completions.d/$program.fish"
+        completions "$program" "$from/$program" --completions
     done
 fi
 echo "  manual pages and completions below $to/share"

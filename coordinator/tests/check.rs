@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use laxity_coordinator::certs::{self, Subject};
+use laxity_trial::certs::{self, Subject};
 
 /// How long a check may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use laxity_tests::{Need, skip};
 use laxity_wire::v1::event::Event as Kind;
 use laxity_wire::v1::{BatchFinished, BatchProgress, BatchStarted, PortLoad, RequestEnded};
 
@@ -86,8 +87,9 @@ fn chromium() -> Option<PathBuf> {
         })
         .find(|file| file.is_file());
     if found.is_none() {
-        eprintln!(
-            "SKIPPED: there is no Chromium here; `apt-get install chromium`, and run this again"
+        skip(
+            Need::Machine,
+            "there is no Chromium here; `apt-get install chromium`",
         );
     }
     found

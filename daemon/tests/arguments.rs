@@ -7,7 +7,7 @@
 
 use std::process::{Command, Output};
 
-use laxity_coordinator::certs;
+use laxity_trial::certs;
 
 fn laxityd(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_laxityd"))

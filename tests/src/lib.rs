@@ -1,1 +1,95 @@
-//! Cross-process tests live in the `tests` folder of this crate.
+//! How a test says that it can't run on this machine.
+//!
+//! A test that needs root, namespaces, QEMU, etcd, a browser or recorded traces calls [`skip`] where
+//! they are missing, and returns. Nobody looks at the output of a test that passed, so:
+//!
+//! * `make test` names a file in `LAXITY_SKIPPED`. Each skipped test adds a line to it, and
+//!   `make test` ends with their number and reasons.
+//! * `LAXITY_REQUIRE=all` makes such a test fail. `LAXITY_REQUIRE=machine` lets only those pass that
+//!   lack the recorded traces, which are not part of this repository.
+
+use std::fmt::Display;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::PathBuf;
+
+/// What a test lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// A privilege or a program: `make setup-…` installs what can be installed.
+    Machine,
+    /// Recorded traces and profiles, in the folder that `LAXITY_DATA` names.
+    Traces,
+}
+
+/// Records that the calling test can't run here. The caller returns after it.
+///
+/// # Panics
+/// If `LAXITY_REQUIRE` asks for this test, or has a value that means nothing.
+#[track_caller]
+pub fn skip(need: Need, why: impl Display) {
+    let required = std::env::var("LAXITY_REQUIRE").unwrap_or_default();
+    assert!(
+        !is_required(&required, need),
+        "LAXITY_REQUIRE={required} asks for this test, and it can't run here: {why}"
+    );
+    let test = test_name();
+    println!("skipped: {test}: {why}");
+    let Some(file) = std::env::var_os("LAXITY_SKIPPED") else {
+        return;
+    };
+    // One write per line: tests of other processes append to the same file.
+    let line = format!("{test}: {}\n", why.to_string().trim().replace('\n', " "));
+    let mut file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&file)
+        .unwrap_or_else(|error| panic!("LAXITY_SKIPPED={}: {error}", file.display()));
+    file.write_all(line.as_bytes())
+        .expect("a line in LAXITY_SKIPPED");
+}
+
+/// The folder that `LAXITY_DATA` names, or a skipped test.
+#[track_caller]
+pub fn recorded_data() -> Option<PathBuf> {
+    let folder = std::env::var_os("LAXITY_DATA").map(PathBuf::from);
+    if folder.is_none() {
+        skip(Need::Traces, "LAXITY_DATA names no folder with recordings");
+    }
+    folder
+}
+
+fn is_required(required: &str, need: Need) -> bool {
+    match required {
+        "" => false,
+        "all" => true,
+        "machine" => need == Need::Machine,
+        other => panic!("LAXITY_REQUIRE is {other:?}; expected `all` or `machine`"),
+    }
+}
+
+/// nextest runs each test on the main thread of a process and says which; libtest names threads.
+fn test_name() -> String {
+    std::env::var("NEXTEST_TEST_NAME")
+        .ok()
+        .or_else(|| std::thread::current().name().map(str::to_owned))
+        .unwrap_or_else(|| "a test".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_that_cannot_run_passes_only_where_nothing_requires_it() {
+        let required = |value, need| is_required(value, need);
+        assert!(!required("", Need::Machine) && !required("", Need::Traces));
+        assert!(required("all", Need::Machine) && required("all", Need::Traces));
+        assert!(required("machine", Need::Machine) && !required("machine", Need::Traces));
+        let typo = std::panic::catch_unwind(|| is_required("al", Need::Machine));
+        assert!(
+            typo.is_err(),
+            "a typing error must not let tests be skipped"
+        );
+    }
+}

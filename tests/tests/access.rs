@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use laxity_shm::layout::Mode;
 use laxity_shm::registration::{self, Hello, Reason, RegistrationError};
+use laxity_tests::{Need, skip};
 
 use crate::process::{Daemon, child, role, wait_bounded};
 
@@ -48,8 +49,7 @@ fn stranger_role() {
 #[test]
 fn who_is_not_admitted_is_told_so_each_time() {
     if !nix::unistd::geteuid().is_root() {
-        println!("skipped: only root can become somebody else");
-        return;
+        return skip(Need::Machine, "only root can become another user");
     }
     let folder = tempfile::tempdir().expect("a folder");
     let all = std::fs::Permissions::from_mode(0o755);

@@ -1,5 +1,7 @@
 //! `laxity` as an operator types it, against a real daemon and without one.
 
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use nix::sys::stat::Mode;
@@ -51,6 +53,56 @@ fn status_and_bypass_speak_to_the_daemon_of_the_named_socket() {
     assert!(!daemon.status().bypass);
 }
 
+/// `laxity` in a folder without the laboratory, with this `PATH`.
+fn alone(folder: &Path, path: &str) -> Command {
+    let copy = folder.join("laxity");
+    if !copy.exists() {
+        std::fs::copy(binary("laxity"), &copy).expect("a copy of laxity");
+    }
+    let mut command = Command::new(copy);
+    command.env("PATH", path);
+    command
+}
+
+#[test]
+fn a_command_of_the_laboratory_is_started_or_it_is_said_what_to_install() {
+    let folder = tempfile::tempdir().unwrap();
+    for words in [&["lab", "run"][..], &["sim", "plans"], &["cluster", "load"]] {
+        let output = alone(folder.path(), "").args(words).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("make install-lab"), "{said}");
+    }
+    let output = alone(folder.path(), "").arg("stauts").output().unwrap();
+    assert_eq!(
+        output.status.code(),
+        Some(2),
+        "as for other wrong arguments"
+    );
+    assert!(text(&output.stderr).contains("no command `stauts`"));
+
+    // What is found takes this program's place: arguments, output and exit code are its own.
+    let path = folder.path().join("path");
+    std::fs::create_dir(&path).unwrap();
+    let script = "#!/bin/sh\necho \"$@\"\nexit 7\n";
+    for name in ["laxity-lab", "laxity-other"] {
+        let program = path.join(name);
+        std::fs::write(&program, script).unwrap();
+        let all = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&program, all).unwrap();
+    }
+    let path = path.to_str().unwrap();
+    for (words, passed) in [
+        (&["sim", "run", "--seed", "3"][..], "sim run --seed 3"),
+        (&["cluster", "load", "--help"], "cluster-load --help"),
+        (&["other", "-v"], "-v"),
+    ] {
+        let output = alone(folder.path(), path).args(words).output().unwrap();
+        assert_eq!(text(&output.stdout).trim(), passed);
+        assert_eq!(output.status.code(), Some(7));
+    }
+}
+
 #[test]
 fn without_a_daemon_the_error_names_the_socket_and_the_next_step() {
     let folder = tempfile::tempdir().unwrap();
@@ -79,21 +131,28 @@ fn an_unknown_policy_of_the_lab_is_answered_with_the_known_ones() {
 
 #[test]
 fn completions_and_manual_pages_cover_every_command() {
-    for shell in ["bash", "zsh", "fish"] {
-        let script = laxity(&["completions", shell]);
-        assert!(script.status.success());
-        assert!(text(&script.stdout).contains("bypass"), "{shell}");
-    }
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("man");
-    let pages = laxity(&["man", "--out", out.to_str().unwrap()]);
-    assert!(pages.status.success(), "{}", text(&pages.stderr));
+    for (program, command) in [("laxity", "bypass"), ("laxity-lab", "contention")] {
+        let run = |arguments: &[&str]| {
+            let output = Command::new(binary(program)).args(arguments).output();
+            let output = output.expect("it runs");
+            assert!(output.status.success(), "{}", text(&output.stderr));
+            text(&output.stdout)
+        };
+        for shell in ["bash", "zsh", "fish"] {
+            let script = run(&["completions", shell]);
+            assert!(script.contains(command), "{program} {shell}");
+        }
+        run(&["man", "--out", out.to_str().unwrap()]);
+    }
     for page in [
         "laxity.1",
         "laxity-status.1",
         "laxity-bypass.1",
-        "laxity-certs.1",
-        "laxity-lab-run.1",
+        "laxity-lab.1",
+        "laxity-lab-certs.1",
+        "laxity-lab-lab-run.1",
     ] {
         assert!(out.join(page).exists(), "{page} is missing");
     }

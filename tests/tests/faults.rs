@@ -14,6 +14,7 @@ use laxity_shm::layout::{LaneHeader, Mode};
 use laxity_shm::permit::published;
 use laxity_shm::region::Region;
 use laxity_shm::registration::{self, Hello};
+use laxity_tests::{Need, skip};
 use nix::sys::signal::Signal;
 
 use crate::process::{Daemon, PATIENCE, eventually, wait_bounded};
@@ -98,7 +99,7 @@ fn a_client_whose_clock_is_behind_gives_a_hung_daemon_up_too() {
     // By more than BYPASS_WITHIN; a clock can't be set to before the boot.
     match in_another_time(-40) {
         Ok(command) => a_daemon_that_stops_is_given_up(command),
-        Err(why) => eprintln!("SKIPPED: no time namespace: {why}"),
+        Err(why) => skip(Need::Machine, format!("no time namespace: {why}")),
     }
 }
 
@@ -106,7 +107,7 @@ fn a_client_whose_clock_is_behind_gives_a_hung_daemon_up_too() {
 fn a_client_whose_clock_is_ahead_waits_for_a_daemon_that_lives() {
     let command = match in_another_time(1000) {
         Ok(command) => command,
-        Err(why) => return eprintln!("SKIPPED: no time namespace: {why}"),
+        Err(why) => return skip(Need::Machine, format!("no time namespace: {why}")),
     };
     let folder = tempfile::tempdir().unwrap();
     let daemon = Daemon::start(folder.path(), SMALL_WINDOW);

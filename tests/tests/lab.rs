@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use laxity_tests::{Need, recorded_data, skip};
 use serde_json::Value;
 
 use crate::nccl::plugin;
@@ -26,7 +27,7 @@ fn run(arguments: &[&str]) -> Option<Value> {
         .output()
         .expect("probe");
     if !probe.status.success() {
-        eprintln!("skipped: {}", String::from_utf8_lossy(&probe.stderr));
+        skip(Need::Machine, String::from_utf8_lossy(&probe.stderr));
         return None;
     }
     run_with(arguments, &[])
@@ -323,8 +324,7 @@ fn a_lab_that_is_killed_leaves_neither_namespace_nor_process() {
 #[test]
 fn recorded_requests_are_replayed() {
     let _alone = alone();
-    let Some(folder) = std::env::var_os("LAXITY_DATA").map(PathBuf::from) else {
-        eprintln!("skipped: LAXITY_DATA names no folder with traces");
+    let Some(folder) = recorded_data() else {
         return;
     };
     for trace in [

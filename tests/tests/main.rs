@@ -7,6 +7,7 @@ mod access;
 mod ahead;
 mod certificates;
 mod command_line;
+mod docs;
 mod faults;
 mod hostile;
 mod lab;

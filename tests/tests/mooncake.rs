@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
+use laxity_tests::{Need, skip};
 use laxity_wire::Status;
 
 use crate::process::{Daemon, binary, eventually, wait_bounded};
@@ -185,8 +186,7 @@ fn mooncakes_own_engine_moves_every_byte_once_by_the_daemons_leave_and_without_i
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
     if let Err(reason) = real(folder) {
-        println!("skipped: {reason}");
-        return;
+        return skip(Need::Machine, reason);
     }
     let mut peer = Peer::start(folder);
     let without = end(start(folder, &peer, "write", "tcp", &BOTH));

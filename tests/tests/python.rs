@@ -6,6 +6,8 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use laxity_tests::{Need, skip};
+
 use crate::process::binary;
 
 fn root() -> PathBuf {
@@ -48,10 +50,7 @@ fn builder() -> Result<PathBuf, String> {
 fn the_wheel_works_in_an_environment_of_its_own() {
     let builder = match builder() {
         Ok(builder) => builder,
-        Err(reason) => {
-            println!("skipped: {reason}");
-            return;
-        }
+        Err(reason) => return skip(Need::Machine, reason),
     };
     let folder = tempfile::tempdir().expect("a folder");
     let wheels = folder.path().join("wheels");
@@ -84,8 +83,8 @@ fn the_wheel_works_in_an_environment_of_its_own() {
     let pip = clean.join("bin/pip");
     let output = run(&pip, &["install", "--quiet", &wanted], folder.path());
     if !output.status.success() {
-        println!("skipped: pip can't install {wanted}: {}", said(&output));
-        return;
+        let why = format!("pip can't install {wanted}: {}", said(&output));
+        return skip(Need::Machine, why);
     }
 
     // From elsewhere, so that the package is the installed one.
@@ -99,6 +98,11 @@ fn the_wheel_works_in_an_environment_of_its_own() {
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .output()
         .expect("pytest starts");
-    println!("{}", said(&output));
+    let text = said(&output);
+    println!("{text}");
     assert!(output.status.success(), "pytest says no: see above");
+    // `-rs`: "SKIPPED [1] tests/…: the reason".
+    for line in text.lines().filter(|line| line.starts_with("SKIPPED")) {
+        skip(Need::Machine, line);
+    }
 }

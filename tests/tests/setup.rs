@@ -6,6 +6,8 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use laxity_tests::{Need, skip};
+
 /// Puts an executable script into a folder.
 fn script(folder: &Path, name: &str, body: &str) {
     let path = folder.join(name);
@@ -92,8 +94,12 @@ fn what_is_installed_can_be_read_by_all_whatever_the_umask_of_who_installs_it() 
     for program in ["laxityd", "laxity-coordinator", "laxity-engine"] {
         script(&release, program, "echo text");
     }
-    let pages = "[ \"$1\" = man ] && mkdir -p \"$3\" && echo page >\"$3/laxity.1\" || echo text";
-    script(&release, "laxity", pages);
+    for program in ["laxity", "laxity-lab"] {
+        let pages = format!(
+            "[ \"$1\" = man ] && mkdir -p \"$3\" && echo page >\"$3/{program}.1\" || echo text"
+        );
+        script(&release, program, &pages);
+    }
     for library in [
         "liblaxity_client.so",
         "liblaxity_client.a",
@@ -105,6 +111,10 @@ fn what_is_installed_can_be_read_by_all_whatever_the_umask_of_who_installs_it() 
     }
 
     install("install", &built, &root);
+    let lab = root.join("usr/local/bin/laxity-lab");
+    assert!(!lab.exists(), "an operator's host does without it");
+    install("install-lab", &built, &root);
+    assert!(lab.exists());
     let found = modes(&root);
     let files = found.iter().filter(|(path, _)| path.is_file());
     assert!(files.count() > 30, "{found:?}");
@@ -173,7 +183,7 @@ fn the_units_bound_memory_and_addresses_and_show_no_proc_but_that_of_processes()
                 let said = String::from_utf8_lossy(&output.stdout);
                 assert!(output.status.success(), "{unit} is exposed: {said}");
             }
-            Err(why) => eprintln!("SKIPPED: systemd-analyze: {why}"),
+            Err(why) => skip(Need::Machine, format!("systemd-analyze: {why}")),
         }
     }
 }

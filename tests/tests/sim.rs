@@ -2,9 +2,10 @@
 //! trusted to be the same, errors that say where they are.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
+use laxity_tests::recorded_data;
 use serde_json::Value;
 
 use crate::process::binary;
@@ -338,8 +339,7 @@ fn scheduling_pays_where_links_are_contended() {
 
 #[test]
 fn the_published_mooncake_trace_is_replayed_with_its_reuse() {
-    let Some(data) = std::env::var_os("LAXITY_DATA").map(PathBuf::from) else {
-        eprintln!("skipped: LAXITY_DATA names no folder with traces");
+    let Some(data) = recorded_data() else {
         return;
     };
     let file = data.join("traces/mooncake_conversation.jsonl.gz");

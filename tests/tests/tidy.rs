@@ -40,7 +40,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("laxity-policy", &[]),
     ("laxity-quantity", &[]),
     ("laxity-shm", &[]),
-    ("laxity-wire", &[]),
+    ("laxity-wire", &["laxity-policy"]),
     ("laxity-client", &["laxity-profile", "laxity-shm"]),
     ("laxity-client-c", &["laxity-client"]),
     (
@@ -100,17 +100,29 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     (
         "laxity-cli",
         &[
-            "laxity-coordinator",
             "laxity-credentials",
-            "laxity-decisions",
             "laxity-files",
             "laxity-profile",
             "laxity-quantity",
-            "laxity-rig",
             "laxity-shm",
-            "laxity-sim",
             "laxity-wire",
         ],
+    ),
+    (
+        "laxity-lab",
+        &[
+            "laxity-cli",
+            "laxity-decisions",
+            "laxity-files",
+            "laxity-quantity",
+            "laxity-rig",
+            "laxity-sim",
+            "laxity-trial",
+        ],
+    ),
+    (
+        "laxity-trial",
+        &["laxity-credentials", "laxity-files", "laxity-wire"],
     ),
     (
         "laxity-sim",
@@ -241,6 +253,70 @@ fn dependencies_between_crates_point_one_way() {
         packages["laxity-policy"].dependencies.is_empty(),
         "the policy has no dependency"
     );
+}
+
+/// What operators and applications run. Nothing of the laboratory may be linked into it.
+const PRODUCT: [&str; 8] = [
+    "laxity-cli",
+    "laxity-client-c",
+    "laxity-coordinator",
+    "laxity-daemon",
+    "laxity-mooncake",
+    "laxity-nccl",
+    "laxity-python",
+    "laxity-verbs",
+];
+
+/// Crates that measure, simulate, plot, or serve models.
+fn is_laboratory(name: &str) -> bool {
+    const OURS: [&str; 10] = [
+        "laxity-bench",
+        "laxity-decisions",
+        "laxity-engine",
+        "laxity-fuzz",
+        "laxity-lab",
+        "laxity-nccl-host",
+        "laxity-requests",
+        "laxity-rig",
+        "laxity-sim",
+        "laxity-trial",
+    ];
+    let theirs = ["candle", "plotters", "rcgen", "smartcore", "rand_distr"];
+    OURS.contains(&name) || theirs.iter().any(|start| name.starts_with(start))
+}
+
+#[test]
+fn the_product_links_nothing_of_the_laboratory() {
+    for product in PRODUCT {
+        let output = Command::new(env!("CARGO"))
+            .args([
+                "tree",
+                "--package",
+                product,
+                "--edges",
+                "normal",
+                "--offline",
+            ])
+            .args(["--locked", "--prefix", "none", "--format", "{p}"])
+            .current_dir(root())
+            .output()
+            .expect("cargo tree runs");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let names: BTreeSet<&str> = (text.lines())
+            .filter_map(|line| line.split_whitespace().next())
+            .collect();
+        assert!(
+            names.contains(product),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        for name in &names {
+            assert!(!is_laboratory(name), "{product} links {name}");
+        }
+        // The exporter of metrics brings random numbers into the services.
+        let operators = product == "laxity-cli" && names.contains("rand");
+        assert!(!operators, "{product} links rand");
+    }
 }
 
 #[test]

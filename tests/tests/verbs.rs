@@ -3,6 +3,8 @@
 
 use std::process::{Command, Output};
 
+use laxity_tests::{Need, skip};
+
 use crate::process::binary;
 
 fn lab(arguments: &[&str]) -> Output {
@@ -45,8 +47,7 @@ fn unmodified_rdma_programs_run_under_the_scheduler_and_every_byte_is_accounted_
     for step in [&["probe", "--verbs"][..], &["verbs", "--prepare"][..]] {
         let output = lab(step);
         if !output.status.success() {
-            println!("skipped: {}", said(&output));
-            return;
+            return skip(Need::Machine, said(&output));
         }
     }
     let folder = tempfile::tempdir().expect("a folder");

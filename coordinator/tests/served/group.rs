@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use laxity_tests::{Need, skip};
 use laxity_wire::v1::operator_client::OperatorClient;
 use laxity_wire::v1::{GoodbyeReason, ListHostsRequest, Order, from_coordinator::Message};
 use nix::sys::signal::{Signal, kill};
@@ -50,7 +51,7 @@ pub(crate) struct Etcd {
 }
 
 impl Etcd {
-    /// `None`, loudly, if it is not installed.
+    /// `None`, and the test is skipped, if etcd is not installed.
     fn start(host: &str, count: usize) -> Option<Self> {
         let address = || format!("{host}:{}", free_port(host));
         let member = |_| EtcdMember {
@@ -64,7 +65,8 @@ impl Etcd {
         };
         for nth in 0..count {
             if let Err(error) = etcd.run(nth) {
-                eprintln!("SKIPPED: no etcd here ({error}); apt-get install etcd-server");
+                let why = format!("no etcd here ({error}); `apt-get install etcd-server`");
+                skip(Need::Machine, why);
                 return None;
             }
         }

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use laxity_tests::{Need, skip};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -49,7 +50,7 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    /// For so many coordinators. `None`, loudly, where that cannot be done.
+    /// For `count` coordinators. `None`, and the test is skipped, where that cannot be done.
     pub(crate) fn lay(count: usize) -> Option<Self> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         sweep();
@@ -63,9 +64,9 @@ impl Net {
         match net.build(count) {
             Ok(()) => Some(net),
             Err(problem) => {
-                eprintln!(
-                    "SKIPPED: no network namespaces here ({problem}); partitions take root and iproute2"
-                );
+                let needs = "partitions need root and iproute2";
+                let why = format!("no network namespaces here ({problem}); {needs}");
+                skip(Need::Machine, why);
                 None
             }
         }

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use laxity_coordinator::certs::{self, Subject};
 use laxity_coordinator::config::Config;
 use laxity_coordinator::tls::TlsConfig;
+use laxity_trial::certs::{self, Subject};
 use laxity_wire::v1::operator_client::OperatorClient;
 use laxity_wire::v1::{GetPolicyRequest, ListHostsRequest, SetPolicyRequest};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -6,9 +6,10 @@
 //! [silent](super::silence). What becomes of clients and owners that let it come to that is said in
 //! [`super::trust`]; it is carried out here.
 //!
-//! *Suspicion.* Many clients of one owner could each hold the window in turn. While the clients of an
-//! owner owe more than [`OWED_WINDOWS`] windows, those of it that have completed nothing for
-//! [`LATELY`] go unscheduled, and so does what attaches.
+//! *Suspicion.* Many clients of one owner could each hold the window of a port in turn. While the
+//! clients of an owner owe more than [`OWED_WINDOWS`] windows of one port, those of it that have
+//! completed nothing for [`LATELY`] go unscheduled, and so does what attaches. What they owe on
+//! other ports does not count: a job with a process for each NIC may be slow on all of them at once.
 
 use laxity_policy::{Level, Span};
 use laxity_shm::consumer::Wake;
@@ -22,8 +23,9 @@ use crate::driver::trust::{Loss, WINDOW, part};
 use crate::flows::{Books, Flow};
 use crate::owner::Owner;
 
-/// Windows that clients of an owner may owe at a time.
-const OWED_WINDOWS: u64 = 2;
+/// Windows of one port that clients of an owner may owe at a time. A client owes little more than
+/// one, so it takes four that were slow at the same time.
+const OWED_WINDOWS: u64 = 4;
 /// A client that completed something within this time is not suspected.
 const LATELY: Span = Span::from_millis(100);
 
@@ -150,20 +152,21 @@ impl Driver {
         }
     }
 
-    /// Parts of a [`WINDOW`] that the clients of an owner owe, over all ports.
-    fn owed_by(&self, owner: &Owner) -> u64 {
-        let clients = self.clients.iter().flatten();
-        let ports = clients
-            .filter(|client| client.book.identity.owner == *owner)
-            .flat_map(|client| client.book.ports.iter().zip(&self.intake.ports));
-        ports
-            .map(|(on_wire, port)| part(on_wire.owed(), port.window_bytes()))
-            .fold(0, u64::saturating_add)
+    /// Whether the clients of an owner owe more than [`OWED_WINDOWS`] of one port.
+    fn owes_too_much(&self, owner: &Owner) -> bool {
+        (self.intake.ports.iter().enumerate()).any(|(index, port)| {
+            let clients = self.clients.iter().flatten();
+            let owed = clients
+                .filter(|client| client.book.identity.owner == *owner)
+                .filter_map(|client| client.book.ports.get(index))
+                .fold(0_u64, |sum, on_wire| sum.saturating_add(on_wire.owed()));
+            part(owed, port.window_bytes()) > OWED_WINDOWS * WINDOW
+        })
     }
 
     /// Whether clients of an owner that have completed nothing lately are to go unscheduled.
     pub(super) fn suspects(&self, owner: &Owner) -> bool {
-        self.intake.holding && self.owed_by(owner) > OWED_WINDOWS * WINDOW
+        self.intake.holding && self.owes_too_much(owner)
     }
 
     /// Suspects those clients whom that holds for, and no others.

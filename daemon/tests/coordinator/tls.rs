@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use laxity_client::Stage;
-use laxity_coordinator::certs::{self, Subject};
 use laxity_coordinator::config::Config;
 use laxity_coordinator::tls::TlsConfig;
+use laxity_trial::certs::{self, Subject};
 use laxity_wire::ClusterStatus;
 use laxity_wire::v1::{Goodbye, GoodbyeReason, from_coordinator::Message};
 

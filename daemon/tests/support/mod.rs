@@ -11,6 +11,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use laxity_client::{Client, Flow, Options, Stage};
+use laxity_tests::{Need, skip};
 use laxity_wire::{ControlClient, Status};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
@@ -299,7 +300,7 @@ pub(crate) fn role() -> Option<String> {
 pub(crate) fn is_root() -> bool {
     let is_root = nix::unistd::geteuid().is_root();
     if !is_root {
-        println!("skipped: only root can become somebody else");
+        skip(Need::Machine, "only root can become another user");
     }
     is_root
 }

@@ -1,17 +1,20 @@
 //! `laxity cluster`: the coordinator, seen from outside. Arguments and dispatch; each command asks
 //! `laxity.v1.Operator` once ([`client`]) and shows the answer as a table ([`tables`]) or as the JSON of
-//! `laxity_coordinator::view`.
+//! `laxity_wire::view`.
 
 mod client;
-mod load;
 mod policy;
 mod show;
 mod tables;
 mod watch;
 
+use std::ffi::OsString;
+use std::process::ExitCode;
+
 use clap::{Args, Subcommand};
 
 use self::client::Coordinator;
+use crate::external;
 
 /// Said after the options of the family.
 pub(crate) const HELP: &str = "\
@@ -58,8 +61,14 @@ pub(crate) enum ClusterCommand {
     Drain(DrainArgs),
     /// Show what happens as it happens, a line each, until interrupted
     Watch(watch::WatchArgs),
-    /// Put a coordinator under load as thousands of daemons would, and measure how long an order takes
-    Load(load::LoadArgs),
+    /// Put a coordinator under load as thousands of daemons would, and measure how long an order
+    /// takes (needs laxity-lab)
+    #[command(disable_help_flag = true)]
+    Load {
+        /// See `laxity cluster load --help`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
 }
 
 /// Arguments of `laxity cluster hosts`.
@@ -150,7 +159,7 @@ pub(crate) struct DrainArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(command: &ClusterCommand) -> anyhow::Result<()> {
+pub(crate) fn run(command: &ClusterCommand) -> anyhow::Result<ExitCode> {
     match command {
         ClusterCommand::Hosts(args) => show::hosts(args),
         ClusterCommand::Batches(args) => show::batches(args),
@@ -158,6 +167,11 @@ pub(crate) fn run(command: &ClusterCommand) -> anyhow::Result<()> {
         ClusterCommand::Policy(command) => policy::run(command),
         ClusterCommand::Drain(args) => show::drain(args),
         ClusterCommand::Watch(args) => watch::watch(args),
-        ClusterCommand::Load(args) => load::load(args),
+        ClusterCommand::Load { arguments } => {
+            let words = [OsString::from("cluster-load")];
+            let words: Vec<OsString> = words.into_iter().chain(arguments.iter().cloned()).collect();
+            return Ok(external::run(&words));
+        }
     }
+    .map(|()| ExitCode::SUCCESS)
 }

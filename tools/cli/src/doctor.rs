@@ -25,8 +25,9 @@ use serde::Serialize;
 use self::finding::{Finding, Severity};
 use self::root::Root;
 use crate::host::Endpoint;
-use crate::output::say;
-use crate::{library, registration};
+use crate::registration;
+use laxity_cli::library;
+use laxity_cli::output::say;
 
 pub(crate) const HELP: &str = "\
 Looks at RDMA devices, their GIDs and trust, the daemon, the preload library, job profiles, traffic classes \

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use laxity_cli::output::say;
+use laxity_cli::table::{align_numbers, bytes, table};
 use laxity_wire::{ClusterStatus, ControlClient, ControlError, PortStatus, Status};
-
-use crate::output::say;
 
 /// Where the daemon's control socket is.
 #[derive(Args)]
@@ -291,25 +290,6 @@ fn port_lines(port: &PortStatus) -> String {
     )
 }
 
-pub(crate) fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(header.iter().copied());
-    table
-}
-
-pub(crate) fn align_numbers(table: &mut Table, from: usize) {
-    for column in table.column_iter_mut().skip(from) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-}
-
-/// Bytes with a binary unit, three significant digits.
-pub(crate) fn bytes(count: u64) -> String {
-    laxity_quantity::Bytes(count).about()
-}
-
 fn duration(ms: u64) -> String {
     match ms / 1000 {
         s @ 0..=119 => format!("{s} s"),
@@ -324,15 +304,6 @@ mod tests {
     use laxity_wire::ClientStatus;
 
     use super::*;
-
-    #[test]
-    fn byte_counts_keep_three_digits_and_a_unit() {
-        assert_eq!(bytes(0), "0 B");
-        assert_eq!(bytes(999), "999 B");
-        assert_eq!(bytes(1536), "1.50 KiB");
-        assert_eq!(bytes(64 << 10), "64 KiB");
-        assert_eq!(bytes(12_500_000_000), "11.6 GiB");
-    }
 
     #[test]
     fn the_overview_says_first_whether_anything_is_scheduled() {

@@ -8,12 +8,12 @@ use anyhow::{Context, Result, bail};
 use crate::program::{Binary, Kind, inspect};
 
 /// Names the library, as `--library` does.
-pub(crate) const LIBRARY_ENV: &str = "LAXITY_LIBRARY";
+pub const LIBRARY_ENV: &str = "LAXITY_LIBRARY";
 const NAME: &str = "liblaxity.so";
 const MOONCAKE: &str = "liblaxity_mooncake.so";
 
 /// The library: `chosen`, else `$LAXITY_LIBRARY`, else the first of [`places`] that has it.
-pub(crate) fn find(chosen: Option<&Path>) -> Result<PathBuf> {
+pub fn find(chosen: Option<&Path>) -> Result<PathBuf> {
     let named = env::var_os(LIBRARY_ENV).filter(|value| !value.is_empty());
     if let Some(path) = chosen.map(Path::to_owned).or(named.map(PathBuf::from)) {
         if !path.is_file() {
@@ -65,13 +65,13 @@ fn places(executable: Option<&Path>) -> Vec<PathBuf> {
 }
 
 /// The library for programs that use Mooncake's C interface, if it is where `library` is.
-pub(crate) fn mooncake(library: &Path) -> Option<PathBuf> {
+pub fn mooncake(library: &Path) -> Option<PathBuf> {
     let beside = library.with_file_name(MOONCAKE);
     beside.is_file().then_some(beside)
 }
 
 /// What kind of machine code the library is, if the loader could preload it at all.
-pub(crate) fn check(path: &Path) -> Result<Binary> {
+pub fn check(path: &Path) -> Result<Binary> {
     let text = path.to_string_lossy();
     // ld.so(8): entries are separated by spaces or colons, and nothing quotes either.
     if text.contains([' ', ':']) {
@@ -87,7 +87,7 @@ pub(crate) fn check(path: &Path) -> Result<Binary> {
 
 /// The value of LD_PRELOAD with `library` first and whatever stood there behind it, in its order. One
 /// that is there already (`laxity run` inside `laxity run`) is not loaded twice.
-pub(crate) fn preload(library: &str, present: Option<&str>) -> String {
+pub fn preload(library: &str, present: Option<&str>) -> String {
     let others = present
         .unwrap_or_default()
         .split([' ', ':'])

@@ -1,42 +1,37 @@
-//! `laxity`: the command line for host operators, and the lab.
+//! `laxity`: the command line for operators of hosts and clusters.
 //!
 //! One file per command family; this one only parses and dispatches. Exit codes: 0 done, 1 the
-//! command failed (the message says what to do next), 2 the arguments are wrong (clap);
-//! `run`, `lab exec` and `lab shell` end as the command that they run.
+//! command failed (the message says what to do next), 2 the arguments are wrong (clap). `run` ends
+//! as the program that it runs. Commands of the laboratory belong to another program
+//! ([`external`]).
 #![forbid(unsafe_code)]
 
-mod certs;
 mod cluster;
-mod contention;
 mod doctor;
+mod external;
 mod host;
-mod lab;
-mod library;
-mod manual;
-mod output;
 mod profiles;
-mod program;
 mod registration;
 mod run;
 mod signals;
-mod sim;
 mod trace;
-mod verbs;
-mod vm;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use laxity_cli::manual;
 
-/// Schedules the network traffic of LLM inference: runs programs under the scheduler, looks at a host's
-/// daemon, switches scheduling off and on, runs the lab and simulates clusters.
+/// Schedules the network traffic of LLM inference: runs programs under the scheduler, shows what a
+/// host's daemon and a cluster's coordinator do, and switches scheduling off and on.
 #[derive(Parser)]
 #[command(
     name = "laxity",
     version,
     arg_required_else_help = true,
-    max_term_width = 100
+    max_term_width = 100,
+    after_help = external::HELP
 )]
 struct Cli {
     #[command(subcommand)]
@@ -62,18 +57,9 @@ enum Command {
     /// Record what the daemon sees and does for a while, as a picture for Perfetto: why each transfer waited
     #[command(after_long_help = trace::HELP)]
     Trace(trace::TraceArgs),
-    /// Real hosts on one machine: network namespaces, real TCP, a shaped fabric
-    #[command(subcommand)]
-    Lab(lab::LabCommand),
     /// A cluster's coordinator: hosts, the order of batches and why, policy, drains
     #[command(subcommand, after_long_help = cluster::HELP)]
     Cluster(cluster::ClusterCommand),
-    /// Make a CA and certificates for a trial of the coordinator with TLS
-    #[command(after_long_help = certs::HELP)]
-    Certs(certs::CertsArgs),
-    /// A cluster of thousands of GPUs in virtual time, under the scheduler's own decision code
-    #[command(subcommand)]
-    Sim(sim::SimCommand),
     /// Print a shell's completion script
     Completions {
         /// Which shell
@@ -85,13 +71,11 @@ enum Command {
         #[arg(long, value_name = "FOLDER")]
         out: Option<PathBuf>,
     },
+    #[command(external_subcommand)]
+    External(Vec<OsString>),
 }
 
 fn main() -> ExitCode {
-    // The lab runs this same binary again inside its namespaces; those calls are not for people.
-    if let Some(code) = lab::internal_call() {
-        return code;
-    }
     let done = |()| ExitCode::SUCCESS;
     let outcome = match Cli::parse().command {
         Command::Status(args) => host::status(&args).map(done),
@@ -100,13 +84,11 @@ fn main() -> ExitCode {
         Command::Run(args) => return run::run(&args),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Profiles(args) => profiles::profiles(&args).map(done),
-        Command::Cluster(command) => cluster::run(&command).map(done),
-        Command::Certs(args) => certs::certs(&args).map(done),
+        Command::Cluster(command) => cluster::run(&command),
         Command::Trace(args) => trace::trace(&args),
-        Command::Lab(command) => lab::run(command),
-        Command::Sim(command) => sim::run(command, &sim::simulate),
-        Command::Completions { shell } => manual::completions(shell).map(done),
-        Command::Man { out } => manual::pages(out.as_deref()).map(done),
+        Command::Completions { shell } => manual::completions(Cli::command(), shell).map(done),
+        Command::Man { out } => manual::pages(Cli::command(), out.as_deref()).map(done),
+        Command::External(words) => return external::run(&words),
     };
     match outcome {
         Ok(code) => code,
@@ -120,7 +102,6 @@ fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {

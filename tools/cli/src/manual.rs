@@ -4,21 +4,26 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use clap::CommandFactory;
+use clap::Command;
 
-use crate::Cli;
 use crate::output::put;
 
 /// Writes the completion script of `shell` to standard output.
-pub(crate) fn completions(shell: clap_complete::Shell) -> Result<()> {
+///
+/// # Errors
+/// Standard output cannot be written.
+pub fn completions(mut command: Command, shell: clap_complete::Shell) -> Result<()> {
+    let name = command.get_name().to_owned();
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "laxity", &mut script);
+    clap_complete::generate(shell, &mut command, name, &mut script);
     put(&script)
 }
 
-/// Writes `laxity(1)` to standard output, or all pages into `folder`.
-pub(crate) fn pages(folder: Option<&Path>) -> Result<()> {
-    let command = Cli::command();
+/// Writes the program's page to standard output, or one page per command into `folder`.
+///
+/// # Errors
+/// Standard output or the folder cannot be written.
+pub fn pages(command: Command, folder: Option<&Path>) -> Result<()> {
     match folder {
         None => {
             let mut page = Vec::new();

@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 /// Writes a line to standard output.
-pub(crate) fn say(line: impl Display) -> Result<()> {
+pub fn say(line: impl Display) -> Result<()> {
     put(format!("{line}\n").as_bytes())
 }
 
 /// Writes to standard output. A reader that has seen enough (`… | head -1`) and left is no error.
-pub(crate) fn put(bytes: &[u8]) -> Result<()> {
+pub fn put(bytes: &[u8]) -> Result<()> {
     if cfg!(test) {
         // Where the harness keeps it, and shows it only if the test fails.
         print!("{}", String::from_utf8_lossy(bytes));
@@ -31,7 +31,7 @@ pub(crate) fn put(bytes: &[u8]) -> Result<()> {
 }
 
 /// Whether `path` can be written later, without touching what it holds now.
-pub(crate) fn check(path: &Path) -> Result<()> {
+pub fn check(path: &Path) -> Result<()> {
     if fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
         // Opening it would wait for a reader.
         return Ok(());
@@ -49,7 +49,7 @@ pub(crate) fn check(path: &Path) -> Result<()> {
 
 /// Puts `content` in the place of what `path` holds, all of it or none. What is no file (`/dev/null`,
 /// a named pipe) is written to.
-pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<()> {
+pub fn replace(path: &Path, content: &[u8]) -> Result<()> {
     let attempt = || match fs::canonicalize(path) {
         // Links lead to the file that is meant.
         Ok(file) if file.is_file() => rename_over(&file, content),

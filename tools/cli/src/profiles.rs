@@ -4,8 +4,8 @@ use anyhow::{Result, bail};
 use clap::Args;
 use laxity_profile::Profile;
 
-use crate::host::table;
-use crate::output::{put, say};
+use laxity_cli::output::{put, say};
+use laxity_cli::table::table;
 
 /// Arguments of `laxity profiles`.
 #[derive(Args)]

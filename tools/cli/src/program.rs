@@ -14,7 +14,7 @@ use laxity_files::ReadError;
 
 /// What a file is to execve(2).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// Machine code that the dynamic loader starts, or a shared library.
     Dynamic(Binary),
     /// Machine code that starts without a loader: LD_PRELOAD means nothing to it.
@@ -27,18 +27,18 @@ pub(crate) enum Kind {
 
 /// Machine code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Binary {
+pub struct Binary {
     /// 32 or 64.
-    pub(crate) bits: u8,
+    pub bits: u8,
     /// `e_machine`.
-    pub(crate) machine: u16,
+    pub machine: u16,
     /// `ET_DYN`: a shared library, or a program that may be loaded anywhere.
-    pub(crate) shared: bool,
+    pub shared: bool,
 }
 
 /// Why LD_PRELOAD would have no effect on a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Ignored {
+pub enum Ignored {
     /// The program is linked statically.
     Static(PathBuf),
     /// The program changes user or group: the loader ignores what the environment asks for.
@@ -54,7 +54,7 @@ const ET_DYN: u16 = 3;
 const INTERPRETERS_MAX: usize = 4;
 
 /// The file that execvp(3) would start for `command`.
-pub(crate) fn resolve(command: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
+pub fn resolve(command: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
     if command.as_bytes().contains(&b'/') {
         return Some(PathBuf::from(command)).filter(|file| file.exists());
     }
@@ -65,7 +65,7 @@ pub(crate) fn resolve(command: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> 
 }
 
 /// What `path` is.
-pub(crate) fn inspect(path: &Path) -> Result<Kind, ReadError> {
+pub fn inspect(path: &Path) -> Result<Kind, ReadError> {
     let file = laxity_files::open(path)?;
     let mut head = [0; 256];
     let length = file.read_at(&mut head, 0)?;
@@ -115,7 +115,7 @@ fn elf(file: &File, head: &[u8]) -> Option<Kind> {
 }
 
 /// Why `library` would not be preloaded into `program`, if that can be told from the files.
-pub(crate) fn ignored(program: &Path, library: Binary) -> Option<Ignored> {
+pub fn ignored(program: &Path, library: Binary) -> Option<Ignored> {
     let mut program = program.to_owned();
     for _ in 0..=INTERPRETERS_MAX {
         let kind = inspect(&program);

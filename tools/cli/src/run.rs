@@ -14,8 +14,9 @@ use clap::{Args, ValueEnum};
 use laxity_profile::{PROFILE_ENV, Profile};
 use laxity_quantity::Nanos;
 
-use crate::program::{self, Ignored};
-use crate::{library, registration};
+use crate::registration;
+use laxity_cli::library;
+use laxity_cli::program::{self, Ignored};
 
 /// `run` itself failed and the command was never started; 126 and 127 as a shell has them. All three
 /// as env(1), nice(1) and timeout(1) do it.

@@ -19,8 +19,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::host::Endpoint;
-use crate::output;
 use crate::signals::Endings;
+use laxity_cli::output;
 
 pub(crate) const HELP: &str = "\
 The file opens in https://ui.perfetto.dev (which keeps it on this machine) and in chrome://tracing. Each port has rows \

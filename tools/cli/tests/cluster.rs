@@ -9,8 +9,8 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use laxity_coordinator::certs::{self, Subject};
 use laxity_coordinator::tls::TlsConfig;
+use laxity_trial::certs::{self, Subject};
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, date_time_ymd};
 
 use self::support::{Daemon, Fixture, PATIENCE, batch, config};

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use laxity_rig::lab::{self, LabConfig};
 use laxity_rig::report;
+use laxity_tests::{Need, skip};
 use libtest_mimic::{Arguments, Trial};
 
 /// Argument with which this program only runs a lab, to be killed.
@@ -51,7 +52,7 @@ fn main() -> ExitCode {
             if findings.can_run() {
                 test();
             } else {
-                println!("skipped: {findings}");
+                skip(Need::Machine, findings);
             }
             Ok(())
         })

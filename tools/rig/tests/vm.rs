@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use laxity_rig::lab;
 use laxity_rig::vm::image;
 use laxity_rig::vm::{self, Exec, Input, Job, Stream, Vm, VmConfig, VmError, VmReport};
+use laxity_tests::{Need, skip};
 use libtest_mimic::{Arguments, Trial};
 
 fn main() -> ExitCode {
@@ -22,7 +23,7 @@ fn main() -> ExitCode {
         Trial::test(name, move || {
             match reason_to_skip() {
                 None => test(),
-                Some(reason) => println!("skipped: {reason}"),
+                Some(reason) => skip(Need::Machine, reason),
             }
             Ok(())
         })

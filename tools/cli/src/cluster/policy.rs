@@ -2,14 +2,14 @@
 
 use anyhow::{Result, anyhow};
 use clap::{Args, Subcommand};
-use laxity_coordinator::view::{PolicyHistory, Revision};
 use laxity_quantity::Nanos;
 use laxity_wire::v1::{GetPolicyRequest, Policy, SetPolicyRequest};
+use laxity_wire::view::{PolicyHistory, Revision};
 
 use super::client::Coordinator;
 use super::show::json;
 use super::tables;
-use crate::output::say;
+use laxity_cli::output::say;
 
 /// What can be done with the policy.
 #[derive(Debug, Subcommand)]

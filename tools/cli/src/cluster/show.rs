@@ -1,12 +1,12 @@
 //! `laxity cluster hosts`, `batches`, `explain` and `drain`: one question, one answer.
 
 use anyhow::{Context, Result, bail};
-use laxity_coordinator::view::{self, Batches, Explanation, Hosts};
 use laxity_wire::v1::{DrainRequest, ExplainRequest, ListBatchesRequest, ListHostsRequest};
+use laxity_wire::view::{self, Batches, Explanation, Hosts};
 use serde::Serialize;
 
 use super::{BatchesArgs, DrainArgs, ExplainArgs, HostsArgs, tables};
-use crate::output::say;
+use laxity_cli::output::say;
 
 /// Prints a document for machines.
 pub(super) fn json(value: &impl Serialize) -> Result<()> {

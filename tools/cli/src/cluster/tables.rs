@@ -1,9 +1,9 @@
 //! What `laxity cluster` shows to people. Names come from daemons, that is from other machines: what could steer a terminal is
 //! written as its code.
 
-use laxity_coordinator::view::{Batch, Explanation, Host, Hosts, Policy, Port, Queue, Revision};
+use laxity_wire::view::{Batch, Explanation, Host, Hosts, Policy, Port, Queue, Revision};
 
-use crate::host::{align_numbers, bytes, table};
+use laxity_cli::table::{align_numbers, bytes, table};
 
 /// `text` with control characters, and those that rearrange what is beside them, as `\u{…}`.
 pub(crate) fn clean(text: &str) -> String {

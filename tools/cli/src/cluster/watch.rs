@@ -4,8 +4,8 @@ use std::io::{self, ErrorKind, Write};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use laxity_coordinator::view::Event;
 use laxity_wire::v1::{WatchKind, WatchRequest};
+use laxity_wire::view::Event;
 
 use super::client::{Coordinator, refused};
 use super::tables;

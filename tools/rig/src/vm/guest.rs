@@ -24,7 +24,9 @@ use nix::sys::wait::{WaitStatus, wait};
 
 use super::channel::{self, Kind};
 use super::counters::{self, RouterCounters};
-use super::job::{self, ANSWER_FILE, Answer, CONTROL_FOLDER, Facts, Finished, ORDER_FILE, Order};
+use super::job::{
+    self, ANSWER_FILE, Answer, CONTROL_FOLDER, Facts, Finished, GUEST_JOB_FILE, GuestJob,
+};
 use super::network::{self, ADDRESSES, DEVICES, INTERFACES, NetworkConfig, ROUTER};
 use super::qemu::{EXIT_PORT, Farewell};
 use super::task::Task;
@@ -65,7 +67,7 @@ fn mount_new(kind: &str, at: &str, flags: MsFlags, data: &str) -> anyhow::Result
         .with_context(|| format!("mounting {kind} on {at}"))
 }
 
-/// What programs expect of a system, and the host's folders that the order names.
+/// What programs expect of a system, and the host's folders that the guest_job names.
 fn furnish() -> anyhow::Result<()> {
     let none = MsFlags::empty();
     mount_new("devpts", "/dev/pts", none, "mode=0620,ptmxmode=0666")?;
@@ -81,19 +83,19 @@ fn furnish() -> anyhow::Result<()> {
     setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY)
         .context("allowing memory to be locked")?;
     nix::unistd::sethostname("laxity-lab").context("naming the guest")?;
-    let order = read_order()?;
+    let guest_job = read_guest_job()?;
     // So that modprobe finds the modules of this kernel, not the host's.
-    let modules = Path::new("/lib/modules").join(&order.release);
+    let modules = Path::new("/lib/modules").join(&guest_job.release);
     fs::create_dir_all(&modules).with_context(|| format!("creating {}", modules.display()))?;
     mount(
-        Some(&order.modules),
+        Some(&guest_job.modules),
         &modules,
         None::<&str>,
         MsFlags::MS_BIND,
         None::<&str>,
     )
     .with_context(|| format!("mounting {}", modules.display()))?;
-    for share in &order.shares {
+    for share in &guest_job.shares {
         mount(
             Some(share.tag.as_str()),
             &share.folder,
@@ -133,8 +135,8 @@ fn supervise() -> anyhow::Result<Farewell> {
     }
 }
 
-fn read_order() -> anyhow::Result<Order> {
-    let path = control(ORDER_FILE);
+fn read_guest_job() -> anyhow::Result<GuestJob> {
+    let path = control(GUEST_JOB_FILE);
     let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
     serde_json::from_slice(&bytes).context("the host speaks another version")
 }
@@ -159,9 +161,9 @@ pub fn job_process() -> anyhow::Result<()> {
 }
 
 fn answer() -> anyhow::Result<Finished> {
-    let order = read_order()?;
-    let mut guest = Guest::set_up(&order)?;
-    let (exit_code, details) = job::run(&order.job, &mut guest)?;
+    let guest_job = read_guest_job()?;
+    let mut guest = Guest::set_up(&guest_job)?;
+    let (exit_code, details) = job::run(&guest_job.job, &mut guest)?;
     Ok(Finished {
         exit_code,
         details,
@@ -180,13 +182,13 @@ pub struct Guest {
 }
 
 impl Guest {
-    fn set_up(order: &Order) -> anyhow::Result<Self> {
+    fn set_up(guest_job: &GuestJob) -> anyhow::Result<Self> {
         let began = Instant::now();
-        let gid_index = network::build(&order.network).context("building the network")?;
+        let gid_index = network::build(&guest_job.network).context("building the network")?;
         let facts = Facts {
-            release: order.release.clone(),
+            release: guest_job.release.clone(),
             gid_index,
-            rate_mbit: order.network.rate_mbit,
+            rate_mbit: guest_job.network.rate_mbit,
             network_ms: began.elapsed().as_millis() as u64,
         };
         let port = open_port()?;
@@ -201,7 +203,7 @@ impl Guest {
         });
         let guest = Self {
             facts,
-            network: order.network.clone(),
+            network: guest_job.network.clone(),
             port: Arc::new(Mutex::new(port)),
             stdin: Some(stdin),
         };
@@ -259,7 +261,7 @@ impl Guest {
         counters::read(&self.network).context("reading the router's counters")
     }
 
-    /// Shapes the router's ports otherwise from now on: another rate, order or queue, or none. What
+    /// Shapes the router's ports otherwise from now on: another rate, guest_job or queue, or none. What
     /// is queued is lost and queues count from 0 again, so nothing should run meanwhile.
     ///
     /// # Errors

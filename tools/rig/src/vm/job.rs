@@ -1,6 +1,6 @@
 //! What a guest is told to do, and what it answers.
 //!
-//! The host writes an [`Order`] into the control folder before it starts the guest; the guest's
+//! The host writes an [`GuestJob`] into the control folder before it starts the guest; the guest's
 //! job process reads it, sets up the network, runs the [`Job`] and writes an [`Answer`]. One boot,
 //! one job. A job that runs many programs is Rust inside the guest: see [`super::guest::Guest`].
 //!
@@ -21,8 +21,8 @@ use super::{exec, shell};
 /// Folder in the guest that shares orders and answers with the host.
 pub const CONTROL_FOLDER: &str = "/run/lab";
 
-/// The order, in the control folder.
-pub const ORDER_FILE: &str = "order.json";
+/// The guest_job, in the control folder.
+pub const GUEST_JOB_FILE: &str = "guest_job.json";
 
 /// The answer, in the control folder.
 pub const ANSWER_FILE: &str = "answer.json";
@@ -62,7 +62,7 @@ pub struct Shell {
 
 /// Everything that the guest is told.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Order {
+pub struct GuestJob {
     /// The network to build.
     pub network: NetworkConfig,
     /// Folders to mount writable, at the path that they have on the host.
@@ -99,7 +99,7 @@ pub struct Finished {
     pub router: RouterCounters,
 }
 
-/// The answer to an order.
+/// The answer to an guest_job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
     /// It was done; this came of it.

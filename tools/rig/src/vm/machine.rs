@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::channel::{self, CONTENT_BYTES_MAX, Kind};
 use super::failure::{self, VmError};
 use super::image;
-use super::job::{ANSWER_FILE, Answer, Facts, Finished, Job, ORDER_FILE, Order};
+use super::job::{ANSWER_FILE, Answer, Facts, Finished, GUEST_JOB_FILE, GuestJob, Job};
 use super::keeper::{Charge, Ended, Keeper};
 use super::network::NetworkConfig;
 use super::qemu::{self, Farewell, Machine, Share};
@@ -419,14 +419,18 @@ fn power_on(
         .context("making a folder for the guest's files")?;
     let control = folder.path().join("control");
     fs::create_dir(&control).context("making the control folder")?;
-    let order = Order {
+    let guest_job = GuestJob {
         network: config.network.clone(),
         shares: shares.clone(),
         modules: image.modules.clone(),
         release: image.release.clone(),
         job: job.clone(),
     };
-    fs::write(control.join(ORDER_FILE), serde_json::to_vec(&order)?).context("the order")?;
+    fs::write(
+        control.join(GUEST_JOB_FILE),
+        serde_json::to_vec(&guest_job)?,
+    )
+    .context("the guest_job")?;
     let start = control.join("start");
     fs::write(&start, start_script(&program)?)
         .and_then(|()| fs::set_permissions(&start, fs::Permissions::from_mode(0o755)))

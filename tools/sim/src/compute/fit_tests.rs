@@ -206,8 +206,7 @@ fn published_figures_are_met() {
 
 #[test]
 fn the_committed_coefficients_are_those_of_the_recorded_profiles() {
-    let Some(folder) = std::env::var_os("LAXITY_DATA").map(PathBuf::from) else {
-        eprintln!("skipped: LAXITY_DATA names no folder with profiles");
+    let Some(folder) = laxity_tests::recorded_data() else {
         return;
     };
     let report = fit(&folder.join("profiles")).unwrap();

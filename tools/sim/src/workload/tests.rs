@@ -393,11 +393,7 @@ fn settings_that_cannot_be_are_named() {
 
 /// A trace of the folder that `LAXITY_DATA` names, if it does.
 fn real(name: &str) -> Option<PathBuf> {
-    let folder = std::env::var_os("LAXITY_DATA");
-    if folder.is_none() {
-        println!("skipped: LAXITY_DATA does not name the folder of {name}");
-    }
-    Some(PathBuf::from(folder?).join("traces").join(name))
+    Some(laxity_tests::recorded_data()?.join("traces").join(name))
 }
 
 #[test]

@@ -21,167 +21,97 @@ enum Who {
     Both,
 }
 
-/// A perftest: its arguments, how many it posts and of how many bytes, on which sides.
-fn perftest(gid: u32, name: &str, line: &str, who: Who, posts: u64, size: u64) -> Program {
-    let one = Posted::Exactly {
-        work_requests: posts,
-        bytes: posts * size,
-    };
-    let none = Posted::Exactly {
-        work_requests: 0,
-        bytes: 0,
+/// What is special about a perftest.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Trait {
+    /// It posts more than the rate allows: some of it has to wait.
+    Greedy,
+    /// It is started by `laxity run`.
+    Run,
+    /// It finds its peer by the RDMA connection manager. Parameters and barriers cross by RDMA, so
+    /// only the wire tells how many work requests there are.
+    Managed,
+    /// It sends unreliable datagrams, which have no class of their own.
+    Datagram,
+}
+
+/// A perftest: its name, its arguments, who posts, how many work requests, and of how many bytes.
+type Perftest = (&'static str, &'static str, Who, u64, u64, &'static [Trait]);
+
+#[rustfmt::skip]
+const PERFTESTS: &[Perftest] = {
+    const K64: u64 = 65536;
+    use Trait::{Datagram, Greedy, Managed, Run};
+    use Who::{Both, Client};
+    &[
+        ("write_bw", "ib_write_bw -n 160", Client, 160, K64, &[Greedy, Run]),
+        ("write_bw_4_qps", "ib_write_bw -n 50 -q 4", Client, 200, K64, &[Greedy]),
+        ("write_bw_post_list", "ib_write_bw -n 160 -l 16", Client, 160, K64, &[Greedy]),
+        ("write_bw_cq_mod", "ib_write_bw -n 160 -Q 20", Client, 160, K64, &[Greedy]),
+        // So few bytes that there need not be a moment at which one waits.
+        ("write_bw_inline", "ib_write_bw -n 1000 -s 64 -I 64", Client, 1000, 64, &[]),
+        ("write_bw_both_ways", "ib_write_bw -n 100 -b", Both, 100, K64, &[Greedy]),
+        ("write_bw_uc", "ib_write_bw -n 160 -c UC", Client, 160, K64, &[Greedy]),
+        ("write_lat", "ib_write_lat -n 100 -s 8", Both, 100, 8, &[]),
+        ("write_lat_uc_inline", "ib_write_lat -n 100 -s 64 -c UC -I 64", Both, 100, 64, &[]),
+        ("read_bw", "ib_read_bw -n 160", Client, 160, K64, &[Greedy, Run]),
+        // An emulated processor that is woken for each completion may be slower than the rate.
+        ("read_bw_events", "ib_read_bw -n 160 -e", Client, 160, K64, &[]),
+        ("read_lat", "ib_read_lat -n 100 -s 4096", Client, 100, 4096, &[]),
+        ("send_bw", "ib_send_bw -n 160", Client, 160, K64, &[Greedy]),
+        ("send_bw_events", "ib_send_bw -n 160 -e", Client, 160, K64, &[]),
+        ("send_bw_list_qps", "ib_send_bw -n 96 -l 8 -q 2", Client, 192, K64, &[Greedy]),
+        ("send_bw_ud", "ib_send_bw -n 300 -c UD -s 2048", Client, 300, 2048, &[Datagram]),
+        ("send_lat", "ib_send_lat -n 100 -s 64", Both, 100, 64, &[]),
+        ("send_lat_events", "ib_send_lat -n 100 -s 64 -e", Both, 100, 64, &[]),
+        ("atomic_bw", "ib_atomic_bw -n 200", Client, 200, 8, &[]),
+        ("atomic_lat", "ib_atomic_lat -n 100", Client, 100, 8, &[]),
+        ("write_bw_cm", "ib_write_bw -n 160 -R", Client, 0, 0, &[Greedy, Run, Managed]),
+        ("send_lat_cm", "ib_send_lat -n 100 -s 64 -R", Both, 0, 0, &[Managed]),
+    ]
+};
+
+fn perftest(gid: u32, &(name, line, who, posts, size, traits): &Perftest) -> Program {
+    let has = |wanted| traits.contains(&wanted);
+    let (one, none) = match has(Trait::Managed) {
+        true => (Posted::Wire, Posted::Wire),
+        false => (exactly(posts, posts * size), exactly(0, 0)),
     };
     let server = match who {
         Who::Client => none,
         Who::Both => one,
     };
+    let ready = match has(Trait::Managed) {
+        true => Ready::Management,
+        false => Ready::Port(18515),
+    };
     let line = |device: usize, to: &str| format!("{line} -d {} -x {gid} -F {to}", DEVICES[device]);
     Program {
         name: name.into(),
         profile: "perftest",
-        through: Through::Preload,
-        server: Some((Side::new(&line(0, ""), server), Ready::Port(18515))),
+        through: match has(Trait::Run) {
+            true => Through::Run,
+            false => Through::Preload,
+        },
+        server: Some((Side::new(&line(0, ""), server), ready)),
         client: Side::new(&line(1, ADDRESSES[0]), one),
-        must_defer: false,
-        dscp: Some(P2D),
-        datagram_dscp: None,
+        must_defer: has(Trait::Greedy),
+        dscp: (!has(Trait::Datagram)).then_some(P2D),
+        datagram_dscp: has(Trait::Datagram).then_some(0),
         all_cross: true,
         limit: LIMIT,
     }
 }
 
+const fn exactly(work_requests: u64, bytes: u64) -> Posted {
+    Posted::Exactly {
+        work_requests,
+        bytes,
+    }
+}
+
 fn perftests(gid: u32) -> Vec<Program> {
-    const K64: u64 = 65536;
-    let test = |name, line, who, posts, size| perftest(gid, name, line, who, posts, size);
-    let greedy = |name, line, who, posts, size| Program {
-        must_defer: true,
-        ..test(name, line, who, posts, size)
-    };
-    let through_run = |program: Program| Program {
-        through: Through::Run,
-        ..program
-    };
-    use Who::{Both, Client};
-    // Woken for each completion, an emulated processor may be slower than the rate that is enforced.
-    let leisurely = |program: Program| Program {
-        must_defer: false,
-        ..program
-    };
-    let managed = |program: Program| {
-        // Parameters and barriers go over RDMA, too; how many, only the wire tells.
-        let wire = |side: Side| Side {
-            posted: Posted::Wire,
-            ..side
-        };
-        Program {
-            server: program
-                .server
-                .map(|(side, _)| (wire(side), Ready::Management)),
-            client: wire(program.client),
-            ..program
-        }
-    };
-    vec![
-        through_run(greedy("write_bw", "ib_write_bw -n 160", Client, 160, K64)),
-        greedy("write_bw_4_qps", "ib_write_bw -n 50 -q 4", Client, 200, K64),
-        greedy(
-            "write_bw_post_list",
-            "ib_write_bw -n 160 -l 16",
-            Client,
-            160,
-            K64,
-        ),
-        greedy(
-            "write_bw_cq_mod",
-            "ib_write_bw -n 160 -Q 20",
-            Client,
-            160,
-            K64,
-        ),
-        // So few bytes that there need not be a moment at which one waits.
-        test(
-            "write_bw_inline",
-            "ib_write_bw -n 1000 -s 64 -I 64",
-            Client,
-            1000,
-            64,
-        ),
-        greedy(
-            "write_bw_both_ways",
-            "ib_write_bw -n 100 -b",
-            Both,
-            100,
-            K64,
-        ),
-        greedy("write_bw_uc", "ib_write_bw -n 160 -c UC", Client, 160, K64),
-        test("write_lat", "ib_write_lat -n 100 -s 8", Both, 100, 8),
-        test(
-            "write_lat_uc_inline",
-            "ib_write_lat -n 100 -s 64 -c UC -I 64",
-            Both,
-            100,
-            64,
-        ),
-        through_run(greedy("read_bw", "ib_read_bw -n 160", Client, 160, K64)),
-        leisurely(greedy(
-            "read_bw_events",
-            "ib_read_bw -n 160 -e",
-            Client,
-            160,
-            K64,
-        )),
-        test("read_lat", "ib_read_lat -n 100 -s 4096", Client, 100, 4096),
-        greedy("send_bw", "ib_send_bw -n 160", Client, 160, K64),
-        leisurely(greedy(
-            "send_bw_events",
-            "ib_send_bw -n 160 -e",
-            Client,
-            160,
-            K64,
-        )),
-        greedy(
-            "send_bw_list_qps",
-            "ib_send_bw -n 96 -l 8 -q 2",
-            Client,
-            192,
-            K64,
-        ),
-        Program {
-            dscp: None,
-            datagram_dscp: Some(0),
-            ..test(
-                "send_bw_ud",
-                "ib_send_bw -n 300 -c UD -s 2048",
-                Client,
-                300,
-                2048,
-            )
-        },
-        test("send_lat", "ib_send_lat -n 100 -s 64", Both, 100, 64),
-        test(
-            "send_lat_events",
-            "ib_send_lat -n 100 -s 64 -e",
-            Both,
-            100,
-            64,
-        ),
-        test("atomic_bw", "ib_atomic_bw -n 200", Client, 200, 8),
-        test("atomic_lat", "ib_atomic_lat -n 100", Client, 100, 8),
-        through_run(managed(greedy(
-            "write_bw_cm",
-            "ib_write_bw -n 160 -R",
-            Client,
-            0,
-            0,
-        ))),
-        managed(test(
-            "send_lat_cm",
-            "ib_send_lat -n 100 -s 64 -R",
-            Both,
-            0,
-            0,
-        )),
-    ]
+    PERFTESTS.iter().map(|test| perftest(gid, test)).collect()
 }
 
 /// Programs over frameworks: what they post for a message is the framework's affair.

@@ -13,8 +13,8 @@
 //! (a `laxityd` per host and `laxity run` on both ends), the collective alone once more. Each
 //! repetition has other arrivals.
 
-mod cast;
 mod outcome;
+mod programs;
 mod verdict;
 
 use std::collections::BTreeMap;
@@ -25,10 +25,10 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
-use self::cast::Cast;
 pub use self::outcome::{
     Contention, Deadlines, PhaseOutcome, Repetition, Rounds, ShimReport, Slowdown,
 };
+use self::programs::PhasePrograms;
 pub use self::verdict::{UNDER_LAXITY_MAX, UNSCHEDULED_MIN, Verdict};
 use crate::vm::counters::{PortCounters, RouterCounters};
 use crate::vm::guest::Guest;
@@ -245,7 +245,7 @@ fn play(
 ) -> anyhow::Result<PhaseOutcome> {
     let folder = Path::new(FOLDER).join(format!("{phase:?}-{seed}-{attempt}"));
     fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-    let cast = Cast {
+    let started = PhasePrograms {
         guest,
         programs,
         config,
@@ -256,19 +256,19 @@ fn play(
         limit: Duration::from_secs_f64(60.0 + 6.0 * config.seconds),
     };
     let daemons = match phase {
-        Phase::Laxity => cast.daemons()?,
+        Phase::Laxity => started.daemons()?,
         _ => Vec::new(),
     };
-    let bulk = phase.has_bulk().then(|| cast.bulk()).transpose()?;
+    let bulk = phase.has_bulk().then(|| started.bulk()).transpose()?;
     let before = guest.counters()?;
     let again_before = retransmissions()?;
     let busy_before = busy()?;
-    let bulk = bulk.map(cast::Bulk::go).transpose()?;
+    let bulk = bulk.map(programs::Bulk::go).transpose()?;
     let collective = match phase.has_collective() {
-        true => Some(cast.collective()?),
+        true => Some(started.collective()?),
         false => None,
     };
-    let rounds = collective.map(cast::Pair::finish_rounds).transpose()?;
+    let rounds = collective.map(programs::Pair::finish_rounds).transpose()?;
     let (p2d, reads) = match bulk {
         Some(bulk) => {
             let (p2d, reads) = bulk.finish()?;
@@ -296,7 +296,7 @@ fn play(
         drops: drops(&after) - drops(&before),
         retransmissions: retransmissions()? - again_before,
         busy_processors: (busy_after.0 - busy_before.0) / (busy_after.1 - busy_before.1).max(1e-3),
-        shim: cast.reports()?,
+        shim: started.reports()?,
         daemon_warnings,
     })
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::catalogue;
 use super::daemon::{Daemon, status};
-use super::pair::{await_ready, read_report, task};
+use super::pair::{LibraryReport, await_ready, read_report, task};
 use super::program::{Posted, Program, Ready, Side, Through};
 use super::{Matrix, Programs};
 use crate::vm::guest::Guest;
@@ -179,17 +179,32 @@ fn daemon_killed(
             .push("it had ended before the daemon was killed".into());
     }
     let line = read_report(REPORT)?.context("the library wrote no report")?;
-    let stated = match program.client.posted {
-        Posted::Exactly { bytes, .. } => bytes,
-        _ => stated_bytes(&client.stdout),
-    };
     fault.bypassed_bytes = line.bypassed_bytes;
     fault.scheduled_bytes = line.scheduled_bytes;
     fault.seen = format!(
         "{} bytes posted; {before} permitted by the first daemon, {after} permitted by the second",
         line.bytes
     );
-    // A transport that gives up under the burst has Mooncake post the same slices again, and say so.
+    if line.reattaches == 0 || after == 0 {
+        fault.failures.push("the new daemon was not found".into());
+    }
+    check_bytes_over_a_restart(program, &client, &line, fault);
+    Ok(())
+}
+
+/// Each byte that the program says it posted went out once, some of it without a daemon.
+fn check_bytes_over_a_restart(
+    program: &Program,
+    client: &TaskReport,
+    line: &LibraryReport,
+    fault: &mut Fault,
+) {
+    let stated = match program.client.posted {
+        Posted::Exactly { bytes, .. } => bytes,
+        _ => stated_bytes(&client.stdout),
+    };
+    // A transport that gives up under the burst makes Mooncake post the same slices again, and it
+    // says so.
     let again = line.bytes.saturating_sub(stated);
     if again > 0 && client.stderr.contains(POSTS_AGAIN) {
         let _ = write!(fault.seen, "; {again} bytes posted again by the program");
@@ -211,10 +226,6 @@ fn daemon_killed(
             i128::from(line.bytes) - i128::from(line.bypassed_bytes + line.scheduled_bytes)
         );
     }
-    if line.reattaches == 0 || after == 0 {
-        fault.failures.push("the new daemon was not found".into());
-    }
-    Ok(())
 }
 
 fn stated_bytes(stdout: &str) -> u64 {

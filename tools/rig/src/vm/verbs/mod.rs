@@ -159,16 +159,16 @@ fn run_matrix(
         bail!("no program or fault `{unknown}`; `laxity lab verbs --list` lists them");
     }
     let daemon = Daemon::start(guest, programs)?;
-    if !run_programs(guest, programs, matrix, report)? {
-        return guest.say(&format!("laxityd's log: {}", daemon.log()));
+    let go_on = run_programs(guest, programs, matrix, report)?
+        && plugin::run_all(guest, programs, matrix, &mut report.plugin)?;
+    if go_on {
+        report.pyverbs = pyverbs::run(guest, programs, matrix)?;
     }
-    if !plugin::run_all(guest, programs, matrix, &mut report.plugin)? {
-        return guest.say(&format!("laxityd's log: {}", daemon.log()));
-    }
-    report.pyverbs = pyverbs::run(guest, programs, matrix)?;
-    let failed = report.pyverbs.as_ref().is_some_and(|suite| !suite.passed);
-    if failed && !matrix.keep_going {
-        return guest.say(&format!("laxityd's log: {}", daemon.log()));
+    if report.failed() {
+        guest.say(&format!("laxityd's log: {}", daemon.log()))?;
+        if !matrix.keep_going {
+            return Ok(());
+        }
     }
     let mut daemon = Some(daemon);
     for name in faults::NAMES {

@@ -25,7 +25,7 @@ pub(super) const ATTACH_MS: &str = "5000";
 
 /// One line of the library's report.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub(super) struct Line {
+pub(super) struct LibraryReport {
     pub(super) work_requests: u64,
     pub(super) bytes: u64,
     pub(super) deferred: u64,
@@ -39,13 +39,14 @@ pub(super) struct Line {
 }
 
 /// The sum of a report's lines; `None` if there is no report.
-pub(super) fn read_report(path: &str) -> anyhow::Result<Option<Line>> {
+pub(super) fn read_report(path: &str) -> anyhow::Result<Option<LibraryReport>> {
     let Ok(text) = fs::read_to_string(path) else {
         return Ok(None);
     };
-    let mut sum = Line::default();
+    let mut sum = LibraryReport::default();
     for line in text.lines() {
-        let line: Line = serde_json::from_str(line).with_context(|| format!("{path}: {line}"))?;
+        let line: LibraryReport =
+            serde_json::from_str(line).with_context(|| format!("{path}: {line}"))?;
         sum.work_requests += line.work_requests;
         sum.bytes += line.bytes;
         sum.deferred += line.deferred;
@@ -247,7 +248,7 @@ fn judge(
     crossed: &Crossed,
     report: &mut ProgramReport,
 ) -> anyhow::Result<()> {
-    let mut total = Line::default();
+    let mut total = LibraryReport::default();
     let sides = [
         program
             .server
@@ -297,7 +298,7 @@ fn judge(
 fn check_posted(
     who: &str,
     posted: Posted,
-    line: &Line,
+    line: &LibraryReport,
     task: &TaskReport,
     report: &mut ProgramReport,
 ) {
@@ -341,7 +342,12 @@ fn check_posted(
 }
 
 /// What holds for both sides together.
-fn check_totals(program: &Program, total: &Line, crossed: &Crossed, report: &mut ProgramReport) {
+fn check_totals(
+    program: &Program,
+    total: &LibraryReport,
+    crossed: &Crossed,
+    report: &mut ProgramReport,
+) {
     let mut fail = |why: String| report.failures.push(why);
     if total.work_requests + total.passed_work_requests == 0 {
         fail("no work request passed through the library".into());

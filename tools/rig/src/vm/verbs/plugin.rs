@@ -262,7 +262,7 @@ struct Sends {
 
 /// A line of a report: the plugin's or the preload library's.
 #[derive(Debug, Default, Deserialize)]
-struct Line {
+struct LibraryReport {
     #[serde(default)]
     library: String,
     #[serde(default)]
@@ -303,8 +303,9 @@ fn start_ranks(
     (0..ranks).map(start).collect()
 }
 
-/// An all-to-all under the daemon: every byte is under a permit, in the class of collectives, and some had to wait. With the
-/// preload library in the same processes it must be the same, and that must have seen none of it.
+/// An all-to-all under the daemon: every byte is under a permit, in the class of collectives, and
+/// some had to wait. With the preload library in the same processes the same holds, and the library
+/// sees none of the plugin's work requests.
 fn rounds(
     guest: &Guest,
     nccl: &Nccl,
@@ -327,9 +328,8 @@ fn rounds(
     for (rank, running) in running.into_iter().enumerate() {
         let ended = running.wait();
         if !ended.succeeded() {
-            report
-                .failures
-                .push(format!("rank {rank}: {}", said(&ended)));
+            let why = format!("rank {rank}: {}", said(&ended));
+            report.failures.push(why);
         }
     }
     let crossed = capture.take()?;
@@ -338,82 +338,88 @@ fn rounds(
         return Ok(());
     }
     let text = fs::read_to_string(REPORT).context("nobody wrote a report")?;
-    let lines: Vec<Line> = text
-        .lines()
+    let reports = (text.lines())
         .map(|line| serde_json::from_str(line).with_context(|| format!("a report: {line}")))
-        .collect::<anyhow::Result<_>>()?;
-    let (plugin, shim): (Vec<Line>, Vec<Line>) = lines
+        .collect::<anyhow::Result<Vec<LibraryReport>>>()?;
+    let (plugin, shim): (Vec<_>, Vec<_>) = reports
         .into_iter()
         .partition(|line| line.library == "nccl-net");
-    let total = RANKS * (RANKS - 1) * ROUNDS * BYTES;
-    let sum =
-        |of: fn(&Sends) -> u64| -> u64 { plugin.iter().flat_map(|line| &line.sends).map(of).sum() };
-    let received: u64 = plugin.iter().map(|line| line.received_bytes).sum();
-    let mut fail = |wrong: bool, why: String| {
-        if wrong {
-            report.failures.push(why);
-        }
-    };
-    let by_verbs = plugin.iter().filter(|line| line.network == "verbs").count();
-    fail(
-        by_verbs != RANKS as usize,
-        format!("{by_verbs} of {RANKS} ranks used verbs"),
-    );
-    let bytes = sum(|sends| sends.bytes);
-    fail(
-        bytes != total || received != total,
-        format!("{total} bytes were sent; the plugin counted {bytes} sent and {received} received"),
-    );
-    fail(
-        sum(|sends| sends.bypassed + sends.overdue) > 0,
-        format!(
-            "{} messages went unscheduled, {} of them because no permit came; without a daemon for {} ms in all, found again {} times",
-            sum(|sends| sends.bypassed),
-            sum(|sends| sends.overdue),
-            plugin.iter().map(|line| line.unscheduled_ns).sum::<u64>() / 1_000_000,
-            plugin.iter().map(|line| line.reattaches).sum::<u64>(),
-        ),
-    );
-    let deferred = sum(|sends| sends.deferred);
-    fail(deferred == 0, "no message waited for a permit".into());
-    let wrong_class = |sends: &&Sends| sends.dscp != COLLECTIVE;
-    let misclassed = plugin
-        .iter()
-        .flat_map(|line| &line.sends)
-        .filter(wrong_class)
-        .count();
-    fail(
-        misclassed > 0,
-        "messages were sent in another class than collectives'".into(),
-    );
-    let seen: Vec<u8> = crossed.connected.iter().copied().collect();
-    fail(
-        seen != [COLLECTIVE],
-        format!("on the wire were DSCPs {seen:?}, not {COLLECTIVE} alone"),
-    );
+    let bytes = RANKS * (RANKS - 1) * ROUNDS * BYTES;
+    report.failures.extend(wrong_sends(&plugin, RANKS, bytes));
+    let classes: Vec<u8> = crossed.connected.iter().copied().collect();
+    if classes != [COLLECTIVE] {
+        let why = format!("on the wire were DSCPs {classes:?}, not {COLLECTIVE} alone");
+        report.failures.push(why);
+    }
     if preload.is_some() {
-        fail(
-            shim.len() != RANKS as usize,
-            format!("the preload library was in {} of {RANKS} ranks", shim.len()),
-        );
-        let scheduled: u64 = shim
-            .iter()
-            .map(|line| line.work_requests + line.passed_work_requests)
-            .sum();
-        fail(
-            scheduled > 0,
-            format!(
-                "the preload library took {scheduled} of the plugin's work requests for a program's"
-            ),
-        );
+        report.failures.extend(wrong_preload(&shim, RANKS));
     }
     report.cases = 1;
     report.seen = format!(
-        "{} messages, {deferred} waited, {} of them on the wire",
-        sum(|sends| sends.messages),
+        "{} messages, {} waited, {} of them on the wire",
+        sum(&plugin, |sends| sends.messages),
+        sum(&plugin, |sends| sends.deferred),
         crossed.messages
     );
     Ok(())
+}
+
+fn sum(plugin: &[LibraryReport], of: fn(&Sends) -> u64) -> u64 {
+    plugin.iter().flat_map(|line| &line.sends).map(of).sum()
+}
+
+/// What the plugin's own reports say that they should not, if `ranks` sent `total` bytes.
+fn wrong_sends(plugin: &[LibraryReport], ranks: u64, total: u64) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let by_verbs = plugin.iter().filter(|line| line.network == "verbs").count();
+    if by_verbs as u64 != ranks {
+        wrong.push(format!("{by_verbs} of {ranks} ranks used verbs"));
+    }
+    let sent = sum(plugin, |sends| sends.bytes);
+    let received: u64 = plugin.iter().map(|line| line.received_bytes).sum();
+    if sent != total || received != total {
+        wrong.push(format!(
+            "{total} bytes were sent; the plugin counted {sent} sent and {received} received"
+        ));
+    }
+    let bypassed = sum(plugin, |sends| sends.bypassed);
+    let overdue = sum(plugin, |sends| sends.overdue);
+    if bypassed + overdue > 0 {
+        wrong.push(format!(
+            "{bypassed} messages went unscheduled, {overdue} of them because no permit came; \
+             without a daemon for {} ms in all, found again {} times",
+            plugin.iter().map(|line| line.unscheduled_ns).sum::<u64>() / 1_000_000,
+            plugin.iter().map(|line| line.reattaches).sum::<u64>(),
+        ));
+    }
+    if sum(plugin, |sends| sends.deferred) == 0 {
+        wrong.push("no message waited for a permit".into());
+    }
+    let mut sends = plugin.iter().flat_map(|line| &line.sends);
+    if sends.any(|sends| sends.dscp != COLLECTIVE) {
+        wrong.push("messages were sent in another class than collectives'".into());
+    }
+    wrong
+}
+
+/// What the preload library's reports say that they should not, if it is in `ranks` processes
+/// whose only work requests are the plugin's.
+fn wrong_preload(shim: &[LibraryReport], ranks: u64) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let present = shim.len();
+    if present as u64 != ranks {
+        wrong.push(format!(
+            "the preload library was in {present} of {ranks} ranks"
+        ));
+    }
+    let taken = |line: &LibraryReport| line.work_requests + line.passed_work_requests;
+    let taken: u64 = shim.iter().map(taken).sum();
+    if taken > 0 {
+        wrong.push(format!(
+            "the preload library took {taken} of the plugin's work requests for a program's"
+        ));
+    }
+    wrong
 }
 
 /// MiB/s of `nccl_perf`, one connection.

@@ -44,19 +44,19 @@ impl VerbsReport {
             || self.contention.is_some()
             || self.plugin_contention.is_some()
             || self.overhead.is_some();
-        ran && self.programs.iter().all(|program| program.passed)
-            && self.faults.iter().all(|fault| fault.passed)
-            && self.plugin.iter().all(|case| case.passed)
-            && self.pyverbs.as_ref().is_none_or(|suite| suite.passed)
-            && self.contention.as_ref().is_none_or(Contention::passed)
-            && self
-                .plugin_contention
-                .as_ref()
-                .is_none_or(Contention::passed)
-            && self
-                .overhead
-                .as_ref()
-                .is_none_or(|overhead| overhead.passed)
+        ran && !self.failed()
+    }
+
+    /// Whether anything that was run failed.
+    #[must_use]
+    pub fn failed(&self) -> bool {
+        let contention = [&self.contention, &self.plugin_contention];
+        self.programs.iter().any(|program| !program.passed)
+            || self.faults.iter().any(|fault| !fault.passed)
+            || self.plugin.iter().any(|case| !case.passed)
+            || self.pyverbs.iter().any(|suite| !suite.passed)
+            || (contention.into_iter().flatten()).any(|it| !it.passed())
+            || self.overhead.iter().any(|overhead| !overhead.passed)
     }
 }
 
@@ -114,98 +114,98 @@ fn new_table(header: &[&str], first_number: usize, last_number: usize) -> Table 
     table
 }
 
+/// Rows of one kind: the name, whether it passed, seconds, and what was seen.
+fn cases<'a>(
+    kind: &str,
+    rows: impl Iterator<Item = (&'a str, bool, f64, &'a str)>,
+) -> Option<String> {
+    let mut table = new_table(&[kind, "", "s", "what was seen"], 2, 2);
+    for (name, passed, seconds, seen) in rows {
+        table.add_row([name, mark(passed), &format!("{seconds:.1}"), seen]);
+    }
+    (!table.is_empty()).then(|| table.to_string())
+}
+
+fn programs(report: &VerbsReport) -> Option<String> {
+    let header = ["program", "", "WRs", "deferred", "bytes", "DSCP", "s"];
+    let mut table = new_table(&header, 2, 6);
+    for program in &report.programs {
+        let dscp: Vec<String> = program.dscp.iter().map(ToString::to_string).collect();
+        table.add_row([
+            program.name.clone(),
+            mark(program.passed).into(),
+            (program.work_requests + program.passed_work_requests).to_string(),
+            program.deferred.to_string(),
+            program.wire_bytes.max(program.bytes).to_string(),
+            dscp.join(","),
+            format!("{:.1}", program.seconds),
+        ]);
+    }
+    (!table.is_empty()).then(|| table.to_string())
+}
+
+fn faults(report: &VerbsReport) -> Option<String> {
+    let mut table = new_table(&["fault", "", "bypassed bytes", "s", "what was seen"], 2, 3);
+    for fault in &report.faults {
+        table.add_row([
+            fault.name.clone(),
+            mark(fault.passed).into(),
+            fault.bypassed_bytes.to_string(),
+            format!("{:.1}", fault.seconds),
+            fault.seen.clone(),
+        ]);
+    }
+    (!table.is_empty()).then(|| table.to_string())
+}
+
+fn overhead(report: &VerbsReport) -> Option<String> {
+    let header = [
+        "overhead", "", "without", "with", "change %", "spread %", "pairs",
+    ];
+    let mut table = new_table(&header, 2, 6);
+    for row in &report.overhead.as_ref()?.rows {
+        table.add_row([
+            row.name.clone(),
+            row.unit.clone(),
+            format!("{:.2}", row.without_median),
+            format!("{:.2}", row.with_median),
+            format!("{:+.1}", row.change_percent),
+            format!("{:.1}", row.spread_percent),
+            row.pairs.to_string(),
+        ]);
+    }
+    Some(table.to_string())
+}
+
+/// Each failure with the name of what failed.
+fn failures(report: &VerbsReport) -> impl Iterator<Item = String> {
+    let programs = (report.programs.iter()).map(|program| (&*program.name, &program.failures));
+    let plugin = (report.plugin.iter()).map(|case| (&*case.name, &case.failures));
+    let suite = (report.pyverbs.iter()).map(|suite| ("pyverbs", &suite.failures));
+    let faults = (report.faults.iter()).map(|fault| (&*fault.name, &fault.failures));
+    (programs.chain(plugin).chain(suite).chain(faults))
+        .flat_map(|(name, failures)| failures.iter().map(move |why| format!("{name}: {why}")))
+}
+
 /// The report for people.
 #[must_use]
 pub fn table(report: &VerbsReport) -> String {
-    let mut parts = Vec::new();
-    if !report.programs.is_empty() {
-        let header = ["program", "", "WRs", "deferred", "bytes", "DSCP", "s"];
-        let mut table = new_table(&header, 2, 6);
-        for program in &report.programs {
-            let dscp: Vec<String> = program.dscp.iter().map(ToString::to_string).collect();
-            table.add_row([
-                program.name.clone(),
-                mark(program.passed).into(),
-                (program.work_requests + program.passed_work_requests).to_string(),
-                program.deferred.to_string(),
-                program.wire_bytes.max(program.bytes).to_string(),
-                dscp.join(","),
-                format!("{:.1}", program.seconds),
-            ]);
-        }
-        parts.push(table.to_string());
-    }
-    if !report.plugin.is_empty() {
-        let mut table = new_table(&["NCCL plugin", "", "s", "what was seen"], 2, 2);
-        for case in &report.plugin {
-            table.add_row([
-                case.name.clone(),
-                mark(case.passed).into(),
-                format!("{:.1}", case.seconds),
-                case.seen.clone(),
-            ]);
-        }
-        parts.push(table.to_string());
-    }
-    if let Some(suite) = &report.pyverbs {
-        let mut table = new_table(&["test suite", "", "s", "what was seen"], 2, 2);
-        table.add_row([
-            "pyverbs".into(),
-            mark(suite.passed).into(),
-            format!("{:.1}", suite.seconds),
-            suite.seen.clone(),
-        ]);
-        parts.push(table.to_string());
-    }
-    if !report.faults.is_empty() {
-        let mut table = new_table(&["fault", "", "bypassed bytes", "s", "what was seen"], 2, 3);
-        for fault in &report.faults {
-            table.add_row([
-                fault.name.clone(),
-                mark(fault.passed).into(),
-                fault.bypassed_bytes.to_string(),
-                format!("{:.1}", fault.seconds),
-                fault.seen.clone(),
-            ]);
-        }
-        parts.push(table.to_string());
-    }
-    if let Some(contention) = &report.contention {
-        parts.push(contention.to_string());
-    }
-    if let Some(contention) = &report.plugin_contention {
-        parts.push(format!(
-            "The collective is the NCCL plugin's:\n{contention}"
-        ));
-    }
-    if let Some(overhead) = &report.overhead {
-        let header = [
-            "overhead", "", "without", "with", "change %", "spread %", "pairs",
-        ];
-        let mut table = new_table(&header, 2, 6);
-        for row in &overhead.rows {
-            table.add_row([
-                row.name.clone(),
-                row.unit.clone(),
-                format!("{:.2}", row.without_median),
-                format!("{:.2}", row.with_median),
-                format!("{:+.1}", row.change_percent),
-                format!("{:.1}", row.spread_percent),
-                row.pairs.to_string(),
-            ]);
-        }
-        parts.push(table.to_string());
-    }
-    let suite = String::from("pyverbs");
-    let failures = (report.programs.iter())
-        .map(|program| (&program.name, &program.failures))
-        .chain((report.plugin.iter()).map(|case| (&case.name, &case.failures)))
-        .chain((report.pyverbs.iter()).map(|of| (&suite, &of.failures)))
-        .chain((report.faults.iter()).map(|fault| (&fault.name, &fault.failures)));
-    for (name, failures) in failures {
-        for failure in failures {
-            parts.push(format!("{name}: {failure}"));
-        }
-    }
+    let plugin = (report.plugin.iter()).map(|c| (&*c.name, c.passed, c.seconds, &*c.seen));
+    let suite = (report.pyverbs.iter()).map(|s| ("pyverbs", s.passed, s.seconds, &*s.seen));
+    let with_plugin = report.plugin_contention.as_ref();
+    let parts = [
+        programs(report),
+        cases("NCCL plugin", plugin),
+        cases("test suite", suite),
+        faults(report),
+        report.contention.as_ref().map(ToString::to_string),
+        with_plugin.map(|it| format!("The collective is the NCCL plugin's:\n{it}")),
+        overhead(report),
+    ];
+    let parts: Vec<String> = parts
+        .into_iter()
+        .flatten()
+        .chain(failures(report))
+        .collect();
     parts.join("\n\n")
 }

@@ -15,7 +15,7 @@ use laxity_rig::vm::verbs::plugin::Nccl;
 use laxity_rig::vm::verbs::{self, Matrix, Programs, VerbsConfig, VerbsReport, prepare};
 use laxity_rig::vm::{self, Input, Job, Stream, VmConfig};
 
-use crate::library;
+use laxity_cli::library;
 
 pub(crate) const HELP: &str = "\
 Boots the SoftRoCE lab once and runs each program unmodified, with the library preloaded on both sides, under

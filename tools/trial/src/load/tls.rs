@@ -1,16 +1,17 @@
 //! How the load's daemons prove who they are: with one certificate that names them all, or, to a coordinator of the load's
 //! own, each with one of a CA that ends with the load.
 
+use std::collections::HashSet;
 use std::ffi::CStr;
 use std::path::PathBuf;
 
 use laxity_credentials::Certificates;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use super::host;
 use super::own::Handed;
 use crate::certs::{self, Authority, CertsError, Subject};
-use crate::server::access::{Role, roles};
 
 /// The name in the certificate of the load's own coordinator.
 const OWN_NAME: &str = "localhost";
@@ -43,13 +44,11 @@ impl Identities {
         let cert = Certificates::read("--cert", &files.cert).map_err(text)?;
         let key = laxity_credentials::read("--key", &files.key).map_err(text)?;
         let leaf = &cert.all[0];
-        let named = roles(leaf);
-        let missing = (0..daemons)
-            .map(host)
-            .find(|host| !named.contains(&Role::Daemon(host.clone())));
-        if let Some(missing) = missing {
+        let named = uris(leaf);
+        let wanted = Subject::Load(daemons).uris();
+        if let Some(missing) = wanted.iter().find(|uri| !named.contains(*uri)) {
             return Err(format!(
-                "{} does not name laxity://daemon/{missing}, one of the {daemons} daemons of this load; make one that does with `laxity certs --load {daemons}`, or take fewer --daemons",
+                "{} does not name {missing}, one of the {daemons} daemons of this load; make one that does with `laxity certs --load {daemons}`, or take fewer --daemons",
                 files.cert.display()
             ));
         }
@@ -104,6 +103,23 @@ impl Identities {
             None => tls,
         }
     }
+}
+
+/// The URIs that a certificate names. Empty if the certificate cannot be read.
+fn uris(certificate_der: &[u8]) -> HashSet<String> {
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate_der) else {
+        return HashSet::new();
+    };
+    let Ok(Some(names)) = certificate.subject_alternative_name() else {
+        return HashSet::new();
+    };
+    let names = names.value.general_names.iter();
+    names
+        .filter_map(|name| match name {
+            GeneralName::URI(uri) => Some((*uri).to_owned()),
+            _ => None,
+        })
+        .collect()
 }
 
 #[cfg(test)]

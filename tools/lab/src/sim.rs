@@ -21,9 +21,9 @@ use laxity_sim::requests;
 use laxity_sim::run::{self, Simulate};
 use laxity_sim::scenario::Scenario;
 
-use crate::host;
-use crate::output::{put, say};
 use args::{Changes, Execution, Keeping};
+use laxity_cli::output::{put, say};
+use laxity_cli::table::table as new_table;
 use results::{Destinations, Folder};
 
 /// The commands of the simulator.
@@ -350,7 +350,7 @@ fn reproduce(args: &MfsArgs, simulate: &Simulate<'_>) -> Result<ExitCode> {
 
 fn plans(args: &PlansArgs) -> Result<()> {
     let Some(name) = &args.show else {
-        let mut rows = host::table(&["plan", "runs", "question"]);
+        let mut rows = new_table(&["plan", "runs", "question"]);
         for found in built_in().iter().filter(|plan| !plan.is_part) {
             let plan = Plan::load(found.name)?;
             let runs = plan.points().len() * plan.variants.len() * plan.seeds.len();
@@ -368,7 +368,7 @@ fn plans(args: &PlansArgs) -> Result<()> {
 }
 
 fn fields(args: &FieldsArgs) -> Result<()> {
-    let mut rows = host::table(&["field", "default", "words"]);
+    let mut rows = new_table(&["field", "default", "words"]);
     let mut any = false;
     for field in laxity_sim::plan::fields() {
         if args

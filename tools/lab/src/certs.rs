@@ -1,5 +1,5 @@
 //! `laxity certs`: a CA and certificates for a trial. Arguments, and what to do with what was made; the making is
-//! `laxity_coordinator::certs`.
+//! `laxity_trial::certs`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::{ArgGroup, Args};
-use laxity_coordinator::certs::{DAYS_DEFAULT, DAYS_MAX, LOAD_DAEMONS_MAX, Made, Subject, make};
+use laxity_trial::certs::{DAYS_DEFAULT, DAYS_MAX, LOAD_DAEMONS_MAX, Made, Subject, make};
 use serde::Serialize;
 
-use crate::host::table;
-use crate::output::{put, say};
+use laxity_cli::output::{put, say};
+use laxity_cli::table::table;
 
 /// Said after the options.
 pub(crate) const HELP: &str = "\

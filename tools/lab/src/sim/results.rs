@@ -9,7 +9,7 @@ use laxity_sim::plan::Plan;
 use laxity_sim::report::{Report, csv, json, page, table};
 use laxity_sim::run::Timing;
 
-use crate::output::{self, put, say};
+use laxity_cli::output::{self, put, say};
 
 /// Files that a report is written to.
 #[derive(Args, Debug, Default)]

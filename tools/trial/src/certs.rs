@@ -90,7 +90,7 @@ impl Subject {
         }
     }
 
-    fn uris(&self) -> Vec<String> {
+    pub(crate) fn uris(&self) -> Vec<String> {
         match self {
             Self::Daemon(name) | Self::Viewer(name) | Self::Operator(name) => {
                 vec![format!("laxity://{}/{name}", self.role())]

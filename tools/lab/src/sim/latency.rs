@@ -12,8 +12,8 @@ use laxity_sim::requests::latency_file::LatencyFile;
 use laxity_sim::requests::measured;
 use laxity_sim::requests::predictor::{Errors, Shape, Training, train, train_on};
 
-use crate::host;
-use crate::output::{check, replace, say};
+use laxity_cli::output::{check, replace, say};
+use laxity_cli::table;
 
 pub(super) const HELP: &str = "\
 Without --csv and --record it is trained on the simulator's roofline of a GPU and a model. On a machine
@@ -187,7 +187,7 @@ fn show(args: &TrainArgs, found: &LatencyFile) -> Result<()> {
             "errors": found.errors,
         }))?);
     }
-    let mut rows = host::table(&["what", "value"]);
+    let mut rows = table::table(&["what", "value"]);
     rows.add_row(["trained on", found.trained_on.as_str()]);
     rows.add_row([
         "forest".to_owned(),

@@ -9,8 +9,8 @@ use clap::{Args, Subcommand};
 use laxity_rig::config::{Collectives, Engine, LabConfig, WorkloadSource};
 use laxity_rig::{lab, report};
 
-use crate::output::{self, say};
 use crate::{contention, verbs, vm};
+use laxity_cli::output::{self, say};
 
 /// The commands of the lab.
 #[derive(Subcommand)]

@@ -11,8 +11,8 @@ use laxity_sim::scenario::Scenario;
 use laxity_sim::workload::{self, Summary};
 
 use super::args::Changes;
-use crate::host;
-use crate::output::{put, replace, say};
+use laxity_cli::output::{put, replace, say};
+use laxity_cli::table;
 use laxity_sim::plan::Plan;
 
 /// Arguments of `laxity sim models`.
@@ -77,7 +77,7 @@ pub(super) fn models(args: &ModelsArgs) -> Result<()> {
         "active",
         "KV bytes/token",
     ];
-    let mut rows = host::table(&header);
+    let mut rows = table::table(&header);
     for model in models {
         let billions = |n: u64| format!("{:.1} G", n as f64 / 1e9);
         let cache: u64 = (0..model.layers)
@@ -145,7 +145,7 @@ pub(super) fn workload(args: &WorkloadArgs) -> Result<()> {
         "reuse",
         "by request",
     ];
-    let mut rows = host::table(&header);
+    let mut rows = table::table(&header);
     for (scenario, summary) in &seen {
         let source = serde_json::to_value(scenario.workload.source)?;
         rows.add_row([

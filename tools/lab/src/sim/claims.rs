@@ -11,7 +11,7 @@ use laxity_sim::requests::latency_file::LatencyFile;
 use laxity_sim::requests::reproduction::{Options, Reproduction};
 use laxity_sim::requests::{PaperError, qoserve};
 
-use crate::output::{check, put, replace, say};
+use laxity_cli::output::{check, put, replace, say};
 
 /// Arguments of `laxity sim reproduce` for a paper about requests.
 #[derive(Args)]

@@ -2,12 +2,12 @@
 //! time of each phase. For `perf` and callgrind, and to compare on a machine that others use, too:
 //!
 //! ```text
-//! cargo run --release -p laxity-coordinator --example run_cost -- [HOSTS] [BATCHES] [EVENTS_PER_S] [RUNS]
+//! cargo run --release -p laxity-trial --example run_cost -- [HOSTS] [BATCHES] [EVENTS_PER_S] [RUNS]
 //! ```
 
 use laxity_coordinator::cluster::{Cluster, ClusterPolicy, Settings, Taken};
-use laxity_coordinator::load;
 use laxity_policy::{Span, Time};
+use laxity_trial::load;
 use laxity_wire::v1::{Event, Report, SnapshotPiece, event::Event as Kind};
 use nix::time::{ClockId, clock_gettime};
 

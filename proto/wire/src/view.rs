@@ -1,12 +1,14 @@
-//! What operators are shown, as JSON: the same of `laxity cluster … --json` and of the coordinator's page.
+//! The JSON that operators see, from `laxity cluster … --json` and on the coordinator's page.
 //!
-//! The messages of `laxity.v1.Operator` with the names spelled out and three departures: ids of batches and requests are
-//! strings, since they use all 64 bits and most readers of JSON keep 53; directions, levels and stages are words; what is
-//! absent is `null`, so that every key is always there.
+//! It has the messages of `laxity.v1.Operator` with the same names, and three differences. Ids of
+//! batches and requests are strings, since they use all 64 bits and most readers of JSON keep 53.
+//! Directions, levels and stages are words. An absent value is `null`, so that each key is always
+//! there.
 
 use laxity_policy::Stage;
-use laxity_wire::v1;
 use serde::Serialize;
+
+use crate::v1;
 
 /// `egress` or `ingress`.
 #[must_use]

@@ -11,7 +11,7 @@ use laxity_sim::report::findings::{self, Results, Section};
 use laxity_sim::run;
 
 use super::results::Folder;
-use crate::output::{self, say};
+use laxity_cli::output::{self, say};
 
 pub(super) const HELP: &str = "\
 A page is Markdown with marked blocks, each filled with a table from the results of one plan:

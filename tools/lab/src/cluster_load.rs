@@ -1,12 +1,12 @@
-//! `laxity cluster load`: arguments and output; the load itself is `laxity_coordinator::load`.
+//! `laxity cluster load`: arguments and output; the load itself is `laxity_trial::load`.
 
 use std::path::PathBuf;
 
 use clap::Args;
-use laxity_coordinator::load::{LoadError, LoadFiles, LoadPlan, LoadReport, LoadTls, run};
 use laxity_quantity::Nanos;
+use laxity_trial::load::{LoadError, LoadFiles, LoadPlan, LoadReport, LoadTls, run};
 
-use crate::output::{check, put, replace, say};
+use laxity_cli::output::{check, put, replace, say};
 
 /// What load to make.
 #[derive(Debug, Args)]

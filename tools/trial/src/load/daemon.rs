@@ -18,7 +18,7 @@ use super::{SETTINGS, hello};
 
 /// What a daemon has sent and not seen considered, and what came back.
 #[derive(Debug, Default)]
-pub(super) struct Book {
+pub(super) struct LoadedDaemon {
     sent: u64,
     pub(super) waiting: VecDeque<(u64, Instant)>,
     pub(super) samples_us: Vec<u32>,
@@ -32,11 +32,11 @@ pub(super) struct Book {
 #[derive(Clone)]
 pub(super) struct Daemon {
     outbound: mpsc::Sender<FromDaemon>,
-    book: Arc<Mutex<Book>>,
+    book: Arc<Mutex<LoadedDaemon>>,
 }
 
 impl Daemon {
-    pub(super) fn book(&self) -> MutexGuard<'_, Book> {
+    pub(super) fn book(&self) -> MutexGuard<'_, LoadedDaemon> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -9,7 +9,7 @@ fn certs(blocks: &str, out: &Path, more: &[&str]) -> Output {
     // The kernel answers EFBIG where it would send a signal that ends the process.
     Command::new("bash")
         .args(["-c", "trap '' XFSZ; ulimit -f \"$0\"; exec \"$@\"", blocks])
-        .arg(env!("CARGO_BIN_EXE_laxity"))
+        .arg(env!("CARGO_BIN_EXE_laxity-lab"))
         .args(["certs", "--out"])
         .arg(out)
         .args(more)

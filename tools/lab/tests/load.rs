@@ -11,7 +11,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The coordinator that a load starts is the one beside `laxity`.
 fn coordinator() -> PathBuf {
-    let laxity = Path::new(env!("CARGO_BIN_EXE_laxity"));
+    let laxity = Path::new(env!("CARGO_BIN_EXE_laxity-lab"));
     let beside = laxity.with_file_name("laxity-coordinator");
     assert!(
         beside.exists(),
@@ -35,8 +35,8 @@ impl Load {
         let folder = tempfile::tempdir().expect("a folder");
         let said = tempfile::tempdir().expect("a folder");
         let file = |name| fs::File::create(said.path().join(name)).expect("a file");
-        let child = Command::new(env!("CARGO_BIN_EXE_laxity"))
-            .args(["cluster", "load", "--daemons", "4", "--batches", "20"])
+        let child = Command::new(env!("CARGO_BIN_EXE_laxity-lab"))
+            .args(["cluster-load", "--daemons", "4", "--batches", "20"])
             .args(["--duration", "60s", "--json", "-"])
             .args(more)
             .env("TMPDIR", folder.path())

@@ -37,7 +37,7 @@ const MOONCAKE_STARTS_WITHIN: Duration = Duration::from_secs(90);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// A phase that is being played.
-pub(super) struct Cast<'a> {
+pub(super) struct PhasePrograms<'a> {
     pub(super) guest: &'a Guest,
     pub(super) programs: &'a Programs,
     pub(super) config: &'a ContentionConfig,
@@ -55,7 +55,7 @@ pub(super) struct Pair {
 
 /// Bulk programs that wait for their cue.
 pub(super) struct Bulk<'a> {
-    cast: &'a Cast<'a>,
+    programs: &'a PhasePrograms<'a>,
     p2d: Option<Pair>,
 }
 
@@ -69,7 +69,7 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-impl Cast<'_> {
+impl PhasePrograms<'_> {
     fn socket(&self, host: usize) -> String {
         text(&self.folder.join(format!("laxityd{host}.sock")))
     }
@@ -258,7 +258,10 @@ impl Cast<'_> {
             Some(python) => Some(self.mooncake(python)?),
             None => None,
         };
-        Ok(Bulk { cast: self, p2d })
+        Ok(Bulk {
+            programs: self,
+            p2d,
+        })
     }
 
     fn go_file(&self) -> std::path::PathBuf {
@@ -352,18 +355,18 @@ impl Cast<'_> {
 impl Bulk<'_> {
     /// Has them begin.
     pub(super) fn go(self) -> anyhow::Result<Playing> {
-        let cast = self.cast;
-        let go = cast.go_file();
+        let programs = self.programs;
+        let go = programs.go_file();
         let p2d = match self.p2d {
             Some(pair) => pair,
-            None => cast.pair(0, P2D_PORT, "write", &cast.config.p2d)?,
+            None => programs.pair(0, P2D_PORT, "write", &programs.config.p2d)?,
         };
         fs::write(&go, "").with_context(|| format!("writing {}", go.display()))?;
         // Other arrivals of each against the others with each seed.
-        let part = cast.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
-        let period = Duration::from_micros(cast.config.reads.period_us);
+        let part = programs.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
+        let period = Duration::from_micros(programs.config.reads.period_us);
         std::thread::sleep(period * part as u32 / 65536);
-        let reads = cast.pair(1, READS_PORT, "read", &cast.config.reads)?;
+        let reads = programs.pair(1, READS_PORT, "read", &programs.config.reads)?;
         Ok(Playing { p2d, reads })
     }
 }

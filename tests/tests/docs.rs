@@ -1,0 +1,574 @@
+//! The documentation holds what it promises: links, paths and cited sections exist, every page is in
+//! the book, and examples are accepted by the programs that they are for.
+//!
+//! A fenced block says by its second word which program reads it, such as `toml laxityd`
+//! ([`READERS`]). In blocks of `sh`, subcommands and flags of Laxity's programs have to exist.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::process::binary;
+
+/// Folders that hold no page of ours.
+const SKIPPED: &[&str] = &["target", ".git", "node_modules"];
+
+/// Pages that name files of the past on purpose.
+const HISTORY: &[&str] = &["CHANGELOG.md", "docs/glossary.md"];
+
+/// Second words of `toml` blocks: the program that reads such a file, and its arguments before the
+/// path. `mooncake-adapter`'s own tests read objectives.
+const READERS: &[(&str, &str, &[&str])] = &[
+    ("laxityd", "laxityd", &["--check-config", "--config"]),
+    (
+        "coordinator",
+        "laxity-coordinator",
+        &["--check", "--config"],
+    ),
+    ("profile", "laxity", &["profiles"]),
+    ("plan", "laxity", &["sim", "run", "--show-plan"]),
+    ("model", "laxity", &["sim", "models"]),
+    ("gpu", "laxity", GPU),
+    ("engine", "laxity-engine", &["check-config", "--config"]),
+];
+
+/// A second of a small cluster. The path follows the last `=`.
+const GPU: &[&str] = &[
+    "sim",
+    "sweep",
+    "--policies=fair",
+    "--seeds=1",
+    "--axis=workload.rate_per_gpu=0.1",
+    "--set=cluster.servers=4",
+    "--set=model.name=mixtral-8x7b",
+    "--set=model.ep=8",
+    "--set=workload.seconds=1",
+    "--set=cluster.gpu=",
+];
+
+/// Readers that are not programs of this workspace.
+const UNCHECKED: &[&str] = &["objectives"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("tests/ has a parent")
+        .to_owned()
+}
+
+/// A page: its path from the root of the repository, and its text.
+struct Page {
+    path: PathBuf,
+    text: String,
+}
+
+impl Page {
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+}
+
+/// A fenced block of a page.
+struct Block {
+    place: String,
+    info: Vec<String>,
+    text: String,
+}
+
+/// Files of the repository whose names end in one of `extensions`, in order.
+fn files(extensions: &[&str]) -> Vec<PathBuf> {
+    fn walk(folder: &Path, extensions: &[&str], found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).expect("a readable folder").flatten() {
+            let path = entry.path();
+            let name = entry.file_name();
+            if path.is_dir() {
+                if !SKIPPED.iter().any(|skipped| name == *skipped) {
+                    walk(&path, extensions, found);
+                }
+            } else if extensions
+                .iter()
+                .any(|e| path.extension().is_some_and(|own| own == *e))
+            {
+                found.push(path);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(&root(), extensions, &mut found);
+    found.sort();
+    found
+}
+
+fn pages() -> Vec<Page> {
+    files(&["md"])
+        .into_iter()
+        .map(|path| Page {
+            text: fs::read_to_string(&path).expect("a readable page"),
+            path: path
+                .strip_prefix(root())
+                .expect("below the root")
+                .to_owned(),
+        })
+        .collect()
+}
+
+/// The lines of a page outside fenced blocks, with their numbers.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut fenced = false;
+    text.lines().enumerate().filter_map(move |(number, line)| {
+        if line.trim_start().starts_with("```") {
+            fenced = !fenced;
+            return None;
+        }
+        (!fenced).then_some((number + 1, line))
+    })
+}
+
+fn blocks(page: &Page) -> Vec<Block> {
+    let mut found: Vec<Block> = Vec::new();
+    let mut open = false;
+    for (number, line) in page.text.lines().enumerate() {
+        let Some(info) = line.trim_start().strip_prefix("```") else {
+            if let Some(block) = found.last_mut().filter(|_| open) {
+                block.text.push_str(line);
+                block.text.push('\n');
+            }
+            continue;
+        };
+        open = !open;
+        if open {
+            found.push(Block {
+                place: format!("{}:{}", page.name(), number + 1),
+                info: info.split_whitespace().map(str::to_owned).collect(),
+                text: String::new(),
+            });
+        }
+    }
+    found
+}
+
+/// `line` without the text of its code spans.
+fn without_code(line: &str) -> String {
+    line.split('`').step_by(2).collect::<Vec<_>>().join("``")
+}
+
+/// Targets of links and images in `line`, reference definitions included.
+fn link_targets(line: &str) -> Vec<String> {
+    let line = without_code(line);
+    let mut found: Vec<String> = line
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split([')', ' ']).next())
+        .map(str::to_owned)
+        .collect();
+    if let Some((label, target)) = line.split_once("]: ")
+        && label.starts_with('[')
+    {
+        found.push(target.trim().to_owned());
+    }
+    found
+}
+
+/// The anchor that Markdown renderers give a heading.
+fn anchor(heading: &str) -> String {
+    // A link in a heading counts with its text only.
+    let mut text = String::new();
+    let mut rest = heading;
+    while let Some((before, after)) = rest.split_once("](") {
+        text.push_str(before);
+        rest = after.split_once(')').map_or("", |(_, after)| after);
+    }
+    text.push_str(rest);
+    text.trim()
+        .to_lowercase()
+        .chars()
+        .filter_map(|c| match c {
+            ' ' => Some('-'),
+            c if c.is_alphanumeric() || c == '-' || c == '_' => Some(c),
+            _ => None,
+        })
+        .collect()
+}
+
+fn anchors(text: &str) -> BTreeSet<String> {
+    let mut seen: HashMap<String, usize> = HashMap::new();
+    let mut found = BTreeSet::new();
+    for (_, line) in prose(text) {
+        let heading = line.trim_start_matches('#');
+        if heading.len() == line.len() || !heading.starts_with(' ') {
+            continue;
+        }
+        let anchor = anchor(heading);
+        let repeats = seen.entry(anchor.clone()).or_insert(0);
+        found.insert(match *repeats {
+            0 => anchor,
+            n => format!("{anchor}-{n}"),
+        });
+        *repeats += 1;
+    }
+    found
+}
+
+#[test]
+fn every_relative_link_leads_to_a_file_and_a_heading() {
+    let root = root();
+    let pages = pages();
+    let headings: BTreeMap<PathBuf, BTreeSet<String>> = pages
+        .iter()
+        .map(|page| (page.path.clone(), anchors(&page.text)))
+        .collect();
+    let mut wrong = Vec::new();
+    for page in &pages {
+        let folder = page.path.parent().expect("a folder");
+        for (number, line) in prose(&page.text) {
+            for target in link_targets(line) {
+                if target.contains("://") || target.starts_with("mailto:") {
+                    continue;
+                }
+                let (file, anchor) = target.split_once('#').unwrap_or((&target, ""));
+                let path = if file.is_empty() {
+                    page.path.clone()
+                } else {
+                    normal(&folder.join(file))
+                };
+                let heading = anchor.is_empty()
+                    || headings.get(&path).is_some_and(|all| all.contains(anchor));
+                if !root.join(&path).exists() || !heading {
+                    wrong.push(format!("{}:{number}: {target}", page.name()));
+                }
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "links that lead nowhere:\n{}",
+        wrong.join("\n")
+    );
+}
+
+/// `path` without `.` and `..`.
+fn normal(path: &Path) -> PathBuf {
+    let mut parts = PathBuf::new();
+    for part in path.components() {
+        match part {
+            std::path::Component::ParentDir => {
+                parts.pop();
+            }
+            std::path::Component::CurDir => {}
+            other => parts.push(other),
+        }
+    }
+    parts
+}
+
+/// `a/{b,c}.rs` as `a/b.rs` and `a/c.rs`.
+fn alternatives(path: &str) -> Vec<String> {
+    let Some((before, rest)) = path.split_once('{') else {
+        return vec![path.to_owned()];
+    };
+    let Some((inside, after)) = rest.split_once('}') else {
+        return vec![path.to_owned()];
+    };
+    inside
+        .split(',')
+        .flat_map(|choice| alternatives(&format!("{before}{choice}{after}")))
+        .collect()
+}
+
+#[test]
+fn every_path_of_the_repository_that_a_page_names_exists() {
+    let root = root();
+    let tops: BTreeSet<String> = fs::read_dir(&root)
+        .expect("a readable root")
+        .flatten()
+        .filter(|entry| entry.path().is_dir())
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| !SKIPPED.contains(&name.as_str()))
+        .collect();
+    let mut wrong = Vec::new();
+    for page in pages() {
+        if HISTORY.contains(&page.name().as_str()) {
+            continue;
+        }
+        for (number, line) in prose(&page.text) {
+            for span in line.split('`').skip(1).step_by(2) {
+                let Some((top, _)) = span.split_once('/') else {
+                    continue;
+                };
+                // A capital stands for something to fill in, such as `abi/vN.rs`.
+                let path_like = span
+                    .chars()
+                    .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "/._-{},".contains(c));
+                if !tops.contains(top) || !path_like {
+                    continue;
+                }
+                for path in alternatives(span) {
+                    if !root.join(&path).exists() {
+                        wrong.push(format!("{}:{number}: {path}", page.name()));
+                    }
+                }
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "paths that do not exist:\n{}",
+        wrong.join("\n")
+    );
+}
+
+#[test]
+fn every_section_of_the_architecture_that_a_file_cites_exists() {
+    let page = fs::read_to_string(root().join("docs/architecture.md")).expect("a readable page");
+    let sections: BTreeSet<&str> = prose(&page)
+        .filter_map(|(_, line)| line.strip_prefix("##"))
+        .filter_map(|heading| heading.trim_start_matches('#').split_whitespace().next())
+        .map(|number| number.trim_end_matches('.'))
+        .collect();
+    let mut wrong = Vec::new();
+    for file in files(&["rs", "c", "h", "py", "sh", "toml", "md"]) {
+        let text = fs::read_to_string(&file).unwrap_or_default();
+        for cited in text.split("architecture §").skip(1) {
+            let number: String = cited
+                .chars()
+                .take_while(|c| c.is_ascii_digit() || *c == '.')
+                .collect();
+            let number = number.trim_end_matches('.');
+            if !number.is_empty() && !sections.contains(number) {
+                wrong.push(format!("{}: architecture §{number}", file.display()));
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "sections that do not exist:\n{}",
+        wrong.join("\n")
+    );
+}
+
+#[test]
+fn every_page_of_the_documentation_is_in_the_book() {
+    let summary = fs::read_to_string(root().join("docs/SUMMARY.md")).expect("docs/SUMMARY.md");
+    let listed: BTreeSet<String> = summary.lines().flat_map(link_targets).collect();
+    let missing: Vec<String> = pages()
+        .iter()
+        .filter_map(|page| page.path.strip_prefix("docs").ok())
+        .map(|path| path.display().to_string())
+        .filter(|path| path != "SUMMARY.md" && !listed.contains(path))
+        .collect();
+    assert!(missing.is_empty(), "not in docs/SUMMARY.md: {missing:?}");
+}
+
+#[test]
+fn pages_fit_a_terminal_and_the_readme_a_few_screens() {
+    let mut wide = Vec::new();
+    for page in pages() {
+        for (number, line) in page.text.lines().enumerate() {
+            let table = line.trim_start().starts_with('|');
+            let definition = line.starts_with('[') && line.contains("]: ");
+            let comment = line.starts_with("<!--");
+            if !table && !definition && !comment && line.chars().count() > 120 {
+                wide.push(format!("{}:{}", page.name(), number + 1));
+            }
+        }
+        if page.name() == "README.md" {
+            assert!(
+                page.text.lines().count() <= 120,
+                "README.md: 120 lines at most"
+            );
+        }
+    }
+    assert!(
+        wide.is_empty(),
+        "lines of more than 120 columns:\n{}",
+        wide.join("\n")
+    );
+}
+
+/// Certificates in `folder`, under the names that `laxity certs` gives them, for the hosts of the
+/// examples.
+fn certificates(folder: &Path) {
+    let made = Command::new(binary("laxity"))
+        .args(["certs", "--coordinator", "coord1.example"])
+        .args([
+            "--daemon",
+            "prefill-3",
+            "--viewer",
+            "alice",
+            "--operator",
+            "bob",
+        ])
+        .arg("--out")
+        .arg(folder)
+        .output()
+        .expect("laxity runs");
+    assert!(made.status.success(), "{}", said(&made));
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+#[test]
+fn examples_of_configuration_are_accepted_by_the_program_that_reads_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let certs = folder.path().join("certs");
+    certificates(&certs);
+    let file = folder.path().join("example.toml");
+    let mut wrong = Vec::new();
+    for block in pages().iter().flat_map(blocks) {
+        if block.info.first().is_none_or(|language| language != "toml") {
+            continue;
+        }
+        let reader = block.info.get(1).map_or("", String::as_str);
+        if UNCHECKED.contains(&reader) {
+            continue;
+        }
+        let Some((_, program, arguments)) = READERS.iter().find(|(name, ..)| *name == reader)
+        else {
+            wrong.push(format!(
+                "{}: write ```toml READER, see READERS",
+                block.place
+            ));
+            continue;
+        };
+        let text = block
+            .text
+            .replace("/etc/laxity/", &format!("{}/", certs.display()));
+        fs::write(&file, text).expect("example written");
+        let mut command = Command::new(binary(program));
+        match arguments.split_last() {
+            Some((last, before)) if last.ends_with('=') => command
+                .args(before)
+                .arg(format!("{last}{}", file.display())),
+            _ => command.args(*arguments).arg(&file),
+        };
+        let output = command.output().expect("the program runs");
+        if !output.status.success() {
+            wrong.push(format!("{}: {}", block.place, said(&output)));
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "examples that are refused:\n{}",
+        wrong.join("\n")
+    );
+}
+
+/// A line of a shell: the program, the words before the first flag, and the flags.
+struct Call {
+    program: String,
+    words: Vec<String>,
+    flags: Vec<String>,
+}
+
+/// Calls of `line`, without comments, variables, `sudo` and what follows ` -- `.
+fn calls(line: &str) -> Vec<Call> {
+    let line = line.split(" #").next().unwrap_or_default();
+    line.split(['|', ';', '&'])
+        .filter_map(|part| {
+            let mut words = part
+                .split_whitespace()
+                .skip_while(|word| word.contains('=') || *word == "sudo" || *word == "$")
+                .take_while(|word| *word != "--");
+            let program = words.next()?;
+            let rest: Vec<&str> = words.collect();
+            Some(Call {
+                program: program.rsplit('/').next().unwrap_or(program).to_owned(),
+                words: rest
+                    .iter()
+                    .take_while(|word| !word.starts_with('-'))
+                    .map(|word| (*word).to_owned())
+                    .collect(),
+                flags: rest
+                    .iter()
+                    .filter(|word| word.starts_with("--") && word.len() > 2)
+                    .map(|word| word.split('=').next().unwrap_or(word).to_owned())
+                    .collect(),
+            })
+        })
+        .collect()
+}
+
+/// Answers of `--help`, each asked for once.
+#[derive(Default)]
+struct Helps(HashMap<Vec<String>, Option<String>>);
+
+impl Helps {
+    fn of(&mut self, program: &str, words: &[String]) -> Option<&str> {
+        let mut key = vec![program.to_owned()];
+        key.extend_from_slice(words);
+        self.0
+            .entry(key)
+            .or_insert_with(|| {
+                let output = Command::new(binary(program))
+                    .args(words)
+                    .arg("--help")
+                    .output()
+                    .expect("the program runs");
+                output.status.success().then(|| said(&output))
+            })
+            .as_deref()
+    }
+
+    /// Whether `program WORDS --help` lists the subcommand `word`.
+    fn lists(&mut self, program: &str, words: &[String], word: &str) -> bool {
+        self.of(program, words).is_some_and(|help| {
+            help.lines()
+                .any(|line| line.starts_with("  ") && line.split_whitespace().next() == Some(word))
+        })
+    }
+}
+
+#[test]
+fn commands_in_the_documentation_exist_with_their_flags() {
+    let makefile = fs::read_to_string(root().join("Makefile")).expect("Makefile");
+    let mut helps = Helps::default();
+    let mut wrong = Vec::new();
+    for block in pages().iter().flat_map(blocks) {
+        if block.info.first().is_none_or(|language| language != "sh") {
+            continue;
+        }
+        let text = block.text.replace("\\\n", " ");
+        for call in text.lines().flat_map(calls) {
+            let program = call.program.as_str();
+            if program == "make" {
+                for target in &call.words {
+                    let known = makefile
+                        .lines()
+                        .any(|line| line.starts_with(&format!("{target}:")));
+                    if !known && !target.contains('=') {
+                        wrong.push(format!("{}: make {target}", block.place));
+                    }
+                }
+                continue;
+            }
+            if !["laxity", "laxityd", "laxity-coordinator", "laxity-engine"].contains(&program) {
+                continue;
+            }
+            // Words are subcommands as long as `--help` lists them, and arguments after that.
+            let mut depth = 0;
+            while let Some(word) = call.words.get(depth) {
+                if !helps.lists(program, &call.words[..depth], word) {
+                    break;
+                }
+                depth += 1;
+            }
+            if program == "laxity" && depth == 0 && !call.words.is_empty() {
+                wrong.push(format!("{}: laxity {}", block.place, call.words[0]));
+                continue;
+            }
+            let help = helps.of(program, &call.words[..depth]).unwrap_or_default();
+            for flag in &call.flags {
+                let known = help
+                    .split(|c: char| !c.is_ascii_alphanumeric() && c != '-')
+                    .any(|word| word == flag);
+                if !known {
+                    wrong.push(format!("{}: {program} … {flag}", block.place));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "not in --help:\n{}", wrong.join("\n"));
+}
