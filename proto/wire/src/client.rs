@@ -42,7 +42,8 @@ pub enum ControlError {
         cause: std::io::Error,
     },
     /// The answer is not one of this protocol: the peer is another program or another release.
-    #[error("laxityd at {path} gave an answer that is not understood: {problem}; use the tools of the daemon's release", path = .path.display())]
+    #[error("laxityd at {path} gave an answer that is not understood: {problem}; use the tools of \
+        the daemon's release", path = .path.display())]
     Malformed {
         /// The socket.
         path: PathBuf,
@@ -163,8 +164,8 @@ impl ControlClient {
         self.message(&Request::Reload)
     }
 
-    /// Begins to record what the scheduler sees and does, for so many seconds and with room for so many events
-    /// that wait to be read. The recording ends when this connection is closed.
+    /// Begins to record what the scheduler sees and does, for so many seconds and with room for so
+    /// many events that wait to be read. The recording ends when this connection is closed.
     ///
     /// # Errors
     /// As [`Self::call`].

@@ -417,7 +417,8 @@ impl Shadowed {
                 // Scavenged work that was due for long may exceed it by a chunk (`scavenger.rs`).
                 let excess = excess + CHUNK * u64::from(level == Level::SCAVENGER);
                 let in_window = bytes == 0 || self.in_flight_at_or_above(level) <= WINDOW + excess;
-                // Beyond, the port must have had the time to send all but a chunk of what it was given.
+                // Beyond, the port must have had the time to send all but a chunk of what it was
+                // given.
                 let rate = self.link.config().rate;
                 let idles = self.drained <= self.now + Span::transfer(CHUNK, rate);
                 let most = u64::from(OVERCOMMIT) * WINDOW + excess;
