@@ -24,11 +24,11 @@ use crate::link::port::Port;
 ///   the whole batch waits for it.
 pub(crate) fn claims(port: &Port, spec: &FlowSpec, batch: Slot, request: Slot) -> bool {
     match spec.stage {
-        Stage::KvReuse => port.is_pruned(spec.request) && !port.roster.batch(batch).may_run(),
+        Stage::KvReuse => port.is_pruned(spec.request) && !port.batches.batch(batch).may_run(),
         stage => match stage.deadline() {
             Deadline::Implicit => false,
             Deadline::Explicit => {
-                let lost = request != NONE && port.roster.request(request).lost;
+                let lost = request != NONE && port.batches.request(request).lost;
                 lost || port.is_pruned(spec.request)
             }
             Deadline::None => true,

@@ -71,7 +71,7 @@ pub(crate) struct Flow {
     pub(crate) level: Level,
     /// Level of the first permit, which the wire keeps.
     pub(crate) wire: Option<Level>,
-    /// Its batch; [`NULL_BATCH`](super::roster::NULL_BATCH) if none is known.
+    /// Its batch; [`NULL_BATCH`](super::batch_table::NULL_BATCH) if none is known.
     pub(crate) batch: Slot,
     /// Its request, [`NONE`] if it has none.
     pub(crate) request: Slot,
@@ -79,15 +79,15 @@ pub(crate) struct Flow {
     pub(crate) siblings: (Slot, Slot),
     /// The group in which it waits; [`NONE`] while it is held.
     pub(crate) group: Slot,
-    /// Its place among the members of the group.
+    /// Its position among the members of the group.
     pub(crate) order: (u64, u64),
     /// How it stands to members of the same order.
     pub(crate) tie: Tie,
-    /// Bytes that it has had of a shared lane, in virtual time.
+    /// Bytes that it has had of a shared queue, in virtual time.
     pub(crate) share: u64,
     /// When its level is to be looked at again, [`Time::NEVER`] if not.
     pub(crate) check_at: Time,
-    /// Its place among those that wait, by age.
+    /// Its position among the flows that wait, by age.
     pub(crate) age: Age,
 }
 
@@ -156,7 +156,7 @@ impl Flows {
     }
 
     /// The waiting flow at `slot` has had its last permit.
-    pub(crate) fn fly(&mut self, slot: Slot) {
+    pub(crate) fn mark_in_flight(&mut self, slot: Slot) {
         let flow = &self.slots[slot as usize];
         let (id, bytes) = (flow.spec.flow, flow.outstanding);
         let level = flow.wire.unwrap_or(flow.level);
