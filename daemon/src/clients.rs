@@ -1,7 +1,7 @@
-//! An attached process as the scheduler sees it: its shared memory, and the book kept of it.
+//! An attached process as the scheduler sees it: its shared memory, and the account kept of it.
 //!
 //! The two are separate fields, because while the lanes of a client are scanned (its memory is
-//! borrowed) every record changes its book.
+//! borrowed) every record changes its state.
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use laxity_shm::region::Region;
 use laxity_shm::served::{ServeError, Served};
 
 use crate::config::Mode;
-use crate::driver::silence::OnWire;
+use crate::driver::flows::Flows;
+use crate::driver::on_wire::OnWire;
 use crate::driver::trust::Loss;
-use crate::flows::Flows;
 use crate::owner::Owner;
 use crate::stats::{ClientCounters, ClientSnapshot};
 
@@ -77,7 +77,7 @@ pub struct Leaving {
 
 /// What is kept of one lane.
 #[derive(Debug)]
-pub struct LaneBook {
+pub struct LaneState {
     /// Its living flows.
     pub flows: Flows,
     /// Ports whose credit this lane ran out of while there was none to give.
@@ -86,7 +86,7 @@ pub struct LaneBook {
 
 /// What is kept of one client, apart from its memory.
 #[derive(Debug)]
-pub struct Book {
+pub struct ClientState {
     /// Who.
     pub identity: Identity,
     /// Since when.
@@ -131,7 +131,7 @@ pub struct Book {
     region: Arc<Region>,
 }
 
-impl Book {
+impl ClientState {
     /// Whether the client was told to bypass everything. Whoever gives that order tells it at once, so it
     /// may act on it before the scheduler has heard.
     pub fn told_to_bypass(&self) -> bool {
@@ -142,21 +142,21 @@ impl Book {
 /// The books of the lanes of a client that have spoken.
 #[derive(Debug)]
 pub struct Lanes {
-    lanes: Vec<Option<Box<LaneBook>>>,
+    lanes: Vec<Option<Box<LaneState>>>,
     slots: usize,
 }
 
 impl Lanes {
-    /// The book of `lane`, opened at the first call.
+    /// The account of `lane`, opened at the first call.
     #[inline]
-    pub fn at(&mut self, lane: u16) -> &mut LaneBook {
+    pub fn at(&mut self, lane: u16) -> &mut LaneState {
         let index = usize::from(lane);
         if index >= self.lanes.len() {
             self.grow(index);
         }
         let slots = self.slots;
         self.lanes[index].get_or_insert_with(|| {
-            Box::new(LaneBook {
+            Box::new(LaneState {
                 flows: Flows::new(slots),
                 hungry: [false; CREDIT_PORTS],
             })
@@ -174,9 +174,9 @@ impl Lanes {
         self.lanes.len() as u16
     }
 
-    /// The book of `lane`, if it has spoken.
+    /// The account of `lane`, if it has spoken.
     #[must_use]
-    pub fn get(&self, lane: u16) -> Option<&LaneBook> {
+    pub fn get(&self, lane: u16) -> Option<&LaneState> {
         self.lanes.get(usize::from(lane))?.as_deref()
     }
 }
@@ -185,7 +185,7 @@ impl Lanes {
 #[derive(Debug)]
 pub struct Client {
     /// What is kept of it.
-    pub book: Book,
+    pub state: ClientState,
     /// Its memory.
     pub served: Served,
     /// Empty scans since its last record: how cold it is.
@@ -206,7 +206,7 @@ impl Client {
         let slots = usize::from(served.region().geometry().slots);
         let mode = identity.mode;
         Self {
-            book: Book {
+            state: ClientState {
                 identity,
                 attached: now,
                 counters: ClientCounters::default(),
@@ -242,8 +242,8 @@ impl Client {
     /// `always` wakes its sleepers though the word says it all already: somebody who cannot wake
     /// them has set it.
     pub fn set_mode(&mut self, daemon: Mode, bypass: bool, always: bool) {
-        self.mode = daemon.min(self.book.identity.mode);
-        self.book.may_observe |= self.mode == Mode::Observe;
+        self.mode = daemon.min(self.state.identity.mode);
+        self.state.may_observe |= self.mode == Mode::Observe;
         self.set_room();
         let mut raise = match self.mode {
             Mode::Off => attention::OFF,
@@ -270,39 +270,39 @@ impl Client {
 
     /// How many flows it may have now.
     pub fn set_room(&mut self) {
-        let unscheduled = self.book.distrusted || self.book.suspected;
-        self.book.room = if self.mode == Mode::Off || unscheduled {
+        let unscheduled = self.state.distrusted || self.state.suspected;
+        self.state.room = if self.mode == Mode::Off || unscheduled {
             0
         } else {
-            self.book.flows_max
+            self.state.flows_max
         };
     }
 
     /// Lets go of it: all that waits in it resolves, and it will not submit any more.
     pub fn release(&mut self) {
-        self.book.released = true;
+        self.state.released = true;
         self.served.announce(attention::RELEASED, 0);
     }
 
     /// For the snapshot.
     #[must_use]
     pub fn snapshot(&self) -> ClientSnapshot {
-        let identity = &self.book.identity;
+        let identity = &self.state.identity;
         ClientSnapshot {
             id: identity.id.0,
             pid: identity.pid,
             owner: identity.owner.clone(),
             name: Arc::clone(&identity.name),
             mode: self.mode,
-            attached: self.book.attached,
+            attached: self.state.attached,
             lanes: self.served.claimed_lanes() as u32,
-            flows: self.book.flows as u64,
-            waiting_flows: self.book.waiting as u64,
-            quarantined_lanes: self.book.quarantined_lanes,
-            owed_bytes: self.book.ports.iter().map(OnWire::owed).sum(),
-            held: self.book.ports.iter().any(OnWire::is_held),
-            distrusted: self.book.distrusted || self.book.suspected,
-            counters: self.book.counters,
+            flows: self.state.flows as u64,
+            waiting_flows: self.state.waiting as u64,
+            quarantined_lanes: self.state.quarantined_lanes,
+            owed_bytes: self.state.ports.iter().map(OnWire::owed).sum(),
+            held: self.state.ports.iter().any(OnWire::is_held),
+            distrusted: self.state.distrusted || self.state.suspected,
+            counters: self.state.counters,
         }
     }
 
@@ -310,8 +310,8 @@ impl Client {
     #[must_use]
     pub fn leave(self) -> Leaving {
         Leaving {
-            identity: self.book.identity,
-            counters: self.book.counters,
+            identity: self.state.identity,
+            counters: self.state.counters,
             served: self.served,
         }
     }

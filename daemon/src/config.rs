@@ -5,6 +5,7 @@
 //! value carries it (`"20ms"`, `"100Gbit"`).
 
 mod check;
+mod error;
 mod file;
 mod names;
 mod reload;
@@ -18,7 +19,7 @@ use laxity_quantity::{Bytes, Nanos, Rate};
 use laxity_shm::layout::{self, LEVELS};
 use serde::{Deserialize, Serialize};
 
-pub use self::file::{ConfigError, FILE_DEFAULT};
+pub use self::error::{ConfigError, FILE_DEFAULT};
 
 /// Most NICs: a record names its NIC in a byte, and clients index tables with it.
 pub const NICS_MAX: usize = 64;

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! scheduler thread          desk             tokio task
-//!   Ledger ──── one dispatch ───▶ Report ──▶ coordinator
-//!   merge  ◀─── the latest decree ── Gatherer ◀──
+//!   ReportState ──── one dispatch ───▶ Report ──▶ coordinator
+//!   merge  ◀─── the latest decree ── OrderAssembler ◀──
 //! ```
 //!
 //! * *Nobody waits.* Between the two threads is a [`desk`] with room for one dispatch and one decree. Whoever finds
@@ -18,11 +18,11 @@
 //!   not for ever ([`driver::fetches`](crate::driver::fetches)).
 
 pub mod addresses;
+pub mod assemble;
 pub mod backoff;
 pub mod channel;
 pub mod credentials;
-pub mod decree;
-pub mod desk;
-pub mod gather;
-pub mod ledger;
+pub mod exchange;
+pub mod order;
+pub mod reports;
 pub mod stream;

@@ -21,11 +21,11 @@ use tokio::sync::{oneshot, watch};
 use tracing::{debug, error, info, warn};
 
 use crate::config::Config;
-use crate::coordinator::desk::Desk;
-use crate::coordinator::stream::{Attendant, own_host};
+use crate::coordinator::exchange::CoordinatorExchange;
+use crate::coordinator::stream::{StreamTask, own_host};
 use crate::descriptors::TooFew;
 use crate::driver::{Driver, DriverError};
-use crate::mailbox::{Board, Command, LOOK_EVERY, LOOKS_MAX, Mailbox, mailbox};
+use crate::mailbox::{Command, LOOK_EVERY, LOOKS_MAX, Mailbox, SnapshotSlot, mailbox};
 use crate::metrics::Exporter;
 use crate::service::{Service, SetLog, Source};
 use crate::sockets::{self, BindError, Bound};
@@ -88,7 +88,7 @@ pub struct Daemon {
     client_room: usize,
     service: Arc<Service>,
     mailbox: Mailbox,
-    board: Arc<Board>,
+    board: Arc<SnapshotSlot>,
     snapshots: watch::Sender<Option<Arc<Snapshot>>>,
     registration: Watched,
     registration_path: Bound,
@@ -96,7 +96,7 @@ pub struct Daemon {
     control_path: Bound,
     exporter: Option<Exporting>,
     driver: Driver,
-    attendant: Option<Attendant>,
+    attendant: Option<StreamTask>,
 }
 
 struct Exporting {
@@ -126,11 +126,11 @@ impl Daemon {
         let room = descriptors::room_for_clients().map_err(DaemonError::Descriptors)?;
         let config = Arc::new(config);
         let (mailbox, inbox) = mailbox().map_err(io::Error::from)?;
-        let board = Arc::new(Board::new().map_err(io::Error::from)?);
-        let desk = desk(&config).map(Arc::new);
+        let board = Arc::new(SnapshotSlot::new().map_err(io::Error::from)?);
+        let exchange = exchange(&config).map(Arc::new);
         let mut driver = Driver::new(inbox, Arc::clone(&board), &config)?;
-        if let Some(desk) = &desk {
-            driver = driver.attending(Arc::clone(desk));
+        if let Some(exchange) = &exchange {
+            driver = driver.attending(Arc::clone(exchange));
         }
         let fail = |key, path: &Path| {
             let path = path.to_owned();
@@ -152,12 +152,12 @@ impl Daemon {
             set_log,
             mailbox.clone(),
             seen.clone(),
-            desk.clone(),
+            exchange.clone(),
             room,
         ));
-        let attendant = desk.map(|desk| {
-            let host = desk.view().host;
-            Attendant::new(&config, host, desk, mailbox.clone(), seen)
+        let attendant = exchange.map(|exchange| {
+            let host = exchange.view().host;
+            StreamTask::new(&config, host, exchange, mailbox.clone(), seen)
         });
         if service.is_bypassed() {
             mailbox.send(Command::Bypass(true));
@@ -264,12 +264,15 @@ impl Daemon {
 }
 
 /// What lies between the scheduler and the coordinator, if there is one.
-fn desk(config: &Config) -> Option<Desk> {
+fn exchange(config: &Config) -> Option<CoordinatorExchange> {
     let coordinator = &config.coordinator;
     if coordinator.endpoint.is_empty() {
         return None;
     }
-    Some(Desk::new(&coordinator.endpoint, &own_host(coordinator)))
+    Some(CoordinatorExchange::new(
+        &coordinator.endpoint,
+        &own_host(coordinator),
+    ))
 }
 
 /// Starts the scheduler's thread. The receiver resolves when it ends, however it does.
@@ -289,7 +292,7 @@ const EXPORT_EVERY: Duration = Duration::from_secs(1);
 
 /// Takes snapshots off the board: to whoever waits for one, and to the endpoint.
 async fn publish(
-    board: Arc<Board>,
+    board: Arc<SnapshotSlot>,
     snapshots: watch::Sender<Option<Arc<Snapshot>>>,
     service: Arc<Service>,
     mut exporter: Option<Exporter>,
@@ -303,12 +306,12 @@ async fn publish(
     let mut unexported = None;
     loop {
         if let Some(exporter) = &mut exporter {
-            exporter.publish_cluster(service.desk());
+            exporter.publish_cluster(service.exchange());
         }
         let readable = tokio::select! {
             readable = pinned.readable() => readable,
             // What the stream to the coordinator does, and the age of its order, is no news to the scheduler.
-            () = tokio::time::sleep(EXPORT_EVERY), if service.desk().is_some() => continue,
+            () = tokio::time::sleep(EXPORT_EVERY), if service.exchange().is_some() => continue,
             () = service.refusals().next() => {
                 if let Some(exporter) = &mut exporter {
                     exporter.publish_refusals(service.refusals().count());
@@ -339,7 +342,7 @@ async fn publish(
                 && let Some(snapshot) = unexported.take()
             {
                 exporter.publish(&snapshot, service.refusals().count());
-                exporter.publish_cluster(service.desk());
+                exporter.publish_cluster(service.exchange());
                 exported = Some(Instant::now());
             }
             tokio::select! {
@@ -371,7 +374,7 @@ async fn reload_on(mut hangup: Signal, service: Arc<Service>) {
 }
 
 /// Pets systemd's watchdog for as long as the scheduler answers.
-async fn watch_over(mailbox: Mailbox, board: Arc<Board>, period: Duration) {
+async fn watch_over(mailbox: Mailbox, board: Arc<SnapshotSlot>, period: Duration) {
     let mut ticks = tokio::time::interval(period / 2);
     loop {
         let before = board.signs_of_life();

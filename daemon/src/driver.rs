@@ -16,19 +16,21 @@
 //! * *Distrust.* A record that does not decode releases its client at once, at the first one: its
 //!   memory is corrupt, and everything it waits for resolves unscheduled. Nobody else notices.
 
-mod attendance;
 pub mod cluster;
+mod commands;
 pub mod fetches;
+pub mod flows;
 pub mod hints;
 pub mod intake;
+pub mod on_wire;
 pub mod overdue;
+mod poller;
 pub mod ports;
-mod report;
-mod rest;
+mod publish;
+mod record_sink;
 pub mod running;
 mod scan;
 pub mod silence;
-mod taking;
 pub mod trace;
 pub mod trust;
 
@@ -44,11 +46,11 @@ use tracing::{debug, info, warn};
 
 use crate::clients::{BUDGET, Client};
 use crate::config::Config;
-use crate::coordinator::desk::Desk;
+use crate::coordinator::exchange::CoordinatorExchange;
 use crate::driver::hints::Hints;
 use crate::driver::intake::Intake;
-use crate::driver::rest::Rest;
-use crate::mailbox::{Board, Inbox, LOOK_EVERY};
+use crate::driver::poller::Poller;
+use crate::mailbox::{Inbox, LOOK_EVERY, SnapshotSlot};
 use crate::stats::{ClientCounters, LoopCounters};
 
 /// Looks at lanes in a turn, i.e. between readings of the clock, and rounds that those are at
@@ -91,7 +93,7 @@ impl From<nix::Error> for DriverError {
 #[derive(Debug)]
 pub struct Driver {
     inbox: Inbox,
-    board: Arc<Board>,
+    slot: Arc<SnapshotSlot>,
     config: Arc<Config>,
     intake: Intake,
     clients: Vec<Option<Client>>,
@@ -106,7 +108,7 @@ pub struct Driver {
     lanes: usize,
     /// Counters of clients that are gone.
     gone: ClientCounters,
-    rest: Rest,
+    poller: Poller,
     spin: Span,
     /// Something happened since the last snapshot, or somebody asked for one.
     unpublished: bool,
@@ -131,12 +133,16 @@ impl Driver {
     ///
     /// # Errors
     /// See [`DriverError`].
-    pub fn new(inbox: Inbox, board: Arc<Board>, config: &Arc<Config>) -> Result<Self, DriverError> {
+    pub fn new(
+        inbox: Inbox,
+        slot: Arc<SnapshotSlot>,
+        config: &Arc<Config>,
+    ) -> Result<Self, DriverError> {
         let now = Time(now_ns());
-        let rest = Rest::new(inbox.fd())?;
+        let poller = Poller::new(inbox.fd())?;
         let mut driver = Self {
             inbox,
-            board,
+            slot,
             intake: Intake {
                 now,
                 ports: ports::ports(config)?,
@@ -162,7 +168,7 @@ impl Driver {
             refreshed: 0,
             lanes: 0,
             gone: ClientCounters::default(),
-            rest,
+            poller,
             spin: Span::ZERO,
             unpublished: true,
             publish_now: true,
@@ -181,10 +187,10 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Reports to the coordinator behind `desk`, and follows it.
+    /// Reports to the coordinator behind `exchange`, and follows it.
     #[must_use]
-    pub fn attending(mut self, desk: Arc<Desk>) -> Self {
-        self.intake.hints.attend(desk, &self.config);
+    pub fn attending(mut self, exchange: Arc<CoordinatorExchange>) -> Self {
+        self.intake.hints.attend(exchange, &self.config);
         self
     }
 
@@ -324,7 +330,7 @@ impl Driver {
                 self.intake.trace = None;
             }
         }
-        if now.since(self.looked) >= silence::LOOK_EVERY {
+        if now.since(self.looked) >= on_wire::LOOK_EVERY {
             self.looked = now;
             self.look_for_silence();
             serve = true;
@@ -355,7 +361,7 @@ impl Driver {
 
     fn beat(&mut self) {
         self.beaten = self.intake.now;
-        self.board.progress();
+        self.slot.progress();
         let cpu = current_cpu();
         for client in self.clients.iter().flatten() {
             client.served.header().set_daemon_cpu(cpu);
@@ -408,7 +414,7 @@ impl Driver {
         }
         self.beat();
         self.intake.counters.sleeps += 1;
-        let woken = self.rest.sleep(limit);
+        let woken = self.poller.sleep(limit);
         self.intake.now = Time(now_ns());
         if self.inbox.is_pending() {
             return false;
@@ -452,7 +458,7 @@ impl Driver {
         // Who waits, be it for a fetch that is held, looks for signs of life.
         let waits = ports.iter().any(|port| port.link.waiting_flows() > 0);
         if waits {
-            until = until.min(self.looked + silence::LOOK_EVERY);
+            until = until.min(self.looked + on_wire::LOOK_EVERY);
         }
         if self.intake.holding || self.intake.hints.holds_fetches() || !ordered {
             until = until.min(now + WAITING_SLEEP_MAX);
@@ -468,7 +474,7 @@ impl Drop for Driver {
             .clients
             .iter_mut()
             .flatten()
-            .filter(|c| !c.book.released)
+            .filter(|c| !c.state.released)
         {
             client.release();
         }
@@ -491,9 +497,4 @@ fn processor_time() -> Time {
     let clock = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID;
     let used = nix::time::clock_gettime(clock).map_or(Duration::ZERO, Duration::from);
     Time(used.as_nanos() as u64)
-}
-
-/// `span` as the standard library has it.
-fn duration(span: Span) -> Duration {
-    Duration::from_nanos(span.0)
 }

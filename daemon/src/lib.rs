@@ -12,7 +12,6 @@ pub mod coordinator;
 pub mod daemon;
 pub mod descriptors;
 pub mod driver;
-pub mod flows;
 pub mod mailbox;
 pub mod metrics;
 pub mod owner;

@@ -1,7 +1,7 @@
 //! The two ways between the scheduler thread and the rest of the daemon.
 //!
 //! Inwards: [`Command`]s over a channel, and a bell (a flag for a scheduler that is awake, an
-//! eventfd for one that sleeps). Outwards: a [`Board`] that holds the latest snapshot. The
+//! eventfd for one that sleeps). Outwards: a [`SnapshotSlot`] that holds the latest snapshot. The
 //! scheduler never waits for the other side: it reads the flag once a turn, and where the board
 //! is being looked at it pins its snapshot up later. Nor does it make a system call while it is
 //! busy: the other side looks at the board by itself for as long as there is news, and only the
@@ -57,12 +57,12 @@ pub enum Command {
 #[derive(Clone, Debug)]
 pub struct Mailbox {
     commands: mpsc::Sender<Command>,
-    bell: Arc<Bell>,
+    bell: Arc<Doorbell>,
 }
 
 /// Says that there is a command.
 #[derive(Debug)]
-pub struct Bell {
+pub struct Doorbell {
     pending: AtomicBool,
     fd: EventFd,
 }
@@ -71,7 +71,7 @@ pub struct Bell {
 #[derive(Debug)]
 pub struct Inbox {
     commands: mpsc::Receiver<Command>,
-    bell: Arc<Bell>,
+    bell: Arc<Doorbell>,
 }
 
 /// Makes both ends.
@@ -81,7 +81,7 @@ pub struct Inbox {
 pub fn mailbox() -> nix::Result<(Mailbox, Inbox)> {
     let (sender, receiver) = mpsc::channel();
     let fd = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
-    let bell = Arc::new(Bell {
+    let bell = Arc::new(Doorbell {
         pending: AtomicBool::new(false),
         fd,
     });
@@ -141,13 +141,13 @@ pub const RING_AFTER: Duration = Duration::from_millis(300);
 
 /// Where the scheduler pins its latest snapshot.
 #[derive(Debug)]
-pub struct Board {
+pub struct SnapshotSlot {
     latest: Mutex<Option<Arc<Snapshot>>>,
     pinned: EventFd,
     progress: AtomicU64,
 }
 
-impl Board {
+impl SnapshotSlot {
     /// An empty board.
     ///
     /// # Errors

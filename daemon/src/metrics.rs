@@ -17,7 +17,7 @@ use metrics_exporter_prometheus::{
     BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
 
-use crate::coordinator::desk::Desk;
+use crate::coordinator::exchange::CoordinatorExchange;
 use crate::stats::{Snapshot, WAIT_BUCKETS, WaitHistogram};
 
 /// Wait samples handed to the exporter per snapshot, over all ports and stages.
@@ -331,7 +331,7 @@ impl std::fmt::Debug for Exporter {
     }
 }
 
-/// Samples of waits are gathered up this often, whether or not somebody asks for them.
+/// Samples of waits are assembled up this often, whether or not somebody asks for them.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
 async fn keep_up(handle: PrometheusHandle) {
@@ -388,10 +388,10 @@ impl Exporter {
     }
 
     /// Makes the endpoint show what the stream to the coordinator does; zeros without one.
-    pub fn publish_cluster(&mut self, desk: Option<&Desk>) {
-        let view = desk.map(Desk::view).unwrap_or_default();
+    pub fn publish_cluster(&mut self, exchange: Option<&CoordinatorExchange>) {
+        let view = exchange.map(CoordinatorExchange::view).unwrap_or_default();
         let now = Time(now_ns());
-        let (in_force, age) = desk.map_or((false, None), |desk| desk.in_force(now));
+        let (in_force, age) = exchange.map_or((false, None), |exchange| exchange.in_force(now));
         let epoch = view.epoch.unwrap_or_default();
         for (name, value) in [
             (

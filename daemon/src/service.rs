@@ -19,7 +19,7 @@ use tracing::{info, warn};
 
 use crate::clients::ClientId;
 use crate::config::{Config, ConfigError, FILE_DEFAULT, Mode};
-use crate::coordinator::desk::Desk;
+use crate::coordinator::exchange::CoordinatorExchange;
 use crate::mailbox::{Command, Mailbox};
 use crate::places::{ClientPlaces, NoPlace};
 use crate::refusals::Refusals;
@@ -62,7 +62,7 @@ pub struct Service {
     set_log: SetLog,
     mailbox: Mailbox,
     snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
-    desk: Option<Arc<Desk>>,
+    exchange: Option<Arc<CoordinatorExchange>>,
     refusals: Refusals,
     /// Held by whoever reads the configuration.
     reading: Arc<tokio::sync::Mutex<()>>,
@@ -101,7 +101,7 @@ impl Service {
         set_log: SetLog,
         mailbox: Mailbox,
         snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
-        desk: Option<Arc<Desk>>,
+        exchange: Option<Arc<CoordinatorExchange>>,
         client_room: usize,
     ) -> Self {
         let mut marker = config.control.as_os_str().to_owned();
@@ -114,7 +114,7 @@ impl Service {
             set_log,
             mailbox,
             snapshots,
-            desk,
+            exchange,
             refusals: Refusals::default(),
             reading: Arc::default(),
             marker,
@@ -144,8 +144,8 @@ impl Service {
 
     /// What lies between the scheduler and the coordinator, if there is one.
     #[must_use]
-    pub fn desk(&self) -> Option<&Desk> {
-        self.desk.as_deref()
+    pub fn exchange(&self) -> Option<&CoordinatorExchange> {
+        self.exchange.as_deref()
     }
 
     /// Passes `command` on. False if the scheduler has ended.
@@ -199,7 +199,7 @@ impl Service {
             Ok(Ok(seen)) => {
                 let uptime_ms = self.started.elapsed().as_millis() as u64;
                 seen.as_ref()
-                    .map(|snapshot| status(snapshot, uptime_ms, &self.refusals, self.desk()))
+                    .map(|snapshot| status(snapshot, uptime_ms, &self.refusals, self.exchange()))
                     .ok_or_else(|| "there is no snapshot yet; ask again".to_owned())
             }
             Ok(Err(_)) => Err("laxityd is stopping".to_owned()),

@@ -7,7 +7,7 @@ use laxity_wire::{
     SchedulerStatus, StageStatus, Status, Totals, WaitStatus,
 };
 
-use crate::coordinator::desk::Desk;
+use crate::coordinator::exchange::CoordinatorExchange;
 use crate::metrics::{level_name, rows};
 use crate::owner::Owner;
 use crate::refusals::Refusals;
@@ -19,7 +19,7 @@ pub fn status(
     snapshot: &Snapshot,
     uptime_ms: u64,
     refusals: &Refusals,
-    desk: Option<&Desk>,
+    exchange: Option<&CoordinatorExchange>,
 ) -> Status {
     let ports: Vec<PortStatus> = snapshot.ports.iter().map(|p| port(snapshot, p)).collect();
     let all = &snapshot.all_clients;
@@ -67,7 +67,7 @@ pub fn status(
             .collect(),
         refused: refusals.latest(),
         totals,
-        cluster: desk.map(|desk| cluster(desk, snapshot)),
+        cluster: exchange.map(|exchange| cluster(exchange, snapshot)),
         scheduler: SchedulerStatus {
             rounds: scheduler.rounds,
             records: scheduler.records,
@@ -80,9 +80,9 @@ pub fn status(
     }
 }
 
-fn cluster(desk: &Desk, snapshot: &Snapshot) -> ClusterStatus {
-    let view = desk.view();
-    let (in_force, age) = desk.in_force(Time(now_ns()));
+fn cluster(exchange: &CoordinatorExchange, snapshot: &Snapshot) -> ClusterStatus {
+    let view = exchange.view();
+    let (in_force, age) = exchange.in_force(Time(now_ns()));
     ClusterStatus {
         endpoint: view.endpoint,
         host: view.host,

@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use laxity_client::report::Line;
+use laxity_client::report::ReportLine;
 use laxity_client::{Stage, Stats};
 use parking_lot::Mutex;
 
@@ -90,8 +90,8 @@ impl Report {
 
     /// The line. `network` is the backend's name, `stats` what the client library counted.
     #[must_use]
-    pub fn line(&self, network: &str, stats: &Stats) -> Line {
-        let mut line = Line::of("nccl-net");
+    pub fn line(&self, network: &str, stats: &Stats) -> ReportLine {
+        let mut line = ReportLine::of("nccl-net");
         line.text("network", network);
         for (name, count) in [
             ("received_bytes", &self.received),

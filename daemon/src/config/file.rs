@@ -1,58 +1,12 @@
 //! From a file, its absence and the command line to a configuration, and back to a file.
 
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use laxity_files::{CONFIG_BYTES_MAX, ReadError};
-use thiserror::Error;
+use laxity_files::CONFIG_BYTES_MAX;
 
 use super::Config;
-
-/// The file that is read if no other is named, and may be missing.
-pub const FILE_DEFAULT: &str = "/etc/laxity/laxityd.toml";
-
-/// A configuration that cannot be used. The text names the file, the line and what to do.
-#[derive(Debug, Error)]
-pub enum ConfigError {
-    /// The file cannot be read. Create it, fix its permissions, or start without `--config`.
-    #[error("cannot read {path}: {cause}", path = .path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the kernel said. Not a source: the text says it.
-        cause: ReadError,
-    },
-    /// Reading the file does not end, as on a file system whose server is gone. Nothing changed.
-    #[error("cannot read {path}: no answer within {waited:?}; nothing has changed. Is it on a network file system?", path = .path.display())]
-    Slow {
-        /// The file.
-        path: PathBuf,
-        /// How long was waited.
-        waited: std::time::Duration,
-    },
-    /// Something in the file is wrong: the place, the line itself, and what would be right.
-    #[error(
-        "{origin}:{line}: {problem}\n{excerpt}  fix it, then test with `laxityd --check-config`; `laxityd --show-config` lists every key"
-    )]
-    File {
-        /// The file.
-        origin: String,
-        /// Line, from 1.
-        line: usize,
-        /// What is wrong.
-        problem: String,
-        /// The line as written.
-        excerpt: String,
-    },
-    /// A `--set` is wrong.
-    #[error("--set {assignment}: {problem}")]
-    Set {
-        /// As given.
-        assignment: String,
-        /// What is wrong.
-        problem: String,
-    },
-}
+use super::error::{ConfigError, FILE_DEFAULT};
 
 impl Config {
     /// Reads `path`, or the defaults if it is `None` and there is no default file, and applies

@@ -1,4 +1,4 @@
-//! The task that holds the stream: connects, says hello, sends what the desk has, gathers orders, and comes back
+//! The task that holds the stream: connects, says hello, sends what the exchange has, gathers orders, and comes back
 //! after a while if any of that ends.
 //!
 //! It runs on the daemon's tokio thread, beside registration and operators. One message is in the making at a time: what
@@ -23,9 +23,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tracing::{debug, info, warn};
 
+use super::assemble::{Assembled, OrderAssembler};
 use super::backoff::Backoff;
-use super::desk::Desk;
-use super::gather::{Gathered, Gatherer};
+use super::exchange::CoordinatorExchange;
 use super::{addresses, channel};
 use crate::config::{Config, CoordinatorConfig, NicConfig};
 use crate::mailbox::Mailbox;
@@ -55,15 +55,15 @@ const TEXT_MAX: usize = 300;
 
 /// See the module.
 #[derive(Debug)]
-pub struct Attendant {
+pub struct StreamTask {
     config: CoordinatorConfig,
     host: String,
     nics: Vec<NicConfig>,
     instance: u64,
-    desk: Arc<Desk>,
+    exchange: Arc<CoordinatorExchange>,
     mailbox: Mailbox,
     snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
-    gatherer: Gatherer,
+    assembler: OrderAssembler,
 }
 
 /// Why there is no stream any more.
@@ -156,13 +156,13 @@ fn shortened(text: &str) -> String {
         .collect()
 }
 
-impl Attendant {
+impl StreamTask {
     /// For the coordinator that `config` names.
     #[must_use]
     pub fn new(
         config: &Config,
         host: String,
-        desk: Arc<Desk>,
+        exchange: Arc<CoordinatorExchange>,
         mailbox: Mailbox,
         snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
     ) -> Self {
@@ -171,10 +171,10 @@ impl Attendant {
             host,
             nics: config.nic.clone(),
             instance: random(),
-            desk,
+            exchange,
             mailbox,
             snapshots,
-            gatherer: Gatherer::default(),
+            assembler: OrderAssembler::default(),
         }
     }
 
@@ -191,11 +191,11 @@ impl Attendant {
             let url = elsewhere
                 .take()
                 .unwrap_or_else(|| self.config.endpoint.clone());
-            let connects = self.desk.view().connects;
+            let connects = self.exchange.view().connects;
             let ended = self.once(&url).await;
-            self.desk.end(&self.mailbox);
-            let is_there = self.desk.view().connects > connects;
-            self.desk.show(|view| {
+            self.exchange.end(&self.mailbox);
+            let is_there = self.exchange.view().connects > connects;
+            self.exchange.update_view(|view| {
                 view.connected = false;
                 view.failures += 1;
                 view.problem.clone_from(&ended.problem);
@@ -261,9 +261,10 @@ impl Attendant {
                 ..Ended::default()
             };
         }
-        if !self.gatherer.begin(welcome.term) {
-            let refused = self.gatherer.refused();
-            self.desk.show(|view| view.stale_orders = refused.stale);
+        if !self.assembler.begin(welcome.term) {
+            let refused = self.assembler.refused();
+            self.exchange
+                .update_view(|view| view.stale_orders = refused.stale);
             let nack = Nack {
                 epoch: Some(v1::Epoch {
                     term: welcome.term,
@@ -297,7 +298,7 @@ impl Attendant {
             host: self.host.clone(),
             instance: self.instance,
             ports: ports(&self.nics),
-            applied: self.gatherer.applied(),
+            applied: self.assembler.applied(),
         }
     }
 
@@ -306,7 +307,7 @@ impl Attendant {
             coordinator = %url, host = %self.host, term = welcome.term,
             software = %shortened(&welcome.software), "attends the coordinator"
         );
-        self.desk.show(|view| {
+        self.exchange.update_view(|view| {
             view.connected = true;
             view.drained = false;
             view.connects += 1;
@@ -321,7 +322,7 @@ impl Attendant {
             0 => u64::MAX,
             most => most,
         };
-        self.desk.begin(&self.mailbox, events_max, age_max_ns);
+        self.exchange.begin(&self.mailbox, events_max, age_max_ns);
     }
 
     /// What a goodbye says of coming back.
@@ -350,11 +351,12 @@ impl Attendant {
         stream: &mut Stream,
         inbound: &mut Streaming<FromCoordinator>,
     ) -> Result<Goodbye, String> {
-        let desk = Arc::clone(&self.desk);
+        let exchange = Arc::clone(&self.exchange);
         loop {
             let silent_at = stream.heard + stream.heartbeat * SILENCE_HEARTBEATS;
             let beat_at = stream.spoke + stream.heartbeat;
-            let pending = stream.has_letters() || desk.has_dispatch() || Instant::now() >= beat_at;
+            let pending =
+                stream.has_letters() || exchange.has_report() || Instant::now() >= beat_at;
             tokio::select! {
                 read = timeout_at(silent_at, inbound.message()) => {
                     let frame = match read {
@@ -380,7 +382,7 @@ impl Attendant {
                     }
                     Err(_) => return Err("it ended the stream".into()),
                 },
-                () = desk.rung(), if !pending => {}
+                () = exchange.report_ready(), if !pending => {}
                 () = sleep_until(beat_at), if !pending => {}
             }
         }
@@ -391,7 +393,7 @@ impl Attendant {
         if stream.snapshot_wanted && stream.snapshot_at.elapsed() >= SNAPSHOT_EVERY {
             stream.snapshot_wanted = false;
             stream.snapshot_at = Instant::now();
-            self.desk.want_snapshot(&self.mailbox);
+            self.exchange.want_snapshot(&self.mailbox);
         }
         if let Some(letter) = stream.letter.take() {
             return Some(letter);
@@ -399,7 +401,7 @@ impl Attendant {
         if let Some(epoch) = stream.ack.take() {
             return Some(Message::Ack(Ack { epoch: Some(epoch) }));
         }
-        if let Some(dispatch) = self.desk.take(now(), &self.mailbox) {
+        if let Some(dispatch) = self.exchange.take(now(), &self.mailbox) {
             return Some(self.report(stream, dispatch.piece, dispatch.events));
         }
         if stream.spoke.elapsed() < stream.heartbeat {
@@ -429,7 +431,7 @@ impl Attendant {
         if piece == SnapshotPiece::End || events.iter().any(asks) {
             stream.owed = stream.reported;
         }
-        self.desk.show(|view| view.reports += 1);
+        self.exchange.update_view(|view| view.reports += 1);
         Message::Report(Report {
             sequence: stream.reported,
             snapshot: piece as i32,
@@ -490,12 +492,13 @@ impl Attendant {
                     "the coordinator refused events"
                 );
                 let count = u64::from(refusal.count);
-                self.desk.show(|view| view.refused_events += count);
+                self.exchange
+                    .update_view(|view| view.refused_events += count);
             }
             Some(from_coordinator::Message::SnapshotWanted(_)) => stream.snapshot_wanted = true,
             // It has considered all that could change its order, and is there: nothing has changed.
             Some(from_coordinator::Message::Heartbeat(_)) if stream.is_up_to_date() => {
-                self.desk.confirm(now());
+                self.exchange.confirm(now());
             }
             Some(from_coordinator::Message::Heartbeat(_)) => {}
             Some(from_coordinator::Message::Standing(standing)) => self.stand(stream, standing),
@@ -511,42 +514,42 @@ impl Attendant {
 
     fn stand(&mut self, stream: &mut Stream, standing: v1::Standing) {
         let drained = standing.drained;
-        if self.desk.view().drained != drained {
+        if self.exchange.view().drained != drained {
             info!(
                 drained,
                 "an operator changed this host's part in the cluster's order"
             );
         }
-        self.desk.show(|view| view.drained = drained);
+        self.exchange.update_view(|view| view.drained = drained);
         if drained {
             // At once, not when its order is too old.
-            self.gatherer.forget();
+            self.assembler.forget();
             stream.ordered = false;
-            self.desk.withdraw(&self.mailbox);
+            self.exchange.withdraw(&self.mailbox);
         }
     }
 
     fn order(&mut self, stream: &mut Stream, order: &v1::Order) -> Result<(), String> {
-        let before = self.gatherer.terms();
-        let gathered = self.gatherer.take(order);
-        let refused = self.gatherer.refused();
-        self.desk.show(|view| {
+        let before = self.assembler.content();
+        let assembled = self.assembler.take(order);
+        let refused = self.assembler.refused();
+        self.exchange.update_view(|view| {
             (view.stale_orders, view.broken_orders) = (refused.stale, refused.broken);
         });
-        match gathered {
-            Gathered::Nothing => {}
-            Gathered::Say(message) => stream.letter = Some(message),
-            Gathered::HangUp(problem) => return Err(problem),
-            Gathered::Whole { decree, considered } => {
-                let is_new = !stream.ordered || !Arc::ptr_eq(&before, &decree.terms);
+        match assembled {
+            Assembled::Incomplete => {}
+            Assembled::Reply(message) => stream.letter = Some(message),
+            Assembled::EndStream(problem) => return Err(problem),
+            Assembled::Whole { order, considered } => {
+                let is_new = !stream.ordered || !Arc::ptr_eq(&before, &order.content);
                 stream.ordered = true;
                 stream.considered = considered;
-                stream.ack = Some(decree.epoch);
-                self.desk.show(|view| {
-                    view.epoch = Some(decree.epoch);
+                stream.ack = Some(order.epoch);
+                self.exchange.update_view(|view| {
+                    view.epoch = Some(order.epoch);
                     view.orders += 1;
                 });
-                self.desk.decree(now(), decree, is_new, &self.mailbox);
+                self.exchange.set_order(now(), order, is_new, &self.mailbox);
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! The scheduler's part in the cluster: what it reports, and whose order holds (docs/coordinator.md).
 //!
-//! Nothing here waits (`coordinator/desk.rs`), and nothing is on the path of a flow but [`Ledger::completed`], one look
+//! Nothing here waits (`coordinator/desk.rs`), and nothing is on the path of a flow but [`ReportState::completed`], one look
 //! into a table. Reports are made by the clock: what may change the order after the debounce of admission, coarse progress
 //! with it or after [`PROGRESS_EVERY`].
 
@@ -9,9 +9,9 @@ use std::sync::Arc;
 use laxity_policy::{FlowId, Span, Time};
 
 use crate::config::Config;
-use crate::coordinator::decree::{Decree, Terms};
-use crate::coordinator::desk::{Desk, Found, Put};
-use crate::coordinator::ledger::{Dispatch, Ledger, Urgency};
+use crate::coordinator::exchange::{CoordinatorExchange, PutOutcome, Update};
+use crate::coordinator::order::{ClusterOrder, OrderContent};
+use crate::coordinator::reports::{OutgoingReport, ReportState, Urgency};
 use crate::driver::fetches::{FetchCounters, Fetches, Move, Name};
 
 /// Bytes and layers are told no more often than this, unless something else is.
@@ -22,14 +22,14 @@ const BUSY: Span = Span::from_micros(50);
 /// See the module.
 #[derive(Debug)]
 pub struct Cluster {
-    desk: Arc<Desk>,
+    exchange: Arc<CoordinatorExchange>,
     /// What there is to report; every hint goes here, too.
-    pub ledger: Ledger,
+    pub reports: ReportState,
     /// What comes in from other hosts.
     fetches: Fetches,
     /// Number of the stream, zero without one.
     stream: u64,
-    decree: Option<Decree>,
+    order: Option<ClusterOrder>,
     in_force: bool,
     age_limit: Span,
     debounce: Span,
@@ -38,22 +38,22 @@ pub struct Cluster {
     /// Since when there is something to tell.
     untold: Option<Time>,
     told: Time,
-    /// The dispatch before has not been taken; whoever takes it calls.
+    /// The report before has not been taken; whoever takes it calls.
     blocked: bool,
     /// Made, and the desk was busy.
-    held: Option<Dispatch>,
+    held: Option<OutgoingReport>,
 }
 
 impl Cluster {
     /// Nobody attends yet. Announced bytes are taken to cross `port`.
     #[must_use]
-    pub fn new(desk: Arc<Desk>, port: u32, config: &Config) -> Self {
+    pub fn new(exchange: Arc<CoordinatorExchange>, port: u32, config: &Config) -> Self {
         let mut cluster = Self {
-            desk,
-            ledger: Ledger::new(port),
+            exchange,
+            reports: ReportState::new(port),
             fetches: Fetches::new(Span::ZERO),
             stream: 0,
-            decree: None,
+            order: None,
             in_force: false,
             age_limit: Span::ZERO,
             debounce: Span::ZERO,
@@ -77,22 +77,22 @@ impl Cluster {
 
     /// The coordinator's order, if it holds.
     #[must_use]
-    pub fn terms(&self) -> Option<&Terms> {
-        let decree = self.decree.as_ref().filter(|_| self.in_force)?;
-        Some(&decree.terms)
+    pub fn order_in_force(&self) -> Option<&OrderContent> {
+        let order = self.order.as_ref().filter(|_| self.in_force)?;
+        Some(&order.content)
     }
 
     /// The desk has something.
-    pub fn heed(&mut self, now: Time) {
-        self.desk.heed();
+    pub fn apply_coordinator_update(&mut self, now: Time) {
+        self.exchange.acknowledge();
         self.look_at = now;
         self.blocked = false;
     }
 
-    /// Something was entered in the ledger.
+    /// Something was entered in the reports.
     #[inline]
     pub fn noted(&mut self, now: Time) {
-        if self.ledger.urgency() != Urgency::Nothing {
+        if self.reports.urgency() != Urgency::Nothing {
             self.untold.get_or_insert(now);
         }
     }
@@ -108,7 +108,7 @@ impl Cluster {
     ) -> (bool, bool) {
         let (number, holds) = self.fetches.joined(name, flow, port);
         if let Some(number) = number {
-            self.ledger.fetches(number, name, bytes);
+            self.reports.fetches(number, name, bytes);
             self.noted(now);
         }
         (number.is_some(), holds)
@@ -146,10 +146,10 @@ impl Cluster {
     pub fn due(&self) -> Time {
         let mut due = self.look_at.min(self.fetches.due());
         if self.in_force {
-            due = due.min(self.desk.holds_until(self.age_limit));
+            due = due.min(self.exchange.holds_until(self.age_limit));
         }
         if let Some(since) = self.untold.filter(|_| self.stream != 0 && !self.blocked) {
-            let gathered = match self.ledger.urgency() {
+            let gathered = match self.reports.urgency() {
                 Urgency::Nothing => Time::NEVER,
                 Urgency::Later => since + PROGRESS_EVERY,
                 Urgency::Now => since + self.debounce,
@@ -165,25 +165,25 @@ impl Cluster {
             return false;
         }
         for ended in self.fetches.poll(now) {
-            self.ledger.fetched(ended);
+            self.reports.fetched(ended);
             self.noted(now);
         }
         let changed = self.look(now);
         if changed {
-            let decree = self.decree.as_ref().filter(|_| self.in_force);
-            let terms = decree.map(|decree| &*decree.terms);
-            self.fetches.heed(now, terms);
+            let order = self.order.as_ref().filter(|_| self.in_force);
+            let content = order.map(|order| &*order.content);
+            self.fetches.apply_order(now, content);
         }
         changed
     }
 
     fn look(&mut self, now: Time) -> bool {
-        let Found::Papers {
+        let Some(Update {
             stream,
             snapshot_wanted,
             has_room,
-            decree,
-        } = self.desk.look(self.stream)
+            order,
+        }) = self.exchange.look(self.stream)
         else {
             self.look_at = now + BUSY;
             return self.expire(now);
@@ -193,15 +193,15 @@ impl Cluster {
             self.stream = stream;
             self.held = None;
             if stream == 0 {
-                self.ledger.mute();
+                self.reports.mute();
                 self.untold = None;
             } else {
-                self.ledger.attend();
+                self.reports.attend();
             }
         } else if snapshot_wanted {
-            self.ledger.restate();
+            self.reports.restate();
         }
-        if self.ledger.urgency() != Urgency::Nothing {
+        if self.reports.urgency() != Urgency::Nothing {
             self.untold.get_or_insert(now);
         }
         self.blocked = !has_room;
@@ -209,52 +209,52 @@ impl Cluster {
             self.report(now);
         }
         let mut changed = false;
-        if let Some(decree) = decree {
-            let was = self.decree.take().filter(|_| self.in_force);
-            let same = |a: &Decree, b: &Decree| Arc::ptr_eq(&a.terms, &b.terms);
-            changed = match (&was, &decree) {
+        if let Some(order) = order {
+            let was = self.order.take().filter(|_| self.in_force);
+            let same = |a: &ClusterOrder, b: &ClusterOrder| Arc::ptr_eq(&a.content, &b.content);
+            changed = match (&was, &order) {
                 (Some(was), Some(now)) => !same(was, now),
                 (None, None) => false,
                 _ => true,
             };
-            self.in_force = decree.is_some();
-            self.decree = decree;
-            self.desk.set_in_force(self.in_force);
+            self.in_force = order.is_some();
+            self.order = order;
+            self.exchange.set_in_force(self.in_force);
         }
         self.expire(now) || changed
     }
 
-    /// Puts what there is to tell on the desk, as far as one dispatch goes.
+    /// Puts what there is to tell on the desk, as far as one report goes.
     fn report(&mut self, now: Time) {
         self.told = now;
         let made = self.held.take();
-        let events_max = self.desk.events_max();
-        let made = made.or_else(|| self.ledger.dispatch(now, events_max));
-        if let Some(dispatch) = made {
-            match self.desk.put(self.stream, dispatch) {
-                Put::Done => {}
-                Put::Busy(dispatch) => {
-                    self.held = Some(dispatch);
+        let events_max = self.exchange.events_max();
+        let made = made.or_else(|| self.reports.next_report(now, events_max));
+        if let Some(report) = made {
+            match self.exchange.put(self.stream, report) {
+                PutOutcome::Accepted => {}
+                PutOutcome::Busy(report) => {
+                    self.held = Some(report);
                     self.look_at = now + BUSY;
                 }
                 // The desk says so at the next look.
-                Put::Lost => self.look_at = now + BUSY,
+                PutOutcome::StreamEnded => self.look_at = now + BUSY,
             }
         }
         // What is left, or comes, waits for this to be taken: the next look finds that out, or that it was.
-        if self.ledger.urgency() == Urgency::Nothing {
+        if self.reports.urgency() == Urgency::Nothing {
             self.untold = None;
         } else {
             self.look_at = self.look_at.min(now + self.debounce.max(BUSY));
         }
     }
 
-    /// Whether the decree has just become too old.
+    /// Whether the order has just become too old.
     fn expire(&mut self, now: Time) -> bool {
-        let expired = self.in_force && self.desk.holds_until(self.age_limit) <= now;
+        let expired = self.in_force && self.exchange.holds_until(self.age_limit) <= now;
         if expired {
             self.in_force = false;
-            self.desk.set_in_force(false);
+            self.exchange.set_in_force(false);
             tracing::warn!(
                 limit_ms = self.age_limit.0 / 1_000_000,
                 "the coordinator's order is too old; this daemon's own holds until there is another"

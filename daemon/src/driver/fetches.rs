@@ -1,7 +1,7 @@
 //! What this host fetches from others, whose daemons see nothing of it (architecture §5): who is told, and who waits.
 //!
 //! A *fetch* is what one request reads from one peer: all flows that come in and name both. The coordinator is told of it
-//! ([`Ledger`](crate::coordinator::ledger::Ledger)) and says which fetches are to wait, because others that read from the
+//! ([`ReportState`](crate::coordinator::reports::ReportState)) and says which fetches are to wait, because others that read from the
 //! same port come first. Nothing is asked for in advance: a fetch goes ahead until it is told to wait, which
 //! costs the others what is in flight by then and saves everybody the round trip. It goes ahead, too, when the order
 //! that held it is not in force any more, and after [`Fetches::set_wait_max`] in any case.
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use laxity_policy::{FlowId, Span, Time};
 
-use crate::coordinator::decree::Terms;
+use crate::coordinator::order::OrderContent;
 
 /// Fetches that are told of; what goes beyond is as if its peer were unknown.
 pub const FETCHES_MAX: usize = 1024;
@@ -51,7 +51,7 @@ pub struct FetchCounters {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+enum FetchState {
     Goes,
     /// Since then.
     Waits(Time),
@@ -64,7 +64,7 @@ struct Fetch {
     name: Name,
     /// Its living flows, and their ports.
     flows: HashMap<FlowId, u16>,
-    standing: Standing,
+    state: FetchState,
     /// When the last of them ended.
     ended: Time,
 }
@@ -105,7 +105,7 @@ impl Fetches {
     pub fn set_wait_max(&mut self, wait_max: Span) {
         self.wait_max = wait_max;
         for (&number, fetch) in &self.open {
-            if let Standing::Waits(since) = fetch.standing {
+            if let FetchState::Waits(since) = fetch.state {
                 self.timers.insert((since + wait_max, number));
             }
         }
@@ -124,7 +124,7 @@ impl Fetches {
         };
         fetch.flows.insert(flow, port);
         self.of_flow.insert(flow, number);
-        let holds = matches!(fetch.standing, Standing::Waits(_));
+        let holds = matches!(fetch.state, FetchState::Waits(_));
         (Some(number), holds)
     }
 
@@ -134,7 +134,7 @@ impl Fetches {
         let fetch = Fetch {
             name,
             flows: HashMap::new(),
-            standing: Standing::Goes,
+            state: FetchState::Goes,
             ended: Time::NEVER,
         };
         self.open.insert(self.last, fetch);
@@ -157,7 +157,7 @@ impl Fetches {
     }
 
     /// What the coordinator wants held is now this; `None` if no order of it is in force.
-    pub fn heed(&mut self, now: Time, terms: Option<&Terms>) {
+    pub fn apply_order(&mut self, now: Time, order: Option<&OrderContent>) {
         let Self {
             open,
             moves,
@@ -168,15 +168,15 @@ impl Fetches {
             ..
         } = self;
         for (&number, fetch) in open {
-            let holds = terms.is_some_and(|terms| terms.holds(number));
-            let before = fetch.standing;
-            fetch.standing = match (before, holds) {
-                (Standing::Goes, true) => Standing::Waits(now),
-                (_, false) => Standing::Goes,
+            let holds = order.is_some_and(|order| order.holds(number));
+            let before = fetch.state;
+            fetch.state = match (before, holds) {
+                (FetchState::Goes, true) => FetchState::Waits(now),
+                (_, false) => FetchState::Goes,
                 (same, true) => same,
             };
-            let (waited, waits) = [before, fetch.standing]
-                .map(|standing| matches!(standing, Standing::Waits(_)))
+            let (waited, waits) = [before, fetch.state]
+                .map(|state| matches!(state, FetchState::Waits(_)))
                 .into();
             if waits && !waited {
                 counters.held += 1;
@@ -202,16 +202,16 @@ impl Fetches {
             let Some(fetch) = self.open.get_mut(&number) else {
                 continue;
             };
-            if let Standing::Waits(since) = fetch.standing
+            if let FetchState::Waits(since) = fetch.state
                 && since + self.wait_max <= now
             {
-                fetch.standing = Standing::Ahead;
+                fetch.state = FetchState::Ahead;
                 self.waiting -= 1;
                 self.counters.ahead += 1;
                 tell(&mut self.moves, fetch, false);
             }
             if fetch.flows.is_empty() && fetch.ended + LINGER <= now {
-                let waits = matches!(fetch.standing, Standing::Waits(_));
+                let waits = matches!(fetch.state, FetchState::Waits(_));
                 self.waiting -= usize::from(waits);
                 self.names.remove(&fetch.name);
                 self.open.remove(&number);
@@ -237,7 +237,7 @@ impl Fetches {
     pub fn holds_flow(&self, flow: FlowId) -> bool {
         let number = self.of_flow.get(&flow);
         let fetch = number.and_then(|number| self.open.get(number));
-        fetch.is_some_and(|fetch| matches!(fetch.standing, Standing::Waits(_)))
+        fetch.is_some_and(|fetch| matches!(fetch.state, FetchState::Waits(_)))
     }
 
     /// Whether any fetch waits.
@@ -279,8 +279,8 @@ mod tests {
         Time::ZERO + Span::from_millis(ms)
     }
 
-    fn held(numbers: &[u64]) -> Terms {
-        Terms::new([].into_iter(), [].into_iter()).with_held(numbers.iter().copied())
+    fn held(numbers: &[u64]) -> OrderContent {
+        OrderContent::new([].into_iter(), [].into_iter()).with_held(numbers.iter().copied())
     }
 
     fn moved(fetches: &mut Fetches) -> Vec<(u64, bool)> {
@@ -294,17 +294,17 @@ mod tests {
         assert_eq!(fetches.joined(name(1), FlowId(10), 1), (Some(1), false));
         assert_eq!(fetches.joined(name(1), FlowId(11), 1), (Some(1), false));
         assert_eq!(fetches.joined(name(2), FlowId(20), 1), (Some(2), false));
-        fetches.heed(at(1), Some(&held(&[1])));
+        fetches.apply_order(at(1), Some(&held(&[1])));
         assert_eq!(moved(&mut fetches), [(10, true), (11, true)]);
         // What comes while it waits, waits, too.
         assert_eq!(fetches.joined(name(1), FlowId(12), 1), (Some(1), true));
         assert!(fetches.holds());
-        fetches.heed(at(2), Some(&held(&[1])));
+        fetches.apply_order(at(2), Some(&held(&[1])));
         assert_eq!(moved(&mut fetches), []);
-        fetches.heed(at(3), Some(&held(&[2])));
+        fetches.apply_order(at(3), Some(&held(&[2])));
         let all = [(10, false), (11, false), (12, false), (20, true)];
         assert_eq!(moved(&mut fetches), all);
-        fetches.heed(at(4), None);
+        fetches.apply_order(at(4), None);
         assert_eq!(moved(&mut fetches), [(20, false)]);
         assert!(!fetches.holds());
     }
@@ -313,7 +313,7 @@ mod tests {
     fn nobody_waits_for_longer_than_is_configured() {
         let mut fetches = Fetches::new(WAIT);
         fetches.joined(name(1), FlowId(10), 1);
-        fetches.heed(at(1), Some(&held(&[1])));
+        fetches.apply_order(at(1), Some(&held(&[1])));
         assert_eq!(fetches.due(), at(501));
         fetches.poll(at(500));
         assert_eq!(moved(&mut fetches), [(10, true)]);
@@ -321,10 +321,10 @@ mod tests {
         assert_eq!(moved(&mut fetches), [(10, false)]);
         assert_eq!(fetches.joined(name(1), FlowId(11), 1), (Some(1), false));
         // The same order again does not hold it again; a later one may.
-        fetches.heed(at(502), Some(&held(&[1])));
+        fetches.apply_order(at(502), Some(&held(&[1])));
         assert_eq!(moved(&mut fetches), []);
-        fetches.heed(at(503), Some(&held(&[])));
-        fetches.heed(at(504), Some(&held(&[1])));
+        fetches.apply_order(at(503), Some(&held(&[])));
+        fetches.apply_order(at(504), Some(&held(&[1])));
         assert_eq!(moved(&mut fetches), [(10, true), (11, true)]);
         let counters = FetchCounters {
             fetches: 1,
@@ -344,7 +344,7 @@ mod tests {
     fn a_fetch_ends_a_while_after_its_last_flow_and_leaves_nothing() {
         let mut fetches = Fetches::new(WAIT);
         fetches.joined(name(1), FlowId(10), 1);
-        fetches.heed(at(0), Some(&held(&[1])));
+        fetches.apply_order(at(0), Some(&held(&[1])));
         fetches.left(at(1), FlowId(10));
         assert_eq!(fetches.joined(name(1), FlowId(11), 1), (Some(1), true));
         assert!(fetches.poll(at(20)).is_empty(), "it went on meanwhile");

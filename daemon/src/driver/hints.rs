@@ -25,7 +25,7 @@ use laxity_policy::{
 use laxity_shm::record::Record;
 
 use crate::config::Config;
-use crate::coordinator::desk::Desk;
+use crate::coordinator::exchange::CoordinatorExchange;
 use crate::driver::cluster::Cluster;
 use crate::driver::fetches::{FetchCounters, Move, Name};
 use crate::driver::ports::Port;
@@ -55,7 +55,7 @@ pub struct Hints {
     rested: Time,
     /// The part in a cluster, if there is a coordinator.
     cluster: Option<Box<Cluster>>,
-    /// Other terms of the coordinator hold than the links have.
+    /// The cluster order in force is not the one that the links have.
     changed: bool,
     /// What each process computes now.
     running: Running,
@@ -119,15 +119,19 @@ impl Hints {
         Ok(())
     }
 
-    /// Takes part in the cluster whose coordinator is behind `desk`.
-    pub fn attend(&mut self, desk: Arc<Desk>, config: &Config) {
-        self.cluster = Some(Box::new(Cluster::new(desk, REQUEST_PORT as u32, config)));
+    /// Takes part in the cluster whose coordinator is behind `exchange`.
+    pub fn attend(&mut self, exchange: Arc<CoordinatorExchange>, config: &Config) {
+        self.cluster = Some(Box::new(Cluster::new(
+            exchange,
+            REQUEST_PORT as u32,
+            config,
+        )));
     }
 
-    /// The desk has something.
-    pub fn heed(&mut self, now: Time) {
+    /// Reads what the coordinator's task left in the exchange at the next [`Self::meet`].
+    pub fn apply_coordinator_update(&mut self, now: Time) {
         if let Some(cluster) = &mut self.cluster {
-            cluster.heed(now);
+            cluster.apply_coordinator_update(now);
         }
     }
 
@@ -282,24 +286,24 @@ impl Hints {
                 },
             );
             if let Some(cluster) = &mut self.cluster {
-                cluster.ledger.completed(request.0, port.0, bytes);
+                cluster.reports.completed(request.0, port.0, bytes);
                 cluster.noted(now);
             }
         }
     }
 
-    /// Enters a hint in the ledger of what the coordinator is told.
+    /// Notes a hint for the coordinator.
     fn note(&mut self, now: Time, record: &Record) {
         let Some(cluster) = &mut self.cluster else {
             return;
         };
-        let ledger = &mut cluster.ledger;
+        let reports = &mut cluster.reports;
         match *record {
             Record::BatchBegin {
                 batch,
                 layers,
                 layer_time_ns,
-            } => ledger.batch_began(batch, layers, Span(layer_time_ns)),
+            } => reports.batch_began(batch, layers, Span(layer_time_ns)),
             Record::RequestJoin {
                 batch,
                 request,
@@ -308,12 +312,12 @@ impl Hints {
             } => {
                 let known = self.deadlines.get(&RequestId(request));
                 let deadline = known.map_or(Time::NEVER, |known| known.deadline);
-                ledger.joined(batch, request, deadline, bytes);
+                reports.joined(batch, request, deadline, bytes);
             }
-            Record::RequestEnd { request } => ledger.ended(request),
-            Record::BatchQueued { batch, ahead } => ledger.queued(batch, ahead),
-            Record::LayerBegin { batch, layer } => ledger.layer(now, batch, layer),
-            Record::BatchEnd { batch } => ledger.batch_ended(batch),
+            Record::RequestEnd { request } => reports.ended(request),
+            Record::BatchQueued { batch, ahead } => reports.queued(batch, ahead),
+            Record::LayerBegin { batch, layer } => reports.layer(now, batch, layer),
+            Record::BatchEnd { batch } => reports.batch_ended(batch),
             _ => return,
         }
         cluster.noted(now);
@@ -450,11 +454,12 @@ impl Hints {
             Some(AdmissionAction::OrderChanged(order)) => order,
             None => self.admission.order().clone(),
         };
-        let terms = self.cluster.as_ref().and_then(|cluster| cluster.terms());
-        let mut order = match terms {
-            Some(terms) => {
+        let cluster = self.cluster.as_ref();
+        let content = cluster.and_then(|cluster| cluster.order_in_force());
+        let mut order = match content {
+            Some(content) => {
                 let known = |request| self.deadlines.get(&request);
-                terms.over(&own, |request| {
+                content.merged_with(&own, |request| {
                     known(request).map_or(BatchId(0), |k| k.batch)
                 })
             }

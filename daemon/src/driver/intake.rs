@@ -12,19 +12,17 @@ use laxity_shm::producer::SlotRef;
 use laxity_shm::record;
 use laxity_wire::trace::Standing;
 
-use crate::clients::{Book, Client};
+use crate::clients::{Client, ClientState};
+use crate::driver::flows::{Accounting, Flow, name, place};
 use crate::driver::hints::Hints;
+use crate::driver::on_wire::TRICKLE_SHIFT;
 use crate::driver::ports::Port;
 use crate::driver::trace::{Recorder, Seen};
 use crate::driver::trust::Trust;
-use crate::flows::{Books, Flow, name, place};
 use crate::stats::LoopCounters;
 
 /// A link that has just been asked is not asked again sooner, unless something happens to it.
 pub const DUE_MIN: Span = Span::from_micros(10);
-/// A completion of no more than this share of a flow's bytes in flight, a sixteenth, does not put
-/// off the time at which they are written off.
-pub(super) const TRICKLE_SHIFT: u32 = 4;
 /// Hungry lanes fed with credit each time that a port is served.
 const FEEDS: usize = 8;
 
@@ -65,11 +63,11 @@ pub struct Intake {
 
 /// What a flow may do from the start.
 #[derive(Clone, Copy)]
-struct Granted {
+struct SubmitDecision {
     /// 0 if it has to wait.
     level: u8,
     bytes: u64,
-    books: Books,
+    accounting: Accounting,
     /// It is part of a fetch.
     fetch: bool,
     /// It is not to be permitted for now.
@@ -77,11 +75,11 @@ struct Granted {
 }
 
 /// The lane that a record came from.
-pub struct From<'a> {
+pub struct RecordOrigin<'a> {
     /// Index of the client.
     pub client: u32,
-    /// Its book.
-    pub book: &'a mut Book,
+    /// Its state.
+    pub state: &'a mut ClientState,
     /// Number of the lane.
     pub lane: u16,
     /// Its memory.
@@ -121,21 +119,21 @@ impl Intake {
         }
     }
 
-    /// The hot path: decide, publish the permit, and only then keep the books.
+    /// The hot path: decide, publish the permit, and only then keep the accounting.
     #[inline]
-    pub(super) fn submit(&mut self, from: &mut From<'_>, at: SlotRef, flow: &record::Flow) {
-        let room = from.book.flows < from.book.room;
+    pub(super) fn submit(&mut self, from: &mut RecordOrigin<'_>, at: SlotRef, flow: &record::Flow) {
+        let room = from.state.flows < from.state.room;
         let id = name(from.client, from.lane, at.tag);
         let Some(index) = self.port(flow).filter(|_| room) else {
             return self.pass(from, at, flow, room);
         };
-        let spec = self.spec(id, from.book.identity.pid, flow);
+        let spec = self.spec(id, from.state.identity.pid, flow);
         let now = self.now;
         let port = &mut self.ports[usize::from(index)];
-        let mut granted = Granted {
+        let mut granted = SubmitDecision {
             level: 0,
             bytes: 0,
-            books: Books::Link,
+            accounting: Accounting::Link,
             fetch: false,
             held: false,
         };
@@ -143,7 +141,7 @@ impl Intake {
         if is_read(flow) {
             (granted.fetch, granted.held) = self.hints.fetched_by(from, now, &spec, flow, index);
         }
-        granted.held |= from.book.ports[usize::from(index)].holds(spec.stage);
+        granted.held |= from.state.ports[usize::from(index)].holds(spec.stage);
         let permit = if granted.held {
             None
         } else {
@@ -163,15 +161,15 @@ impl Intake {
                 self.wakes.push((from.client, from.lane));
             }
             port.link.commit_permit(now, &spec, permit);
-            let books = if permit.last {
-                Books::Driver
+            let accounting = if permit.last {
+                Accounting::Driver
             } else {
-                Books::Link
+                Accounting::Link
             };
-            granted = Granted {
+            granted = SubmitDecision {
                 level,
                 bytes: permitted,
-                books,
+                accounting,
                 ..granted
             };
             let counted = &mut port.counters.stages[spec.stage.index()];
@@ -179,8 +177,8 @@ impl Intake {
             counted.permits[row] += 1;
             counted.permitted_bytes[row] += permitted;
             counted.wait.record(Span::ZERO);
-            from.book.counters.permitted_bytes += permitted;
-            from.book.ports[usize::from(index)].sent(permitted);
+            from.state.counters.permitted_bytes += permitted;
+            from.state.ports[usize::from(index)].sent(permitted);
             self.counters.permits += 1;
             self.counters.permits_at_once += 1;
         } else {
@@ -214,11 +212,11 @@ impl Intake {
     #[cold]
     fn traced(
         &mut self,
-        from: &From<'_>,
+        from: &RecordOrigin<'_>,
         index: u16,
         spec: &FlowSpec,
         standing: Standing,
-        granted: Granted,
+        granted: SubmitDecision,
     ) {
         let link = &self.ports[usize::from(index)].link;
         let own = match standing {
@@ -231,7 +229,7 @@ impl Intake {
         );
         let seen = Seen::Submitted {
             spec: *spec,
-            pid: from.book.identity.pid,
+            pid: from.state.identity.pid,
             port: index,
             standing,
             granted: (granted.bytes, granted.level),
@@ -254,8 +252,8 @@ impl Intake {
 
     /// Takes a peer's address for the number that flows of this client use.
     #[cold]
-    pub(super) fn introduced(book: &mut Book, peer: u8, address: [u8; 16]) {
-        let peers = book.peers.get_or_insert_with(|| Box::new([[0; 16]; 256]));
+    pub(super) fn introduced(state: &mut ClientState, peer: u8, address: [u8; 16]) {
+        let peers = state.peers.get_or_insert_with(|| Box::new([[0; 16]; 256]));
         peers[usize::from(peer)] = address;
     }
 
@@ -263,14 +261,14 @@ impl Intake {
     #[inline]
     fn keep(
         &mut self,
-        from: &mut From<'_>,
+        from: &mut RecordOrigin<'_>,
         at: SlotRef,
         port: u16,
         spec: &FlowSpec,
-        granted: Granted,
+        granted: SubmitDecision,
     ) {
-        from.book.counters.flows += 1;
-        from.book.counters.submitted_bytes += spec.bytes;
+        from.state.counters.flows += 1;
+        from.state.counters.submitted_bytes += spec.bytes;
         if spec.bytes == 0 && granted.level != 0 {
             // Nothing of it will ever complete. It is over.
             self.ports[usize::from(port)].counters.stages[spec.stage.index()].completed_flows += 1;
@@ -288,19 +286,19 @@ impl Intake {
             port,
             stage: spec.stage,
             level: granted.level,
-            books: granted.books,
+            accounting: granted.accounting,
             fetch: granted.fetch,
         };
-        from.book.flows += 1;
-        from.book.waiting += usize::from(flow.waits());
-        from.book.lanes.at(from.lane).flows.insert(flow);
+        from.state.flows += 1;
+        from.state.waiting += usize::from(flow.waits());
+        from.state.lanes.at(from.lane).flows.insert(flow);
     }
 
     /// Lets a flow out unscheduled that cannot be scheduled: its client has too many, or it names
     /// a NIC that is not configured here.
     #[cold]
-    fn pass(&mut self, from: &mut From<'_>, at: SlotRef, flow: &record::Flow, room: bool) {
-        unscheduled(from.book, flow, room);
+    fn pass(&mut self, from: &mut RecordOrigin<'_>, at: SlotRef, flow: &record::Flow, room: bool) {
+        unscheduled(from.state, flow, room);
         let level = Level::SCAVENGER.0;
         if let Ok(Wake::Needed) = from.consumer.permit(at, flow.bytes, level, true) {
             self.wakes.push((from.client, from.lane));
@@ -310,16 +308,16 @@ impl Intake {
     #[inline]
     pub(super) fn submit_on_credit(
         &mut self,
-        from: &mut From<'_>,
+        from: &mut RecordOrigin<'_>,
         at: SlotRef,
         flow: &record::Flow,
     ) {
-        let room = from.book.flows < from.book.room;
+        let room = from.state.flows < from.state.room;
         let id = name(from.client, from.lane, at.tag);
         let Some(index) = self.port(flow) else {
-            return unscheduled(from.book, flow, room);
+            return unscheduled(from.state, flow, room);
         };
-        let spec = self.spec(id, from.book.identity.pid, flow);
+        let spec = self.spec(id, from.state.identity.pid, flow);
         let port = &mut self.ports[usize::from(index)];
         self.quiet += u64::from(self.idle && spec.whole && spec.stage != Stage::Collective);
         // Spent credit returns to the port whatever becomes of the flow.
@@ -337,7 +335,7 @@ impl Intake {
             feed(port, self.now, from, index, &spec);
         }
         if !room {
-            return unscheduled(from.book, flow, room);
+            return unscheduled(from.state, flow, room);
         }
         let counted = &mut port.counters.stages[spec.stage.index()];
         counted.submitted_flows += 1;
@@ -346,16 +344,16 @@ impl Intake {
         counted.credited_bytes += spec.bytes;
         counted.permits[level.row()] += 1;
         counted.permitted_bytes[level.row()] += spec.bytes;
-        from.book.counters.permitted_bytes += spec.bytes;
-        from.book.ports[usize::from(index)].sent(spec.bytes);
+        from.state.counters.permitted_bytes += spec.bytes;
+        from.state.ports[usize::from(index)].sent(spec.bytes);
         let mut fetch = false;
         if is_read(flow) {
             (fetch, _) = self.hints.fetched_by(from, self.now, &spec, flow, index);
         }
-        let granted = Granted {
+        let granted = SubmitDecision {
             level: level.0,
             bytes: spec.bytes,
-            books: Books::Driver,
+            accounting: Accounting::Driver,
             fetch,
             held: false,
         };
@@ -365,25 +363,30 @@ impl Intake {
         self.keep(from, at, index, &spec, granted);
     }
 
-    /// Books a flow that its client sends without asking, because the mode that holds for it is
+    /// Accounting a flow that its client sends without asking, because the mode that holds for it is
     /// `observe`. The link does not hear of it: nobody granted these bytes, so they must not fill
     /// the window of the clients that do ask.
-    pub(super) fn observe(&mut self, from: &mut From<'_>, at: SlotRef, flow: &record::Flow) {
-        let room = from.book.flows < from.book.room;
+    pub(super) fn observe(
+        &mut self,
+        from: &mut RecordOrigin<'_>,
+        at: SlotRef,
+        flow: &record::Flow,
+    ) {
+        let room = from.state.flows < from.state.room;
         let id = name(from.client, from.lane, at.tag);
         let Some(index) = self.port(flow).filter(|_| room) else {
-            return unscheduled(from.book, flow, room);
+            return unscheduled(from.state, flow, room);
         };
-        let spec = self.spec(id, from.book.identity.pid, flow);
+        let spec = self.spec(id, from.state.identity.pid, flow);
         let counted = &mut self.ports[usize::from(index)].counters.stages[spec.stage.index()];
         counted.submitted_flows += 1;
         counted.submitted_bytes += spec.bytes;
         counted.credited_flows += 1;
         counted.credited_bytes += spec.bytes;
-        let granted = Granted {
+        let granted = SubmitDecision {
             level: Level::SCAVENGER.0,
             bytes: spec.bytes,
-            books: Books::Nobody,
+            accounting: Accounting::Nobody,
             fetch: false,
             held: false,
         };
@@ -394,10 +397,10 @@ impl Intake {
     }
 
     #[inline]
-    pub(super) fn completed(&mut self, from: &mut From<'_>, tag: u64, bytes: u64) {
+    pub(super) fn completed(&mut self, from: &mut RecordOrigin<'_>, tag: u64, bytes: u64) {
         let now = self.now;
-        let book = &mut *from.book;
-        let flows = &mut book.lanes.at(from.lane).flows;
+        let state = &mut *from.state;
+        let flows = &mut state.lanes.at(from.lane).flows;
         let Some(flow) = flows.get_mut(tag) else {
             return;
         };
@@ -408,7 +411,7 @@ impl Intake {
         // A trickle is no progress: it would hold the window for as long as it lasts. What is only
         // observed holds nothing.
         if bytes
-            > if flow.books == Books::Nobody {
+            > if flow.accounting == Accounting::Nobody {
                 0
             } else {
                 outstanding >> TRICKLE_SHIFT
@@ -418,24 +421,24 @@ impl Intake {
         }
         let done = flow.completed >= flow.bytes;
         let (index, stage) = (flow.port, flow.stage);
-        let owed = matches!(flow.books, Books::Owed | Books::OwedInPart);
-        book.counters.completed_bytes += bytes;
-        book.completed = now;
+        let owed = matches!(flow.accounting, Accounting::Owed | Accounting::OwedInPart);
+        state.counters.completed_bytes += bytes;
+        state.completed = now;
         self.hints.completed(now, flow.request, flow.port, bytes);
         let port = &mut self.ports[usize::from(flow.port)];
         self.quiet += u64::from(self.idle && port.link.waiting_flows() == 0);
-        let on_wire = &mut book.ports[usize::from(flow.port)];
-        match flow.books {
-            Books::Link => {
+        let on_wire = &mut state.ports[usize::from(flow.port)];
+        match flow.accounting {
+            Accounting::Link => {
                 let flow = name(from.client, from.lane, tag);
                 port.link.handle(now, Event::BytesCompleted { flow, bytes });
                 on_wire.done(bytes);
             }
-            Books::Driver => {
+            Accounting::Driver => {
                 port.link.land(now, Level(flow.level), bytes);
                 on_wire.done(bytes);
             }
-            Books::Nobody | Books::Owed | Books::OwedInPart => {}
+            Accounting::Nobody | Accounting::Owed | Accounting::OwedInPart => {}
         }
         port.dirty = true;
         let counted = &mut port.counters.stages[flow.stage.index()];
@@ -447,12 +450,12 @@ impl Intake {
                 let flow = name(from.client, from.lane, tag);
                 self.hints.fetched(now, flow);
             }
-            book.flows -= usize::from(flows.remove(tag));
+            state.flows -= usize::from(flows.remove(tag));
         }
         if owed {
             self.paid(
                 from.client,
-                from.book,
+                from.state,
                 (from.lane, tag),
                 (index, stage),
                 bytes,
@@ -461,63 +464,64 @@ impl Intake {
         self.note(Seen::Completed(name(from.client, from.lane, tag).0, bytes));
     }
 
-    pub(super) fn cancelled(&mut self, from: &mut From<'_>, tag: u64, granted: u64) {
+    pub(super) fn cancelled(&mut self, from: &mut RecordOrigin<'_>, tag: u64, granted: u64) {
         // A client that withdraws while everything is bypassed sends the rest unscheduled;
         // otherwise it will not send it at all.
-        if (self.bypass || from.book.told_to_bypass())
-            && let Some(flow) = from.book.lanes.at(from.lane).flows.get_mut(tag)
+        if (self.bypass || from.state.told_to_bypass())
+            && let Some(flow) = from.state.lanes.at(from.lane).flows.get_mut(tag)
         {
-            from.book.counters.bypassed_bytes += flow.bytes.saturating_sub(granted);
+            from.state.counters.bypassed_bytes += flow.bytes.saturating_sub(granted);
         }
-        self.cancel(from.client, from.book, from.lane, tag);
+        self.cancel(from.client, from.state, from.lane, tag);
     }
 
     /// Ends a flow that will not complete.
-    pub(super) fn cancel(&mut self, client: u32, book: &mut Book, lane: u16, seq: u64) {
-        let flows = &mut book.lanes.at(lane).flows;
+    pub(super) fn cancel(&mut self, client: u32, state: &mut ClientState, lane: u16, seq: u64) {
+        let flows = &mut state.lanes.at(lane).flows;
         let Some(flow) = flows.get_mut(seq) else {
             return;
         };
-        book.waiting -= usize::from(flow.waits());
+        state.waiting -= usize::from(flow.waits());
         let port = &mut self.ports[usize::from(flow.port)];
-        match flow.books {
-            Books::Link | Books::OwedInPart => {
+        match flow.accounting {
+            Accounting::Link | Accounting::OwedInPart => {
                 let flow = name(client, lane, seq);
                 port.link.handle(self.now, Event::FlowCancelled { flow });
             }
-            Books::Driver => port
+            Accounting::Driver => port
                 .link
                 .land(self.now, Level(flow.level), flow.outstanding()),
-            Books::Nobody | Books::Owed => {}
+            Accounting::Nobody | Accounting::Owed => {}
         }
-        let on_wire = &mut book.ports[usize::from(flow.port)];
-        let owed = matches!(flow.books, Books::Owed | Books::OwedInPart);
+        let on_wire = &mut state.ports[usize::from(flow.port)];
+        let owed = matches!(flow.accounting, Accounting::Owed | Accounting::OwedInPart);
         let (index, stage, outstanding) = (flow.port, flow.stage, flow.outstanding());
-        match flow.books {
-            Books::Link | Books::Driver => on_wire.dropped(outstanding),
+        match flow.accounting {
+            Accounting::Link | Accounting::Driver => on_wire.dropped(outstanding),
             _ => {}
         }
         port.dirty = true;
         if flow.fetch {
             self.hints.fetched(self.now, name(client, lane, seq));
         }
-        book.counters.cancelled_flows += 1;
-        book.flows -= usize::from(flows.remove(seq));
+        state.counters.cancelled_flows += 1;
+        state.flows -= usize::from(flows.remove(seq));
         if owed {
             // What kept others waiting and is never completed is lost.
             let window = self.ports[usize::from(index)].window_bytes();
-            book.lost
+            state
+                .lost
                 .add(self.now, outstanding, window, self.completion_timeout);
-            self.paid(client, book, (lane, seq), (index, stage), outstanding);
+            self.paid(client, state, (lane, seq), (index, stage), outstanding);
         }
         self.note(Seen::Cancelled(name(client, lane, seq).0));
     }
 
     /// The owner of a lane is gone: all its flows end. The credit that the lane holds stays with
     /// it, for its next owner.
-    pub(super) fn lane_gone(&mut self, client: u32, book: &mut Book, lane: u16) {
-        for seq in book.lanes.at(lane).flows.seqs() {
-            self.cancel(client, book, lane, seq);
+    pub(super) fn lane_gone(&mut self, client: u32, state: &mut ClientState, lane: u16) {
+        for seq in state.lanes.at(lane).flows.seqs() {
+            self.cancel(client, state, lane, seq);
         }
     }
 
@@ -526,12 +530,12 @@ impl Intake {
     /// A client released for garbage is gone twice, then and when it hangs up; its credit returns
     /// once.
     pub fn client_gone(&mut self, index: u32, client: &mut Client) {
-        if core::mem::replace(&mut client.book.settled, true) {
+        if core::mem::replace(&mut client.state.settled, true) {
             return;
         }
-        self.leaves(&client.book);
-        for lane in 0..client.book.lanes.count() {
-            self.lane_gone(index, &mut client.book, lane);
+        self.leaves(&client.state);
+        for lane in 0..client.state.lanes.count() {
+            self.lane_gone(index, &mut client.state, lane);
         }
         for (_, consumer) in client.served.consumers() {
             for (index, port) in self.ports.iter_mut().enumerate() {
@@ -596,8 +600,8 @@ impl Intake {
         let Some(client) = clients.get_mut(index as usize).and_then(Option::as_mut) else {
             return;
         };
-        let book = &mut client.book;
-        let flows = &mut book.lanes.at(lane).flows;
+        let state = &mut client.state;
+        let flows = &mut state.lanes.at(lane).flows;
         let Some(flow) = flows.get_mut(seq) else {
             return;
         };
@@ -608,7 +612,7 @@ impl Intake {
         }
         flow.permitted = flow.permitted.saturating_add(bytes).min(flow.bytes);
         flow.touched = self.now;
-        book.waiting -= usize::from(!flow.waits());
+        state.waiting -= usize::from(!flow.waits());
         let at = SlotRef {
             slot: flow.slot,
             tag: flow.seq,
@@ -630,13 +634,13 @@ impl Intake {
         if first {
             counted.wait.record(waited);
         }
-        book.counters.permitted_bytes += bytes;
-        book.ports[usize::from(flow.port)].sent(bytes);
+        state.counters.permitted_bytes += bytes;
+        state.ports[usize::from(flow.port)].sent(bytes);
         self.counters.permits += 1;
         let level = flow.level;
         if flow.bytes == 0 {
             counted.completed_flows += 1;
-            book.flows -= usize::from(flows.remove(seq));
+            state.flows -= usize::from(flows.remove(seq));
         }
         self.note(Seen::Permitted(id.0, bytes, level, last));
     }
@@ -654,15 +658,15 @@ impl Intake {
             let Some(state) = clients.get_mut(client as usize).and_then(Option::as_mut) else {
                 continue;
             };
-            let Client { book, served, .. } = state;
-            book.lanes.at(lane).hungry[index] = false;
-            let feeds = !book.released && book.room > 0 && !book.ports[index].is_held();
+            let Client { state, served, .. } = state;
+            state.lanes.at(lane).hungry[index] = false;
+            let feeds = !state.released && state.room > 0 && !state.ports[index].is_held();
             let Some(consumer) = served.consumer(lane).filter(|_| feeds) else {
                 continue;
             };
-            let mut from = From {
+            let mut from = RecordOrigin {
                 client,
-                book,
+                state,
                 lane,
                 consumer,
             };
@@ -678,14 +682,14 @@ impl Hints {
     #[cold]
     fn fetched_by(
         &mut self,
-        from: &From<'_>,
+        from: &RecordOrigin<'_>,
         now: Time,
         spec: &FlowSpec,
         flow: &record::Flow,
         port: u16,
     ) -> (bool, bool) {
         let address = from
-            .book
+            .state
             .peers
             .as_ref()
             .map(|peers| peers[usize::from(flow.peer)]);
@@ -707,18 +711,18 @@ fn is_read(flow: &record::Flow) -> bool {
 
 /// Counts a flow that goes out without being scheduled.
 #[cold]
-fn unscheduled(book: &mut Book, flow: &record::Flow, room: bool) {
-    book.counters.flows += 1;
-    book.counters.submitted_bytes += flow.bytes;
-    book.counters.bypassed_bytes += flow.bytes;
-    book.counters.overflowed_flows += u64::from(!room);
-    book.counters.unknown_nic_flows += u64::from(room);
+fn unscheduled(state: &mut ClientState, flow: &record::Flow, room: bool) {
+    state.counters.flows += 1;
+    state.counters.submitted_bytes += flow.bytes;
+    state.counters.bypassed_bytes += flow.bytes;
+    state.counters.overflowed_flows += u64::from(!room);
+    state.counters.unknown_nic_flows += u64::from(room);
 }
 
 /// After a flow of `spec`: feeds its lane with credit of port `index`, if the like of it may use any.
 #[inline]
-fn feed(port: &mut Port, now: Time, from: &mut From<'_>, index: u16, spec: &FlowSpec) {
-    if from.book.room == 0 || from.book.ports[usize::from(index)].is_held() {
+fn feed(port: &mut Port, now: Time, from: &mut RecordOrigin<'_>, index: u16, spec: &FlowSpec) {
+    if from.state.room == 0 || from.state.ports[usize::from(index)].is_held() {
         // It is not scheduled now, or owes: whoever has credit does not ask.
     } else if spec.stage == Stage::Collective {
         feed_collectives(port, now, from, index);
@@ -735,10 +739,10 @@ const fn is_anonymous(spec: &FlowSpec) -> bool {
 
 /// Feeds a lane that has collectives, or notes that it is hungry.
 #[inline]
-fn feed_collectives(port: &mut Port, now: Time, from: &mut From<'_>, index: u16) {
+fn feed_collectives(port: &mut Port, now: Time, from: &mut RecordOrigin<'_>, index: u16) {
     let at = usize::from(index);
     if !port.feed(now, at, from.consumer) {
-        let hungry = &mut from.book.lanes.at(from.lane).hungry[at];
+        let hungry = &mut from.state.lanes.at(from.lane).hungry[at];
         if !*hungry {
             *hungry = true;
             port.hungry.push_back((from.client, from.lane));

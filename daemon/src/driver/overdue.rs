@@ -15,12 +15,12 @@ use laxity_policy::{Level, Span};
 use laxity_shm::consumer::Wake;
 use laxity_shm::producer::SlotRef;
 
-use crate::clients::{Book, Client};
+use crate::clients::{Client, ClientState};
 use crate::config::Mode;
 use crate::driver::Driver;
+use crate::driver::flows::{Accounting, Flow};
 use crate::driver::intake::Intake;
 use crate::driver::trust::{Loss, WINDOW, part};
-use crate::flows::{Books, Flow};
 use crate::owner::Owner;
 
 /// Windows of one port that clients of an owner may owe at a time. A client owes little more than
@@ -34,19 +34,19 @@ impl Intake {
     pub fn write_off(&mut self, index: u32, client: &mut Client, lane: u16) {
         let timeout = self.completion_timeout;
         let since = self.now - timeout;
-        let flows = &client.book.lanes.at(lane).flows;
+        let flows = &client.state.lanes.at(lane).flows;
         let overdue = |flow: &&Flow| flow.outstanding() > 0 && flow.touched < since;
         let seqs: Vec<u64> = flows.iter().filter(overdue).map(|flow| flow.seq).collect();
         for seq in seqs {
-            let Some(flow) = client.book.lanes.at(lane).flows.get_mut(seq).copied() else {
+            let Some(flow) = client.state.lanes.at(lane).flows.get_mut(seq).copied() else {
                 continue;
             };
             let bytes = flow.outstanding();
-            client.book.counters.written_off_bytes += bytes;
+            client.state.counters.written_off_bytes += bytes;
             // Of what is owed, its end is the loss ([`Intake::cancel`]).
-            if matches!(flow.books, Books::Link | Books::Driver) {
+            if matches!(flow.accounting, Accounting::Link | Accounting::Driver) {
                 let window = self.ports[usize::from(flow.port)].window_bytes();
-                client.book.lost.add(self.now, bytes, window, timeout);
+                client.state.lost.add(self.now, bytes, window, timeout);
             }
             self.let_out(index, client, lane, seq);
         }
@@ -55,15 +55,15 @@ impl Intake {
 
     /// Distrusts a client that has lost too much.
     fn judge(&mut self, index: u32, client: &mut Client) {
-        client.book.lost.forget(self.now);
-        if client.book.distrusted || !client.book.lost.is_too_much() {
+        client.state.lost.forget(self.now);
+        if client.state.distrusted || !client.state.lost.is_too_much() {
             return;
         }
-        client.book.lost = Loss::default();
-        client.book.distrusted = true;
+        client.state.lost = Loss::default();
+        client.state.distrusted = true;
         self.trust.strike(
             self.now,
-            &client.book.identity.owner,
+            &client.state.identity.owner,
             self.completion_timeout,
         );
         client.set_room();
@@ -71,17 +71,17 @@ impl Intake {
     }
 
     /// A client leaves. What it owes is lost, and what it has on the wire is abandoned.
-    pub fn leaves(&mut self, book: &Book) {
+    pub fn leaves(&mut self, state: &ClientState) {
         let timeout = self.completion_timeout;
-        let owner = &book.identity.owner;
-        let mut lost = book.lost;
-        for (on_wire, port) in book.ports.iter().zip(&self.ports) {
+        let owner = &state.identity.owner;
+        let mut lost = state.lost;
+        for (on_wire, port) in state.ports.iter().zip(&self.ports) {
             lost.add(self.now, on_wire.owed(), port.window_bytes(), timeout);
         }
-        if lost.is_too_much() && !book.distrusted {
+        if lost.is_too_much() && !state.distrusted {
             self.trust.strike(self.now, owner, timeout);
         }
-        for (index, (on_wire, port)) in book.ports.iter().zip(&self.ports).enumerate() {
+        for (index, (on_wire, port)) in state.ports.iter().zip(&self.ports).enumerate() {
             let window = port.window_bytes();
             let abandoned = part(on_wire.outstanding.min(window), window);
             if abandoned > 0 && on_wire.kept_others(self.now) {
@@ -95,10 +95,10 @@ impl Intake {
     /// that are permitted in full are still awaited, unless the mode is `off`, in which nobody is
     /// scheduled.
     pub fn let_go(&mut self, index: u32, client: &mut Client) {
-        for lane in 0..client.book.lanes.count() {
+        for lane in 0..client.state.lanes.count() {
             let off = client.mode == Mode::Off;
             let wanted = |flow: &&Flow| off || flow.waits();
-            let flows = &client.book.lanes.at(lane).flows;
+            let flows = &client.state.lanes.at(lane).flows;
             let mut seqs: Vec<u64> = flows.iter().filter(wanted).map(|flow| flow.seq).collect();
             seqs.sort_unstable();
             for seq in seqs {
@@ -109,7 +109,7 @@ impl Intake {
 
     /// Ends a flow in the books and in its link. Its client gets a permit for what is left.
     fn let_out(&mut self, index: u32, client: &mut Client, lane: u16, seq: u64) {
-        let Some(flow) = client.book.lanes.at(lane).flows.get_mut(seq).copied() else {
+        let Some(flow) = client.state.lanes.at(lane).flows.get_mut(seq).copied() else {
             return;
         };
         if flow.waits() {
@@ -117,7 +117,7 @@ impl Intake {
                 slot: flow.slot,
                 tag: flow.seq,
             };
-            client.book.counters.bypassed_bytes += flow.bytes - flow.permitted;
+            client.state.counters.bypassed_bytes += flow.bytes - flow.permitted;
             // Not in the class of its earlier permits: what is not scheduled must not overtake
             // what is. A client that withdrew it does not see this.
             let level = Level::SCAVENGER.0;
@@ -127,7 +127,7 @@ impl Intake {
                 self.wakes.push((index, lane));
             }
         }
-        self.cancel(index, &mut client.book, lane, seq);
+        self.cancel(index, &mut client.state, lane, seq);
     }
 }
 
@@ -140,8 +140,8 @@ impl Driver {
         let (now, timeout) = (self.intake.now, self.intake.completion_timeout);
         for owner in self.intake.trust.forgive(now, timeout) {
             let clients = self.clients.iter_mut().flatten();
-            for client in clients.filter(|client| client.book.identity.owner == owner) {
-                client.book.distrusted = false;
+            for client in clients.filter(|client| client.state.identity.owner == owner) {
+                client.state.distrusted = false;
                 client.set_room();
             }
         }
@@ -157,8 +157,8 @@ impl Driver {
         (self.intake.ports.iter().enumerate()).any(|(index, port)| {
             let clients = self.clients.iter().flatten();
             let owed = clients
-                .filter(|client| client.book.identity.owner == *owner)
-                .filter_map(|client| client.book.ports.get(index))
+                .filter(|client| client.state.identity.owner == *owner)
+                .filter_map(|client| client.state.ports.get(index))
                 .fold(0_u64, |sum, on_wire| sum.saturating_add(on_wire.owed()));
             part(owed, port.window_bytes()) > OWED_WINDOWS * WINDOW
         })
@@ -175,13 +175,13 @@ impl Driver {
             let Some(client) = self.clients[index].as_ref() else {
                 continue;
             };
-            let book = &client.book;
+            let state = &client.state;
             let since = self.intake.now - LATELY;
-            let suspected = book.completed < since && self.suspects(&book.identity.owner);
+            let suspected = state.completed < since && self.suspects(&state.identity.owner);
             if let Some(client) = self.clients[index].as_mut()
-                && client.book.suspected != suspected
+                && client.state.suspected != suspected
             {
-                client.book.suspected = suspected;
+                client.state.suspected = suspected;
                 client.set_room();
                 if suspected {
                     self.intake.let_go(index as u32, client);
@@ -204,13 +204,13 @@ impl Driver {
                 .get_mut(index as usize)
                 .and_then(Option::as_mut);
             if let Some(client) = client
-                && client.book.flows > 0
+                && client.state.flows > 0
             {
-                while lane < client.book.lanes.count() && places < WRITE_OFF_PLACES {
-                    if let Some(book) = client.book.lanes.get(lane)
-                        && !book.flows.is_empty()
+                while lane < client.state.lanes.count() && places < WRITE_OFF_PLACES {
+                    if let Some(state) = client.state.lanes.get(lane)
+                        && !state.flows.is_empty()
                     {
-                        places += book.flows.places();
+                        places += state.flows.places();
                         self.intake.write_off(index, client, lane);
                     }
                     lane += 1;

@@ -9,7 +9,7 @@ use laxity_policy::Time;
 use laxity_shm::sleep::now_ns;
 use laxity_shm::sync::heavy_fence;
 
-use super::taking::Taking;
+use super::record_sink::RecordSink;
 use super::{BEAT, Driver};
 use crate::clients::{BUDGET, Client};
 
@@ -86,22 +86,22 @@ impl Driver {
             return 0;
         };
         let Client {
-            book,
+            state,
             served,
             idle_scans,
             budget,
             ..
         } = client;
-        if book.released {
+        if state.released {
             return 0;
         }
-        let mut taking = Taking::new(&mut self.intake, index, book);
-        let taken = served.scan_into(*budget, &mut taking);
+        let mut sink = RecordSink::new(&mut self.intake, index, state);
+        let taken = served.scan_into(*budget, &mut sink);
         if taken > 0 {
             *idle_scans = 0;
         }
-        if let Some((lane, offence)) = taking.offence {
-            self.quarantine(index, lane, &offence);
+        if let Some((lane, violation)) = sink.violation {
+            self.quarantine(index, lane, &violation);
         }
         taken
     }
@@ -186,15 +186,15 @@ impl Driver {
         let Some(client) = self.clients[index as usize].as_mut() else {
             return 0;
         };
-        if client.book.released {
+        if client.state.released {
             return 0;
         }
         client.refresh();
-        let Client { book, served, .. } = client;
-        let mut taking = Taking::new(&mut self.intake, index, book);
-        let taken = served.sweep_into(BUDGET, &mut taking);
-        if let Some((lane, offence)) = taking.offence {
-            self.quarantine(index, lane, &offence);
+        let Client { state, served, .. } = client;
+        let mut sink = RecordSink::new(&mut self.intake, index, state);
+        let taken = served.sweep_into(BUDGET, &mut sink);
+        if let Some((lane, violation)) = sink.violation {
+            self.quarantine(index, lane, &violation);
         }
         taken
     }

@@ -60,7 +60,7 @@ pub(super) struct Library {
 }
 
 /// The function at an address. `F` must be the type that the ABI of libibverbs gives it.
-fn cast<F: Copy>(address: *mut c_void) -> F {
+fn function_at<F: Copy>(address: *mut c_void) -> F {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
     // SAFETY: as large as a function pointer, and the address of a function of that type: only `find` calls this, for the
     // fields of `Library`, whose types are those of the functions they are named after.
@@ -70,7 +70,7 @@ fn cast<F: Copy>(address: *mut c_void) -> F {
 fn look_up<F: Copy>(library: *mut c_void, name: &CStr, version: &CStr) -> Option<F> {
     // SAFETY: a handle that dlopen gave, and C strings.
     let address = unsafe { libc::dlvsym(library, name.as_ptr(), version.as_ptr()) };
-    (!address.is_null()).then(|| cast(address))
+    (!address.is_null()).then(|| function_at(address))
 }
 
 const FIRST: &CStr = c"IBVERBS_1.1";
@@ -178,7 +178,7 @@ pub(super) unsafe fn exempt(context: *mut ibv_context) {
     // SAFETY: a C string; every library of the process is searched.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"laxity_verbs_exempt".as_ptr()) };
     if !address.is_null() {
-        let exempt: Exempt = cast(address);
+        let exempt: Exempt = function_at(address);
         // SAFETY: upheld by the caller; liblaxity.so documents that it takes any open context.
         unsafe { exempt(context) };
     }

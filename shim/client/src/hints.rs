@@ -11,9 +11,9 @@
 //! Nothing here waits for the daemon. A forked child begins with nothing: it knows none of the requests and
 //! attaches for itself.
 
-mod book;
 mod bounded;
 mod gate;
+mod hint_table;
 mod outside;
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -22,8 +22,8 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use laxity_shm::record::{Direction, Flow, Stage};
 use laxity_shm::sleep::now_ns;
 
-pub use book::{BATCHES_MAX, Counts, Facts, HintError, REQUESTS_MAX, TENANT_MAX};
 pub use gate::{Excess, Transfer, Transfers};
+pub use hint_table::{BATCHES_MAX, Counts, Facts, HintError, REQUESTS_MAX, TENANT_MAX};
 pub use outside::is_there as is_preloaded;
 
 use crate::client::Client;
@@ -32,8 +32,8 @@ use crate::lane::Lane;
 use crate::memory::{self, MemoryError};
 use crate::options::Options;
 use crate::scope::{self, Scope};
-use book::Book;
 use gate::Shard;
+use hint_table::HintTable;
 
 /// What this process said, and its way to the daemon.
 #[derive(Debug)]
@@ -41,17 +41,17 @@ struct Hub {
     client: Client,
     /// [`EPOCH`] when it was made.
     epoch: u32,
-    desk: Mutex<Desk>,
+    channel: Mutex<HintChannel>,
     shards: [Shard; gate::LANES],
     /// Transfers that were dropped before all of them was sent or given up.
     dropped: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Desk {
-    book: Book,
+struct HintChannel {
+    table: HintTable,
     lane: Option<Lane>,
-    /// [`Client::generation`] of the daemon that knows the book.
+    /// [`Client::generation`] of the daemon that knows the table.
     told: u64,
 }
 
@@ -93,8 +93,8 @@ fn make() -> &'static Hub {
     let made = Box::into_raw(Box::new(Hub {
         client,
         epoch: epoch(),
-        desk: Mutex::new(Desk {
-            book: Book::new(),
+        channel: Mutex::new(HintChannel {
+            table: HintTable::new(),
             lane: None,
             told,
         }),
@@ -115,30 +115,30 @@ fn make() -> &'static Hub {
     }
 }
 
-fn desk(hub: &Hub) -> MutexGuard<'_, Desk> {
+fn channel(hub: &Hub) -> MutexGuard<'_, HintChannel> {
     // What a panic may leave behind is an entry more or less.
-    hub.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    hub.channel.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes a hint: first the book, then the daemon.
+/// Takes a hint: first the table, then the daemon.
 fn take(
-    how: impl FnOnce(&mut Book, &mut dyn FnMut(Hint)) -> Result<(), HintError>,
+    how: impl FnOnce(&mut HintTable, &mut dyn FnMut(Hint)) -> Result<(), HintError>,
 ) -> Result<(), HintError> {
     let hub = hub();
-    let mut desk = desk(hub);
-    let Desk { book, lane, told } = &mut *desk;
+    let mut channel = channel(hub);
+    let HintChannel { table, lane, told } = &mut *channel;
     let lane = lane.get_or_insert_with(|| hub.client.lane());
     lane.seek();
-    // A daemon that is new to this process gets all of the book, with the change in it.
+    // A daemon that is new to this process gets all of the table, with the change in it.
     let is_new = lane.is_attached() && *told != hub.client.generation();
-    how(book, &mut |hint| {
+    how(table, &mut |hint| {
         if !is_new {
             lane.hint(hint);
         }
     })?;
     if is_new {
         *told = hub.client.generation();
-        book.retell(&mut |hint| lane.hint(hint));
+        table.retell(&mut |hint| lane.hint(hint));
     }
     Ok(())
 }
@@ -173,7 +173,7 @@ pub fn now() -> u64 {
 pub fn request_begin(request: u64, facts: Facts) -> Result<(), HintError> {
     // As the caller has it: the first hint of a process attaches, which may take its time.
     let now = now_ns();
-    take(|book, say| book.request_begin(now, request, facts, say))
+    take(|table, say| table.request_begin(now, request, facts, say))
 }
 
 /// A request has its first token, or was aborted.
@@ -181,13 +181,13 @@ pub fn request_begin(request: u64, facts: Facts) -> Result<(), HintError> {
 /// # Errors
 /// [`HintError::RequestEnded`], [`HintError::NoId`].
 pub fn request_end(request: u64) -> Result<(), HintError> {
-    take(|book, say| book.request_end(request, say))
+    take(|table, say| table.request_end(request, say))
 }
 
 /// What was said of a request that has not ended.
 #[must_use]
 pub fn request(request: u64) -> Option<Facts> {
-    desk(hub()).book.facts(request).cloned()
+    channel(hub()).table.facts(request).cloned()
 }
 
 /// A batch was formed.
@@ -195,7 +195,7 @@ pub fn request(request: u64) -> Option<Facts> {
 /// # Errors
 /// [`HintError::NoLayers`], [`HintError::NoId`].
 pub fn batch_begin(batch: u64, layers: u16, layer_time_ns: u64) -> Result<(), HintError> {
-    take(|book, say| book.batch_begin(batch, layers, layer_time_ns, say))
+    take(|table, say| table.batch_begin(batch, layers, layer_time_ns, say))
 }
 
 /// A request is a member of a batch.
@@ -203,7 +203,7 @@ pub fn batch_begin(batch: u64, layers: u16, layer_time_ns: u64) -> Result<(), Hi
 /// # Errors
 /// [`HintError::RequestEnded`], [`HintError::NoId`].
 pub fn batch_join(batch: u64, request: u64) -> Result<(), HintError> {
-    take(|book, say| book.batch_join(batch, request, say))
+    take(|table, say| table.batch_join(batch, request, say))
 }
 
 /// A batch waits behind another.
@@ -211,7 +211,7 @@ pub fn batch_join(batch: u64, request: u64) -> Result<(), HintError> {
 /// # Errors
 /// [`HintError::NoId`].
 pub fn batch_queued(batch: u64, ahead: u64) -> Result<(), HintError> {
-    take(|book, say| book.batch_queued(batch, ahead, say))
+    take(|table, say| table.batch_queued(batch, ahead, say))
 }
 
 /// A batch now computes a layer.
@@ -219,7 +219,7 @@ pub fn batch_queued(batch: u64, ahead: u64) -> Result<(), HintError> {
 /// # Errors
 /// [`HintError::UnknownLayer`], [`HintError::NoId`].
 pub fn layer_begin(batch: u64, layer: u16) -> Result<(), HintError> {
-    take(|book, say| book.layer_begin(batch, layer, say))
+    take(|table, say| table.layer_begin(batch, layer, say))
 }
 
 /// A batch has computed its last layer.
@@ -227,7 +227,7 @@ pub fn layer_begin(batch: u64, layer: u16) -> Result<(), HintError> {
 /// # Errors
 /// [`HintError::NoId`].
 pub fn compute_end(batch: u64) -> Result<(), HintError> {
-    take(|book, say| book.compute_end(batch, say))
+    take(|table, say| table.compute_end(batch, say))
 }
 
 /// Nothing of a batch is left.
@@ -235,7 +235,7 @@ pub fn compute_end(batch: u64) -> Result<(), HintError> {
 /// # Errors
 /// [`HintError::NoId`].
 pub fn batch_end(batch: u64) -> Result<(), HintError> {
-    take(|book, say| book.batch_end(batch, say))
+    take(|table, say| table.batch_end(batch, say))
 }
 
 /// Opens a scope for the calling thread, here and in the library that was preloaded. What is not said of a
@@ -257,13 +257,13 @@ pub fn scope_pop() -> bool {
 
 fn fill(scope: &mut Scope) {
     if scope.request != 0 && (scope.deadline_ns == 0 || scope.batch == 0) {
-        let desk = desk(hub());
-        let book = &desk.book;
+        let channel = channel(hub());
+        let table = &channel.table;
         if scope.deadline_ns == 0 {
-            scope.deadline_ns = book.facts(scope.request).map_or(0, |f| f.deadline_ns);
+            scope.deadline_ns = table.facts(scope.request).map_or(0, |f| f.deadline_ns);
         }
         if scope.batch == 0 {
-            scope.batch = book.batch_of(scope.request);
+            scope.batch = table.batch_of(scope.request);
         }
     }
 }
@@ -376,16 +376,16 @@ fn flow(hub: &Hub, now: u64, asked: &Asked) -> Flow {
         && said.deadline_ns == 0
         && matches!(stage, Stage::KvReuse | Stage::P2d);
     if passed || is_due || said.layer.is_some() && said.batch != 0 {
-        let mut desk = desk(hub);
-        let book = &mut desk.book;
-        book.counts.deadlines_passed += u64::from(passed);
+        let mut channel = channel(hub);
+        let table = &mut channel.table;
+        table.counts.deadlines_passed += u64::from(passed);
         if is_due {
-            said.deadline_ns = book.due(now, said.request, asked.objective_ns);
+            said.deadline_ns = table.due(now, said.request, asked.objective_ns);
         }
-        if let Some((layers, current)) = book.layers(said.batch)
+        if let Some((layers, current)) = table.layers(said.batch)
             && said.layer.is_some_and(|layer| layer >= layers)
         {
-            book.counts.layers_unknown += 1;
+            table.counts.layers_unknown += 1;
             said.layer = current;
         }
     }
@@ -427,12 +427,12 @@ pub struct HintStats {
 #[must_use]
 pub fn stats() -> HintStats {
     let hub = hub();
-    let desk = desk(hub);
-    let (requests, batches) = desk.book.sizes();
+    let channel = channel(hub);
+    let (requests, batches) = channel.table.sizes();
     HintStats {
         requests,
         batches,
-        counts: desk.book.counts,
+        counts: channel.table.counts,
         tickets_dropped: hub.dropped.load(Ordering::Relaxed),
     }
 }

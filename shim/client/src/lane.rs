@@ -19,8 +19,8 @@ use laxity_shm::sleep::{lately_ns, now_ns};
 
 use crate::client::Core;
 use crate::hint::Hint;
+use crate::lane_binding::LaneBinding;
 use crate::peers;
-use crate::place::Place;
 use crate::session::NoSeat;
 use crate::stats::LaneCounters;
 use crate::ticket::{Mark, SEATS, Ticket};
@@ -31,8 +31,8 @@ const OWED_MAX: usize = 1 << 16;
 /// Before a lane that found no free seat looks again.
 const SEAT_RETRY_NS: u64 = 10_000_000;
 
-/// A number for a place that no other place of this process has, so that a ticket can be used on
-/// the lane that gave it only: any other takes it for one of a place that is lost.
+/// A number for a binding that no other binding of this process has, so that a ticket can be used on
+/// the lane that gave it only: any other takes it for one of a binding that is lost.
 fn next_number() -> u64 {
     static NUMBER: AtomicU64 = AtomicU64::new(1);
     // Relaxed: only that it is unique matters.
@@ -48,7 +48,7 @@ const LOAN_NS: u64 = 10_000_000;
 #[derive(Debug)]
 pub struct Loan {
     header: HeaderRef,
-    /// Of the place that lent it.
+    /// Of the binding that lent it.
     seat: u64,
     port: usize,
     bytes: u64,
@@ -86,8 +86,8 @@ pub(crate) enum Owed {
 pub struct Lane {
     pub(crate) core: Arc<Core>,
     pub(crate) counters: Arc<LaneCounters>,
-    pub(crate) place: Option<Place>,
-    /// Number of the current place, 0 before the first; tickets of others are bypassed.
+    pub(crate) binding: Option<LaneBinding>,
+    /// Number of the current binding, 0 before the first; tickets of others are bypassed.
     pub(crate) seat: u64,
     owed: VecDeque<Owed>,
     pub(crate) spin: Spin,
@@ -99,13 +99,13 @@ impl Lane {
         let mut lane = Self {
             core,
             counters,
-            place: None,
+            binding: None,
             seat: 0,
             owed: VecDeque::new(),
             spin: Spin::default(),
             _not_sync: PhantomData,
         };
-        lane.find_place();
+        lane.find_binding();
         lane
     }
 
@@ -135,18 +135,18 @@ impl Lane {
     /// On credit that is at hand, if it is.
     #[inline(always)]
     fn submit_on_hand(&mut self, flow: &Flow, ticket: &mut Ticket) -> bool {
-        if let Some(place) = &mut self.place
-            && flow.key() == place.credit.key
-            && let Some(tag) = place
+        if let Some(binding) = &mut self.binding
+            && flow.key() == binding.credit.key
+            && let Some(tag) = binding
                 .producer
-                .publish_on_credit(flow, &mut place.credit.left)
+                .publish_on_credit(flow, &mut binding.credit.left)
         {
-            let attention = place.header.after_publish();
+            let attention = binding.header.after_publish();
             *ticket = Ticket {
                 tag,
                 total: flow.bytes,
                 permitted: 0,
-                mark: place.credit.mark,
+                mark: binding.credit.mark,
             };
             if attention != 0 {
                 self.attend(ticket);
@@ -174,16 +174,16 @@ impl Lane {
         ticket: &mut Ticket,
     ) -> bool {
         self.seek();
-        if self.place.is_none() {
+        if self.binding.is_none() {
             *ticket = self.bypassed(flow.bytes);
             return true;
         }
         flow.nic = nic();
-        if let Some(place) = &mut self.place
+        if let Some(binding) = &mut self.binding
             && flow.stage != Stage::Collective
-            && place.header.credit_stages() & CREDIT_WHOLE == 0
+            && binding.header.credit_stages() & CREDIT_WHOLE == 0
         {
-            place.credit.key = 0;
+            binding.credit.key = 0;
         }
         if self.submit_on_hand(flow, ticket) {
             return true;
@@ -205,20 +205,20 @@ impl Lane {
         let now = lately_ns();
         self.notice_hangup_at(now);
         let seat = self.seat;
-        let place = self.place.as_mut()?;
-        let bytes = most.min(place.credit.left / LOAN_SHARE);
-        if flow.key() != place.credit.key || bytes == 0 {
+        let binding = self.binding.as_mut()?;
+        let bytes = most.min(binding.credit.left / LOAN_SHARE);
+        if flow.key() != binding.credit.key || bytes == 0 {
             return None;
         }
         let loan = Loan {
-            header: place.header.clone(),
+            header: binding.header.clone(),
             seat,
-            port: place.credit.port,
+            port: binding.credit.port,
             bytes,
             until_ns: now + LOAN_NS,
         };
         loan.holds().then(|| {
-            place.credit.left -= bytes;
+            binding.credit.left -= bytes;
             loan
         })
     }
@@ -226,14 +226,14 @@ impl Lane {
     /// `flow` went on a loan and is complete; what it did not use of the loan is credit again. Where the loan
     /// was of a daemon that is gone, its bytes count as bypassed.
     pub fn repay(&mut self, loan: &Loan, flow: &Flow) {
-        let Some(place) = self.place.as_mut().filter(|_| self.seat == loan.seat) else {
+        let Some(binding) = self.binding.as_mut().filter(|_| self.seat == loan.seat) else {
             if flow.bytes > 0 {
                 let _ = self.bypassed(flow.bytes);
             }
             return;
         };
         let rest = loan.bytes.saturating_sub(flow.bytes);
-        place.credit.give_back(loan.port, rest);
+        binding.credit.give_back(loan.port, rest);
         if flow.bytes > 0 {
             self.owed.push_back(Owed::Repay(*flow));
             self.pay();
@@ -257,27 +257,30 @@ impl Lane {
         if flow.peer != 0 {
             self.introduce(flow.peer);
         }
-        let Some(place) = &mut self.place else {
-            return self.submit_without_place(flow);
+        let Some(binding) = &mut self.binding else {
+            return self.submit_unbound(flow);
         };
-        let seen = place.header.attention();
+        let seen = binding.header.attention();
         if seen & attention::NOT_ENFORCED != 0 || !self.owed.is_empty() {
             return self.submit_slowly(flow);
         }
         if flow.bytes > FLOW_BYTES_MAX {
             return Some(self.bypassed(flow.bytes));
         }
-        let stages = place.header.credit_stages();
+        let stages = binding.header.credit_stages();
         let idle = flow.whole && stages & CREDIT_WHOLE != 0;
-        if (idle || stages & flow.stage.bit() != 0) && place.find_credit(flow) {
+        if (idle || stages & flow.stage.bit() != 0) && binding.find_credit(flow) {
             return self.submit_on_credit(flow);
         }
-        let at = place.producer.publish_gated(&Record::Submit(*flow)).ok()?;
-        place.notify();
-        if place.pending.is_empty() {
+        let at = binding
+            .producer
+            .publish_gated(&Record::Submit(*flow))
+            .ok()?;
+        binding.notify();
+        if binding.pending.is_empty() {
             self.spin.quiet_since_ns = 0;
         }
-        place.pending.add(at);
+        binding.pending.add(at);
         let mark = Mark::of(self.seat).gated(at.slot);
         Some(Ticket {
             tag: at.tag,
@@ -289,8 +292,8 @@ impl Lane {
 
     /// Tells the daemon who a peer is, once per lane: whatever uses credit came this way before.
     fn introduce(&mut self, peer: u8) {
-        if let Some(place) = &mut self.place
-            && place.introduces(peer)
+        if let Some(binding) = &mut self.binding
+            && binding.introduces(peer)
             && let Some(address) = peers::address(peer)
         {
             self.say(Record::Peer { peer, address });
@@ -299,20 +302,20 @@ impl Lane {
 
     /// On credit that was just found: the lane may be full as far as known.
     fn submit_on_credit(&mut self, flow: &Flow) -> Option<Ticket> {
-        let Some(place) = &mut self.place else {
+        let Some(binding) = &mut self.binding else {
             return Some(self.bypassed(flow.bytes));
         };
         let record = Record::SubmitOnCredit {
             flow: *flow,
             observed: false,
         };
-        let at = place.producer.publish(&record).ok()?;
-        place.credit.left -= flow.bytes;
+        let at = binding.producer.publish(&record).ok()?;
+        binding.credit.left -= flow.bytes;
         let mut ticket = Ticket {
             tag: at.tag,
             total: flow.bytes,
             permitted: 0,
-            mark: place.credit.mark,
+            mark: binding.credit.mark,
         };
         self.attend(&mut ticket);
         Some(ticket)
@@ -323,15 +326,17 @@ impl Lane {
     #[cold]
     #[inline(never)]
     fn attend(&mut self, ticket: &mut Ticket) {
-        let Some(place) = &mut self.place else { return };
-        if !place.can_tell_later() {
-            place.notify();
+        let Some(binding) = &mut self.binding else {
+            return;
+        };
+        if !binding.can_tell_later() {
+            binding.notify();
         }
-        let seen = place.header.attention();
+        let seen = binding.header.attention();
         if seen & attention::NOT_ENFORCED == 0 {
             return;
         }
-        place.credit.key = 0;
+        binding.credit.key = 0;
         if seen & attention::UNSCHEDULED != 0 {
             self.withdraw(ticket);
             *ticket = self.bypassed(ticket.total);
@@ -378,8 +383,8 @@ impl Lane {
     /// Looks for a daemon if there is none, as a submit would.
     #[inline]
     pub fn seek(&mut self) {
-        if self.place.is_none() {
-            self.find_place();
+        if self.binding.is_none() {
+            self.find_binding();
         }
     }
 
@@ -387,9 +392,9 @@ impl Lane {
     pub fn hint(&mut self, hint: Hint) {
         self.seek();
         // Only hints are dropped in mode `off`: what became of flows that the daemon knows it must
-        // learn, or their slots and its books would be lost for good.
-        if let Some(place) = &self.place
-            && place.header.attention() & attention::OFF != 0
+        // learn, or their slots and its accounts would be lost for good.
+        if let Some(binding) = &self.binding
+            && binding.header.attention() & attention::OFF != 0
         {
             return;
         }
@@ -399,22 +404,22 @@ impl Lane {
     /// Whether flows submitted now are scheduled (or, in mode `observe`, accounted).
     #[must_use]
     pub fn is_attached(&self) -> bool {
-        self.place
+        self.binding
             .as_ref()
-            .is_some_and(|place| place.session.lost_at().is_none())
+            .is_some_and(|binding| binding.session.lost_at().is_none())
     }
 
     /// The daemon was told of this flow, and it is the daemon that we have.
     fn knows(&self, ticket: &Ticket) -> bool {
-        ticket.mark.is_of(self.seat) && self.place.is_some()
+        ticket.mark.is_of(self.seat) && self.binding.is_some()
     }
 
     /// Withdraws what is left of a flow that the daemon knows.
     pub(crate) fn withdraw(&mut self, ticket: &mut Ticket) {
         let at = ticket.at();
         if ticket.mark.is_gated() {
-            if let Some(place) = &mut self.place {
-                place.pending.remove(at.slot);
+            if let Some(binding) = &mut self.binding {
+                binding.pending.remove(at.slot);
             }
             self.send(Owed::Withdraw(at, ticket.permitted));
         } else {
@@ -435,16 +440,19 @@ impl Lane {
         if !self.owed.is_empty() {
             self.pay();
         }
-        let Some(place) = &mut self.place else { return };
-        if place.header.attention() & attention::GONE != 0 {
-            if place.session.lost_at().is_some() {
-                self.lose_place();
+        let Some(binding) = &mut self.binding else {
+            return;
+        };
+        if binding.header.attention() & attention::GONE != 0 {
+            if binding.session.lost_at().is_some() {
+                self.lose_binding();
             }
             return;
         }
-        if self.owed.is_empty() && place.publish(message) {
-            if !(matches!(message, Owed::Say(Record::Completed { .. })) && place.can_tell_later()) {
-                place.notify();
+        if self.owed.is_empty() && binding.publish(message) {
+            if !(matches!(message, Owed::Say(Record::Completed { .. })) && binding.can_tell_later())
+            {
+                binding.notify();
             }
             self.notice_hangup_sometimes();
         } else {
@@ -457,10 +465,10 @@ impl Lane {
     #[cold]
     fn owe(&mut self, message: Owed) {
         if self.owed.len() >= OWED_MAX {
-            if let Some(place) = &self.place {
-                place.session.lose();
+            if let Some(binding) = &self.binding {
+                binding.session.lose();
             }
-            self.lose_place();
+            self.lose_binding();
             return;
         }
         self.owed.push_back(message);
@@ -469,17 +477,17 @@ impl Lane {
 
     /// The path on credit must not overtake what is owed.
     fn owes_still(&mut self) {
-        if let Some(place) = &mut self.place
+        if let Some(binding) = &mut self.binding
             && !self.owed.is_empty()
         {
-            place.credit.key = 0;
+            binding.credit.key = 0;
         }
     }
 
     /// Sends what is owed, as far as there are slots.
     #[cold]
     pub(crate) fn pay(&mut self) {
-        let Some(place) = &mut self.place else {
+        let Some(binding) = &mut self.binding else {
             return self.owed.clear();
         };
         let (mut moved, mut urgent) = (false, false);
@@ -489,7 +497,7 @@ impl Lane {
                     flow,
                     observed: false,
                 };
-                let Ok(at) = place.producer.publish(&record) else {
+                let Ok(at) = binding.producer.publish(&record) else {
                     break;
                 };
                 *message = Owed::Say(Record::Completed {
@@ -497,7 +505,7 @@ impl Lane {
                     bytes: flow.bytes,
                 });
             } else {
-                if !place.publish(*message) {
+                if !binding.publish(*message) {
                     break;
                 }
                 urgent |= !matches!(message, Owed::Say(Record::Completed { .. }));
@@ -506,8 +514,8 @@ impl Lane {
             moved = true;
         }
         if moved {
-            if urgent || !place.can_tell_later() {
-                place.notify();
+            if urgent || !binding.can_tell_later() {
+                binding.notify();
             }
         } else {
             // Slow, or gone?
@@ -516,10 +524,10 @@ impl Lane {
     }
 
     #[cold]
-    fn submit_without_place(&mut self, flow: &Flow) -> Option<Ticket> {
-        self.find_place();
+    fn submit_unbound(&mut self, flow: &Flow) -> Option<Ticket> {
+        self.find_binding();
         // A NIC that was asked for before there was a daemon is none that it knows.
-        if self.place.is_some() && flow.nic != u8::MAX {
+        if self.binding.is_some() && flow.nic != u8::MAX {
             self.submit_gated(flow)
         } else {
             Some(self.bypassed(flow.bytes))
@@ -530,12 +538,12 @@ impl Lane {
     #[cold]
     fn submit_slowly(&mut self, flow: &Flow) -> Option<Ticket> {
         self.notice_hangup();
-        let Some(place) = &mut self.place else {
+        let Some(binding) = &mut self.binding else {
             return Some(self.bypassed(flow.bytes));
         };
-        let seen = place.header.attention();
-        if seen & attention::GONE != 0 || place.session.lost_at().is_some() {
-            self.lose_place();
+        let seen = binding.header.attention();
+        if seen & attention::GONE != 0 || binding.session.lost_at().is_some() {
+            self.lose_binding();
             // The flow names its NIC by a number of the daemon that is gone, and maybe of no other.
             return Some(self.bypassed(flow.bytes));
         }
@@ -558,8 +566,8 @@ impl Lane {
             flow: *flow,
             observed: true,
         };
-        let at = place.producer.publish(&record).ok()?;
-        place.notify();
+        let at = binding.producer.publish(&record).ok()?;
+        binding.notify();
         self.counters.observed_bytes.add(flow.bytes);
         let mark = Mark::of(self.seat).observed();
         Some(Ticket {
@@ -586,7 +594,7 @@ impl Lane {
 
     /// Takes a seat if there is a daemon, or goes one step towards finding one.
     #[cold]
-    pub(crate) fn find_place(&mut self) {
+    pub(crate) fn find_binding(&mut self) {
         let Some(session) = self.core.session() else {
             return;
         };
@@ -600,13 +608,13 @@ impl Lane {
             }
         };
         self.seat = next_number();
-        self.place = Some(Place::new(session, seat, self.seat));
+        self.binding = Some(LaneBinding::new(session, seat, self.seat));
     }
 
-    /// The session is lost: flows of this place resolve as bypassed when they are polled.
+    /// The session is lost: flows of this binding resolve as bypassed when they are polled.
     #[cold]
-    pub(crate) fn lose_place(&mut self) {
-        if self.place.take().is_some() {
+    pub(crate) fn lose_binding(&mut self) {
+        if self.binding.take().is_some() {
             // Tickets carry the old number.
             self.seat = next_number();
             self.owed.clear();
@@ -622,9 +630,9 @@ impl Drop for Lane {
             Owed::Withdraw(at, _) => Some(at),
             Owed::Say(_) | Owed::Repay(_) => None,
         });
-        if let Some(place) = self.place.take() {
-            let gated = owed.chain(place.waiting()).collect();
-            place.leave(gated);
+        if let Some(binding) = self.binding.take() {
+            let gated = owed.chain(binding.waiting()).collect();
+            binding.leave(gated);
         }
         self.core.retire(&self.counters);
     }

@@ -116,7 +116,7 @@ struct LayerOf {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Owner {
+struct MemoryOwner {
     batch: u64,
     request: u64,
     deadline_ns: u64,
@@ -125,7 +125,7 @@ struct Owner {
 #[derive(Debug)]
 struct Tables {
     layers: Ranges<LayerOf>,
-    owners: Ranges<Owner>,
+    owners: Ranges<MemoryOwner>,
 }
 
 /// Made when first needed, never freed. A pointer, so that a forked child can leave behind a lock that
@@ -228,7 +228,7 @@ pub fn set_owner(
     deadline_ns: u64,
 ) -> Result<(), MemoryError> {
     let (start, end) = range(address, bytes)?;
-    let owner = Owner {
+    let owner = MemoryOwner {
         batch,
         request,
         deadline_ns,

@@ -3,7 +3,7 @@
 //! Numbers are the process's, and are given once and for all. A lane tells its daemon what one means before its
 //! first flow that uses it.
 //!
-//! The table has no lock, so that a forked child finds none that is locked: a place is taken by one exchange, written, and
+//! The table has no lock, so that a forked child finds none that is locked: an entry is taken by one exchange, written, and
 //! then shown. One that is being written is passed over, at worst an address gets two numbers, which means the same.
 //!
 //! [`Flow::peer`]: laxity_shm::record::Flow::peer
@@ -18,19 +18,19 @@ const WRITTEN: u8 = 1;
 const SHOWN: u8 = 2;
 
 #[derive(Debug)]
-struct Place {
+struct PeerEntry {
     state: AtomicU8,
     halves: [AtomicU64; 2],
 }
 
-static PLACES: [Place; PEERS_MAX] = [const {
-    Place {
+static ENTRIES: [PeerEntry; PEERS_MAX] = [const {
+    PeerEntry {
         state: AtomicU8::new(FREE),
         halves: [AtomicU64::new(0), AtomicU64::new(0)],
     }
 }; PEERS_MAX];
 
-impl Place {
+impl PeerEntry {
     /// The address here, if one is shown.
     fn address(&self) -> Option<[u8; 16]> {
         // Acquire: the halves were written before.
@@ -64,15 +64,15 @@ pub fn number(address: [u8; 16]) -> u8 {
     if address == [0; 16] {
         return 0;
     }
-    let is_it = |place: &Place| place.address() == Some(address) || place.take(address);
-    let found = PLACES.iter().position(is_it);
+    let is_it = |entry: &PeerEntry| entry.address() == Some(address) || entry.take(address);
+    let found = ENTRIES.iter().position(is_it);
     found.map_or(0, |index| (index + 1) as u8)
 }
 
 /// The address of a number that was given.
 #[must_use]
 pub fn address(number: u8) -> Option<[u8; 16]> {
-    PLACES[usize::from(number).checked_sub(1)?].address()
+    ENTRIES[usize::from(number).checked_sub(1)?].address()
 }
 
 #[cfg(test)]

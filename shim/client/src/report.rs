@@ -37,9 +37,9 @@ impl Count {
 
 /// A line that is being written.
 #[derive(Debug)]
-pub struct Line(String);
+pub struct ReportLine(String);
 
-impl Line {
+impl ReportLine {
     /// Begins with which library it is, and in which process.
     #[must_use]
     pub fn of(library: &str) -> Self {
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_line_says_whose_it_is_and_what_the_client_counted() {
-        let mut line = Line::of("some \"library\"");
+        let mut line = ReportLine::of("some \"library\"");
         line.value("list", "[1,2]");
         line.stats(&Stats {
             bypassed_bytes: 7,

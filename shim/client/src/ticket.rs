@@ -22,7 +22,7 @@ pub struct Ticket {
 }
 
 /// `slot (16) | phase (2) | how (2) | level (8) | dscp (8) | seat (28)`, from the lowest bit. The
-/// seat is the number of the place that the flow was submitted from: 0 if none, or not any more.
+/// seat is the number of the binding that the flow was submitted from: 0 if none, or not any more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Mark(u64);
@@ -44,7 +44,7 @@ impl Mark {
     /// All of it may go, without the daemon, which does not know of it.
     pub(crate) const BYPASSED: Self = Self(READY | BYPASS);
 
-    /// A flow of the place `seat` that is done; to be turned into another.
+    /// A flow of the binding `seat` that is done; to be turned into another.
     pub(crate) const fn of(seat: u64) -> Self {
         Self(seat << SEAT_SHIFT)
     }
@@ -73,7 +73,7 @@ impl Mark {
         Self(self.0 & SEAT_MASK)
     }
 
-    /// Whether it was submitted from the place `seat`, and the daemon knows of it.
+    /// Whether it was submitted from the binding `seat`, and the daemon knows of it.
     #[inline]
     pub(crate) const fn is_of(self, seat: u64) -> bool {
         self.0 >> SEAT_SHIFT == seat && seat != 0
@@ -114,7 +114,7 @@ impl Mark {
 }
 
 const SEAT_MASK: u64 = u64::MAX << SEAT_SHIFT;
-/// Numbers of places wrap here.
+/// Numbers of bindings wrap here.
 pub(crate) const SEATS: u64 = 1 << (64 - SEAT_SHIFT);
 
 impl Ticket {

@@ -23,7 +23,7 @@ use laxity_shm::permit::{self, State};
 use laxity_shm::sleep::{Announced, Awaited, current_cpu, now_ns};
 
 use crate::lane::Lane;
-use crate::place::Place;
+use crate::lane_binding::LaneBinding;
 use crate::ticket::{Permit, Ticket};
 
 /// Longest sleep without a look around.
@@ -106,15 +106,15 @@ impl Spin {
     /// Whether the daemon has hung up, as far as a look at the socket every [`HANGUP_NS`] tells. If
     /// permits came or it gave a sign of life since the last look, it had not, and no system call is
     /// made to find that out.
-    fn sees_hangup(&mut self, place: &Place, now: u64) -> bool {
+    fn sees_hangup(&mut self, binding: &LaneBinding, now: u64) -> bool {
         let before = self.looked_ns;
         if now.saturating_sub(before) <= HANGUP_NS {
             return false;
         }
         self.looked_ns = now;
         let heard = core::mem::take(&mut self.heard)
-            | (self.last_beat(place.header.heartbeat_ns(), now) > before);
-        !heard && place.session.is_hung_up()
+            | (self.last_beat(binding.header.heartbeat_ns(), now) > before);
+        !heard && binding.session.is_hung_up()
     }
 
     fn succeeded(&mut self) {
@@ -138,22 +138,22 @@ impl Lane {
             }
             return ticket.mark.is_ready().then(|| ticket.collect());
         }
-        if let Some(place) = &mut self.place
+        if let Some(binding) = &mut self.binding
             && ticket.mark.is_of(self.seat)
         {
             let slot = ticket.mark.slot();
-            let word = place.producer.word(slot);
-            if word != place.pending.seen(slot)
+            let word = binding.producer.word(slot);
+            if word != binding.pending.seen(slot)
                 && let State::Permit {
                     cumulative,
                     level,
                     last,
                 } = permit::decode(word)
             {
-                place.pending.saw(slot, word);
+                binding.pending.saw(slot, word);
                 return Some(self.take(ticket, cumulative, level, last));
             }
-            if place.header.attention() & attention::UNSCHEDULED == 0 {
+            if binding.header.attention() & attention::UNSCHEDULED == 0 {
                 // A thread that only polls must pay too: the permit that it waits for may come
                 // only after the completions that it owes.
                 if self.owes() {
@@ -183,11 +183,11 @@ impl Lane {
         };
         let bytes = upto.saturating_sub(ticket.permitted);
         let mut dscp = 0;
-        if let Some(place) = &mut self.place {
-            dscp = place.header.dscp(level);
+        if let Some(binding) = &mut self.binding {
+            dscp = binding.header.dscp(level);
             if last {
-                place.pending.remove(ticket.mark.slot());
-                place.producer.release(ticket.at());
+                binding.pending.remove(ticket.mark.slot());
+                binding.producer.release(ticket.at());
             }
         }
         if last {
@@ -214,14 +214,14 @@ impl Lane {
     #[cold]
     fn bypass_rest(&mut self, ticket: &mut Ticket) -> Permit {
         // Before `rest`, so that the daemon learns how much went out with its leave.
-        if ticket.mark.is_of(self.seat) && self.place.is_some() {
+        if ticket.mark.is_of(self.seat) && self.binding.is_some() {
             self.withdraw(ticket);
             if self
-                .place
+                .binding
                 .as_ref()
-                .is_some_and(|place| place.session.lost_at().is_some())
+                .is_some_and(|binding| binding.session.lost_at().is_some())
             {
-                self.lose_place();
+                self.lose_binding();
             }
         }
         let permit = ticket.rest();
@@ -233,10 +233,10 @@ impl Lane {
     /// Looks for signs of life; gives the daemon up if there are none.
     #[cold]
     fn is_daemon_alive(&mut self, now: u64) -> bool {
-        let Some(place) = &self.place else {
+        let Some(binding) = &self.binding else {
             return false;
         };
-        if place.session.lost_at().is_some() {
+        if binding.session.lost_at().is_some() {
             return false;
         }
         if self.spin.quiet_since_ns == 0 {
@@ -245,11 +245,11 @@ impl Lane {
         let sign = self
             .spin
             .quiet_since_ns
-            .max(self.spin.last_beat(place.header.heartbeat_ns(), now));
+            .max(self.spin.last_beat(binding.header.heartbeat_ns(), now));
         let stalled = now.saturating_sub(sign) > self.core.options.stall_timeout.as_nanos() as u64;
-        let gone = stalled || self.spin.sees_hangup(place, now);
+        let gone = stalled || self.spin.sees_hangup(binding, now);
         if gone {
-            place.session.lose();
+            binding.session.lose();
         }
         !gone
     }
@@ -258,22 +258,22 @@ impl Lane {
     #[cold]
     pub(crate) fn will_have_room(&mut self) -> bool {
         let now = now_ns();
-        let Some(place) = &self.place else {
+        let Some(binding) = &self.binding else {
             return false;
         };
         // Awake or not, it has something to do.
-        place.notify();
+        binding.notify();
         // Whoever finds it full tries again soon. If that is long ago, it had room meanwhile, and a
         // daemon that sleeps gives no sign of life.
         let again = now.saturating_sub(core::mem::replace(&mut self.spin.full_at_ns, now))
             < self.core.options.stall_timeout.as_nanos() as u64 / 2;
-        if !again && place.pending.is_empty() {
+        if !again && binding.pending.is_empty() {
             self.spin.quiet_since_ns = now;
         }
         if self.is_daemon_alive(now) {
             return true;
         }
-        self.lose_place();
+        self.lose_binding();
         false
     }
 
@@ -287,11 +287,11 @@ impl Lane {
 
     /// [`Lane::notice_hangup`] for who knows the time.
     pub(crate) fn notice_hangup_at(&mut self, now: u64) {
-        if let Some(place) = &self.place
-            && self.spin.sees_hangup(place, now)
+        if let Some(binding) = &self.binding
+            && self.spin.sees_hangup(binding, now)
         {
-            place.session.lose();
-            self.lose_place();
+            binding.session.lose();
+            self.lose_binding();
         }
     }
 
@@ -324,8 +324,8 @@ impl Lane {
             if self.glance(slot) {
                 continue;
             }
-            self.doze(Awaited::Slot(slot), SLICE, |place| {
-                place.producer.word(slot) != place.pending.seen(slot)
+            self.doze(Awaited::Slot(slot), SLICE, |binding| {
+                binding.producer.word(slot) != binding.pending.seen(slot)
             });
         }
     }
@@ -333,13 +333,13 @@ impl Lane {
     /// Looks for as long as an answer takes that comes at once, without a look at anything else.
     #[inline]
     fn glance(&self, slot: u16) -> bool {
-        let Some(place) = &self.place else {
+        let Some(binding) = &self.binding else {
             return false;
         };
-        let seen = place.pending.seen(slot);
+        let seen = binding.pending.seen(slot);
         (0..GLANCES).any(|_| {
             core::hint::spin_loop();
-            place.producer.word(slot) != seen
+            binding.producer.word(slot) != seen
         })
     }
 
@@ -348,11 +348,11 @@ impl Lane {
     pub fn wait_any(&mut self, timeout: Duration) -> bool {
         let end = now_ns().saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
         loop {
-            match &self.place {
+            match &self.binding {
                 None => return true,
-                Some(place) if place.pending.is_empty() || any_news(place) => return true,
-                Some(place) => {
-                    if place.header.attention() & attention::UNSCHEDULED != 0 {
+                Some(binding) if binding.pending.is_empty() || any_news(binding) => return true,
+                Some(binding) => {
+                    if binding.header.attention() & attention::UNSCHEDULED != 0 {
                         return true;
                     }
                 }
@@ -373,19 +373,22 @@ impl Lane {
     }
 
     /// Spins, then sleeps one slice, until `news` or something that the caller should look at.
-    fn doze(&mut self, what: Awaited, limit: Duration, news: impl Fn(&Place) -> bool) {
+    fn doze(&mut self, what: Awaited, limit: Duration, news: impl Fn(&LaneBinding) -> bool) {
         if self.owes() {
             self.pay();
         }
-        let Some(place) = &mut self.place else { return };
-        if place.session.lost_at().is_some() {
+        let Some(binding) = &mut self.binding else {
+            return;
+        };
+        if binding.session.lost_at().is_some() {
             // The region may be empty pages by now, which say nothing of it.
             self.spin.misses = MISSES;
             return;
         }
-        let header = &place.header;
-        let stop =
-            |place: &Place| news(place) || place.header.attention() & attention::UNSCHEDULED != 0;
+        let header = &binding.header;
+        let stop = |binding: &LaneBinding| {
+            news(binding) || binding.header.attention() & attention::UNSCHEDULED != 0
+        };
         let elsewhere = match (header.daemon_cpu(), current_cpu()) {
             (Some(daemon), Some(own)) => daemon != own,
             _ => true,
@@ -395,7 +398,7 @@ impl Lane {
             let until = self.spin.limit_ns().min(limit.as_nanos() as u64);
             loop {
                 for _ in 0..LOOKS {
-                    if stop(place) {
+                    if stop(binding) {
                         self.spin.succeeded();
                         return;
                     }
@@ -407,10 +410,10 @@ impl Lane {
             }
             self.spin.failed();
         }
-        let waiter = &place.producer.memory().header().waiter;
-        place.turn += 1;
-        let announced = waiter.announce(what, place.turn);
-        if !stop(place) {
+        let waiter = &binding.producer.memory().header().waiter;
+        binding.turn += 1;
+        let announced = waiter.announce(what, binding.turn);
+        if !stop(binding) {
             let slice = if announced.ordered {
                 limit
             } else {
@@ -459,14 +462,14 @@ impl Lane {
             return None;
         }
         self.spin.misses = MISSES;
-        let place = self.place.as_mut()?;
-        if place.pending.is_empty() {
+        let binding = self.binding.as_mut()?;
+        if binding.pending.is_empty() {
             return None;
         }
-        place.turn += 1;
-        let lane = place.producer.memory().clone();
-        let announced = lane.header().waiter.announce(Awaited::Any, place.turn);
-        if any_news(place) || place.header.attention() & attention::UNSCHEDULED != 0 {
+        binding.turn += 1;
+        let lane = binding.producer.memory().clone();
+        let announced = lane.header().waiter.announce(Awaited::Any, binding.turn);
+        if any_news(binding) || binding.header.attention() & attention::UNSCHEDULED != 0 {
             lane.header().waiter.awake();
             return None;
         }
@@ -484,10 +487,10 @@ impl Lane {
 
     /// The sleep is over: the daemon need not wake anybody in this lane.
     pub fn slept(&mut self) {
-        if let Some(place) = &self.place
-            && place.session.lost_at().is_none()
+        if let Some(binding) = &self.binding
+            && binding.session.lost_at().is_none()
         {
-            place.producer.memory().header().waiter.awake();
+            binding.producer.memory().header().waiter.awake();
         }
     }
 
@@ -496,15 +499,15 @@ impl Lane {
     #[inline]
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.place.as_ref().is_none_or(Place::has_room)
+        self.binding.as_ref().is_none_or(LaneBinding::has_room)
     }
 }
 
-fn any_news(place: &Place) -> bool {
-    let pending = &place.pending;
+fn any_news(binding: &LaneBinding) -> bool {
+    let pending = &binding.pending;
     pending
         .slots()
-        .any(|slot| place.producer.word(slot) != pending.seen(slot))
+        .any(|slot| binding.producer.word(slot) != pending.seen(slot))
 }
 
 #[cfg(test)]

@@ -195,7 +195,7 @@ pub(crate) unsafe fn ask_after(
 }
 
 /// Waits for all of the leave that a transfer asked for: whether it came without the daemon.
-fn leave(transfer: &Transfer, limit: Duration) -> Option<bool> {
+fn wait_for_permits(transfer: &Transfer, limit: Duration) -> Option<bool> {
     let end = Instant::now() + limit;
     let mut bypassed = false;
     loop {
@@ -293,7 +293,7 @@ impl Batch {
             for run in rest.by_ref() {
                 let transfer = hub.ask(self.engine(), run);
                 let left = end.saturating_duration_since(Instant::now());
-                let Some(bypassed) = leave(&transfer, left) else {
+                let Some(bypassed) = wait_for_permits(&transfer, left) else {
                     asked = Some((run, transfer));
                     break;
                 };
@@ -383,7 +383,7 @@ impl Batch {
             let transfer = group
                 .transfer
                 .get_or_insert_with(|| hub.ask(self.engine(), &run));
-            match leave(transfer, Duration::ZERO) {
+            match wait_for_permits(transfer, Duration::ZERO) {
                 None => break,
                 // Nobody schedules any more.
                 Some(true) => {
@@ -535,13 +535,13 @@ impl Batch {
         self.flush(state);
         let code = real();
         if code == 0 {
-            self.leave_off(state);
+            self.end_transfers(state);
         }
         code
     }
 
     /// It is over: Mooncake found all of it complete, or its engine goes.
-    pub(crate) fn leave_off(&self, state: &mut State) {
+    pub(crate) fn end_transfers(&self, state: &mut State) {
         state.gone = true;
         for part in &mut state.under_way {
             end(part);

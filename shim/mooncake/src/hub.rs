@@ -189,7 +189,7 @@ impl Hub {
         for batch in theirs {
             let mut state = batch.state.lock();
             batch.flush(&mut state);
-            batch.leave_off(&mut state);
+            batch.end_transfers(&mut state);
         }
         self.engines.write().destroyed(engine);
     }

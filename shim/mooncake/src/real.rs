@@ -115,7 +115,7 @@ fn loaded() -> Vec<CString> {
 }
 
 /// The function at an address. `F` must be the type that Mooncake's headers give it.
-pub(crate) fn cast<F: Copy>(address: *const c_void) -> F {
+pub(crate) fn function_at<F: Copy>(address: *const c_void) -> F {
     const { assert!(size_of::<F>() == size_of::<*const c_void>()) };
     // SAFETY: as large as a function pointer, and the address of a function of that type: only `real!` calls
     // this, which pairs names with types.
@@ -127,7 +127,7 @@ macro_rules! real {
     ($name:literal, fn($($argument:ty),* $(,)?) $(-> $result:ty)?) => {{
         static REAL: $crate::real::Real = $crate::real::Real::new($name);
         type Function = unsafe extern "C" fn($($argument),*) $(-> $result)?;
-        REAL.address().map($crate::real::cast::<Function>)
+        REAL.address().map($crate::real::function_at::<Function>)
     }};
 }
 pub(crate) use real;

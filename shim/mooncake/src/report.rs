@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Once;
 
 use laxity_client::hints;
-use laxity_client::report::{Count, Line};
+use laxity_client::report::{Count, ReportLine};
 
 use crate::hub;
 
@@ -69,8 +69,8 @@ extern "C" fn end() {
     });
 }
 
-fn line() -> Line {
-    let mut line = Line::of("liblaxity_mooncake");
+fn line() -> ReportLine {
+    let mut line = ReportLine::of("liblaxity_mooncake");
     for (name, count) in [
         ("calls", COUNTERS.calls.get()),
         ("transfers", COUNTERS.transfers.get()),

@@ -55,7 +55,7 @@ static QUERY_QP: Real = Real::versioned(c"ibv_query_qp", c"IBVERBS_1.1");
 
 /// What the program may post.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Standing {
+enum SendReadiness {
     /// Nothing so far, or it isn't known: the provider decides.
     #[default]
     Unknown,
@@ -65,9 +65,9 @@ enum Standing {
     Broken,
 }
 
-/// Leave to post a work request that waits.
+/// Whether a work request that waits is permitted.
 #[derive(Debug)]
-enum Leave {
+enum PermitState {
     /// Its flow was not submitted so far.
     Unasked(Flow),
     /// It was, and waits.
@@ -82,18 +82,18 @@ struct Deferred {
     wr_id: u64,
     signaled: bool,
     bytes: u64,
-    leave: Leave,
+    permit: PermitState,
 }
 
 impl Deferred {
-    /// It goes whether it has leave or not; true if it had none.
+    /// It goes whether it is permitted or not; true if it was not.
     fn pull(&mut self, lane: &mut Lane) -> bool {
-        match &mut self.leave {
-            Leave::Permitted(_) => return false,
-            Leave::Waits(ticket) => lane.cancel(core::mem::take(ticket)),
-            Leave::Unasked(_) => {}
+        match &mut self.permit {
+            PermitState::Permitted(_) => return false,
+            PermitState::Waits(ticket) => lane.cancel(core::mem::take(ticket)),
+            PermitState::Unasked(_) => {}
         }
-        self.leave = Leave::Permitted(Ticket::default());
+        self.permit = PermitState::Permitted(Ticket::default());
         true
     }
 }
@@ -128,7 +128,7 @@ impl InFlight {
 struct State {
     context: Option<&'static Context>,
     ibv: Handle,
-    standing: Standing,
+    readiness: SendReadiness,
     /// Nothing is posted now: its state is being changed.
     halted: bool,
     /// RC or UC: others pass.
@@ -268,14 +268,14 @@ impl QueuePair {
             return;
         }
         match to {
-            ibv_qp_state::IBV_QPS_RTS => state.standing = Standing::Ready,
+            ibv_qp_state::IBV_QPS_RTS => state.readiness = SendReadiness::Ready,
             ibv_qp_state::IBV_QPS_ERR => {
-                state.standing = Standing::Broken;
+                state.readiness = SendReadiness::Broken;
                 self.advance(&mut state);
             }
             ibv_qp_state::IBV_QPS_RESET => {
                 self.drop_all(&mut state);
-                state.standing = Standing::Unknown;
+                state.readiness = SendReadiness::Unknown;
                 state.peer = 0;
             }
             _ => {}
@@ -326,7 +326,7 @@ impl QueuePair {
         let mut lane = shard.lane();
         let waited = !state.waiting.is_empty();
         for gone in state.waiting.drain(..) {
-            if let Leave::Waits(ticket) | Leave::Permitted(ticket) = gone.leave {
+            if let PermitState::Waits(ticket) | PermitState::Permitted(ticket) = gone.permit {
                 lane.cancel(ticket);
             }
         }
@@ -366,7 +366,8 @@ impl QueuePair {
                 return posted;
             }
         }
-        if !state.scheduled || (state.standing != Standing::Ready && state.waiting.is_empty()) {
+        if !state.scheduled || (state.readiness != SendReadiness::Ready && state.waiting.is_empty())
+        {
             drop(state);
             // SAFETY: as above.
             return unsafe { pass(real, ibv, list) };
@@ -393,7 +394,7 @@ impl QueuePair {
 
     /// More completions are missing than any queue holds.
     #[cold]
-    fn take_for_granted(&self, state: &mut State) {
+    fn assume_completed(&self, state: &mut State) {
         let mut lane = self.shard().lane();
         while state.in_flight.len() > IN_FLIGHT_MAX {
             if let Some(oldest) = state.in_flight.pop_front() {
@@ -426,7 +427,7 @@ impl QueuePair {
             self.be_watched(state);
         }
         if state.in_flight.len() > IN_FLIGHT_MAX {
-            self.take_for_granted(state);
+            self.assume_completed(state);
         }
     }
 
@@ -459,12 +460,12 @@ impl QueuePair {
             }
             // SAFETY: as above.
             let (work, flow) = unsafe { (Work::copy(wr), classify::flow(wr, peer)) };
-            let leave = match (first.take(), flow) {
-                (Some(ticket), _) => Leave::Waits(ticket),
-                (None, Some(flow)) => Leave::Unasked(flow),
-                (None, None) => Leave::Permitted(Ticket::default()),
+            let permit = match (first.take(), flow) {
+                (Some(ticket), _) => PermitState::Waits(ticket),
+                (None, Some(flow)) => PermitState::Unasked(flow),
+                (None, None) => PermitState::Permitted(Ticket::default()),
             };
-            if matches!(leave, Leave::Waits(_)) {
+            if matches!(permit, PermitState::Waits(_)) {
                 state.submitted += 1;
             }
             state.waiting.push_back(Deferred {
@@ -472,7 +473,7 @@ impl QueuePair {
                 wr_id: wr.wr_id,
                 signaled: state.signals_all || work::is_signaled(wr),
                 bytes: flow.map_or(0, |flow| flow.bytes),
-                leave,
+                permit,
             });
             at = wr.next;
         }
@@ -501,7 +502,7 @@ impl QueuePair {
             return false;
         }
         let mut went = false;
-        while self.give_leave(state) && self.post_front(state) {
+        while self.collect_permits(state) && self.post_front(state) {
             went = true;
         }
         if state.waiting.is_empty() {
@@ -513,11 +514,11 @@ impl QueuePair {
     }
 
     /// Submits what can be, collects permits; whether the first that waits may go.
-    fn give_leave(&self, state: &mut State) -> bool {
+    fn collect_permits(&self, state: &mut State) -> bool {
         if state.waiting.is_empty() {
             return false;
         }
-        if state.standing == Standing::Broken {
+        if state.readiness == SendReadiness::Broken {
             self.release_all(state);
             return true;
         }
@@ -528,16 +529,16 @@ impl QueuePair {
         {
             let nic = || state.context.map_or(u8::MAX, Context::nic);
             let next = &mut state.waiting[state.submitted];
-            if let Leave::Unasked(flow) = &mut next.leave {
+            if let PermitState::Unasked(flow) = &mut next.permit {
                 let mut ticket = Ticket::default();
                 if !lane.submit_whole_into(flow, nic, &mut ticket) {
                     self.shard().is_full();
                     break;
                 }
-                next.leave = if lane.poll(&mut ticket).is_some() {
-                    Leave::Permitted(ticket)
+                next.permit = if lane.poll(&mut ticket).is_some() {
+                    PermitState::Permitted(ticket)
                 } else {
-                    Leave::Waits(ticket)
+                    PermitState::Waits(ticket)
                 };
             }
             state.submitted += 1;
@@ -545,11 +546,11 @@ impl QueuePair {
         // The last one that may go takes along what is in front of it.
         let mut permitted = None;
         for (index, waits) in state.waiting.range_mut(..state.submitted).enumerate() {
-            if let Leave::Waits(ticket) = &mut waits.leave {
+            if let PermitState::Waits(ticket) = &mut waits.permit {
                 if lane.poll(ticket).is_none() {
                     continue;
                 }
-                waits.leave = Leave::Permitted(core::mem::take(ticket));
+                waits.permit = PermitState::Permitted(core::mem::take(ticket));
             }
             if index == 0 {
                 return true;
@@ -585,7 +586,7 @@ impl QueuePair {
         };
         if failed {
             COUNTERS.failed_late.add(1);
-            state.standing = Standing::Broken;
+            state.readiness = SendReadiness::Broken;
             exports::break_queue_pair(ibv);
             front.work.hollow();
             // SAFETY: as above. In error, the provider takes it and completes it in its turn.
@@ -602,9 +603,9 @@ impl QueuePair {
             return false;
         };
         state.submitted = state.submitted.saturating_sub(1);
-        let ticket = match gone.leave {
-            Leave::Waits(ticket) | Leave::Permitted(ticket) => ticket,
-            Leave::Unasked(_) => Ticket::default(),
+        let ticket = match gone.permit {
+            PermitState::Waits(ticket) | PermitState::Permitted(ticket) => ticket,
+            PermitState::Unasked(_) => Ticket::default(),
         };
         state.in_flight.push_back(InFlight {
             wr_id: gone.wr_id,
@@ -693,7 +694,7 @@ impl State {
 
     /// Nothing waits, and the provider takes what comes.
     fn is_clear(&self) -> bool {
-        matches!(self.standing, Standing::Ready) && self.waiting.is_empty()
+        matches!(self.readiness, SendReadiness::Ready) && self.waiting.is_empty()
     }
 
     /// Whether one more work request, the `nth` of a call, is what the provider would take.

@@ -75,7 +75,7 @@ impl Real {
 }
 
 /// The function at an address. `F` must be the type that the ABI of libibverbs gives it.
-pub(crate) fn cast<F: Copy>(address: *const c_void) -> F {
+pub(crate) fn function_at<F: Copy>(address: *const c_void) -> F {
     const { assert!(size_of::<F>() == size_of::<*const c_void>()) };
     // SAFETY: as large as a function pointer, and the address of a function of that type: only
     // `real!` calls this, which pairs names with types.
@@ -86,7 +86,7 @@ pub(crate) fn cast<F: Copy>(address: *const c_void) -> F {
 macro_rules! real {
     ($real:expr, fn($($argument:ty),* $(,)?) $(-> $result:ty)?) => {{
         type Function = unsafe extern "C" fn($($argument),*) $(-> $result)?;
-        $real.address().map($crate::real::cast::<Function>)
+        $real.address().map($crate::real::function_at::<Function>)
     }};
 }
 pub(crate) use real;

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Once;
 
-use laxity_client::report::{Count, Line};
+use laxity_client::report::{Count, ReportLine};
 
 use crate::{lanes, table};
 
@@ -72,11 +72,11 @@ extern "C" fn end() {
     });
 }
 
-fn line() -> Line {
+fn line() -> ReportLine {
     let counts = table::counts();
     let dscps = DSCPS.load(Ordering::Relaxed);
     let dscps: Vec<_> = (0..64).filter(|dscp| dscps >> dscp & 1 == 1).collect();
-    let mut line = Line::of("liblaxity");
+    let mut line = ReportLine::of("liblaxity");
     for (name, count) in [
         ("work_requests", counts.posted),
         ("bytes", counts.posted_bytes),

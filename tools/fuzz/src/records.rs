@@ -185,7 +185,7 @@ impl Told {
     }
 
     fn tell(&mut self) {
-        while let Some(dispatch) = self.ledger.dispatch(self.now, 16) {
+        while let Some(dispatch) = self.ledger.next_report(self.now, 16) {
             self.sequence += 1;
             let report = Report {
                 sequence: self.sequence,

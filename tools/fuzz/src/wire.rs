@@ -76,7 +76,7 @@ fn name(host: usize) -> String {
 struct Daemon {
     stream: Option<(HostId, u64)>,
     sequence: u64,
-    gatherer: OrderAssembler,
+    assembler: OrderAssembler,
 }
 
 struct World {
@@ -129,7 +129,7 @@ impl World {
             self.detach(host);
             let daemon = &mut self.daemons[host];
             (daemon.stream, daemon.sequence) = (Some((id, stream)), 0);
-            assert!(daemon.gatherer.begin(TERM));
+            assert!(daemon.assembler.begin(TERM));
         }
     }
 
@@ -198,26 +198,26 @@ impl World {
             self.daemons[host].stream = None;
             return;
         };
-        let gatherer = &mut self.daemons[host].gatherer;
+        let assembler = &mut self.daemons[host].assembler;
         for frame in frames {
             let bytes = frame.encode_to_vec();
             assert!(bytes.len() <= v1::MESSAGE_BYTES_MAX);
             let read = FromCoordinator::decode(&bytes[..]).expect("what is sent can be read");
             match read.message {
-                Some(from_coordinator::Message::Order(order)) => match gatherer.take(&order) {
-                    Assembled::Nothing => assert!(!order.last),
-                    Assembled::Whole { decree, .. } => {
-                        assert!(order.last && Some(decree.epoch) == order.epoch);
+                Some(from_coordinator::Message::Order(order)) => match assembler.take(&order) {
+                    Assembled::Incomplete => assert!(!order.last),
+                    Assembled::Whole { order: applied, .. } => {
+                        assert!(order.last && Some(applied.epoch) == order.epoch);
                     }
                     other => panic!("an order that makes no sense: {other:?}"),
                 },
                 Some(from_coordinator::Message::Standing(standing)) if standing.drained => {
-                    gatherer.forget();
+                    assembler.forget();
                 }
                 _ => {}
             }
         }
-        assert_eq!(gatherer.refused(), Refused::default());
+        assert_eq!(assembler.refused(), Refused::default());
     }
 
     fn operate(&mut self, host: usize, packet: &[u8]) {
@@ -280,9 +280,9 @@ impl World {
             },
         };
         let before = self.misled.applied();
-        if let Assembled::Whole { decree, .. } = self.misled.take(&order) {
+        if let Assembled::Whole { order: applied, .. } = self.misled.take(&order) {
             let later =
-                |epoch: Option<Epoch>| epoch.is_none_or(|old| old.key() < decree.epoch.key());
+                |epoch: Option<Epoch>| epoch.is_none_or(|old| old.key() < applied.epoch.key());
             assert!(order.last && later(before), "nothing older is applied");
         }
     }
@@ -339,16 +339,16 @@ impl World {
     fn compare(&mut self) {
         for host in 0..HOSTS {
             self.read(host);
-            let by_deltas = self.daemons[host].gatherer.terms();
-            let orders = self.daemons[host].gatherer.applied();
+            let by_deltas = self.daemons[host].assembler.content();
+            let orders = self.daemons[host].assembler.applied();
             let Some((id, stream)) = self.daemons[host].stream else {
                 continue;
             };
             self.cluster.resync(id, stream);
             self.read(host);
             let daemon = &self.daemons[host];
-            if orders.is_some() && daemon.gatherer.applied() != orders {
-                assert_eq!(by_deltas, daemon.gatherer.terms());
+            if orders.is_some() && daemon.assembler.applied() != orders {
+                assert_eq!(by_deltas, daemon.assembler.content());
             }
         }
     }

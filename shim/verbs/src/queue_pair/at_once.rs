@@ -98,7 +98,7 @@ impl QueuePair {
         state.counts.posted += 1;
         state.counts.posted_bytes += bytes;
         if state.in_flight.len() > IN_FLIGHT_MAX {
-            self.take_for_granted(state);
+            self.assume_completed(state);
         }
     }
 

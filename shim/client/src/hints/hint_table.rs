@@ -119,7 +119,7 @@ pub struct Counts {
 
 /// Requests and batches of this process.
 #[derive(Debug)]
-pub(super) struct Book {
+pub(super) struct HintTable {
     requests: Bounded<Request>,
     batches: Bounded<Batch>,
     /// When a transfer of a request without a deadline was first seen.
@@ -135,7 +135,7 @@ fn is_id(id: u64) -> Result<(), HintError> {
     }
 }
 
-impl Book {
+impl HintTable {
     pub(super) fn new() -> Self {
         Self::with(REQUESTS_MAX, BATCHES_MAX)
     }
@@ -461,48 +461,51 @@ mod tests {
 
     #[test]
     fn a_request_ends_once() {
-        let mut book = Book::new();
+        let mut table = HintTable::new();
         let mut none = |hint| assert_eq!(hint, Hint::RequestEnd { request: 7 });
-        book.request_begin(1, 7, due(100), &mut none).expect("new");
-        assert_eq!(book.facts(7), Some(&due(100)));
-        book.request_end(7, &mut none).expect("it has begun");
-        let twice = book.request_end(7, &mut |_| panic!("nothing is said"));
+        table.request_begin(1, 7, due(100), &mut none).expect("new");
+        assert_eq!(table.facts(7), Some(&due(100)));
+        table.request_end(7, &mut none).expect("it has begun");
+        let twice = table.request_end(7, &mut |_| panic!("nothing is said"));
         assert_eq!(twice, Err(HintError::RequestEnded { request: 7 }));
-        assert_eq!(book.facts(7), None);
-        let joins = book.batch_join(1, 7, &mut |_| panic!("nothing is said"));
+        assert_eq!(table.facts(7), None);
+        let joins = table.batch_join(1, 7, &mut |_| panic!("nothing is said"));
         assert_eq!(joins, Err(HintError::RequestEnded { request: 7 }));
-        book.request_begin(1, 7, due(9), &mut none)
+        table
+            .request_begin(1, 7, due(9), &mut none)
             .expect("its id may be used again");
-        assert_eq!(book.counts.requests_begun_twice, 0);
+        assert_eq!(table.counts.requests_begun_twice, 0);
     }
 
     #[test]
     fn an_objective_counts_from_the_first_sight_of_its_request() {
-        let mut book = Book::new();
-        assert_eq!(book.due(100, 7, 50), 150);
-        assert_eq!(book.due(120, 7, 50), 150, "it is the same request");
-        assert_eq!(book.due(120, 8, 50), 170, "another one");
-        assert_eq!(book.due(130, 0, 50), 180, "nobody's");
-        assert_eq!(book.due(140, 0, 50), 190);
-        assert_eq!(book.due(199, 7, 50), 150, "late, and still the same");
-        assert_eq!(book.due(200, 7, 50), 250, "its number is used again");
-        book.request_end(7, &mut |_| {}).expect("another process's");
-        assert_eq!(book.due(210, 7, 50), 260, "it has ended and come again");
+        let mut table = HintTable::new();
+        assert_eq!(table.due(100, 7, 50), 150);
+        assert_eq!(table.due(120, 7, 50), 150, "it is the same request");
+        assert_eq!(table.due(120, 8, 50), 170, "another one");
+        assert_eq!(table.due(130, 0, 50), 180, "nobody's");
+        assert_eq!(table.due(140, 0, 50), 190);
+        assert_eq!(table.due(199, 7, 50), 150, "late, and still the same");
+        assert_eq!(table.due(200, 7, 50), 250, "its number is used again");
+        table
+            .request_end(7, &mut |_| {})
+            .expect("another process's");
+        assert_eq!(table.due(210, 7, 50), 260, "it has ended and come again");
     }
 
     #[test]
     fn a_request_that_nobody_began_may_end_but_not_twice() {
-        let mut book = Book::new();
-        let hints = said(|say| book.request_end(3, say).expect("another process's"));
+        let mut table = HintTable::new();
+        let hints = said(|say| table.request_end(3, say).expect("another process's"));
         assert_eq!(hints, [Hint::RequestEnd { request: 3 }]);
-        assert_eq!(book.counts.requests_unknown, 1);
-        assert!(book.request_end(3, &mut |_| {}).is_err());
+        assert_eq!(table.counts.requests_unknown, 1);
+        assert!(table.request_end(3, &mut |_| {}).is_err());
     }
 
     #[test]
     fn a_deadline_that_has_passed_is_refused_and_says_by_how_much() {
-        let mut book = Book::new();
-        let passed = book.request_begin(50, 7, due(20), &mut |_| {});
+        let mut table = HintTable::new();
+        let passed = table.request_begin(50, 7, due(20), &mut |_| {});
         assert_eq!(
             passed,
             Err(HintError::DeadlinePassed {
@@ -510,24 +513,24 @@ mod tests {
                 late_ns: 30
             })
         );
-        assert_eq!((book.facts(7), book.counts.deadlines_passed), (None, 1));
+        assert_eq!((table.facts(7), table.counts.deadlines_passed), (None, 1));
     }
 
     #[test]
     fn a_layer_is_checked_against_its_batch_and_against_no_other() {
-        let mut book = Book::new();
+        let mut table = HintTable::new();
         let mut ignore = |_| {};
-        book.batch_begin(1, 32, 5, &mut ignore).expect("new");
-        book.layer_begin(1, 31, &mut ignore).expect("the last");
+        table.batch_begin(1, 32, 5, &mut ignore).expect("new");
+        table.layer_begin(1, 31, &mut ignore).expect("the last");
         assert_eq!(
-            book.layer_begin(1, 32, &mut ignore),
+            table.layer_begin(1, 32, &mut ignore),
             Err(HintError::UnknownLayer {
                 batch: 1,
                 layer: 32,
                 layers: 32
             })
         );
-        let other = said(|say| book.layer_begin(2, 99, say).expect("another process's"));
+        let other = said(|say| table.layer_begin(2, 99, say).expect("another process's"));
         assert_eq!(
             other,
             [Hint::LayerBegin {
@@ -535,17 +538,17 @@ mod tests {
                 layer: 99
             }]
         );
-        book.layer_begin(1, 4, &mut ignore).expect("it is there");
+        table.layer_begin(1, 4, &mut ignore).expect("it is there");
         assert_eq!(
-            (book.counts.batches_unknown, book.counts.layers_backwards),
+            (table.counts.batches_unknown, table.counts.layers_backwards),
             (1, 1)
         );
         assert_eq!(
-            book.batch_begin(3, 0, 0, &mut ignore),
+            table.batch_begin(3, 0, 0, &mut ignore),
             Err(HintError::NoLayers { batch: 3 })
         );
         assert_eq!(
-            book.layer_begin(0, 0, &mut ignore),
+            table.layer_begin(0, 0, &mut ignore),
             Err(HintError::NoId),
             "0 is no id"
         );
@@ -553,45 +556,47 @@ mod tests {
 
     #[test]
     fn an_engine_that_ends_nothing_has_its_oldest_ended() {
-        let mut book = Book::with(3, 2);
+        let mut table = HintTable::with(3, 2);
         let mut all = Vec::new();
         for request in 1..=5 {
-            book.request_begin(0, request, Facts::default(), &mut |hint| all.push(hint))
+            table
+                .request_begin(0, request, Facts::default(), &mut |hint| all.push(hint))
                 .expect("new");
         }
         let ended = [1, 2].map(|request| Hint::RequestEnd { request });
-        assert_eq!((&all[..], book.counts.requests_evicted), (&ended[..], 2));
+        assert_eq!((&all[..], table.counts.requests_evicted), (&ended[..], 2));
         let hints = said(|say| {
             for batch in 1..=3 {
-                book.batch_begin(batch, 1, 0, say).expect("new");
+                table.batch_begin(batch, 1, 0, say).expect("new");
             }
         });
         assert!(hints.contains(&Hint::BatchEnd { batch: 1 }));
-        assert_eq!(book.sizes(), (3, 2));
+        assert_eq!(table.sizes(), (3, 2));
     }
 
     #[test]
     fn a_new_daemon_is_told_what_the_old_one_knew() {
-        let mut book = Book::new();
+        let mut table = HintTable::new();
         let mut ignore = |_| {};
         for request in 1..=3 {
-            book.request_begin(0, request, due(100 + request), &mut ignore)
+            table
+                .request_begin(0, request, due(100 + request), &mut ignore)
                 .expect("new");
         }
-        book.batch_begin(8, 4, 6, &mut ignore).expect("new");
-        book.batch_begin(9, 4, 6, &mut ignore).expect("new");
-        book.batch_join(8, 1, &mut ignore).expect("both are there");
-        book.batch_join(8, 2, &mut ignore).expect("both are there");
-        book.batch_queued(9, 8, &mut ignore).expect("both");
-        book.layer_begin(8, 2, &mut ignore).expect("it has that");
-        book.request_end(2, &mut ignore).expect("it is there");
+        table.batch_begin(8, 4, 6, &mut ignore).expect("new");
+        table.batch_begin(9, 4, 6, &mut ignore).expect("new");
+        table.batch_join(8, 1, &mut ignore).expect("both are there");
+        table.batch_join(8, 2, &mut ignore).expect("both are there");
+        table.batch_queued(9, 8, &mut ignore).expect("both");
+        table.layer_begin(8, 2, &mut ignore).expect("it has that");
+        table.request_end(2, &mut ignore).expect("it is there");
         let begin = |batch| Hint::BatchBegin {
             batch,
             layers: 4,
             layer_time_ns: 6,
         };
         assert_eq!(
-            said(|say| book.retell(say)),
+            said(|say| table.retell(say)),
             [
                 begin(8),
                 begin(9),
@@ -609,13 +614,13 @@ mod tests {
 
     #[test]
     fn a_tenant_with_a_long_name_is_cut_between_letters() {
-        let mut book = Book::new();
+        let mut table = HintTable::new();
         let facts = Facts {
             tenant: "ü".repeat(50).into(),
             ..Facts::default()
         };
-        book.request_begin(0, 1, facts, &mut |_| {}).expect("new");
-        let kept = book.facts(1).expect("it is there").tenant.clone();
+        table.request_begin(0, 1, facts, &mut |_| {}).expect("new");
+        let kept = table.facts(1).expect("it is there").tenant.clone();
         assert_eq!(&*kept, "ü".repeat(32));
     }
 }

@@ -12,19 +12,17 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
-use crate::driver::duration;
-
 const BELL: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Rest {
+pub(crate) struct Poller {
     epoll: Epoll,
     timer: TimerFd,
 }
 
-impl Rest {
+impl Poller {
     /// Watches `bell`.
     pub(crate) fn new(bell: BorrowedFd<'_>) -> nix::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
@@ -55,7 +53,8 @@ impl Rest {
         let mut events = [EpollEvent::empty(); 64];
         let forever = limit.0 > 1 << 60;
         if !forever {
-            let at = TimeSpec::from_duration(duration(limit).max(Duration::from_nanos(1)));
+            let at =
+                TimeSpec::from_duration(Duration::from_nanos(limit.0).max(Duration::from_nanos(1)));
             let _ = self
                 .timer
                 .set(Expiration::OneShot(at), TimerSetTimeFlags::empty());

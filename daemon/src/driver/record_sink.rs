@@ -4,13 +4,13 @@ use laxity_shm::consumer::{Consumer, Refused, Sink};
 use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{self, Garbage, Record};
 
-use super::intake::{From, Intake};
+use super::intake::{Intake, RecordOrigin};
 use super::trace::Seen;
-use crate::clients::Book;
+use crate::clients::ClientState;
 
 /// What a client is released for.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-pub(super) enum Offence {
+pub(super) enum ProtocolViolation {
     /// A record that is none.
     #[error("{problem}; {record}")]
     Garbage {
@@ -24,27 +24,27 @@ pub(super) enum Offence {
     Forbidden,
 }
 
-/// What takes the records of one client: an [`Intake`] and the book to write them into.
-pub(super) struct Taking<'a> {
+/// What takes the records of one client: an [`Intake`] and the state to write them into.
+pub(super) struct RecordSink<'a> {
     /// Everything else that they change.
     pub(super) intake: &'a mut Intake,
     /// Index of the client.
     pub(super) client: u32,
-    /// Its book.
-    pub(super) book: &'a mut Book,
+    /// Its state.
+    pub(super) state: &'a mut ClientState,
     /// A lane that broke the rules, and how: its client is to be released.
-    pub(super) offence: Option<(u16, Offence)>,
+    pub(super) violation: Option<(u16, ProtocolViolation)>,
 }
 
-impl<'a> Taking<'a> {
+impl<'a> RecordSink<'a> {
     /// Takes records of the client with index `client`.
     #[inline]
-    pub(super) fn new(intake: &'a mut Intake, client: u32, book: &'a mut Book) -> Self {
+    pub(super) fn new(intake: &'a mut Intake, client: u32, state: &'a mut ClientState) -> Self {
         Self {
             intake,
             client,
-            book,
-            offence: None,
+            state,
+            violation: None,
         }
     }
 
@@ -53,10 +53,10 @@ impl<'a> Taking<'a> {
         &'b mut self,
         lane: u16,
         consumer: &'b mut Consumer,
-    ) -> (&'b mut Intake, From<'b>) {
-        let from = From {
+    ) -> (&'b mut Intake, RecordOrigin<'b>) {
+        let from = RecordOrigin {
             client: self.client,
-            book: self.book,
+            state: self.state,
             lane,
             consumer,
         };
@@ -64,7 +64,7 @@ impl<'a> Taking<'a> {
     }
 }
 
-impl Sink for Taking<'_> {
+impl Sink for RecordSink<'_> {
     #[inline]
     fn submit(&mut self, lane: u16, consumer: &mut Consumer, at: SlotRef, flow: record::Flow) {
         let (intake, mut from) = self.split(lane, consumer);
@@ -80,7 +80,7 @@ impl Sink for Taking<'_> {
         flow: record::Flow,
         observed: bool,
     ) {
-        let may_observe = self.book.may_observe;
+        let may_observe = self.state.may_observe;
         let (intake, mut from) = self.split(lane, consumer);
         if !observed {
             intake.submit_on_credit(&mut from, at, &flow);
@@ -88,7 +88,7 @@ impl Sink for Taking<'_> {
             intake.observe(&mut from, at, &flow);
         } else {
             // Credit without end, for a client that is to be scheduled.
-            self.offence = Some((lane, Offence::Forbidden));
+            self.violation = Some((lane, ProtocolViolation::Forbidden));
         }
     }
 
@@ -103,10 +103,10 @@ impl Sink for Taking<'_> {
         let (intake, mut from) = self.split(lane, consumer);
         match record {
             Record::Cancelled { tag, granted } => intake.cancelled(&mut from, tag, granted),
-            Record::LaneReset => intake.lane_gone(from.client, from.book, lane),
-            Record::Peer { peer, address } => Intake::introduced(from.book, peer, address),
+            Record::LaneReset => intake.lane_gone(from.client, from.state, lane),
+            Record::Peer { peer, address } => Intake::introduced(from.state, peer, address),
             hint => {
-                let pid = from.book.identity.pid;
+                let pid = from.state.identity.pid;
                 intake.hints.take(intake.now, pid, &hint, &mut intake.ports);
                 intake.note(Seen::Hint(hint));
             }
@@ -115,9 +115,9 @@ impl Sink for Taking<'_> {
 
     #[cold]
     fn garbage(&mut self, lane: u16, consumer: &mut Consumer, problem: Garbage) {
-        self.offence = consumer.refused().map(|record| {
+        self.violation = consumer.refused().map(|record| {
             let record = *record;
-            (lane, Offence::Garbage { problem, record })
+            (lane, ProtocolViolation::Garbage { problem, record })
         });
     }
 

@@ -1,4 +1,5 @@
-//! An order of the coordinator as the links get it: with the batches in it that the coordinator does not rank.
+//! A cluster order as the links get it: together with the batches that the coordinator does not
+//! rank.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,45 +8,46 @@ use laxity_policy::event::Order;
 use laxity_policy::{BatchId, RequestId};
 use laxity_wire::v1::Epoch;
 
-/// A whole order.
+/// A whole order of the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decree {
-    /// When it was issued.
+pub struct ClusterOrder {
+    /// Number of the order.
     pub epoch: Epoch,
-    /// What it says. The same allocation as before if it says nothing new.
-    pub terms: Arc<Terms>,
+    /// What the order says. Orders that say the same share one allocation.
+    pub content: Arc<OrderContent>,
 }
 
-/// What an order says.
+/// Ranks of batches, pruned requests and held fetches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
+pub struct OrderContent {
     sigma: Vec<BatchId>,
-    places: HashMap<BatchId, usize>,
-    /// In ascending order.
+    /// Index of each batch in `sigma`.
+    ranks: HashMap<BatchId, usize>,
+    /// Ascending.
     pruned: Vec<RequestId>,
-    /// Fetches that are to wait, in ascending order.
+    /// Numbers of held fetches, ascending.
     held: Vec<u64>,
 }
 
-impl Terms {
-    /// From (sort key, batch) and request, in any order.
+impl OrderContent {
+    /// Makes an order of (sort key, batch) pairs and pruned requests, each in any order.
     #[must_use]
     pub fn new(ranks: impl Iterator<Item = (u64, u64)>, pruned: impl Iterator<Item = u64>) -> Self {
         let mut keyed: Vec<(u64, u64)> = ranks.collect();
         keyed.sort_unstable();
         let sigma: Vec<BatchId> = keyed.iter().map(|&(_, batch)| BatchId(batch)).collect();
-        let places = sigma.iter().enumerate().map(|(place, &id)| (id, place));
+        let ranks = sigma.iter().enumerate().map(|(rank, &id)| (id, rank));
         let mut pruned: Vec<RequestId> = pruned.map(RequestId).collect();
         pruned.sort_unstable();
         Self {
-            places: places.collect(),
+            ranks: ranks.collect(),
             sigma,
             pruned,
             held: Vec::new(),
         }
     }
 
-    /// The same, with fetches that are to wait, in any order.
+    /// Adds held fetches, given in any order.
     #[must_use]
     pub fn with_held(mut self, held: impl Iterator<Item = u64>) -> Self {
         self.held = held.collect();
@@ -53,44 +55,47 @@ impl Terms {
         self
     }
 
-    /// Whether the fetch of this number is to wait.
+    /// Whether the fetch of this number is held.
     #[must_use]
     pub fn holds(&self, fetch: u64) -> bool {
         self.held.binary_search(&fetch).is_ok()
     }
 
-    /// Whether the coordinator has a place for the batch.
+    /// Whether the coordinator ranks the batch.
     #[must_use]
     pub fn ranks(&self, batch: BatchId) -> bool {
-        self.places.contains_key(&batch)
+        self.ranks.contains_key(&batch)
     }
 
-    /// This order, with the batches of `local` in it that it does not rank. `batch_of` says which batch a
-    /// request belongs to, zero if that is not known.
+    /// Merges the batches of `local` that this order does not rank into this order. `batch_of`
+    /// gives the batch of a request, zero if the batch is unknown.
     ///
-    /// *Ranks.* Those that the coordinator ranks stand as it says. Another is put directly before the first of them
-    /// that it precedes by the local order, and at the end if it precedes none. Behind all would be simpler, and wrong
-    /// whenever the coordinator is the problem: a batch has no rank while its announcement is under way (milliseconds),
-    /// but also if the coordinator is over a limit, or hangs, and then every new batch, however urgent, would wait behind
-    /// all old ones until the order's age limit. Where the two orders contradict each other the unranked batch
-    /// gets the better place, for the same reason. Unranked batches keep their order among each other: the set of
-    /// ranked batches that follow one includes the set of those that follow a later one.
+    /// *Ranks.* Ranked batches keep the coordinator's order. An unranked batch goes directly before
+    /// the first ranked batch that it precedes in the local order, or to the end if it precedes
+    /// none. Putting unranked batches behind all others would be simpler, but wrong when the
+    /// coordinator is the problem. A batch is unranked for milliseconds while its announcement is
+    /// under way, but for longer if the coordinator is over a limit or hangs. Every new batch,
+    /// however urgent, would then wait behind all old ones until the age limit of the order. Where
+    /// the two orders disagree, the unranked batch gets the better rank, for the same reason.
+    /// Unranked batches keep their order among each other: the ranked batches that follow one of
+    /// them include those that follow a later one.
     ///
-    /// *Pruned.* The coordinator's word on the requests of batches that it ranks; the daemon's own on the others.
+    /// *Pruned.* The coordinator decides for requests of batches that it ranks, and the daemon for
+    /// all others.
     #[must_use]
-    pub fn over(&self, local: &Order, batch_of: impl Fn(RequestId) -> BatchId) -> Order {
+    pub fn merged_with(&self, local: &Order, batch_of: impl Fn(RequestId) -> BatchId) -> Order {
         let mut before = self.sigma.len();
         let mut unranked: Vec<(usize, BatchId)> = Vec::new();
         for &batch in local.sigma.iter().rev() {
-            match self.places.get(&batch) {
-                Some(&place) => before = before.min(place),
+            match self.ranks.get(&batch) {
+                Some(&rank) => before = before.min(rank),
                 None => unranked.push((before, batch)),
             }
         }
         let mut sigma = Vec::with_capacity(self.sigma.len() + unranked.len());
-        for (place, &batch) in self.sigma.iter().enumerate() {
+        for (rank, &batch) in self.sigma.iter().enumerate() {
             while let Some(&(at, other)) = unranked.last()
-                && at <= place
+                && at <= rank
             {
                 sigma.push(other);
                 unranked.pop();
@@ -124,16 +129,16 @@ mod tests {
     }
 
     fn merged(ranks: &[u64], sigma: &[u64]) -> Vec<u64> {
-        let terms = Terms::new((0..).zip(ranks.iter().copied()), [].into_iter());
-        let order = terms.over(&local(sigma, &[]), |_| BatchId(0));
+        let content = OrderContent::new((0..).zip(ranks.iter().copied()), [].into_iter());
+        let order = content.merged_with(&local(sigma, &[]), |_| BatchId(0));
         order.sigma.iter().map(|batch| batch.0).collect()
     }
 
     #[test]
     fn ranked_batches_stand_as_the_coordinator_says_and_equal_keys_by_batch() {
         assert_eq!(merged(&[3, 1, 2], &[1, 2, 3]), [3, 1, 2]);
-        let terms = Terms::new([(7, 2), (7, 1), (3, 9)].into_iter(), [].into_iter());
-        let order = terms.over(&local(&[], &[]), |_| BatchId(0));
+        let content = OrderContent::new([(7, 2), (7, 1), (3, 9)].into_iter(), [].into_iter());
+        let order = content.merged_with(&local(&[], &[]), |_| BatchId(0));
         assert_eq!(order.sigma, [BatchId(9), BatchId(1), BatchId(2)]);
     }
 
@@ -152,9 +157,9 @@ mod tests {
 
     #[test]
     fn each_side_prunes_the_requests_of_its_own_batches() {
-        let terms = Terms::new([(1, 10)].into_iter(), [5].into_iter());
+        let content = OrderContent::new([(1, 10)].into_iter(), [5].into_iter());
         let batch_of = |request: RequestId| BatchId(if request.0 < 20 { 10 } else { 11 });
-        let order = terms.over(&local(&[10, 11], &[6, 21]), batch_of);
+        let order = content.merged_with(&local(&[10, 11], &[6, 21]), batch_of);
         assert_eq!(order.pruned, [RequestId(5), RequestId(21)]);
     }
 }

@@ -15,7 +15,7 @@ use crate::ticket::Mark;
 
 /// A lane with a seat in a region. Fields in the order in which a submit on credit needs them.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct LaneBinding {
     pub(crate) header: HeaderRef,
     pub(crate) credit: Credit,
     pub(crate) producer: Producer,
@@ -155,8 +155,8 @@ impl Pending {
     }
 }
 
-impl Place {
-    /// `number` is that of the place, for tickets.
+impl LaneBinding {
+    /// `number` is that of the binding, for tickets.
     pub(crate) fn new(session: Arc<Session>, seat: Seat, number: u64) -> Self {
         Self {
             header: HeaderRef::new(&session.region),

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | a term smaller than the largest seen | `Nack` (`FENCED`), counted; nothing changes |
 //! | an epoch that is not newer than the one applied | counted, `Resync` |
-//! | a delta on another base, a gap, another epoch within one, pieces without an epoch | what was gathered is dropped, `Resync` |
+//! | a delta on another base, a gap, another epoch within one, pieces without an epoch | what was assembled is dropped, `Resync` |
 //! | more than anybody can have asked for | the stream ends |
 //! | the last piece | everything at once |
 //!
@@ -18,29 +18,29 @@ use std::sync::Arc;
 
 use laxity_wire::v1::{Epoch, Nack, NackReason, Order, Resync, from_daemon::Message};
 
-use super::decree::{Decree, Terms};
+use super::order::{ClusterOrder, OrderContent};
 
 /// Most ranks, and most pruned requests, that an order may hold: four times what this daemon reports.
-const ENTRIES_MAX: usize = 4 * super::ledger::REQUESTS_MAX;
+const ENTRIES_MAX: usize = 4 * super::reports::REQUESTS_MAX;
 /// Most pieces of an order.
 const PIECES_MAX: usize = 4096;
 
 /// What became of a piece.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Gathered {
+pub enum Assembled {
     /// More pieces have to come, or this one was dropped.
-    Nothing,
+    Incomplete,
     /// The order is whole.
     Whole {
         /// What is in force now.
-        decree: Decree,
+        order: ClusterOrder,
         /// Up to which report of the stream it considered.
         considered: u64,
     },
     /// To be sent.
-    Say(Message),
+    Reply(Message),
     /// The stream makes no sense: end it. Text for the log.
-    HangUp(String),
+    EndStream(String),
 }
 
 /// What was refused so far.
@@ -54,7 +54,7 @@ pub struct Refused {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Gatherer {
+pub struct OrderAssembler {
     term_max: u64,
     applied: Option<Epoch>,
     /// What deltas may build on: `applied`, if that came on this stream.
@@ -63,14 +63,14 @@ pub struct Gatherer {
     pruned: BTreeSet<u64>,
     /// Fetches that are to wait.
     held: BTreeSet<u64>,
-    terms: Arc<Terms>,
+    content: Arc<OrderContent>,
     partial: Option<Partial>,
     /// A full order was asked for and has not begun.
     awaits_full: bool,
     refused: Refused,
 }
 
-/// What was gathered of an order.
+/// What was assembled of an order.
 #[derive(Debug)]
 struct Partial {
     epoch: Epoch,
@@ -110,7 +110,7 @@ impl Partial {
     }
 }
 
-impl Gatherer {
+impl OrderAssembler {
     /// The newest order that was applied.
     #[must_use]
     pub const fn applied(&self) -> Option<Epoch> {
@@ -119,8 +119,8 @@ impl Gatherer {
 
     /// What the newest order says.
     #[must_use]
-    pub fn terms(&self) -> Arc<Terms> {
-        Arc::clone(&self.terms)
+    pub fn content(&self) -> Arc<OrderContent> {
+        Arc::clone(&self.content)
     }
 
     /// What was refused so far.
@@ -148,13 +148,13 @@ impl Gatherer {
     }
 
     /// Takes a piece.
-    pub fn take(&mut self, piece: &Order) -> Gathered {
+    pub fn take(&mut self, piece: &Order) -> Assembled {
         let Some(epoch) = piece.epoch else {
             return self.broken("an order has no epoch");
         };
         if epoch.term < self.term_max {
             self.refused.stale += 1;
-            return Gathered::Say(Message::Nack(Nack {
+            return Assembled::Reply(Message::Nack(Nack {
                 epoch: Some(epoch),
                 reason: NackReason::Fenced as i32,
                 detail: format!("term {} was seen", self.term_max),
@@ -166,7 +166,7 @@ impl Gatherer {
             Some(_) => return self.broken("an order ended within"),
             None => match self.open(epoch, piece) {
                 Ok(partial) => partial,
-                Err(gathered) => return gathered,
+                Err(assembled) => return assembled,
             },
         };
         if piece.piece != partial.next || piece.base != partial.base {
@@ -174,13 +174,13 @@ impl Gatherer {
         }
         partial.add(piece);
         if partial.entries() > ENTRIES_MAX || partial.next as usize > PIECES_MAX {
-            return Gathered::HangUp(format!(
+            return Assembled::EndStream(format!(
                 "an order has more than {ENTRIES_MAX} entries or {PIECES_MAX} pieces; this host never reported as much"
             ));
         }
         if !piece.last {
             self.partial = Some(partial);
-            return Gathered::Nothing;
+            return Assembled::Incomplete;
         }
         self.apply(&partial, piece.considered_report)
     }
@@ -190,7 +190,7 @@ impl Gatherer {
         clippy::result_large_err,
         reason = "what is to be said is large, and this is no hot path"
     )]
-    fn open(&mut self, epoch: Epoch, piece: &Order) -> Result<Partial, Gathered> {
+    fn open(&mut self, epoch: Epoch, piece: &Order) -> Result<Partial, Assembled> {
         let overtaken = self.applied.is_some_and(|old| epoch.key() <= old.key());
         if overtaken {
             self.refused.stale += 1;
@@ -199,7 +199,7 @@ impl Gatherer {
         if piece.base.is_none() {
             self.awaits_full = false;
         } else if self.awaits_full {
-            return Err(Gathered::Nothing);
+            return Err(Assembled::Incomplete);
         } else if piece.base != self.base {
             return Err(self.broken("a delta builds on another order"));
         }
@@ -216,7 +216,7 @@ impl Gatherer {
         })
     }
 
-    fn apply(&mut self, whole: &Partial, considered: u64) -> Gathered {
+    fn apply(&mut self, whole: &Partial, considered: u64) -> Assembled {
         let full = whole.base.is_none();
         if full {
             self.ranks.clear();
@@ -242,41 +242,41 @@ impl Gatherer {
             self.pruned.clear();
             self.held.clear();
             self.forget();
-            return Gathered::HangUp(format!(
+            return Assembled::EndStream(format!(
                 "its orders add up to more than {ENTRIES_MAX} entries; this host never reported as many"
             ));
         }
         if full || whole.entries() > 0 {
             let ranks = self.ranks.iter().map(|(&batch, &key)| (key, batch));
-            let terms =
-                Terms::new(ranks, self.pruned.iter().copied()).with_held(self.held.iter().copied());
-            if terms != *self.terms {
-                self.terms = Arc::new(terms);
+            let content = OrderContent::new(ranks, self.pruned.iter().copied())
+                .with_held(self.held.iter().copied());
+            if content != *self.content {
+                self.content = Arc::new(content);
             }
         }
         self.applied = Some(whole.epoch);
         self.base = self.applied;
-        Gathered::Whole {
-            decree: Decree {
+        Assembled::Whole {
+            order: ClusterOrder {
                 epoch: whole.epoch,
-                terms: Arc::clone(&self.terms),
+                content: Arc::clone(&self.content),
             },
             considered,
         }
     }
 
-    fn broken(&mut self, what: &'static str) -> Gathered {
+    fn broken(&mut self, what: &'static str) -> Assembled {
         self.refused.broken += 1;
         tracing::debug!(what, "dropped an order");
         self.resync()
     }
 
-    fn resync(&mut self) -> Gathered {
+    fn resync(&mut self) -> Assembled {
         self.partial = None;
         if core::mem::replace(&mut self.awaits_full, true) {
-            return Gathered::Nothing;
+            return Assembled::Incomplete;
         }
-        Gathered::Say(Message::Resync(Resync {
+        Assembled::Reply(Message::Resync(Resync {
             applied: self.applied,
         }))
     }
@@ -310,63 +310,65 @@ mod tests {
         }
     }
 
-    fn begun(term: u64) -> Gatherer {
-        let mut gatherer = Gatherer::default();
-        assert!(gatherer.begin(term));
-        gatherer
+    fn begun(term: u64) -> OrderAssembler {
+        let mut assembler = OrderAssembler::default();
+        assert!(assembler.begin(term));
+        assembler
     }
 
     /// The order of the batches, if the piece made one whole.
-    fn sigma(gathered: &Gathered) -> Option<Vec<u64>> {
-        let Gathered::Whole { decree, .. } = gathered else {
+    fn sigma(assembled: &Assembled) -> Option<Vec<u64>> {
+        let Assembled::Whole { order, .. } = assembled else {
             return None;
         };
-        let order = decree.terms.over(&event::Order::default(), |_| BatchId(0));
+        let order = order
+            .content
+            .merged_with(&event::Order::default(), |_| BatchId(0));
         Some(order.sigma.iter().map(|batch| batch.0).collect())
     }
 
-    fn asks_for_all(gathered: &Gathered) -> bool {
-        matches!(gathered, Gathered::Say(Message::Resync(_)))
+    fn asks_for_all(assembled: &Assembled) -> bool {
+        matches!(assembled, Assembled::Reply(Message::Resync(_)))
     }
 
     #[test]
     fn nothing_is_handed_over_before_the_last_piece_and_then_all_of_it() {
-        let mut gatherer = begun(5);
+        let mut assembler = begun(5);
         let at = epoch(5, 1);
         assert_eq!(
-            gatherer.take(&piece(at, None, 0, false, &[1, 2])),
-            Gathered::Nothing
+            assembler.take(&piece(at, None, 0, false, &[1, 2])),
+            Assembled::Incomplete
         );
         assert_eq!(
-            gatherer.take(&piece(at, None, 1, false, &[3])),
-            Gathered::Nothing
+            assembler.take(&piece(at, None, 1, false, &[3])),
+            Assembled::Incomplete
         );
-        assert_eq!(gatherer.applied(), None);
-        let whole = gatherer.take(&piece(at, None, 2, true, &[4]));
+        assert_eq!(assembler.applied(), None);
+        let whole = assembler.take(&piece(at, None, 2, true, &[4]));
         assert_eq!(sigma(&whole), Some(vec![4, 3, 2, 1]));
-        assert_eq!(gatherer.applied(), Some(at));
+        assert_eq!(assembler.applied(), Some(at));
     }
 
     #[test]
     fn a_delta_changes_what_it_names_and_one_that_says_nothing_shares_the_terms() {
-        let mut gatherer = begun(5);
-        gatherer.take(&piece(epoch(5, 1), None, 0, true, &[1, 2, 3]));
+        let mut assembler = begun(5);
+        assembler.take(&piece(epoch(5, 1), None, 0, true, &[1, 2, 3]));
         let mut delta = piece(epoch(5, 4), Some(epoch(5, 1)), 0, true, &[9]);
         delta.unranked = vec![2];
         delta.pruned = vec![Pruned {
             request: 77,
             ..Pruned::default()
         }];
-        let Gathered::Whole { decree, considered } = gatherer.take(&delta) else {
+        let Assembled::Whole { order, considered } = assembler.take(&delta) else {
             panic!("not whole");
         };
         assert_eq!(considered, 3);
-        assert!(!decree.terms.ranks(BatchId(2)) && decree.terms.ranks(BatchId(9)));
-        let again = gatherer.take(&piece(epoch(5, 5), Some(epoch(5, 4)), 0, true, &[]));
-        let Gathered::Whole { decree: next, .. } = again else {
+        assert!(!order.content.ranks(BatchId(2)) && order.content.ranks(BatchId(9)));
+        let again = assembler.take(&piece(epoch(5, 5), Some(epoch(5, 4)), 0, true, &[]));
+        let Assembled::Whole { order: next, .. } = again else {
             panic!("not whole");
         };
-        assert!(Arc::ptr_eq(&decree.terms, &next.terms));
+        assert!(Arc::ptr_eq(&order.content, &next.content));
     }
 
     #[test]
@@ -386,20 +388,20 @@ mod tests {
                 piece(at, Some(epoch(5, 1)), 1, true, &[9]),
             ),
         ] {
-            let mut gatherer = begun(5);
-            gatherer.take(&piece(epoch(5, 1), None, 0, true, &[1]));
-            gatherer.take(&first);
-            assert!(asks_for_all(&gatherer.take(&second)));
-            assert_eq!(gatherer.applied(), Some(epoch(5, 1)));
-            assert_eq!(gatherer.refused().broken, 1);
+            let mut assembler = begun(5);
+            assembler.take(&piece(epoch(5, 1), None, 0, true, &[1]));
+            assembler.take(&first);
+            assert!(asks_for_all(&assembler.take(&second)));
+            assert_eq!(assembler.applied(), Some(epoch(5, 1)));
+            assert_eq!(assembler.refused().broken, 1);
             // What was under way is dropped in silence, the full order is taken.
             let late = piece(epoch(5, 6), Some(epoch(5, 4)), 0, true, &[7]);
-            assert_eq!(gatherer.take(&late), Gathered::Nothing);
-            let full = gatherer.take(&piece(epoch(5, 7), None, 0, true, &[6]));
+            assert_eq!(assembler.take(&late), Assembled::Incomplete);
+            let full = assembler.take(&piece(epoch(5, 7), None, 0, true, &[6]));
             assert_eq!(sigma(&full), Some(vec![6]));
         }
-        let mut gatherer = begun(5);
-        assert!(asks_for_all(&gatherer.take(&piece(
+        let mut assembler = begun(5);
+        assert!(asks_for_all(&assembler.take(&piece(
             at,
             Some(epoch(5, 1)),
             0,
@@ -407,80 +409,80 @@ mod tests {
             &[1]
         ))));
         assert!(matches!(
-            gatherer.take(&Order::default()),
-            Gathered::Nothing
+            assembler.take(&Order::default()),
+            Assembled::Incomplete
         ));
     }
 
     #[test]
     fn an_older_term_is_refused_also_on_a_later_stream() {
-        let mut gatherer = begun(5);
-        gatherer.take(&piece(epoch(5, 1), None, 0, true, &[1]));
-        let old = gatherer.take(&piece(epoch(4, 9), None, 0, true, &[2]));
-        let Gathered::Say(Message::Nack(nack)) = old else {
+        let mut assembler = begun(5);
+        assembler.take(&piece(epoch(5, 1), None, 0, true, &[1]));
+        let old = assembler.take(&piece(epoch(4, 9), None, 0, true, &[2]));
+        let Assembled::Reply(Message::Nack(nack)) = old else {
             panic!("{old:?}");
         };
         assert_eq!(nack.reason(), NackReason::Fenced);
-        assert!(!gatherer.begin(4));
-        assert!(gatherer.begin(5));
+        assert!(!assembler.begin(4));
+        assert!(assembler.begin(5));
         assert!(matches!(
-            gatherer.take(&piece(epoch(4, 9), None, 0, true, &[2])),
-            Gathered::Say(Message::Nack(_))
+            assembler.take(&piece(epoch(4, 9), None, 0, true, &[2])),
+            Assembled::Reply(Message::Nack(_))
         ));
-        assert_eq!(gatherer.applied(), Some(epoch(5, 1)));
-        assert_eq!(gatherer.refused().stale, 3);
+        assert_eq!(assembler.applied(), Some(epoch(5, 1)));
+        assert_eq!(assembler.refused().stale, 3);
     }
 
     #[test]
     fn an_older_sequence_of_the_same_term_is_refused_and_counted() {
-        let mut gatherer = begun(5);
-        gatherer.take(&piece(epoch(5, 7), None, 0, true, &[1]));
-        assert!(gatherer.begin(5));
+        let mut assembler = begun(5);
+        assembler.take(&piece(epoch(5, 7), None, 0, true, &[1]));
+        assert!(assembler.begin(5));
         for sequence in [3, 7] {
-            let old = gatherer.take(&piece(epoch(5, sequence), None, 0, true, &[2]));
-            assert!(!matches!(old, Gathered::Whole { .. }), "{old:?}");
+            let old = assembler.take(&piece(epoch(5, sequence), None, 0, true, &[2]));
+            assert!(!matches!(old, Assembled::Whole { .. }), "{old:?}");
         }
-        assert_eq!(gatherer.refused().stale, 2);
-        let new = gatherer.take(&piece(epoch(5, 8), None, 0, true, &[3]));
+        assert_eq!(assembler.refused().stale, 2);
+        let new = assembler.take(&piece(epoch(5, 8), None, 0, true, &[3]));
         assert_eq!(sigma(&new), Some(vec![3]));
     }
 
     #[test]
     fn a_new_stream_begins_with_a_full_order() {
-        let mut gatherer = begun(5);
-        gatherer.take(&piece(epoch(5, 1), None, 0, true, &[1]));
-        assert!(gatherer.begin(6));
+        let mut assembler = begun(5);
+        assembler.take(&piece(epoch(5, 1), None, 0, true, &[1]));
+        assert!(assembler.begin(6));
         let delta = piece(epoch(6, 1), Some(epoch(5, 1)), 0, true, &[2]);
-        assert!(asks_for_all(&gatherer.take(&delta)));
+        assert!(asks_for_all(&assembler.take(&delta)));
     }
 
     #[test]
     fn orders_without_end_end_the_stream_and_hold_nothing() {
-        let mut gatherer = begun(5);
+        let mut assembler = begun(5);
         let mut pieces = 0;
         let said = loop {
-            let gathered = gatherer.take(&piece(epoch(5, 1), None, pieces, false, &[]));
+            let assembled = assembler.take(&piece(epoch(5, 1), None, pieces, false, &[]));
             pieces += 1;
-            if gathered != Gathered::Nothing {
-                break gathered;
+            if assembled != Assembled::Incomplete {
+                break assembled;
             }
         };
-        assert!(matches!(said, Gathered::HangUp(_)) && pieces as usize == PIECES_MAX + 1);
-        assert!(gatherer.partial.is_none());
+        assert!(matches!(said, Assembled::EndStream(_)) && pieces as usize == PIECES_MAX + 1);
+        assert!(assembler.partial.is_none());
 
         let many: Vec<u64> = (0..4096).collect();
-        let mut gatherer = begun(5);
+        let mut assembler = begun(5);
         let said = (0..).find_map(|index| {
-            let gathered = gatherer.take(&piece(epoch(5, 1), None, index, false, &many));
-            (gathered != Gathered::Nothing).then_some(gathered)
+            let assembled = assembler.take(&piece(epoch(5, 1), None, index, false, &many));
+            (assembled != Assembled::Incomplete).then_some(assembled)
         });
-        assert!(matches!(said, Some(Gathered::HangUp(_))));
-        assert!(gatherer.partial.is_none() && gatherer.ranks.is_empty());
+        assert!(matches!(said, Some(Assembled::EndStream(_))));
+        assert!(assembler.partial.is_none() && assembler.ranks.is_empty());
     }
 
     #[test]
     fn deltas_that_add_up_to_more_than_was_reported_end_the_stream() {
-        let mut gatherer = begun(5);
+        let mut assembler = begun(5);
         let mut base = None;
         let said = (1..).find_map(|sequence: u64| {
             let first = sequence * 10_000;
@@ -489,9 +491,9 @@ mod tests {
             let rank = |&batch: &u64| Rank { batch, sort_key: 1 };
             large.ranks = many.iter().map(rank).collect();
             base = Some(epoch(5, sequence));
-            let gathered = gatherer.take(&large);
-            matches!(gathered, Gathered::HangUp(_)).then_some(gathered)
+            let assembled = assembler.take(&large);
+            matches!(assembled, Assembled::EndStream(_)).then_some(assembled)
         });
-        assert!(said.is_some() && gatherer.ranks.is_empty());
+        assert!(said.is_some() && assembler.ranks.is_empty());
     }
 }

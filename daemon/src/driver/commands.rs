@@ -50,7 +50,7 @@ impl Driver {
                         warn!(%error, "the new configuration does not work; the old one holds");
                     }
                 }
-                Command::Coordinator => self.intake.hints.heed(self.intake.now),
+                Command::Coordinator => self.intake.hints.apply_coordinator_update(self.intake.now),
                 Command::Publish => self.publish_now = true,
                 Command::Trace(order) => {
                     trace::obey(&mut self.intake.trace, self.intake.now, order);
@@ -58,7 +58,7 @@ impl Driver {
                 Command::Stop => return false,
             }
         }
-        self.board.progress();
+        self.slot.progress();
         true
     }
 
@@ -107,12 +107,12 @@ impl Driver {
             self.intake.ports.len(),
         );
         let mut client = Client::new(newcomer, now, flows_max, ports);
-        let owner = &client.book.identity.owner;
-        client.book.suspected = self.suspects(owner);
-        client.book.distrusted = self.intake.trust.distrusts(owner);
-        if let Err(error) = self.rest.watch(index as u32, client.served.eventfd()) {
+        let owner = &client.state.identity.owner;
+        client.state.suspected = self.suspects(owner);
+        client.state.distrusted = self.intake.trust.distrusts(owner);
+        if let Err(error) = self.poller.watch(index as u32, client.served.eventfd()) {
             // It is served all the same, at the pace of the bounded sleeps.
-            warn!(%error, client = %client.book.identity.name, "cannot watch a client's eventfd");
+            warn!(%error, client = %client.state.identity.name, "cannot watch a client's eventfd");
         }
         let header = client.served.header();
         header.set_dscp(&self.config.dscp_of_region());
@@ -132,14 +132,14 @@ impl Driver {
         let index = self
             .clients
             .iter()
-            .position(|c| c.as_ref().is_some_and(|c| c.book.identity.id == id))?;
+            .position(|c| c.as_ref().is_some_and(|c| c.state.identity.id == id))?;
         self.sweep_up(index as u32);
         let mut client = self.clients[index].take()?;
         self.hot.retain(|hot| *hot as usize != index);
         self.cold.retain(|cold| *cold as usize != index);
-        self.rest.forget(client.served.eventfd());
+        self.poller.forget(client.served.eventfd());
         self.intake.client_gone(index as u32, &mut client);
-        self.gone.add(&client.book.counters);
+        self.gone.add(&client.state.counters);
         while matches!(self.clients.last(), Some(None)) {
             self.clients.pop();
         }
@@ -154,11 +154,11 @@ impl Driver {
         let Some(client) = self.clients[index as usize].as_mut() else {
             return;
         };
-        client.book.counters.garbage_records += 1;
-        client.book.quarantined_lanes += 1;
+        client.state.counters.garbage_records += 1;
+        client.state.quarantined_lanes += 1;
         client.release();
         self.intake.client_gone(index, client);
-        let identity = &client.book.identity;
+        let identity = &client.state.identity;
         if self.intake.now.since(self.warned) >= WARN_EVERY {
             self.warned = self.intake.now;
             warn!(
@@ -193,7 +193,7 @@ impl Driver {
         }
         let stages = self.credit_stages();
         for client in self.clients.iter_mut().flatten() {
-            client.book.flows_max = config.scheduler.flows_per_client_max;
+            client.state.flows_max = config.scheduler.flows_per_client_max;
             client.set_room();
             let header = client.served.header();
             header.set_dscp(&config.dscp_of_region());
@@ -207,7 +207,7 @@ impl Driver {
         self.intake.credit = self.config.mode == Mode::Enforce && !self.intake.bypass;
         let (mode, bypass) = (self.config.mode, self.intake.bypass);
         for (index, client) in self.clients.iter_mut().enumerate() {
-            if let Some(client) = client.as_mut().filter(|c| !c.book.released) {
+            if let Some(client) = client.as_mut().filter(|c| !c.state.released) {
                 client.set_mode(mode, bypass, always);
                 if client.mode == Mode::Off {
                     self.intake.let_go(index as u32, client);

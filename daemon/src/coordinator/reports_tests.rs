@@ -1,4 +1,4 @@
-//! Stories of the ledger, and the property that whatever is dispatched adds up to what it knows.
+//! Stories of the state, and the property that whatever is dispatched adds up to what it knows.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,32 +12,32 @@ use proptest::prelude::*;
 
 const MS: Span = Span::from_millis(1);
 
-fn attended() -> Ledger {
-    let mut ledger = Ledger::new(0);
-    ledger.attend();
-    let first = ledger.dispatch(Time(0), 10).unwrap();
+fn attended() -> ReportState {
+    let mut state = ReportState::new(0);
+    state.attend();
+    let first = state.next_report(Time(0), 10).unwrap();
     assert_eq!(
         (first.piece, first.events.len()),
         (SnapshotPiece::End, 0),
         "a host that knows nothing says so"
     );
-    ledger
+    state
 }
 
-fn kinds(dispatch: &Dispatch) -> Vec<Kind> {
-    let kinds = dispatch.events.iter();
+fn kinds(report: &OutgoingReport) -> Vec<Kind> {
+    let kinds = report.events.iter();
     kinds.map(|event| event.event.clone().unwrap()).collect()
 }
 
 #[test]
 fn an_arrival_is_one_event_with_its_requests_and_deadlines_are_what_remains() {
-    let mut ledger = attended();
-    ledger.batch_began(7, 8, MS);
-    ledger.joined(7, 70, Time(5_000), 1 << 20);
-    ledger.joined(7, 71, Time::NEVER, 0);
-    ledger.joined(7, 72, Time(1_000), 5);
-    assert_eq!(ledger.urgency(), Urgency::Now);
-    let mut told = ledger.dispatch(Time(2_000), 100).unwrap();
+    let mut state = attended();
+    state.batch_began(7, 8, MS);
+    state.joined(7, 70, Time(5_000), 1 << 20);
+    state.joined(7, 71, Time::NEVER, 0);
+    state.joined(7, 72, Time(1_000), 5);
+    assert_eq!(state.urgency(), Urgency::Now);
+    let mut told = state.next_report(Time(2_000), 100).unwrap();
     let [Kind::BatchArrived(batch)] = &kinds(&told)[..] else {
         panic!("{told:?}");
     };
@@ -55,8 +55,8 @@ fn an_arrival_is_one_event_with_its_requests_and_deadlines_are_what_remains() {
         }]
     );
     assert!(batch.requests[1].loads.is_empty());
-    assert_eq!(ledger.urgency(), Urgency::Nothing);
-    assert_eq!(ledger.dispatch(Time(2_000), 100), None);
+    assert_eq!(state.urgency(), Urgency::Nothing);
+    assert_eq!(state.next_report(Time(2_000), 100), None);
 
     told.age_to(Time(2_500));
     let [Kind::BatchArrived(batch)] = &kinds(&told)[..] else {
@@ -68,24 +68,24 @@ fn an_arrival_is_one_event_with_its_requests_and_deadlines_are_what_remains() {
 
 #[test]
 fn progress_and_bytes_are_coarse_and_can_wait() {
-    let mut ledger = attended();
-    ledger.batch_began(7, 80, MS);
-    ledger.joined(7, 70, Time(5_000), 1000);
-    ledger.layer(Time(0), 7, 0);
-    ledger.dispatch(Time(0), 100).unwrap();
-    let mut dispatches = 0;
+    let mut state = attended();
+    state.batch_began(7, 80, MS);
+    state.joined(7, 70, Time(5_000), 1000);
+    state.layer(Time(0), 7, 0);
+    state.next_report(Time(0), 100).unwrap();
+    let mut reports = 0;
     for layer in 1..80 {
-        ledger.layer(Time(0), 7, layer);
-        assert!(ledger.urgency() <= Urgency::Later);
-        dispatches += usize::from(ledger.dispatch(Time(0), 100).is_some());
+        state.layer(Time(0), 7, layer);
+        assert!(state.urgency() <= Urgency::Later);
+        reports += usize::from(state.next_report(Time(0), 100).is_some());
     }
-    assert_eq!(dispatches, 3, "at a quarter, a half and three quarters");
+    assert_eq!(reports, 3, "at a quarter, a half and three quarters");
     for _ in 0..10 {
-        ledger.completed(70, 0, 40);
-        ledger.completed(70, 1, 40);
+        state.completed(70, 0, 40);
+        state.completed(70, 1, 40);
     }
-    assert_eq!(ledger.urgency(), Urgency::Later);
-    let told = kinds(&ledger.dispatch(Time(0), 100).unwrap());
+    assert_eq!(state.urgency(), Urgency::Later);
+    let told = kinds(&state.next_report(Time(0), 100).unwrap());
     let sum = BytesCompleted {
         request: 70,
         port: 0,
@@ -96,18 +96,18 @@ fn progress_and_bytes_are_coarse_and_can_wait() {
 
 #[test]
 fn what_nobody_was_told_of_is_not_taken_back() {
-    let mut ledger = attended();
-    ledger.batch_began(7, 8, MS);
-    ledger.joined(7, 70, Time(5_000), 1000);
-    ledger.ended(70);
-    ledger.batch_ended(7);
-    assert_eq!(ledger.dispatch(Time(0), 100), None);
-    ledger.batch_began(8, 8, MS);
-    ledger.joined(8, 80, Time(5_000), 1000);
-    ledger.dispatch(Time(0), 100).unwrap();
-    ledger.ended(80);
-    ledger.batch_ended(8);
-    let told = kinds(&ledger.dispatch(Time(0), 100).unwrap());
+    let mut state = attended();
+    state.batch_began(7, 8, MS);
+    state.joined(7, 70, Time(5_000), 1000);
+    state.ended(70);
+    state.batch_ended(7);
+    assert_eq!(state.next_report(Time(0), 100), None);
+    state.batch_began(8, 8, MS);
+    state.joined(8, 80, Time(5_000), 1000);
+    state.next_report(Time(0), 100).unwrap();
+    state.ended(80);
+    state.batch_ended(8);
+    let told = kinds(&state.next_report(Time(0), 100).unwrap());
     let ends = [
         Kind::RequestEnded(RequestEnded { request: 80 }),
         Kind::BatchFinished(BatchFinished { batch: 8 }),
@@ -117,55 +117,55 @@ fn what_nobody_was_told_of_is_not_taken_back() {
 
 #[test]
 fn without_anybody_to_tell_nothing_piles_up() {
-    let mut ledger = Ledger::new(0);
+    let mut state = ReportState::new(0);
     for batch in 1..100_000_u64 {
-        ledger.batch_began(batch, 8, MS);
-        ledger.joined(batch, batch, Time(5_000), 1000);
-        ledger.completed(batch, 0, 10);
-        ledger.batch_ended(batch);
+        state.batch_began(batch, 8, MS);
+        state.joined(batch, batch, Time(5_000), 1000);
+        state.completed(batch, 0, 10);
+        state.batch_ended(batch);
     }
-    assert!(ledger.batches.is_empty() && ledger.requests.is_empty() && ledger.names.is_empty());
-    assert!(ledger.stirred.is_empty() && ledger.parting.is_empty());
-    assert_eq!(ledger.dispatch(Time(0), 100), None);
+    assert!(state.batches.is_empty() && state.requests.is_empty() && state.names.is_empty());
+    assert!(state.stirred.is_empty() && state.parting.is_empty());
+    assert_eq!(state.next_report(Time(0), 100), None);
 }
 
 #[test]
 fn a_coordinator_that_does_not_read_costs_bounded_memory() {
-    let mut ledger = attended();
+    let mut state = attended();
     for batch in 1..50_000_u64 {
-        ledger.batch_began(batch, 8, MS);
+        state.batch_began(batch, 8, MS);
         for request in 0..20 {
-            ledger.joined(batch, batch * 100 + request, Time(5_000), 1000);
+            state.joined(batch, batch * 100 + request, Time(5_000), 1000);
         }
         if batch.is_multiple_of(3) {
-            ledger.batch_ended(batch);
+            state.batch_ended(batch);
         }
     }
-    assert!(ledger.batches.len() <= BATCHES_MAX && ledger.requests.len() <= REQUESTS_MAX);
-    assert!(ledger.names.len() == ledger.batches.len() && ledger.parting.len() <= PARTING_MAX);
-    assert!(ledger.stirred.len() <= BATCHES_MAX);
-    // Then it reads: dispatches stay small and come to an end.
-    let mut dispatches = 0;
-    while let Some(dispatch) = ledger.dispatch(Time(0), usize::MAX) {
-        dispatches += 1;
-        assert!(dispatch.events.len() <= EVENTS_MAX && dispatches < 10_000);
+    assert!(state.batches.len() <= BATCHES_MAX && state.requests.len() <= REQUESTS_MAX);
+    assert!(state.names.len() == state.batches.len() && state.parting.len() <= PARTING_MAX);
+    assert!(state.stirred.len() <= BATCHES_MAX);
+    // Then it reads: reports stay small and come to an end.
+    let mut reports = 0;
+    while let Some(report) = state.next_report(Time(0), usize::MAX) {
+        reports += 1;
+        assert!(report.events.len() <= EVENTS_MAX && reports < 10_000);
     }
 }
 
 #[test]
 fn a_request_that_moved_to_a_batch_that_ends_untold_is_ended_where_it_was() {
-    let mut ledger = attended();
-    ledger.batch_began(5, 8, MS);
-    ledger.joined(5, 3, Time(9), 1000);
-    ledger.dispatch(Time(0), 100).unwrap();
-    ledger.batch_began(1, 8, MS);
-    ledger.joined(1, 3, Time(9), 1000);
-    ledger.batch_ended(1);
-    let told = kinds(&ledger.dispatch(Time(0), 100).unwrap());
+    let mut state = attended();
+    state.batch_began(5, 8, MS);
+    state.joined(5, 3, Time(9), 1000);
+    state.next_report(Time(0), 100).unwrap();
+    state.batch_began(1, 8, MS);
+    state.joined(1, 3, Time(9), 1000);
+    state.batch_ended(1);
+    let told = kinds(&state.next_report(Time(0), 100).unwrap());
     assert_eq!(told, [Kind::RequestEnded(RequestEnded { request: 3 })]);
 }
 
-/// What a coordinator would make of dispatches: batches with their requests and what those have left.
+/// What a coordinator would make of reports: batches with their requests and what those have left.
 #[derive(Debug, Default)]
 struct Reader {
     batches: BTreeMap<u64, BTreeMap<u64, u64>>,
@@ -173,12 +173,12 @@ struct Reader {
 }
 
 impl Reader {
-    fn read(&mut self, dispatch: &Dispatch) {
-        if dispatch.piece != SnapshotPiece::Unspecified && self.snapshot.is_none() {
+    fn read(&mut self, report: &OutgoingReport) {
+        if report.piece != SnapshotPiece::Unspecified && self.snapshot.is_none() {
             self.snapshot = Some(BTreeMap::new());
         }
         let into = self.snapshot.as_mut().unwrap_or(&mut self.batches);
-        for kind in kinds(dispatch) {
+        for kind in kinds(report) {
             match kind {
                 Kind::BatchArrived(said) => {
                     for load in &said.requests {
@@ -208,7 +208,7 @@ impl Reader {
                 _ => {}
             }
         }
-        if dispatch.piece == SnapshotPiece::End {
+        if report.piece == SnapshotPiece::End {
             self.batches = self.snapshot.take().unwrap();
         }
     }
@@ -239,14 +239,14 @@ fn step() -> impl Strategy<Value = Step> {
 
 #[test]
 fn a_dispatch_holds_no_more_requests_than_the_coordinator_takes_events() {
-    let mut ledger = attended();
-    ledger.batch_began(1, 8, MS);
+    let mut state = attended();
+    state.batch_began(1, 8, MS);
     for request in 1..=95 {
-        ledger.joined(1, request, Time(9), 1000);
+        state.joined(1, request, Time(9), 1000);
     }
     let mut told = 0;
-    while let Some(dispatch) = ledger.dispatch(Time(1), 10) {
-        let requests: usize = dispatch
+    while let Some(report) = state.next_report(Time(1), 10) {
+        let requests: usize = report
             .events
             .iter()
             .map(|event| match &event.event {
@@ -254,7 +254,7 @@ fn a_dispatch_holds_no_more_requests_than_the_coordinator_takes_events() {
                 _ => 0,
             })
             .sum();
-        assert!(requests <= 10 && dispatch.events.len() <= 10);
+        assert!(requests <= 10 && report.events.len() <= 10);
         told += requests;
     }
     assert_eq!(told, 95);
@@ -262,34 +262,34 @@ fn a_dispatch_holds_no_more_requests_than_the_coordinator_takes_events() {
 
 proptest! {
     #[test]
-    fn whoever_reads_all_dispatches_knows_what_the_ledger_knows(
+    fn whoever_reads_all_reports_knows_what_the_ledger_knows(
         steps in prop::collection::vec(step(), 0..120)
     ) {
-        let mut ledger = attended();
+        let mut state = attended();
         let mut reader = Reader::default();
         for step in steps {
             match step {
-                Step::Begin(batch) => ledger.batch_began(batch, 8, MS),
-                Step::Join(batch, request) => ledger.joined(batch, request, Time(9), 1000),
-                Step::End(request) => ledger.ended(request),
-                Step::Finish(batch) => ledger.batch_ended(batch),
-                Step::Bytes(request, bytes) => ledger.completed(request, 0, bytes),
+                Step::Begin(batch) => state.batch_began(batch, 8, MS),
+                Step::Join(batch, request) => state.joined(batch, request, Time(9), 1000),
+                Step::End(request) => state.ended(request),
+                Step::Finish(batch) => state.batch_ended(batch),
+                Step::Bytes(request, bytes) => state.completed(request, 0, bytes),
                 Step::Read(most) => {
-                    if let Some(dispatch) = ledger.dispatch(Time(1), most) {
-                        reader.read(&dispatch);
+                    if let Some(report) = state.next_report(Time(1), most) {
+                        reader.read(&report);
                     }
                 }
-                Step::Restate => ledger.restate(),
+                Step::Restate => state.restate(),
             }
         }
-        while let Some(dispatch) = ledger.dispatch(Time(1), 3) {
-            reader.read(&dispatch);
+        while let Some(report) = state.next_report(Time(1), 3) {
+            reader.read(&report);
         }
-        let known: BTreeMap<u64, BTreeMap<u64, u64>> = ledger
+        let known: BTreeMap<u64, BTreeMap<u64, u64>> = state
             .batches
             .values()
             .map(|batch| {
-                let left = |id: &u64| (*id, ledger.requests[id].left);
+                let left = |id: &u64| (*id, state.requests[id].left);
                 (batch.id, batch.requests.iter().map(left).collect())
             })
             .collect();

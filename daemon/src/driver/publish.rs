@@ -19,7 +19,7 @@ impl Driver {
         let mut all_clients = self.gone;
         let mut clients = Vec::new();
         for client in self.clients.iter().flatten() {
-            all_clients.add(&client.book.counters);
+            all_clients.add(&client.state.counters);
             clients.push(client.snapshot());
         }
         clients.sort_unstable_by_key(|client| client.id);
@@ -38,7 +38,7 @@ impl Driver {
         };
         let quiet = intake.now.since(self.published) > Span(RING_AFTER.as_nanos() as u64);
         if self
-            .board
+            .slot
             .try_pin(Arc::new(snapshot), self.publish_now || quiet)
         {
             self.published = intake.now;

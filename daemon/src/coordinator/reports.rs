@@ -1,8 +1,8 @@
 //! What this host knows of batches and requests, and what of it the coordinator has not been told.
 //!
 //! Belongs to the scheduler's thread. There is no queue of events in it but notes on what changed, from which a
-//! [`Dispatch`] is made whenever the last one has been taken. A coordinator that does not read is therefore told the newest
-//! later, not everything; and a snapshot is nothing but "everything has changed", cut into dispatches of bounded work,
+//! [`OutgoingReport`] is made whenever the last one has been taken. A coordinator that does not read is therefore told the newest
+//! later, not everything; and a snapshot is nothing but "everything has changed", cut into reports of bounded work,
 //! while deltas go on between them.
 //!
 //! Loads are those that admission uses here: a request's announced bytes, at the port that they are taken to cross.
@@ -24,16 +24,16 @@ pub const BATCHES_MAX: usize = 1 << 12;
 pub const REQUESTS_MAX: usize = 1 << 16;
 /// Most ends that wait to be told; beyond, a snapshot says what is gone by not naming it.
 const PARTING_MAX: usize = 1 << 12;
-/// Most events of a dispatch, whatever the coordinator takes.
+/// Most events of a report, whatever the coordinator takes.
 pub const EVENTS_MAX: usize = 256;
-/// Most requests in a dispatch.
-const REQUESTS_PER_DISPATCH: usize = 1024;
+/// Most requests in a report.
+const REQUESTS_PER_REPORT: usize = 1024;
 /// Progress is told this many times per batch.
 const STEPS: u32 = 4;
 
 /// Something to be sent, at most one message.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Dispatch {
+pub struct OutgoingReport {
     /// When it was made: spans in it count from here.
     pub at: Time,
     /// Whether it is a part of a snapshot.
@@ -42,7 +42,7 @@ pub struct Dispatch {
     pub events: Vec<Event>,
 }
 
-impl Dispatch {
+impl OutgoingReport {
     /// Makes spans count from `now`.
     pub fn age_to(&mut self, now: Time) {
         let aged = now.since(self.at).0;
@@ -67,7 +67,7 @@ impl Dispatch {
 pub enum Urgency {
     /// There is nothing.
     Nothing,
-    /// With the next dispatch, or after a while.
+    /// With the next report, or after a while.
     Later,
     /// It may change the order.
     Now,
@@ -113,7 +113,7 @@ struct Fetch {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct ReportState {
     /// The port that announced bytes are taken to cross.
     port: u32,
     /// By arrival, so that those in front are told of first.
@@ -137,7 +137,7 @@ pub struct Ledger {
     urgency: Urgency,
 }
 
-impl Ledger {
+impl ReportState {
     /// Empty, with nobody to be told.
     #[must_use]
     pub fn new(port: u32) -> Self {
@@ -159,7 +159,7 @@ impl Ledger {
         }
     }
 
-    /// How soon [`Ledger::dispatch`] has to be called.
+    /// How soon [`ReportState::next_report`] has to be called.
     #[must_use]
     pub const fn urgency(&self) -> Urgency {
         self.urgency
@@ -348,14 +348,14 @@ impl Ledger {
         }
     }
 
-    /// The next dispatch, with at most `events_max` events; `None` if there is nothing to tell.
-    pub fn dispatch(&mut self, now: Time, events_max: usize) -> Option<Dispatch> {
+    /// The next report, with at most `events_max` events; `None` if there is nothing to tell.
+    pub fn next_report(&mut self, now: Time, events_max: usize) -> Option<OutgoingReport> {
         if !self.attended || self.urgency == Urgency::Nothing {
             return None;
         }
         if core::mem::take(&mut self.ends_first) {
             self.in_parts = false;
-            return Some(Dispatch {
+            return Some(OutgoingReport {
                 at: now,
                 piece: SnapshotPiece::End,
                 events: Vec::new(),
@@ -369,7 +369,7 @@ impl Ledger {
             events.push(wrap(kind));
         }
         // The coordinator's cap holds for events and for requests in them.
-        let mut requests = REQUESTS_PER_DISPATCH.min(events_max.max(1));
+        let mut requests = REQUESTS_PER_REPORT.min(events_max.max(1));
         while events.len() < most
             && requests > 0
             && let Some(&arrival) = self.stirred.first()
@@ -396,7 +396,7 @@ impl Ledger {
             self.urgency = Urgency::Nothing;
         }
         let empty = events.is_empty() && piece == SnapshotPiece::Unspecified;
-        (!empty).then_some(Dispatch {
+        (!empty).then_some(OutgoingReport {
             at: now,
             piece,
             events,
@@ -634,5 +634,5 @@ const fn wrap(kind: Kind) -> Event {
 }
 
 #[cfg(test)]
-#[path = "ledger_tests.rs"]
+#[path = "reports_tests.rs"]
 mod tests;

@@ -67,14 +67,14 @@ pub struct Flow {
     /// whole life (architecture §4.3), so later permits repeat it.
     pub level: u8,
     /// Who accounts for its bytes on the wire.
-    pub books: Books,
+    pub accounting: Accounting,
     /// It is part of a fetch, which is told when it ends ([`crate::driver::fetches`]).
     pub fetch: bool,
 }
 
 /// Who accounts for the bytes of a flow on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Books {
+pub enum Accounting {
     /// The link knows the flow: it had to wait.
     Link,
     /// The flow was launched whole, at [`Flow::level`]: the driver tells the link when it lands.
@@ -106,7 +106,7 @@ impl Flow {
         port: 0,
         stage: Stage::Background,
         level: 0,
-        books: Books::Link,
+        accounting: Accounting::Link,
         fetch: false,
     };
 

@@ -1,0 +1,365 @@
+//! The exchange between the scheduler thread and the task that holds the stream: room for one
+//! report and one cluster order.
+//!
+//! The scheduler thread never waits here. It only tries the lock. If the lock is taken, or the last
+//! report has not been sent, the scheduler comes back later. The task holds the lock only to move
+//! values. Each side is notified at most once of what it has not seen: the task through
+//! [`CoordinatorExchange::report_ready`], and the scheduler by one [`Command::Coordinator`] in its
+//! mailbox. The room for reports and the request for more change under one lock, so that no
+//! notification is lost. A bounded channel would need a second synchronization for that.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use laxity_policy::{Span, Time};
+use laxity_wire::v1::Epoch;
+use tokio::sync::Notify;
+
+use super::order::ClusterOrder;
+use super::reports::{EVENTS_MAX, OutgoingReport};
+use crate::mailbox::{Command, Mailbox};
+
+/// See the module.
+#[derive(Debug)]
+pub struct CoordinatorExchange {
+    state: Mutex<ExchangeState>,
+    report_put: Notify,
+    /// The scheduler has a [`Command::Coordinator`] to read.
+    scheduler_notified: AtomicBool,
+    /// When the cluster order was last confirmed, CLOCK_MONOTONIC in ns; 0 if there is none.
+    confirmed_ns: AtomicU64,
+    /// How long a cluster order may be followed, as the coordinator limits it.
+    age_max_ns: AtomicU64,
+    events_max: AtomicUsize,
+    /// The links have the cluster order.
+    in_force: AtomicBool,
+    view: Mutex<StreamView>,
+}
+
+#[derive(Debug, Default)]
+struct ExchangeState {
+    /// Streams so far.
+    stream: u64,
+    connected: bool,
+    snapshot_wanted: bool,
+    report: Option<OutgoingReport>,
+    /// The scheduler has more to report and waits until `report` is sent.
+    has_more: bool,
+    /// A change for the scheduler: a new cluster order, or the end of the last one.
+    order: Option<Option<ClusterOrder>>,
+}
+
+/// What the task knows of its stream, for operators.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StreamView {
+    /// URL of the coordinator.
+    pub endpoint: String,
+    /// Name of this host at the coordinator.
+    pub host: String,
+    /// There is a stream.
+    pub connected: bool,
+    /// An operator has taken this host out of the cluster order.
+    pub drained: bool,
+    /// Release of the coordinator.
+    pub software: String,
+    /// Epoch of the newest order applied.
+    pub epoch: Option<Epoch>,
+    /// Orders applied.
+    pub orders: u64,
+    /// Orders refused because of an older term or sequence.
+    pub stale_orders: u64,
+    /// Orders dropped because a piece was missing or invalid.
+    pub broken_orders: u64,
+    /// Streams that the coordinator welcomed.
+    pub connects: u64,
+    /// Attempts that failed, and streams that ended.
+    pub failures: u64,
+    /// Reports sent.
+    pub reports: u64,
+    /// Events that the coordinator refused.
+    pub refused_events: u64,
+    /// Why the last attempt failed or the last stream ended.
+    pub problem: String,
+}
+
+/// What the scheduler finds in the exchange.
+#[derive(Debug)]
+pub struct Update {
+    /// Number of the stream if it changed since the last look, zero if the stream has ended.
+    pub stream: Option<u64>,
+    /// The coordinator wants everything again.
+    pub snapshot_wanted: bool,
+    /// There is room for a report.
+    pub has_room: bool,
+    /// A new cluster order, or `Some(None)` if the last one is withdrawn.
+    pub order: Option<Option<ClusterOrder>>,
+}
+
+/// What became of a report.
+#[derive(Debug, PartialEq)]
+pub enum PutOutcome {
+    /// The report will be sent.
+    Accepted,
+    /// The lock is taken, or there is no room. Put the report again later.
+    Busy(OutgoingReport),
+    /// The stream of the report has ended. The snapshot of the next stream replaces the report.
+    StreamEnded,
+}
+
+impl CoordinatorExchange {
+    /// An empty exchange.
+    #[must_use]
+    pub fn new(endpoint: &str, host: &str) -> Self {
+        Self {
+            state: Mutex::default(),
+            report_put: Notify::new(),
+            scheduler_notified: AtomicBool::new(false),
+            confirmed_ns: AtomicU64::new(0),
+            age_max_ns: AtomicU64::new(u64::MAX),
+            events_max: AtomicUsize::new(EVENTS_MAX),
+            in_force: AtomicBool::new(false),
+            view: Mutex::new(StreamView {
+                endpoint: endpoint.to_owned(),
+                host: host.to_owned(),
+                ..StreamView::default()
+            }),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, ExchangeState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn try_state(&self) -> Option<MutexGuard<'_, ExchangeState>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    // Called by the scheduler thread.
+
+    /// Takes what changed since the last look, or `None` if the lock is taken. `stream` is the
+    /// number of the last stream that the scheduler saw, zero if there was none.
+    pub fn look(&self, stream: u64) -> Option<Update> {
+        let mut state = self.try_state()?;
+        let number = if state.connected { state.stream } else { 0 };
+        let has_room = state.connected && state.report.is_none();
+        state.has_more = state.connected && !has_room;
+        Some(Update {
+            stream: (number != stream).then_some(number),
+            snapshot_wanted: core::mem::take(&mut state.snapshot_wanted),
+            has_room,
+            order: state.order.take(),
+        })
+    }
+
+    /// Hands over a report for this stream.
+    pub fn put(&self, stream: u64, report: OutgoingReport) -> PutOutcome {
+        let Some(mut state) = self.try_state() else {
+            return PutOutcome::Busy(report);
+        };
+        if !state.connected || state.stream != stream {
+            return PutOutcome::StreamEnded;
+        }
+        if state.report.is_some() {
+            return PutOutcome::Busy(report);
+        }
+        state.report = Some(report);
+        drop(state);
+        self.report_put.notify_one();
+        PutOutcome::Accepted
+    }
+
+    /// Allows the next notification. The scheduler calls this when it reads its command.
+    pub fn acknowledge(&self) {
+        self.scheduler_notified.store(false, Ordering::Release);
+    }
+
+    /// Maximum number of events in a report.
+    #[must_use]
+    pub fn events_max(&self) -> usize {
+        self.events_max.load(Ordering::Relaxed)
+    }
+
+    /// Until when the cluster order may be followed: at most `limit` after it was last confirmed.
+    #[must_use]
+    pub fn holds_until(&self, limit: Span) -> Time {
+        let limit = limit.0.min(self.age_max_ns.load(Ordering::Relaxed));
+        Time(self.confirmed_ns.load(Ordering::Acquire)) + Span(limit)
+    }
+
+    /// Records whether the links have the cluster order.
+    pub fn set_in_force(&self, in_force: bool) {
+        self.in_force.store(in_force, Ordering::Release);
+    }
+
+    // Called by the task.
+
+    /// Returns once the scheduler has put a report since the last call; for one caller.
+    pub async fn report_ready(&self) {
+        self.report_put.notified().await;
+    }
+
+    /// Begins a stream, on which the coordinator needs a snapshot.
+    pub fn begin(&self, mailbox: &Mailbox, events_max: usize, age_max_ns: u64) {
+        self.events_max
+            .store(events_max.clamp(1, EVENTS_MAX), Ordering::Relaxed);
+        self.age_max_ns.store(age_max_ns, Ordering::Relaxed);
+        {
+            let mut state = self.state();
+            state.stream += 1;
+            state.connected = true;
+            state.report = None;
+            state.snapshot_wanted = false;
+        }
+        self.notify_scheduler(mailbox);
+    }
+
+    /// Ends the stream. Its cluster order holds until the age limit.
+    pub fn end(&self, mailbox: &Mailbox) {
+        {
+            let mut state = self.state();
+            state.connected = false;
+            state.report = None;
+        }
+        self.notify_scheduler(mailbox);
+    }
+
+    /// Asks the scheduler for another snapshot.
+    pub fn want_snapshot(&self, mailbox: &Mailbox) {
+        self.state().snapshot_wanted = true;
+        self.notify_scheduler(mailbox);
+    }
+
+    /// Whether there is a report to send.
+    #[must_use]
+    pub fn has_report(&self) -> bool {
+        self.state().report.is_some()
+    }
+
+    /// The report to send, with spans that count from `now`.
+    pub fn take(&self, now: Time, mailbox: &Mailbox) -> Option<OutgoingReport> {
+        let (report, has_more) = {
+            let mut state = self.state();
+            let report = state.report.take();
+            (report, core::mem::take(&mut state.has_more))
+        };
+        if has_more {
+            self.notify_scheduler(mailbox);
+        }
+        let mut report = report?;
+        report.age_to(now);
+        Some(report)
+    }
+
+    /// Hands over a cluster order. The scheduler is not notified of an order that repeats the last
+    /// one.
+    pub fn set_order(&self, now: Time, order: ClusterOrder, is_new: bool, mailbox: &Mailbox) {
+        self.confirm(now);
+        let lapsed = !self.in_force.load(Ordering::Acquire);
+        if is_new || lapsed {
+            self.state().order = Some(Some(order));
+            self.notify_scheduler(mailbox);
+        }
+    }
+
+    /// Confirms the cluster order, as if it had come now.
+    pub fn confirm(&self, now: Time) {
+        self.confirmed_ns.store(now.0, Ordering::Release);
+    }
+
+    /// Withdraws the cluster order at once.
+    pub fn withdraw(&self, mailbox: &Mailbox) {
+        self.state().order = Some(None);
+        self.confirmed_ns.store(0, Ordering::Release);
+        self.notify_scheduler(mailbox);
+    }
+
+    fn notify_scheduler(&self, mailbox: &Mailbox) {
+        if !self.scheduler_notified.swap(true, Ordering::AcqRel) {
+            mailbox.send(Command::Coordinator);
+        }
+    }
+
+    // For operators.
+
+    /// Changes what operators see.
+    pub fn update_view(&self, change: impl FnOnce(&mut StreamView)) {
+        change(&mut self.view.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// What operators see.
+    #[must_use]
+    pub fn view(&self) -> StreamView {
+        self.view
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Whether the cluster order is in force, and the time since it was last confirmed, if ever.
+    #[must_use]
+    pub fn in_force(&self, now: Time) -> (bool, Option<Span>) {
+        let confirmed = self.confirmed_ns.load(Ordering::Acquire);
+        let age = (confirmed > 0).then(|| now.since(Time(confirmed)));
+        (self.in_force.load(Ordering::Acquire), age)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mailbox::mailbox;
+    use laxity_wire::v1::SnapshotPiece;
+
+    fn report() -> OutgoingReport {
+        OutgoingReport {
+            at: Time(0),
+            piece: SnapshotPiece::Unspecified,
+            events: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn there_is_room_for_one_report_and_the_scheduler_is_notified_when_it_was_taken() {
+        let (mailbox, inbox) = mailbox().expect("descriptors");
+        let exchange = CoordinatorExchange::new("http://x", "a");
+        let put = || exchange.put(1, report());
+        assert_eq!(put(), PutOutcome::StreamEnded, "there is no stream");
+        exchange.begin(&mailbox, 100, u64::MAX);
+        assert_eq!(inbox.take().len(), 1);
+        exchange.acknowledge();
+        let update = exchange.look(0).expect("nobody holds the lock");
+        assert_eq!((update.stream, update.has_room), (Some(1), true));
+        assert_eq!(put(), PutOutcome::Accepted);
+        assert_eq!(put(), PutOutcome::Busy(report()));
+        assert!(!exchange.look(1).expect("nobody holds the lock").has_room);
+        assert!(exchange.take(Time(0), &mailbox).is_some());
+        assert_eq!(inbox.take().len(), 1);
+        exchange.acknowledge();
+        exchange.end(&mailbox);
+        assert_eq!(put(), PutOutcome::StreamEnded);
+        let update = exchange.look(1).expect("nobody holds the lock");
+        assert_eq!(update.stream, Some(0));
+    }
+
+    #[test]
+    fn however_many_orders_come_one_command_waits_and_the_newest_order_is_found() {
+        let (mailbox, inbox) = mailbox().expect("descriptors");
+        let exchange = CoordinatorExchange::new("http://x", "a");
+        for sequence in 1..1000 {
+            let order = ClusterOrder {
+                epoch: Epoch { term: 1, sequence },
+                content: std::sync::Arc::default(),
+            };
+            exchange.set_order(Time(sequence), order, true, &mailbox);
+        }
+        assert_eq!(inbox.take().len(), 1);
+        let update = exchange.look(0).expect("nobody holds the lock");
+        let order = update.order.flatten().expect("an order");
+        assert_eq!(order.epoch.sequence, 999);
+        assert_eq!(exchange.holds_until(Span(5)), Time(1004));
+    }
+}

@@ -1,0 +1,202 @@
+//! What one client has in flight on one port, and when the client counts as silent there.
+
+use laxity_policy::{Span, Stage, Time};
+
+use super::trust::WINDOW_SHARE;
+
+/// A completion of at most this share of the bytes in flight, a sixteenth, is no progress.
+pub(super) const TRICKLE_SHIFT: u32 = 4;
+/// Time in which a client that keeps others waiting has to complete something, besides what its
+/// bytes take on the port. Longer than an honest process is without a core on a busy machine.
+pub(super) const PATIENCE: Span = Span::from_millis(10);
+/// Time between looks for silent clients, while anything waits.
+pub(super) const LOOK_EVERY: Span = Span::from_millis(5);
+
+/// What one client has on the wire of one port, as far as the daemon was told.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OnWire {
+    /// Bytes permitted, not completed, and counted in the port's window.
+    pub outstanding: u64,
+    /// Bytes completed since `since`.
+    pub completed: u64,
+    /// Bytes outstanding at `since`: a sixteenth of them is to be completed in time.
+    asked: u64,
+    /// When the client began to keep others waiting, or was last found to make progress.
+    pub(super) since: Time,
+    /// When it was looked at last. A look after a pause says nothing about progress.
+    looked: Time,
+    /// Bytes owed, by [`Class`].
+    owed: [u64; 2],
+    /// Whether flows of a class are held.
+    pub(super) held: [bool; 2],
+}
+
+/// Flows by what holds them up: a fabric of strict priorities carries collectives past all else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    Collective,
+    Other,
+}
+
+impl Class {
+    const ALL: [Self; 2] = [Self::Collective, Self::Other];
+
+    pub(super) const fn of(stage: Stage) -> Self {
+        match stage {
+            Stage::Collective => Self::Collective,
+            _ => Self::Other,
+        }
+    }
+}
+
+impl OnWire {
+    /// Bytes owed on this port.
+    #[must_use]
+    pub const fn owed(&self) -> u64 {
+        self.owed[0].saturating_add(self.owed[1])
+    }
+
+    /// Whether flows of `stage` are held.
+    #[inline]
+    #[must_use]
+    pub const fn holds(&self, stage: Stage) -> bool {
+        self.held[Class::of(stage) as usize]
+    }
+
+    /// Whether flows of any stage are held.
+    #[must_use]
+    pub const fn is_held(&self) -> bool {
+        self.held[0] || self.held[1]
+    }
+
+    /// Bytes were permitted, or sent on credit.
+    #[inline]
+    pub const fn sent(&mut self, bytes: u64) {
+        self.outstanding = self.outstanding.saturating_add(bytes);
+    }
+
+    /// Bytes that count in the window were completed.
+    #[inline]
+    pub const fn done(&mut self, bytes: u64) {
+        self.outstanding = self.outstanding.saturating_sub(bytes);
+        self.completed = self.completed.saturating_add(bytes);
+    }
+
+    /// Bytes that count in the window never will be completed.
+    #[inline]
+    pub const fn dropped(&mut self, bytes: u64) {
+        self.outstanding = self.outstanding.saturating_sub(bytes);
+    }
+
+    /// Bytes that were owed were completed, or are given up.
+    pub const fn paid(&mut self, stage: Stage, bytes: u64) {
+        let owed = &mut self.owed[Class::of(stage) as usize];
+        *owed = owed.saturating_sub(bytes);
+    }
+
+    pub(super) const fn owes(&mut self, stage: Stage, bytes: u64) {
+        let owed = &mut self.owed[Class::of(stage) as usize];
+        *owed = owed.saturating_add(bytes);
+        self.dropped(bytes);
+    }
+
+    /// Whether the client is silent at a look, when bytes of it keep others waiting. `patience` is
+    /// for the bytes that it was asked for.
+    pub(super) fn is_silent(&mut self, now: Time, patience: impl Fn(u64) -> Span) -> bool {
+        let paused = !self.kept_others(now);
+        self.looked = now;
+        if paused || self.completed > self.asked >> TRICKLE_SHIFT {
+            self.ask(now);
+            return false;
+        }
+        now.since(self.since) >= patience(self.asked)
+    }
+
+    /// Whether the client was found to keep others waiting a moment ago.
+    pub(super) fn kept_others(&self, now: Time) -> bool {
+        self.looked != Time::ZERO && now.since(self.looked) <= LOOK_EVERY.times(4)
+    }
+
+    pub(super) fn ask(&mut self, now: Time) {
+        (self.asked, self.completed, self.since) = (self.outstanding, 0, now);
+    }
+
+    /// Classes that are to be held though they are not, or are held and need not be.
+    pub(super) fn changes(&self, window: u64) -> impl Iterator<Item = (Class, bool)> {
+        let [collective, other] = self.owed;
+        let owed = [collective, collective.saturating_add(other)];
+        let held = self.held;
+        Class::ALL.into_iter().filter_map(move |class| {
+            let (owed, held) = (owed[class as usize], held[class as usize]);
+            // Released at half of what it was held for, so that one byte does not flip it.
+            let limit = window / WINDOW_SHARE / if held { 2 } else { 1 };
+            let hold = owed > limit;
+            (hold != held).then_some((class, hold))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WINDOW: u64 = 100;
+
+    fn at(ms: u64) -> Time {
+        Time::ZERO + Span::from_millis(ms)
+    }
+
+    /// Looks every five milliseconds until the client is silent; when that was.
+    fn looks(on_wire: &mut OnWire, from: u64, each: impl Fn(&mut OnWire)) -> Option<u64> {
+        (0..100).map(|look| from + 5 * look).find(|&ms| {
+            each(on_wire);
+            on_wire.is_silent(at(ms), |_| PATIENCE)
+        })
+    }
+
+    #[test]
+    fn a_client_that_completes_nothing_is_silent_after_its_patience_and_not_before_it_was_asked() {
+        let mut on_wire = OnWire::default();
+        on_wire.sent(WINDOW);
+        assert_eq!(looks(&mut on_wire, 1000, |_| ()), Some(1010));
+        // It was not looked at for long: nobody was kept waiting meanwhile.
+        assert_eq!(looks(&mut on_wire, 2000, |_| ()), Some(2010));
+    }
+
+    #[test]
+    fn a_trickle_is_silence_and_a_sixteenth_each_time_is_none() {
+        let mut trickling = OnWire::default();
+        trickling.sent(1600);
+        let trickle = |on_wire: &mut OnWire| on_wire.done(10);
+        assert!(looks(&mut trickling, 1000, trickle).is_some());
+        let mut slow = OnWire::default();
+        slow.sent(1600);
+        let refill = |on_wire: &mut OnWire| {
+            on_wire.done(110);
+            on_wire.sent(110);
+        };
+        assert_eq!(looks(&mut slow, 1000, refill), None);
+    }
+
+    #[test]
+    fn what_collectives_owe_holds_all_and_what_others_owe_holds_all_but_collectives() {
+        let mut on_wire = OnWire::default();
+        let changes = |on_wire: &OnWire| on_wire.changes(WINDOW).collect::<Vec<_>>();
+        on_wire.owes(Stage::P2d, WINDOW / WINDOW_SHARE);
+        assert_eq!(changes(&on_wire), [], "a chunk costs nothing");
+        on_wire.owes(Stage::P2d, 1);
+        assert_eq!(changes(&on_wire), [(Class::Other, true)]);
+        on_wire.held = [false, true];
+        on_wire.paid(Stage::P2d, 2);
+        assert_eq!(changes(&on_wire), [], "half of it has to be paid");
+        on_wire.owes(Stage::Collective, WINDOW);
+        assert_eq!(changes(&on_wire), [(Class::Collective, true)]);
+        on_wire.held = [true, true];
+        assert!(on_wire.holds(Stage::Collective) && on_wire.holds(Stage::Weights));
+        on_wire.paid(Stage::Collective, WINDOW);
+        on_wire.paid(Stage::P2d, WINDOW);
+        let none = [(Class::Collective, false), (Class::Other, false)];
+        assert_eq!(changes(&on_wire), none);
+        assert_eq!(on_wire.owed(), 0);
+    }
+}
