@@ -56,7 +56,8 @@ struct Batch {
     arrival: u64,
     compute: Span,
     started: Option<Time>,
-    /// The batch directly before it on its unit: its slot, and its arrival, since a slot is used again.
+    /// The batch directly before it on its unit: its slot, and its arrival, since a slot is used
+    /// again.
     ahead: Option<(BatchSlot, u64)>,
     red: Red,
     /// Members changed since `red` was taken.
@@ -277,7 +278,8 @@ impl Admission {
         })
     }
 
-    /// Of the batches that the last run saw and that are still there, those that it took to end after their `D^Lo`.
+    /// Of the batches that the last run saw and that are still there, those that it took to end
+    /// after their `D^Lo`.
     #[must_use]
     pub fn infeasible(&self) -> usize {
         let estimates = self.pruner.estimates().iter();
@@ -287,7 +289,8 @@ impl Admission {
         self.turns.iter().zip(estimates).filter(late).count()
     }
 
-    /// When a batch will have computed, as it looks at `now`: one that waits, after those before it on its unit.
+    /// When a batch will have computed, as it looks at `now`: one that waits, after those before it
+    /// on its unit.
     #[must_use]
     pub fn ready(&self, now: Time, batch: BatchId) -> Option<Time> {
         let &slot = self.batch_slots.get(&batch)?;
@@ -573,8 +576,8 @@ impl Admission {
 
     /// Step 1: the active batches by ascending RED, and their turns in that order.
     ///
-    /// Everything that a turn needs is read in one pass over the slots, as they lie; what follows `σ` afterwards
-    /// jumps about in a small array only.
+    /// Everything that a turn needs is read in one pass over the slots, as they lie; what follows
+    /// `σ` afterwards jumps about in a small array only.
     fn sort_by_red(&mut self, now: Time) -> Vec<(Time, BatchId, BatchSlot)> {
         let set_aside = self.config.doomed == Doomed::SetAside;
         let mut deadlines = Vec::new();

@@ -153,9 +153,9 @@ pub struct LinkConfig {
     pub chunk_bytes: u64,
     /// Bytes that may be in flight on the port: a bandwidth-delay product plus one chunk.
     pub window_bytes: u64,
-    /// Most windows that may be in flight. Beyond the first one bytes are permitted at the port's rate
-    /// and no faster: what was permitted and has had the time to leave, and has not, stands in line
-    /// elsewhere, before a receiver that others send to. 1: nothing is permitted beyond.
+    /// Most windows that may be in flight. Beyond the first one bytes are permitted at the port's
+    /// rate and no faster: what was permitted and has had the time to leave, and has not, stands in
+    /// line elsewhere, before a receiver that others send to. 1: nothing is permitted beyond.
     pub overcommit: u32,
     /// `K`, number of levels, 2 to [`Level::COUNT_MAX`].
     pub levels: u8,

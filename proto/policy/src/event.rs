@@ -24,8 +24,8 @@ pub struct FlowSpec {
     /// The receiving side of this transfer is the bottleneck, not this port. Only the `laxity`
     /// policy uses it: promotion of P2D above collectives pays on such paths alone.
     pub receiver_bound: bool,
-    /// It cannot be cut: permitted in one piece, however large (a work request). The piece may exceed
-    /// the window, by what it is larger than a chunk.
+    /// It cannot be cut: permitted in one piece, however large (a work request). The piece may
+    /// exceed the window, by what it is larger than a chunk.
     pub whole: bool,
 }
 
@@ -69,8 +69,8 @@ pub enum Event {
         /// Which flow.
         flow: FlowId,
     },
-    /// Nothing of the flow is to be permitted until it is released: elsewhere it would be in the way of
-    /// others (fetch tokens, architecture §5). What was permitted stays permitted.
+    /// Nothing of the flow is to be permitted until it is released: elsewhere it would be in the
+    /// way of others (fetch tokens, architecture §5). What was permitted stays permitted.
     FlowHeld {
         /// Which flow.
         flow: FlowId,
@@ -137,8 +137,8 @@ pub enum Action {
         /// How many bytes more.
         bytes: u64,
         /// With which level they are to be tagged. A message keeps one level on the wire for its
-        /// whole life (architecture §4.3), so every permit of a flow says the level of its first one,
-        /// though the host may have promoted the rest of it meanwhile ([`Action::Moved`]).
+        /// whole life (architecture §4.3), so every permit of a flow says the level of its first
+        /// one, though the host may have promoted the rest of it meanwhile ([`Action::Moved`]).
         level: Level,
         /// No further permit will follow for this flow.
         last: bool,

@@ -5,8 +5,8 @@
 //! `permit`, `completion` primitives of §5. What differs between policies is a
 //! `Discipline` (see `discipline.rs`); everything else is here, for all of them:
 //!
-//! 1. bytes are permitted in chunks of at most `chunk_bytes` (a flow that cannot be cut in one piece,
-//!    when a chunk would fit), while those in flight *at their
+//! 1. bytes are permitted in chunks of at most `chunk_bytes` (a flow that cannot be cut in one
+//!    piece, when a chunk would fit), while those in flight *at their
 //!    level or above* stay within `window_bytes`; bytes on credit count as in flight and may
 //!    exceed it. Lower levels do not count: what stands in line for a busy receiver in a lower
 //!    class of the fabric would otherwise fill the window, and hold up the collectives of a port
@@ -55,7 +55,7 @@ pub use batch_table::{BATCHES_MAX, FOLLOWERS_MAX, REQUESTS_MAX};
 pub use queue::Tally;
 pub use starved::{STARVED_AFTER, STARVED_PERMILLE};
 
-/// Leave to put bytes of one flow on the wire.
+/// Permission to put bytes of one flow on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permit {
     /// How many bytes.
@@ -236,7 +236,7 @@ impl Link {
 
     /// Accounts for the permit that [`Link::peek_permit`] gave for the same `spec`.
     ///
-    /// A flow that was permitted whole is not remembered: the driver has its own books, and a second
+    /// A flow that was permitted whole is not remembered: the driver accounts for it, and a second
     /// lookup for each flow of an uncontended port would be most of the work. Report its bytes with
     /// [`Link::land`], not with [`Event::BytesCompleted`] or [`Event::FlowCancelled`].
     pub fn commit_permit(&mut self, now: Time, spec: &FlowSpec, permit: Permit) {
@@ -255,8 +255,8 @@ impl Link {
         self.serve(now, slot, permit.bytes);
     }
 
-    /// Bytes go on the wire at `level` of which the driver keeps the book: a flow on credit, ahead of
-    /// any permit. [`Link::land`] takes them off again.
+    /// The driver puts bytes on the wire at `level` and accounts for them: a flow on credit, ahead
+    /// of any permit. [`Link::land`] takes them off again.
     pub fn launch(&mut self, now: Time, stage: Stage, level: Level, bytes: u64) {
         self.told = now;
         if level != Level::SCAVENGER && self.port.queues.scavenger().is_some() {
@@ -393,8 +393,8 @@ impl Link {
         }
     }
 
-    /// Bytes of any stage that the port can take ahead of any permit, right now: what is left of the
-    /// window while nothing waits. For flows whose class on the wire is fixed, see
+    /// Bytes of any stage that the port can take ahead of any permit, right now: what is left of
+    /// the window while nothing waits. For flows whose class on the wire is fixed, see
     /// [`FlowSpec::whole`]; the level they would get is [`Link::level_alone`].
     #[must_use]
     pub fn idle_allowance(&self) -> u64 {
@@ -428,8 +428,8 @@ impl Link {
         }
     }
 
-    /// Whether the window has room for a piece. One that is larger than a chunk counts as a chunk, or
-    /// it would never fit.
+    /// Whether the window has room for a piece. One that is larger than a chunk counts as a chunk,
+    /// or it would never fit.
     fn fits(&self, now: Time, level: Level, piece: u64) -> bool {
         let window = self.port.config.window_bytes;
         let bytes = piece.min(self.port.config.chunk_bytes);

@@ -201,9 +201,10 @@ const WINDOW_TURNS: usize = 64;
 
 /// `L_i` of the next few batches, copied next to each other.
 ///
-/// `σ` visits the batches in an order that memory knows nothing of, so each visit waits for memory, and that is what a
-/// run over thousands of batches would cost. A loop that does nothing but copy has the processor wait for many of them
-/// at once. The copies stay true for their turn: nobody is pruned whose batch did not have its turn yet.
+/// `σ` visits the batches in an order that memory knows nothing of, so each visit waits for memory,
+/// and that is what a run over thousands of batches would cost. A loop that does nothing but copy
+/// has the processor wait for many of them at once. The copies stay true for their turn: nobody is
+/// pruned whose batch did not have its turn yet.
 #[derive(Debug, Default)]
 struct Window {
     sums: Vec<Sum>,

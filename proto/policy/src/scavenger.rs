@@ -6,9 +6,9 @@
 //! Departure: the paper serves the scavenger "only when the network is detected to be idle", so
 //! that a port which is never idle would starve it for ever. Here it is also sure of a small
 //! share `p` of the port: while it waits, every byte of the levels earns it `p` credits and every
-//! byte of its own costs `1 − p`, so its long-run share is exactly `p`. Where small pieces of others
-//! take each room that a completion makes before its next chunk fits, the chunk goes all the same
-//! once it was due for [`INSISTS_CHUNKS`] chunks of others, and exceeds the window by as much.
+//! byte of its own costs `1 − p`, so its long-run share is exactly `p`. Where small pieces of
+//! others take each room that a completion makes before its next chunk fits, the chunk goes all the
+//! same once it was due for [`INSISTS_CHUNKS`] chunks of others, and exceeds the window by as much.
 
 use laxity_types::{Deadline, Stage};
 
@@ -45,7 +45,8 @@ pub(crate) struct Guarantee {
     permille: u64,
     credit: u64,
     credit_max: u64,
-    /// What a piece larger than a chunk cost beyond the credit there was; earned before any credit is.
+    /// What a piece larger than a chunk cost beyond the credit there was; earned before any credit
+    /// is.
     debt: u64,
     /// Credit that was earned beyond the most there can be, since the last piece.
     missed: u64,

@@ -1,7 +1,7 @@
 //! Instants and durations in nanoseconds, as values: nothing here reads a clock.
 //!
-//! Inside a host an instant is CLOCK_MONOTONIC (architecture §1); in a simulator it is virtual. Both
-//! are the same `u64`, so no conversion is needed. All arithmetic saturates: a deadline near
+//! Inside a host an instant is CLOCK_MONOTONIC (architecture §1); in a simulator it is virtual.
+//! Both are the same `u64`, so no conversion is needed. All arithmetic saturates: a deadline near
 //! `u64::MAX` means "never", and an instant before the origin clamps to it.
 
 use core::fmt;

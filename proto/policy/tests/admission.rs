@@ -70,7 +70,8 @@ fn ids(order: &Order) -> (Vec<u64>, Vec<u64>) {
 #[test]
 fn batches_are_ordered_by_red_and_not_by_their_most_urgent_member() {
     let mut admission = admission(config());
-    // Batch 1 carries one request due at 10 among nine due at 1000 (RED 901), batch 2 is due at 500.
+    // Batch 1 carries one request due at 10 among nine due at 1000 (RED 901), batch 2 is due at
+    // 500.
     let mut piggyback = vec![(1, 10, 0)];
     piggyback.extend((2..=10).map(|id| (id, 1000, 0)));
     admission.handle(Time(0), arrival(1, &piggyback));

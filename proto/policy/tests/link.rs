@@ -575,7 +575,8 @@ fn bytes_stuck_before_a_receiver_do_not_idle_the_port() {
         link.handle(ms(10), Event::FlowArrived(spec));
         link
     };
-    // None of it completes. The window at once, then a chunk in the time of a chunk, to three windows.
+    // None of it completes. The window at once, then a chunk in the time of a chunk, to three
+    // windows.
     let mut link = waits(3);
     assert_eq!(permitted_by(&mut link, ms(10)), 2);
     assert_eq!(link.next_deadline(), Some(ms(11)));

@@ -258,8 +258,8 @@ impl Model {
             .sum()
     }
 
-    /// The key of a flow's batch. A flow of no batch has its own deadline; one that names no request
-    /// makes its deadline its batch's.
+    /// The key of a flow's batch. A flow of no batch has its own deadline; one that names no
+    /// request makes its deadline its batch's.
     fn batch_key(&self, spec: &FlowSpec) -> u64 {
         let b = spec.batch.0;
         if b == 0 {

@@ -8,8 +8,9 @@
 //! child then finds itself detached by the check it makes anyway, at no cost to the parent's hot
 //! path, and attaches anew under its own pid.
 //!
-//! A socket on which a daemon was asked and has not answered yet is guarded in the same way: a daemon
-//! that answers later would otherwise take the child's copy for a parent that is still there.
+//! A socket on which a daemon was asked and has not answered yet is guarded in the same way: a
+//! daemon that answers later would otherwise take the child's copy for a parent that is still
+//! there.
 //!
 //! Only calls that are async-signal-safe are made, and no lock is taken: the table is fixed and
 //! lock-free. Children made by `vfork` or `posix_spawn` run no handler and need none (they only
@@ -37,8 +38,8 @@ const NO_REGION: usize = 2;
 const NONE: i32 = -1;
 /// Regions and sockets of one process at a time: of each of its clients the current region, the
 /// socket on which the next one is asked for, and old ones that a thread still holds. A process has
-/// one client or a few; the table is large enough that nobody counts them: 24 KiB that are zero until
-/// they are used.
+/// one client or a few; the table is large enough that nobody counts them: 24 KiB that are zero
+/// until they are used.
 const ENTRIES: usize = 1024;
 
 static TABLE: [Entry; ENTRIES] = [const {

@@ -33,7 +33,8 @@ pub mod attention {
 }
 
 /// Bit of [`Header::credit_stages`]: nothing waits on any port, so flows that are
-/// [whole](crate::record::Flow::whole) may use credit whatever their stage. Stages begin with bit 1.
+/// [whole](crate::record::Flow::whole) may use credit whatever their stage. Stages begin with bit
+/// 1.
 pub const CREDIT_WHOLE: u8 = 1;
 
 /// Written once by the daemon, before the region is handed over.
@@ -92,7 +93,8 @@ const NIC_NAME_BYTES: usize = 16;
 /// NICs that a client can find by name.
 const NICS_NAMED: usize = 64;
 
-/// Written once by the daemon, before the region is handed over: names of the NICs, by their number.
+/// Written once by the daemon, before the region is handed over: names of the NICs, by their
+/// number.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct NicLines {
@@ -281,8 +283,8 @@ impl Header {
         find(name).or_else(|| find("default")).map(|at| at as u8)
     }
 
-    /// Client: takes a lane, before it publishes there, or gives it up for good, after all of it was
-    /// consumed.
+    /// Client: takes a lane, before it publishes there, or gives it up for good, after all of it
+    /// was consumed.
     pub fn set_claimed(&self, lane: u16, claimed: bool) {
         let Some(word) = self.claims.claimed.get(usize::from(lane) / 64) else {
             return;

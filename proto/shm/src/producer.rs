@@ -287,7 +287,8 @@ impl Producer {
         Ok(())
     }
 
-    /// Records that the daemon has not consumed yet. Not for the fast path: the daemon writes that counter.
+    /// Records that the daemon has not consumed yet. Not for the fast path: the daemon writes that
+    /// counter.
     #[must_use]
     pub fn backlog(&self) -> u64 {
         let consumed = self

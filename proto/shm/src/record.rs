@@ -47,8 +47,8 @@ pub struct Flow {
     /// on a queue pair. It is permitted as a whole, however large, and while nothing waits on
     /// its port it may be sent on credit whatever its stage.
     pub whole: bool,
-    /// The other end, as announced on the same lane ([`Record::Peer`]); 0 if unknown. Of flows that come in
-    /// it says whose egress they load, too.
+    /// The other end, as announced on the same lane ([`Record::Peer`]); 0 if unknown. Of flows that
+    /// come in it says whose egress they load, too.
     pub peer: u8,
     /// Bytes to move, at most [`FLOW_BYTES_MAX`].
     pub bytes: u64,

@@ -5,9 +5,10 @@
 //! keeps a bitmap of those in the header; it is re-read with [`Served::refresh`], now and then
 //! while awake and always before a sleep. It is untrusted and harmless: it says where to look,
 //! not what to believe. With more than a few hundred lanes over all clients
-//! looking at each one costs more than the work, so the daemon raises [`attention::DOORBELL`]: submitters then also count up a 16-bit doorbell, 32 to a line, and a
-//! lane is polled only when its bell rang. [`Served::sweep`] looks at every lane regardless; it is
-//! due after raising the flag and before sleeping (see [`crate::sleep`]).
+//! looking at each one costs more than the work, so the daemon raises [`attention::DOORBELL`]:
+//! submitters then also count up a 16-bit doorbell, 32 to a line, and a lane is polled only when
+//! its bell rang. [`Served::sweep`] looks at every lane regardless; it is due after raising the
+//! flag and before sleeping (see [`crate::sleep`]).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -106,7 +107,8 @@ impl Served {
     }
 
     /// Looks which lanes are claimed. One cache line per 512 lanes: do it now and then
-    /// while awake, since a new lane waits for it, and before sleeping. A lane stays polled if its bit goes away again.
+    /// while awake, since a new lane waits for it, and before sleeping. A lane stays polled if its
+    /// bit goes away again.
     pub fn refresh(&mut self) {
         let count = self.by_index.len();
         for active in &mut self.lanes {

@@ -198,8 +198,8 @@ mod system {
         read(libc::CLOCK_MONOTONIC)
     }
 
-    /// [`now_ns`] as of the last tick of the kernel's, up to 10 ms ago: two loads on any machine, also where
-    /// reading the clock is a system call.
+    /// [`now_ns`] as of the last tick of the kernel's, up to 10 ms ago: two loads on any machine,
+    /// also where reading the clock is a system call.
     #[inline]
     #[must_use]
     pub fn lately_ns() -> u64 {

@@ -163,8 +163,8 @@ impl ControlClient {
         self.message(&Request::Reload)
     }
 
-    /// Begins to record what the scheduler sees and does, for so many seconds and with room for so many events
-    /// that wait to be read. The recording ends when this connection is closed.
+    /// Begins to record what the scheduler sees and does, for so many seconds and with room for so
+    /// many events that wait to be read. The recording ends when this connection is closed.
     ///
     /// # Errors
     /// As [`Self::call`].

@@ -1,5 +1,6 @@
-//! What a trace of a daemon holds: hints, submits, permits and completions, in the order in which the scheduler
-//! saw them. Times are nanoseconds of CLOCK_MONOTONIC; numbers of batches and requests are those of the hints.
+//! What a trace of a daemon holds: hints, submits, permits and completions, in the order in which
+//! the scheduler saw them. Times are nanoseconds of CLOCK_MONOTONIC; numbers of batches and
+//! requests are those of the hints.
 
 use serde::{Deserialize, Serialize};
 

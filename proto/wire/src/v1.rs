@@ -1,5 +1,5 @@
-//! `laxity.v1`: the gRPC messages and services of `proto/laxity/v1/*.proto`, and what both ends have
-//! to agree on beside them. The rules of compatibility are in `docs/coordinator.md`.
+//! `laxity.v1`: the gRPC messages and services of `proto/laxity/v1/*.proto`, and what both ends
+//! have to agree on beside them. The rules of compatibility are in `docs/coordinator.md`.
 
 mod generated {
     #![allow(
@@ -41,7 +41,8 @@ impl Epoch {
     }
 }
 
-/// The protocol that two sides speak, each given as (newest, oldest); `None` if they do not overlap.
+/// The protocol that two sides speak, each given as (newest, oldest); `None` if they do not
+/// overlap.
 #[must_use]
 pub fn common_protocol(one: (u32, u32), other: (u32, u32)) -> Option<u32> {
     let newest = one.0.min(other.0);

@@ -46,8 +46,9 @@ impl Default for AdmissionConfig {
 }
 
 impl AdmissionConfig {
-    /// The defaults for a policy: `mfs` follows the paper where the others depart from it. Uncorrected,
-    /// the worst case prunes requests that would have made it (docs/notes/simulator.md).
+    /// The defaults for a policy: `mfs` follows the paper where the others depart from it.
+    /// Uncorrected, the worst case prunes requests that would have made it
+    /// (docs/notes/simulator.md).
     #[must_use]
     pub fn for_policy(policy: PolicyKind) -> Self {
         let (doomed, correction_permille) = if policy == PolicyKind::Mfs {

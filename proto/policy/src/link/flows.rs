@@ -1,8 +1,8 @@
 //! The flows that live on a port: those that wait, and those that are wholly in flight.
 //!
-//! A flow that waits has a record; a flow whose last byte was permitted shrinks to the number of
-//! its bytes that are not completed, because of those there may be many. A flow that is permitted whole at once is not here at all
-//! ([`Link::commit_permit`](super::Link::commit_permit)).
+//! A flow that waits has a record. A flow whose last byte was permitted shrinks to the number of
+//! its bytes that are not completed, because there may be many such flows. A flow that is permitted
+//! whole at once has no entry ([`Link::commit_permit`](super::Link::commit_permit)).
 
 use std::collections::hash_map::Entry;
 
@@ -204,8 +204,8 @@ impl Flows {
         &mut self.slots[slot as usize]
     }
 
-    /// Every flow that has bytes still to be permitted, in the order of arrival; first those that wait, then
-    /// those that are held.
+    /// Every flow that has bytes still to be permitted: first those that wait, then those that are
+    /// held, each in the order of arrival.
     pub(crate) fn by_arrival(&self) -> Vec<Slot> {
         let mut slots: Vec<Slot> = self
             .lives

@@ -460,8 +460,8 @@ impl Link {
         }
     }
 
-    /// The scavenger, if its guaranteed share covers its next chunk, else the best group; and whether
-    /// the window is no obstacle.
+    /// The scavenger, if its guaranteed share covers its next chunk, else the best group; and
+    /// whether the window is no obstacle.
     fn next_group(&self, now: Time) -> Option<(Slot, bool)> {
         if let Some(scavenger) = self.port.queues.scavenger()
             && let Some((_, _, _, slot)) = self.port.queues.get(scavenger).head()

@@ -419,7 +419,8 @@ impl Shadowed {
                 // flow that was pruned after its first permit keeps the level of that on the wire.
                 let excess = excess + CHUNK * u64::from(scavenged);
                 let in_window = bytes == 0 || self.in_flight_at_or_above(level) <= WINDOW + excess;
-                // Beyond, the port must have had the time to send all but a chunk of what it was given.
+                // Beyond, the port must have had the time to send all but a chunk of what it was
+                // given.
                 let rate = self.link.config().rate;
                 let idles = self.drained <= self.now + Span::transfer(CHUNK, rate);
                 let most = u64::from(OVERCOMMIT) * WINDOW + excess;

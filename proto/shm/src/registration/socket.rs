@@ -102,8 +102,8 @@ pub fn claim(path: &Path) -> Result<OwnedFd, RegistrationError> {
     }
 }
 
-/// Daemon: whether there is a socket at `path`. Anything else that lies there is somebody's file, to
-/// which a connection is refused just as to a socket that nobody listens on.
+/// Daemon: whether there is a socket at `path`. Anything else that lies there is somebody's file,
+/// to which a connection is refused just as to a socket that nobody listens on.
 ///
 /// # Errors
 /// `AlreadyExists`: what is there is not a socket. Leave it alone.
