@@ -35,7 +35,8 @@ use laxity_types::{BatchId, RequestId};
 use crate::config::InvalidConfig;
 use crate::event::Order;
 use crate::prune::{
-    BatchSlot, Doomed, Estimate, Ledger, Member, MemberSlot, PACE_UNIT, Pruner, Terms, Turn,
+    BatchSlot, Doomed, Estimate, Member, MemberSlot, PACE_UNIT, PruneLimits, Pruner, TrafficTable,
+    Turn,
 };
 use crate::red::Red;
 use crate::time::{Span, Time};
@@ -71,9 +72,9 @@ struct Batch {
 #[derive(Debug)]
 pub struct Admission {
     config: AdmissionConfig,
-    ledger: Ledger,
+    traffic: TrafficTable,
     pruner: Pruner,
-    /// By slot of the ledger.
+    /// By slot of the traffic table.
     batches: Vec<Option<Batch>>,
     /// Position in the last run by slot; [`UNRANKED`] if the batch was not there.
     ranks: Vec<u32>,
@@ -88,7 +89,7 @@ pub struct Admission {
     requests: BTreeMap<RequestId, MemberSlot>,
     /// `H`.
     pruned: BTreeMap<RequestId, PruneCause>,
-    /// See [`Terms::pace`].
+    /// See [`PruneLimits::pace`].
     pace: u32,
     /// When to run, if anything triggered.
     due: Option<Time>,
@@ -108,7 +109,7 @@ impl Admission {
     pub fn new(config: AdmissionConfig) -> Result<Self, InvalidConfig> {
         config.validate()?;
         Ok(Self {
-            ledger: Ledger::new(config.default_rate, config.ports_max),
+            traffic: TrafficTable::new(config.default_rate, config.ports_max),
             config,
             pruner: Pruner::default(),
             batches: Vec::new(),
@@ -146,7 +147,8 @@ impl Admission {
         if config.correction_permille == 0 {
             self.pace = PACE_UNIT;
         }
-        self.ledger.configure(config.default_rate, config.ports_max);
+        self.traffic
+            .configure(config.default_rate, config.ports_max);
         self.config = config;
         self.unforecast.clear();
         for (slot, batch) in self.batches.iter_mut().enumerate() {
@@ -170,7 +172,7 @@ impl Admission {
             } => self.batch_arrived(now, batch, &requests, compute),
             AdmissionEvent::RequestJoined { batch, load } => self.request_joined(now, batch, &load),
             AdmissionEvent::RequestStarted { request } => {
-                self.with_request(request, |this, slot| this.ledger.started(slot))
+                self.with_request(request, |this, slot| this.traffic.started(slot))
             }
             AdmissionEvent::RequestEnded { request } => self.with_request(request, |this, slot| {
                 this.pruned.remove(&request);
@@ -180,7 +182,7 @@ impl Admission {
                 request,
                 port,
                 bytes,
-            } => self.with_request(request, |this, slot| this.ledger.moved(slot, port, bytes)),
+            } => self.with_request(request, |this, slot| this.traffic.moved(slot, port, bytes)),
             AdmissionEvent::BatchStarted { batch } => self.batch_started(now, batch),
             AdmissionEvent::BatchQueued { batch, ahead } => self.batch_queued(now, batch, ahead),
             AdmissionEvent::BatchDeparted { batch } => self.batch_departed(now, batch),
@@ -188,7 +190,7 @@ impl Admission {
                 port,
                 bytes_per_second,
             } => {
-                let known = self.ledger.set_rate(port, bytes_per_second);
+                let known = self.traffic.set_rate(port, bytes_per_second);
                 self.counters.loads_refused += u64::from(!known);
                 true
             }
@@ -259,9 +261,9 @@ impl Admission {
         }
         let rank = rank as usize;
         let estimate = self.pruner.estimates()[rank];
-        let members = self.ledger.members_of(slot).iter();
+        let members = self.traffic.members_of(slot).iter();
         let mut pruned: Vec<RequestId> = members
-            .map(|&member| self.ledger.member(member))
+            .map(|&member| self.traffic.member(member))
             .filter(|member| member.pruned)
             .map(|member| member.request)
             .collect();
@@ -351,9 +353,9 @@ impl Admission {
         let state = self.batch_mut(slot);
         state.started.get_or_insert(now);
         state.ahead = None;
-        for index in 0..self.ledger.members_of(slot).len() {
-            let member = self.ledger.members_of(slot)[index];
-            self.ledger.started(member);
+        for index in 0..self.traffic.members_of(slot).len() {
+            let member = self.traffic.members_of(slot)[index];
+            self.traffic.started(member);
         }
         true
     }
@@ -430,7 +432,7 @@ impl Admission {
 
     fn open(&mut self, id: BatchId) -> BatchSlot {
         while self.batch_slots.len() >= self.config.batches_max && self.forget_oldest(None) {}
-        let slot = self.ledger.open_batch();
+        let slot = self.traffic.open_batch();
         self.arrivals_seen += 1;
         let batch = Batch {
             id,
@@ -460,12 +462,12 @@ impl Admission {
         };
         self.batch_slots.remove(&batch.id);
         self.arrivals.remove(&batch.arrival);
-        for &member in self.ledger.members_of(slot) {
-            let request = self.ledger.member(member).request;
+        for &member in self.traffic.members_of(slot) {
+            let request = self.traffic.member(member).request;
             self.requests.remove(&request);
             self.pruned.remove(&request);
         }
-        self.ledger.close_batch(slot);
+        self.traffic.close_batch(slot);
     }
 
     /// Makes `load` a member of the batch, instead of what was known of the request before.
@@ -488,15 +490,15 @@ impl Admission {
             started: load.started,
             pruned: self.pruned.contains_key(&load.request),
         };
-        let (slot, refused) = self.ledger.join(batch, member, &load.ports);
+        let (slot, refused) = self.traffic.join(batch, member, &load.ports);
         self.counters.loads_refused += refused as u64;
         self.requests.insert(load.request, slot);
         self.batch_mut(batch).red_stale = true;
     }
 
     fn leave(&mut self, request: RequestId, slot: MemberSlot) {
-        let batch = self.ledger.batch_of(slot);
-        self.ledger.leave(slot);
+        let batch = self.traffic.batch_of(slot);
+        self.traffic.leave(slot);
         self.requests.remove(&request);
         self.batch_mut(batch).red_stale = true;
     }
@@ -505,7 +507,7 @@ impl Admission {
     fn make_room(&mut self, requests: usize, loads: usize, keep: Option<BatchSlot>) -> bool {
         while self.batch_slots.len() > self.config.batches_max
             || self.requests.len() + requests > self.config.requests_max
-            || self.ledger.load_count() + loads > self.config.loads_max
+            || self.traffic.load_count() + loads > self.config.loads_max
         {
             if loads > self.config.loads_max || !self.forget_oldest(keep) {
                 return false;
@@ -532,12 +534,12 @@ impl Admission {
             self.ranks[slot as usize] = rank as u32;
         }
         let drops = self.config.drop_budget.saturating_sub(self.pruned.len());
-        let terms = Terms {
+        let limits = PruneLimits {
             drops,
             doomed: self.config.doomed,
             pace: self.pace,
         };
-        self.pruner.run(&mut self.ledger, &self.turns, &terms);
+        self.pruner.run(&mut self.traffic, &self.turns, &limits);
         for pruning in self.pruner.pruned() {
             let batch = sigma[pruning.turn].1;
             self.pruned.insert(
@@ -547,7 +549,7 @@ impl Admission {
                     port: pruning.port,
                 },
             );
-            let loser = self.ledger.batch_of(pruning.member) as usize;
+            let loser = self.traffic.batch_of(pruning.member) as usize;
             if let Some(batch) = self.batches[loser].as_mut() {
                 batch.red_stale = true;
             }
@@ -592,8 +594,8 @@ impl Admission {
             };
             if let Some(batch) = &mut self.batches[slot as usize] {
                 if batch.red_stale {
-                    let members = self.ledger.members_of(slot).iter();
-                    let members = members.map(|&member| self.ledger.member(member));
+                    let members = self.traffic.members_of(slot).iter();
+                    let members = members.map(|&member| self.traffic.member(member));
                     deadlines.clear();
                     deadlines.extend(
                         members
@@ -650,7 +652,7 @@ impl Admission {
     /// A batch whose requests all ended shows how good its estimate was. One with members left
     /// was aborted and shows nothing.
     fn observe_pace(&mut self, now: Time, slot: BatchSlot) {
-        if !self.ledger.members_of(slot).is_empty() {
+        if !self.traffic.members_of(slot).is_empty() {
             return;
         }
         let Some((ready, Span(forecast_ns @ 1..))) = self.batch_mut(slot).forecast else {

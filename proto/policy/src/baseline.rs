@@ -17,10 +17,10 @@ pub(crate) mod two_class;
 use laxity_types::{Level, Stage};
 
 use crate::config::{Granularity, Ties};
-use crate::discipline::Place;
+use crate::discipline::QueuePosition;
 use crate::link::flows::{Flow, Tie};
 use crate::link::port::Port;
-use crate::link::queue::{Group, Lane, Rank, Scope};
+use crate::link::queue::{Group, QueueId, Rank, Scope};
 use crate::time::Time;
 
 /// The last stage is the one with an explicit deadline (MFS §3.2); one without a deadline is not.
@@ -36,12 +36,12 @@ fn tie(ties: Ties) -> Tie {
     }
 }
 
-/// A place in `lane` at the configured granularity, where equals share.
-fn shared(lane: Lane, granularity: Granularity, level: Level) -> Place {
+/// A position in `queue` at the configured granularity, where equals share.
+fn shared(queue: QueueId, granularity: Granularity, level: Level) -> QueuePosition {
     let scope = scope(granularity);
-    Place {
+    QueuePosition {
         tie: Tie::Share,
-        ..Place::new(lane, scope, 0, level)
+        ..QueuePosition::new(queue, scope, 0, level)
     }
 }
 
@@ -52,7 +52,7 @@ fn scope(granularity: Granularity) -> Scope {
     }
 }
 
-/// Rank of a group whose lane is shared fairly: between coflows by what each has had.
+/// Rank of a group whose queue is shared fairly: between coflows by what each has had.
 fn share_rank(tier: u8, group: &Group) -> Option<Rank> {
     let (_, _, seq, _) = group.head()?;
     let major = if group.scope == Scope::Coflow {

@@ -12,13 +12,13 @@ use laxity_types::Level;
 use crate::event::FlowSpec;
 use crate::link::flows::{Flow, Slot, Tie};
 use crate::link::port::Port;
-use crate::link::queue::{Group, Lane, Rank, SCAVENGER, Scope};
+use crate::link::queue::{Group, QueueId, Rank, SCAVENGER, Scope};
 use crate::time::Time;
 
-/// Where a flow waits.
+/// Where a flow waits: in which queue and group, at which level, and in which order there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) lane: Lane,
+pub(crate) struct QueuePosition {
+    pub(crate) queue: QueueId,
     pub(crate) scope: Scope,
     /// Order among the members of the group.
     pub(crate) order: u64,
@@ -30,11 +30,11 @@ pub(crate) struct Place {
     pub(crate) check_at: Time,
 }
 
-impl Place {
-    /// In `lane`, with what most places have in common.
-    pub(crate) const fn new(lane: Lane, scope: Scope, order: u64, level: Level) -> Self {
+impl QueuePosition {
+    /// In `queue`, served by arrival, at a level that stays.
+    pub(crate) const fn new(queue: QueueId, scope: Scope, order: u64, level: Level) -> Self {
         Self {
-            lane,
+            queue,
             scope,
             order,
             tie: Tie::Arrival,
@@ -56,18 +56,18 @@ pub(crate) enum Check {
     /// Nothing to do; look again then.
     Later(Time),
     /// It belongs elsewhere now.
-    Move(Place),
+    Move(QueuePosition),
 }
 
 /// Whether a flow can still make its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hope {
+pub(crate) enum Feasibility {
     /// It can, or has none.
     Alive,
     /// It cannot: scavenger.
     FlowLost,
     /// It cannot, and waits there from now on.
-    Behind(Place),
+    Behind(QueuePosition),
     /// Its whole request cannot: scavenger for this flow and the last-stage flows after it.
     RequestLost,
 }
@@ -78,7 +78,7 @@ pub(crate) struct Lone<'a> {
     pub(crate) spec: &'a FlowSpec,
     /// The flow's own deadline, or its request's.
     pub(crate) deadline: Time,
-    /// Its batch; [`NULL_BATCH`](crate::link::roster::NULL_BATCH) if none is known.
+    /// Its batch; [`NULL_BATCH`](crate::link::batch_table::NULL_BATCH) if none is known.
     pub(crate) batch: Slot,
     /// Its request, [`NONE`](crate::link::flows::NONE) if none is known.
     pub(crate) request: Slot,
@@ -95,7 +95,7 @@ impl Lone<'_> {
 pub(crate) trait Discipline: Debug + Send + Sync {
     /// Where `flow` waits when it arrives (or when the policy changes under it). `flow.level`
     /// is the lowest level that it may get.
-    fn place(&self, port: &Port, now: Time, flow: &Flow) -> Place;
+    fn place(&self, port: &Port, now: Time, flow: &Flow) -> QueuePosition;
 
     /// Standing of a group that has members, `None` while none of them may be served.
     fn rank(&self, port: &Port, now: Time, group: &Group) -> Option<Rank>;
@@ -123,7 +123,7 @@ pub(crate) trait Discipline: Debug + Send + Sync {
     }
 
     /// Where `flow` waits after a permit that left something over, `None` if that is where it is.
-    fn served(&self, _port: &Port, _now: Time, _flow: &Flow, _bytes: u64) -> Option<Place> {
+    fn served(&self, _port: &Port, _now: Time, _flow: &Flow, _bytes: u64) -> Option<QueuePosition> {
         None
     }
 
@@ -133,8 +133,8 @@ pub(crate) trait Discipline: Debug + Send + Sync {
     }
 
     /// Whether the flow at the head of `group` is worth serving.
-    fn hope(&self, _port: &Port, _now: Time, _flow: &Flow, _group: &Group) -> Hope {
-        Hope::Alive
+    fn feasibility(&self, _port: &Port, _now: Time, _flow: &Flow, _group: &Group) -> Feasibility {
+        Feasibility::Alive
     }
 
     /// Whether checks wait for a layer boundary while the batch computes (MFS §4.3).

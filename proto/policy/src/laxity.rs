@@ -34,11 +34,11 @@
 //! stage and compared RLI across batches before laxity. Theorem 1, the reason for RLI, is about one
 //! request: across batches "RLI 0 of a loose batch" is not more urgent than "RLI 2 of a tight one",
 //! and blocks fetched for a batch that waits in a queue are not more urgent than the last bytes of
-//! a request that is due. Chosen among some dozen variants on a few instances of `tests/stages.rs`,
-//! then compared on fresh ones (12 seeds, five mixes of stages, offered load 0.4, 0.6 and 0.8; one
-//! port, one request a batch): it met 4 % to 100 % more deadlines than the order of that design, in
-//! all fifteen. Urgency inherited from the batches queued behind one was tried too, and gained
-//! nothing.
+//! a request that is due. Chosen among some dozen variants on a few instances of
+//! `tests/stages.rs`, then compared on fresh ones (12 seeds, five mixes of stages, offered load
+//! 0.4, 0.6 and 0.8; one port, one request a batch): it met 4 % to 100 % more deadlines than the
+//! order of that design, in all fifteen. Urgency inherited from the batches queued behind one was
+//! tried too, and gained nothing.
 //!
 //! Levels tell the fabric the same order: `P_1` and `P_2` as above, the rest by slack in steps of
 //! the threshold base, the first at [`SLACK_PERIODS`] promotion periods. With two levels `P_1` is
@@ -50,18 +50,18 @@
 use laxity_types::{Layer, Level, Stage};
 
 use crate::config::LinkConfig;
-use crate::discipline::{Check, Discipline, Hope, Lone, Place};
+use crate::discipline::{Check, Discipline, Feasibility, Lone, QueuePosition};
+use crate::link::batch_table::NULL_BATCH;
 use crate::link::flows::{Flow, NONE, Slot};
 use crate::link::port::Port;
-use crate::link::queue::{Group, Lane, Rank, Scope};
-use crate::link::roster::NULL_BATCH;
+use crate::link::queue::{Group, QueueId, Rank, Scope};
 use crate::scavenger;
 use crate::time::{Span, Time};
 
-const COLLECTIVE: Lane = 0;
-const REUSE: Lane = 1;
-const LAST_STAGE: Lane = 2;
-const URGENT: Lane = 3;
+const COLLECTIVE: QueueId = 0;
+const REUSE: QueueId = 1;
+const LAST_STAGE: QueueId = 2;
+const URGENT: QueueId = 3;
 
 /// Key of a batch or flow of which no deadline is known: after all that have one.
 const UNKNOWN: u64 = u64::MAX - 1;
@@ -134,7 +134,7 @@ impl Laxity {
         if batch == NULL_BATCH {
             return Self::own_key(now, own, Span::ZERO);
         }
-        let batch = port.roster.batch(batch);
+        let batch = port.batches.batch(batch);
         if batch.has_deadlines() {
             let key = |deadline: Time| (deadline - batch.compute_left).0;
             return batch.tightest_viable(now).map_or(DOOMED, key);
@@ -149,10 +149,10 @@ impl Laxity {
         if flow.batch == NULL_BATCH || flow.deadline == Time::NEVER {
             return key;
         }
-        let batch = port.roster.batch(flow.batch);
+        let batch = port.batches.batch(flow.batch);
         if !batch.has_deadlines()
             || port
-                .roster
+                .batches
                 .speaks_for(flow.request, flow.batch, flow.deadline)
         {
             return key;
@@ -161,9 +161,9 @@ impl Laxity {
     }
 
     /// Where an early-stage flow waits of which no batch is known: by its own deadline.
-    fn place_lone(lane: Lane, now: Time, flow: &Flow, level: Level) -> Place {
+    fn place_lone(queue: QueueId, now: Time, flow: &Flow, level: Level) -> QueuePosition {
         let key = Self::own_key(now, flow.deadline, Span::ZERO);
-        Place::new(lane, Scope::Port, key, level)
+        QueuePosition::new(queue, Scope::Port, key, level)
     }
 
     /// Last-stage bytes that wait with `flow`, whose group may not exist yet.
@@ -171,7 +171,7 @@ impl Laxity {
         if flow.group == NONE {
             return flow.remaining;
         }
-        let group = port.queue.get(flow.group);
+        let group = port.queues.get(flow.group);
         if group.scope == Scope::Request {
             group.bytes
         } else {
@@ -188,7 +188,7 @@ impl Laxity {
 
     /// Level of KV reuse on the wire: that of collectives if it is needed soon.
     fn reuse_level(&self, port: &Port, now: Time, batch: Slot, layer: Layer, key: Time) -> Level {
-        let known = batch != NULL_BATCH && port.roster.batch(batch).is_announced();
+        let known = batch != NULL_BATCH && port.batches.batch(batch).is_announced();
         if known && port.rli(batch, layer) <= NEAR_LAYERS {
             return self.collective;
         }
@@ -213,29 +213,29 @@ impl Laxity {
         }
     }
 
-    fn place_last(&self, port: &Port, now: Time, flow: &Flow) -> Place {
+    fn place_last(&self, port: &Port, now: Time, flow: &Flow) -> QueuePosition {
         let latest = self.latest_start(flow.deadline, flow.remaining);
         if latest < now && flow.remaining > 0 {
-            return Place::scavenger();
+            return QueuePosition::scavenger();
         }
         if flow.spec.receiver_bound {
             let urgent_at = self.urgent_at(flow, Self::waiting_with(port, flow));
             if urgent_at <= now {
-                return Place::new(URGENT, Scope::Port, latest.0, Level::HIGHEST);
+                return QueuePosition::new(URGENT, Scope::Port, latest.0, Level::HIGHEST);
             }
-            let mut place = self.deferred(now, flow, latest);
-            place.check_at = self.next_look(now, urgent_at);
-            return place;
+            let mut position = self.deferred(now, flow, latest);
+            position.check_at = self.next_look(now, urgent_at);
+            return position;
         }
         self.deferred(now, flow, latest)
     }
 
-    fn deferred(&self, now: Time, flow: &Flow, latest: Time) -> Place {
+    fn deferred(&self, now: Time, flow: &Flow, latest: Time) -> QueuePosition {
         let level = self.slack_level(now, latest);
         if flow.request == NONE {
-            Place::new(LAST_STAGE, Scope::Port, latest.0, level)
+            QueuePosition::new(LAST_STAGE, Scope::Port, latest.0, level)
         } else {
-            Place::new(LAST_STAGE, Scope::Request, 0, level)
+            QueuePosition::new(LAST_STAGE, Scope::Request, 0, level)
         }
     }
 
@@ -260,15 +260,15 @@ fn gives_way(port: &Port, flow: &Flow) -> bool {
 }
 
 impl Discipline for Laxity {
-    fn place(&self, port: &Port, now: Time, flow: &Flow) -> Place {
+    fn place(&self, port: &Port, now: Time, flow: &Flow) -> QueuePosition {
         if gives_way(port, flow) {
-            return Place::scavenger();
+            return QueuePosition::scavenger();
         }
         match flow.spec.stage {
             Stage::Collective if flow.batch == NULL_BATCH => {
                 Self::place_lone(COLLECTIVE, now, flow, self.collective)
             }
-            Stage::Collective => Place::new(COLLECTIVE, Scope::Batch, 0, self.collective),
+            Stage::Collective => QueuePosition::new(COLLECTIVE, Scope::Batch, 0, self.collective),
             Stage::KvReuse => {
                 let key = Self::batch_key(port, now, flow.batch, flow.deadline);
                 let level = self.reuse_level(port, now, flow.batch, flow.spec.layer, Time(key));
@@ -276,7 +276,7 @@ impl Discipline for Laxity {
                     return Self::place_lone(REUSE, now, flow, level);
                 }
                 let order = u64::from(flow.spec.layer.0);
-                Place::new(REUSE, Scope::Batch, order, level)
+                QueuePosition::new(REUSE, Scope::Batch, order, level)
             }
             _ => self.place_last(port, now, flow),
         }
@@ -296,7 +296,7 @@ impl Discipline for Laxity {
         let flow = port.flows.get(slot);
         let lone = group.scope == Scope::Port;
         let batch_key = || Self::batch_key(port, now, group.batch, flow.deadline);
-        let (tier, major, minor) = match group.lane {
+        let (tier, major, minor) = match group.queue {
             URGENT => (1, order, 0),
             COLLECTIVE if lone => (2, order, 0),
             COLLECTIVE => (2, batch_key(), 0),
@@ -320,7 +320,7 @@ impl Discipline for Laxity {
     }
 
     fn level(&self, port: &Port, now: Time, flow: &Flow, group: &Group) -> Level {
-        match group.lane {
+        match group.queue {
             REUSE => {
                 let key = Self::batch_key(port, now, flow.batch, flow.deadline);
                 self.reuse_level(port, now, flow.batch, flow.spec.layer, Time(key))
@@ -334,7 +334,7 @@ impl Discipline for Laxity {
         Some(self.collective)
     }
 
-    fn served(&self, _port: &Port, now: Time, flow: &Flow, _bytes: u64) -> Option<Place> {
+    fn served(&self, _port: &Port, now: Time, flow: &Flow, _bytes: u64) -> Option<QueuePosition> {
         // Inside a request's group arrival decides and the group's key follows its bytes; a flow
         // without a request, and an urgent one, carries its own key, which service moves.
         let urgent = flow.level == Level::HIGHEST;
@@ -342,46 +342,54 @@ impl Discipline for Laxity {
             return None;
         }
         let latest = self.latest_start(flow.deadline, flow.remaining);
-        let lane = if urgent { URGENT } else { LAST_STAGE };
-        let mut place = Place::new(lane, Scope::Port, latest.0, self.slack_level(now, latest));
-        place.check_at = flow.check_at;
-        Some(place)
+        let queue = if urgent { URGENT } else { LAST_STAGE };
+        let mut position =
+            QueuePosition::new(queue, Scope::Port, latest.0, self.slack_level(now, latest));
+        position.check_at = flow.check_at;
+        Some(position)
     }
 
     fn check(&self, port: &Port, now: Time, flow: &Flow) -> Check {
         let urgent_at = self.urgent_at(flow, Self::waiting_with(port, flow));
         if urgent_at <= now {
             let latest = self.latest_start(flow.deadline, flow.remaining);
-            Check::Move(Place::new(URGENT, Scope::Port, latest.0, Level::HIGHEST))
+            Check::Move(QueuePosition::new(
+                URGENT,
+                Scope::Port,
+                latest.0,
+                Level::HIGHEST,
+            ))
         } else {
             Check::Later(self.next_look(now, urgent_at))
         }
     }
 
-    fn hope(&self, port: &Port, now: Time, flow: &Flow, group: &Group) -> Hope {
+    fn feasibility(&self, port: &Port, now: Time, flow: &Flow, group: &Group) -> Feasibility {
         if flow.spec.stage.is_early() {
             // Late, and nothing else is known of it: after all that can still make theirs.
             let late = group.scope == Scope::Port && flow.order.0 < UNKNOWN && flow.deadline < now;
-            let behind = Place::new(group.lane, Scope::Port, DOOMED, flow.level);
+            let behind = QueuePosition::new(group.queue, Scope::Port, DOOMED, flow.level);
             return if late {
-                Hope::Behind(behind)
+                Feasibility::Behind(behind)
             } else {
-                Hope::Alive
+                Feasibility::Alive
             };
         }
         if flow.remaining == 0 || flow.deadline == Time::NEVER {
-            return Hope::Alive;
+            return Feasibility::Alive;
         }
-        if flow.request != NONE && port.roster.request(flow.request).lost {
-            return match group.lane {
-                LAST_STAGE | URGENT => Hope::FlowLost,
-                _ => Hope::Alive,
+        if flow.request != NONE && port.batches.request(flow.request).lost {
+            return match group.queue {
+                LAST_STAGE | URGENT => Feasibility::FlowLost,
+                _ => Feasibility::Alive,
             };
         }
-        match group.lane {
-            LAST_STAGE if self.last_stage_key(port, group) < now => Hope::RequestLost,
-            URGENT if self.latest_start(flow.deadline, flow.remaining) < now => Hope::RequestLost,
-            _ => Hope::Alive,
+        match group.queue {
+            LAST_STAGE if self.last_stage_key(port, group) < now => Feasibility::RequestLost,
+            URGENT if self.latest_start(flow.deadline, flow.remaining) < now => {
+                Feasibility::RequestLost
+            }
+            _ => Feasibility::Alive,
         }
     }
 

@@ -6,13 +6,13 @@
 //! `Discipline` (see `discipline.rs`); everything else is here, for all of them:
 //!
 //! 1. bytes are permitted in chunks of at most `chunk_bytes` (a flow that cannot be cut in one
-//!    piece, when a chunk would fit), while those in flight *at their level or above* stay within
-//!    `window_bytes`; bytes on credit count as in flight and may exceed it. Lower levels do not
-//!    count: what stands in line for a busy receiver in a lower class of the fabric would otherwise
-//!    fill the window, and hold up the collectives of a port that is idle. The highest level with
-//!    bytes in flight fills its window. Inside a level it is the same, so beyond the window bytes
-//!    are permitted at the port's rate and no faster, up to `overcommit` windows: what has had the
-//!    time to leave and has not, stands in line elsewhere;
+//!    piece, when a chunk would fit), while those in flight *at their
+//!    level or above* stay within `window_bytes`; bytes on credit count as in flight and may
+//!    exceed it. Lower levels do not count: what stands in line for a busy receiver in a lower
+//!    class of the fabric would otherwise fill the window, and hold up the collectives of a port
+//!    that is idle. The highest level with bytes in flight fills its window. Inside a level it is
+//!    the same, so beyond the window bytes are permitted at the port's rate and no faster, up to
+//!    `overcommit` windows: what has had the time to leave and has not, stands in line elsewhere;
 //! 2. the best-ranked group is served, its head flow first; if no level has work the scavenger
 //!    gets the port, and it is sure of `scavenger_permille` of it in any case;
 //! 3. a flow's level only climbs, except into the scavenger; on the wire it keeps the level of
@@ -25,21 +25,21 @@
 //! The driver passes time in and asks for actions until there are none; nothing here reads a
 //! clock. Cost is O(log n) per event; one layer boundary touches the groups of its batch, not
 //! its flows. Ids in events come from untrusted processes: unknown ones are ignored, and what
-//! hints can make a port remember is bounded (`link/roster.rs`).
+//! hints can make a port remember is bounded (`link/batch_table.rs`).
 
+pub(crate) mod batch_table;
 pub(crate) mod flows;
 mod hints;
 pub(crate) mod port;
 pub(crate) mod queue;
-pub(crate) mod roster;
 pub(crate) mod starved;
 mod waiting;
 
 use std::collections::{BTreeSet, VecDeque};
 
+use batch_table::NULL_BATCH;
 use flows::{Life, NONE, Slot};
 use port::Port;
-use roster::NULL_BATCH;
 use starved::Starved;
 
 use laxity_types::{BatchId, FlowId, Layer, Level, RequestId, Stage};
@@ -51,11 +51,11 @@ use crate::policies;
 use crate::scavenger::Guarantee;
 use crate::time::{Span, Time};
 
+pub use batch_table::{BATCHES_MAX, FOLLOWERS_MAX, REQUESTS_MAX};
 pub use queue::Tally;
-pub use roster::{BATCHES_MAX, FOLLOWERS_MAX, REQUESTS_MAX};
 pub use starved::{STARVED_AFTER, STARVED_PERMILLE};
 
-/// Leave to put bytes of one flow on the wire.
+/// Permission to put bytes of one flow on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permit {
     /// How many bytes.
@@ -236,9 +236,9 @@ impl Link {
 
     /// Accounts for the permit that [`Link::peek_permit`] gave for the same `spec`.
     ///
-    /// A flow that was permitted whole is not remembered: the driver has its own books, and a
-    /// second lookup for each flow of an uncontended port would be most of the work. Report its
-    /// bytes with [`Link::land`], not with [`Event::BytesCompleted`] or [`Event::FlowCancelled`].
+    /// A flow that was permitted whole is not remembered: the driver accounts for it, and a second
+    /// lookup for each flow of an uncontended port would be most of the work. Report its bytes with
+    /// [`Link::land`], not with [`Event::BytesCompleted`] or [`Event::FlowCancelled`].
     pub fn commit_permit(&mut self, now: Time, spec: &FlowSpec, permit: Permit) {
         if permit.last {
             self.launch(now, spec.stage, permit.level, permit.bytes);
@@ -255,11 +255,11 @@ impl Link {
         self.serve(now, slot, permit.bytes);
     }
 
-    /// Bytes go on the wire at `level` of which the driver keeps the book: a flow on credit, ahead
+    /// The driver puts bytes on the wire at `level` and accounts for them: a flow on credit, ahead
     /// of any permit. [`Link::land`] takes them off again.
     pub fn launch(&mut self, now: Time, stage: Stage, level: Level, bytes: u64) {
         self.told = now;
-        if level != Level::SCAVENGER && self.port.queue.scavenger().is_some() {
+        if level != Level::SCAVENGER && self.port.queues.scavenger().is_some() {
             self.guarantee.earn(bytes);
         }
         self.account(now, stage, level, bytes);
@@ -335,7 +335,7 @@ impl Link {
     #[must_use]
     pub fn snapshot(&self) -> LinkSnapshot {
         let mut waiting_by_level = self.by_level;
-        for group in self.port.queue.climbing() {
+        for group in self.port.queues.climbing() {
             for (&layer, tally) in &group.layers {
                 let rli = self.port.rli(group.batch, Layer(layer));
                 let row = &mut waiting_by_level[self.discipline.climb(&self.port, rli).row()];
@@ -351,8 +351,8 @@ impl Link {
             rho: self.port.load.rho(self.told),
             promotions: self.promotions,
             demotions: self.demotions,
-            batches: self.port.roster.batches_known(),
-            requests: self.port.roster.requests_known(),
+            batches: self.port.batches.batches_known(),
+            requests: self.port.batches.requests_known(),
         }
     }
 
@@ -381,7 +381,7 @@ impl Link {
         if !self.starved.is_empty() {
             return 0;
         }
-        match self.port.queue.first() {
+        match self.port.queues.first() {
             Some((rank, _)) if rank <= self.discipline.credit_bar() => 0,
             _ => {
                 let level = self.collective_level.unwrap_or(Level::SCAVENGER);
@@ -467,10 +467,10 @@ impl Link {
     fn lone_level(&self, now: Time, spec: &FlowSpec) -> Level {
         let batch = self
             .port
-            .roster
+            .batches
             .find_batch(spec.batch)
             .unwrap_or(NULL_BATCH);
-        let request = self.port.roster.find_request(spec.request).unwrap_or(NONE);
+        let request = self.port.batches.find_request(spec.request).unwrap_or(NONE);
         let lone = Lone {
             spec,
             deadline: self.deadline(spec, request),
@@ -483,7 +483,7 @@ impl Link {
     /// The flow's own deadline, or what is known of its request.
     fn deadline(&self, spec: &FlowSpec, request: Slot) -> Time {
         if spec.deadline == Time::NEVER && request != NONE {
-            self.port.roster.request(request).deadline
+            self.port.batches.request(request).deadline
         } else {
             spec.deadline
         }

@@ -29,19 +29,19 @@
 use laxity_types::{Level, Stage};
 
 use crate::config::{LastStage, LinkConfig, MluScope};
-use crate::discipline::{Check, Discipline, Hope, Lone, Place};
+use crate::discipline::{Check, Discipline, Feasibility, Lone, QueuePosition};
 use crate::link::flows::{Flow, NONE};
 use crate::link::port::Port;
-use crate::link::queue::{Group, Lane, Rank, Scope};
+use crate::link::queue::{Group, QueueId, Rank, Scope};
 use crate::mlu;
 use crate::rmlq::promoted;
 use crate::scavenger;
 use crate::time::{Span, Time};
 
-const REUSE: Lane = 0;
-const COLLECTIVE: Lane = 1;
-/// The lane of last-stage flows of `P_l` is `LAST_STAGE + l`.
-const LAST_STAGE: Lane = 2;
+const REUSE: QueueId = 0;
+const COLLECTIVE: QueueId = 1;
+/// The queue of last-stage flows of `P_l` is `LAST_STAGE + l`.
+const LAST_STAGE: QueueId = 2;
 
 /// See the module.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ impl Mfs {
         } else {
             0
         };
-        let mut next = port.roster.request(flow.request).first;
+        let mut next = port.batches.request(flow.request).first;
         while next != NONE {
             let sibling = port.flows.get(next);
             if sibling.group != NONE && sibling.spec.stage == Stage::P2d {
@@ -91,12 +91,12 @@ impl Mfs {
             }
             next = sibling.siblings.0;
         }
-        let to_compute = port.roster.batch(flow.batch).layers_left();
+        let to_compute = port.batches.batch(flow.batch).layers_left();
         bytes.saturating_add(flow.spec.bytes.saturating_mul(to_compute.saturating_sub(1)))
     }
 
     /// Where a last-stage flow waits. `None` if its deadline is lost.
-    fn place_last(&self, port: &Port, now: Time, flow: &Flow) -> Option<Place> {
+    fn place_last(&self, port: &Port, now: Time, flow: &Flow) -> Option<QueuePosition> {
         let rho = port.load.rho(now);
         let rate = port.config.rate;
         let size = self.size_left(port, flow);
@@ -105,9 +105,9 @@ impl Mfs {
             port.ladder.level_of(urgency),
             flow.level.min(port.ladder.lowest()),
         );
-        let mut place = Place::new(LAST_STAGE + level.0, Scope::Batch, 0, level);
-        place.check_at = self.next_look(port, now, (flow, size), level, rho);
-        Some(place)
+        let mut position = QueuePosition::new(LAST_STAGE + level.0, Scope::Batch, 0, level);
+        position.check_at = self.next_look(port, now, (flow, size), level, rho);
+        Some(position)
     }
 
     fn next_look(
@@ -131,7 +131,7 @@ impl Mfs {
             // Its siblings move the crossing as they come and go, and nobody tells it.
             return crossing.min(now + period);
         }
-        let at_boundaries = now < port.roster.batch(flow.batch).periodic_from(period);
+        let at_boundaries = now < port.batches.batch(flow.batch).periodic_from(period);
         // A boundary looks at what has crossed by then, so it has to be known to the instant.
         let period = if at_boundaries { Span(1) } else { period };
         mlu::look_again(now, crossing, period)
@@ -139,23 +139,25 @@ impl Mfs {
 }
 
 impl Discipline for Mfs {
-    fn place(&self, port: &Port, now: Time, flow: &Flow) -> Place {
+    fn place(&self, port: &Port, now: Time, flow: &Flow) -> QueuePosition {
         if scavenger::claims(port, &flow.spec, flow.batch, flow.request) {
-            return Place::scavenger();
+            return QueuePosition::scavenger();
         }
         match flow.spec.stage {
-            Stage::Collective => Place::new(COLLECTIVE, Scope::Batch, 0, Level::FIRST_UNRESERVED),
+            Stage::Collective => {
+                QueuePosition::new(COLLECTIVE, Scope::Batch, 0, Level::FIRST_UNRESERVED)
+            }
             Stage::KvReuse => {
                 let level = port.ladder.early(port.rli(flow.batch, flow.spec.layer));
                 let order = u64::from(flow.spec.layer.0);
-                Place {
+                QueuePosition {
                     climbs: true,
-                    ..Place::new(REUSE, Scope::Batch, order, level)
+                    ..QueuePosition::new(REUSE, Scope::Batch, order, level)
                 }
             }
             _ => self
                 .place_last(port, now, flow)
-                .unwrap_or(Place::scavenger()),
+                .unwrap_or(QueuePosition::scavenger()),
         }
     }
 
@@ -177,15 +179,15 @@ impl Discipline for Mfs {
 
     fn rank(&self, port: &Port, _now: Time, group: &Group) -> Option<Rank> {
         let (_, _, seq, slot) = group.head()?;
-        let (tier, major) = match group.lane {
+        let (tier, major) = match group.queue {
             COLLECTIVE => self.standing(Level::FIRST_UNRESERVED, false, 0),
             REUSE => {
                 let rli = port.rli(group.batch, port.flows.get(slot).spec.layer);
                 self.standing(port.ladder.early(rli), false, rli)
             }
-            lane => self.standing(Level(lane - LAST_STAGE), true, 0),
+            queue => self.standing(Level(queue - LAST_STAGE), true, 0),
         };
-        let minor = u64::from(port.roster.batch(group.batch).sigma);
+        let minor = u64::from(port.batches.batch(group.batch).sigma);
         Some(Rank {
             tier,
             major,
@@ -195,7 +197,7 @@ impl Discipline for Mfs {
     }
 
     fn level(&self, port: &Port, _now: Time, flow: &Flow, group: &Group) -> Level {
-        if group.lane == REUSE {
+        if group.queue == REUSE {
             port.ladder.early(port.rli(flow.batch, flow.spec.layer))
         } else {
             flow.level
@@ -212,15 +214,19 @@ impl Discipline for Mfs {
 
     fn check(&self, port: &Port, now: Time, flow: &Flow) -> Check {
         match self.place_last(port, now, flow) {
-            None => Check::Move(Place::scavenger()),
-            Some(place) if place.level < flow.level => Check::Move(place),
-            Some(place) => Check::Later(place.check_at),
+            None => Check::Move(QueuePosition::scavenger()),
+            Some(position) if position.level < flow.level => Check::Move(position),
+            Some(position) => Check::Later(position.check_at),
         }
     }
 
-    fn hope(&self, _port: &Port, now: Time, flow: &Flow, group: &Group) -> Hope {
-        let lost = group.lane > LAST_STAGE && flow.remaining > 0 && flow.deadline <= now;
-        if lost { Hope::FlowLost } else { Hope::Alive }
+    fn feasibility(&self, _port: &Port, now: Time, flow: &Flow, group: &Group) -> Feasibility {
+        let lost = group.queue > LAST_STAGE && flow.remaining > 0 && flow.deadline <= now;
+        if lost {
+            Feasibility::FlowLost
+        } else {
+            Feasibility::Alive
+        }
     }
 
     fn checks_at_boundaries(&self) -> bool {

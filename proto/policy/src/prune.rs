@@ -19,7 +19,7 @@
 //! Where the paper is ambiguous or at odds with itself, this is how it is read:
 //!
 //! 1. *`B`* names both the bandwidth and the drop budget. Here: each port's rate, and
-//!    [`Terms::drops`].
+//!    [`PruneLimits::drops`].
 //! 2. *The bottleneck* is sought among the ports that batch `i` loads, and by time, not bytes:
 //!    line 11 takes the argmax over all ports and ignores that rates differ, and would prune for
 //!    the sake of a port that the batch never touches. Equal times: the smaller [`PortId`].
@@ -49,17 +49,17 @@
 //!
 //! [`Doomed::SetAside`] departs from the paper on one point, and says why.
 
-mod ledger;
+mod traffic_table;
 
 use core::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 use std::collections::binary_heap::PeekMut;
 
-pub use ledger::{
-    BatchSlot, LOAD_BYTES_MAX, Ledger, MEMBERS_MAX, Member, MemberSlot, PortSlot, RATE_MAX,
+pub use traffic_table::{
+    BatchSlot, LOAD_BYTES_MAX, MEMBERS_MAX, Member, MemberSlot, PortSlot, RATE_MAX, TrafficTable,
 };
 
-use ledger::{Sum, Weight};
+use traffic_table::{Sum, Weight};
 
 use laxity_types::{PortId, RequestId};
 
@@ -85,7 +85,7 @@ pub const PACE_UNIT: u32 = 1024;
 
 /// What one run is bound by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct PruneLimits {
     /// How many requests may still be pruned.
     pub drops: usize,
     /// What becomes of doomed requests.
@@ -119,12 +119,12 @@ pub struct Estimate {
     pub bytes: u64,
     /// `rate(u*)`, in bytes per second.
     pub rate: u64,
-    /// See [`Terms::pace`].
+    /// See [`PruneLimits::pace`].
     pub pace: u32,
 }
 
 impl Estimate {
-    /// How long the batch communicates, before [`Terms::pace`].
+    /// How long the batch communicates, before [`PruneLimits::pace`].
     #[must_use]
     pub const fn communication(&self) -> Span {
         if self.bytes == 0 {
@@ -170,7 +170,7 @@ impl Estimate {
 pub struct Pruning {
     /// Who.
     pub request: RequestId,
-    /// Where the request lies in the ledger.
+    /// Where the request lies in the table.
     pub member: MemberSlot,
     /// For which batch, as an index into `σ`.
     pub turn: usize,
@@ -222,12 +222,12 @@ impl Window {
     }
 
     /// The sums of the batch at `position`; positions are asked for in ascending order.
-    fn of(&mut self, ledger: &Ledger, turns: &[Turn], position: usize) -> &[Sum] {
+    fn of(&mut self, traffic: &TrafficTable, turns: &[Turn], position: usize) -> &[Sum] {
         if position >= self.first + self.ends.len() {
             self.clear();
             self.first = position;
             for turn in turns[position..].iter().take(WINDOW_TURNS) {
-                self.sums.extend_from_slice(ledger.sums(turn.batch));
+                self.sums.extend_from_slice(traffic.sums(turn.batch));
                 self.ends.push(self.sums.len() as u32);
             }
         }
@@ -266,35 +266,35 @@ struct Candidate {
 }
 
 impl Pruner {
-    /// Runs over `turns`, which are all batches in the order of `σ`, and marks in `ledger` who is
+    /// Runs over `turns`, which are all batches in the order of `σ`, and marks in `traffic` who is
     /// pruned. The outcome is in [`Pruner::pruned`] and [`Pruner::estimates`].
-    pub fn run(&mut self, ledger: &mut Ledger, turns: &[Turn], terms: &Terms) {
-        self.reset(ledger, turns);
+    pub fn run(&mut self, traffic: &mut TrafficTable, turns: &[Turn], limits: &PruneLimits) {
+        self.reset(traffic, turns);
         for (position, turn) in turns.iter().enumerate() {
-            let mut worst = self.charge(ledger, turns, position);
-            let set_aside = terms.doomed == Doomed::SetAside;
-            let drops_left = self.pruned.len() < terms.drops;
+            let mut worst = self.charge(traffic, turns, position);
+            let set_aside = limits.doomed == Doomed::SetAside;
+            let drops_left = self.pruned.len() < limits.drops;
             if set_aside && drops_left && turn.first_due < turn.ready {
-                self.prune_doomed(ledger, position, turn, terms);
-                worst = self.worst(ledger, turn.batch);
+                self.prune_doomed(traffic, position, turn, limits);
+                worst = self.worst(traffic, turn.batch);
             }
-            let mut estimate = estimate(ledger, turn, worst, terms);
+            let mut estimate = estimate(traffic, turn, worst, limits);
             let in_vain = set_aside && turn.limit < turn.ready;
-            while !in_vain && self.pruned.len() < terms.drops && estimate.is_later_than(turn.limit)
+            while !in_vain && self.pruned.len() < limits.drops && estimate.is_later_than(turn.limit)
             {
                 let Some(Worst { port, .. }) = worst else {
                     break;
                 };
-                let Some(member) = self.heaviest(ledger, port, position) else {
+                let Some(member) = self.heaviest(traffic, port, position) else {
                     break;
                 };
-                self.prune(ledger, member, position, Some(port));
-                worst = self.worst(ledger, turn.batch);
-                estimate = self::estimate(ledger, turn, worst, terms);
+                self.prune(traffic, member, position, Some(port));
+                worst = self.worst(traffic, turn.batch);
+                estimate = self::estimate(traffic, turn, worst, limits);
             }
             self.estimates.push(estimate);
         }
-        self.estimate_again(ledger, turns, terms);
+        self.estimate_again(traffic, turns, limits);
     }
 
     /// Who was put into `H` by the last run, in that order.
@@ -309,28 +309,28 @@ impl Pruner {
         &self.estimates
     }
 
-    fn reset(&mut self, ledger: &Ledger, turns: &[Turn]) {
+    fn reset(&mut self, traffic: &TrafficTable, turns: &[Turn]) {
         self.pruned.clear();
         self.estimates.clear();
         self.last_loss = 0;
         self.window.clear();
         self.total.clear();
-        self.total.resize(ledger.rates().len(), 0);
+        self.total.resize(traffic.rates().len(), 0);
         self.pools.clear();
         self.pool_of.clear();
-        self.pool_of.resize(ledger.rates().len(), NONE);
+        self.pool_of.resize(traffic.rates().len(), NONE);
         self.positions.clear();
-        self.positions.resize(ledger.batch_slots(), NONE);
+        self.positions.resize(traffic.batch_slots(), NONE);
         for (position, turn) in turns.iter().enumerate() {
             self.positions[turn.batch as usize] = position as u32;
         }
     }
 
     /// Adds `L_i` to `S` and finds `u*`. The one loop that runs over all traffic.
-    fn charge(&mut self, ledger: &Ledger, turns: &[Turn], position: usize) -> Option<Worst> {
-        let rates = ledger.rates();
+    fn charge(&mut self, traffic: &TrafficTable, turns: &[Turn], position: usize) -> Option<Worst> {
+        let rates = traffic.rates();
         let mut worst = None;
-        for sum in self.window.of(ledger, turns, position) {
+        for sum in self.window.of(traffic, turns, position) {
             let bytes = &mut self.total[sum.port as usize];
             *bytes += sum.bytes;
             let port = Worst {
@@ -338,58 +338,64 @@ impl Pruner {
                 bytes: *bytes,
                 rate: rates[sum.port as usize],
             };
-            keep_worse(ledger, &mut worst, port);
+            keep_worse(traffic, &mut worst, port);
         }
         worst
     }
 
     /// `u*` of a batch that was charged already.
-    fn worst(&self, ledger: &Ledger, batch: BatchSlot) -> Option<Worst> {
-        let rates = ledger.rates();
+    fn worst(&self, traffic: &TrafficTable, batch: BatchSlot) -> Option<Worst> {
+        let rates = traffic.rates();
         let mut worst = None;
-        for sum in ledger.sums(batch) {
+        for sum in traffic.sums(batch) {
             let slot = sum.port as usize;
             let port = Worst {
                 port: sum.port,
                 bytes: self.total[slot],
                 rate: rates[slot],
             };
-            keep_worse(ledger, &mut worst, port);
+            keep_worse(traffic, &mut worst, port);
         }
         worst
     }
 
     /// Prunes those of the batch that computing alone makes late.
-    fn prune_doomed(&mut self, ledger: &mut Ledger, position: usize, turn: &Turn, terms: &Terms) {
-        let mut doomed: Vec<(Time, RequestId, MemberSlot)> = ledger
+    fn prune_doomed(
+        &mut self,
+        traffic: &mut TrafficTable,
+        position: usize,
+        turn: &Turn,
+        limits: &PruneLimits,
+    ) {
+        let mut doomed: Vec<(Time, RequestId, MemberSlot)> = traffic
             .members_of(turn.batch)
             .iter()
-            .map(|&slot| (ledger.member(slot), slot))
+            .map(|&slot| (traffic.member(slot), slot))
             .filter(|(member, _)| !member.pruned && member.deadline < turn.ready)
             .map(|(member, slot)| (member.deadline, member.request, slot))
             .collect();
         doomed.sort_unstable();
-        let drops_left = terms.drops.saturating_sub(self.pruned.len());
+        let drops_left = limits.drops.saturating_sub(self.pruned.len());
         for (_, _, member) in doomed.into_iter().take(drops_left) {
-            self.prune(ledger, member, position, None);
+            self.prune(traffic, member, position, None);
         }
     }
 
     /// Puts a request into `H`.
     fn prune(
         &mut self,
-        ledger: &mut Ledger,
+        traffic: &mut TrafficTable,
         member: MemberSlot,
         turn: usize,
         port: Option<PortSlot>,
     ) {
-        ledger.take_out(member, &mut self.total);
-        let loser = self.positions[ledger.batch_of(member) as usize] as usize;
+        traffic.take_out(member, &mut self.total);
+        let loser = self.positions[traffic.batch_of(member) as usize] as usize;
         if loser < turn {
             self.last_loss = turn;
         }
-        let request = ledger.member(member).request;
-        let port = port.map(|port| ledger.port_id(port));
+        let request = traffic.member(member).request;
+        let port = port.map(|port| traffic.port_id(port));
         self.pruned.push(Pruning {
             request,
             member,
@@ -399,35 +405,40 @@ impl Pruner {
     }
 
     /// `r*`: the request that loads `port` most, of the batches up to `position`.
-    fn heaviest(&mut self, ledger: &Ledger, port: PortSlot, position: usize) -> Option<MemberSlot> {
+    fn heaviest(
+        &mut self,
+        traffic: &TrafficTable,
+        port: PortSlot,
+        position: usize,
+    ) -> Option<MemberSlot> {
         let known = self.pool_of[port as usize];
         let index = if known == NONE {
             self.pools
-                .push(Pool::of_port(ledger, port, position, &self.positions));
+                .push(Pool::of_port(traffic, port, position, &self.positions));
             self.pool_of[port as usize] = (self.pools.len() - 1) as u32;
             self.pools.len() - 1
         } else {
             known as usize
         };
-        self.pools[index].take_heaviest(ledger, position)
+        self.pools[index].take_heaviest(traffic, position)
     }
 
     /// Takes the estimates again that were taken before the last loss of an earlier batch: those
     /// after it know all of `H` already.
-    fn estimate_again(&mut self, ledger: &Ledger, turns: &[Turn], terms: &Terms) {
+    fn estimate_again(&mut self, traffic: &TrafficTable, turns: &[Turn], limits: &PruneLimits) {
         self.total.fill(0);
         self.window.clear();
         for (position, turn) in turns[..self.last_loss].iter().enumerate() {
-            let worst = self.charge(ledger, turns, position);
-            self.estimates[position] = estimate(ledger, turn, worst, terms);
+            let worst = self.charge(traffic, turns, position);
+            self.estimates[position] = estimate(traffic, turn, worst, limits);
         }
     }
 }
 
 impl Pool {
     /// Everybody that loads `port`, the pruned included: most are never asked for.
-    fn of_port(ledger: &Ledger, port: PortSlot, turn: usize, positions: &[u32]) -> Self {
-        let users = ledger.users(port);
+    fn of_port(traffic: &TrafficTable, port: PortSlot, turn: usize, positions: &[u32]) -> Self {
+        let users = traffic.users(port);
         let mut candidates = Vec::with_capacity(users.len());
         let mut later = Vec::with_capacity(users.len());
         for user in users {
@@ -454,7 +465,7 @@ impl Pool {
     }
 
     /// Removes and returns the heaviest whose batch had its turn and which is not pruned yet.
-    fn take_heaviest(&mut self, ledger: &Ledger, turn: usize) -> Option<MemberSlot> {
+    fn take_heaviest(&mut self, traffic: &TrafficTable, turn: usize) -> Option<MemberSlot> {
         while let Some(next) = self.later.peek_mut() {
             if next.0.0 as usize > turn {
                 break;
@@ -463,7 +474,7 @@ impl Pool {
         }
         while let Some(heaviest) = self.candidates.pop() {
             // It may have been pruned in an earlier run, or for the sake of another port.
-            if !ledger.member(heaviest.member).pruned {
+            if !traffic.member(heaviest.member).pruned {
                 return Some(heaviest.member);
             }
         }
@@ -473,7 +484,7 @@ impl Pool {
 
 /// Keeps the port whose bytes take longer. Compared as fractions, exactly and without division;
 /// a port with rate zero takes for ever.
-fn keep_worse(ledger: &Ledger, worst: &mut Option<Worst>, port: Worst) {
+fn keep_worse(traffic: &TrafficTable, worst: &mut Option<Worst>, port: Worst) {
     let Some(kept) = *worst else {
         *worst = Some(port);
         return;
@@ -482,7 +493,7 @@ fn keep_worse(ledger: &Ledger, worst: &mut Option<Worst>, port: Worst) {
     let old = u128::from(kept.bytes) * u128::from(port.rate);
     let worse = match new.cmp(&old) {
         Ordering::Greater => true,
-        Ordering::Equal => ledger.port_id(port.port) < ledger.port_id(kept.port),
+        Ordering::Equal => traffic.port_id(port.port) < traffic.port_id(kept.port),
         Ordering::Less => false,
     };
     if worse {
@@ -490,12 +501,17 @@ fn keep_worse(ledger: &Ledger, worst: &mut Option<Worst>, port: Worst) {
     }
 }
 
-fn estimate(ledger: &Ledger, turn: &Turn, worst: Option<Worst>, terms: &Terms) -> Estimate {
+fn estimate(
+    traffic: &TrafficTable,
+    turn: &Turn,
+    worst: Option<Worst>,
+    limits: &PruneLimits,
+) -> Estimate {
     Estimate {
         ready: turn.ready,
-        bottleneck: worst.map(|worst| ledger.port_id(worst.port)),
+        bottleneck: worst.map(|worst| traffic.port_id(worst.port)),
         bytes: worst.map_or(0, |worst| worst.bytes),
         rate: worst.map_or(0, |worst| worst.rate),
-        pace: terms.pace,
+        pace: limits.pace,
     }
 }

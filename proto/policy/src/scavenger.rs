@@ -4,11 +4,11 @@
 //! served when the port is idle) and architecture §4.3.
 //!
 //! Departure: the paper serves the scavenger "only when the network is detected to be idle", so
-//! that a port which is never idle would starve it for ever. Here it is also sure of a small share
-//! `p` of the port: while it waits, every byte of the levels earns it `p` credits and every byte of
-//! its own costs `1 − p`, so its long-run share is exactly `p`. Where small pieces of others take
-//! each room that a completion makes before its next chunk fits, the chunk goes all the same once
-//! it was due for [`INSISTS_CHUNKS`] chunks of others, and exceeds the window by as much.
+//! that a port which is never idle would starve it for ever. Here it is also sure of a small
+//! share `p` of the port: while it waits, every byte of the levels earns it `p` credits and every
+//! byte of its own costs `1 − p`, so its long-run share is exactly `p`. Where small pieces of
+//! others take each room that a completion makes before its next chunk fits, the chunk goes all the
+//! same once it was due for [`INSISTS_CHUNKS`] chunks of others, and exceeds the window by as much.
 
 use laxity_types::{Deadline, Stage};
 
@@ -24,11 +24,11 @@ use crate::link::port::Port;
 ///   the whole batch waits for it.
 pub(crate) fn claims(port: &Port, spec: &FlowSpec, batch: Slot, request: Slot) -> bool {
     match spec.stage {
-        Stage::KvReuse => port.is_pruned(spec.request) && !port.roster.batch(batch).may_run(),
+        Stage::KvReuse => port.is_pruned(spec.request) && !port.batches.batch(batch).may_run(),
         stage => match stage.deadline() {
             Deadline::Implicit => false,
             Deadline::Explicit => {
-                let lost = request != NONE && port.roster.request(request).lost;
+                let lost = request != NONE && port.batches.request(request).lost;
                 lost || port.is_pruned(spec.request)
             }
             Deadline::None => true,

@@ -1,13 +1,14 @@
 //! The daemon's end of one client: its region, the consumers of its lanes, its doorbell.
 //!
-//! # Which lanes are looked at A region has 64 lanes and most are idle for ever, so only claimed
-//! ones are polled. The client keeps a bitmap of those in the header; it is re-read with
-//! [`Served::refresh`], now and then while awake and always before a sleep. It is untrusted and
-//! harmless: it says where to look, not what to believe. With more than a few hundred lanes over
-//! all clients looking at each one costs more than the work, so the daemon raises
-//! [`attention::DOORBELL`]: submitters then also count up a 16-bit doorbell, 32 to a line, and a
-//! lane is polled only when its bell rang. [`Served::sweep`] looks at every lane regardless; it is
-//! due after raising the flag and before sleeping (see [`crate::sleep`]).
+//! # Which lanes are looked at
+//! A region has 64 lanes and most are idle for ever, so only claimed ones are polled. The client
+//! keeps a bitmap of those in the header; it is re-read with [`Served::refresh`], now and then
+//! while awake and always before a sleep. It is untrusted and harmless: it says where to look,
+//! not what to believe. With more than a few hundred lanes over all clients
+//! looking at each one costs more than the work, so the daemon raises [`attention::DOORBELL`]:
+//! submitters then also count up a 16-bit doorbell, 32 to a line, and a lane is polled only when
+//! its bell rang. [`Served::sweep`] looks at every lane regardless; it is due after raising the
+//! flag and before sleeping (see [`crate::sleep`]).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -105,9 +106,9 @@ impl Served {
         registration::send_welcome(socket, geometry, self.region.memfd(), self.eventfd.as_fd())
     }
 
-    /// Looks which lanes are claimed. One cache line per 512 lanes: do it now and then while awake,
-    /// since a new lane waits for it, and before sleeping. A lane stays polled if its bit goes away
-    /// again.
+    /// Looks which lanes are claimed. One cache line per 512 lanes: do it now and then
+    /// while awake, since a new lane waits for it, and before sleeping. A lane stays polled if its
+    /// bit goes away again.
     pub fn refresh(&mut self) {
         let count = self.by_index.len();
         for active in &mut self.lanes {

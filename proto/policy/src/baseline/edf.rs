@@ -10,14 +10,14 @@ use laxity_types::Level;
 
 use super::{is_explicit, key_rank, scope, share_rank, shared, tie};
 use crate::config::{Granularity, LinkConfig, Ties};
-use crate::discipline::{Discipline, Place};
+use crate::discipline::{Discipline, QueuePosition};
 use crate::link::flows::Flow;
 use crate::link::port::Port;
-use crate::link::queue::{Group, Lane, Rank};
+use crate::link::queue::{Group, QueueId, Rank};
 use crate::time::Time;
 
-const EXPLICIT: Lane = 0;
-const IMPLICIT: Lane = 1;
+const EXPLICIT: QueueId = 0;
+const IMPLICIT: QueueId = 1;
 
 /// See the module.
 #[derive(Debug)]
@@ -55,21 +55,21 @@ impl Edf {
 }
 
 impl Discipline for Edf {
-    fn place(&self, port: &Port, _now: Time, flow: &Flow) -> Place {
+    fn place(&self, port: &Port, _now: Time, flow: &Flow) -> QueuePosition {
         let explicit = is_explicit(flow);
         let level = self.level(port, explicit);
         if !explicit {
             return shared(IMPLICIT, self.granularity, level);
         }
-        Place {
+        QueuePosition {
             tie: tie(self.ties),
-            ..Place::new(EXPLICIT, scope(self.granularity), flow.deadline.0, level)
+            ..QueuePosition::new(EXPLICIT, scope(self.granularity), flow.deadline.0, level)
         }
     }
 
     fn rank(&self, _port: &Port, _now: Time, group: &Group) -> Option<Rank> {
         let (deadline, _, _, _) = group.head()?;
-        if group.lane == IMPLICIT {
+        if group.queue == IMPLICIT {
             return share_rank(1 + u8::from(self.explicit_first), group);
         }
         let tier = 1 + u8::from(!self.explicit_first);

@@ -5,7 +5,7 @@
 
 use super::{share_rank, shared};
 use crate::config::{Granularity, LinkConfig};
-use crate::discipline::{Discipline, Place};
+use crate::discipline::{Discipline, QueuePosition};
 use crate::link::flows::Flow;
 use crate::link::port::Port;
 use crate::link::queue::{Group, Rank};
@@ -26,7 +26,7 @@ impl Fair {
 }
 
 impl Discipline for Fair {
-    fn place(&self, port: &Port, _now: Time, _flow: &Flow) -> Place {
+    fn place(&self, port: &Port, _now: Time, _flow: &Flow) -> QueuePosition {
         shared(0, self.granularity, port.ladder.lowest())
     }
 

@@ -17,15 +17,15 @@ use laxity_types::Level;
 
 use super::{is_explicit, size_level};
 use crate::config::LinkConfig;
-use crate::discipline::{Check, Discipline, Place};
+use crate::discipline::{Check, Discipline, QueuePosition};
 use crate::link::flows::Flow;
 use crate::link::port::Port;
-use crate::link::queue::{Group, Lane, Rank, Scope};
+use crate::link::queue::{Group, QueueId, Rank, Scope};
 use crate::time::{Span, Time};
 
-const DUE: Lane = 0;
-const BY_SIZE: Lane = 1;
-const PACED: Lane = 2;
+const DUE: QueueId = 0;
+const BY_SIZE: QueueId = 1;
+const PACED: QueueId = 2;
 
 /// See the module.
 #[derive(Debug)]
@@ -48,18 +48,18 @@ impl Karuna {
         }
     }
 
-    fn due(at: Time) -> Place {
-        Place::new(DUE, Scope::Port, at.0, Level::HIGHEST)
+    fn due(at: Time) -> QueuePosition {
+        QueuePosition::new(DUE, Scope::Port, at.0, Level::HIGHEST)
     }
 
-    fn by_size(port: &Port, flow: &Flow) -> Place {
+    fn by_size(port: &Port, flow: &Flow) -> QueuePosition {
         let level = size_level(port, Level::FIRST_UNRESERVED, flow.remaining);
-        Place::new(BY_SIZE, Scope::Port, flow.remaining, level)
+        QueuePosition::new(BY_SIZE, Scope::Port, flow.remaining, level)
     }
 }
 
 impl Discipline for Karuna {
-    fn place(&self, port: &Port, now: Time, flow: &Flow) -> Place {
+    fn place(&self, port: &Port, now: Time, flow: &Flow) -> QueuePosition {
         if is_explicit(flow) && flow.deadline > now {
             Self::due(now)
         } else {
@@ -69,7 +69,7 @@ impl Discipline for Karuna {
 
     fn rank(&self, _port: &Port, _now: Time, group: &Group) -> Option<Rank> {
         let (_, _, seq, _) = group.head()?;
-        let tier = match group.lane {
+        let tier = match group.queue {
             DUE => 1,
             BY_SIZE => 2,
             _ if self.work_conserving => 3,
@@ -83,7 +83,7 @@ impl Discipline for Karuna {
         })
     }
 
-    fn served(&self, port: &Port, now: Time, flow: &Flow, bytes: u64) -> Option<Place> {
+    fn served(&self, port: &Port, now: Time, flow: &Flow, bytes: u64) -> Option<QueuePosition> {
         if !is_explicit(flow) || flow.deadline <= now {
             return Some(Self::by_size(port, flow));
         }
@@ -94,9 +94,9 @@ impl Discipline for Karuna {
         if pause == Span::ZERO {
             return Some(Self::due(next));
         }
-        Some(Place {
+        Some(QueuePosition {
             check_at: next,
-            ..Place::new(PACED, Scope::Port, next.0, Level::HIGHEST)
+            ..QueuePosition::new(PACED, Scope::Port, next.0, Level::HIGHEST)
         })
     }
 

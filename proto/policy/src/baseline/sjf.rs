@@ -7,7 +7,7 @@ use laxity_types::Level;
 
 use super::{key_rank, scope, size_level, tie};
 use crate::config::{Granularity, LinkConfig, Ties};
-use crate::discipline::{Discipline, Place};
+use crate::discipline::{Discipline, QueuePosition};
 use crate::link::flows::Flow;
 use crate::link::port::Port;
 use crate::link::queue::{Group, Rank, Scope};
@@ -30,16 +30,16 @@ impl Sjf {
 }
 
 impl Discipline for Sjf {
-    fn place(&self, port: &Port, _now: Time, flow: &Flow) -> Place {
+    fn place(&self, port: &Port, _now: Time, flow: &Flow) -> QueuePosition {
         let level = size_level(port, Level::HIGHEST, flow.remaining);
         let order = if self.granularity == Granularity::Flow {
             flow.remaining
         } else {
             0
         };
-        Place {
+        QueuePosition {
             tie: tie(self.ties),
-            ..Place::new(0, scope(self.granularity), order, level)
+            ..QueuePosition::new(0, scope(self.granularity), order, level)
         }
     }
 
@@ -52,7 +52,7 @@ impl Discipline for Sjf {
         key_rank(1, key, self.ties, group)
     }
 
-    fn served(&self, port: &Port, now: Time, flow: &Flow, _bytes: u64) -> Option<Place> {
+    fn served(&self, port: &Port, now: Time, flow: &Flow, _bytes: u64) -> Option<QueuePosition> {
         (self.granularity == Granularity::Flow).then(|| self.place(port, now, flow))
     }
 }

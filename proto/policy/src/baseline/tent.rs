@@ -16,13 +16,13 @@ use laxity_types::{Level, Stage};
 
 use super::{key_rank, tie};
 use crate::config::{LinkConfig, Ties};
-use crate::discipline::{Check, Discipline, Place};
+use crate::discipline::{Check, Discipline, QueuePosition};
 use crate::link::flows::Flow;
 use crate::link::port::Port;
-use crate::link::queue::{Group, Lane, Rank, Scope};
+use crate::link::queue::{Group, QueueId, Rank, Scope};
 use crate::time::{Span, Time};
 
-const PROMOTED: Lane = 0;
+const PROMOTED: QueueId = 0;
 
 /// See the module.
 #[derive(Debug)]
@@ -47,40 +47,40 @@ impl Tent {
         flow.deadline - Span::transfer(flow.remaining, port.config.rate) - self.threshold
     }
 
-    fn in_lane(&self, lane: Lane, flow: &Flow, level: Level) -> Place {
-        Place {
+    fn in_queue(&self, queue: QueueId, flow: &Flow, level: Level) -> QueuePosition {
+        QueuePosition {
             tie: tie(self.ties),
-            ..Place::new(lane, Scope::Port, flow.deadline.0, level)
+            ..QueuePosition::new(queue, Scope::Port, flow.deadline.0, level)
         }
     }
 }
 
 impl Discipline for Tent {
-    fn place(&self, port: &Port, now: Time, flow: &Flow) -> Place {
-        let lane: Lane = match flow.spec.stage {
+    fn place(&self, port: &Port, now: Time, flow: &Flow) -> QueuePosition {
+        let queue: QueueId = match flow.spec.stage {
             Stage::Collective => 1,
             Stage::KvReuse => 2,
             Stage::P2d => 3,
-            _ => return Place::scavenger(),
+            _ => return QueuePosition::scavenger(),
         };
         let promoted_at = self.promoted_at(port, flow);
         if promoted_at <= now && flow.deadline > now {
-            return self.in_lane(PROMOTED, flow, Level::HIGHEST);
+            return self.in_queue(PROMOTED, flow, Level::HIGHEST);
         }
-        let level = Level(lane + 1).min(port.ladder.lowest());
+        let level = Level(queue + 1).min(port.ladder.lowest());
         let check_at = if flow.deadline > now {
             promoted_at
         } else {
             Time::NEVER
         };
-        Place {
+        QueuePosition {
             check_at,
-            ..self.in_lane(lane, flow, level)
+            ..self.in_queue(queue, flow, level)
         }
     }
 
     fn rank(&self, _port: &Port, _now: Time, group: &Group) -> Option<Rank> {
-        key_rank(group.lane, 0, self.ties, group)
+        key_rank(group.queue, 0, self.ties, group)
     }
 
     fn check(&self, port: &Port, now: Time, flow: &Flow) -> Check {
@@ -88,7 +88,7 @@ impl Discipline for Tent {
         if flow.deadline <= now {
             Check::Later(Time::NEVER)
         } else if promoted_at <= now {
-            Check::Move(self.in_lane(PROMOTED, flow, Level::HIGHEST))
+            Check::Move(self.in_queue(PROMOTED, flow, Level::HIGHEST))
         } else {
             Check::Later(promoted_at)
         }

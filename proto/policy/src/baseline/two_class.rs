@@ -8,14 +8,14 @@ use laxity_types::{Level, Stage};
 
 use super::{share_rank, shared};
 use crate::config::{Granularity, LinkConfig};
-use crate::discipline::{Discipline, Place};
+use crate::discipline::{Discipline, QueuePosition};
 use crate::link::flows::Flow;
 use crate::link::port::Port;
-use crate::link::queue::{Group, Lane, Rank};
+use crate::link::queue::{Group, QueueId, Rank};
 use crate::time::Time;
 
-const COLLECTIVE: Lane = 0;
-const KV: Lane = 1;
+const COLLECTIVE: QueueId = 0;
+const KV: QueueId = 1;
 
 /// See the module.
 #[derive(Debug)]
@@ -28,16 +28,16 @@ impl TwoClass {
 }
 
 impl Discipline for TwoClass {
-    fn place(&self, port: &Port, _now: Time, flow: &Flow) -> Place {
+    fn place(&self, port: &Port, _now: Time, flow: &Flow) -> QueuePosition {
         match flow.spec.stage {
             Stage::Collective => shared(COLLECTIVE, Granularity::Flow, Level::FIRST_UNRESERVED),
             Stage::KvReuse | Stage::P2d => shared(KV, Granularity::Flow, port.ladder.lowest()),
-            _ => Place::scavenger(),
+            _ => QueuePosition::scavenger(),
         }
     }
 
     fn rank(&self, _port: &Port, _now: Time, group: &Group) -> Option<Rank> {
-        share_rank(1 + group.lane, group)
+        share_rank(1 + group.queue, group)
     }
 
     fn collective_level(&self) -> Option<Level> {

@@ -1,8 +1,8 @@
 //! The flows that live on a port: those that wait, and those that are wholly in flight.
 //!
-//! A flow that waits has a record; a flow whose last byte was permitted shrinks to the number of
-//! its bytes that are not completed, because of those there may be many. A flow that is permitted
-//! whole at once is not here at all ([`Link::commit_permit`](super::Link::commit_permit)).
+//! A flow that waits has a record. A flow whose last byte was permitted shrinks to the number of
+//! its bytes that are not completed, because there may be many such flows. A flow that is permitted
+//! whole at once has no entry ([`Link::commit_permit`](super::Link::commit_permit)).
 
 use std::collections::hash_map::Entry;
 
@@ -71,7 +71,7 @@ pub(crate) struct Flow {
     pub(crate) level: Level,
     /// Level of the first permit, which the wire keeps.
     pub(crate) wire: Option<Level>,
-    /// Its batch; [`NULL_BATCH`](super::roster::NULL_BATCH) if none is known.
+    /// Its batch; [`NULL_BATCH`](super::batch_table::NULL_BATCH) if none is known.
     pub(crate) batch: Slot,
     /// Its request, [`NONE`] if it has none.
     pub(crate) request: Slot,
@@ -79,15 +79,15 @@ pub(crate) struct Flow {
     pub(crate) siblings: (Slot, Slot),
     /// The group in which it waits; [`NONE`] while it is held.
     pub(crate) group: Slot,
-    /// Its place among the members of the group.
+    /// Its position among the members of the group.
     pub(crate) order: (u64, u64),
     /// How it stands to members of the same order.
     pub(crate) tie: Tie,
-    /// Bytes that it has had of a shared lane, in virtual time.
+    /// Bytes that it has had of a shared queue, in virtual time.
     pub(crate) share: u64,
     /// When its level is to be looked at again, [`Time::NEVER`] if not.
     pub(crate) check_at: Time,
-    /// Its place among those that wait, by age.
+    /// Its position among the flows that wait, by age.
     pub(crate) age: Age,
 }
 
@@ -156,7 +156,7 @@ impl Flows {
     }
 
     /// The waiting flow at `slot` has had its last permit.
-    pub(crate) fn fly(&mut self, slot: Slot) {
+    pub(crate) fn mark_in_flight(&mut self, slot: Slot) {
         let flow = &self.slots[slot as usize];
         let (id, bytes) = (flow.spec.flow, flow.outstanding);
         let level = flow.wire.unwrap_or(flow.level);
@@ -204,8 +204,8 @@ impl Flows {
         &mut self.slots[slot as usize]
     }
 
-    /// Every flow that has bytes still to be permitted, in the order of arrival; first those that
-    /// wait, then those that are held.
+    /// Every flow that has bytes still to be permitted: first those that wait, then those that are
+    /// held, each in the order of arrival.
     pub(crate) fn by_arrival(&self) -> Vec<Slot> {
         let mut slots: Vec<Slot> = self
             .lives

@@ -5,10 +5,10 @@
 use laxity_types::{BatchId, Layer, RequestId, Stage};
 
 use super::Link;
+use super::batch_table::NULL_BATCH;
 use super::flows::{NONE, Slot};
 use super::queue::SCAVENGER;
-use super::roster::NULL_BATCH;
-use crate::discipline::Place;
+use crate::discipline::QueuePosition;
 use crate::event::{BatchSpec, Order};
 use crate::rli;
 use crate::time::Time;
@@ -16,7 +16,7 @@ use crate::time::Time;
 impl Link {
     pub(super) fn batch_began(&mut self, now: Time, spec: &BatchSpec) {
         if spec.batch != BatchId(0) {
-            let slot = self.port.roster.announce(spec);
+            let slot = self.port.batches.announce(spec);
             if slot != NULL_BATCH {
                 self.progressed(now, slot);
             }
@@ -33,12 +33,12 @@ impl Link {
         if request == RequestId(0) {
             return;
         }
-        let batch = self.port.roster.find_batch(batch).unwrap_or(NULL_BATCH);
-        let request = self.port.roster.enter_request(request);
+        let batch = self.port.batches.find_batch(batch).unwrap_or(NULL_BATCH);
+        let request = self.port.batches.enter_request(request);
         if request == NONE {
             return;
         }
-        self.port.roster.join(batch, request, deadline, true);
+        self.port.batches.join(batch, request, deadline, true);
         for slot in self.flows_of(request) {
             let flow = self.port.flows.get(slot);
             if flow.spec.deadline == Time::NEVER && flow.deadline != deadline {
@@ -46,11 +46,11 @@ impl Link {
                 self.port.flows.get_mut(slot).deadline = deadline;
                 self.note_deadline(now, slot);
                 let flow = self.port.flows.get(slot);
-                if self.port.queue.get(flow.group).lane != SCAVENGER {
-                    let place = self
-                        .discipline
-                        .place(&self.port, now, self.port.flows.get(slot));
-                    let moved = self.relocate(now, slot, place);
+                if self.port.queues.get(flow.group).queue != SCAVENGER {
+                    let position =
+                        self.discipline
+                            .place(&self.port, now, self.port.flows.get(slot));
+                    let moved = self.relocate(now, slot, position);
                     self.moved.extend(moved);
                 }
             }
@@ -59,32 +59,32 @@ impl Link {
     }
 
     pub(super) fn request_ended(&mut self, now: Time, request: RequestId) {
-        let Some(slot) = self.port.roster.find_request(request) else {
+        let Some(slot) = self.port.batches.find_request(request) else {
             return;
         };
-        let batch = self.port.roster.end_request(slot);
+        let batch = self.port.batches.end_request(slot);
         if batch != NONE {
             self.rerank_batch(now, batch);
         }
     }
 
     pub(super) fn batch_queued(&mut self, now: Time, batch: BatchId, ahead: BatchId) {
-        let roster = &mut self.port.roster;
-        let (Some(batch), Some(ahead)) = (roster.find_batch(batch), roster.find_batch(ahead))
+        let batches = &mut self.port.batches;
+        let (Some(batch), Some(ahead)) = (batches.find_batch(batch), batches.find_batch(ahead))
         else {
             return;
         };
-        if roster.follow(batch, ahead) {
+        if batches.follow(batch, ahead) {
             self.progressed(now, batch);
         }
     }
 
     pub(super) fn layer_began(&mut self, now: Time, batch: BatchId, layer: Layer) {
-        let Some(slot) = self.port.roster.find_batch(batch) else {
+        let Some(slot) = self.port.batches.find_batch(batch) else {
             return;
         };
-        let ran = self.port.roster.batch(slot).may_run();
-        if !self.port.roster.advance(slot, layer, now) {
+        let ran = self.port.batches.batch(slot).may_run();
+        if !self.port.batches.advance(slot, layer, now) {
             return;
         }
         if !ran && !self.port.pruned.is_empty() {
@@ -95,27 +95,27 @@ impl Link {
     }
 
     pub(super) fn compute_finished(&mut self, now: Time, batch: BatchId) {
-        let Some(slot) = self.port.roster.find_batch(batch) else {
+        let Some(slot) = self.port.batches.find_batch(batch) else {
             return;
         };
         if slot != NULL_BATCH {
-            self.port.roster.batch_mut(slot).finished = true;
+            self.port.batches.batch_mut(slot).finished = true;
             self.schedule(slot);
             self.progressed(now, slot);
         }
     }
 
     pub(super) fn batch_ended(&mut self, now: Time, batch: BatchId) {
-        let Some(slot) = self.port.roster.find_batch(batch) else {
+        let Some(slot) = self.port.batches.find_batch(batch) else {
             return;
         };
         if slot == NULL_BATCH {
             return;
         }
-        for follower in self.port.roster.end_batch(slot) {
+        for follower in self.port.batches.end_batch(slot) {
             self.progressed(now, follower);
         }
-        if self.port.roster.find_batch(batch) == Some(slot) {
+        if self.port.batches.find_batch(batch) == Some(slot) {
             self.schedule(slot);
             self.progressed(now, slot);
         }
@@ -129,19 +129,19 @@ impl Link {
         self.order_epoch = Some(order.epoch);
         self.port.pruned.clone_from(&order.pruned);
         self.port.pruned.sort_unstable();
-        for batch in self.port.roster.set_sigma(&order.sigma) {
+        for batch in self.port.batches.set_sigma(&order.sigma) {
             self.rerank_batch(now, batch);
         }
         for i in 0..self.port.pruned.len() {
-            let Some(request) = self.port.roster.find_request(self.port.pruned[i]) else {
+            let Some(request) = self.port.batches.find_request(self.port.pruned[i]) else {
                 continue;
             };
             for slot in self.flows_of(request) {
                 let flow = self.port.flows.get(slot);
-                if self.port.queue.get(flow.group).lane != SCAVENGER
+                if self.port.queues.get(flow.group).queue != SCAVENGER
                     && self.discipline.prunes(&self.port, flow)
                 {
-                    let moved = self.relocate(now, slot, Place::scavenger());
+                    let moved = self.relocate(now, slot, QueuePosition::scavenger());
                     self.moved.extend(moved);
                 }
             }
@@ -153,23 +153,23 @@ impl Link {
     fn rescue(&mut self, now: Time, batch: Slot) {
         let members = self
             .port
-            .roster
+            .batches
             .batch(batch)
             .members
             .iter()
             .map(|&(_, id)| id);
         let pruned: Vec<RequestId> = members.filter(|&id| self.port.is_pruned(id)).collect();
         for id in pruned {
-            let Some(request) = self.port.roster.find_request(id) else {
+            let Some(request) = self.port.batches.find_request(id) else {
                 continue;
             };
             for slot in self.flows_of(request) {
                 let flow = self.port.flows.get(slot);
                 if flow.spec.stage == Stage::KvReuse
-                    && self.port.queue.get(flow.group).lane == SCAVENGER
+                    && self.port.queues.get(flow.group).queue == SCAVENGER
                 {
-                    let place = self.discipline.place(&self.port, now, flow);
-                    let moved = self.relocate(now, slot, place);
+                    let position = self.discipline.place(&self.port, now, flow);
+                    let moved = self.relocate(now, slot, position);
                     self.moved.extend(moved);
                 }
             }
@@ -178,11 +178,11 @@ impl Link {
 
     /// The batch, and with it those queued behind, stands elsewhere in its computation.
     fn progressed(&mut self, now: Time, batch: Slot) {
-        for (slot, was) in self.port.roster.refresh(batch) {
-            let batch = self.port.roster.batch(slot);
+        for (slot, was) in self.port.batches.refresh(batch) {
+            let batch = self.port.batches.batch(slot);
             if batch.climbing > 0 && batch.progress != was {
                 for &group in &batch.groups {
-                    for (&layer, tally) in &self.port.queue.get(group).layers {
+                    for (&layer, tally) in &self.port.queues.get(group).layers {
                         let before = self
                             .discipline
                             .climb(&self.port, rli::rli(Layer(layer), was));
@@ -200,7 +200,7 @@ impl Link {
     /// The waiting flows of a request.
     fn flows_of(&self, request: Slot) -> Vec<Slot> {
         let mut flows = Vec::new();
-        let mut next = self.port.roster.request(request).first;
+        let mut next = self.port.batches.request(request).first;
         while next != NONE {
             flows.push(next);
             next = self.port.flows.get(next).siblings.0;

@@ -2,9 +2,9 @@
 
 use laxity_types::{Layer, RequestId};
 
+use super::batch_table::BatchTable;
 use super::flows::{Flows, Slot};
-use super::queue::Queue;
-use super::roster::Roster;
+use super::queue::Queues;
 use crate::config::LinkConfig;
 use crate::mlu::LoadMeter;
 use crate::rmlq::Ladder;
@@ -16,8 +16,8 @@ pub(crate) struct Port {
     pub(crate) ladder: Ladder,
     pub(crate) load: LoadMeter,
     pub(crate) flows: Flows,
-    pub(crate) roster: Roster,
-    pub(crate) queue: Queue,
+    pub(crate) batches: BatchTable,
+    pub(crate) queues: Queues,
     /// `H`, ascending.
     pub(crate) pruned: Vec<RequestId>,
 }
@@ -29,8 +29,8 @@ impl Port {
             load: LoadMeter::new(config.rate, config.load_time_constant),
             config,
             flows: Flows::default(),
-            roster: Roster::new(),
-            queue: Queue::new(),
+            batches: BatchTable::new(),
+            queues: Queues::new(),
             pruned: Vec::new(),
         }
     }
@@ -49,6 +49,6 @@ impl Port {
 
     /// `RLI` of an early-stage flow of the batch.
     pub(crate) fn rli(&self, batch: Slot, layer: Layer) -> u32 {
-        self.roster.batch(batch).rli(layer)
+        self.batches.batch(batch).rli(layer)
     }
 }

@@ -10,14 +10,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::flows::{NONE, Slot};
 use crate::lookup::Lookup;
 
-/// A queue discipline's name for one kind of group, below [`LANES`].
-pub(crate) type Lane = u8;
-/// How many lanes there can be.
-pub(crate) const LANES: usize = 32;
-/// The lane of scavenged work, the same in every policy.
-pub(crate) const SCAVENGER: Lane = LANES as Lane - 1;
+/// The number that a discipline gives to one kind of group, below [`QUEUES_MAX`].
+pub(crate) type QueueId = u8;
+/// Maximum number of queues of a discipline.
+pub(crate) const QUEUES_MAX: usize = 32;
+/// The queue of scavenged work, the same in every policy.
+pub(crate) const SCAVENGER: QueueId = QUEUES_MAX as QueueId - 1;
 
-/// What the flows of a group have in common, besides the lane.
+/// What the flows of a group have in common, besides the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// The port.
@@ -83,7 +83,7 @@ pub(crate) type Member = (u64, u64, u64, Slot);
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
     key: u64,
-    pub(crate) lane: Lane,
+    pub(crate) queue: QueueId,
     pub(crate) scope: Scope,
     /// The batch, where the scope is the batch.
     pub(crate) batch: Slot,
@@ -92,7 +92,7 @@ pub(crate) struct Group {
     pub(crate) bytes: u64,
     /// Virtual time inside the group: what the member served last had had.
     pub(crate) virtual_time: u64,
-    /// What the group itself has had of its lane, in virtual time.
+    /// What the group itself has had of its queue, in virtual time.
     pub(crate) share: u64,
     /// Waiting flows by target layer, kept where the level follows the batch's progress.
     pub(crate) layers: BTreeMap<u16, Tally>,
@@ -107,42 +107,42 @@ impl Group {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Queue {
+pub(crate) struct Queues {
     slots: Vec<Group>,
     free: Vec<Slot>,
     by_key: Lookup<u64, Slot>,
     index: BTreeMap<Rank, Slot>,
-    virtual_time: [u64; LANES],
+    virtual_time: [u64; QUEUES_MAX],
     scavenger: Slot,
 }
 
-impl Queue {
+impl Queues {
     pub(crate) fn new() -> Self {
         Self {
             slots: Vec::new(),
             free: Vec::new(),
             by_key: Lookup::default(),
             index: BTreeMap::new(),
-            virtual_time: [0; LANES],
+            virtual_time: [0; QUEUES_MAX],
             scavenger: NONE,
         }
     }
 
-    /// The group `name` of `lane`, made if there is none; and whether it was made.
-    pub(crate) fn group(&mut self, lane: Lane, scope: Scope, name: u64) -> (Slot, bool) {
-        let key = name | u64::from(lane) << 56 | (scope as u64) << 52;
+    /// The group `name` of `queue`, made if there is none; and whether it was made.
+    pub(crate) fn group(&mut self, queue: QueueId, scope: Scope, name: u64) -> (Slot, bool) {
+        let key = name | u64::from(queue) << 56 | (scope as u64) << 52;
         if let Some(&slot) = self.by_key.get(&key) {
             return (slot, false);
         }
         let group = Group {
             key,
-            lane,
+            queue,
             scope,
             batch: NONE,
             members: BTreeSet::new(),
             bytes: 0,
             virtual_time: 0,
-            share: self.virtual_time[usize::from(lane)],
+            share: self.virtual_time[usize::from(queue)],
             layers: BTreeMap::new(),
             rank: None,
         };
@@ -153,7 +153,7 @@ impl Queue {
             self.slots.push(group);
             (self.slots.len() - 1) as Slot
         };
-        if lane == SCAVENGER {
+        if queue == SCAVENGER {
             self.scavenger = slot;
         }
         self.by_key.insert(key, slot);
@@ -186,12 +186,12 @@ impl Queue {
         group.rank = rank;
     }
 
-    /// Charges `bytes` of service, to a member that had had `share`, to the group and its lane.
+    /// Charges `bytes` of service, to a member that had had `share`, to the group and its queue.
     pub(crate) fn charge(&mut self, slot: Slot, share: u64, bytes: u64) {
         let group = &mut self.slots[slot as usize];
         group.virtual_time = group.virtual_time.max(share);
-        let lane = &mut self.virtual_time[usize::from(group.lane)];
-        *lane = group.share.max(*lane);
+        let queue = &mut self.virtual_time[usize::from(group.queue)];
+        *queue = group.share.max(*queue);
         group.share = group.share.saturating_add(bytes);
     }
 

@@ -14,7 +14,7 @@
 //! by what it is larger than the room that is left, once: small pieces of others would take each
 //! room that a completion makes before a chunk fits.
 //!
-//! The lines are linked through the records of the flows, so each step is O(1).
+//! The queues are linked through the records of the flows, so each step is O(1).
 
 use super::flows::{Age, Flows, NONE, Slot};
 use crate::scavenger::Guarantee;
@@ -29,12 +29,12 @@ pub const STARVED_PERMILLE: u16 = 50;
 const STARVED_PER_STEP: usize = 8;
 
 #[derive(Clone, Copy, Debug)]
-struct Line {
+struct Fifo {
     first: Slot,
     last: Slot,
 }
 
-impl Line {
+impl Fifo {
     const EMPTY: Self = Self {
         first: NONE,
         last: NONE,
@@ -70,17 +70,17 @@ impl Line {
 #[derive(Clone, Debug)]
 pub(crate) struct Starved {
     /// Those that are not starved, the oldest first.
-    fresh: Line,
+    fresh: Fifo,
     /// Those that are, in the order of their turns.
-    starved: Line,
+    starved: Fifo,
     guarantee: Guarantee,
 }
 
 impl Starved {
     pub(crate) fn new(chunk_bytes: u64) -> Self {
         Self {
-            fresh: Line::EMPTY,
-            starved: Line::EMPTY,
+            fresh: Fifo::EMPTY,
+            starved: Fifo::EMPTY,
             guarantee: Guarantee::new(STARVED_PERMILLE, chunk_bytes),
         }
     }
@@ -98,12 +98,12 @@ impl Starved {
     pub(crate) fn leave(&mut self, flows: &mut Flows, slot: Slot) {
         let age = flows.get(slot).age;
         if age.since != Time::NEVER {
-            self.line(age.starved).remove(flows, slot);
+            self.fifo(age.starved).remove(flows, slot);
             flows.get_mut(slot).age = Age::default();
         }
     }
 
-    fn line(&mut self, starved: bool) -> &mut Line {
+    fn fifo(&mut self, starved: bool) -> &mut Fifo {
         if starved {
             &mut self.starved
         } else {

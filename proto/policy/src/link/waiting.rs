@@ -8,10 +8,10 @@
 use laxity_types::{FlowId, Layer, Level, RequestId, Stage};
 
 use super::Link;
+use super::batch_table::NULL_BATCH;
 use super::flows::{Flow, Life, NONE, Slot, Tie};
 use super::queue::{Group, Rank, SCAVENGER, Scope};
-use super::roster::NULL_BATCH;
-use crate::discipline::{Check, Hope, Place};
+use crate::discipline::{Check, Feasibility, QueuePosition};
 use crate::event::{Action, FlowSpec};
 use crate::rmlq::promoted;
 use crate::time::{Span, Time};
@@ -25,12 +25,12 @@ impl Link {
         if self.port.flows.life(spec.flow).is_some() {
             return None;
         }
-        let roster = &mut self.port.roster;
-        let batch = roster.enter_batch(spec.batch);
+        let batches = &mut self.port.batches;
+        let batch = batches.enter_batch(spec.batch);
         let request = if spec.request == RequestId(0) {
             NONE
         } else {
-            roster.enter_request(spec.request)
+            batches.enter_request(spec.request)
         };
         let deadline = self.deadline(&spec, request);
         let mut flow = Flow::new(spec, deadline, batch, request);
@@ -38,10 +38,10 @@ impl Link {
         flow.seq = self.arrivals;
         let slot = self.port.flows.insert(flow)?;
         self.join(now, slot);
-        let place = self
+        let position = self
             .discipline
             .place(&self.port, now, self.port.flows.get(slot));
-        self.enqueue(now, slot, place);
+        self.enqueue(now, slot, position);
         Some(slot)
     }
 
@@ -49,24 +49,24 @@ impl Link {
     fn join(&mut self, now: Time, slot: Slot) {
         let flow = self.port.flows.get(slot);
         let (batch, request, deadline) = (flow.batch, flow.request, flow.deadline);
-        self.port.roster.batch_mut(batch).waiting += 1;
+        self.port.batches.batch_mut(batch).waiting += 1;
         if request == NONE {
             self.note_deadline(now, slot);
             return;
         }
-        let roster = &mut self.port.roster;
-        let known = roster.request(request);
+        let batches = &mut self.port.batches;
+        let known = batches.request(request);
         let next = known.first;
         if !known.joined && deadline != Time::NEVER && batch != NULL_BATCH {
             // A flow that names batch, request and deadline says as much as a hint.
-            roster.join(batch, request, deadline, false);
+            batches.join(batch, request, deadline, false);
             self.rerank_batch(now, batch);
         }
         self.port.flows.get_mut(slot).siblings = (next, NONE);
         if next != NONE {
             self.port.flows.get_mut(next).siblings.1 = slot;
         }
-        self.port.roster.request_mut(request).first = slot;
+        self.port.batches.request_mut(request).first = slot;
         self.note_deadline(now, slot);
     }
 
@@ -74,11 +74,11 @@ impl Link {
     pub(super) fn note_deadline(&mut self, now: Time, slot: Slot) {
         let flow = self.port.flows.get(slot);
         let (batch, deadline, seq) = (flow.batch, flow.deadline, flow.seq);
-        let spoken_for = self.port.roster.speaks_for(flow.request, batch, deadline);
+        let spoken_for = self.port.batches.speaks_for(flow.request, batch, deadline);
         if batch == NULL_BATCH || deadline == Time::NEVER || spoken_for {
             return;
         }
-        let known = self.port.roster.batch_mut(batch);
+        let known = self.port.batches.batch_mut(batch);
         known.flow_deadlines.insert((deadline, seq));
         self.rerank_batch(now, batch);
     }
@@ -88,7 +88,7 @@ impl Link {
         let flow = self.port.flows.get(slot);
         let (batch, noted) = (flow.batch, (flow.deadline, flow.seq));
         self.port
-            .roster
+            .batches
             .batch_mut(batch)
             .flow_deadlines
             .remove(&noted);
@@ -110,7 +110,7 @@ impl Link {
         self.held.add(flow.remaining);
     }
 
-    /// Lets a flow that is held wait again. It keeps its level and its place among equals.
+    /// Lets a flow that is held wait again. It keeps its level and its position among equals.
     pub(super) fn release(&mut self, now: Time, id: FlowId) {
         let Some(Life::Waits(slot)) = self.port.flows.life(id) else {
             return;
@@ -122,18 +122,18 @@ impl Link {
         let spec = flow.spec;
         self.held.remove(flow.remaining);
         // Both may have come or gone meanwhile.
-        let roster = &mut self.port.roster;
-        let batch = roster.enter_batch(spec.batch);
+        let batches = &mut self.port.batches;
+        let batch = batches.enter_batch(spec.batch);
         let request = if spec.request == RequestId(0) {
             NONE
         } else {
-            roster.enter_request(spec.request)
+            batches.enter_request(spec.request)
         };
         let deadline = self.deadline(&spec, request);
         // A batch that began meanwhile stalls on its KV reuse, pruned or not (see `hints::rescue`).
         let rescued = spec.stage == Stage::KvReuse
             && self.port.is_pruned(spec.request)
-            && self.port.roster.batch(batch).may_run();
+            && self.port.batches.batch(batch).may_run();
         let flow = self.port.flows.get_mut(slot);
         (flow.batch, flow.request, flow.deadline) = (batch, request, deadline);
         if rescued {
@@ -147,14 +147,14 @@ impl Link {
     pub(super) fn enqueue_again(&mut self, now: Time, slot: Slot) {
         let flow = self.port.flows.get(slot);
         let floor = flow.level;
-        let mut place = Place::scavenger();
+        let mut position = QueuePosition::scavenger();
         if floor != Level::SCAVENGER {
-            place = self.discipline.place(&self.port, now, flow);
-            if place.lane != SCAVENGER {
-                place.level = promoted(floor, place.level);
+            position = self.discipline.place(&self.port, now, flow);
+            if position.queue != SCAVENGER {
+                position.level = promoted(floor, position.level);
             }
         }
-        self.enqueue(now, slot, place);
+        self.enqueue(now, slot, position);
     }
 
     /// The flow waits no more: nothing refers to its record from here on.
@@ -169,19 +169,19 @@ impl Link {
         if previous != NONE {
             self.port.flows.get_mut(previous).siblings.0 = next;
         } else if request != NONE {
-            self.port.roster.request_mut(request).first = next;
+            self.port.batches.request_mut(request).first = next;
         }
         if request != NONE {
-            self.port.roster.tidy_request(request);
+            self.port.batches.tidy_request(request);
         }
-        self.port.roster.batch_mut(batch).waiting -= 1;
-        self.port.roster.tidy_batch(batch);
+        self.port.batches.batch_mut(batch).waiting -= 1;
+        self.port.batches.tidy_batch(batch);
     }
 
-    /// Puts the flow where `place` says.
-    pub(super) fn enqueue(&mut self, now: Time, slot: Slot, place: Place) {
+    /// Puts the flow where `position` says.
+    pub(super) fn enqueue(&mut self, now: Time, slot: Slot, position: QueuePosition) {
         let flow = self.port.flows.get(slot);
-        let name = match place.scope {
+        let name = match position.scope {
             Scope::Port => 0,
             Scope::Batch => u64::from(flow.batch),
             Scope::Request => u64::from(flow.request),
@@ -190,44 +190,44 @@ impl Link {
                 u64::from(flow.batch) | u64::from(flow.spec.layer.0) << 32 | stage << 48
             }
         };
-        let (group, made) = self.port.queue.group(place.lane, place.scope, name);
+        let (group, made) = self.port.queues.group(position.queue, position.scope, name);
         let batch = self.port.flows.get(slot).batch;
-        if made && place.scope == Scope::Batch {
-            self.port.queue.get_mut(group).batch = batch;
-            self.port.roster.batch_mut(batch).groups.push(group);
+        if made && position.scope == Scope::Batch {
+            self.port.queues.get_mut(group).batch = batch;
+            self.port.batches.batch_mut(batch).groups.push(group);
         }
-        let standing = self.port.queue.get_mut(group);
+        let standing = self.port.queues.get_mut(group);
         let flow = self.port.flows.get_mut(slot);
         flow.group = group;
-        flow.level = if place.lane == SCAVENGER {
+        flow.level = if position.queue == SCAVENGER {
             Level::SCAVENGER
         } else {
-            place.level
+            position.level
         };
         flow.share = flow.share.max(standing.virtual_time);
-        flow.tie = place.tie;
-        flow.order = (place.order, tie_order(flow));
-        flow.check_at = place.check_at;
+        flow.tie = position.tie;
+        flow.order = (position.order, tie_order(flow));
+        flow.check_at = position.check_at;
         let (remaining, layer, stage) = (flow.remaining, flow.spec.layer, flow.spec.stage);
         standing
             .members
             .insert((flow.order.0, flow.order.1, flow.seq, slot));
         standing.bytes = standing.bytes.saturating_add(remaining);
-        if place.climbs {
+        if position.climbs {
             standing.layers.entry(layer.0).or_default().add(remaining);
         } else {
             self.by_level[flow.level.row()].add(remaining);
         }
         let (check_at, seq) = (flow.check_at, flow.seq);
-        let known = self.port.roster.batch_mut(batch);
-        known.climbing += u32::from(place.climbs);
+        let known = self.port.batches.batch_mut(batch);
+        known.climbing += u32::from(position.climbs);
         if check_at != Time::NEVER {
             known.checks.insert((check_at, seq, slot));
             self.schedule(batch);
         }
         self.by_stage[stage.index()].add(remaining);
         self.waiting += 1;
-        if place.lane == SCAVENGER {
+        if position.queue == SCAVENGER {
             self.starved.leave(&mut self.port.flows, slot);
         } else if self.discipline.relieves_starved() {
             self.starved.enter(&mut self.port.flows, slot, now);
@@ -243,14 +243,14 @@ impl Link {
         let check = (flow.check_at, flow.seq, slot);
         let member = (flow.order.0, flow.order.1, flow.seq, slot);
         self.port.flows.get_mut(slot).group = NONE;
-        let standing = self.port.queue.get_mut(group);
+        let standing = self.port.queues.get_mut(group);
         standing.members.remove(&member);
         standing.bytes = standing.bytes.saturating_sub(remaining);
         let climbs = take_layer(standing, layer, remaining);
         if !climbs {
             self.by_level[level.row()].remove(remaining);
         }
-        let known = self.port.roster.batch_mut(batch);
+        let known = self.port.batches.batch_mut(batch);
         known.climbing -= u32::from(climbs);
         if check.0 != Time::NEVER {
             known.checks.remove(&check);
@@ -263,37 +263,42 @@ impl Link {
 
     /// Brings the standing of a group up to date; forgets it if it is empty.
     pub(super) fn rerank(&mut self, now: Time, group: Slot) {
-        let standing = self.port.queue.get(group);
+        let standing = self.port.queues.get(group);
         if standing.members.is_empty() {
             if standing.scope == Scope::Batch {
                 let batch = standing.batch;
                 self.port
-                    .roster
+                    .batches
                     .batch_mut(batch)
                     .groups
                     .retain(|&other| other != group);
             }
-            self.port.queue.drop_group(group);
+            self.port.queues.drop_group(group);
             return;
         }
         let rank = self.rank(now, standing);
-        self.port.queue.set_rank(group, rank);
+        self.port.queues.set_rank(group, rank);
     }
 
     fn rank(&self, now: Time, group: &Group) -> Option<Rank> {
-        if group.lane == SCAVENGER {
+        if group.queue == SCAVENGER {
             return Some(Rank::SCAVENGER);
         }
         self.discipline.rank(&self.port, now, group)
     }
 
     /// Moves a waiting flow and says so if its level changed.
-    pub(super) fn relocate(&mut self, now: Time, slot: Slot, mut place: Place) -> Option<Action> {
+    pub(super) fn relocate(
+        &mut self,
+        now: Time,
+        slot: Slot,
+        mut position: QueuePosition,
+    ) -> Option<Action> {
         let flow = self.port.flows.get(slot);
         let (id, mut from) = (flow.spec.flow, flow.level);
         if self
             .port
-            .queue
+            .queues
             .get(flow.group)
             .layers
             .contains_key(&flow.spec.layer.0)
@@ -301,11 +306,11 @@ impl Link {
             let rli = self.port.rli(flow.batch, flow.spec.layer);
             from = promoted(from, self.discipline.climb(&self.port, rli));
         }
-        if place.lane != SCAVENGER && from != Level::SCAVENGER {
-            place.level = promoted(from, place.level);
+        if position.queue != SCAVENGER && from != Level::SCAVENGER {
+            position.level = promoted(from, position.level);
         }
         self.dequeue(now, slot);
-        self.enqueue(now, slot, place);
+        self.enqueue(now, slot, position);
         let to = self.port.flows.get(slot).level;
         if to == from {
             return None;
@@ -321,7 +326,7 @@ impl Link {
     /// Registers when the first check of `batch` is due.
     pub(super) fn schedule(&mut self, batch: Slot) {
         let gated = self.discipline.checks_at_boundaries();
-        let known = self.port.roster.batch_mut(batch);
+        let known = self.port.batches.batch_mut(batch);
         let due = match known.checks.first() {
             None => Time::NEVER,
             Some(&(first, ..)) => {
@@ -347,13 +352,13 @@ impl Link {
         if due > now {
             return None;
         }
-        let &(_, _, slot) = self.port.roster.batch(batch).checks.first()?;
+        let &(_, _, slot) = self.port.batches.batch(batch).checks.first()?;
         Some(
             match self
                 .discipline
                 .check(&self.port, now, self.port.flows.get(slot))
             {
-                Check::Move(place) => self.relocate(now, slot, place),
+                Check::Move(position) => self.relocate(now, slot, position),
                 Check::Later(at) => {
                     self.recheck(slot, at.max(now + Span(1)));
                     None
@@ -366,7 +371,7 @@ impl Link {
         let flow = self.port.flows.get_mut(slot);
         let (batch, old, seq) = (flow.batch, flow.check_at, flow.seq);
         flow.check_at = at;
-        let checks = &mut self.port.roster.batch_mut(batch).checks;
+        let checks = &mut self.port.batches.batch_mut(batch).checks;
         checks.remove(&(old, seq, slot));
         if at != Time::NEVER {
             checks.insert((at, seq, slot));
@@ -397,13 +402,13 @@ impl Link {
         let slot = self.starved.next(&mut self.port.flows, now)?;
         let flow = self.port.flows.get(slot);
         if flow.spec.stage == Stage::P2d && flow.remaining > 0 && flow.deadline <= now {
-            return self.relocate(now, slot, Place::scavenger());
+            return self.relocate(now, slot, QueuePosition::scavenger());
         }
         let bytes = self.piece(&flow.spec, flow.remaining);
         if !self.starved.covers(bytes) || self.in_flight.all > self.port.config.window_bytes {
             return None;
         }
-        let level = self.level_now(now, flow, self.port.queue.get(flow.group));
+        let level = self.level_now(now, flow, self.port.queues.get(flow.group));
         self.starved.spend(&mut self.port.flows, slot, bytes);
         Some(self.permit(now, slot, level, bytes))
     }
@@ -418,30 +423,30 @@ impl Link {
             let (group, insists) = self.next_group(now)?;
             // A rank may be stale, but only too high: time passes and members become hopeless.
             // So a stale group comes to the front, and is put right here.
-            let best = self.port.queue.first()?.1;
+            let best = self.port.queues.first()?.1;
             if group == best {
-                let rank = self.rank(now, self.port.queue.get(group));
-                self.port.queue.set_rank(group, rank);
-                if self.port.queue.first()?.1 != group {
+                let rank = self.rank(now, self.port.queues.get(group));
+                self.port.queues.set_rank(group, rank);
+                if self.port.queues.first()?.1 != group {
                     continue;
                 }
             }
-            let standing = self.port.queue.get(group);
+            let standing = self.port.queues.get(group);
             let (_, _, _, slot) = standing.head()?;
             let flow = self.port.flows.get(slot);
-            if standing.lane != SCAVENGER {
-                let hope = self.discipline.hope(&self.port, now, flow, standing);
-                if let Hope::Behind(place) = hope {
+            if standing.queue != SCAVENGER {
+                let feasibility = self.discipline.feasibility(&self.port, now, flow, standing);
+                if let Feasibility::Behind(position) = feasibility {
                     // Once in a flow's life, and its level stays.
-                    let _ = self.relocate(now, slot, place);
+                    let _ = self.relocate(now, slot, position);
                     continue;
                 }
-                if hope != Hope::Alive {
-                    if hope == Hope::RequestLost && flow.request != NONE {
+                if feasibility != Feasibility::Alive {
+                    if feasibility == Feasibility::RequestLost && flow.request != NONE {
                         let request = flow.request;
-                        self.port.roster.request_mut(request).lost = true;
+                        self.port.batches.request_mut(request).lost = true;
                     }
-                    return self.relocate(now, slot, Place::scavenger());
+                    return self.relocate(now, slot, QueuePosition::scavenger());
                 }
             }
             let bytes = self.piece(&flow.spec, flow.remaining);
@@ -458,8 +463,8 @@ impl Link {
     /// The scavenger, if its guaranteed share covers its next chunk, else the best group; and
     /// whether the window is no obstacle.
     fn next_group(&self, now: Time) -> Option<(Slot, bool)> {
-        if let Some(scavenger) = self.port.queue.scavenger()
-            && let Some((_, _, _, slot)) = self.port.queue.get(scavenger).head()
+        if let Some(scavenger) = self.port.queues.scavenger()
+            && let Some((_, _, _, slot)) = self.port.queues.get(scavenger).head()
         {
             let flow = self.port.flows.get(slot);
             let bytes = self.piece(&flow.spec, flow.remaining);
@@ -470,12 +475,12 @@ impl Link {
                 return Some((scavenger, insists));
             }
         }
-        self.port.queue.first().map(|(_, group)| (group, false))
+        self.port.queues.first().map(|(_, group)| (group, false))
     }
 
     /// The level that a permit for the head of a group raises it to.
     fn level_now(&self, now: Time, flow: &Flow, standing: &Group) -> Level {
-        if standing.lane == SCAVENGER {
+        if standing.queue == SCAVENGER {
             return flow.level;
         }
         promoted(
@@ -486,8 +491,8 @@ impl Link {
 
     fn permit(&mut self, now: Time, slot: Slot, level: Level, bytes: u64) -> Action {
         let flow = self.port.flows.get(slot);
-        let standing = self.port.queue.get(flow.group);
-        if standing.lane != SCAVENGER {
+        let standing = self.port.queues.get(flow.group);
+        if standing.queue != SCAVENGER {
             let climbs = !standing.layers.is_empty();
             if level != flow.level && !climbs {
                 let (from, remaining) = (flow.level, flow.remaining);
@@ -519,20 +524,20 @@ impl Link {
         if scavenged {
             self.guarantee.spend(bytes);
         } else {
-            if self.port.queue.scavenger().is_some() {
+            if self.port.queues.scavenger().is_some() {
                 self.guarantee.earn(bytes);
             }
             if !starved {
                 self.starved.earn(bytes);
             }
         }
-        self.port.queue.charge(group, share, bytes);
+        self.port.queues.charge(group, share, bytes);
         if whole {
             self.dequeue(now, slot);
             self.depart(slot);
             let flow = self.port.flows.get_mut(slot);
             flow.outstanding = flow.outstanding.saturating_add(bytes);
-            self.port.flows.fly(slot);
+            self.port.flows.mark_in_flight(slot);
             return;
         }
         self.shrink(slot, bytes);
@@ -542,9 +547,9 @@ impl Link {
         } else {
             self.discipline.served(&self.port, now, flow, bytes)
         };
-        if let Some(place) = elsewhere {
+        if let Some(position) = elsewhere {
             // Level changes by service are climbs that the next permit's level tells of.
-            let _ = self.relocate(now, slot, place);
+            let _ = self.relocate(now, slot, position);
         } else {
             self.reorder(slot);
             self.rerank(now, group);
@@ -559,7 +564,7 @@ impl Link {
         flow.share = flow.share.saturating_add(bytes);
         let (group, layer, level) = (flow.group, flow.spec.layer, flow.level);
         self.by_stage[flow.spec.stage.index()].bytes -= bytes;
-        let standing = self.port.queue.get_mut(group);
+        let standing = self.port.queues.get_mut(group);
         standing.bytes = standing.bytes.saturating_sub(bytes);
         if let Some(tally) = standing.layers.get_mut(&layer.0) {
             tally.bytes = tally.bytes.saturating_sub(bytes);
@@ -569,14 +574,14 @@ impl Link {
         }
     }
 
-    /// Gives a flow that was served its new place among its equals.
+    /// Gives a flow that was served its new position among its equals.
     fn reorder(&mut self, slot: Slot) {
         let flow = self.port.flows.get_mut(slot);
         let old = (flow.order.0, flow.order.1, flow.seq, slot);
         flow.order.1 = tie_order(flow);
         let new = (flow.order.0, flow.order.1, flow.seq, slot);
         if new != old {
-            let members = &mut self.port.queue.get_mut(flow.group).members;
+            let members = &mut self.port.queues.get_mut(flow.group).members;
             members.remove(&old);
             members.insert(new);
         }
@@ -584,8 +589,8 @@ impl Link {
 
     /// Brings every group of the batch up to date.
     pub(super) fn rerank_batch(&mut self, now: Time, batch: Slot) {
-        for i in 0..self.port.roster.batch(batch).groups.len() {
-            let group = self.port.roster.batch(batch).groups[i];
+        for i in 0..self.port.batches.batch(batch).groups.len() {
+            let group = self.port.batches.batch(batch).groups[i];
             self.rerank(now, group);
         }
     }

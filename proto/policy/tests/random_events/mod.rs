@@ -402,6 +402,7 @@ impl Shadowed {
                     assert!(bytes <= CHUNK, "{action:?}");
                 }
                 assert!(bytes > 0 || account.spec.bytes == 0, "{action:?}");
+                let scavenged = level == Level::SCAVENGER || account.host == Some(Level::SCAVENGER);
                 // A flow that was rescued from the scavenger after its first permit keeps that
                 // level on the wire.
                 if let Some(host) = account.host.filter(|_| account.wire.is_none()) {
@@ -414,8 +415,9 @@ impl Shadowed {
                 );
                 // What cannot be cut may exceed the window by what it is larger than a chunk.
                 let excess = bytes.saturating_sub(CHUNK);
-                // Scavenged work that was due for long may exceed it by a chunk (`scavenger.rs`).
-                let excess = excess + CHUNK * u64::from(level == Level::SCAVENGER);
+                // Scavenged work that was due for long may exceed it by a chunk (`scavenger.rs`). A
+                // flow that was pruned after its first permit keeps the level of that on the wire.
+                let excess = excess + CHUNK * u64::from(scavenged);
                 let in_window = bytes == 0 || self.in_flight_at_or_above(level) <= WINDOW + excess;
                 // Beyond, the port must have had the time to send all but a chunk of what it was
                 // given.

@@ -173,7 +173,7 @@ pub(crate) struct Request {
 
 /// See the module.
 #[derive(Clone, Debug)]
-pub(crate) struct Roster {
+pub(crate) struct BatchTable {
     batches: Vec<Batch>,
     free_batches: Vec<Slot>,
     batch_by_id: BTreeMap<BatchId, Slot>,
@@ -186,7 +186,7 @@ pub(crate) struct Roster {
     sigma: BTreeMap<BatchId, u32>,
 }
 
-impl Roster {
+impl BatchTable {
     pub(crate) fn new() -> Self {
         Self {
             batches: vec![Batch::new(BatchId(0), u32::MAX, 0)],

@@ -19,16 +19,16 @@ use crate::time::Time;
 /// Most bytes that one request is believed to put on one port, 16 TiB. With
 /// [`MEMBERS_MAX`] requests a port's sum stays below 2^63.
 pub const LOAD_BYTES_MAX: u64 = 1 << 44;
-/// Most requests that a ledger may hold: see [`LOAD_BYTES_MAX`].
+/// Most requests that a table may hold: see [`LOAD_BYTES_MAX`].
 pub const MEMBERS_MAX: usize = 1 << 19;
 /// Fastest port that is believed, 1 PiB/s. It keeps `rate · time` inside 128 bits.
 pub const RATE_MAX: u64 = 1 << 50;
 
-/// Where a batch lies in the ledger. Reused after [`Ledger::close_batch`].
+/// Where a batch lies in the table. Reused after [`TrafficTable::close_batch`].
 pub type BatchSlot = u32;
-/// Where a request lies in the ledger. Reused after [`Ledger::leave`].
+/// Where a request lies in the table. Reused after [`TrafficTable::leave`].
 pub type MemberSlot = u32;
-/// Where a port lies in the ledger. Reused once nothing loads it.
+/// Where a port lies in the table. Reused once nothing loads it.
 pub type PortSlot = u32;
 
 /// The bytes that a batch puts on one port, over its members that are not pruned. Never zero.
@@ -110,7 +110,7 @@ struct BatchEntry {
 
 /// Traffic of all active batches.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct TrafficTable {
     default_rate: u64,
     ports_max: usize,
     port_slots: BTreeMap<PortId, PortSlot>,
@@ -125,8 +125,8 @@ pub struct Ledger {
     load_count: usize,
 }
 
-impl Ledger {
-    /// A ledger for at most `ports_max` ports at a time. A port of which no rate was reported has
+impl TrafficTable {
+    /// A table for at most `ports_max` ports at a time. A port of which no rate was reported has
     /// `default_rate` bytes per second.
     #[must_use]
     pub fn new(default_rate: u64, ports_max: usize) -> Self {
@@ -145,7 +145,7 @@ impl Ledger {
         }
     }
 
-    /// Changes what [`Ledger::new`] was given. Ports beyond a smaller `ports_max` stay.
+    /// Changes what [`TrafficTable::new`] was given. Ports beyond a smaller `ports_max` stay.
     pub fn configure(&mut self, default_rate: u64, ports_max: usize) {
         self.default_rate = default_rate.min(RATE_MAX);
         self.ports_max = ports_max;
@@ -430,7 +430,7 @@ mod tests {
 
     use super::*;
 
-    impl Ledger {
+    impl TrafficTable {
         /// The three views of the same loads agree.
         fn assert_consistent(&self) {
             for (slot, port) in self.ports.iter().enumerate() {
@@ -471,35 +471,35 @@ mod tests {
 
     #[test]
     fn a_port_that_nobody_loads_is_forgotten_and_its_slot_starts_afresh() {
-        let mut ledger = Ledger::new(10, 1);
-        let batch = ledger.open_batch();
-        let (first, refused) = ledger.join(batch, member(false), &[(PortId(7), 5)]);
+        let mut traffic = TrafficTable::new(10, 1);
+        let batch = traffic.open_batch();
+        let (first, refused) = traffic.join(batch, member(false), &[(PortId(7), 5)]);
         assert_eq!(refused, 0);
-        let (_, refused) = ledger.join(batch, member(false), &[(PortId(8), 5)]);
+        let (_, refused) = traffic.join(batch, member(false), &[(PortId(8), 5)]);
         assert_eq!(refused, 1, "the table holds one port");
-        ledger.leave(first);
-        assert!(ledger.set_rate(PortId(8), 3));
-        assert_eq!(ledger.rates(), [3]);
+        traffic.leave(first);
+        assert!(traffic.set_rate(PortId(8), 3));
+        assert_eq!(traffic.rates(), [3]);
     }
 
     #[test]
     fn absurd_loads_and_rates_are_clamped() {
-        let mut ledger = Ledger::new(u64::MAX, 4);
-        let batch = ledger.open_batch();
+        let mut traffic = TrafficTable::new(u64::MAX, 4);
+        let batch = traffic.open_batch();
         let port = PortId(1);
-        ledger.join(
+        traffic.join(
             batch,
             member(false),
             &[(port, u64::MAX), (port, u64::MAX), (port, 1)],
         );
         assert_eq!(
-            ledger.sums(batch),
+            traffic.sums(batch),
             [Sum {
                 port: 0,
                 bytes: LOAD_BYTES_MAX
             }]
         );
-        assert_eq!(ledger.rates(), [RATE_MAX]);
+        assert_eq!(traffic.rates(), [RATE_MAX]);
     }
 
     #[derive(Clone, Debug)]
@@ -528,32 +528,32 @@ mod tests {
     proptest! {
         #[test]
         fn loads_sums_and_port_lists_always_agree(steps in steps()) {
-            let mut ledger = Ledger::new(10, 5);
-            let mut batches: Vec<_> = (0..3).map(|_| ledger.open_batch()).collect();
+            let mut traffic = TrafficTable::new(10, 5);
+            let mut batches: Vec<_> = (0..3).map(|_| traffic.open_batch()).collect();
             for step in steps {
                 let alive: Vec<_> =
-                    batches.iter().flat_map(|&b| ledger.members_of(b).to_vec()).collect();
+                    batches.iter().flat_map(|&b| traffic.members_of(b).to_vec()).collect();
                 let pick = |nth: usize| alive.get(nth % alive.len().max(1)).copied();
                 match step {
                     Step::Join(batch, pruned, ports) => {
-                        ledger.join(batches[batch], member(pruned), &ports);
+                        traffic.join(batches[batch], member(pruned), &ports);
                     }
-                    Step::Leave(nth) => pick(nth).into_iter().for_each(|m| ledger.leave(m)),
+                    Step::Leave(nth) => pick(nth).into_iter().for_each(|m| traffic.leave(m)),
                     Step::Moved(nth, port, bytes) => {
-                        pick(nth).into_iter().for_each(|m| ledger.moved(m, PortId(port), bytes));
+                        pick(nth).into_iter().for_each(|m| traffic.moved(m, PortId(port), bytes));
                     }
-                    Step::Started(nth) => pick(nth).into_iter().for_each(|m| ledger.started(m)),
+                    Step::Started(nth) => pick(nth).into_iter().for_each(|m| traffic.started(m)),
                     Step::TakeOut(nth) => {
-                        if let Some(m) = pick(nth).filter(|&m| !ledger.member(m).pruned) {
-                            ledger.take_out(m, &mut [u64::MAX; 8]);
+                        if let Some(m) = pick(nth).filter(|&m| !traffic.member(m).pruned) {
+                            traffic.take_out(m, &mut [u64::MAX; 8]);
                         }
                     }
                     Step::Reopen(batch) => {
-                        ledger.close_batch(batches[batch]);
-                        batches[batch] = ledger.open_batch();
+                        traffic.close_batch(batches[batch]);
+                        batches[batch] = traffic.open_batch();
                     }
                 }
-                ledger.assert_consistent();
+                traffic.assert_consistent();
             }
         }
     }
