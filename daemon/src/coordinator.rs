@@ -2,23 +2,22 @@
 //! goes there, an order between hosts comes back.
 //!
 //! ```text
-//! scheduler thread          desk             tokio task
-//!   ReportState ──── one dispatch ───▶ Report ──▶ coordinator
-//!   merge  ◀─── the latest decree ── OrderAssembler ◀──
+//! scheduler thread       CoordinatorExchange     tokio task
+//!   ReportState ──── one outgoing report ───▶ stream ──▶ coordinator
+//!   merge  ◀─── the latest cluster order ── OrderAssembler ◀──
 //! ```
 //!
-//! * *Nobody waits.* Between the two threads is a [`desk`] with room for one dispatch and one
-//!   decree. Whoever finds it locked or full comes back later; what happens meanwhile is merged:
-//!   into the ledger's notes on one side, into a newer decree on the other. So a coordinator that
-//!   does not read, or says too much, costs the same memory as none.
-//! * *Nothing half.* [`gather`] hands over whole orders only, and refuses those of a term that was
-//!   overtaken.
-//! * *Nothing for ever.* The last decree holds until its age limit ([`decree`] says what holds for
-//!   batches that it does not name); then the order of the daemon's own admission does, which never
+//! * *Neither thread waits.* The [`exchange`] between them has room for one outgoing report and one
+//!   cluster order. A thread that finds it locked or full comes back later. What happens meanwhile
+//!   is merged, into the state of the reports or into a newer order. So a coordinator that does not
+//!   read, or sends too much, costs no more memory than none.
+//! * *Orders are whole.* [`assemble`] hands over complete orders only, and refuses those of a term
+//!   that a later one replaced.
+//! * *Orders end.* The last cluster order holds until its age limit ([`order`] says what holds for
+//!   batches that it does not name). After that the daemon's own admission decides, which never
 //!   stopped running.
-//!
-//! * *Nobody asks for leave.* What this host reads from another goes ahead until the coordinator
-//!   says that it is to wait, and not for ever ([`driver::fetches`](crate::driver::fetches)).
+//! * *Reads start without permission.* What this host reads from another host proceeds until the
+//!   coordinator tells it to wait, for a bounded time ([`driver::fetches`](crate::driver::fetches)).
 
 pub mod addresses;
 pub mod assemble;

@@ -476,7 +476,7 @@ fn one_slow_moment_on_all_ports_does_not_make_an_owner_suspect() {
         ..flow(Stage::P2d, bytes)
     };
     let slow: Vec<_> = nics.iter().map(|nic| daemon.client(nic)).collect();
-    let mut lanes: Vec<_> = slow.iter().map(|client| client.lane()).collect();
+    let mut lanes: Vec<_> = slow.iter().map(laxity_client::Client::lane).collect();
     let mut tickets: Vec<_> = (lanes.iter_mut().enumerate())
         .map(|(nic, lane)| lane.submit(&on(nic as u8, 2 * WINDOW)))
         .collect();

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tests/nccl/build.sh OUTDIR: builds nccl_check, nccl_perf and nccl_rounds (each has --help), which drive a NCCL
-# net plugin without NCCL, and libnccl-net-strawman.so, the plugin that they are tried on.
+# net plugin without NCCL, and libnccl-net-reference_plugin.so, the plugin that they are tried on.
 # CC, CFLAGS and LDFLAGS as usual; SANITIZE=address (or thread, undefined) builds with that.
 set -euo pipefail
 
@@ -31,6 +31,6 @@ build nccl_rounds rounds.c frame.c driver.c wire.c
 for extra in "" -DEXTRA_SYMBOL; do
     "$cc" -std=c11 -O2 -g -Wall -Wextra -Werror -fvisibility=hidden $extra \
         ${more[@]+"${more[@]}"} -shared -fPIC -pthread \
-        -o "$out/libnccl-net-strawman${extra:+-extra}.so" "$here/strawman.c" \
+        -o "$out/libnccl-net-reference_plugin${extra:+-extra}.so" "$here/reference_plugin.c" \
         ${link[@]+"${link[@]}"}
 done

@@ -85,7 +85,7 @@ fn clean(program: &Path) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         let name_bytes = name.as_encoded_bytes();
-        if [&b"LAXITY_"[..], b"NCCL_", b"STRAWMAN_"]
+        if [&b"LAXITY_"[..], b"NCCL_", b"REFERENCE_PLUGIN_"]
             .iter()
             .any(|prefix| name_bytes.starts_with(prefix))
         {
@@ -411,7 +411,7 @@ fn the_bandwidth_program_counts_what_it_moves_at_every_version() {
     }
 }
 
-/// A fault of the strawman, and a case that must notice it.
+/// A fault of the reference plugin, and a case that must notice it.
 const FAULTS: [(&str, &str); 27] = [
     ("reorders", "in_order"),
     ("truncates", "sizes"),
@@ -444,12 +444,12 @@ const FAULTS: [(&str, &str); 27] = [
 
 #[test]
 fn the_nccl_harness_passes_a_plugin_without_faults() {
-    let strawman = harness().join("libnccl-net-strawman.so");
+    let reference_plugin = harness().join("libnccl-net-reference_plugin.so");
     // Every case at the newest version.
-    passes(check(&strawman, &["12"], &[]), 61);
+    passes(check(&reference_plugin, &["12"], &[]), 61);
     passes(
         check(
-            &strawman,
+            &reference_plugin,
             &["7", "8", "9", "10", "11"],
             &["sizes", "storm", "contexts"],
         ),
@@ -459,11 +459,13 @@ fn the_nccl_harness_passes_a_plugin_without_faults() {
 
 #[test]
 fn the_nccl_harness_notices_each_fault_of_a_plugin() {
-    let strawman = harness().join("libnccl-net-strawman.so");
+    let reference_plugin = harness().join("libnccl-net-reference_plugin.so");
     for (fault, case) in FAULTS {
-        let mut command = check(&strawman, &["12"], &[case]);
+        let mut command = check(&reference_plugin, &["12"], &[case]);
         // Faults that show as a hang are waited for; a fifth of the usual time is enough here.
-        command.args(["--slow", "0.2"]).env("STRAWMAN_FAULT", fault);
+        command
+            .args(["--slow", "0.2"])
+            .env("REFERENCE_PLUGIN_FAULT", fault);
         let output = command.output().expect("nccl_check starts");
         let text = said(&output);
         print!("{fault}: {text}");
@@ -475,12 +477,12 @@ fn the_nccl_harness_notices_each_fault_of_a_plugin() {
         assert!(text.starts_with("FAILED"), "{fault}: {text}");
         assert!(text.contains(case), "{fault}: {text}");
     }
-    let extra = harness().join("libnccl-net-strawman-extra.so");
+    let extra = harness().join("libnccl-net-reference_plugin-extra.so");
     let output = check(&extra, &["12"], &["symbols"])
         .output()
         .expect("nccl_check starts");
     assert!(
-        said(&output).contains("exports strawman_extra"),
+        said(&output).contains("exports reference_plugin_extra"),
         "{}",
         said(&output)
     );
@@ -489,7 +491,7 @@ fn the_nccl_harness_notices_each_fault_of_a_plugin() {
 #[test]
 fn the_nccl_harness_says_what_is_wrong_with_its_arguments() {
     let program = harness().join("nccl_check");
-    let plugin = harness().join("libnccl-net-strawman.so");
+    let plugin = harness().join("libnccl-net-reference_plugin.so");
     let plugin = plugin.to_str().expect("a path");
     for (arguments, expected) in [
         (&["-p", "/nonexistent.so"][..], "No such file"),

@@ -1,5 +1,5 @@
-//! How a connection comes about, as state machines that are polled: the listener with those who
-//! knock, and the one that connects.
+//! How a connection comes about, as state machines that are polled: the listener with the peers
+//! that ask for a connection, and the end that connects.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::fault::{Fault, Result};
 use crate::handle::{Carrier, Handle};
 use crate::log;
 
-/// Those who knock are asked in at most so many at a time; the rest waits in the kernel.
+/// Connections that are accepted and not set up yet, at most. Others wait in the kernel.
 const GUESTS_MAX: usize = 256;
 /// Who says nothing for so long is a stranger.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -561,7 +561,7 @@ impl Lane {
         }
         if seen & attention::OBSERVE == 0 {
             // What led here is over: a bypass may end at any time. To say "observed" to a daemon
-            // that never ordered it would be an offence.
+            // that never ordered it would be a protocol violation.
             return self.submit_gated(flow);
         }
         let record = Record::SubmitOnCredit {

@@ -146,7 +146,7 @@ pub(crate) struct ReproduceArgs {
     paper: Paper,
 }
 
-/// Papers whose figures can be repeated.
+/// The papers whose figures can be repeated.
 #[derive(Subcommand)]
 enum Paper {
     /// MFS: multi-stage flow scheduling, figure by figure

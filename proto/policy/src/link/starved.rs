@@ -1,6 +1,6 @@
 //! Nothing waits for ever: flows that have waited for long are served by turns.
 //!
-//! A strict order starves whom it puts last for as long as others have work. Papers leave it at
+//! A strict order starves whom it puts last for as long as others have work. The papers accept
 //! that; a shared port can't. A flow that has waited for [`STARVED_AFTER`] in the levels is
 //! *starved*. Starved flows get one chunk each by turns, [`STARVED_PERMILLE`] of what the levels
 //! send, until they are through or their rank serves them. So beside `n − 1` other starved flows a

@@ -21,9 +21,9 @@ mod hosts;
 mod layout;
 mod line;
 mod measure;
-#[cfg(test)]
-mod once_wrong;
 mod order;
+#[cfg(test)]
+mod regressions;
 mod router;
 #[cfg(test)]
 mod scheduled;

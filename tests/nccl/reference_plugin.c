@@ -1,5 +1,5 @@
 /* A NCCL net plugin as simple as one can be: TCP, a socket a comm, progress inside test. It exists so
- * that nccl_check can be tried: it passes every case, and STRAWMAN_FAULT=NAME gives it one of the
+ * that nccl_check can be tried: it passes every case, and REFERENCE_PLUGIN_FAULT=NAME gives it one of the
  * faults below, of which each makes some case fail (tests/tests/nccl.rs says which). */
 #define _GNU_SOURCE
 #include "abi.h"
@@ -68,7 +68,7 @@ static struct comm *comms; /* for the fault "exits" */
 static pthread_mutex_t comms_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static bool fault(const char *name) {
-    const char *set = getenv("STRAWMAN_FAULT");
+    const char *set = getenv("REFERENCE_PLUGIN_FAULT");
     return set && strcmp(set, name) == 0;
 }
 
@@ -534,7 +534,7 @@ TABLE(12, init_v11, properties_v12, listen_v11, connect_v11, register_any, v10),
 /* clang-format on */
 
 #ifdef EXTRA_SYMBOL
-__attribute__((visibility("default"))) int strawman_extra = 1;
+__attribute__((visibility("default"))) int reference_plugin_extra = 1;
 #endif
 
 /* --- a profiler that looks at the parents, and keeps nothing --- */
