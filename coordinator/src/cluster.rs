@@ -1,5 +1,6 @@
-//! The cluster as the coordinator knows it, without I/O and without a clock: reports of daemons go in,
-//! admission (MFS §4.4.2 and Appendix B, `laxity_policy::admission`) runs over their sum, orders come out.
+//! The cluster as the coordinator knows it, without I/O and without a clock: reports of daemons go
+//! in, admission (MFS §4.4.2 and Appendix B, `laxity_policy::admission`) runs over their sum,
+//! orders come out.
 //!
 //! ```text
 //! attend(now, hello)                a daemon's stream begins
@@ -9,12 +10,15 @@
 //! poll_ready(), take(host, stream)  whose stream has something to send, and what
 //! ```
 //!
-//! * *One batch, several hosts.* Ids are the tenant's; admission knows batches and requests by keys of
-//!   [`table`] instead, which ascend by arrival. So of equal REDs the batch that came first stays first.
+//! * *One batch, several hosts.* Ids are the tenant's; admission knows batches and requests by keys
+//!   of [`table`] instead, which ascend by arrival. So of equal REDs the batch that came first
+//!   stays first.
 //! * *Who may say what* is in docs/coordinator.md; [`intake`] holds it up.
-//! * *Debounce.* Triggers of a few milliseconds share a run ([`ClusterPolicy::debounce`]), and a run is followed by a rest
-//!   in proportion to what it took ([`Cluster::rest`]), so admission has at most a bounded part of a core.
-//! * *What a run costs* is one pass over the batches; what it sends is what changed ([`rank`], [`outbox`]).
+//! * *Debounce.* Triggers of a few milliseconds share a run ([`ClusterPolicy::debounce`]), and a
+//!   run is followed by a rest in proportion to what it took ([`Cluster::rest`]), so admission has
+//!   at most a bounded part of a core.
+//! * *What a run costs* is one pass over the batches; what it sends is what changed ([`rank`],
+//!   [`outbox`]).
 
 mod attend;
 mod audit;
@@ -311,8 +315,9 @@ impl Cluster {
         }
     }
 
-    /// What reports and other messages have cost since this was asked last, in events of the usual kind: a small message may
-    /// have the coordinator walk through much that others said, and whoever reads from a stream takes as long as that is worth.
+    /// What reports and other messages have cost since this was asked last, in events of the usual
+    /// kind: a small message may have the coordinator walk through much that others said, and
+    /// whoever reads from a stream takes as long as that is worth.
     pub fn take_work(&mut self) -> usize {
         core::mem::take(&mut self.work).div_ceil(EVENT_WORK)
     }
@@ -339,7 +344,8 @@ impl Cluster {
         Some(due.max(self.rested_at))
     }
 
-    /// Does what is due. Gives what a run did, if there was one: pass its duration to [`Cluster::rest`].
+    /// Does what is due. Gives what a run did, if there was one: pass its duration to
+    /// [`Cluster::rest`].
     pub fn poll(&mut self, now: Time) -> Option<RunReport> {
         while let Some(&(at, id)) = self.lost.first()
             && at <= now

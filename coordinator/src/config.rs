@@ -87,7 +87,8 @@ pub enum LogFormat {
 pub struct Config {
     /// Where daemons and operators connect.
     pub listen: SocketAddr,
-    /// Serve other hosts without TLS, if `[tls]` is absent. Everybody who can reach the address may then report and operate.
+    /// Serve other hosts without TLS, if `[tls]` is absent. Everybody who can reach the address may
+    /// then report and operate.
     pub insecure: bool,
     /// Address of the Prometheus endpoint; empty for none.
     pub metrics: String,
@@ -225,7 +226,8 @@ impl Config {
         }
         if !self.listen.ip().is_loopback() && !self.insecure && self.tls.is_none() {
             let problem = format!(
-                "{} is reachable from other hosts, and there is no [tls]; write it, listen on 127.0.0.1, or set insecure = true if nobody hostile can reach it",
+                "{} is reachable from other hosts, and there is no [tls]; write it, listen on \
+                 127.0.0.1, or set insecure = true if nobody hostile can reach it",
                 self.listen
             );
             return Err(Nonsense::new("listen", problem));
@@ -250,7 +252,8 @@ impl Config {
         self.cluster_policy().map(|_| ())
     }
 
-    /// Reads the certificates, which [`Config::check`] does not, and asks of them what peers will ask.
+    /// Reads the certificates, which [`Config::check`] does not, and asks of them what peers will
+    /// ask.
     ///
     /// # Errors
     /// [`ConfigError::Tls`], and what etcd's files lack.
@@ -323,8 +326,9 @@ impl Config {
         }
     }
 
-    /// What differs from `running` and takes effect only after a restart, by key. The policy is among it: what
-    /// operators set while it runs must not be undone by a reload for something else.
+    /// What differs from `running` and takes effect only after a restart, by key. The policy is
+    /// among it: what operators set while it runs must not be undone by a reload for something
+    /// else.
     #[must_use]
     pub fn needs_restart(&self, running: &Self) -> Vec<&'static str> {
         [

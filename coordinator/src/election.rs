@@ -5,17 +5,20 @@
 //! PREFIX/state    policy and drains, written only in a transaction that the leader's key is still of that term
 //! ```
 //!
-//! * *Terms.* Whoever creates the key, in a transaction that it did not exist, leads. etcd's revisions only grow, so the terms of
-//!   successive leaders do, too, and daemons refuse an order of an older one.
-//! * *Until when.* etcd counts the TTL from when it *receives* a keep-alive, which is after this process read its own clock to
-//!   send it. So at `sent + TTL`, by a clock that runs like etcd's, the key still exists. Taken are seven eighths of the TTL
-//!   ([`hold`]), which is room for clocks that run 12 % apart (they are guaranteed to 0.05 %), and the clock goes on while the
-//!   machine sleeps ([`boottime`]). No answer, no extension; an answer that comes late extends from when it was asked for.
-//! * *What is late.* Every order passes `Lead::holds` as it goes onto the connection. A process that is stopped right
-//!   there and resumed after another leads does send an old order: the daemon knows a later term and refuses, or knows none, and then
-//!   has nothing that this would undo.
-//! * *etcd down.* The leader goes on until its lease is over, and nobody leads then: daemons follow the last order
-//!   until its age limit, and order by themselves. No daemon waits for etcd.
+//! * *Terms.* Whoever creates the key, in a transaction that it did not exist, leads. etcd's
+//!   revisions only grow, so the terms of successive leaders do, too, and daemons refuse an order
+//!   of an older one.
+//! * *Until when.* etcd counts the TTL from when it *receives* a keep-alive, which is after this
+//!   process read its own clock to send it. So at `sent + TTL`, by a clock that runs like etcd's,
+//!   the key still exists. Taken are seven eighths of the TTL ([`hold`]), which is room for clocks
+//!   that run 12 % apart (they are guaranteed to 0.05 %), and the clock goes on while the machine
+//!   sleeps ([`boottime`]). No answer, no extension; an answer that comes late extends from when it
+//!   was asked for.
+//! * *What is late.* Every order passes `Lead::holds` as it goes onto the connection. A process
+//!   that is stopped right there and resumed after another leads does send an old order: the daemon
+//!   knows a later term and refuses, or knows none, and then has nothing that this would undo.
+//! * *etcd down.* The leader goes on until its lease is over, and nobody leads then: daemons follow
+//!   the last order until its age limit, and order by themselves. No daemon waits for etcd.
 
 mod etcd;
 
@@ -147,15 +150,16 @@ const TTL_MAX_S: u64 = 3600;
 
 /// The part of a TTL that is taken for sure.
 fn hold(ttl_s: i64) -> Duration {
-    // What etcd says is another machine's word: a lease that long is none, and one of less than nothing has ended.
+    // What etcd says is another machine's word: a lease that long is none, and one of less than
+    // nothing has ended.
     let ttl_s = u64::try_from(ttl_s).unwrap_or(0).min(TTL_MAX_S);
     Duration::from_secs(ttl_s) * 7 / 8
 }
 
 /// What is done when leadership comes.
 pub(crate) trait Heir: Send + Sync + 'static {
-    /// This process leads from now on: orders are fenced with `term`, and what the leaders before left is `state`.
-    /// Called before `Lead::begin`. False if it cannot.
+    /// This process leads from now on: orders are fenced with `term`, and what the leaders before
+    /// left is `state`. Called before `Lead::begin`. False if it cannot.
     fn inherit(&self, term: u64, state: Option<&[u8]>) -> bool;
 }
 
@@ -319,7 +323,8 @@ async fn campaign(
     };
     let answer = match store.etcd.txn(asked).await {
         Ok(answer) => answer,
-        // It may have been done for all that: the key would then stand for nobody until the lease is over.
+        // It may have been done for all that: the key would then stand for nobody until the lease
+        // is over.
         Err(error) => {
             let _ = store.etcd.revoke(lease).await;
             return Err(error);

@@ -1,11 +1,12 @@
 //! Whether this coordinator speaks for the cluster, and until when.
 //!
-//! With an election (`election.rs`) leadership is a lease: it holds up to an instant that this process can tell by itself,
-//! and whoever sends an order asks here first. The clock is `CLOCK_BOOTTIME`: it is monotonic, nobody can set it, and it goes on
-//! while the machine sleeps. Why the instant is early enough is argued in `election.rs`.
+//! With an election (`election.rs`) leadership is a lease: it holds up to an instant that this
+//! process can tell by itself, and whoever sends an order asks here first. The clock is
+//! `CLOCK_BOOTTIME`: it is monotonic, nobody can set it, and it goes on while the machine sleeps.
+//! Why the instant is early enough is argued in `election.rs`.
 //!
-//! What no clock can help against, a process that is stopped between asking and sending, the daemons' rule does: an order of
-//! an older term than the largest seen is refused.
+//! What no clock can help against, a process that is stopped between asking and sending, the
+//! daemons' rule does: an order of an older term than the largest seen is refused.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

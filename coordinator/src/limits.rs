@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Nonsense;
 
-/// Caps. What a host gets of a total: half of it is reserved in equal parts, the other half is for whoever
-/// comes (`cluster/quota.rs`).
+/// Caps. What a host gets of a total: half of it is reserved in equal parts, the other half is for
+/// whoever comes (`cluster/quota.rs`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
@@ -34,8 +34,8 @@ pub struct Limits {
     pub hosts_per_batch_max: usize,
     /// Events in one report, and as many requests in them.
     pub events_per_report_max: usize,
-    /// Events of one host per second, sustained; faster ones are read at this rate. What makes more work counts for more
-    /// ([`Cluster::take_work`](crate::cluster::Cluster::take_work)).
+    /// Events of one host per second, sustained; faster ones are read at this rate. What makes more
+    /// work counts for more ([`Cluster::take_work`](crate::cluster::Cluster::take_work)).
     pub events_per_s_max: u32,
     /// Connections at a time; one more is closed.
     pub connections_max: usize,
@@ -68,13 +68,13 @@ impl Default for Limits {
     }
 }
 
-/// Descriptors for everything but connections of daemons and operators: those of the page and of metrics (64 each),
-/// listeners, etcd, the log, and files that are read.
+/// Descriptors for everything but connections of daemons and operators: those of the page and of
+/// metrics (64 each), listeners, etcd, the log, and files that are read.
 const DESCRIPTORS_RESERVED: usize = 192;
 
 impl Limits {
-    /// These, with no more connections than there are descriptors for: an accept that fails would leave the listener with a
-    /// backlog that it cannot even refuse.
+    /// These, with no more connections than there are descriptors for: an accept that fails would
+    /// leave the listener with a backlog that it cannot even refuse.
     #[must_use]
     pub fn within(self, descriptors: usize) -> Self {
         // A limit that is tiny is shared half and half.

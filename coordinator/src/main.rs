@@ -22,8 +22,8 @@ use tracing_subscriber::{EnvFilter, Layer, reload};
 
 /// Orders the work of a cluster's hosts.
 ///
-/// Runs without a configuration, on loopback. SIGHUP reads it again, SIGTERM stops in order: daemons are told, and go
-/// on with an order of their own.
+/// Runs without a configuration, on loopback. SIGHUP reads it again, SIGTERM stops in order:
+/// daemons are told, and go on with an order of their own.
 #[derive(Debug, Parser)]
 #[command(name = "laxity-coordinator", version, max_term_width = 100)]
 struct Arguments {
@@ -142,8 +142,8 @@ fn end_with(parent: i32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Fences the orders of a coordinator without a lease: it grows with every start, unless the clock was set back
-/// further than the coordinator was away.
+/// Fences the orders of a coordinator without a lease: it grows with every start, unless the clock
+/// was set back further than the coordinator was away.
 fn term_of_start() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(1, |since| since.as_millis() as u64)
@@ -214,7 +214,8 @@ fn reread(arguments: &Arguments, handle: &Handle, set_log: &SetLog) {
             }
         }
         Err(error) => {
-            warn!(error = %format!("{error:#}"), "the configuration was not reloaded; the old one holds");
+            warn!(error = %format!("{error:#}"), "the configuration was not reloaded; the old one \
+                holds");
         }
     }
     notify(&[NotifyState::Ready]);

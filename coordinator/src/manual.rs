@@ -1,4 +1,5 @@
-//! Manual pages and completions of `laxity-coordinator`, made from its flags and the sample configuration.
+//! Manual pages and completions of `laxity-coordinator`, made from its flags and the sample
+//! configuration.
 
 use anyhow::Context;
 use clap::{CommandFactory, ValueEnum};

@@ -1,4 +1,5 @@
-//! The Prometheus endpoint. Names and meanings are in `docs/coordinator.md`, and a test holds the two together.
+//! The Prometheus endpoint. Names and meanings are in `docs/coordinator.md`, and a test holds the
+//! two together.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,12 +1,14 @@
 //! gRPC around the cluster: one task runs what is due, one pair of tasks serves each daemon.
 //!
 //! Everything is on one thread, and the lock is only ever held for the length of one call into
-//! [`Cluster`], never across an await. There are no queues inside: a report is handled by the task that read it, so
-//! a daemon that sends too fast waits in its own connection, and an order is made when its stream has room for it.
+//! [`Cluster`], never across an await. There are no queues inside: a report is handled by the task
+//! that read it, so a daemon that sends too fast waits in its own connection, and an order is made
+//! when its stream has room for it.
 //!
-//! Who a peer is, and what it may do, is decided in [`access`] and nowhere else; connections with their TLS are [`listen`]'s. Where
-//! several coordinators elect one (`election.rs`), those that do not lead refuse streams, and whoever begins to lead does
-//! so with an empty cluster, which daemons fill within a heartbeat or two.
+//! Who a peer is, and what it may do, is decided in [`access`] and nowhere else; connections with
+//! their TLS are [`listen`]'s. Where several coordinators elect one (`election.rs`), those that do
+//! not lead refuse streams, and whoever begins to lead does so with an empty cluster, which daemons
+//! fill within a heartbeat or two.
 
 pub(crate) mod access;
 mod attend;
@@ -182,7 +184,8 @@ impl Handle {
         self.stop.send_replace(true);
     }
 
-    /// Takes a new configuration, and reads certificates again. Gives the keys that changed and need a restart.
+    /// Takes a new configuration, and reads certificates again. Gives the keys that changed and
+    /// need a restart.
     ///
     /// # Errors
     /// The certificates cannot be used. Everything is as before then.
@@ -314,13 +317,15 @@ impl Coordinator {
         if !config.listen.ip().is_loopback() && shared.tls.is_none() {
             warn!(
                 listen = %config.listen,
-                "serving other hosts WITHOUT TLS (insecure = true): whoever reaches this address can report and operate"
+                "serving other hosts WITHOUT TLS (insecure = true): whoever reaches this address \
+                 can report and operate"
             );
         }
         if let Some(address) = config.web.address()
             && !address.ip().is_loopback()
         {
-            warn!(%address, "the page is served to other hosts WITHOUT TLS or passwords (web.insecure = true)");
+            warn!(%address, "the page is served to other hosts WITHOUT TLS or passwords \
+                (web.insecure = true)");
         }
         let bytes_max = config.limits.message_bytes_max;
         let coordination = CoordinationServer::new(attend::Service::new(Arc::clone(&shared)))
@@ -377,7 +382,8 @@ impl Coordinator {
             );
         let served = tokio::select! {
             served = serving => served,
-            // A peer that reads nothing, or never began to speak, would hold it open for as long as it likes.
+            // A peer that reads nothing, or never began to speak, would hold it open for as long as
+            // it likes.
             () = async {
                 let _ = stopped.wait_for(|stop| *stop).await;
                 tokio::time::sleep(FAREWELL_MAX).await;
@@ -427,7 +433,8 @@ impl Heir for Successor {
         if let Err(problem) = restored {
             error!(
                 problem,
-                "what the leader before saved makes no sense; policy and drains are those of the configuration"
+                "what the leader before saved makes no sense; policy and drains are those of the \
+                 configuration"
             );
         }
         let mut cluster = shared.cluster();
@@ -439,7 +446,8 @@ impl Heir for Successor {
     }
 }
 
-/// The driver of the cluster: reads the clock, runs what is due, rings for those that have something waiting.
+/// The driver of the cluster: reads the clock, runs what is due, rings for those that have
+/// something waiting.
 async fn run_what_is_due(shared: Arc<Shared>) {
     loop {
         let (due, ready) = {

@@ -76,8 +76,8 @@ impl Tenants {
     }
 }
 
-/// Whether `pattern`, in which `*` stands for any characters, describes `name`. Linear in both but for the
-/// retries after a star, so quadratic at worst, over a host name.
+/// Whether `pattern`, in which `*` stands for any characters, describes `name`. Linear in both but
+/// for the retries after a star, so quadratic at worst, over a host name.
 fn matches(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
     let (mut p, mut n) = (0, 0);

@@ -1,10 +1,12 @@
 //! Certificates of the server: read, checked, and read again while it runs.
 //!
-//! Peers must show a certificate that `client_ca` signed; what it allows is decided in `server/access.rs`. A reload
-//! holds for connections that come after it: those that are open keep what they proved.
+//! Peers must show a certificate that `client_ca` signed; what it allows is decided in
+//! `server/access.rs`. A reload holds for connections that come after it: those that are open keep
+//! what they proved.
 //!
-//! A start takes whatever rustls can serve with, so that a clock that is not set yet keeps no coordinator from running;
-//! `--check` and a reload ask more: what daemons would refuse is not taken in place of what they accept.
+//! A start takes whatever rustls can serve with, so that a clock that is not set yet keeps no
+//! coordinator from running; `--check` and a reload ask more: what daemons would refuse is not
+//! taken in place of what they accept.
 
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -32,7 +34,8 @@ pub struct TlsConfig {
 /// Files that cannot be used. The old ones hold where there are any.
 #[derive(Debug, Error)]
 pub enum TlsError {
-    /// A file cannot be read, holds nothing of the kind, or peers would refuse it. Fix it, or make one with `laxity certs`.
+    /// A file cannot be read, holds nothing of the kind, or peers would refuse it. Fix it, or make
+    /// one with `laxity certs`.
     #[error("{0}; fix the file, or make one with `laxity certs`")]
     File(Unusable),
     /// The files do not go together.

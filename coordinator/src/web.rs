@@ -1,14 +1,14 @@
 //! The coordinator's page for people: read-only, on a port of its own, with nothing from elsewhere.
 //!
-//! * *Untrusted text.* Names of hosts and ports come from daemons. The server puts none into HTML: the page is three
-//!   fixed files, data is JSON, and the script sets text, never markup. Should that fail, a Content-Security-Policy
-//!   without inline code and with Trusted Types is behind it.
-//! * *Who may look* is whoever reaches the address, so it is loopback unless `insecure` says otherwise, and the `Host`
-//!   that a browser asked for has to be an address, `localhost` or one of `names`: a foreign site that makes its own
-//!   name point here (DNS rebinding) reads nothing.
-//! * *What it costs.* The coordinator's thread serves it. So however many look: the state is made at most once a second, and no
-//!   more often than fits [`SHARE`]; explanations are rationed; connections are capped and end,
-//!   and a newcomer gets a place even if all are taken.
+//! * *Untrusted text.* Names of hosts and ports come from daemons. The server puts none into HTML:
+//!   the page is three fixed files, data is JSON, and the script sets text, never markup. Should
+//!   that fail, a Content-Security-Policy without inline code and with Trusted Types is behind it.
+//! * *Who may look* is whoever reaches the address, so it is loopback unless `insecure` says
+//!   otherwise, and the `Host` that a browser asked for has to be an address, `localhost` or one of
+//!   `names`: a foreign site that makes its own name point here (DNS rebinding) reads nothing.
+//! * *What it costs.* The coordinator's thread serves it. So however many look: the state is made
+//!   at most once a second, and no more often than fits [`SHARE`]; explanations are rationed;
+//!   connections are capped and end, and a newcomer gets a place even if all are taken.
 
 mod history;
 mod state;
@@ -51,8 +51,10 @@ const SHARE: u32 = 50;
 const EXPLAIN_PER_S: u32 = 20;
 
 /// Nothing from elsewhere, nothing inline, nothing that makes markup of text, no frames, no forms.
-const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
-img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
+    connect-src 'self'; \
+img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
+require-trusted-types-for 'script'; trusted-types 'none'";
 
 /// `[web]` of the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,9 +62,11 @@ img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; requ
 pub struct WebConfig {
     /// Where the page is served; empty for nowhere.
     pub listen: String,
-    /// Serve other hosts. The page has neither TLS nor passwords: everybody who can reach the address may look.
+    /// Serve other hosts. The page has neither TLS nor passwords: everybody who can reach the
+    /// address may look.
     pub insecure: bool,
-    /// Names, beside addresses and `localhost`, by which browsers may ask for it: that of a proxy before it.
+    /// Names, beside addresses and `localhost`, by which browsers may ask for it: that of a proxy
+    /// before it.
     pub names: Vec<String>,
 }
 
@@ -82,7 +86,9 @@ impl WebConfig {
                 self.listen
             )),
             Some(address) if !address.ip().is_loopback() && !self.insecure => fail(format!(
-                "{address} is reachable from other hosts, and the page has neither TLS nor passwords; listen on 127.0.0.1 and reach it by ssh -L or a proxy, or set web.insecure = true if everybody there may look"
+                "{address} is reachable from other hosts, and the page has neither TLS nor \
+                 passwords; listen on 127.0.0.1 and reach it by ssh -L or a proxy, or set \
+                 web.insecure = true if everybody there may look"
             )),
             Some(_) => Ok(()),
         }
@@ -229,7 +235,8 @@ impl Site {
         if !host.is_some_and(|host| is_asked_for_by(host, &self.names)) {
             return plain(
                 StatusCode::MISDIRECTED_REQUEST,
-                "this name is not one of the coordinator's page: ask for its address, or add the name to web.names",
+                "this name is not one of the coordinator's page: ask for its address, or add the \
+                 name to web.names",
             );
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {

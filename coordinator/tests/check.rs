@@ -1,5 +1,5 @@
-//! `laxity-coordinator --check` as an operator runs it: files that cannot be used are named, with what to do, before
-//! a start or a reload takes them.
+//! `laxity-coordinator --check` as an operator runs it: files that cannot be used are named, with
+//! what to do, before a start or a reload takes them.
 
 use std::fs;
 use std::path::Path;
@@ -36,7 +36,8 @@ fn check(file: &Path) -> (bool, String) {
     (output.status.success(), said)
 }
 
-/// The same of a configuration with `PLACE` in it, in a folder with certificates of two authorities.
+/// The same of a configuration with `PLACE` in it, in a folder with certificates of two
+/// authorities.
 fn check_text(text: &str) -> (bool, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let at = folder.path();
@@ -56,7 +57,8 @@ fn check_text(text: &str) -> (bool, String) {
 
 fn tls(stem: &str, ca: &str) -> String {
     format!(
-        "[tls]\ncert = \"PLACE/{stem}.crt\"\nkey = \"PLACE/{stem}.key\"\nclient_ca = \"PLACE/{ca}\"\n"
+        "[tls]\ncert = \"PLACE/{stem}.crt\"\nkey = \"PLACE/{stem}.key\"\nclient_ca \
+         = \"PLACE/{ca}\"\n"
     )
 }
 

@@ -1,4 +1,5 @@
-//! A coordinator whose ports are open to anybody: connections that say nothing, or say it slowly, beside honest ones.
+//! A coordinator whose ports are open to anybody: connections that say nothing, or say it slowly,
+//! beside honest ones.
 
 #[expect(dead_code, reason = "other tests use the rest")]
 mod support;

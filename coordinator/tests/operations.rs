@@ -1,4 +1,5 @@
-//! What is shipped beside the program: the sample configuration, the unit, the dashboard, the manual.
+//! What is shipped beside the program: the sample configuration, the unit, the dashboard, the
+//! manual.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -57,7 +58,8 @@ fn the_sample_has_the_same_keys_as_show_config() {
     let full = concat!(
         "[policy]\ncorrection_permille = 1\n[[tenant]]\nname = \"a\"\nhosts = [\"a-*\"]\n",
         "[tls]\ncert = \"c\"\nkey = \"k\"\nclient_ca = \"a\"\n",
-        "[etcd]\nendpoints = [\"http://a\"]\nadvertise = \"a:1\"\nca = \"a\"\ncert = \"c\"\nkey = \"k\"\n",
+        "[etcd]\nendpoints = [\"http://a\"]\nadvertise = \"a:1\"\nca = \"a\"\ncert = \"c\"\nkey \
+         = \"k\"\n",
     );
     let full = Config::parse(full, "test").expect("valid").to_toml();
     assert_eq!(keys(SAMPLE), keys(&full));
@@ -146,7 +148,8 @@ fn the_unit_is_as_hardened_as_that_of_laxityd() {
     let lines = of_laxityd
         .lines()
         .filter(|line| hardening.iter().any(|start| line.starts_with(start)))
-        // What laxityd needs: for its own thread, and to know its clients and the host's interfaces.
+        // What laxityd needs: for its own thread, and to know its clients and the host's
+        // interfaces.
         .filter(|line| {
             !["sched_setaffinity", "ProtectProc=default", "AF_NETLINK"]
                 .iter()

@@ -1,5 +1,6 @@
-//! The coordinator's page, as a browser shows it: a real coordinator, daemons that attend, and Chromium. Without Chromium the
-//! tests that need it are skipped, and say so. `LAXITY_SCREENSHOTS=FOLDER` keeps pictures.
+//! The coordinator's page, as a browser shows it: a real coordinator, daemons that attend, and
+//! Chromium. Without Chromium the tests that need it are skipped, and say so.
+//! `LAXITY_SCREENSHOTS=FOLDER` keeps pictures.
 
 #[expect(dead_code, reason = "the tests of `laxity cluster` use the rest")]
 mod support;
@@ -35,7 +36,8 @@ fn loaded(port: u32, permille: u32, levels_mib: &[u64], stages_mib: &[u64]) -> K
     })
 }
 
-/// A cluster in which something is going on: some in time, some late, one batch that cannot make it.
+/// A cluster in which something is going on: some in time, some late, one batch that cannot make
+/// it.
 fn busy() -> Fixture {
     let mut prefill = vec![
         batch(101, &[(1, 60_000, 64), (2, 90_000, 512)]),

@@ -105,8 +105,8 @@ pub struct ClientState {
     /// Nothing of it is scheduled, for what it or others of its owner lost; see
     /// [`crate::driver::trust`].
     pub distrusted: bool,
-    /// Nothing of it is scheduled, since its owner owes much and it has completed nothing lately; see
-    /// [`crate::driver::overdue`].
+    /// Nothing of it is scheduled, since its owner owes much and it has completed nothing lately;
+    /// see [`crate::driver::overdue`].
     pub suspected: bool,
     /// When it completed something last.
     pub completed: Time,
@@ -132,8 +132,8 @@ pub struct ClientState {
 }
 
 impl ClientState {
-    /// Whether the client was told to bypass everything. Whoever gives that order tells it at once, so it
-    /// may act on it before the scheduler has heard.
+    /// Whether the client was told to bypass everything. Whoever gives that order tells it at once,
+    /// so it may act on it before the scheduler has heard.
     pub fn told_to_bypass(&self) -> bool {
         self.region.header().attention() & attention::BYPASS != 0
     }

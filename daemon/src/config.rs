@@ -192,8 +192,8 @@ pub struct TuningConfig {
     /// Whose bytes count for MLU: `per_flow` or `per_request`; `mfs` only.
     #[serde(with = "names::mlu_name")]
     pub mlu: MluScope,
-    /// Windows that may be in flight where a busy receiver holds bytes up; beyond the first, bytes are
-    /// permitted at the port's rate. 1: never more than one.
+    /// Windows that may be in flight where a busy receiver holds bytes up; beyond the first, bytes
+    /// are permitted at the port's rate. 1: never more than one.
     pub overcommit: u32,
     /// Share of a port, in thousandths, that scavenged work is sure of.
     pub scavenger_permille: u16,
@@ -216,28 +216,34 @@ pub struct TuningConfig {
     pub completion_timeout: Nanos,
 }
 
-/// The coordinator (docs/coordinator.md). Without one, and whenever it can't be reached, a daemon orders what it sees.
+/// The coordinator (docs/coordinator.md). Without one, and whenever it can't be reached, a daemon
+/// orders what it sees.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CoordinatorConfig {
-    /// Where it is, such as `https://coordinator.example:7471`; empty for none. `http://` is for one on this host.
+    /// Where it is, such as `https://coordinator.example:7471`; empty for none. `http://` is for
+    /// one on this host.
     pub endpoint: String,
-    /// Reach a coordinator on another host without TLS. Whoever is in between may then read reports and change orders.
+    /// Reach a coordinator on another host without TLS. Whoever is in between may then read reports
+    /// and change orders.
     pub insecure: bool,
-    /// PEM file of who signed the coordinator's certificate; for `https://`, and empty without. This file, `cert` and `key` are read anew
-    /// for each connection.
+    /// PEM file of who signed the coordinator's certificate; for `https://`, and empty without.
+    /// This file, `cert` and `key` are read anew for each connection.
     pub ca: PathBuf,
-    /// PEM file of this host's certificate, of URI `laxity://daemon/HOST`, and what leads from it to its CA.
+    /// PEM file of this host's certificate, of URI `laxity://daemon/HOST`, and what leads from it
+    /// to its CA.
     pub cert: PathBuf,
     /// PEM file of its key.
     pub key: PathBuf,
     /// The name in the coordinator's certificate; empty for that of the endpoint.
     pub server_name: String,
-    /// What this host is called there, the same in no other; empty for the name that the kernel has.
+    /// What this host is called there, the same in no other; empty for the name that the kernel
+    /// has.
     pub host: String,
     /// How long its order is followed without news of it. The coordinator may say less.
     pub order_age_limit: Nanos,
-    /// How long what this host reads from another waits at most while the coordinator lets others go first.
+    /// How long what this host reads from another waits at most while the coordinator lets others
+    /// go first.
     pub fetch_wait_max: Nanos,
     /// First wait after the stream has failed. It doubles with each failure.
     pub backoff_min: Nanos,
@@ -277,8 +283,9 @@ pub struct NicConfig {
     /// Bytes in flight at most. Default: four chunks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<Bytes>,
-    /// Addresses at which other hosts reach it, for the coordinator. Default: those that the kernel knows of a network device
-    /// or an RDMA device of that name; of all for one that is called `default`.
+    /// Addresses at which other hosts reach it, for the coordinator. Default: those that the kernel
+    /// knows of a network device or an RDMA device of that name; of all for one that is called
+    /// `default`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<std::net::IpAddr>,
 }

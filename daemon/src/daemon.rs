@@ -38,7 +38,8 @@ use crate::{control, descriptors, registration};
 #[derive(Debug, Error)]
 pub enum DaemonError {
     /// A socket cannot be made.
-    #[error("cannot listen at {path}: {cause} (`{key}` in the configuration)", path = .path.display())]
+    #[error("cannot listen at {path}: {cause} (`{key}` in the \
+        configuration)", path = .path.display())]
     Listen {
         /// The socket.
         path: PathBuf,
@@ -49,7 +50,8 @@ pub enum DaemonError {
     },
     /// The metrics endpoint cannot be made.
     #[error(
-        "cannot serve metrics at {address}: {cause}; {} (`metrics` in the configuration)", sockets::way_out(.cause, "set another address, or \"\" for none")
+        "cannot serve metrics at {address}: {cause}; {} (`metrics` in the \
+         configuration)", sockets::way_out(.cause, "set another address, or \"\" for none")
     )]
     Metrics {
         /// The address.
@@ -59,7 +61,8 @@ pub enum DaemonError {
     },
     /// The limit of open files leaves no room for clients.
     #[error(
-        "the limit of open files is {}, and laxityd needs {} at least; raise `LimitNOFILE` of the unit (`ulimit -n`)", .0.limit, .0.needed
+        "the limit of open files is {}, and laxityd needs {} at least; raise `LimitNOFILE` of the \
+         unit (`ulimit -n`)", .0.limit, .0.needed
     )]
     Descriptors(TooFew),
     /// The scheduler cannot be made.
@@ -70,7 +73,8 @@ pub enum DaemonError {
     System(io::Error),
     /// The scheduler's thread died. That is a bug; the clients were released.
     #[error(
-        "the scheduler's thread died; its clients go on unscheduled. Please report this with the log above"
+        "the scheduler's thread died; its clients go on unscheduled. Please report this with the \
+         log above"
     )]
     SchedulerDied,
 }
@@ -229,12 +233,14 @@ impl Daemon {
             warn!(
                 clients_max = config.scheduler.clients_max,
                 room = self.client_room,
-                "the limit of open files leaves room for fewer clients than scheduler.clients_max; raise `LimitNOFILE` of the unit (`ulimit -n`)"
+                "the limit of open files leaves room for fewer clients than scheduler.clients_max; \
+                 raise `LimitNOFILE` of the unit (`ulimit -n`)"
             );
         }
         if self.service.is_bypassed() {
             warn!(
-                "bypass is still on, from before this start: nothing is scheduled. `laxity bypass off` ends it"
+                "bypass is still on, from before this start: nothing is scheduled. `laxity bypass \
+                 off` ends it"
             );
         }
         notify(&[NotifyState::Ready]);
@@ -310,7 +316,8 @@ async fn publish(
         }
         let readable = tokio::select! {
             readable = pinned.readable() => readable,
-            // What the stream to the coordinator does, and the age of its order, is no news to the scheduler.
+            // What the stream to the coordinator does, and the age of its order, is no news to the
+            // scheduler.
             () = tokio::time::sleep(EXPORT_EVERY), if service.exchange().is_some() => continue,
             () = service.refusals().next() => {
                 if let Some(exporter) = &mut exporter {

@@ -8,9 +8,9 @@
 //! * *Hot path.* [`intake`]: decide, write the permit, keep the books afterwards. Counters are
 //!   plain integers of this thread.
 //! * *Spin, then sleep.* It spins for `scheduler.spin_us` after the last record. Where a client was
-//!   just woken, turns are short and it yields between them, in case that client shares its core: then
-//!   spinning would cost 50 µs a permit and yielding costs 5. The sleep itself is the protocol of
-//!   [`laxity_shm::sleep`].
+//!   just woken, turns are short and it yields between them, in case that client shares its core:
+//!   then spinning would cost 50 µs a permit and yielding costs 5. The sleep itself is the protocol
+//!   of [`laxity_shm::sleep`].
 //! * *Heartbeat.* Every five milliseconds while awake; while flows wait, a sleep ends after
 //!   [`WAITING_SLEEP_MAX`]. With nothing waiting there is none to give: whoever submits wakes us.
 //! * *Distrust.* A record that does not decode releases its client at once, at the first one: its
@@ -228,7 +228,8 @@ impl Driver {
         records += self.between_turns();
         self.answer();
         self.intake.now = Time(now_ns());
-        // What nobody waits for is no reason to stay awake: it may take a core from those who send it.
+        // What nobody waits for is no reason to stay awake: it may take a core from those who send
+        // it.
         let asked = self.is_asked(records, quiet);
         self.due();
         self.tell_idleness();
@@ -247,8 +248,8 @@ impl Driver {
 
     /// Looks at the hot clients in the next turn.
     fn rounds(&self) -> usize {
-        // Without spinning, or if what it woke for is nothing that anybody waits for, there is but one
-        // look before the sleep.
+        // Without spinning, or if what it woke for is nothing that anybody waits for, there is but
+        // one look before the sleep.
         let calm = self.intake.now.since(self.active) >= self.spin;
         let looks = if calm || self.woke_lately() {
             LOOKS_AFTER_WAKE
@@ -376,8 +377,8 @@ impl Driver {
             client.served.header().raise(attention::SLEEPING);
         }
         let ordered = self.clients.is_empty() || heavy_fence();
-        // Woken for what nobody waits for, it goes on sleeping, so to speak: the clients were never told
-        // otherwise, so that no new fence is needed, which would interrupt all of them.
+        // Woken for what nobody waits for, it goes on sleeping, so to speak: the clients were never
+        // told otherwise, so that no new fence is needed, which would interrupt all of them.
         while self.nap(ordered) {}
         for client in self.clients.iter().flatten() {
             client.served.header().lower(attention::SLEEPING);
@@ -429,8 +430,8 @@ impl Driver {
         !self.is_asked(records, before) && ordered && !self.clients.is_empty()
     }
 
-    /// Whether there is anything among these records that somebody waits for. `quiet` is the count before
-    /// them.
+    /// Whether there is anything among these records that somebody waits for. `quiet` is the count
+    /// before them.
     fn is_asked(&mut self, records: usize, quiet: u64) -> bool {
         self.unpublished |= records > 0;
         let asked = records as u64 > self.intake.quiet - quiet;

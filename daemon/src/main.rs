@@ -19,8 +19,8 @@ use tracing_subscriber::{EnvFilter, Layer, reload};
 
 /// Schedules the network traffic of LLM inference on this host.
 ///
-/// Runs without a configuration. SIGHUP reads it again, SIGTERM stops in order: clients are released
-/// and go on unscheduled.
+/// Runs without a configuration. SIGHUP reads it again, SIGTERM stops in order: clients are
+/// released and go on unscheduled.
 #[derive(Debug, Parser)]
 #[command(name = "laxityd", version, max_term_width = 100)]
 struct Arguments {

@@ -16,7 +16,8 @@ use crate::config::SchedulerConfig;
 pub enum NoPlace {
     /// As many clients are attached as may be.
     #[error(
-        "{attached} clients are attached, as many as may be; raise `clients_max` of [scheduler] in the configuration, then `laxity reload`"
+        "{attached} clients are attached, as many as may be; raise `clients_max` of [scheduler] in \
+         the configuration, then `laxity reload`"
     )]
     Full {
         /// Clients.
@@ -24,7 +25,8 @@ pub enum NoPlace {
     },
     /// As many clients are attached as the limit of open files leaves room for.
     #[error(
-        "{attached} clients are attached, and the limit of open files allows no more; raise `LimitNOFILE` of the unit (`ulimit -n`), then restart laxityd"
+        "{attached} clients are attached, and the limit of open files allows no more; raise \
+         `LimitNOFILE` of the unit (`ulimit -n`), then restart laxityd"
     )]
     Descriptors {
         /// Clients.
@@ -32,7 +34,8 @@ pub enum NoPlace {
     },
     /// The user has its share.
     #[error(
-        "user {uid} has {attached} clients attached, its share; raise `clients_per_uid_max` of [scheduler] in the configuration, then `laxity reload`"
+        "user {uid} has {attached} clients attached, its share; raise `clients_per_uid_max` of \
+         [scheduler] in the configuration, then `laxity reload`"
     )]
     Share {
         /// Who.
@@ -42,7 +45,8 @@ pub enum NoPlace {
     },
     /// What is left is kept for root.
     #[error(
-        "{attached} clients are attached, and the last {reserve} places are root's; raise `clients_max` of [scheduler] in the configuration, then `laxity reload`"
+        "{attached} clients are attached, and the last {reserve} places are root's; raise \
+         `clients_max` of [scheduler] in the configuration, then `laxity reload`"
     )]
     Reserved {
         /// Clients.

@@ -114,7 +114,8 @@ impl Door {
         let groups = || peer_groups(socket.as_fd()).unwrap_or_default();
         if !may_attach(&config.access, from, groups) {
             let why = format!(
-                "user {} is not admitted; name it in `uids` or a group of it in `gids` of [access] in the configuration, then `laxity reload`",
+                "user {} is not admitted; name it in `uids` or a group of it in `gids` of [access] \
+                 in the configuration, then `laxity reload`",
                 from.uid
             );
             self.refuse(&socket, &Refusal::new(from, why, Reason::Forbidden));

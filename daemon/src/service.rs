@@ -204,7 +204,8 @@ impl Service {
             }
             Ok(Err(_)) => Err("laxityd is stopping".to_owned()),
             Err(_) => Err(format!(
-                "the scheduler did not answer within {SNAPSHOT_MAX:?}; clients go on unscheduled after their stall timeout. Restart laxityd, and report this with its log"
+                "the scheduler did not answer within {SNAPSHOT_MAX:?}; clients go on unscheduled \
+                 after their stall timeout. Restart laxityd, and report this with its log"
             )),
         }
     }

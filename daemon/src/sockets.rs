@@ -26,7 +26,8 @@ pub enum BindError {
     #[error("its folder cannot be made: {0}; make it, and let the daemon's user write to it")]
     Folder(io::Error),
     /// The lock beside the socket cannot be taken.
-    #[error("its lock file {path} cannot be opened: {cause}; {}", way_out_of_lock(.cause), path = .path.display())]
+    #[error("its lock file {path} cannot be opened: {cause}; \
+        {}", way_out_of_lock(.cause), path = .path.display())]
     Lock {
         /// The lock.
         path: PathBuf,
@@ -50,7 +51,8 @@ impl From<io::Error> for BindError {
 fn way_out_of_lock(cause: &io::Error) -> &'static str {
     match cause.kind() {
         io::ErrorKind::PermissionDenied => {
-            "it is another user's, perhaps root's that started a laxityd by hand: stop that one, and remove the file if it stays"
+            "it is another user's, perhaps root's that started a laxityd by hand: stop that one, \
+             and remove the file if it stays"
         }
         _ => way_out(cause, "remove what is there, or set another path"),
     }

@@ -1,9 +1,9 @@
 //! Descriptors that tokio watches: sockets of a kind it has no type for, and eventfds.
 //!
 //! tokio deprecates its safe constructor, because an arbitrary `AsRawFd` may give another
-//! descriptor each time. An [`OwnedFd`] gives the one that it owns for as long as it lives, which is
-//! for as long as the `AsyncFd` around it; so that is the only kind accepted here, and this crate
-//! needs no `unsafe` block.
+//! descriptor each time. An [`OwnedFd`] gives the one that it owns for as long as it lives, which
+//! is for as long as the `AsyncFd` around it; so that is the only kind accepted here, and this
+//! crate needs no `unsafe` block.
 
 use std::io;
 use std::os::fd::OwnedFd;

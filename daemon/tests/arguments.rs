@@ -119,7 +119,8 @@ fn manual_pages_and_completions_name_every_flag_and_key() {
     }
 }
 
-/// What `--check-config` says of a `[coordinator]` section with `PLACE` in it, and whether it accepts it.
+/// What `--check-config` says of a `[coordinator]` section with `PLACE` in it, and whether it
+/// accepts it.
 fn check_coordinator(section: &str, more: &[&str]) -> (bool, String) {
     let folder = tempfile::tempdir().unwrap();
     let subjects = [

@@ -1,4 +1,5 @@
-//! Which exception tells of what. All of hints are `ValueError`s; each says what was wrong and what to do.
+//! Which exception tells of what. All of hints are `ValueError`s; each says what was wrong and what
+//! to do.
 
 use laxity_client::hints;
 use laxity_client::memory::MemoryError;

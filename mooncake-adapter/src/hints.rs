@@ -169,8 +169,8 @@ pub(crate) fn memory_forget(address: u64, nbytes: u64) -> PyResult<()> {
     hints::memory_forget(address, nbytes).map_err(of_memory)
 }
 
-/// How far ranges that follow each other are known to be alike: the index behind the last of each run. Of
-/// the package's own.
+/// How far ranges that follow each other are known to be alike: the index behind the last of each
+/// run. Of the package's own.
 #[pyfunction]
 #[pyo3(name = "_memory_runs")]
 pub(crate) fn memory_runs(addresses: Vec<u64>) -> Vec<usize> {
@@ -190,8 +190,8 @@ pub(crate) fn memory_runs(addresses: Vec<u64>) -> Vec<usize> {
     ends
 }
 
-/// What the thread's open scope says holds for these ranges: their transfer is posted by a thread of the
-/// library, which has no scope. Of the package's own.
+/// What the thread's open scope says holds for these ranges: their transfer is posted by a thread
+/// of the library, which has no scope. Of the package's own.
 #[pyfunction]
 #[pyo3(name = "_memory_own")]
 pub(crate) fn memory_own(addresses: Vec<u64>, lengths: Vec<u64>) -> PyResult<()> {

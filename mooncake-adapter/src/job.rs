@@ -1,8 +1,9 @@
-//! What the operator says of this kind of job (docs/running-jobs.md): its profile, and its objective. Read once, when the
-//! package is imported.
+//! What the operator says of this kind of job (docs/running-jobs.md): its profile, and its
+//! objective. Read once, when the package is imported.
 //!
-//! The preload library reads the same, for what it sees; here it holds for transfers that ask for leave before a library
-//! gets them. Nothing in it stops a job: what can't be used is said in a warning, and replaced by what is cautious.
+//! The preload library reads the same, for what it sees; here it holds for transfers that ask for
+//! leave before a library gets them. Nothing in it stops a job: what can't be used is said in a
+//! warning, and replaced by what is cautious.
 
 use std::ffi::CString;
 
@@ -32,8 +33,8 @@ pub(crate) fn begin(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// The number of the stage that a transfer has in this kind of job, by its opcode (`"write"` or `"read"`), if nobody says
-/// one. Of the package's own.
+/// The number of the stage that a transfer has in this kind of job, by its opcode (`"write"` or
+/// `"read"`), if nobody says one. Of the package's own.
 #[pyfunction]
 #[pyo3(name = "_stage_of")]
 pub(crate) fn stage_of(opcode: &str) -> PyResult<u8> {

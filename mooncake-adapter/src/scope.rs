@@ -15,7 +15,8 @@ use crate::stage::Given;
 /// Scopes that were left by another thread than entered them. Relaxed: a statistic.
 pub(crate) static CROSSED: AtomicU64 = AtomicU64::new(0);
 
-/// What transfers of the thread belong to. It may be entered more than once, also by several threads.
+/// What transfers of the thread belong to. It may be entered more than once, also by several
+/// threads.
 #[pyclass(name = "Scope", module = "laxity", frozen)]
 pub(crate) struct PyScope {
     scope: Scope,

@@ -21,7 +21,8 @@ pub(crate) fn attached(py: Python<'_>) -> PyResult<bool> {
         && !WARNED.swap(true, Ordering::Relaxed)
     {
         let text = format!(
-            "laxityd refuses this process, whose transfers go out unscheduled: {refusal}. Install a \
+            "laxityd refuses this process, whose transfers go out unscheduled: {refusal}. Install \
+             a \
              package and a daemon of the same release\0"
         );
         let text = core::ffi::CStr::from_bytes_with_nul(text.as_bytes()).unwrap_or_default();

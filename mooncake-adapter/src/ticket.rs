@@ -159,8 +159,8 @@ impl PyTransfers {
         }
     }
 
-    /// A transfer of `nbytes` at `address`; its stage is `otherwise`, if neither the thread's scope nor the
-    /// memory says one.
+    /// A transfer of `nbytes` at `address`; its stage is `otherwise`, if neither the thread's scope
+    /// nor the memory says one.
     #[pyo3(signature = (otherwise, nbytes, address, direction, peer, whole=false))]
     fn submit(
         &self,
@@ -202,8 +202,8 @@ fn direction(name: &str) -> PyResult<Direction> {
     }
 }
 
-/// The number of a peer by its address; 0, unknown, for what is none: names are not looked up, which could
-/// take its time.
+/// The number of a peer by its address; 0, unknown, for what is none: names are not looked up,
+/// which could take its time.
 fn peer(address: &str) -> u8 {
     let Ok(address) = address.parse::<IpAddr>() else {
         return 0;

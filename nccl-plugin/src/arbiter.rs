@@ -1,4 +1,5 @@
-//! Who says when a message may go: `laxityd` by way of the client library, or, in tests, whoever wants to be difficult.
+//! Who says when a message may go: `laxityd` by way of the client library, or, in tests, whoever
+//! wants to be difficult.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -7,7 +8,8 @@ use parking_lot::Mutex;
 
 use crate::backend::Classes;
 
-/// Lanes of a process: connections are dealt out over them. A progress thread per GPU is what NCCL has; each finds its lane free.
+/// Lanes of a process: connections are dealt out over them. A progress thread per GPU is what NCCL
+/// has; each finds its lane free.
 const LANES: usize = 8;
 /// Where in a connection's classes the scavenger's is, if it has several.
 pub(crate) const SCAVENGER_CLASS: usize = 1;
@@ -138,8 +140,8 @@ impl Arbiter for Daemon {
     }
 
     fn generation(&self) -> u64 {
-        // A daemon that this thread's lane would find only as it submits is found here, so that the flow
-        // names its NIC by a number of that daemon.
+        // A daemon that this thread's lane would find only as it submits is found here, so that the
+        // flow names its NIC by a number of that daemon.
         self.with(lane_of(&self.next), Lane::seek);
         self.client.generation()
     }

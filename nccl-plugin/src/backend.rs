@@ -1,14 +1,17 @@
-//! What carries messages: the seam between what NCCL sees, and decides with the scheduler, and a network.
+//! What carries messages: the seam between what NCCL sees, and decides with the scheduler, and a
+//! network.
 //!
-//! Above it (`comm.rs`, `gate.rs`) a message is classified and waits for its permit; below it (`tcp/`,
-//! `verbs/`) its bytes go out in the class that the permit names. The rules on both sides:
+//! Above it (`comm.rs`, `gate.rs`) a message is classified and waits for its permit; below it
+//! (`tcp/`, `verbs/`) its bytes go out in the class that the permit names. The rules on both sides:
 //!
-//! * Messages of a connection are numbered in the order in which they are begun, and match the buffers that are posted, in order;
-//!   a tag only selects among the buffers of one grouped receive.
+//! * Messages of a connection are numbered in the order in which they are begun, and match the
+//!   buffers that are posted, in order; a tag only selects among the buffers of one grouped
+//!   receive.
 //! * A message that is handed over before its receiver has posted is kept above the seam.
-//! * A message is begun only when [`Sender::clear`] says so: its receiver has posted for it, or it is so small that the
-//!   network holds it in any case. What is begun therefore leaves the wire without any other message's help, in whatever
-//!   order permits come (docs/nccl.md has the argument that nothing can deadlock).
+//! * A message is begun only when [`Sender::clear`] says so: its receiver has posted for it, or it
+//!   is so small that the network holds it in any case. What is begun therefore leaves the wire
+//!   without any other message's help, in whatever order permits come (docs/nccl.md has the
+//!   argument that nothing can deadlock).
 //! * A message has one class for its life. Its bytes are pushed in order, as they are permitted.
 //! * Nothing here blocks; nothing here starts a thread.
 //! * Errors of a connection in use are returned by `progress`, and stay.
@@ -29,7 +32,8 @@ pub const POINTER_CUDA: i32 = 2;
 /// Memory of a GPU, known by a file descriptor.
 pub const POINTER_DMABUF: i32 = 4;
 
-/// Buffers of one grouped receive. NCCL has 8 at most; one is advertised, since gating one tag would hold up its group.
+/// Buffers of one grouped receive. NCCL has 8 at most; one is advertised, since gating one tag
+/// would hold up its group.
 pub const GROUP_MAX: usize = 8;
 
 /// One NIC, as `getProperties` describes it.
@@ -61,7 +65,8 @@ pub struct Device {
     pub address: IpAddr,
 }
 
-/// The traffic classes of a connection: DSCP by index, the connection's own (for what nobody permits) first.
+/// The traffic classes of a connection: DSCP by index, the connection's own (for what nobody
+/// permits) first.
 pub type Classes = SmallVec<[u8; 8]>;
 
 /// Memory as NCCL registers it.
@@ -77,8 +82,8 @@ pub struct Memory {
     pub dma_buf: Option<(i32, u64)>,
 }
 
-/// A registration: whatever the backend keeps of it. Given back to `deregister` of the same connection or, where the
-/// device registers globally, of any.
+/// A registration: whatever the backend keeps of it. Given back to `deregister` of the same
+/// connection or, where the device registers globally, of any.
 pub type Region = Box<dyn Any + Send + Sync>;
 
 /// A message to be sent.
@@ -94,7 +99,8 @@ pub struct Message<'a> {
     pub region: Option<&'a Region>,
     /// Index into the connection's classes.
     pub class: usize,
-    /// Whether it matters when exactly bytes leave the wire (`Sent::left`). Otherwise they have when the network took them.
+    /// Whether it matters when exactly bytes leave the wire (`Sent::left`). Otherwise they have
+    /// when the network took them.
     pub accounted: bool,
 }
 
@@ -138,7 +144,8 @@ pub enum Clear {
     Yes,
     /// Its receiver has not posted yet: ask again.
     NotYet,
-    /// The grouped receive that is next has no buffer of this tag (left): messages of other tags go before it.
+    /// The grouped receive that is next has no buffer of this tag (left): messages of other tags go
+    /// before it.
     OthersFirst,
 }
 
@@ -172,8 +179,8 @@ pub trait Backend: Send + Sync {
 pub trait Listener: Send {
     /// The next connection that is complete, if there is one.
     ///
-    /// # Errors
-    /// The system refused. A stranger's or a broken connection is no error: it is dropped, with a word in the log.
+    /// # Errors The system refused. A stranger's or a broken connection is no error: it is dropped,
+    /// with a word in the log.
     fn accept(&mut self) -> Result<Option<Box<dyn Receiver>>>;
 }
 
@@ -206,11 +213,12 @@ pub trait Sender: Send {
     /// It fits in no buffer that was posted.
     fn clear(&mut self, bytes: usize, tag: i32) -> Result<Clear>;
 
-    /// Begins the message that [`Sender::clear`] was asked about, and returns its number: one more than that of the message
-    /// before.
+    /// Begins the message that [`Sender::clear`] was asked about, and returns its number: one more
+    /// than that of the message before.
     fn begin(&mut self, message: Message<'_>) -> u64;
 
-    /// The next `bytes` of the newest message may go. Those of a message without any go with `push(0)`.
+    /// The next `bytes` of the newest message may go. Those of a message without any go with
+    /// `push(0)`.
     fn push(&mut self, bytes: usize);
 
     /// Moves what can be moved, and adds what became of messages.
@@ -219,12 +227,13 @@ pub trait Sender: Send {
     /// The connection is broken.
     fn progress(&mut self, sent: &mut Vec<Sent>) -> Result<()>;
 
-    /// Adds what has left the wire of messages that are done. Reads no memory of messages. Where a message is done when it has left
-    /// there is nothing to look for.
+    /// Adds what has left the wire of messages that are done. Reads no memory of messages. Where a
+    /// message is done when it has left there is nothing to look for.
     fn look(&mut self, _sent: &mut Vec<Sent>) {}
 
-    /// Ends the connection. If `kept`, what is done was done for good: the receiver gets it, though it may ask for it only later; waits for
-    /// that a moment at most. Otherwise whatever is in flight is dropped.
+    /// Ends the connection. If `kept`, what is done was done for good: the receiver gets it, though
+    /// it may ask for it only later; waits for that a moment at most. Otherwise whatever is in
+    /// flight is dropped.
     fn close(self: Box<Self>, kept: bool);
 }
 
@@ -242,11 +251,12 @@ pub trait Receiver: Send {
     /// The device refused.
     fn deregister(&mut self, region: Region) -> Result<()>;
 
-    /// Posts the buffers of one grouped receive, at most [`GROUP_MAX`]; a number for it, or `None` if it
-    /// can't be taken now.
+    /// Posts the buffers of one grouped receive, at most [`GROUP_MAX`]; a number for it, or `None`
+    /// if it can't be taken now.
     fn post(&mut self, buffers: &[Buffer<'_>]) -> Option<u64>;
 
-    /// Begins to make data visible to a GPU that were received in these buffers; `None` if nothing has to be done.
+    /// Begins to make data visible to a GPU that were received in these buffers; `None` if nothing
+    /// has to be done.
     fn flush(&mut self, buffers: &[Buffer<'_>]) -> Option<u64>;
 
     /// Moves what can be moved, and adds what is complete.

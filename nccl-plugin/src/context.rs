@@ -1,8 +1,9 @@
 //! What is known of a communicator, and what its sends are for (architecture §4.1).
 //!
-//! In order of preference: what `LAXITY_NCCL_STAGES` declares of a communicator of its name; else a collective, since that is what a
-//! GPU waits for in NCCL (also point-to-point operations: expert parallelism is made of them). Batch, request and deadline are not
-//! known here: the daemon takes them from the engine's hints of the same process (`daemon/src/driver/running.rs`).
+//! In order of preference: what `LAXITY_NCCL_STAGES` declares of a communicator of its name; else a
+//! collective, since that is what a GPU waits for in NCCL (also point-to-point operations: expert
+//! parallelism is made of them). Batch, request and deadline are not known here: the daemon takes
+//! them from the engine's hints of the same process (`daemon/src/driver/running.rs`).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::collections::HashMap;
@@ -20,7 +21,8 @@ pub const TRAFFIC_CLASS_UNSET: i32 = -1;
 /// Communicators whose names are remembered.
 const NAMES_MAX: usize = 4096;
 
-/// Names of communicators, as the profiler interface tells them (NCCL 2.27 and later; 2.26 with each collective).
+/// Names of communicators, as the profiler interface tells them (NCCL 2.27 and later; 2.26 with
+/// each collective).
 #[derive(Debug, Default)]
 pub struct Names {
     stages: Mutex<HashMap<u64, Stage>>,

@@ -1,7 +1,8 @@
 //! What goes wrong, as NCCL is told of it.
 //!
-//! NCCL takes any error for the end of the job, so only what can't be waited out is one: "not yet" is a null
-//! request, and whatever happens to a connection that has requests in flight is told by `test`.
+//! NCCL takes any error for the end of the job, so only what can't be waited out is one: "not yet"
+//! is a null request, and whatever happens to a connection that has requests in flight is told by
+//! `test`.
 
 use core::ffi::c_int;
 

@@ -1,8 +1,8 @@
 //! The 128 bytes by which a sender finds its receiver (`NCCL_NET_HANDLE_MAXSIZE`).
 //!
-//! They come from another process, through NCCL's bootstrap network: untrusted. A handle that some other plugin
-//! made must not be taken for ours, or a job of which one node lacks this plugin would hang: so there is a magic number, a version,
-//! and a checksum over the rest.
+//! They come from another process, through NCCL's bootstrap network: untrusted. A handle that some
+//! other plugin made must not be taken for ours, or a job of which one node lacks this plugin would
+//! hang: so there is a magic number, a version, and a checksum over the rest.
 //!
 //! | bytes | |
 //! |---|---|
@@ -92,20 +92,23 @@ impl Handle {
 
     /// Reads a handle.
     ///
-    /// # Errors
-    /// [`Fault::Usage`] if it is not one of this version of this plugin: the other end has another one, or none.
+    /// # Errors [`Fault::Usage`] if it is not one of this version of this plugin: the other end has
+    /// another one, or none.
     pub fn decode(bytes: &[u8; HANDLE_BYTES]) -> Result<Self, Fault> {
         if word(bytes, 0) != MAGIC {
             return Err(Fault::Usage(String::from(
-                "the peer's handle is not Laxity's: NCCL there uses another network. Set NCCL_NET_PLUGIN=laxity on all \
-                 nodes, see that libnccl-net-laxity.so is on the library path there (NCCL_DEBUG=INFO tells), and set \
+                "the peer's handle is not Laxity's: NCCL there uses another network. Set \
+                 NCCL_NET_PLUGIN=laxity on all \
+                 nodes, see that libnccl-net-laxity.so is on the library path there \
+                 (NCCL_DEBUG=INFO tells), and set \
                  NCCL_NET=Laxity so that a node that can't load it stops at once",
             )));
         }
         let version = u16::from_le_bytes(word(bytes, 8));
         if version != VERSION {
             return Err(Fault::Usage(format!(
-                "the peer's plugin speaks version {version}, this one version {VERSION}: install the same release of Laxity on all nodes"
+                "the peer's plugin speaks version {version}, this one version {VERSION}: install \
+                 the same release of Laxity on all nodes"
             )));
         }
         if u64::from_le_bytes(word(bytes, SUM_AT)) != checksum(&bytes[..SUM_AT]) {

@@ -1,9 +1,10 @@
 //! Which network interfaces to use: the rules of `NCCL_SOCKET_IFNAME`.
 //!
-//! A list of prefixes; `^` before it excludes them, `=` (also after `^`) asks for whole names. Without it, NCCL's
-//! order: `ib*`, else the one in the subnet of `NCCL_COMM_ID`, else whatever is neither docker nor loopback nor a libvirt
-//! bridge, else docker, loopback, those bridges. Only interfaces that are running count, each with its first address (IPv4 before
-//! IPv6, as the kernel lists them); IPv6 loopback does not.
+//! A list of prefixes; `^` before it excludes them, `=` (also after `^`) asks for whole names.
+//! Without it, NCCL's order: `ib*`, else the one in the subnet of `NCCL_COMM_ID`, else whatever is
+//! neither docker nor loopback nor a libvirt bridge, else docker, loopback, those bridges. Only
+//! interfaces that are running count, each with its first address (IPv4 before IPv6, as the kernel
+//! lists them); IPv6 loopback does not.
 
 use std::ffi::CString;
 use std::fs;
@@ -199,7 +200,8 @@ pub fn devices(settings: &Settings) -> Result<Vec<(Device, SocketAddr)>> {
                 format!(" that NCCL_SOCKET_IFNAME={text} takes")
             });
         return Err(Fault::System(format!(
-            "there is no running network interface with an address{wanted}; running here: {}. Name others in NCCL_SOCKET_IFNAME",
+            "there is no running network interface with an address{wanted}; running here: {}. Name \
+             others in NCCL_SOCKET_IFNAME",
             names.join(" ")
         )));
     }

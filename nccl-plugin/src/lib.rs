@@ -10,8 +10,9 @@
 //!                                   backend.rs: tcp/ or verbs/
 //! ```
 //!
-//! A message that may not go yet is not taken: `isend` answers with a null request, and NCCL asks again. Without a
-//! daemon everything goes at once. docs/nccl.md is for those who use it, and has the argument that nothing can deadlock.
+//! A message that may not go yet is not taken: `isend` answers with a null request, and NCCL asks
+//! again. Without a daemon everything goes at once. docs/nccl.md is for those who use it, and has
+//! the argument that nothing can deadlock.
 
 pub mod abi;
 pub mod arbiter;

@@ -1,6 +1,7 @@
 //! What is said goes to NCCL's own log, so that it stands where a job's owner looks (`NCCL_DEBUG`).
 //!
-//! The logger is NCCL's function, given at `init`, variadic and in C. Before there is one, warnings go to standard error.
+//! The logger is NCCL's function, given at `init`, variadic and in C. Before there is one, warnings
+//! go to standard error.
 
 use core::ffi::{c_char, c_int, c_ulong};
 use core::mem;
@@ -40,7 +41,8 @@ fn say(level: c_int, subsystem: c_ulong, place: &'static core::panic::Location<'
     let logger: Logger = unsafe { mem::transmute(logger) };
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     let file = CString::new(place.file()).unwrap_or_default();
-    // SAFETY: the strings end with a zero and live until the call returns; the format takes one string.
+    // SAFETY: the strings end with a zero and live until the call returns; the format takes one
+    // string.
     unsafe {
         logger(
             level,

@@ -1,13 +1,16 @@
 //! Which collective a send belongs to: NCCL's profiler interface, turned around.
 //!
-//! NCCL tells a profiler plugin of each collective, of the proxy operations that it becomes, and of their steps, and gives
-//! every `isend` a handle of its step. A network plugin may report events of its own for that handle, by a callback; NCCL then
-//! calls the profiler with the step as the event's parent. This library is both: in `isend` it calls back with the address of a
-//! [`Question`], its own `startEvent` is called on the same stack with that address and the step, and writes the answer.
+//! NCCL tells a profiler plugin of each collective, of the proxy operations that it becomes, and of
+//! their steps, and gives every `isend` a handle of its step. A network plugin may report events of
+//! its own for that handle, by a callback; NCCL then calls the profiler with the step as the
+//! event's parent. This library is both: in `isend` it calls back with the address of a
+//! [`Question`], its own `startEvent` is called on the same stack with that address and the step,
+//! and writes the answer.
 //!
-//! Events are numbers, not addresses: NCCL treats them as opaque, a collective's is stopped long before its sends begin, and
-//! that of another process (PXN: a proxy works for a neighbour's GPU) means nothing here. Each names a place in a ring and how
-//! often that was used; what is too old is not found, and such a send is classified by its communicator alone.
+//! Events are numbers, not addresses: NCCL treats them as opaque, a collective's is stopped long
+//! before its sends begin, and that of another process (PXN: a proxy works for a neighbour's GPU)
+//! means nothing here. Each names a place in a ring and how often that was used; what is too old is
+//! not found, and such a send is classified by its communicator alone.
 
 use core::ffi::c_void;
 
@@ -18,7 +21,8 @@ const TASKS: usize = 4096;
 /// Proxy operations remembered: one per channel and peer of a collective.
 const OPERATIONS: usize = 16384;
 
-/// Event types that are asked for (`ncclProfileColl`, `P2p`, `ProxyOp`, `NetPlugin`). Steps come with the last.
+/// Event types that are asked for (`ncclProfileColl`, `P2p`, `ProxyOp`, `NetPlugin`). Steps come
+/// with the last.
 pub const EVENTS_WANTED: i32 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 7;
 /// `ncclProfileColl`.
 pub const EVENT_COLLECTIVE: u64 = 1 << 1;
@@ -31,7 +35,8 @@ pub const EVENT_STEP: u64 = 1 << 4;
 /// `ncclProfileNetPlugin`.
 pub const EVENT_NET: u64 = 1 << 7;
 
-/// Whose events are ours, among those of other network plugins: the type in the upper, a version in the lower half.
+/// Whose events are ours, among those of other network plugins: the type in the upper, a version in
+/// the lower half.
 pub const PLUGIN_ID: i64 = 0x4c58 << 16 | 1;
 
 /// What a send belongs to.
@@ -257,7 +262,8 @@ impl Events {
         KIND_TASK << KIND_SHIFT | self.tasks.lock().put(task)
     }
 
-    /// A proxy operation of this process begins, for the task `parent`; `here` is false if that event is another process's.
+    /// A proxy operation of this process begins, for the task `parent`; `here` is false if that
+    /// event is another process's.
     pub fn operation(&self, parent: u64, here: bool, steps: u32) -> u64 {
         let known = here && parent >> KIND_SHIFT == KIND_TASK;
         let task = known.then(|| self.tasks.lock().get(parent)).flatten();

@@ -1,8 +1,9 @@
-//! What the process has once: the network, the attachment to the daemon, connects that are under way, and the thread that
-//! looks after what nobody tests any more.
+//! What the process has once: the network, the attachment to the daemon, connects that are under
+//! way, and the thread that looks after what nobody tests any more.
 //!
-//! Made by the first `init`, and never freed: NCCL unloads plugins with their last communicator and loads them again with the
-//! next (the library stays mapped, see `build.rs`). A forked child leaves its parent's behind and makes its own.
+//! Made by the first `init`, and never freed: NCCL unloads plugins with their last communicator and
+//! loads them again with the next (the library stays mapped, see `build.rs`). A forked child leaves
+//! its parent's behind and makes its own.
 
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
@@ -37,7 +38,8 @@ const SWEEP_EVERY: Duration = Duration::from_micros(500);
 /// Without anything for so long, the sweeper sleeps until it is called.
 const SWEEP_IDLE: Duration = Duration::from_millis(10);
 
-/// Events of the profiler interface, which NCCL initialises apart from the network's, and possibly before.
+/// Events of the profiler interface, which NCCL initialises apart from the network's, and possibly
+/// before.
 pub static EVENTS: Events = Events::new();
 
 /// What communicators are called; told by the profiler interface, too.
@@ -105,7 +107,8 @@ pub fn get_or_make() -> Result<&'static Plugin> {
 }
 
 fn current() -> Option<&'static Plugin> {
-    // SAFETY: null, or from `Box::into_raw` above and never freed. Acquire pairs with the Release there.
+    // SAFETY: null, or from `Box::into_raw` above and never freed. Acquire pairs with the Release
+    // there.
     unsafe { PLUGIN.load(Ordering::Acquire).as_ref() }
 }
 
@@ -161,7 +164,8 @@ fn backend(settings: &Settings) -> Result<Box<dyn Backend>> {
         Network::Tcp => Ok(Box::new(Tcp::new(settings)?)),
         Network::Verbs => verbs().map_err(|why| {
             Fault::System(format!(
-                "LAXITY_NET=verbs: {why}. `ibv_devinfo` shows what the host has; LAXITY_NET=tcp uses sockets"
+                "LAXITY_NET=verbs: {why}. `ibv_devinfo` shows what the host has; LAXITY_NET=tcp \
+                 uses sockets"
             ))
         }),
         Network::Auto => {
@@ -175,7 +179,9 @@ fn backend(settings: &Settings) -> Result<Box<dyn Backend>> {
             };
             log::info(&format!("no RDMA ({why}): using sockets"));
             let tcp = Tcp::new(settings).map_err(|fault| {
-                Fault::System(format!("neither RDMA ({why}) nor sockets can be used: {fault}"))
+                Fault::System(format!(
+                    "neither RDMA ({why}) nor sockets can be used: {fault}"
+                ))
             })?;
             Ok(Box::new(tcp))
         }
@@ -197,8 +203,8 @@ impl Plugin {
         }
         let mut options = Options::from_env();
         options.name.push_str("/nccl");
-        // Connections have the classes that a daemon names when they are made, so one that is slow to answer is waited for; one that is not
-        // there is noticed at once.
+        // Connections have the classes that a daemon names when they are made, so one that is slow
+        // to answer is waited for; one that is not there is noticed at once.
         if std::env::var_os("LAXITY_ATTACH_MS").is_none() {
             options.attach_timeout = ATTACH_WITHIN;
         }
@@ -339,7 +345,8 @@ impl Plugin {
             return Ok(());
         }
         Err(Fault::Usage(format!(
-            "the peer listens by {:?}, this process uses {}: set LAXITY_NET to the same on all nodes",
+            "the peer listens by {:?}, this process uses {}: set LAXITY_NET to the same on all \
+             nodes",
             handle.carrier,
             self.backend.name(),
         )))
@@ -401,9 +408,11 @@ impl Plugin {
     }
 }
 
-/// Looks after messages that were taken before their receivers posted, should the host test their receives first; and after bytes that are on their way when NCCL is done with their request: over TCP a request is done when the kernel has the
-/// bytes, and the scheduler's books close when they are acknowledged. Mostly the next call on the connection
-/// finds that out; when there is none, this thread does, since what it counts as in flight keeps others waiting.
+/// Looks after messages that were taken before their receivers posted, should the host test their
+/// receives first; and after bytes that are on their way when NCCL is done with their request: over
+/// TCP a request is done when the kernel has the bytes, and the scheduler's books close when they
+/// are acknowledged. Mostly the next call on the connection finds that out; when there is none,
+/// this thread does, since what it counts as in flight keeps others waiting.
 #[derive(Default)]
 struct Sweeper {
     comms: Mutex<Vec<Weak<Comm>>>,
@@ -422,7 +431,8 @@ impl Sweeper {
 
     /// Wakes it, unless it is.
     fn call(&self, plugin: &'static Plugin) {
-        // SeqCst, as in `run`: either this is seen there in the last look, or that it sleeps is seen here.
+        // SeqCst, as in `run`: either this is seen there in the last look, or that it sleeps is
+        // seen here.
         if self.awake.load(Ordering::SeqCst) {
             return;
         }
@@ -480,7 +490,8 @@ impl Sweeper {
                     found = true;
                 }
                 Some(_) => {}
-                // Whoever holds it looks after it now; whether anything is left then is seen the next time.
+                // Whoever holds it looks after it now; whether anything is left then is seen the
+                // next time.
                 None => found = true,
             }
         }

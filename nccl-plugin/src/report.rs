@@ -122,7 +122,8 @@ impl Report {
         line
     }
 
-    /// Appends the line to the file that the environment names, if it does and there is anything to say.
+    /// Appends the line to the file that the environment names, if it does and there is anything to
+    /// say.
     pub fn write(&self, network: &str, stats: &Stats) {
         if !self.is_empty() {
             self.line(network, stats).append();

@@ -1,12 +1,14 @@
 //! In which layer a communicator's collectives are, from their sequence alone.
 //!
-//! NCCL knows no layers. But every layer of a model issues the same few collectives (two all-to-alls with expert parallelism,
-//! two all-reduces with tensor parallelism), so a forward pass is a sequence with a period, and the layer is the
-//! number of periods since the pass began. A pass begins where the sequence pauses (a kernel launch of the next batch, the sampler),
-//! or where the sizes change as a whole: another batch has another number of tokens.
+//! NCCL knows no layers. But every layer of a model issues the same few collectives (two
+//! all-to-alls with expert parallelism, two all-reduces with tensor parallelism), so a forward pass
+//! is a sequence with a period, and the layer is the number of periods since the pass began. A pass
+//! begins where the sequence pauses (a kernel launch of the next batch, the sampler), or where the
+//! sizes change as a whole: another batch has another number of tokens.
 //!
-//! It is a guess, used where the engine says nothing: it changes nothing of a collective's place (their relative layer index is 0
-//! in any case, MFS §4.4.1), and is shown in traces and reports. Until a period has been seen [`CONFIRMED`] times nothing is said.
+//! It is a guess, used where the engine says nothing: it changes nothing of a collective's place
+//! (their relative layer index is 0 in any case, MFS §4.4.1), and is shown in traces and reports.
+//! Until a period has been seen [`CONFIRMED`] times nothing is said.
 
 /// Longest period: collectives of one layer.
 const PERIOD_MAX: usize = 8;
@@ -43,8 +45,8 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// Collective number `number` of the communicator was seen at `now`; its layer, if that can be said. Collectives
-    /// that were seen before give the layer that is current.
+    /// Collective number `number` of the communicator was seen at `now`; its layer, if that can be
+    /// said. Collectives that were seen before give the layer that is current.
     pub fn observe(&mut self, now_ns: u64, number: u64, signature: Signature) -> Option<u16> {
         if self.last != Some(number) {
             self.follow(now_ns, number, signature);

@@ -1,8 +1,8 @@
 //! What the environment asks of this process. Read once, at the first `init`.
 //!
-//! Laxity's own variables and those of NCCL that mean the same here. A value that can't be used is said in the log
-//! and replaced by the default: it must not stop a job, except where the operator names something that is not there
-//! (`LAXITY_NET`, `NCCL_SOCKET_IFNAME`), as with NCCL.
+//! Laxity's own variables and those of NCCL that mean the same here. A value that can't be used is
+//! said in the log and replaced by the default: it must not stop a job, except where the operator
+//! names something that is not there (`LAXITY_NET`, `NCCL_SOCKET_IFNAME`), as with NCCL.
 
 use std::time::Duration;
 
@@ -61,11 +61,13 @@ impl StageRule {
 pub struct Settings {
     /// `LAXITY_NET`.
     pub network: Network,
-    /// Sockets per connection and class: `LAXITY_NSOCKS`, else `NCCL_SOCKET_NTHREADS` × `NCCL_NSOCKS_PERTHREAD`, else 1.
+    /// Sockets per connection and class: `LAXITY_NSOCKS`, else `NCCL_SOCKET_NTHREADS` ×
+    /// `NCCL_NSOCKS_PERTHREAD`, else 1.
     pub sockets: usize,
     /// `LAXITY_ZEROCOPY`.
     pub zero_copy: ZeroCopy,
-    /// `LAXITY_NCCL_WAIT_MS`: longest wait of one message for its permit. A kernel spins meanwhile, so it is short.
+    /// `LAXITY_NCCL_WAIT_MS`: longest wait of one message for its permit. A kernel spins meanwhile,
+    /// so it is short.
     pub wait_max: Duration,
     /// `LAXITY_NCCL_STAGES`: `name=stage,prefix*=stage`.
     pub stages: Vec<StageRule>,
@@ -79,7 +81,8 @@ pub struct Settings {
     pub verbs_disabled: bool,
     /// The other `NCCL_IB_*`.
     pub rdma: Options,
-    /// `LAXITY_NCCL_EVENTS`: whether to ask NCCL's profiler interface which collective each send belongs to.
+    /// `LAXITY_NCCL_EVENTS`: whether to ask NCCL's profiler interface which collective each send
+    /// belongs to.
     pub events: bool,
 }
 

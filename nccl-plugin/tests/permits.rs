@@ -1,8 +1,9 @@
 //! Permits in any order: connections over loopback whose arbiter is difficult.
 //!
-//! The arbiter here has a window, as a port has: bytes that were permitted and are not complete. It permits within that window
-//! in whatever order its temper says, and never goes beyond. If a flow's completion could depend on
-//! another flow's permit, a window full of such flows would stay full, and the ring below would stand still: nothing here may be overdue.
+//! The arbiter here has a window, as a port has: bytes that were permitted and are not complete. It
+//! permits within that window in whatever order its temper says, and never goes beyond. If a flow's
+//! completion could depend on another flow's permit, a window full of such flows would stay full,
+//! and the ring below would stand still: nothing here may be overdue.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -71,7 +72,8 @@ impl Difficult {
         }
     }
 
-    /// Permits what the window has room for: strictly in order, so that a chunk that doesn't fit holds up what is behind it.
+    /// Permits what the window has room for: strictly in order, so that a chunk that doesn't fit
+    /// holds up what is behind it.
     fn decide(&self) {
         if self.temper == Temper::Never {
             return;
@@ -246,8 +248,8 @@ fn post(comm: &Comm, room: &mut [u8]) -> Option<u16> {
     side.lock().post(&[buffer]).expect("fits")
 }
 
-/// A rank sends step s only when it has received step s − `ahead` from the rank before it, as in a ring collective. At most `depth`
-/// receives are posted.
+/// A rank sends step s only when it has received step s − `ahead` from the rank before it, as in a
+/// ring collective. At most `depth` receives are posted.
 fn pass_around(ring: &Ring, sizes: &[usize], ahead: usize, depth: usize) -> TestCaseResult {
     let ranks = ring.out.len();
     let end = Instant::now() + Duration::from_secs(60);

@@ -1,12 +1,12 @@
 //! How a test says that it can't run on this machine.
 //!
-//! A test that needs root, namespaces, QEMU, etcd, a browser or recorded traces calls [`skip`] where
-//! they are missing, and returns. Nobody looks at the output of a test that passed, so:
+//! A test that needs root, namespaces, QEMU, etcd, a browser or recorded traces calls [`skip`]
+//! where they are missing, and returns. Nobody looks at the output of a test that passed, so:
 //!
 //! * `make test` names a file in `LAXITY_SKIPPED`. Each skipped test adds a line to it, and
 //!   `make test` ends with their number and reasons.
-//! * `LAXITY_REQUIRE=all` makes such a test fail. `LAXITY_REQUIRE=machine` lets only those pass that
-//!   lack the recorded traces, which are not part of this repository.
+//! * `LAXITY_REQUIRE=all` makes such a test fail. `LAXITY_REQUIRE=machine` lets only those pass
+//!   that lack the recorded traces, which are not part of this repository.
 
 use std::fmt::Display;
 use std::fs::OpenOptions;

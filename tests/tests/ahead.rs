@@ -1,5 +1,5 @@
-//! What the preload library tells the daemon of small work requests, with a provider of verbs that does
-//! nothing: no device, and every count exact.
+//! What the preload library tells the daemon of small work requests, with a provider of verbs that
+//! does nothing: no device, and every count exact.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! A cluster with TLS as an operator sets it up: `laxity certs`, a coordinator, daemons, and `laxity cluster`; all of them the
-//! real programs.
+//! A cluster with TLS as an operator sets it up: `laxity certs`, a coordinator, daemons, and
+//! `laxity cluster`; all of them the real programs.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -68,7 +68,8 @@ impl Certs {
     /// A daemon's `[coordinator]`.
     fn section(&self, endpoint: &str, host: &str, stem: &str) -> String {
         format!(
-            "[coordinator]\nendpoint = {endpoint:?}\nhost = {host:?}\nca = {:?}\ncert = {:?}\nkey = {:?}\nbackoff_min = \"10ms\"\nbackoff_max = \"100ms\"\n",
+            "[coordinator]\nendpoint = {endpoint:?}\nhost = {host:?}\nca = {:?}\ncert = {:?}\nkey \
+             = {:?}\nbackoff_min = \"10ms\"\nbackoff_max = \"100ms\"\n",
             self.file("ca.crt"),
             self.file(&format!("{stem}.crt")),
             self.file(&format!("{stem}.key")),
@@ -86,7 +87,8 @@ impl Coordinator {
     fn start(folder: &Path, certs: &Certs) -> Self {
         let file = folder.join("coordinator.toml");
         let config = format!(
-            "listen = \"127.0.0.1:0\"\nlog = \"warn\"\n[tls]\ncert = {:?}\nkey = {:?}\nclient_ca = {:?}\n",
+            "listen = \"127.0.0.1:0\"\nlog = \"warn\"\n[tls]\ncert = {:?}\nkey = {:?}\nclient_ca = \
+             {:?}\n",
             certs.file("coordinator-coord1.example.crt"),
             certs.file("coordinator-coord1.example.key"),
             certs.file("ca.crt"),

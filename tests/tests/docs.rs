@@ -1,5 +1,5 @@
-//! The documentation holds what it promises: links, paths and cited sections exist, every page is in
-//! the book, and examples are accepted by the programs that they are for.
+//! The documentation holds what it promises: links, paths and cited sections exist, every page is
+//! in the book, and examples are accepted by the programs that they are for.
 //!
 //! A fenced block says by its second word which program reads it, such as `toml laxityd`
 //! ([`READERS`]). In blocks of `sh`, subcommands and flags of Laxity's programs have to exist.

@@ -76,8 +76,8 @@ fn this_binary() -> Command {
     Command::new(std::env::current_exe().expect("own path"))
 }
 
-/// This binary in a time namespace whose clock is `seconds` ahead of this one, or the reason why there
-/// can be none.
+/// This binary in a time namespace whose clock is `seconds` ahead of this one, or the reason why
+/// there can be none.
 fn in_another_time(seconds: i64) -> Result<Command, String> {
     let mut command = Command::new("unshare");
     if !nix::unistd::geteuid().is_root() {

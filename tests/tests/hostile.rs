@@ -3,7 +3,8 @@
 //!
 //! The honest client sends small flows one after the other, and the wire that it pretends to have
 //! takes a millisecond for each. Its rate therefore hardly depends on how busy the machine is. One
-//! process measures both phases, alone and beside the hostile client, so that the result is a ratio.
+//! process measures both phases, alone and beside the hostile client, so that the result is a
+//! ratio.
 
 use std::fmt::Write as _;
 use std::fs::Permissions;
@@ -229,8 +230,8 @@ impl Attack {
     }
 }
 
-/// Two attachments of one process that complete nothing; each begins anew as soon as it notices that
-/// it is not scheduled any more.
+/// Two attachments of one process that complete nothing; each begins anew as soon as it notices
+/// that it is not scheduled any more.
 fn reattaching() {
     become_another_user();
     let start = Instant::now();

@@ -1,6 +1,7 @@
-//! Programs that use Mooncake's C interface, with both preload libraries and the real `laxityd`: over Mooncake's own engine of release
-//! 0.3.13, from its Python package and behind `real_engine.cc`, where PyPI can be reached (else skipped, with the reason); and over the stand-in
-//! of `shim/mooncake/tests` for what needs a transport that is not here.
+//! Programs that use Mooncake's C interface, with both preload libraries and the real `laxityd`:
+//! over Mooncake's own engine of release 0.3.13, from its Python package and behind
+//! `real_engine.cc`, where PyPI can be reached (else skipped, with the reason); and over the
+//! stand-in of `shim/mooncake/tests` for what needs a transport that is not here.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -54,7 +55,8 @@ fn real(folder: &Path) -> Result<(), String> {
     let package = package.display();
     shell(
         &format!(
-            "python3 -m pip install --quiet --disable-pip-version-check --no-deps --target {package} {RELEASE}"
+            "python3 -m pip install --quiet --disable-pip-version-check --no-deps --target \
+             {package} {RELEASE}"
         ),
         folder,
     )?;
@@ -77,9 +79,11 @@ fn real(folder: &Path) -> Result<(), String> {
     shell(
         &format!(
             "ldd {package}/mooncake/engine.so | grep 'not found' && exit 1
-             c++ -std=c++17 -O1 -shared -fPIC -o libtransfer_engine.so {sources}/real_engine.cc -Wl,--no-as-needed \
+             c++ -std=c++17 -O1 -shared -fPIC -o libtransfer_engine.so {sources}/real_engine.cc \
+             -Wl,--no-as-needed \
                 {package}/mooncake/engine.so {python} -Wl,-rpath,{package}/mooncake:{libraries}
-             cc -O1 -DWITHOUT_TENT -o mover {sources}/mover.c -L. -ltransfer_engine -lpthread -ldl -Wl,-rpath,$PWD \
+             cc -O1 -DWITHOUT_TENT -o mover {sources}/mover.c -L. -ltransfer_engine -lpthread -ldl \
+             -Wl,-rpath,$PWD \
                 -Wl,--allow-shlib-undefined"
         ),
         folder,
@@ -192,7 +196,8 @@ fn mooncakes_own_engine_moves_every_byte_once_by_the_daemons_leave_and_without_i
     let without = end(start(folder, &peer, "write", "tcp", &BOTH));
     assert_eq!(last(&without), peer.checksum(), "without a daemon");
 
-    // So slow that some of it has to wait. (What a daemon that dies does is tested in shim/mooncake.)
+    // So slow that some of it has to wait. (What a daemon that dies does is tested in
+    // shim/mooncake.)
     let slow = "[[nic]]\nname = \"default\"\nrate = \"20Mbit\"\nchunk = \"256KiB\"\n";
     let daemon = Daemon::start(folder, slow);
     let mut moved = 0;

@@ -1,6 +1,6 @@
-//! The NCCL net plugin, driven as NCCL drives it by a harness in C (`tests/nccl`): every version of the
-//! interface, over loopback and between network namespaces, without a daemon and with one. And the
-//! harness itself, on a plugin with faults to choose from, each of which it has to notice.
+//! The NCCL net plugin, driven as NCCL drives it by a harness in C (`tests/nccl`): every version of
+//! the interface, over loopback and between network namespaces, without a daemon and with one. And
+//! the harness itself, on a plugin with faults to choose from, each of which it has to notice.
 //!
 //! `LAXITY_NCCL_PLUGIN` names another plugin than the built one. No test here measures time.
 

@@ -1,6 +1,6 @@
-//! The Python package: built as a wheel, installed in an environment that has nothing else of Laxity, and
-//! tested there against the real `laxityd` (mooncake-adapter/tests). Skipped, with the reason, where PyPI can't
-//! be reached.
+//! The Python package: built as a wheel, installed in an environment that has nothing else of
+//! Laxity, and tested there against the real `laxityd` (mooncake-adapter/tests). Skipped, with the
+//! reason, where PyPI can't be reached.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

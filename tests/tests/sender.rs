@@ -237,8 +237,8 @@ fn report(client: &Client) {
     );
 }
 
-/// Sends collectives of one word, completing each, and never waits for a permit: what is not permitted
-/// at once is polled for later. Ends when the file `SINK`.stop appears.
+/// Sends collectives of one word, completing each, and never waits for a permit: what is not
+/// permitted at once is polled for later. Ends when the file `SINK`.stop appears.
 fn glide() {
     let path = std::env::var("SINK").expect("SINK");
     let mut sink = UnixStream::connect(&path).expect("sink");

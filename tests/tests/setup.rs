@@ -1,5 +1,5 @@
-//! What puts Laxity on a machine: `tools/setup.sh` where everything is missing, `tools/install.sh` under a strict
-//! umask, and the units that it installs.
+//! What puts Laxity on a machine: `tools/setup.sh` where everything is missing, `tools/install.sh`
+//! under a strict umask, and the units that it installs.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};

@@ -1,5 +1,5 @@
-//! `laxity sim` as a person runs it: the real binary, plans and traces in files, results that can be
-//! trusted to be the same, errors that say where they are.
+//! `laxity sim` as a person runs it: the real binary, plans and traces in files, results that can
+//! be trusted to be the same, errors that say where they are.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use crate::process::binary;
 
-/// Units of two servers, so that collectives cross slow links: what policies can differ in is there.
+/// Units of two servers, so that collectives cross slow links: what policies can differ in is
+/// there.
 const CONTENDED: &str = r#"
 title = "Contended"
 question = "Is a collective protected from KV cache?"
@@ -186,7 +187,8 @@ fn a_line_of_a_trace_that_is_wrong_is_named_with_its_field() {
     let folder = folder();
     let line = |at: u32, length: &str| {
         format!(
-            "{{\"timestamp\": {at}, \"input_length\": {length}, \"output_length\": 5, \"hash_ids\": [1, {at}]}}\n"
+            "{{\"timestamp\": {at}, \"input_length\": {length}, \"output_length\": \
+             5, \"hash_ids\": [1, {at}]}}\n"
         )
     };
     let lines = line(0, "600") + &line(100, "700") + &line(200, "\"many\"") + &line(300, "600");
@@ -222,14 +224,17 @@ fn every_format_of_traces_is_read_and_served() {
         let (ms, tokens) = (n * 100, 600 + n);
         // The first blocks are everybody's.
         mooncake += &format!(
-            "{{\"timestamp\": {ms}, \"input_length\": {tokens}, \"output_length\": 9, \"hash_ids\": [0, {}]}}\n",
+            "{{\"timestamp\": {ms}, \"input_length\": {tokens}, \"output_length\": \
+             9, \"hash_ids\": [0, {}]}}\n",
             n + 1
         );
         let ids: Vec<u32> = (0..tokens.div_ceil(16))
             .map(|b| if b < 10 { b } else { 1000 * n + b })
             .collect();
         qwen += &format!(
-            "{{\"chat_id\": {n}, \"parent_chat_id\": -1, \"timestamp\": {}.{}, \"input_length\": {tokens}, \"output_length\": 9, \"type\": \"text\", \"turn\": 1, \"hash_ids\": {ids:?}}}\n",
+            "{{\"chat_id\": {n}, \"parent_chat_id\": -1, \"timestamp\": {}.{}, \"input_length\": \
+             {tokens}, \"output_length\": 9, \"type\": \"text\", \"turn\": 1, \"hash_ids\": \
+             {ids:?}}}\n",
             ms / 1000,
             ms % 1000 / 100
         );
@@ -263,7 +268,8 @@ fn every_format_of_traces_is_read_and_served() {
 
 /// The catalogue's Mixtral with another name, and one line replaced.
 fn model(line: &str, by: &str) -> String {
-    let text = "name = \"mine\"\nlayers = 32\nhidden = 4096\nheads = 32\nkv_heads = 8\nhead_dim = 128\n\
+    let text = "name = \"mine\"\nlayers = 32\nhidden = 4096\nheads = 32\nkv_heads = 8\nhead_dim = \
+        128\n\
                 ffn = 14336\nexperts = 8\ntop_k = 2\nvocab = 32000\n";
     assert!(text.contains(line));
     text.replace(line, by)

@@ -225,7 +225,8 @@ fn a_traced_command_that_outlasts_the_trace_does_not_keep_it_from_being_written(
     );
     // It ends by itself after a while, whatever becomes of this test.
     let script = format!(
-        "trap 'echo TERM >{}; exit 7' TERM; i=0; while [ $i -lt 600 ]; do sleep 0.1; i=$((i+1)); done",
+        "trap 'echo TERM >{}; exit 7' TERM; i=0; while [ $i -lt 600 ]; do sleep 0.1; i=$((i+1)); \
+         done",
         ended.display()
     );
     let mut tracer = start(&daemon, &out, &["--", "sh", "-c", &script]);

@@ -28,8 +28,9 @@ fn number(value: &serde_json::Value, key: &str) -> u64 {
         .unwrap_or_else(|| panic!("no `{key}` in {value}"))
 }
 
-/// Cases of the matrix that are for `laxity lab verbs` by hand (`make verbs`): those that measure, which a busy machine can fail, and
-/// the many small ones that cost minutes of emulation: pyverbs' suite, and those of the NCCL plugin that are the same over sockets.
+/// Cases of the matrix that are for `laxity lab verbs` by hand (`make verbs`): those that measure,
+/// which a busy machine can fail, and the many small ones that cost minutes of emulation: pyverbs'
+/// suite, and those of the NCCL plugin that are the same over sockets.
 const BY_HAND: [&str; 9] = [
     "contention",
     "pyverbs",
@@ -86,7 +87,8 @@ fn unmodified_rdma_programs_run_under_the_scheduler_and_every_byte_is_accounted_
         assert!(!classes.is_empty(), "{name} was not seen on the wire");
     }
     let deferred: u64 = programs.iter().map(|p| number(p, "deferred")).sum();
-    // Each program that has to wait was checked for it; this is that they did so in earnest. Mostly 4000.
+    // Each program that has to wait was checked for it; this is that they did so in earnest. Mostly
+    // 4000.
     assert!(deferred > 1500, "work requests waited: {deferred}");
     for case in plugin {
         assert_eq!(case["passed"].as_bool(), Some(true), "{case}");

@@ -1,5 +1,6 @@
-//! Puts a digest of what decides an outcome (this crate's models of serving, GPUs and
-//! network, the policy, and the schedulers of requests) into the crate, so that results of other code are not taken for this one's.
+//! Puts a digest of what decides an outcome (this crate's models of serving, GPUs and network, the
+//! policy, and the schedulers of requests) into the crate, so that results of other code are not
+//! taken for this one's.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};

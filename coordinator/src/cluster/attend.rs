@@ -91,7 +91,8 @@ impl Cluster {
         let theirs = (hello.protocol, hello.protocol_min);
         if v1::common_protocol((v1::PROTOCOL, v1::PROTOCOL_MIN), theirs).is_none() {
             let detail = format!(
-                "the daemon speaks protocols {} to {}, this coordinator {} to {}; bring them to releases that overlap",
+                "the daemon speaks protocols {} to {}, this coordinator {} to {}; bring them to \
+                 releases that overlap",
                 hello.protocol_min,
                 hello.protocol,
                 v1::PROTOCOL_MIN,

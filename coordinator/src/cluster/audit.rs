@@ -1,5 +1,5 @@
-//! Whether the books agree with each other: for tests and fuzzing, which ask after every step. What is charged is counted anew
-//! from what is there.
+//! Whether the books agree with each other: for tests and fuzzing, which ask after every step. What
+//! is charged is counted anew from what is there.
 
 use super::Cluster;
 use super::host::{Host, HostId, Usage};

@@ -65,8 +65,8 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// What admission gets. What the owner of a port says of it outweighs what those say who want to fetch from it,
-    /// since both mean the same bytes.
+    /// What admission gets. What the owner of a port says of it outweighs what those say who want
+    /// to fetch from it, since both mean the same bytes.
     pub(super) fn merged(&self, key: Key, owns: impl Fn(HostId, PortId) -> bool) -> RequestLoad {
         let own = |load: &&Load| owns(load.by, load.port);
         let owned = || self.loads.iter().filter(own);

@@ -31,7 +31,8 @@ impl Drain {
 }
 
 impl Cluster {
-    /// Takes a host out of the cluster's order, or back in, as `author` asks. Gives the number of batches it took part in.
+    /// Takes a host out of the cluster's order, or back in, as `author` asks. Gives the number of
+    /// batches it took part in.
     ///
     /// # Errors
     /// There are too many drained hosts, or the name is none; text for the operator.

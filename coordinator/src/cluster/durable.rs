@@ -1,5 +1,5 @@
-//! What outlives a leader: policy, with its last revisions, and drains. Everything else is rebuilt from what daemons
-//! say when they attend the next one.
+//! What outlives a leader: policy, with its last revisions, and drains. Everything else is rebuilt
+//! from what daemons say when they attend the next one.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -47,7 +47,8 @@ struct SavedRevision {
     fetch_lease_ns: u64,
     author: String,
     comment: String,
-    /// Times of different machines are only comparable as well as their clocks are; this one is only shown.
+    /// Times of different machines are only comparable as well as their clocks are; this one is
+    /// only shown.
     unix_ms: u64,
 }
 
@@ -160,7 +161,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Numbers of streams go on where another cluster's ended, so that a stream of that one is none of this one.
+    /// Numbers of streams go on where another cluster's ended, so that a stream of that one is none
+    /// of this one.
     pub fn succeed(&mut self, before: &Self) {
         self.streams = before.streams;
     }

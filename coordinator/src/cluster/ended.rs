@@ -1,8 +1,9 @@
-//! How requests ended, as far as the coordinator sees it: a request ends when a host entitled to say so says it, or when the
-//! owner of its batch says that the batch has finished. One that is lost with its host has not ended.
+//! How requests ended, as far as the coordinator sees it: a request ends when a host entitled to
+//! say so says it, or when the owner of its batch says that the batch has finished. One that is
+//! lost with its host has not ended.
 //!
-//! A report takes its time, so a request is counted as late if its end was *heard* after its deadline; that is at most
-//! one report (milliseconds) stricter than what its users saw.
+//! A report takes its time, so a request is counted as late if its end was *heard* after its
+//! deadline; that is at most one report (milliseconds) stricter than what its users saw.
 
 use laxity_policy::Time;
 

@@ -128,8 +128,8 @@ impl Cluster {
         ready.unwrap_or(decision.estimate.ready)
     }
 
-    /// The estimate of the last run, as it looks now: one that has not begun to compute ends later with every instant that
-    /// it waits, and none has ended that is still there.
+    /// The estimate of the last run, as it looks now: one that has not begun to compute ends later
+    /// with every instant that it waits, and none has ended that is still there.
     fn finish(&self, now: Time, key: Key, decision: &Decision) -> Time {
         let estimate = Estimate {
             ready: self.ready(now, key, decision),
@@ -320,10 +320,12 @@ fn sentences(decision: &Decision, told: &v1::ExplainResponse) -> Vec<String> {
     let place = decision.rank;
     match red {
         None => text.push(format!(
-            "Place {place}: no request of it that can still be in time has a deadline, so it comes after all batches that have one."
+            "Place {place}: no request of it that can still be in time has a deadline, so it comes \
+             after all batches that have one."
         )),
         Some(red) => text.push(format!(
-            "Place {place}, by its robust effective deadline, {}: {} of {} requests are tight (the first is due {}), the others are due {} or later.",
+            "Place {place}, by its robust effective deadline, {}: {} of {} requests are tight (the \
+             first is due {}), the others are due {} or later.",
             due(Some(red)),
             told.tight_count,
             told.deadline_count,
@@ -333,7 +335,8 @@ fn sentences(decision: &Decision, told: &v1::ExplainResponse) -> Vec<String> {
     }
     if told.held_back_ns != 0 {
         text.push(format!(
-            "Daemons still use a deadline that differs by {}, which is within the margin that keeps ranks from flapping.",
+            "Daemons still use a deadline that differs by {}, which is within the margin that \
+             keeps ranks from flapping.",
             span(told.held_back_ns)
         ));
     }

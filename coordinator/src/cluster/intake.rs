@@ -1,8 +1,8 @@
 //! What daemons say, checked and passed on to admission. Every field comes from another machine.
 //!
-//! A host speaks for its own ports, and for batches that it takes part in; the host that announced a batch first
-//! owns it (docs/coordinator.md, "Who may say what"). What is refused is counted and told to the daemon,
-//! and changes nothing; only a broken stream (sequence, size) ends.
+//! A host speaks for its own ports, and for batches that it takes part in; the host that announced
+//! a batch first owns it (docs/coordinator.md, "Who may say what"). What is refused is counted and
+//! told to the daemon, and changes nothing; only a broken stream (sequence, size) ends.
 
 use core::hash::BuildHasher;
 
@@ -18,8 +18,8 @@ use super::host::{HostId, HostPort, Tenant};
 use super::table::Key;
 use super::{Cluster, EVENT_WORK, REQUEST_WORK};
 
-/// Most of a victim port's time that one fetch is believed to take, so that a reader can't make others look
-/// late by inventing bytes.
+/// Most of a victim port's time that one fetch is believed to take, so that a reader can't make
+/// others look late by inventing bytes.
 const FETCH_TIME_MAX: u64 = 10;
 
 /// Why an event was refused, for the daemon.
@@ -125,7 +125,8 @@ impl Cluster {
         let requests: usize = report.events.iter().map(requests).sum();
         if requests > most {
             let detail = format!(
-                "a report of {requests} requests exceeds limits.events_per_report_max = {most}; announce a batch in several reports"
+                "a report of {requests} requests exceeds limits.events_per_report_max = {most}; \
+                 announce a batch in several reports"
             );
             return Err(goodbye(v1::GoodbyeReason::Protocol, detail));
         }
@@ -280,8 +281,9 @@ impl Cluster {
         }
     }
 
-    /// A batch that the host owns. None if the host only takes part in it, or it has ended: a daemon can't know which
-    /// host announced a batch first, nor that its end is under way, so what it says then is left aside and not refused.
+    /// A batch that the host owns. None if the host only takes part in it, or it has ended: a
+    /// daemon can't know which host announced a batch first, nor that its end is under way, so what
+    /// it says then is left aside and not refused.
     fn owned_batch(&self, id: HostId, name: u64) -> Result<Option<Key>, Refused> {
         match self.batch_of(id, name) {
             Ok(key) => Ok(Some(key).filter(|&key| self.owns_batch(id, key))),
@@ -290,8 +292,8 @@ impl Cluster {
         }
     }
 
-    /// What a host says of a request is left aside, and not refused, if the request has ended or the host takes part
-    /// in its batch.
+    /// What a host says of a request is left aside, and not refused, if the request has ended or
+    /// the host takes part in its batch.
     fn excuse(&self, id: HostId, name: u64, refused: Refused) -> Result<(), Refused> {
         let host = self.host(id).map(|host| (host.tenant, &host.batches));
         let known = host.and_then(|(tenant, batches)| {
@@ -589,7 +591,8 @@ impl Cluster {
             }
             port
         } else {
-            // Storage, or a host without a daemon: no mistake of the reader, and nobody to be protected.
+            // Storage, or a host without a daemon: no mistake of the reader, and nobody to be
+            // protected.
             match self.port_at(tenant, &said.victim_address) {
                 Some(port) => port,
                 None => return Ok(false),

@@ -1,4 +1,5 @@
-//! Who takes part in what: batches and requests come, change hands and go, with all that refers to them.
+//! Who takes part in what: batches and requests come, change hands and go, with all that refers to
+//! them.
 
 use std::collections::BTreeSet;
 
@@ -46,7 +47,8 @@ impl Cluster {
                 let batch = batch.ok_or_else(|| unknown("batch", name))?;
                 if batch.members.len() >= hosts_max {
                     return Err(over_limit(format!(
-                        "{hosts_max} hosts take part in batch {name} already (limits.hosts_per_batch_max)"
+                        "{hosts_max} hosts take part in batch {name} already \
+                         (limits.hosts_per_batch_max)"
                     )));
                 }
                 batch.members.push(id);
@@ -155,8 +157,8 @@ impl Cluster {
 
     /// Chunked prefill moves requests on: `id` says so, a member of the batch where it goes.
     ///
-    /// Who is no member there could never take back what it said of the request: its loads stay behind, and so does
-    /// its being the one who told of it.
+    /// Who is no member there could never take back what it said of the request: its loads stay
+    /// behind, and so does its being the one who told of it.
     fn move_request(&mut self, id: HostId, key: Key, from: Key, to: Key) -> Result<(), Refused> {
         let members = self.batches.get(to).map(|batch| batch.members.clone());
         let members = members.unwrap_or_default();
@@ -251,7 +253,8 @@ impl Cluster {
             }
             if !quota.take(&mut host.usage.loads) {
                 return Err(over_limit(format!(
-                    "this host has {} loads of requests on ports, which is all it may now (limits.loads_*)",
+                    "this host has {} loads of requests on ports, which is all it may now \
+                     (limits.loads_*)",
                     host.usage.loads
                 )));
             }
@@ -260,7 +263,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// The host wants to fetch so much for a request from another host's port. False if there is no room.
+    /// The host wants to fetch so much for a request from another host's port. False if there is no
+    /// room.
     pub(super) fn add_load(&mut self, id: HostId, key: Key, port: PortId, bytes: u64) -> bool {
         let (Some(host), Some(request)) = (
             self.hosts[id.0 as usize].as_mut(),
@@ -419,7 +423,8 @@ impl Cluster {
         }
     }
 
-    /// The host says nothing of the request any more: its loads go, and the request, if nobody else loads it.
+    /// The host says nothing of the request any more: its loads go, and the request, if nobody else
+    /// loads it.
     pub(super) fn part_with(&mut self, now: Time, id: HostId, key: Key) {
         let (Some(host), Some(request)) = (
             self.hosts[id.0 as usize].as_mut(),
@@ -463,7 +468,8 @@ impl Cluster {
         let host = host.ok_or_else(|| unknown("host", 0))?;
         if !self.quotas.fetches.take(&mut host.usage.fetches) {
             return Err(over_limit(format!(
-                "this host has {} fetches open, which is all it may now (limits.fetches_*); fetch without a token",
+                "this host has {} fetches open, which is all it may now (limits.fetches_*); fetch \
+                 without a token",
                 host.usage.fetches
             )));
         }
@@ -565,7 +571,8 @@ impl Cluster {
         self.drop_fetches(now, id, fetches);
     }
 
-    /// Loads of the host's own ports that its snapshot did not mention. Those of fetches end with their fetch.
+    /// Loads of the host's own ports that its snapshot did not mention. Those of fetches end with
+    /// their fetch.
     fn sweep_loads(&mut self, now: Time, id: HostId, key: Key, mark: u64) {
         let (Some(host), Some(request)) = (
             self.hosts[id.0 as usize].as_mut(),

@@ -1,8 +1,9 @@
-//! What waits for one host: not a queue of orders but a note of what changed, filled in when the host's
-//! stream has room.
+//! What waits for one host: not a queue of orders but a note of what changed, filled in when the
+//! host's stream has room.
 //!
-//! Whatever number of runs happens before a slow host reads, it then gets one order with the newest of each, so a
-//! host costs the same memory whether it reads or not, and never reads what is no longer true.
+//! Whatever number of runs happens before a slow host reads, it then gets one order with the newest
+//! of each, so a host costs the same memory whether it reads or not, and never reads what is no
+//! longer true.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -47,8 +48,8 @@ impl Outbox {
         self.letters.is_empty() && !self.wants_order()
     }
 
-    /// Something that is no order. Of refusals only so many wait; of anything else the newest, since the host could not do
-    /// without.
+    /// Something that is no order. Of refusals only so many wait; of anything else the newest,
+    /// since the host could not do without.
     pub(super) fn write(&mut self, letter: Message) {
         if matches!(letter, Message::Refusal(_)) {
             if self.letters.len() >= LETTERS_MAX {
@@ -108,7 +109,8 @@ pub(super) struct Contents {
     pub(super) held: Vec<u64>,
 }
 
-/// Cuts an order into pieces of at most [`ORDER_PIECE_ENTRIES_MAX`] entries, the last of which says so.
+/// Cuts an order into pieces of at most [`ORDER_PIECE_ENTRIES_MAX`] entries, the last of which says
+/// so.
 pub(super) fn pieces(
     contents: Contents,
     epoch: Epoch,

@@ -75,7 +75,8 @@ impl Cluster {
         }
     }
 
-    /// A host has to be told of a batch and of these requests, if only that they are none of its business any more.
+    /// A host has to be told of a batch and of these requests, if only that they are none of its
+    /// business any more.
     pub(super) fn note(&mut self, id: HostId, batch: u64, pruned: Vec<u64>) {
         let Some(host) = self.host_mut(id) else {
             return;
@@ -136,7 +137,8 @@ impl Cluster {
         }
     }
 
-    /// The next host that has something waiting, with its stream. Each is given once until [`Cluster::take`].
+    /// The next host that has something waiting, with its stream. Each is given once until
+    /// [`Cluster::take`].
     pub fn poll_ready(&mut self) -> Option<(HostId, u64)> {
         while let Some(id) = self.ready.pop() {
             if let Some(host) = self.host_mut(id) {
@@ -265,7 +267,8 @@ impl Cluster {
     /// How a host is told of a pruned request; `None` if it is not pruned, or none of its business.
     fn pruned_for(&self, host: &Host, key: Key) -> Option<v1::Pruned> {
         let request = self.requests.get(key).filter(|request| request.pruned)?;
-        // One that has left the batch, or whose request has moved on, has nothing to do with it any more.
+        // One that has left the batch, or whose request has moved on, has nothing to do with it any
+        // more.
         if !host.batches.contains_key(&request.batch) {
             return None;
         }

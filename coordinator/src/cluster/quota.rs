@@ -1,5 +1,5 @@
-//! How much of a total each host may hold: some is reserved for each, the rest is shared, and nobody
-//! gets more than a cap. So memory is bounded, and no host can use up what is another's.
+//! How much of a total each host may hold: some is reserved for each, the rest is shared, and
+//! nobody gets more than a cap. So memory is bounded, and no host can use up what is another's.
 
 /// Parts of a total that hosts take and give back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

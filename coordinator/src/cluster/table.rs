@@ -1,8 +1,8 @@
 //! Things by a key that says where they lie and when they came, so that admission's ids lead back
 //! to them without a search, and ids that are used again can't be confused.
 
-/// Bits of a key that are its slot: room for `laxity_policy::prune::MEMBERS_MAX`. The others count arrivals:
-/// 44 bits, some hundred years at 5000 a second.
+/// Bits of a key that are its slot: room for `laxity_policy::prune::MEMBERS_MAX`. The others count
+/// arrivals: 44 bits, some hundred years at 5000 a second.
 const SLOT_BITS: u32 = 20;
 
 /// Most entries of a table.

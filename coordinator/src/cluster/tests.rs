@@ -1,4 +1,5 @@
-//! The cluster's rules, told as stories of daemons. [`Replica`] is what a daemon makes of the orders.
+//! The cluster's rules, told as stories of daemons. [`Replica`] is what a daemon makes of the
+//! orders.
 
 mod books;
 mod hostile;
@@ -360,7 +361,8 @@ fn readers_of_a_hot_port_get_tokens_by_rank() {
     world.now = world.now + Span::from_millis(60);
     world.settle_and_read(&mut [&mut a]);
     assert!(holds(&a) && !waits(&a));
-    // Whoever becomes more urgent takes the token, and a host that asks for everything is told of both.
+    // Whoever becomes more urgent takes the token, and a host that asks for everything is told of
+    // both.
     let mut urgent = wants(3);
     if let Kind::FetchWanted(said) = &mut urgent {
         said.fetch = 6;

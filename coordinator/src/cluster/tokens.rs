@@ -1,17 +1,20 @@
 //! Fetch tokens: who may read from a hot port now.
 //!
-//! Many hosts that read from one port at once make an incast that no reader's host can see, and the network then serves
-//! them alike: the most urgent waits for all. So readers tell ([`Tokens::want`]), and of those that want
-//! one victim port a bounded number is under way at a time: the first in the order of ranks, equals by arrival.
+//! Many hosts that read from one port at once make an incast that no reader's host can see, and the
+//! network then serves them alike: the most urgent waits for all. So readers tell
+//! ([`Tokens::want`]), and of those that want one victim port a bounded number is under way at a
+//! time: the first in the order of ranks, equals by arrival.
 //!
-//! * *Who is blocked goes.* What a batch that runs has still to read, a GPU waits for: it is let in whatever the bound, which then
-//!   holds for the lookahead of batches that wait for their turn (MFS §2.2, stage 1). Layers can't be told apart here: the readers' daemons do that.
-//! * *Preemption.* Whoever becomes more urgent than one that is under way takes its token; that one waits
-//!   again, with what it has still to fetch.
-//! * *Leases.* A token is good for a while. Then the next reader is let in, whether or not the fetch has finished: a
-//!   reader that died, or lies, holds a port up for one lease. The fetch itself goes on; nothing is taken away.
-//! * *No permits.* A reader goes ahead unless it was told to wait, and does not wait for ever, so a lost word costs order and
-//!   not progress.
+//! * *Who is blocked goes.* What a batch that runs has still to read, a GPU waits for: it is let in
+//!   whatever the bound, which then holds for the lookahead of batches that wait for their turn
+//!   (MFS §2.2, stage 1). Layers can't be told apart here: the readers' daemons do that.
+//! * *Preemption.* Whoever becomes more urgent than one that is under way takes its token; that one
+//!   waits again, with what it has still to fetch.
+//! * *Leases.* A token is good for a while. Then the next reader is let in, whether or not the
+//!   fetch has finished: a reader that died, or lies, holds a port up for one lease. The fetch
+//!   itself goes on; nothing is taken away.
+//! * *No permits.* A reader goes ahead unless it was told to wait, and does not wait for ever, so a
+//!   lost word costs order and not progress.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -169,8 +172,9 @@ impl Tokens {
         port.map_or((0, 0), |port| (port.waiting.len(), port.granted.len()))
     }
 
-    /// Ends leases that are over, and lets in who may be. Gives the fetches of whose turn their host is to be told:
-    /// those that got a token, those that have to wait, for the first time or again.
+    /// Ends leases that are over, and lets in who may be. Gives the fetches of whose turn their
+    /// host is to be told: those that got a token, those that have to wait, for the first time or
+    /// again.
     pub(crate) fn grant(&mut self, now: Time, terms: TokenTerms) -> Vec<Key> {
         while let Some(&(until, key)) = self.leases.first()
             && until <= now

@@ -64,9 +64,10 @@ impl Etcd {
                 .map_err(|error| setup("endpoints")(&format!("{endpoint}: {error}")))?
                 .connect_timeout(patience)
                 .timeout(patience)
-                // A connection that a partition left behind would be tried again ever more rarely, up to two minutes apart, and
-                // that after the network works again. Asking comes often enough that a ping is sent only when no answer does:
-                // etcd closes connections with more.
+                // A connection that a partition left behind would be tried again ever more rarely,
+                // up to two minutes apart, and that after the network works again. Asking comes
+                // often enough that a ping is sent only when no answer does: etcd closes
+                // connections with more.
                 .http2_keep_alive_interval(patience * 5 / 2)
                 .keep_alive_timeout(patience)
                 .keep_alive_while_idle(true);

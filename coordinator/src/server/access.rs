@@ -8,8 +8,8 @@
 //! laxity://operator/NAME     may ask, and change
 //! ```
 //!
-//! Without TLS every peer is everybody, which is why the server listens on loopback unless it is told otherwise. Every
-//! method passes through one of the checks below.
+//! Without TLS every peer is everybody, which is why the server listens on loopback unless it is
+//! told otherwise. Every method passes through one of the checks below.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -45,7 +45,8 @@ impl Service {
     }
 }
 
-/// What goes onto the connection. An order passes only while this coordinator leads: the last place to ask.
+/// What goes onto the connection. An order passes only while this coordinator leads: the last place
+/// to ask.
 pub(crate) struct Outbound {
     frames: ReceiverStream<Result<FromCoordinator, Status>>,
     lead: Arc<Lead>,
@@ -133,7 +134,8 @@ async fn serve(
         }
         Ok(Ok(None) | Err(_)) | Err(_) => return,
     };
-    // A name that can't be one is as long as its sender likes: it goes no further, not even to the log.
+    // A name that can't be one is as long as its sender likes: it goes no further, not even to the
+    // log.
     if let Err(problem) = Cluster::check_name(&hello.host) {
         return part(&sender, goodbye(GoodbyeReason::Protocol, problem)).await;
     }
@@ -239,7 +241,8 @@ async fn read(
             }
         };
         let now = shared.now();
-        // The daemon has come back, and its old stream must not stay for as long as it sends heartbeats.
+        // The daemon has come back, and its old stream must not stay for as long as it sends
+        // heartbeats.
         if !shared.cluster().speaks(id, stream) {
             let detail = "another stream speaks for this host";
             return Some(goodbye(GoodbyeReason::Replaced, detail));

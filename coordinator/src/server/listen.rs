@@ -1,11 +1,13 @@
 //! Connections: accepted up to a cap, with TLS where it is configured, each with who its peer is.
 //!
-//! A connection beyond a cap is closed at once: leaving it in the backlog would make those wait that have a place. The
-//! handshake has a time limit, so that a peer that says nothing holds a place for seconds only.
+//! A connection beyond a cap is closed at once: leaving it in the backlog would make those wait
+//! that have a place. The handshake has a time limit, so that a peer that says nothing holds a
+//! place for seconds only.
 //!
-//! A connection on which neither a daemon attends nor somebody watches is a *visitor*. Visitors have fewer places, and a
-//! newcomer always gets one: it takes that of the oldest visitor from the address that has the most. So idle connections, however
-//! many, keep nobody out, and a stream that is served never makes room for one.
+//! A connection on which neither a daemon attends nor somebody watches is a *visitor*. Visitors
+//! have fewer places, and a newcomer always gets one: it takes that of the oldest visitor from the
+//! address that has the most. So idle connections, however many, keep nobody out, and a stream that
+//! is served never makes room for one.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -98,7 +100,8 @@ enum Io {
 pub(crate) struct Connection {
     io: Io,
     info: ConnectInfo,
-    /// Until the peer has said what every client of HTTP/2 begins with: so many bytes yet, and until when.
+    /// Until the peer has said what every client of HTTP/2 begins with: so many bytes yet, and
+    /// until when.
     preface: Option<(usize, Pin<Box<Sleep>>)>,
     visit: Visit,
     _place: Place,
@@ -159,7 +162,8 @@ impl Connection {
         }
     }
 
-    /// A peer that connects and says nothing holds a place for seconds only. HTTP/2 itself looks after those that began.
+    /// A peer that connects and says nothing holds a place for seconds only. HTTP/2 itself looks
+    /// after those that began.
     fn poll_preface(&mut self, cx: &mut Context<'_>, read: usize) -> Poll<io::Result<()>> {
         let Some((missing, late)) = &mut self.preface else {
             return Poll::Ready(Ok(()));
@@ -324,7 +328,8 @@ pub(crate) fn accept(
         warn!(
             descriptors,
             connections_max = limits.connections_max,
-            "limits.connections_max = {wanted} is more than the limit of open files leaves room for; raise that (LimitNOFILE=)"
+            "limits.connections_max = {wanted} is more than the limit of open files leaves room \
+             for; raise that (LimitNOFILE=)"
         );
     }
     tokio::spawn(async move {
@@ -373,8 +378,9 @@ pub(crate) fn accept(
     ReceiverStream::new(receiver)
 }
 
-/// Lets the alert that says why arrive. In TLS 1.3 a client has sent its first request by the time its certificate is
-/// refused: a socket closed on that would be reset, and the reset overtake the alert.
+/// Lets the alert that says why arrive. In TLS 1.3 a client has sent its first request by the time
+/// its certificate is refused: a socket closed on that would be reset, and the reset overtake the
+/// alert.
 async fn linger(mut stream: TcpStream) {
     if stream.shutdown().await.is_ok() {
         let mut unread = [0; 4096];

@@ -167,7 +167,8 @@ impl Operator for Service {
             .cluster()
             .drain(now, &asked, &author)
             .map_err(Status::failed_precondition)?;
-        info!(%author, host = %asked.host, drain = asked.drain, comment = ?asked.comment, "a host was drained or taken back");
+        info!(%author, host = %asked.host, drain = asked.drain, comment = ?asked.comment, "a host \
+            was drained or taken back");
         self.shared.stir();
         let changed = self.shared.cluster().host_changed(&asked.host);
         self.shared.tell_watchers(Event::Host(changed));

@@ -1,4 +1,5 @@
-//! Attainment over the last hour: how many requests ended in time and how many late, in buckets of [`EVERY`].
+//! Attainment over the last hour: how many requests ended in time and how many late, in buckets of
+//! [`EVERY`].
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! What the page shows, as one JSON document: `GET /api/state`. Bounded, however large the cluster is: sums over everything,
-//! and of hosts and batches those that somebody who looks would want to see first.
+//! What the page shows, as one JSON document: `GET /api/state`. Bounded, however large the cluster
+//! is: sums over everything, and of hosts and batches those that somebody who looks would want to
+//! see first.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -46,7 +47,8 @@ struct Totals {
     pruned: usize,
 }
 
-/// Sums over all ports of all hosts, egress only: what waits at an ingress waits at somebody's egress, too.
+/// Sums over all ports of all hosts, egress only: what waits at an ingress waits at somebody's
+/// egress, too.
 #[derive(Debug, Default, Serialize)]
 struct Queues {
     bytes: u64,

@@ -1,12 +1,13 @@
 //! Several coordinators and an etcd, under faults.
 //!
-//! A daemon goes to whoever leads and keeps the rule that fences: an order is in force only if its term is none
-//! smaller than the largest seen. Beside that, everything that any coordinator sends is looked at: leadership is a lease, so once
-//! an order of a term has been sent, nobody may begin to *make* one of an older term.
+//! A daemon goes to whoever leads and keeps the rule that fences: an order is in force only if its
+//! term is none smaller than the largest seen. Beside that, everything that any coordinator sends
+//! is looked at: leadership is a lease, so once an order of a term has been sent, nobody may begin
+//! to *make* one of an older term.
 //!
-//! `LAXITY_HA_FAULTS` (default 6) faults are made from the seed `LAXITY_HA_SEED` (default 1), both of which are printed. With
-//! root and iproute2 partitions are among them.
-//! Without Debian's `etcd-server` these tests do nothing, and say so.
+//! `LAXITY_HA_FAULTS` (default 6) faults are made from the seed `LAXITY_HA_SEED` (default 1), both
+//! of which are printed. With root and iproute2 partitions are among them. Without Debian's
+//! `etcd-server` these tests do nothing, and say so.
 
 use std::time::{Duration, Instant};
 

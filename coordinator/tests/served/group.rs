@@ -232,14 +232,17 @@ impl Group {
 
     pub(crate) fn member(&self, nth: usize) -> Process {
         let path = self.folder.path().join(format!("{nth}.toml"));
-        // An address of its own that it keeps over restarts, so that what others say of it stays true.
+        // An address of its own that it keeps over restarts, so that what others say of it stays
+        // true.
         if !path.exists() {
             let address = match self.net {
                 Some(_) => Net::address(nth),
                 None => format!("127.0.0.1:{}", free_port("127.0.0.1")),
             };
             let text = format!(
-                "listen = \"{address}\"\ninsecure = true\nlog = \"error\"\nheartbeat = \"10s\"\n[policy]\ndebounce = \"1ms\"\n[etcd]\nendpoints = [{}]\nadvertise = \"{address}\"\nttl = \"{TTL_S}s\"\n",
+                "listen = \"{address}\"\ninsecure = true\nlog = \"error\"\nheartbeat \
+                 = \"10s\"\n[policy]\ndebounce = \"1ms\"\n[etcd]\nendpoints = [{}]\nadvertise \
+                 = \"{address}\"\nttl = \"{TTL_S}s\"\n",
                 self.etcd.endpoints()
             );
             fs::write(&path, text).expect("written");
@@ -323,13 +326,15 @@ impl Fence {
         self.0.borrow().refused
     }
 
-    /// `known` is the largest term that had been seen when the report was sent that this order considered. Whoever sends
-    /// an order of an older one began to make it when another led, however slow anything was in between.
+    /// `known` is the largest term that had been seen when the report was sent that this order
+    /// considered. Whoever sends an order of an older one began to make it when another led,
+    /// however slow anything was in between.
     fn sees(&self, order: &Order, known: u64) {
         let term = order.epoch.expect("an order has an epoch").term;
         assert!(
             term >= known,
-            "an order of term {term} considers report {}, which was made after an order of term {known} was seen",
+            "an order of term {term} considers report {}, which was made after an order of term \
+             {known} was seen",
             order.considered_report
         );
         let mut seen = self.0.borrow_mut();

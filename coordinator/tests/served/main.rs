@@ -1,4 +1,5 @@
-//! The coordinator as others see it: over gRPC, over TLS, as a process, and with others of its kind.
+//! The coordinator as others see it: over gRPC, over TLS, as a process, and with others of its
+//! kind.
 #![forbid(unsafe_code)]
 
 mod daemon;

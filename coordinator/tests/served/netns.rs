@@ -1,12 +1,14 @@
-//! Network namespaces, so that a link between coordinators, etcd and daemons can fail while the others work.
+//! Network namespaces, so that a link between coordinators, etcd and daemons can fail while the
+//! others work.
 //!
 //! ```text
 //! the test's thread and etcd   bridge `etcd`   198.18.0.1 ──── 198.18.0.10+N `etcd`    coordinator N
 //!                              bridge `hosts`  198.18.1.1 ──── 198.18.1.10+N `hosts`
 //! ```
-//! Each coordinator has a namespace of its own, and so has the test: its thread is in there as long as [`Net`] lives. So nothing of
-//! this is seen outside but the names of the namespaces, which begin with the test's process, and no address can collide with one
-//! of the machine or of another run.
+//! Each coordinator has a namespace of its own, and so has the test: its thread is in there as long
+//! as [`Net`] lives. So nothing of this is seen outside but the names of the namespaces, which
+//! begin with the test's process, and no address can collide with one of the machine or of another
+//! run.
 
 use std::fs::{self, File};
 use std::path::Path;

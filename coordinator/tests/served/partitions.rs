@@ -26,7 +26,8 @@ async fn another<'a>(group: &Group, fence: &'a Fence, old: usize) -> (usize, Fen
     }
 }
 
-/// Gives the stream work for orders all the time, until it is ended. What it was told last, if anything.
+/// Gives the stream work for orders all the time, until it is ended. What it was told last, if
+/// anything.
 async fn pressed(stream: &mut Fenced<'_>) -> Option<GoodbyeReason> {
     let begun = Instant::now();
     for batch in 100.. {
@@ -52,7 +53,8 @@ async fn pressed(stream: &mut Fenced<'_>) -> Option<GoodbyeReason> {
     unreachable!("batches end")
 }
 
-/// Until `old` says who leads instead. Or leads itself, by a later term than `then`: leases end on a busy machine.
+/// Until `old` says who leads instead. Or leads itself, by a later term than `then`: leases end on
+/// a busy machine.
 async fn stands_by(group: &Group, fence: &Fence, old: usize, then: u64) {
     let begun = Instant::now();
     loop {
@@ -118,7 +120,8 @@ async fn a_leader_that_is_cut_off_from_daemons_leads_on_and_they_come_back_to_it
             let before = fence.accepted();
             group.net().cut(leader, Link::Hosts, cut);
             stream.report(2).await;
-            // What was in force stays: a daemon keeps it to its age limit (daemon/tests/coordinator).
+            // What was in force stays: a daemon keeps it to its age limit
+            // (daemon/tests/coordinator).
             let last = stream.rest(Duration::from_secs(TTL_S * 2)).await;
             assert_eq!((last, fence.accepted()), (None, before), "{cut:?}");
             group.net().heal(leader, Link::Hosts, cut);

@@ -169,8 +169,8 @@ async fn a_hostile_daemon_cannot_end_start_or_rank_what_is_anothers() {
         assert_eq!(refused.reason(), RefusalReason::NotYours, "{said:?}");
         assert!(!refused.detail.is_empty());
     }
-    // It may take part, but its words on deadlines count for nothing: neither for a request of the owner's, nor
-    // for one of its own.
+    // It may take part, but its words on deadlines count for nothing: neither for a request of the
+    // owner's, nor for one of its own.
     let mut rushed = arrived(1, 1);
     if let Kind::BatchArrived(said) = &mut rushed {
         let mut own = said.requests[0].clone();

@@ -69,7 +69,8 @@ async fn connect(
     endpoint.tls_config(tls)?.connect().await
 }
 
-/// Whether anything can be asked with it. In TLS 1.3 a client learns of its refusal only when it reads.
+/// Whether anything can be asked with it. In TLS 1.3 a client learns of its refusal only when it
+/// reads.
 async fn works(served: &Served, trust: &Path, certificate: Option<(&Path, &str)>) -> bool {
     let Ok(channel) = connect(served, trust, certificate).await else {
         return false;

@@ -1,4 +1,5 @@
-//! A real coordinator on a thread of its own, with daemons that say what they are told to: for tests of what operators see.
+//! A real coordinator on a thread of its own, with daemons that say what they are told to: for
+//! tests of what operators see.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -155,7 +156,8 @@ fn say(message: Message) -> FromDaemon {
     }
 }
 
-/// Attends, says its snapshot and then what it is told to, and gives signs of life until the coordinator ends.
+/// Attends, says its snapshot and then what it is told to, and gives signs of life until the
+/// coordinator ends.
 async fn play(address: SocketAddr, daemon: Daemon, mut told: mpsc::UnboundedReceiver<Vec<Kind>>) {
     let endpoint = tonic::transport::Endpoint::new(format!("http://{address}")).expect("a URL");
     let mut client = CoordinationClient::new(endpoint.connect_lazy());

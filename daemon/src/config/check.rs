@@ -39,7 +39,8 @@ impl Config {
         for (index, nic) in self.nic.iter().enumerate() {
             if nic.rate.0 < RATE_LIKELY_MIN {
                 warnings.push(format!(
-                    "nic.{index}.rate: {} is {} bytes per second; no NIC is that slow, and all traffic would wait. Write the unit, such as \"100Gbit\"",
+                    "nic.{index}.rate: {} is {} bytes per second; no NIC is that slow, and all \
+                     traffic would wait. Write the unit, such as \"100Gbit\"",
                     nic.rate, nic.rate.0
                 ));
             }
@@ -52,14 +53,17 @@ impl Config {
         let mode = self.access.control_mode;
         if mode & 0o002 != 0 {
             warnings.push(format!(
-                "access.control_mode: {mode:04o} lets every user of this host switch the scheduling off; write \"0660\", and add operators to the group of the socket"
+                "access.control_mode: {mode:04o} lets every user of this host switch the \
+                 scheduling off; write \"0660\", and add operators to the group of the socket"
             ));
         }
         let access = &self.access;
         let names_others = access.anyone || !access.uids.is_empty() || !access.gids.is_empty();
         if names_others && access.socket_mode & 0o022 == 0 {
             warnings.push(format!(
-                "access.socket_mode: {:04o} keeps out all but root and the daemon's own user, though [access] names others; write \"0666\", since the daemon checks who they are",
+                "access.socket_mode: {:04o} keeps out all but root and the daemon's own user, \
+                 though [access] names others; write \"0666\", since the daemon checks who they \
+                 are",
                 access.socket_mode
             ));
         }
@@ -85,7 +89,8 @@ impl Config {
                 return fail(
                     key,
                     format!(
-                        "{length} bytes long; the path of a socket has 1 and at most {SOCKET_PATH_MAX} bytes"
+                        "{length} bytes long; the path of a socket has 1 and at most \
+                         {SOCKET_PATH_MAX} bytes"
                     ),
                 );
             }
@@ -224,7 +229,9 @@ impl Config {
         {
             return fail(
                 "endpoint",
-                "http:// is without TLS, and there are certificates: write https://, or take ca, cert and key away".into(),
+                "http:// is without TLS, and there are certificates: write https://, or take ca, \
+                 cert and key away"
+                    .into(),
             );
         }
         if given(&coordinator.cert) != given(&coordinator.key) {
@@ -271,7 +278,9 @@ impl Config {
         if place.scheme == Scheme::Http {
             if !place.is_here && coordinator.insecure {
                 warnings.push(format!(
-                    "coordinator.insecure: speaking to the coordinator at {} WITHOUT TLS: whoever is in between can read reports and change orders; write https:// with ca, cert and key",
+                    "coordinator.insecure: speaking to the coordinator at {} WITHOUT TLS: whoever \
+                     is in between can read reports and change orders; write https:// with ca, \
+                     cert and key",
                     coordinator.endpoint
                 ));
             }
@@ -279,18 +288,23 @@ impl Config {
         }
         if coordinator.insecure {
             warnings.push(
-                "coordinator.insecure: has no effect with https://; take it away, so that it does not hold if the endpoint changes".into(),
+                "coordinator.insecure: has no effect with https://; take it away, so that it does \
+                 not hold if the endpoint changes"
+                    .into(),
             );
         }
         if coordinator.cert.as_os_str().is_empty() {
             warnings.push(
-                "coordinator.cert: there is none, and laxity-coordinator with TLS lets nobody in without; `laxity certs --help` has an example".into(),
+                "coordinator.cert: there is none, and laxity-coordinator with TLS lets nobody in \
+                 without; `laxity certs --help` has an example"
+                    .into(),
             );
         } else if let Ok(key) = std::fs::metadata(&coordinator.key)
             && key.mode() & 0o007 != 0
         {
             warnings.push(format!(
-                "coordinator.key: every user of this host may use {}; chmod 0600, or 0640 with a group of the daemon's own",
+                "coordinator.key: every user of this host may use {}; chmod 0600, or 0640 with a \
+                 group of the daemon's own",
                 coordinator.key.display()
             ));
         }
@@ -308,7 +322,8 @@ impl Config {
             return fail(
                 "levels.dscp",
                 format!(
-                    "has {} entries for {} levels; give one per level, the highest first (levels may share a DSCP)",
+                    "has {} entries for {} levels; give one per level, the highest first (levels \
+                     may share a DSCP)",
                     levels.dscp.len(),
                     levels.count
                 ),
@@ -328,7 +343,8 @@ impl Config {
                 return fail(
                     "levels.dscp",
                     format!(
-                        "P{first} and P{second} share {dscp} and levels between them do not; only adjacent levels may share a DSCP"
+                        "P{first} and P{second} share {dscp} and levels between them do not; only \
+                         adjacent levels may share a DSCP"
                     ),
                 );
             }
@@ -346,7 +362,8 @@ impl Config {
             return fail(
                 "levels.scavenger_dscp",
                 format!(
-                    "{scavenger} is the DSCP of P{}; the scavenger may share that of the lowest level only",
+                    "{scavenger} is the DSCP of P{}; the scavenger may share that of the lowest \
+                     level only",
                     row + 1
                 ),
             );
@@ -367,7 +384,9 @@ impl Config {
         if nic.name.is_empty() || nic.name.contains(char::is_control) {
             return Err(Nonsense {
                 key: format!("nic.{index}.name"),
-                problem: "is a label of metrics: give it at least one character, and no control characters".into(),
+                problem: "is a label of metrics: give it at least one character, and no control \
+                    characters"
+                    .into(),
             });
         }
         self.link(nic).validate().map_err(|invalid| Nonsense {
@@ -397,7 +416,8 @@ fn check_log(filter: &str) -> Result<(), String> {
         let level = LOG_LEVELS.iter().any(|l| l.eq_ignore_ascii_case(part));
         if !level && !part.is_empty() {
             return Err(format!(
-                "`{part}` is not a level; they are {known}. For a part of the daemon write TARGET=LEVEL"
+                "`{part}` is not a level; they are {known}. For a part of the daemon write \
+                 TARGET=LEVEL"
             ));
         }
     }

@@ -20,7 +20,8 @@ pub enum ConfigError {
         cause: ReadError,
     },
     /// Reading the file does not end, as on a file system whose server is gone. Nothing changed.
-    #[error("cannot read {path}: no answer within {waited:?}; nothing has changed. Is it on a network file system?", path = .path.display())]
+    #[error("cannot read {path}: no answer within {waited:?}; nothing has changed. Is it on a \
+        network file system?", path = .path.display())]
     Slow {
         /// The file.
         path: PathBuf,
@@ -29,7 +30,8 @@ pub enum ConfigError {
     },
     /// Something in the file is wrong: the place, the line itself, and what would be right.
     #[error(
-        "{origin}:{line}: {problem}\n{excerpt}  fix it, then test with `laxityd --check-config`; `laxityd --show-config` lists every key"
+        "{origin}:{line}: {problem}\n{excerpt}  fix it, then test with `laxityd --check-config`; \
+         `laxityd --show-config` lists every key"
     )]
     File {
         /// The file.

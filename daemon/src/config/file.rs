@@ -33,8 +33,9 @@ impl Config {
         Self::parse(&text, &path.display().to_string())
     }
 
-    /// Reads the files that the configuration, as [`load`](Self::load) made it of `path` and `sets`, names. Not a part of that: a
-    /// daemon whose certificate is broken starts, and goes on without a coordinator until it is not.
+    /// Reads the files that the configuration, as [`load`](Self::load) made it of `path` and
+    /// `sets`, names. Not a part of that: a daemon whose certificate is broken starts, and goes on
+    /// without a coordinator until it is not.
     ///
     /// # Errors
     /// The first file that cannot be used, and where it is named.
@@ -169,7 +170,8 @@ impl Config {
                     }
                     if nic.addresses.is_empty() {
                         shown.push_str(
-                            "# addresses = [\"10.0.0.7\"]  # not set: what the kernel has for devices of that name\n",
+                            "# addresses = [\"10.0.0.7\"]  # not set: what the kernel has for \
+                             devices of that name\n",
                         );
                     }
                 }

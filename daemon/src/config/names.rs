@@ -1,5 +1,5 @@
-//! How values of other crates are written in a file, in modules for `#[serde(with = …)]`: the policy
-//! depends on nothing, serde included, so the names of its enums are given here.
+//! How values of other crates are written in a file, in modules for `#[serde(with = …)]`: the
+//! policy depends on nothing, serde included, so the names of its enums are given here.
 
 pub(super) mod policy_name {
     //! [`PolicyKind`](laxity_policy::PolicyKind) has its names already.

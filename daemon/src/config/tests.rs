@@ -71,7 +71,8 @@ fn a_bad_unit_is_shown_with_its_line_and_the_right_ones() {
 #[test]
 fn a_value_that_contradicts_another_is_shown_where_it_stands() {
     let text = error(
-        "[[nic]]\nname = \"a\"\nrate = \"1Gbit\"\n\n[[nic]]\nname = \"b\"\nrate = \"1Gbit\"\nchunk = \"2MiB\"\nwindow = \"1MiB\"\n",
+        "[[nic]]\nname = \"a\"\nrate = \"1Gbit\"\n\n[[nic]]\nname = \"b\"\nrate = \"1Gbit\"\nchunk \
+         = \"2MiB\"\nwindow = \"1MiB\"\n",
     );
     assert!(text.starts_with("laxityd.toml:9: nic.1.window"), "{text}");
     assert!(text.contains("less than a chunk,"), "{text}");

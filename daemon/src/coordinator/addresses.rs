@@ -1,4 +1,5 @@
-//! At which addresses a NIC is reached: what peers of others name, and so what tells the coordinator whose port it is.
+//! At which addresses a NIC is reached: what peers of others name, and so what tells the
+//! coordinator whose port it is.
 //!
 //! In the form that RoCE v2 gives GIDs: 16 bytes, IPv6, or IPv4 mapped into it.
 

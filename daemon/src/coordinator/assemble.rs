@@ -1,7 +1,8 @@
 //! Pieces in, whole orders out (docs/coordinator.md, "Orders").
 //!
-//! A state machine without a stream: it outlives each of them, since what it remembers, the largest term seen and
-//! the newest order applied, is what keeps a coordinator that was overtaken from being obeyed on a later one.
+//! A state machine without a stream: it outlives each of them, since what it remembers, the largest
+//! term seen and the newest order applied, is what keeps a coordinator that was overtaken from
+//! being obeyed on a later one.
 //!
 //! | what comes | what is done |
 //! |---|---|
@@ -20,7 +21,8 @@ use laxity_wire::v1::{Epoch, Nack, NackReason, Order, Resync, from_daemon::Messa
 
 use super::order::{ClusterOrder, OrderContent};
 
-/// Most ranks, and most pruned requests, that an order may hold: four times what this daemon reports.
+/// Most ranks, and most pruned requests, that an order may hold: four times what this daemon
+/// reports.
 const ENTRIES_MAX: usize = 4 * super::reports::REQUESTS_MAX;
 /// Most pieces of an order.
 const PIECES_MAX: usize = 4096;
@@ -175,7 +177,8 @@ impl OrderAssembler {
         partial.add(piece);
         if partial.entries() > ENTRIES_MAX || partial.next as usize > PIECES_MAX {
             return Assembled::EndStream(format!(
-                "an order has more than {ENTRIES_MAX} entries or {PIECES_MAX} pieces; this host never reported as much"
+                "an order has more than {ENTRIES_MAX} entries or {PIECES_MAX} pieces; this host \
+                 never reported as much"
             ));
         }
         if !piece.last {
@@ -243,7 +246,8 @@ impl OrderAssembler {
             self.held.clear();
             self.forget();
             return Assembled::EndStream(format!(
-                "its orders add up to more than {ENTRIES_MAX} entries; this host never reported as many"
+                "its orders add up to more than {ENTRIES_MAX} entries; this host never reported as \
+                 many"
             ));
         }
         if full || whole.entries() > 0 {

@@ -1,7 +1,7 @@
 //! How long to stay away from a coordinator that could not be reached, or ended the stream.
 //!
-//! Doubling with jitter: each wait is drawn from the upper half of its range, so that the hosts of a cluster do not
-//! come back in step after a failover.
+//! Doubling with jitter: each wait is drawn from the upper half of its range, so that the hosts of
+//! a cluster do not come back in step after a failover.
 
 use std::time::Duration;
 

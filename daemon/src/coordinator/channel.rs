@@ -1,9 +1,11 @@
-//! How a coordinator is reached, and what must hold before anything is said to it. The one place that knows about transports.
+//! How a coordinator is reached, and what must hold before anything is said to it. The one place
+//! that knows about transports.
 //!
-//! The files of `[coordinator]` are read for each connection, so a certificate that was renewed is used by the next one, and one that
-//! is broken keeps the daemon from the coordinator only: it goes on by itself. Whether a URL may be connected to is decided here
-//! for every URL, the configured one and those that a coordinator gives: in the clear to other hosts only if that was asked for, and
-//! never on the way from https://.
+//! The files of `[coordinator]` are read for each connection, so a certificate that was renewed is
+//! used by the next one, and one that is broken keeps the daemon from the coordinator only: it goes
+//! on by itself. Whether a URL may be connected to is decided here for every URL, the configured
+//! one and those that a coordinator gives: in the clear to other hosts only if that was asked for,
+//! and never on the way from https://.
 
 use std::error::Error;
 use std::time::Duration;
@@ -73,18 +75,22 @@ pub fn allow(url: &str, config: &CoordinatorConfig) -> Result<Place, String> {
     let place = place(url)?;
     match place.scheme {
         Scheme::Http if !place.is_here && !config.insecure => Err(format!(
-            "{} is another host, and http:// is without TLS: write https:// with ca, cert and key, or insecure = true if nobody hostile is in between",
+            "{} is another host, and http:// is without TLS: write https:// with ca, cert and key, \
+             or insecure = true if nobody hostile is in between",
             place.host
         )),
         Scheme::Https if config.ca.as_os_str().is_empty() => Err(
-            "https:// needs coordinator.ca, the certificate of whoever signed the coordinator's, and cert and key for this host".into(),
+            "https:// needs coordinator.ca, the certificate of whoever signed the coordinator's, \
+             and cert and key for this host"
+                .into(),
         ),
         _ => Ok(place),
     }
 }
 
-/// The URL that a coordinator at `from` sends to: HOST:PORT, reached in the same way, or a URL of the same kind. `None` if it
-/// must not be followed: whoever could make a daemon believe a goodbye must not talk it out of TLS, nor to another host in the clear.
+/// The URL that a coordinator at `from` sends to: HOST:PORT, reached in the same way, or a URL of
+/// the same kind. `None` if it must not be followed: whoever could make a daemon believe a goodbye
+/// must not talk it out of TLS, nor to another host in the clear.
 #[must_use]
 pub fn redirection(from: &str, leader: &str, config: &CoordinatorConfig) -> Option<String> {
     let scheme = place(from).ok()?.scheme;
@@ -127,7 +133,8 @@ pub async fn connect(url: &str, config: &CoordinatorConfig) -> Result<Channel, S
     }
 }
 
-/// Why a call has failed. A refused certificate is learnt here: in TLS 1.3 the client is done before the server has looked at it.
+/// Why a call has failed. A refused certificate is learnt here: in TLS 1.3 the client is done
+/// before the server has looked at it.
 #[must_use]
 pub fn refusal(status: &Status) -> String {
     match status.source() {

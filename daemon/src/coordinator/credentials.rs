@@ -1,5 +1,6 @@
-//! The PEM files of `[coordinator]`: read for each connection, and checked so far that an error can name the setting, the
-//! file and what is wrong with it. [`check`] goes further, for `--check-config`: it asks what the coordinator will ask.
+//! The PEM files of `[coordinator]`: read for each connection, and checked so far that an error can
+//! name the setting, the file and what is wrong with it. [`check`] goes further, for
+//! `--check-config`: it asks what the coordinator will ask.
 
 use std::sync::Arc;
 
@@ -54,7 +55,8 @@ pub fn read(config: &CoordinatorConfig, host: &str) -> Result<ClientTlsConfig, U
     Ok(tls.identity(Identity::from_pem(cert.pem, key)))
 }
 
-/// Whether the coordinator that is reached as `host` will let in this host, of the name `own`, with these files.
+/// Whether the coordinator that is reached as `host` will let in this host, of the name `own`, with
+/// these files.
 ///
 /// # Errors
 /// As [`read`], and what the coordinator would refuse.

@@ -1,12 +1,13 @@
 //! What this host knows of batches and requests, and what of it the coordinator has not been told.
 //!
-//! Belongs to the scheduler's thread. There is no queue of events in it but notes on what changed, from which a
-//! [`OutgoingReport`] is made whenever the last one has been taken. A coordinator that does not read is therefore told the newest
-//! later, not everything; and a snapshot is nothing but "everything has changed", cut into reports of bounded work,
-//! while deltas go on between them.
+//! Belongs to the scheduler's thread. There is no queue of events in it but notes on what changed,
+//! from which a [`OutgoingReport`] is made whenever the last one has been taken. A coordinator that
+//! does not read is therefore told the newest later, not everything; and a snapshot is nothing but
+//! "everything has changed", cut into reports of bounded work, while deltas go on between them.
 //!
-//! Loads are those that admission uses here: a request's announced bytes, at the port that they are taken to cross.
-//! Completed bytes and layers are told coarsely, since "fine-grained per-layer updates" (MFS §4.4.2) change no order.
+//! Loads are those that admission uses here: a request's announced bytes, at the port that they are
+//! taken to cross. Completed bytes and layers are told coarsely, since "fine-grained per-layer
+//! updates" (MFS §4.4.2) change no order.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -132,7 +133,8 @@ pub struct ReportState {
     restating: bool,
     /// A part of a snapshot was sent, and not its end.
     in_parts: bool,
-    /// That snapshot has to be ended before another begins: the coordinator can't tell them apart otherwise.
+    /// That snapshot has to be ended before another begins: the coordinator can't tell them apart
+    /// otherwise.
     ends_first: bool,
     urgency: Urgency,
 }
@@ -403,7 +405,8 @@ impl ReportState {
         })
     }
 
-    /// Tells of the fetches that are new, as far as there is room, and as their batches are known; whether that was all.
+    /// Tells of the fetches that are new, as far as there is room, and as their batches are known;
+    /// whether that was all.
     fn tell_fetches(&mut self, most: usize, events: &mut Vec<Event>) -> bool {
         let known = |fetch: &Fetch| self.names.contains_key(&fetch.name.batch);
         let mut told = Vec::new();
@@ -433,8 +436,8 @@ impl ReportState {
         events.len() < most
     }
 
-    /// Tells of one batch as far as there is room for (events, requests). Whether that was all, and how many
-    /// requests it took.
+    /// Tells of one batch as far as there is room for (events, requests). Whether that was all, and
+    /// how many requests it took.
     fn tell(
         &mut self,
         now: Time,

@@ -1,9 +1,9 @@
-//! The task that holds the stream: connects, says hello, sends what the exchange has, gathers orders, and comes back
-//! after a while if any of that ends.
+//! The task that holds the stream: connects, says hello, sends what the exchange has, gathers
+//! orders, and comes back after a while if any of that ends.
 //!
-//! It runs on the daemon's tokio thread, beside registration and operators. One message is in the making at a time: what
-//! there is to say is looked for only when the stream has room, so a coordinator that does not read holds back
-//! reports, not the daemon.
+//! It runs on the daemon's tokio thread, beside registration and operators. One message is in the
+//! making at a time: what there is to say is looked for only when the stream has room, so a
+//! coordinator that does not read holds back reports, not the daemon.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -130,7 +130,8 @@ fn now() -> Time {
     Time(now_ns())
 }
 
-/// What the coordinator is told of the NICs. Addresses are as they are now: interfaces come up late.
+/// What the coordinator is told of the NICs. Addresses are as they are now: interfaces come up
+/// late.
 fn ports(nics: &[NicConfig]) -> Vec<PortInfo> {
     let both = |nic: &NicConfig| {
         let addresses = addresses::of(nic);
@@ -211,7 +212,8 @@ impl StreamTask {
                 told.clone_from(problem);
                 warn!(
                     coordinator = %url, problem, wait_ms,
-                    "no coordinator; its last order holds until its age limit, then this daemon's own"
+                    "no coordinator; its last order holds until its age limit, then this daemon's \
+                     own"
                 );
             } else {
                 debug!(coordinator = %url, problem, wait_ms, "still no coordinator");
@@ -254,7 +256,8 @@ impl StreamTask {
         if v1::common_protocol(ours, theirs).is_none() {
             return Ended {
                 problem: format!(
-                    "it speaks protocols {} to {}, this daemon {} to {}; bring them to releases that overlap",
+                    "it speaks protocols {} to {}, this daemon {} to {}; bring them to releases \
+                     that overlap",
                     theirs.1, theirs.0, ours.1, ours.0
                 ),
                 retry_after: self.config.backoff_max.into(),
@@ -275,7 +278,8 @@ impl StreamTask {
             };
             let _ = outbound.try_send(say(Message::Nack(nack)));
             return Ended::because(format!(
-                "its term {} was overtaken by one that this daemon has seen; another coordinator leads. (If there is but one, its host's clock was set back: restart laxityd)",
+                "its term {} was overtaken by one that this daemon has seen; another coordinator \
+                 leads. (If there is but one, its host's clock was set back: restart laxityd)",
                 welcome.term
             ));
         }

@@ -1,8 +1,10 @@
-//! The scheduler's part in the cluster: what it reports, and whose order holds (docs/coordinator.md).
+//! The scheduler's part in the cluster: what it reports, and whose order holds
+//! (docs/coordinator.md).
 //!
-//! Nothing here waits (`coordinator/desk.rs`), and nothing is on the path of a flow but [`ReportState::completed`], one look
-//! into a table. Reports are made by the clock: what may change the order after the debounce of admission, coarse progress
-//! with it or after [`PROGRESS_EVERY`].
+//! Nothing here waits (`coordinator/desk.rs`), and nothing is on the path of a flow but
+//! [`ReportState::completed`], one look into a table. Reports are made by the clock: what may
+//! change the order after the debounce of admission, coarse progress with it or after
+//! [`PROGRESS_EVERY`].
 
 use std::sync::Arc;
 
@@ -97,7 +99,8 @@ impl Cluster {
         }
     }
 
-    /// A flow comes in from a peer. Gives whether it belongs to a fetch, and whether it is to be held.
+    /// A flow comes in from a peer. Gives whether it belongs to a fetch, and whether it is to be
+    /// held.
     pub fn fetches(
         &mut self,
         now: Time,
@@ -241,7 +244,8 @@ impl Cluster {
                 PutOutcome::StreamEnded => self.look_at = now + BUSY,
             }
         }
-        // What is left, or comes, waits for this to be taken: the next look finds that out, or that it was.
+        // What is left, or comes, waits for this to be taken: the next look finds that out, or that
+        // it was.
         if self.reports.urgency() == Urgency::Nothing {
             self.untold = None;
         } else {

@@ -63,8 +63,8 @@ impl Driver {
     }
 
     /// Tells the clients whether flows that cannot choose their class may use credit whatever their
-    /// stage, because nothing waits on any port: at once when they must not any more, with a delay when
-    /// they may again.
+    /// stage, because nothing waits on any port: at once when they must not any more, with a delay
+    /// when they may again.
     pub(super) fn tell_idleness(&mut self) {
         let now = self.intake.now;
         let contended = |port: &Port| port.link.waiting_flows() > 0;

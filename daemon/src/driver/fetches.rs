@@ -1,10 +1,12 @@
-//! What this host fetches from others, whose daemons see nothing of it (architecture §5): who is told, and who waits.
+//! What this host fetches from others, whose daemons see nothing of it (architecture §5): who is
+//! told, and who waits.
 //!
-//! A *fetch* is what one request reads from one peer: all flows that come in and name both. The coordinator is told of it
-//! ([`ReportState`](crate::coordinator::reports::ReportState)) and says which fetches are to wait, because others that read from the
-//! same port come first. Nothing is asked for in advance: a fetch goes ahead until it is told to wait, which
-//! costs the others what is in flight by then and saves everybody the round trip. It goes ahead, too, when the order
-//! that held it is not in force any more, and after [`Fetches::set_wait_max`] in any case.
+//! A *fetch* is what one request reads from one peer: all flows that come in and name both. The
+//! coordinator is told of it ([`ReportState`](crate::coordinator::reports::ReportState)) and says
+//! which fetches are to wait, because others that read from the same port come first. Nothing is
+//! asked for in advance: a fetch goes ahead until it is told to wait, which costs the others what
+//! is in flight by then and saves everybody the round trip. It goes ahead, too, when the order that
+//! held it is not in force any more, and after [`Fetches::set_wait_max`] in any case.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,7 +16,8 @@ use crate::coordinator::order::OrderContent;
 
 /// Fetches that are told of; what goes beyond is as if its peer were unknown.
 pub const FETCHES_MAX: usize = 1024;
-/// A fetch is over when none of its flows has lived for this long: it comes in slices, one after the other.
+/// A fetch is over when none of its flows has lived for this long: it comes in slices, one after
+/// the other.
 const LINGER: Span = Span::from_millis(3);
 
 /// What makes flows one fetch.
@@ -111,8 +114,8 @@ impl Fetches {
         }
     }
 
-    /// A flow belongs to the fetch of this name. Gives its number, `None` if there are too many, and whether the flow
-    /// is to be held.
+    /// A flow belongs to the fetch of this name. Gives its number, `None` if there are too many,
+    /// and whether the flow is to be held.
     pub fn joined(&mut self, name: Name, flow: FlowId, port: u16) -> (Option<u64>, bool) {
         let number = match self.names.get(&name) {
             Some(&number) => number,

@@ -18,9 +18,9 @@ const SEQ_MASK: u64 = (1 << SEQ_BITS) - 1;
 const _: () = assert!(laxity_shm::layout::LANES_MAX as u64 <= 1 << LANE_BITS);
 
 /// The policy's name of the flow that record `seq` of `lane` of the client with index `client`
-/// submitted. Unique among living flows: two sequences of a lane that agree in 40 bits are more than
-/// 10^12 records apart, fifteen hours of the fastest lane there is, and nothing lives that long here
-/// (`completion_timeout`).
+/// submitted. Unique among living flows: two sequences of a lane that agree in 40 bits are more
+/// than 10^12 records apart, fifteen hours of the fastest lane there is, and nothing lives that
+/// long here (`completion_timeout`).
 #[must_use]
 #[inline]
 pub const fn name(client: u32, lane: u16, seq: u64) -> FlowId {

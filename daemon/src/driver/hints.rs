@@ -8,9 +8,9 @@
 //! nothing back for ever (scavenged work finishes), and cost bounded memory. Where tenants do not
 //! trust each other, they get daemons of their own, or do not get access to this one.
 //!
-//! A daemon runs admission (RED, Algorithm 1) on what it sees. Where a coordinator's order is in force
-//! ([`cluster`](super::cluster)), the links get that, with this one's in it as far as it names batches that the
-//! coordinator does not rank.
+//! A daemon runs admission (RED, Algorithm 1) on what it sees. Where a coordinator's order is in
+//! force ([`cluster`](super::cluster)), the links get that, with this one's in it as far as it
+//! names batches that the coordinator does not rank.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -59,7 +59,8 @@ pub struct Hints {
     changed: bool,
     /// What each process computes now.
     running: Running,
-    /// What the links have. Its epoch counts what they were given: both sources of it have epochs of their own.
+    /// What the links have. Its epoch counts what they were given: both sources of it have epochs
+    /// of their own.
     given: Order,
 }
 
@@ -143,8 +144,8 @@ impl Hints {
         cluster.map_or(Time::NEVER, |cluster| cluster.due())
     }
 
-    /// Reports to the coordinator, and looks whose order holds. [`Self::decide`] then acts on it; fetches are
-    /// held and released here. Whether any was.
+    /// Reports to the coordinator, and looks whose order holds. [`Self::decide`] then acts on it;
+    /// fetches are held and released here. Whether any was.
     pub fn meet(&mut self, now: Time, ports: &mut [Port]) -> bool {
         let Some(cluster) = &mut self.cluster else {
             return false;
@@ -164,7 +165,8 @@ impl Hints {
         !moves.is_empty()
     }
 
-    /// A flow comes in from a peer. Gives whether it belongs to a fetch, and whether it is to be held.
+    /// A flow comes in from a peer. Gives whether it belongs to a fetch, and whether it is to be
+    /// held.
     pub fn fetches(
         &mut self,
         now: Time,
@@ -442,8 +444,8 @@ impl Hints {
         broadcast(now, &event, ports);
     }
 
-    /// Runs admission if it is due, and passes a new order to every link: the coordinator's, if one is in force, else
-    /// admission's. Gives the size of the pruned set if there was one.
+    /// Runs admission if it is due, and passes a new order to every link: the coordinator's, if one
+    /// is in force, else admission's. Gives the size of the pruned set if there was one.
     pub fn decide(&mut self, now: Time, ports: &mut [Port]) -> Option<usize> {
         let own = self.admission.poll_action(now);
         if own.is_none() && !core::mem::take(&mut self.changed) {

@@ -40,8 +40,8 @@ pub struct Intake {
     /// Sleeping clients that a permit awaits, as (client, lane): woken after the round, because a
     /// wake-up costs more than all else in it.
     pub wakes: Vec<(u32, u16)>,
-    /// Records for which nobody waits and nothing has to be decided, all in all: work requests on credit
-    /// while nothing waits on any port, and their completions.
+    /// Records for which nobody waits and nothing has to be decided, all in all: work requests on
+    /// credit while nothing waits on any port, and their completions.
     pub quiet: u64,
     /// Owners whose clients are not to be scheduled.
     pub trust: Trust,
@@ -363,9 +363,9 @@ impl Intake {
         self.keep(from, at, index, &spec, granted);
     }
 
-    /// Accounting a flow that its client sends without asking, because the mode that holds for it is
-    /// `observe`. The link does not hear of it: nobody granted these bytes, so they must not fill
-    /// the window of the clients that do ask.
+    /// Accounting a flow that its client sends without asking, because the mode that holds for it
+    /// is `observe`. The link does not hear of it: nobody granted these bytes, so they must not
+    /// fill the window of the clients that do ask.
     pub(super) fn observe(
         &mut self,
         from: &mut RecordOrigin<'_>,
@@ -678,7 +678,8 @@ impl Intake {
 }
 
 impl Hints {
-    /// A flow that names its peer. Gives whether it belongs to a fetch, and whether it is to be held.
+    /// A flow that names its peer. Gives whether it belongs to a fetch, and whether it is to be
+    /// held.
     #[cold]
     fn fetched_by(
         &mut self,
@@ -703,7 +704,8 @@ impl Hints {
     }
 }
 
-/// Whether a flow comes in from a peer that it names, and will end some time: one without bytes is over at once.
+/// Whether a flow comes in from a peer that it names, and will end some time: one without bytes is
+/// over at once.
 #[inline]
 fn is_read(flow: &record::Flow) -> bool {
     flow.peer != 0 && flow.bytes != 0 && flow.direction == record::Direction::Ingress
@@ -719,7 +721,8 @@ fn unscheduled(state: &mut ClientState, flow: &record::Flow, room: bool) {
     state.counters.unknown_nic_flows += u64::from(room);
 }
 
-/// After a flow of `spec`: feeds its lane with credit of port `index`, if the like of it may use any.
+/// After a flow of `spec`: feeds its lane with credit of port `index`, if the like of it may use
+/// any.
 #[inline]
 fn feed(port: &mut Port, now: Time, from: &mut RecordOrigin<'_>, index: u16, spec: &FlowSpec) {
     if from.state.room == 0 || from.state.ports[usize::from(index)].is_held() {

@@ -9,7 +9,8 @@
 //! *Suspicion.* Many clients of one owner could each hold the window of a port in turn. While the
 //! clients of an owner owe more than [`OWED_WINDOWS`] windows of one port, those of it that have
 //! completed nothing for [`LATELY`] go unscheduled, and so does what attaches. What they owe on
-//! other ports does not count: a job with a process for each NIC may be slow on all of them at once.
+//! other ports does not count: a job with a process for each NIC may be slow on all of them at
+//! once.
 
 use laxity_policy::{Level, Span};
 use laxity_shm::consumer::Wake;

@@ -36,8 +36,8 @@ pub struct Port {
     direction: &'static str,
 }
 
-/// A port is its user's alone if nobody else has used it for this long: longer than the pauses between
-/// the collectives of a batch.
+/// A port is its user's alone if nobody else has used it for this long: longer than the pauses
+/// between the collectives of a batch.
 const ALONE_AFTER: Span = Span::from_millis(100);
 
 /// The ports of a configuration.
@@ -129,9 +129,9 @@ impl Port {
             };
             (window / 2, left)
         };
-        // Work requests are as large as their program makes them: less than one is no use. What others
-        // hold and do not use keeps nobody from the least: it is leave as long as nothing waits,
-        // and ends at once when something does.
+        // Work requests are as large as their program makes them: less than one is no use. What
+        // others hold and do not use keeps nobody from the least: it is leave as long as nothing
+        // waits, and ends at once when something does.
         let give = left.saturating_sub(self.credit_out) / 2;
         self.feed_from(give.max(left.min(window / 16)), most, index, consumer);
     }
@@ -157,9 +157,9 @@ impl Port {
             .is_none_or(|then| now.since(then) >= ALONE_AFTER)
     }
 
-    /// Whether flows of a user who is alone here, and who says nothing by which they could be ordered,
-    /// may go at once. There is nobody whom they could keep waiting, and no better order: the window
-    /// would only cost them round trips. Bounded all the same, for whoever comes next.
+    /// Whether flows of a user who is alone here, and who says nothing by which they could be
+    /// ordered, may go at once. There is nobody whom they could keep waiting, and no better order:
+    /// the window would only cost them round trips. Bounded all the same, for whoever comes next.
     #[inline]
     #[must_use]
     pub fn has_room_alone(&self, now: Time, bytes: u64) -> bool {

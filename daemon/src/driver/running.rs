@@ -1,11 +1,12 @@
 //! Which batch each process computes now, as its engine says: for collectives that name none.
 //!
-//! NCCL knows no batches, so its plugin can't name one. But the engine that computes a batch and the collectives that it waits
-//! for are one process, attached once by the engine's hints and once by the plugin; the kernel says that they have the same pid. A
-//! collective without a batch therefore belongs to the batch whose layer began last in its process.
+//! NCCL knows no batches, so its plugin can't name one. But the engine that computes a batch and
+//! the collectives that it waits for are one process, attached once by the engine's hints and once
+//! by the plugin; the kernel says that they have the same pid. A collective without a batch
+//! therefore belongs to the batch whose layer began last in its process.
 //!
-//! A process that says nothing of batches, or whose collectives name their own, is left alone. What a hostile client gains is what it
-//! gains by naming a batch itself ([`super::hints`]).
+//! A process that says nothing of batches, or whose collectives name their own, is left alone. What
+//! a hostile client gains is what it gains by naming a batch itself ([`super::hints`]).
 
 use laxity_policy::{BatchId, Layer};
 
@@ -20,7 +21,8 @@ struct Process {
     layer: Layer,
 }
 
-/// All of them, the one heard of last in front: they are few, and a search from the front finds the busy ones.
+/// All of them, the one heard of last in front: they are few, and a search from the front finds the
+/// busy ones.
 #[derive(Debug, Default)]
 pub struct Running {
     processes: Vec<Process>,

@@ -1,9 +1,9 @@
 //! Which lanes the scheduler looks at, and when.
 //!
-//! Hot clients in every round. Whoever has been silent for some thousand rounds is cold and looked at
-//! once in a few rounds, since most processes are silent most of the time and each look costs the
-//! others. New lanes show in a bitmap of their client, which is read now and then. With very many
-//! lanes the clients ring doorbells instead.
+//! Hot clients in every round. Whoever has been silent for some thousand rounds is cold and looked
+//! at once in a few rounds, since most processes are silent most of the time and each look costs
+//! the others. New lanes show in a bitmap of their client, which is read now and then. With very
+//! many lanes the clients ring doorbells instead.
 
 use laxity_policy::Time;
 use laxity_shm::sleep::now_ns;
@@ -116,8 +116,8 @@ impl Driver {
         }
     }
 
-    /// What no turn may be without, however long its rounds are: a look at some of the cold clients, and
-    /// at some claims. Returns the number of records.
+    /// What no turn may be without, however long its rounds are: a look at some of the cold
+    /// clients, and at some claims. Returns the number of records.
     pub(super) fn between_turns(&mut self) -> usize {
         let mut records = 0;
         for _ in 0..self.cold.len().div_ceil(TURNS_PER_COLD) {
@@ -126,8 +126,9 @@ impl Driver {
         records + self.refresh_some()
     }
 
-    /// Looks for newly claimed lanes of the next few clients, and after the last of them whether there
-    /// are so many over all that doorbells pay. Returns the number of records that this brought up.
+    /// Looks for newly claimed lanes of the next few clients, and after the last of them whether
+    /// there are so many over all that doorbells pay. Returns the number of records that this
+    /// brought up.
     fn refresh_some(&mut self) -> usize {
         for _ in 0..self.clients.len().div_ceil(TURNS_PER_REFRESH) {
             if let Some(Some(client)) = self.clients.get_mut(self.refreshed) {
@@ -180,8 +181,8 @@ impl Driver {
         swept
     }
 
-    /// Looks at every lane of one client; how many records that brought up, `BUDGET` or more if there may
-    /// be others.
+    /// Looks at every lane of one client; how many records that brought up, `BUDGET` or more if
+    /// there may be others.
     fn sweep(&mut self, index: u32) -> usize {
         let Some(client) = self.clients[index as usize].as_mut() else {
             return 0;
@@ -199,8 +200,8 @@ impl Driver {
         taken
     }
 
-    /// Takes what a client left behind that says nothing more. What it sent is accounted for, however late
-    /// it told of it.
+    /// Takes what a client left behind that says nothing more. What it sent is accounted for,
+    /// however late it told of it.
     pub(super) fn sweep_up(&mut self, index: u32) {
         let Some(client) = self.clients[index as usize].as_mut() else {
             return;

@@ -1,9 +1,9 @@
-//! What the scheduler saw and did, for `laxity trace`: kept only while somebody wants it, in memory that was made for
-//! it elsewhere, and never more than that.
+//! What the scheduler saw and did, for `laxity trace`: kept only while somebody wants it, in memory
+//! that was made for it elsewhere, and never more than that.
 //!
-//! Off, it costs a look at a pointer for each record. On, an event is a copy of some words; when there is no room
-//! it is counted and lost. Nothing is allocated or freed on the scheduler's thread: whoever reads swaps the full memory
-//! for an empty one.
+//! Off, it costs a look at a pointer for each record. On, an event is a copy of some words; when
+//! there is no room it is counted and lost. Nothing is allocated or freed on the scheduler's
+//! thread: whoever reads swaps the full memory for an empty one.
 
 use laxity_policy::{FlowSpec, Span, Time};
 use laxity_shm::record::Record;

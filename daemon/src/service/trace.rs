@@ -1,4 +1,5 @@
-//! `laxity trace`, between the control socket and the scheduler: one trace at a time, read in parts.
+//! `laxity trace`, between the control socket and the scheduler: one trace at a time, read in
+//! parts.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! What a host reads from others: told to the coordinator, held and released by its word, and never for ever.
+//! What a host reads from others: told to the coordinator, held and released by its word, and never
+//! for ever.
 
 use std::time::{Duration, Instant};
 
@@ -51,7 +52,8 @@ fn held_flows(daemon: &Laxityd) -> u64 {
         .sum()
 }
 
-/// Completes `permitted` bytes and all that is permitted after them until nothing has been for a while; bytes in all.
+/// Completes `permitted` bytes and all that is permitted after them until nothing has been for a
+/// while; bytes in all.
 fn drain(lane: &mut Lane, ticket: &mut Ticket, mut permitted: u64) -> u64 {
     let mut sum = 0;
     let mut quiet = Instant::now();
@@ -102,7 +104,8 @@ fn a_fetch_goes_ahead_waits_when_told_to_and_goes_on_when_released() {
     eventually("it is held", || (held_flows(&daemon) == 1).then_some(()));
     let before = drain(&mut lane, &mut ticket, unasked);
     assert!(before < BYTES, "{before} bytes went though it was held");
-    // More of the same waits, also on a lane that knows of nothing; another request of the batch doesn't.
+    // More of the same waits, also on a lane that knows of nothing; another request of the batch
+    // doesn't.
     let mut more_lane = _client.lane();
     let mut more = more_lane.submit(&read(70, 9));
     let mut other = lane.submit(&read(71, 9));

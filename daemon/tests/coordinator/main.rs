@@ -29,7 +29,8 @@ use support::{Laxityd, SMALL, eventually, flow};
 pub(crate) fn attending(endpoint: &str, host: &str, age_limit_ms: u64) -> Laxityd {
     Laxityd::start(&format!(
         "[coordinator]\nendpoint = \"{endpoint}\"\nhost = \"{host}\"\n\
-         order_age_limit = \"{age_limit_ms}ms\"\nbackoff_min = \"10ms\"\nbackoff_max = \"50ms\"\n{SMALL}"
+         order_age_limit = \"{age_limit_ms}ms\"\nbackoff_min = \"10ms\"\nbackoff_max \
+         = \"50ms\"\n{SMALL}"
     ))
 }
 
@@ -334,7 +335,8 @@ fn a_coordinator_that_does_not_read_never_keeps_the_daemon_waiting() {
             lane.hint(Hint::BatchEnd { batch: batch - 100 });
         }
         if batch.is_multiple_of(50) {
-            // Flows go on. (Each is also how this thread waits for the daemon to have read its lane.)
+            // Flows go on. (Each is also how this thread waits for the daemon to have read its
+            // lane.)
             let mut ticket = lane.submit(&flow(Stage::P2d, 1000));
             let permit = lane.wait(&mut ticket);
             lane.complete(&ticket, permit.bytes);

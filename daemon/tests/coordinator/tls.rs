@@ -1,4 +1,5 @@
-//! The daemon and coordinators with TLS: who is let in, who is not and is told why, and that nothing leads out of it.
+//! The daemon and coordinators with TLS: who is let in, who is not and is told why, and that
+//! nothing leads out of it.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -180,7 +181,8 @@ fn files_that_change_are_used_by_the_next_connection() {
     put("daemon-host-a");
     follows(&daemon);
 
-    // Replaced while it attends: what is open stays open, and the next connection is made with what is there then.
+    // Replaced while it attends: what is open stays open, and the next connection is made with what
+    // is there then.
     put("daemon-host-b");
     assert!(cluster(&daemon).connected);
     let connects = cluster(&daemon).connects;

@@ -1,8 +1,9 @@
 //! NCCL's network interface, versions 7 to 12, over one implementation.
 //!
-//! Each `vN.rs` has the structs of that version, as `ext-net` headers of NCCL 2.30.7 declare them, asserts their sizes and offsets, and
-//! exports its table. What the versions have in common is here; a version's own file has only what differs: who passes a
-//! context, how wide a size is, which properties there are.
+//! Each `vN.rs` has the structs of that version, as `ext-net` headers of NCCL 2.30.7 declare them,
+//! asserts their sizes and offsets, and exports its table. What the versions have in common is
+//! here; a version's own file has only what differs: who passes a context, how wide a size is,
+//! which properties there are.
 //!
 //! | table | NCCL | what came with it |
 //! |---|---|---|
@@ -13,8 +14,9 @@
 //! | v11 | 2.28, 2.29 | a context per communicator, `setNetAttr`, `finalize` |
 //! | v12 | 2.30–2.32 | eight devices per virtual one, rails |
 //!
-//! No panic crosses into C: each function catches it and answers with an internal error. NCCL is trusted to keep its own rules (a pointer is null
-//! or valid, arrays are as long as it says); what comes from a peer is not.
+//! No panic crosses into C: each function catches it and answers with an internal error. NCCL is
+//! trusted to keep its own rules (a pointer is null or valid, arrays are as long as it says); what
+//! comes from a peer is not.
 
 pub mod profiler;
 pub mod v10;
@@ -365,9 +367,9 @@ pub(crate) unsafe extern "C" fn dereg_mr(comm: *mut c_void, handle: *mut c_void)
 
 /// `isend` of all versions.
 ///
-/// # Safety
-/// `comm` is a sending connection that lives, `data` has `size` bytes until the request is done, `memory` is null or came from registering,
-/// `profiler` is what NCCL gave this call, `request` is null or can be written.
+/// # Safety `comm` is a sending connection that lives, `data` has `size` bytes until the request is
+/// done, `memory` is null or came from registering, `profiler` is what NCCL gave this call,
+/// `request` is null or can be written.
 pub(crate) unsafe fn send(
     comm: *mut c_void,
     data: *mut c_void,
@@ -441,8 +443,8 @@ pub(crate) unsafe extern "C" fn isend_v10(
 
 /// The buffers of a grouped receive or flush. NCCL's arrays are gone after the call.
 ///
-/// # Safety
-/// The arrays have `count` entries (`tags` and `memory` may be null), memory handles are null or came from registering.
+/// # Safety The arrays have `count` entries (`tags` and `memory` may be null), memory handles are
+/// null or came from registering.
 unsafe fn buffers<'a>(
     count: c_int,
     data: *mut *mut c_void,
@@ -480,11 +482,12 @@ unsafe fn buffers<'a>(
     Ok((0..count).map(buffer).collect())
 }
 
-/// `irecv` of all versions. What `*request` holds before (`NCCL_NET_OPTIONAL_RECV_COMPLETION`) is leave to complete early, which is not used:
-/// over TCP nothing would move the bytes of a request that nobody tests.
+/// `irecv` of all versions. What `*request` holds before (`NCCL_NET_OPTIONAL_RECV_COMPLETION`) is
+/// leave to complete early, which is not used: over TCP nothing would move the bytes of a request
+/// that nobody tests.
 ///
-/// # Safety
-/// As [`buffers`]; `comm` is a receiving connection that lives, the buffers stay until the request is done, `request` is null or can be written.
+/// # Safety As [`buffers`]; `comm` is a receiving connection that lives, the buffers stay until the
+/// request is done, `request` is null or can be written.
 pub(crate) unsafe fn receive(
     comm: *mut c_void,
     count: c_int,
@@ -578,9 +581,8 @@ pub(crate) unsafe extern "C" fn iflush(
 
 /// `test`.
 ///
-/// # Safety
-/// `request` came from `isend`, `irecv` or `iflush` of a connection that lives; `done` is null or can be written, `sizes` is null or has
-/// an entry for each of the request's buffers.
+/// # Safety `request` came from `isend`, `irecv` or `iflush` of a connection that lives; `done` is
+/// null or can be written, `sizes` is null or has an entry for each of the request's buffers.
 pub(crate) unsafe extern "C" fn test(
     request: *mut c_void,
     done: *mut c_int,

@@ -1,9 +1,10 @@
-//! NCCL's profiler interface, versions 3 to 6 (NCCL 2.26 to 2.32): by it this plugin learns which collective each send belongs to
-//! ([`crate::origin`]). NCCL takes the profiler from the network's library unless `NCCL_PROFILER_PLUGIN` names another; then sends are
-//! classified by their communicator alone.
+//! NCCL's profiler interface, versions 3 to 6 (NCCL 2.26 to 2.32): by it this plugin learns which
+//! collective each send belongs to ([`crate::origin`]). NCCL takes the profiler from the network's
+//! library unless `NCCL_PROFILER_PLUGIN` names another; then sends are classified by their
+//! communicator alone.
 //!
-//! Only the fields that are used are declared, at the offsets that the headers of NCCL 2.30.7 give them. Versions 1 and 2
-//! know no network events.
+//! Only the fields that are used are declared, at the offsets that the headers of NCCL 2.30.7 give
+//! them. Versions 1 and 2 know no network events.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::offset_of;
@@ -320,7 +321,8 @@ unsafe fn start_common(kind: u64, event: &Event) -> u64 {
             EVENTS.step(parent, u32::try_from(step).unwrap_or(0))
         }
         origin::EVENT_NET => {
-            // SAFETY: upheld by the caller; of our own id the data is a question, asked further up this very stack.
+            // SAFETY: upheld by the caller; of our own id the data is a question, asked further up
+            // this very stack.
             unsafe {
                 let net = event.what.net;
                 let question = net.data.cast::<Question>();

@@ -1,4 +1,5 @@
-//! Version 10, of NCCL 2.26 and 2.27: like v9, with the profiler's handle in each `isend`, and the communicator's traffic class in `connect`.
+//! Version 10, of NCCL 2.26 and 2.27: like v9, with the profiler's handle in each `isend`, and the
+//! communicator's traffic class in `connect`.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::mem::offset_of;
@@ -165,7 +166,8 @@ unsafe extern "C" fn get_properties(number: c_int, properties: *mut Properties) 
         port: device.port,
         latency: device.latency_us,
         max_comms: device.comms_max,
-        // More than one shares a connection between receives, and gating one would hold up the others.
+        // More than one shares a connection between receives, and gating one would hold up the
+        // others.
         max_recvs: 1,
         net_device_type: DEVICE_HOST,
         net_device_version: DEVICE_VERSION,

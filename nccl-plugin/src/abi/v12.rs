@@ -198,7 +198,8 @@ unsafe extern "C" fn get_properties(number: c_int, properties: *mut Properties) 
         port: device.port,
         latency: device.latency_us,
         max_comms: device.comms_max,
-        // More than one shares a connection between receives, and gating one would hold up the others.
+        // More than one shares a connection between receives, and gating one would hold up the
+        // others.
         max_recvs: 1,
         net_device_type: DEVICE_HOST,
         net_device_version: DEVICE_VERSION,

@@ -1,4 +1,5 @@
-//! Version 9, of NCCL 2.24 and 2.25: sizes of any width, and virtual devices (which are NCCL's to make only where a plugin can merge NICs: not this one).
+//! Version 9, of NCCL 2.24 and 2.25: sizes of any width, and virtual devices (which are NCCL's to
+//! make only where a plugin can merge NICs: not this one).
 
 use core::ffi::{c_char, c_int, c_void};
 use core::mem::offset_of;
@@ -147,7 +148,8 @@ unsafe extern "C" fn get_properties(number: c_int, properties: *mut Properties) 
         port: device.port,
         latency: device.latency_us,
         max_comms: device.comms_max,
-        // More than one shares a connection between receives, and gating one would hold up the others.
+        // More than one shares a connection between receives, and gating one would hold up the
+        // others.
         max_recvs: 1,
         net_device_type: DEVICE_HOST,
         net_device_version: DEVICE_VERSION,

@@ -1,9 +1,10 @@
-//! Connections as NCCL holds them: opaque pointers to a `Comm`, and requests that lead back to theirs.
+//! Connections as NCCL holds them: opaque pointers to a `Comm`, and requests that lead back to
+//! theirs.
 //!
-//! A connection has one direction. It is used from two threads (one registers memory and closes, another sends, receives
-//! and tests), so each end is behind a lock, which is free nearly always. A request is a place in its
-//! connection's table: whatever NCCL does, testing one can't touch freed memory while its connection lives, and NCCL
-//! doesn't test after closing.
+//! A connection has one direction. It is used from two threads (one registers memory and closes,
+//! another sends, receives and tests), so each end is behind a lock, which is free nearly always. A
+//! request is a place in its connection's table: whatever NCCL does, testing one can't touch freed
+//! memory while its connection lives, and NCCL doesn't test after closing.
 
 mod receive;
 mod send;
@@ -18,7 +19,8 @@ pub use send::{SendSide, Surroundings, Wish};
 use crate::backend::{GROUP_MAX, Memory, Region};
 use crate::fault::{Fault, Result};
 
-/// Requests of one connection. NCCL has 32 (`NCCL_NET_MAX_REQUESTS`) of up to [`GROUP_MAX`] messages.
+/// Requests of one connection. NCCL has 32 (`NCCL_NET_MAX_REQUESTS`) of up to [`GROUP_MAX`]
+/// messages.
 pub const REQUESTS: usize = 32 * GROUP_MAX;
 
 /// Distinguishes a `Comm` from whatever else a pointer may lead to.
@@ -50,8 +52,8 @@ pub struct Request {
     index: u16,
 }
 
-// SAFETY: the pointer leads to the connection that owns the table of requests, so it is valid for as long as the
-// request is; what it leads to is `Sync`.
+// SAFETY: the pointer leads to the connection that owns the table of requests, so it is valid for
+// as long as the request is; what it leads to is `Sync`.
 unsafe impl Send for Request {}
 // SAFETY: as above.
 unsafe impl Sync for Request {}
@@ -89,8 +91,8 @@ impl Comm {
 
     /// Checks what NCCL passed for a connection.
     ///
-    /// # Safety
-    /// `pointer` is null, or leads to at least 8 readable bytes; if those are a connection's, it is one that lives.
+    /// # Safety `pointer` is null, or leads to at least 8 readable bytes; if those are a
+    /// connection's, it is one that lives.
     pub unsafe fn at<'a>(pointer: *const core::ffi::c_void) -> Result<&'a Self> {
         let comm = pointer.cast::<Self>();
         if pointer.is_null() || !comm.is_aligned() {

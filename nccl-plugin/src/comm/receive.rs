@@ -68,7 +68,8 @@ impl ReceiveSide {
         Some(found as u16)
     }
 
-    /// Posts the buffers of one grouped receive; its request's place, or `None` if NCCL is to ask again.
+    /// Posts the buffers of one grouped receive; its request's place, or `None` if NCCL is to ask
+    /// again.
     ///
     /// # Errors
     /// There are too many buffers.

@@ -1,18 +1,19 @@
 //! The sending end: each message is a flow, and waits for its permit before it is begun.
 //!
-//! # What `isend` does
-//! A message whose receiver has not posted yet is taken, and *kept*: whoever drives both ends from one thread must get to posting. No
-//! flow is submitted for it, since it could not leave.
+//! # What `isend` does A message whose receiver has not posted yet is taken, and *kept*: whoever
+//! drives both ends from one thread must get to posting. No flow is submitted for it, since it
+//! could not leave.
 //!
-//! A message that may not go yet is not taken: NCCL gets a null request and asks again with the same arguments. Its flow is
-//! submitted at the first such call and kept as the connection's *offer*. It is taken as soon as some of it may go; of a large one the
-//! rest follows as it is permitted. At most one flow of a connection waits at a time, because the next
-//! message is not even offered before all of the one before may go: so permits of a connection come in the order of
-//! its messages whatever the scheduler prefers, and none is held back behind another.
+//! A message that may not go yet is not taken: NCCL gets a null request and asks again with the
+//! same arguments. Its flow is submitted at the first such call and kept as the connection's
+//! *offer*. It is taken as soon as some of it may go; of a large one the rest follows as it is
+//! permitted. At most one flow of a connection waits at a time, because the next message is not
+//! even offered before all of the one before may go: so permits of a connection come in the order
+//! of its messages whatever the scheduler prefers, and none is held back behind another.
 //!
-//! # What it never does
-//! Submit a flow that can't leave: the backend is asked first (`Sender::clear`). Wait for ever: after `wait_max` the message goes
-//! unscheduled. Return an error: what is wrong with a connection is told by `test` of what is in flight on it.
+//! # What it never does Submit a flow that can't leave: the backend is asked first
+//! (`Sender::clear`). Wait for ever: after `wait_max` the message goes unscheduled. Return an
+//! error: what is wrong with a connection is told by `test` of what is in flight on it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,8 +31,8 @@ use crate::fault::{Fault, Result};
 use crate::origin::Origin;
 use crate::report::{Fate, Report};
 
-/// Messages of no more than this are complete for the scheduler when the network took them: when exactly they leave the wire is
-/// not worth finding out.
+/// Messages of no more than this are complete for the scheduler when the network took them: when
+/// exactly they leave the wire is not worth finding out.
 const ACCOUNTED_BYTES_MIN: u64 = 16 << 10;
 
 /// What a connection needs of the process it is in.
@@ -221,7 +222,8 @@ impl SendSide {
     }
 
     pub(super) fn deregister(&mut self, region: Region) -> Result<()> {
-        // Memory is let go of before its connection is closed, so what is unsent when a job is aborted may be gone any moment.
+        // Memory is let go of before its connection is closed, so what is unsent when a job is
+        // aborted may be gone any moment.
         self.memory_stays &= self.kept.is_empty() && self.underway.iter().all(|entry| entry.done);
         self.sender()?.deregister(region)
     }
@@ -279,8 +281,8 @@ impl SendSide {
         });
     }
 
-    /// Begins kept messages as far as their receivers have posted by now and they are permitted. Those whose tag is not in the next
-    /// group let others pass.
+    /// Begins kept messages as far as their receivers have posted by now and they are permitted.
+    /// Those whose tag is not in the next group let others pass.
     fn release(&mut self) {
         let mut at = 0;
         while let Some(kept) = self.kept.remove(at) {
@@ -625,8 +627,9 @@ impl SendSide {
         }
     }
 
-    /// Whether somebody has to look after it, though the host may not: something of it is done, and has yet to leave the wire; or was
-    /// taken before its receiver posted, and the host may test the receive first.
+    /// Whether somebody has to look after it, though the host may not: something of it is done, and
+    /// has yet to leave the wire; or was taken before its receiver posted, and the host may test
+    /// the receive first.
     #[must_use]
     pub fn lingers(&self) -> bool {
         self.fault.is_none()
@@ -637,7 +640,8 @@ impl SendSide {
                     .any(|entry| entry.done || entry.was_kept))
     }
 
-    /// Looks after that. Memory is read only of messages that the host may not have tested yet, and only while it keeps it registered.
+    /// Looks after that. Memory is read only of messages that the host may not have tested yet, and
+    /// only while it keeps it registered.
     pub fn sweep(&mut self) {
         if self.fault.is_some() {
             return;

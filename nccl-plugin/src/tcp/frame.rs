@@ -1,8 +1,9 @@
-//! What goes over the sockets: a hello on each, then frames. All of it comes from another host: nothing is believed.
+//! What goes over the sockets: a hello on each, then frames. All of it comes from another host:
+//! nothing is believed.
 //!
-//! A frame is a head of 40 bytes and a part of a message. The parts of one message may be on several sockets, of
-//! one class; a socket's frames are in the order of their messages. The other way goes, on the first socket only, how many buffers
-//! were posted so far.
+//! A frame is a head of 40 bytes and a part of a message. The parts of one message may be on
+//! several sockets, of one class; a socket's frames are in the order of their messages. The other
+//! way goes, on the first socket only, how many buffers were posted so far.
 //!
 //! | bytes of a head | |
 //! |---|---|
@@ -99,7 +100,8 @@ impl Hello {
         let version = u16::from_le_bytes(word(bytes, 8));
         if version != VERSION {
             return Err(format!(
-                "the peer's plugin speaks version {version}, this one version {VERSION}: install the same release on all nodes"
+                "the peer's plugin speaks version {version}, this one version {VERSION}: install \
+                 the same release on all nodes"
             ));
         }
         let hello = Self {

@@ -1,4 +1,5 @@
-//! One incoming socket: heads are read with a little of what follows, the rest of a part right where it belongs.
+//! One incoming socket: heads are read with a little of what follows, the rest of a part right
+//! where it belongs.
 
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd as _;
@@ -8,9 +9,11 @@ use super::outlet::peer;
 use super::socket;
 use crate::fault::{Fault, Result};
 
-/// Read with a head: a small message comes with one system call, and of a large one no more than this is copied twice.
+/// Read with a head: a small message comes with one system call, and of a large one no more than
+/// this is copied twice.
 const STAGE_BYTES: usize = 4096;
-/// Parts of messages of more than this are acknowledged at once: those that a sender's scheduler keeps account of.
+/// Parts of messages of more than this are acknowledged at once: those that a sender's scheduler
+/// keeps account of.
 const ACKNOWLEDGED_BYTES_MIN: u64 = 16 << 10;
 /// A socket is left for the next after this many bytes.
 const TURN_BYTES: usize = 4 << 20;
@@ -123,7 +126,8 @@ impl Inlet {
         }
         let staged = (self.to - self.from).min(rest);
         if staged > 0 {
-            // SAFETY: the shelf says that the message fits there, and its head that the part lies within it.
+            // SAFETY: the shelf says that the message fits there, and its head that the part lies
+            // within it.
             unsafe {
                 core::ptr::copy_nonoverlapping(
                     self.stage.as_ptr().add(self.from),

@@ -1,10 +1,12 @@
 //! Sockets: several per connection, one class each.
 //!
-//! A connection has as many sockets as there are traffic classes, times `LAXITY_NSOCKS`. Each is marked once, before its
-//! handshake, so that a message's class is free to choose, and nothing is reordered or re-marked in a socket's buffer.
-//! Large messages are spread over the sockets of their class.
+//! A connection has as many sockets as there are traffic classes, times `LAXITY_NSOCKS`. Each is
+//! marked once, before its handshake, so that a message's class is free to choose, and nothing is
+//! reordered or re-marked in a socket's buffer. Large messages are spread over the sockets of their
+//! class.
 //!
-//! Everything is done by the thread that calls: NCCL's proxy polls anyway, and a thread of ours would compete with it.
+//! Everything is done by the thread that calls: NCCL's proxy polls anyway, and a thread of ours
+//! would compete with it.
 
 mod frame;
 mod inlet;
@@ -297,7 +299,9 @@ impl Accepting {
     /// Drops a stranger; says so once, since port scanners exist.
     fn refuse(&mut self, stream: &TcpStream, problem: &str) {
         let text = format!(
-            "a connection from {} was dropped: it {problem}. If this job hangs now, a node does without this plugin, or with another release: set NCCL_NET_PLUGIN=laxity and NCCL_NET=Laxity on all",
+            "a connection from {} was dropped: it {problem}. If this job hangs now, a node does \
+             without this plugin, or with another release: set NCCL_NET_PLUGIN=laxity and \
+             NCCL_NET=Laxity on all",
             outlet::peer(stream)
         );
         if self.warned {

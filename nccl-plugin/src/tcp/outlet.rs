@@ -1,7 +1,9 @@
-//! One outgoing socket: parts of messages in a queue, what the kernel took, and what the peer's kernel has.
+//! One outgoing socket: parts of messages in a queue, what the kernel took, and what the peer's
+//! kernel has.
 //!
-//! Memory may be used again when the kernel has a copy. For large parts it is asked to make none (`MSG_ZEROCOPY`), and
-//! says when it is done with the memory; where it says that it copied all the same (loopback, veth, NICs without scatter-gather), it is not asked again.
+//! Memory may be used again when the kernel has a copy. For large parts it is asked to make none
+//! (`MSG_ZEROCOPY`), and says when it is done with the memory; where it says that it copied all the
+//! same (loopback, veth, NICs without scatter-gather), it is not asked again.
 
 use std::collections::VecDeque;
 use std::net::{Shutdown, TcpStream};
@@ -88,8 +90,8 @@ pub(super) struct Outlet {
     /// Whether the first part went without a copy, in part at least.
     is_held: bool,
     held: VecDeque<Held>,
-    /// The newest send whose memory the kernel let go of. Its word may come before the part is through, whose rest then went with
-    /// a copy, and it is said once.
+    /// The newest send whose memory the kernel let go of. Its word may come before the part is
+    /// through, whose rest then went with a copy, and it is said once.
     let_go: Option<u32>,
 }
 
@@ -168,7 +170,8 @@ impl Outlet {
             }
             skip = 0;
         }
-        // SAFETY: heads are in the queue; the memory of messages stays until they are done (`Sender::begin`).
+        // SAFETY: heads are in the queue; the memory of messages stays until they are done
+        // (`Sender::begin`).
         unsafe { socket::send(self.stream.as_raw_fd(), &pieces, 0) }
     }
 
@@ -191,7 +194,8 @@ impl Outlet {
             iov_base: (part.address + body) as *mut _,
             iov_len: part.bytes - body,
         };
-        // SAFETY: the memory of a message stays until it is done, which is said when the error queue has said so.
+        // SAFETY: the memory of a message stays until it is done, which is said when the error
+        // queue has said so.
         match unsafe { socket::send(fd, &[piece], libc::MSG_ZEROCOPY) } {
             Ok(Some(count)) => {
                 self.next_send = self.next_send.wrapping_add(1);
@@ -303,8 +307,8 @@ impl Outlet {
     }
 }
 
-/// Whether the word about the sends up to one is about another, too. Numbers wrap; what is not more than half around ahead is
-/// behind.
+/// Whether the word about the sends up to one is about another, too. Numbers wrap; what is not more
+/// than half around ahead is behind.
 fn is_through(through: u32, send: u32) -> bool {
     through.wrapping_sub(send) < u32::MAX / 2
 }

@@ -14,11 +14,11 @@ use super::socket;
 use crate::backend::{Buffer, GROUP_MAX, Memory, Received, Receiver, Region};
 use crate::fault::{Fault, Result};
 
-/// A buffer of no more than this is told of together with others: so many small messages go ahead anyway
-/// ([`super::sender`]).
+/// A buffer of no more than this is told of together with others: so many small messages go ahead
+/// anyway ([`super::sender`]).
 const QUIET_BYTES: usize = 4 << 10;
-/// After so many looks in vain the sender is told of all buffers: it may have a message too long for one, which
-/// does not go ahead, and it is the receiver that says so.
+/// After so many looks in vain the sender is told of all buffers: it may have a message too long
+/// for one, which does not go ahead, and it is the receiver that says so.
 const TELL_TURNS: u32 = 1 << 14;
 /// Buffers that may be untold of. Messages for them are within what may go ahead.
 const UNTOLD_MAX: u64 = 7;
@@ -276,7 +276,8 @@ impl Receiver for TcpReceiver {
             && self.inlets.iter().any(Inlet::is_closed)
         {
             return Err(Fault::Remote(format!(
-                "{} closed the connection while messages were awaited: its process is gone, or aborted",
+                "{} closed the connection while messages were awaited: its process is gone, or \
+                 aborted",
                 peer(self.inlets[0].stream())
             )));
         }

@@ -1,8 +1,9 @@
 //! The sending end over sockets.
 //!
-//! A message goes once its receiver has posted for it, which the receiver tells on the first socket; or ahead of that, as long
-//! as no more than [`EAGER_BYTES`] are ahead: so much any socket's buffers hold, whatever the receiver does meanwhile. So a
-//! small message pays no round trip, and what is begun always leaves the wire.
+//! A message goes once its receiver has posted for it, which the receiver tells on the first
+//! socket; or ahead of that, as long as no more than [`EAGER_BYTES`] are ahead: so much any
+//! socket's buffers hold, whatever the receiver does meanwhile. So a small message pays no round
+//! trip, and what is begun always leaves the wire.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::VecDeque;
@@ -28,7 +29,8 @@ const LOOK_NS: u64 = 20_000;
 /// A close waits so long for what is on its way.
 const CLOSE_WAIT: Duration = Duration::from_secs(2);
 
-/// The same when the last wait was in vain: when a host is gone, many connections to it are closed one after another.
+/// The same when the last wait was in vain: when a host is gone, many connections to it are closed
+/// one after another.
 const CLOSE_WAIT_SHORT: Duration = Duration::from_millis(5);
 /// The last wait was. Relaxed: a hint.
 static CLOSED_IN_VAIN: AtomicBool = AtomicBool::new(false);
@@ -134,7 +136,8 @@ impl TcpSender {
 
     fn gone(&self) -> Fault {
         Fault::Remote(format!(
-            "{} closed the connection while messages were on their way: its process is gone, or aborted",
+            "{} closed the connection while messages were on their way: its process is gone, or \
+             aborted",
             peer(self.outlets[0].stream())
         ))
     }
@@ -304,8 +307,9 @@ impl Sender for TcpSender {
             }
             return;
         }
-        // Closing with something unread, or being told something afterwards, resets the connection, and what the peer's kernel does not
-        // have by then is lost. What it has, the peer reads whenever it likes.
+        // Closing with something unread, or being told something afterwards, resets the connection,
+        // and what the peer's kernel does not have by then is lost. What it has, the peer reads
+        // whenever it likes.
         let patience = if CLOSED_IN_VAIN.load(Ordering::Relaxed) {
             CLOSE_WAIT_SHORT
         } else {
@@ -331,7 +335,8 @@ impl Sender for TcpSender {
 pub(super) fn register(memory: Memory) -> Result<Region> {
     if memory.kind != POINTER_HOST {
         return Err(Fault::Argument(format!(
-            "memory of kind {} can't be sent by sockets: getProperties says that only the host's can",
+            "memory of kind {} can't be sent by sockets: getProperties says that only the host's \
+             can",
             memory.kind
         )));
     }

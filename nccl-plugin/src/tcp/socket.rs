@@ -1,4 +1,5 @@
-//! Sockets as this plugin wants them: they never block, send small messages at once, and mark what they send.
+//! Sockets as this plugin wants them: they never block, send small messages at once, and mark what
+//! they send.
 
 use core::ffi::{c_int, c_void};
 use std::io;
@@ -25,7 +26,8 @@ fn new(address: &SocketAddr) -> Result<OwnedFd> {
         .map_err(|error| Fault::system("no socket can be made; see `ulimit -n`", error))
 }
 
-/// Marks what a socket sends from now on, acknowledgements included. A socket that can't be marked works all the same.
+/// Marks what a socket sends from now on, acknowledgements included. A socket that can't be marked
+/// works all the same.
 pub(super) fn mark(stream: &TcpStream, dscp: u8) {
     let class = i32::from(dscp) << 2;
     let is_v4 = stream.local_addr().is_ok_and(|address| address.is_ipv4());
@@ -79,7 +81,8 @@ pub(super) fn connect(from: SocketAddr, to: SocketAddr, dscp: u8) -> Result<TcpS
 pub(super) fn is_connected(stream: &TcpStream, to: SocketAddr) -> Result<bool> {
     if let Ok(Some(error)) = stream.take_error() {
         return Err(Fault::Remote(format!(
-            "connect to {to}: {error}. Is the peer's process alive, and can this host reach that address? NCCL_SOCKET_IFNAME says which is used there"
+            "connect to {to}: {error}. Is the peer's process alive, and can this host reach that \
+             address? NCCL_SOCKET_IFNAME says which is used there"
         )));
     }
     match stream.peer_addr() {
@@ -112,8 +115,8 @@ fn set(socket: &impl AsRawFd, level: c_int, name: c_int, value: c_int) -> bool {
     answer == 0
 }
 
-/// Has the kernel ask whether the peer's host is there, also while nothing is on its way. Patiently: a class that has to give way may be
-/// silent for long.
+/// Has the kernel ask whether the peer's host is there, also while nothing is on its way.
+/// Patiently: a class that has to give way may be silent for long.
 fn notice_silence(stream: &TcpStream) {
     set(stream, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
     set(stream, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 30);
@@ -149,8 +152,8 @@ pub(super) unsafe fn receive(
 
 /// Sends from several places; `None` if the socket takes nothing now.
 ///
-/// # Safety
-/// The pieces of memory can be read; with `MSG_ZEROCOPY` they stay until the socket's error queue says that they may go.
+/// # Safety The pieces of memory can be read; with `MSG_ZEROCOPY` they stay until the socket's
+/// error queue says that they may go.
 pub(super) unsafe fn send(
     socket: RawFd,
     pieces: &[libc::iovec],
@@ -161,7 +164,8 @@ pub(super) unsafe fn send(
         let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
         message.msg_iov = pieces.as_ptr().cast_mut();
         message.msg_iovlen = pieces.len();
-        // SAFETY: upheld by the caller; the message lives as long as the call, which does not write to it.
+        // SAFETY: upheld by the caller; the message lives as long as the call, which does not write
+        // to it.
         let count = unsafe {
             libc::sendmsg(
                 socket,
@@ -192,8 +196,8 @@ pub(super) fn unacknowledged(stream: &TcpStream) -> u64 {
     u64::try_from(bytes).unwrap_or(0)
 }
 
-/// Acknowledges now what was received: the sender's scheduler counts it as in flight until then, and the kernel would wait up to 40 ms for
-/// something to send it with.
+/// Acknowledges now what was received: the sender's scheduler counts it as in flight until then,
+/// and the kernel would wait up to 40 ms for something to send it with.
 pub(super) fn acknowledge(stream: &TcpStream) {
     set(stream, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 1);
 }
@@ -242,7 +246,8 @@ pub(super) fn released(stream: &TcpStream) -> Option<Released> {
     if unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut message, flags) } < 0 {
         return None;
     }
-    // SAFETY: the kernel filled the control buffer as far as `msg_controllen` now says; these functions stay within.
+    // SAFETY: the kernel filled the control buffer as far as `msg_controllen` now says; these
+    // functions stay within.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while let Some(found) = header.as_ref() {

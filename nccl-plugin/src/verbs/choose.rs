@@ -1,9 +1,11 @@
-//! Which device, which of its ports and which of its addresses: the rules of `NCCL_IB_HCA` and `NCCL_IB_GID_INDEX`.
+//! Which device, which of its ports and which of its addresses: the rules of `NCCL_IB_HCA` and
+//! `NCCL_IB_GID_INDEX`.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// `NCCL_IB_HCA`, taken apart: `mlx5_0:1,mlx5_1`, `^mlx5_bond`, `=mlx5_0`, `^=mlx5_3:2`. Names are beginnings of names unless
-/// `=` asks for whole ones; what follows the port (rail and plane, since NCCL 2.28) is not for us.
+/// `NCCL_IB_HCA`, taken apart: `mlx5_0:1,mlx5_1`, `^mlx5_bond`, `=mlx5_0`, `^=mlx5_3:2`. Names are
+/// beginnings of names unless `=` asks for whole ones; what follows the port (rail and plane, since
+/// NCCL 2.28) is not for us.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     not: bool,
@@ -99,7 +101,8 @@ pub(super) fn address(raw: [u8; 16]) -> IpAddr {
     v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
 }
 
-/// The best entry of a RoCE port: RoCE v2 before v1, then IPv4 before IPv6 before link-local; the first of equals.
+/// The best entry of a RoCE port: RoCE v2 before v1, then IPv4 before IPv6 before link-local; the
+/// first of equals.
 pub(super) fn best(gids: &[Gid]) -> Option<Gid> {
     let rank = |gid: &Gid| {
         let reach = match address(gid.raw) {
@@ -114,7 +117,8 @@ pub(super) fn best(gids: &[Gid]) -> Option<Gid> {
     gids.iter().rev().max_by_key(|gid| rank(gid)).copied()
 }
 
-/// Mbit/s of a lane, by the number in `ibv_port_attr.active_speed` (InfiniBand specification, PortInfo:LinkSpeedActive).
+/// Mbit/s of a lane, by the number in `ibv_port_attr.active_speed` (InfiniBand specification,
+/// PortInfo:LinkSpeedActive).
 fn lane_mbit(speed: u8) -> i32 {
     match speed {
         1 => 2_500,
@@ -145,7 +149,8 @@ pub(super) fn speed_mbit(speed: u8, width: u8) -> i32 {
     lane_mbit(speed) * lanes(width)
 }
 
-/// Mbit/s in the kernel's words: `200 Gb/sec (4X HDR)`. For speeds that `active_speed` has no number for (XDR).
+/// Mbit/s in the kernel's words: `200 Gb/sec (4X HDR)`. For speeds that `active_speed` has no
+/// number for (XDR).
 pub(super) fn rate_mbit(text: &str) -> Option<i32> {
     let number: f64 = text.split_whitespace().next()?.parse().ok()?;
     (text.contains("Gb/sec") && number > 0.0 && number < 1e6).then_some((number * 1000.0) as i32)

@@ -1,5 +1,5 @@
-//! How a connection comes about, as state machines that are polled: the listener with those who knock, and the one that
-//! connects.
+//! How a connection comes about, as state machines that are polled: the listener with those who
+//! knock, and the one that connects.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;

@@ -1,10 +1,11 @@
-//! Leave to send: what the receiver writes into the sender's memory for each buffer that it posts, and what the sender
-//! says in return with the last bytes of a message.
+//! Leave to send: what the receiver writes into the sender's memory for each buffer that it posts,
+//! and what the sender says in return with the last bytes of a message.
 //!
-//! An entry is 64 bytes, written by the peer's NIC at any moment. So it is read word by word, atomically, and believed
-//! only when its last word, a mix of the others, fits: an entry that is half written, or of an earlier round, does not.
-//! The peer's numbers are checked before they are used; its addresses and keys are only ever given to our own NIC, which asks the
-//! peer's, so wrong ones break the connection and nothing else.
+//! An entry is 64 bytes, written by the peer's NIC at any moment. So it is read word by word,
+//! atomically, and believed only when its last word, a mix of the others, fits: an entry that is
+//! half written, or of an earlier round, does not. The peer's numbers are checked before they are
+//! used; its addresses and keys are only ever given to our own NIC, which asks the peer's, so wrong
+//! ones break the connection and nothing else.
 //!
 //! The 32 bits that come with a message's last bytes ("immediate data"):
 //!
@@ -54,7 +55,8 @@ pub(super) struct Entry {
     pub(super) index: u32,
 }
 
-/// Mixes words so that a changed one is noticed (the finalizer of splitmix64). Against accidents, not attacks.
+/// Mixes words so that a changed one is noticed (the finalizer of splitmix64). Against accidents,
+/// not attacks.
 fn seal(words: &[u64; WORDS - 1]) -> u64 {
     words.iter().fold(0x4c41_5849_5459_4e54, |sum, word| {
         let mut z = (sum ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -111,8 +113,8 @@ pub(super) fn place(post: u64, index: usize) -> usize {
 fn read(memory: &[AtomicU64], post: u64, index: usize) -> Option<Entry> {
     let at = place(post, index);
     let mut copy = [0; WORDS];
-    // Acquire, last word first: no later access may be moved before it. The NIC has no atomics to pair with; what it has not
-    // written yet shows in the seal.
+    // Acquire, last word first: no later access may be moved before it. The NIC has no atomics to
+    // pair with; what it has not written yet shows in the seal.
     for (nth, word) in copy.iter_mut().enumerate().rev() {
         *word = memory.get(at + nth)?.load(Ordering::Acquire);
     }
@@ -150,7 +152,8 @@ pub(super) struct Arrival {
 }
 
 impl Arrival {
-    /// The immediate data of a message into a buffer, and whether its size has to be written into the table.
+    /// The immediate data of a message into a buffer, and whether its size has to be written into
+    /// the table.
     pub(super) fn encode(entry: &Entry, bytes: u64) -> (u32, bool) {
         let at = (entry.post as usize % DEPTH) as u32 | entry.index << 5;
         if bytes < 1 << SIZE_BITS {

@@ -6,8 +6,8 @@
 //!        ── ready: its queue pairs are connected ──▶
 //! ```
 //!
-//! All of it is untrusted: sizes and numbers are checked here. Whoever does not know the listener's random number is a stranger, and
-//! dropped without an answer. Little-endian throughout.
+//! All of it is untrusted: sizes and numbers are checked here. Whoever does not know the listener's
+//! random number is a stranger, and dropped without an answer. Little-endian throughout.
 //!
 //! | bytes | head |
 //! |---|---|
@@ -102,7 +102,8 @@ pub(super) enum Garbled {
     Stranger,
     /// Another version.
     #[error(
-        "it speaks version {0}, this one version {VERSION}: install the same release of Laxity on all nodes"
+        "it speaks version {0}, this one version {VERSION}: install the same release of Laxity on \
+         all nodes"
     )]
     Version(u16),
     /// It came for another listener, which had the port before.

@@ -1,7 +1,8 @@
 //! libibverbs, opened when it is there, so that the plugin loads on hosts that have none.
 //!
-//! The functions are looked up with the versions that rdma-core 15 and later give them (rdma-core 44's
-//! libibverbs.map). Posting and polling are not among them: those are inline functions in C, and go through the context's own table.
+//! The functions are looked up with the versions that rdma-core 15 and later give them (rdma-core
+//! 44's libibverbs.map). Posting and polling are not among them: those are inline functions in C,
+//! and go through the context's own table.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -11,7 +12,8 @@ use rdma_sys::{
     ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_srq, ibv_srq_init_attr,
 };
 
-/// `struct ibv_async_event`, with the kind as a plain number: which kinds there are depends on the release.
+/// `struct ibv_async_event`, with the kind as a plain number: which kinds there are depends on the
+/// release.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct AsyncEvent {
@@ -62,8 +64,9 @@ pub(super) struct Library {
 /// The function at an address. `F` must be the type that the ABI of libibverbs gives it.
 fn function_at<F: Copy>(address: *mut c_void) -> F {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: as large as a function pointer, and the address of a function of that type: only `find` calls this, for the
-    // fields of `Library`, whose types are those of the functions they are named after.
+    // SAFETY: as large as a function pointer, and the address of a function of that type: only
+    // `find` calls this, for the fields of `Library`, whose types are those of the functions they
+    // are named after.
     unsafe { core::mem::transmute_copy(&address) }
 }
 
@@ -96,7 +99,8 @@ impl Library {
         let found = Self::find(handle).map_err(|name| {
             format!("libibverbs.so.1 has no {name}: it is older than rdma-core 15")
         })?;
-        // Memory that is registered must not be copied away by a fork. Newer kernels need nothing; refused if memory is registered already.
+        // Memory that is registered must not be copied away by a fork. Newer kernels need nothing;
+        // refused if memory is registered already.
         type ForkInit = unsafe extern "C" fn() -> c_int;
         if let Some(fork_init) = look_up::<ForkInit>(handle, c"ibv_fork_init", FIRST) {
             // SAFETY: takes nothing.
@@ -168,8 +172,9 @@ fn text(text: *const c_char) -> String {
         .into_owned()
 }
 
-/// Tells liblaxity.so, if it is preloaded, that this plugin asks for its own permits, so that the work requests
-/// of this context are not scheduled a second time. To be called before there is any queue pair.
+/// Tells liblaxity.so, if it is preloaded, that this plugin asks for its own permits, so that the
+/// work requests of this context are not scheduled a second time. To be called before there is any
+/// queue pair.
 ///
 /// # Safety
 /// `context` is open.

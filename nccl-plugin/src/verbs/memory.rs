@@ -1,9 +1,10 @@
 //! Registrations of a device, each as often as it is wanted and once in the hardware.
 //!
-//! NCCL registers the same buffers for many connections, and pieces of a buffer one by one; a registration costs a
-//! system call and pins pages. So ranges are widened to whole pages, a registration that covers a new range is used again,
-//! and it goes with its last user. A registration is not found again once its memory was given back to the system while
-//! it was in use; NCCL does not do that.
+//! NCCL registers the same buffers for many connections, and pieces of a buffer one by one; a
+//! registration costs a system call and pins pages. So ranges are widened to whole pages, a
+//! registration that covers a new range is used again, and it goes with its last user. A
+//! registration is not found again once its memory was given back to the system while it was in
+//! use; NCCL does not do that.
 
 use crate::backend::{Memory, POINTER_DMABUF};
 use crate::fault::{Fault, Result};
@@ -60,7 +61,8 @@ impl Span {
         })
     }
 
-    /// Whether whoever has this needs no other. File descriptors differ from call to call for the same memory.
+    /// Whether whoever has this needs no other. File descriptors differ from call to call for the
+    /// same memory.
     fn covers(&self, other: &Self) -> bool {
         self.dma_buf.is_some() == other.dma_buf.is_some()
             && self.start <= other.start

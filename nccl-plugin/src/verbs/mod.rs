@@ -1,4 +1,5 @@
-//! RDMA: messages are written into the receiver's memory by reliable connections of libibverbs, one for each traffic class.
+//! RDMA: messages are written into the receiver's memory by reliable connections of libibverbs, one
+//! for each traffic class.
 //!
 //! ```text
 //! receiver  posts a buffer ──── leave: address, key, size, tag (RDMA WRITE) ────▶ fifo in the sender's memory
@@ -6,15 +7,19 @@
 //!           the last piece carries 32 bits that say which buffer is filled, and how far ──▶ completion at the receiver
 //! ```
 //!
-//! A queue pair has one traffic class for life (it is part of its address), so a connection has as many as there are classes, and
-//! a message's class is free to choose until its first byte. Order between messages is the receiver's affair: each names its buffer.
+//! A queue pair has one traffic class for life (it is part of its address), so a connection has as
+//! many as there are classes, and a message's class is free to choose until its first byte. Order
+//! between messages is the receiver's affair: each names its buffer.
 //!
-//! * `library.rs`, `choose.rs`, `options.rs`, `nic.rs`: which devices there are, and what they can do. libibverbs is opened at run time.
+//! * `library.rs`, `choose.rs`, `options.rs`, `nic.rs`: which devices there are, and what they can
+//!   do. libibverbs is opened at run time.
 //! * `memory.rs`: registrations, one each, however often they are asked for.
-//! * `hello.rs`, `talk.rs`, `connect.rs`: the handshake over TCP, which stays open to notice the peer's end.
+//! * `hello.rs`, `talk.rs`, `connect.rs`: the handshake over TCP, which stays open to notice the
+//!   peer's end.
 //! * `cts.rs`, `pinned.rs`, `queue_pair.rs`, `sender.rs`, `receiver.rs`: messages.
 //!
-//! Where NCCL's own transport (`net_ib`) spreads a message over several queue pairs, or over the ports of a card, this does not.
+//! Where NCCL's own transport (`net_ib`) spreads a message over several queue pairs, or over the
+//! ports of a card, this does not.
 
 mod choose;
 mod connect;
@@ -42,7 +47,8 @@ use crate::settings::Settings;
 use nic::Nic;
 pub use options::Options;
 
-/// The RDMA devices of this host. Connections are agreed on over TCP at the interface that NCCL would use for that.
+/// The RDMA devices of this host. Connections are agreed on over TCP at the interface that NCCL
+/// would use for that.
 ///
 /// # Errors
 /// Why there are none.
@@ -66,7 +72,8 @@ pub struct Verbs {
 }
 
 impl Verbs {
-    /// Opens them. `meet_at`: the address (of the interface that `NCCL_SOCKET_IFNAME` names) at which connections are agreed on over TCP.
+    /// Opens them. `meet_at`: the address (of the interface that `NCCL_SOCKET_IFNAME` names) at
+    /// which connections are agreed on over TCP.
     ///
     /// # Errors
     /// None can be used: a sentence why. TCP can do without.

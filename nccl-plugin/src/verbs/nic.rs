@@ -91,8 +91,8 @@ pub(super) struct Nic {
     failed: AtomicBool,
 }
 
-// SAFETY: libibverbs' objects may be used from any thread (ibv_open_device(3) and the verbs specification); all else is plain or
-// behind a lock.
+// SAFETY: libibverbs' objects may be used from any thread (ibv_open_device(3) and the verbs
+// specification); all else is plain or behind a lock.
 unsafe impl Send for Nic {}
 // SAFETY: as above.
 unsafe impl Sync for Nic {}
@@ -109,7 +109,8 @@ fn sysfs(name: &str) -> PathBuf {
     Path::new("/sys/class/infiniband").join(name)
 }
 
-/// The folder of the device's card. The ports of a card are functions of one PCI device and count as one NIC, so the function is 0.
+/// The folder of the device's card. The ports of a card are functions of one PCI device and count
+/// as one NIC, so the function is 0.
 fn pci_path(name: &str) -> Option<CString> {
     let path = fs::canonicalize(sysfs(name).join("device")).ok()?;
     let mut bytes = path.into_os_string().into_encoded_bytes();
@@ -236,7 +237,8 @@ impl Nic {
             let hca = options.hca.as_deref().unwrap_or_default();
             return Err(format!("{here} is not among NCCL_IB_HCA={hca}"));
         }
-        // SAFETY: plain data that may be zero. The function fills in what older programs know; that is all that is looked at here.
+        // SAFETY: plain data that may be zero. The function fills in what older programs know; that
+        // is all that is looked at here.
         let mut state: ibv_port_attr = unsafe { mem::zeroed() };
         // SAFETY: open; the struct is ours.
         let refused = unsafe { (library.query_port)(context, port, &mut state) };
@@ -405,7 +407,8 @@ impl Nic {
         };
         if mr.is_null() {
             return Err(Fault::System(format!(
-                "{} refuses to register {} bytes at {:#x}: {}. If this is ENOMEM, raise the limit of locked memory (ulimit -l)",
+                "{} refuses to register {} bytes at {:#x}: {}. If this is ENOMEM, raise the limit \
+                 of locked memory (ulimit -l)",
                 self.name,
                 span.bytes,
                 span.start,
@@ -538,8 +541,8 @@ unsafe fn gid(
     choose::best(&all)
 }
 
-/// Whether the kernel takes DMA-BUFs for this device: asked with one that there can't be. What it does not know at all it
-/// refuses as such; what it knows it refuses for the file descriptor.
+/// Whether the kernel takes DMA-BUFs for this device: asked with one that there can't be. What it
+/// does not know at all it refuses as such; what it knows it refuses for the file descriptor.
 ///
 /// # Safety
 /// `pd` is alive.

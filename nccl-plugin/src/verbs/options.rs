@@ -1,5 +1,5 @@
-//! NCCL's own variables that mean the same here. As with NCCL, a value that can't be used is said in the log and
-//! replaced by the default.
+//! NCCL's own variables that mean the same here. As with NCCL, a value that can't be used is said
+//! in the log and replaced by the default.
 
 use super::choose::Wanted;
 use crate::log;
@@ -81,14 +81,15 @@ impl Options {
         options
     }
 
-    /// The class of all connections, if an operator pinned one. It is kept: its priority may be the only lossless
-    /// one.
+    /// The class of all connections, if an operator pinned one. It is kept: its priority may be the
+    /// only lossless one.
     #[must_use]
     pub fn pinned_dscp(&self) -> Option<u8> {
         self.traffic_class.map(|class| class >> 2)
     }
 
-    /// The traffic class of a queue pair for messages of this DSCP: the pinned one with all its eight bits.
+    /// The traffic class of a queue pair for messages of this DSCP: the pinned one with all its
+    /// eight bits.
     pub(super) fn class_of(&self, dscp: u8) -> u8 {
         match self.traffic_class {
             Some(pinned) if pinned >> 2 == dscp => pinned,

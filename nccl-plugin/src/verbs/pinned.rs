@@ -26,16 +26,19 @@ pub(super) struct Pinned {
     nic: Arc<Nic>,
 }
 
-// SAFETY: owned memory, and a registration that only libibverbs follows, which takes it in any thread.
+// SAFETY: owned memory, and a registration that only libibverbs follows, which takes it in any
+// thread.
 unsafe impl Send for Pinned {}
 
 impl Pinned {
-    /// `bytes` of it, which `remote` lets the peer write. With strict ordering, whatever the settings say.
+    /// `bytes` of it, which `remote` lets the peer write. With strict ordering, whatever the
+    /// settings say.
     ///
     /// # Errors
     /// The device refused.
     pub(super) fn new(nic: &Arc<Nic>, bytes: usize, remote: bool) -> Result<Self> {
-        // Whole pages: a fork may take registered ones from the child, and with them whatever else is on them.
+        // Whole pages: a fork may take registered ones from the child, and with them whatever else
+        // is on them.
         let layout = Layout::from_size_align(bytes, PAGE)
             .map(|layout| layout.pad_to_align())
             .map_err(|error| Fault::Internal(error.to_string()))?;
@@ -80,8 +83,8 @@ impl Pinned {
 
     /// As words, which a NIC may write or read at any moment: so all access is atomic.
     pub(super) fn words(&self) -> &[AtomicU64] {
-        // SAFETY: aligned, initialized, as long as `self`; shared with the NIC only, in words that are only ever
-        // accessed atomically.
+        // SAFETY: aligned, initialized, as long as `self`; shared with the NIC only, in words that
+        // are only ever accessed atomically.
         unsafe {
             core::slice::from_raw_parts(
                 self.memory.as_ptr().cast::<AtomicU64>(),
@@ -94,7 +97,8 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if self.nic.is_ours() {
-            // SAFETY: registered in `new`; the queue pairs that used it are gone, since whoever holds both drops those first.
+            // SAFETY: registered in `new`; the queue pairs that used it are gone, since whoever
+            // holds both drops those first.
             unsafe { (self.nic.library.dereg_mr)(self.mr) };
         }
         // SAFETY: allocated in `new`, with this layout.

@@ -16,7 +16,8 @@ use super::hello::{End, Lane};
 use super::nic::{INFINIBAND, Nic};
 use crate::fault::{Fault, Result};
 
-/// Bytes that a queue pair is asked to take along in a work request: one entry of the fifo, and small messages.
+/// Bytes that a queue pair is asked to take along in a work request: one entry of the fifo, and
+/// small messages.
 pub(super) const INLINE_BYTES: usize = 64;
 /// Completions taken at a time.
 pub(super) const BATCH: usize = 16;
@@ -128,7 +129,8 @@ impl Completion {
 impl Drop for Completions {
     fn drop(&mut self) {
         if self.nic.is_ours() {
-            // SAFETY: alive; the queue pairs of it are gone, since whoever holds both drops those first.
+            // SAFETY: alive; the queue pairs of it are gone, since whoever holds both drops those
+            // first.
             unsafe { (self.nic.library.destroy_cq)(self.cq) };
         }
     }
@@ -181,7 +183,8 @@ impl SharedReceive {
             num_sge: 0,
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: alive, with its context's table of operations; the request is read before the call returns.
+        // SAFETY: alive, with its context's table of operations; the request is read before the
+        // call returns.
         let result = unsafe {
             let Some(post) = (*(*self.srq).context).ops.post_srq_recv else {
                 return Err(Fault::Internal(String::from("the provider can't receive")));
@@ -199,7 +202,8 @@ impl SharedReceive {
 impl Drop for SharedReceive {
     fn drop(&mut self) {
         if self.nic.is_ours() {
-            // SAFETY: alive; the queue pairs of it are gone, since whoever holds both drops those first.
+            // SAFETY: alive; the queue pairs of it are gone, since whoever holds both drops those
+            // first.
             unsafe { (self.nic.library.destroy_srq)(self.srq) };
         }
     }
@@ -338,7 +342,8 @@ impl QueuePair {
         }
     }
 
-    /// Connects it with the queue pair `theirs` of the other end, all in one class, the lowest two bits of which are the network's (ECN).
+    /// Connects it with the queue pair `theirs` of the other end, all in one class, the lowest two
+    /// bits of which are the network's (ECN).
     ///
     /// # Errors
     /// The device refused.
@@ -352,7 +357,8 @@ impl QueuePair {
         attr.rq_psn = theirs.first_packet;
         attr.max_dest_rd_atomic = READS;
         attr.min_rnr_timer = RECEIVER_NOT_READY;
-        // InfiniBand inside one subnet is routed by its own addresses; all else has a global header, which carries the class.
+        // InfiniBand inside one subnet is routed by its own addresses; all else has a global
+        // header, which carries the class.
         let by_lid = nic.link == INFINIBAND && end.lid != 0 && end.gid[..8] == nic.gid[..8];
         attr.ah_attr = ibv_ah_attr {
             grh: ibv_global_route {
@@ -398,9 +404,9 @@ impl QueuePair {
 
     /// Hands work requests to the device, at most [`BATCH`], in one call.
     ///
-    /// # Safety
-    /// The local memory of each stays registered, and is neither read nor written while it may be, until its completion or that of a later one
-    /// has been seen, or the queue pair is gone.
+    /// # Safety The local memory of each stays registered, and is neither read nor written while it
+    /// may be, until its completion or that of a later one has been seen, or the queue pair is
+    /// gone.
     ///
     /// # Errors
     /// The device refused otherwise than for lack of room.
@@ -446,8 +452,9 @@ impl QueuePair {
         }
         let first = list.as_mut_ptr();
         let mut bad = ptr::null_mut();
-        // SAFETY: alive, with its context's table of operations. The list ends within the array, and what it names stays until the
-        // call has returned; the memory behind it is upheld by the caller.
+        // SAFETY: alive, with its context's table of operations. The list ends within the array,
+        // and what it names stays until the call has returned; the memory behind it is upheld by
+        // the caller.
         let result = unsafe {
             for at in 0..count - 1 {
                 (*first.add(at)).next = first.add(at + 1);
@@ -486,7 +493,8 @@ pub(super) fn failure(nic: &Nic, peer: &str, completion: &Completion) -> Fault {
     let status = nic.library.status(completion.status);
     let hint = match completion.status {
         ibv_wc_status::IBV_WC_RETRY_EXC_ERR => {
-            ": the peer's device does not answer. Is it gone, the link down, or the network losing packets (PFC, ECN; \
+            ": the peer's device does not answer. Is it gone, the link down, or the network losing \
+             packets (PFC, ECN; \
              NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT say how long to try)?"
         }
         ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR => {
@@ -494,7 +502,8 @@ pub(super) fn failure(nic: &Nic, peer: &str, completion: &Completion) -> Fault {
         }
         ibv_wc_status::IBV_WC_WR_FLUSH_ERR => ": the connection was broken before",
         ibv_wc_status::IBV_WC_REM_ACCESS_ERR => {
-            ": the peer's device refuses access to its buffer: was that deregistered while it was posted?"
+            ": the peer's device refuses access to its buffer: was that deregistered while it was \
+             posted?"
         }
         ibv_wc_status::IBV_WC_LOC_PROT_ERR => {
             ": memory that is not registered, or no more: was it deregistered while it was sent?"

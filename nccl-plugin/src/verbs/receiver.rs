@@ -1,7 +1,8 @@
-//! The receiving end: writes leave into the sender's fifo for each buffer that is posted, and hears by immediate data when one is filled.
+//! The receiving end: writes leave into the sender's fifo for each buffer that is posted, and hears
+//! by immediate data when one is filled.
 //!
-//! What arrives by whichever queue pair takes a work request of one shared receive queue. There are as many there as buffers are
-//! posted, so a sender never finds none.
+//! What arrives by whichever queue pair takes a work request of one shared receive queue. There are
+//! as many there as buffers are posted, so a sender never finds none.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -206,8 +207,8 @@ impl Receiver {
             signaled: told,
             readable: true,
         };
-        // SAFETY: `shadow` is ours, and goes after the queue pair. Its part is written again only once all of the group came, when
-        // the sender has read what it says.
+        // SAFETY: `shadow` is ours, and goes after the queue pair. Its part is written again only
+        // once all of the group came, when the sender has read what it says.
         let posted = unsafe { self.lanes[0].post(&[request]) }?;
         if posted != Posted::All {
             return Err(Fault::Internal(String::from(

@@ -1,9 +1,10 @@
-//! The sending end: waits for leave in the fifo that the receiver writes, and writes messages into the receiver's
-//! memory, each on the queue pair of its class.
+//! The sending end: waits for leave in the fifo that the receiver writes, and writes messages into
+//! the receiver's memory, each on the queue pair of its class.
 //!
-//! Every piece that is pushed is one work request with a completion of its own, since a completion is what tells the
-//! scheduler that bytes have left the wire: the peer's NIC has acknowledged them. The last piece carries the announcement. Pieces that find a
-//! queue full wait here. A queue pair completes in order, so that a message is done when its last piece is.
+//! Every piece that is pushed is one work request with a completion of its own, since a completion
+//! is what tells the scheduler that bytes have left the wire: the peer's NIC has acknowledged them.
+//! The last piece carries the announcement. Pieces that find a queue full wait here. A queue pair
+//! completes in order, so that a message is done when its last piece is.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,8 +29,8 @@ use crate::fault::{Fault, Result};
 
 /// Work requests of a queue pair.
 const WORK_REQUESTS: u32 = 128;
-/// An InfiniBand network may send packets of one write by several ways, except where the write announces itself. So larger ones
-/// are announced apart.
+/// An InfiniBand network may send packets of one write by several ways, except where the write
+/// announces itself. So larger ones are announced apart.
 const ANNOUNCED_APART: usize = 8192;
 /// How long an orderly end waits for what is in flight.
 const LINGER: Duration = Duration::from_secs(5);
@@ -87,7 +88,8 @@ pub(super) struct Sender {
     /// The receiver's table of sizes, and its key.
     table: (u64, u32),
     watch: Option<Watch>,
-    /// The grouped receive whose turn it is, its buffers once they are known, and which of them are taken.
+    /// The grouped receive whose turn it is, its buffers once they are known, and which of them are
+    /// taken.
     head: u64,
     group: Vec<Entry>,
     taken: u32,
@@ -186,7 +188,8 @@ pub(super) fn check(nic: &Nic, theirs: &End) -> Result<()> {
             }
         };
         return Err(Fault::Usage(format!(
-            "{} is {} and the peer's device is {}: choose devices of one network on all nodes with NCCL_IB_HCA",
+            "{} is {} and the peer's device is {}: choose devices of one network on all nodes with \
+             NCCL_IB_HCA",
             nic.name,
             name(nic.link),
             name(theirs.link)
@@ -208,8 +211,9 @@ impl Outgoing {
                 .take(count)
                 .map(|(request, _)| *request)
                 .collect();
-            // SAFETY: the memory of messages stays until they are said to be done, which a completion does (the contract of
-            // `backend::Message`), that of sizes until the message is done; the queue pair goes before either does.
+            // SAFETY: the memory of messages stays until they are said to be done, which a
+            // completion does (the contract of `backend::Message`), that of sizes until the message
+            // is done; the queue pair goes before either does.
             let posted = unsafe { self.qp.post(&requests) }?;
             let taken = match posted {
                 Posted::All => count,
@@ -297,7 +301,8 @@ impl Sender {
         }
     }
 
-    /// The receiver is leaving: what it said it got is done, even if its last acknowledgement was lost.
+    /// The receiver is leaving: what it said it got is done, even if its last acknowledgement was
+    /// lost.
     fn settle(&mut self, sent: &mut Vec<Sent>, now: bool) {
         let Some(watch) = &mut self.watch else { return };
         if now {
@@ -393,7 +398,8 @@ impl Sender {
         if over && announced_apart {
             let at = size_place(&newest.entry);
             let (local, bytes) = if in_table {
-                // Relaxed: the post that follows is what shows it to the NIC, and that is ordered by the provider's own barriers.
+                // Relaxed: the post that follows is what shows it to the NIC, and that is ordered
+                // by the provider's own barriers.
                 self.sizes.words()[at].store((newest.bytes as u64).to_le(), Ordering::Relaxed);
                 (self.sizes.address() + at as u64 * 8, 8)
             } else {
@@ -464,7 +470,8 @@ impl backend::Sender for Sender {
         self.matched = None;
         if self.group.is_empty() && !cts::read_group(self.fifo.words(), self.head, &mut self.group)
         {
-            // A receiver that is gone will never post: nobody else may ask after it while nothing is in flight.
+            // A receiver that is gone will never post: nobody else may ask after it while nothing
+            // is in flight.
             let mut seen = core::mem::take(&mut self.seen);
             self.look(&mut seen);
             self.seen = seen;

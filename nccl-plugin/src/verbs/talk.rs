@@ -1,5 +1,6 @@
-//! The TCP connection beside the RDMA one: first the handshake goes over it, then it stays open, since only it tells that the peer is
-//! gone. An RDMA connection without traffic notices nothing, and one with traffic may try again for a long time.
+//! The TCP connection beside the RDMA one: first the handshake goes over it, then it stays open,
+//! since only it tells that the peer is gone. An RDMA connection without traffic notices nothing,
+//! and one with traffic may try again for a long time.
 //!
 //! Nothing here blocks.
 
@@ -22,7 +23,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const CALLS: u32 = 64;
 /// What the peer's NIC has acknowledged before the peer closed has arrived by then.
 const GRACE: Duration = Duration::from_millis(20);
-/// Seconds until a silent connection is asked after, between questions, and questions without an answer until the peer's host is gone.
+/// Seconds until a silent connection is asked after, between questions, and questions without an
+/// answer until the peer's host is gone.
 const KEEP_ALIVE: (u32, u32, u32) = (10, 5, 4);
 /// Of what a peer says after the handshake, which is its farewell at most.
 const FAREWELL_BYTES_MAX: usize = 4096;
@@ -81,7 +83,8 @@ pub(super) fn is_there(stream: &TcpStream, to: SocketAddr) -> Result<bool> {
     let error = stream.take_error().unwrap_or_else(Some);
     error.map_or(Ok(true), |error| {
         Err(Fault::Remote(format!(
-            "the receiver at {to} can't be reached: {error}. Is that address reachable from here (NCCL_SOCKET_IFNAME)?"
+            "the receiver at {to} can't be reached: {error}. Is that address reachable from here \
+             (NCCL_SOCKET_IFNAME)?"
         )))
     })
 }
@@ -166,7 +169,8 @@ impl Talk {
     pub(super) fn watch(self) -> Watch {
         let peer = self.peer();
         let (idle, every, times) = KEEP_ALIVE;
-        // A host that lost its power says nothing; where the kernel knows no such option it takes longer to notice.
+        // A host that lost its power says nothing; where the kernel knows no such option it takes
+        // longer to notice.
         let _ = socket::setsockopt(&self.stream, sockopt::KeepAlive, &true);
         let _ = socket::setsockopt(&self.stream, sockopt::TcpKeepIdle, &idle);
         let _ = socket::setsockopt(&self.stream, sockopt::TcpKeepInterval, &every);
@@ -264,8 +268,8 @@ impl Watch {
         &self.farewell
     }
 
-    /// Says how many messages came by each queue pair, and closes. What the peer does not know to be acknowledged, because the last
-    /// acknowledgement was lost, it learns from this.
+    /// Says how many messages came by each queue pair, and closes. What the peer does not know to
+    /// be acknowledged, because the last acknowledgement was lost, it learns from this.
     pub(super) fn part(mut self, arrived: &[u64]) {
         // Little enough to fit into an empty buffer; if it does not, the peer only knows less.
         let _ = self.stream.write(&farewell(arrived));

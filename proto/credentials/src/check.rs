@@ -68,7 +68,8 @@ pub fn check(
     }
     if authorities.is_empty() {
         return Err(trusted.unusable(
-            &"holds no certificate of an authority (CA); give the one that signed the peer's certificate",
+            &"holds no certificate of an authority (CA); give the one that signed the peer's \
+                certificate",
         ));
     }
     let leaf = parse(shown, &shown.all[0])?;
@@ -78,8 +79,10 @@ pub fn check(
         let problem = match error {
             Refused::Tls(TlsError::InvalidCertificate(CertificateError::UnknownIssuer)) => {
                 format!(
-                    "was signed by `{}`, which is not in {} ({}: `{}`), nor behind the certificate in this file; \
-                     take a certificate of that authority. If {} names another authority on purpose, \
+                    "was signed by `{}`, which is not in {} ({}: `{}`), nor behind the certificate \
+                     in this file; \
+                     take a certificate of that authority. If {} names another authority on \
+                     purpose, \
                      append its certificate to this file",
                     leaf.issuer(),
                     trusted.key,
@@ -88,7 +91,10 @@ pub fn check(
                     side.peers_setting(),
                 )
             }
-            Refused::Tls(error) => format!("peers will refuse it: {error}; take another certificate"),
+            Refused::Tls(error) => format!(
+                "peers will refuse it: {error}; take another \
+                certificate"
+            ),
             Refused::Name(name, error) => format!(
                 "daemons that are sent to `{name}` will refuse it: {error}; make one with that name"
             ),
@@ -117,7 +123,8 @@ fn check_purpose(leaf: &X509Certificate<'_>, side: Side<'_>) -> Result<(), Strin
     let role = side.role();
     if leaf.is_ca() {
         return Err(format!(
-            "begins with the certificate of an authority (CA), `{}`; give the {role}'s own certificate, \
+            "begins with the certificate of an authority (CA), `{}`; give the {role}'s own \
+             certificate, \
              with those that lead to its authority behind it",
             leaf.subject()
         ));
@@ -140,7 +147,8 @@ fn check_purpose(leaf: &X509Certificate<'_>, side: Side<'_>) -> Result<(), Strin
     };
     match side {
         Side::Client { .. } if !allows(true) => Err(
-            "is not for clients (its extended key usage lacks clientAuth); take one that is, as `laxity certs --daemon` makes them"
+            "is not for clients (its extended key usage lacks clientAuth); take one that is, as \
+             `laxity certs --daemon` makes them"
                 .into(),
         ),
         Side::Client { uri } if !uris.contains(&uri) => {
@@ -153,11 +161,13 @@ fn check_purpose(leaf: &X509Certificate<'_>, side: Side<'_>) -> Result<(), Strin
                 some => format!("only {}", some.join(", ")),
             };
             Err(format!(
-                "has {has} among its names, and this host needs {uri}; take this host's certificate, or set coordinator.host to the host that it is for"
+                "has {has} among its names, and this host needs {uri}; take this host's \
+                 certificate, or set coordinator.host to the host that it is for"
             ))
         }
         Side::Server { .. } if !allows(false) => Err(
-            "is not for servers (its extended key usage lacks serverAuth); take one that is, as `laxity certs --coordinator` makes them"
+            "is not for servers (its extended key usage lacks serverAuth); take one that is, as \
+             `laxity certs --coordinator` makes them"
                 .into(),
         ),
         Side::Server { .. } => {
@@ -167,7 +177,8 @@ fn check_purpose(leaf: &X509Certificate<'_>, side: Side<'_>) -> Result<(), Strin
             match names.iter().any(reachable) {
                 true => Ok(()),
                 false => Err(
-                    "has no DNS name and no address among its names (subjectAltName), so no daemon accepts it; make one with the names by which daemons reach this coordinator"
+                    "has no DNS name and no address among its names (subjectAltName), so no daemon \
+                     accepts it; make one with the names by which daemons reach this coordinator"
                         .into(),
                 ),
             }

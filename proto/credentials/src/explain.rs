@@ -89,7 +89,8 @@ fn hint(text: &str, settings: &Settings) -> Option<String> {
         format!("{ca} is not who signed the coordinator's certificate")
     } else if has("not valid for name") || has("NotValidForName") {
         format!(
-            "set {server_name} to a name that is in the coordinator's certificate, or use one in {endpoint}"
+            "set {server_name} to a name that is in the coordinator's certificate, or use one in \
+             {endpoint}"
         )
     } else if has("certificate expired") || has(": Expired") {
         "the coordinator's certificate has expired: renew it there, or set this host's clock".into()

@@ -50,7 +50,8 @@ impl From<Duration> for Nanos {
 }
 
 const BYTES_WANTED: &str = "a size; write bytes, or a number with B, KiB, MiB, GiB, KB, MB or GB";
-const RATE_WANTED: &str = "a rate; write bytes per second, or a number with bit, Kbit, Mbit, Gbit (per second) or B/s, KB/s, MB/s, GB/s, KiB/s, MiB/s, GiB/s";
+const RATE_WANTED: &str = "a rate; write bytes per second, or a number with bit, Kbit, Mbit, Gbit \
+    (per second) or B/s, KB/s, MB/s, GB/s, KiB/s, MiB/s, GiB/s";
 const NANOS_WANTED: &str = "a duration; write a number with ns, us, ms, s or min";
 
 /// Units of each kind as (name, numerator, denominator) in base units, largest last. The names
@@ -178,7 +179,8 @@ quantity!(Bytes, BYTES_UNITS, BYTES_WANTED, bare: true);
 quantity!(Rate, RATE_UNITS, RATE_WANTED, bare: true);
 quantity!(Nanos, NANOS_UNITS, NANOS_WANTED, bare: false);
 
-/// `value` with three significant digits and the first unit in which it is below `step`; the last one has no such bound.
+/// `value` with three significant digits and the first unit in which it is below `step`; the last
+/// one has no such bound.
 fn about(value: f64, step: f64, units: &[&str]) -> String {
     let mut value = value;
     let mut units = units.iter();

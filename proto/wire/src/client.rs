@@ -42,7 +42,8 @@ pub enum ControlError {
         cause: std::io::Error,
     },
     /// The answer is not one of this protocol: the peer is another program or another release.
-    #[error("laxityd at {path} gave an answer that is not understood: {problem}; use the tools of the daemon's release", path = .path.display())]
+    #[error("laxityd at {path} gave an answer that is not understood: {problem}; use the tools of \
+        the daemon's release", path = .path.display())]
     Malformed {
         /// The socket.
         path: PathBuf,

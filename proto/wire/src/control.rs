@@ -154,7 +154,8 @@ pub fn parse_request(line: &[u8]) -> Result<Request, String> {
         .map_err(|e| format!("not a request: {e}; send {{\"v\":{VERSION},\"op\":\"status\"}}"))?;
     if version.v != VERSION {
         return Err(format!(
-            "protocol version {} is not spoken here, {VERSION} is; use the tools of the daemon's release",
+            "protocol version {} is not spoken here, {VERSION} is; use the tools of the daemon's \
+             release",
             version.v
         ));
     }

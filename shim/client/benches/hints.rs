@@ -1,5 +1,6 @@
-//! What a hint costs from C: the functions of `laxity.h`, called through their addresses as C calls them, beside
-//! an empty one, under a daemon that takes every record. The budget is one microsecond a hint.
+//! What a hint costs from C: the functions of `laxity.h`, called through their addresses as C calls
+//! them, beside an empty one, under a daemon that takes every record. The budget is one microsecond
+//! a hint.
 
 #[path = "../tests/daemon/mod.rs"]
 mod daemon;

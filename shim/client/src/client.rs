@@ -37,12 +37,14 @@ const ANSWER_LIMIT_NS: u64 = 5_000_000_000;
 const BACKLOG_RETRY_NS: u64 = 1_000_000;
 /// A daemon that refuses is asked again after this many times `reattach_every`.
 const REFUSED_FACTOR: u64 = 10;
-/// What a submit waits for a thread that was interrupted while it held a lock. Whoever holds one does not
-/// block, so it is gone as soon as it runs again: within a few time slices of a busy processor.
+/// What a submit waits for a thread that was interrupted while it held a lock. Whoever holds one
+/// does not block, so it is gone as soon as it runs again: within a few time slices of a busy
+/// processor.
 pub(crate) const LOCK_PATIENCE: Duration = Duration::from_millis(50);
 /// The same in a forked child, where the holder may not exist.
 const LOCK_PATIENCE_FORKED: Duration = Duration::from_millis(1);
-/// Lanes that waited that long in vain do so again after this time; in a forked child after `reattach_every`.
+/// Lanes that waited that long in vain do so again after this time; in a forked child after
+/// `reattach_every`.
 const LOCK_RETRY_NS: u64 = 10_000_000;
 
 #[derive(Debug)]
@@ -104,9 +106,9 @@ fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A lock for submits, which must not block: waits for another thread's instant with it, since otherwise a flow would go
-/// out unscheduled though there is a daemon, but no longer than `patience`. The other may be attaching, or, in a forked
-/// child, not exist.
+/// A lock for submits, which must not block: waits for another thread's instant with it, since
+/// otherwise a flow would go out unscheduled though there is a daemon, but no longer than
+/// `patience`. The other may be attaching, or, in a forked child, not exist.
 pub(crate) fn shortly<G>(
     patience: impl Fn() -> Duration,
     mut try_lock: impl FnMut() -> Result<G, TryLockError<G>>,
@@ -178,8 +180,8 @@ impl Client {
             .is_some_and(|session| session.look().is_none())
     }
 
-    /// Why the daemon that was found last refuses this process, if it does: it is of another version,
-    /// for one. It is asked again now and then.
+    /// Why the daemon that was found last refuses this process, if it does: it is of another
+    /// version, for one. It is asked again now and then.
     #[must_use]
     pub fn refusal(&self) -> Option<String> {
         read(&self.core.attachment).refusal.clone()
@@ -229,9 +231,9 @@ impl Client {
         SHARED.get()
     }
 
-    /// The number by which flows name a NIC, looked up in the daemon's configuration: that of the NIC
-    /// of this name, else of the one that is named `default`. Without either, or without a daemon,
-    /// one that no daemon knows: such flows go out unscheduled and are counted there.
+    /// The number by which flows name a NIC, looked up in the daemon's configuration: that of the
+    /// NIC of this name, else of the one that is named `default`. Without either, or without a
+    /// daemon, one that no daemon knows: such flows go out unscheduled and are counted there.
     #[must_use]
     pub fn nic(&self, name: &str) -> u8 {
         self.core
@@ -240,18 +242,18 @@ impl Client {
             .unwrap_or(u8::MAX)
     }
 
-    /// How many daemons were found so far. What was asked of one, such as [`Client::nic`], has to be
-    /// asked again of the next.
+    /// How many daemons were found so far. What was asked of one, such as [`Client::nic`], has to
+    /// be asked again of the next.
     #[inline]
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.core.generation.load(Ordering::Relaxed)
     }
 
-    /// The DSCP for transfers of a stage whose class can't be chosen one by one: of collectives the one
-    /// that they have anyway, of KV reuse the level below it, of the last stage the lowest level, of
-    /// anything else the scavenger's. 0 (unmarked) without a daemon, and while it schedules nothing: in mode
-    /// `observe`, or bypassed.
+    /// The DSCP for transfers of a stage whose class can't be chosen one by one: of collectives the
+    /// one that they have anyway, of KV reuse the level below it, of the last stage the lowest
+    /// level, of anything else the scavenger's. 0 (unmarked) without a daemon, and while it
+    /// schedules nothing: in mode `observe`, or bypassed.
     #[must_use]
     pub fn dscp_of(&self, stage: Stage) -> u8 {
         let Some(session) = self.core.standing() else {
@@ -294,7 +296,8 @@ impl Core {
     }
 
     /// For a lane without a seat: the session to sit in, or one step towards having one. Never
-    /// blocks; a lock that another thread holds for longer than [`LOCK_PATIENCE`] counts as "not now".
+    /// blocks; a lock that another thread holds for longer than [`LOCK_PATIENCE`] counts as "not
+    /// now".
     pub(crate) fn session(&self) -> Option<Arc<Session>> {
         let next = self.next_ns.load(Ordering::Relaxed);
         if next == u64::MAX {
@@ -336,7 +339,8 @@ impl Core {
         std::process::id() != self.pid
     }
 
-    /// After a lock could not be had: when to look again, unless somebody has said so since `seen` was read.
+    /// After a lock could not be had: when to look again, unless somebody has said so since `seen`
+    /// was read.
     #[cold]
     fn put_off(&self, seen: u64) {
         let after_ns = if self.is_forked() {

@@ -1,15 +1,15 @@
-//! What the inference engine knows, said from any thread of the process: requests and their deadlines,
-//! batches, layers, and what transfers and memory belong to.
+//! What the inference engine knows, said from any thread of the process: requests and their
+//! deadlines, batches, layers, and what transfers and memory belong to.
 //!
-//! The functions here are those of `laxity.h` and of the Python package. They go beyond a lane's hints
-//! ([`Lane::hint`]) in that they
+//! The functions here are those of `laxity.h` and of the Python package. They go beyond a lane's
+//! hints ([`Lane::hint`]) in that they
 //! * need no lane: all hints go through one, in the order in which they were said;
-//! * remember, within limits, what was said: a request's deadline is found for its transfers, a daemon that is
-//!   started anew is told all of it again, and
+//! * remember, within limits, what was said: a request's deadline is found for its transfers, a
+//!   daemon that is started anew is told all of it again, and
 //! * say so if a hint makes no sense ([`HintError`]), where the daemon could only ignore it.
 //!
-//! Nothing here waits for the daemon. A forked child begins with nothing: it knows none of the requests and
-//! attaches for itself.
+//! Nothing here waits for the daemon. A forked child begins with nothing: it knows none of the
+//! requests and attaches for itself.
 
 mod bounded;
 mod gate;
@@ -71,8 +71,8 @@ extern "C" fn in_child() {
 }
 
 fn hub() -> &'static Hub {
-    // SAFETY: null, or from `Box::into_raw` in `make` and never freed. Acquire pairs with the Release of
-    // the exchange there.
+    // SAFETY: null, or from `Box::into_raw` in `make` and never freed. Acquire pairs with the
+    // Release of the exchange there.
     match unsafe { HUB.load(Ordering::Acquire).as_ref() } {
         Some(there) => there,
         None => make(),
@@ -83,9 +83,9 @@ fn hub() -> &'static Hub {
 fn make() -> &'static Hub {
     static WATCH: Once = Once::new();
     WATCH.call_once(|| {
-        // SAFETY: the handler stores to atomics, nothing else, which is safe in any child. If it is refused,
-        // a forked child that gives hints may wait for a lock that nobody holds: there is nothing to be
-        // done about that, and a process that doesn't fork is fine.
+        // SAFETY: the handler stores to atomics, nothing else, which is safe in any child. If it is
+        // refused, a forked child that gives hints may wait for a lock that nobody holds: there is
+        // nothing to be done about that, and a process that doesn't fork is fine.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
     let client = Client::attach(Options::from_env());
@@ -143,8 +143,8 @@ fn take(
     Ok(())
 }
 
-/// The number of a request or batch that the application knows by a text: its FNV-1a hash of 64 bits,
-/// the same on all hosts and in all versions. Never 0.
+/// The number of a request or batch that the application knows by a text: its FNV-1a hash of 64
+/// bits, the same on all hosts and in all versions. Never 0.
 #[must_use]
 pub fn number(id: &str) -> u64 {
     number_of(id.as_bytes())
@@ -238,8 +238,8 @@ pub fn batch_end(batch: u64) -> Result<(), HintError> {
     take(|table, say| table.batch_end(batch, say))
 }
 
-/// Opens a scope for the calling thread, here and in the library that was preloaded. What is not said of a
-/// request comes from what was said when it began.
+/// Opens a scope for the calling thread, here and in the library that was preloaded. What is not
+/// said of a request comes from what was said when it began.
 pub fn scope_push(mut scope: Scope) {
     fill(&mut scope);
     outside::scope_push(&scope);
@@ -283,8 +283,8 @@ pub fn memory_layer(
     Ok(())
 }
 
-/// The range holds blocks of a request, here and in the library that was preloaded. What is not said of the request
-/// comes from what was said when it began.
+/// The range holds blocks of a request, here and in the library that was preloaded. What is not
+/// said of the request comes from what was said when it began.
 ///
 /// # Errors
 /// [`MemoryError`]; nothing changes then.
@@ -306,8 +306,9 @@ pub fn memory_forget(address: u64, bytes: u64) -> Result<(), MemoryError> {
     Ok(())
 }
 
-/// What is said of a transfer that the calling thread posts from `address`, wherever the program says its hints: in the first
-/// copy of this library that the dynamic linker finds by name, else in this one.
+/// What is said of a transfer that the calling thread posts from `address`, wherever the program
+/// says its hints: in the first copy of this library that the dynamic linker finds by name, else in
+/// this one.
 #[must_use]
 pub fn said_of(address: u64) -> Scope {
     outside::scope_of(address).unwrap_or_else(|| scope::said_of(address))
@@ -322,8 +323,8 @@ pub struct Asked {
     pub said: Scope,
     /// Its stage if nobody says one.
     pub otherwise: Option<Stage>,
-    /// Where its bytes are in this process, 0 if unknown: what is known of that memory holds where the
-    /// caller and the thread's scope say nothing.
+    /// Where its bytes are in this process, 0 if unknown: what is known of that memory holds where
+    /// the caller and the thread's scope say nothing.
     pub address: u64,
     /// Which way it goes.
     pub direction: Direction,
@@ -333,13 +334,13 @@ pub struct Asked {
     pub peer: u8,
     /// It cannot be sent in pieces.
     pub whole: bool,
-    /// KV reuse and P2D of which nobody says a deadline are due this long after the first sight of their request;
-    /// 0 leaves that to the daemon.
+    /// KV reuse and P2D of which nobody says a deadline are due this long after the first sight of
+    /// their request; 0 leaves that to the daemon.
     pub objective_ns: u64,
 }
 
-/// Asks for leave to send; never blocks. A deadline that was said for it and has passed, and a layer that its batch
-/// doesn't have, are counted and left out: a transfer is not refused.
+/// Asks for leave to send; never blocks. A deadline that was said for it and has passed, and a
+/// layer that its batch doesn't have, are counted and left out: a transfer is not refused.
 #[must_use]
 pub fn submit(asked: &Asked) -> Transfer {
     // As the caller has it: see `request_begin`.

@@ -31,8 +31,8 @@ const OWED_MAX: usize = 1 << 16;
 /// Before a lane that found no free seat looks again.
 const SEAT_RETRY_NS: u64 = 10_000_000;
 
-/// A number for a binding that no other binding of this process has, so that a ticket can be used on
-/// the lane that gave it only: any other takes it for one of a binding that is lost.
+/// A number for a binding that no other binding of this process has, so that a ticket can be used
+/// on the lane that gave it only: any other takes it for one of a binding that is lost.
 fn next_number() -> u64 {
     static NUMBER: AtomicU64 = AtomicU64::new(1);
     // Relaxed: only that it is unique matters.
@@ -62,7 +62,8 @@ impl Loan {
         self.bytes
     }
 
-    /// Whether nothing waits on any port so far, the daemon schedules, and has been told a moment ago.
+    /// Whether nothing waits on any port so far, the daemon schedules, and has been told a moment
+    /// ago.
     #[inline]
     #[must_use]
     pub fn holds(&self) -> bool {
@@ -157,11 +158,12 @@ impl Lane {
         }
     }
 
-    /// [`Lane::submit_into`] for work requests. Their credit is leave to send as long as they are alone on
-    /// their port, and no longer; see [`Flow::whole`].
+    /// [`Lane::submit_into`] for work requests. Their credit is leave to send as long as they are
+    /// alone on their port, and no longer; see [`Flow::whole`].
     ///
-    /// `nic` says by which number the daemon that the lane has now knows the flow's NIC. It is asked here,
-    /// since the lane may find its daemon here: a number that was asked for before is none of that daemon's.
+    /// `nic` says by which number the daemon that the lane has now knows the flow's NIC. It is
+    /// asked here, since the lane may find its daemon here: a number that was asked for before is
+    /// none of that daemon's.
     ///
     /// `false` if the lane is full and the daemon alive, so that there will be room: nothing was
     /// submitted. Who can have the work request wait does so, and tries again a little later.
@@ -196,9 +198,9 @@ impl Lane {
         true
     }
 
-    /// Lends some of the credit at hand, `most` bytes at most, to small work requests like `flow`: they go
-    /// before the daemon hears of them, while nothing waits on any port. It hears of them in one
-    /// flow, with [`Lane::repay`].
+    /// Lends some of the credit at hand, `most` bytes at most, to small work requests like `flow`:
+    /// they go before the daemon hears of them, while nothing waits on any port. It hears of them
+    /// in one flow, with [`Lane::repay`].
     #[must_use]
     pub fn lend(&mut self, flow: &Flow, most: u64) -> Option<Loan> {
         // With loans little is said, and so little is noticed of a daemon that is gone.
@@ -223,8 +225,8 @@ impl Lane {
         })
     }
 
-    /// `flow` went on a loan and is complete; what it did not use of the loan is credit again. Where the loan
-    /// was of a daemon that is gone, its bytes count as bypassed.
+    /// `flow` went on a loan and is complete; what it did not use of the loan is credit again.
+    /// Where the loan was of a daemon that is gone, its bytes count as bypassed.
     pub fn repay(&mut self, loan: &Loan, flow: &Flow) {
         let Some(binding) = self.binding.as_mut().filter(|_| self.seat == loan.seat) else {
             if flow.bytes > 0 {
@@ -357,8 +359,8 @@ impl Lane {
         }
     }
 
-    /// Whether messages wait for a slot: the lane is full, and what completed cannot be told of. Whoever
-    /// goes away now should come back, see [`Lane::settle`].
+    /// Whether messages wait for a slot: the lane is full, and what completed cannot be told of.
+    /// Whoever goes away now should come back, see [`Lane::settle`].
     #[inline]
     #[must_use]
     pub fn owes(&self) -> bool {
@@ -372,8 +374,8 @@ impl Lane {
         }
     }
 
-    /// Gives up a flow: what was not permitted will not be sent, what was permitted and not completed
-    /// never will be.
+    /// Gives up a flow: what was not permitted will not be sent, what was permitted and not
+    /// completed never will be.
     pub fn cancel(&mut self, mut ticket: Ticket) {
         if self.knows(&ticket) {
             self.withdraw(&mut ticket);
@@ -558,8 +560,8 @@ impl Lane {
             return Some(self.bypassed(flow.bytes));
         }
         if seen & attention::OBSERVE == 0 {
-            // What led here is over: a bypass may end at any time. To say "observed" to a daemon that never
-            // ordered it would be an offence.
+            // What led here is over: a bypass may end at any time. To say "observed" to a daemon
+            // that never ordered it would be an offence.
             return self.submit_gated(flow);
         }
         let record = Record::SubmitOnCredit {

@@ -82,7 +82,8 @@ impl Credit {
         }
     }
 
-    /// Brings the credit of `port` to hand, with what was permitted since; whether that was anything.
+    /// Brings the credit of `port` to hand, with what was permitted since; whether that was
+    /// anything.
     fn switch(&mut self, port: usize, granted: u64) -> bool {
         self.parked[self.port] += self.left;
         self.port = port;
@@ -205,9 +206,9 @@ impl LaneBinding {
         enough
     }
 
-    /// Whether a sleeping daemon need not be woken for what was just published: a work request on credit,
-    /// or its completion, while nothing waits on any port and neither credit nor slots run low. It
-    /// reads them when something wakes it. What a daemon is told that nobody waits for
+    /// Whether a sleeping daemon need not be woken for what was just published: a work request on
+    /// credit, or its completion, while nothing waits on any port and neither credit nor slots run
+    /// low. It reads them when something wakes it. What a daemon is told that nobody waits for
     /// would otherwise cost a wake-up each, on a host that has better things to do.
     pub(crate) fn can_tell_later(&mut self) -> bool {
         let header = &self.header;
@@ -230,8 +231,8 @@ impl LaneBinding {
         false
     }
 
-    /// Whether there is more than half of the credit that there was, or there is more by now. If not, the
-    /// daemon is to be told once, and once more when half of the rest is gone.
+    /// Whether there is more than half of the credit that there was, or there is more by now. If
+    /// not, the daemon is to be told once, and once more when half of the rest is gone.
     fn has_plenty(&mut self) -> bool {
         let port = self.credit.port;
         self.credit.left >= self.credit.low || self.credit.switch(port, self.producer.credit(port))

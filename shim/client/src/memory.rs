@@ -14,7 +14,8 @@ use std::sync::{PoisonError, RwLock};
 use crate::scope::Scope;
 use laxity_shm::record::Stage;
 
-/// Ranges that each table may hold: an engine that never forgets its blocks must not eat its memory.
+/// Ranges that each table may hold: an engine that never forgets its blocks must not eat its
+/// memory.
 pub const RANGES_MAX: usize = 1 << 20;
 
 /// A range that cannot be registered.
@@ -30,7 +31,8 @@ pub enum MemoryError {
     },
     /// Part of it was registered as another layer's KV cache.
     #[error(
-        "{bytes} bytes at {address:#x} overlap layer {layer}, which begins at {start:#x} with {length} bytes; \
+        "{bytes} bytes at {address:#x} overlap layer {layer}, which begins at {start:#x} with \
+         {length} bytes; \
          forget that first if it is there no more"
     )]
     Overlap {
@@ -128,13 +130,13 @@ struct Tables {
     owners: Ranges<MemoryOwner>,
 }
 
-/// Made when first needed, never freed. A pointer, so that a forked child can leave behind a lock that
-/// is locked.
+/// Made when first needed, never freed. A pointer, so that a forked child can leave behind a lock
+/// that is locked.
 static TABLES: AtomicPtr<RwLock<Tables>> = AtomicPtr::new(core::ptr::null_mut());
 
 fn tables() -> &'static RwLock<Tables> {
-    // SAFETY: null, or from `Box::into_raw` below and never freed. Acquire pairs with the Release of
-    // the exchange.
+    // SAFETY: null, or from `Box::into_raw` below and never freed. Acquire pairs with the Release
+    // of the exchange.
     if let Some(there) = unsafe { TABLES.load(Ordering::Acquire).as_ref() } {
         return there;
     }
@@ -249,8 +251,8 @@ pub fn forget(address: u64, bytes: u64) -> Result<(), MemoryError> {
     Ok(())
 }
 
-/// In a forked child: nothing is known any more. The memory is a copy, and another thread of the parent
-/// may have held the lock. Safe to call from a `pthread_atfork` handler.
+/// In a forked child: nothing is known any more. The memory is a copy, and another thread of the
+/// parent may have held the lock. Safe to call from a `pthread_atfork` handler.
 pub fn abandon() {
     TABLES.store(core::ptr::null_mut(), Ordering::Relaxed);
     COUNT.store(0, Ordering::Relaxed);

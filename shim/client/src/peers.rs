@@ -1,10 +1,12 @@
-//! The other ends of this process's transfers, by number: what a flow has room for ([`Flow::peer`]).
+//! The other ends of this process's transfers, by number: what a flow has room for
+//! ([`Flow::peer`]).
 //!
-//! Numbers are the process's, and are given once and for all. A lane tells its daemon what one means before its
-//! first flow that uses it.
+//! Numbers are the process's, and are given once and for all. A lane tells its daemon what one
+//! means before its first flow that uses it.
 //!
-//! The table has no lock, so that a forked child finds none that is locked: an entry is taken by one exchange, written, and
-//! then shown. One that is being written is passed over, at worst an address gets two numbers, which means the same.
+//! The table has no lock, so that a forked child finds none that is locked: an entry is taken by
+//! one exchange, written, and then shown. One that is being written is passed over, at worst an
+//! address gets two numbers, which means the same.
 //!
 //! [`Flow::peer`]: laxity_shm::record::Flow::peer
 
@@ -57,8 +59,8 @@ impl PeerEntry {
     }
 }
 
-/// The number of the peer with this address: IPv6, or IPv4 mapped into it; of RoCE v2 the GID. 0, "unknown",
-/// for the address of zeroes and when [`PEERS_MAX`] have one.
+/// The number of the peer with this address: IPv6, or IPv4 mapped into it; of RoCE v2 the GID. 0,
+/// "unknown", for the address of zeroes and when [`PEERS_MAX`] have one.
 #[must_use]
 pub fn number(address: [u8; 16]) -> u8 {
     if address == [0; 16] {

@@ -1,6 +1,8 @@
-//! What a library did in a process, written down at the process's end for whoever asks (`LAXITY_REPORT`).
+//! What a library did in a process, written down at the process's end for whoever asks
+//! (`LAXITY_REPORT`).
 //!
-//! One line of JSON per library and process, appended, so that the processes of a job, and what is loaded in one of them, may share a file.
+//! One line of JSON per library and process, appended, so that the processes of a job, and what is
+//! loaded in one of them, may share a file.
 
 use core::fmt::{Display, Write as _};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -86,7 +88,8 @@ impl ReportLine {
         self.0
     }
 
-    /// Appends it to the file that the environment names, if it does. There is nobody to return an error to: it is printed.
+    /// Appends it to the file that the environment names, if it does. There is nobody to return an
+    /// error to: it is printed.
     pub fn append(self) {
         let Some(path) = std::env::var_os(REPORT_ENV).filter(|path| !path.is_empty()) else {
             return;

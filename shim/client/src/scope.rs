@@ -27,8 +27,8 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// This, and what `outer` says where this says nothing. If they are about different requests, `outer`'s batch and
-    /// deadline are those of the other one, and not taken over.
+    /// This, and what `outer` says where this says nothing. If they are about different requests,
+    /// `outer`'s batch and deadline are those of the other one, and not taken over.
     #[must_use]
     pub fn within(self, mut outer: Self) -> Self {
         let or = |own: u64, other: u64| if own == 0 { other } else { own };
@@ -66,8 +66,8 @@ thread_local! {
     };
 }
 
-/// Whether any thread ever opened one. Relaxed: a thread sees its own; a process without any saves the
-/// way to its stack.
+/// Whether any thread ever opened one. Relaxed: a thread sees its own; a process without any saves
+/// the way to its stack.
 static USED: AtomicBool = AtomicBool::new(false);
 
 /// Opens a scope for the calling thread, inside the one that is open.
@@ -105,7 +105,8 @@ pub fn is_silent() -> bool {
     !USED.load(Ordering::Relaxed) || depth() == 0
 }
 
-/// Not inlined: the way to a thread's own memory is a call that is otherwise made ahead of the question.
+/// Not inlined: the way to a thread's own memory is a call that is otherwise made ahead of the
+/// question.
 #[inline(never)]
 fn depth() -> usize {
     STACK.with(|stack| stack.depth.get())
@@ -124,8 +125,8 @@ pub fn current() -> Option<Scope> {
     })
 }
 
-/// What the open scopes of the calling thread say together, and where they say nothing, what is known of the memory at
-/// `address` (0 for none).
+/// What the open scopes of the calling thread say together, and where they say nothing, what is
+/// known of the memory at `address` (0 for none).
 #[must_use]
 pub fn said_of(address: u64) -> Scope {
     let open = current().unwrap_or_default();

@@ -3,10 +3,10 @@
 use laxity_shm::producer::SlotRef;
 
 /// A flow that was submitted. Poll or wait until a permit is `last` and report every byte complete,
-/// or cancel it with [`crate::Lane::cancel`]; a dropped ticket does neither. Then its slot is in use
-/// until the lane is dropped, and what was permitted counts as in flight until the daemon gives up
-/// on it (`completion_timeout`), after which it does not schedule a process that loses much for a
-/// while. Dropping the lane withdraws whatever is left.
+/// or cancel it with [`crate::Lane::cancel`]; a dropped ticket does neither. Then its slot is in
+/// use until the lane is dropped, and what was permitted counts as in flight until the daemon gives
+/// up on it (`completion_timeout`), after which it does not schedule a process that loses much for
+/// a while. Dropping the lane withdraws whatever is left.
 ///
 /// Four words, the same in C: a submit on credit writes little else. The default is one that is
 /// done.

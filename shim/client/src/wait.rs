@@ -1,19 +1,18 @@
 //! Awaiting permits: poll, adaptive spin, futex; and noticing that there is nobody to wait for.
 //!
-//! # How long a wait can be
-//! As long as the daemon says so, and no longer: while it gives signs of life a flow may wait for
-//! its turn. It is given up (all lanes of the process detach, every waiting flow resolves as
-//! bypassed) when the registration socket hangs up, or when no new heartbeat came for `stall_timeout`
-//! while something waited here. A heartbeat says that there is one, and not when it was: clocks differ
-//! between time namespaces. Bypass, release and a change of mode resolve it too. Sleeps are
-//! cut in slices of at most [`SLICE`], so each of these is noticed even if a wake-up is lost.
+//! # How long a wait can be As long as the daemon says so, and no longer: while it gives signs of
+//! life a flow may wait for its turn. It is given up (all lanes of the process detach, every
+//! waiting flow resolves as bypassed) when the registration socket hangs up, or when no new
+//! heartbeat came for `stall_timeout` while something waited here. A heartbeat says that there is
+//! one, and not when it was: clocks differ between time namespaces. Bypass, release and a change of
+//! mode resolve it too. Sleeps are cut in slices of at most [`SLICE`], so each of these is noticed
+//! even if a wake-up is lost.
 //!
-//! # How long to spin
-//! Waking a sleeper takes 17 to 43 µs and costs the daemon 10 to 14 µs, so spinning about as long
-//! as one wake-up costs at most a factor of two. If the last few spins were in vain, the queue is
-//! evidently long and the spin is cut short. If the daemon runs on this very CPU, spinning keeps
-//! it from answering (8 ms, against 1.7 µs with a sleep at once), so then there is none but the glance
-//! that comes before anything else is looked at.
+//! # How long to spin Waking a sleeper takes 17 to 43 µs and costs the daemon 10 to 14 µs, so
+//! spinning about as long as one wake-up costs at most a factor of two. If the last few spins were
+//! in vain, the queue is evidently long and the spin is cut short. If the daemon runs on this very
+//! CPU, spinning keeps it from answering (8 ms, against 1.7 µs with a sleep at once), so then there
+//! is none but the glance that comes before anything else is looked at.
 
 use std::time::Duration;
 
@@ -94,7 +93,8 @@ impl Spin {
         }
     }
 
-    /// When the last sign of life was seen, by the clock of this process; `now` if there is a new one.
+    /// When the last sign of life was seen, by the clock of this process; `now` if there is a new
+    /// one.
     fn last_beat(&mut self, beat: u64, now: u64) -> u64 {
         if beat != self.beat {
             self.beat = beat;
@@ -104,8 +104,8 @@ impl Spin {
     }
 
     /// Whether the daemon has hung up, as far as a look at the socket every [`HANGUP_NS`] tells. If
-    /// permits came or it gave a sign of life since the last look, it had not, and no system call is
-    /// made to find that out.
+    /// permits came or it gave a sign of life since the last look, it had not, and no system call
+    /// is made to find that out.
     fn sees_hangup(&mut self, binding: &LaneBinding, now: u64) -> bool {
         let before = self.looked_ns;
         if now.saturating_sub(before) <= HANGUP_NS {
@@ -494,8 +494,8 @@ impl Lane {
         }
     }
 
-    /// Whether a flow that has to wait would find a slot. While many wait, submit no more: it would be
-    /// bypassed.
+    /// Whether a flow that has to wait would find a slot. While many wait, submit no more: it would
+    /// be bypassed.
     #[inline]
     #[must_use]
     pub fn has_room(&self) -> bool {

@@ -327,8 +327,9 @@ fn a_death_is_noticed_by_a_lane_that_gives_each_flow_up_before_it_is_overdue() {
     });
 }
 
-/// A daemon vanishes while `attention` holds, under a lane whose flows of `stage` never wait; another
-/// takes its place. The lane must find it, and let no byte out twice or not at all meanwhile.
+/// A daemon vanishes while `attention` holds, under a lane whose flows of `stage` never wait;
+/// another takes its place. The lane must find it, and let no byte out twice or not at all
+/// meanwhile.
 fn a_lane_that_never_waits_finds_the_next_daemon(attention: u32, stage: Stage) {
     let dir = tempfile::tempdir().expect("temporary directory");
     let path = dir.path().join("laxityd.sock");
@@ -745,8 +746,8 @@ fn in_mode_off_the_daemon_still_learns_what_became_of_flows_that_it_knows() {
     );
 }
 
-/// Threads that begin at the same moment, beside one that asks for classes all the time, want the same locks for an instant. That is no
-/// reason to send anything unscheduled.
+/// Threads that begin at the same moment, beside one that asks for classes all the time, want the
+/// same locks for an instant. That is no reason to send anything unscheduled.
 #[test]
 fn threads_that_begin_together_are_all_scheduled() {
     const THREADS: usize = 6;

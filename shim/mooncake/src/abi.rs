@@ -1,11 +1,14 @@
-//! Mooncake's C interfaces, as far as this library stands in front of them: facts, written down anew.
+//! Mooncake's C interfaces, as far as this library stands in front of them: facts, written down
+//! anew.
 //!
-//! Source: `transfer_engine_c.h` of Mooncake 0.2.0 to 0.3.13. Structs and functions of it that are used here did not change in that
-//! time, but for one: `createTransferEngine` has a fifth argument since 0.3.0. A caller of 0.2.0 leaves anything in its register,
-//! which the function of that release doesn't read, and neither does whoever only passes it on. What came later is not in all
+//! Source: `transfer_engine_c.h` of Mooncake 0.2.0 to 0.3.13. Structs and functions of it that are
+//! used here did not change in that time, but for one: `createTransferEngine` has a fifth argument
+//! since 0.3.0. A caller of 0.2.0 leaves anything in its register, which the function of that
+//! release doesn't read, and neither does whoever only passes it on. What came later is not in all
 //! releases: `openSegmentNoCache` (0.3.0), `submitTransferWithNotify` (0.3.4.post1).
 //!
-//! TENT's own C interface, `tent_*` of `tent/transfer_engine.h`, exists since 0.3.8; see `tent.rs` for its request.
+//! TENT's own C interface, `tent_*` of `tent/transfer_engine.h`, exists since 0.3.8; see `tent.rs`
+//! for its request.
 
 use core::ffi::{c_char, c_int, c_void};
 
@@ -44,7 +47,8 @@ pub struct TransferRequest {
     pub(crate) length: u64,
 }
 
-// SAFETY: `source` is an address in Mooncake's registered memory, which is passed on and never followed here.
+// SAFETY: `source` is an address in Mooncake's registered memory, which is passed on and never
+// followed here.
 unsafe impl Send for TransferRequest {}
 
 /// `struct notify_msg`: two C strings, passed by value.

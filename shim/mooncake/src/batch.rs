@@ -1,21 +1,22 @@
 //! One batch of a gated engine: what of it Mooncake has, and what waits for its turn.
 //!
-//! A program asks after a transfer by its place in the batch, so transfers are handed on in the order in which they were submitted, whole, and
-//! once each: those that Mooncake has are a prefix of those that the program submitted, with the same numbers. For
-//! the others this library answers: they wait.
+//! A program asks after a transfer by its place in the batch, so transfers are handed on in the
+//! order in which they were submitted, whole, and once each: those that Mooncake has are a prefix
+//! of those that the program submitted, with the same numbers. For the others this library answers:
+//! they wait.
 //!
 //! # What is handed on as it came
 //! * A call for which there is leave at once, or no daemon: the program's own array, in one call.
-//! * A call with a notification, never in parts: Mooncake sends it when all that the batch *has by then* is complete. For the same reason what
-//!   follows or precedes it in its batch doesn't wait.
+//! * A call with a notification, never in parts: Mooncake sends it when all that the batch *has by
+//!   then* is complete. For the same reason what follows or precedes it in its batch doesn't wait.
 //! * What Mooncake will refuse: more than the batch holds.
 //!
-//! # What Mooncake refuses late
-//! It had been accepted here, so it fails when it is asked after, and so does all behind it in its batch; none of those is tried.
+//! # What Mooncake refuses late It had been accepted here, so it fails when it is asked after, and
+//! so does all behind it in its batch; none of those is tried.
 //!
-//! # Locks
-//! A batch is locked for as long as Mooncake is called for it, so that nobody asks after a batch that another thread frees. Under it, in
-//! this order: the list of the worker, the lanes of the client.
+//! # Locks A batch is locked for as long as Mooncake is called for it, so that nobody asks after a
+//! batch that another thread frees. Under it, in this order: the list of the worker, the lanes of
+//! the client.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -32,11 +33,14 @@ use crate::real::real;
 use crate::report::COUNTERS;
 use crate::runs::{self, Run, TOGETHER_BYTES};
 
-/// How long a call waits for leave that is given at once: more than a daemon that is awake takes, less than anyone notices.
+/// How long a call waits for leave that is given at once: more than a daemon that is awake takes,
+/// less than anyone notices.
 const ANSWER: Duration = Duration::from_micros(500);
-/// Requests that may wait in a process, 40 bytes each. A call beyond that has its batch handed on as it is.
+/// Requests that may wait in a process, 40 bytes each. A call beyond that has its batch handed on
+/// as it is.
 const WAITING_MAX: usize = 1 << 18;
-/// Requests that wait. Relaxed: a bound that may be overshot by what other threads submit at that moment.
+/// Requests that wait. Relaxed: a bound that may be overshot by what other threads submit at that
+/// moment.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 /// In a forked child, which has none of its parent's batches.
 pub(crate) fn abandon() {
@@ -229,7 +233,8 @@ impl Batch {
         self.engine as *mut c_void
     }
 
-    /// `submitTransfer` and `submitTransferWithNotify`; whether the worker has to look after it from here on.
+    /// `submitTransfer` and `submitTransferWithNotify`; whether the worker has to look after it
+    /// from here on.
     ///
     /// # Safety
     /// As the program has to call it.
@@ -330,8 +335,9 @@ impl Batch {
         0
     }
 
-    /// Mooncake refused part of a call of which it has `at` transfers: the first part, so that the program may hear of it, or a
-    /// later one, whose transfers fail instead, as those before them go on and the program has to wait for them.
+    /// Mooncake refused part of a call of which it has `at` transfers: the first part, so that the
+    /// program may hear of it, or a later one, whose transfers fail instead, as those before them
+    /// go on and the program has to wait for them.
     fn refused(&self, state: &mut State, code: c_int, at: usize, count: usize) -> c_int {
         state.passes = true;
         if at == 0 {
@@ -414,8 +420,9 @@ impl Batch {
         WAITING.fetch_sub(count, Ordering::Relaxed);
         // A notification is never in parts: it belongs to the one group that there is.
         let notify = state.notification.take();
-        // SAFETY: copies of what the program submitted, and it keeps the memory that they name until they are over, as it has to. The
-        // batch is not freed, which takes the lock that the caller holds; Mooncake reads the array during the call only.
+        // SAFETY: copies of what the program submitted, and it keeps the memory that they name
+        // until they are over, as it has to. The batch is not freed, which takes the lock that the
+        // caller holds; Mooncake reads the array during the call only.
         let code = unsafe {
             let notify = notify.as_ref().map(Notification::message);
             hand_on(
@@ -449,13 +456,15 @@ impl Batch {
         static SAID: std::sync::Once = std::sync::Once::new();
         SAID.call_once(|| {
             eprintln!(
-                "laxity: Mooncake refused a transfer ({code}) that had to wait for its turn; getTransferStatus says that it \
+                "laxity: Mooncake refused a transfer ({code}) that had to wait for its turn; \
+                 getTransferStatus says that it \
                  failed, and those behind it in its batch"
             );
         });
     }
 
-    /// Asks after what Mooncake has and tells the daemon what is complete; whether anything was over.
+    /// Asks after what Mooncake has and tells the daemon what is complete; whether anything was
+    /// over.
     pub(crate) fn settle(&self, state: &mut State) -> bool {
         if state.gone {
             return false;
@@ -472,7 +481,8 @@ impl Batch {
                         transferred_bytes: 0,
                     };
                     let code =
-                        // SAFETY: a transfer that Mooncake has, of a batch that nobody frees meanwhile.
+                        // SAFETY: a transfer that Mooncake has, of a batch that nobody frees
+                        // meanwhile.
                         unsafe { ask_after(self.engine(), self.id, part.next, &raw mut answer) };
                     if code == 0 && !is_over(&answer) {
                         return true;
@@ -531,7 +541,8 @@ impl Batch {
 
     /// `freeBatchID`, with `real` for Mooncake's; it says whether it is free.
     pub(crate) fn free(&self, state: &mut State, real: impl FnOnce() -> c_int) -> c_int {
-        // Mooncake shall say itself that a batch is busy, which it doesn't know of what it doesn't have.
+        // Mooncake shall say itself that a batch is busy, which it doesn't know of what it doesn't
+        // have.
         self.flush(state);
         let code = real();
         if code == 0 {

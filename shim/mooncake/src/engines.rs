@@ -1,9 +1,11 @@
 //! Which engines there are, and over what each moves its bytes: that decides who schedules them.
 //!
-//! Facts about Mooncake 0.3.0 to 0.3.13 that this builds on: an engine moves bytes over what `installTransport` was asked for, by
-//! the name of the protocol. With `auto_discover` it installs one itself while it is made: TCP if there is no RDMA device or `MC_FORCE_TCP`
-//! is set, RDMA (or `barex`) otherwise. An engine with several takes the one that its peer's segment names, which can't be seen from here. With
-//! `MC_USE_TENT` or `MC_USE_TEV1` the TENT runtime does all of it, and installs nothing that it is asked for.
+//! Facts about Mooncake 0.3.0 to 0.3.13 that this builds on: an engine moves bytes over what
+//! `installTransport` was asked for, by the name of the protocol. With `auto_discover` it installs
+//! one itself while it is made: TCP if there is no RDMA device or `MC_FORCE_TCP` is set, RDMA (or
+//! `barex`) otherwise. An engine with several takes the one that its peer's segment names, which
+//! can't be seen from here. With `MC_USE_TENT` or `MC_USE_TEV1` the TENT runtime does all of it,
+//! and installs nothing that it is asked for.
 
 use core::ffi::c_void;
 use std::collections::HashMap;
@@ -62,16 +64,17 @@ struct Engine {
 
 impl Engine {
     fn mode(&self, is_preloaded: bool) -> Mode {
-        // TENT decides for each piece of a request anew. Of its RDMA each work request is seen where verbs are; waiting here, too,
-        // could be waiting for itself.
+        // TENT decides for each piece of a request anew. Of its RDMA each work request is seen
+        // where verbs are; waiting here, too, could be waiting for itself.
         if self.is_tent {
             return if is_preloaded { Mode::Hint } else { Mode::Pass };
         }
         let mut mode = Mode::Pass;
         for protocol in &self.protocols {
             match path_of(protocol) {
-                // A transfer that waits twice can wait for ever: its own bytes fill the window that its work requests
-                // wait for. So nothing waits here if part of it may be seen there.
+                // A transfer that waits twice can wait for ever: its own bytes fill the window that
+                // its work requests wait for. So nothing waits here if part of it may be seen
+                // there.
                 Way::Verbs if is_preloaded => return Mode::Hint,
                 Way::Verbs | Way::Nic => mode = Mode::Gate,
                 Way::Inside => {}

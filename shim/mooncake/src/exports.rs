@@ -1,5 +1,6 @@
-//! The functions of `transfer_engine_c.h` that this library stands in front of. Each calls Mooncake's own with the program's arguments
-//! and gives its answer; what is done besides never keeps it from that.
+//! The functions of `transfer_engine_c.h` that this library stands in front of. Each calls
+//! Mooncake's own with the program's arguments and gives its answer; what is done besides never
+//! keeps it from that.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +16,8 @@ use crate::hub::{self, Hub};
 use crate::real::real;
 use crate::report::COUNTERS;
 
-/// Runs what is done besides: a panic in it must not reach C, and is nothing that the program has to know.
+/// Runs what is done besides: a panic in it must not reach C, and is nothing that the program has
+/// to know.
 pub(crate) fn besides(body: impl FnOnce()) {
     guarded((), body);
 }
@@ -124,8 +126,8 @@ pub unsafe extern "C" fn uninstallTransport(engine: Handle, protocol: *const c_c
     code
 }
 
-/// The number of the peer whose segment has this name, `HOST:PORT`; 0, unknown, for what has no address in it: names are not
-/// looked up, which could take its time.
+/// The number of the peer whose segment has this name, `HOST:PORT`; 0, unknown, for what has no
+/// address in it: names are not looked up, which could take its time.
 fn peer_of(segment: &str) -> u8 {
     let host = segment.rsplit_once(':').map_or(segment, |(host, _)| host);
     let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -276,11 +278,12 @@ pub unsafe extern "C" fn unregisterLocalMemoryBatch(
     unsafe { real(engine, addresses, count) }
 }
 
-/// Something was said of memory by [`own`]. Relaxed: a thread that unregisters what another still submits has no order.
+/// Something was said of memory by [`own`]. Relaxed: a thread that unregisters what another still
+/// submits has no order.
 static OWNED: AtomicBool = AtomicBool::new(false);
 
-/// What the thread's open scope says holds for memory that is about to be moved: Mooncake posts from threads of its own, which
-/// have no scope.
+/// What the thread's open scope says holds for memory that is about to be moved: Mooncake posts
+/// from threads of its own, which have no scope.
 pub(crate) fn own(places: impl Iterator<Item = (u64, u64)>) {
     let open = hints::said_of(0);
     if open.batch == 0 && open.request == 0 && open.deadline_ns == 0 {
@@ -337,7 +340,8 @@ unsafe fn submit(engine: Handle, id: u64, call: &Call) -> c_int {
     if let Some(hub) = hub
         && let Some(batch) = guarded(None, || hub.batch(engine, id))
     {
-        // A panic in between may have handed it on or not: the program hears that it failed, and it is not sent twice.
+        // A panic in between may have handed it on or not: the program hears that it failed, and it
+        // is not sent twice.
         return guarded(REFUSED, || {
             let mut state = batch.state.lock();
             // SAFETY: upheld by the caller.

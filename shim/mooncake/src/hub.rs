@@ -1,8 +1,10 @@
-//! What this library knows of its process, and the thread that looks after what waits and what is in flight.
+//! What this library knows of its process, and the thread that looks after what waits and what is
+//! in flight.
 //!
-//! The thread, `laxity-mooncake`, hands on what has leave and tells the daemon what is complete, whether or not the program comes to ask:
-//! one that waits for one batch before it asks after another would otherwise wait for itself. It is started when something has
-//! to wait or is in flight for the first time, and sleeps while nothing does.
+//! The thread, `laxity-mooncake`, hands on what has leave and tells the daemon what is complete,
+//! whether or not the program comes to ask: one that waits for one batch before it asks after
+//! another would otherwise wait for itself. It is started when something has to wait or is in
+//! flight for the first time, and sleeps while nothing does.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
@@ -34,7 +36,8 @@ const WAIT_MAX: Duration = Duration::from_millis(20);
 /// A process that ends does not wait longer for the thread to stand still.
 const END_WITHIN: Duration = Duration::from_millis(100);
 
-/// Of this process. Never freed: a forked child leaves its parent's behind, with whatever locks are locked.
+/// Of this process. Never freed: a forked child leaves its parent's behind, with whatever locks are
+/// locked.
 #[derive(Debug)]
 pub(crate) struct Hub {
     pub(crate) engines: RwLock<Engines>,
@@ -70,7 +73,8 @@ extern "C" fn in_child() {
 
 /// What is known; `None` if no engine was made in this process.
 pub(crate) fn known() -> Option<&'static Hub> {
-    // SAFETY: null, or from `Box::into_raw` below and never freed. Acquire pairs with the Release of the exchange.
+    // SAFETY: null, or from `Box::into_raw` below and never freed. Acquire pairs with the Release
+    // of the exchange.
     unsafe { HUB.load(Ordering::Acquire).as_ref() }
 }
 
@@ -127,7 +131,8 @@ fn say_if_alone() {
         format!("nobody answers at {}", socket.display())
     });
     eprintln!(
-        "laxity: {why}; Mooncake's transfers go out unscheduled until a daemon is there (`laxity doctor` says more)"
+        "laxity: {why}; Mooncake's transfers go out unscheduled until a daemon is there (`laxity \
+         doctor` says more)"
     );
 }
 
@@ -176,7 +181,8 @@ impl Hub {
         batches.insert((batch.engine, batch.id), Arc::clone(batch));
     }
 
-    /// The engine is about to be destroyed: what waits is handed on, as the program submitted it, and nothing asks after it from here on.
+    /// The engine is about to be destroyed: what waits is handed on, as the program submitted it,
+    /// and nothing asks after it from here on.
     pub(crate) fn leave_engine(&self, engine: Handle) {
         let mut theirs: Vec<Arc<Batch>> = Vec::new();
         self.batches.write().retain(|key, batch| {
@@ -226,8 +232,8 @@ impl Hub {
         })
     }
 
-    /// When something is due that has an objective and no deadline: counted from the first sight of its request; from now if
-    /// it has none, or if too many are known.
+    /// When something is due that has an objective and no deadline: counted from the first sight of
+    /// its request; from now if it has none, or if too many are known.
     fn due(&self, request: u64, objective: Duration) -> u64 {
         let objective = u64::try_from(objective.as_nanos()).unwrap_or(u64::MAX);
         let now = hints::now();

@@ -1,4 +1,5 @@
-//! `liblaxity_mooncake.so`: puts programs that use Mooncake's Transfer Engine by its C interface (`transfer_engine_c.h`) under `laxityd`.
+//! `liblaxity_mooncake.so`: puts programs that use Mooncake's Transfer Engine by its C interface
+//! (`transfer_engine_c.h`) under `laxityd`.
 //!
 //! ```text
 //! program ── submitTransfer ──▶ exports.rs ── which engine is it? (engines.rs)
@@ -10,13 +11,14 @@
 //! program ── getTransferStatus ──▶ what waits here is waiting; the rest Mooncake answers
 //! ```
 //!
-//! The Python package does the same for Mooncake's Python interface (`laxity.mooncake`), which doesn't come this way: nothing is scheduled
-//! twice. Neither does a program that was linked statically with Mooncake, or looks its functions up with `dlsym` in a handle
-//! of its own: then nothing here runs, and its transfers go out as ever.
+//! The Python package does the same for Mooncake's Python interface (`laxity.mooncake`), which
+//! doesn't come this way: nothing is scheduled twice. Neither does a program that was linked
+//! statically with Mooncake, or looks its functions up with `dlsym` in a handle of its own: then
+//! nothing here runs, and its transfers go out as ever.
 //!
-//! # What it must not change
-//! Each transfer reaches Mooncake once, in the order of its batch and with its number there; Mooncake's answers are the program's. Without
-//! a daemon, or with one that dies, everything goes at once.
+//! # What it must not change Each transfer reaches Mooncake once, in the order of its batch and
+//! with its number there; Mooncake's answers are the program's. Without a daemon, or with one that
+//! dies, everything goes at once.
 
 mod abi;
 mod batch;

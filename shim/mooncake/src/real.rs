@@ -20,15 +20,16 @@ impl Real {
         }
     }
 
-    /// Its address, `None` if no library in this process has it. Whoever called us was linked against one, so that is
-    /// said, once.
+    /// Its address, `None` if no library in this process has it. Whoever called us was linked
+    /// against one, so that is said, once.
     pub(crate) fn address(&self) -> Option<*const c_void> {
         let found = self.look();
         if found.is_none() {
             static SAID: AtomicBool = AtomicBool::new(false);
             if !SAID.swap(true, Ordering::Relaxed) {
                 eprintln!(
-                    "laxity: {} was called, and no library of this process has it besides liblaxity_mooncake.so: is \
+                    "laxity: {} was called, and no library of this process has it besides \
+                     liblaxity_mooncake.so: is \
                      libtransfer_engine.so missing from what the program links? The call fails",
                     self.name.to_string_lossy()
                 );
@@ -55,8 +56,9 @@ fn find(name: &CStr) -> Option<*const c_void> {
     if !next.is_null() {
         return Some(next);
     }
-    // `RTLD_NEXT` sees what the program was started with and what was opened for all. A plugin that was opened with
-    // RTLD_LOCAL, as Python does, brings Mooncake along where only the plugin sees it, and still calls us first.
+    // `RTLD_NEXT` sees what the program was started with and what was opened for all. A plugin that
+    // was opened with RTLD_LOCAL, as Python does, brings Mooncake along where only the plugin sees
+    // it, and still calls us first.
     loaded().iter().find_map(|library| find_in(library, name))
 }
 
@@ -117,8 +119,8 @@ fn loaded() -> Vec<CString> {
 /// The function at an address. `F` must be the type that Mooncake's headers give it.
 pub(crate) fn function_at<F: Copy>(address: *const c_void) -> F {
     const { assert!(size_of::<F>() == size_of::<*const c_void>()) };
-    // SAFETY: as large as a function pointer, and the address of a function of that type: only `real!` calls
-    // this, which pairs names with types.
+    // SAFETY: as large as a function pointer, and the address of a function of that type: only
+    // `real!` calls this, which pairs names with types.
     unsafe { core::mem::transmute_copy(&address) }
 }
 

@@ -1,4 +1,5 @@
-//! What passed through, counted; and written down at exit for whoever asks (`LAXITY_REPORT`), by processes that made an engine.
+//! What passed through, counted; and written down at exit for whoever asks (`LAXITY_REPORT`), by
+//! processes that made an engine.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Once;
@@ -47,8 +48,8 @@ pub(crate) fn abandon() {
     INHERITED.store(true, Ordering::Relaxed);
 }
 
-/// Has the thread stand still, and the report written, when the process ends. Registered after Mooncake's library was loaded, so it runs
-/// before the library's own objects go.
+/// Has the thread stand still, and the report written, when the process ends. Registered after
+/// Mooncake's library was loaded, so it runs before the library's own objects go.
 pub(crate) fn at_exit() {
     static ONCE: Once = Once::new();
     INHERITED.store(false, Ordering::Relaxed);

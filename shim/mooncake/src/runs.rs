@@ -1,8 +1,9 @@
 //! What a call of `submitTransfer` is made of: the flows that it asks for leave for.
 //!
-//! Requests of a call that follow each other, go the same way, and of which the same is said, make one flow up to [`TOGETHER_BYTES`]. So a
-//! call that moves a whole cache doesn't fill the window at once, and each layer comes in its turn. A request is never cut: its number in the
-//! batch is how the program asks after it.
+//! Requests of a call that follow each other, go the same way, and of which the same is said, make
+//! one flow up to [`TOGETHER_BYTES`]. So a call that moves a whole cache doesn't fill the window at
+//! once, and each layer comes in its turn. A request is never cut: its number in the batch is how
+//! the program asks after it.
 
 use core::ffi::c_int;
 
@@ -23,8 +24,8 @@ pub(crate) struct Run {
     pub(crate) said: Scope,
 }
 
-/// The runs of a call, each `together` bytes at most; `None` if it is to be passed on as it is, since nothing of it moves or it is
-/// nothing that is known here.
+/// The runs of a call, each `together` bytes at most; `None` if it is to be passed on as it is,
+/// since nothing of it moves or it is nothing that is known here.
 pub(crate) fn split(
     requests: &[TransferRequest],
     together: u64,

@@ -33,7 +33,8 @@ impl Settings {
         }
     }
 
-    /// What a transfer is for if nobody says so: a WRITE and a READ of RDMA are, in this kind of job.
+    /// What a transfer is for if nobody says so: a WRITE and a READ of RDMA are, in this kind of
+    /// job.
     pub(crate) fn stage(&self, opcode: core::ffi::c_int) -> Stage {
         match opcode {
             abi::WRITE => self.profile.stage.write,

@@ -1,9 +1,10 @@
 //! TENT, Mooncake's newer runtime, by its own C interface (`tent_*`).
 //!
-//! Its requests have a priority, 0 (high) to 2 (low), which this library fills in where the engine's hints say what a transfer is for and the
-//! program left it at 0. They have no deadline: `deadline_ns` is in the C++ `Request` only, whose layout (it has a
-//! `std::optional<std::string>` in front) changed from release to release under one and the same mangled name, so nobody can know from outside
-//! where it is.
+//! Its requests have a priority, 0 (high) to 2 (low), which this library fills in where the
+//! engine's hints say what a transfer is for and the program left it at 0. They have no deadline:
+//! `deadline_ns` is in the C++ `Request` only, whose layout (it has a `std::optional<std::string>`
+//! in front) changed from release to release under one and the same mangled name, so nobody can
+//! know from outside where it is.
 //!
 //! # The request
 //! Facts, by release of Mooncake (`struct tent_request` in `tent/transfer_engine.h`):
@@ -11,11 +12,12 @@
 //! * 0.3.11.post1: with `int priority` behind that; 48 bytes.
 //! * since 0.3.12: `int transport_hint` behind that, where there was padding; 48 bytes.
 //!
-//! Requests come in arrays, so their size has to be known. `tent_cancel_task` came after both fields: where the library has it, it reads 48
-//! bytes a request, whatever the program was compiled against. Elsewhere nothing is touched.
+//! Requests come in arrays, so their size has to be known. `tent_cancel_task` came after both
+//! fields: where the library has it, it reads 48 bytes a request, whatever the program was compiled
+//! against. Elsewhere nothing is touched.
 //!
-//! Nothing waits here: TENT chooses the transport of each piece itself, so whether its work requests wait under `liblaxity.so` can't be
-//! seen from a call.
+//! Nothing waits here: TENT chooses the transport of each piece itself, so whether its work
+//! requests wait under `liblaxity.so` can't be seen from a call.
 
 use core::ffi::{c_char, c_int, c_void};
 

@@ -1,5 +1,6 @@
-//! The library in a program's process, with a daemon of one page and a stand-in for Mooncake that moves bytes over TCP between two processes
-//! and writes down each call (`standin/transfer_engine.c`). It is not Mooncake: releases for Python have no C library.
+//! The library in a program's process, with a daemon of one page and a stand-in for Mooncake that
+//! moves bytes over TCP between two processes and writes down each call
+//! (`standin/transfer_engine.c`). It is not Mooncake: releases for Python have no C library.
 
 #[path = "../../client/tests/daemon/mod.rs"]
 mod daemon;
@@ -54,12 +55,19 @@ fn built() -> &'static Path {
             let folder = tempfile::tempdir().expect("a folder");
             let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/standin");
             let script = format!(
-                "cc -O1 -Wall -Wextra -Werror -shared -fPIC -o libtransfer_engine.so {sources}/transfer_engine.c -lpthread -ldl && \
-                 cc -O1 -Wall -Wextra -Werror -o mover {sources}/mover.c -L. -ltransfer_engine -lpthread -ldl -Wl,-rpath,$PWD && \
-                 cc -O1 -Wall -Wextra -Werror -DSAYS -rdynamic -o sayer {sources}/mover.c -L. -ltransfer_engine -lpthread -ldl \
+                "cc -O1 -Wall -Wextra -Werror -shared -fPIC -o libtransfer_engine.so \
+                 {sources}/transfer_engine.c -lpthread -ldl && \
+                 cc -O1 -Wall -Wextra -Werror -o mover {sources}/mover.c -L. -ltransfer_engine \
+                 -lpthread -ldl -Wl,-rpath,$PWD && \
+                 cc -O1 -Wall -Wextra -Werror -DSAYS -rdynamic -o sayer {sources}/mover.c -L. \
+                 -ltransfer_engine -lpthread -ldl \
                     -Wl,-rpath,$PWD"
             );
-            output(Command::new("sh").args(["-c", &script]).current_dir(&folder));
+            output(
+                Command::new("sh")
+                    .args(["-c", &script])
+                    .current_dir(&folder),
+            );
             folder
         })
         .path()

@@ -90,7 +90,8 @@ fn variables<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Vec<String>>, D::
     for name in &names {
         if name.is_empty() || name.contains(['=', '\0']) {
             return Err(D::Error::custom(format!(
-                "`{name}` is no name of an environment variable; write the name alone, such as \"MC_IB_TC\""
+                "`{name}` is no name of an environment variable; write the name alone, such \
+                 as \"MC_IB_TC\""
             )));
         }
     }

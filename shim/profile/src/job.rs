@@ -13,31 +13,32 @@ pub const MODE_ENV: &str = "LAXITY_MODE";
 
 /// The profile of this process, and what the environment says beside it.
 ///
-/// Every part of Laxity that attaches to a daemon takes the mode from here: the libraries for verbs, NCCL and
-/// Mooncake, and programs that link `laxity.h` or import the Python package. So one process has one mode.
+/// Every part of Laxity that attaches to a daemon takes the mode from here: the libraries for
+/// verbs, NCCL and Mooncake, and programs that link `laxity.h` or import the Python package. So one
+/// process has one mode.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// The profile that `$LAXITY_PROFILE` names, or `default`.
     pub profile: Profile,
     /// Objective on the time to first token for requests that say none.
     pub slo_ttft: Option<Duration>,
-    /// How far the scheduler may go: the lower of the profile's mode and `$LAXITY_MODE`. The daemon's own mode may
-    /// be lower still.
+    /// How far the scheduler may go: the lower of the profile's mode and `$LAXITY_MODE`. The
+    /// daemon's own mode may be lower still.
     pub mode: Mode,
     problems: Vec<String>,
 }
 
 impl Job {
-    /// The job of this process. Nothing in the environment stops a process: what can't be used is replaced by what
-    /// is cautious.
+    /// The job of this process. Nothing in the environment stops a process: what can't be used is
+    /// replaced by what is cautious.
     #[must_use]
     pub fn of_this_process() -> &'static Self {
         static JOB: OnceLock<Job> = OnceLock::new();
         JOB.get_or_init(Self::read)
     }
 
-    /// What of the environment can't be used, and what holds instead, for the log of whoever asks. The first to ask
-    /// in a process gets it, nobody else, so that it is said once.
+    /// What of the environment can't be used, and what holds instead, for the log of whoever asks.
+    /// The first to ask in a process gets it, nobody else, so that it is said once.
     pub fn take_problems(&self) -> &[String] {
         // Relaxed: only one of those who ask must get it.
         static TAKEN: AtomicBool = AtomicBool::new(false);
@@ -80,7 +81,8 @@ fn lower(profile: Option<Mode>, own: Option<&str>, problems: &mut Vec<String>) -
     let own = own.map_or(Mode::default(), |text| {
         Mode::from_name(text).unwrap_or_else(|| {
             problems.push(format!(
-                "{MODE_ENV} is `{text}`, which is no mode: write off, observe or enforce; going on with off"
+                "{MODE_ENV} is `{text}`, which is no mode: write off, observe or enforce; going on \
+                 with off"
             ));
             // A misspelt wish must not delay traffic.
             Mode::Off

@@ -112,7 +112,8 @@ impl fmt::Display for Origin {
 pub enum ProfileError {
     /// No file and no built-in profile of that name.
     #[error(
-        "there is no profile `{name}`: looked for {looked}; the profiles here are {known}; `laxity profiles` describes them"
+        "there is no profile `{name}`: looked for {looked}; the profiles here are {known}; `laxity \
+         profiles` describes them"
     )]
     Unknown {
         /// What was asked for.
@@ -131,13 +132,15 @@ pub enum ProfileError {
         cause: laxity_files::ReadError,
     },
     /// Larger than [`FILE_BYTES_MAX`].
-    #[error("{path} is larger than {FILE_BYTES_MAX} bytes: it is no profile", path = .path.display())]
+    #[error("{path} is larger than {FILE_BYTES_MAX} bytes: it is no \
+        profile", path = .path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
     },
     /// It is no profile: the line, the key, and what may stand there.
-    #[error("{origin}, line {line}{}: {problem}", if key.is_empty() { String::new() } else { format!(", `{key}`") })]
+    #[error("{origin}, line {line}{}: \
+        {problem}", if key.is_empty() { String::new() } else { format!(", `{key}`") })]
     Malformed {
         /// The file.
         origin: Origin,
@@ -189,9 +192,9 @@ impl Default for QueuePairs {
 }
 
 impl QueuePairs {
-    /// Whether the class that an application gave a queue pair is an operator's choice, which Laxity
-    /// keeps: it differs from what the library would set by itself, or one of the variables is set.
-    /// `is_set` tells whether an environment variable has a value.
+    /// Whether the class that an application gave a queue pair is an operator's choice, which
+    /// Laxity keeps: it differs from what the library would set by itself, or one of the variables
+    /// is set. `is_set` tells whether an environment variable has a value.
     #[must_use]
     pub fn is_pin(&self, traffic_class: u8, is_set: impl FnMut(&str) -> bool) -> bool {
         traffic_class != self.default_traffic_class
@@ -219,8 +222,8 @@ impl Profile {
         }
     }
 
-    /// The objective on the time to first token for requests that say none: that of `$LAXITY_SLO_TTFT`, else the
-    /// profile's own.
+    /// The objective on the time to first token for requests that say none: that of
+    /// `$LAXITY_SLO_TTFT`, else the profile's own.
     ///
     /// # Errors
     /// What is wrong with the variable; go on without an objective.

@@ -90,7 +90,8 @@ fn a_mistake_is_named_by_file_line_and_key_with_what_to_write() {
     let said = error("[stage]\nread = \"kv_reuse\"\nwrite = \"p3d\"\n");
     assert_eq!(
         said,
-        "p.toml, line 3, `stage.write`: no stage is called `p3d`; write kv_reuse, collective, p2d, weights, background"
+        "p.toml, line 3, `stage.write`: no stage is called `p3d`; write kv_reuse, collective, p2d, \
+         weights, background"
     );
     let said = error("# comment\nslo_ttft = \"500\"\n");
     assert!(said.starts_with("p.toml, line 2, `slo_ttft`:"), "{said}");

@@ -1,8 +1,8 @@
 //! The `ibv_wr_*` interface: work requests that are built by calls, between `wr_start` and
 //! `wr_complete`, are recorded as what `ibv_post_send` would have taken, and posted as such.
 //!
-//! Only queue pairs of which all operations are known here are hooked: one that is not would go past
-//! the record, into a provider that was never told to start.
+//! Only queue pairs of which all operations are known here are hooked: one that is not would go
+//! past the record, into a provider that was never told to start.
 
 use core::ffi::{c_int, c_void};
 use core::ptr;

@@ -1,10 +1,10 @@
-//! The traffic class of a queue pair: set when it goes INIT→RTR, from the stage that its job's profile
-//! gives queue pairs, for all its life.
+//! The traffic class of a queue pair: set when it goes INIT→RTR, from the stage that its job's
+//! profile gives queue pairs, for all its life.
 //!
-//! One class per queue pair is all that an unmodified program allows: the class is part of the address
-//! vector. Per-message classes need one queue pair per class where both ends have this library; a
-//! program's queue pair would then be the first of a bundle kept in [`crate::queue_pair`], chosen
-//! from in `post_front`. Nothing here stands in the way of that.
+//! One class per queue pair is all that an unmodified program allows: the class is part of the
+//! address vector. Per-message classes need one queue pair per class where both ends have this
+//! library; a program's queue pair would then be the first of a bundle kept in
+//! [`crate::queue_pair`], chosen from in `post_front`. Nothing here stands in the way of that.
 
 use laxity_client::Stage;
 use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
@@ -16,7 +16,8 @@ use crate::settings::Settings;
 /// The two lowest bits of a traffic class are ECN's.
 const ECN: u8 = 0b11;
 
-/// Whether a change of a queue pair carries the address vector with which it becomes ready to receive.
+/// Whether a change of a queue pair carries the address vector with which it becomes ready to
+/// receive.
 pub(crate) fn has_address(attr: &ibv_qp_attr, mask: i32) -> bool {
     let wanted = ibv_qp_attr_mask::IBV_QP_STATE.0 | ibv_qp_attr_mask::IBV_QP_AV.0;
     mask as u32 & wanted == wanted
@@ -40,8 +41,8 @@ pub(crate) fn apply(attr: &mut ibv_qp_attr, mask: i32) {
 
 /// The class to set, for a queue pair to which the program gave `class`.
 ///
-/// A pin is kept as it is, all eight bits of it. Its priority may be the only lossless one: a class that
-/// the scheduler ranks higher may travel in a priority that drops.
+/// A pin is kept as it is, all eight bits of it. Its priority may be the only lossless one: a class
+/// that the scheduler ranks higher may travel in a priority that drops.
 fn chosen(class: u8, is_pin: bool, wanted: impl FnOnce() -> Option<u8>) -> u8 {
     if is_pin {
         return class;

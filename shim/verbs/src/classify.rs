@@ -14,7 +14,8 @@ use rdma_sys::{ibv_send_wr, ibv_wr_opcode as op};
 use crate::settings::Settings;
 use crate::{lanes, work};
 
-/// First sights of requests. A pointer, so that a forked child can leave behind a lock that is locked.
+/// First sights of requests. A pointer, so that a forked child can leave behind a lock that is
+/// locked.
 static SIGHTS: AtomicPtr<Mutex<HashMap<u64, u64>>> = AtomicPtr::new(ptr::null_mut());
 /// Requests whose first sight is remembered.
 const SIGHTS_MAX: usize = 1 << 16;
@@ -24,8 +25,9 @@ pub(crate) fn abandon() {
     SIGHTS.store(ptr::null_mut(), Ordering::Relaxed);
 }
 
-/// The flow that a work request is, to or from `peer` ([`laxity_client::peers`], 0 if unknown); `None` if
-/// nothing of it goes over the wire. It names no NIC: the number is asked for when the flow is submitted.
+/// The flow that a work request is, to or from `peer` ([`laxity_client::peers`], 0 if unknown);
+/// `None` if nothing of it goes over the wire. It names no NIC: the number is asked for when the
+/// flow is submitted.
 ///
 /// # Safety
 /// `wr` is as a caller of `ibv_post_send` makes it.
@@ -91,8 +93,8 @@ fn due(request: u64, objective: Duration) -> u64 {
     let mut sights = lanes::get_or_leak(&SIGHTS, Mutex::default).lock();
     let is_over = |seen: u64| now.saturating_sub(seen) >= objective.saturating_mul(2);
     if sights.len() >= SIGHTS_MAX {
-        // Those that are long due. If that frees nothing, the job has more requests than can be told
-        // apart, and each counts from now.
+        // Those that are long due. If that frees nothing, the job has more requests than can be
+        // told apart, and each counts from now.
         sights.retain(|_, seen| !is_over(*seen));
         if sights.len() >= SIGHTS_MAX {
             return now.saturating_add(objective);

@@ -30,8 +30,8 @@ const POLLED: usize = 64;
 /// `ibv_context.abi_compat` of a context that is part of a `verbs_context`.
 const EXTENDED: usize = usize::MAX;
 
-/// A function pointer that may change. Relaxed everywhere: it is set before the context is handed to
-/// the program, and whoever calls through the context got it from there.
+/// A function pointer that may change. Relaxed everywhere: it is set before the context is handed
+/// to the program, and whoever calls through the context got it from there.
 #[derive(Debug)]
 struct Cell(AtomicUsize);
 
@@ -56,7 +56,8 @@ macro_rules! accessors {
     };
 }
 
-/// A context that is hooked. Never freed, but used again: whoever holds one may look at it any time.
+/// A context that is hooked. Never freed, but used again: whoever holds one may look at it any
+/// time.
 #[derive(Debug)]
 pub(crate) struct Context {
     /// Null: free. Acquire and Release: the rest is set before it.
@@ -70,8 +71,8 @@ pub(crate) struct Context {
     /// Number of the NIC in the daemon's configuration (low byte) and the generation of the daemon
     /// that was asked, plus one. Relaxed: one word.
     nic: AtomicU64,
-    /// When completion queues were last polled, in [`lanes::tick`]s, by a part of their address. Relaxed:
-    /// those that share an entry are taken for one.
+    /// When completion queues were last polled, in [`lanes::tick`]s, by a part of their address.
+    /// Relaxed: those that share an entry are taken for one.
     polled: [AtomicU32; POLLED],
     pub(crate) queue_pairs: Table,
 }
@@ -120,7 +121,8 @@ pub(crate) unsafe fn hook(ibv: *mut ibv_context) {
     }
     fork::watch();
     report::at_exit();
-    // A fork may have left it locked: better one context that is not hooked than a process that hangs.
+    // A fork may have left it locked: better one context that is not hooked than a process that
+    // hangs.
     let Some(_change) = CHANGE.try_lock_for(PATIENCE) else {
         return;
     };

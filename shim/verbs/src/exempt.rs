@@ -1,8 +1,9 @@
 //! Contexts that are left alone because whoever opened them asks the daemon himself.
 //!
-//! The NCCL plugin takes a permit for each message before it posts it. Under this library, preloaded into the same process,
-//! each of its work requests would be scheduled a second time, wait behind its own permit, and lose the class that the plugin chose for
-//! its queue pair. So it says which contexts are its own.
+//! The NCCL plugin takes a permit for each message before it posts it. Under this library,
+//! preloaded into the same process, each of its work requests would be scheduled a second time,
+//! wait behind its own permit, and lose the class that the plugin chose for its queue pair. So it
+//! says which contexts are its own.
 
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -14,7 +15,8 @@ use crate::contexts;
 /// Contexts that can be exempt at a time. More are scheduled as everything else.
 const EXEMPT: usize = 64;
 
-/// Null: free. Acquire and Release pair with each other; who exempts a context does so before its first queue pair.
+/// Null: free. Acquire and Release pair with each other; who exempts a context does so before its
+/// first queue pair.
 static TABLE: [AtomicPtr<ibv_context>; EXEMPT] =
     [const { AtomicPtr::new(ptr::null_mut()) }; EXEMPT];
 
@@ -33,11 +35,13 @@ pub(crate) fn forget(ibv: *mut ibv_context) {
     }
 }
 
-/// Makes this library pass everything of a context through, untouched and uncounted, from now until it is closed.
+/// Makes this library pass everything of a context through, untouched and uncounted, from now until
+/// it is closed.
 ///
-/// For libraries that submit their flows to `laxityd` themselves and post to the device afterwards. They find it with
-/// `dlsym(RTLD_DEFAULT, "laxity_verbs_exempt")`: if `liblaxity.so` is not in the process, there is nothing to be exempt from.
-/// To be called right after the device was opened, before there is a queue pair or another thread that uses the context.
+/// For libraries that submit their flows to `laxityd` themselves and post to the device afterwards.
+/// They find it with `dlsym(RTLD_DEFAULT, "laxity_verbs_exempt")`: if `liblaxity.so` is not in the
+/// process, there is nothing to be exempt from. To be called right after the device was opened,
+/// before there is a queue pair or another thread that uses the context.
 ///
 /// # Safety
 /// Null, or a context that is open and that no other thread uses yet.

@@ -1,8 +1,8 @@
 //! The functions of libibverbs that programs link, in front of the real ones.
 //!
-//! They are exported without a version, which the dynamic linker accepts for a reference to any. The
-//! ones of `IBVERBS_1.0`, which programs linked before 2008 refer to, have other arguments and are
-//! not supported.
+//! They are exported without a version, which the dynamic linker accepts for a reference to any.
+//! The ones of `IBVERBS_1.0`, which programs linked before 2008 refer to, have other arguments and
+//! are not supported.
 
 use core::cell::Cell;
 use core::ffi::c_int;

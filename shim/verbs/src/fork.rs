@@ -2,8 +2,8 @@
 //!
 //! A child may not use the parent's queue pairs (its registered memory isn't the parent's), and the
 //! locks that other threads held at the fork stay locked in it for ever. So each fork begins a new
-//! epoch: contexts hooked in an older one pass everything through without taking a lock, and what the
-//! child opens for itself gets lanes, lists and a client of its own.
+//! epoch: contexts hooked in an older one pass everything through without taking a lock, and what
+//! the child opens for itself gets lanes, lists and a client of its own.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Once;

@@ -2,8 +2,8 @@
 //!
 //! A lane has one user at a time, and queue pairs are posted to and polled from any thread. So the
 //! queue pairs are dealt out over a few lanes, each behind a lock that is held for one submit: a
-//! process with one busy thread never finds it taken, and one with many has as many locks as it needs
-//! to rarely find it so.
+//! process with one busy thread never finds it taken, and one with many has as many locks as it
+//! needs to rarely find it so.
 
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -39,7 +39,8 @@ pub(crate) struct Shard {
     pub(crate) bell: Condvar,
     /// The queue pairs that have something in flight which the daemon counts.
     watched: Mutex<Vec<&'static QueuePair>>,
-    /// Whether there are any. Relaxed: changes with `waiting` locked where the pump thread must not miss it.
+    /// Whether there are any. Relaxed: changes with `waiting` locked where the pump thread must not
+    /// miss it.
     watches: AtomicBool,
     /// The tick of the last look at them. Relaxed: of the pump thread alone.
     looked: AtomicU32,
@@ -61,8 +62,8 @@ pub(crate) struct Lanes {
     pub(crate) shards: [Shard; LANES],
 }
 
-/// Queue pairs in which something waits, in all lanes. Relaxed: a hint that saves each poll a look at all
-/// of them.
+/// Queue pairs in which something waits, in all lanes. Relaxed: a hint that saves each poll a look
+/// at all of them.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 /// See [`tick`].
@@ -87,8 +88,8 @@ static ALL: AtomicPtr<Lanes> = AtomicPtr::new(ptr::null_mut());
 /// What a pointer leads to, made (and never freed) if there is nothing.
 #[inline(always)]
 pub(crate) fn get_or_leak<T>(at: &AtomicPtr<T>, make: impl FnOnce() -> T) -> &T {
-    // SAFETY: null, or from `Box::into_raw` in `leak` and never freed. Acquire pairs with the Release
-    // of the exchange there.
+    // SAFETY: null, or from `Box::into_raw` in `leak` and never freed. Acquire pairs with the
+    // Release of the exchange there.
     match unsafe { at.load(Ordering::Acquire).as_ref() } {
         Some(there) => there,
         None => leak(at, make),
@@ -235,8 +236,8 @@ impl Shard {
         self.count.store(waiting.len(), Ordering::Relaxed);
     }
 
-    /// Waits until there is some queue pair that waits. Meanwhile pays what the lane owes, and looks after
-    /// what is in flight.
+    /// Waits until there is some queue pair that waits. Meanwhile pays what the lane owes, and
+    /// looks after what is in flight.
     pub(crate) fn attend(&self) {
         let mut waiting = self.waiting.lock();
         while waiting.is_empty() {

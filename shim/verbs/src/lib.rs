@@ -12,24 +12,23 @@
 //! program ── ibv_poll_cq ──▶ poll.rs: completions are reported to the daemon on their way
 //! ```
 //!
-//! # Where it hooks in
-//! Posting and polling are inline functions that call through `ibv_context.ops`, so they can't be
-//! interposed by name; the pointers are swapped instead (`contexts.rs`), as soon as a context is seen:
+//! # Where it hooks in Posting and polling are inline functions that call through
+//! `ibv_context.ops`, so they can't be interposed by name; the pointers are swapped instead
+//! (`contexts.rs`), as soon as a context is seen:
 //! 1. at the exported functions that programs link (`exports.rs`);
 //! 2. at the boundary between libibverbs and its providers (`provider.rs`), for programs that open
 //!    libibverbs with `dlopen` and bypass 1.
 //!
-//! The library links no RDMA library and finds the real functions when first called (`real.rs`). In a
-//! process that never opens a device nothing of it runs.
+//! The library links no RDMA library and finds the real functions when first called (`real.rs`). In
+//! a process that never opens a device nothing of it runs.
 //!
 //! # Who is left alone
 //! Libraries that ask the daemon themselves, as the NCCL plugin does, exempt their contexts with
 //! [`exempt::laxity_verbs_exempt`], which they look up at run time; nothing is scheduled twice.
 //!
-//! # What it must not change
-//! The order of work requests in a queue pair, their number, the payload at the time of the post, the
-//! completions that the program sees, and what it is told when its send queue is full. Without a
-//! daemon, or with one that dies, everything goes out at once.
+//! # What it must not change The order of work requests in a queue pair, their number, the payload
+//! at the time of the post, the completions that the program sees, and what it is told when its
+//! send queue is full. Without a daemon, or with one that dies, everything goes out at once.
 
 mod builder;
 mod class;

@@ -1,8 +1,8 @@
 //! Extended completion queues: the same through `ibv_start_poll` and `ibv_next_poll`.
 //!
-//! Between start and end a provider may hold the queue's lock, which it also takes in a post that finds
-//! its send queue full. So nothing here waits for a queue pair that another thread posts to: what it
-//! can't be told at once is kept until the poll has ended.
+//! Between start and end a provider may hold the queue's lock, which it also takes in a post that
+//! finds its send queue full. So nothing here waits for a queue pair that another thread posts to:
+//! what it can't be told at once is kept until the poll has ended.
 
 use core::ffi::c_int;
 use core::ptr;

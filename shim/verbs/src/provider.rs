@@ -1,8 +1,9 @@
 //! The boundary between libibverbs and its providers, which the providers call through the dynamic
 //! linker: where programs pass that open libibverbs with `dlopen` and look up its functions there.
 //!
-//! The symbols are private and carry the number of their release in their version. These few have kept
-//! their arguments since rdma-core 15; they are exported without a version, which fits them all.
+//! The symbols are private and carry the number of their release in their version. These few have
+//! kept their arguments since rdma-core 15; they are exported without a version, which fits them
+//! all.
 
 use core::ffi::c_int;
 
@@ -34,8 +35,8 @@ pub struct Command {
     _private: [u8; 0],
 }
 
-/// `verbs_set_ops`: a provider sets the operations of a context. It may do so several times, each time
-/// some of them; in between it must find its own and not ours.
+/// `verbs_set_ops`: a provider sets the operations of a context. It may do so several times, each
+/// time some of them; in between it must find its own and not ours.
 ///
 /// # Safety
 /// As libibverbs asks of its providers.
@@ -91,7 +92,8 @@ pub unsafe extern "C" fn ibv_cmd_modify_qp(
     unsafe { exports::modify(qp, attr, mask, |attr| real(qp, attr, mask, command, bytes)) }
 }
 
-/// `ibv_cmd_modify_qp_ex`: the same with attributes that came later, and what some providers always use.
+/// `ibv_cmd_modify_qp_ex`: the same with attributes that came later, and what some providers always
+/// use.
 ///
 /// # Safety
 /// As libibverbs asks of its providers.

@@ -1,19 +1,17 @@
 //! One queue pair: what waits in it, what is on the wire, and the order of both.
 //!
-//! # Order
-//! Work requests leave in the order in which they were posted. Each is a flow of its own, so that the
-//! daemon sees how much waits and for whom. If one is permitted behind others that are not, those go
-//! too (*pulled*): they stand in its way, so its urgency is theirs.
+//! # Order Work requests leave in the order in which they were posted. Each is a flow of its own,
+//! so that the daemon sees how much waits and for whom. If one is permitted behind others that are
+//! not, those go too (*pulled*): they stand in its way, so its urgency is theirs.
 //!
-//! # How much waits
-//! A program may have `max_send_wr` outstanding; what waits here counts, so that it is refused exactly
-//! where the provider would refuse it. Only as long as something waits: otherwise the provider itself
-//! counts, and knows better.
+//! # How much waits A program may have `max_send_wr` outstanding; what waits here counts, so that
+//! it is refused exactly where the provider would refuse it. Only as long as something waits:
+//! otherwise the provider itself counts, and knows better.
 //!
-//! # Completions
-//! One completion stands for all work requests up to its own. What was posted without a signal and has
-//! no signaled one behind it in the same post is reported complete as soon as it is posted: nobody
-//! can tell when it is, and the permit for the one that would tell may have to wait for it.
+//! # Completions One completion stands for all work requests up to its own. What was posted without
+//! a signal and has no signaled one behind it in the same post is reported complete as soon as it
+//! is posted: nobody can tell when it is, and the permit for the one that would tell may have to
+//! wait for it.
 //!
 //! What nobody polls for counts as complete after a while, see [`unpolled`].
 //!
@@ -236,8 +234,8 @@ impl QueuePair {
         state.counts = counts;
     }
 
-    /// Closed and named by nothing any more: it may become another. Not if the program destroyed it between
-    /// `ibv_wr_start` and its end: then its builder stays locked.
+    /// Closed and named by nothing any more: it may become another. Not if the program destroyed it
+    /// between `ibv_wr_start` and its end: then its builder stays locked.
     pub(crate) fn recycle(&'static self) {
         if !self.builder.is_locked() {
             table::free().lock().push(self);
@@ -286,8 +284,8 @@ impl QueuePair {
     pub(crate) fn moves(&'static self, to: ibv_qp_state::Type) {
         let mut state = self.state.lock();
         match to {
-            // What waits is to be drained, too, or to complete with an error: not every provider takes
-            // work requests in ERR.
+            // What waits is to be drained, too, or to complete with an error: not every provider
+            // takes work requests in ERR.
             ibv_qp_state::IBV_QPS_SQD | ibv_qp_state::IBV_QPS_ERR => {
                 self.release_all(&mut state);
                 self.advance(&mut state);
@@ -523,7 +521,8 @@ impl QueuePair {
             return true;
         }
         let mut lane = self.shard().lane();
-        // The first of each queue pair in any case: others that wait must not hide it from the daemon.
+        // The first of each queue pair in any case: others that wait must not hide it from the
+        // daemon.
         while state.submitted < AHEAD.min(state.waiting.len())
             && (state.submitted == 0 || lane.has_room())
         {
@@ -568,7 +567,8 @@ impl QueuePair {
         true
     }
 
-    /// Posts the first that waits, which may go; whether the provider took it, or refused it for good.
+    /// Posts the first that waits, which may go; whether the provider took it, or refused it for
+    /// good.
     fn post_front(&'static self, state: &mut State) -> bool {
         let Some(real) = state.context.and_then(Context::post_send) else {
             return false;
@@ -629,8 +629,8 @@ impl QueuePair {
         self.note(&mut self.state.lock(), cq, wr_id, status)
     }
 
-    /// [`QueuePair::completed`] for a caller that may hold a lock that the provider takes in posts: `None`
-    /// if another thread has the queue pair.
+    /// [`QueuePair::completed`] for a caller that may hold a lock that the provider takes in posts:
+    /// `None` if another thread has the queue pair.
     pub(crate) fn try_completed(
         &self,
         cq: *const ibv_cq,

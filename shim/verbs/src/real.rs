@@ -50,8 +50,8 @@ impl Real {
                 c"libibverbs.so.1".as_ptr(),
                 libc::RTLD_NOLOAD | libc::RTLD_LAZY,
             );
-            // Another preloaded library may stand behind us, and wants to be asked. `RTLD_NEXT` finds
-            // nothing if libibverbs was opened with RTLD_LOCAL, so that is not the rule.
+            // Another preloaded library may stand behind us, and wants to be asked. `RTLD_NEXT`
+            // finds nothing if libibverbs was opened with RTLD_LOCAL, so that is not the rule.
             let next = self.find_in(libc::RTLD_NEXT);
             if next.is_null() && !library.is_null() {
                 self.find_in(library)

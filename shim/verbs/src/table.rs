@@ -45,8 +45,8 @@ pub(crate) fn counts() -> Counts {
     sum
 }
 
-/// The daemon hears of what went ahead in all of them. For the end: one that another thread has is left
-/// out.
+/// The daemon hears of what went ahead in all of them. For the end: one that another thread has is
+/// left out.
 pub(crate) fn tell_all() {
     for queue_pair in all().lock().iter() {
         queue_pair.tell();

@@ -73,8 +73,8 @@ type Sges = SmallVec<[ibv_sge; 1]>;
 /// What is sent inline is mostly a flag or a header.
 pub(crate) type Inline = SmallVec<[u8; 32]>;
 
-// SAFETY: the pointers in it are set before each use, see `request`, or lead into its own vectors, or are handles of libibverbs that the program
-// may use from any thread.
+// SAFETY: the pointers in it are set before each use, see `request`, or lead into its own vectors,
+// or are handles of libibverbs that the program may use from any thread.
 unsafe impl Send for Work {}
 
 impl Work {
@@ -145,8 +145,8 @@ impl Work {
         self.wr.opcode = ibv_wr_opcode::IBV_WR_SEND;
     }
 
-    /// The work request, for a post of it alone. Its pointers hold as long as it is neither moved into
-    /// another nor changed.
+    /// The work request, for a post of it alone. Its pointers hold as long as it is neither moved
+    /// into another nor changed.
     pub(crate) fn request(&mut self) -> &mut ibv_send_wr {
         if let [sge] = self.sges.as_mut_slice()
             && is_inline(&self.wr)

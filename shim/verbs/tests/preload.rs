@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// What leaves the library, besides the `lax_*` of `laxity.h`: what stands in front of libibverbs, and the way past it.
+/// What leaves the library, besides the `lax_*` of `laxity.h`: what stands in front of libibverbs,
+/// and the way past it.
 const INTERPOSED: [&str; 13] = [
     "ibv_close_device",
     "ibv_cmd_alloc_pd",

@@ -1,6 +1,6 @@
 //! System calls while both sides are awake: a tracer attaches to the client's thread and to the
-//! daemon's scheduler thread with ptrace(2) while they exchange permits, and counts. A thread that makes
-//! no call never stops, so the count does not disturb what it counts.
+//! daemon's scheduler thread with ptrace(2) while they exchange permits, and counts. A thread that
+//! makes no call never stops, so the count does not disturb what it counts.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -36,7 +36,10 @@ pub(crate) fn rows(bench: &mut Bench) {
         Unit::PerMillion,
     )
     .gates([Gate::at_most(Quantile::P50, Limit::Value(0.0))])
-    .note("a side that loses its core to somebody else lets the other fall asleep, and that is counted.");
+    .note(
+        "a side that loses its core to somebody else lets the other fall asleep, and that is \
+        counted.",
+    );
     bench.measure(row, |bench| {
         let far = bench.far_core()?;
         let stretch = 2 * bench.effort.stretch();

@@ -63,7 +63,8 @@ impl Clock {
         rates[rates.len() / 2]
     }
 
-    /// Time before the measured code: nothing older is still executing, and the read completes first.
+    /// Time before the measured code: nothing older is still executing, and the read completes
+    /// first.
     #[inline(always)]
     pub(crate) fn begin(self) -> u64 {
         #[cfg(target_arch = "x86_64")]
@@ -126,7 +127,8 @@ impl Clock {
         let overhead = self.overhead_ticks as f64 * self.ns_per_tick;
         if self.counter {
             format!(
-                "lfence+rdtsc … rdtscp at {:.3} GHz in steps of {:.1} ns (interpolated), {overhead:.1} ns per bracket subtracted",
+                "lfence+rdtsc … rdtscp at {:.3} GHz in steps of {:.1} ns (interpolated), \
+                 {overhead:.1} ns per bracket subtracted",
                 1.0 / self.ns_per_tick,
                 self.resolution_ns()
             )

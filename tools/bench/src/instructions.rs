@@ -32,7 +32,10 @@ pub(crate) fn rows(bench: &mut Bench) {
         Unit::Instructions,
     )
     .gates([Gate::at_most(Quantile::P50, Limit::Value(50.0))])
-    .note("callgrind, with the call of a function that does nothing else; the daemon spins for long, as valgrind makes the client slow.");
+    .note(
+        "callgrind, with the call of a function that does nothing else; the daemon spins for \
+        long, as valgrind makes the client slow.",
+    );
     bench.measure(row, |bench| {
         let version = Command::new("valgrind")
             .arg("--version")

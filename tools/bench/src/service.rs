@@ -52,7 +52,8 @@ pub(crate) fn binary() -> anyhow::Result<PathBuf> {
     let path = own.with_file_name("laxityd");
     if !path.exists() {
         return Err(Skip(format!(
-            "no laxityd beside {}: build it with `cargo build --release -p laxity-daemon`, or name it in LAXITY_LAXITYD",
+            "no laxityd beside {}: build it with `cargo build --release -p laxity-daemon`, or name \
+             it in LAXITY_LAXITYD",
             own.display()
         ))
         .into());
@@ -79,7 +80,8 @@ impl Laxityd {
         let folder = TempDir::with_prefix("laxity-bench-").context("make a folder")?;
         let path = |name: &str| folder.path().join(name);
         let mut config = format!(
-            "socket = {:?}\ncontrol = {:?}\nmetrics = \"\"\nlog = \"warn\"\n[scheduler]\ncpu = {}\n",
+            "socket = {:?}\ncontrol = {:?}\nmetrics = \"\"\nlog = \"warn\"\n[scheduler]\ncpu = \
+             {}\n",
             path("laxityd.sock"),
             path("control.sock"),
             setup.core
@@ -88,7 +90,8 @@ impl Laxityd {
             config += &format!("spin_us = {spin_us}\n");
         }
         if setup.port == Port::Open {
-            config += "[[nic]]\nname = \"open\"\nrate = \"1000GB/s\"\nchunk = \"1MiB\"\nwindow = \"1048576GiB\"\n";
+            config += "[[nic]]\nname = \"open\"\nrate = \"1000GB/s\"\nchunk = \"1MiB\"\nwindow \
+                = \"1048576GiB\"\n";
         }
         fs::write(path("laxityd.toml"), config).context("write the configuration")?;
         let log = fs::File::create(path("log")).context("create the log")?;

@@ -21,7 +21,8 @@ const SILENT: usize = 8;
 /// All rows of this file.
 pub(crate) fn rows(bench: &mut Bench) {
     let row = Row::latency("first-permit", "first permit from a sleeping daemon").note(format!(
-        "the client spins, the daemon has slept for {} ms; futex or epoll wake-ups of this machine are most of it.",
+        "the client spins, the daemon has slept for {} ms; futex or epoll wake-ups of this machine \
+         are most of it.",
         NAP.as_millis()
     ));
     bench.measure(row, |bench| {

@@ -1,6 +1,6 @@
 //! `laxity cluster`: the coordinator, seen from outside. Arguments and dispatch; each command asks
-//! `laxity.v1.Operator` once ([`client`]) and shows the answer as a table ([`tables`]) or as the JSON of
-//! `laxity_wire::view`.
+//! `laxity.v1.Operator` once ([`client`]) and shows the answer as a table ([`tables`]) or as the
+//! JSON of `laxity_wire::view`.
 
 mod client;
 mod policy;
@@ -19,7 +19,8 @@ use crate::external;
 /// Said after the options of the family.
 pub(crate) const HELP: &str = "\
 Every command but `load` asks the coordinator that --endpoint or $LAXITY_COORDINATOR names \
-(http://127.0.0.1:7471 by default), prints a table, and with --json a document for machines, in which the ids of batches \
+(http://127.0.0.1:7471 by default), prints a table, and with --json a document for machines, in \
+which the ids of batches \
 and requests are strings, since they use all 64 bits.
 
 Examples:
@@ -43,7 +44,8 @@ Examples:
   # from a terminal of your own, with a certificate
   laxity cluster batches --endpoint https://coordinator:7471 --ca ca.pem --cert me.pem --key me.key
 
-Exit status: 0 done, 1 the coordinator refused or could not be reached (the message says what to do), 2 wrong arguments.";
+Exit status: 0 done, 1 the coordinator refused or could not be reached (the message says what to \
+do), 2 wrong arguments.";
 
 /// What can be done with a cluster.
 #[derive(Debug, Subcommand)]

@@ -30,8 +30,10 @@ use laxity_cli::library;
 use laxity_cli::output::say;
 
 pub(crate) const HELP: &str = "\
-Looks at RDMA devices, their GIDs and trust, the daemon, the preload library, job profiles, traffic classes \
-that libraries choose by themselves, limits, the kernel, and processes whose transfers Laxity can't see. \
+Looks at RDMA devices, their GIDs and trust, the daemon, the preload library, job profiles, \
+traffic classes \
+that libraries choose by themselves, limits, the kernel, and processes whose transfers Laxity \
+can't see. \
 Changes nothing. As root it sees the processes of all users.
 
 Exit status: 0 if there is no error (warnings are none), 1 if there is one.";

@@ -152,7 +152,8 @@ fn headline(status: &Status) -> String {
         status.policy,
     );
     line.push_str(&format!(
-        "\n{} flows, {} permitted ({} on credit), {bypassed}, {} deadlines missed, {} requests pruned",
+        "\n{} flows, {} permitted ({} on credit), {bypassed}, {} deadlines missed, {} requests \
+         pruned",
         totals.flows,
         bytes(totals.permitted_bytes),
         bytes(totals.credited_bytes),
@@ -164,7 +165,8 @@ fn headline(status: &Status) -> String {
     }
     if totals.unknown_nic_flows > 0 {
         line.push_str(&format!(
-            "\n{} flows named a NIC that the configuration doesn't have and went out unscheduled; add its [[nic]]",
+            "\n{} flows named a NIC that the configuration doesn't have and went out unscheduled; \
+             add its [[nic]]",
             totals.unknown_nic_flows
         ));
     }
@@ -213,7 +215,8 @@ fn misbehaviour(status: &Status) -> String {
             cgroup => format!(" in {cgroup}"),
         };
         lines.push_str(&format!(
-            "\nuid {}{cgroup} is distrusted: its clients lost permitted bytes, and what attaches of \
+            "\nuid {}{cgroup} is distrusted: its clients lost permitted bytes, and what attaches \
+             of \
              it goes unscheduled for {}",
             owner.uid,
             duration(owner.for_ms),

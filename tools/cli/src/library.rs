@@ -31,7 +31,8 @@ pub fn find(chosen: Option<&Path>) -> Result<PathBuf> {
             let folders = places.iter().filter_map(|place| place.parent());
             let looked: Vec<String> = folders.map(|folder| folder.display().to_string()).collect();
             bail!(
-                "{NAME} is in none of {}; name it with --library PATH or ${LIBRARY_ENV}, or install it",
+                "{NAME} is in none of {}; name it with --library PATH or ${LIBRARY_ENV}, or \
+                 install it",
                 looked.join(", ")
             )
         }
@@ -76,7 +77,8 @@ pub fn check(path: &Path) -> Result<Binary> {
     // ld.so(8): entries are separated by spaces or colons, and nothing quotes either.
     if text.contains([' ', ':']) {
         bail!(
-            "{text} has a space or a colon in its path, where LD_PRELOAD would split it; put a link to it elsewhere"
+            "{text} has a space or a colon in its path, where LD_PRELOAD would split it; put a \
+             link to it elsewhere"
         );
     }
     match inspect(path).with_context(|| format!("cannot read {text}"))? {
@@ -85,8 +87,8 @@ pub fn check(path: &Path) -> Result<Binary> {
     }
 }
 
-/// The value of LD_PRELOAD with `library` first and whatever stood there behind it, in its order. One
-/// that is there already (`laxity run` inside `laxity run`) is not loaded twice.
+/// The value of LD_PRELOAD with `library` first and whatever stood there behind it, in its order.
+/// One that is there already (`laxity run` inside `laxity run`) is not loaded twice.
 pub fn preload(library: &str, present: Option<&str>) -> String {
     let others = present
         .unwrap_or_default()

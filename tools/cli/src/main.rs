@@ -54,7 +54,8 @@ enum Command {
     Bypass(host::BypassArgs),
     /// Ask the daemon to read its configuration again (as SIGHUP does)
     Reload(host::Endpoint),
-    /// Record what the daemon sees and does for a while, as a picture for Perfetto: why each transfer waited
+    /// Record what the daemon sees and does for a while, as a picture for Perfetto: why each
+    /// transfer waited
     #[command(after_long_help = trace::HELP)]
     Trace(trace::TraceArgs),
     /// A cluster's coordinator: hosts, the order of batches and why, policy, drains

@@ -47,8 +47,8 @@ pub fn check(path: &Path) -> Result<()> {
     attempt().with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Puts `content` in the place of what `path` holds, all of it or none. What is no file (`/dev/null`,
-/// a named pipe) is written to.
+/// Puts `content` in the place of what `path` holds, all of it or none. What is no file
+/// (`/dev/null`, a named pipe) is written to.
 pub fn replace(path: &Path, content: &[u8]) -> Result<()> {
     let attempt = || match fs::canonicalize(path) {
         // Links lead to the file that is meant.

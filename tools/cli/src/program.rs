@@ -1,4 +1,5 @@
-//! The program that a command would start, and whether the dynamic loader would heed LD_PRELOAD in it.
+//! The program that a command would start, and whether the dynamic loader would heed LD_PRELOAD in
+//! it.
 //!
 //! Reads no more than the ELF header and the program headers (System V gABI, chapters 4 and 5), or
 //! the first line of a script.

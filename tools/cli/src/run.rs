@@ -18,8 +18,8 @@ use crate::registration;
 use laxity_cli::library;
 use laxity_cli::program::{self, Ignored};
 
-/// `run` itself failed and the command was never started; 126 and 127 as a shell has them. All three
-/// as env(1), nice(1) and timeout(1) do it.
+/// `run` itself failed and the command was never started; 126 and 127 as a shell has them. All
+/// three as env(1), nice(1) and timeout(1) do it.
 const EXIT_OWN: u8 = 125;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
@@ -29,10 +29,12 @@ const MOONCAKE: &str = "mooncake";
 const NAME_BYTES_MAX: usize = 32;
 
 pub(crate) const HELP: &str = "\
-Preloads liblaxity.so into CMD and everything that CMD starts, and becomes CMD: process id, exit code, \
+Preloads liblaxity.so into CMD and everything that CMD starts, and becomes CMD: process id, exit \
+code, \
 signals and standard streams are CMD's own. Without a daemon the job runs all the same, unscheduled.
 
-The profile says what a transfer is for when the program gives no hint; `laxity profiles` lists them. \
+The profile says what a transfer is for when the program gives no hint; `laxity profiles` lists \
+them. \
 A traffic class that an operator pinned (MC_IB_TC, NCCL_IB_TC, UCX_IB_TRAFFIC_CLASS, --tclass) is \
 kept as it is.
 
@@ -50,14 +52,18 @@ Examples:
   # perftest, where a WRITE counts as prefill-to-decode and a SEND as a collective
   laxity run --profile perftest -- ib_write_bw -d mlx5_0 HOST
 
-Exit status: CMD's; 125 if something is wrong before CMD starts (a profile, the library, no daemon and \
+Exit status: CMD's; 125 if something is wrong before CMD starts (a profile, the library, no daemon \
+and \
 --require), 126 if CMD can't be executed, 127 if there is no CMD, 2 for wrong arguments.
 
-With the profile `mooncake`, liblaxity_mooncake.so is preloaded, too, where it is installed beside the other: for programs that \
+With the profile `mooncake`, liblaxity_mooncake.so is preloaded, too, where it is installed beside \
+the other: for programs that \
 use Mooncake's C interface.
 
-Variables of CMD: LD_PRELOAD (ours first, then what was there), LAXITY_PROFILE, and with their options \
-LAXITY_MODE, LAXITY_SLO_TTFT, LAXITY_SOCKET, LAXITY_NAME and LAXITY_REPORT. Those that are set already \
+Variables of CMD: LD_PRELOAD (ours first, then what was there), LAXITY_PROFILE, and with their \
+options \
+LAXITY_MODE, LAXITY_SLO_TTFT, LAXITY_SOCKET, LAXITY_NAME and LAXITY_REPORT. Those that are set \
+already \
 hold where no option is given. `laxity doctor` says what else stands in a job's way.";
 
 /// Arguments of `laxity run`.
@@ -66,7 +72,8 @@ pub(crate) struct RunArgs {
     /// Job profile: a name, or a path with a `/` in it [default: $LAXITY_PROFILE, or `default`]
     #[arg(long, short, value_name = "PROFILE")]
     profile: Option<String>,
-    /// Objective on the time to first token of requests without a deadline of their own, such as 500ms
+    /// Objective on the time to first token of requests without a deadline of their own, such as
+    /// 500ms
     #[arg(long, value_name = "DURATION")]
     slo_ttft: Option<Nanos>,
     /// How far the scheduler may go in this job; the daemon's own mode may be lower
@@ -145,7 +152,8 @@ fn plan(args: &RunArgs) -> Result<Plan> {
     for variable in &profile.qp.pin_variables {
         if let Some(class) = set(variable) {
             warnings.push(format!(
-                "{variable}={} pins the traffic class of this job: Laxity keeps it; unset it to have transfers marked by their stage",
+                "{variable}={} pins the traffic class of this job: Laxity keeps it; unset it to \
+                 have transfers marked by their stage",
                 class.to_string_lossy()
             ));
         }
@@ -257,15 +265,18 @@ fn preload(
     if let Some(why) = resolved.and_then(|file| program::ignored(&file, binary)) {
         warnings.push(match why {
             Ignored::Static(file) => format!(
-                "{} is linked statically: no library can be preloaded, and its transfers go out unscheduled (those of dynamically linked programs that it starts don't)",
+                "{} is linked statically: no library can be preloaded, and its transfers go out \
+                 unscheduled (those of dynamically linked programs that it starts don't)",
                 file.display()
             ),
             Ignored::Privileged(file) => format!(
-                "{} is setuid or setgid: the loader ignores LD_PRELOAD, and its transfers go out unscheduled; run laxity as that user instead",
+                "{} is setuid or setgid: the loader ignores LD_PRELOAD, and its transfers go out \
+                 unscheduled; run laxity as that user instead",
                 file.display()
             ),
             Ignored::Foreign(file) => format!(
-                "{} is of another architecture than {}: it can't be preloaded, and its transfers go out unscheduled",
+                "{} is of another architecture than {}: it can't be preloaded, and its transfers \
+                 go out unscheduled",
                 file.display(),
                 path.display()
             ),

@@ -1,5 +1,5 @@
-//! `laxity trace`: has the daemon record what it sees and does for a while, and writes a picture of it for
-//! Perfetto or Chrome.
+//! `laxity trace`: has the daemon record what it sees and does for a while, and writes a picture of
+//! it for Perfetto or Chrome.
 
 mod lives;
 mod rows;
@@ -23,12 +23,16 @@ use crate::signals::Endings;
 use laxity_cli::output;
 
 pub(crate) const HELP: &str = "\
-The file opens in https://ui.perfetto.dev (which keeps it on this machine) and in chrome://tracing. Each port has rows \
-by stage, layer and level; each flow is a slice from its submit to its last completion, with how long it waited \
-for leave, and each permit says why it came when it did. What the engine says is in rows of its own: the \
+The file opens in https://ui.perfetto.dev (which keeps it on this machine) and in \
+chrome://tracing. Each port has rows \
+by stage, layer and level; each flow is a slice from its submit to its last completion, with how \
+long it waited \
+for leave, and each permit says why it came when it did. What the engine says is in rows of its \
+own: the \
 layers of each batch, the life of each request.
 
-Ctrl-C, SIGTERM and SIGHUP end the trace early: what was recorded until then is written. A command is \
+Ctrl-C, SIGTERM and SIGHUP end the trace early: what was recorded until then is written. A command \
+is \
 told of SIGTERM and SIGHUP, and waited for.
 
 Examples:
@@ -49,7 +53,8 @@ pub(crate) struct TraceArgs {
     /// The file that is written
     #[arg(long, value_name = "FILE", default_value = "laxity-trace.json")]
     out: PathBuf,
-    /// Events that may wait in the daemon until they are read here; beyond, they are lost and counted
+    /// Events that may wait in the daemon until they are read here; beyond, they are lost and
+    /// counted
     #[arg(long, value_name = "N", default_value_t = 1 << 18)]
     events: u64,
     /// End a trace that somebody else began, and write nothing
@@ -202,7 +207,8 @@ impl Recorded {
     fn write(&self, out: &Path, nics: &[String]) -> Result<()> {
         if self.events.is_empty() {
             bail!(
-                "laxityd saw nothing in that time: no flow and no hint; `laxity status` says who is attached"
+                "laxityd saw nothing in that time: no flow and no hint; `laxity status` says who \
+                 is attached"
             );
         }
         let lives = lives::lives(&self.events);

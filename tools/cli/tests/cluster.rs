@@ -358,7 +358,8 @@ fn authority() -> tempfile::TempDir {
     folder
 }
 
-/// A certificate for a coordinator, or a viewer, that was good until yesterday, by the CA of a folder.
+/// A certificate for a coordinator, or a viewer, that was good until yesterday, by the CA of a
+/// folder.
 fn sign_expired(folder: &Path, stem: &str, parameters: CertificateParams) {
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("written");
     let key = KeyPair::from_pem(&read("ca.key")).expect("a key");

@@ -1,4 +1,5 @@
-//! `laxity run` as a user types it: what the command gets, and what is said when something is wrong.
+//! `laxity run` as a user types it: what the command gets, and what is said when something is
+//! wrong.
 //!
 //! Any shared library stands for liblaxity.so here: `run` only preloads it.
 

@@ -1,7 +1,9 @@
-//! Arbitrary bytes where the NCCL plugin listens, and in the handle that its peers get by way of NCCL.
+//! Arbitrary bytes where the NCCL plugin listens, and in the handle that its peers get by way of
+//! NCCL.
 //!
-//! The first byte says what the rest is: a handle; or what a stranger says to a listener, in two pieces, of which the
-//! first may be a true hello with a change in it. Whatever that was, the real peer still gets through, and its message arrives whole.
+//! The first byte says what the rest is: a handle; or what a stranger says to a listener, in two
+//! pieces, of which the first may be a true hello with a change in it. Whatever that was, the real
+//! peer still gets through, and its message arrives whole.
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
@@ -135,7 +137,8 @@ fn converse(listener: &mut dyn Listener, handle: &Handle) {
     {
         sender.progress(&mut sent).expect("no fault");
     }
-    // What a stranger said may have been a connection, too; the real one is the one that has the message.
+    // What a stranger said may have been a connection, too; the real one is the one that has the
+    // message.
     let mut through = false;
     while !through {
         assert!(Instant::now() < end, "the real peer doesn't get through");

@@ -1,8 +1,10 @@
-//! What is done with arbitrary bytes that come from elsewhere, with everything asserted that has to hold whatever they are.
+//! What is done with arbitrary bytes that come from elsewhere, with everything asserted that has to
+//! hold whatever they are.
 //!
-//! `fuzz/` runs these functions under libFuzzer (`make fuzz`), this crate's own test runs them over their seeds and some thousand
-//! mutations, so that they stay true between two runs of a fuzzer. Each takes its input from the front by [`Input`], and every
-//! input means something, so that a mutation is rarely wasted.
+//! `fuzz/` runs these functions under libFuzzer (`make fuzz`), this crate's own test runs them over
+//! their seeds and some thousand mutations, so that they stay true between two runs of a fuzzer.
+//! Each takes its input from the front by [`Input`], and every input means something, so that a
+//! mutation is rarely wasted.
 #![forbid(unsafe_code)]
 
 pub mod handshake;
@@ -19,7 +21,8 @@ pub use input::Input;
 /// The environment variable that says where a fuzzer's corpus is.
 pub const CORPUS: &str = "LAXITY_FUZZ_CORPUS";
 
-/// Adds the seeds of `target` to the corpus that [`CORPUS`] names, if it names one: for the target itself, as it starts.
+/// Adds the seeds of `target` to the corpus that [`CORPUS`] names, if it names one: for the target
+/// itself, as it starts.
 ///
 /// # Panics
 /// If they cannot be written.

@@ -1,7 +1,9 @@
-//! Arbitrary words in the shared memory of a client: as records where the daemon reads next, and anywhere.
+//! Arbitrary words in the shared memory of a client: as records where the daemon reads next, and
+//! anywhere.
 //!
-//! What comes out goes on as it does in the daemon: permits back into the lane, hints into the ledger of what the coordinator is
-//! told, and its reports into a coordinator, which must have nothing to refuse, whatever the client said.
+//! What comes out goes on as it does in the daemon: permits back into the lane, hints into the
+//! ledger of what the coordinator is told, and its reports into a coordinator, which must have
+//! nothing to refuse, whatever the client said.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -1,8 +1,9 @@
-//! Arbitrary bytes as what daemons send to the coordinator, in any order, from several hosts, and as what a coordinator sends to a
-//! daemon.
+//! Arbitrary bytes as what daemons send to the coordinator, in any order, from several hosts, and
+//! as what a coordinator sends to a daemon.
 //!
-//! After each message the coordinator's books must agree and its caps must hold; its orders must be whole and in sequence for the
-//! daemon's own [`OrderAssembler`]; and when all hosts have left, nothing may be left of them.
+//! After each message the coordinator's books must agree and its caps must hold; its orders must be
+//! whole and in sequence for the daemon's own [`OrderAssembler`]; and when all hosts have left,
+//! nothing may be left of them.
 
 use laxity_coordinator::cluster::{Cluster, ClusterPolicy, HostId, Settings, Taken};
 use laxity_coordinator::limits::Limits;

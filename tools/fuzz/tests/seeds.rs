@@ -1,4 +1,5 @@
-//! Every target over its seeds, and over some thousand mutations of them: what `make fuzz` does for longer and by coverage.
+//! Every target over its seeds, and over some thousand mutations of them: what `make fuzz` does for
+//! longer and by coverage.
 
 /// Mutations of each seed.
 const MUTATIONS: usize = 1000;

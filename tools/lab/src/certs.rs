@@ -1,5 +1,5 @@
-//! `laxity certs`: a CA and certificates for a trial. Arguments, and what to do with what was made; the making is
-//! `laxity_trial::certs`.
+//! `laxity certs`: a CA and certificates for a trial. Arguments, and what to do with what was made;
+//! the making is `laxity_trial::certs`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -15,14 +15,18 @@ use laxity_cli::table::table;
 
 /// Said after the options.
 pub(crate) const HELP: &str = "\
-The first call makes a CA in the folder (ca.crt, ca.key); every call makes a certificate and a key for each name, signed by \
-the CA that is there. Nothing is overwritten: if a file is there already, nothing is made. Keys can be read by their owner only.
+The first call makes a CA in the folder (ca.crt, ca.key); every call makes a certificate and a key \
+for each name, signed by \
+the CA that is there. Nothing is overwritten: if a file is there already, nothing is made. Keys \
+can be read by their owner only.
 
-What a certificate allows is a URI in it: laxity://daemon/HOST, laxity://viewer/NAME or laxity://operator/NAME. A cluster that \
+What a certificate allows is a URI in it: laxity://daemon/HOST, laxity://viewer/NAME or \
+laxity://operator/NAME. A cluster that \
 lasts gets certificates with these URIs from its own PKI.
 
 Examples:
-  # a coordinator with a name and an address, two hosts, somebody who looks and somebody who changes things
+  # a coordinator with a name and an address, two hosts, somebody who looks and somebody who \
+  changes things
   laxity certs --out certs --coordinator coord1.example,10.0.0.1 --daemon host1 --daemon host2 \\
       --viewer alice --operator bob
 
@@ -45,10 +49,12 @@ pub(crate) struct CertsArgs {
     /// The folder; made if it is not there
     #[arg(long, value_name = "FOLDER")]
     out: PathBuf,
-    /// A coordinator, by all names and addresses that it is reached by; repeat for another coordinator
+    /// A coordinator, by all names and addresses that it is reached by; repeat for another
+    /// coordinator
     #[arg(long, value_name = "NAME[,NAME…]", group = "whom")]
     coordinator: Vec<String>,
-    /// A host's daemon, by the host's name: `coordinator.host` of its configuration, or what the kernel calls it
+    /// A host's daemon, by the host's name: `coordinator.host` of its configuration, or what the
+    /// kernel calls it
     #[arg(long, value_name = "HOST", value_delimiter = ',', group = "whom")]
     daemon: Vec<String>,
     /// Somebody who may ask
@@ -169,7 +175,8 @@ fn coordinator_of(folder: &Path) -> Option<String> {
     names.min()
 }
 
-/// Where each file goes. The folder's files on this machine, `/etc/laxity` on those that they are for.
+/// Where each file goes. The folder's files on this machine, `/etc/laxity` on those that they are
+/// for.
 fn next(folder: &Path, made: &[Made]) -> String {
     let coordinator = made.iter().find_map(|one| match &one.subject {
         Some(Subject::Coordinator(names)) => names.first().cloned(),
@@ -191,7 +198,9 @@ fn next(folder: &Path, made: &[Made]) -> String {
     for one in of("coordinator") {
         let _ = write!(
             text,
-            "\n* On the coordinator's host ({}), in /etc/laxity/coordinator.toml; `listen` has to be an address that daemons reach:\n\n      [tls]\n      cert = {:?}\n      key = {:?}\n      client_ca = \"/etc/laxity/ca.crt\"\n",
+            "\n* On the coordinator's host ({}), in /etc/laxity/coordinator.toml; `listen` has to \
+             be an address that daemons reach:\n\n      [tls]\n      cert = {:?}\n      key = \
+             {:?}\n      client_ca = \"/etc/laxity/ca.crt\"\n",
             names(one).join(", "),
             file(&one.certificate),
             file(&one.key),
@@ -201,7 +210,10 @@ fn next(folder: &Path, made: &[Made]) -> String {
     if let (Some(one), Some((host, others))) = (of("daemon").next(), hosts.split_first()) {
         let _ = write!(
             text,
-            "\n* On {host}, in /etc/laxity/laxityd.toml (`host` only if the kernel has another name), then `systemctl restart laxityd`:\n\n      [coordinator]\n      endpoint = {endpoint:?}\n      host = {host:?}\n      ca = \"/etc/laxity/ca.crt\"\n      cert = {:?}\n      key = {:?}\n",
+            "\n* On {host}, in /etc/laxity/laxityd.toml (`host` only if the kernel has another \
+             name), then `systemctl restart laxityd`:\n\n      [coordinator]\n      endpoint = \
+             {endpoint:?}\n      host = {host:?}\n      ca = \"/etc/laxity/ca.crt\"\n      cert = \
+             {:?}\n      key = {:?}\n",
             file(&one.certificate),
             file(&one.key),
         );
@@ -216,7 +228,10 @@ fn next(folder: &Path, made: &[Made]) -> String {
     if let Some(one) = of("coordinator").chain(of("daemon")).next() {
         let _ = write!(
             text,
-            "\n  Copy the files there so that the services' user can read them, such as\n\n      install -o laxity -g laxity -m 0600 {} /etc/laxity/\n      install -m 0644 {} {} /etc/laxity/\n\n  Then `laxity-coordinator --check` and `laxityd --check-config` say whether they can be used.\n",
+            "\n  Copy the files there so that the services' user can read them, such as\n\n      \
+             install -o laxity -g laxity -m 0600 {} /etc/laxity/\n      install -m 0644 {} {} \
+             /etc/laxity/\n\n  Then `laxity-coordinator --check` and `laxityd --check-config` say \
+             whether they can be used.\n",
             one.key.display(),
             ca.display(),
             one.certificate.display(),
@@ -225,7 +240,8 @@ fn next(folder: &Path, made: &[Made]) -> String {
     for one in of("viewer").chain(of("operator")) {
         let _ = write!(
             text,
-            "\n* {}, of role {}:\n\n      laxity cluster hosts --endpoint {endpoint} --ca {} --cert {} --key {}\n",
+            "\n* {}, of role {}:\n\n      laxity cluster hosts --endpoint {endpoint} --ca {} \
+             --cert {} --key {}\n",
             names(one).join(", "),
             role(one),
             ca.display(),
@@ -236,7 +252,8 @@ fn next(folder: &Path, made: &[Made]) -> String {
     for one in of("load") {
         let _ = write!(
             text,
-            "\n* A load, of as many daemons at most:\n\n      laxity cluster load --endpoint {endpoint} --ca {} --cert {} --key {}\n",
+            "\n* A load, of as many daemons at most:\n\n      laxity cluster load --endpoint \
+             {endpoint} --ca {} --cert {} --key {}\n",
             ca.display(),
             one.certificate.display(),
             one.key.display(),
@@ -244,7 +261,8 @@ fn next(folder: &Path, made: &[Made]) -> String {
     }
     let _ = write!(
         text,
-        "\n* Keep {} to yourself: whoever has it can be anybody. It is needed for more certificates only, and goes nowhere else.",
+        "\n* Keep {} to yourself: whoever has it can be anybody. It is needed for more \
+         certificates only, and goes nowhere else.",
         folder.join("ca.key").display()
     );
     text

@@ -29,10 +29,12 @@ pub(crate) struct LoadArgs {
     /// A coordinator that runs, such as http://127.0.0.1:7471; without it one is started
     #[arg(long, value_name = "URL")]
     endpoint: Option<String>,
-    /// Start the coordinator with TLS, and give each daemon a certificate, of a CA that ends with the load
+    /// Start the coordinator with TLS, and give each daemon a certificate, of a CA that ends with
+    /// the load
     #[arg(long, conflicts_with = "endpoint", help_heading = "TLS")]
     tls: bool,
-    /// Certificate of the authority that the coordinator's must come from (PEM), for https:// in --endpoint
+    /// Certificate of the authority that the coordinator's must come from (PEM), for https:// in
+    /// --endpoint
     #[arg(long, value_name = "FILE", env = "LAXITY_CA", help_heading = "TLS")]
     ca: Option<PathBuf>,
     /// A certificate that names every daemon of the load (PEM); `laxity certs --load N` makes one
@@ -41,7 +43,8 @@ pub(crate) struct LoadArgs {
     /// Its private key (PEM)
     #[arg(long, value_name = "FILE", requires = "cert", help_heading = "TLS")]
     key: Option<PathBuf>,
-    /// The name in the coordinator's certificate, if it is not that of the endpoint (a tunnel, an address)
+    /// The name in the coordinator's certificate, if it is not that of the endpoint (a tunnel, an
+    /// address)
     #[arg(long, value_name = "NAME", requires = "cert", help_heading = "TLS")]
     server_name: Option<String>,
 }
@@ -118,7 +121,8 @@ fn show(args: &LoadArgs, report: &LoadReport) -> anyhow::Result<()> {
         false => format!("Partial, of {:.1} s: ", report.seconds),
     };
     say(format!(
-        "{partial}{} daemons, {} batches, {:.0} events/s: event to order p50 {:.1} ms, p99 {:.1} ms, worst {:.1} ms; {}",
+        "{partial}{} daemons, {} batches, {:.0} events/s: event to order p50 {:.1} ms, p99 {:.1} \
+         ms, worst {:.1} ms; {}",
         report.daemons,
         report.batches,
         report.events_per_s,

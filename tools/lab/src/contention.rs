@@ -10,12 +10,17 @@ use laxity_rig::vm::verbs::contention::{Collective, ContentionConfig, Load};
 use crate::verbs::LabArgs;
 
 pub(crate) const HELP: &str = "\
-Each repetition plays the same arrivals without the scheduler, with two static classes, and under Laxity, and
-the collective alone before and after. It holds if under Laxity the collective takes at most 1.3 times what it
-takes alone, where unscheduled it takes at least twice as long, and nothing is late that could be in time.
-What does not hold is played again, three times at most: other work of the machine spoils one attempt.
+Each repetition plays the same arrivals without the scheduler, with two static classes, and under \
+Laxity, and
+the collective alone before and after. It holds if under Laxity the collective takes at most 1.3 \
+times what it
+takes alone, where unscheduled it takes at least twice as long, and nothing is late that could be \
+in time.
+What does not hold is played again, three times at most: other work of the machine spoils one \
+attempt.
 
-Exit code: 0 if of each seed an attempt holds or cannot tell (the machine was busy), 1 if not, 125 if the lab failed.
+Exit code: 0 if of each seed an attempt holds or cannot tell (the machine was busy), 1 if not, 125 \
+if the lab failed.
 
 Examples:
   laxity lab contention

@@ -27,12 +27,14 @@ pub(crate) enum LabCommand {
     /// Run one command in the SoftRoCE lab: a virtual machine with two RDMA devices
     #[command(after_help = vm::EXEC_HELP)]
     Exec(vm::ExecArgs),
-    /// Run unmodified RDMA programs under the scheduler in the SoftRoCE lab, and check all that they do
+    /// Run unmodified RDMA programs under the scheduler in the SoftRoCE lab, and check all that
+    /// they do
     #[command(after_help = verbs::HELP)]
     Verbs(Box<verbs::VerbsArgs>),
     /// Open a shell in the SoftRoCE lab; `laxity lab exec --help` says what is there
     Shell(vm::GuestArgs),
-    /// Have a collective and bulk transfers contend for a port of the SoftRoCE lab, with and without Laxity
+    /// Have a collective and bulk transfers contend for a port of the SoftRoCE lab, with and
+    /// without Laxity
     #[command(after_help = contention::HELP)]
     Contention(contention::ContentionArgs),
 }
@@ -51,16 +53,20 @@ Examples:
   laxity lab run --engine real
   laxity lab run --engine real --requests-per-second 2 --html report.html
 
-With --engine real, laxity-engine processes compute a small model with experts in the hosts' namespaces, and clients ask
-their endpoints. Each request is played alone first: its objective is --slo-scale times what it took. All answers have to
-be the same tokens under every policy, or the command fails. --load, --victim-share, --reads, --collectives and
---nccl-plugin mean nothing there and are refused; the model is under [real] of --config (--show-config shows it).";
+With --engine real, laxity-engine processes compute a small model with experts in the hosts' \
+namespaces, and clients ask
+their endpoints. Each request is played alone first: its objective is --slo-scale times what it \
+took. All answers have to
+be the same tokens under every policy, or the command fails. --load, --victim-share, --reads, \
+--collectives and
+--nccl-plugin mean nothing there and are refused; the model is under [real] of --config \
+(--show-config shows it).";
 
 /// Arguments of `laxity lab run`. What is not given comes from --config, else from the defaults.
 #[derive(Args)]
 pub(crate) struct RunArgs {
-    /// What makes the traffic: workers that wait instead of computing, or laxity-engine, which takes
-    /// the time of computing (timed) or computes (real)
+    /// What makes the traffic: workers that wait instead of computing, or laxity-engine, which
+    /// takes the time of computing (timed) or computes (real)
     #[arg(long, value_name = "replay|timed|real", value_parser = engine)]
     engine: Option<Engine>,
     /// Policies to run, one after the other, on the same arrivals
@@ -102,10 +108,12 @@ pub(crate) struct RunArgs {
     /// Share of the reused tokens that live on the first unit
     #[arg(long, value_name = "SHARE")]
     victim_share: Option<f64>,
-    /// Blocks are read by the host that needs them (RDMA READ), unseen by their holder's daemon, and not sent by it
+    /// Blocks are read by the host that needs them (RDMA READ), unseen by their holder's daemon,
+    /// and not sent by it
     #[arg(long)]
     reads: bool,
-    /// What carries the all-to-alls: the replay's own connections, or the NCCL net plugin, loaded by each worker as NCCL does
+    /// What carries the all-to-alls: the replay's own connections, or the NCCL net plugin, loaded
+    /// by each worker as NCCL does
     #[arg(long, value_name = "sockets|nccl-plugin", value_parser = collectives)]
     collectives: Option<Collectives>,
     /// The plugin; by default the one beside this program, or where it is installed
@@ -340,7 +348,8 @@ fn compare(args: &RunArgs) -> Result<()> {
     let differ = outcome.disagreements();
     if let (Some((policy, requests)), true) = (differ.first(), outcome.must_agree()) {
         bail!(
-            "under `{policy}` {} requests were answered with other tokens than alone (the first is request {}): \
+            "under `{policy}` {} requests were answered with other tokens than alone (the first is \
+             request {}): \
              the engine's answers must not depend on how its transfers are scheduled",
             requests.len(),
             requests[0]

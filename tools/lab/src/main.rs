@@ -46,7 +46,8 @@ enum Command {
     /// Make a CA and certificates for a trial of the coordinator with TLS
     #[command(after_long_help = certs::HELP)]
     Certs(certs::CertsArgs),
-    /// Put a coordinator under load as thousands of daemons would, and measure how long an order takes
+    /// Put a coordinator under load as thousands of daemons would, and measure how long an order
+    /// takes
     #[command(override_usage = "laxity cluster load [OPTIONS]")]
     ClusterLoad(cluster_load::LoadArgs),
     /// Print a shell's completion script

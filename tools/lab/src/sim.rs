@@ -152,7 +152,8 @@ enum Paper {
     /// MFS: multi-stage flow scheduling, figure by figure
     #[command(after_long_help = MFS_HELP)]
     Mfs(Box<MfsArgs>),
-    /// QoServe: classes of service on shared replicas, by dynamic chunks, hybrid priority and relegation
+    /// QoServe: classes of service on shared replicas, by dynamic chunks, hybrid priority and
+    /// relegation
     Qoserve(claims::QoserveArgs),
     /// HyperFlexis: dispatch by what an instance can still promise, and scaling
     Hyperflexis(claims::ClaimsArgs),

@@ -18,13 +18,19 @@ use laxity_rig::vm::{self, Input, Job, Stream, VmConfig};
 use laxity_cli::library;
 
 pub(crate) const HELP: &str = "\
-Boots the SoftRoCE lab once and runs each program unmodified, with the library preloaded on both sides, under
-a daemon that enforces a rate at which work requests wait. Of each program it checks: exit codes, the bytes (by the
-program itself, or on the wire), that the library counted what the program posted, that each work request is one
-message on the wire, that the DSCPs there are the profile's, and that nothing was bypassed. Then daemons and
-applications are killed, and a collective contends with bulk transfers (`laxity lab contention` has more options).
+Boots the SoftRoCE lab once and runs each program unmodified, with the library preloaded on both \
+sides, under
+a daemon that enforces a rate at which work requests wait. Of each program it checks: exit codes, \
+the bytes (by the
+program itself, or on the wire), that the library counted what the program posted, that each work \
+request is one
+message on the wire, that the DSCPs there are the profile's, and that nothing was bypassed. Then \
+daemons and
+applications are killed, and a collective contends with bulk transfers (`laxity lab contention` \
+has more options).
 pyverbs' own test suite has to pass the same tests with the library as without. \
-The NCCL plugin is driven over verbs as NCCL drives it, with the daemon and without, measured against perftest, and
+The NCCL plugin is driven over verbs as NCCL drives it, with the daemon and without, measured \
+against perftest, and
 contends, too.
 
 Exit code: 0 if all passed, 1 if not, 125 if the lab itself failed.
@@ -62,7 +68,8 @@ pub(crate) struct LabArgs {
     /// Folder with the sources of the programs that drive the NCCL plugin
     #[arg(long, value_name = "FOLDER", default_value = "tests/nccl")]
     nccl_sources: PathBuf,
-    /// The NCCL plugin [default: $LAXITY_NCCL_PLUGIN, or beside this program; without one, what needs it is left out]
+    /// The NCCL plugin [default: $LAXITY_NCCL_PLUGIN, or beside this program; without one, what
+    /// needs it is left out]
     #[arg(long, value_name = "PATH")]
     nccl_plugin: Option<PathBuf>,
     /// Seconds that all may take; then the guest is killed

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Runs `laxity certs` where no file may grow beyond `blocks` of 1024 bytes, as on a disk that is full.
+/// Runs `laxity certs` where no file may grow beyond `blocks` of 1024 bytes, as on a disk that is
+/// full.
 fn certs(blocks: &str, out: &Path, more: &[&str]) -> Output {
     // The kernel answers EFBIG where it would send a signal that ends the process.
     Command::new("bash")

@@ -1,5 +1,5 @@
-//! `laxity cluster load`, ended before its time: by a signal, or because its coordinator died. Nothing is left behind, and what was
-//! measured is shown.
+//! `laxity cluster load`, ended before its time: by a signal, or because its coordinator died.
+//! Nothing is left behind, and what was measured is shown.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -60,7 +60,8 @@ impl Load {
             let text = fs::read_to_string(&children).ok()?;
             text.split_whitespace().next()?.parse().ok()
         });
-        // Daemons are connected as soon as the coordinator has a socket for each, and one that listens.
+        // Daemons are connected as soon as the coordinator has a socket for each, and one that
+        // listens.
         let sockets = || {
             let files = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
             let links = files.filter_map(|file| fs::read_link(file.path()).ok());

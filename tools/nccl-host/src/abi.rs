@@ -1,4 +1,5 @@
-//! `ncclNet_v12_t` and what it points at, as NCCL 2.30 to 2.32 declare them (`net_v12.h`, `net_device.h`, `common.h`, `err.h`).
+//! `ncclNet_v12_t` and what it points at, as NCCL 2.30 to 2.32 declare them (`net_v12.h`,
+//! `net_device.h`, `common.h`, `err.h`).
 
 use std::ffi::{c_char, c_int, c_void};
 

@@ -34,7 +34,8 @@ impl Listener {
         let mut raw = ptr::null_mut();
         let listen = context.calls().listen;
         let returned =
-            // SAFETY: the context is alive; the handle has the bytes that the interface says, and is written within the call.
+            // SAFETY: the context is alive; the handle has the bytes that the interface says, and
+            // is written within the call.
             unsafe { listen(context.raw, device, (&raw mut handle).cast(), &raw mut raw) };
         checked("listen", returned)?;
         present("listen", "there is no listener", raw)?;
@@ -65,8 +66,8 @@ impl Drop for Listener {
     }
 }
 
-/// A connection that is being made. If it is given up before it is there, the plugin keeps what it has of it: the interface has
-/// no way to tell it.
+/// A connection that is being made. If it is given up before it is there, the plugin keeps what it
+/// has of it: the interface has no way to tell it.
 pub struct Connecting {
     context: Rc<ContextInner>,
     device: c_int,
@@ -90,8 +91,8 @@ impl Connecting {
     pub fn poll(&mut self) -> Result<Option<SendComm>, HostError> {
         let (mut raw, mut offload) = (ptr::null_mut(), ptr::null_mut());
         let connect = self.context.calls().connect;
-        // SAFETY: the context is alive; the handle is at the same place in each call, and the other pointers are to objects
-        // that outlive the call.
+        // SAFETY: the context is alive; the handle is at the same place in each call, and the other
+        // pointers are to objects that outlive the call.
         let returned = unsafe {
             connect(
                 self.context.raw,
@@ -117,7 +118,8 @@ pub(crate) struct Comm {
     pub(crate) context: Rc<ContextInner>,
     pub(crate) raw: *mut c_void,
     side: Side,
-    /// Memory of requests that were given up: the plugin may use it until the communicator is closed.
+    /// Memory of requests that were given up: the plugin may use it until the communicator is
+    /// closed.
     parked: RefCell<Vec<Memory>>,
 }
 
@@ -134,8 +136,8 @@ impl Comm {
     fn register(self: &Rc<Self>, bytes: Vec<u8>) -> Result<Region, HostError> {
         let mut memory = Memory::new(bytes);
         let register = self.context.calls().register;
-        // SAFETY: the communicator is alive; the memory is `len` bytes and stays until it is deregistered, or the communicator
-        // closed.
+        // SAFETY: the communicator is alive; the memory is `len` bytes and stays until it is
+        // deregistered, or the communicator closed.
         let returned = unsafe {
             register(
                 self.raw,
@@ -154,8 +156,8 @@ impl Comm {
 
     pub(crate) fn deregister(&self, memory: &Memory) -> Result<(), HostError> {
         let deregister = self.context.calls().deregister;
-        // SAFETY: the communicator is alive; the memory was registered with it, and is deregistered once: its owner gives it
-        // up, or parks it if this fails.
+        // SAFETY: the communicator is alive; the memory was registered with it, and is deregistered
+        // once: its owner gives it up, or parks it if this fails.
         checked("deregMr", unsafe {
             deregister(self.raw, memory.registration)
         })
@@ -169,7 +171,8 @@ impl Comm {
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        // As NCCL on an abort: registrations first, requests in flight or not, then the communicator.
+        // As NCCL on an abort: registrations first, requests in flight or not, then the
+        // communicator.
         let parked = self.parked.take();
         for memory in &parked {
             if let Err(error) = self.deregister(memory) {
@@ -180,7 +183,8 @@ impl Drop for Comm {
             Side::Send => ("closeSend", self.context.calls().close_send),
             Side::Receive => ("closeRecv", self.context.calls().close_receive),
         };
-        // SAFETY: a communicator of this plugin and side, once; regions and requests hold a reference, so none is left.
+        // SAFETY: a communicator of this plugin and side, once; regions and requests hold a
+        // reference, so none is left.
         match checked(function, unsafe { close(self.raw) }) {
             Ok(()) => drop(parked),
             Err(error) => {
@@ -204,16 +208,17 @@ impl SendComm {
         self.0.register(bytes)
     }
 
-    /// Sends the first `len` bytes of a region as one message. The peer's receives take messages in order.
+    /// Sends the first `len` bytes of a region as one message. The peer's receives take messages in
+    /// order.
     ///
-    /// # Errors
-    /// The connection is lost, or the region is not of this connection or shorter; the region is lost with it.
+    /// # Errors The connection is lost, or the region is not of this connection or shorter; the
+    /// region is lost with it.
     pub fn send(&self, region: Region, len: usize, tag: i32) -> Result<Attempt, HostError> {
         let memory = request::take(&self.0, region, len)?;
         let mut raw = ptr::null_mut();
         let send = self.0.context.calls().send;
-        // SAFETY: the communicator is alive, the memory registered with it and at least `len` bytes, and kept until the
-        // request is done or the communicator closed.
+        // SAFETY: the communicator is alive, the memory registered with it and at least `len`
+        // bytes, and kept until the request is done or the communicator closed.
         let returned = unsafe {
             send(
                 self.0.raw,

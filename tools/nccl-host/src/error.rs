@@ -33,7 +33,8 @@ impl fmt::Display for ResultCode {
     }
 }
 
-/// Why a plugin can't be used, or a call of it failed. After a failed call, give up the communicator: NCCL does.
+/// Why a plugin can't be used, or a call of it failed. After a failed call, give up the
+/// communicator: NCCL does.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// The library could not be loaded. Name another file.
@@ -45,7 +46,8 @@ pub enum HostError {
         reason: String,
     },
     /// The library has no table. Name a plugin of NCCL 2.30 or later.
-    #[error("{}: no `{SYMBOL}` in it, so it is no net plugin for NCCL 2.30 or later", path.display())]
+    #[error("{}: no `{SYMBOL}` in it, so it is no net plugin for NCCL 2.30 or \
+        later", path.display())]
     NoTable {
         /// The library.
         path: PathBuf,

@@ -1,4 +1,5 @@
-//! NCCL's side of its net plugin interface, without NCCL: loads a plugin as NCCL does and drives it with host memory.
+//! NCCL's side of its net plugin interface, without NCCL: loads a plugin as NCCL does and drives it
+//! with host memory.
 //!
 //! ```no_run
 //! use laxity_nccl_host::{Attempt, Plugin, Tested};
@@ -28,18 +29,21 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The table is `ncclNet_v12_t`, of NCCL 2.30 and later. What the interface asks of a host holds by construction:
+//! The table is `ncclNet_v12_t`, of NCCL 2.30 and later. What the interface asks of a host holds by
+//! construction:
 //!
-//! * memory belongs to its request until the plugin says that it is done, and to its communicator if the request is given up
-//!   before: it is freed when the plugin has closed that, not earlier;
+//! * memory belongs to its request until the plugin says that it is done, and to its communicator
+//!   if the request is given up before: it is freed when the plugin has closed that, not earlier;
 //! * a handle stays where it is while a connection is made, since plugins keep their state in it;
-//! * requests and memory go before their communicator, communicators before their context, all before the library;
-//! * everything of a context stays in the thread that made it: nothing here is `Send`. NCCL itself uses some functions from
-//!   two threads; that is for a conformance test, and not done here.
+//! * requests and memory go before their communicator, communicators before their context, all
+//!   before the library;
+//! * everything of a context stays in the thread that made it: nothing here is `Send`. NCCL itself
+//!   uses some functions from two threads; that is for a conformance test, and not done here.
 //!
 //! Grouped receives, device memory and offload are not here.
 //!
-//! A plugin is native code in this process: no check can make a wrong one harmless. Load those that you would give NCCL.
+//! A plugin is native code in this process: no check can make a wrong one harmless. Load those that
+//! you would give NCCL.
 
 mod abi;
 mod comm;

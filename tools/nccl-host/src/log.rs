@@ -1,5 +1,6 @@
-//! What plugins say through the logger that their host gives them. The interface has no place for a context, so the lines of
-//! all plugins in a process are kept together, the last [`LINES_MAX`] of them.
+//! What plugins say through the logger that their host gives them. The interface has no place for a
+//! context, so the lines of all plugins in a process are kept together, the last [`LINES_MAX`] of
+//! them.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int};
@@ -92,7 +93,8 @@ unsafe extern "C" fn laxity_nccl_host_note(
     if level >= TRACE {
         return;
     }
-    // SAFETY: `file` is what the plugin passed as its file (null or a string, by the interface), `text` the C side's own buffer.
+    // SAFETY: `file` is what the plugin passed as its file (null or a string, by the interface),
+    // `text` the C side's own buffer.
     let (file, text) = unsafe { (text_of(file), text_of(text)) };
     let text = text.trim_end();
     // Plugins pass a function's or a file's name, the latter perhaps with its path.

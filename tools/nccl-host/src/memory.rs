@@ -1,7 +1,7 @@
 //! Memory that is registered with a communicator.
 //!
-//! It is kept as a raw pointer, for the plugin has one too: a `Box` that moved while the plugin writes through its own pointer
-//! would claim to be the only one.
+//! It is kept as a raw pointer, for the plugin has one too: a `Box` that moved while the plugin
+//! writes through its own pointer would claim to be the only one.
 
 use std::ffi::c_void;
 use std::ops::{Deref, DerefMut};
@@ -11,7 +11,8 @@ use std::rc::Rc;
 use crate::comm::Comm;
 use crate::error::HostError;
 
-/// An allocation, and what the plugin calls its registration. Freed when dropped, which is for who holds it to time.
+/// An allocation, and what the plugin calls its registration. Freed when dropped, which is for who
+/// holds it to time.
 pub(crate) struct Memory {
     start: NonNull<u8>,
     len: usize,
@@ -53,8 +54,9 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let slice = ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len);
-        // SAFETY: the box that `new` leaked, once. Nobody else has a use for it: regions and requests hand their memory to the
-        // communicator, or deregister it, before they let go of it.
+        // SAFETY: the box that `new` leaked, once. Nobody else has a use for it: regions and
+        // requests hand their memory to the communicator, or deregister it, before they let go of
+        // it.
         drop(unsafe { Box::from_raw(slice) });
     }
 }
@@ -96,7 +98,8 @@ impl Deref for Region {
 
     fn deref(&self) -> &[u8] {
         match &self.memory {
-            // SAFETY: the allocation is whole and initialised; no request has it, so the plugin does not touch it.
+            // SAFETY: the allocation is whole and initialised; no request has it, so the plugin
+            // does not touch it.
             Some(memory) => unsafe { std::slice::from_raw_parts(memory.start(), memory.len) },
             None => &[],
         }

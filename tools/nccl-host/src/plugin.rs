@@ -111,8 +111,9 @@ impl Plugin {
     /// It can't be loaded, or is no plugin of NCCL 2.30 or later.
     pub fn load(path: &Path) -> Result<Self, HostError> {
         let library =
-            // SAFETY: the library's constructors run, which nothing can check: the crate's documentation leaves the choice of the
-            // library to the caller. No code that is loaded already is changed by it (RTLD_LOCAL).
+            // SAFETY: the library's constructors run, which nothing can check: the crate's
+            // documentation leaves the choice of the library to the caller. No code that is loaded
+            // already is changed by it (RTLD_LOCAL).
             unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
                 HostError::Load {
                     path: path.to_owned(),
@@ -122,8 +123,8 @@ impl Plugin {
         let no_table = || HostError::NoTable {
             path: path.to_owned(),
         };
-        // SAFETY: an object of this name is a table of this layout in every plugin; the pointer is used while the library is
-        // there. Only its address is taken here.
+        // SAFETY: an object of this name is a table of this layout in every plugin; the pointer is
+        // used while the library is there. Only its address is taken here.
         let table = unsafe { library.get::<*const NetTable>(SYMBOL.as_bytes()) }
             .map_err(|_| no_table())?
             .into_raw()
@@ -150,8 +151,8 @@ impl Plugin {
         &self.0.name
     }
 
-    /// Initialises the plugin for one communicator, whose number all its ranks have in common, with no wish for a traffic
-    /// class.
+    /// Initialises the plugin for one communicator, whose number all its ranks have in common, with
+    /// no wish for a traffic class.
     ///
     /// # Errors
     /// The plugin finds nothing that it could use; the error has what it said.
@@ -160,8 +161,9 @@ impl Plugin {
         let mut config = CommConfig {
             traffic_class: abi::TRAFFIC_CLASS_UNDEFINED,
         };
-        // SAFETY: all pointers are to objects that outlive the call; the plugin copies what it keeps of the configuration, by
-        // the interface. Both callbacks may be called from any thread and at any time.
+        // SAFETY: all pointers are to objects that outlive the call; the plugin copies what it
+        // keeps of the configuration, by the interface. Both callbacks may be called from any
+        // thread and at any time.
         let returned = unsafe {
             (self.0.calls.init)(
                 &raw mut raw,
@@ -227,7 +229,8 @@ impl Drop for ContextInner {
         let Some(finalize) = self.loaded.calls.finalize else {
             return;
         };
-        // SAFETY: a context of this plugin, once; whatever was made of it holds a reference, so nothing of it is left.
+        // SAFETY: a context of this plugin, once; whatever was made of it holds a reference, so
+        // nothing of it is left.
         if let Err(error) = checked("finalize", unsafe { finalize(self.raw) }) {
             log::note(error.to_string());
         }
@@ -263,10 +266,12 @@ impl Context {
         // SAFETY: zeros are a value of each field, pointers included.
         let mut raw: RawProperties = unsafe { std::mem::zeroed() };
         let get = self.0.calls().get_properties;
-        // SAFETY: the pointer is to a structure of the layout that the table's version says, and outlives the call.
+        // SAFETY: the pointer is to a structure of the layout that the table's version says, and
+        // outlives the call.
         let returned = unsafe { get(number(device)?, &raw mut raw) };
         checked("getProperties", returned)?;
-        // SAFETY: strings in it are null or live as long as the plugin is initialised, by the interface.
+        // SAFETY: strings in it are null or live as long as the plugin is initialised, by the
+        // interface.
         let (name, pci_path) = unsafe { (owned(raw.name), owned(raw.pci_path)) };
         Ok(Properties {
             name,

@@ -25,7 +25,8 @@ pub enum Tested {
     Pending(Request),
 }
 
-/// A transfer under way. One that is dropped is given up; its memory stays until its connection is closed.
+/// A transfer under way. One that is dropped is given up; its memory stays until its connection is
+/// closed.
 pub struct Request {
     comm: Rc<Comm>,
     /// There until the request ends.
@@ -86,7 +87,8 @@ impl Request {
     pub fn test(mut self) -> Result<Tested, HostError> {
         let (mut done, mut bytes): (c_int, c_int) = (0, 0);
         let test = self.comm.context.calls().test;
-        // SAFETY: a request that `isend` or `irecv` gave and that was neither done nor failed before: either consumes it.
+        // SAFETY: a request that `isend` or `irecv` gave and that was neither done nor failed
+        // before: either consumes it.
         checked("test", unsafe {
             test(self.raw, &raw mut done, &raw mut bytes)
         })?;

@@ -1,6 +1,8 @@
-//! The real plugin, driven over loopback: what the safe interface promises holds with a plugin that really moves bytes.
+//! The real plugin, driven over loopback: what the safe interface promises holds with a plugin that
+//! really moves bytes.
 //!
-//! Settings come from the environment, so each case runs in a process of its own: this program again, told to run that one.
+//! Settings come from the environment, so each case runs in a process of its own: this program
+//! again, told to run that one.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -14,7 +16,8 @@ use laxity_nccl_host::{
 /// Set in the process that runs a case.
 const ROLE: &str = "LAXITY_NCCL_HOST_ROLE";
 
-/// Longest that anything here may take before it is called a hang: the machine may be building something else.
+/// Longest that anything here may take before it is called a hang: the machine may be building
+/// something else.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn plugin() -> PathBuf {
@@ -265,7 +268,8 @@ fn requests_that_are_given_up_leave_the_plugin_and_the_memory_in_order() {
         let receiving = started(region, |region| from.receive(region, 1 << 20, 0));
         let region = to.register(pattern(0, 64 << 20)).expect("registered");
         let sending = started(region, |region| to.send(region, 64 << 20, 0));
-        // More than the connection takes, and nobody looks: both are under way when they are dropped.
+        // More than the connection takes, and nobody looks: both are under way when they are
+        // dropped.
         drop((receiving, sending));
         drop((to, from));
         // The plugin works on.

@@ -1,5 +1,6 @@
-//! What became of collectives that the NCCL plugin carried, by those who ought to know: the plugin's own report, and the hosts'
-//! daemons. The workers' counts ([`CarrierRecord`]) are of what they gave it.
+//! What became of collectives that the NCCL plugin carried, by those who ought to know: the
+//! plugin's own report, and the hosts' daemons. The workers' counts ([`CarrierRecord`]) are of what
+//! they gave it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,7 +30,8 @@ pub struct Carriage {
     pub deferred: u64,
     /// Messages that it sent without a permit.
     pub bypassed: u64,
-    /// Messages that had waited for their permit for as long as the plugin lets them, and are among those.
+    /// Messages that had waited for their permit for as long as the plugin lets them, and are among
+    /// those.
     pub overdue: u64,
     /// Daemons that had a client of the plugin's name at the end.
     pub clients: u32,
@@ -105,7 +107,8 @@ impl Carriage {
         }
     }
 
-    /// What the plugins wrote when their processes ended. One that wrote nothing sent nothing, or was killed.
+    /// What the plugins wrote when their processes ended. One that wrote nothing sent nothing, or
+    /// was killed.
     pub fn read_reports(&mut self, config: &LabConfig, folder: &Path) {
         for host in 0..config.units * config.ranks {
             let text = std::fs::read_to_string(report_path(folder, host)).unwrap_or_default();

@@ -1,16 +1,18 @@
-//! Stage 2 over a real NCCL net plugin ([`Collectives::NcclPlugin`]): one communicator to and one from each peer of the unit,
-//! all-to-alls as `isend`s and `irecv`s on them.
+//! Stage 2 over a real NCCL net plugin ([`Collectives::NcclPlugin`]): one communicator to and one
+//! from each peer of the unit, all-to-alls as `isend`s and `irecv`s on them.
 //!
-//! A thread of its own owns the plugin, as NCCL's proxy thread does: the interface is polled and has no file descriptor, and the
-//! worker's loop has stages 1 and 3 to look after. The two talk by queues; what comes back also rings an eventfd that the loop
-//! watches. While no all-to-all is under way the thread sleeps; else it looks every [`POLL_EVERY`].
+//! A thread of its own owns the plugin, as NCCL's proxy thread does: the interface is polled and
+//! has no file descriptor, and the worker's loop has stages 1 and 3 to look after. The two talk by
+//! queues; what comes back also rings an eventfd that the loop watches. While no all-to-all is
+//! under way the thread sleeps; else it looks every [`POLL_EVERY`].
 //!
-//! As NCCL does, a rank posts its receives when it begins an exchange, not before: what a faster peer sends waits in the
-//! connection until then. Both sides know the size, which depends on the batch only. A message carries the frames of
-//! [`frame`](crate::frame), so that every byte is checked as on the replay's own connections.
+//! As NCCL does, a rank posts its receives when it begins an exchange, not before: what a faster
+//! peer sends waits in the connection until then. Both sides know the size, which depends on the
+//! batch only. A message carries the frames of [`frame`](crate::frame), so that every byte is
+//! checked as on the replay's own connections.
 //!
-//! The flows are the plugin's: it submits them to the host's daemon under a name of its own, and marks what it sends. The worker
-//! submits none of them.
+//! The flows are the plugin's: it submits them to the host's daemon under a name of its own, and
+//! marks what it sends. The worker submits none of them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -39,10 +41,12 @@ use crate::message::Traffic;
 use crate::worker::daemon_socket;
 use peer::Peer;
 
-/// How often transfers under way are looked at. A message of 64 KiB takes 2.6 ms on the lab's ports.
+/// How often transfers under way are looked at. A message of 64 KiB takes 2.6 ms on the lab's
+/// ports.
 const POLL_EVERY: Duration = Duration::from_micros(150);
 
-/// How long a plugin waits for its daemon to take it. It marks its connections by what the daemon says when they are made.
+/// How long a plugin waits for its daemon to take it. It marks its connections by what the daemon
+/// says when they are made.
 const ATTACH_MS: u32 = 5_000;
 
 /// The device: the plugin is shown one interface only.
@@ -79,7 +83,8 @@ pub fn environment(
         ),
         ("NCCL_SOCKET_FAMILY", "AF_INET".into()),
         ("LAXITY_NET", "tcp".into()),
-        // As for the sockets' buffers: a wait that the machine's other work makes long must not leave a plugin unscheduled.
+        // As for the sockets' buffers: a wait that the machine's other work makes long must not
+        // leave a plugin unscheduled.
         ("LAXITY_ATTACH_MS", ATTACH_MS.to_string().into()),
         // One connection per class, as the lab's own.
         ("LAXITY_NSOCKS", "1".into()),
@@ -111,8 +116,9 @@ pub fn report_path(folder: &Path, host: usize) -> PathBuf {
     folder.join(format!("plugin{host}.json"))
 }
 
-/// Gives every socket of this host that asks for nothing else a buffer of `bytes` each way, as the lab's own have: without, TCP's
-/// auto-tuning would put megabytes of the plugin's into the fabric's queues. True if the kernel agreed.
+/// Gives every socket of this host that asks for nothing else a buffer of `bytes` each way, as the
+/// lab's own have: without, TCP's auto-tuning would put megabytes of the plugin's into the fabric's
+/// queues. True if the kernel agreed.
 #[must_use]
 pub fn bound_buffers(bytes: u32) -> bool {
     let value = format!("4096 {bytes} {bytes}");
@@ -150,7 +156,8 @@ pub struct Carrier {
 }
 
 impl Carrier {
-    /// Starts the thread, which loads the plugin and listens once for each peer. What comes of it is the first report.
+    /// Starts the thread, which loads the plugin and listens once for each peer. What comes of it
+    /// is the first report.
     ///
     /// # Errors
     /// No thread or descriptor is left.
@@ -191,7 +198,8 @@ impl Carrier {
         self.wake.as_fd()
     }
 
-    /// Connects to a peer; nobody to connect to is left when the thread has failed, which it reports.
+    /// Connects to a peer; nobody to connect to is left when the thread has failed, which it
+    /// reports.
     pub fn connect(&self, peer: usize, handle: Handle) {
         let _ = self
             .orders

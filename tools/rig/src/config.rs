@@ -418,15 +418,18 @@ impl LabConfig {
             ),
             (
                 self.nccl_plugin.is_none(),
-                "# nccl_plugin = \"/usr/local/lib/libnccl-net-laxity.so\"  # not set: found beside this program or installed\n",
+                "# nccl_plugin = \"/usr/local/lib/libnccl-net-laxity.so\"  # not set: found beside \
+                 this program or installed\n",
             ),
             (
                 self.laxity_engine.is_none(),
-                "# laxity_engine = \"/usr/local/bin/laxity-engine\"  # not set: found beside this program or in PATH\n",
+                "# laxity_engine = \"/usr/local/bin/laxity-engine\"  # not set: found beside this \
+                 program or in PATH\n",
             ),
             (
                 self.laxityd.is_none(),
-                "# laxityd = \"/usr/local/sbin/laxityd\"  # not set: found beside this program or in PATH\n",
+                "# laxityd = \"/usr/local/sbin/laxityd\"  # not set: found beside this program or \
+                 in PATH\n",
             ),
         ] {
             if is_unset {

@@ -1,7 +1,7 @@
 //! The `laxity-coordinator` of a run, one for all hosts, and what their daemons say of it.
 //!
-//! It runs in the lab's own namespace and is reached over a network beside the fabric. No supervisor: what is killed
-//! stays so, since what happens then is what the run is to show.
+//! It runs in the lab's own namespace and is reached over a network beside the fabric. No
+//! supervisor: what is killed stays so, since what happens then is what the run is to show.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -92,7 +92,8 @@ impl Coordinator {
             while ask(folder, host).is_none_or(|said| said.orders == 0) {
                 if Instant::now() > give_up {
                     bail!(
-                        "the daemon of host {host} has no order of the coordinator after {ATTEND_WITHIN:?}{}",
+                        "the daemon of host {host} has no order of the coordinator after \
+                         {ATTEND_WITHIN:?}{}",
                         tail(&log_path(folder))
                     );
                 }

@@ -78,13 +78,13 @@ pub fn address(host: usize) -> std::net::Ipv4Addr {
     std::net::Ipv4Addr::new(10, 77, 0, host as u8 + 1)
 }
 
-/// Address of the coordinator, on a network of its own: in a real cluster its messages do not stand in line behind KV
-/// caches either.
+/// Address of the coordinator, on a network of its own: in a real cluster its messages do not stand
+/// in line behind KV caches either.
 pub const COORDINATOR: std::net::SocketAddrV4 =
     std::net::SocketAddrV4::new(std::net::Ipv4Addr::new(10, 78, 0, 254), 7471);
 
-/// `ip -batch` input that makes the management network, with the coordinator's address in the lab's own namespace, and
-/// plugs every host into it. It is not shaped.
+/// `ip -batch` input that makes the management network, with the coordinator's address in the lab's
+/// own namespace, and plugs every host into it. It is not shaped.
 #[must_use]
 pub fn management_script(hosts: usize) -> String {
     let address = COORDINATOR.ip();

@@ -52,7 +52,8 @@ impl Kind {
 /// The head of a frame: which bytes of which flow follow, and what the flow is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
-    /// Unique among all flows of a run; the host that submitted it is in the upper bits ([`Head::owner`]).
+    /// Unique among all flows of a run; the host that submitted it is in the upper bits
+    /// ([`Head::owner`]).
     pub flow: u64,
     /// Place of the payload in the flow.
     pub offset: u64,
@@ -79,7 +80,8 @@ impl Head {
         (host as u64 + 1) << 48 | number
     }
 
-    /// The host that submitted the flow: the one that sends it or, of a read, the one that receives it.
+    /// The host that submitted the flow: the one that sends it or, of a read, the one that receives
+    /// it.
     #[must_use]
     pub const fn owner(&self) -> usize {
         (self.flow >> 48).saturating_sub(1) as usize

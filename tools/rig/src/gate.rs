@@ -5,9 +5,9 @@
 //! its whole life, since TCP connections of different classes would reorder it. A chunk is
 //! complete when the receiver has said so, which is when it has left every queue on its way.
 //!
-//! What is *read* goes the other way: the flow is submitted where it comes in, and a permit is a message to the holder,
-//! which sends the bytes without asking anybody, in the class that its end of the connection has, as a NIC answers an
-//! RDMA READ.
+//! What is *read* goes the other way: the flow is submitted where it comes in, and a permit is a
+//! message to the holder, which sends the bytes without asking anybody, in the class that its end
+//! of the connection has, as a NIC answers an RDMA READ.
 //!
 //! Under `none` there is no daemon and no client: every flow is written to its connection when it
 //! arises, unmarked, and TCP shares the ports.
@@ -32,8 +32,8 @@ pub const STALL_TIMEOUT: Duration = Duration::from_millis(400);
 /// Collectives that find room in the lane though others do not: they must not wait behind those.
 const COLLECTIVES_MAX: usize = 128;
 
-/// Flows that may be in the lane at once when one of `kind` is submitted. What exceeds it waits here,
-/// in order: a lane that is full would let them pass unscheduled.
+/// Flows that may be in the lane at once when one of `kind` is submitted. What exceeds it waits
+/// here, in order: a lane that is full would let them pass unscheduled.
 fn submitted_max(kind: Kind) -> usize {
     let all = LANE_SLOTS as usize - 64;
     match stage(kind) {

@@ -5,9 +5,9 @@
 //! few requests one by one and reports how far the computation is off.
 //!
 //! With `B` a port's goodput, `t(b) = max(b − burst, 0) / B + δ` the time of a message of `b` bytes
-//! on an idle path (a shaper that was idle lets a burst through at once), and per layer `f` bytes of KV to fetch
-//! at a rank, `a` bytes that a rank sends in an all-to-all phase, `p` bytes of KV that it hands
-//! over to decode, and compute time `c`:
+//! on an idle path (a shaper that was idle lets a burst through at once), and per layer `f` bytes
+//! of KV to fetch at a rank, `a` bytes that a rank sends in an all-to-all phase, `p` bytes of KV
+//! that it hands over to decode, and compute time `c`:
 //!
 //! ```text
 //! ready(l) = t((l + 1) · f)                          fetches of all layers are issued at once

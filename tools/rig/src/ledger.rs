@@ -1,5 +1,5 @@
-//! What arrives, and whether it is what was sent: a flow's chunks have to come contiguously, with the
-//! bytes that its sender's pattern has, each exactly once; anything else is counted.
+//! What arrives, and whether it is what was sent: a flow's chunks have to come contiguously, with
+//! the bytes that its sender's pattern has, each exactly once; anything else is counted.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -62,7 +62,8 @@ impl DeliveryCheck {
         })
     }
 
-    /// What arrived so far. Of flows that never end, what did not come is the difference to what was sent.
+    /// What arrived so far. Of flows that never end, what did not come is the difference to what
+    /// was sent.
     #[must_use]
     pub fn traffic(&self) -> &Traffic {
         &self.traffic

@@ -13,7 +13,8 @@
 //!                                     └─ host1: …
 //! ```
 //!
-//! With the real engine ([`engine`]) the worker of a host is a `laxity-engine`, and clients of its endpoint send the requests.
+//! With the real engine ([`engine`]) the worker of a host is a `laxity-engine`, and clients of its
+//! endpoint send the requests.
 #![forbid(unsafe_code)]
 
 pub mod carriage;

@@ -160,8 +160,8 @@ pub fn offered_load(config: &LabConfig, requests: &[Request]) -> f64 {
     busy_s(config, requests) / (config.units as f64 * config.duration_s)
 }
 
-/// Whether these requests load a decode port more than a prefill port: only then is the receiving side
-/// of a hand-over its bottleneck.
+/// Whether these requests load a decode port more than a prefill port: only then is the receiving
+/// side of a hand-over its bottleneck.
 #[must_use]
 pub fn decode_bound(plan: &[PlannedRequest], config: &LabConfig) -> bool {
     let scaling = config.scaling();

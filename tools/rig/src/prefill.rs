@@ -248,8 +248,9 @@ impl Rank {
         self.advance(now_ns);
     }
 
-    /// A plugin's collectives name no batch: the daemon takes them to be of the batch whose layer began last in their process. That
-    /// is not a batch of another unit, of which it was told because its blocks are here.
+    /// A plugin's collectives name no batch: the daemon takes them to be of the batch whose layer
+    /// began last in their process. That is not a batch of another unit, of which it was told
+    /// because its blocks are here.
     fn say_again(&mut self, heard: Progress) {
         if self.setting.config.collectives == Collectives::NcclPlugin
             && matches!(heard, Progress::LayerBegin { .. })

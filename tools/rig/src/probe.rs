@@ -75,7 +75,8 @@ impl fmt::Display for Lack {
 
 /// Everything that keeps this machine from running the lab.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
-#[error("this machine cannot run the lab{}", .0.iter().fold(String::new(), |text, lack| format!("{text}\n  - {lack}")))]
+#[error("this machine cannot run the \
+    lab{}", .0.iter().fold(String::new(), |text, lack| format!("{text}\n  - {lack}")))]
 pub struct CannotRun(pub Vec<Lack>);
 
 fn lack(what: &str, next_step: impl Into<String>) -> Lack {
@@ -140,7 +141,11 @@ pub fn find_nccl_plugin(config: &LabConfig) -> Result<PathBuf, Lack> {
             let named = path.display();
             lack(
                 NCCL_PLUGIN,
-                format!("{named} is not there: {error}; --nccl-plugin and {NCCL_PLUGIN_VARIABLE} want the path of {}", NCCL_PLUGIN_NAMES[0]),
+                format!(
+                    "{named} is not there: {error}; --nccl-plugin and {NCCL_PLUGIN_VARIABLE} \
+                    want the path of {}",
+                    NCCL_PLUGIN_NAMES[0]
+                ),
             )
         });
     }
@@ -156,7 +161,8 @@ pub fn find_nccl_plugin(config: &LabConfig) -> Result<PathBuf, Lack> {
             lack(
                 NCCL_PLUGIN,
                 format!(
-                    "{} is in none of {}; build it with `cargo build --release -p laxity-nccl`, name it with --nccl-plugin PATH \
+                    "{} is in none of {}; build it with `cargo build --release -p laxity-nccl`, \
+                     name it with --nccl-plugin PATH \
                      or {NCCL_PLUGIN_VARIABLE}, or run with --collectives sockets",
                     NCCL_PLUGIN_NAMES[0],
                     looked.join(", ")

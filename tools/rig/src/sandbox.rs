@@ -32,8 +32,8 @@ pub const FOLDER: &str = "/run/lab";
 const SELF: &str = "/proc/self/exe";
 
 /// A command that runs this program again for one of the lab's parts. What the caller has set for a
-/// daemon, a client or an NCCL of its own (`LAXITY_SOCKET`, `NCCL_SOCKET_IFNAME` and all the others) stays
-/// behind: it would override what the lab configures.
+/// daemon, a client or an NCCL of its own (`LAXITY_SOCKET`, `NCCL_SOCKET_IFNAME` and all the
+/// others) stays behind: it would override what the lab configures.
 #[must_use]
 pub fn internal(part: &str) -> Command {
     let mut command = Command::new(SELF);

@@ -1,4 +1,5 @@
-//! The fabric as it stands: built by `ip` and `tc` from the scripts of [`fabric`](crate::fabric), and what its ports count.
+//! The fabric as it stands: built by `ip` and `tc` from the scripts of [`fabric`](crate::fabric),
+//! and what its ports count.
 
 use std::fs;
 use std::io::Write as _;

@@ -87,7 +87,8 @@ const PAIR: &str = "
     said=$(mktemp)
     ib_write_bw -d $LAXITY_LAB_DEV0 -x $LAXITY_LAB_GID -F -n 50 >$said 2>&1 &
     until grep -qi ':4853 ' /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done
-    ib_write_bw -d $LAXITY_LAB_DEV1 -x $LAXITY_LAB_GID -F -n 50 --tclass=184 $LAXITY_LAB_ADDR0 || exit 1
+    ib_write_bw -d $LAXITY_LAB_DEV1 -x $LAXITY_LAB_GID -F -n 50 --tclass=184 $LAXITY_LAB_ADDR0 || \
+    exit 1
     wait
     cat $said >&2
     exit 37";

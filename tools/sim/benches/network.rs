@@ -6,10 +6,10 @@
 //!   every fourth port has a transfer of a lower class, which thereby stops and goes on;
 //! * `hot_egress`: 500 equal transfers from one port to idle ones;
 //! * `hot_ingress`: 500 transfers to one port, from ports that send four more each;
-//! * `serving`: each of 2 500 ranks sends chunk after chunk to a port at random, one to four at a time
-//!   in six classes, while collectives come and go on the ranks' own ports;
-//! * `crowd`: 100 000 transfers between 10 000 ports at random, in one class. Every event changes most
-//!   rates there are, if ever so little. `crowd_1_percent` is the same with that tolerance.
+//! * `serving`: each of 2 500 ranks sends chunk after chunk to a port at random, one to four at a
+//!   time in six classes, while collectives come and go on the ranks' own ports;
+//! * `crowd`: 100 000 transfers between 10 000 ports at random, in one class. Every event changes
+//!   most rates there are, if ever so little. `crowd_1_percent` is the same with that tolerance.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What one point gave. Requests, and distributions over them, are of those that arrived after the warm-up;
-/// `requests_in_all`, bytes, shares that were busy, `batch_size`, `virtual_s` and `events` are of the whole run.
+/// What one point gave. Requests, and distributions over them, are of those that arrived after the
+/// warm-up; `requests_in_all`, bytes, shares that were busy, `batch_size`, `virtual_s` and `events`
+/// are of the whole run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outcome {

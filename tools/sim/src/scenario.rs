@@ -51,8 +51,8 @@ pub struct Cluster {
     pub gpu: String,
     /// Rate of a NIC, Gb/s in each direction.
     pub nic_gbps: f64,
-    /// Rate of a GPU into the NVSwitch, GB/s in each direction (half of what data sheets add up); 0: what
-    /// the GPU has.
+    /// Rate of a GPU into the NVSwitch, GB/s in each direction (half of what data sheets add up);
+    /// 0: what the GPU has.
     pub nvlink_gbytes: f64,
     /// Servers of a rack, below one leaf switch.
     pub servers_per_rack: u32,
@@ -107,8 +107,8 @@ pub struct ModelChoice {
     pub dp: u32,
     /// How ranks of a sequence-parallel unit exchange KV cache.
     pub sp_exchange: SpExchange,
-    /// How uneven experts are used: exponent of a Zipf distribution over experts, drawn anew for each
-    /// layer and unit. 0: even.
+    /// How uneven experts are used: exponent of a Zipf distribution over experts, drawn anew for
+    /// each layer and unit. 0: even.
     pub expert_skew: f64,
 }
 
@@ -165,8 +165,8 @@ pub struct Serving {
     /// In which order a unit takes requests into batches, and whom it gives up.
     #[serde(skip_serializing_if = "is_default")]
     pub requests: RequestOrder,
-    /// Seconds between scale-outs: the weights of a prefill unit go to the next one, which serves meanwhile, as a
-    /// unit that changes its model does. 0: none.
+    /// Seconds between scale-outs: the weights of a prefill unit go to the next one, which serves
+    /// meanwhile, as a unit that changes its model does. 0: none.
     #[serde(skip_serializing_if = "is_default")]
     pub scale_out_every_s: f64,
 }
@@ -175,8 +175,8 @@ pub struct Serving {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Routing {
-    /// Cost = tokens to compute + queued tokens, as Dynamo's KV-aware router; what another unit holds
-    /// is fetched.
+    /// Cost = tokens to compute + queued tokens, as Dynamo's KV-aware router; what another unit
+    /// holds is fetched.
     #[default]
     KvAware,
     /// Least queued tokens; whatever it lacks is fetched.
@@ -365,8 +365,8 @@ pub struct Network {
     pub window_bytes: u64,
     /// Windows in flight where a receiver holds bytes up.
     pub overcommit: u32,
-    /// Share of a collective's flows inside a class, where a flow of KV reuse has one: static QoS by weights,
-    /// as of a switch that serves its queues round-robin.
+    /// Share of a collective's flows inside a class, where a flow of KV reuse has one: static QoS
+    /// by weights, as of a switch that serves its queues round-robin.
     pub collective_weight: f64,
     /// That of a flow of the last stage.
     pub p2d_weight: f64,

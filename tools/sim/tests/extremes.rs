@@ -1,5 +1,5 @@
-//! A number in a plan is refused with its field's name, or simulated to an end: never a panic, never a
-//! simulation without an end.
+//! A number in a plan is refused with its field's name, or simulated to an end: never a panic,
+//! never a simulation without an end.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;

@@ -1,5 +1,5 @@
-//! Points whose outcome is known to the last bit: what was added to the serving model and is off by default
-//! leaves them alone.
+//! Points whose outcome is known to the last bit: what was added to the serving model and is off by
+//! default leaves them alone.
 //!
 //! A change of the model itself changes these numbers, and says so here.
 

@@ -1,11 +1,13 @@
 //! `laxity certs`: a CA and certificates for a trial, in one folder.
 //!
-//! A certificate says in a URI what it is for (`server/access.rs`), and in its extended key usage on which side of a
-//! connection it may be used, so that a daemon's cannot pass for a coordinator's. A cluster that lasts gets its certificates from
-//! its own PKI: what counts is the URI.
+//! A certificate says in a URI what it is for (`server/access.rs`), and in its extended key usage
+//! on which side of a connection it may be used, so that a daemon's cannot pass for a
+//! coordinator's. A cluster that lasts gets its certificates from its own PKI: what counts is the
+//! URI.
 //!
-//! All or nothing: everything is written to temporary files in the folder, and gets its names when all of it is on the disk. Names
-//! that are taken are found before; a disk that is full leaves the folder as it was.
+//! All or nothing: everything is written to temporary files in the folder, and gets its names when
+//! all of it is on the disk. Names that are taken are found before; a disk that is full leaves the
+//! folder as it was.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
@@ -27,7 +29,8 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 pub const DAYS_DEFAULT: u32 = 365;
 /// Most days that can be asked for.
 pub const DAYS_MAX: u32 = 36_500;
-/// Most daemons that one certificate of [`Subject::Load`] speaks for: in TLS a certificate has at most 64 KiB.
+/// Most daemons that one certificate of [`Subject::Load`] speaks for: in TLS a certificate has at
+/// most 64 KiB.
 pub const LOAD_DAEMONS_MAX: usize = 2000;
 /// A CA outlives the certificates, so that some can be added later.
 const CA_DAYS: u32 = 3650;
@@ -126,7 +129,8 @@ impl Subject {
 #[derive(Debug, Error)]
 pub enum CertsError {
     /// A file cannot be written. Make room there or take another folder, and try again.
-    #[error("{path} cannot be written: {cause}; nothing was made: make room there or take another folder, then call this again", path = .path.display())]
+    #[error("{path} cannot be written: {cause}; nothing was made: make room there or take another \
+        folder, then call this again", path = .path.display())]
     File {
         /// Which.
         path: PathBuf,
@@ -134,7 +138,8 @@ pub enum CertsError {
         cause: io::Error,
     },
     /// A file is there already. Nothing is overwritten: remove it first if that is meant.
-    #[error("{path} is there already, and nothing is overwritten; remove it first if its certificate is to be replaced", path = .0.display())]
+    #[error("{path} is there already, and nothing is overwritten; remove it first if its \
+        certificate is to be replaced", path = .0.display())]
     There(PathBuf),
     /// Two certificates of one call would have the same files.
     #[error("{0} is named twice")]
@@ -149,7 +154,8 @@ pub enum CertsError {
     #[error("{0} days are not in 1..={DAYS_MAX}")]
     Days(u32),
     /// The CA in the folder cannot sign.
-    #[error("{path}: {problem}; take a new folder, or put ca.crt and ca.key of the CA that is meant there", path = .path.display())]
+    #[error("{path}: {problem}; take a new folder, or put ca.crt and ca.key of the CA that is \
+        meant there", path = .path.display())]
     Authority {
         /// Which file.
         path: PathBuf,
@@ -185,8 +191,9 @@ macro_rules! at {
 
 const CA: &str = "ca";
 
-/// Makes a CA in `folder` if there is none, and a certificate with its key for each subject, good for `days`, but no longer than the
-/// CA. Gives what was made, the CA first. Keys can be read by their owner only.
+/// Makes a CA in `folder` if there is none, and a certificate with its key for each subject, good
+/// for `days`, but no longer than the CA. Gives what was made, the CA first. Keys can be read by
+/// their owner only.
 ///
 /// # Errors
 /// [`CertsError`].
@@ -242,7 +249,8 @@ pub fn make(folder: &Path, subjects: &[Subject], days: u32) -> Result<Vec<Made>,
     put.map(|()| made)
 }
 
-/// Writes all files, given as path, text and mode, into their folder, or none. None that is there is overwritten.
+/// Writes all files, given as path, text and mode, into their folder, or none. None that is there
+/// is overwritten.
 fn put_all(folder: &Path, files: &[(PathBuf, String, u32)]) -> Result<(), CertsError> {
     let mut written = Vec::new();
     for (path, text, mode) in files {
@@ -332,8 +340,8 @@ impl Authority {
         lasting(&mut parameters, until_s);
         parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        // Two CAs of the same name would be told apart by their signatures only, and a certificate of the wrong one
-        // would be refused as broken rather than as unknown.
+        // Two CAs of the same name would be told apart by their signatures only, and a certificate
+        // of the wrong one would be refused as broken rather than as unknown.
         let identifier = parameters.key_identifier(&key);
         let mark: String = identifier
             .iter()

@@ -1,12 +1,13 @@
-//! A coordinator under load: speaks the real API as thousands of daemons and measures how long an event
-//! takes to come back as an order.
+//! A coordinator under load: speaks the real API as thousands of daemons and measures how long an
+//! event takes to come back as an order.
 //!
-//! Batch `i` is owned by daemon `i mod N`, and daemon `i + 1` takes part in it; each of its requests loads four
-//! ports of each. After all batches have been announced, events come at a constant rate, and each is the departure of
-//! the oldest batch or the arrival of a new one, in turns, so the number of batches stays. Deadlines are such that most batches
-//! depart in time: one in twenty is late. An event's latency is the time from
-//! handing its report to the stream until the end of the first order that considered it has been read,
-//! i.e. both ways through gRPC, the debounce, and the run.
+//! Batch `i` is owned by daemon `i mod N`, and daemon `i + 1` takes part in it; each of its
+//! requests loads four ports of each. After all batches have been announced, events come at a
+//! constant rate, and each is the departure of the oldest batch or the arrival of a new one, in
+//! turns, so the number of batches stays. Deadlines are such that most batches depart in time: one
+//! in twenty is late. An event's latency is the time from handing its report to the stream until
+//! the end of the first order that considered it has been read, i.e. both ways through gRPC, the
+//! debounce, and the run.
 
 mod daemon;
 mod own;
@@ -78,7 +79,8 @@ pub enum LoadError {
     #[error("{0}")]
     Plan(String),
     /// No coordinator could be started. Build it, or name one that runs with `--endpoint`.
-    #[error("cannot start {program}: {cause}; build it, or name a coordinator that runs with --endpoint", program = .program.display())]
+    #[error("cannot start {program}: {cause}; build it, or name a coordinator that runs with \
+        --endpoint", program = .program.display())]
     Start {
         /// What was to be started.
         program: PathBuf,
@@ -187,7 +189,8 @@ pub fn hello(nth: usize) -> Hello {
     }
 }
 
-/// Makes the load and measures. A signal that would end this process (SIGINT, SIGTERM, SIGHUP) ends the load in order.
+/// Makes the load and measures. A signal that would end this process (SIGINT, SIGTERM, SIGHUP) ends
+/// the load in order.
 ///
 /// # Errors
 /// [`LoadError`].
@@ -273,7 +276,9 @@ async fn make(plan: &LoadPlan, own: &mut Option<Own>, progress: &mut Progress) -
         ),
         None if matches!(plan.tls, LoadTls::Files(_)) => {
             return Err(Stop::Plan(LoadError::Plan(
-                "certificates are for a coordinator that runs: name it with --endpoint, or start one that has its own with --tls".into(),
+                "certificates are for a coordinator that runs: name it with --endpoint, or start \
+                 one that has its own with --tls"
+                    .into(),
             )));
         }
         None => {
@@ -300,13 +305,15 @@ fn identities(plan: &LoadPlan, endpoint: &str) -> Result<Option<Identities>, Loa
             .map(Some)
             .map_err(LoadError::Plan),
         (LoadTls::Off, true) => fail(
-            "https:// needs --ca, --cert and --key; `laxity certs --load N` makes a certificate for N daemons",
+            "https:// needs --ca, --cert and --key; `laxity certs --load N` makes a certificate \
+             for N daemons",
         ),
         (LoadTls::Files(_), false) => {
             fail("certificates are of no use with http://; write https:// in --endpoint")
         }
         (LoadTls::ThrowAway, _) => fail(
-            "--tls is for a coordinator that the load starts; for one that runs give --ca, --cert and --key",
+            "--tls is for a coordinator that the load starts; for one that runs give --ca, --cert \
+             and --key",
         ),
     }
 }

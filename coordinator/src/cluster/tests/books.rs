@@ -1,4 +1,5 @@
-//! That what a host is charged for is given back, once, whatever becomes of its batches and requests.
+//! That what a host is charged for is given back, once, whatever becomes of its batches and
+//! requests.
 
 use super::*;
 
@@ -146,7 +147,8 @@ fn what_ends_between_two_runs_is_told_at_once_and_changes_nothing_else() {
     );
     world.settle_and_read(&mut [&mut a]);
     let before = a.replica.clone();
-    // No run has happened yet when this order is taken: it has the ranks of the last one, less what ended.
+    // No run has happened yet when this order is taken: it has the ranks of the last one, less what
+    // ended.
     world.report(&mut a, vec![finished(1), arrived(4, Vec::new())]);
     world.read(&mut a);
     assert_eq!(a.replica.orders, before.orders + 1);

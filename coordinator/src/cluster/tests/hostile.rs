@@ -407,7 +407,8 @@ fn cases() -> ProptestConfig {
 proptest! {
     #![proptest_config(cases())]
 
-    /// Whatever is said: deltas lead where a full order would, and when all have left nothing is left.
+    /// Whatever is said: deltas lead where a full order would, and when all have left nothing is
+    /// left.
     #[test]
     fn deltas_and_full_orders_agree_and_nothing_leaks(
         steps in proptest::collection::vec(step(), 0..120),

@@ -1,4 +1,5 @@
-//! What a daemon makes of the orders it gets, by the letter of docs/coordinator.md, with every rule asserted.
+//! What a daemon makes of the orders it gets, by the letter of docs/coordinator.md, with every rule
+//! asserted.
 
 use std::collections::{BTreeMap, BTreeSet};
 

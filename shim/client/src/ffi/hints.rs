@@ -1,4 +1,5 @@
-//! The part of `laxity.h` that says what the inference engine knows, from any thread and without a lane.
+//! The part of `laxity.h` that says what the inference engine knows, from any thread and without a
+//! lane.
 
 use core::ffi::{c_char, c_int};
 

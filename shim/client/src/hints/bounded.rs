@@ -1,8 +1,9 @@
-//! A table that forgets its oldest entry when it is full: what an engine never ends must not eat its
-//! memory.
+//! A table that forgets its oldest entry when it is full: what an engine never ends must not eat
+//! its memory.
 //!
-//! Entries leave in the order in which they came in. An entry that comes in again is young again. The queue
-//! of ages may name entries that are gone or younger by now, and is swept when those outnumber the others.
+//! Entries leave in the order in which they came in. An entry that comes in again is young again.
+//! The queue of ages may name entries that are gone or younger by now, and is swept when those
+//! outnumber the others.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -47,8 +48,8 @@ impl<T> Bounded<T> {
         self.entries.remove(&key).map(|entry| entry.what)
     }
 
-    /// Puts one in, or in the place of the one that has this key; gives the one that had to leave for lack
-    /// of room.
+    /// Puts one in, or in the place of the one that has this key; gives the one that had to leave
+    /// for lack of room.
     pub(super) fn insert(&mut self, key: u64, what: T) -> Option<(u64, T)> {
         self.arrivals += 1;
         let arrival = self.arrivals;
@@ -68,7 +69,8 @@ impl<T> Bounded<T> {
         None
     }
 
-    /// All of them, oldest first, so that whoever is told of them is told in the order in which they came.
+    /// All of them, oldest first, so that whoever is told of them is told in the order in which
+    /// they came.
     pub(super) fn by_age(&self) -> Vec<(u64, &T)> {
         let mut all: Vec<_> = self.entries.iter().collect();
         all.sort_by_key(|(_, entry)| entry.arrival);

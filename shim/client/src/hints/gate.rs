@@ -1,9 +1,11 @@
-//! Leave to send for transfers that any thread may wait for: the lanes of this process behind locks.
+//! Leave to send for transfers that any thread may wait for: the lanes of this process behind
+//! locks.
 //!
-//! A lane has one user at a time, and one sleeper. Here a transfer may be submitted by one thread, waited
-//! for by another and reported complete by a third. So each transfer is in one of a few lanes, mostly alone
-//! there: it goes to the first lane that has none, else to the one with the fewest. Nobody holds a lane
-//! while he sleeps. Of several who wait in one lane one sleeps, and wakes the others when it has news.
+//! A lane has one user at a time, and one sleeper. Here a transfer may be submitted by one thread,
+//! waited for by another and reported complete by a third. So each transfer is in one of a few
+//! lanes, mostly alone there: it goes to the first lane that has none, else to the one with the
+//! fewest. Nobody holds a lane while he sleeps. Of several who wait in one lane one sleeps, and
+//! wakes the others when it has news.
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -55,7 +57,8 @@ impl Inner {
     }
 }
 
-/// A transfer that asked for leave to send. When it is dropped, what was not sent of it is given up.
+/// A transfer that asked for leave to send. When it is dropped, what was not sent of it is given
+/// up.
 #[derive(Debug)]
 pub struct Transfer {
     hub: &'static Hub,
@@ -70,8 +73,8 @@ pub struct Transfer {
 struct State {
     ticket: Ticket,
     completed: u64,
-    /// It was given up, or all of it is sent: nothing more is to be said of it to the daemon. Bytes that had been
-    /// permitted by then.
+    /// It was given up, or all of it is sent: nothing more is to be said of it to the daemon. Bytes
+    /// that had been permitted by then.
     over: Option<u64>,
 }
 
@@ -84,7 +87,8 @@ impl State {
 /// More was reported complete than was permitted; nothing was reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{reported} bytes cannot be complete: {permitted} were permitted so far, and {completed} of them reported before"
+    "{reported} bytes cannot be complete: {permitted} were permitted so far, and {completed} of \
+     them reported before"
 )]
 pub struct Excess {
     /// What was reported.
@@ -164,8 +168,8 @@ impl Transfer {
         &self.hub.shards[self.shard]
     }
 
-    /// Whether this is a forked child of the process that submitted it: then its lane is not to be touched, nor
-    /// waited for.
+    /// Whether this is a forked child of the process that submitted it: then its lane is not to be
+    /// touched, nor waited for.
     fn is_foreign(&self) -> bool {
         self.epoch != super::epoch()
     }
@@ -178,8 +182,8 @@ impl Transfer {
         Some(self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What may be sent now beyond earlier permits, `None` if nothing. Never blocks for longer than another thread's
-    /// look.
+    /// What may be sent now beyond earlier permits, `None` if nothing. Never blocks for longer than
+    /// another thread's look.
     #[must_use]
     pub fn poll(&self) -> Option<Permit> {
         let Some(mut state) = self.lock() else {
@@ -220,8 +224,8 @@ impl Transfer {
         }
     }
 
-    /// Waits for the next permit, `limit` at most: `None` then. After the last one it gives an empty last
-    /// permit. Without a limit it ends, too: with the daemon, at the latest.
+    /// Waits for the next permit, `limit` at most: `None` then. After the last one it gives an
+    /// empty last permit. Without a limit it ends, too: with the daemon, at the latest.
     #[must_use]
     pub fn wait(&self, limit: Option<Duration>) -> Option<Permit> {
         for _ in 0..GLANCES {
@@ -341,8 +345,8 @@ impl Transfers {
         Transfer::submit_to(self.hub, self.shard, &flow)
     }
 
-    /// Sleeps until one of them may have more to say, or `limit` has passed. May return early: poll them all,
-    /// then come again.
+    /// Sleeps until one of them may have more to say, or `limit` has passed. May return early: poll
+    /// them all, then come again.
     pub fn wait_any(&self, limit: Duration) {
         if self.epoch != super::epoch() {
             return std::thread::sleep(limit.min(LOOK_AGAIN));

@@ -1,24 +1,25 @@
-//! What the engine said: which requests and batches there are, and whether the next thing it says makes
-//! sense. No I/O and no clock: what the daemon is to be told comes out as [`Hint`]s.
+//! What the engine said: which requests and batches there are, and whether the next thing it says
+//! makes sense. No I/O and no clock: what the daemon is to be told comes out as [`Hint`]s.
 //!
-//! A request or batch that is not known here need not be wrong: the scheduler of an engine begins a batch in one
-//! process, its workers compute the layers in others, and the daemon puts the two together by their
-//! numbers. So that is counted, and passed on. What cannot be right wherever the rest happens is refused.
+//! A request or batch that is not known here need not be wrong: the scheduler of an engine begins a
+//! batch in one process, its workers compute the layers in others, and the daemon puts the two
+//! together by their numbers. So that is counted, and passed on. What cannot be right wherever the
+//! rest happens is refused.
 
 use crate::hint::Hint;
 
 use super::bounded::Bounded;
 
-/// Requests that are remembered; beyond, the oldest is taken for ended. Those that have ended count, too: that is
-/// how ending one twice is noticed.
+/// Requests that are remembered; beyond, the oldest is taken for ended. Those that have ended
+/// count, too: that is how ending one twice is noticed.
 pub const REQUESTS_MAX: usize = 1 << 16;
 /// Batches that are remembered.
 pub const BATCHES_MAX: usize = 1 << 12;
 /// Bytes of a tenant's name that are kept.
 pub const TENANT_MAX: usize = 64;
 
-/// A hint that makes no sense. Nothing changed and the daemon was told nothing; fix the caller, or go
-/// on: no transfer depends on it.
+/// A hint that makes no sense. Nothing changed and the daemon was told nothing; fix the caller, or
+/// go on: no transfer depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HintError {
     /// 0 means "unknown".
@@ -203,8 +204,8 @@ impl HintTable {
         }
     }
 
-    /// When a transfer is due that has an objective and no deadline: counted from the first sight of its request; from
-    /// now if it has none.
+    /// When a transfer is due that has an objective and no deadline: counted from the first sight
+    /// of its request; from now if it has none.
     pub(super) fn due(&mut self, now: u64, request: u64, objective_ns: u64) -> u64 {
         if request == 0 {
             return now.saturating_add(objective_ns);

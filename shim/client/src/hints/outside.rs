@@ -1,11 +1,12 @@
 //! The same library once more in the same process.
 //!
-//! Scopes and memory are said to whoever posts the transfer. That may be another copy of this library: the
-//! one inside a preloaded `liblaxity.so`, while this one is part of an extension of Python. Each copy has tables of
-//! its own. So what is said here is also said to the first copy that the dynamic linker finds by
-//! name, if that is not this one.
+//! Scopes and memory are said to whoever posts the transfer. That may be another copy of this
+//! library: the one inside a preloaded `liblaxity.so`, while this one is part of an extension of
+//! Python. Each copy has tables of its own. So what is said here is also said to the first copy
+//! that the dynamic linker finds by name, if that is not this one.
 //!
-//! It is looked for once: a library that is to stand before all others was loaded before any of them.
+//! It is looked for once: a library that is to stand before all others was loaded before any of
+//! them.
 
 use core::ffi::{CStr, c_int, c_void};
 use core::mem::transmute;
@@ -51,8 +52,9 @@ impl Other {
             return None;
         }
         let version = find(c"lax_abi_version")?;
-        // SAFETY: the names are those of `laxity.h`, and a library that exports them keeps its signatures; the one
-        // whose arguments may change with the version of the interface is asked for it first.
+        // SAFETY: the names are those of `laxity.h`, and a library that exports them keeps its
+        // signatures; the one whose arguments may change with the version of the interface is asked
+        // for it first.
         unsafe {
             let version: extern "C" fn() -> u32 = transmute(version);
             if version() != crate::ffi::ABI_VERSION {
@@ -81,14 +83,14 @@ impl Other {
     }
 }
 
-/// What is said of transfers of this thread from an address, in the first copy that says so; `None` if there is no such
-/// copy. That may be this one.
+/// What is said of transfers of this thread from an address, in the first copy that says so; `None`
+/// if there is no such copy. That may be this one.
 pub(super) fn scope_of(address: u64) -> Option<Scope> {
     type Ask = unsafe extern "C" fn(*const c_void, *mut LaxScope) -> c_int;
     static ASK: OnceLock<Option<Ask>> = OnceLock::new();
     let ask = ASK.get_or_init(|| {
-        // SAFETY: the name is one of `laxity.h`, and a library that exports it keeps its signature; what may grow in
-        // the struct comes behind the size that it is given.
+        // SAFETY: the name is one of `laxity.h`, and a library that exports it keeps its signature;
+        // what may grow in the struct comes behind the size that it is given.
         find(c"lax_scope_of").map(|found| unsafe { transmute::<*mut c_void, Ask>(found) })
     });
     let mut said = LaxScope::of(&Scope::default());

@@ -221,7 +221,8 @@ fn run(knobs: &Knobs, listener: &OwnedFd) {
         }
         clients.retain_mut(|client| {
             let gone = idle > 0 && registration::is_hung_up(client.socket.as_fd());
-            // A program that lived shorter than a round may have left records in lanes not seen yet.
+            // A program that lived shorter than a round may have left records in lanes not seen
+            // yet.
             if gone && !client.bad {
                 client.served.refresh();
                 while serve(knobs, client, 1) > 0 {}

@@ -1,17 +1,17 @@
 //! What goes before the daemon hears of it: small work requests while nothing waits on any port.
 //!
 //! A record for each would cost more than the post, and tells a daemon that has nothing to decide
-//! nothing. So they go on a loan of the lane's credit, and are told of as one flow when it is used up or its
-//! time is over. How far the daemon may be behind is bounded: in bytes, in work requests and in
-//! time. It is told of each again as soon as something waits anywhere.
+//! nothing. So they go on a loan of the lane's credit, and are told of as one flow when it is used
+//! up or its time is over. How far the daemon may be behind is bounded: in bytes, in work requests
+//! and in time. It is told of each again as soon as something waits anywhere.
 
 use laxity_client::{Flow, Lane, Loan, memory, scope};
 use rdma_sys::{ibv_send_wr, ibv_wr_opcode};
 
 use crate::work;
 
-/// Bytes of a queue pair that the daemon may not know of: little against the window of any port that
-/// RDMA runs on.
+/// Bytes of a queue pair that the daemon may not know of: little against the window of any port
+/// that RDMA runs on.
 const BYTES: u64 = 64 << 10;
 /// Work requests of a queue pair that it may not know of.
 const REQUESTS: u32 = 256;
@@ -32,9 +32,9 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Whether a work request may go ahead; its bytes. It is not compared with the flow that the loan is
-    /// for, since that takes as long as telling: where neither threads nor memory say anything, the
-    /// opcode says it all.
+    /// Whether a work request may go ahead; its bytes. It is not compared with the flow that the
+    /// loan is for, since that takes as long as telling: where neither threads nor memory say
+    /// anything, the opcode says it all.
     ///
     /// # Safety
     /// As for [`work::sges`].

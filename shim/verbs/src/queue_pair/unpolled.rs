@@ -1,10 +1,10 @@
 //! What is in flight and nobody polls for.
 //!
-//! A program that waits for something else, and polls for completions later, would wait for ever if that
-//! depends on what waits in the queue pair, and would hold the port's window against all other processes. So what
-//! is in flight of a queue pair is taken for complete once its completion queue was not polled for
-//! [`UNPOLLED_TICKS`]. The pump thread of the lane looks after that ([`crate::lanes::Shard::watch`]), since the
-//! program may neither post nor poll meanwhile.
+//! A program that waits for something else, and polls for completions later, would wait for ever if
+//! that depends on what waits in the queue pair, and would hold the port's window against all other
+//! processes. So what is in flight of a queue pair is taken for complete once its completion queue
+//! was not polled for [`UNPOLLED_TICKS`]. The pump thread of the lane looks after that
+//! ([`crate::lanes::Shard::watch`]), since the program may neither post nor poll meanwhile.
 
 use laxity_client::Ticket;
 
@@ -24,8 +24,8 @@ impl QueuePair {
         self.shard().watch(self);
     }
 
-    /// Looks after what is in flight; false if nothing is that the daemon counts, and no more looks are
-    /// needed.
+    /// Looks after what is in flight; false if nothing is that the daemon counts, and no more looks
+    /// are needed.
     pub(crate) fn look(&'static self) -> bool {
         // Whoever has it is at it right now.
         let Some(mut state) = self.state.try_lock() else {

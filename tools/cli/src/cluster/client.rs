@@ -1,4 +1,5 @@
-//! The way to a coordinator: where it is, who we are, how long to wait, and what to say when it does not work.
+//! The way to a coordinator: where it is, who we are, how long to wait, and what to say when it
+//! does not work.
 
 use std::error::Error as _;
 use std::future::Future;
@@ -53,7 +54,8 @@ pub(crate) struct Coordinator {
         help_heading = "TLS"
     )]
     key: Option<PathBuf>,
-    /// The name in the coordinator's certificate, if it is not that of the endpoint (a tunnel, an address)
+    /// The name in the coordinator's certificate, if it is not that of the endpoint (a tunnel, an
+    /// address)
     #[arg(long, value_name = "NAME", help_heading = "TLS")]
     server_name: Option<String>,
 }
@@ -74,7 +76,8 @@ impl Coordinator {
     fn endpoint(&self) -> Result<Endpoint> {
         let wrong = || {
             format!(
-                "`{}` is no endpoint; write http://HOST:PORT, or https:// where the coordinator serves with TLS",
+                "`{}` is no endpoint; write http://HOST:PORT, or https:// where the coordinator \
+                 serves with TLS",
                 self.endpoint
             )
         };
@@ -101,7 +104,8 @@ impl Coordinator {
         }
         if given(&self.ca).is_some() || given(&self.cert).is_some() {
             bail!(
-                "certificates are of no use with http://; write https:// in --endpoint or ${ENDPOINT_ENV}"
+                "certificates are of no use with http://; write https:// in --endpoint or \
+                 ${ENDPOINT_ENV}"
             );
         }
         Ok(endpoint)
@@ -155,10 +159,14 @@ impl Coordinator {
         let next = match (cause.hint, self.url().starts_with("https:")) {
             (Some(hint), _) => hint,
             (None, true) => {
-                "does laxity-coordinator run there, and does it serve with TLS? (--endpoint, $LAXITY_COORDINATOR)".into()
+                "does laxity-coordinator run there, and does it serve with TLS? (--endpoint, \
+                 $LAXITY_COORDINATOR)"
+                    .into()
             }
             (None, false) => format!(
-                "does laxity-coordinator run there (systemctl status laxity-coordinator), and is the endpoint right? One that serves with TLS wants https:// (--endpoint, ${ENDPOINT_ENV})"
+                "does laxity-coordinator run there (systemctl status laxity-coordinator), and is \
+                 the endpoint right? One that serves with TLS wants https:// (--endpoint, \
+                 ${ENDPOINT_ENV})"
             ),
         };
         anyhow!(
@@ -189,7 +197,8 @@ impl Client {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
             Ok(Err(status)) => Err(refused(&status)),
             Err(_) => bail!(
-                "the coordinator did not answer within {:?}; look at its log and load, or wait longer with --timeout-ms",
+                "the coordinator did not answer within {:?}; look at its log and load, or wait \
+                 longer with --timeout-ms",
                 self.timeout
             ),
         }
@@ -205,29 +214,35 @@ pub(crate) fn refused(status: &Status) -> anyhow::Error {
     match status.code() {
         Code::NotFound | Code::InvalidArgument | Code::FailedPrecondition => anyhow!("{said}"),
         Code::PermissionDenied => anyhow!(
-            "the coordinator does not allow this: {said}; changes need a certificate of role operator (--cert, --key)"
+            "the coordinator does not allow this: {said}; changes need a certificate of role \
+             operator (--cert, --key)"
         ),
         Code::Unauthenticated => anyhow!(
-            "the coordinator does not know us: {said}; give a certificate of its authority (--cert, --key)"
+            "the coordinator does not know us: {said}; give a certificate of its authority \
+             (--cert, --key)"
         ),
         Code::Unimplemented => anyhow!(
-            "this is no laxity-coordinator, or an older one than this command; check --endpoint and `laxity-coordinator --version` there"
+            "this is no laxity-coordinator, or an older one than this command; check --endpoint \
+             and `laxity-coordinator --version` there"
         ),
         Code::Unavailable => anyhow!(
-            "the coordinator went away: {said}; it may be restarting, or another one leads now: try again"
+            "the coordinator went away: {said}; it may be restarting, or another one leads now: \
+             try again"
         ),
         code => anyhow!("the coordinator failed ({code:?}): {said}; its log has more"),
     }
 }
 
-/// What happened to the connection while something was asked. In TLS 1.3 a client learns of its refusal only here.
+/// What happened to the connection while something was asked. In TLS 1.3 a client learns of its
+/// refusal only here.
 fn cut(status: &Status) -> anyhow::Error {
     let cause = explain::cause(status, &SETTINGS);
     let text = super::tables::clean(&cause.text);
     match cause.hint {
         Some(hint) => anyhow!("the coordinator did not let us in: {text}; {hint}"),
         None => anyhow!(
-            "the connection to the coordinator broke: {text}; it may be restarting, or serve with TLS and want https:// in --endpoint: try again, and look at its log"
+            "the connection to the coordinator broke: {text}; it may be restarting, or serve with \
+             TLS and want https:// in --endpoint: try again, and look at its log"
         ),
     }
 }

@@ -28,7 +28,8 @@ Keys:
   policy               mfs or laxity: how doomed requests and worst-case estimates are treated
   drop_budget          requests that may be pruned at a time
   debounce             how long triggers are gathered, such as 3ms
-  rank_margin          by how much a batch's deadline has to move before daemons are told, such as 2ms
+  rank_margin          by how much a batch's deadline has to move before daemons are told, such as \
+  2ms
   correction_permille  weight of each finished batch in the correction of estimates, in thousandths
   fetches_per_port     fetches under way at a port that many read
   fetch_lease          how long a fetch token is good for, such as 50ms
@@ -162,7 +163,8 @@ fn set(args: &SetArgs) -> Result<()> {
 
 /// Puts `key=value` into `change`.
 fn apply(change: &mut Policy, text: &str) -> Result<(), String> {
-    const KEYS: &str = "policy, drop_budget, debounce, rank_margin, correction_permille, fetches_per_port, fetch_lease";
+    const KEYS: &str = "policy, drop_budget, debounce, rank_margin, correction_permille, \
+        fetches_per_port, fetch_lease";
     let (key, value) = text
         .split_once('=')
         .ok_or_else(|| format!("write KEY=VALUE; the keys are {KEYS}"))?;

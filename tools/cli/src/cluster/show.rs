@@ -24,7 +24,8 @@ pub(super) fn hosts(args: &HostsArgs) -> Result<()> {
     for wanted in &args.hosts {
         if !told.hosts.iter().any(|host| host.host == *wanted) {
             bail!(
-                "the coordinator knows no host {wanted}; `laxity cluster hosts` lists all that have come"
+                "the coordinator knows no host {wanted}; `laxity cluster hosts` lists all that \
+                 have come"
             );
         }
     }
@@ -116,7 +117,9 @@ pub(super) fn drain(args: &DrainArgs) -> Result<()> {
         format!("{host} is back in the cluster's order.")
     } else {
         format!(
-            "{host} is drained: {} batches that it takes part in are not ranked for it any more, it gets no fetch tokens, and its daemon orders by itself. Back in with `laxity cluster drain {host} --undo`.",
+            "{host} is drained: {} batches that it takes part in are not ranked for it any more, \
+             it gets no fetch tokens, and its daemon orders by itself. Back in with `laxity \
+             cluster drain {host} --undo`.",
             told.batches
         )
     };

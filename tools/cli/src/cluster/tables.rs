@@ -1,5 +1,5 @@
-//! What `laxity cluster` shows to people. Names come from daemons, that is from other machines: what could steer a terminal is
-//! written as its code.
+//! What `laxity cluster` shows to people. Names come from daemons, that is from other machines:
+//! what could steer a terminal is written as its code.
 
 use laxity_wire::view::{Batch, Explanation, Host, Hosts, Policy, Port, Queue, Revision};
 
@@ -9,7 +9,8 @@ use laxity_cli::table::{align_numbers, bytes, table};
 pub(crate) fn clean(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        // Bidirectional controls, zero-width characters and separators (Unicode, general categories Cf, Zl, Zp).
+        // Bidirectional controls, zero-width characters and separators (Unicode, general categories
+        // Cf, Zl, Zp).
         let hidden = matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
             | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}');
         if c.is_control() || hidden {
@@ -89,7 +90,8 @@ pub(crate) fn hosts(told: &Hosts) -> String {
     );
     if told.hosts.is_empty() {
         return format!(
-            "{headline}\nNo daemon has come yet: name this coordinator in the daemons' configuration."
+            "{headline}\nNo daemon has come yet: name this coordinator in the daemons' \
+             configuration."
         );
     }
     let mut table = table(&[
@@ -170,7 +172,8 @@ pub(crate) fn host(host: &Host) -> String {
         |epoch| format!("{}/{}", epoch.term, epoch.sequence),
     );
     lines.push(format!(
-        "heard {heard}; {} reports, {} events, {} refused; {} orders, {} merged into later ones, newest applied {applied}; {} of {} flows late",
+        "heard {heard}; {} reports, {} events, {} refused; {} orders, {} merged into later ones, \
+         newest applied {applied}; {} of {} flows late",
         host.reports,
         host.events,
         host.refused_events,

@@ -1,4 +1,5 @@
-//! `laxity cluster watch`: events as they come, a line each; with `--json`, an object each (NDJSON).
+//! `laxity cluster watch`: events as they come, a line each; with `--json`, an object each
+//! (NDJSON).
 
 use std::io::{self, ErrorKind, Write};
 

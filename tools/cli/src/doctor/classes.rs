@@ -30,9 +30,9 @@ impl Choice<'_> {
     }
 }
 
-/// How a fabric treats `dscp`, the higher the better: CS1 (the scavenger) below best effort, that below
-/// the daemon's levels in their order. Without a daemon, by class selector, as a switch that knows
-/// nothing better.
+/// How a fabric treats `dscp`, the higher the better: CS1 (the scavenger) below best effort, that
+/// below the daemon's levels in their order. Without a daemon, by class selector, as a switch that
+/// knows nothing better.
 fn standing(dscp: u8, status: Option<&Status>) -> usize {
     let levels = status
         .and_then(|status| status.ports.first())
@@ -102,8 +102,14 @@ pub(crate) fn inverted(seen: &Seen, status: Option<&Status>) -> Vec<Finding> {
                 collective.words()
             );
             let finding = Finding::warn("inverted-classes", found)
-                .because("a GPU waits for a collective, and on this fabric a KV transfer that could wait goes first")
-                .action("run both under `laxity run` without these variables, or set NCCL_IB_TC above UCX_IB_TRAFFIC_CLASS and MC_IB_TC");
+                .because(
+                    "a GPU waits for a collective, and on this fabric a KV transfer that \
+                    could wait goes first",
+                )
+                .action(
+                    "run both under `laxity run` without these variables, or set NCCL_IB_TC \
+                    above UCX_IB_TRAFFIC_CLASS and MC_IB_TC",
+                );
             findings.push(finding);
         }
         (Some(kv), Some(collective)) => {

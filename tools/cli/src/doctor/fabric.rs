@@ -77,8 +77,14 @@ fn netdev(root: &Root, device: &str, port: &str) -> Option<String> {
 pub(crate) fn devices(ports: &[Port], status: Option<&Status>) -> Vec<Finding> {
     if ports.is_empty() {
         let none = Finding::info("device", "no RDMA device")
-            .because("the preload library has nothing to do here; clients of laxity.h send over whatever they like")
-            .action("rdma link; modprobe the NIC's driver, or rdma link add rxe0 type rxe netdev eth0 to try it in software");
+            .because(
+                "the preload library has nothing to do here; clients of laxity.h send over \
+                whatever they like",
+            )
+            .action(
+                "rdma link; modprobe the NIC's driver, or rdma link add rxe0 type rxe netdev \
+                eth0 to try it in software",
+            );
         return vec![none];
     }
     let mut findings = Vec::new();
@@ -103,7 +109,10 @@ pub(crate) fn devices(ports: &[Port], status: Option<&Status>) -> Vec<Finding> {
         if !port.ethernet {
             let note = Finding::info("marking", "InfiniBand: packets carry no DSCP")
                 .about(port.subject())
-                .because("Laxity orders transfers on this host; the fabric does not tell its levels apart");
+                .because(
+                    "Laxity orders transfers on this host; the fabric does not tell its \
+                    levels apart",
+                );
             findings.push(note);
         }
     }
@@ -131,13 +140,21 @@ fn configured(ports: &[Port], status: &Status) -> Vec<Finding> {
             .first()
             .filter(|_| nics.len() == 1 && active.len() == 1);
         let Some(nic) = named.or(only) else {
-            let missing = Finding::warn("nic", "the daemon has no NIC of this device's or interface's name")
-                .about(port.subject())
-                .because("its traffic counts on another NIC's port, whose rate and queue are not its own")
-                .action(format!(
-                    "add [[nic]] name = \"{}\" with its rate to /etc/laxity/laxityd.toml; systemctl restart laxityd",
-                    port.device
-                ));
+            let missing = Finding::warn(
+                "nic",
+                "the daemon has no NIC of this device's or \
+                interface's name",
+            )
+            .about(port.subject())
+            .because(
+                "its traffic counts on another NIC's port, whose rate and queue are not \
+                    its own",
+            )
+            .action(format!(
+                "add [[nic]] name = \"{}\" with its rate to /etc/laxity/laxityd.toml; \
+                     systemctl restart laxityd",
+                port.device
+            ));
             findings.push(missing);
             continue;
         };
@@ -146,12 +163,16 @@ fn configured(ports: &[Port], status: &Status) -> Vec<Finding> {
         if (believed - real).abs() > 0.05 * real {
             let wrong = Finding::warn(
                 "nic",
-                format!("the daemon takes it for {believed} Gbit/s, the port runs at {real} Gbit/s"),
+                format!(
+                    "the daemon takes it for {believed} Gbit/s, the port runs at {real} \
+                    Gbit/s"
+                ),
             )
             .about(port.subject())
             .because("deadlines are judged, and bytes in flight bounded, by the wrong rate")
             .action(format!(
-                "set rate = \"{real}Gbit\" of [[nic]] \"{}\" in /etc/laxity/laxityd.toml; systemctl reload laxityd",
+                "set rate = \"{real}Gbit\" of [[nic]] \"{}\" in /etc/laxity/laxityd.toml; \
+                 systemctl reload laxityd",
                 nic.name
             ));
             findings.push(wrong);
@@ -205,8 +226,13 @@ fn gid(root: &Root, port: &Port) -> Finding {
         .action(address)
     } else if !v1.is_empty() {
         Finding::warn("gid", "RoCE v1 only")
-            .because("its packets have no IP header, so no DSCP: switches can't tell Laxity's levels apart")
-            .action(format!("{address}; the kernel adds a RoCEv2 GID for each address"))
+            .because(
+                "its packets have no IP header, so no DSCP: switches can't tell Laxity's \
+                levels apart",
+            )
+            .action(format!(
+                "{address}; the kernel adds a RoCEv2 GID for each address"
+            ))
     } else {
         Finding::warn("gid", "no GID")
             .because("no queue pair can be connected through this port")
@@ -237,10 +263,22 @@ pub(crate) fn forced_class(root: &Root, ports: &[Port]) -> Vec<Finding> {
         );
         match root.text(&cm).and_then(|text| number_in(&text)) {
             Some(tos) if tos != 0 => findings.push(
-                Finding::info("default-tos", format!("connections of librdmacm begin with ToS {tos}"))
-                    .about(port.subject())
-                    .because("a program that connects through rdma_cm and sets nothing has this class; a profile whose default_traffic_class differs takes it for a pin")
-                    .action(format!("echo 0 > {cm}, or set default_traffic_class = {tos} in the job's profile")),
+                Finding::info(
+                    "default-tos",
+                    format!(
+                        "connections of librdmacm begin with ToS \
+                    {tos}"
+                    ),
+                )
+                .about(port.subject())
+                .because(
+                    "a program that connects through rdma_cm and sets nothing has this \
+                        class; a profile whose default_traffic_class differs takes it for a pin",
+                )
+                .action(format!(
+                    "echo 0 > {cm}, or set default_traffic_class = {tos} in the \
+                        job's profile"
+                )),
             ),
             _ => {}
         }
@@ -265,16 +303,27 @@ pub(crate) fn trust(root: &Root, ports: &[Port], tool: Tool<'_>) -> Vec<Finding>
             continue;
         };
         let qos = tool("mlnx_qos", &["-i", netdev]);
-        findings.push(match trusted(netdev, qos.as_deref(), tool) {
-            Some((true, how)) => Finding::ok("trust", format!("DSCP ({how})")),
-            Some((false, how)) => Finding::warn("trust", format!("not DSCP ({how})"))
-                .because("the NIC sorts what it sends into its queues by something else than Laxity's marks")
-                .action(format!("mlnx_qos -i {netdev} --trust dscp, or dcb apptrust set dev {netdev} order dscp pcp")),
-            None => Finding::info("trust", "unknown: neither mlnx_qos nor dcb says")
-                .because("the NIC's queues and buffers only follow DSCP if it trusts it; the switches' trust is set there")
-                .action(format!("mlnx_qos -i {netdev} (mlx5), or the vendor's tool")),
-        }
-        .about(netdev));
+        findings.push(
+            match trusted(netdev, qos.as_deref(), tool) {
+                Some((true, how)) => Finding::ok("trust", format!("DSCP ({how})")),
+                Some((false, how)) => Finding::warn("trust", format!("not DSCP ({how})"))
+                    .because(
+                        "the NIC sorts what it sends into its queues by something else than \
+                    Laxity's marks",
+                    )
+                    .action(format!(
+                        "mlnx_qos -i {netdev} --trust dscp, or dcb apptrust set dev \
+                    {netdev} order dscp pcp"
+                    )),
+                None => Finding::info("trust", "unknown: neither mlnx_qos nor dcb says")
+                    .because(
+                        "the NIC's queues and buffers only follow DSCP if it trusts it; the \
+                    switches' trust is set there",
+                    )
+                    .action(format!("mlnx_qos -i {netdev} (mlx5), or the vendor's tool")),
+            }
+            .about(netdev),
+        );
         findings.push(lossless(root, netdev, qos.as_deref()).about(netdev));
     }
     findings
@@ -329,6 +378,8 @@ fn lossless(root: &Root, netdev: &str, qos: Option<&str>) -> Finding {
         }
         None => "PFC unreadable here".to_owned(),
     };
-    Finding::info("lossless", format!("{pfc}; {ecn}"))
-        .because("levels that share a lossless priority pause together; the switches' own settings can't be seen from here")
+    Finding::info("lossless", format!("{pfc}; {ecn}")).because(
+        "levels that share a lossless priority pause together; the switches' own settings \
+            can't be seen from here",
+    )
 }

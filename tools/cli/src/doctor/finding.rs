@@ -127,8 +127,8 @@ fn heading(finding: &Finding) -> String {
     }
 }
 
-/// Names of processes and values of their variables are other people's text: no control sequences of
-/// theirs reach the terminal.
+/// Names of processes and values of their variables are other people's text: no control sequences
+/// of theirs reach the terminal.
 fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '?' } else { c })

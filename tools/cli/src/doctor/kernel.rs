@@ -56,14 +56,20 @@ pub(crate) fn kernel(root: &Root, tried: &Tried) -> Vec<Finding> {
         Finding::ok("membarrier", "allowed")
     } else {
         Finding::warn("membarrier", "refused")
-            .because("each submit pays for a fence that the sleeping side would otherwise pay for; nothing breaks")
+            .because(
+                "each submit pays for a fence that the sleeping side would otherwise pay for; \
+                nothing breaks",
+            )
             .action("allow membarrier(2) in the seccomp profile of the container")
     };
     let region = match &tried.region {
         Ok(()) => Finding::ok("memfd", "shared memory can be made and sealed"),
         Err(problem) => Finding::error("memfd", problem.clone())
             .because("daemon and clients share sealed memory; without it nothing is scheduled")
-            .action("allow memfd_create(2) and fcntl(F_ADD_SEALS) in the seccomp profile of the container, and check its memory limit"),
+            .action(
+                "allow memfd_create(2) and fcntl(F_ADD_SEALS) in the seccomp profile of the \
+                container, and check its memory limit",
+            ),
     };
     vec![version, membarrier, region]
 }

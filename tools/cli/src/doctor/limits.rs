@@ -21,7 +21,10 @@ pub(crate) fn memlock(root: &Root, seen: &Seen, has_devices: bool) -> Vec<Findin
             let finding = Finding::warn("memlock", format!("it may lock {}", shown(bytes)))
                 .about(process.subject())
                 .because("registering more memory than that fails, with ENOMEM")
-                .action("LimitMEMLOCK=infinity in its systemd unit, or --ulimit memlock=-1 for its container");
+                .action(
+                    "LimitMEMLOCK=infinity in its systemd unit, or --ulimit memlock=-1 for its \
+                    container",
+                );
             findings.push(finding);
         }
     }
@@ -47,13 +50,22 @@ fn own(root: &Root, has_devices: bool) -> Finding {
             } else {
                 ""
             };
-            Finding::new("memlock", severity, format!("{} in this shell{note}", shown(bytes)))
-                .because(if lifted {
-                    "RDMA locks the memory that it registers: jobs without that capability (in containers, of other users) fail with ENOMEM beyond the limit"
-                } else {
-                    "RDMA locks the memory that it registers: jobs started from here fail with ENOMEM beyond the limit"
-                })
-                .action("ulimit -l unlimited; to keep it, `* - memlock unlimited` in /etc/security/limits.d/rdma.conf")
+            Finding::new(
+                "memlock",
+                severity,
+                format!("{} in this shell{note}", shown(bytes)),
+            )
+            .because(if lifted {
+                "RDMA locks the memory that it registers: jobs without that capability (in \
+                     containers, of other users) fail with ENOMEM beyond the limit"
+            } else {
+                "RDMA locks the memory that it registers: jobs started from here fail with \
+                     ENOMEM beyond the limit"
+            })
+            .action(
+                "ulimit -l unlimited; to keep it, `* - memlock unlimited` in \
+                    /etc/security/limits.d/rdma.conf",
+            )
         }
     }
 }

@@ -116,10 +116,17 @@ pub(crate) fn coverage(seen: &Seen, status: Option<&Status>) -> Vec<Finding> {
         if !process.preloaded && attached != Some(true) {
             findings.extend(uncovered(process));
         } else if process.uses_rdma && attached == Some(false) {
-            let detached = Finding::warn("coverage", "liblaxity.so is in it, but it is not attached")
-                .about(process.subject())
-                .because("its traffic goes out unscheduled")
-                .action("look for lines of laxity on its standard error, and see the findings about the daemon");
+            let detached = Finding::warn(
+                "coverage",
+                "liblaxity.so is in it, but it is not \
+                attached",
+            )
+            .about(process.subject())
+            .because("its traffic goes out unscheduled")
+            .action(
+                "look for lines of laxity on its standard error, and see the findings \
+                    about the daemon",
+            );
             findings.push(detached);
         } else {
             covered += 1;
@@ -150,7 +157,10 @@ fn uncovered(process: &Process) -> Option<Finding> {
     if process.uses_rdma {
         let finding = Finding::warn("coverage", "it uses RDMA, and liblaxity.so is not in it")
             .about(process.subject())
-            .because("its transfers compete with those that Laxity orders, and at the class that it chose itself")
+            .because(
+                "its transfers compete with those that Laxity orders, and at the class that \
+                it chose itself",
+            )
             .action(format!("start it with: {command}"));
         return Some(finding);
     }
@@ -191,16 +201,23 @@ fn bypasses(process: &Process) -> Vec<Finding> {
         findings.push(finding);
     }
     if process.gpu_initiated {
-        let finding = Finding::info("bypass-verbs", "NVSHMEM is in it: GPUs may ring the NIC's doorbells themselves (IBGDA)")
-            .about(process.subject())
-            .because("such transfers pass no library on the host, so nothing can order them; their class can still be set");
+        let finding = Finding::info(
+            "bypass-verbs",
+            "NVSHMEM is in it: GPUs may ring the NIC's \
+            doorbells themselves (IBGDA)",
+        )
+        .about(process.subject())
+        .because(
+            "such transfers pass no library on the host, so nothing can order them; their \
+                class can still be set",
+        );
         findings.push(finding);
     }
     findings
 }
 
-/// Whether a value of UCX_TLS lets UCX choose its own mlx5 transports. A leading `^` lists what not to
-/// use.
+/// Whether a value of UCX_TLS lets UCX choose its own mlx5 transports. A leading `^` lists what not
+/// to use.
 fn allows_mlx5(tls: &str) -> bool {
     let (excluding, list) = match tls.strip_prefix('^') {
         Some(list) => (true, list),

@@ -4,7 +4,8 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Most that is read of one file. The largest, `/proc/PID/maps` of a serving engine, is about 2 MiB.
+/// Most that is read of one file. The largest, `/proc/PID/maps` of a serving engine, is about 2
+/// MiB.
 const FILE_BYTES_MAX: u64 = 32 << 20;
 
 /// The folder that stands for `/`.

@@ -31,7 +31,10 @@ pub(crate) fn daemon(answer: &Result<Status, ControlError>) -> Vec<Finding> {
         {
             let found = format!("this user may not ask {}", path.display());
             let finding = Finding::info("daemon", found)
-                .because("mode, bypass and clients stay unknown here; jobs register elsewhere and are not affected")
+                .because(
+                    "mode, bypass and clients stay unknown here; jobs register elsewhere and \
+                    are not affected",
+                )
                 .action("sudo laxity doctor");
             vec![finding]
         }
@@ -122,20 +125,27 @@ pub(crate) fn registration(socket: &Path, answer: &Result<(), RegistrationError>
     let finding = Finding::error("registration", format!("{shown}: {error}"))
         .because("jobs of this user go out unscheduled");
     finding.action(match error {
-        RegistrationError::Rejected { reason: Reason::Forbidden, .. } => {
-            "add its user or group to [access] in /etc/laxity/laxityd.toml; systemctl reload laxityd"
+        RegistrationError::Rejected {
+            reason: Reason::Forbidden,
+            ..
+        } => {
+            "add its user or group to [access] in /etc/laxity/laxityd.toml; systemctl reload \
+             laxityd"
         }
-        RegistrationError::Rejected { reason: Reason::Full, .. } => {
-            "raise scheduler.clients_max in /etc/laxity/laxityd.toml; systemctl reload laxityd"
-        }
+        RegistrationError::Rejected {
+            reason: Reason::Full,
+            ..
+        } => "raise scheduler.clients_max in /etc/laxity/laxityd.toml; systemctl reload laxityd",
         RegistrationError::Version(_)
-        | RegistrationError::Rejected { reason: Reason::Version, .. } => {
-            "install one release everywhere; systemctl restart laxityd"
-        }
+        | RegistrationError::Rejected {
+            reason: Reason::Version,
+            ..
+        } => "install one release everywhere; systemctl restart laxityd",
         RegistrationError::System { source, .. }
             if source.kind() == std::io::ErrorKind::PermissionDenied =>
         {
-            "access.socket_mode in /etc/laxity/laxityd.toml, and the modes of the folders above the socket"
+            "access.socket_mode in /etc/laxity/laxityd.toml, and the modes of the folders above \
+             the socket"
         }
         RegistrationError::NoAnswer => "systemctl restart laxityd (it listens and does not answer)",
         _ => START,
@@ -146,8 +156,10 @@ pub(crate) fn registration(socket: &Path, answer: &Result<(), RegistrationError>
 pub(crate) fn library(found: &anyhow::Result<std::path::PathBuf>) -> Finding {
     match found {
         Ok(path) => Finding::ok("library", path.display().to_string()),
-        Err(error) => Finding::warn("library", error.to_string())
-            .because("`laxity run` can't put a program under Laxity; programs that link laxity_client need it not"),
+        Err(error) => Finding::warn("library", error.to_string()).because(
+            "`laxity run` can't put a program under Laxity; programs that link \
+                laxity_client need it not",
+        ),
     }
 }
 

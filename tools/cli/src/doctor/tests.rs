@@ -209,7 +209,9 @@ fn trust_is_what_a_tool_says_and_unknown_without_one() {
 
     let qos = |state: &str| {
         let text = format!(
-            "DCBX mode: OS controlled\nPriority trust state: {state}\nPFC configuration:\n\tpriority    0   1   2   3   4   5   6   7\n\tenabled     0   0   0   1   0   0   0   0\n"
+            "DCBX mode: OS controlled\nPriority trust state: {state}\nPFC \
+             configuration:\n\tpriority    0   1   2   3   4   5   6   7\n\tenabled     0   0   \
+             0   1   0   0   0   0\n"
         );
         move |program: &str, _: &[&str]| (program == "mlnx_qos").then(|| text.clone())
     };
@@ -376,7 +378,8 @@ fn ucx_on_mlx5_goes_past_verbs_unless_it_is_told_to_use_them() {
 fn memory_that_may_not_be_locked_is_a_warning_where_there_are_devices() {
     let limits = |value: &str| {
         format!(
-            "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         {value}              {value}              bytes\n"
+            "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         {value}              \
+             {value}              bytes\n"
         )
     };
     let host = Host::new()

@@ -1,4 +1,5 @@
-//! What became of each flow and each batch, put together from the events of a trace, in their order.
+//! What became of each flow and each batch, put together from the events of a trace, in their
+//! order.
 
 use std::collections::HashMap;
 

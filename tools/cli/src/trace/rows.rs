@@ -1,9 +1,9 @@
-//! A trace as Perfetto and Chrome read it: the JSON of the "Trace Event Format" with complete events (`X`), instants
-//! (`i`) and names (`M`).
+//! A trace as Perfetto and Chrome read it: the JSON of the "Trace Event Format" with complete
+//! events (`X`), instants (`i`) and names (`M`).
 //!
-//! One process of the picture is a port, its rows are stage, layer and level; another is the engine, with a
-//! row for each batch and each request. Where flows of one row overlap, the row is there more than once: the format
-//! knows only slices that follow or contain each other.
+//! One process of the picture is a port, its rows are stage, layer and level; another is the
+//! engine, with a row for each batch and each request. Where flows of one row overlap, the row is
+//! there more than once: the format knows only slices that follow or contain each other.
 
 use std::collections::BTreeMap;
 
@@ -52,7 +52,8 @@ fn named(what: &str, process: u64, row: u64, name: &str, order: u64) -> [Value; 
     ]
 }
 
-/// Puts spans into as few rows as possible without overlap, in the order in which they begin; gives the row of each.
+/// Puts spans into as few rows as possible without overlap, in the order in which they begin; gives
+/// the row of each.
 fn spread(spans: &[(u64, u64)]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..spans.len()).collect();
     order.sort_by_key(|&index| spans[index]);
@@ -126,7 +127,8 @@ fn ports(lives: &Lives, nics: &[String], events: &mut Vec<Value>) {
     }
 }
 
-/// One flow: a slice from submit to end, in it one for as long as it waited, and an instant for each permit.
+/// One flow: a slice from submit to end, in it one for as long as it waited, and an instant for
+/// each permit.
 fn draw(lives: &Lives, ledger: &Ledger, life: &Life, row: u64, events: &mut Vec<Value>) {
     let flow = &life.flow;
     let process = port_number(life);

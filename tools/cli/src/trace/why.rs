@@ -1,5 +1,5 @@
-//! Why a permit waited: how the flow stood when it was submitted, and what was let out on its port instead while
-//! it waited.
+//! Why a permit waited: how the flow stood when it was submitted, and what was let out on its port
+//! instead while it waited.
 //!
 //! The second is the whole answer where the window was full, too: it opens when bytes of others are
 //! complete, and whom it opens for is the policy's decision, which the permits tell.
@@ -42,7 +42,8 @@ impl Ledger {
         ledger
     }
 
-    /// Bytes by kind that went through a port after `from_ns`, until and with `to_ns`, the largest part first.
+    /// Bytes by kind that went through a port after `from_ns`, until and with `to_ns`, the largest
+    /// part first.
     fn between(&self, port: Port, from_ns: u64, to_ns: u64) -> Vec<(Kind, u64)> {
         let upto = |sums: &[(u64, u64)], limit_ns: u64| {
             let count = sums.partition_point(|(at_ns, _)| *at_ns <= limit_ns);

@@ -1,8 +1,10 @@
-//! A thread between a controller's mailbox and a service. The controller puts a question in and goes on; this thread waits for the question, and
-//! for the answer.
+//! A thread between a controller's mailbox and a service. The controller puts a question in and
+//! goes on; this thread waits for the question, and for the answer.
 //!
-//! It is there for a frontend that embeds H-MAS; none of the programs here starts one yet. The simulator asks while virtual time stands still
-//! ([`Client::ask_blocking`]), and the engine takes no decisions from services outside, since their answers are in no record and could not be replayed.
+//! It is there for a frontend that embeds H-MAS; none of the programs here starts one yet. The
+//! simulator asks while virtual time stands still ([`Client::ask_blocking`]), and the engine takes
+//! no decisions from services outside, since their answers are in no record and could not be
+//! replayed.
 
 use std::future::poll_fn;
 use std::io;
@@ -35,7 +37,8 @@ impl Carrier {
             loop {
                 let question = poll_fn(|context| mailbox.poll_take(context)).await;
                 let came = client.ask(&question).await;
-                // A question that was asked meanwhile is in the mailbox; the controller knows by its number that this answer is not to that one.
+                // A question that was asked meanwhile is in the mailbox; the controller knows by
+                // its number that this answer is not to that one.
                 mailbox.answer(question.number, came.map_err(|failure| failure.to_string()));
             }
         };

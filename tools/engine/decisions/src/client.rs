@@ -1,5 +1,5 @@
-//! Asks once, over HTTP/1.1. A connection for each question: there is one in `ΔT`, tens of seconds, and an idle connection would be
-//! closed by then.
+//! Asks once, over HTTP/1.1. A connection for each question: there is one in `ΔT`, tens of seconds,
+//! and an idle connection would be closed by then.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -20,7 +20,8 @@ use crate::endpoint::Endpoint;
 /// A decision and what a chat endpoint says around it; whatever is longer is none.
 const ANSWER_BYTES_MAX: usize = 256 * 1024;
 
-/// No decision came. The reaction is always the same: rules decide, and the next question is asked when it is time.
+/// No decision came. The reaction is always the same: rules decide, and the next question is asked
+/// when it is time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// No connection, or one that broke: is it running?
@@ -34,7 +35,8 @@ pub enum Failure {
     /// No answer in time.
     #[error("no answer within {} ms", .0.as_millis())]
     Late(Duration),
-    /// An answer with a status that is an error: what it says names the cause, as a model that is not there.
+    /// An answer with a status that is an error: what it says names the cause, as a model that is
+    /// not there.
     #[error("the service answered {status}: {says}")]
     Refused {
         /// Of the answer.
@@ -50,7 +52,8 @@ pub enum Failure {
     Invalid(Invalid),
 }
 
-/// A service's text as people are shown it: characters that could steer a terminal, or rearrange what is beside them, as their codes.
+/// A service's text as people are shown it: characters that could steer a terminal, or rearrange
+/// what is beside them, as their codes.
 fn shown(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -115,7 +118,8 @@ impl Client {
         came
     }
 
-    /// As [`Self::ask`], for a caller that has no runtime and nothing else to do, as a simulator whose time stands still meanwhile.
+    /// As [`Self::ask`], for a caller that has no runtime and nothing else to do, as a simulator
+    /// whose time stands still meanwhile.
     ///
     /// # Errors
     /// As [`Self::ask`].

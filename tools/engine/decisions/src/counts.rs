@@ -34,7 +34,8 @@ impl fmt::Display for Counts {
         } = self;
         write!(
             f,
-            "{asked} questions: {answered} decisions, {invalid} answers that are none, {refused} refused, {late} late, {unreachable} unreachable"
+            "{asked} questions: {answered} decisions, {invalid} answers that are none, {refused} \
+             refused, {late} late, {unreachable} unreachable"
         )
     }
 }

@@ -45,7 +45,8 @@ pub enum BadEndpoint {
     },
     /// TLS.
     #[error(
-        "`{0}`: a decision service is asked over plain HTTP; run a proxy on this host that speaks TLS, and give http://127.0.0.1:PORT/v1"
+        "`{0}`: a decision service is asked over plain HTTP; run a proxy on this host that speaks \
+         TLS, and give http://127.0.0.1:PORT/v1"
     )]
     Tls(String),
     /// A key that no header can have.
@@ -60,7 +61,8 @@ impl Endpoint {
     /// The path that a base address is completed by.
     const PATH: &str = "/chat/completions";
 
-    /// `url` is the base that clients of such services are given (`http://host:8000/v1`), the host alone, or the full address of `/chat/completions`.
+    /// `url` is the base that clients of such services are given (`http://host:8000/v1`), the host
+    /// alone, or the full address of `/chat/completions`.
     ///
     /// # Errors
     /// If it is no such address.

@@ -1,4 +1,5 @@
-//! A real service over HTTP, good and bad, and a replica that asks it: what comes of each question, and that the replica waits for none.
+//! A real service over HTTP, good and bad, and a replica that asks it: what comes of each question,
+//! and that the replica waits for none.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -307,7 +308,8 @@ impl Asking {
             .handle(self.now, &Event::Done { took, finished });
     }
 
-    /// Steps so long in the replica's time; the clock of the machine goes on only where it is told to.
+    /// Steps so long in the replica's time; the clock of the machine goes on only where it is told
+    /// to.
     fn run(&mut self, span: Span) {
         let until = self.now + span;
         while self.now < until {

@@ -1,5 +1,5 @@
-//! What policies of the first tier differ in: who is first, how many tokens, who may start, who is given up.
-//! The mechanics that they share: [`crate::replica`].
+//! What policies of the first tier differ in: who is first, how many tokens, who may start, who is
+//! given up. The mechanics that they share: [`crate::replica`].
 
 use crate::Time;
 use crate::iteration::Event;
@@ -7,9 +7,9 @@ use crate::job::{Job, Phase};
 use crate::kv::Pool;
 use crate::latency::Composition;
 
-/// Where a job stands in line: smaller is earlier, ties by arrival and number. A rank must not change but for what
-/// [`Discipline::observe`] announces and by progress of the job itself, so that the line can be kept in order
-/// rather than be sorted for each iteration.
+/// Where a job stands in line: smaller is earlier, ties by arrival and number. A rank must not
+/// change but for what [`Discipline::observe`] announces and by progress of the job itself, so that
+/// the line can be kept in order rather than be sorted for each iteration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank(pub i64);
 
@@ -25,7 +25,8 @@ pub enum Reranked {
 
 /// What a discipline may look at.
 pub trait View {
-    /// Jobs that decode, each with a token in the iteration that is being made, in the order of their ranks; none outside of one.
+    /// Jobs that decode, each with a token in the iteration that is being made, in the order of
+    /// their ranks; none outside of one.
     fn decoding(&self) -> Box<dyn Iterator<Item = &Job> + '_>;
     /// What the decodes of this iteration come to.
     fn decodes(&self) -> Composition;
@@ -56,7 +57,8 @@ pub enum Start {
     Later,
     /// Not yet, and nobody behind it either.
     Nobody,
-    /// Not yet, nor anybody before this rank: the next to be asked for is the first at or behind it.
+    /// Not yet, nor anybody before this rank: the next to be asked for is the first at or behind
+    /// it.
     Skip(Rank),
 }
 
@@ -88,12 +90,14 @@ pub trait Discipline {
         Start::Now
     }
 
-    /// It takes the place of another discipline. These jobs are here, in order of arrival; their ranks are asked for after this.
+    /// It takes the place of another discipline. These jobs are here, in order of arrival; their
+    /// ranks are asked for after this.
     fn takes_over(&mut self, jobs: &[Job], view: &dyn View) {
         let _ = (jobs, view);
     }
 
-    /// A job holds blocks from now on: its first chunk is planned, or it came with its KV and goes on.
+    /// A job holds blocks from now on: its first chunk is planned, or it came with its KV and goes
+    /// on.
     fn began(&mut self, job: &Job) {
         let _ = job;
     }
@@ -113,46 +117,51 @@ pub trait Discipline {
         let _ = request;
     }
 
-    /// The next job whose rank is another than before, without progress of its own: where [`Reranked::All`] would be too much.
-    /// Asked for after each [`Self::observe`] until there is none.
+    /// The next job whose rank is another than before, without progress of its own: where
+    /// [`Reranked::All`] would be too much. Asked for after each [`Self::observe`] until there is
+    /// none.
     fn poll_reranked(&mut self) -> Option<crate::request::RequestId> {
         None
     }
 
-    /// Jobs to give up now: they are served when nothing else is to do. Called before the line is read.
+    /// Jobs to give up now: they are served when nothing else is to do. Called before the line is
+    /// read.
     fn relegate(&mut self, now: Time, view: &dyn View) -> Vec<crate::request::RequestId> {
         let _ = (now, view);
         Vec::new()
     }
 
-    /// A relegated job keeps what was computed of it. It does not by default: that would hold blocks which those need
-    /// for whom it was given up (at 6 requests per second 27 % against 17 % missed their objective).
+    /// A relegated job keeps what was computed of it. It does not by default: that would hold
+    /// blocks which those need for whom it was given up (at 6 requests per second 27 % against 17 %
+    /// missed their objective).
     fn relegated_keep_blocks(&self) -> bool {
         false
     }
 
-    /// Whether those in line that have begun go on before those that come before them in line. Fixed-chunk schedulers of
-    /// vLLM and Sarathi do; who preempts prompts for more urgent ones does not (QoServe §3.4).
+    /// Whether those in line that have begun go on before those that come before them in line.
+    /// Fixed-chunk schedulers of vLLM and Sarathi do; who preempts prompts for more urgent ones
+    /// does not (QoServe §3.4).
     fn begun_first(&self) -> bool {
         true
     }
 
-    /// Whether a job that has begun goes on before those that come before it in line, asked for each that has begun where
-    /// [`Self::begun_first`] is not for all (QoServe §3.4: one that would miss its deadline if it waited for an
-    /// iteration is not preempted).
+    /// Whether a job that has begun goes on before those that come before it in line, asked for
+    /// each that has begun where [`Self::begun_first`] is not for all (QoServe §3.4: one that would
+    /// miss its deadline if it waited for an iteration is not preempted).
     fn goes_on(&mut self, now: Time, job: &Job) -> bool {
         let _ = (now, job);
         false
     }
 
-    /// Whether a job that decodes has a token in this iteration, asked once for each in each iteration. Who says no waits for the next one
-    /// (unless nobody else could go on).
+    /// Whether a job that decodes has a token in this iteration, asked once for each in each
+    /// iteration. Who says no waits for the next one (unless nobody else could go on).
     fn takes_token(&mut self, job: &Job) -> bool {
         let _ = job;
         true
     }
 
-    /// Jobs that may decode in one iteration; those beyond, in the order of ranks, wait for the next.
+    /// Jobs that may decode in one iteration; those beyond, in the order of ranks, wait for the
+    /// next.
     fn decodes_max(&self) -> usize {
         usize::MAX
     }

@@ -34,7 +34,8 @@ pub enum Event {
         /// For what.
         role: Role,
     },
-    /// An instance takes no more: what it has ends there (`lost` is empty), or is lost and has to be placed again.
+    /// An instance takes no more: what it has ends there (`lost` is empty), or is lost and has to
+    /// be placed again.
     Down {
         /// Which.
         instance: InstanceId,
@@ -50,8 +51,8 @@ pub enum Event {
         /// Time its last iteration took, ns; 0 if it had none.
         took: u64,
     },
-    /// A request's first token is out, on a prefill instance, and it can move to one that decodes. `spec` counts
-    /// what is ready and generated.
+    /// A request's first token is out, on a prefill instance, and it can move to one that decodes.
+    /// `spec` counts what is ready and generated.
     Prefilled {
         /// As it stands.
         spec: Spec,

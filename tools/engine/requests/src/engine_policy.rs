@@ -1,5 +1,5 @@
-//! Which policy an engine runs, by the name that configurations have for it: those of the engine itself and those of the lab, which writes engines'
-//! configurations.
+//! Which policy an engine runs, by the name that configurations have for it: those of the engine
+//! itself and those of the lab, which writes engines' configurations.
 
 use core::fmt;
 

@@ -1,7 +1,7 @@
 //! The first tier: what one replica computes in its next forward pass.
 //!
-//! A driver calls [`Iteration::handle`] for what happened, [`Iteration::plan`] when the replica is idle, runs the plan, and
-//! says [`Event::Done`]. One plan is under way at a time.
+//! A driver calls [`Iteration::handle`] for what happened, [`Iteration::plan`] when the replica is
+//! idle, runs the plan, and says [`Event::Done`]. One plan is under way at a time.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,8 @@ use crate::{Span, Time};
 pub enum Event {
     /// A request came.
     Arrived(Spec),
-    /// Nobody wants it any more, or it goes on elsewhere. May come while it is computed: what that gives is thrown away.
+    /// Nobody wants it any more, or it goes on elsewhere. May come while it is computed: what that
+    /// gives is thrown away.
     Cancelled(RequestId),
     /// The plan was computed.
     Done {
@@ -51,7 +52,8 @@ pub struct Step {
     pub context: u32,
 }
 
-/// A request whose blocks are taken away before the plan is computed. What was computed of it is lost.
+/// A request whose blocks are taken away before the plan is computed. What was computed of it is
+/// lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drop {
     /// Whose.

@@ -6,7 +6,8 @@ use crate::request::{RequestId, Spec};
 /// Where a job stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Tokens of its prompt (or of what was dropped) are to be computed; nothing of it was ever planned, or all was dropped.
+    /// Tokens of its prompt (or of what was dropped) are to be computed; nothing of it was ever
+    /// planned, or all was dropped.
     Waiting,
     /// Some are, more are to be.
     Prefilling,
@@ -23,7 +24,8 @@ pub struct Job {
     pub phase: Phase,
     /// Tokens whose KV is here.
     pub context: u32,
-    /// Tokens that have to be here before it decodes: the prompt, and after a drop also what it had generated.
+    /// Tokens that have to be here before it decodes: the prompt, and after a drop also what it had
+    /// generated.
     pub target: u32,
     /// Tokens that it gave out.
     pub generated: u32,
@@ -41,7 +43,8 @@ impl Job {
     /// A job as it arrives.
     #[must_use]
     pub const fn new(spec: Spec) -> Self {
-        // The KV of a token that was just generated is computed in the pass that gives the next one.
+        // The KV of a token that was just generated is computed in the pass that gives the next
+        // one.
         let computed = spec.prompt.saturating_add(spec.generated.saturating_sub(1));
         let decodes = spec.generated > 0 && spec.ready >= computed;
         let target = if decodes {

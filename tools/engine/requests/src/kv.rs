@@ -20,7 +20,8 @@ pub struct Pool {
     block_tokens: u32,
     capacity: u32,
     used: u32,
-    /// Numbers are the driver's, so that nobody can make them collide; asked for each token of each iteration.
+    /// Numbers are the driver's, so that nobody can make them collide; asked for each token of each
+    /// iteration.
     held: FxHashMap<RequestId, u32>,
 }
 

@@ -1,8 +1,9 @@
 //! How long a forward pass takes, as a policy that plans ahead asks it.
 //!
-//! An iteration is described by four sums; what they leave out (which request has which length) moves the time
-//! of an iteration by less than any of the models here is off. Linear in HyperFlexis (eq. 1 and 2), a forest in QoServe
-//! (§3.3), the roofline of the simulator in virtual time: each is a [`Latency`].
+//! An iteration is described by four sums; what they leave out (which request has which length)
+//! moves the time of an iteration by less than any of the models here is off. Linear in HyperFlexis
+//! (eq. 1 and 2), a forest in QoServe (§3.3), the roofline of the simulator in virtual time: each
+//! is a [`Latency`].
 
 use crate::Span;
 
@@ -11,8 +12,8 @@ use crate::Span;
 pub struct Composition {
     /// Prompt tokens that are computed.
     pub prefill_tokens: u32,
-    /// Pairs of those tokens and the tokens that each attends to, its own prefix included: a chunk of `c` tokens after `p`
-    /// has `c · p + c (c + 1) / 2`.
+    /// Pairs of those tokens and the tokens that each attends to, its own prefix included: a chunk
+    /// of `c` tokens after `p` has `c · p + c (c + 1) / 2`.
     pub prefill_pairs: u64,
     /// Prompt chunks.
     pub chunks: u32,

@@ -1,16 +1,19 @@
-//! A latency model that is learned while it is used: from the iterations of the replica that it is asked about, and from nothing else.
+//! A latency model that is learned while it is used: from the iterations of the replica that it is
+//! asked about, and from nothing else.
 //!
 //! ```text
 //! E = f + t · tokens + p · pairs + r · requests + c · context      (ns; HyperFlexis eq. 1 and 2 in one, as [`Composition`] counts)
 //! ```
 //!
-//! Relative least squares with no coefficient below zero, as `hyperflexis::latency` fits a profile, but recursively: what was measured long ago
-//! counts less and less. Neither a clock nor chance is asked, so that whoever tells it the same iterations hears the same
-//! times: a recorded run can be decided again.
+//! Relative least squares with no coefficient below zero, as `hyperflexis::latency` fits a profile,
+//! but recursively: what was measured long ago counts less and less. Neither a clock nor chance is
+//! asked, so that whoever tells it the same iterations hears the same times: a recorded run can be
+//! decided again.
 //!
-//! The side to err on is the long one (QoServe §3.6.1), and a fit is the middle. So its answer is multiplied by a caution: the 0.9 quantile of
-//! measured over predicted, followed as it moves. Before anything was measured some machine of today stands in, with few samples' weight:
-//! 20 ms and 0.1 ms a token ([`crate::hmas::prediction::Measured`] begins with the same).
+//! The side to err on is the long one (QoServe §3.6.1), and a fit is the middle. So its answer is
+//! multiplied by a caution: the 0.9 quantile of measured over predicted, followed as it moves.
+//! Before anything was measured some machine of today stands in, with few samples' weight: 20 ms
+//! and 0.1 ms a token ([`crate::hmas::prediction::Measured`] begins with the same).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -122,7 +125,8 @@ impl Fit {
         }
     }
 
-    /// Of all sets of coefficients that may be other than zero, the best whose solution has none below zero.
+    /// Of all sets of coefficients that may be other than zero, the best whose solution has none
+    /// below zero.
     fn fit(&mut self) {
         let cost = |x: &[f64; TERMS]| -> f64 {
             let quadratic: f64 = (0..TERMS)
@@ -146,7 +150,8 @@ impl Fit {
     }
 }
 
-/// Gauss with pivots, of the rows and columns in `set`; the others are zero. `None` if columns say the same: a smaller set does, too.
+/// Gauss with pivots, of the rows and columns in `set`; the others are zero. `None` if columns say
+/// the same: a smaller set does, too.
 fn solve(normal: &[[f64; TERMS]; TERMS], right: &[f64; TERMS], set: u32) -> Option<[f64; TERMS]> {
     let mut at = [0; TERMS];
     let mut n = 0;

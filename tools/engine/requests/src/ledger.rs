@@ -1,7 +1,8 @@
 //! What a dispatcher knows of instances: what they reported last, and what it placed on them since.
 //!
-//! A report is as old as the iteration it ends; placements and ends since are added, so that two decisions between two
-//! reports don't both count on the same room (HyperFlexis §5.1 step 5: the dispatcher's own shadow of each worker).
+//! A report is as old as the iteration it ends; placements and ends since are added, so that two
+//! decisions between two reports don't both count on the same room (HyperFlexis §5.1 step 5: the
+//! dispatcher's own shadow of each worker).
 
 use std::collections::BTreeMap;
 
@@ -22,8 +23,9 @@ pub struct Targets {
 }
 
 impl Targets {
-    /// Those of a request. One that has to be complete at some time and no more (no paper with two objectives has it) has
-    /// half of its allowance for the first token and half for all that it may generate.
+    /// Those of a request. One that has to be complete at some time and no more (no paper with two
+    /// objectives has it) has half of its allowance for the first token and half for all that it
+    /// may generate.
     #[must_use]
     pub fn of(spec: &Spec) -> Self {
         match spec.slo {
@@ -114,7 +116,8 @@ impl Row {
         }
     }
 
-    /// Prompts that are to be computed. Reports say how many tokens; of lengths they say nothing, so equal ones are taken.
+    /// Prompts that are to be computed. Reports say how many tokens; of lengths they say nothing,
+    /// so equal ones are taken.
     #[must_use]
     pub fn prompts(&self) -> Prompts {
         let load = &self.load;
@@ -147,8 +150,8 @@ impl Row {
         )
     }
 
-    /// Tokens for which there is room, with blocks of `block_tokens`. Without a report yet: as many as one wishes, whoever has no
-    /// room says so.
+    /// Tokens for which there is room, with blocks of `block_tokens`. Without a report yet: as many
+    /// as one wishes, whoever has no room says so.
     #[must_use]
     pub fn room(&self, block_tokens: u32, headroom: f64) -> f64 {
         if !self.reported {

@@ -1,4 +1,5 @@
-//! [`Time`] and [`Span`] in files: as nanoseconds. `laxity-policy` doesn't depend on serde, so it can't say so itself.
+//! [`Time`] and [`Span`] in files: as nanoseconds. `laxity-policy` doesn't depend on serde, so it
+//! can't say so itself.
 
 pub(crate) mod time {
     //! For `serde(with)`.

@@ -47,8 +47,8 @@ pub enum Slo {
 }
 
 impl Slo {
-    /// When token `n` (from 0) has to be there. Tokens of a batch request have no deadline of their own: that of the
-    /// last one holds for all (QoServe eq. 1 to 3).
+    /// When token `n` (from 0) has to be there. Tokens of a batch request have no deadline of their
+    /// own: that of the last one holds for all (QoServe eq. 1 to 3).
     #[must_use]
     pub const fn deadline(&self, arrival: Time, n: u32) -> Time {
         let after = match self {
@@ -90,8 +90,8 @@ pub struct Spec {
     pub prompt: u32,
     /// Most tokens that it may generate, 1 at least. How many it will is not known.
     pub output_max: u32,
-    /// Tokens at the start of it whose KV is here already: a prefix that was cached, or all of it, where another
-    /// instance computed it. Less than prompt plus `generated`.
+    /// Tokens at the start of it whose KV is here already: a prefix that was cached, or all of it,
+    /// where another instance computed it. Less than prompt plus `generated`.
     pub ready: u32,
     /// Tokens that it generated elsewhere.
     pub generated: u32,

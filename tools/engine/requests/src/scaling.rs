@@ -31,7 +31,8 @@ pub struct Window {
     pub arrived: u32,
     /// Requests that wait for a place.
     pub waiting: u32,
-    /// The longest that one of them has waited, as a share of the time within which its first token has to be there.
+    /// The longest that one of them has waited, as a share of the time within which its first token
+    /// has to be there.
     #[serde(default)]
     pub wait: f64,
     /// Requests that ended.

@@ -1,16 +1,18 @@
 //! The fourth tier: which stage of which workflow runs where, with which weights resident.
 //!
-//! A job is a workflow that somebody submitted; its stages are invocations of a model, known one after the other, as
-//! what comes before them ends (Maestro §III-A: a stage is the unit that is scheduled; the graph ahead is not known,
-//! loops and branches are decided by what the stages say). A node has one pool of GPU memory that the weights and the KV of
-//! several models share, and below it host memory, disk, and a store elsewhere.
+//! A job is a workflow that somebody submitted; its stages are invocations of a model, known one
+//! after the other, as what comes before them ends (Maestro §III-A: a stage is the unit that is
+//! scheduled; the graph ahead is not known, loops and branches are decided by what the stages say).
+//! A node has one pool of GPU memory that the weights and the KV of several models share, and below
+//! it host memory, disk, and a store elsewhere.
 //!
-//! The policy keeps the books of all nodes (what is resident, which bytes are promised to whom) and says what to do; the driver
-//! does it and reports what was. What the policy decided holds at once in its own books: a driver that can't do what
-//! was decided reports [`Event::NodeDown`].
+//! The policy keeps the books of all nodes (what is resident, which bytes are promised to whom) and
+//! says what to do; the driver does it and reports what was. What the policy decided holds at once
+//! in its own books: a driver that can't do what was decided reports [`Event::NodeDown`].
 //!
-//! All that happens at one instant (a stage ends, the next is ready) is handled before decisions are polled: a slot that
-//! a job leaves and wants again is then seen as one thing, the boundary between two stages.
+//! All that happens at one instant (a stage ends, the next is ready) is handled before decisions
+//! are polled: a slot that a job leaves and wants again is then seen as one thing, the boundary
+//! between two stages.
 
 use serde::{Deserialize, Serialize};
 
@@ -89,7 +91,8 @@ pub struct Job {
     pub confined: bool,
 }
 
-/// Numbers that stand for the meaning of a prompt: those of a sentence encoder, reduced by the driver.
+/// Numbers that stand for the meaning of a prompt: those of a sentence encoder, reduced by the
+/// driver.
 pub const SEMANTICS: usize = 4;
 
 /// A stage as it becomes ready.
@@ -267,13 +270,13 @@ pub enum Decision {
         model: ModelId,
         /// To.
         to: Readiness,
-        /// How long its memory is not free yet, from now: [`Event::Slept`] says when it is. Zero if it is at once, or if the time of it is in that of
-        /// the next [`Decision::Activate`] there.
+        /// How long its memory is not free yet, from now: [`Event::Slept`] says when it is. Zero if
+        /// it is at once, or if the time of it is in that of the next [`Decision::Activate`] there.
         #[serde(with = "crate::nanoseconds::span")]
         takes: Span,
     },
-    /// A model that [`Decision::Demote`] let leave is dropped where it is, at once: its memory is free. The `Demote` before this one says where
-    /// it is now.
+    /// A model that [`Decision::Demote`] let leave is dropped where it is, at once: its memory is
+    /// free. The `Demote` before this one says where it is now.
     StopTransition {
         /// Where.
         node: NodeId,

@@ -1,5 +1,5 @@
-//! What holds for a dispatcher whatever happens: nobody is lost, nobody is placed twice, every place is an instance that is up and does
-//! that stage, and whoever can be placed ends up placed.
+//! What holds for a dispatcher whatever happens: nobody is lost, nobody is placed twice, every
+//! place is an instance that is up and does that stage, and whoever can be placed ends up placed.
 
 use std::collections::{BTreeMap, BTreeSet};
 

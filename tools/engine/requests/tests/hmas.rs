@@ -1,5 +1,5 @@
-//! What holds for H-MAS whatever happens: no request is lost, blocks are balanced, nothing is admitted above memory, structures change
-//! once in `ΔT` at most, and nobody waits for perception.
+//! What holds for H-MAS whatever happens: no request is lost, blocks are balanced, nothing is
+//! admitted above memory, structures change once in `ΔT` at most, and nobody waits for perception.
 
 mod driver;
 

@@ -1,4 +1,5 @@
-//! What HyperFlexis' dispatcher promises, case by case. What holds for every dispatcher: `dispatch.rs`.
+//! What HyperFlexis' dispatcher promises, case by case. What holds for every dispatcher:
+//! `dispatch.rs`.
 
 use laxity_requests::dispatch::{Decision, Dispatch as _, Event, Role};
 use laxity_requests::hyperflexis::{HyperFlexis, Linear, Options};

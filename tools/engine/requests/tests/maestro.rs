@@ -1,5 +1,6 @@
-//! Workflows under random events: nobody is lost, books are balanced after every step, no node promises more memory than it has, whatever
-//! the order, the boundary rule and the comparison of nodes.
+//! Workflows under random events: nobody is lost, books are balanced after every step, no node
+//! promises more memory than it has, whatever the order, the boundary rule and the comparison of
+//! nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -407,7 +408,8 @@ fn a_job_that_may_not_leave_its_cluster_waits_for_it() {
     assert_eq!(world.loads, [(NodeId(1), ModelId(0))]);
 }
 
-/// Two models that do not fit beside each other: the large one gets its turn though the small one is always wanted.
+/// Two models that do not fit beside each other: the large one gets its turn though the small one
+/// is always wanted.
 #[test]
 fn a_stage_whose_weights_find_no_room_is_not_overtaken_for_ever() {
     let mut scripts = vec![one(Class::Batch, &[(2, 100, 4000)]); 60];
@@ -463,7 +465,8 @@ fn a_batch_job_loses_its_turn_between_stages_to_a_shorter_job_and_not_without_pr
         ..Options::maestro()
     };
     let mut world = World::new(options(Boundary::MAESTRO), &nodes, scripts.clone());
-    // The role's length is not known yet, so the first job is expected to be as short as the second is.
+    // The role's length is not known yet, so the first job is expected to be as short as the second
+    // is.
     assert_eq!(starts(&mut world, 2), [0, 100, 1]);
     let mut world = World::new(options(Boundary::Hold), &nodes, scripts);
     assert_eq!(starts(&mut world, 2), [0, 1, 100]);

@@ -1,5 +1,5 @@
-//! Algorithm 2 on a node (Maestro §III-C): weights that go to sleep take time to leave, who was promised their memory waits for that, and who
-//! can't wait stops them.
+//! Algorithm 2 on a node (Maestro §III-C): weights that go to sleep take time to leave, who was
+//! promised their memory waits for that, and who can't wait stops them.
 
 use laxity_requests::maestro::memory::Action;
 use laxity_requests::maestro::node::{Ask, Node};
@@ -105,7 +105,8 @@ fn an_interactive_stage_stops_a_transition_that_it_would_have_to_wait_for_and_a_
     assert!(node.estimate(&batch, &table, NOW).is_none());
     let urgent = ask(5, SMALL, Class::Interactive, 12);
     let estimate = node.estimate(&urgent, &table, NOW).expect("possible");
-    // Restored from disk, 5 s, with a new context, 1 s: that is what it costs, and no stage is interrupted.
+    // Restored from disk, 5 s, with a new context, 1 s: that is what it costs, and no stage is
+    // interrupted.
     assert_eq!(estimate.degradation, S + 6 * S);
     let done = node.place(&urgent, &table, NOW).expect("possible");
     assert_eq!(done.stopped, [LARGE]);

@@ -1,5 +1,5 @@
-//! What holds for a replica whatever happens to it: no request is lost, blocks are balanced, nothing is admitted above
-//! memory, and everybody who is not turned away ends.
+//! What holds for a replica whatever happens to it: no request is lost, blocks are balanced,
+//! nothing is admitted above memory, and everybody who is not turned away ends.
 
 mod driver;
 
@@ -258,7 +258,8 @@ impl Discipline for Laxity {
     }
 }
 
-/// Runs prompts that come one after the other, each when the one before has begun; how often blocks were taken.
+/// Runs prompts that come one after the other, each when the one before has begun; how often blocks
+/// were taken.
 fn prompts(discipline: Box<dyn Discipline + Send>, lengths: &[u32]) -> usize {
     let mut driver = driver(discipline);
     for prompt in lengths {

@@ -511,7 +511,8 @@ impl Config {
 mod tests {
     use super::*;
 
-    const TINY: &str = "[model]\nname = \"tiny\"\nlayers = 2\nhidden = 32\nheads = 4\nffn = 64\nvocab = 300\ncontext = 256\n";
+    const TINY: &str = "[model]\nname = \"tiny\"\nlayers = 2\nhidden = 32\nheads = 4\nffn = \
+        64\nvocab = 300\ncontext = 256\n";
 
     #[test]
     fn a_configuration_without_an_end_is_refused() {
@@ -612,7 +613,8 @@ mod tests {
                 "timing.row_us is -1",
             ),
             (
-                "role = \"decode\"\npeers = { listen = \"127.0.0.1:1\", prefill = [\"127.0.0.1:2\"], dispatch = \"hyperflexis\" }",
+                "role = \"decode\"\npeers = { listen = \"127.0.0.1:1\", prefill = \
+                 [\"127.0.0.1:2\"], dispatch = \"hyperflexis\" }",
                 "peers.prefill_ns",
             ),
             (

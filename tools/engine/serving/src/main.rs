@@ -197,7 +197,8 @@ fn summary(config: &Config) -> String {
     let kv_tokens = u64::from(config.kv.blocks) * u64::from(config.kv.block_tokens);
     let kv_bytes = kv_tokens * (model.kv_bytes() * model.layers) as u64;
     format!(
-        "the configuration is valid: {:?}, {} parameters ({:.1} MiB in f32), KV cache of {kv_tokens} tokens ({:.1} MiB), {} bytes of KV a token and layer, {}\n",
+        "the configuration is valid: {:?}, {} parameters ({:.1} MiB in f32), KV cache of \
+         {kv_tokens} tokens ({:.1} MiB), {} bytes of KV a token and layer, {}\n",
         config.role,
         parameters,
         (parameters * 4) as f64 / f64::from(1 << 20),

@@ -1,4 +1,5 @@
-//! Flags that the simulator's commands have in common: what is changed in a plan, and how it is run.
+//! Flags that the simulator's commands have in common: what is changed in a plan, and how it is
+//! run.
 
 use std::io::{self, IsTerminal};
 use std::num::NonZeroUsize;

@@ -25,7 +25,8 @@ pub(crate) struct ClaimsArgs {
     /// Fewer points and shorter runs, in seconds; what it shows are no findings
     #[arg(long)]
     quick: bool,
-    /// Folder of recorded traces, where a paper's figures are of one that is public (qoserve); without it, workloads are made up with their statistics
+    /// Folder of recorded traces, where a paper's figures are of one that is public (qoserve);
+    /// without it, workloads are made up with their statistics
     #[arg(long, value_name = "DIR", env = "LAXITY_DATA")]
     data: Option<PathBuf>,
     /// Points at a time; by default as many as there are processors
@@ -47,7 +48,8 @@ pub(crate) struct ClaimsArgs {
 pub(crate) struct QoserveArgs {
     #[command(flatten)]
     claims: ClaimsArgs,
-    /// Let QoServe plan with this predictor, under each calibration, instead of one that is trained for it (`laxity sim train-latency`)
+    /// Let QoServe plan with this predictor, under each calibration, instead of one that is trained
+    /// for it (`laxity sim train-latency`)
     #[arg(long, value_name = "FILE")]
     latency_model: Option<PathBuf>,
 }

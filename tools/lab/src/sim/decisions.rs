@@ -1,4 +1,5 @@
-//! `laxity sim reproduce hmas` with a decision service: a language model behind an OpenAI-style endpoint, or any program that answers like one.
+//! `laxity sim reproduce hmas` with a decision service: a language model behind an OpenAI-style
+//! endpoint, or any program that answers like one.
 
 use std::env::VarError;
 use std::process::ExitCode;
@@ -13,9 +14,12 @@ use laxity_sim::requests::hmas::{self, Service};
 use super::claims::{self, ClaimsArgs};
 
 pub(super) const HELP: &str = "\
-With --decision-service, one more controller is compared: a service that is really asked, while virtual
-time stands still, and whose decision comes --decision-takes-ms later in virtual time. A decision that takes longer
-than 20 s, the time between decisions, is never acted upon: the rules decide then, as they do where an answer is
+With --decision-service, one more controller is compared: a service that is really asked, while \
+virtual
+time stands still, and whose decision comes --decision-takes-ms later in virtual time. A decision \
+that takes longer
+than 20 s, the time between decisions, is never acted upon: the rules decide then, as they do \
+where an answer is
 no decision. What is asked, and what an answer has to be: docs/requests/hmas.md. A key goes
 into the environment, as LAXITY_DECISION_KEY.
 
@@ -91,7 +95,8 @@ pub(super) fn run(args: &HmasArgs) -> Result<ExitCode> {
     Ok(done)
 }
 
-/// The key, if there is one. What is there and can be none is a mistake: it must not be that the service is asked without.
+/// The key, if there is one. What is there and can be none is a mistake: it must not be that the
+/// service is asked without.
 fn key(found: Result<String, VarError>) -> Result<Option<String>> {
     match found {
         Ok(key) => Ok(Some(key)),
@@ -103,8 +108,9 @@ fn key(found: Result<String, VarError>) -> Result<Option<String>> {
     }
 }
 
-/// Before minutes are spent: is there a service, and does it have the model? What else goes wrong is what is being measured.
-/// The client that is given counts from zero: the first question is of no decision.
+/// Before minutes are spent: is there a service, and does it have the model? What else goes wrong
+/// is what is being measured. The client that is given counts from zero: the first question is of
+/// no decision.
 fn greeted(endpoint: Endpoint) -> Result<Client> {
     match Client::new(endpoint.clone()).ask_blocking(&hmas::example_question()) {
         Err(failure @ (Failure::Unreachable { .. } | Failure::Refused { .. })) => {
@@ -141,7 +147,8 @@ mod tests {
             stream.read_exact(&mut first).expect("a request");
             let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
             stream.write_all(answer).expect("it listens");
-            // Until the client has what it wants: to close with bytes unread would reset the connection.
+            // Until the client has what it wants: to close with bytes unread would reset the
+            // connection.
             let _ = io::copy(&mut stream, &mut io::sink());
             first
         });

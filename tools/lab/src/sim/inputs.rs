@@ -1,5 +1,5 @@
-//! What a simulation is fed with, by itself: the models it knows, what a workload is like, and how the
-//! compute model was fitted.
+//! What a simulation is fed with, by itself: the models it knows, what a workload is like, and how
+//! the compute model was fitted.
 
 use std::path::PathBuf;
 

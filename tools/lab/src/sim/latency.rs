@@ -1,5 +1,6 @@
-//! `laxity sim train-latency`: trains a predictor of iteration times, on the simulator's roofline or on measured iterations, says how far off it is on
-//! those that it did not see, and keeps it in a file.
+//! `laxity sim train-latency`: trains a predictor of iteration times, on the simulator's roofline
+//! or on measured iterations, says how far off it is on those that it did not see, and keeps it in
+//! a file.
 
 use std::path::PathBuf;
 
@@ -16,17 +17,21 @@ use laxity_cli::output::{check, replace, say};
 use laxity_cli::table;
 
 pub(super) const HELP: &str = "\
-Without --csv and --record it is trained on the simulator's roofline of a GPU and a model. On a machine
+Without --csv and --record it is trained on the simulator's roofline of a GPU and a model. On a \
+machine
 it should be trained on what was measured there:
 
   --record  what laxity-engine --record FILE keeps (plans, and how long each took)
   --csv     a table with a header. Columns: prefill_tokens (prompt tokens computed), prefix (tokens
             before them whose KV was there), decodes (requests that computed one token), context
-            (tokens that those attended to, in all), ms (how long it took); optional: chunks (prompts
-            that the tokens were of), pairs (prompt tokens times tokens attended to, where there were
+            (tokens that those attended to, in all), ms (how long it took); optional: chunks \
+            (prompts
+            that the tokens were of), pairs (prompt tokens times tokens attended to, where there \
+            were
             several chunks).
 
-A tenth of the iterations is held out: the error is that on them. Another tenth says what margin 99.8 %
+A tenth of the iterations is held out: the error is that on them. Another tenth says what margin \
+99.8 %
 stay within (5 % at least), which is what a policy plans with. The file is JSON, with a version.
 
 Examples:
@@ -60,7 +65,8 @@ pub(crate) struct TrainArgs {
     /// Host time between two iterations of the roofline, µs
     #[arg(long, value_name = "US", conflicts_with_all = ["csv", "record", "ratio"])]
     host_us: Option<u32>,
-    /// As much host time as makes prompts in chunks of 2500 so many times as fast as in chunks of 256
+    /// As much host time as makes prompts in chunks of 2500 so many times as fast as in chunks of
+    /// 256
     #[arg(long, value_name = "R", conflicts_with_all = ["csv", "record"])]
     ratio: Option<f64>,
     /// All of it so many times slower than the roofline
@@ -105,14 +111,13 @@ fn sampled(args: &TrainArgs) -> Result<LatencyFile> {
     let (gpu, model) = (Gpu::named(&args.gpu)?, Model::named(&args.model)?);
     let roofline = match args.ratio {
         None => Roofline::with_host_us(&gpu, &model, args.tp, args.host_us.unwrap_or(0)),
-        Some(ratio) => {
-            Roofline::calibrated(&gpu, &model, args.tp, ratio).with_context(|| {
-                format!(
-                    "--ratio {ratio}: no host time makes chunks of 2500 so much faster than those of 256 here; \
+        Some(ratio) => Roofline::calibrated(&gpu, &model, args.tp, ratio).with_context(|| {
+            format!(
+                "--ratio {ratio}: no host time makes chunks of 2500 so much faster than those \
+                     of 256 here; \
                      expected less than 9.7, and more than they are without any"
-                )
-            })?
-        }
+            )
+        })?,
     };
     let words = format!(
         "the roofline of {} on {}, tensor parallel {}, host {}, {:.2}× slower",

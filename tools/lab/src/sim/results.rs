@@ -104,7 +104,8 @@ impl<'a> Folder<'a> {
     pub(super) fn begin(&self, plan: &Plan) -> Result<()> {
         fs::create_dir_all(self.0).with_context(|| format!("cannot make {}", self.0.display()))?;
         let text = format!(
-            "# As it was run, with all that it inherited. Relative paths in it are from where that was.\n{}",
+            "# As it was run, with all that it inherited. Relative paths in it are from where that \
+             was.\n{}",
             plan.to_toml()
         );
         output::replace(&self.0.join("plan.toml"), text.as_bytes())

@@ -341,7 +341,8 @@ mod tests {
 
     #[test]
     fn events_are_cut_wherever_they_are_cut_on_their_way() {
-        let text = b"data: {\"choices\":[{\"token_ids\":[1,2]}]}\n\ndata: {\"choices\":[{\"token_ids\":[3]}]}\n\ndata: [DONE]\n\n";
+        let text = b"data: {\"choices\":[{\"token_ids\":[1,2]}]}\n\ndata: \
+            {\"choices\":[{\"token_ids\":[3]}]}\n\ndata: [DONE]\n\n";
         for size in 1..text.len() {
             let mut events = Events::default();
             let all: Vec<u32> = text

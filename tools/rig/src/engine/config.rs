@@ -5,8 +5,8 @@
 //! with the defaults a token moves 512 bytes of KV a layer and, with half of the experts on the
 //! other host, 2 KiB to them and back (1 : 4).
 //!
-//! The timed model has the replay's sizes and times ([`crate::config::Scaling`]), but each host of a
-//! unit computes requests of its own. A token has one expert on each host, and its KV lies on one
+//! The timed model has the replay's sizes and times ([`crate::config::Scaling`]), but each host of
+//! a unit computes requests of its own. A token has one expert on each host, and its KV lies on one
 //! host, as large as that of all ranks together. A host takes as long for a token as the replay's
 //! unit, in iterations that are shorter by the number of hosts: else the length of iterations, and
 //! not the network, decides who is in time (`docs/notes/one-serving-stack.md`).
@@ -369,7 +369,8 @@ impl LabConfig {
             return fail(
                 "tokens_max",
                 format!(
-                    "is {}, and must be at most {most} for the real engine: the answer is counted with it",
+                    "is {}, and must be at most {most} for the real engine: the answer is counted \
+                     with it",
                     self.tokens_max
                 ),
             );

@@ -16,9 +16,11 @@ section p { margin: .2rem 0 .6rem; font-size: .9rem; opacity: .8; }
 svg { width: 100%; height: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1rem 0; }
 th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid var(--soft); }
-th:first-child, td:first-child { text-align: left; } tr.best td { font-weight: 600; } td { white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } tr.best td { font-weight: 600; } td { \
+white-space: nowrap; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; margin: .4rem 0; font-size: .9rem; }
-.legend i { display: inline-block; width: .8em; height: .8em; border-radius: .2em; margin-right: .4em; }
+.legend i { display: inline-block; width: .8em; height: .8em; border-radius: .2em; margin-right: \
+.4em; }
 div.wide { overflow-x: auto; }
 details { margin-top: 1.5rem; } pre { overflow-x: auto; font-size: .85rem; }
 ";
@@ -261,7 +263,8 @@ fn background(report: &LabReport) -> Markup {
                 "Ratios are those of MFS §2.2 and §6.2; sizes and times are scaled to ports of "
                 (report.config.port_mbit) " Mbit/s on " (machine.cores) " cores ("
                 (machine.model) ", Linux " (machine.kernel) "). Processors busy during the runs: "
-                (report.runs.iter().map(|run| format!("{} {:.2} ({:.2} by the lab itself)", run.policy, run.busy_cores, run.lab_cores))
+                (report.runs.iter().map(|run| format!("{} {:.2} ({:.2} by the lab \
+                    itself)", run.policy, run.busy_cores, run.lab_cores))
                     .collect::<Vec<_>>().join(", ")) "."
             }
             pre { (scaling) }

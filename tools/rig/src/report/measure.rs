@@ -72,10 +72,11 @@ pub struct PolicyRun {
     pub nic_bytes: BTreeMap<u8, u64>,
     /// Packets that any queue dropped.
     pub fabric_drops: u64,
-    /// Payload that the replay's own connections sent, by stage and DSCP: what `fabric_bytes` has to agree with, if
-    /// `plugin` is none.
+    /// Payload that the replay's own connections sent, by stage and DSCP: what `fabric_bytes` has
+    /// to agree with, if `plugin` is none.
     pub stage_bytes: BTreeMap<String, BTreeMap<u8, u64>>,
-    /// What became of all-to-alls that the NCCL plugin carried; none if the replay's own connections did.
+    /// What became of all-to-alls that the NCCL plugin carried; none if the replay's own
+    /// connections did.
     pub plugin: Option<Carriage>,
     /// Payload handed to TCP, and to the plugin.
     pub bytes_sent: u64,

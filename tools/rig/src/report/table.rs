@@ -86,7 +86,8 @@ fn heading(report: &LabReport) -> String {
          {} prefill units of {} hosts, {} decode hosts, ports of {} Mbit/s; SLO {} × the \
          request's contention-free TTFT ({:.0} ms on average)\n\
          scaled: {} layers, per token and layer {:.0} B of KV and {:.0} B of all-to-all at each \
-         rank, compute {:.1} ms + {:.1} µs per token; collectives {:.0} % of an uncontended layer\n",
+         rank, compute {:.1} ms + {:.1} µs per token; collectives {:.0} % of an uncontended \
+         layer\n",
         statistics.requests,
         config.duration_s,
         workload.offered_load,
@@ -161,7 +162,8 @@ fn carried(plugin: &Carriage) -> String {
     if plugin.buffers_unbounded > 0 {
         write!(
             text,
-            ", with the kernel's own buffers at {} hosts: not to be compared with runs over the lab's own connections",
+            ", with the kernel's own buffers at {} hosts: not to be compared with runs over the \
+             lab's own connections",
             plugin.buffers_unbounded
         )
         .expect("a String takes all");
@@ -227,7 +229,8 @@ fn remarks(report: &LabReport) -> String {
             };
             write!(
                 note,
-                "; with a coordinator{fate}: {} orders applied, {} refused, {} reports, {} events refused{fetches}, {} of {} hosts \
+                "; with a coordinator{fate}: {} orders applied, {} refused, {} reports, {} events \
+                 refused{fetches}, {} of {} hosts \
                  follow it at the end",
                 said.orders,
                 said.refused_orders,

@@ -1,5 +1,6 @@
 //! An initramfs: the kernel's `newc` cpio format (`Documentation/driver-api/early-userspace/
-//! buffer-format.rst`). Not compressed, since decompressing is what an emulated processor is bad at.
+//! buffer-format.rst`). Not compressed, since decompressing is what an emulated processor is bad
+//! at.
 
 use std::fmt::Write as _;
 

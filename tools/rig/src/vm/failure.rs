@@ -1,4 +1,5 @@
-//! Why a job has no result, told apart: a panic, a hang, a time limit, a machine that lacks something.
+//! Why a job has no result, told apart: a panic, a hang, a time limit, a machine that lacks
+//! something.
 
 use std::io;
 use std::time::Duration;
@@ -43,7 +44,8 @@ pub enum VmError {
     },
     /// Nothing was heard of the guest, not even a heartbeat.
     #[error(
-        "the guest hangs: nothing was heard of it for {silent_s} s{when}. The end of its console:\n{console}"
+        "the guest hangs: nothing was heard of it for {silent_s} s{when}. The end of its \
+         console:\n{console}"
     )]
     Hung {
         /// For how long, s.
@@ -64,7 +66,8 @@ pub enum VmError {
     Failed(String),
     /// The guest's part of this program ended without an answer.
     #[error(
-        "the lab's process in the guest ended without an answer. The end of the guest's console:\n{console}"
+        "the lab's process in the guest ended without an answer. The end of the guest's \
+         console:\n{console}"
     )]
     Lost {
         /// End of its console.

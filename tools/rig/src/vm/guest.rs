@@ -261,8 +261,8 @@ impl Guest {
         counters::read(&self.network).context("reading the router's counters")
     }
 
-    /// Shapes the router's ports otherwise from now on: another rate, guest_job or queue, or none. What
-    /// is queued is lost and queues count from 0 again, so nothing should run meanwhile.
+    /// Shapes the router's ports otherwise from now on: another rate, guest_job or queue, or none.
+    /// What is queued is lost and queues count from 0 again, so nothing should run meanwhile.
     ///
     /// # Errors
     /// Such a network cannot be built, or `tc` refuses it.

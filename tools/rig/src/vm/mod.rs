@@ -7,9 +7,9 @@
 //!       └───────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! The guest boots Debian's stock kernel ([`image`]) and runs this very program as its first process
-//! ([`guest`]), which builds two RDMA devices with a router between them ([`network`]) and runs one
-//! [`job::Job`]. Nothing outlives the caller ([`keeper`]).
+//! The guest boots Debian's stock kernel ([`image`]) and runs this very program as its first
+//! process ([`guest`]), which builds two RDMA devices with a router between them ([`network`]) and
+//! runs one [`job::Job`]. Nothing outlives the caller ([`keeper`]).
 
 pub mod channel;
 pub mod counters;

@@ -14,8 +14,9 @@
 //! Shaping is on the router's ports. A queueing discipline on rxe's own interface panics the guest
 //! (`validate_xmit_skb`) or hangs `destroy_qp`.
 //!
-//! A port is a TBF with a `prio` inside: the token bucket asks `prio` anew each time it may send, so
-//! priority is strict. In front of it a `clsact` hook counts by DSCP, with one hash look-up for all 64.
+//! A port is a TBF with a `prio` inside: the token bucket asks `prio` anew each time it may send,
+//! so priority is strict. In front of it a `clsact` hook counts by DSCP, with one hash look-up for
+//! all 64.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -307,8 +308,8 @@ fn forward_in_router() -> anyhow::Result<()> {
 
 /// Has what comes in on each interface handled in order. A veth hands packets to the processor that
 /// sends them, and a queue pair's sender moves between processors, so that packets overtake others:
-/// rxe then asks for them again, and if the last ones are concerned waits for its timeout. Steered by
-/// flow, each queue pair has one processor.
+/// rxe then asks for them again, and if the last ones are concerned waits for its timeout. Steered
+/// by flow, each queue pair has one processor.
 fn keep_order() -> anyhow::Result<()> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mask = format!("{:x}", (1_u64 << processors.min(32)) - 1);

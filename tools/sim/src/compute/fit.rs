@@ -53,7 +53,8 @@ pub fn fit(profiles: &Path) -> Result<FitReport, FitError> {
             let fitted = study(&gpu, &series, fit_all_reduce, all_reduce_ns, &mut report);
             all_reduce = Some((fitted, name_of(file)));
         }
-        // As latencies and shares of NVLink, an all-reduce goes for a GPU that has no profile of its own.
+        // As latencies and shares of NVLink, an all-reduce goes for a GPU that has no profile of
+        // its own.
         let (all_reduce, source) = all_reduce.clone().ok_or_else(|| missing("all_reduce"))?;
         sources.push(source);
         report.gpus.push(GpuFit {
@@ -314,7 +315,8 @@ fn fit_all_reduce(gpu: &Gpu, cut: &Cut) -> of::AllReduce {
     make(&found.map(rounded))
 }
 
-/// Attention: FlashAttention-3's curve on H100, FlashAttention-2's best with the same shape on A100.
+/// Attention: FlashAttention-3's curve on H100, FlashAttention-2's best with the same shape on
+/// A100.
 fn attention(gpu: &Gpu) -> of::Attention {
     let parameters = [Parameter::share(0.6), Parameter::new(100.0, 1.0, 5000.0)];
     let [compute, context] = least_squares(parameters, |[compute, context], out| {

@@ -52,8 +52,8 @@ struct File {
     memory_gbytes: f64,
     memory_gbytes_per_second: f64,
     nvlink_gbytes_per_second: f64,
-    /// Name or path of the coefficients. They are shares of the rates above, so that a GPU for which
-    /// nothing was measured can borrow those of a kindred one.
+    /// Name or path of the coefficients. They are shares of the rates above, so that a GPU for
+    /// which nothing was measured can borrow those of a kindred one.
     fit: String,
 }
 

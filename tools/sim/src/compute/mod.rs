@@ -1,20 +1,20 @@
 //! How long a layer computes: a roofline for every operator of a prefill step, with efficiencies
 //! that are fitted to recorded operator profiles.
 //!
-//! The parts: `operator` has the forms and what they assume, [`coefficients`] the numbers in
-//! them, [`mod@fit`] makes those numbers from profiles (of Vidur, Agrawal et al., MLSys 2024) and says
+//! The parts: `operator` has the forms and what they assume, [`coefficients`] the numbers in them,
+//! [`mod@fit`] makes those numbers from profiles (of Vidur, Agrawal et al., MLSys 2024) and says
 //! how far off they are, `published` has the figures for what no profile covers.
 //!
 //! What is measured and what is extrapolated:
 //!
 //! * Matrix products, norms, rotary embedding, activation and residual add: fitted on A100 (hidden
-//!   4096 and 8192, 1 to 32768 tokens, TP 1 to 8) and on H100 (hidden 4096, 1 to 4096 tokens). Other
-//!   sizes, experts and the router are extrapolations through the same forms.
+//!   4096 and 8192, 1 to 32768 tokens, TP 1 to 8) and on H100 (hidden 4096, 1 to 4096 tokens).
+//!   Other sizes, experts and the router are extrapolations through the same forms.
 //! * All-reduce: fitted on A100 within one server (2, 4, 8 GPUs; 2 KiB to 64 MiB). H100 takes the
 //!   same latencies and the same shares of its NVLink.
 //! * Attention and Gated DeltaNet: published figures, no profiles.
-//! * Not there: launch gaps, host time, clocks that throttle under load, and anything that overlaps.
-//!   Operators follow each other.
+//! * Not there: launch gaps, host time, clocks that throttle under load, and anything that
+//!   overlaps. Operators follow each other.
 //!
 //! The run path uses `+ − × ÷`, minimum and maximum only, so that virtual times are the same bits
 //! on every machine.
@@ -104,8 +104,8 @@ struct Ends {
 }
 
 impl Compute {
-    /// The model on ranks of `tp` such GPUs. Heads and columns that `tp` does not divide are padded;
-    /// keys and values of which there are fewer than GPUs are on several.
+    /// The model on ranks of `tp` such GPUs. Heads and columns that `tp` does not divide are
+    /// padded; keys and values of which there are fewer than GPUs are on several.
     ///
     /// # Panics
     /// If `tp` is zero.
@@ -152,8 +152,9 @@ impl Compute {
         })
     }
 
-    /// As [`Self::attention_ns`] for an iteration of continuous batching: beside prompt tokens, `decodes` requests compute one token each and
-    /// attend to `context` tokens in all, whose keys and values are read once each.
+    /// As [`Self::attention_ns`] for an iteration of continuous batching: beside prompt tokens,
+    /// `decodes` requests compute one token each and attend to `context` tokens in all, whose keys
+    /// and values are read once each.
     #[must_use]
     pub fn mixed_attention_ns(
         &self,
@@ -182,9 +183,10 @@ impl Compute {
         })
     }
 
-    /// Experts of one layer on one rank: `tokens` (token, expert) pairs routed to it, over `experts`
-    /// local experts that have any. Weights of each of those are read. Sorting the tokens by expert,
-    /// weighting and summing the results, and the TP all-reduce of the tokens' sums are in it.
+    /// Experts of one layer on one rank: `tokens` (token, expert) pairs routed to it, over
+    /// `experts` local experts that have any. Weights of each of those are read. Sorting the tokens
+    /// by expert, weighting and summing the results, and the TP all-reduce of the tokens' sums are
+    /// in it.
     #[must_use]
     pub fn experts_ns(&self, tokens: u64, experts: u32) -> u64 {
         if tokens == 0 {

@@ -1,5 +1,5 @@
-//! Operator profiles as Vidur records them (microsoft/vidur, `data/profiling`), kept as csv with the
-//! median of each operator: `<gpu>_<model>_linear.csv` and `<gpu>_<system>_all_reduce.csv`.
+//! Operator profiles as Vidur records them (microsoft/vidur, `data/profiling`), kept as csv with
+//! the median of each operator: `<gpu>_<model>_linear.csv` and `<gpu>_<system>_all_reduce.csv`.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};

@@ -93,7 +93,8 @@ impl FitReport {
                 "# Coefficients of the compute-time model on {}, made by\n\
                  # `laxity sim fit DIR --write`; not to be edited. What they mean is said in\n\
                  # src/compute/operator.rs. Fitted to {}\n\
-                 # of microsoft/vidur (MIT); attention and linear attention to published figures, see\n\
+                 # of microsoft/vidur (MIT); attention and linear attention to published figures, \
+                 see\n\
                  # src/compute/published.rs.\n\n{content}",
                 fit.gpu,
                 fit.sources.join(",\n# "),

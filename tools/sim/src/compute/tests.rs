@@ -27,8 +27,8 @@ fn layer(compute: &Compute, model: &Model, tokens: u64, layer: u16) -> u64 {
     compute.attention_ns(tokens, causal(tokens), layer) + after
 }
 
-/// A prompt alone on a rank that has all experts: seconds, and the share of the peak that it makes of
-/// the model's operations (2 per weight but the embedding, and attention under the mask).
+/// A prompt alone on a rank that has all experts: seconds, and the share of the peak that it makes
+/// of the model's operations (2 per weight but the embedding, and attention under the mask).
 fn prefill(gpu: &Gpu, model: &Model, tp: u32, tokens: u64) -> (f64, f64) {
     let compute = Compute::new(gpu, model, tp);
     let layers: u64 = (0..model.layers)
@@ -45,8 +45,8 @@ fn prefill(gpu: &Gpu, model: &Model, tp: u32, tokens: u64) -> (f64, f64) {
 
 #[test]
 fn llama_3_8b_prefills_8192_tokens_near_what_is_published() {
-    // Dao reports up to 225 TFLOP/s, 72 %, for whole models on A100 (arXiv:2307.08691, §4.2, training);
-    // the recorded profiles of the products alone allow 73 % for this one.
+    // Dao reports up to 225 TFLOP/s, 72 %, for whole models on A100 (arXiv:2307.08691, §4.2,
+    // training); the recorded profiles of the products alone allow 73 % for this one.
     let (seconds, share) = prefill(&gpu("a100"), &model("llama-3-8b"), 1, 8192);
     assert!((0.60..0.72).contains(&share), "{share} of the peak");
     assert!((0.58..0.70).contains(&seconds), "{seconds} s");
@@ -71,7 +71,8 @@ fn every_model_takes_a_sane_time_on_every_gpu() {
 
 #[test]
 fn a_dbrx_rank_of_sixteen_computes_the_experts_of_512_tokens_in_two_milliseconds() {
-    // 16 ranks of 512 tokens, 4 experts each: 2048 pairs for the one expert of a rank. At the peak 1.30 ms.
+    // 16 ranks of 512 tokens, 4 experts each: 2048 pairs for the one expert of a rank. At the peak
+    // 1.30 ms.
     let ns = Compute::new(&gpu("a100"), &model("dbrx"), 2).experts_ns(2048, 1);
     assert!((1_600_000..2_600_000).contains(&ns), "{ns} ns");
 }
@@ -152,8 +153,8 @@ fn pairs_of_the_same_token_are_reduced_once() {
 
 #[test]
 fn times_are_the_same_bits_everywhere() {
-    // Whole nanoseconds of the committed coefficients: to be corrected when those are fitted anew, not
-    // when a platform gives others.
+    // Whole nanoseconds of the committed coefficients: to be corrected when those are fitted anew,
+    // not when a platform gives others.
     let dbrx = Compute::new(&gpu("a100"), &model("dbrx"), 2);
     assert_eq!(dbrx.attention_ns(8192, causal(8192), 0), 6_626_804);
     assert_eq!(dbrx.experts_ns(2048, 1), 2_169_874);

@@ -52,8 +52,8 @@ impl LinearAttention {
         u64::from(self.value_heads) * u64::from(self.value_dim)
     }
 
-    /// Columns of the projection into the layer: what the convolution mixes, the output gate, and two
-    /// numbers per value head (decay and rate of learning).
+    /// Columns of the projection into the layer: what the convolution mixes, the output gate, and
+    /// two numbers per value head (decay and rate of learning).
     pub(crate) fn projected_width(&self) -> u64 {
         self.mixed_width() + self.value_width() + 2 * u64::from(self.value_heads)
     }

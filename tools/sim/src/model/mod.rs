@@ -7,10 +7,10 @@
 //!   and stage 3 sends (MFS §3.1).
 //! * *Hidden state* ([`Model::activation_bytes`]): what expert parallelism dispatches and combines
 //!   (stage 2), once per copy, see [`Routing`].
-//! * *State of linear attention* ([`Model::state_bytes`]): a layer of Gated DeltaNet keeps no KV cache
-//!   but a matrix per value head and the last inputs of its convolution, of the same size however
-//!   long the prompt. It is counted per request and layer: stage 3 sends it once to the decode
-//!   rank, and a prefix that another unit holds costs one such state (that of the end of the
+//! * *State of linear attention* ([`Model::state_bytes`]): a layer of Gated DeltaNet keeps no KV
+//!   cache but a matrix per value head and the last inputs of its convolution, of the same size
+//!   however long the prompt. It is counted per request and layer: stage 3 sends it once to the
+//!   decode rank, and a prefix that another unit holds costs one such state (that of the end of the
 //!   prefix) instead of bytes per token. That assumes that serving keeps a state at every block
 //!   boundary, as engines with prefix caching for hybrids do at some of them.
 
@@ -126,7 +126,8 @@ const BUILT_IN: [(&str, &str); 8] = [
 ];
 
 impl Model {
-    /// A built-in model, or one from a TOML file if `name` is a path (has a `/` or ends in `.toml`).
+    /// A built-in model, or one from a TOML file if `name` is a path (has a `/` or ends in
+    /// `.toml`).
     ///
     /// # Errors
     /// See [`ModelError`].
@@ -219,8 +220,8 @@ impl Model {
         self.experts > 1
     }
 
-    /// Bytes of KV cache that a token leaves in a layer (from 0), keys and values of all heads; 0 in
-    /// a layer of linear attention, which keeps [`Self::state_bytes`] instead.
+    /// Bytes of KV cache that a token leaves in a layer (from 0), keys and values of all heads; 0
+    /// in a layer of linear attention, which keeps [`Self::state_bytes`] instead.
     #[must_use]
     pub fn kv_bytes_per_token(&self, layer: u16) -> u64 {
         if !self.is_full_attention(layer) {
@@ -230,7 +231,8 @@ impl Model {
         (values as f64 * self.kv_bytes_per_value) as u64
     }
 
-    /// Bytes that a request leaves in a layer (from 0) whatever its length; 0 in a layer with KV cache.
+    /// Bytes that a request leaves in a layer (from 0) whatever its length; 0 in a layer with KV
+    /// cache.
     #[must_use]
     pub fn state_bytes(&self, layer: u16) -> u64 {
         match &self.linear_attention {
@@ -259,7 +261,8 @@ impl Model {
         self.count(self.top_k)
     }
 
-    /// Bytes of the weights of a rank that shares out the experts with `ep − 1` others, norms left out.
+    /// Bytes of the weights of a rank that shares out the experts with `ep − 1` others, norms left
+    /// out.
     #[must_use]
     pub fn weight_bytes(&self, ep: u32) -> u64 {
         let (dense, all) = (self.count(0), self.count(self.experts));

@@ -140,7 +140,8 @@ impl Routing {
         }
     }
 
-    /// Expected number of a rank's experts that get any of `tokens` tokens, those of the whole unit.
+    /// Expected number of a rank's experts that get any of `tokens` tokens, those of the whole
+    /// unit.
     #[must_use]
     pub fn active_experts(&self, rank: usize, tokens: u64) -> f64 {
         let on = self.first[rank] as usize..self.first[rank + 1] as usize;
@@ -157,8 +158,8 @@ impl Routing {
     }
 
     /// Expected bytes that each rank exchanges with the others in a dispatch, when rank `r` has
-    /// `tokens[r]` tokens and a copy is `bytes` long. Combine sends the same back. What a rank sends
-    /// in all and what the others receive from it agree but for rounding, one byte per rank.
+    /// `tokens[r]` tokens and a copy is `bytes` long. Combine sends the same back. What a rank
+    /// sends in all and what the others receive from it agree but for rounding, one byte per rank.
     ///
     /// # Panics
     /// If `tokens` is not as long as there are ranks.

@@ -12,8 +12,8 @@ fn billions(model: &str) -> (f64, f64) {
 
 #[test]
 fn built_in_models_have_as_many_parameters_as_their_makers_say() {
-    // Model cards: Mixtral 46.7 / 12.9 and 141 / 39, DBRX 132 / 36, Grok-2 269.5 / 115, Qwen3-Coder 480 /
-    // 35, Qwen3-Coder-Next 80 / 3 (embedding apart, 79 in all without), Llama 8.03 and 70.6.
+    // Model cards: Mixtral 46.7 / 12.9 and 141 / 39, DBRX 132 / 36, Grok-2 269.5 / 115, Qwen3-Coder
+    // 480 / 35, Qwen3-Coder-Next 80 / 3 (embedding apart, 79 in all without), Llama 8.03 and 70.6.
     for (name, all, active) in [
         ("mixtral-8x7b", 46.7, 12.9),
         ("mixtral-8x22b", 140.6, 39.1),
@@ -73,7 +73,8 @@ fn from_file(text: &str) -> Result<Model, String> {
     })
 }
 
-const MINE: &str = "name = 'mine'\nlayers = 2\nhidden = 64\nheads = 4\nkv_heads = 2\nhead_dim = 16\n\
+const MINE: &str = "name = 'mine'\nlayers = 2\nhidden = 64\nheads = 4\nkv_heads = 2\nhead_dim = \
+    16\n\
                     ffn = 128\nvocab = 100\n";
 
 #[test]

@@ -1,5 +1,5 @@
-//! The network checked from scratch: that lists agree with each other and rates are what they should
-//! be. Slow; for tests, and in debug builds at the ports that were computed.
+//! The network checked from scratch: that lists agree with each other and rates are what they
+//! should be. Slow; for tests, and in debug builds at the ports that were computed.
 
 use super::Network;
 use super::lane::State;

@@ -1,11 +1,11 @@
 //! A lane: the transfers of one class on one port, and the clock by which those end that it bounds.
 //!
 //! The transfers that a lane bounds all get its level `λ` (bytes per second and unit of weight), so
-//! they progress alike: while `λ(t)` changes, `v(t) = ∫ λ dt` says how many bytes per unit of weight
-//! each of them has got, and one that joins at `v₀` with `b` bytes and weight `w` ends when `v`
-//! reaches `v₀ + b / w`. That target stays the same whatever happens to `λ`. So a change of level
-//! costs the same for one transfer as for a thousand, and a lane has one event, its least target.
-//! (Virtual time as in weighted fair queueing.)
+//! they progress alike: while `λ(t)` changes, `v(t) = ∫ λ dt` says how many bytes per unit of
+//! weight each of them has got, and one that joins at `v₀` with `b` bytes and weight `w` ends when
+//! `v` reaches `v₀ + b / w`. That target stays the same whatever happens to `λ`. So a change of
+//! level costs the same for one transfer as for a thousand, and a lane has one event, its least
+//! target. (Virtual time as in weighted fair queueing.)
 
 use super::transfer::{NONE, Slab};
 
@@ -215,8 +215,8 @@ impl Lane {
         }
     }
 
-    /// When the first of the transfers that this lane bounds ends, in whole nanoseconds, rounded up.
-    /// The lane must have been settled when its level last changed.
+    /// When the first of the transfers that this lane bounds ends, in whole nanoseconds, rounded
+    /// up. The lane must have been settled when its level last changed.
     pub(super) fn next_end_ns(&self, level: f64) -> Option<u64> {
         if self.bound == 0 || level <= 0.0 {
             return None;

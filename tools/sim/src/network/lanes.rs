@@ -1,8 +1,8 @@
 //! All lanes: which port and class each belongs to, their levels, and which are to be computed.
 //!
 //! A lane is there only while it has transfers. The lanes of a network with thousands of ports and
-//! eight classes would fill megabytes, of which a few are in use; so they come from a slab and those
-//! given back last are taken first, which keeps what is in use in the cache.
+//! eight classes would fill megabytes, of which a few are in use; so they come from a slab and
+//! those given back last are taken first, which keeps what is in use in the cache.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,6 +1,6 @@
-//! The network at flow level: transfers are fluids, ports have capacities, and rates are what strict
-//! priority between classes and weighted max-min within a class make of them. Packets, windows and
-//! what a transport takes to find its rate are left out.
+//! The network at flow level: transfers are fluids, ports have capacities, and rates are what
+//! strict priority between classes and weighted max-min within a class make of them. Packets,
+//! windows and what a transport takes to find its rate are left out.
 //!
 //! It knows nothing of policies: a class is a number, 0 first. A transfer crosses 1 to [`PATH_MAX`]
 //! ports; a collective's aggregate crosses one. Rates are constant between timestamps, and a caller
@@ -14,7 +14,8 @@
 //! ```
 //!
 //! Times never go back, and nothing that ends is passed over: `now` is never after what the last
-//! `next_end` said. If a caller goes on in time without having called it, then it is called for them.
+//! `next_end` said. If a caller goes on in time without having called it, then it is called for
+//! them.
 //!
 //! | file | concept |
 //! |---|---|
@@ -26,14 +27,15 @@
 //! | `events` | which lane has the next end |
 //! | `check` | the same from scratch, for tests |
 //!
-//! Cost: a transfer that has its ports to itself is O(1) but for the heap of events. Otherwise a start
-//! or end costs two sweeps over the transfers of each port whose level it changes, and nothing for the
-//! transfers themselves: their ends are told by their lane's clock. Nothing is allocated once tables
-//! have grown to what is in flight.
+//! Cost: a transfer that has its ports to itself is O(1) but for the heap of events. Otherwise a
+//! start or end costs two sweeps over the transfers of each port whose level it changes, and
+//! nothing for the transfers themselves: their ends are told by their lane's clock. Nothing is
+//! allocated once tables have grown to what is in flight.
 //!
-//! Precision: an end is rounded up to whole nanoseconds and delivers exactly its bytes; for the last
-//! fraction of a nanosecond its share is idle. What classes above leave is zero if it is less than
-//! 10⁻⁹ of the capacity. Rates are otherwise exact to about 10⁻¹², or to a tolerance that was asked for.
+//! Precision: an end is rounded up to whole nanoseconds and delivers exactly its bytes; for the
+//! last fraction of a nanosecond its share is idle. What classes above leave is zero if it is less
+//! than 10⁻⁹ of the capacity. Rates are otherwise exact to about 10⁻¹², or to a tolerance that was
+//! asked for.
 
 mod check;
 mod events;
@@ -125,8 +127,8 @@ impl Network {
     }
 
     /// A network without ports whose rates may be too low by a part of `tolerance`, never too high.
-    /// With tens of thousands of transfers of the same class that cross each other's ports, an event
-    /// changes nearly all rates by next to nothing; 0.01 then saves 99 % of the work.
+    /// With tens of thousands of transfers of the same class that cross each other's ports, an
+    /// event changes nearly all rates by next to nothing; 0.01 then saves 99 % of the work.
     ///
     /// # Panics
     /// If the tolerance is not at least 0 and below 1.
@@ -154,13 +156,12 @@ impl Network {
         PortId(self.lanes.add_port(bytes_per_second))
     }
 
-    /// Starts a transfer of `bytes` over the ports of `path`, 1 to [`PATH_MAX`] different ones in any
-    /// order. It gets a share in proportion to `weight` among those of its `class`, after those of
-    /// lower class numbers. `tag` is told at its end. One of zero bytes ends at once.
+    /// Starts a transfer of `bytes` over the ports of `path`, 1 to [`PATH_MAX`] different ones in
+    /// any order. It gets a share in proportion to `weight` among those of its `class`, after those
+    /// of lower class numbers. `tag` is told at its end. One of zero bytes ends at once.
     ///
-    /// # Panics
-    /// If the path is empty or too long, the class is not below [`CLASSES_MAX`], or the weight is not
-    /// a positive finite number.
+    /// # Panics If the path is empty or too long, the class is not below [`CLASSES_MAX`], or the
+    /// weight is not a positive finite number.
     pub fn start(
         &mut self,
         now: Time,

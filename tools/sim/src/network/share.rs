@@ -9,27 +9,27 @@
 //! ```
 //!
 //! and at every other one `Σ w_f · b_f ≤ R_p`, then each transfer has a port that is used up and on
-//! which none gets more per weight than it does: the rates are max-min (Bertsekas and Gallager, Data
-//! Networks, §6.5.2), and there are no others. So it is enough to solve the equation at ports where
-//! something has changed and to pass on what changes thereby, until nothing does:
+//! which none gets more per weight than it does: the rates are max-min (Bertsekas and Gallager,
+//! Data Networks, §6.5.2), and there are no others. So it is enough to solve the equation at ports
+//! where something has changed and to pass on what changes thereby, until nothing does:
 //!
 //! * Ports are taken in ascending order of a lower bound of their level. A lower level is the cause
 //!   of a higher one and never the other way round, so most ports are solved once.
 //! * One whose new level is above the next lower bound waits for that one.
 //! * Nothing is passed on by a change below [`SAME`] of a rate.
-//! * A port where a class uses less than there is, and no class below has transfers, need not know of
-//!   every change: either all of its transfers stay below an even share ([`Care::Above`]), or the
-//!   change is taken from what is spare ([`Care::Beyond`]).
+//! * A port where a class uses less than there is, and no class below has transfers, need not know
+//!   of every change: either all of its transfers stay below an even share ([`Care::Above`]), or
+//!   the change is taken from what is spare ([`Care::Beyond`]).
 //! * With a tolerance, a level that would rise by less stays as it is. Those that fall are never
-//!   spared, so that no port carries more than it can; but as each is shared by many, what they leave
-//!   elsewhere is less and less, and the wave ends after a few ports.
+//!   spared, so that no port carries more than it can; but as each is shared by many, what they
+//!   leave elsewhere is less and less, and the wave ends after a few ports.
 //!
-//! Should this take too long, which needs levels that are all but equal, then the connected component
-//! is filled progressively: all levels are lifted to infinity, and the same steps in the same order
-//! find one final level each.
+//! Should this take too long, which needs levels that are all but equal, then the connected
+//! component is filled progressively: all levels are lifted to infinity, and the same steps in the
+//! same order find one final level each.
 //!
-//! What a class leaves, `R_p − Σ rates`, is the room of the next one below that has transfers; only if
-//! it changes is that one computed.
+//! What a class leaves, `R_p − Σ rates`, is the room of the next one below that has transfers; only
+//! if it changes is that one computed.
 
 use super::lane::{Entry, MANY, State};
 use super::lanes::{Care, Lanes, Level};
@@ -159,8 +159,8 @@ impl Sharing<'_> {
         }
     }
 
-    /// Looks up what the transfers of a lane may get elsewhere, into the scratch. Returns `Σ w·b` and
-    /// `Σ w`.
+    /// Looks up what the transfers of a lane may get elsewhere, into the scratch. Returns `Σ w·b`
+    /// and `Σ w`.
     fn look(&mut self, number: u32) -> (f64, f64) {
         let Scratch {
             bounds, weights, ..
@@ -231,12 +231,13 @@ impl Sharing<'_> {
         }
     }
 
-    /// Gives the lane its solution: transfers that it now bounds, or no longer, change sides, and the
-    /// other lanes of those whose rate changes get dirty.
+    /// Gives the lane its solution: transfers that it now bounds, or no longer, change sides, and
+    /// the other lanes of those whose rate changes get dirty.
     fn commit(&mut self, number: u32, solution: &Solution) {
         let level = &mut self.lanes.levels[number as usize];
         let (before, mut now) = (level.level, solution.level.level);
-        // A level may lag behind by the tolerance if that makes it too low: no port is overfull then.
+        // A level may lag behind by the tolerance if that makes it too low: no port is overfull
+        // then.
         let lags = now > before && now <= before * (1.0 + self.tolerance) && now.is_finite();
         let changed = !lags && !same_level(before, now);
         if !changed {

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The left side is concave and piecewise linear in `λ`: Newton's method, from wherever, is left of
-//! the solution (or on it) after one step and then climbs to it in as many steps as there are pieces
-//! in between, usually one or two. No sorting, and two sums over an array per step.
+//! the solution (or on it) after one step and then climbs to it in as many steps as there are
+//! pieces in between, usually one or two. No sorting, and two sums over an array per step.
 
 /// Sums side by side, so that additions need not wait for each other.
 const WAYS: usize = 4;

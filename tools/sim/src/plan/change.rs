@@ -134,8 +134,8 @@ impl Plan {
 }
 
 impl Axis {
-    /// Takes a field out of what its values set, and those values out that no longer differ from one
-    /// before: they would be the same runs under another name.
+    /// Takes a field out of what its values set, and those values out that no longer differ from
+    /// one before: they would be the same runs under another name.
     fn forget(&mut self, field: &str) {
         let mut kept: Vec<Choice> = Vec::new();
         for mut choice in self.values.drain(..) {

@@ -78,7 +78,8 @@ impl Plan {
         for setting in self.settings_of(point, variant) {
             setting.apply(&mut tree);
         }
-        // Every setting has been checked by itself: the whole fails only if types depend on each other.
+        // Every setting has been checked by itself: the whole fails only if types depend on each
+        // other.
         let scenario = scenario_of(tree).map_err(|problem| PlanError {
             place: self.place.clone(),
             field: String::new(),

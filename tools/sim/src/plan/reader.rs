@@ -109,7 +109,8 @@ impl<'a> Reader<'a> {
                     return self.wrong(
                         key,
                         other,
-                        "no such field; a plan has name, title, question, base_plan, seeds, policies, \
+                        "no such field; a plan has name, title, question, base_plan, seeds, \
+                         policies, \
                          reference, base, axis, variant, plot",
                     );
                 }

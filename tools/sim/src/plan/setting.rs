@@ -1,4 +1,5 @@
-//! One field of a scenario, set to a value: what a plan's base, axes, variants and `--set` consist of.
+//! One field of a scenario, set to a value: what a plan's base, axes, variants and `--set` consist
+//! of.
 //!
 //! Each setting is checked by itself as soon as it is read, so that the error can point at it: a
 //! scenario with only that field set must deserialise.
@@ -144,7 +145,8 @@ pub fn fields() -> Vec<Field> {
     found
 }
 
-/// What a field answers to a word that it does not know: those that it does, in backticks or after `known are`.
+/// What a field answers to a word that it does not know: those that it does, in backticks or after
+/// `known are`.
 fn words(field: &str, value: &Value) -> Vec<String> {
     let wrong = match value {
         Value::String(_) => Value::from("?"),

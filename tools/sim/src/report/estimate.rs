@@ -82,7 +82,8 @@ mod tests {
 
     #[test]
     fn an_interval_is_that_of_the_textbook() {
-        // scipy.stats.t.interval(0.95, 4, loc=3, scale=sem([1, 2, 3, 4, 5])): 1.0367568 to 4.9632432.
+        // scipy.stats.t.interval(0.95, 4, loc=3, scale=sem([1, 2, 3, 4, 5])): 1.0367568 to
+        // 4.9632432.
         let found = Estimate::of(&[1.0, 2.0, 3.0, 4.0, 5.0]).expect("values");
         near(found.mean, 3.0, 1e-12);
         near(found.low(), 1.036_757, 1e-4);

@@ -187,9 +187,11 @@ pub(super) fn style(set: Set, looks: &[Look]) -> String {
         writeln!(
             rest,
             ".legend .{class} svg {{ color: {variable}; }}\n\
-             section:has(.legend .{class}:hover) svg :is([stroke^=\"var(--{letter}\"]:not([stroke=\"{variable}\"]), \
+             section:has(.legend .{class}:hover) svg \
+             :is([stroke^=\"var(--{letter}\"]:not([stroke=\"{variable}\"]), \
              [fill^=\"var(--{letter}\"]:not([fill=\"{variable}\"])) {{ opacity: .05; }}\n\
-             section:has(.legend .{class}:hover) svg polygon[fill=\"{variable}\"] {{ opacity: .3; }}"
+             section:has(.legend .{class}:hover) svg polygon[fill=\"{variable}\"] {{ opacity: .3; \
+             }}"
         )
         .expect("a String takes all");
     }
@@ -201,7 +203,8 @@ pub(super) fn style(set: Set, looks: &[Look]) -> String {
 /// The mark of a look in a legend: a piece of its line.
 pub(super) fn key(look: &Look) -> String {
     format!(
-        "<svg viewBox=\"0 0 56 20\" width=\"28\" height=\"10\" aria-hidden=\"true\"><line x1=\"2\" y1=\"10\" \
+        "<svg viewBox=\"0 0 56 20\" width=\"28\" height=\"10\" aria-hidden=\"true\"><line x1=\"2\" \
+         y1=\"10\" \
          x2=\"54\" y2=\"10\" stroke=\"currentColor\" stroke-width=\"{}\"{}/></svg>",
         f64::from(look.width) / 4.5,
         if look.dash.is_empty() {

@@ -224,7 +224,8 @@ pub(super) fn lines(
                 .map(|(a, b)| (x.place(a), y.place(b)))
                 .collect();
             if outline.len() > 2 {
-                // Of a dozen bands on each other none can be seen: those in the background are faint.
+                // Of a dozen bands on each other none can be seen: those in the background are
+                // faint.
                 let opacity = if looks[line.number].layer > 1 {
                     0.2
                 } else {

@@ -184,7 +184,8 @@ impl Report {
         };
         if !comparisons.is_empty() && count(Standing::Unknown) == 0 {
             let mut text = format!(
-                "Against the others, {} is better in {} of {} comparisons, level within noise in {}, and \
+                "Against the others, {} is better in {} of {} comparisons, level within noise in \
+                 {}, and \
                  worse in {}",
                 name(reference),
                 count(Standing::Above),

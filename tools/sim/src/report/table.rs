@@ -213,7 +213,8 @@ fn comparison(report: &Report) -> String {
         add(&mut table, 1, cells);
     }
     format!(
-        "\n{} less the others, attainment in percentage points (differences by seed, 95 % confidence):\n{table}\n",
+        "\n{} less the others, attainment in percentage points (differences by seed, 95 % \
+         confidence):\n{table}\n",
         report.plan.variants[reference].name
     )
 }

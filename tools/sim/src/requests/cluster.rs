@@ -1,7 +1,8 @@
 //! The driver: instances, the front door and what moves between them, in virtual time.
 //!
-//! Everything that decides is handed in: a [`Replica`] for each instance, a [`Dispatch`], a [`Scaling`]. A run ends when
-//! nothing is left to happen, or at [`Config::ends`]: what is not complete then is late.
+//! Everything that decides is handed in: a [`Replica`] for each instance, a [`Dispatch`], a
+//! [`Scaling`]. A run ends when nothing is left to happen, or at [`Config::ends`]: what is not
+//! complete then is late.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
@@ -122,9 +123,8 @@ struct Run<'a> {
 
 /// Runs the requests, in order of arrival, through a cluster.
 ///
-/// # Panics
-/// If two requests have the same number, or a decision makes no sense (a place at an instance that is not there): policies are the
-/// code under test.
+/// # Panics If two requests have the same number, or a decision makes no sense (a place at an
+/// instance that is not there): policies are the code under test.
 #[must_use]
 pub fn run(config: Config<'_>, asked: &[Asked]) -> Outcome {
     let mut run = Run {

@@ -1,11 +1,14 @@
-//! H-MAS (`laxity_requests::hmas`) on one replica in virtual time: the claims of its tables 1, 2, 4 and 5, of equation 2, and of Appendix C, beside
-//! fixed structures, tuned static limits and the best in hindsight.
+//! H-MAS (`laxity_requests::hmas`) on one replica in virtual time: the claims of its tables 1, 2, 4
+//! and 5, of equation 2, and of Appendix C, beside fixed structures, tuned static limits and the
+//! best in hindsight.
 //!
-//! What cannot be had here: Qwen3-30B on eight A100, ShareGPT and APPS, the fine-tuned perception, the language model that decides. The machine is
-//! the roofline of an A100 with Llama-3-8B under both calibrations; [`traffic`] says what is asked for.
+//! What cannot be had here: Qwen3-30B on eight A100, ShareGPT and APPS, the fine-tuned perception,
+//! the language model that decides. The machine is the roofline of an A100 with Llama-3-8B under
+//! both calibrations; [`traffic`] says what is asked for.
 //!
-//! Numbers that the paper leaves open were set on seeds 101 and 102; what is run here has other seeds. Static limits are tuned in each run, on these
-//! seeds, so that the baseline is as good as it can be.
+//! Numbers that the paper leaves open were set on seeds 101 and 102; what is run here has other
+//! seeds. Static limits are tuned in each run, on these seeds, so that the baseline is as good as
+//! it can be.
 
 mod bed;
 mod claims;
@@ -53,7 +56,8 @@ const fn weight(mix: Mix) -> f64 {
 /// Statera as it was set on the tuning seeds, for all figures.
 fn frozen_statera() -> statera::Config {
     statera::Config {
-        // As the paper has it, errors in tokens, the fence does not hold what it promises: a table of its own shows that.
+        // As the paper has it, errors in tokens, the fence does not hold what it promises: a table
+        // of its own shows that.
         score: Score::Relative,
         ..statera::Config::default()
     }
@@ -326,7 +330,8 @@ pub fn reproduce_with(
         name: "heavy mix",
         stretches: vec![Stretch::steady(seconds, RATE, Mix::Heavy)],
     };
-    // Eq. 13, with its base rate so that phase 2 is as far above what the machine serves as 1.4 times the paper's mean rate is.
+    // Eq. 13, with its base rate so that phase 2 is as far above what the machine serves as 1.4
+    // times the paper's mean rate is.
     let rates = Scenario {
         name: "rate drift",
         stretches: vec![

@@ -1,8 +1,10 @@
-//! How long an iteration takes: the roofline of [`crate::compute`] over all layers, and what the host needs in between.
+//! How long an iteration takes: the roofline of [`crate::compute`] over all layers, and what the
+//! host needs in between.
 //!
-//! The host's time (scheduling, sampling, launching) is not in any profile here. It decides how much larger chunks gain: QoServe's figure 4 has
-//! twice the throughput with chunks of 2500 as with 256, while its own gain from dynamic chunks fits 1.4 times. So both are
-//! given ([`Roofline::calibrated`]), and results are shown for both.
+//! The host's time (scheduling, sampling, launching) is not in any profile here. It decides how
+//! much larger chunks gain: QoServe's figure 4 has twice the throughput with chunks of 2500 as with
+//! 256, while its own gain from dynamic chunks fits 1.4 times. So both are given
+//! ([`Roofline::calibrated`]), and results are shown for both.
 
 use laxity_requests::Span;
 use laxity_requests::latency::{Composition, Latency};
@@ -55,8 +57,9 @@ impl Roofline {
         Self::new(gpu, model, tp, Span::from_micros(host_us.into()))
     }
 
-    /// With as much host time as makes prompts in chunks of 2500 tokens `ratio` times as fast, in tokens per second, as in
-    /// chunks of 256. `None` if no host time does: without any the ratio is larger already.
+    /// With as much host time as makes prompts in chunks of 2500 tokens `ratio` times as fast, in
+    /// tokens per second, as in chunks of 256. `None` if no host time does: without any the ratio
+    /// is larger already.
     #[must_use]
     pub fn calibrated(gpu: &Gpu, model: &Model, tp: u32, ratio: f64) -> Option<Self> {
         let bare = Self::new(gpu, model, tp, Span::ZERO);
@@ -92,7 +95,8 @@ impl Roofline {
         self.weights_bytes
     }
 
-    /// KV blocks of `block_tokens` tokens that fit beside the weights on `tp` such GPUs, a tenth of the memory left for the rest.
+    /// KV blocks of `block_tokens` tokens that fit beside the weights on `tp` such GPUs, a tenth of
+    /// the memory left for the rest.
     #[must_use]
     pub fn blocks(&self, gpu: &Gpu, tp: u32, block_tokens: u32) -> u32 {
         let memory = gpu.memory_bytes as f64 * f64::from(tp) * 0.9 - self.weights_bytes as f64;
@@ -116,7 +120,8 @@ impl Latency for Roofline {
         } else {
             self.compute.mlp_ns(tokens)
         };
-        // Layer 0 is the first of a run of linear layers, where there are some; the last layer is always full.
+        // Layer 0 is the first of a run of linear layers, where there are some; the last layer is
+        // always full.
         let last = (self.layers_full + self.layers_linear - 1) as u16;
         let full = self.compute.mixed_attention_ns(prompts, decodes, last);
         let linear = match self.layers_linear {

@@ -1,5 +1,6 @@
-//! A predictor of iteration times in a file (JSON): the forest, what it was trained on, and how far off it was. `laxity sim
-//! train-latency` writes it; `laxity sim reproduce qoserve --latency-model` uses it.
+//! A predictor of iteration times in a file (JSON): the forest, what it was trained on, and how far
+//! off it was. `laxity sim train-latency` writes it; `laxity sim reproduce qoserve --latency-model`
+//! uses it.
 
 use std::path::{Path, PathBuf};
 

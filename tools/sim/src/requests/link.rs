@@ -1,5 +1,6 @@
-//! What crosses the network between instances: each has a port of so many bytes per second in each direction, and
-//! transfers take their turn at both ends. Coarser than [`crate::network`], which shares rates flow by flow.
+//! What crosses the network between instances: each has a port of so many bytes per second in each
+//! direction, and transfers take their turn at both ends. Coarser than [`crate::network`], which
+//! shares rates flow by flow.
 
 use std::collections::HashMap;
 

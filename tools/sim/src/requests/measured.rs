@@ -1,5 +1,6 @@
-//! Iterations that were measured, to train a predictor on (`laxity sim train-latency`): from a table (CSV), or from the record that
-//! the real engine keeps (`laxity-engine --record`, one JSON object a line).
+//! Iterations that were measured, to train a predictor on (`laxity sim train-latency`): from a
+//! table (CSV), or from the record that the real engine keeps (`laxity-engine --record`, one JSON
+//! object a line).
 //!
 //! A table has a header. Columns:
 //!
@@ -13,8 +14,9 @@
 //! | `chunks` | optional: prompts that the tokens were of, 1 if left out |
 //! | `pairs` | optional: pairs of prompt tokens and tokens that each attends to, where there were several chunks; else from `prefix` |
 //!
-//! In a record, an iteration is a plan and the event that it is done. One of which a member was cancelled meanwhile is left out, as
-//! the engine's own predictor leaves it out: of an iteration that failed all are cancelled, and its time says nothing.
+//! In a record, an iteration is a plan and the event that it is done. One of which a member was
+//! cancelled meanwhile is left out, as the engine's own predictor leaves it out: of an iteration
+//! that failed all are cancelled, and its time says nothing.
 
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -40,7 +42,8 @@ pub enum MeasuredError {
         cause: ReadError,
     },
     /// A column is missing, or there are too many.
-    #[error("{}: {wrong}; a table begins with a header that names prefill_tokens, prefix, decodes, context and ms, and may name chunks and pairs", .file.display())]
+    #[error("{}: {wrong}; a table begins with a header that names prefill_tokens, prefix, decodes, \
+        context and ms, and may name chunks and pairs", .file.display())]
     Header {
         /// Which.
         file: PathBuf,
@@ -62,8 +65,8 @@ pub enum MeasuredError {
 /// An hour, ns. No iteration takes longer: most likely the number is of another unit.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
-/// Tokens of an iteration's prompts, before one of them, or that one request attends to, at most. No model has a context as
-/// long; the products of larger ones would not fit their sums.
+/// Tokens of an iteration's prompts, before one of them, or that one request attends to, at most.
+/// No model has a context as long; the products of larger ones would not fit their sums.
 const TOKENS_MAX: u32 = 1 << 24;
 
 /// That what a line says there are so many tokens of is possible.
@@ -105,7 +108,8 @@ impl Row {
         }
         if self.context < u64::from(self.decodes) {
             return Err(format!(
-                "context is {} of {} decodes; each attends to itself at least, and context is the sum",
+                "context is {} of {} decodes; each attends to itself at least, and context is the \
+                 sum",
                 self.context, self.decodes
             ));
         }
@@ -114,7 +118,8 @@ impl Row {
         if self.prefill_tokens > 0 {
             if chunks == 0 || chunks > self.prefill_tokens {
                 return Err(format!(
-                    "{chunks} chunks of {} tokens; expected one for each prompt that tokens were of",
+                    "{chunks} chunks of {} tokens; expected one for each prompt that tokens were \
+                     of",
                     self.prefill_tokens
                 ));
             }

@@ -1,12 +1,13 @@
-//! Request schedulers in virtual time: the decisions of `laxity-requests` over replicas whose iterations take as long as
-//! the roofline says ([`crate::compute`]).
+//! Request schedulers in virtual time: the decisions of `laxity-requests` over replicas whose
+//! iterations take as long as the roofline says ([`crate::compute`]).
 //!
-//! `serving` in this crate simulates flows between prefill and decode units and takes requests in order; here it is the
-//! other way round: iterations are simulated one by one, and what crosses the network ([`link`]) takes its bytes over its rate.
-//! Both together: `docs/requests/together.md`.
+//! `serving` in this crate simulates flows between prefill and decode units and takes requests in
+//! order; here it is the other way round: iterations are simulated one by one, and what crosses the
+//! network ([`link`]) takes its bytes over its rate. Both together: `docs/requests/together.md`.
 //!
-//! The parts: [`latency`] how long an iteration takes; [`workload`] who asks for what; [`cluster`] the driver; [`outcome`] what
-//! came out, with objectives counted as `laxity-requests` says; [`reproduction`] a paper's claims beside what came out.
+//! The parts: [`latency`] how long an iteration takes; [`workload`] who asks for what; [`cluster`]
+//! the driver; [`outcome`] what came out, with objectives counted as `laxity-requests` says;
+//! [`reproduction`] a paper's claims beside what came out.
 
 pub mod cluster;
 pub mod hmas;

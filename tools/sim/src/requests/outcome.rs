@@ -138,7 +138,8 @@ impl Outcome {
         (count > 0).then(|| met as f64 / count as f64 * 100.0)
     }
 
-    /// A quantile, 0 to 1, of what `of` says, in milliseconds; requests of which it says nothing are left out.
+    /// A quantile, 0 to 1, of what `of` says, in milliseconds; requests of which it says nothing
+    /// are left out.
     #[must_use]
     pub fn quantile_ms(&self, q: f64, of: impl Fn(&Record) -> Option<Span>) -> Option<f64> {
         let mut all: Vec<u64> = self.records.iter().filter_map(of).map(|s| s.0).collect();

@@ -1,10 +1,12 @@
-//! Trains the batch predictor of QoServe (§3.6.1): a random forest (`smartcore`) on iterations of a [`Latency`], which in the simulator is the
-//! roofline ([`train`]), or on those that a machine measured ([`train_on`], `measured`). `laxity sim train-latency` is the command.
+//! Trains the batch predictor of QoServe (§3.6.1): a random forest (`smartcore`) on iterations of a
+//! [`Latency`], which in the simulator is the roofline ([`train`]), or on those that a machine
+//! measured ([`train_on`], `measured`). `laxity sim train-latency` is the command.
 //!
-//! Of a [`Latency`], iterations are drawn over what a replica meets: prompt tokens up to the largest chunk and none, prefixes, decodes and their contexts, evenly in the
-//! logarithm, so that small ones are as well covered as large ones. A tenth is held out, and the error on it is reported;
-//! another tenth says what margin is safe.
-//! `smartcore` keeps its trees to itself; they are read from what it serialises, and asked by [`Forest`], which needs no matrix.
+//! Of a [`Latency`], iterations are drawn over what a replica meets: prompt tokens up to the
+//! largest chunk and none, prefixes, decodes and their contexts, evenly in the logarithm, so that
+//! small ones are as well covered as large ones. A tenth is held out, and the error on it is
+//! reported; another tenth says what margin is safe. `smartcore` keeps its trees to itself; they
+//! are read from what it serialises, and asked by [`Forest`], which needs no matrix.
 
 use crate::compute::least_squares::{Parameter, least_squares};
 use laxity_requests::latency::{Composition, Latency};
@@ -85,17 +87,19 @@ pub struct Errors {
     pub p95: f64,
     /// Largest, %.
     pub most: f64,
-    /// Iterations that take longer than predicted with a margin of 5 %, in percent: those in which a token may come too late.
+    /// Iterations that take longer than predicted with a margin of 5 %, in percent: those in which
+    /// a token may come too late.
     pub late: f64,
-    /// The margin that [`SAFE`] of the iterations stay within, at least 0.05: what a policy should plan with. From other iterations
-    /// than those that the rest is about.
+    /// The margin that [`SAFE`] of the iterations stay within, at least 0.05: what a policy should
+    /// plan with. From other iterations than those that the rest is about.
     pub margin: f64,
     /// Iterations that take longer than predicted with that margin, %.
     pub late_with_margin: f64,
 }
 
-/// Share of iterations that shall not take longer than planned (§3.6.1: "err on the side of under-predicting chunk size").
-/// An answer of 30 tokens meets with 30 iterations, and one that is too long makes it late.
+/// Share of iterations that shall not take longer than planned (§3.6.1: "err on the side of
+/// under-predicting chunk size"). An answer of 30 tokens meets with 30 iterations, and one that is
+/// too long makes it late.
 pub const SAFE: f64 = 0.998;
 
 /// Iterations that something can be learnt from, a tenth of them held out.
@@ -198,7 +202,8 @@ fn timed(latency: &dyn Latency, of: &Training, count: usize, seed: u64) -> Vec<T
     drawn.map(time).collect()
 }
 
-/// Says how far off a predictor of something else is on iterations of `latency`, with the margin that it has.
+/// Says how far off a predictor of something else is on iterations of `latency`, with the margin
+/// that it has.
 #[must_use]
 pub fn judge(forest: &Forest, latency: &dyn Latency, of: &Training, margin: f64) -> Errors {
     let count = (of.iterations / 10).max(1);
@@ -222,7 +227,8 @@ pub fn train(latency: &dyn Latency, of: &Training) -> Result<(Forest, Errors), T
     grow(&timed, shape)
 }
 
-/// Trains a predictor on iterations that were measured, and says how far off it is on those of them that it did not see.
+/// Trains a predictor on iterations that were measured, and says how far off it is on those of them
+/// that it did not see.
 ///
 /// # Errors
 /// See [`TrainingError`].
@@ -230,7 +236,8 @@ pub fn train_on(measured: &[Timed], shape: Shape) -> Result<(Forest, Errors), Tr
     if measured.len() < FEWEST {
         return Err(TrainingError::Few(measured.len()));
     }
-    // A load that grows from the first row to the last would be learnt from its beginning and judged by its end.
+    // A load that grows from the first row to the last would be learnt from its beginning and
+    // judged by its end.
     let mut measured = measured.to_vec();
     measured.shuffle(&mut ChaCha12Rng::seed_from_u64(shape.seed));
     grow(&measured, shape)

@@ -13,11 +13,13 @@ use serde::Serialize;
 pub struct Options {
     /// Seeds of each point: one figure each, shown as mean ± half width.
     pub seeds: Vec<u64>,
-    /// Seconds instead of minutes: fewer points and shorter runs. For tests and a first look; its figures are no findings.
+    /// Seconds instead of minutes: fewer points and shorter runs. For tests and a first look; its
+    /// figures are no findings.
     pub quick: bool,
     /// Points at a time.
     pub jobs: NonZero<usize>,
-    /// Folder of recorded traces (`LAXITY_DATA`); without it workloads are made up with their statistics.
+    /// Folder of recorded traces (`LAXITY_DATA`); without it workloads are made up with their
+    /// statistics.
     pub data: Option<std::path::PathBuf>,
     /// Show progress on standard error.
     pub progress: bool,

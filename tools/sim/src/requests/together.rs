@@ -1,11 +1,15 @@
-//! Request scheduler × flow scheduler: what each is worth, alone and together (issue's item 7; no paper has it).
+//! Request scheduler × flow scheduler: what each is worth, alone and together (issue's item 7; no
+//! paper has it).
 //!
-//! The flow-level simulator ([`crate::simulate`]) runs every pair on the same arrivals. A request scheduler here is the order
-//! of a prefill unit, every one at two sizes of batches; a flow scheduler is a policy of `laxity-policy`, every one. Goodput counts requests
-//! in time per second of arrivals, cost the prefill GPU-seconds that each took. Two clusters: one whose collectives are on the network (experts) and
-//! one with long prompts, whose KV is (sequence parallelism, prefixes in one place).
+//! The flow-level simulator ([`crate::simulate`]) runs every pair on the same arrivals. A request
+//! scheduler here is the order of a prefill unit, every one at two sizes of batches; a flow
+//! scheduler is a policy of `laxity-policy`, every one. Goodput counts requests in time per second
+//! of arrivals, cost the prefill GPU-seconds that each took. Two clusters: one whose collectives
+//! are on the network (experts) and one with long prompts, whose KV is (sequence parallelism,
+//! prefixes in one place).
 //!
-//! Clusters and batch sizes were chosen on seeds 1 and 2, from some twenty that were looked at; what the documentation shows is of other seeds.
+//! Clusters and batch sizes were chosen on seeds 1 and 2, from some twenty that were looked at;
+//! what the documentation shows is of other seeds.
 
 use laxity_policy::PolicyKind;
 
@@ -45,7 +49,8 @@ const REGIMES: [Regime; 2] = [
         },
     },
     Regime {
-        name: "long agents, Llama-3-8B (SP 4), 50 Gb/s, prefixes in one place, 3 × alone, 500 ms at least",
+        name: "long agents, Llama-3-8B (SP 4), 50 Gb/s, prefixes in one place, 3 × alone, 500 ms \
+            at least",
         rates: &[0.3, 0.4, 0.5],
         tokens: [8192, 4096],
         set: |s| {
@@ -152,8 +157,8 @@ fn attainment(seeds: &[Gave]) -> Vec<f64> {
     seeds.iter().map(|gave| gave.attainment).collect()
 }
 
-/// Prefill GPU-seconds per request in time, of all seeds together: a mean of ratios would be that of the one seed that served nobody.
-/// In brackets the least and the most of a seed.
+/// Prefill GPU-seconds per request in time, of all seeds together: a mean of ratios would be that
+/// of the one seed that served nobody. In brackets the least and the most of a seed.
 fn cost(seeds: &[Gave]) -> String {
     let shown = |gpu_seconds: f64, in_time: f64| {
         let each = gpu_seconds / in_time;
@@ -226,13 +231,14 @@ impl Grid {
         }
     }
 
-    /// What is gained at a rate, by seed: by the best request scheduler under `fair`, by `laxity` under the built-in one,
-    /// and by both.
+    /// What is gained at a rate, by seed: by the best request scheduler under `fair`, by `laxity`
+    /// under the built-in one, and by both.
     fn gains(&self, rate: usize, regime: &Regime) -> Gains {
         let grid = &self.0[rate];
         let place = |kind| FLOWS.iter().position(|flow| *flow == kind).unwrap_or(0);
         let (fair, laxity) = (place(PolicyKind::Fair), place(PolicyKind::Laxity));
-        // The best by its mean, not seed by seed: nobody picks a scheduler after the fact. The first of those that are alike.
+        // The best by its mean, not seed by seed: nobody picks a scheduler after the fact. The
+        // first of those that are alike.
         let best = |flow: usize| {
             let mean = |s: &usize| mean(&attainment(&grid[*s][flow]));
             (0..grid.len())
@@ -426,7 +432,9 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
         }
     }
     sections.push(Section {
-        title: "What each is worth: points of attainment over fcfs with its large batches under fair".to_owned(),
+        title: "What each is worth: points of attainment over fcfs with its large batches under \
+            fair"
+            .to_owned(),
         head: [
             "requests/s per GPU",
             "best request scheduler, fair",
@@ -441,7 +449,10 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
         .map(str::to_owned)
         .to_vec(),
         rows: worth_rows,
-        notes: "Differences seed by seed on the same arrivals. The best request scheduler is that of the highest mean under that policy. Cost is of all seeds together, in brackets the least and the most of a seed.".to_owned(),
+        notes: "Differences seed by seed on the same arrivals. The best request scheduler is that \
+            of the highest mean under that policy. Cost is of all seeds together, in brackets the \
+            least and the most of a seed."
+            .to_owned(),
     });
     sections.push(parts(options)?);
     Ok(Reproduction {

@@ -1,5 +1,6 @@
-//! Who asks for what: lengths from a recording or with its statistics, arrivals as a Poisson process whose rate may change, classes
-//! of service, applications and importance drawn for each request.
+//! Who asks for what: lengths from a recording or with its statistics, arrivals as a Poisson
+//! process whose rate may change, classes of service, applications and importance drawn for each
+//! request.
 
 use std::path::Path;
 
@@ -48,7 +49,8 @@ impl Lengths {
         Ok(Self::Recorded(pairs.collect()))
     }
 
-    /// Made up, with the medians and 90th percentiles of Azure's 2023 code trace (prompts 1930 and 6251, outputs 8 and 43: QoServe table 2).
+    /// Made up, with the medians and 90th percentiles of Azure's 2023 code trace (prompts 1930 and
+    /// 6251, outputs 8 and 43: QoServe table 2).
     #[must_use]
     pub const fn like_azure_code() -> Self {
         // σ = ln(p90 / p50) / 1.2816.
@@ -58,8 +60,8 @@ impl Lengths {
         }
     }
 
-    /// Made up, with the medians and 90th percentiles of Azure's 2023 conversation trace (prompts 928 and 3830, outputs 41 and 342: QoServe
-    /// table 2).
+    /// Made up, with the medians and 90th percentiles of Azure's 2023 conversation trace (prompts
+    /// 928 and 3830, outputs 41 and 342: QoServe table 2).
     #[must_use]
     pub const fn like_azure_conversation() -> Self {
         Self::LogNormal {

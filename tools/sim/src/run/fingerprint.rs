@@ -128,7 +128,8 @@ mod tests {
         let text = text.expect("it is there");
         std::fs::write(&fit, &text).expect("written");
         let gpu_text = format!(
-            "name = \"x\"\npeak_tflops = 989\nmemory_gbytes = 141\nmemory_gbytes_per_second = 4800\n\
+            "name = \"x\"\npeak_tflops = 989\nmemory_gbytes = 141\nmemory_gbytes_per_second = \
+             4800\n\
              nvlink_gbytes_per_second = 450\nfit = \"{}\"\n",
             fit.display()
         );

@@ -1,10 +1,10 @@
 //! Runs a plan: all points, variants and seeds, on several threads, and continues where an earlier
 //! run was cut off.
 //!
-//! Which thread runs what, and in which order runs end, leaves no trace in the report: a run depends
-//! on its scenario alone, and results are put in the order of the plan. Every outcome passes
-//! through its JSON text once, so that one that was read back from the journal is the same to the
-//! last bit as one that was simulated just now.
+//! Which thread runs what, and in which order runs end, leaves no trace in the report: a run
+//! depends on its scenario alone, and results are put in the order of the plan. Every outcome
+//! passes through its JSON text once, so that one that was read back from the journal is the same
+//! to the last bit as one that was simulated just now.
 
 mod fingerprint;
 mod host;

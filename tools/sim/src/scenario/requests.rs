@@ -1,10 +1,12 @@
-//! What of a scenario says how requests and flows are scheduled together. All of it is off by default, and left
-//! out of a scenario's text then: plans and kept results of before stay what they are.
+//! What of a scenario says how requests and flows are scheduled together. All of it is off by
+//! default, and left out of a scenario's text then: plans and kept results of before stay what they
+//! are.
 
 use serde::{Deserialize, Serialize};
 
-/// In which order a prefill unit takes requests into batches, and whom it gives up: a discipline of `laxity-requests`.
-/// Requests that are given up compute when nothing else is to do, and their flows go to the scavenger.
+/// In which order a prefill unit takes requests into batches, and whom it gives up: a discipline of
+/// `laxity-requests`. Requests that are given up compute when nothing else is to do, and their
+/// flows go to the scavenger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RequestOrder {
@@ -17,7 +19,8 @@ pub enum RequestOrder {
     Srpf,
     /// `edf`, and whoever can't be in time any more is given up.
     EdfRelegate,
-    /// QoServe without what is for decodes: hybrid priority, eager relegation, selective preemption.
+    /// QoServe without what is for decodes: hybrid priority, eager relegation, selective
+    /// preemption.
     Qoserve,
 }
 

@@ -258,7 +258,8 @@ fn model(m: &ModelChoice, c: &Cluster) -> Checked {
         return fail(
             "model.tp",
             format!(
-                "units of tp · max(ep, sp, dp) = {unit} GPUs do not fill the {prefill} prefill GPUs \
+                "units of tp · max(ep, sp, dp) = {unit} GPUs do not fill the {prefill} prefill \
+                 GPUs \
                  ({} servers of {}): their number must be a multiple of {unit}",
                 c.prefill_servers(),
                 c.gpus_per_server
@@ -270,7 +271,8 @@ fn model(m: &ModelChoice, c: &Cluster) -> Checked {
         return fail(
             "model.tp",
             format!(
-                "units of tp · max(ep, sp, dp) = {unit} GPUs would straddle servers of {server}: whole \
+                "units of tp · max(ep, sp, dp) = {unit} GPUs would straddle servers of {server}: \
+                 whole \
                  servers, or whole parts of one, are needed"
             ),
         );

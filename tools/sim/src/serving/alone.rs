@@ -73,7 +73,8 @@ impl World<'_> {
         Span(clock.max(arrived + latency).ceil() as u64)
     }
 
-    /// Computing of `tokens` that attend to `attended` pairs, exchanges of the layers included, on a unit that has nothing else to do.
+    /// Computing of `tokens` that attend to `attended` pairs, exchanges of the layers included, on
+    /// a unit that has nothing else to do.
     pub(super) fn computing_alone(&self, tokens: u64, attended: u64) -> f64 {
         let ranks = u64::from(self.layout.ranks_per_unit);
         let stripes = if self.striped { ranks } else { 1 };
@@ -94,8 +95,8 @@ impl World<'_> {
         self.compute.ends_ns(tokens, 1) as f64 + layers
     }
 
-    /// Attention of a layer, with what the ranks of a sequence-parallel unit exchange for it: the KV cache
-    /// of `context` tokens, beside the computing in a ring, before it otherwise.
+    /// Attention of a layer, with what the ranks of a sequence-parallel unit exchange for it: the
+    /// KV cache of `context` tokens, beside the computing in a ring, before it otherwise.
     pub(super) fn attention_alone(&self, attention: f64, context: u64, layer: u16) -> f64 {
         let ranks = self.layout.ranks_per_unit;
         let per_token = self.kv_bytes[usize::from(layer)];
@@ -123,8 +124,8 @@ impl World<'_> {
         }
     }
 
-    /// Exchange and computing of a layer after attention: `most` tokens on the rank that has most of
-    /// them, `all` on all ranks together. Of a sequence-parallel unit both are the unit's.
+    /// Exchange and computing of a layer after attention: `most` tokens on the rank that has most
+    /// of them, `all` on all ranks together. Of a sequence-parallel unit both are the unit's.
     pub(super) fn layer_alone(&self, most: u64, all: u64) -> (f64, f64) {
         let ranks = u64::from(self.layout.ranks_per_unit);
         let share = |n: u64| if self.striped { n.div_ceil(ranks) } else { n };

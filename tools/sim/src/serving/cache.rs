@@ -1,9 +1,9 @@
 //! Which unit holds which prefix blocks.
 //!
 //! A block id stands for the whole prefix up to it, so holding a block means holding what precedes
-//! it too. Capacity is per unit, the least recently used block goes first, but none that a request was
-//! promised and has not read yet. Nothing is hashed: block ids are dense, and holders and recency are
-//! linked lists through one pool.
+//! it too. Capacity is per unit, the least recently used block goes first, but none that a request
+//! was promised and has not read yet. Nothing is hashed: block ids are dense, and holders and
+//! recency are linked lists through one pool.
 
 const NONE: u32 = u32::MAX;
 
@@ -77,8 +77,8 @@ impl Caches {
         at
     }
 
-    /// The block that this rank holds stays until [`Self::release`] is called with what this returns;
-    /// `None` if it holds none.
+    /// The block that this rank holds stays until [`Self::release`] is called with what this
+    /// returns; `None` if it holds none.
     pub(super) fn pin(&mut self, rank: u32, block: u32) -> Option<Pinned> {
         let unit = rank / self.ranks_per_unit;
         let at = self.find(unit, block);
@@ -114,8 +114,8 @@ impl Caches {
         true
     }
 
-    /// The block is in this rank's memory from now on; a unit holds it once. Not if all that it holds
-    /// is promised to readers.
+    /// The block is in this rank's memory from now on; a unit holds it once. Not if all that it
+    /// holds is promised to readers.
     pub(super) fn insert(&mut self, rank: u32, block: u32) {
         let unit = rank / self.ranks_per_unit;
         if self.blocks_max == 0 || self.touch(unit, block) {

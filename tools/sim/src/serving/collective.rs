@@ -1,10 +1,10 @@
 //! Collectives on the ports of a unit.
 //!
 //! A collective is one aggregate for each rank and direction, and ends when all have drained. On a
-//! port that carries nothing else an aggregate ends at a time that is known when it starts, so those
-//! are not put on the network: one time is kept for all of them, the largest. When something else
-//! comes to such a port, its aggregate *materialises* with the bytes that it has left. In the exact
-//! mode a flow for each pair of ranks is put on the network at once.
+//! port that carries nothing else an aggregate ends at a time that is known when it starts, so
+//! those are not put on the network: one time is kept for all of them, the largest. When something
+//! else comes to such a port, its aggregate *materialises* with the bytes that it has left. In the
+//! exact mode a flow for each pair of ranks is put on the network at once.
 
 use laxity_policy::{BatchId, Event, FlowId, FlowSpec, Layer, Level, RequestId, Span, Stage, Time};
 

@@ -1,4 +1,5 @@
-//! Which discipline stands before a unit, by `serving.requests`, and the latency model that those ask that plan ahead.
+//! Which discipline stands before a unit, by `serving.requests`, and the latency model that those
+//! ask that plan ahead.
 
 use laxity_policy::Span;
 use laxity_requests::baseline::{Fixed, Order, Relegating};
@@ -10,9 +11,10 @@ use super::batch::pairs;
 use super::world::World;
 use crate::scenario::{RequestOrder, Serving};
 
-/// Time of a batch by its tokens, between points of the roofline that are a factor of two apart, and by what each pair of
-/// tokens beyond that of one prompt without a prefix adds. The rest of the unit is taken to have nothing else to do,
-/// as in the objectives: who is given up by it could not have been in time at all.
+/// Time of a batch by its tokens, between points of the roofline that are a factor of two apart,
+/// and by what each pair of tokens beyond that of one prompt without a prefix adds. The rest of the
+/// unit is taken to have nothing else to do, as in the objectives: who is given up by it could not
+/// have been in time at all.
 #[derive(Clone, Debug)]
 pub(super) struct UnitLatency {
     /// Tokens and ns, ascending.
@@ -57,7 +59,8 @@ impl Latency for UnitLatency {
     }
 }
 
-/// A discipline for one line. Budgets are the batch's; those that decide on one of their own stay below it.
+/// A discipline for one line. Budgets are the batch's; those that decide on one of their own stay
+/// below it.
 pub(super) fn discipline(serving: &Serving, latency: &UnitLatency) -> Box<dyn Discipline + Send> {
     let fixed = |order| Fixed {
         order,

@@ -154,7 +154,8 @@ impl Exchange {
         (0..self.ranks()).map(inside).fold(0.0, f64::max)
     }
 
-    /// How many ranks of other servers a rank exchanges with: the flows that its aggregate stands for.
+    /// How many ranks of other servers a rank exchanges with: the flows that its aggregate stands
+    /// for.
     pub(super) fn peers(&self) -> f64 {
         match self.pattern {
             Some(Pattern::Ring) => 1.0,

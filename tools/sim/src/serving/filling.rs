@@ -1,8 +1,8 @@
-//! What a prefill unit computes next: requests out of its lines into batches, in the order and within the budget of
-//! the discipline of each line.
+//! What a prefill unit computes next: requests out of its lines into batches, in the order and
+//! within the budget of the discipline of each line.
 //!
-//! The next batch is made up while one computes. What a discipline is asked about is when that batch can start, not the
-//! present: who can be in time then.
+//! The next batch is made up while one computes. What a discipline is asked about is when that
+//! batch can start, not the present: who can be in time then.
 
 use laxity_policy::{RequestId, Span, Time};
 
@@ -76,8 +76,8 @@ impl World<'_> {
         self.grown(slot, changed);
     }
 
-    /// An idle unit whose disciplines let nobody start takes the first of each line all the same: nothing would ever
-    /// ask them again.
+    /// An idle unit whose disciplines let nobody start takes the first of each line all the same:
+    /// nothing would ever ask them again.
     fn force(&mut self, unit: u32, slot: u32) -> bool {
         if !self.batches[slot as usize].members.is_empty() {
             return false;
@@ -96,7 +96,8 @@ impl World<'_> {
         changed
     }
 
-    /// Puts into a batch that starts now those that were given up, as far as it has room that nobody else wants.
+    /// Puts into a batch that starts now those that were given up, as far as it has room that
+    /// nobody else wants.
     pub(super) fn fill_up(&mut self, unit: u32) {
         let slot = self.next_batch(unit);
         let mut changed = false;
@@ -134,8 +135,8 @@ impl World<'_> {
         }
     }
 
-    /// A discipline has given the request up: nothing of it is urgent any more, and the links are told as of one
-    /// that the coordinator has pruned.
+    /// A discipline has given the request up: nothing of it is urgent any more, and the links are
+    /// told as of one that the coordinator has pruned.
     fn give_up(&mut self, request: u32) {
         self.requests[request as usize].relegated = true;
         self.relegated += 1;

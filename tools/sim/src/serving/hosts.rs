@@ -2,7 +2,8 @@
 //!
 //! A host decides over what it sends (its ranks' egress: P2D and collectives) and over what it
 //! reads (its ranks' ingress: KV reuse), as `laxityd` does. Contention anywhere else, at the rank
-//! that is read from or the decode rank that is written to, is the fabric's, which sees classes only.
+//! that is read from or the decode rank that is written to, is the fabric's, which sees classes
+//! only.
 //!
 //! Hints reach a link when it needs them: before a flow of the batch has to wait, and at layer
 //! boundaries while flows wait. An idle link is told nothing, and decides nothing.

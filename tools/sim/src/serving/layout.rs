@@ -1,8 +1,8 @@
 //! Where everything is: ranks, servers, racks, and the ports between them.
 //!
 //! The GPUs of a tensor-parallel group are one *rank*; their NICs together are one port for each
-//! direction, since whatever a rank sends is striped over them. Prefill ranks come first, servers in
-//! order, so that a unit's ranks are neighbours; decode ranks have ingress ports of their own.
+//! direction, since whatever a rank sends is striped over them. Prefill ranks come first, servers
+//! in order, so that a unit's ranks are neighbours; decode ranks have ingress ports of their own.
 
 use crate::network::{Network, PortId};
 use crate::scenario::{Scenario, Spreading};

@@ -1,14 +1,16 @@
-//! The line before a rank of a prefill unit: who is taken into the next batch, and who is given up, under a
-//! [`Discipline`] of `laxity-requests`.
+//! The line before a rank of a prefill unit: who is taken into the next batch, and who is given up,
+//! under a [`Discipline`] of `laxity-requests`.
 //!
-//! A [`laxity_requests::replica::Replica`] has a whole replica behind it: memory, decodes, one plan at a time. Units here only prefill, on
-//! ranks that run in step, and make up the next batch while one computes, so that its reused blocks can be
-//! fetched ahead. The line is what is left of the replica then, with the same order: those that have begun (if
-//! the discipline has them go on), those in line, those that were given up. Departures from it:
+//! A [`laxity_requests::replica::Replica`] has a whole replica behind it: memory, decodes, one plan
+//! at a time. Units here only prefill, on ranks that run in step, and make up the next batch while
+//! one computes, so that its reused blocks can be fetched ahead. The line is what is left of the
+//! replica then, with the same order: those that have begun (if the discipline has them go on),
+//! those in line, those that were given up. Departures from it:
 //!
 //! * what is in the next batch stays there, though somebody more urgent comes before it starts;
 //! * no memory: blocks that are reused are in the cache of the unit, others are not counted;
-//! * those that were given up join a batch when it starts, and not before: they would take the room of those that come meanwhile.
+//! * those that were given up join a batch when it starts, and not before: they would take the room
+//!   of those that come meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -3,8 +3,8 @@
 //! * A request is routed to a unit and a rank; blocks of its prefix that another rank holds are
 //!   fetched layer by layer, some layers ahead (stage 1, MFS §2.2).
 //! * A unit computes one batch at a time. Each layer waits for its blocks, computes attention, and
-//!   exchanges tokens (stage 2). What the layer adds to the KV cache, and what was reused, goes to the
-//!   request's decode rank (stage 3).
+//!   exchanges tokens (stage 2). What the layer adds to the KV cache, and what was reused, goes to
+//!   the request's decode rank (stage 3).
 //! * The first token is there once all layers have computed and all of the KV cache has arrived.
 //!
 //! A unit's ranks run in step: a layer takes as long as on its slowest rank.
@@ -61,8 +61,8 @@ pub enum SimError {
     /// A policy's parameters.
     #[error("policy: {0}")]
     Policy(String),
-    /// Parts that make no sense together: experts that the model lacks, a cluster too small for a unit,
-    /// no request.
+    /// Parts that make no sense together: experts that the model lacks, a cluster too small for a
+    /// unit, no request.
     #[error("{0}")]
     Mismatch(String),
 }
@@ -112,8 +112,8 @@ fn hardware(scenario: &Scenario) -> Result<(Model, Gpu), SimError> {
     Ok((model, gpu))
 }
 
-/// Checks what can be known of many points before the first of them is simulated: their models, GPUs
-/// and traces can be read, to the last line.
+/// Checks what can be known of many points before the first of them is simulated: their models,
+/// GPUs and traces can be read, to the last line.
 ///
 /// # Errors
 /// The first that cannot, with file, line and field.

@@ -1,5 +1,5 @@
-//! What the serving model once got wrong, each with what it should have been: queues of striped units,
-//! what the policy is told, what ports carry, where time goes.
+//! What the serving model once got wrong, each with what it should have been: queues of striped
+//! units, what the policy is told, what ports carry, where time goes.
 
 use laxity_policy::PolicyKind;
 
@@ -22,9 +22,9 @@ fn long() -> Scenario {
     scenario
 }
 
-/// A striped unit (sp > 1) computes one request after the other on all ranks: what waits at any of them is in the
-/// way. Three prompts that find 1 000 tokens of prefix at unit 0 are not to queue there behind 60 000 while
-/// unit 1 has nothing to do.
+/// A striped unit (sp > 1) computes one request after the other on all ranks: what waits at any of
+/// them is in the way. Three prompts that find 1 000 tokens of prefix at unit 0 are not to queue
+/// there behind 60 000 while unit 1 has nothing to do.
 #[test]
 fn a_small_prefix_does_not_outweigh_a_long_queue() {
     let mut scenario = long();
@@ -45,8 +45,8 @@ fn a_small_prefix_does_not_outweigh_a_long_queue() {
     );
 }
 
-/// The same, from the router's side: one striped unit has three long prompts queued, the other nothing. The next
-/// request must go to the idle one, whatever the turn.
+/// The same, from the router's side: one striped unit has three long prompts queued, the other
+/// nothing. The next request must go to the idle one, whatever the turn.
 #[test]
 fn a_busy_striped_unit_is_not_as_good_as_an_idle_one() {
     let mut scenario = long();
@@ -76,7 +76,8 @@ fn a_busy_striped_unit_is_not_as_good_as_an_idle_one() {
     }
 }
 
-/// Experts compute the tokens of all ranks, and so does the layer time of hints, RLI, laxity and RED.
+/// Experts compute the tokens of all ranks, and so does the layer time of hints, RLI, laxity and
+/// RED.
 #[test]
 fn layer_time_that_the_policy_is_told_is_what_a_layer_takes() {
     let mut scenario = small();
@@ -140,8 +141,8 @@ fn coordinator_is_told_of_what_leaves_a_server() {
     );
 }
 
-/// Stripes of a sequence-parallel unit all write into one decode rank: with 4 ranks of tp 4 and a decode
-/// rank of 4 GPUs the receiver is the bottleneck four times over.
+/// Stripes of a sequence-parallel unit all write into one decode rank: with 4 ranks of tp 4 and a
+/// decode rank of 4 GPUs the receiver is the bottleneck four times over.
 #[test]
 fn receiver_of_a_striped_unit_is_the_bottleneck() {
     let scenario = long();
@@ -155,8 +156,8 @@ fn receiver_of_a_striped_unit_is_the_bottleneck() {
     );
 }
 
-/// `fetched` is tokens that come over the network; to a striped unit that shares a server with the holder
-/// they come over NVLink.
+/// `fetched` is tokens that come over the network; to a striped unit that shares a server with the
+/// holder they come over NVLink.
 #[test]
 fn blocks_over_nvlink_are_not_counted_as_fetched_by_striped_units() {
     let mut scenario = small();
@@ -214,8 +215,8 @@ fn a_coflow_weighs_one_at_each_port() {
         }
         coflows += weights.len();
         for (key, weight) in weights {
-            // Only just after the layer was sent are all of its flows there; a coflow with one flow on the
-            // port must weigh one.
+            // Only just after the layer was sent are all of its flows there; a coflow with one flow
+            // on the port must weigh one.
             assert!(
                 weight > 0.99,
                 "coflow (batch, rank, layer) {key:?} weighs {weight} at its egress"
@@ -232,8 +233,9 @@ fn fetched_blocks_are_there() {
     scenario.serving.routing = Routing::RoundRobin;
     scenario.serving.cache_tokens = 1_600;
     scenario.policy.kind = PolicyKind::Fair;
-    // Unit 1 computes family 0 (800 tokens of it are shared). Then both units get long prompts; the third
-    // request of family 0 is routed to unit 0 while unit 1 holds it, and waits behind the long prompt.
+    // Unit 1 computes family 0 (800 tokens of it are shared). Then both units get long prompts; the
+    // third request of family 0 is routed to unit 0 while unit 1 holds it, and waits behind the
+    // long prompt.
     let list = [
         (0, 1_600, 0),
         (3_000, 100_000, 1),
@@ -263,7 +265,8 @@ fn fetched_blocks_are_there() {
     );
 }
 
-/// `latency_us` is from the last byte on the wire to completion, also for a layer that begins in between.
+/// `latency_us` is from the last byte on the wire to completion, also for a layer that begins in
+/// between.
 #[test]
 fn a_fetch_is_complete_latency_after_its_last_byte() {
     let mut scenario = small();
@@ -276,8 +279,8 @@ fn a_fetch_is_complete_latency_after_its_last_byte() {
     let list = [(0, 20_000, 0), (60_000, 20_000, 0)];
     scenario.serving.lookahead_layers = 4;
     let ttft = run(&scenario, &list).ttft_ms.percentile(0);
-    // The fetch for layer l is issued when layer l - 3 begins and takes 100 ms and more: 28 layers behind
-    // the first four need 28 / 3 times that at least.
+    // The fetch for layer l is issued when layer l - 3 begins and takes 100 ms and more: 28 layers
+    // behind the first four need 28 / 3 times that at least.
     assert!(ttft > 1_000.0, "TTFT {ttft} ms");
 }
 
@@ -303,7 +306,8 @@ fn a_partial_rack_is_oversubscribed_too() {
     );
 }
 
-/// One layer, one token, every policy, both modes, tiny and large everything: nothing panics or hangs.
+/// One layer, one token, every policy, both modes, tiny and large everything: nothing panics or
+/// hangs.
 #[test]
 fn odd_scenarios_end() {
     for kind in PolicyKind::ALL {
@@ -360,8 +364,9 @@ fn coordinator_is_told_of_all_ports_of_a_striped_unit() {
     assert_eq!(told, used, "egress ports told, and used");
 }
 
-/// As [`a_coflow_weighs_one_at_each_port`], for stage 1: a batch's reuse for one layer at one reader. Its four
-/// members come one by one, and each shares with those that are known by then: 1 + 1/2 + 1/3 + 1/4, not 4.
+/// As [`a_coflow_weighs_one_at_each_port`], for stage 1: a batch's reuse for one layer at one
+/// reader. Its four members come one by one, and each shares with those that are known by then: 1 +
+/// 1/2 + 1/3 + 1/4, not 4.
 #[test]
 fn a_coflow_of_reuse_weighs_one_at_its_reader() {
     let mut scenario = small();
@@ -371,7 +376,8 @@ fn a_coflow_of_reuse_weighs_one_at_its_reader() {
     (scenario.model.tp, scenario.model.ep) = (8, 1);
     scenario.cluster.nic_gbps = 10.0;
     scenario.serving.routing = Routing::RoundRobin;
-    // Four units of one rank; families 1 to 3 are computed once, then a batch at one unit reuses all of them.
+    // Four units of one rank; families 1 to 3 are computed once, then a batch at one unit reuses
+    // all of them.
     let mut list: Vec<_> = (0..4).map(|n| (0, 2_000, n)).collect();
     list.push((5_000, 2_000, 9));
     for n in 0..16 {
@@ -398,7 +404,8 @@ fn a_coflow_of_reuse_weighs_one_at_its_reader() {
     );
 }
 
-/// Where time goes: the parts do not add up to more than there is, though a ring computes meanwhile.
+/// Where time goes: the parts do not add up to more than there is, though a ring computes
+/// meanwhile.
 #[test]
 fn parts_of_a_ttft_are_no_more_than_the_ttft() {
     let mut scenario = long();

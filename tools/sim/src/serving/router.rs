@@ -151,7 +151,8 @@ impl Router {
         best.1
     }
 
-    /// The rank of the unit with the least to do, where fetching from another server counts as work.
+    /// The rank of the unit with the least to do, where fetching from another server counts as
+    /// work.
     fn rank(&self, layout: &Layout, caches: &Caches, held: &[(u32, u32)], unit: u32) -> u32 {
         let ranks = layout.ranks_of(unit);
         let mut near = vec![0_u64; ranks.len()];

@@ -1,4 +1,5 @@
-//! Requests and flows under one notion of slack: what a discipline decides, and what the links are told of it.
+//! Requests and flows under one notion of slack: what a discipline decides, and what the links are
+//! told of it.
 
 use std::collections::BTreeSet;
 
@@ -102,7 +103,8 @@ fn flows_of_what_is_given_up_are_the_scavengers() {
                     continue;
                 };
                 let request = world.requests[flow.request as usize];
-                // Of those that began after their request was given up; what is sent before keeps its level.
+                // Of those that began after their request was given up; what is sent before keeps
+                // its level.
                 now.insert((slot, flow.generation));
                 if before.contains(&(slot, flow.generation)) || flow.sending == 0 {
                     continue;

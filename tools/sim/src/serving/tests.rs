@@ -234,8 +234,8 @@ fn the_same_twice_is_the_same() {
     }
 }
 
-/// Half of each prompt is shared, and three quarters of that would fit: the tail of a prefix goes first, or
-/// all that stays would be of no use.
+/// Half of each prompt is shared, and three quarters of that would fit: the tail of a prefix goes
+/// first, or all that stays would be of no use.
 #[test]
 fn reuse_survives_a_cache_that_is_a_little_too_small() {
     let mut scenario = small();
@@ -273,7 +273,8 @@ fn data_parallel_ranks_do_not_compute_each_others_experts() {
     );
 }
 
-/// An objective is the TTFT of a request that is alone; with an all-gather it is one that cannot be met.
+/// An objective is the TTFT of a request that is alone; with an all-gather it is one that cannot be
+/// met.
 #[test]
 fn objectives_know_all_gathers() {
     let mut scenario = small();
@@ -336,8 +337,8 @@ fn idle_ranks_take_turns() {
     }
 }
 
-/// A pair of ranks may exchange less than a byte while a rank's aggregate has some: nothing is put on
-/// the network then, and nothing ends.
+/// A pair of ranks may exchange less than a byte while a rank's aggregate has some: nothing is put
+/// on the network then, and nothing ends.
 #[test]
 fn exact_mode_survives_experts_that_nobody_uses() {
     for skew in [3.0, 4.0, 5.0, 6.0, 7.0, 8.0] {

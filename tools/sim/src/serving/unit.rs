@@ -121,8 +121,8 @@ impl World<'_> {
         self.schedule_order();
     }
 
-    /// The coordinator hears of progress four times in a batch's life, not more: a quarter of what each
-    /// request brought is off.
+    /// The coordinator hears of progress four times in a batch's life, not more: a quarter of what
+    /// each request brought is off.
     fn report_quarter(&mut self, slot: u32) {
         let Some(coordinator) = &mut self.coordinator else {
             return;

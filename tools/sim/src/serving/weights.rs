@@ -1,9 +1,10 @@
-//! Scale-outs beside the traffic: every so often the weights of a unit go to the next one, rank by rank, as
-//! `Weights` flows (the scavenger's, under policies that have one).
+//! Scale-outs beside the traffic: every so often the weights of a unit go to the next one, rank by
+//! rank, as `Weights` flows (the scavenger's, under policies that have one).
 //!
-//! Of a scale-out only what it does to the network is here: both units serve all the while, as if the weights were for
-//! another instance on the same servers (a pool of warm instances, or another model), and nothing serves more when they have come. What
-//! a scale-out gains is a question to a cluster of instances, what it costs others meanwhile is one to the network.
+//! Of a scale-out only what it does to the network is here: both units serve all the while, as if
+//! the weights were for another instance on the same servers (a pool of warm instances, or another
+//! model), and nothing serves more when they have come. What a scale-out gains is a question to a
+//! cluster of instances, what it costs others meanwhile is one to the network.
 
 use laxity_policy::{BatchId, Event, FlowSpec, Layer, Level, RequestId, Span, Stage, Time};
 
@@ -43,7 +44,9 @@ impl World<'_> {
     pub(super) fn check_scale_out(&self) -> Result<(), SimError> {
         if self.scenario.serving.scale_out_every_s > 0.0 && self.layout.units < 2 {
             return Err(SimError::Mismatch(
-                "serving.scale_out_every_s: there is one prefill unit, and weights go from one to another".into(),
+                "serving.scale_out_every_s: there is one prefill unit, and weights go from one to \
+                 another"
+                    .into(),
             ));
         }
         Ok(())

@@ -79,7 +79,8 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// When its first token is due, for those who schedule its flows: what was given up is due no more.
+    /// When its first token is due, for those who schedule its flows: what was given up is due no
+    /// more.
     pub(super) const fn due(&self) -> Time {
         if self.relegated {
             Time::NEVER
@@ -171,7 +172,8 @@ impl<'a> World<'a> {
         let layout = Layout::new(scenario, inputs.gpu.nvlink_bytes_per_second, &mut network);
         if layout.units == 0 || layout.decodes == 0 {
             return Err(SimError::Mismatch(format!(
-                "cluster: {} servers make {} prefill units of {} ranks and {} decode ranks; both need one at least",
+                "cluster: {} servers make {} prefill units of {} ranks and {} decode ranks; both \
+                 need one at least",
                 scenario.cluster.servers, layout.units, layout.ranks_per_unit, layout.decodes
             )));
         }
@@ -310,7 +312,8 @@ impl<'a> World<'a> {
         self.collective_bytes_per_token = (per_layer * f64::from(self.layers)) as u64;
     }
 
-    /// A line before each rank, or before the whole unit where that computes one request after the other.
+    /// A line before each rank, or before the whole unit where that computes one request after the
+    /// other.
     fn form_lines(&mut self, queues: usize) {
         let latency = UnitLatency::of(self);
         let serving = &self.scenario.serving;
@@ -461,7 +464,8 @@ impl<'a> World<'a> {
             if !self.striped {
                 return if apart(from, route.rank) { tokens } else { 0 };
             }
-            // Each rank fetches its share from its like; within the unit everybody has what it needs.
+            // Each rank fetches its share from its like; within the unit everybody has what it
+            // needs.
             let (home, unit) = (layout.unit_of(from), layout.unit_of(route.rank));
             let pairs = layout.ranks_of(home).zip(layout.ranks_of(unit));
             let far = pairs.filter(|&(from, to)| home != unit && apart(from, to));
@@ -470,8 +474,8 @@ impl<'a> World<'a> {
         route.sources.iter().map(of).sum()
     }
 
-    /// Blocks that are reused stay where they are until the request has computed; with copies, they are
-    /// where it computes, too.
+    /// Blocks that are reused stay where they are until the request has computed; with copies, they
+    /// are where it computes, too.
     fn use_blocks(&mut self, number: usize, unit: u32, blocks: &[(u32, u32)]) {
         let rank = self.requests[number].rank;
         let mut pinned = Vec::with_capacity(blocks.len());
@@ -560,7 +564,8 @@ impl<'a> World<'a> {
     pub(super) fn experts_ns(&self, unit: u32, slot: u32) -> u64 {
         let batch = &self.batches[slot as usize];
         let ranks = u64::from(self.layout.ranks_per_unit);
-        // Expert parallelism brings the tokens of all ranks together; otherwise each rank computes its own.
+        // Expert parallelism brings the tokens of all ranks together; otherwise each rank computes
+        // its own.
         let tokens = if self.scenario.model.ep > 1 {
             batch.tokens.iter().sum()
         } else if self.striped {

@@ -1,7 +1,7 @@
 //! When requests arrive: as a process of the wanted rate, or as recorded, at another speed.
 //!
-//! Times are put on requests in their order, so sessions keep their turns in order and think times keep
-//! their proportion to the whole; what changes is only how requests are spaced.
+//! Times are put on requests in their order, so sessions keep their turns in order and think times
+//! keep their proportion to the whole; what changes is only how requests are spaced.
 
 use laxity_policy::Time;
 use rand::{Rng, RngExt as _};
@@ -11,10 +11,10 @@ use super::draft::within;
 use super::{MOST_BLOCKS, Request, Requests, WorkloadError};
 use crate::scenario::{Arrivals, Workload};
 
-/// Arrivals of a renewal process in `workload.seconds` at `rate` per second. Under `poisson` gaps are
-/// exponential; under `bursty` they have a gamma distribution of the same mean and of the coefficient
-/// of variation `burstiness`, so 0 is evenly spaced and 1 is Poisson again. The process is
-/// stationary: the first gap is what is left at 0 of one that began before.
+/// Arrivals of a renewal process in `workload.seconds` at `rate` per second. Under `poisson` gaps
+/// are exponential; under `bursty` they have a gamma distribution of the same mean and of the
+/// coefficient of variation `burstiness`, so 0 is evenly spaced and 1 is Poisson again. The process
+/// is stationary: the first gap is what is left at 0 of one that began before.
 pub(super) fn drawn(workload: &Workload, rate: f64, rng: &mut impl Rng) -> Vec<Time> {
     let variation = match workload.arrivals {
         Arrivals::Bursty => workload.burstiness,
@@ -77,8 +77,8 @@ impl Gaps {
     }
 }
 
-/// Arrivals as recorded, multiplied so that the mean rate is `rate`, until `seconds`. A recording that
-/// is over before is begun again after one mean gap.
+/// Arrivals as recorded, multiplied so that the mean rate is `rate`, until `seconds`. A recording
+/// that is over before is begun again after one mean gap.
 pub(super) fn recorded(
     list: &[Request],
     rate: f64,

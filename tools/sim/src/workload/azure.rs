@@ -1,9 +1,9 @@
 //! Azure's LLM inference traces (Azure/AzurePublicDataset), csv with the columns `TIMESTAMP`,
-//! `ContextTokens` and `GeneratedTokens`; times of 2023 as `2023-11-16 18:17:03.9799600`, of 2024 with
-//! a zone, as `2024-05-10 00:00:00.009930+00:00`.
+//! `ContextTokens` and `GeneratedTokens`; times of 2023 as `2023-11-16 18:17:03.9799600`, of 2024
+//! with a zone, as `2024-05-10 00:00:00.009930+00:00`.
 //!
-//! Nothing is known of prefixes: requests have no blocks, nothing is reused. A row with a context of 0
-//! tokens asks for no prefill and is left out.
+//! Nothing is known of prefixes: requests have no blocks, nothing is reused. A row with a context
+//! of 0 tokens asks for no prefill and is left out.
 
 use std::path::Path;
 
@@ -53,7 +53,8 @@ mod tests {
         let of_2023 = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n\
                        2023-11-16 23:59:59.5000000,4808,10\r\n2023-11-17 00:00:01.0000000,3180,8";
         let of_2024 = "\u{feff}TIMESTAMP,ContextTokens,GeneratedTokens\n\
-                       2024-05-10 23:59:59.500000+00:00,4808,10\n2024-05-11 00:00:01+00:00,3180,8\n";
+                       2024-05-10 23:59:59.500000+00:00,4808,10\n2024-05-11 \
+                       00:00:01+00:00,3180,8\n";
         for text in [of_2023, of_2024] {
             let requests = reading(read, text.as_bytes()).unwrap();
             assert_eq!(requests.list.len(), 2);

@@ -1,14 +1,14 @@
 //! The BurstGPT traces (HPMLL/BurstGPT), csv with at least the columns `Timestamp` (seconds),
-//! `Request tokens` and `Response tokens`. `Session ID`, `Elapsed time`, `Model`, `Total tokens` and
-//! `Log Type`, as far as a release has them, are passed over.
+//! `Request tokens` and `Response tokens`. `Session ID`, `Elapsed time`, `Model`, `Total tokens`
+//! and `Log Type`, as far as a release has them, are passed over.
 //!
-//! A request that failed has a response of 0 tokens. It is kept: it arrived and had to be prefilled,
-//! and what is simulated here is the demand, not what that service managed to serve. It is taken to
-//! generate the one token that every served request does. The releases `without_fails` have none.
-//! A row with 0 request tokens asks for no prefill and is left out.
+//! A request that failed has a response of 0 tokens. It is kept: it arrived and had to be
+//! prefilled, and what is simulated here is the demand, not what that service managed to serve. It
+//! is taken to generate the one token that every served request does. The releases `without_fails`
+//! have none. A row with 0 request tokens asks for no prefill and is left out.
 //!
-//! Nothing is known of prefixes: requests have no blocks, nothing is reused. A session's later turns
-//! surely share some of their prompts, but the trace does not say how much.
+//! Nothing is known of prefixes: requests have no blocks, nothing is reused. A session's later
+//! turns surely share some of their prompts, but the trace does not say how much.
 
 use std::path::Path;
 
@@ -55,8 +55,10 @@ mod tests {
     fn releases_with_more_or_fewer_columns_are_read() {
         let short = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n\
                      5,ChatGPT,472,18,490,Conversation log\n45.5,GPT-4,1087.0,230,1317,API log\n";
-        let long = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n\
-                    5,,1.5,ChatGPT,472,18,490,Conversation log\n45.5,7,2,GPT-4,1087,230,1317,API log\n";
+        let long = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total \
+            tokens,Log Type\n\
+                    5,,1.5,ChatGPT,472,18,490,Conversation log\n45.5,7,2,GPT-4,1087,230,1317,API \
+                    log\n";
         for text in [short, long] {
             let requests = reading(read, text.as_bytes()).unwrap();
             assert_eq!(requests.list[0].prompt_tokens, 472);

@@ -1,7 +1,8 @@
 //! Date and time of a trace, as nanoseconds since 1970-01-01 UTC.
 
-/// The instant of `2023-11-16 18:17:03.9799600` (taken as UTC) or `2024-05-10 00:00:00.009930+00:00`;
-/// a `T` may stand between date and time, and `Z` for the zone. Digits beyond the nanosecond are cut.
+/// The instant of `2023-11-16 18:17:03.9799600` (taken as UTC) or `2024-05-10
+/// 00:00:00.009930+00:00`; a `T` may stand between date and time, and `Z` for the zone. Digits
+/// beyond the nanosecond are cut.
 pub(super) fn instant_ns(text: &str) -> Option<i64> {
     let (date, rest) = text.trim().split_once([' ', 'T'])?;
     let days = days(date)?;

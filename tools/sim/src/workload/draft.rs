@@ -1,7 +1,8 @@
 //! A recording while it is read: lines in the order of the file, block ids as the file has them.
 //!
-//! Recorders write a request when it ends, or from several threads, so lines that are a little out of
-//! order are normal; they are sorted by time, those of the same time stay in the order of the file.
+//! Recorders write a request when it ends, or from several threads, so lines that are a little out
+//! of order are normal; they are sorted by time, those of the same time stay in the order of the
+//! file.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -35,10 +36,10 @@ impl Draft {
         }
     }
 
-    /// Adds a request. `hashes` are those of its blocks, `None` if the format has none. A partial block
-    /// at the end of the prompt may be left out, as engines that only cache full blocks do; it gets an
-    /// id that nothing shares. Any other number of ids means another block size or another format, so
-    /// it is an error, which says what is wrong with the line.
+    /// Adds a request. `hashes` are those of its blocks, `None` if the format has none. A partial
+    /// block at the end of the prompt may be left out, as engines that only cache full blocks do;
+    /// it gets an id that nothing shares. Any other number of ids means another block size or
+    /// another format, so it is an error, which says what is wrong with the line.
     pub(super) fn push(
         &mut self,
         at_ns: i64,
@@ -54,7 +55,8 @@ impl Draft {
             && found != all
         {
             return Err(format!(
-                "`hash_ids` has {found} ids; expected {all} for {prompt_tokens} tokens in blocks of {}",
+                "`hash_ids` has {found} ids; expected {all} for {prompt_tokens} tokens in blocks \
+                 of {}",
                 self.block_tokens
             ));
         }

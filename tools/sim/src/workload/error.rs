@@ -47,7 +47,8 @@ pub enum WorkloadError {
     },
     /// `arrivals = "recorded"` with a recording in which all requests have the same time.
     #[error(
-        "workload.arrivals is \"recorded\", but the recording's {requests} request(s) have the same \
+        "workload.arrivals is \"recorded\", but the recording's {requests} request(s) have the \
+         same \
          time; use \"poisson\" or \"bursty\""
     )]
     NoTimes {

@@ -1,8 +1,8 @@
 //! What Mooncake's and Qwen-Bailian's jsonl have in common: one object per line with `timestamp`,
 //! `input_length`, `output_length` and `hash_ids`. Fields that are not needed are passed over.
 //!
-//! A line is parsed at once into what is wanted; only if that fails is it taken apart field by field,
-//! which is slower and tells which one is wrong.
+//! A line is parsed at once into what is wanted; only if that fails is it taken apart field by
+//! field, which is slower and tells which one is wrong.
 
 use std::path::Path;
 

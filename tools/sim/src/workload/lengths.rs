@@ -1,11 +1,11 @@
 //! Lengths of a recording, multiplied and clipped.
 //!
-//! A prompt of `L` tokens becomes one of `L' = min(round(s·L), longest)`, at least 1, and its blocks
-//! follow: block `j` of the new prompt covers the tokens `[j·B, min((j+1)·B, L'))`, which stand for the
-//! old tokens up to `ceil(that end / s)`, so its id is that of the last old block among them together
-//! with `j`. Two prompts that shared `m` old blocks thus share the new blocks that come from them alone,
-//! `floor(s·m)` of them: reuse stays what it was but for the part of a block that is lost where two
-//! prompts part. A last block that is partial has an id of its own.
+//! A prompt of `L` tokens becomes one of `L' = min(round(s·L), longest)`, at least 1, and its
+//! blocks follow: block `j` of the new prompt covers the tokens `[j·B, min((j+1)·B, L'))`, which
+//! stand for the old tokens up to `ceil(that end / s)`, so its id is that of the last old block
+//! among them together with `j`. Two prompts that shared `m` old blocks thus share the new blocks
+//! that come from them alone, `floor(s·m)` of them: reuse stays what it was but for the part of a
+//! block that is lost where two prompts part. A last block that is partial has an id of its own.
 
 use std::collections::HashMap;
 

@@ -2,9 +2,9 @@
 //!
 //! Whatever the source, three steps give the workload of a point:
 //!
-//! 1. a *recording*: requests in order of time, each with its lengths and the prefix blocks that say
-//!    what it shares with others. The readers make it from a file ([`mooncake`], [`azure`], [`qwen`],
-//!    [`burstgpt`]), the generators ([`shapes`], [`sessions`]) from a seed;
+//! 1. a *recording*: requests in order of time, each with its lengths and the prefix blocks that
+//!    say what it shares with others. The readers make it from a file ([`mooncake`], [`azure`],
+//!    [`qwen`], [`burstgpt`]), the generators ([`shapes`], [`sessions`]) from a seed;
 //! 2. lengths are multiplied by `length_scale` and clipped at `longest` (`lengths`);
 //! 3. arrival times are put on it, in its order (`arrivals`): the paper takes requests from a trace
 //!    and lets them arrive as a Poisson process of the wanted rate (MFS §6.2).
@@ -58,9 +58,9 @@ pub struct Request {
 
 /// A workload, in order of arrival.
 ///
-/// A block id stands for the whole prefix up to and including that block: two requests with the same
-/// id have the same ids, and the same tokens, before it. Ids are dense, `0..distinct_blocks`, numbered
-/// in the order in which they first appear.
+/// A block id stands for the whole prefix up to and including that block: two requests with the
+/// same id have the same ids, and the same tokens, before it. Ids are dense, `0..distinct_blocks`,
+/// numbered in the order in which they first appear.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
     /// The requests.
@@ -90,7 +90,8 @@ pub const MOST_BLOCKS: u64 = 1 << 30;
 /// `block_tokens` where nothing is known of blocks.
 const UNKNOWN_BLOCK_TOKENS: u32 = 16;
 
-/// Random numbers for one purpose, so that, say, other gaps between arrivals leave prompts as they are.
+/// Random numbers for one purpose, so that, say, other gaps between arrivals leave prompts as they
+/// are.
 fn random(seed: u64, purpose: Purpose) -> ChaCha12Rng {
     let mut rng = ChaCha12Rng::seed_from_u64(seed);
     rng.set_stream(purpose as u64);

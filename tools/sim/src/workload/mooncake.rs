@@ -4,11 +4,11 @@
 //! {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
 //! ```
 //!
-//! `timestamp` is in ms; `hash_ids` has one id for each 512 tokens of the prompt, the last block possibly
-//! partial, and an id stands for the whole prefix up to it. In the published conversation trace all
-//! 12 031 lines have exactly `input_length / 512` ids, rounded up, all requests share the first block,
-//! and requests come in lumps of about ten every 3 s, which is how they were sampled: prefer
-//! `arrivals = "poisson"` unless that is what should be looked at.
+//! `timestamp` is in ms; `hash_ids` has one id for each 512 tokens of the prompt, the last block
+//! possibly partial, and an id stands for the whole prefix up to it. In the published conversation
+//! trace all 12 031 lines have exactly `input_length / 512` ids, rounded up, all requests share the
+//! first block, and requests come in lumps of about ten every 3 s, which is how they were sampled:
+//! prefer `arrivals = "poisson"` unless that is what should be looked at.
 
 use std::path::Path;
 

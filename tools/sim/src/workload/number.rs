@@ -3,8 +3,8 @@
 /// Bounds of a count of tokens, as text.
 const COUNT: &str = "2^32-1";
 
-/// Latest time that is taken for one, seconds: 285 years, so that nanoseconds fit 63 bits. A time in
-/// the wrong unit (nanoseconds since 1970) is beyond it.
+/// Latest time that is taken for one, seconds: 285 years, so that nanoseconds fit 63 bits. A time
+/// in the wrong unit (nanoseconds since 1970) is beyond it.
 const LATEST_S: f64 = 9e9;
 
 /// What was found, short enough for a message.

@@ -1,15 +1,15 @@
-//! The Qwen-Bailian traces (alibaba-edu/qwen-bailian-usagetraces-anon; Wang et al., *KVCache Cache in
-//! the Wild*, ATC '25), one JSON object per line:
+//! The Qwen-Bailian traces (alibaba-edu/qwen-bailian-usagetraces-anon; Wang et al., *KVCache Cache
+//! in the Wild*, ATC '25), one JSON object per line:
 //!
 //! ```text
 //! {"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.114, "input_length": 521,
 //!  "output_length": 132, "type": "text", "turn": 2, "hash_ids": [1089, 1090, 1091]}
 //! ```
 //!
-//! `timestamp` is in seconds; `hash_ids` has one id for each 16 tokens of the prompt. A line covers its
-//! whole context, earlier turns included, so `chat_id`, `parent_chat_id`, `type` and `turn` say nothing
-//! that is needed here and are passed over. An id is the hash of its 16 tokens alone: the same tokens
-//! after another prefix have the same id. Such ids are told apart, see `draft`.
+//! `timestamp` is in seconds; `hash_ids` has one id for each 16 tokens of the prompt. A line covers
+//! its whole context, earlier turns included, so `chat_id`, `parent_chat_id`, `type` and `turn` say
+//! nothing that is needed here and are passed over. An id is the hash of its 16 tokens alone: the
+//! same tokens after another prefix have the same id. Such ids are told apart, see `draft`.
 
 use std::path::Path;
 

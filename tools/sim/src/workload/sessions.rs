@@ -1,16 +1,16 @@
-//! A made-up recording: sessions that begin at random, have turns with think time in between, and share
-//! the prefixes of a catalogue.
+//! A made-up recording: sessions that begin at random, have turns with think time in between, and
+//! share the prefixes of a catalogue.
 //!
-//! A session's first prompt is a prefix of the catalogue and a text. Each later prompt is the one before,
-//! its answer and another text; of these, the full blocks of the prompt before have been seen, the
-//! answer has not: it was never a prompt, and in a cluster with prefill apart from decode its cache is not
-//! where prompts are. That is how the published traces count, too.
+//! A session's first prompt is a prefix of the catalogue and a text. Each later prompt is the one
+//! before, its answer and another text; of these, the full blocks of the prompt before have been
+//! seen, the answer has not: it was never a prompt, and in a cluster with prefill apart from decode
+//! its cache is not where prompts are. That is how the published traces count, too.
 //!
-//! Sessions begin as a Poisson process. At time 0 it has been going on forever: for each number `k` of
-//! turns done, the sessions that wait for turn `k + 1` are as many as a stationary process has, a Poisson
-//! number of mean (starts per second) · (share that has turn `k + 1`) · (mean gap), each with what is
-//! left of a gap that an instant falls in. There is thus no ramp-up of turns; their first prompt here
-//! finds nothing in the cache, as at the start of any recording.
+//! Sessions begin as a Poisson process. At time 0 it has been going on forever: for each number `k`
+//! of turns done, the sessions that wait for turn `k + 1` are as many as a stationary process has,
+//! a Poisson number of mean (starts per second) · (share that has turn `k + 1`) · (mean gap), each
+//! with what is left of a gap that an instant falls in. There is thus no ramp-up of turns; their
+//! first prompt here finds nothing in the cache, as at the start of any recording.
 //!
 //! *Think times* shrink with the time that is simulated: a recording of hours that is replayed in a
 //! minute, as in MFS §6.2, has its think times shortened alike, and with the think times of people
@@ -34,10 +34,10 @@ use crate::scenario::Workload;
 /// Added to each think time: the previous turn has to be answered first. Seconds.
 pub const ANSWER_S: f64 = 1.0;
 
-/// The first `count` requests of a process of `rate` requests per second, whose think times are those for
-/// `workload.seconds`, with lengths multiplied by `workload.length_scale` and clipped at
-/// `workload.longest`; a session ends with a prompt that is clipped. The same arguments give the same
-/// requests, and a lower `count` the first of them.
+/// The first `count` requests of a process of `rate` requests per second, whose think times are
+/// those for `workload.seconds`, with lengths multiplied by `workload.length_scale` and clipped at
+/// `workload.longest`; a session ends with a prompt that is clipped. The same arguments give the
+/// same requests, and a lower `count` the first of them.
 ///
 /// # Errors
 /// If it has more than [`MOST_BLOCKS`] blocks.
@@ -205,8 +205,8 @@ impl<'a> Generator<'a> {
         self.events += 1;
     }
 
-    /// Time to the next turn. `around`: of the gap that an instant falls in, which is the likelier to
-    /// be a gap the longer it is; a log-normal so weighted is one of median · exp(σ²).
+    /// Time to the next turn. `around`: of the gap that an instant falls in, which is the likelier
+    /// to be a gap the longer it is; a log-normal so weighted is one of median · exp(σ²).
     fn gap(&self, around: bool, rng: &mut impl Rng) -> f64 {
         let variance = THINK_SIGMA * THINK_SIGMA;
         let mut median = self.think_s / (variance / 2.0).exp();
@@ -305,7 +305,8 @@ struct Catalogue {
 
 impl Catalogue {
     /// Lengths are log-normal and then scaled, so that the mean over requests is the shape's: a few
-    /// prefixes have much of the popularity, and seeds would differ too much by the lengths of those.
+    /// prefixes have much of the popularity, and seeds would differ too much by the lengths of
+    /// those.
     fn new(shape: &Shape, scale: f64, longest: u32, rng: &mut impl Rng) -> Self {
         let weights: Vec<f64> = (1..=shape.prefixes)
             .map(|rank| f64::from(rank).powf(-shape.zipf))
@@ -341,7 +342,8 @@ impl Catalogue {
         index.min(self.popularity.len() - 1)
     }
 
-    /// The full blocks of a prefix; the rest of it shares a block with what follows and is not shared.
+    /// The full blocks of a prefix; the rest of it shares a block with what follows and is not
+    /// shared.
     fn blocks(&mut self, prefix: usize, size: u32, next_id: &mut u32) -> Range<u32> {
         let blocks = self.tokens[prefix] / size;
         let first = *self.first_id[prefix].get_or_insert_with(|| {

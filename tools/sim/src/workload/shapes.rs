@@ -8,7 +8,8 @@
 //! | long agent | Mooncake's tools and agents, MFS §6.3 | 9 k tokens | 65 % | 512 |
 //!
 //! Mean and reuse are the paper's; reuse is that of a cache without bounds, in tokens (see
-//! [`Summary`](super::Summary)). Measured over 16 seeds, 20 000 requests in 60 s, lowest to highest:
+//! [`Summary`](super::Summary)). Measured over 16 seeds, 20 000 requests in 60 s, lowest to
+//! highest:
 //!
 //! | shape | mean prompt | reuse | median / 99th percentile |
 //! |---|---|---|---|
@@ -17,30 +18,32 @@
 //! | long conversation | 14.8 k–15.4 k | 0.387–0.414 | 8.9 k / 95 k |
 //! | long agent | 8.9 k–9.2 k | 0.640–0.662 | 7 k / 39 k |
 //!
-//! Fewer requests reuse less, because each template is new once: agents 0.63 of 5000 requests, 0.54 of
+//! Fewer requests reuse less, because each template is new once: agents 0.63 of 5000 requests, 0.54
+//! of
 //! 1000. So does any recording that is cut short.
 //!
 //! What else is known has gone into the shapes:
 //!
-//! * *Turns* of a session: after turn `k` it goes on with probability
-//!   `(α + k − 1) / (α + β + k − 1)`, so the longer a session has lasted the likelier is another turn
-//!   (the chance of going on is beta-distributed over sessions). Mooncake's published conversations,
-//!   taken apart into sessions by their blocks, go on with 25, 39, 49, 56, 60, 66 % after turns 1 to 6;
-//!   α = 1.17 and β = 3.45 give that within 2 points. Of Qwen-B less than 0.1 % of requests are later
-//!   turns and 97 % of the hits come from single requests (Wang et al., *KVCache Cache in the Wild*,
-//!   ATC '25); agents here go on seldom.
+//! * *Turns* of a session: after turn `k` it goes on with probability `(α + k − 1) / (α + β + k −
+//!   1)`, so the longer a session has lasted the likelier is another turn (the chance of going on
+//!   is beta-distributed over sessions). Mooncake's published conversations, taken apart into
+//!   sessions by their blocks, go on with 25, 39, 49, 56, 60, 66 % after turns 1 to 6; α = 1.17 and
+//!   β = 3.45 give that within 2 points. Of Qwen-B less than 0.1 % of requests are later turns and
+//!   97 % of the hits come from single requests (Wang et al., *KVCache Cache in the Wild*, ATC
+//!   '25); agents here go on seldom.
 //! * *Think time* is log-normal with σ = 1.04, the fit to those conversations (mean 212 s, median
 //!   123 s, 99th percentile 1458 s). Qwen-A: 80 % of reuse within 10 minutes, a mean of 373 s if
 //!   exponential, as they say it is.
-//! * *Texts* are a mixture of typed ones and documents, both log-normal. Mooncake's first prompts are
-//!   log-normal with σ = 1.15; of its later turns' texts half have at most 26 tokens, a tenth more than
-//!   4 k.
+//! * *Texts* are a mixture of typed ones and documents, both log-normal. Mooncake's first prompts
+//!   are log-normal with σ = 1.15; of its later turns' texts half have at most 26 tokens, a tenth
+//!   more than 4 k.
 //! * *Shared prefixes*: all of Mooncake's conversations share their first 512 tokens. Agents share
 //!   templates with Zipf popularity; 10 % of all blocks have 77 % of the hits in Qwen's traces.
 //!
-//! What is made up: the sizes of Qwen's texts, the number of templates and the long agents' turns, chosen
-//! so that mean and reuse come out. The long conversations are the published trace (12 k tokens, 37 %
-//! reuse), a quarter longer and with slightly more turns, since the paper says 15 k and 40 %.
+//! What is made up: the sizes of Qwen's texts, the number of templates and the long agents' turns,
+//! chosen so that mean and reuse come out. The long conversations are the published trace (12 k
+//! tokens, 37 % reuse), a quarter longer and with slightly more turns, since the paper says 15 k
+//! and 40 %.
 
 use crate::scenario::Source;
 

@@ -6,8 +6,8 @@ use super::Requests;
 
 /// What a workload is like. Lengths are in tokens.
 ///
-/// *Reuse* is what a prefix cache without bounds would find: of each prompt, the tokens of the leading
-/// blocks that an earlier request had. The cache is empty before the first request.
+/// *Reuse* is what a prefix cache without bounds would find: of each prompt, the tokens of the
+/// leading blocks that an earlier request had. The cache is empty before the first request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
     /// Requests.
@@ -30,15 +30,15 @@ pub struct Summary {
     pub output_mean: f64,
     /// Reused tokens over all prompt tokens.
     pub reuse: f64,
-    /// Mean over requests of the reused part of the prompt. More than `reuse` where short prompts are
-    /// mostly a shared prefix.
+    /// Mean over requests of the reused part of the prompt. More than `reuse` where short prompts
+    /// are mostly a shared prefix.
     pub reuse_per_request: f64,
     /// Tokens of a block.
     pub block_tokens: u32,
     /// Different blocks.
     pub distinct_blocks: u64,
-    /// Of all uses of a block after its first, the part that falls on the tenth of the blocks that is
-    /// used most.
+    /// Of all uses of a block after its first, the part that falls on the tenth of the blocks that
+    /// is used most.
     pub hottest_tenth: f64,
 }
 

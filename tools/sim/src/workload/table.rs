@@ -84,8 +84,8 @@ impl<const N: usize> Table<N> {
         }
     }
 
-    /// The line of the row that was read last. Counted anew: the reader's own count is one less after
-    /// CRLF, and leaves out blank lines.
+    /// The line of the row that was read last. Counted anew: the reader's own count is one less
+    /// after CRLF, and leaves out blank lines.
     fn line(&self) -> u64 {
         let Ok(file) = input::open(&self.path) else {
             return 1;

@@ -1,4 +1,5 @@
-//! Whole workloads: what generators promise, what real traces hold, and that no file makes it panic.
+//! Whole workloads: what generators promise, what real traces hold, and that no file makes it
+//! panic.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -273,7 +274,8 @@ fn ends_of(source: Source) -> (f64, f64) {
 
 #[test]
 fn sessions_are_in_full_swing_from_the_start() {
-    // Were all sessions new at 0, the first tenth would have few later turns, which are the long ones.
+    // Were all sessions new at 0, the first tenth would have few later turns, which are the long
+    // ones.
     for source in [
         Source::Conversation,
         Source::LongConversation,
@@ -410,8 +412,8 @@ fn the_published_mooncake_trace_is_read_whole() {
     assert_eq!(summary.prompt_longest, 126_195);
     assert!((summary.prompt_mean - 12_035.06).abs() < 0.01);
     assert!((summary.reuse - 0.3736).abs() < 0.0001);
-    // Half as long: where two prompts part, half a block of reuse is lost, and so is the half block that
-    // all have in common.
+    // Half as long: where two prompts part, half a block of reuse is lost, and so is the half block
+    // that all have in common.
     let half = lengths::scaled(requests, 0.5, u32::MAX).unwrap();
     assert_sound(&half);
     let half = Summary::of(&half);

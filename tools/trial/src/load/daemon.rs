@@ -89,7 +89,8 @@ fn say(message: Message) -> FromDaemon {
     }
 }
 
-/// What a status says: its own text if the coordinator sent it, else what has happened to the connection.
+/// What a status says: its own text if the coordinator sent it, else what has happened to the
+/// connection.
 fn said(status: &tonic::Status) -> String {
     match std::error::Error::source(status) {
         Some(_) => explain::cause(status, &SETTINGS).to_string(),

@@ -1,7 +1,7 @@
 //! A coordinator of the load's own, that ends with it, however the load ends.
 //!
-//! Its configuration, certificates and keys are files in memory that it inherits (memfd_create(2)): whatever signal ends the load
-//! leaves nothing on a disk.
+//! Its configuration, certificates and keys are files in memory that it inherits (memfd_create(2)):
+//! whatever signal ends the load leaves nothing on a disk.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -50,8 +50,8 @@ pub(super) struct Own {
 }
 
 impl Own {
-    /// With TLS, if the plan says so; then with what its daemons connect with, too. Call it on a thread that lives as long as
-    /// what it gives: the coordinator ends with that thread.
+    /// With TLS, if the plan says so; then with what its daemons connect with, too. Call it on a
+    /// thread that lives as long as what it gives: the coordinator ends with that thread.
     pub(super) fn start(plan: &LoadPlan) -> Result<(Self, Option<Identities>), LoadError> {
         let program = beside_this_program("laxity-coordinator");
         let fail = |cause: String| LoadError::Start {
@@ -128,10 +128,12 @@ impl Own {
         let signal = status.signal().and_then(|nth| Signal::try_from(nth).ok());
         Some(match signal {
             Some(signal) => format!(
-                "the coordinator that the load had started was killed by {signal}; start the load again"
+                "the coordinator that the load had started was killed by {signal}; start the load \
+                 again"
             ),
             None => format!(
-                "the coordinator that the load had started ended by itself ({status}); what it logged is above"
+                "the coordinator that the load had started ended by itself ({status}); what it \
+                 logged is above"
             ),
         })
     }

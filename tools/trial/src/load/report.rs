@@ -11,13 +11,15 @@ pub struct LoadReport {
     pub seconds: f64,
     /// Time from sending an event to receiving the order that follows from it.
     pub order_latency_ms: Latency,
-    /// Resident memory of the coordinator at the end; none if it is not a process that this user can see.
+    /// Resident memory of the coordinator at the end; none if it is not a process that this user
+    /// can see.
     pub rss_mib: Option<f64>,
     /// When the load began.
     pub rss_start_mib: Option<f64>,
     /// Batch events that were made per second.
     pub events_per_s: f64,
-    /// CPU time of the coordinator per second, in cores; none if it is not a process that this user can see.
+    /// CPU time of the coordinator per second, in cores; none if it is not a process that this user
+    /// can see.
     pub coordinator_cores: Option<f64>,
     /// Daemons.
     pub daemons: usize,

@@ -1,5 +1,5 @@
-//! How the load's daemons prove who they are: with one certificate that names them all, or, to a coordinator of the load's
-//! own, each with one of a CA that ends with the load.
+//! How the load's daemons prove who they are: with one certificate that names them all, or, to a
+//! coordinator of the load's own, each with one of a CA that ends with the load.
 
 use std::collections::HashSet;
 use std::ffi::CStr;
@@ -21,7 +21,8 @@ const OWN_NAME: &str = "localhost";
 pub struct LoadFiles {
     /// Who signed the coordinator's certificate.
     pub ca: PathBuf,
-    /// A certificate with a URI `laxity://daemon/load-…` for each daemon; `laxity certs --load N` makes one.
+    /// A certificate with a URI `laxity://daemon/load-…` for each daemon; `laxity certs --load N`
+    /// makes one.
     pub cert: PathBuf,
     /// Its key.
     pub key: PathBuf,
@@ -48,7 +49,8 @@ impl Identities {
         let wanted = Subject::Load(daemons).uris();
         if let Some(missing) = wanted.iter().find(|uri| !named.contains(*uri)) {
             return Err(format!(
-                "{} does not name {missing}, one of the {daemons} daemons of this load; make one that does with `laxity certs --load {daemons}`, or take fewer --daemons",
+                "{} does not name {missing}, one of the {daemons} daemons of this load; make one \
+                 that does with `laxity certs --load {daemons}`, or take fewer --daemons",
                 files.cert.display()
             ));
         }
@@ -59,8 +61,8 @@ impl Identities {
         })
     }
 
-    /// Of a new CA, one for each of so many daemons. Gives the `[tls]` of the coordinator that believes them, and the files in
-    /// memory that it names.
+    /// Of a new CA, one for each of so many daemons. Gives the `[tls]` of the coordinator that
+    /// believes them, and the files in memory that it names.
     pub(super) fn throw_away(daemons: usize) -> Result<(Self, String, Vec<Handed>), CertsError> {
         let (authority, ca) = Authority::new(1)?;
         let until_s = certs::now_s() + 24 * 60 * 60;

@@ -1,5 +1,5 @@
-//! What a coordinator uses, as `/proc` says it. One that was named by its endpoint is found by the port it listens on, if
-//! it is on this machine and its files can be read.
+//! What a coordinator uses, as `/proc` says it. One that was named by its endpoint is found by the
+//! port it listens on, if it is on this machine and its files can be read.
 
 use std::fs;
 
@@ -18,7 +18,8 @@ pub(super) fn of(pid: u32) -> Option<Usage> {
         .find_map(|line| line.strip_prefix("VmRSS:"))?;
     let rss_kib: f64 = rss.split_whitespace().next()?.parse().ok()?;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // After the name, which is in parentheses and may hold anything: utime and stime are fields 14 and 15.
+    // After the name, which is in parentheses and may hold anything: utime and stime are fields 14
+    // and 15.
     let (_, fields) = stat.rsplit_once(") ")?;
     let ticks = |index: usize| fields.split(' ').nth(index)?.parse::<f64>().ok();
     Some(Usage {

@@ -1,7 +1,8 @@
 //! Dispatches over 64 instances. Four situations:
 //!
 //! * *free*: a request comes and has a place at once (it ends before the next comes, unmeasured);
-//! * *arrives*: a request comes while all instances are full and 10 000 wait: each of them is asked about it;
+//! * *arrives*: a request comes while all instances are full and 10 000 wait: each of them is asked
+//!   about it;
 //! * *full*: an instance reports that it has no room while 10 000 wait;
 //! * *takes*: an instance reports room and takes from the line; the figure is for one request;
 //! * *moves*: half of the instances decode, and a prompt that is computed goes to one of them.

@@ -1,6 +1,8 @@
-//! Iterations: the end of one and the plan of the next, 256 decoding and 10 000 in line, under every discipline.
+//! Iterations: the end of one and the plan of the next, 256 decoding and 10 000 in line, under
+//! every discipline.
 //!
-//! The replica's driver knows nothing but plans: prompts that end leave at once, so that the load stays near what it says.
+//! The replica's driver knows nothing but plans: prompts that end leave at once, so that the load
+//! stays near what it says.
 
 use std::hint::black_box;
 
@@ -174,7 +176,8 @@ impl Subject for Loaded {
     }
 }
 
-/// Asked for one size of a chunk after the other, as a search does: a question that is repeated would be answered by heart.
+/// Asked for one size of a chunk after the other, as a search does: a question that is repeated
+/// would be answered by heart.
 struct Asked(Forest, u32);
 
 impl Subject for Asked {

@@ -1,13 +1,16 @@
-//! What decisions cost, each beside a reference of the same run: an iteration of a replica (what happened, and the next plan) with 256 requests that decode
-//! and 10 000 in line, at most 20 µs; a dispatch over 64 instances, at most 10 µs.
+//! What decisions cost, each beside a reference of the same run: an iteration of a replica (what
+//! happened, and the next plan) with 256 requests that decode and 10 000 in line, at most 20 µs; a
+//! dispatch over 64 instances, at most 10 µs.
 //!
-//! `cargo bench -p laxity-requests` prints the table; `-- NAME` only rows whose name contains it, or the one that is called so; `-- --strict` ends with 1 if a median is
-//! above its limit. `-- --count N NAME` runs one row N times and measures nothing, for callgrind
+//! `cargo bench -p laxity-requests` prints the table; `-- NAME` only rows whose name contains it,
+//! or the one that is called so; `-- --strict` ends with 1 if a median is above its limit. `--
+//! --count N NAME` runs one row N times and measures nothing, for callgrind
 //! (`--toggle-collect='*decisions*measured*'`): instructions are the same on a busy machine.
 //!
-//! Times are of single decisions. The fastest is what the code needs, the median what a machine gives it; where they are far apart, something
-//! else was running. `× FCFS` (or `× round robin`) and `× chase` compare medians of the run: the latter's unit is a walk over 256 cache
-//! lines in random order in 2 MiB, about what a replica has to touch to hand out 256 tokens.
+//! Times are of single decisions. The fastest is what the code needs, the median what a machine
+//! gives it; where they are far apart, something else was running. `× FCFS` (or `× round robin`)
+//! and `× chase` compare medians of the run: the latter's unit is a walk over 256 cache lines in
+//! random order in 2 MiB, about what a replica has to touch to hand out 256 tokens.
 
 mod dispatch;
 mod iteration;

@@ -1,4 +1,5 @@
-//! What the machine needs for memory alone: a copy of as many bytes as 256 jobs have, and a walk over as many cache lines.
+//! What the machine needs for memory alone: a copy of as many bytes as 256 jobs have, and a walk
+//! over as many cache lines.
 
 use std::hint::black_box;
 

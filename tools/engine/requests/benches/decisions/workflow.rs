@@ -1,4 +1,5 @@
-//! Maestro over 64 nodes: a stage gets a place; a stage ends while all nodes are full and 10 000 wait; predicting one.
+//! Maestro over 64 nodes: a stage gets a place; a stage ends while all nodes are full and 10 000
+//! wait; predicting one.
 
 use std::hint::black_box;
 

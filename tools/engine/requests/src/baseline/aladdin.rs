@@ -1,17 +1,22 @@
-//! ALADDIN's placement (Nie, Fonseca, Liu, arXiv 2405.06856), with which HyperFlexis compares itself where there is one task (figure 7).
+//! ALADDIN's placement (Nie, Fonseca, Liu, arXiv 2405.06856), with which HyperFlexis compares
+//! itself where there is one task (figure 7).
 //!
-//! Requests are packed: each goes to the *fullest* instance that can take it and keep what it promised (best fit), so that instances at the end
-//! of the line can be given back. One can take it if
+//! Requests are packed: each goes to the *fullest* instance that can take it and keep what it
+//! promised (best fit), so that instances at the end of the line can be given back. One can take it
+//! if
 //! * a step of all that are there and of it is no longer than the tightest time per token,
 //! * its prompt, behind those that wait there, is computed before its deadline,
-//! * those that decode can stand still that long: what each step makes good until the shortest of them should end covers it,
+//! * those that decode can stand still that long: what each step makes good until the shortest of
+//!   them should end covers it,
 //! * the KV that it and the others are expected to need fits.
 //!
-//! How full: `√(requests² + tokens²)`, both as shares of what an instance can have. How long a request gets is the mean of its application so far.
+//! How full: `√(requests² + tokens²)`, both as shares of what an instance can have. How long a
+//! request gets is the mean of its application so far.
 //!
-//! Departures. The half of ALADDIN that sizes the cluster is not here: figure 7 has a fixed number of instances. Where it would start an instance, the request goes
-//! to the one with the fewest prompt tokens to compute. Its correction of mispredicted lengths moves the bounds of a worker; here a report by the
-//! instance says what stands there.
+//! Departures. The half of ALADDIN that sizes the cluster is not here: figure 7 has a fixed number
+//! of instances. Where it would start an instance, the request goes to the one with the fewest
+//! prompt tokens to compute. Its correction of mispredicted lengths moves the bounds of a worker;
+//! here a report by the instance says what stands there.
 
 use std::collections::{HashMap, VecDeque};
 

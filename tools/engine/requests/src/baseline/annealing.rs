@@ -1,14 +1,19 @@
-//! The order of prompts by simulated annealing (Huang et al., *SLO-Aware Scheduling for Large Language Model Inferences*, arXiv 2504.14966: “SA” of
-//! HyperFlexis' figure 7), inside an instance; in front of several, whatever places requests.
+//! The order of prompts by simulated annealing (Huang et al., *SLO-Aware Scheduling for Large
+//! Language Model Inferences*, arXiv 2504.14966: “SA” of HyperFlexis' figure 7), inside an
+//! instance; in front of several, whatever places requests.
 //!
-//! Of the orders of those that wait, the one with the largest `G = n / t` is looked for: `n` requests that meet their objectives, by prediction, over the
-//! sum `t` of all their latencies. The search begins with the better of two orders, by arrival and by predicted latency; a neighbour has two
-//! requests swapped; one that is worse by `d` of its `G` is taken with `exp(−d / T)`. It begins at `T₀` and cools by a factor until it is cold.
+//! Of the orders of those that wait, the one with the largest `G = n / t` is looked for: `n`
+//! requests that meet their objectives, by prediction, over the sum `t` of all their latencies. The
+//! search begins with the better of two orders, by arrival and by predicted latency; a neighbour
+//! has two requests swapped; one that is worse by `d` of its `G` is taken with `exp(−d / T)`. It
+//! begins at `T₀` and cools by a factor until it is cold.
 //!
-//! Departures. That paper also chooses sizes of batches, for an engine whose batches end together; with continuous batching there are none, and only the order is
-//! left. `G` is taken as a share of what the search began with, as temperatures have to be of its size. Temperatures are of here (they are chosen by hand there);
-//! beyond [`Annealing::LOOKED_AT`] the line is by arrival. It is searched when somebody came since the last time. Latencies are those of
-//! eq. 1 and 2 of HyperFlexis, lengths the mean of the application.
+//! Departures. That paper also chooses sizes of batches, for an engine whose batches end together;
+//! with continuous batching there are none, and only the order is left. `G` is taken as a share of
+//! what the search began with, as temperatures have to be of its size. Temperatures are of here
+//! (they are chosen by hand there); beyond [`Annealing::LOOKED_AT`] the line is by arrival. It is
+//! searched when somebody came since the last time. Latencies are those of eq. 1 and 2 of
+//! HyperFlexis, lengths the mean of the application.
 
 use rustc_hash::FxHashMap;
 

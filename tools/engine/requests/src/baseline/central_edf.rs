@@ -1,11 +1,14 @@
-//! One line by deadline in front of all instances, with and without admission: what a sceptic would take instead of HyperFlexis.
+//! One line by deadline in front of all instances, with and without admission: what a sceptic would
+//! take instead of HyperFlexis.
 //!
-//! *Central EDF*: the earliest deadline of a first token goes to the instance with the fewest prompt tokens to compute, once one
-//! has fewer than a batch of them. *EDF with admission*: requests that can't be in time any more are served when nobody else waits, and
-//! an instance takes nobody with whom its step would take longer than the tightest time per token there (unless it has nothing to do).
+//! *Central EDF*: the earliest deadline of a first token goes to the instance with the fewest
+//! prompt tokens to compute, once one has fewer than a batch of them. *EDF with admission*:
+//! requests that can't be in time any more are served when nobody else waits, and an instance takes
+//! nobody with whom its step would take longer than the tightest time per token there (unless it
+//! has nothing to do).
 //!
-//! Prompts that are computed go to the instance that decodes for the fewest, by the earliest deadline of the next token; with
-//! admission to none whose step would be too long.
+//! Prompts that are computed go to the instance that decodes for the fewest, by the earliest
+//! deadline of the next token; with admission to none whose step would be too long.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,5 +1,5 @@
-//! Whoever has the fewest requests, in turn among equals: join the shortest queue. It needs no report and no model, only what was placed and has
-//! ended.
+//! Whoever has the fewest requests, in turn among equals: join the shortest queue. It needs no
+//! report and no model, only what was placed and has ended.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 

@@ -1,5 +1,5 @@
-//! Whoever has the least to do: prompt tokens for those that compute prompts, tokens of KV for those that decode, what was
-//! placed since the last report included. Ties go to the lower number.
+//! Whoever has the least to do: prompt tokens for those that compute prompts, tokens of KV for
+//! those that decode, what was placed since the last report included. Ties go to the lower number.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 

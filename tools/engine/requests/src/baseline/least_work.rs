@@ -1,8 +1,9 @@
 //! Whoever has the least predicted work: what a sceptic would take instead of HyperFlexis' queues.
 //!
-//! The work of a request is what it adds to the time of its instance: its prompt as a prefill step (eq. 1, without the constant that a
-//! batch shares), and for each token that it is expected to generate what it adds to a step (eq. 2: `b' · its tokens + c'`). How many
-//! that are is the mean of its application so far. Placed when it comes: nothing waits in front of instances.
+//! The work of a request is what it adds to the time of its instance: its prompt as a prefill step
+//! (eq. 1, without the constant that a batch shares), and for each token that it is expected to
+//! generate what it adds to a step (eq. 2: `b' · its tokens + c'`). How many that are is the mean
+//! of its application so far. Placed when it comes: nothing waits in front of instances.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -48,7 +49,8 @@ impl LeastWork {
         }
     }
 
-    /// Tokens that a request will generate. Of an application that never ended anything: half of what it may.
+    /// Tokens that a request will generate. Of an application that never ended anything: half of
+    /// what it may.
     fn tokens(&self, spec: &Spec) -> f64 {
         let most = f64::from(spec.output_max);
         let history = self.history.get(&spec.application).copied();

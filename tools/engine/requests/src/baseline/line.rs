@@ -1,7 +1,7 @@
 //! Continuous batching with a fixed token budget: vLLM's and Sarathi's, under three orders.
 //!
-//! The budget counts decodes too, as in Sarathi-Serve: chunks fill up what they leave. QoServe's baselines (§4) take 256 under
-//! a strict TBT and 2048 without.
+//! The budget counts decodes too, as in Sarathi-Serve: chunks fill up what they leave. QoServe's
+//! baselines (§4) take 256 under a strict TBT and 2048 without.
 
 use crate::Time;
 use crate::discipline::{Discipline, Rank, View};
@@ -50,7 +50,8 @@ impl Discipline for Fixed {
     }
 
     fn begun_first(&self) -> bool {
-        // Under an order by urgency, the most urgent goes on; a prompt that was begun keeps its blocks and waits.
+        // Under an order by urgency, the most urgent goes on; a prompt that was begun keeps its
+        // blocks and waits.
         self.order == Order::Fcfs
     }
 }

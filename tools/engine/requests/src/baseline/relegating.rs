@@ -1,9 +1,10 @@
-//! A fixed budget under an order, that gives up whoever can't be in time any more (QoServe §3.4, eager relegation, without
-//! anything else of it): what a sceptic would add to EDF.
+//! A fixed budget under an order, that gives up whoever can't be in time any more (QoServe §3.4,
+//! eager relegation, without anything else of it): what a sceptic would add to EDF.
 //!
-//! A job is given up when computing the rest of its prompt alone, from now on, ends after the deadline of its first token. Those before it in line
-//! are not counted: nobody is given up who could have made it. The whole line is looked at for each iteration, which takes longer than
-//! a decision may once thousands wait: it is a yardstick, not for an engine.
+//! A job is given up when computing the rest of its prompt alone, from now on, ends after the
+//! deadline of its first token. Those before it in line are not counted: nobody is given up who
+//! could have made it. The whole line is looked at for each iteration, which takes longer than a
+//! decision may once thousands wait: it is a yardstick, not for an engine.
 
 use crate::baseline::Fixed;
 use crate::discipline::{Discipline, Rank, View};

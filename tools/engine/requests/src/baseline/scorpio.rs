@@ -1,14 +1,18 @@
-//! SCORPIO's two guards inside an instance (Tang et al., arXiv 2505.23022), with which HyperFlexis compares itself in figure 3; its authors put round
-//! robin in front of it, as it is made for one instance.
+//! SCORPIO's two guards inside an instance (Tang et al., arXiv 2505.23022), with which HyperFlexis
+//! compares itself in figure 3; its authors put round robin in front of it, as it is made for one
+//! instance.
 //!
-//! * *TTFT guard*: the earliest deadline of a first token goes first; who can't make it behind those before it in line is rejected.
-//! * *TPOT guard*: a request with a looser time per token than the tightest here needs fewer of the steps, `r = TPOT_min / TPOT` of them. It gathers
-//!   that much credit in each step and has a token when it has a whole one. The *virtual batch size* is `V = Σ r`: a prompt is admitted if a
-//!   step of `V` requests, it among them, takes no longer than the tightest time per token.
+//! * *TTFT guard*: the earliest deadline of a first token goes first; who can't make it behind
+//!   those before it in line is rejected.
+//! * *TPOT guard*: a request with a looser time per token than the tightest here needs fewer of the
+//!   steps, `r = TPOT_min / TPOT` of them. It gathers that much credit in each step and has a token
+//!   when it has a whole one. The *virtual batch size* is `V = Σ r`: a prompt is admitted if a step
+//!   of `V` requests, it among them, takes no longer than the tightest time per token.
 //!
-//! Departures. Who is rejected there is served when nothing else is to do (it has missed its objective in either case). Step times come from
-//! eq. 1 and 2 of HyperFlexis, as for all that are compared. Its predictor of lengths is not there: without it the guard looks at the step that follows, and not at
-//! those that come until requests end. Requests that decode are never rejected.
+//! Departures. Who is rejected there is served when nothing else is to do (it has missed its
+//! objective in either case). Step times come from eq. 1 and 2 of HyperFlexis, as for all that are
+//! compared. Its predictor of lengths is not there: without it the guard looks at the step that
+//! follows, and not at those that come until requests end. Requests that decode are never rejected.
 
 use rustc_hash::FxHashMap;
 
@@ -71,7 +75,8 @@ impl Scorpio {
         }
     }
 
-    /// A step of all that decode and of a prompt of so many tokens with such a time per token keeps the tightest.
+    /// A step of all that decode and of a prompt of so many tokens with such a time per token keeps
+    /// the tightest.
     fn admits(&self, tpot: f64, context: f64) -> bool {
         if self.decoding.is_empty() {
             return true;
@@ -213,7 +218,8 @@ mod tests {
         replica
     }
 
-    /// Runs so many iterations of 1 µs; tokens after the first, by request, and who had its prompt computed in which.
+    /// Runs so many iterations of 1 µs; tokens after the first, by request, and who had its prompt
+    /// computed in which.
     fn run(mut replica: Replica, count: u64) -> (Vec<u32>, Vec<(u64, u64)>) {
         let (mut tokens, mut firsts) = (vec![0; 8], Vec::new());
         for at in 0..count {
@@ -245,7 +251,8 @@ mod tests {
 
     #[test]
     fn a_prompt_whose_virtual_batch_is_too_slow_waits() {
-        // A ms for each that decodes, and no more than 2.5 ms for a token: two at a time, or one and all that are ten times as loose.
+        // A ms for each that decodes, and no more than 2.5 ms for a token: two at a time, or one
+        // and all that are ten times as loose.
         let tight = |number| spec(number, 10, 1 << 40, 2_500_000);
         let (_, firsts) = run(replica(&[tight(0), tight(1), tight(2)]), 20);
         // All three come while nobody decodes.
@@ -270,7 +277,8 @@ mod tests {
 
     #[test]
     fn who_cannot_make_it_behind_those_before_it_is_served_at_last() {
-        // 2000 tokens are 3 µs with the constant: the second is too late behind the first, and would not be alone.
+        // 2000 tokens are 3 µs with the constant: the second is too late behind the first, and
+        // would not be alone.
         let specs = [
             spec(0, 2_000, 3_500, 1 << 30),
             spec(1, 2_000, 4_000, 1 << 30),

@@ -1,4 +1,5 @@
-//! Replicas of their own for each class (QoServe §2.2: what operators do today). Round robin inside a silo.
+//! Replicas of their own for each class (QoServe §2.2: what operators do today). Round robin inside
+//! a silo.
 
 use std::collections::{HashMap, VecDeque};
 

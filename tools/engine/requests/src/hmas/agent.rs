@@ -1,13 +1,19 @@
-//! The execution layer (H-MAS §3.5) and the loop that ties the layers together (Appendix E.1, Algorithm 1), as a discipline of a replica.
+//! The execution layer (H-MAS §3.5) and the loop that ties the layers together (Appendix E.1,
+//! Algorithm 1), as a discipline of a replica.
 //!
-//! Each iteration: perception's answers are taken in; the QoS agent counts; Statera's loops turn; once a second the guards look, once in `ΔT`
-//! the Meta controller decides; prompts start in the order of the structure in force while fence, budget and concurrency allow.
+//! Each iteration: perception's answers are taken in; the QoS agent counts; Statera's loops turn;
+//! once a second the guards look, once in `ΔT` the Meta controller decides; prompts start in the
+//! order of the structure in force while fence, budget and concurrency allow.
 //!
 //! Departures:
-//! * The fence sums blocks of `prompt + l_upper` of those that run. One that outlives its bound gets half as much again (Appendix C.2: "a conservative
-//!   rolling estimate"), so that the sum stays an upper bound in most cases; its blocks come from the pool, which is what is never exceeded.
-//! * Where the head of the line does not fit, nobody behind it starts: what overtakes it would keep it from ever fitting.
-//! * `B_token < N_run`: who decodes goes round, whoever got a token longest ago first. The paper does not say.
+//! * The fence sums blocks of `prompt + l_upper` of those that run. One that outlives its bound
+//!   gets half as much again (Appendix C.2: "a conservative rolling estimate"), so that the sum
+//!   stays an upper bound in most cases; its blocks come from the pool, which is what is never
+//!   exceeded.
+//! * Where the head of the line does not fit, nobody behind it starts: what overtakes it would keep
+//!   it from ever fitting.
+//! * `B_token < N_run`: who decodes goes round, whoever got a token longest ago first. The paper
+//!   does not say.
 //! * Whoever runs alone is always let in: a fence is no reason to stand still.
 
 use std::collections::VecDeque;
@@ -32,8 +38,8 @@ use crate::{Span, Time};
 /// What an agent is set to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
-    /// Tokens of an iteration, decodes included, as in [`crate::baseline::Fixed`]; with [`Reading::Iteration`] Statera's budget
-    /// takes its place.
+    /// Tokens of an iteration, decodes included, as in [`crate::baseline::Fixed`]; with
+    /// [`Reading::Iteration`] Statera's budget takes its place.
     pub chunk: u32,
     /// Prompt tokens of an iteration at least, however many decode.
     pub chunk_min: u32,
@@ -84,7 +90,8 @@ pub struct Agent {
     adapts: bool,
     statera: Option<Statera>,
     jobs: FxHashMap<RequestId, Known>,
-    /// What the fence counts of those that run, tokens, as in `jobs`: looked up for each token of each iteration, so in a table that is small.
+    /// What the fence counts of those that run, tokens, as in `jobs`: looked up for each token of
+    /// each iteration, so in a table that is small.
     promises: FxHashMap<RequestId, u32>,
     running: u32,
     block_tokens: u32,

@@ -1,8 +1,9 @@
-//! Perception and prediction together (H-MAS §3.2 and Appendix E.4): an estimate at once, a better one when perception
-//! has answered.
+//! Perception and prediction together (H-MAS §3.2 and Appendix E.4): an estimate at once, a better
+//! one when perception has answered.
 //!
-//! The prior of a request that is *unknown* is "the most frequent task bucket and its coarse cost profile": here the running mean length
-//! of the task that was seen most often, of all requests while none was tagged.
+//! The prior of a request that is *unknown* is "the most frequent task bucket and its coarse cost
+//! profile": here the running mean length of the task that was seen most often, of all requests
+//! while none was tagged.
 
 use std::collections::BTreeMap;
 
@@ -91,7 +92,8 @@ impl Cognition {
         }
     }
 
-    /// The next request that perception has answered for; no tags if it was not understood, and its prior stays.
+    /// The next request that perception has answered for; no tags if it was not understood, and its
+    /// prior stays.
     pub fn poll(&mut self, now: Time) -> Option<(RequestId, Option<Tags>)> {
         self.perception.poll(now)
     }

@@ -1,5 +1,5 @@
-//! What an [`super::Agent`] did that a figure or an operator asks for: switches, fence, limits. Shared, because whoever runs a replica holds
-//! its discipline.
+//! What an [`super::Agent`] did that a figure or an operator asks for: switches, fence, limits.
+//! Shared, because whoever runs a replica holds its discipline.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

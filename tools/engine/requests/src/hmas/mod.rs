@@ -1,6 +1,7 @@
 //! H-MAS: hierarchical multi-agent scheduling of one replica (§3 and Appendices B, C and E).
 //!
-//! Four layers, each a concept here; "agent" means a decision with a state and a horizon of its own, not a program.
+//! Four layers, each a concept here; "agent" means a decision with a state and a horizon of its
+//! own, not a program.
 //!
 //! | layer | here | horizon |
 //! |---|---|---|
@@ -11,16 +12,20 @@
 //!
 //! # Departures
 //!
-//! * A structure is exchanged inside of [`Agent`], which answers [`crate::discipline::Reranked::All`]: the replica rebuilds its line in place as
-//!   [`crate::replica::Replica::exchange`] does, and estimates, calibration and views outlive the switch.
-//! * The paper's scheduler sits before an engine and hands it requests. Here it is the engine's own: what it decides holds in the next
-//!   iteration. "Admit" is: the first chunk of a prompt may be planned.
-//! * Objectives come with the request ([`crate::request::Slo`]) rather than being read out of its text; perception gives
-//!   the task and the length of the answer.
-//! * `V_sys` (eq. 5) is a delay in one place of the paper and a virtual time in another; either is the same for all and changes no
-//!   order. It is left out of ranks, and the delay is a number of the short view ([`qos::Short::delay`]), for thresholds.
-//! * The fence of Algorithm 2 sums output tokens and compares them with bytes of memory, prompts forgotten. Here it sums KV blocks of prompt
-//!   and bound, as eq. 11 does.
+//! * A structure is exchanged inside of [`Agent`], which answers
+//!   [`crate::discipline::Reranked::All`]: the replica rebuilds its line in place as
+//!   [`crate::replica::Replica::exchange`] does, and estimates, calibration and views outlive the
+//!   switch.
+//! * The paper's scheduler sits before an engine and hands it requests. Here it is the engine's
+//!   own: what it decides holds in the next iteration. "Admit" is: the first chunk of a prompt may
+//!   be planned.
+//! * Objectives come with the request ([`crate::request::Slo`]) rather than being read out of its
+//!   text; perception gives the task and the length of the answer.
+//! * `V_sys` (eq. 5) is a delay in one place of the paper and a virtual time in another; either is
+//!   the same for all and changes no order. It is left out of ranks, and the delay is a number of
+//!   the short view ([`qos::Short::delay`]), for thresholds.
+//! * The fence of Algorithm 2 sums output tokens and compares them with bytes of memory, prompts
+//!   forgotten. Here it sums KV blocks of prompt and bound, as eq. 11 does.
 
 mod agent;
 pub mod cognition;
@@ -42,7 +47,8 @@ use crate::{Span, Time};
 /// What is believed of a request: `x_r` and its cost (§3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Estimate {
-    /// The type of its task, `τ_r`; `None` if it is *unknown*: then the rest is a prior from statistics.
+    /// The type of its task, `τ_r`; `None` if it is *unknown*: then the rest is a prior from
+    /// statistics.
     pub task: Option<u16>,
     /// Tokens that it will generate, `l_pred`.
     pub length: u32,

@@ -1,9 +1,11 @@
-//! The Perception Agent (H-MAS §3.2): the type of a request's task, and how long its answer will be.
+//! The Perception Agent (H-MAS §3.2): the type of a request's task, and how long its answer will
+//! be.
 //!
-//! The paper fine-tunes a small language model (Qwen3-1.7B) that reads the prompt. Whoever reads prompts is replaceable here:
-//! a [`Tagger`] answers at once and is paced as an outside service would be ([`Paced`]), an outside service answers when it
-//! does ([`External`]). Nobody waits for either: until there is an answer, and where there is none or it makes no sense, a request is *unknown*
-//! and its estimate is the prior of [`super::cognition`].
+//! The paper fine-tunes a small language model (Qwen3-1.7B) that reads the prompt. Whoever reads
+//! prompts is replaceable here: a [`Tagger`] answers at once and is paced as an outside service
+//! would be ([`Paced`]), an outside service answers when it does ([`External`]). Nobody waits for
+//! either: until there is an answer, and where there is none or it makes no sense, a request is
+//! *unknown* and its estimate is the prior of [`super::cognition`].
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +27,8 @@ pub struct Tags {
 }
 
 impl Tags {
-    /// Whether they make sense for that request: the length is a number, and no more than the request may generate.
+    /// Whether they make sense for that request: the length is a number, and no more than the
+    /// request may generate.
     #[must_use]
     pub fn are_valid(&self, spec: &Spec) -> bool {
         self.length.is_finite()
@@ -59,7 +62,8 @@ pub trait Tagger: Send {
     }
 }
 
-/// A tagger that takes its time: one request after the other, `service` each (1.64 ms on average in Appendix E.4).
+/// A tagger that takes its time: one request after the other, `service` each (1.64 ms on average in
+/// Appendix E.4).
 #[derive(Debug)]
 pub struct Paced<T> {
     tagger: T,
@@ -111,8 +115,8 @@ impl Tagger for Unknown {
     }
 }
 
-/// Rules and statistics (the ablation "rule-based perception" of table 2): the class is the task, and the mean of what the application
-/// generated so far is the length.
+/// Rules and statistics (the ablation "rule-based perception" of table 2): the class is the task,
+/// and the mean of what the application generated so far is the length.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     means: HashMap<ApplicationId, (f64, u64)>,
@@ -135,8 +139,8 @@ impl Tagger for Rules {
     }
 }
 
-/// A trained regressor of the logarithm of the length, from what comes with a request (the text is not there): prompt,
-/// limit, class, application, importance, objective.
+/// A trained regressor of the logarithm of the length, from what comes with a request (the text is
+/// not there): prompt, limit, class, application, importance, objective.
 #[derive(Debug)]
 pub struct Trained {
     forest: Forest,
@@ -167,7 +171,8 @@ impl Trained {
         self.forest.predict(&features(spec)).exp().clamp(1.0, most)
     }
 
-    /// Mean absolute error over the mean length, on requests that it was not trained on: the paper's MAPE without its weight on short answers.
+    /// Mean absolute error over the mean length, on requests that it was not trained on: the
+    /// paper's MAPE without its weight on short answers.
     #[must_use]
     pub fn error(&self, held_out: &[(Spec, u32)]) -> f64 {
         let off: f64 = held_out
@@ -207,7 +212,8 @@ impl Tagger for Trained {
     }
 }
 
-/// What is between a scheduler and a service that perceives: questions in, answers out, whenever they come.
+/// What is between a scheduler and a service that perceives: questions in, answers out, whenever
+/// they come.
 #[derive(Debug, Default)]
 pub struct Exchange {
     /// Not yet taken by the service.
@@ -216,7 +222,8 @@ pub struct Exchange {
     pub answers: VecDeque<(RequestId, String)>,
 }
 
-/// A service outside, that a driver asks. What is no JSON, lacks a field or has one too many is an unknown request (§3.2).
+/// A service outside, that a driver asks. What is no JSON, lacks a field or has one too many is an
+/// unknown request (§3.2).
 #[derive(Clone, Debug, Default)]
 pub struct External {
     exchange: Arc<Mutex<Exchange>>,

@@ -1,10 +1,12 @@
 //! The Prediction Agent (H-MAS §3.2): what a request costs, from what it is.
 //!
-//! `T_tot` is what orders lines, so `t_ttft` here is the time to *compute* the prompt. Waiting is left out: it is the same for all
-//! that come at one time, and would rank a request by when it came rather than by what it is.
+//! `T_tot` is what orders lines, so `t_ttft` here is the time to *compute* the prompt. Waiting is
+//! left out: it is the same for all that come at one time, and would rank a request by when it came
+//! rather than by what it is.
 //!
-//! The paper trains CatBoost on LLM-Pilot. Here a model of the machine's latency is asked ([`Modelled`]), a regressor is
-//! trained on iterations ([`Trained`]), or rates are measured as they come ([`Measured`], rules).
+//! The paper trains CatBoost on LLM-Pilot. Here a model of the machine's latency is asked
+//! ([`Modelled`]), a regressor is trained on iterations ([`Trained`]), or rates are measured as
+//! they come ([`Measured`], rules).
 
 use super::regressor::{Forest, TrainingError};
 use crate::Span;
@@ -43,7 +45,8 @@ pub trait Prediction: Send {
     }
 }
 
-/// From a model of the machine: the prompt in chunks, tokens in a batch with those that run, each as long as this one.
+/// From a model of the machine: the prompt in chunks, tokens in a batch with those that run, each
+/// as long as this one.
 #[derive(Clone, Debug)]
 pub struct Modelled<L> {
     latency: L,
@@ -126,7 +129,8 @@ impl Prediction for Measured {
     }
 }
 
-/// Two regressors, trained on iterations of a machine (or of a model of it): of prompts alone, and of decodes alone.
+/// Two regressors, trained on iterations of a machine (or of a model of it): of prompts alone, and
+/// of decodes alone.
 #[derive(Debug)]
 pub struct Trained {
     prefill: Forest,
@@ -134,7 +138,8 @@ pub struct Trained {
 }
 
 impl Trained {
-    /// Trains on (prompt, time to compute it) and on (decodes, context of each, time of the iteration), times in ns.
+    /// Trains on (prompt, time to compute it) and on (decodes, context of each, time of the
+    /// iteration), times in ns.
     ///
     /// # Errors
     /// If there is nothing to train on.

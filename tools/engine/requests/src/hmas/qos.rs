@@ -1,8 +1,9 @@
-//! The QoS Agent (H-MAS §3.3, Appendix B.4): what happens, in a short view for the guards and the fast loops, and a long one for the
-//! Meta controller.
+//! The QoS Agent (H-MAS §3.3, Appendix B.4): what happens, in a short view for the guards and the
+//! fast loops, and a long one for the Meta controller.
 //!
-//! Views are made when they are asked for, about once a second. A request that has waited past the deadline of its first token counts as a
-//! violation already: otherwise the more are stuck, the better a window looks.
+//! Views are made when they are asked for, about once a second. A request that has waited past the
+//! deadline of its first token counts as a violation already: otherwise the more are stuck, the
+//! better a window looks.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -218,7 +219,8 @@ impl Qos {
         forget(&mut self.firsts, back(now, self.horizons.long), |f| f.at);
     }
 
-    /// A request ended: in time if its first token was, and its mean time between tokens is (eq. 1).
+    /// A request ended: in time if its first token was, and its mean time between tokens is (eq.
+    /// 1).
     pub fn ended(&mut self, now: Time, job: &Job) {
         let first = job.first_token.unwrap_or(now);
         let gaps = u64::from(job.generated.saturating_sub(job.spec.generated + 1));

@@ -1,6 +1,7 @@
 //! Trained models: random forests of `smartcore`, behind what is needed of them here.
 //!
-//! The paper has CatBoost; boosted trees and forests differ by little on a handful of features, and a forest needs no tuning.
+//! The paper has CatBoost; boosted trees and forests differ by little on a handful of features, and
+//! a forest needs no tuning.
 
 use smartcore::ensemble::random_forest_classifier::{
     RandomForestClassifier, RandomForestClassifierParameters,
@@ -12,7 +13,8 @@ use smartcore::linalg::basic::matrix::DenseMatrix;
 
 type Matrix = DenseMatrix<f64>;
 
-/// Nothing could be trained: check that there are examples, and that all have the same features, each a number.
+/// Nothing could be trained: check that there are examples, and that all have the same features,
+/// each a number.
 #[derive(Debug, thiserror::Error)]
 #[error("no model can be trained on {examples} examples: {why}")]
 pub struct TrainingError {
@@ -53,7 +55,8 @@ pub struct Forest {
 }
 
 impl Forest {
-    /// Trees of it: more change the error by less than a percent, and each costs a prediction about 100 ns.
+    /// Trees of it: more change the error by less than a percent, and each costs a prediction about
+    /// 100 ns.
     const TREES: usize = 24;
 
     /// Trains. The same seed gives the same forest.

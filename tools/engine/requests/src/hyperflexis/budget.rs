@@ -1,18 +1,20 @@
-//! What an instance can take: the token budget (§5.1 eq. 5, appendix B eq. 7), the maturity time (Algorithm 1), and the
-//! probability of a first token in time.
+//! What an instance can take: the token budget (§5.1 eq. 5, appendix B eq. 7), the maturity time
+//! (Algorithm 1), and the probability of a first token in time.
 //!
-//! While prompts are computed, requests that decode stand still for `E_p`. They make that good by `TPOT − E_d` in each step that
-//! follows: after `E_p / (TPOT − E_d)` steps of `E_d` the instance is *mature*, and can stand still again. A request that comes right
-//! after a dispatch waits until then, so that has to fit into its TTFT:
+//! While prompts are computed, requests that decode stand still for `E_p`. They make that good by
+//! `TPOT − E_d` in each step that follows: after `E_p / (TPOT − E_d)` steps of `E_d` the instance
+//! is *mature*, and can stand still again. A request that comes right after a dispatch waits until
+//! then, so that has to fit into its TTFT:
 //!
 //! ```text
 //! E_p + E_p / (TPOT − E_d) · E_d  =  E_p · TPOT / (TPOT − E_d)  ≤  TTFT                     (7)
 //! n_token ≤ (TTFT · TPOT − TTFT · E_d − a · TPOT) / (b · TPOT)       E_p = a + b · n_token     (5)
 //! ```
 //!
-//! Holes and how they are filled. `TPOT ≤ E_d`: there is no budget. Eq. 5 leaves out `c`: it gives the bound at which a scan ends, and
-//! each candidate is checked by eq. 7 with the squares of the real prompts. Prompts that wait at the instance count as
-//! candidates do; `E_d` is that of the step in which all of them decode. `calculate_p` has no formula (Algorithm 1: "based on
+//! Holes and how they are filled. `TPOT ≤ E_d`: there is no budget. Eq. 5 leaves out `c`: it gives
+//! the bound at which a scan ends, and each candidate is checked by eq. 7 with the squares of the
+//! real prompts. Prompts that wait at the instance count as candidates do; `E_d` is that of the
+//! step in which all of them decode. `calculate_p` has no formula (Algorithm 1: "based on
 //! t_remaining and resource utilization"): [`probability`].
 
 use super::latency::Linear;
@@ -80,7 +82,8 @@ impl Standing {
         model.prefill_ns(self.prompts.tokens, self.prompts.squares)
     }
 
-    /// `E_d`: a step in which all decode, ns. Nobody decodes on an instance that only computes prompts.
+    /// `E_d`: a step in which all decode, ns. Nobody decodes on an instance that only computes
+    /// prompts.
     #[must_use]
     pub fn decode_ns(&self, model: &Linear) -> f64 {
         if self.role == Role::Prefill {
@@ -96,7 +99,8 @@ impl Standing {
         self.tpot - self.decode_ns(model)
     }
 
-    /// Time until the instance is mature, ns, if it begins now. Without relaxation at all: until the next step is done.
+    /// Time until the instance is mature, ns, if it begins now. Without relaxation at all: until
+    /// the next step is done.
     #[must_use]
     pub fn maturity_ns(&self, model: &Linear) -> f64 {
         self.maturity_after_ns(model, 0.0)
@@ -120,7 +124,8 @@ impl Standing {
         prefill + (prefill + stood) / relax * decode
     }
 
-    /// Eq. 7, with the squares: whoever came right after this was dispatched would have its first token within `ttft` ns.
+    /// Eq. 7, with the squares: whoever came right after this was dispatched would have its first
+    /// token within `ttft` ns.
     #[must_use]
     pub fn fits(&self, model: &Linear, ttft: f64) -> bool {
         let prefill = self.prefill_ns(model);
@@ -150,10 +155,12 @@ pub fn tokens(model: &Linear, ttft: f64, tpot: f64, decode: f64) -> f64 {
     ((allowed - a) / b).max(0.0)
 }
 
-/// How likely a first token comes in time, `remaining` ns before its deadline once its prompt is computed, on an instance that is
-/// used to a share of `utilization`: `remaining / (TTFT · (1 − utilization) + ε)`, from 0 to 1.
+/// How likely a first token comes in time, `remaining` ns before its deadline once its prompt is
+/// computed, on an instance that is used to a share of `utilization`: `remaining / (TTFT · (1 −
+/// utilization) + ε)`, from 0 to 1.
 ///
-/// The less an instance is used, the more an old request has to have left: there is one that takes it sooner than this one.
+/// The less an instance is used, the more an old request has to have left: there is one that takes
+/// it sooner than this one.
 #[must_use]
 pub fn probability(remaining: f64, ttft: f64, utilization: f64) -> f64 {
     const EPSILON_NS: f64 = 1.0;
@@ -214,7 +221,8 @@ mod tests {
         let at = standing(1_000);
         let (prefill, decode) = (at.prefill_ns(&MODEL), at.decode_ns(&MODEL));
         let steps = prefill / (at.tpot - decode);
-        // All that decodes stood still for `prefill` and then had `steps` tokens: their mean time is TPOT.
+        // All that decodes stood still for `prefill` and then had `steps` tokens: their mean time
+        // is TPOT.
         let mean = (prefill + steps * decode) / steps;
         assert!((mean - at.tpot).abs() < 1.0);
         assert!((at.maturity_ns(&MODEL) - (prefill + steps * decode)).abs() < 1.0);

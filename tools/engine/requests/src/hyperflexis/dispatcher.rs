@@ -1,22 +1,31 @@
-//! The dispatcher (§5.1, Algorithm 1) over all instances that compute prompts, and the migrator beside it.
+//! The dispatcher (§5.1, Algorithm 1) over all instances that compute prompts, and the migrator
+//! beside it.
 //!
-//! One line of requests by (TPOT, arrival), one of instances by maturity time ([`super::budget`]). The instance that is mature longest
-//! takes, in the order of the line, whoever leaves it within its token budget and has a chance of a first token in time; then its next maturity is
-//! computed. With prefill and decode instances the same code runs over the former, without the terms of decoding.
+//! One line of requests by (TPOT, arrival), one of instances by maturity time ([`super::budget`]).
+//! The instance that is mature longest takes, in the order of the line, whoever leaves it within
+//! its token budget and has a chance of a first token in time; then its next maturity is computed.
+//! With prefill and decode instances the same code runs over the former, without the terms of
+//! decoding.
 //!
 //! Holes and how they are filled.
-//! * *An instance that takes nobody* (the paper's loop would ask it again at once): it is asked again when it reports, when something
-//!   ends there, and about requests that come. Nothing else can change its answer: time only takes chances away.
-//! * *Deadlock*: an instance with nothing to do takes the first in line though it is above the budget.
-//! * *Below θ*: a request that can't be in time anywhere any more leaves the line for the best-effort tail, which is served by
-//!   arrival, with what is left of a budget when nobody is in line.
-//! * *Tightest targets*: for TPOT those at the instance and of candidates. For TTFT the tightest that came lately ([`Tightest::Seen`]):
-//!   eq. 7 is about a request that comes right after a dispatch, and nobody knows which that is. [`Tightest::Present`] is
-//!   the other reading.
-//! * *Corrections by the monitor*: a report during or at the end of the prompts moves the maturity time to what is left of them, plus the time that it
-//!   takes to make good what was stood still ([`Options::correct`]). A step under way when a dispatch comes is waited for.
-//! * *Reports that are rare* ([`Options::monitor`]): whoever is mature has computed its prompts; the shadow state says so.
-//! * *All of the TTFT* in eq. 5 makes whoever comes right after a full dispatch late: [`Options::ttft_share`].
+//! * *An instance that takes nobody* (the paper's loop would ask it again at once): it is asked
+//!   again when it reports, when something ends there, and about requests that come. Nothing else
+//!   can change its answer: time only takes chances away.
+//! * *Deadlock*: an instance with nothing to do takes the first in line though it is above the
+//!   budget.
+//! * *Below θ*: a request that can't be in time anywhere any more leaves the line for the
+//!   best-effort tail, which is served by arrival, with what is left of a budget when nobody is in
+//!   line.
+//! * *Tightest targets*: for TPOT those at the instance and of candidates. For TTFT the tightest
+//!   that came lately ([`Tightest::Seen`]): eq. 7 is about a request that comes right after a
+//!   dispatch, and nobody knows which that is. [`Tightest::Present`] is the other reading.
+//! * *Corrections by the monitor*: a report during or at the end of the prompts moves the maturity
+//!   time to what is left of them, plus the time that it takes to make good what was stood still
+//!   ([`Options::correct`]). A step under way when a dispatch comes is waited for.
+//! * *Reports that are rare* ([`Options::monitor`]): whoever is mature has computed its prompts;
+//!   the shadow state says so.
+//! * *All of the TTFT* in eq. 5 makes whoever comes right after a full dispatch late:
+//!   [`Options::ttft_share`].
 //! * *Resource utilization* in `calculate_p`: the larger of KV occupancy and `E_d / TPOT`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -67,8 +76,9 @@ pub struct Options {
     pub monitor: Span,
     /// Reports move maturity times.
     pub correct: bool,
-    /// Share of the tightest TTFT within which an instance has to be mature again. Eq. 7 leaves out what the request that waits
-    /// then takes itself, and who waits beside it: with all of the TTFT, whoever comes right after a full dispatch is late.
+    /// Share of the tightest TTFT within which an instance has to be mature again. Eq. 7 leaves out
+    /// what the request that waits then takes itself, and who waits beside it: with all of the
+    /// TTFT, whoever comes right after a full dispatch is late.
     pub ttft_share: f64,
     /// Share of KV blocks that is left to those that decode.
     pub headroom: f64,
@@ -156,7 +166,8 @@ impl HyperFlexis {
         }
     }
 
-    /// A dispatcher of requests whose class is a priority, 0 the highest: objectives come from `mapping` (§5.2).
+    /// A dispatcher of requests whose class is a priority, 0 the highest: objectives come from
+    /// `mapping` (§5.2).
     #[must_use]
     pub fn with_priorities(options: Options, mapping: Mapping) -> Self {
         Self {

@@ -1,9 +1,10 @@
 //! How far off predicted maturity times are (the paper gives none; an acceptance figure here).
 //!
-//! A prediction is made at a dispatch: the instance will have computed its prompts, and those that decode will have made good that they
-//! stood still. It comes true when they have: the time from the dispatch until no prompt was left has been earned back, each step after that
-//! earning `TPOT − step`, as measured. A prediction that the next dispatch to the instance overtakes is *cut*: it was at least that
-//! much too early.
+//! A prediction is made at a dispatch: the instance will have computed its prompts, and those that
+//! decode will have made good that they stood still. It comes true when they have: the time from
+//! the dispatch until no prompt was left has been earned back, each step after that earning `TPOT −
+//! step`, as measured. A prediction that the next dispatch to the instance overtakes is *cut*: it
+//! was at least that much too early.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +43,8 @@ impl Forecasts {
     /// Beyond so many outcomes none is kept: a dispatcher that runs for weeks is no log.
     const KEPT: usize = 1 << 20;
 
-    /// Something was dispatched: the instance is expected to be mature at `mature`; `tpot` ns is the tightest time per token there.
+    /// Something was dispatched: the instance is expected to be mature at `mature`; `tpot` ns is
+    /// the tightest time per token there.
     pub fn predict(&mut self, now: Time, instance: InstanceId, mature: Time, tpot: f64) {
         let open = Open {
             begun: now,

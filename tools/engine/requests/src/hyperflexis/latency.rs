@@ -1,13 +1,15 @@
-//! The latency model of §3 (eq. 1 and 2), fitted as appendix A says: relative least squares over measured steps.
+//! The latency model of §3 (eq. 1 and 2), fitted as appendix A says: relative least squares over
+//! measured steps.
 //!
 //! ```text
 //! E_p = a  + b  Σ l      + c  Σ l²     a prefill step, prompts of l tokens            (1)
 //! E_d = a' + b' Σ l_cur  + c' B        a decode step, B requests with l_cur tokens    (2)
 //! ```
 //!
-//! Departures. Coefficients are not below zero: a profile without long prompts gives a `c` of either sign, and a negative one
-//! promises that long prompts are free. The paper's engine computes either prompts or tokens in one step; here a step has both
-//! (chunked prefill), and takes `E_p + b' Σ l_cur + c' B`: weights are read once. A chunk after a prefix has `l² + 2 l · prefix`
+//! Departures. Coefficients are not below zero: a profile without long prompts gives a `c` of
+//! either sign, and a negative one promises that long prompts are free. The paper's engine computes
+//! either prompts or tokens in one step; here a step has both (chunked prefill), and takes `E_p +
+//! b' Σ l_cur + c' B`: weights are read once. A chunk after a prefix has `l² + 2 l · prefix`
 //! instead of `l²`: the same pairs of tokens.
 
 use serde::{Deserialize, Serialize};
@@ -46,7 +48,8 @@ pub struct Linear {
 pub enum FitError {
     /// Three numbers need three different steps at least.
     #[error(
-        "{found} {kind} steps that took time were measured, 3 are needed: profile more batch sizes and lengths"
+        "{found} {kind} steps that took time were measured, 3 are needed: profile more batch sizes \
+         and lengths"
     )]
     TooFew {
         /// `prefill` or `decode`.
@@ -92,7 +95,8 @@ impl Linear {
         a + b * context + c * requests
     }
 
-    /// Fits both equations. Steps that have both prompts and tokens are left out: neither equation is about them.
+    /// Fits both equations. Steps that have both prompts and tokens are left out: neither equation
+    /// is about them.
     ///
     /// # Errors
     /// If there are too few of either.
@@ -175,8 +179,8 @@ fn squares(of: &Composition) -> f64 {
     (2 * of.prefill_pairs) as f64 - f64::from(of.prefill_tokens)
 }
 
-/// The steps of the paper's profile, as `machine` takes them; those of more than `tokens_max` tokens are left out (they
-/// would not fit into memory).
+/// The steps of the paper's profile, as `machine` takes them; those of more than `tokens_max`
+/// tokens are left out (they would not fit into memory).
 #[must_use]
 pub fn profile(machine: &dyn Latency, tokens_max: u32) -> Vec<Sample> {
     let mut samples = Vec::new();
@@ -200,8 +204,9 @@ pub fn profile(machine: &dyn Latency, tokens_max: u32) -> Vec<Sample> {
     samples
 }
 
-/// The coefficients, none below zero, with the least sum of squared relative residuals. Of the eight sets of coefficients
-/// that may be other than zero, the best whose solution has none below zero: for three numbers that is exact.
+/// The coefficients, none below zero, with the least sum of squared relative residuals. Of the
+/// eight sets of coefficients that may be other than zero, the best whose solution has none below
+/// zero: for three numbers that is exact.
 fn least_squares(rows: &[([f64; 3], f64)]) -> [f64; 3] {
     // Columns are scaled to 1: squared lengths are 10⁷ times what the constant is.
     let mut scale = [0.0_f64; 3];

@@ -1,12 +1,14 @@
-//! The migrator (§5.1, disaggregated pools): where a request decodes is decided when its prompt is computed, not when it came.
+//! The migrator (§5.1, disaggregated pools): where a request decodes is decided when its prompt is
+//! computed, not when it came.
 //!
-//! Algorithm 1 for the second stage. Prompts that are computed wait by (TPOT, arrival); instances are asked by when their next step
-//! ends, since "in the D stage, workers can be interrupted at each decode iteration". An instance takes whom it has room for and
-//! whose step stays below the tightest TPOT (the second half of eq. 7; there is no prompt to compute).
+//! Algorithm 1 for the second stage. Prompts that are computed wait by (TPOT, arrival); instances
+//! are asked by when their next step ends, since "in the D stage, workers can be interrupted at
+//! each decode iteration". An instance takes whom it has room for and whose step stays below the
+//! tightest TPOT (the second half of eq. 7; there is no prompt to compute).
 //!
-//! Departures. There is no admission probability: the first token is out, `calculate_p` has nothing to be about. An instance with
-//! nothing to do takes the first though its step alone is too long: nobody else could do better. KV that is on its way counts as
-//! if it were there.
+//! Departures. There is no admission probability: the first token is out, `calculate_p` has nothing
+//! to be about. An instance with nothing to do takes the first though its step alone is too long:
+//! nobody else could do better. KV that is on its way counts as if it were there.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -27,7 +29,8 @@ pub struct Migrator {
     fresh: VecDeque<Key>,
     /// Instances to ask, by the end of their next step.
     open: BTreeSet<(Time, InstanceId)>,
-    /// Instances that take none of those that are not fresh. They say so until something changes there.
+    /// Instances that take none of those that are not fresh. They say so until something changes
+    /// there.
     full: BTreeSet<(Time, InstanceId)>,
     ends: BTreeMap<InstanceId, Time>,
 }

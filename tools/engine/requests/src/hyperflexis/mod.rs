@@ -1,6 +1,8 @@
-//! HyperFlexis: requests wait in one line until an instance can take them without breaking a promise.
+//! HyperFlexis: requests wait in one line until an instance can take them without breaking a
+//! promise.
 //!
-//! After *HyperFlexis: Joint Design of Algorithms and Systems for Multi-SLO Serving and Fast Scaling*.
+//! After *HyperFlexis: Joint Design of Algorithms and Systems for Multi-SLO Serving and Fast
+//! Scaling*.
 //!
 //! | part | source | here |
 //! |---|---|---|

@@ -1,4 +1,5 @@
-//! Priorities instead of objectives (§5.2, Algorithm 2): what lately was reached, dealt out by rank.
+//! Priorities instead of objectives (§5.2, Algorithm 2): what lately was reached, dealt out by
+//! rank.
 //!
 //! The latencies of the last `W` requests lie sorted. A request of priority `p` gets the one at
 //!
@@ -6,13 +7,16 @@
 //! base + offset = Σ_{i<p} C_i + ⌊(p + 1) / (N + 1) · C_p⌋                       (6)
 //! ```
 //!
-//! with `C_i` requests of priority `i` in the window: the highest priority gets the lowest latencies.
+//! with `C_i` requests of priority `i` in the window: the highest priority gets the lowest
+//! latencies.
 //!
-//! Holes and how they are filled. An index beyond the window (an empty lowest class) is the last; an empty window gives the class's
-//! largest objective. Records are measured values (Algorithm 2 says "recent request SLOs", the text "recent TTFT and TPOT values").
-//! Algorithm 2 sets `last_queue_time[p]` to the reference's own queue time, so that the second of two requests in a row is not
-//! corrected at all; here it is the latest that was measured in the class, as the text says ("the most recent request of the same
-//! priority"). The relaxed lower bound (step 5) is that of the highest priority.
+//! Holes and how they are filled. An index beyond the window (an empty lowest class) is the last;
+//! an empty window gives the class's largest objective. Records are measured values (Algorithm 2
+//! says "recent request SLOs", the text "recent TTFT and TPOT values"). Algorithm 2 sets
+//! `last_queue_time[p]` to the reference's own queue time, so that the second of two requests in a
+//! row is not corrected at all; here it is the latest that was measured in the class, as the text
+//! says ("the most recent request of the same priority"). The relaxed lower bound (step 5) is that
+//! of the highest priority.
 
 use std::collections::VecDeque;
 
@@ -76,7 +80,8 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// A class for each of `bounds`, the highest priority first; `window` is how many requests are looked at.
+    /// A class for each of `bounds`, the highest priority first; `window` is how many requests are
+    /// looked at.
     ///
     /// # Panics
     /// If there is no class or no window.
@@ -131,7 +136,8 @@ impl Mapping {
         (base + offset).min(self.ttfts.len().saturating_sub(1))
     }
 
-    /// Objectives of a request of a priority that comes now. `contended`: requests of a higher priority are waiting.
+    /// Objectives of a request of a priority that comes now. `contended`: requests of a higher
+    /// priority are waiting.
     #[must_use]
     pub fn assign(&self, priority: usize, contended: bool) -> Targets {
         let class = self.class(priority);

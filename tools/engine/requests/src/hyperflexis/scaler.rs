@@ -1,20 +1,25 @@
-//! The scaler (§6, Algorithm 3): every `τ`, more instances above one threshold, fewer below another.
+//! The scaler (§6, Algorithm 3): every `τ`, more instances above one threshold, fewer below
+//! another.
 //!
-//! Holes and how they are filled. `f(Utils, T_wait, R_in, R_process)` is the largest of the three after each was made a share of
-//! what is allowed: ("if any of these metrics exceed an upper threshold"):
+//! Holes and how they are filled. `f(Utils, T_wait, R_in, R_process)` is the largest of the three
+//! after each was made a share of what is allowed: ("if any of these metrics exceed an upper
+//! threshold"):
 //!
-//! * utilization of an instance: the largest of its KV occupancy, `E_d / TPOT`, and `E_p / TTFT` of the prompts that wait there. The
-//!   share of time in which it computes says little: one request that decodes makes it 1;
+//! * utilization of an instance: the largest of its KV occupancy, `E_d / TPOT`, and `E_p / TTFT` of
+//!   the prompts that wait there. The share of time in which it computes says little: one request
+//!   that decodes makes it 1;
 //! * the longest wait, as a share of its TTFT;
-//! * `R_in / R_process` times the mean utilization: what utilization becomes if that goes on. (The ratio itself is 1 at any
-//!   steady load.)
+//! * `R_in / R_process` times the mean utilization: what utilization becomes if that goes on. (The
+//!   ratio itself is 1 at any steady load.)
 //!
-//! Instances are taken away after `k` windows in a row below the lower threshold ("for a sustained period"), and only if the others
-//! would stay below the upper one. Instances that start count as if they were there. In disaggregated pools each role is judged
-//! by itself; where one lacks and the other can spare, an instance changes its role.
+//! Instances are taken away after `k` windows in a row below the lower threshold ("for a sustained
+//! period"), and only if the others would stay below the upper one. Instances that start count as
+//! if they were there. In disaggregated pools each role is judged by itself; where one lacks and
+//! the other can spare, an instance changes its role.
 //!
-//! Weights come from a running instance, the least used one (fast scaling), while warm runtimes are left (by default as many as
-//! there may be instances); else from disk. If the transfer fails, the driver loads from disk.
+//! Weights come from a running instance, the least used one (fast scaling), while warm runtimes are
+//! left (by default as many as there may be instances); else from disk. If the transfer fails, the
+//! driver loads from disk.
 
 use std::collections::VecDeque;
 
@@ -52,7 +57,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// The paper's: one second between decisions (§9.3), as many warm runtimes as devices (§6); thresholds are not given.
+    /// The paper's: one second between decisions (§9.3), as many warm runtimes as devices (§6);
+    /// thresholds are not given.
     #[must_use]
     pub const fn new(model: Linear, ttft: u64, tpot: u64, most: u32) -> Self {
         Self {
@@ -189,11 +195,13 @@ impl Scaling for Scaler {
                 continue;
             };
             let count = some.len() as f64;
-            // What load will be when those that start are there. Which role they start in is not told: any.
+            // What load will be when those that start are there. Which role they start in is not
+            // told: any.
             let soon = load * count / (count + f64::from(window.starting));
             if soon > options.upper {
                 self.calm[at] = 0;
-                // Whoever can spare one: below the lower threshold, and below the upper one without it.
+                // Whoever can spare one: below the lower threshold, and below the upper one without
+                // it.
                 let spare = ROLES.into_iter().enumerate().find_map(|(other, _)| {
                     let (load, some) = loads[other].as_ref().filter(|_| other != at)?;
                     let without = load * some.len() as f64 / (some.len() as f64 - 1.0);

@@ -1,4 +1,5 @@
-//! One question of Algorithm 1: whom of the line an instance takes. Rules and holes: [`super::dispatcher`].
+//! One question of Algorithm 1: whom of the line an instance takes. Rules and holes:
+//! [`super::dispatcher`].
 
 use std::collections::{BTreeMap, VecDeque};
 

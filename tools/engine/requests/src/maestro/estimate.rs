@@ -1,5 +1,5 @@
-//! What is expected of a stage and of the rest of its job, in one place: a predictor of stages and profiles of workflows (Maestro eq. 7),
-//! or an oracle of the driver's.
+//! What is expected of a stage and of the rest of its job, in one place: a predictor of stages and
+//! profiles of workflows (Maestro eq. 7), or an oracle of the driver's.
 
 use super::predict::{Forecast, Predict};
 use super::profile::Profiles;

@@ -1,15 +1,19 @@
-//! Where a stage runs (Maestro §III-D, Algorithm 3, eq. 5 and 6), and how much more KV than predicted it is promised.
+//! Where a stage runs (Maestro §III-D, Algorithm 3, eq. 5 and 6), and how much more KV than
+//! predicted it is promised.
 //!
 //! `S = A − λ·T_ready − μ·C_deg`, `T_ready = T_q + T_act`, `A = γ·proximity + (1 − γ)·fit`.
 //!
 //! Where the paper is silent or at odds with itself:
-//! * It adds a unitless `A` to milliseconds, and says in one breath that metrics are normalised and that `T_ready` and `C_deg` are in milliseconds.
-//!   Here all are normalised by 5/95-percentile bounds over recent candidates ([`Mode::Fitness`]); the end-to-end latency in ms that eq. 5 is said to be
-//!   equivalent to is [`Mode::EndToEnd`]. They are not equivalent.
+//! * It adds a unitless `A` to milliseconds, and says in one breath that metrics are normalised and
+//!   that `T_ready` and `C_deg` are in milliseconds. Here all are normalised by 5/95-percentile
+//!   bounds over recent candidates ([`Mode::Fitness`]); the end-to-end latency in ms that eq. 5 is
+//!   said to be equivalent to is [`Mode::EndToEnd`]. They are not equivalent.
 //! * `proximity = 1 − norm(RTT)`. `fit = 1 − (R_head − R_need) / max R_head` over the candidates.
-//! * The weight of `proximity` is raised for interactive stages: `γ` and `γ_interactive` are two numbers.
-//! * `ρ`: the 95th percentile of the relative underestimation over a window, clipped to [0.1, 0.3], and 0.3 until there are 20.
-//!   (The text has an EWMA of it, too, which the quantile then does not use.)
+//! * The weight of `proximity` is raised for interactive stages: `γ` and `γ_interactive` are two
+//!   numbers.
+//! * `ρ`: the 95th percentile of the relative underestimation over a window, clipped to [0.1, 0.3],
+//!   and 0.3 until there are 20. (The text has an EWMA of it, too, which the quantile then does not
+//!   use.)
 
 use std::collections::VecDeque;
 

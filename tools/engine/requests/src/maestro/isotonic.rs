@@ -1,7 +1,9 @@
-//! Isotonic regression: the nondecreasing step function nearest to given points, by least squares (pool adjacent violators, Barlow
-//! et al. 1972). Maestro §III-B calibrates its classifier of tool calls with it.
+//! Isotonic regression: the nondecreasing step function nearest to given points, by least squares
+//! (pool adjacent violators, Barlow et al. 1972). Maestro §III-B calibrates its classifier of tool
+//! calls with it.
 //!
-//! Own code: the one kept crate for it (`pav_regression`) is LGPL, `linfa-linear` has it with an optimiser and a matrix library beside.
+//! Own code: the one kept crate for it (`pav_regression`) is LGPL, `linfa-linear` has it with an
+//! optimiser and a matrix library beside.
 
 use serde::{Deserialize, Serialize};
 
@@ -52,8 +54,8 @@ impl Isotonic {
         }
     }
 
-    /// Its value: between two blocks on the line between them, beyond the ends as at the end. With no points at all, `x` itself,
-    /// clamped to a probability.
+    /// Its value: between two blocks on the line between them, beyond the ends as at the end. With
+    /// no points at all, `x` itself, clamped to a probability.
     #[must_use]
     pub fn at(&self, x: f64) -> f64 {
         let (Some(first), Some(last)) = (self.knots.first(), self.knots.last()) else {

@@ -1,11 +1,13 @@
 //! Freeing GPU memory at the least harm (Maestro §III-C, Algorithm 2 and eq. 4).
 //!
-//! Five levels, in this order: an idle model goes to sleep; a sleeping one loses its context; a transition to sleep is stopped; the KV of a stage
-//! that runs is swapped out; a stage is aborted. `DetermineBestAction` is not given: within a level, whatever restores cheapest
-//! per byte that it frees. An engine is met once per level at which it can free something, so a model that was put to sleep can lose
-//! its context, too; its cost is then that of both.
+//! Five levels, in this order: an idle model goes to sleep; a sleeping one loses its context; a
+//! transition to sleep is stopped; the KV of a stage that runs is swapped out; a stage is aborted.
+//! `DetermineBestAction` is not given: within a level, whatever restores cheapest per byte that it
+//! frees. An engine is met once per level at which it can free something, so a model that was put
+//! to sleep can lose its context, too; its cost is then that of both.
 //!
-//! Departure: at levels 4 and 5 the unit is a stage, not a model with all its stages: less is disturbed for the same bytes.
+//! Departure: at levels 4 and 5 the unit is a stage, not a model with all its stages: less is
+//! disturbed for the same bytes.
 
 use crate::workflow::{ModelId, StageId};
 
@@ -77,7 +79,8 @@ pub struct Failure {
     pub needed: u64,
 }
 
-/// Algorithm 2: of what is offered, what frees `needed` bytes. No level above `highest` is used. `interrupt` is `c_int`, ns.
+/// Algorithm 2: of what is offered, what frees `needed` bytes. No level above `highest` is used.
+/// `interrupt` is `c_int`, ns.
 ///
 /// # Errors
 /// If that can't be.
@@ -88,7 +91,8 @@ pub fn plan(
     interrupt: u64,
 ) -> Result<Plan, Failure> {
     offers.retain(|offer| offer.frees > 0 && offer.action <= highest);
-    // ms per byte, compared without dividing. Of equals the youngest stage goes: the oldest gets done.
+    // ms per byte, compared without dividing. Of equals the youngest stage goes: the oldest gets
+    // done.
     offers.sort_by(|a, b| {
         let per_byte = |x: &Offer, y: &Offer| u128::from(x.restore) * u128::from(y.frees);
         a.action

@@ -1,4 +1,5 @@
-//! Maestro: workflows of agents over clusters of nodes that share few GPUs among many models (Wang et al., arXiv 2606.12950).
+//! Maestro: workflows of agents over clusters of nodes that share few GPUs among many models (Wang
+//! et al., arXiv 2606.12950).
 //!
 //! | file | section | what |
 //! |---|---|---|
@@ -14,8 +15,8 @@
 //! | `placement` | III-D Algorithm 3 | who gets which place |
 //! | [`options`] | | what can be set |
 //!
-//! Each order, boundary rule and comparison of nodes is an option, so that baselines and ablations run on the same mechanics: the
-//! same admission, the same memory, the same predictions.
+//! Each order, boundary rule and comparison of nodes is an option, so that baselines and ablations
+//! run on the same mechanics: the same admission, the same memory, the same predictions.
 
 pub mod estimate;
 pub mod fitness;

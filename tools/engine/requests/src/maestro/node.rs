@@ -1,12 +1,15 @@
-//! The runtime of one node: what is resident, which KV bytes are promised to whom, who runs and who waits (Maestro §III-C).
+//! The runtime of one node: what is resident, which KV bytes are promised to whom, who runs and who
+//! waits (Maestro §III-C).
 //!
-//! Memory is safe if `M_kv + M_res ≤ M_total`: [`Node::is_safe`], after every step. `M_kv` is what is *promised* to stages that run
-//! and to those that were placed and wait for a slot or for weights; stages that turn out longer ask for more before they
-//! write it ([`Node::grow`]). Between two stages of a job no KV is kept: an invocation is over, and the paper turns prefix caching off
+//! Memory is safe if `M_kv + M_res ≤ M_total`: [`Node::is_safe`], after every step. `M_kv` is what
+//! is *promised* to stages that run and to those that were placed and wait for a slot or for
+//! weights; stages that turn out longer ask for more before they write it ([`Node::grow`]). Between
+//! two stages of a job no KV is kept: an invocation is over, and the paper turns prefix caching off
 //! where models share memory (§III-C), so that a job that loses its turn has nothing to restore.
 //!
-//! A model that is put to sleep for KV takes time to leave ([`super::transition`]): who was promised its memory waits for that, and who can't wait
-//! stops it (level 3 of Algorithm 2). Weights that leave for other weights are charged to the activation that they leave for.
+//! A model that is put to sleep for KV takes time to leave ([`super::transition`]): who was
+//! promised its memory waits for that, and who can't wait stops it (level 3 of Algorithm 2).
+//! Weights that leave for other weights are charged to the activation that they leave for.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -179,7 +182,8 @@ impl Node {
         self.spec.gpu.saturating_sub(used)
     }
 
-    /// Running stages could have so many bytes more at this moment, weights that have not left counted.
+    /// Running stages could have so many bytes more at this moment, weights that have not left
+    /// counted.
     fn is_there(&self, more: u64, table: &[ModelSpec]) -> bool {
         if self.leaving.is_empty() {
             return true;
@@ -275,7 +279,8 @@ impl Node {
                 ..Prepared::default()
             }),
             Err(short) if ask.highest.is_interrupting() => {
-                // All idle models have been thought of: what remains are stages. Their models stay, others may need them.
+                // All idle models have been thought of: what remains are stages. Their models stay,
+                // others may need them.
                 let mut offers = self.offers(ask, table, now);
                 offers.retain(|offer| offer.action.is_interrupting());
                 let plan = memory::plan(short.lacking, offers, ask.highest, ask.interrupt).ok()?;
@@ -329,7 +334,8 @@ impl Node {
                 });
             }
         }
-        // Of what leaves, stages were promised a part already: that much less is won by stopping it.
+        // Of what leaves, stages were promised a part already: that much less is won by stopping
+        // it.
         let claimed = self
             .leaving
             .bytes(table)
@@ -349,7 +355,8 @@ impl Node {
         offers
     }
 
-    /// Batch stages that run; for another batch stage, only those that are younger, so that the oldest gets done.
+    /// Batch stages that run; for another batch stage, only those that are younger, so that the
+    /// oldest gets done.
     fn stage_offers(&self, ask: &Ask, table: &[ModelSpec], now: Time) -> Vec<Offer> {
         let host_free = self.spec.host.saturating_sub(self.residency.in_host(table));
         let mut offers = Vec::new();
@@ -462,7 +469,8 @@ impl Node {
         self.residency.set_host_kv(bytes);
     }
 
-    /// Gives a stage a place: it waits in the queue of the node from now on. Nothing if it can't have one.
+    /// Gives a stage a place: it waits in the queue of the node from now on. Nothing if it can't
+    /// have one.
     pub fn place(&mut self, ask: &Ask, table: &[ModelSpec], now: Time) -> Option<Done> {
         let prepared = self.prepare(ask, table, now)?;
         let mut done = Done::default();
@@ -488,8 +496,8 @@ impl Node {
                 .load_behind(ask.model, from_then, of.weights + context);
             let until = from_then + prepared.activation.takes;
             self.link_free = until;
-            // It stays until it is there, whoever may still want it: what is on its way can't make room, and a
-            // second transfer would be taken for there when the first is.
+            // It stays until it is there, whoever may still want it: what is on its way can't make
+            // room, and a second transfer would be taken for there when the first is.
             if self.loading.insert(ask.model, until).is_none() {
                 self.residency.acquire(ask.model);
             }
@@ -516,7 +524,8 @@ impl Node {
         }
     }
 
-    /// The next stage that can start, with the KV that it may have: the first in the queue whose model is there, while slots last.
+    /// The next stage that can start, with the KV that it may have: the first in the queue whose
+    /// model is there, while slots last.
     pub fn start(&mut self, table: &[ModelSpec], now: Time) -> Option<(StageId, u64)> {
         if self.running.len() >= self.spec.slots as usize {
             return None;
@@ -536,7 +545,8 @@ impl Node {
         Some((ask.stage, ask.kv))
     }
 
-    /// A stage that runs needs `bytes` of KV in all, of which it takes up to `wished` if that is to be had.
+    /// A stage that runs needs `bytes` of KV in all, of which it takes up to `wished` if that is to
+    /// be had.
     pub fn grow(
         &mut self,
         stage: StageId,
@@ -585,7 +595,8 @@ impl Node {
         (granted, done)
     }
 
-    /// Nobody else can: the stage itself waits in host memory until there is room for what it needs.
+    /// Nobody else can: the stage itself waits in host memory until there is room for what it
+    /// needs.
     fn give_way(&mut self, stage: StageId, bytes: u64, table: &[ModelSpec], done: &mut Done) {
         done.refused = true;
         let room = self.spec.host.saturating_sub(self.residency.in_host(table));

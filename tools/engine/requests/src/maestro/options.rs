@@ -23,7 +23,8 @@ pub struct Options {
     pub patience: Span,
     /// `c_int` of eq. 4.
     pub interrupt: Span,
-    /// Round trips: from a job's source (row) to a node's cluster (column). What is missing is zero.
+    /// Round trips: from a job's source (row) to a node's cluster (column). What is missing is
+    /// zero.
     pub rtt: Vec<Vec<Span>>,
 }
 

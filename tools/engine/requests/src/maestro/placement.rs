@@ -1,14 +1,18 @@
 //! Who gets which place: Algorithm 3 over the stages that wait, the first of the queue first.
 //!
 //! What the paper leaves open:
-//! * *Nodes and their own queues.* A node is given at most `backlog` stages more than it has slots; all others wait in the global queue,
-//!   where their order can still change. The paper does not say how long node-local queues are; with none, only stages that wait for weights are in them (the
-//!   fit of eq. 5 otherwise queues stages at full nodes while others are free).
-//! * *The first stage fits nowhere.* The next ones are tried (`lookahead`), as their models may be resident where its own can't be. So that it does not
-//!   starve while others keep a node's memory: once it has been overtaken for `patience`, the node that should be empty first takes
-//!   nobody else until it has it.
-//! * *What may be done to others at admission* (Algorithm 2's levels): for a batch stage, models that nobody uses; for an interactive one also
-//!   batch stages, which are swapped out. Nobody is aborted for somebody who only wants to start. Stages that were swapped out come back before others start.
+//! * *Nodes and their own queues.* A node is given at most `backlog` stages more than it has slots;
+//!   all others wait in the global queue, where their order can still change. The paper does not
+//!   say how long node-local queues are; with none, only stages that wait for weights are in them
+//!   (the fit of eq. 5 otherwise queues stages at full nodes while others are free).
+//! * *The first stage fits nowhere.* The next ones are tried (`lookahead`), as their models may be
+//!   resident where its own can't be. So that it does not starve while others keep a node's memory:
+//!   once it has been overtaken for `patience`, the node that should be empty first takes nobody
+//!   else until it has it.
+//! * *What may be done to others at admission* (Algorithm 2's levels): for a batch stage, models
+//!   that nobody uses; for an interactive one also batch stages, which are swapped out. Nobody is
+//!   aborted for somebody who only wants to start. Stages that were swapped out come back before
+//!   others start.
 
 use super::estimate::Estimator;
 use super::fitness::Candidate;

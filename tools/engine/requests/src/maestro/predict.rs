@@ -1,14 +1,17 @@
 //! What a stage will cost, before it runs (Maestro §III-B).
 //!
-//! Two phases. First the probability that the stage calls a tool: a classifier on the features of the stage, its score calibrated by
-//! isotonic regression on records that it was not trained on; zero where there are no tools. Then the length of its output: a
-//! regressor of `log(1 + L)` per role, with the probability among its features; one for all roles where a role has too few
+//! Two phases. First the probability that the stage calls a tool: a classifier on the features of
+//! the stage, its score calibrated by isotonic regression on records that it was not trained on;
+//! zero where there are no tools. Then the length of its output: a regressor of `log(1 + L)` per
+//! role, with the probability among its features; one for all roles where a role has too few
 //! records. What comes back is `exp(·) − 1`.
 //!
-//! Departures. The classifier is a regression on 0 and 1 (the trees have squared loss only): its score is no probability until it
-//! is calibrated, which it is in any case. The paper trains length regressors on predicted probabilities without saying whose:
-//! here those of records that the classifier was trained on come from it all the same, calibrated; the held-out share is a fifth. "Incrementally
-//! calibrate" (§III-A) has no rule: the mean residual of `log(1 + L)` per role over the last stages (EWMA, 1/50 each, at most ±0.5) is added.
+//! Departures. The classifier is a regression on 0 and 1 (the trees have squared loss only): its
+//! score is no probability until it is calibrated, which it is in any case. The paper trains length
+//! regressors on predicted probabilities without saying whose: here those of records that the
+//! classifier was trained on come from it all the same, calibrated; the held-out share is a fifth.
+//! "Incrementally calibrate" (§III-A) has no rule: the mean residual of `log(1 + L)` per role over
+//! the last stages (EWMA, 1/50 each, at most ±0.5) is added.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -225,7 +228,8 @@ impl Predict for TwoPhase {
     fn observe(&mut self, stage: &Stage, forecast: &Forecast, output: u32) {
         let drift = self.drift.entry(stage.role).or_default();
         let residual = f64::from(output).ln_1p() - forecast.output.ln_1p();
-        // `forecast` has the drift of its time in it, so this settles where residuals have mean zero.
+        // `forecast` has the drift of its time in it, so this settles where residuals have mean
+        // zero.
         *drift = (*drift + residual / 50.0).clamp(-0.5, 0.5);
     }
 }
@@ -286,7 +290,8 @@ mod tests {
     use super::*;
     use crate::workflow::{JobId, ModelId, StageId};
 
-    /// Tools are called where the meaning says so; calls are short, and each role has its own length.
+    /// Tools are called where the meaning says so; calls are short, and each role has its own
+    /// length.
     fn record(i: u32) -> Record {
         let role = i % 2;
         let tools = u16::from(!i.is_multiple_of(3));

@@ -1,13 +1,16 @@
 //! Rolling profiles of workflows: how long a job goes on after a stage (Maestro §III-D, eq. 8).
 //!
-//! `T_future(J, k)` is the median, over recent jobs, of the execution time that followed stages in the same state: template, place,
-//! role, invocation, and the tool-calling probability in four steps. Where the paper is silent:
+//! `T_future(J, k)` is the median, over recent jobs, of the execution time that followed stages in
+//! the same state: template, place, role, invocation, and the tool-calling probability in four
+//! steps. Where the paper is silent:
 //!
 //! * Execution times are those of eq. 2 with the lengths that came out, as they are added to such.
-//! * What followed is the sum of the execution times of stages that became ready after this one ended: work, not waiting
-//!   (waiting is what the scheduler causes), and all branches (the job holds that much of the cluster).
-//! * A state with fewer than five records asks a coarser one: without tools and invocation, then the template as a whole; a template
-//!   never seen has no future: its jobs are tried first and so become known.
+//! * What followed is the sum of the execution times of stages that became ready after this one
+//!   ended: work, not waiting (waiting is what the scheduler causes), and all branches (the job
+//!   holds that much of the cluster).
+//! * A state with fewer than five records asks a coarser one: without tools and invocation, then
+//!   the template as a whole; a template never seen has no future: its jobs are tried first and so
+//!   become known.
 
 use std::collections::{HashMap, VecDeque};
 

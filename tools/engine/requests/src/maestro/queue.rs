@@ -1,9 +1,12 @@
 //! The global queue: which job's stage is next (Maestro §III-D), and what it is compared with.
 //!
-//! Orders are keys that do not change while a stage waits, so that the queue is two sorted maps (one per class): aging lowers a batch stage's
-//! remaining time by a share of the time it has waited, `key = T_rem + share · (time it was queued)`, compared at `now` as `key − share · now`.
-//! The paper ages "long-waiting background jobs" and gives no pace: 1 s per 10 s. Interactive stages have a pace of their own: where only batch ages and queues
-//! are long, whoever is interactive waits behind all batch work that is old enough (measured in `docs/requests/maestro.md`).
+//! Orders are keys that do not change while a stage waits, so that the queue is two sorted maps
+//! (one per class): aging lowers a batch stage's remaining time by a share of the time it has
+//! waited, `key = T_rem + share · (time it was queued)`, compared at `now` as `key − share · now`.
+//! The paper ages "long-waiting background jobs" and gives no pace: 1 s per 10 s. Interactive
+//! stages have a pace of their own: where only batch ages and queues are long, whoever is
+//! interactive waits behind all batch work that is old enough (measured in
+//! `docs/requests/maestro.md`).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,7 +19,8 @@ use crate::{Span, Time};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Least remaining time of the workflow (eq. 7), with aging: nanoseconds of priority per nanosecond waited.
+    /// Least remaining time of the workflow (eq. 7), with aging: nanoseconds of priority per
+    /// nanosecond waited.
     Remaining {
         /// Of batch stages.
         aging: f64,
@@ -27,7 +31,8 @@ pub enum Order {
     Fcfs,
     /// The job with the earliest deadline.
     Edf,
-    /// Interactive before batch, and of each the earliest deadline: the other reading of §IV-A's EDF.
+    /// Interactive before batch, and of each the earliest deadline: the other reading of §IV-A's
+    /// EDF.
     EdfByClass,
     /// The job that was served least.
     LeastAttained,
@@ -179,8 +184,9 @@ impl Queue {
 pub enum Boundary {
     /// It keeps it: a job that has begun goes before those that have not ("w/o Preempt").
     Hold,
-    /// A batch job loses it to one that gains by it: hysteresis against estimates that err, and a cooldown against going back and
-    /// forth (§III-D). The paper gives no numbers: 20 % and 1 s, 10 s.
+    /// A batch job loses it to one that gains by it: hysteresis against estimates that err, and a
+    /// cooldown against going back and forth (§III-D). The paper gives no numbers: 20 % and 1 s, 10
+    /// s.
     Preempt {
         /// Least gain as a share of the remaining time of who loses the turn.
         share: f64,
@@ -188,7 +194,8 @@ pub enum Boundary {
         least: u64,
         /// A job that lost its turn keeps the next ones for so long, ns.
         cooldown: u64,
-        /// Only interactive stages take turns from batch jobs ("preemption for latency-critical work"); else anybody does.
+        /// Only interactive stages take turns from batch jobs ("preemption for latency-critical
+        /// work"); else anybody does.
         interactive_only: bool,
     },
     /// All are queued anew, by the order alone.

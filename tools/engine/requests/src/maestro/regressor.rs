@@ -1,5 +1,6 @@
-//! Regressors: gradient-boosted trees of a kept crate (the paper has LightGBM; `smartcore` has the same kind of trees in Rust, with squared
-//! loss only), and a line in one feature (the paper's weakest baseline), behind one trait.
+//! Regressors: gradient-boosted trees of a kept crate (the paper has LightGBM; `smartcore` has the
+//! same kind of trees in Rust, with squared loss only), and a line in one feature (the paper's
+//! weakest baseline), behind one trait.
 
 use smartcore::linalg::basic::matrix::DenseMatrix;
 use smartcore::xgboost::{XGRegressor, XGRegressorParameters};
@@ -103,7 +104,8 @@ impl Boosted {
 
 impl Regressor for Boosted {
     fn predict(&self, row: &[f64]) -> f64 {
-        // A row of another width than it was trained on can't be made by this crate; the mean is a fair answer to it.
+        // A row of another width than it was trained on can't be made by this crate; the mean is a
+        // fair answer to it.
         DenseMatrix::from_2d_vec(&vec![row.to_vec()])
             .ok()
             .and_then(|matrix| self.model.predict(&matrix).ok())

@@ -1,23 +1,27 @@
-//! Which models' weights are where on a node: GPU, host memory, disk, elsewhere (Maestro §III-C, Algorithm 1).
+//! Which models' weights are where on a node: GPU, host memory, disk, elsewhere (Maestro §III-C,
+//! Algorithm 1).
 //!
-//! A model is activated from where it is; for that the least recently used models that nobody uses leave the GPU for
-//! host memory, and those that are least recently used there leave for disk, or are forgotten if disk is full. A tier holds a
-//! model's bytes only while the model is there (the listing moves, it does not copy).
+//! A model is activated from where it is; for that the least recently used models that nobody uses
+//! leave the GPU for host memory, and those that are least recently used there leave for disk, or
+//! are forgotten if disk is full. A tier holds a model's bytes only while the model is there (the
+//! listing moves, it does not copy).
 //!
 //! What Algorithm 1 leaves out, and what is done here:
-//! * Offloading to host memory does not look whether there is room: host memory cascades to disk then, too; a model that fits into no host
-//!   memory at all goes to disk.
-//! * Models that run a stage, or are being loaded, can't leave: they are skipped; if nothing else can leave, the activation is refused with what is
-//!   lacking, and nothing has moved.
-//! * A model that leaves sleeps, its context stays on the GPU (and counts). If that is what lacks in the end, contexts of sleepers go, the
-//!   least recently used first.
-//! * The time of an activation: bytes over the rate of the slowest tier on the way (§III-C), the context if it has to be made anew,
-//!   and before that the weights that leave the GPU over the same link (the listing offloads before it loads).
+//! * Offloading to host memory does not look whether there is room: host memory cascades to disk
+//!   then, too; a model that fits into no host memory at all goes to disk.
+//! * Models that run a stage, or are being loaded, can't leave: they are skipped; if nothing else
+//!   can leave, the activation is refused with what is lacking, and nothing has moved.
+//! * A model that leaves sleeps, its context stays on the GPU (and counts). If that is what lacks
+//!   in the end, contexts of sleepers go, the least recently used first.
+//! * The time of an activation: bytes over the rate of the slowest tier on the way (§III-C), the
+//!   context if it has to be made anew, and before that the weights that leave the GPU over the
+//!   same link (the listing offloads before it loads).
 
 use crate::Span;
 use crate::workflow::{ModelId, ModelSpec, NodeSpec, Readiness};
 
-/// An activation can't be: so many bytes of GPU memory are lacking after all that may leave has left.
+/// An activation can't be: so many bytes of GPU memory are lacking after all that may leave has
+/// left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{lacking} bytes of GPU memory are lacking")]
 pub struct Lacking {
@@ -123,8 +127,8 @@ impl Residency {
         self.host_kv = bytes;
     }
 
-    /// Bytes on the GPU: `M_res` of §III-C without `M_other`. The paper's `M_ctx` of a running model has to hold its weights, or
-    /// its rule of safety would not be one.
+    /// Bytes on the GPU: `M_res` of §III-C without `M_other`. The paper's `M_ctx` of a running
+    /// model has to hold its weights, or its rule of safety would not be one.
     #[must_use]
     pub fn on_gpu(&self, table: &[ModelSpec]) -> u64 {
         self.sum(table, |at, model| match at {
@@ -223,8 +227,8 @@ impl Residency {
         self.put(victim, to, moves);
     }
 
-    /// Lets an idle model sleep: its weights leave for host memory, or for disk with its context if there is no room. How long its
-    /// weights take to leave.
+    /// Lets an idle model sleep: its weights leave for host memory, or for disk with its context if
+    /// there is no room. How long its weights take to leave.
     pub fn sleep(
         &mut self,
         victim: ModelId,
@@ -241,7 +245,8 @@ impl Residency {
         Span::transfer(size, spec.host_rate)
     }
 
-    /// A model that was going to sleep is stopped: its weights are dropped where they are, and are on disk if there is room, else elsewhere.
+    /// A model that was going to sleep is stopped: its weights are dropped where they are, and are
+    /// on disk if there is room, else elsewhere.
     pub fn stop(
         &mut self,
         victim: ModelId,

@@ -1,8 +1,9 @@
-//! The loop of Maestro (§III-A): a stage becomes ready, its cost is predicted, it waits in the global queue, gets a place on the
-//! fittest node that can admit it, starts there when a slot and its weights are there, and what it was corrects what is
-//! predicted of others.
+//! The loop of Maestro (§III-A): a stage becomes ready, its cost is predicted, it waits in the
+//! global queue, gets a place on the fittest node that can admit it, starts there when a slot and
+//! its weights are there, and what it was corrects what is predicted of others.
 //!
-//! Here is what becomes of stages and jobs; who gets which place, and what the paper leaves open there: `placement`. What can be set: `options`.
+//! Here is what becomes of stages and jobs; who gets which place, and what the paper leaves open
+//! there: `placement`. What can be set: `options`.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -225,7 +226,8 @@ impl<E: Estimator> Scheduler<E> {
         let gains = waiter
             .and_then(|waiter| self.entries.get(&waiter))
             .is_some_and(|waiter| {
-                // Aging counts: the first in the queue may be there by it alone, and would never gain a turn otherwise.
+                // Aging counts: the first in the queue may be there by it alone, and would never
+                // gain a turn otherwise.
                 let waited = waiter.queued.map_or(Span::ZERO, |since| now.since(since));
                 let aged = self
                     .queue
@@ -275,8 +277,8 @@ impl<E: Estimator> Scheduler<E> {
             let needed = model.kv(entry.stage.prompt, f64::from(outcome.output));
             self.margin.observe(needed, entry.predicted);
         }
-        // In the time of eq. 2, as all that it is added to: on a shared GPU stages take several times as long, and what follows a
-        // stage would weigh so much more than the stage itself.
+        // In the time of eq. 2, as all that it is added to: on a shared GPU stages take several
+        // times as long, and what follows a stage would weigh so much more than the stage itself.
         let took = self.model(&entry.stage).map_or(outcome.took, |model| {
             model.execution(entry.stage.prompt, f64::from(outcome.output))
         });

@@ -1,10 +1,14 @@
-//! Weights on their way out: a model that is put to sleep for KV has its memory until it has left (Maestro §III-C, Algorithm 2's level 3).
+//! Weights on their way out: a model that is put to sleep for KV has its memory until it has left
+//! (Maestro §III-C, Algorithm 2's level 3).
 //!
-//! Going to sleep takes `Size / BW` over the link to the host, one model after the other. Until then its bytes are on the GPU: who was promised
-//! KV out of them starts, or goes on, when they are gone. What of them was promised to nobody is no headroom yet either. Whoever can't wait stops the transition:
-//! the weights are dropped where they are, at once, and come from disk or farther the next time (`StopTransition`).
+//! Going to sleep takes `Size / BW` over the link to the host, one model after the other. Until
+//! then its bytes are on the GPU: who was promised KV out of them starts, or goes on, when they are
+//! gone. What of them was promised to nobody is no headroom yet either. Whoever can't wait stops
+//! the transition: the weights are dropped where they are, at once, and come from disk or farther
+//! the next time (`StopTransition`).
 //!
-//! Weights that leave for other weights are not here: their time is in that of the activation, which uses the same link after them.
+//! Weights that leave for other weights are not here: their time is in that of the activation,
+//! which uses the same link after them.
 
 use std::collections::BTreeMap;
 
@@ -44,8 +48,8 @@ impl Leaving {
         }
     }
 
-    /// It has left, if the transition that is under way is the one that ends at `now`: an end that was announced for an earlier one says
-    /// nothing.
+    /// It has left, if the transition that is under way is the one that ends at `now`: an end that
+    /// was announced for an earlier one says nothing.
     pub(super) fn left(&mut self, model: ModelId, now: Time) {
         if self.until.get(&model).is_some_and(|until| *until <= now) {
             self.end(model);

@@ -1,14 +1,17 @@
-//! Dynamic chunking (QoServe §3.3, Algorithm 1 lines 2 to 7): as many prompt tokens as the next tokens of those that decode
-//! can wait for.
+//! Dynamic chunking (QoServe §3.3, Algorithm 1 lines 2 to 7): as many prompt tokens as the next
+//! tokens of those that decode can wait for.
 //!
-//! The slack of one that decodes is the time until its next token is due (eq. 2). Where the paper is silent:
+//! The slack of one that decodes is the time until its next token is due (eq. 2). Where the paper
+//! is silent:
 //!
-//! * The tokens of a batch request have no deadlines. It is given `(D_total − now) / tokens left` for each, and whoever is late already is
-//!   not waited for.
-//! * An interactive request whose first token was late has lost all its later ones under eq. 2, and would keep every chunk at the
-//!   least for good. Its deadlines count from its actual first token instead.
-//! * How long an iteration takes depends on the prefix of the chunks, too, not only on what decodes (the arguments of
-//!   `GET_PREFILL_BUDGET`): the prompts that the budget would go to are part of the question.
+//! * The tokens of a batch request have no deadlines. It is given `(D_total − now) / tokens left`
+//!   for each, and whoever is late already is not waited for.
+//! * An interactive request whose first token was late has lost all its later ones under eq. 2, and
+//!   would keep every chunk at the least for good. Its deadlines count from its actual first token
+//!   instead.
+//! * How long an iteration takes depends on the prefix of the chunks, too, not only on what decodes
+//!   (the arguments of `GET_PREFILL_BUDGET`): the prompts that the budget would go to are part of
+//!   the question.
 
 use crate::Time;
 use crate::job::Job;
@@ -22,8 +25,8 @@ pub enum Chunking {
     Fixed(u32),
     /// As many as slack allows.
     Dynamic {
-        /// Even without slack. With 256 a third of the throughput is lost whenever a deadline was missed; with nothing, prompts
-        /// would starve.
+        /// Even without slack. With 256 a third of the throughput is lost whenever a deadline was
+        /// missed; with nothing, prompts would starve.
         least: u32,
         /// Decodes included: where throughput saturates (§4.1.4).
         most: u32,
@@ -42,7 +45,8 @@ impl Default for Chunking {
     }
 }
 
-/// How long one that decodes can wait for its next token, ns, negative if that is late; nothing if it is not waited for.
+/// How long one that decodes can wait for its next token, ns, negative if that is late; nothing if
+/// it is not waited for.
 #[must_use]
 pub fn slack(now: Time, job: &Job, tokens_left: u32) -> Option<i64> {
     match job.spec.slo {
@@ -65,8 +69,8 @@ pub fn slack(now: Time, job: &Job, tokens_left: u32) -> Option<i64> {
     }
 }
 
-/// The least [`slack`] of these; nothing if none is waited for. Asked of all that decode in each iteration: the share of a
-/// batch request is divided out only where it is the least so far.
+/// The least [`slack`] of these; nothing if none is waited for. Asked of all that decode in each
+/// iteration: the share of a batch request is divided out only where it is the least so far.
 #[must_use]
 pub fn least_slack<'a>(
     now: Time,
@@ -94,9 +98,10 @@ pub fn least_slack<'a>(
     least
 }
 
-/// The largest number of prompt tokens, in steps from `least` to `most`, with which an iteration fits into `slack_ns`: of
-/// the prompts in `line` (prefix and tokens left of each), beside `decodes`. `least` if none fits. Times are
-/// taken to grow with the number of tokens; where a learnt model does not, the answer is still one that fits.
+/// The largest number of prompt tokens, in steps from `least` to `most`, with which an iteration
+/// fits into `slack_ns`: of the prompts in `line` (prefix and tokens left of each), beside
+/// `decodes`. `least` if none fits. Times are taken to grow with the number of tokens; where a
+/// learnt model does not, the answer is still one that fits.
 #[must_use]
 pub fn fitting(
     latency: &dyn Latency,

@@ -1,10 +1,12 @@
-//! The batch predictor (QoServe §3.6.1): a random forest that says how long an iteration takes. This is the asking; it is
-//! trained where profiles are (`laxity_sim::requests::predictor`), by a kept crate, and arrives here as a table.
+//! The batch predictor (QoServe §3.6.1): a random forest that says how long an iteration takes.
+//! This is the asking; it is trained where profiles are (`laxity_sim::requests::predictor`), by a
+//! kept crate, and arrives here as a table.
 //!
-//! Departures: the paper adds up forests of single operators; here one looks at the whole iteration, because that is what a driver
-//! measures. A forest is a staircase, and over five numbers at once its steps are coarse: alone it is off by 15 % here and there, and every such
-//! iteration makes tokens late. So a [`Line`] says the most, and the forest corrects it: it predicts `ln (time / line)`. The side to err on is the
-//! policy's (its margin), not the forest's.
+//! Departures: the paper adds up forests of single operators; here one looks at the whole
+//! iteration, because that is what a driver measures. A forest is a staircase, and over five
+//! numbers at once its steps are coarse: alone it is off by 15 % here and there, and every such
+//! iteration makes tokens late. So a [`Line`] says the most, and the forest corrects it: it
+//! predicts `ln (time / line)`. The side to err on is the policy's (its margin), not the forest's.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,8 +29,8 @@ pub fn features(of: &Composition) -> [f64; FEATURES] {
     ]
 }
 
-/// `fixed + max(floor, token · tokens) + pair · pairs + context · decode_context + request · (chunks + decodes)`, ns: what reading the
-/// weights takes, or computing with them, and attention.
+/// `fixed + max(floor, token · tokens) + pair · pairs + context · decode_context + request ·
+/// (chunks + decodes)`, ns: what reading the weights takes, or computing with them, and attention.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Line {
@@ -105,7 +107,8 @@ pub enum ForestError {
     Empty,
     /// It was edited.
     #[error(
-        "the line under a forest of latencies has a part that is negative or no number, or is nothing; train it again"
+        "the line under a forest of latencies has a part that is negative or no number, or is \
+         nothing; train it again"
     )]
     Line,
     /// It was cut off or edited.
@@ -128,7 +131,8 @@ struct Table {
     trees: Vec<Vec<Node>>,
 }
 
-/// A node as it is walked: at most so much of a feature leads to the next one, more leads `above`. A leaf leads to itself.
+/// A node as it is walked: at most so much of a feature leads to the next one, more leads `above`.
+/// A leaf leads to itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Step {
     most: f32,
@@ -137,7 +141,8 @@ struct Step {
     feature: u32,
 }
 
-/// Trees that are walked side by side, so that the processor waits for the memory of all of them at once.
+/// Trees that are walked side by side, so that the processor waits for the memory of all of them at
+/// once.
 const ABREAST: usize = 8;
 
 /// Trees whose mean is the answer.
@@ -155,7 +160,8 @@ pub struct Forest {
 }
 
 impl Forest {
-    /// A forest of such trees, each in the order in which it is walked (the branch "at most" comes next).
+    /// A forest of such trees, each in the order in which it is walked (the branch "at most" comes
+    /// next).
     ///
     /// # Errors
     /// If it can't be walked to a leaf from everywhere.

@@ -1,9 +1,10 @@
-//! How many tokens an application's answers have (QoServe §3.4, "Hybrid prioritization"): mean and standard deviation of
-//! those that ended, over-approximated by two of the latter.
+//! How many tokens an application's answers have (QoServe §3.4, "Hybrid prioritization"): mean and
+//! standard deviation of those that ended, over-approximated by two of the latter.
 //!
-//! Departure: what ranks are made of changes only when [`Lengths::settle`] says so, since a line that is kept in order must not
-//! be reordered by each answer that ends. Where nothing is known of an application, all of them stand in for it, and before
-//! anything ended an answer counts as `UNKNOWN` tokens; the paper leaves both open.
+//! Departure: what ranks are made of changes only when [`Lengths::settle`] says so, since a line
+//! that is kept in order must not be reordered by each answer that ends. Where nothing is known of
+//! an application, all of them stand in for it, and before anything ended an answer counts as
+//! `UNKNOWN` tokens; the paper leaves both open.
 
 use std::collections::BTreeMap;
 
@@ -99,7 +100,8 @@ impl Lengths {
         some
     }
 
-    /// Tokens that a job will still generate, as far as is known: `max(0, mean + 2σ − done)`, and no more than it may.
+    /// Tokens that a job will still generate, as far as is known: `max(0, mean + 2σ − done)`, and
+    /// no more than it may.
     #[must_use]
     pub fn left(&self, job: &Job) -> u32 {
         let estimate = self

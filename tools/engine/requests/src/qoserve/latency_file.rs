@@ -1,5 +1,6 @@
-//! A predictor of iteration times as a file has it (JSON), as far as a scheduler needs it: the forest, and the margin that is safe with it.
-//! `laxity sim train-latency` writes such files, with what the forest was trained on and how far off it was.
+//! A predictor of iteration times as a file has it (JSON), as far as a scheduler needs it: the
+//! forest, and the margin that is safe with it. `laxity sim train-latency` writes such files, with
+//! what the forest was trained on and how far off it was.
 
 use serde::Deserialize;
 
@@ -8,7 +9,8 @@ use super::Forest;
 /// What the file says that it is.
 pub const FORMAT: &str = "laxity-latency";
 
-/// Its version. Another one is not read: a forest whose features mean something else would answer all the same.
+/// Its version. Another one is not read: a forest whose features mean something else would answer
+/// all the same.
 pub const VERSION: u32 = 1;
 
 /// Longest file that is read, in bytes: a hundred times what training writes.
@@ -51,7 +53,8 @@ pub enum TrainedError {
     #[error("its format is not {FORMAT}")]
     Format,
     /// It is of another version, or of none.
-    #[error("it has {}; this program reads version {VERSION}", .0.map_or("no version".to_owned(), |version| format!("version {version}")))]
+    #[error("it has {}; this program reads version {VERSION}", .0.map_or("no \
+        version".to_owned(), |version| format!("version {version}")))]
     Version(Option<u32>),
     /// The margin makes no sense.
     #[error("its margin is {0}; expected a share, 0 or more")]
@@ -102,7 +105,8 @@ mod tests {
         let errors = "{\"iterations\":10,\"mean\":1.0,\"p95\":2.0,\"most\":3.0,\"late\":0.5,\"margin\":0.07,\"late_with_margin\":0.5}";
         let forest = serde_json::to_string(&forest()).expect("numbers");
         format!(
-            "{{\"format\":\"laxity-latency\",\"version\":1,\"trained_on\":\"a test\",\"errors\":{errors},\"forest\":{forest}}}"
+            "{{\"format\":\"laxity-latency\",\"version\":1,\"trained_on\":\"a \
+             test\",\"errors\":{errors},\"forest\":{forest}}}"
         )
     }
 

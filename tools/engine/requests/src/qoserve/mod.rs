@@ -1,4 +1,5 @@
-//! QoServe (Goel et al., ASPLOS 2026): requests of several classes of service on one replica. §3.2 to §3.4 and Algorithm 1.
+//! QoServe (Goel et al., ASPLOS 2026): requests of several classes of service on one replica. §3.2
+//! to §3.4 and Algorithm 1.
 //!
 //! Four parts, each an option, so that the ablations of §4.4 are settings and not other code:
 //!
@@ -11,17 +12,21 @@
 //!
 //! Where the paper contradicts itself or is silent:
 //!
-//! * α is a time in eq. 4 and multiplies tokens in Algorithm 1: here ns per token, times tokens (8 ms by §3.6). Algorithm 1 takes the TTFT objective for
-//!   all classes; eq. 5 takes TTLT for those without, and so does this.
-//! * §3.6 adapts α to load without saying how: two levels, by how long the prompts in line would take at the
-//!   largest chunk, with hysteresis.
-//! * Algorithm 1 pushes a relegated job back and looks at the queue again: with an empty or a wholly relegated queue that never ends. Here
-//!   each job is looked at once, when it is about to be served.
-//! * "Is about to violate in the current iteration" is [`Relegation::Strict`]. [`Relegation::LookAhead`], the default, adds what remains to be
-//!   computed: whoever can't make it alone is given up before more is spent on it.
+//! * α is a time in eq. 4 and multiplies tokens in Algorithm 1: here ns per token, times tokens (8
+//!   ms by §3.6). Algorithm 1 takes the TTFT objective for all classes; eq. 5 takes TTLT for those
+//!   without, and so does this.
+//! * §3.6 adapts α to load without saying how: two levels, by how long the prompts in line would
+//!   take at the largest chunk, with hysteresis.
+//! * Algorithm 1 pushes a relegated job back and looks at the queue again: with an empty or a
+//!   wholly relegated queue that never ends. Here each job is looked at once, when it is about to
+//!   be served.
+//! * "Is about to violate in the current iteration" is [`Relegation::Strict`].
+//!   [`Relegation::LookAhead`], the default, adds what remains to be computed: whoever can't make
+//!   it alone is given up before more is spent on it.
 //! * What a relegated job had computed is dropped: its blocks are those that the others need.
-//! * No rule is given for hints: while an important job at the head of the line has less than a share of its allowance left, unimportant ones
-//!   among the next `WINDOW` are given up. They were the ones to be served next, the others need not be looked at yet.
+//! * No rule is given for hints: while an important job at the head of the line has less than a
+//!   share of its allowance left, unimportant ones among the next `WINDOW` are given up. They were
+//!   the ones to be served next, the others need not be looked at yet.
 
 mod chunk;
 mod forest;
@@ -93,12 +98,13 @@ pub struct Options {
     pub alpha: Alpha,
     /// Eager relegation.
     pub relegation: Relegation,
-    /// Unimportant jobs are given up while an important one at the head of the line has less than this share of its allowance
-    /// left. Nothing: importance is not looked at.
+    /// Unimportant jobs are given up while an important one at the head of the line has less than
+    /// this share of its allowance left. Nothing: importance is not looked at.
     pub hints: Option<f64>,
     /// Preemption of prompts.
     pub preemption: Preemption,
-    /// An iteration is taken to last longer than predicted by this share (§3.6.1: err on the side of small chunks).
+    /// An iteration is taken to last longer than predicted by this share (§3.6.1: err on the side
+    /// of small chunks).
     pub margin: f64,
     /// A relegated job keeps its blocks.
     pub keep_blocks: bool,
@@ -163,7 +169,8 @@ pub struct QoServe<L> {
     alpha: u64,
     /// Time of a prompt token in the largest chunk, ns.
     best_pace: f64,
-    /// Time of a prompt token in the last iteration that had a good many and as many as it might, ns.
+    /// Time of a prompt token in the last iteration that had a good many and as many as it might,
+    /// ns.
     pace: f64,
     /// Time of the last iteration.
     last: Span,
@@ -243,7 +250,8 @@ impl<L: Latency> QoServe<L> {
                 Relegation::LookAhead => self.laxity_ns(now, job) < 0,
             }
         } else {
-            // It has given its first token and was thrown back for want of memory: it has no deadline left to miss here.
+            // It has given its first token and was thrown back for want of memory: it has no
+            // deadline left to miss here.
             false
         }
     }
@@ -307,13 +315,15 @@ impl<L: Latency> Discipline for QoServe<L> {
     }
 
     fn progressed(&mut self, _: Time, job: &Job, tokens: u32) {
-        // A decode has one token, and is not the first. (The last token of a prompt that was dropped looks alike: one too few then.)
+        // A decode has one token, and is not the first. (The last token of a prompt that was
+        // dropped looks alike: one too few then.)
         if tokens == 1 && job.phase == Phase::Decoding && job.generated > 1 {
             return;
         }
         self.computed += tokens;
-        // An iteration that was mostly decodes says nothing about prompts, nor does one for which there were too few of them: it is
-        // neither as fast as its budget would be (its time over the budget) nor as slow as it looks (over what was computed).
+        // An iteration that was mostly decodes says nothing about prompts, nor does one for which
+        // there were too few of them: it is neither as fast as its budget would be (its time over
+        // the budget) nor as slow as it looks (over what was computed).
         if self.computed >= self.chunk.max(FEW) {
             self.pace = self.last.0 as f64 / f64::from(self.computed);
         }
@@ -331,7 +341,8 @@ impl<L: Latency> Discipline for QoServe<L> {
         let mut tokens = u64::from(self.most(0));
         let mut pressed = false;
         for (at, job) in view.in_line().enumerate() {
-            // Whoever might be served now is looked at; while somebody is pressed, as many more as the window has.
+            // Whoever might be served now is looked at; while somebody is pressed, as many more as
+            // the window has.
             if tokens == 0 && !(pressed && at < WINDOW) {
                 break;
             }

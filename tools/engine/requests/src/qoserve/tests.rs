@@ -92,7 +92,8 @@ fn without_decodes_a_chunk_is_the_largest_and_with_them_what_they_can_wait_for()
     let tokens: u32 = plan.chunks.iter().map(|chunk| chunk.tokens).sum();
     assert_eq!(tokens, 2_500);
     assert_eq!(Bench::whose(&plan)[0], chat, "the earlier deadline first");
-    // The first token came at 0.26 s of 6 s: all of the slack is there to be spent, more than the largest chunk takes.
+    // The first token came at 0.26 s of 6 s: all of the slack is there to be spent, more than the
+    // largest chunk takes.
     assert_eq!(bench.step().chunks[0].tokens, 2_499);
     let mut least = u32::MAX;
     for _ in 0..100 {
@@ -152,7 +153,8 @@ fn an_iteration_with_little_to_do_says_nothing_about_how_fast_prompts_are() {
         ttft: 1_000 * MS,
         tbt: 50 * MS,
     };
-    // 5 ms and 100 µs a token: 7500 tokens take 765 ms in chunks of 2500, wherever the policy learnt that.
+    // 5 ms and 100 µs a token: 7500 tokens take 765 ms in chunks of 2500, wherever the policy
+    // learnt that.
     let given_up = |before: &[u32], waited_ms: u64| {
         let mut bench = Bench::new(Options::default());
         for tokens in before {
@@ -220,7 +222,8 @@ fn a_prompt_that_would_be_late_for_it_is_not_preempted() {
         });
         let long = bench.important(4_000, CHAT);
         bench.step();
-        // 1500 tokens take 155 ms: it has 45 ms to spare, less than an iteration. The other is shorter, and so comes before it.
+        // 1500 tokens take 155 ms: it has 45 ms to spare, less than an iteration. The other is
+        // shorter, and so comes before it.
         bench.now = Time(5_800 * MS);
         let short = bench.important(20, CHAT);
         let first = Bench::whose(&bench.step())[0];

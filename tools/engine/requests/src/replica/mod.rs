@@ -1,11 +1,13 @@
-//! The mechanics of a replica, the same under every [`Discipline`]: continuous batching with chunked prefill.
+//! The mechanics of a replica, the same under every [`Discipline`]: continuous batching with
+//! chunked prefill.
 //!
-//! An iteration is made in this order: give up whom the discipline gives up; a token for each that decodes,
-//! memory permitting; prompt tokens in line, up to the discipline's budget; what is left of the budget for those that were given up.
+//! An iteration is made in this order: give up whom the discipline gives up; a token for each that
+//! decodes, memory permitting; prompt tokens in line, up to the discipline's budget; what is left
+//! of the budget for those that were given up.
 //!
-//! Where memory is short, blocks are taken from whoever comes last: those given up, then prompts at the end of the line, then
-//! decodes of the latest rank. Each lost its work and computes it again. Since nobody is let in who would not fit
-//! alone, whoever is first always gets on.
+//! Where memory is short, blocks are taken from whoever comes last: those given up, then prompts at
+//! the end of the line, then decodes of the latest rank. Each lost its work and computes it again.
+//! Since nobody is let in who would not fit alone, whoever is first always gets on.
 //!
 //! Here is what happens to a replica; how a plan is made: `plan`; where jobs stand: `state`.
 
@@ -38,7 +40,8 @@ pub struct Replica {
     state: State,
     /// A plan is being computed.
     busy: bool,
-    /// What is in it, and who has a prompt chunk in the one that is being made: kept to save allocations, as what follows.
+    /// What is in it, and who has a prompt chunk in the one that is being made: kept to save
+    /// allocations, as what follows.
     computed: Vec<Computed>,
     chunk_slots: Vec<usize>,
     scratch: Vec<usize>,
@@ -61,7 +64,8 @@ impl std::fmt::Debug for Replica {
 }
 
 impl Replica {
-    /// A replica with such a pool. `watermark` blocks are left free when a prompt starts while others run.
+    /// A replica with such a pool. `watermark` blocks are left free when a prompt starts while
+    /// others run.
     #[must_use]
     pub fn new(pool: Pool, watermark: u32, discipline: Box<dyn Discipline + Send>) -> Self {
         Self {
@@ -78,8 +82,8 @@ impl Replica {
         }
     }
 
-    /// Goes on under another discipline: all ranks are made anew, whoever was given up stays so, nothing is lost
-    /// (H-MAS §4.3, rebuild in place).
+    /// Goes on under another discipline: all ranks are made anew, whoever was given up stays so,
+    /// nothing is lost (H-MAS §4.3, rebuild in place).
     pub fn exchange(
         &mut self,
         discipline: Box<dyn Discipline + Send>,

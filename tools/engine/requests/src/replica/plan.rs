@@ -1,4 +1,5 @@
-//! How a replica makes a plan: who is given up, who decodes, whose prompt goes on, and whose blocks are taken for it.
+//! How a replica makes a plan: who is given up, who decodes, whose prompt goes on, and whose blocks
+//! are taken for it.
 
 use std::ops::Bound;
 
@@ -103,7 +104,8 @@ impl Replica {
         let mut some_lost = false;
         loop {
             if at == end {
-                // Whoever is to wait goes on if nobody else does: an iteration without tokens would be the last.
+                // Whoever is to wait goes on if nobody else does: an iteration without tokens would
+                // be the last.
                 let Some(slot) = later.next().filter(|_| plan.steps.is_empty()) else {
                     break;
                 };
@@ -162,7 +164,8 @@ impl Replica {
             0
         };
         while self.pool().lacking(job.id(), job.target) + spare > self.pool().free() {
-            // Only those that begun may be robbed, only by one before them, and never of what this plan computes.
+            // Only those that begun may be robbed, only by one before them, and never of what this
+            // plan computes.
             let victim = self
                 .state
                 .last_prompt(Some(&place))
@@ -222,7 +225,8 @@ impl Replica {
         self.scratch = some;
     }
 
-    /// Those that have begun and go on before the others. Those who would not get a token anyway need not be asked for.
+    /// Those that have begun and go on before the others. Those who would not get a token anyway
+    /// need not be asked for.
     fn going_on(&mut self, now: Time, budget: u32, some: &mut Vec<usize>) {
         some.clear();
         let all = self.discipline.begun_first();
@@ -239,8 +243,8 @@ impl Replica {
         }
     }
 
-    /// Gives the budget to these, in order. What is left of it; nothing if no block can be had. `least`: how far they have to be (a
-    /// victim of one before it has not begun any more).
+    /// Gives the budget to these, in order. What is left of it; nothing if no block can be had.
+    /// `least`: how far they have to be (a victim of one before it has not begun any more).
     fn go_through(
         &mut self,
         some: &[usize],
@@ -260,7 +264,8 @@ impl Replica {
         Some(budget)
     }
 
-    /// Gives the budget to whoever comes first in line. What is left of it; nothing if no block can be had.
+    /// Gives the budget to whoever comes first in line. What is left of it; nothing if no block can
+    /// be had.
     fn spend_in_line(&mut self, now: Time, mut budget: u32, plan: &mut Plan) -> Option<u32> {
         let mut after: Option<Place> = None;
         let mut closed = false;
@@ -301,8 +306,8 @@ impl Replica {
         Some(budget)
     }
 
-    /// Nothing was planned, since the discipline lets those wait that come first: whoever has begun goes on. Otherwise their blocks would
-    /// be taken in vain, and they would begin anew for ever.
+    /// Nothing was planned, since the discipline lets those wait that come first: whoever has begun
+    /// goes on. Otherwise their blocks would be taken in vain, and they would begin anew for ever.
     fn go_on(&mut self, plan: &mut Plan) {
         let begun: Vec<usize> = self.state.begun.iter().map(|place| place.3).collect();
         for slot in begun {
@@ -312,8 +317,8 @@ impl Replica {
         }
     }
 
-    /// Nothing could be planned though there are jobs: whoever holds blocks keeps the first from going on, or
-    /// capacity shrank below what the first needs.
+    /// Nothing could be planned though there are jobs: whoever holds blocks keeps the first from
+    /// going on, or capacity shrank below what the first needs.
     fn unblock(&mut self, plan: &mut Plan) -> bool {
         let holder = self.state.last_prompt(None);
         if let Some(slot) = holder.or_else(|| self.state.last_decoding()) {

@@ -1,11 +1,17 @@
-//! What a replica has to do, without who decides: where each job stands, in what order, and the sums that are asked for in each iteration.
+//! What a replica has to do, without who decides: where each job stands, in what order, and the
+//! sums that are asked for in each iteration.
 //!
-//! Made for 256 that decode and 10 000 in line at 20 µs an iteration (docs/notes/request-decision-costs.md):
+//! Made for 256 that decode and 10 000 in line at 20 µs an iteration
+//! (docs/notes/request-decision-costs.md):
 //!
-//! * A job is a slot of a table. Numbers of requests are looked up when they come from outside, and not for each token.
-//! * How many blocks a job holds is kept beside it; the pool's book is only opened where that changes, once in a block of tokens.
-//! * Whoever holds blocks and does not decode is listed apart: where memory is short, the victim is found without a walk through the line.
-//! * Those that decode are kept in the order of the last iteration, which nearly always is the order of this one.
+//! * A job is a slot of a table. Numbers of requests are looked up when they come from outside, and
+//!   not for each token.
+//! * How many blocks a job holds is kept beside it; the pool's book is only opened where that
+//!   changes, once in a block of tokens.
+//! * Whoever holds blocks and does not decode is listed apart: where memory is short, the victim is
+//!   found without a walk through the line.
+//! * Those that decode are kept in the order of the last iteration, which nearly always is the
+//!   order of this one.
 
 use std::collections::BTreeSet;
 
@@ -19,8 +25,9 @@ use crate::kv::{Pool, Short};
 use crate::latency::Composition;
 use crate::request::RequestId;
 
-/// How often prompts that come before it may take a prompt's blocks. Under an order that progress changes (least laxity first), two that
-/// don't fit together would take them from each other for ever.
+/// How often prompts that come before it may take a prompt's blocks. Under an order that progress
+/// changes (least laxity first), two that don't fit together would take them from each other for
+/// ever.
 const ROBBED_MOST: u32 = 3;
 
 /// A place in line. Relegated jobs have a line of their own.
@@ -292,7 +299,8 @@ impl State {
         self.enter(slot);
     }
 
-    /// A job that decodes has a token more: `with` says what that changes. Its place does not change: none of those that decode is in line.
+    /// A job that decodes has a token more: `with` says what that changes. Its place does not
+    /// change: none of those that decode is in line.
     pub(super) fn step(
         &mut self,
         slot: usize,
@@ -330,7 +338,8 @@ impl State {
                 &self.holders,
                 &self.aside_holders,
             ][which];
-            // Built at once: a tree of ten thousand places that is changed one by one takes milliseconds.
+            // Built at once: a tree of ten thousand places that is changed one by one takes
+            // milliseconds.
             let sorted: BTreeSet<Place> = line.iter().map(|place| self.place(place.3)).collect();
             *[
                 &mut self.line,
@@ -408,8 +417,8 @@ impl State {
         }
     }
 
-    /// Who loses its blocks next, of those behind `before` in line: whoever was given up, then the end of the line.
-    /// For a job that decodes all prompts are behind.
+    /// Who loses its blocks next, of those behind `before` in line: whoever was given up, then the
+    /// end of the line. For a job that decodes all prompts are behind.
     pub(super) fn last_prompt(&self, before: Option<&Place>) -> Option<usize> {
         let line = self
             .holders
@@ -443,7 +452,8 @@ impl State {
         for place in &mut order {
             place.0 = self.at(place.3).rank;
         }
-        // Where ranks follow the last token, those that had one last time are behind the others now.
+        // Where ranks follow the last token, those that had one last time are behind the others
+        // now.
         if let Some(at) = order.windows(2).position(|pair| pair[0] > pair[1]) {
             order.rotate_left(at + 1);
             if !order.is_sorted() {

@@ -1,8 +1,9 @@
-//! What every policy decides in seeded random runs, as one number each: changes that are meant to make decisions cheaper must not
-//! change any of them.
+//! What every policy decides in seeded random runs, as one number each: changes that are meant to
+//! make decisions cheaper must not change any of them.
 //!
-//! A number that differs means that some decision differs. If a policy was changed on purpose, put the number that the test prints in its place;
-//! numbers of policies that were not touched have to stay.
+//! A number that differs means that some decision differs. If a policy was changed on purpose, put
+//! the number that the test prints in its place; numbers of policies that were not touched have to
+//! stay.
 
 mod dispatch;
 mod replica;

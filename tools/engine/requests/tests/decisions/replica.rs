@@ -1,4 +1,5 @@
-//! Plans of a replica under every discipline, with little memory and with much, and what it says of its load after each event.
+//! Plans of a replica under every discipline, with little memory and with much, and what it says of
+//! its load after each event.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,7 +45,8 @@ impl Tagger for Even {
     }
 }
 
-/// The latest first, one at a time, and prompts whose laxity shrinks: what no policy does, and a replica has to stand.
+/// The latest first, one at a time, and prompts whose laxity shrinks: what no policy does, and a
+/// replica has to stand.
 struct Odd;
 
 impl Discipline for Odd {

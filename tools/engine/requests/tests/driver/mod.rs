@@ -1,5 +1,6 @@
-//! Drives a replica in a test, and knows independently of the replica's own book what everybody was given: nobody is computed twice at once or beyond the
-//! blocks that it holds, memory is never exceeded, and whoever is turned away was there.
+//! Drives a replica in a test, and knows independently of the replica's own book what everybody was
+//! given: nobody is computed twice at once or beyond the blocks that it holds, memory is never
+//! exceeded, and whoever is turned away was there.
 
 use std::collections::{HashMap, HashSet};
 
@@ -123,7 +124,8 @@ impl Driver {
         assert!(plan.chunks.iter().all(|chunk| chunk.tokens > 0));
     }
 
-    /// Nobody who is neither done nor turned away is unknown to the replica, and blocks are balanced.
+    /// Nobody who is neither done nor turned away is unknown to the replica, and blocks are
+    /// balanced.
     pub(crate) fn check(&self) {
         assert!(self.replica.pool().is_balanced() && self.replica.is_balanced());
         for request in &self.live {

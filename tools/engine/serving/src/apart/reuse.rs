@@ -2,8 +2,8 @@
 //! waits for an iteration.
 //!
 //! A question goes to one process after another until one has blocks. That one sends them layer by
-//! layer, and the engine hears of it ([`EngineCommand::Found`]). Who does not answer in time, or goes away,
-//! has none.
+//! layer, and the engine hears of it ([`EngineCommand::Found`]). Who does not answer in time, or
+//! goes away, has none.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;

@@ -168,7 +168,8 @@ impl Asked {
                     "max_tokens"
                 },
                 format!(
-                    "the prompt has {} tokens and the answer may have {output_max}: together more than the model's context of {context}",
+                    "the prompt has {} tokens and the answer may have {output_max}: together more \
+                     than the model's context of {context}",
                     prompt.len()
                 ),
             ));
@@ -179,7 +180,8 @@ impl Asked {
                 "invalid_value",
                 "temperature",
                 format!(
-                    "temperature is {temperature}: 0 (the likeliest token, and the default here) to 100"
+                    "temperature is {temperature}: 0 (the likeliest token, and the default here) \
+                     to 100"
                 ),
             ));
         }
@@ -347,7 +349,8 @@ fn milliseconds(headers: &HeaderMap, name: &'static str, default: f64) -> Result
                     "impossible_objective",
                     name,
                     format!(
-                        "{name} is `{text}`: it has to be a number of milliseconds above 0 and at most {OBJECTIVE_MS_MAX} (a day)"
+                        "{name} is `{text}`: it has to be a number of milliseconds above 0 and at \
+                         most {OBJECTIVE_MS_MAX} (a day)"
                     ),
                 ));
             }
@@ -367,7 +370,8 @@ pub(super) fn slo(headers: &HeaderMap, limits: &Limits) -> Result<Slo, Objection
                 "impossible_objective",
                 other,
                 format!(
-                    "{other} and {TTLT} exclude each other: either tokens are read as they come, or the end is waited for"
+                    "{other} and {TTLT} exclude each other: either tokens are read as they come, \
+                     or the end is waited for"
                 ),
             ));
         }

@@ -115,7 +115,9 @@ async fn nowhere(request: Request) -> Response {
         format!("{path} is switched off; set `requests = true` in [debug] of the configuration")
     } else {
         format!(
-            "there is no {path} here; there are /v1/completions and /v1/chat/completions (not of a prefill process), /v1/models, /health, /metrics and, where [debug] says so, {DEBUG_REQUESTS}"
+            "there is no {path} here; there are /v1/completions and /v1/chat/completions (not of a \
+             prefill process), /v1/models, /health, /metrics and, where [debug] says so, \
+             {DEBUG_REQUESTS}"
         )
     };
     Objection::new(StatusCode::NOT_FOUND, "not_found", None, what).response()
@@ -332,7 +334,9 @@ fn failed(failure: &Failure) -> Objection {
             StatusCode::BAD_REQUEST,
             "context_length_exceeded",
             Some("max_tokens"),
-            "prompt and answer together do not fit into the KV cache (kv.blocks × kv.block_tokens tokens)".to_owned(),
+            "prompt and answer together do not fit into the KV cache (kv.blocks × kv.block_tokens \
+             tokens)"
+                .to_owned(),
         ),
         Failure::Unavailable(why) => Objection::new(
             StatusCode::SERVICE_UNAVAILABLE,

@@ -213,8 +213,8 @@ pub(crate) struct Engine {
     gauges: Arc<EngineGauges>,
 }
 
-/// Starts an engine in a thread of its own. `commands` is where its net's readers give commands, made
-/// beforehand by [`commands`].
+/// Starts an engine in a thread of its own. `commands` is where its net's readers give commands,
+/// made beforehand by [`commands`].
 ///
 /// # Errors
 /// There is no memory for the cache, or the record cannot be written.

@@ -117,7 +117,11 @@ impl Engine {
             }
         };
         if model != self.model.identity() {
-            return refuse("this process has another model: sizes and weights of all processes must be the same".to_owned());
+            return refuse(
+                "this process has another model: sizes and weights of all processes must \
+                be the same"
+                    .to_owned(),
+            );
         }
         let shape = self.model.shape();
         let known = |token: &u32| (*token as usize) < shape.vocab;
@@ -267,7 +271,8 @@ impl Engine {
                 self.join(RequestId(head.request));
             }
             Err(error) => {
-                tracing::warn!(from = %arrival.from, "KV that does not fit, a prompt is computed here after all: {error}");
+                tracing::warn!(from = %arrival.from, "KV that does not fit, a prompt is computed \
+                    here after all: {error}");
                 self.fall_back(RequestId(head.request));
             }
         }

@@ -188,7 +188,8 @@ impl Engine {
             let lacking = end.div_ceil(size).saturating_sub(sequence.blocks.len());
             let Some(blocks) = self.blocks.take(lacking) else {
                 fail!(
-                    "{lacking} blocks for request {} are not there, though the scheduler has given them out",
+                    "{lacking} blocks for request {} are not there, though the scheduler has given \
+                     them out",
                     request.0
                 );
             };

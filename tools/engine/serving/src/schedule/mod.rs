@@ -1,11 +1,11 @@
 //! Which pieces of which sequences are computed next, and where: decided by `laxity-requests`,
 //! recorded here.
 //!
-//! [`Schedulers`] stands between the engine and the schedulers. All that they hear and say passes through
-//! it, and goes to a file if one is asked for: one JSON object a line, first the settings (with the
-//! forest, if there is one), then events, reservations and decisions in order, with the time of
-//! each. [`replay`] gives schedulers made anew the same events, in virtual time, and compares what
-//! they say.
+//! [`Schedulers`] stands between the engine and the schedulers. All that they hear and say passes
+//! through it, and goes to a file if one is asked for: one JSON object a line, first the settings
+//! (with the forest, if there is one), then events, reservations and decisions in order, with the
+//! time of each. [`replay`] gives schedulers made anew the same events, in virtual time, and
+//! compares what they say.
 
 pub mod places;
 mod scheduler;

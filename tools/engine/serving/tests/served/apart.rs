@@ -1,4 +1,5 @@
-//! Prefill, decode and experts in different processes: what they answer is what one process answers, with a daemon and without, and when one of them dies.
+//! Prefill, decode and experts in different processes: what they answer is what one process
+//! answers, with a daemon and without, and when one of them dies.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::running::{PATIENCE, Running, address, eventually, model, prompt};
 
-/// A daemon for all processes of a test, with a window so small that flows wait; killed when dropped.
+/// A daemon for all processes of a test, with a window so small that flows wait; killed when
+/// dropped.
 pub(crate) struct Daemon(Child);
 
 impl Daemon {
@@ -26,7 +28,8 @@ impl Daemon {
         let socket = folder.join("laxityd.sock");
         let config = folder.join("laxityd.toml");
         let text = format!(
-            "socket = {socket:?}\ncontrol = {:?}\nmetrics = \"\"\n[[nic]]\nname = \"test\"\nrate = \"1Gbit\"\nchunk = \"4KiB\"\nwindow = \"16KiB\"\n",
+            "socket = {socket:?}\ncontrol = {:?}\nmetrics = \"\"\n[[nic]]\nname = \"test\"\nrate \
+             = \"1Gbit\"\nchunk = \"4KiB\"\nwindow = \"16KiB\"\n",
             folder.join("control.sock")
         );
         std::fs::write(&config, text).expect("written");
@@ -102,14 +105,27 @@ impl Cluster {
             .iter()
             .enumerate()
             .map(|(rank, here)| {
-                let experts = if experts_apart { format!("experts = {}, ", list(&ranks)) } else { String::new() };
+                let experts = if experts_apart {
+                    format!(
+                        "experts = \
+                    {}, ",
+                        list(&ranks)
+                    )
+                } else {
+                    String::new()
+                };
                 let reuse = list(&[ranks[1 - rank]]);
-                let config = format!("role = \"prefill\"\npeers = {{ listen = \"{here}\", {experts}reuse = {reuse} }}\n{common}{}", model(moe));
+                let config = format!(
+                    "role = \"prefill\"\npeers = {{ listen = \"{here}\", \
+                    {experts}reuse = {reuse} }}\n{common}{}",
+                    model(moe)
+                );
                 start(folder, &format!("prefill{rank}"), &config)
             })
             .collect();
         let config = format!(
-            "role = \"decode\"\npeers = {{ listen = \"{front}\", prefill = {}, patience_ms = 20000 }}\n{common}{}",
+            "role = \"decode\"\npeers = {{ listen = \"{front}\", prefill = {}, patience_ms = 20000 \
+             }}\n{common}{}",
             list(&ranks),
             model(moe)
         );
@@ -161,7 +177,8 @@ fn alone(folder: &Path, moe: bool) -> Vec<String> {
         .collect()
 }
 
-/// All prompts twice, several at once: what was computed by one prefill process is reused by the other.
+/// All prompts twice, several at once: what was computed by one prefill process is reused by the
+/// other.
 fn compare(cluster: &Cluster, alone: &[String], what: &str) {
     for _ in 0..2 {
         for (prompts, expected) in prompts().chunks(4).zip(alone.chunks(4)) {
@@ -206,7 +223,8 @@ fn prefill_and_decode_apart_answer_as_one_process_does_with_and_without_a_daemon
         let scheduled = cluster.sum("laxity_engine_scheduled_bytes_total");
         let bypassed = cluster.sum("laxity_engine_bypassed_bytes_total");
         if socket.is_some() {
-            // A machine that is busy may keep the daemon from answering for longer than a flow waits.
+            // A machine that is busy may keep the daemon from answering for longer than a flow
+            // waits.
             assert!(
                 scheduled > 100_000.0,
                 "scheduled {scheduled}, bypassed {bypassed}"
@@ -412,7 +430,8 @@ fn a_long_answer_ends_though_others_come_all_the_time() {
     let tokens = prompt(1, 200);
     let expected =
         Running::start(folder.path(), "alone", &model(false), &[]).complete(&tokens, 250);
-    // 512 tokens of KV: the long one needs 450 of them at its end, and loses its blocks to the others on the way.
+    // 512 tokens of KV: the long one needs 450 of them at its end, and loses its blocks to the
+    // others on the way.
     let cluster = Cluster::start(folder.path(), false, None, false, 64);
     let done = std::sync::atomic::AtomicBool::new(false);
     let start = Instant::now();

@@ -91,7 +91,8 @@ fn an_answer_is_the_same_whole_and_streamed_and_counts_its_tokens() {
 fn what_cannot_be_answered_is_refused_with_a_reason() {
     let folder = tempfile::tempdir().unwrap();
     let config = format!(
-        "kv = {{ blocks = 8, block_tokens = 16 }}\nlimits = {{ output_max = 900, body_bytes_max = 20000 }}\n{}",
+        "kv = {{ blocks = 8, block_tokens = 16 }}\nlimits = {{ output_max = 900, body_bytes_max = \
+         20000 }}\n{}",
         model(false)
     );
     let engine = Running::start(folder.path(), "whole", &config, &[]);
@@ -305,7 +306,8 @@ fn answers_are_the_same_whatever_the_chunks_the_company_and_the_cache() {
         assert!(alone.iter().any(|text| text != &alone[0]), "{alone:?}");
         // Small chunks, a cache so small that blocks are taken away, everything at once, twice.
         let config = format!(
-            "schedule = {{ tokens = 23, policy = \"edf\" }}\nkv = {{ blocks = 40, block_tokens = 8 }}\n{}",
+            "schedule = {{ tokens = 23, policy = \"edf\" }}\nkv = {{ blocks = 40, block_tokens = 8 \
+             }}\n{}",
             model(moe)
         );
         let engine = Running::start(folder.path(), "together", &config, &["--record", &recorded]);
@@ -406,11 +408,14 @@ fn under_every_policy_answers_are_the_same_and_a_replay_decides_as_the_engine_di
         "policy = \"fcfs\"",
         "policy = \"edf\"",
         "policy = \"srpf\"",
-        "policy = \"qoserve\", qoserve = { chunk_least = 16, chunk_most = 64, chunk_step = 8, hints = 0.9 }",
-        "policy = \"qoserve\", qoserve = { chunk_least = 8, chunk_most = 48, alpha_low_ms = 1.0, relegation = \"strict\", keep_blocks = true }",
+        "policy = \"qoserve\", qoserve = { chunk_least = 16, chunk_most = 64, chunk_step = 8, \
+         hints = 0.9 }",
+        "policy = \"qoserve\", qoserve = { chunk_least = 8, chunk_most = 48, alpha_low_ms = 1.0, \
+         relegation = \"strict\", keep_blocks = true }",
         "policy = \"hmas\", hmas = { every_ms = 200.0 }",
         "policy = \"hmas\", hmas = { selects = \"bandit\", every_ms = 150.0 }",
-        "policy = \"hmas\", hmas = { selects = \"fixed\", first = \"two_lane\", lane_split_ms = 100 }",
+        "policy = \"hmas\", hmas = { selects = \"fixed\", first = \"two_lane\", lane_split_ms = \
+         100 }",
     ];
     for policy in policies {
         let config = format!(

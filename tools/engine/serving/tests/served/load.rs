@@ -14,12 +14,15 @@ fn seconds() -> u64 {
         .unwrap_or(5)
 }
 
-/// Memory must not grow with the requests that were served. What is allowed, beside a quarter, is what allocators and caches take on the way: processes have 10 to
-/// 20 MiB, and grew by less than 1 MiB in the second half of ten minutes (docs/engine.md), so that it need not be more for longer runs.
+/// Memory must not grow with the requests that were served. What is allowed, beside a quarter, is
+/// what allocators and caches take on the way: processes have 10 to 20 MiB, and grew by less than 1
+/// MiB in the second half of ten minutes (docs/engine.md), so that it need not be more for longer
+/// runs.
 const GROWTH_BYTES_MAX: u64 = 8 << 20;
 
-/// Answers that others may get while one waits for its own. All that is asked is served in order of arrival, up to what fits beside what: each of
-/// the others goes before it a few times. On a machine that is slow, or busy with something else, an answer takes as long as it takes.
+/// Answers that others may get while one waits for its own. All that is asked is served in order of
+/// arrival, up to what fits beside what: each of the others goes before it a few times. On a
+/// machine that is slow, or busy with something else, an answer takes as long as it takes.
 const OVERTAKEN_MAX: u64 = 300;
 
 /// What comes to an end at last: an engine that gives nobody an answer for so long stands still.
@@ -183,7 +186,8 @@ impl Loaded<'_> {
         assert!(counts[0] > 20 && counts[2] > 0, "{counts:?}");
     }
 
-    /// Loads an engine twice as long as asked for; memory after the first half is what it may have after the second, and a little.
+    /// Loads an engine twice as long as asked for; memory after the first half is what it may have
+    /// after the second, and a little.
     fn twice(&self) {
         let start = self.front.memory();
         self.load();
@@ -192,7 +196,8 @@ impl Loaded<'_> {
         let after = self.front.memory();
         // For the page: `cargo test -- --nocapture`.
         println!(
-            "{} s: {} answered, {} turned away, {} left; memory {} KiB at the start, {} KiB half way, {} KiB at the end",
+            "{} s: {} answered, {} turned away, {} left; memory {} KiB at the start, {} KiB half \
+             way, {} KiB at the end",
             2 * seconds(),
             self.answered.load(Ordering::Relaxed),
             self.refused.load(Ordering::Relaxed),
@@ -241,7 +246,8 @@ impl Loaded<'_> {
 fn under_load_nothing_is_stuck_and_nothing_leaks() {
     let folder = tempfile::tempdir().unwrap();
     let config = format!(
-        "kv = {{ blocks = 96, block_tokens = 16 }}\nschedule = {{ tokens = 64 }}\nlimits = {{ requests_max = 24 }}\n{}",
+        "kv = {{ blocks = 96, block_tokens = 16 }}\nschedule = {{ tokens = 64 }}\nlimits = {{ \
+         requests_max = 24 }}\n{}",
         model(false)
     );
     let engine = Running::start(folder.path(), "whole", &config, &[]);

@@ -52,7 +52,8 @@ fn every_rule_of_places_answers_as_one_process_does_and_its_record_decides_the_s
             })
             .collect();
         let config = format!(
-            "role = \"decode\"\npeers = {{ listen = \"{}\", prefill = {}, dispatch = \"{name}\", prefill_ns = [1e6, 2e5, 0.0] }}\n{common}",
+            "role = \"decode\"\npeers = {{ listen = \"{}\", prefill = {}, dispatch = \"{name}\", \
+             prefill_ns = [1e6, 2e5, 0.0] }}\n{common}",
             address(),
             list(&ranks)
         );
@@ -198,7 +199,8 @@ fn parts_of_a_prompt_are_due_while_those_after_them_still_have_time_for_the_wire
     for rate in ["", "laxity = { rate_mbit = 0.6144 }\n"] {
         let here = address();
         let config = format!(
-            "role = \"prefill\"\npeers = {{ listen = \"{here}\" }}\nschedule = {{ tokens = 16 }}\n{rate}{}",
+            "role = \"prefill\"\npeers = {{ listen = \"{here}\" }}\nschedule = {{ tokens = 16 \
+             }}\n{rate}{}",
             model(false)
         );
         let engine = Running::start(folder.path(), "prefill", &config, &[]);
@@ -269,7 +271,8 @@ fn kv_of_requests_that_were_given_up_goes_below_all_levels() {
     let mut asker = Asker::new();
     let here = address();
     let config = format!(
-        "role = \"prefill\"\npeers = {{ listen = \"{here}\" }}\nschedule = {{ policy = \"qoserve\" }}\n{}{}",
+        "role = \"prefill\"\npeers = {{ listen = \"{here}\" }}\nschedule = {{ policy = \"qoserve\" \
+         }}\n{}{}",
         laxity(Some(&socket)),
         model(false)
     );

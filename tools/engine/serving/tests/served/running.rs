@@ -1,4 +1,5 @@
-//! Processes of the real program, with configurations and ports of their own, and a client that speaks to them.
+//! Processes of the real program, with configurations and ports of their own, and a client that
+//! speaks to them.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -10,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Longest that anything here may take before a test calls it a hang. The machine may be building something else.
+/// Longest that anything here may take before a test calls it a hang. The machine may be building
+/// something else.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Polls until it holds.
@@ -25,7 +27,8 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// A port that nothing listens on now. Below the range that the kernel takes ports of outgoing connections from.
+/// A port that nothing listens on now. Below the range that the kernel takes ports of outgoing
+/// connections from.
 pub(crate) fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
@@ -49,7 +52,8 @@ pub(crate) fn model(moe: bool) -> String {
         ""
     };
     format!(
-        "[model]\nname = \"tiny\"\nlayers = 3\nhidden = 48\nheads = 4\nkv_heads = 2\nhead_dim = 16\nffn = 80\nvocab = 260\ncontext = 1024\n{experts}\nweights = {{ seed = 7 }}\n"
+        "[model]\nname = \"tiny\"\nlayers = 3\nhidden = 48\nheads = 4\nkv_heads = 2\nhead_dim = \
+         16\nffn = 80\nvocab = 260\ncontext = 1024\n{experts}\nweights = {{ seed = 7 }}\n"
     )
 }
 
@@ -61,9 +65,11 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts one with this configuration (without `listen`). It answers `/debug/requests` unless `config` has a table `[debug]`.
+    /// Starts one with this configuration (without `listen`). It answers `/debug/requests` unless
+    /// `config` has a table `[debug]`.
     pub(crate) fn start(folder: &Path, name: &str, config: &str, more: &[&str]) -> Self {
-        // A port of its own choice: one that was free a moment ago may be another test's by now, whose engine would answer in place of this one.
+        // A port of its own choice: one that was free a moment ago may be another test's by now,
+        // whose engine would answer in place of this one.
         let file = folder.join(format!("{name}.toml"));
         let shows = if config.contains("[debug]") {
             ""
@@ -181,7 +187,12 @@ impl Running {
         let mut stream = TcpStream::connect(self.http).expect("it listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
         let length = body.len();
-        write!(stream, "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n{headers}\r\n{body}").expect("written");
+        write!(
+            stream,
+            "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: \
+            application/json\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+        )
+        .expect("written");
         stream
     }
 

@@ -24,8 +24,10 @@ pub fn html(report: &EngineReport) -> String {
 fn lead(report: &EngineReport) -> String {
     let (config, workload) = (&report.config, &report.workload);
     format!(
-        "{} requests over {:.0} s, asked of the {} engine on {} prefill unit(s) of {} hosts and {} decode hosts, the same for every policy \
-         (seed {}, arrivals {}). A request is in time if its first token comes within {} × what it took alone, {:.0} ms on average.",
+        "{} requests over {:.0} s, asked of the {} engine on {} prefill unit(s) of {} hosts and {} \
+         decode hosts, the same for every policy \
+         (seed {}, arrivals {}). A request is in time if its first token comes within {} × what it \
+         took alone, {:.0} ms on average.",
         workload.statistics.requests,
         config.duration_s,
         report.engine,
@@ -110,14 +112,17 @@ fn figures(report: &EngineReport) -> Markup {
         ))
         (figure(
             "Slowdown",
-            "Time to first token over that of the same request alone; right of the line the deadline was missed. Cumulative.",
+            "Time to first token over that of the same request alone; right of the line the \
+             deadline was missed. Cumulative.",
             &policies(report),
-            plot::shares("× alone", "requests", (0.0, (2.0 * report.config.slo_scale).min(end(|run| run.slowdown.p99)).max(report.config.slo_scale + 1.0)),
+            plot::shares("× \
+                alone", "requests", (0.0, (2.0 * report.config.slo_scale).min(end(|run| run.slowdown.p99)).max(report.config.slo_scale + 1.0)),
                 Some(report.config.slo_scale), &series(|run| &run.percentiles.slowdown)),
         ))
         (figure(
             "Earliness",
-            "Time left at the first token over the objective; left of 0 the deadline was missed. Cumulative.",
+            "Time left at the first token over the objective; left of 0 the deadline was missed. \
+             Cumulative.",
             &policies(report),
             plot::shares("(deadline − first token) / objective", "requests", (-2.0, 1.0), Some(0.0),
                 &series(|run| &run.percentiles.earliness)),
@@ -193,14 +198,19 @@ fn background(report: &EngineReport) -> Markup {
         details {
             summary { "What was served, and where it ran" }
             p {
-                (real.layers) " layers of width " (real.hidden) ", " (real.experts) " experts of width " (real.ffn) ", "
-                (real.experts_per_token) " of them a token's; " (real.kv_bytes()) " bytes of KV and "
+                (real.layers) " layers of width " (real.hidden) ", " (real.experts) " experts of \
+                    width " (real.ffn) ", "
+                (real.experts_per_token) " of them a token's; " (real.kv_bytes()) " bytes of KV \
+                    and "
                 (format!("{:.0}", real.expert_bytes(report.config.ranks)))
                 " bytes to and from experts elsewhere, a token and layer. Alone an exchange takes "
                 (format!("{:.1}", report.alone.exchange_ms)) " ms and an iteration "
-                (format!("{:.0}", report.alone.iteration_ms)) " ms. Ports of " (report.config.port_mbit) " Mbit/s on "
-                (machine.cores) " cores (" (machine.model) ", Linux " (machine.kernel) "). Processors busy during the runs: "
-                (report.runs.iter().map(|run| format!("{} {:.2} ({:.2} by the lab itself)", run.policy, run.busy_cores, run.lab_cores))
+                (format!("{:.0}", report.alone.iteration_ms)) " ms. Ports \
+                    of " (report.config.port_mbit) " Mbit/s on "
+                (machine.cores) " cores (" (machine.model) ", Linux " (machine.kernel) "). \
+                    Processors busy during the runs: "
+                (report.runs.iter().map(|run| format!("{} {:.2} ({:.2} by the lab \
+                    itself)", run.policy, run.busy_cores, run.lab_cores))
                     .collect::<Vec<_>>().join(", ")) "."
             }
             pre { (configuration) }

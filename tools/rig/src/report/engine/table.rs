@@ -85,10 +85,13 @@ fn heading(report: &EngineReport) -> String {
     let (config, workload) = (&report.config, &report.workload);
     let (statistics, real) = (&workload.statistics, config.serving());
     let mut text = format!(
-        "{} requests in {:.0} s, {:.0} tokens on average, {:.0} % shared with others; seed {}, arrivals {}\n\
-         the {} engine on {} prefill units of {} hosts and {} decode hosts, ports of {} Mbit/s; objective {} × the request's \
+        "{} requests in {:.0} s, {:.0} tokens on average, {:.0} % shared with others; seed {}, \
+         arrivals {}\n\
+         the {} engine on {} prefill units of {} hosts and {} decode hosts, ports of {} Mbit/s; \
+         objective {} × the request's \
          TTFT alone ({:.0} ms on average)\n\
-         model: {} layers of width {}, {} experts, {} of them a token's; {} B of KV and {:.0} B to and from experts elsewhere, a token \
+         model: {} layers of width {}, {} experts, {} of them a token's; {} B of KV and {:.0} B to \
+         and from experts elsewhere, a token \
          and layer; alone an exchange takes {:.1} ms, an iteration {:.0} ms\n",
         statistics.requests,
         config.duration_s,
@@ -180,7 +183,8 @@ fn remark(run: &EngineRun) -> String {
             ""
         };
         add(format!(
-            "with a coordinator{fate}: {} orders applied, {} refused; {} of {} hosts follow it at the end",
+            "with a coordinator{fate}: {} orders applied, {} refused; {} of {} hosts follow it at \
+             the end",
             said.orders,
             said.refused_orders,
             said.following,
@@ -197,13 +201,16 @@ fn remarks(report: &EngineReport) -> String {
     let mut lines: Vec<String> = report.runs.iter().map(remark).collect();
     if report.runs.iter().any(|run| run.buffers_unbounded) {
         lines.push(
-            "sockets have the kernel's own buffers: not to be compared with runs where the lab could set them".to_owned(),
+            "sockets have the kernel's own buffers: not to be compared with runs where the lab \
+             could set them"
+                .to_owned(),
         );
     }
     let cores = report.machine.cores as f64;
     if report.runs.iter().any(|run| run.busy_cores > 0.85 * cores) {
         lines.push(
-            "processors were busy for most of a run, with this or with other work: what is measured is theirs as much as the links'"
+            "processors were busy for most of a run, with this or with other work: what is \
+             measured is theirs as much as the links'"
                 .to_owned(),
         );
     }

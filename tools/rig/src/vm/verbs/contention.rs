@@ -1,5 +1,5 @@
-//! Contention on real verbs: a collective against prefill-to-decode transfers and reads, which share
-//! one shaped port.
+//! Contention on real verbs: a collective against prefill-to-decode transfers and reads, which
+//! share one shaped port.
 //!
 //! ```text
 //! rxe0                                       router, shaped          rxe1
@@ -8,10 +8,10 @@
 //! memory     ──── data of READs with deadlines ▶ └────┘ ───▶ bulk --op read
 //! ```
 //!
-//! The same arrivals in each phase: the bulk alone (can its deadlines be met at all?), the collective
-//! alone, both as on a stock cluster (no shim, no marks), both with static marks, both under Laxity
-//! (a `laxityd` per host and `laxity run` on both ends), the collective alone once more. Each
-//! repetition has other arrivals.
+//! The same arrivals in each phase: the bulk alone (can its deadlines be met at all?), the
+//! collective alone, both as on a stock cluster (no shim, no marks), both with static marks, both
+//! under Laxity (a `laxityd` per host and `laxity run` on both ends), the collective alone once
+//! more. Each repetition has other arrivals.
 
 mod outcome;
 mod programs;
@@ -35,8 +35,8 @@ use crate::vm::guest::Guest;
 use crate::vm::network::{DEVICES, NetworkConfig};
 use crate::vm::verbs::Programs;
 
-/// How often a seed is played that does not hold: other work of the machine spoils one attempt, a fault
-/// of ours all of them.
+/// How often a seed is played that does not hold: other work of the machine spoils one attempt, a
+/// fault of ours all of them.
 const ATTEMPTS: u32 = 3;
 
 /// Folder in the guest.

@@ -1,5 +1,6 @@
-//! What is killed, and what must come of it: a daemon under traffic, applications with work requests that
-//! wait; and the library where there is nothing for it to do, or a tool that looks at every access.
+//! What is killed, and what must come of it: a daemon under traffic, applications with work
+//! requests that wait; and the library where there is nothing for it to do, or a tool that looks at
+//! every access.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -280,7 +281,8 @@ fn applications_killed(
     let after = status()?.totals;
     let cancelled = after.cancelled_flows - before.cancelled_flows;
     fault.seen = format!(
-        "{} cycles, {} attachments, {cancelled} flows ended with their process; fds {descriptors} → \
+        "{} cycles, {} attachments, {cancelled} flows ended with their process; fds {descriptors} \
+         → \
          {descriptors_after}, RSS {resident} → {resident_after} KiB; {}",
         cycles,
         after.attachments - before.attachments,
@@ -318,7 +320,8 @@ fn nothing_to_do(guest: &Guest, programs: &Programs, fault: &mut Fault) -> anyho
     };
     let before = attachments()?;
     let own = "import os\nprint(len(os.listdir('/proc/self/task')))\n\
-               maps = open('/proc/self/maps').read()\nprint('liblaxity' in maps, 'ibverbs' in maps)";
+               maps = open('/proc/self/maps').read()\nprint('liblaxity' in maps, 'ibverbs' in \
+               maps)";
     let programs: [(&[&str], Option<&str>); 3] = [
         (&["/bin/ls", "/"], None),
         (&["/usr/bin/python3", "-c", "pass"], Some("")),

@@ -1,5 +1,5 @@
-//! The matrix: programs that know nothing of Laxity, on real verbs, under `enforce`, each with every byte
-//! and every work request accounted for; then what happens when something is killed.
+//! The matrix: programs that know nothing of Laxity, on real verbs, under `enforce`, each with
+//! every byte and every work request accounted for; then what happens when something is killed.
 //!
 //! ```text
 //! prepare.rs    on the host: builds the check programs, gets the Transfer Engine
@@ -83,8 +83,8 @@ pub struct VerbsConfig {
 /// Which programs and faults.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Matrix {
-    /// The programs of `tests/verbs`, built with the address sanitizer, whose library has to be loaded
-    /// first.
+    /// The programs of `tests/verbs`, built with the address sanitizer, whose library has to be
+    /// loaded first.
     pub checks_asan: PathBuf,
     /// `libasan.so`.
     pub libasan: PathBuf,

@@ -1,5 +1,5 @@
-//! What the library costs where nothing contends: perftest with and without it, interleaved in one boot,
-//! under a daemon with the default configuration.
+//! What the library costs where nothing contends: perftest with and without it, interleaved in one
+//! boot, under a daemon with the default configuration.
 
 use std::time::Duration;
 
@@ -40,7 +40,8 @@ pub struct Row {
     pub with_median: f64,
     /// Median of the changes within pairs, per cent; positive is more of the unit.
     pub change_percent: f64,
-    /// Half the distance between the quartiles of the runs without, per cent of their median: the noise.
+    /// Half the distance between the quartiles of the runs without, per cent of their median: the
+    /// noise.
     pub spread_percent: f64,
 }
 

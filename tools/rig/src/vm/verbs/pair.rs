@@ -1,5 +1,5 @@
-//! Runs one program of the matrix under the library, and judges it by its own word, by the library's
-//! report and by the wire.
+//! Runs one program of the matrix under the library, and judges it by its own word, by the
+//! library's report and by the wire.
 
 use std::fs;
 use std::path::Path;
@@ -96,8 +96,8 @@ pub(super) fn task(
     if side.env.iter().all(|(name, _)| name != "LAXITY_STALL_MS") {
         set("LAXITY_STALL_MS", STALL_MS);
     }
-    // A queue pair keeps for life the class that it gets when it connects, so a busy emulator must not
-    // let it connect before the daemon has answered.
+    // A queue pair keeps for life the class that it gets when it connects, so a busy emulator must
+    // not let it connect before the daemon has answered.
     set("LAXITY_ATTACH_MS", ATTACH_MS);
     argv.extend(side.argv.iter().cloned());
     let mut task = guest.task(argv, limit);
@@ -188,7 +188,8 @@ fn run_both(guest: &Guest, programs: &Programs, program: &Program) -> Result<End
     Ok(Ended { server, client })
 }
 
-/// Whether the device turned the client away because it did not listen yet, although it was said to. Nothing was sent then.
+/// Whether the device turned the client away because it did not listen yet, although it was said
+/// to. Nothing was sent then.
 fn is_rejected(program: &Program, ended: Option<&Ended>) -> bool {
     let managed = matches!(program.server, Some((_, Ready::Management)));
     let rejected = |text: &str| text.contains("RDMA_CM_EVENT_REJECTED");
@@ -396,8 +397,8 @@ fn check_totals(
     }
 }
 
-/// Subtests whose work requests the library does not see: datagrams that are built with `ibv_wr_*` go
-/// straight to the provider.
+/// Subtests whose work requests the library does not see: datagrams that are built with `ibv_wr_*`
+/// go straight to the provider.
 const UNCOUNTED: [&str; 1] = ["wr_ud"];
 
 /// What a check program says of one of its subtests.

@@ -1,5 +1,5 @@
-//! The NCCL plugin over RDMA: the harness of `tests/nccl`, which drives it as NCCL does, between the guest's two devices; and
-//! its bandwidth beside perftest's in the same boot.
+//! The NCCL plugin over RDMA: the harness of `tests/nccl`, which drives it as NCCL does, between
+//! the guest's two devices; and its bandwidth beside perftest's in the same boot.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -42,8 +42,9 @@ pub struct PluginReport {
     pub failures: Vec<String>,
 }
 
-/// Cases of `nccl_check` that say something about a network, by what they are about; a version is enough unless it says
-/// otherwise. What needs none of the guest (symbols, profilers) is tested outside.
+/// Cases of `nccl_check` that say something about a network, by what they are about; a version is
+/// enough unless it says otherwise. What needs none of the guest (symbols, profilers) is tested
+/// outside.
 const GROUPS: [Group; 5] = [
     Group {
         name: "nccl_versions",
@@ -54,28 +55,33 @@ const GROUPS: [Group; 5] = [
     Group {
         name: "nccl_transfers",
         versions: &["12"],
-        cases: "registration contexts reload forks no_leak storm foreign_handles strangers thirty_two one_by_one \
-                tested_in_any_order lopsided optional_completion refused close_after_done flush duplex \
+        cases: "registration contexts reload forks no_leak storm foreign_handles strangers \
+            thirty_two one_by_one \
+                tested_in_any_order lopsided optional_completion refused close_after_done flush \
+                duplex \
                 register_and_send connect_and_send comms_by_thread ends_by_thread",
         scheduled: false,
     },
     Group {
         name: "nccl_collectives",
         versions: &["12"],
-        cases: "all_reduce_2 all_reduce_4 all_reduce_8 all_reduce_refused all_to_all_2 all_to_all_4 all_to_all_8",
+        cases: "all_reduce_2 all_reduce_4 all_reduce_8 all_reduce_refused all_to_all_2 \
+            all_to_all_4 all_to_all_8",
         scheduled: false,
     },
     Group {
         name: "nccl_peer_death",
         versions: &["7", "12"],
-        cases: "close_in_flight memory_after_close closed_by_sender closed_by_receiver sender_killed receiver_killed \
+        cases: "close_in_flight memory_after_close closed_by_sender closed_by_receiver \
+            sender_killed receiver_killed \
                 idle_sender_killed receiver_stopped",
         scheduled: false,
     },
     Group {
         name: "nccl_under_daemon",
         versions: &["8", "12"],
-        cases: "sizes in_order thirty_two refused all_reduce_4 all_to_all_4 closed_by_receiver sender_killed receiver_killed",
+        cases: "sizes in_order thirty_two refused all_reduce_4 all_to_all_4 closed_by_receiver \
+            sender_killed receiver_killed",
         scheduled: true,
     },
 ];
@@ -110,7 +116,8 @@ pub(super) const REPORTS: &str = "\"library\":\"nccl-net\"";
 const REPORT: &str = scratch!("report.nccl");
 const FOLDER: &str = scratch!("nccl");
 
-/// Bandwidth: bytes of a message, messages outstanding, pairs of measurements, and the part of perftest's that there has to be.
+/// Bandwidth: bytes of a message, messages outstanding, pairs of measurements, and the part of
+/// perftest's that there has to be.
 const BYTES: u64 = 1 << 20;
 const WINDOW: u64 = 8;
 const PAIRS: usize = 5;
@@ -452,7 +459,8 @@ fn measure(guest: &Guest, nccl: &Nccl) -> anyhow::Result<f64> {
     Ok(said.gbit_per_s * 1e9 / 8.0 / f64::from(1 << 20))
 }
 
-/// The plugin's bandwidth as a part of perftest's, which writes as large pieces without asking anybody.
+/// The plugin's bandwidth as a part of perftest's, which writes as large pieces without asking
+/// anybody.
 fn bandwidth(
     guest: &Guest,
     programs: &Programs,

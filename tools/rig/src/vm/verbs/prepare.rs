@@ -1,5 +1,5 @@
-//! On the host, before the boot: builds the check programs and gets the Mooncake Transfer Engine and pyverbs,
-//! all into the lab's cache, each once.
+//! On the host, before the boot: builds the check programs and gets the Mooncake Transfer Engine
+//! and pyverbs, all into the lab's cache, each once.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -37,8 +37,8 @@ fn modified(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).ok()?.modified().ok()
 }
 
-/// Builds the programs of `sources` (`tests/verbs` or `tests/nccl` of the repository), with a sanitizer or without, unless
-/// they are there and newer.
+/// Builds the programs of `sources` (`tests/verbs` or `tests/nccl` of the repository), with a
+/// sanitizer or without, unless they are there and newer.
 ///
 /// # Errors
 /// There is no compiler, or no libibverbs to build with; the message names the packages.
@@ -46,7 +46,8 @@ pub fn checks(sources: &Path, sanitizer: Option<&str>) -> anyhow::Result<PathBuf
     let script = sources.join("build.sh");
     if !script.is_file() {
         bail!(
-            "{} is missing: run this in the repository, or name its folders with --sources and --nccl-sources",
+            "{} is missing: run this in the repository, or name its folders with --sources and \
+             --nccl-sources",
             script.display()
         );
     }
@@ -135,8 +136,8 @@ pub fn python() -> anyhow::Result<PathBuf> {
 /// Debian's package of pyverbs, which brings rdma-core's own tests.
 const PYVERBS: &str = "python3-pyverbs";
 
-/// pyverbs (`modules`) and its test suite (`tests`), as Debian packages them: of the release that this host's
-/// libibverbs is of.
+/// pyverbs (`modules`) and its test suite (`tests`), as Debian packages them: of the release that
+/// this host's libibverbs is of.
 ///
 /// # Errors
 /// This host has no Debian archive to get it from, or the package has another form.
@@ -157,7 +158,10 @@ pub fn pyverbs() -> anyhow::Result<PathBuf> {
             .args(["download", "-q", &format!("{PYVERBS}={release}")])
             .current_dir(&out),
     )
-    .context("getting pyverbs from Debian's archive; `apt-get update` helps, --without-pyverbs does without")?;
+    .context(
+        "getting pyverbs from Debian's archive; `apt-get update` helps, --without-pyverbs \
+        does without",
+    )?;
     let file = fs::read_dir(&out)?
         .flatten()
         .map(|entry| entry.path())

@@ -1,5 +1,5 @@
-//! pyverbs' own test suite (rdma-core's `tests`), without the library, with it, and under a daemon that lets
-//! one work request go at a time: the same tests pass.
+//! pyverbs' own test suite (rdma-core's `tests`), without the library, with it, and under a daemon
+//! that lets one work request go at a time: the same tests pass.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,8 +22,8 @@ const SCRIPT_PY: &str = include_str!("pyverbs_suite.py");
 const LIMIT: Duration = Duration::from_secs(300);
 /// Fewer than this pass where the suite itself does not work, and then nothing is compared.
 const PASSED_MIN: usize = 40;
-/// A test that fails with the library alone is run again this often, both ways by turns: SoftRoCE itself fails
-/// one now and then.
+/// A test that fails with the library alone is run again this often, both ways by turns: SoftRoCE
+/// itself fails one now and then.
 const AGAIN: usize = 2;
 
 /// What the suite came to.

@@ -87,7 +87,8 @@ pub struct ProgramReport {
     pub wire_messages: u64,
     /// Their payload, READs' data included.
     pub wire_bytes: u64,
-    /// Packets of theirs that crossed again: the sender did not wait long enough, or some were lost.
+    /// Packets of theirs that crossed again: the sender did not wait long enough, or some were
+    /// lost.
     pub wire_repeats: u64,
     /// DSCPs of all RoCE packets that crossed it, but for connection management.
     pub dscp: BTreeSet<u8>,

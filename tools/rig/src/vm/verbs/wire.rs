@@ -1,11 +1,12 @@
-//! What crossed the router, by a capture of its ports: an account of each program that owes nothing to
-//! the library.
+//! What crossed the router, by a capture of its ports: an account of each program that owes nothing
+//! to the library.
 //!
-//! `tcpdump` records the heads of all RoCEv2 packets (UDP port 4791) as they leave the router. A work
-//! request of a connected queue pair is one message: it ends with a packet whose opcode says last or
-//! only, or it is one READ or atomic request (InfiniBand architecture 1.6, vol. 1, §9.2). Packet sequence
-//! numbers rise by one per packet in a flow, and by the packets of the response for a READ (§9.4.4, §9.7.3);
-//! the queues are in order, so a number below the next one expected is a retransmission, and left out.
+//! `tcpdump` records the heads of all RoCEv2 packets (UDP port 4791) as they leave the router. A
+//! work request of a connected queue pair is one message: it ends with a packet whose opcode says
+//! last or only, or it is one READ or atomic request (InfiniBand architecture 1.6, vol. 1, §9.2).
+//! Packet sequence numbers rise by one per packet in a flow, and by the packets of the response for
+//! a READ (§9.4.4, §9.7.3); the queues are in order, so a number below the next one expected is a
+//! retransmission, and left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -20,7 +21,8 @@ use crate::vm::network::ROUTER;
 use crate::vm::task::Running;
 
 const FILE: &str = scratch!("roce.pcap");
-/// Ethernet-like head of `any` (16), IPv4 (20), UDP (8), BTH (12), RETH or AtomicETH (28), and room.
+/// Ethernet-like head of `any` (16), IPv4 (20), UDP (8), BTH (12), RETH or AtomicETH (28), and
+/// room.
 const SNAP: &str = "112";
 const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
 /// Nothing new for this long: all that was sent is written.

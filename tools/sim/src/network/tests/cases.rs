@@ -1,5 +1,5 @@
-//! What the network promises, one by one. Ports carry 1 GB/s where not said otherwise: a byte takes a
-//! nanosecond.
+//! What the network promises, one by one. Ports carry 1 GB/s where not said otherwise: a byte takes
+//! a nanosecond.
 
 use laxity_policy::Time;
 
@@ -254,8 +254,8 @@ fn five_hundred_on_one_port_end_when_they_should() {
         // The longest first.
         ids.push(start(&mut net, 0, &[hot, own], (count - nth) * 1000, 2));
     }
-    // The k-th to end has shared with all that are left: it ends 1000 · (count - k + 1) ns after the
-    // one before.
+    // The k-th to end has shared with all that are left: it ends 1000 · (count - k + 1) ns after
+    // the one before.
     let mut at_ns = 0;
     let mut expected = Vec::new();
     for (k, &id) in ids.iter().rev().enumerate() {

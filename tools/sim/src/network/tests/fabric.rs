@@ -1,5 +1,5 @@
-//! A fabric of racks under load: too large for the oracle, so that rates are checked by what defines
-//! them.
+//! A fabric of racks under load: too large for the oracle, so that rates are checked by what
+//! defines them.
 
 use laxity_policy::Time;
 
@@ -9,8 +9,8 @@ const RACKS: u64 = 6;
 const SERVERS: u64 = 12;
 const NIC: f64 = 25e9;
 
-/// Servers with an egress and an ingress, leaf switches with an uplink and a downlink of half of what
-/// their servers send.
+/// Servers with an egress and an ingress, leaf switches with an uplink and a downlink of half of
+/// what their servers send.
 struct Fabric {
     network: Network,
     egress: Vec<PortId>,

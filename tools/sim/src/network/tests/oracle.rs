@@ -1,6 +1,6 @@
-//! Progressive filling as in textbooks: raise all rates of a class together, freeze those that cross
-//! a port that is used up, go on with the others; then the next class. Shares no code with the
-//! network, knows no shortcut, and is slow.
+//! Progressive filling as in textbooks: raise all rates of a class together, freeze those that
+//! cross a port that is used up, go on with the others; then the next class. Shares no code with
+//! the network, knows no shortcut, and is slow.
 
 /// A transfer as the oracle sees it.
 #[derive(Clone, Debug)]

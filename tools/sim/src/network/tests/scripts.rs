@@ -224,7 +224,8 @@ impl Pair {
                 Step::Pass(percent) => self.pass(*percent),
             }
         }
-        // All of it gets through in the end: bytes started, less those cancelled, are those carried.
+        // All of it gets through in the end: bytes started, less those cancelled, are those
+        // carried.
         while !self.shadows.is_empty() {
             self.pass(100);
         }

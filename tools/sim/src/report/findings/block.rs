@@ -5,8 +5,8 @@
 //! <!-- end -->
 //! ```
 //!
-//! Each marker is a line of its own; values with spaces are put in quotes. What stands between fences
-//! of code is no marker.
+//! Each marker is a line of its own; values with spaces are put in quotes. What stands between
+//! fences of code is no marker.
 
 use std::ops::Range;
 
@@ -198,7 +198,8 @@ mod tests {
 
     #[test]
     fn blocks_are_found_with_their_options_but_not_in_code() {
-        let page = "# Page\n<!-- laxity sim: smoke collectives only=\"mfs w/o RED,fair\" at=0.5 -->\n\
+        let page = "# Page\n<!-- laxity sim: smoke collectives only=\"mfs w/o RED,fair\" at=0.5 \
+            -->\n\
                     old\n<!-- end -->\n```\n<!-- laxity sim: never -->\n```\n";
         let found = blocks(page).expect("a page");
         assert_eq!(found.len(), 1);

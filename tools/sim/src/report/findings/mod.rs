@@ -58,8 +58,8 @@ pub struct Filled {
     pub missing: BTreeMap<String, String>,
 }
 
-/// Fills the blocks of a page. `results` is asked once for each plan, and answers with what is to be
-/// done if there are none.
+/// Fills the blocks of a page. `results` is asked once for each plan, and answers with what is to
+/// be done if there are none.
 ///
 /// # Errors
 /// A marker cannot be understood, or asks for what its plan does not have.

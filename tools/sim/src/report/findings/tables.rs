@@ -285,7 +285,8 @@ pub(super) fn against(view: &View<'_>) -> Result<String, String> {
     }
     let name = view.name(reference);
     Ok(format!(
-        "{name} less the others, attainment in percentage points (differences by seed, 95 % confidence):\n\n{}",
+        "{name} less the others, attainment in percentage points (differences by seed, 95 % \
+         confidence):\n\n{}",
         table.text()
     ))
 }

@@ -120,7 +120,8 @@ pub(super) fn sustained(view: &View<'_>) -> Markup {
         .collect();
     let reference = view.report.plan.reference();
     let explanation = format!(
-        "Where attainment first falls below 90 %, by interpolation between the rates of the plan. “<” and \
+        "Where attainment first falls below 90 %, by interpolation between the rates of the plan. \
+         “<” and \
          “>”: below the lowest or above the highest of them.{}",
         reference.map_or_else(String::new, |reference| format!(
             " In brackets: over that of {}.",

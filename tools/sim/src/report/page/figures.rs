@@ -100,7 +100,8 @@ pub(super) fn over_x(view: &View<'_>, metric: &Metric) -> Markup {
         })
         .collect();
     let explanation = if metric.key == ATTAINMENT.key {
-        "Share of the requests whose first token came before its deadline; the line across is at 90 %. \
+        "Share of the requests whose first token came before its deadline; the line across is at \
+         90 %. \
          Means over seeds, bands 95 % confidence. Point at a name to see it alone."
     } else {
         "Means over seeds, bands 95 % confidence."
@@ -153,7 +154,8 @@ pub(super) fn distributions(view: &View<'_>) -> Markup {
         (cumulative(view, "Time to first token", &first,
             "TTFT, ms", |o| &o.ttft_ms))
         (cumulative(view, "Collective completion time",
-            "From the start of a collective to its end: it blocks the computation of its layer. Cumulative.",
+            "From the start of a collective to its end: it blocks the computation of its layer. \
+             Cumulative.",
             "collective, ms", |o| &o.collective_ms))
         (earliness(view))
     }
@@ -246,7 +248,8 @@ fn earliness(view: &View<'_>) -> Markup {
     section(
         view,
         "Earliness",
-        "Time left at the first token; left of 0 the deadline was missed. A policy that is just in time rises \
+        "Time left at the first token; left of 0 the deadline was missed. A policy that is just in \
+         time rises \
          just right of 0. Cumulative.",
         &view.legend(),
         &plots,

@@ -12,26 +12,36 @@ use crate::run::Timing;
 
 const STYLE: &str = "
 :root { color-scheme: light dark; --grid: #8883; --soft: #8886; --card: #8881; }
-body { font: 16px/1.55 system-ui, sans-serif; max-width: 84rem; margin: 2.5rem auto; padding: 0 1.2rem; }
+body { font: 16px/1.55 system-ui, sans-serif; max-width: 84rem; margin: 2.5rem auto; padding: 0 \
+1.2rem; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 0; } h2 { font-size: 1.25rem; margin: 0 0 .2rem; }
 h3 { font-size: 1rem; margin: .9rem 0 .1rem; font-weight: 600; }
-p.question { font-size: 1.15rem; margin: .4rem 0 1rem; } p.lead { opacity: .75; margin: .3rem 0; max-width: 62rem; }
-ul.findings { border-left: .25rem solid #d92d20; background: var(--card); padding: .8rem 1rem .8rem 2.2rem; border-radius: 0 .5rem .5rem 0; }
-section { border: 1px solid var(--grid); border-radius: .7rem; padding: 1.1rem 1.2rem; margin: 1.4rem 0; overflow-x: auto; }
+p.question { font-size: 1.15rem; margin: .4rem 0 1rem; } p.lead { opacity: .75; margin: .3rem 0; \
+max-width: 62rem; }
+ul.findings { border-left: .25rem solid #d92d20; background: var(--card); padding: .8rem 1rem \
+.8rem 2.2rem; border-radius: 0 .5rem .5rem 0; }
+section { border: 1px solid var(--grid); border-radius: .7rem; padding: 1.1rem 1.2rem; margin: \
+1.4rem 0; overflow-x: auto; }
 section > p { margin: .1rem 0 .5rem; font-size: .92rem; opacity: .75; max-width: 62rem; }
-.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: .6rem 1.6rem; }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); \
+gap: .6rem 1.6rem; }
 figure { margin: 0; } figcaption { font-weight: 600; font-size: .95rem; text-align: center; }
 figcaption small { font-weight: 400; opacity: .7; }
 svg { width: 100%; height: auto; } svg polyline { stroke-linejoin: round; stroke-linecap: round; }
 svg polyline, svg polygon, svg circle, svg rect { transition: opacity .15s; }
-.legend { display: flex; flex-wrap: wrap; gap: .15rem 1.1rem; margin: .3rem 0 .6rem; font-size: .92rem; }
+.legend { display: flex; flex-wrap: wrap; gap: .15rem 1.1rem; margin: .3rem 0 .6rem; font-size: \
+.92rem; }
 .legend span { cursor: default; white-space: nowrap; }
 .legend svg { width: 28px; height: 10px; margin-right: .45em; vertical-align: middle; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .5rem 0; font-size: .92rem; }
-th, td { padding: .22rem .7rem; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap; }
-th { font-weight: 600; vertical-align: bottom; } td.name, th.name { text-align: left; } tr.reference td { font-weight: 650; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .5rem 0; font-size: \
+.92rem; }
+th, td { padding: .22rem .7rem; text-align: right; border-bottom: 1px solid var(--grid); \
+white-space: nowrap; }
+th { font-weight: 600; vertical-align: bottom; } td.name, th.name { text-align: left; } \
+tr.reference td { font-weight: 650; }
 td.above { background: #2a91552e; } td.below { background: #d92d2036; } td small { opacity: .65; }
-details { margin: 1rem 0; } summary { cursor: pointer; font-weight: 600; } pre { overflow-x: auto; font-size: .85rem; }
+details { margin: 1rem 0; } summary { cursor: pointer; font-weight: 600; } pre { overflow-x: auto; \
+font-size: .85rem; }
 p.failed { border-left: .25rem solid #d92d20; padding-left: .8rem; }
 @media print { section { break-inside: avoid; } body { margin: 0; max-width: none; } }
 ";
@@ -112,7 +122,8 @@ fn inner(view: &View<'_>) -> Markup {
     html! {
         @if view.panels.len() > 6 {
             details {
-                summary { "Distributions, and where the time goes, of " (view.panels.len()) " points" }
+                summary { "Distributions, and where the time goes, of " (view.panels.len()) " \
+                    points" }
                 (body)
             }
         } @else { (body) }
@@ -159,11 +170,13 @@ fn lead(report: &Report) -> String {
 fn incomplete(report: &Report) -> Markup {
     html! {
         @if report.missing > 0 {
-            p.failed { (report.missing) " runs of this plan have not been run: what follows is about the others." }
+            p.failed { (report.missing) " runs of this plan have not been run: what follows is \
+                about the others." }
         }
         @if !report.failures.is_empty() {
             div {
-                p.failed { (report.failures.len()) " runs failed; what follows is about the others." }
+                p.failed { (report.failures.len()) " runs failed; what follows is about the \
+                    others." }
                 ul { @for (failure, count) in report.kinds_of_failures() {
                     li { (count) " × " (failure.problem) ", first " (report.failure_name(failure)) }
                 } }
@@ -182,8 +195,10 @@ fn background(report: &Report) -> Markup {
         details open {
             summary { "The plan" }
             p.lead {
-                "laxity-sim " (env!("CARGO_PKG_VERSION")) ". Fields that the plan does not name have "
-                "their defaults. The same plan gives the same numbers on any machine: save this as a file "
+                "laxity-sim " (env!("CARGO_PKG_VERSION")) ". Fields that the plan does not name \
+                 have "
+                "their defaults. The same plan gives the same numbers on any machine: save this as \
+                 a file "
                 "and run it with " code { "laxity sim run FILE" } "."
             }
             pre { (report.plan.to_toml()) }

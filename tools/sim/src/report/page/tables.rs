@@ -17,7 +17,8 @@ pub(super) fn paper(report: &Report) -> Markup {
             section {
                 h2 { "Beside the paper" }
                 p {
-                    "What MFS says about this figure, and what came out here. Ratios of attainment are taken at rates "
+                    "What MFS says about this figure, and what came out here. Ratios of attainment \
+                     are taken at rates "
                     "at which at least half of the first tokens are in time."
                 }
                 table {
@@ -51,8 +52,10 @@ pub(super) fn comparison(view: &View<'_>) -> Markup {
             section {
                 h2 { (name(reference)) " against the others" }
                 p {
-                    "Attainment of " (name(reference)) " less that of the other, in percentage points, on the same "
-                    "arrivals, seed by seed, with 95 % confidence. Green: better beyond noise. Red: worse beyond noise; "
+                    "Attainment of " (name(reference)) " less that of the other, in percentage \
+                     points, on the same "
+                    "arrivals, seed by seed, with 95 % confidence. Green: better beyond noise. \
+                     Red: worse beyond noise; "
                     "by chance alone, one in forty comparisons would be."
                 }
                 table {
@@ -132,7 +135,8 @@ pub(super) fn numbers(view: &View<'_>) -> Markup {
     html! {
         section {
             h2 { "Numbers" }
-            p { "Means over seeds; ± is half a 95 % confidence interval. Of each panel, the point that is plotted above." }
+            p { "Means over seeds; ± is half a 95 % confidence interval. Of each panel, the point \
+                that is plotted above." }
             @for panel in &view.panels {
                 @let point = report.telling(panel);
                 h3 { (report.point_name(point)) }

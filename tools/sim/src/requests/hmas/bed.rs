@@ -1,4 +1,5 @@
-//! One replica under a setting of H-MAS or a baseline, and what of it is measured, as H-MAS measures it (§4, Appendix B.2).
+//! One replica under a setting of H-MAS or a baseline, and what of it is measured, as H-MAS
+//! measures it (§4, Appendix B.2).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,7 +48,8 @@ pub(super) struct Bed {
 /// Who perceives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sees {
-    /// As well as the paper's fine-tuned model: 94.2 % of tasks right, lengths off by 12.4 % on average (table 5).
+    /// As well as the paper's fine-tuned model: 94.2 % of tasks right, lengths off by 12.4 % on
+    /// average (table 5).
     Paper,
     /// A forest, from what comes with a request.
     Forest,
@@ -97,7 +99,8 @@ impl Setting {
             no_two_lane: false,
             chunk: 512,
             hints: Hints {
-                // The best of 5 to 45 s on the tuning seeds: about the 95th percentile of the heavy mix.
+                // The best of 5 to 45 s on the tuning seeds: about the 95th percentile of the heavy
+                // mix.
                 lane_split: Span::from_millis(45_000),
                 fast_weight: 4,
             },
@@ -289,7 +292,8 @@ pub(super) fn serve(discipline: Box<dyn Discipline + Send>, bed: &Bed, asked: &[
 /// What is measured.
 #[derive(Clone, Debug)]
 pub(super) struct Measured {
-    /// Part of requests that met both objectives (eq. 9), %: time to first token, and *mean* time between tokens (eq. 8).
+    /// Part of requests that met both objectives (eq. 9), %: time to first token, and *mean* time
+    /// between tokens (eq. 8).
     pub(super) good: f64,
     /// Part that met the first, %.
     pub(super) first: f64,

@@ -106,7 +106,8 @@ pub(super) fn fence_table(place: &Place<'_>, rows: &[Row], runs: &[Vec<Measured>
         ("goodput, %", |m| m.good),
     ];
     let title = format!("{}, {}: the fence", place.scenario.name, place.name);
-    let notes = "A request that is above its bound is no harm yet: the pool is what is never exceeded. Drops are.";
+    let notes = "A request that is above its bound is no harm yet: the pool is what is never \
+        exceeded. Drops are.";
     table(title, rows, runs, &columns, notes)
 }
 
@@ -119,12 +120,20 @@ pub(super) fn perception(held_out: &[Asked]) -> Section {
         title: "Lengths of answers: error over the mean length".to_owned(),
         head: vec!["perception".to_owned(), "%".to_owned()],
         rows: vec![
-            line("the paper's, which reads the prompt (table 5, MAPE)", "12.4".to_owned()),
-            line("forest, of what comes with a request", format!("{:.1}", error * 100.0)),
+            line(
+                "the paper's, which reads the prompt (table 5, MAPE)",
+                "12.4".to_owned(),
+            ),
+            line(
+                "forest, of what comes with a request",
+                format!("{:.1}", error * 100.0),
+            ),
         ],
-        notes: "Without the text a forest knows a task's typical length and no more. Where a table says `as the paper's`, lengths are real ones \
+        notes:
+            "Without the text a forest knows a task's typical length and no more. Where a table \
+            says `as the paper's`, lengths are real ones \
                 with noise of the paper's size."
-            .to_owned(),
+                .to_owned(),
     }
 }
 

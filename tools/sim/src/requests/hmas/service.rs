@@ -1,6 +1,7 @@
-//! A decision service outside of the simulation (Appendix C.2 "LLM-based selector"): it is really asked, while virtual time stands still, and its
-//! answer comes when a decision takes so long in virtual time. So what a slow or broken service costs can be seen without waiting for it, and how long this
-//! machine's service really took changes nothing.
+//! A decision service outside of the simulation (Appendix C.2 "LLM-based selector"): it is really
+//! asked, while virtual time stands still, and its answer comes when a decision takes so long in
+//! virtual time. So what a slow or broken service costs can be seen without waiting for it, and how
+//! long this machine's service really took changes nothing.
 //!
 //! Who asks is the caller's: this crate opens no connection.
 
@@ -148,7 +149,8 @@ mod tests {
     use super::super::{Chooses, Mix, RATE, Stretch, machine, traffic};
     use super::*;
 
-    /// Asks and runs 100 s of the heavy mix, beyond what the machine serves: rules would say two lanes or EDF.
+    /// Asks and runs 100 s of the heavy mix, beyond what the machine serves: rules would say two
+    /// lanes or EDF.
     fn run(takes_ms: u64, says: &'static str) -> (Measured, u64) {
         let asked = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&asked);

@@ -1,8 +1,10 @@
-//! Traffic as H-MAS makes it (Appendix E.5): thirteen types of tasks with the objectives of table 6, scaled by an importance of each request (eq. 14),
-//! in mixes and rates that drift (eq. 13, Appendix D.2).
+//! Traffic as H-MAS makes it (Appendix E.5): thirteen types of tasks with the objectives of table
+//! 6, scaled by an importance of each request (eq. 14), in mixes and rates that drift (eq. 13,
+//! Appendix D.2).
 //!
-//! The paper draws prompts from ShareGPT and APPS; neither is here. Lengths are log-normal with medians that suit the task, σ = 0.7:
-//! chats of a few hundred tokens, long forms of a thousand and more.
+//! The paper draws prompts from ShareGPT and APPS; neither is here. Lengths are log-normal with
+//! medians that suit the task, σ = 0.7: chats of a few hundred tokens, long forms of a thousand and
+//! more.
 
 use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
 use laxity_requests::{Span, Time};
@@ -36,8 +38,8 @@ const fn task(ttft_ms: f64, tpot_ms: f64, prompt: f64, output: f64, shares: [f64
     }
 }
 
-/// In the order of table 6: QA, dialogue, translation, extraction, paraphrasing, code, instructions, summaries, letters, mathematics, essays,
-/// long forms, research.
+/// In the order of table 6: QA, dialogue, translation, extraction, paraphrasing, code,
+/// instructions, summaries, letters, mathematics, essays, long forms, research.
 pub(super) const TASKS: [Task; 13] = [
     task(4000.0, 70.0, 90.0, 120.0, [2.0, 5.0, 0.2, 2.0]),
     task(4000.0, 70.0, 200.0, 150.0, [3.0, 6.0, 0.2, 2.0]),

@@ -1,4 +1,5 @@
-//! What a classifier learns from (H-MAS Appendix C.2): long views of short steady runs, and the structure that did best in each.
+//! What a classifier learns from (H-MAS Appendix C.2): long views of short steady runs, and the
+//! structure that did best in each.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,4 +1,5 @@
-//! How far off predictions are: the latency model (appendix A) and maturity times; and what the options are worth that fill the paper's holes.
+//! How far off predictions are: the latency model (appendix A) and maturity times; and what the
+//! options are worth that fill the paper's holes.
 
 use laxity_requests::Span;
 use laxity_requests::dispatch::Role;
@@ -17,7 +18,8 @@ use crate::requests::reproduction::{Claim, Options, Section, each, spread};
 /// Rates of the runs: well below the knee, at it, above it.
 const RATES: [f64; 3] = [50.0, 75.0, 100.0];
 
-/// Steps that the fit has not seen: prompts and contexts of any length up to 2048, batches as they come.
+/// Steps that the fit has not seen: prompts and contexts of any length up to 2048, batches as they
+/// come.
 fn held_out(machine: &Machine, prompts: bool, decodes: bool, seed: u64) -> Vec<Sample> {
     let mut rng = ChaCha12Rng::seed_from_u64(seed);
     let mut samples = Vec::new();
@@ -77,7 +79,8 @@ fn fitted(machines: &[Machine; 2], options: &Options) -> Section {
         let [a, b, c] = machine.model.prefill;
         let [d, e, f] = machine.model.decode;
         format!(
-            "Ratio {}: E_p = {:.2} ms + {:.2} µs · Σ l + {:.4} ns · Σ l²; E_d = {:.2} ms + {:.2} ns · Σ l_cur + {:.2} µs · B.",
+            "Ratio {}: E_p = {:.2} ms + {:.2} µs · Σ l + {:.4} ns · Σ l²; E_d = {:.2} ms + {:.2} \
+             ns · Σ l_cur + {:.2} µs · B.",
             machine.ratio,
             a / 1e6,
             b / 1e3,

@@ -1,4 +1,5 @@
-//! Figures 3, 4 and 7: attainment and latency over the rate of requests, on instances that do all and on prefill and decode pools.
+//! Figures 3, 4 and 7: attainment and latency over the rate of requests, on instances that do all
+//! and on prefill and decode pools.
 
 use laxity_requests::baseline::Order;
 use laxity_requests::dispatch::Role;
@@ -174,7 +175,8 @@ fn with_theirs(machine: &Machine) -> Vec<System> {
     systems
 }
 
-/// Attainment over the paper's other baselines: those of figure 3 where there are several tasks, those of figure 7 where there is one.
+/// Attainment over the paper's other baselines: those of figure 3 where there are several tasks,
+/// those of figure 7 where there is one.
 fn theirs(scene: &Scene<'_>, grid: &Grid) -> Vec<Claim> {
     let own = scene
         .systems

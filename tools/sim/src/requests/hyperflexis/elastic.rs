@@ -1,4 +1,5 @@
-//! Scaling: attainment and its cost (figures 3 and 4), what a start takes (table 2), and how often to look (figure 8).
+//! Scaling: attainment and its cost (figures 3 and 4), what a start takes (table 2), and how often
+//! to look (figure 8).
 
 use laxity_requests::baseline::Order;
 use laxity_requests::dispatch::Role;
@@ -243,7 +244,8 @@ fn weights(machine: &Machine, options: &Options) -> Found {
     let mut section = table("Where weights come from", &cases, &gave);
     let [direct, disk] = world::start_seconds(machine);
     section.notes = format!(
-        "A start takes {direct:.2} s from a running instance whose port is idle and {disk:.2} s from disk; when a transfer fails, half of its time is lost and the disk comes after."
+        "A start takes {direct:.2} s from a running instance whose port is idle and {disk:.2} s \
+         from disk; when a transfer fails, half of its time is lost and the disk comes after."
     );
     let attained = |at: usize| mean(&gave[at].attained);
     Found {
@@ -255,7 +257,8 @@ fn weights(machine: &Machine, options: &Options) -> Found {
             regime: "set by constants: 200 Gb/s ports, 4 GB/s disk, 0.25 s beside; not a finding"
                 .to_owned(),
             baseline: format!(
-                "what it is worth: attainment {:.1} % against {:.1} % from disk, {:.1} % if every transfer fails",
+                "what it is worth: attainment {:.1} % against {:.1} % from disk, {:.1} % if every \
+                 transfer fails",
                 attained(0),
                 attained(3),
                 attained(2)

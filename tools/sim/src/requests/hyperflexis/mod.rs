@@ -1,8 +1,9 @@
-//! What HyperFlexis claims (*Joint Design of Algorithms and Systems for Multi-SLO Serving and Fast Scaling*), run again: §8 and §9.
+//! What HyperFlexis claims (*Joint Design of Algorithms and Systems for Multi-SLO Serving and Fast
+//! Scaling*), run again: §8 and §9.
 //!
-//! The parts: [`tasks`] table 1; [`world`] the machine and the systems; [`attainment`] figures 3, 4 and 7; [`staged`] figure 6;
-//! [`elastic`] scaling, its cost, table 2 and figure 8; [`accuracy`] how far off predictions are, and what each of the options that fill holes
-//! of the paper is worth.
+//! The parts: [`tasks`] table 1; [`world`] the machine and the systems; [`attainment`] figures 3, 4
+//! and 7; [`staged`] figure 6; [`elastic`] scaling, its cost, table 2 and figure 8; [`accuracy`]
+//! how far off predictions are, and what each of the options that fill holes of the paper is worth.
 //!
 //! `ttft_share` was chosen on seeds from 1001; the figures are of the seeds that are asked for,
 //! from 1 by default.
@@ -93,7 +94,8 @@ mod tests {
                 assert_eq!(row.len(), section.head.len(), "{}", section.title);
             }
         }
-        // Even a quick run is past the knee where tokens have little time, and there the line in front of instances shows.
+        // Even a quick run is past the knee where tokens have little time, and there the line in
+        // front of instances shows.
         let mut past = found
             .claims
             .iter()

@@ -1,9 +1,12 @@
-//! Figure 6: clients of rising priority join one after the other; objectives come from priorities (§5.2, §9.1).
+//! Figure 6: clients of rising priority join one after the other; objectives come from priorities
+//! (§5.2, §9.1).
 //!
-//! The paper starts the lowest priority at 15 requests per second and adds the next every 20 s, to 60. That is what its two instances
-//! can barely serve; here the rates are such that all four together are above what two instances serve at once. Each client goes on until
-//! 90 s (the paper's 250 requests at 15 per second would end before the next client comes, its figure goes on). Tasks of the classes are those of
-//! table 1 in its order, P0 `medical_qa` to P3 `wikisql`; a request is judged by its task's objectives, which the dispatcher does not see.
+//! The paper starts the lowest priority at 15 requests per second and adds the next every 20 s, to
+//! 60. That is what its two instances can barely serve; here the rates are such that all four
+//! together are above what two instances serve at once. Each client goes on until 90 s (the paper's
+//! 250 requests at 15 per second would end before the next client comes, its figure goes on). Tasks
+//! of the classes are those of table 1 in its order, P0 `medical_qa` to P3 `wikisql`; a request is
+//! judged by its task's objectives, which the dispatcher does not see.
 
 use laxity_requests::Time;
 use laxity_requests::baseline::Order;
@@ -21,7 +24,8 @@ const SECOND: u64 = 1_000_000_000;
 /// Requests that the mapping looks at.
 const WINDOW: usize = 200;
 
-/// Objectives of ±25 % around table 1's, the upper end of which is the median: "configured to satisfy these targets" (§9.1).
+/// Objectives of ±25 % around table 1's, the upper end of which is the median: "configured to
+/// satisfy these targets" (§9.1).
 fn mapping() -> Mapping {
     let bounds = FOUR.map(|task| {
         let around = Bounds::around(task.ttft * 1_000_000, task.tpot * 1_000_000, 0.25);
@@ -117,12 +121,15 @@ pub(super) fn run(machine: &Machine, options: &Options) -> Found {
         let joined = format!("from {} s on, when all are there", 3 * step);
         found.sections.push(Section {
             title: format!(
-                "Staged priorities, {rate:.0} requests/s of each: first tokens in time, % (95th percentile, ms), {joined}"
+                "Staged priorities, {rate:.0} requests/s of each: first tokens in time, % (95th \
+                 percentile, ms), {joined}"
             ),
             head: std::iter::once("system".to_owned())
-                .chain(FOUR.iter().enumerate().map(|(class, task)| {
-                    format!("P{class}: {}, {} ms", task.name, task.ttft)
-                }))
+                .chain(
+                    FOUR.iter()
+                        .enumerate()
+                        .map(|(class, task)| format!("P{class}: {}, {} ms", task.name, task.ttft)),
+                )
                 .chain(strings(&["P3 alone, median ms", "attainment, %"]))
                 .collect(),
             rows,

@@ -1,7 +1,9 @@
-//! The tasks of HyperFlexis' table 1: objectives, and lengths with its means and standard deviations.
+//! The tasks of HyperFlexis' table 1: objectives, and lengths with its means and standard
+//! deviations.
 //!
-//! The paper's samples are 300 rows of public data sets. Lengths here are log-normal with the same two moments (table 1 gives no more); requests
-//! of each task come as a Poisson process (§7.3), each with the same rate.
+//! The paper's samples are 300 rows of public data sets. Lengths here are log-normal with the same
+//! two moments (table 1 gives no more); requests of each task come as a Poisson process (§7.3),
+//! each with the same rate.
 
 use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
 use laxity_requests::{Span, Time};
@@ -71,7 +73,8 @@ pub(super) const TWO: [Task; 2] = [
 /// The single task of figure 7, with its own objectives (§9.2).
 pub(super) const ONE: [Task; 1] = [task("wikisql", (700, 500), (643.22, 337.01), (27.82, 4.84))];
 
-/// The four with a tenth of the time per token: on a GPU that needs 10 to 30 ms for a step, table 1's 0.5 to 1 s bind nobody.
+/// The four with a tenth of the time per token: on a GPU that needs 10 to 30 ms for a step, table
+/// 1's 0.5 to 1 s bind nobody.
 pub(super) fn tight() -> Vec<Task> {
     FOUR.map(|task| Task {
         tpot: task.tpot / 10,

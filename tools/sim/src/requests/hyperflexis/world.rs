@@ -1,7 +1,9 @@
-//! What all experiments of HyperFlexis share: the machine, its fitted latency model, the systems that are compared, and a run.
+//! What all experiments of HyperFlexis share: the machine, its fitted latency model, the systems
+//! that are compared, and a run.
 //!
-//! The machine stands for the paper's (Ascend 910 of 64 GB, Qwen 7B, vLLM): one A100 with Llama 3 8B, chunked prefill with 2048 tokens in an
-//! iteration (vLLM's default), first come first served inside an instance unless a system says otherwise.
+//! The machine stands for the paper's (Ascend 910 of 64 GB, Qwen 7B, vLLM): one A100 with Llama 3
+//! 8B, chunked prefill with 2048 tokens in an iteration (vLLM's default), first come first served
+//! inside an instance unless a system says otherwise.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -35,7 +37,8 @@ const CHUNK: u32 = 2048;
 const LINK: u64 = 25_000_000_000;
 /// A disk of the paper: 15 GB in 4.14 − 0.89 s more than from a peer (table 2).
 const DISK: u64 = 4_000_000_000;
-/// What a start takes beside weights, runtime up (table 2: 0.89 s for weights that need 0.6 s of a 200 Gb/s port).
+/// What a start takes beside weights, runtime up (table 2: 0.89 s for weights that need 0.6 s of a
+/// 200 Gb/s port).
 const BOOT: Span = Span::from_millis(250);
 /// Tokens of a step that was profiled (the fit of matrix products ends there).
 const PROFILED: u32 = 32_768;
@@ -72,7 +75,8 @@ impl Machine {
         dispatcher::Options::new(self.model, BLOCK_TOKENS)
     }
 
-    /// The same with eq. 5 as it stands: all of the tightest TTFT may pass before an instance is mature again.
+    /// The same with eq. 5 as it stands: all of the tightest TTFT may pass before an instance is
+    /// mature again.
     pub(super) const fn as_it_stands(&self) -> dispatcher::Options {
         dispatcher::Options {
             ttft_share: 1.0,
@@ -307,7 +311,8 @@ pub(super) fn run(
     Run { outcome, forecasts }
 }
 
-/// Eq. 4: the first token in time, and the mean time per token. (`Record::met` asks that each token is in time.)
+/// Eq. 4: the first token in time, and the mean time per token. (`Record::met` asks that each token
+/// is in time.)
 pub(super) fn attained(record: &Record) -> bool {
     let Slo::Interactive { tbt, .. } = record.spec.slo else {
         return record.met();

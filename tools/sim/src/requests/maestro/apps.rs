@@ -1,9 +1,11 @@
-//! Nine applications of agents, after Maestro's Table I: which agents, in which order, with which models, and how long what they say is.
+//! Nine applications of agents, after Maestro's Table I: which agents, in which order, with which
+//! models, and how long what they say is.
 //!
-//! The paper's trace is not public and its templates are not described beyond their kinds (serial, loop, parallel, supervisor and
-//! workers); shares of applications are those of the table, all else is made up so that what the paper observes of them holds: 3.1
-//! stages a job, tool calls short and answers long, thinking longer still and heavy-tailed (its figure 1). What a predictor sees of a prompt's meaning are
-//! two hidden numbers (how hard, how much a tool is called for), with noise.
+//! The paper's trace is not public and its templates are not described beyond their kinds (serial,
+//! loop, parallel, supervisor and workers); shares of applications are those of the table, all else
+//! is made up so that what the paper observes of them holds: 3.1 stages a job, tool calls short and
+//! answers long, thinking longer still and heavy-tailed (its figure 1). What a predictor sees of a
+//! prompt's meaning are two hidden numbers (how hard, how much a tool is called for), with noise.
 
 use laxity_requests::Time;
 use laxity_requests::workflow::{

@@ -1,7 +1,9 @@
-//! The models and nodes of Maestro's evaluation: five Qwen3 models on A100s of 40 GB (its Table V and figures 8 and 10).
+//! The models and nodes of Maestro's evaluation: five Qwen3 models on A100s of 40 GB (its Table V
+//! and figures 8 and 10).
 //!
-//! Sizes are those of the models' `config.json` files; bytes of weights come out of them within a few percent of Table V, the
-//! context of each model is taken from there. Times come from this crate's roofline, with 3 ms of host time an iteration.
+//! Sizes are those of the models' `config.json` files; bytes of weights come out of them within a
+//! few percent of Table V, the context of each model is taken from there. Times come from this
+//! crate's roofline, with 3 ms of host time an iteration.
 
 use laxity_requests::Span;
 use laxity_requests::latency::{Composition, Latency as _};
@@ -108,7 +110,8 @@ pub(super) fn models() -> Result<Vec<Served>, PaperError> {
                     prefill_base: one,
                     prefill_per_token: many.saturating_sub(one) / 2047,
                     decode_per_token: decodes(BENCHMARK),
-                    // A process that keeps running makes CUDA graphs and loads kernels anew: several seconds.
+                    // A process that keeps running makes CUDA graphs and loads kernels anew:
+                    // several seconds.
                     context_start: 6_000_000_000,
                 },
                 decode: (0..=SLOTS)
@@ -120,8 +123,8 @@ pub(super) fn models() -> Result<Vec<Served>, PaperError> {
     Ok(QWEN3.map(served).to_vec())
 }
 
-/// A node with one GPU: PCIe 4 to the host, NVMe, and a store over 10 Gb/s. Half a TB of host memory and 1 TB of disk are
-/// half of the paper's servers, which have two GPUs each.
+/// A node with one GPU: PCIe 4 to the host, NVMe, and a store over 10 Gb/s. Half a TB of host
+/// memory and 1 TB of disk are half of the paper's servers, which have two GPUs each.
 pub(super) const fn node(cluster: u16) -> NodeSpec {
     NodeSpec {
         cluster: ClusterId(cluster),

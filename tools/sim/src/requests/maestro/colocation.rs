@@ -1,5 +1,5 @@
-//! Many models on few GPUs: Maestro's Table IV (a workflow of three models on one, two and three GPUs) and Table V (what their KV would
-//! reserve).
+//! Many models on few GPUs: Maestro's Table IV (a workflow of three models on one, two and three
+//! GPUs) and Table V (what their KV would reserve).
 
 use std::sync::Arc;
 
@@ -16,7 +16,8 @@ use super::catalogue::{GB, Served, node};
 use super::trial::Kit;
 use super::world::World;
 
-/// Six invocations of three models (4B, 8B, 14B), as the paper's Travel Assistant has; which follows which it does not say.
+/// Six invocations of three models (4B, 8B, 14B), as the paper's Travel Assistant has; which
+/// follows which it does not say.
 const ORDER: [u16; 6] = [4, 3, 2, 3, 2, 4];
 /// Output of each, so that all take about the paper's 82 s on GPUs of their own.
 const OUTPUT: u32 = 800;
@@ -100,7 +101,8 @@ pub(super) fn budget(kit: &Kit) -> (Section, Vec<Claim>) {
             model.alone(planned.stage.prompt, planned.output) / 1e9
         })
         .sum();
-    // Restarts are only fair to a scheduler that gives each model a GPU while there are enough: the least latency does, the score packs.
+    // Restarts are only fair to a scheduler that gives each model a GPU while there are enough: the
+    // least latency does, the score packs.
     let least = Mode::EndToEnd { degradation: 1.0 };
     let of = |models: &[Served], spec: NodeSpec, mode: Mode| -> Vec<f64> {
         (1..=3)
@@ -128,8 +130,10 @@ pub(super) fn budget(kit: &Kit) -> (Section, Vec<Claim>) {
             row("process restarts (QLM-style)", &qlm, "309.1, 139.1, 82.4"),
         ],
         notes: format!(
-            "One job, after one that warmed up; {alone:.1} s without any waiting. A restart takes 30 s and the weights from disk: the paper's difference over its six \
-             invocations is 37.8 s each. The ratio is that of this assumption to the work between switches, so this table checks the mechanics and little else."
+            "One job, after one that warmed up; {alone:.1} s without any waiting. A restart takes \
+             30 s and the weights from disk: the paper's difference over its six \
+             invocations is 37.8 s each. The ratio is that of this assumption to the work between \
+             switches, so this table checks the mechanics and little else."
         ),
     };
     let claim = Claim {
@@ -139,7 +143,8 @@ pub(super) fn budget(kit: &Kit) -> (Section, Vec<Claim>) {
         here: format!("−{:.1} %, −{:.1} %", cut(1), cut(2)),
         regime: "one job at a time".to_owned(),
         baseline: format!(
-            "a GPU per model: {alone:.1} s; maestro is {:.1} % and {:.1} % over it (paper 12.1 %, 3.0 %)",
+            "a GPU per model: {alone:.1} s; maestro is {:.1} % and {:.1} % over it (paper 12.1 %, \
+             3.0 %)",
             100.0 * (here[0] / alone - 1.0),
             100.0 * (here[1] / alone - 1.0)
         ),
@@ -176,7 +181,8 @@ pub(super) fn reserved(kit: &Kit) -> (Section, Vec<Claim>) {
             .to_vec(),
         rows,
         notes: format!(
-            "In all {:.0} GB on a GPU of 40 GB, {ratio:.2}×. This is arithmetic on sizes: it says what would be reserved if all five reserved all that they could \
+            "In all {:.0} GB on a GPU of 40 GB, {ratio:.2}×. This is arithmetic on sizes: it says \
+             what would be reserved if all five reserved all that they could \
              ever have, not what any scheduler saves. What is used is in the table on memory.",
             gb(total)
         ),

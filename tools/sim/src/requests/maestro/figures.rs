@@ -1,4 +1,5 @@
-//! Who is first, who keeps its turn, which node: Maestro's figure 7 and Tables II and VIII, and memory over all of those runs.
+//! Who is first, who keeps its turn, which node: Maestro's figure 7 and Tables II and VIII, and
+//! memory over all of those runs.
 
 use std::sync::Arc;
 
@@ -11,8 +12,8 @@ use super::super::reproduction::{Claim, Options, Section, each, spread};
 use super::catalogue::{GB, node};
 use super::trial::{Kit, Measured, Policy, Trial};
 
-/// Nodes of figure 7. The paper gives no number, but says that at its heaviest point (two jobs a second, 80 % batch) FCFS falls below 10 %: with so
-/// many it does here.
+/// Nodes of figure 7. The paper gives no number, but says that at its heaviest point (two jobs a
+/// second, 80 % batch) FCFS falls below 10 %: with so many it does here.
 const NODES: usize = 4;
 
 /// Points of a figure, by row, and what each seed of each gave.
@@ -185,7 +186,8 @@ pub(super) fn overall(
     let mut sections = vec![
         table(
             "Jobs that met their objective, % (figure 7), by batch share and jobs a second",
-            "All route, admit and predict alike; `oracle srtf` knows lengths and workflows. All but maestro queue anew after each stage.",
+            "All route, admit and predict alike; `oracle srtf` knows lengths and workflows. All \
+             but maestro queue anew after each stage.",
             &|m| m.met,
         ),
         table(
@@ -201,7 +203,8 @@ pub(super) fn overall(
     (sections, claims)
 }
 
-/// The heaviest point of figure 7 on fewer and more nodes: which order is best turns on how much there is to order.
+/// The heaviest point of figure 7 on fewer and more nodes: which order is best turns on how much
+/// there is to order.
 fn by_nodes(kit: &Kit, options: &Options, memory: &mut Memory) -> (Section, Vec<Claim>) {
     let counts: &[usize] = if options.quick { &[6] } else { &[6, 8, 10] };
     let orders = Policy::orders();
@@ -292,7 +295,8 @@ fn overall_claims(runs: &Runs, orders: &[Policy], per: usize, at: usize) -> Vec<
             says: "attainment of the remaining-time queue over EDF's, points".to_owned(),
             paper: "+23.6 (73.6 against 50.0)".to_owned(),
             here: format!(
-                "{gain:+.1} ({:.1} against {:.1}); without hysteresis {:+.1}; remaining time alone {:+.1}",
+                "{gain:+.1} ({:.1} against {:.1}); without hysteresis {:+.1}; remaining time alone \
+                 {:+.1}",
                 met("maestro"),
                 met("edf"),
                 met("maestro, no hysteresis") - met("edf"),
@@ -378,7 +382,8 @@ pub(super) fn preemption(
     }
     let runs = Runs::new(&points, kit, options);
     memory.add(&runs);
-    // One to five of the paper's nodes, of which it does not say how large they are: beside ours in order, not in number.
+    // One to five of the paper's nodes, of which it does not say how large they are: beside ours in
+    // order, not in number.
     let paper = ["29 / 29", "60 / 27", "38 / 26", "75 / 59", "85 / 84"];
     let row = |at: usize| {
         let mut cells = vec![counts[at].to_string()];
@@ -506,7 +511,9 @@ pub(super) fn routing(kit: &Kit, options: &Options, memory: &mut Memory) -> (Sec
             .join(", ")
     };
     let section = Section {
-        title: "Interactive stages' mean wait by choice of node: 3 near, 2 far, 50 % batch (Table VIII)".to_owned(),
+        title: "Interactive stages' mean wait by choice of node: 3 near, 2 far, 50 % batch (Table \
+            VIII)"
+            .to_owned(),
         head,
         rows,
         notes: "The way there and back is part of the wait.".to_owned(),

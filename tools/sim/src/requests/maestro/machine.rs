@@ -1,8 +1,9 @@
 //! A node in virtual time: stages of several models on one GPU.
 //!
-//! Coarser than [`super::super::cluster`], as the paper's own simulator is: no iterations. Stages of one model decode together, each as fast as an iteration of that
-//! batch; models that have stages share the GPU evenly in time; a prompt is computed before the first token. What is exact is memory:
-//! a stage that has filled what it was promised stops until it may have more.
+//! Coarser than [`super::super::cluster`], as the paper's own simulator is: no iterations. Stages
+//! of one model decode together, each as fast as an iteration of that batch; models that have
+//! stages share the GPU evenly in time; a prompt is computed before the first token. What is exact
+//! is memory: a stage that has filled what it was promised stops until it may have more.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,8 @@ pub(super) struct Running {
     pub(super) output: u32,
     /// Bytes of KV that it may have.
     pub(super) promised: u64,
-    /// Time until it computes: the way there, its KV's way back from host memory, ns. It has no share of the GPU meanwhile.
+    /// Time until it computes: the way there, its KV's way back from host memory, ns. It has no
+    /// share of the GPU meanwhile.
     pub(super) delay: f64,
     /// Of its prompt, ns alone.
     pub(super) prefill: f64,

@@ -1,8 +1,10 @@
-//! Maestro (Wang et al., arXiv 2606.12950): its claims in virtual time. Workflows of agents ([`apps`]) over a few GPUs that share many models
-//! ([`catalogue`], [`machine`], [`world`]), under the workflow tier of `laxity-requests`.
+//! Maestro (Wang et al., arXiv 2606.12950): its claims in virtual time. Workflows of agents
+//! ([`apps`]) over a few GPUs that share many models ([`catalogue`], [`machine`], [`world`]), under
+//! the workflow tier of `laxity-requests`.
 //!
-//! What the paper ran on 64 A100s and a trace that is not public is made up here with the statistics that it gives: orders of schedulers and the
-//! kinds of effects can be compared, absolute figures cannot.
+//! What the paper ran on 64 A100s and a trace that is not public is made up here with the
+//! statistics that it gives: orders of schedulers and the kinds of effects can be compared,
+//! absolute figures cannot.
 
 mod apps;
 mod catalogue;

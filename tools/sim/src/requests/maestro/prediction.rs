@@ -1,4 +1,5 @@
-//! How well stages are predicted: Maestro's Tables III, VI and VII, on jobs that the predictor has not seen.
+//! How well stages are predicted: Maestro's Tables III, VI and VII, on jobs that the predictor has
+//! not seen.
 
 use laxity_requests::maestro::predict::{ByPrompt, ByRole, Predict, Record, TwoPhase, Without};
 
@@ -141,8 +142,10 @@ pub(super) fn section(quick: bool) -> Result<(Section, Vec<Claim>), PaperError> 
         .to_vec(),
         rows,
         notes: format!(
-            "{} stages to train, {} to test, made up. Tool intent here: AUC {auc:.3}, log loss {loss:.3}, MSE {square:.3}, accuracy {right:.3}; in the paper \
-             0.963, 0.244, 0.073, 0.900. Absolute figures depend on how much of a prompt's meaning its features show, which is a choice of the workload's here: \
+            "{} stages to train, {} to test, made up. Tool intent here: AUC {auc:.3}, log loss \
+             {loss:.3}, MSE {square:.3}, accuracy {right:.3}; in the paper \
+             0.963, 0.244, 0.073, 0.900. Absolute figures depend on how much of a prompt's meaning \
+             its features show, which is a choice of the workload's here: \
              only the order of the rows says something.",
             train.len(),
             test.len()

@@ -1,9 +1,13 @@
-//! Where what is refuted could hold: Maestro's claims in regimes other than those of its figures, as far as the paper leaves them open.
+//! Where what is refuted could hold: Maestro's claims in regimes other than those of its figures,
+//! as far as the paper leaves them open.
 //!
-//! * [`longer`]: its trace has 46 769 jobs, hours at two a second. An overload of ten minutes is mild on whoever loses by queues that grow.
+//! * [`longer`]: its trace has 46 769 jobs, hours at two a second. An overload of ten minutes is
+//!   mild on whoever loses by queues that grow.
 //! * [`aging`]: it ages “long-waiting background jobs” and gives no pace.
-//! * [`rounds`]: what a boundary is worth turns on how many there are in a batch job, and on how many stages run at once.
-//! * [`variants`]: it says that applications have models of their own, most of them rarely used; five that all share are few.
+//! * [`rounds`]: what a boundary is worth turns on how many there are in a batch job, and on how
+//!   many stages run at once.
+//! * [`variants`]: it says that applications have models of their own, most of them rarely used;
+//!   five that all share are few.
 
 use std::sync::Arc;
 
@@ -91,7 +95,8 @@ pub(super) fn longer(kit: &Kit, options: &Options, memory: &mut Memory) -> (Sect
             .to_owned(),
         paper: "+23.6 (73.6 against 50.0), FCFS below 10 %".to_owned(),
         here: format!(
-            "{gain:+.1} with a tenth of the pace of aging ({slow:.1} against {:.1}), FCFS {:.1}; as in figure 7 {:+.1}; remaining time alone {:+.1}",
+            "{gain:+.1} with a tenth of the pace of aging ({slow:.1} against {:.1}), FCFS {:.1}; \
+             as in figure 7 {:+.1}; remaining time alone {:+.1}",
             met("edf"),
             met("fcfs"),
             met("maestro") - met("edf"),
@@ -249,7 +254,8 @@ pub(super) fn rounds(kit: &Kit, options: &Options, memory: &mut Memory) -> (Sect
             .to_owned(),
         head,
         rows,
-        notes: "Interactive stages' mean wait. Batch jobs that pass through their steps eight times come an eighth as often."
+        notes: "Interactive stages' mean wait. Batch jobs that pass through their steps eight \
+            times come an eighth as often."
             .to_owned(),
     };
     (section, vec![claim])

@@ -1,7 +1,9 @@
-//! A point of an experiment: jobs, nodes, a scheduler and what it knows; and how objectives are counted.
+//! A point of an experiment: jobs, nodes, a scheduler and what it knows; and how objectives are
+//! counted.
 //!
-//! Objectives (§IV-A): of a batch job, its end within a deadline that comes from isolated runs of its application; of an interactive one, the
-//! sum of the waits of its stages. The paper gives no factors: three times the 95th percentile alone, and half the median alone. The same for all.
+//! Objectives (§IV-A): of a batch job, its end within a deadline that comes from isolated runs of
+//! its application; of an interactive one, the sum of the waits of its stages. The paper gives no
+//! factors: three times the 95th percentile alone, and half the median alone. The same for all.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,7 +24,8 @@ use super::world::{Ran, World};
 
 /// Batch: so many times the 95th percentile of what jobs of the application take alone.
 const BATCH_FACTOR: f64 = 3.0;
-/// Interactive: waits are within this share of the median of what jobs of the application take alone.
+/// Interactive: waits are within this share of the median of what jobs of the application take
+/// alone.
 const WAIT_SHARE: f64 = 0.5;
 
 /// What was promised to jobs of an application, ns.
@@ -247,7 +250,8 @@ impl Policy {
         of
     }
 
-    /// Remaining time and nothing else: no aging, no hysteresis. What the oracle would be if it had Maestro's predictions.
+    /// Remaining time and nothing else: no aging, no hysteresis. What the oracle would be if it had
+    /// Maestro's predictions.
     pub(super) fn remaining_alone() -> Self {
         let remaining = Order::Remaining {
             aging: 0.0,

@@ -1,7 +1,8 @@
-//! Workflows on nodes in virtual time, under a [`laxity_requests::workflow::Workflow`] scheduler: the driver of Maestro's figures.
+//! Workflows on nodes in virtual time, under a [`laxity_requests::workflow::Workflow`] scheduler:
+//! the driver of Maestro's figures.
 //!
-//! The world keeps its own book of GPU memory (weights as they come and go, KV as it is written), so that an overflow is seen whatever the scheduler's
-//! books say.
+//! The world keeps its own book of GPU memory (weights as they come and go, KV as it is written),
+//! so that an overflow is seen whatever the scheduler's books say.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};

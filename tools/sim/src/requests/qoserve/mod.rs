@@ -1,11 +1,16 @@
 //! QoServe's claims (§4): what each of its parts is worth, beside fair baselines.
 //!
-//! The points of figures 7, 11 and 12 and tables 4 and 5 that turn on the scheduler: one replica of Llama-3-8B on an A100 (a cluster for table 4), the
-//! classes of table 3, lengths of Azure's code trace. Under two calibrations of host time, since figure 4 (2×) and the gain of dynamic chunking (fits
-//! 1.4×) disagree, each with the one speed at which EDF-256 serves what it does in the paper (`setting`). Nothing else is tuned, on these seeds or others: all settings are the paper's or defaults of `laxity-requests`.
+//! The points of figures 7, 11 and 12 and tables 4 and 5 that turn on the scheduler: one replica of
+//! Llama-3-8B on an A100 (a cluster for table 4), the classes of table 3, lengths of Azure's code
+//! trace. Under two calibrations of host time, since figure 4 (2×) and the gain of dynamic chunking
+//! (fits 1.4×) disagree, each with the one speed at which EDF-256 serves what it does in the paper
+//! (`setting`). Nothing else is tuned, on these seeds or others: all settings are the paper's or
+//! defaults of `laxity-requests`.
 //!
-//! Departures: four hours of arrivals are two here for capacities (a backlog that ends in violations of the 600 s class needs its time: capacities
-//! of deadline-aware policies come out a few percent higher); the trace is drawn from with replacement, as Poisson arrivals at any rate need.
+//! Departures: four hours of arrivals are two here for capacities (a backlog that ends in
+//! violations of the 600 s class needs its time: capacities of deadline-aware policies come out a
+//! few percent higher); the trace is drawn from with replacement, as Poisson arrivals at any rate
+//! need.
 
 mod claims;
 mod setting;
@@ -84,7 +89,8 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     reproduce_with(options, None)
 }
 
-/// Runs the claims, with a predictor that is given instead of one that is trained for each calibration.
+/// Runs the claims, with a predictor that is given instead of one that is trained for each
+/// calibration.
 ///
 /// # Errors
 /// As [`reproduce`].
@@ -121,7 +127,8 @@ pub fn reproduce_with(
         horizon: if options.quick { QUICK } else { FULL },
         model: model.map_or_else(String::new, |model| {
             format!(
-                "Given, not trained here: {}. Its errors are those on the calibration's own iterations, its margin that of its file. ",
+                "Given, not trained here: {}. Its errors are those on the calibration's own \
+                 iterations, its margin that of its file. ",
                 model.trained_on
             )
         }),
@@ -149,41 +156,53 @@ pub fn reproduce_with(
             "Capacity: requests per second with at most 1 % of violations (figure 7, table 5)",
             &["capacity"],
             &capacity,
-            "Bisected in steps of 0.05. The paper has, for EDF-256, DC, DC+ER, DC+ER+HP: 2.75, 3.3, 3.6, 3.65.",
+            "Bisected in steps of 0.05. The paper has, for EDF-256, DC, DC+ER, DC+ER+HP: 2.75, \
+             3.3, 3.6, 3.65.",
         ),
         bench.section(
             "Violations at 6 requests per second, %, all important (table 5, figure 11)",
             &["all", "important", "Q1", "Q2", "Q3"],
             &high,
-            "The paper has, for EDF-256, DC, DC+ER, DC+ER+HP: 100, 74, 26, 16 (its two last columns look swapped).",
+            "The paper has, for EDF-256, DC, DC+ER, DC+ER+HP: 100, 74, 26, 16 (its two last \
+             columns look swapped).",
         ),
         bench.section(
-            "Violations when 2 and 5 requests per second take turns, %, a fifth unimportant (figure 12)",
+            "Violations when 2 and 5 requests per second take turns, %, a fifth unimportant \
+             (figure 12)",
             &["all", "important", "Q1", "Q2", "Q3", "unimportant"],
             &overload,
-            "The paper has: FCFS-256 81.9, EDF-256 84.1, QoServe 8.6 (important 0, Q1 16.0, Q2 10.0, Q3 0).",
+            "The paper has: FCFS-256 81.9, EDF-256 84.1, QoServe 8.6 (important 0, Q1 16.0, Q2 \
+             10.0, Q3 0).",
         ),
         bench.section(
             "GPUs for 35 requests per second (table 4)",
             &["GPUs", "Q1", "Q2", "Q3", "violations, %"],
             &silo,
-            "As many replicas of each silo as its capacity asks for, and of QoServe; then the whole cluster is run so. \
+            "As many replicas of each silo as its capacity asks for, and of QoServe; then the \
+             whole cluster is run so. \
              The paper has 13 (7, 3, 3) and 10.",
         ),
         bench.section(
-            "Prefill replicas of a disaggregated cluster: requests per second and replica with at most 1 % late (figure 8)",
+            "Prefill replicas of a disaggregated cluster: requests per second and replica with at \
+             most 1 % late (figure 8)",
             &["capacity"],
             &prefill,
-            "Lengths made up like the Azure conversation trace, chunks of 8192, only prompts are computed: decode replicas are the same under every policy, \
-             and take 50 ms a token, so that a batch request has to be prefilled so much before its deadline. Figure 8 has no numbers in the text.",
+            "Lengths made up like the Azure conversation trace, chunks of 8192, only prompts are \
+             computed: decode replicas are the same under every policy, \
+             and take 50 ms a token, so that a batch request has to be prefilled so much before \
+             its deadline. Figure 8 has no numbers in the text.",
         ),
     ];
     for (rate, figures) in ALPHA_RATES.iter().zip(&alphas) {
         sections.push(bench.section(
-            &format!("What a token that is left counts (α) at {rate} requests per second (figure 14)"),
+            &format!(
+                "What a token that is left counts (α) at {rate} requests per second (figure \
+                14)"
+            ),
             &["late, %", "long prompts, %", "median, s", "p99, s"],
             figures,
-            "All of QoServe but for α. Long: the longest tenth of prompts. Latency: to the first token for interactive requests, to the last for others; the paper: a \
+            "All of QoServe but for α. Long: the longest tenth of prompts. Latency: to the first \
+             token for interactive requests, to the last for others; the paper: a \
              larger α lowers the median, and most long requests pay for it.",
         ));
     }
@@ -284,7 +303,8 @@ impl Bench<'_> {
         figures
     }
 
-    /// The highest rate, a multiple of [`STEP`], up to which at most 1 % is late: of requests of such classes.
+    /// The highest rate, a multiple of [`STEP`], up to which at most 1 % is late: of requests of
+    /// such classes.
     fn capacity(&self, setting: &Setting, policy: Policy, seed: u64, class: Option<usize>) -> f64 {
         self.highest(|rate| {
             let mut recipe = recipe(&self.lengths, &[(self.horizon.capacity, rate)], 0.0);
@@ -298,7 +318,8 @@ impl Bench<'_> {
     /// The highest rate at which at most 1 % is late, where `late` says how many are.
     fn highest(&self, late: impl Fn(f64) -> f64) -> f64 {
         let serves = |steps: u32| late(f64::from(steps) * STEP) <= 1.0;
-        // Half a request per second is served. An upper bound is looked for, not set: one that is too low would look like a capacity.
+        // Half a request per second is served. An upper bound is looked for, not set: one that is
+        // too low would look like a capacity.
         let (mut most, mut over) = (10_u32, 100_u32);
         while over < 400 && serves(over) {
             (most, over) = (over, 2 * over);
@@ -365,7 +386,8 @@ impl Bench<'_> {
         })
     }
 
-    /// What a token that is left counts (figure 14): late, late of those with long prompts, and the median latency.
+    /// What a token that is left counts (figure 14): late, late of those with long prompts, and the
+    /// median latency.
     fn alphas(&self, rate: f64) -> Vec<Figures> {
         self.all(&alphas(), |setting, policy, seed| {
             let recipe = recipe(&self.lengths, &[(self.horizon.capacity, rate)], 0.0);
@@ -390,7 +412,8 @@ impl Bench<'_> {
             .collect()
     }
 
-    /// As many replicas as 35 requests per second need, in silos and together, and how such clusters do.
+    /// As many replicas as 35 requests per second need, in silos and together, and how such
+    /// clusters do.
     fn silo(&self, capacity: &[Figures]) -> Vec<Figures> {
         let rate = if self.options.quick { 7.0 } else { 35.0 };
         let seed = self.options.seeds[0];
@@ -478,9 +501,12 @@ impl Bench<'_> {
             .to_vec(),
             rows: self.settings.iter().map(row).collect(),
             notes: format!(
-                "{}A random forest (§3.6.1: less than 10 % on chunk sizes). A calibration is how much more prompt tokens a second chunks of 2500 \
-                    give than chunks of 256; the host's time between iterations is what makes it so. \
-                    The forest learns a roofline here, whose form is close to the line that it corrects: on a machine it would be off by more.",
+                "{}A random forest (§3.6.1: less than 10 % on chunk sizes). A calibration is how \
+                 much more prompt tokens a second chunks of 2500 \
+                    give than chunks of 256; the host's time between iterations is what makes it \
+                    so. \
+                    The forest learns a roofline here, whose form is close to the line that it \
+                    corrects: on a machine it would be off by more.",
                 self.model
             ),
         }

@@ -1,5 +1,5 @@
-//! What QoServe's figures are run with: Llama-3-8B on an A100, classes of Table 3, lengths of Azure's code trace, and the policies that are
-//! compared.
+//! What QoServe's figures are run with: Llama-3-8B on an A100, classes of Table 3, lengths of
+//! Azure's code trace, and the policies that are compared.
 
 use std::sync::Arc;
 
@@ -23,10 +23,12 @@ use crate::requests::outcome::Outcome;
 use crate::requests::predictor::{Errors, Training, judge, train};
 use crate::requests::workload::{Asked, Class, Lengths, Phase, Recipe};
 
-/// Throughput of prompts in chunks of 2500 over that in chunks of 256, and how much slower than the roofline everything is: as much as makes
-/// EDF-256 serve what it serves in the paper, 2.75 requests per second, if capacity goes with speed (4.95 and 3.30 on the roofline as it is, with
-/// seed 1). Shorter prompts are part of the difference: the trace here has a median of 1469 tokens, table 2 one of 1930. Objectives are in
-/// seconds, so on a faster replica neither 6 requests per second is an overload nor 50 ms a tight TBT.
+/// Throughput of prompts in chunks of 2500 over that in chunks of 256, and how much slower than the
+/// roofline everything is: as much as makes EDF-256 serve what it serves in the paper, 2.75
+/// requests per second, if capacity goes with speed (4.95 and 3.30 on the roofline as it is, with
+/// seed 1). Shorter prompts are part of the difference: the trace here has a median of 1469 tokens,
+/// table 2 one of 1930. Objectives are in seconds, so on a faster replica neither 6 requests per
+/// second is an overload nor 50 ms a tight TBT.
 pub(super) const CALIBRATIONS: [(f64, f64); 2] = [(1.4, 1.80), (2.0, 1.20)];
 
 const SECOND: u64 = 1_000_000_000;
@@ -95,7 +97,8 @@ pub(super) enum Policy {
     Exact(Options),
 }
 
-/// Eager relegation under a fixed chunk and earliest deadline first: what a sceptic would try instead.
+/// Eager relegation under a fixed chunk and earliest deadline first: what a sceptic would try
+/// instead.
 pub(super) fn edf_relegating(tokens: u32) -> Policy {
     Policy::QoServe(Options {
         chunking: Chunking::Fixed(tokens),
@@ -196,8 +199,9 @@ pub(super) fn prefilling() -> Vec<(String, Policy)> {
     .to_vec()
 }
 
-/// What is late of requests whose prompts one replica computes, %: by the first token of interactive ones, and by when the decode replicas, at the
-/// strictest TBT, would have been through with the others.
+/// What is late of requests whose prompts one replica computes, %: by the first token of
+/// interactive ones, and by when the decode replicas, at the strictest TBT, would have been through
+/// with the others.
 pub(super) fn late_after_prefill(setting: &Setting, policy: Policy, asked: &[Asked]) -> f64 {
     let prompts: Vec<Asked> = asked.iter().map(|a| Asked { output: 1, ..*a }).collect();
     let outcome = one(setting, policy, &prompts);

@@ -44,7 +44,8 @@ fn under_overload_hints_keep_important_requests_in_time_at_the_cost_of_the_other
     };
     let (with, without) = (late(Some(0.25)), late(None));
     assert!(without[0] > 2.0, "no overload: {without:?}");
-    // Most of what is late then is long prompts, which wait for shorter ones and not for unimportant ones.
+    // Most of what is late then is long prompts, which wait for shorter ones and not for
+    // unimportant ones.
     assert!(with[0] + 1.0 < without[0], "{with:?} against {without:?}");
     assert!(with[1] > without[1] + 5.0, "{with:?} against {without:?}");
 }

@@ -1,5 +1,5 @@
-//! A contextual bandit (H-MAS Appendix C.2): LinUCB (Li et al. 2010) over the features of the long view. Without randomness: among equals the
-//! first of the pool.
+//! A contextual bandit (H-MAS Appendix C.2): LinUCB (Li et al. 2010) over the features of the long
+//! view. Without randomness: among equals the first of the pool.
 
 use super::super::pool::Kind;
 use super::super::qos::Long;

@@ -1,8 +1,8 @@
-//! Change points and a table (H-MAS Appendix C.2): a decision only when the load or the mix has changed, and then the one that was
-//! found best for such a regime.
+//! Change points and a table (H-MAS Appendix C.2): a decision only when the load or the mix has
+//! changed, and then the one that was found best for such a regime.
 //!
-//! The detector is Page and Hinkley's, in both directions, on the logarithms of load (arrivals times `T_tot`) and of the variation of
-//! `T_tot`.
+//! The detector is Page and Hinkley's, in both directions, on the logarithms of load (arrivals
+//! times `T_tot`) and of the variation of `T_tot`.
 
 use super::super::pool::Kind;
 use super::super::qos::Long;
@@ -109,7 +109,8 @@ impl Selector for ChangePoint {
         let load = self.load.sees((view.rps * view.total_mean_ms + 1.0).ln());
         let mix = self.mix.sees((view.total_cv + 0.1).ln());
         let regime = Regime::of(view);
-        // The first view is a change from nothing; being late where nobody was is one that no load need show.
+        // The first view is a change from nothing; being late where nobody was is one that no load
+        // need show.
         let known = self.regime.is_some_and(|before| before == regime);
         if known && !load && !mix {
             return Answer::Stay;

@@ -1,4 +1,5 @@
-//! A classifier, trained before on which policy was best in which window (H-MAS Appendix C.2 "supervised classifier").
+//! A classifier, trained before on which policy was best in which window (H-MAS Appendix C.2
+//! "supervised classifier").
 
 use super::super::pool::Kind;
 use super::super::qos::Long;

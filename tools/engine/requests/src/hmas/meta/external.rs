@@ -1,9 +1,12 @@
-//! A decision service outside (H-MAS Appendix C.2 "LLM-based selector"): a language model behind an OpenAI-style endpoint, or any program.
+//! A decision service outside (H-MAS Appendix C.2 "LLM-based selector"): a language model behind an
+//! OpenAI-style endpoint, or any program.
 //!
-//! What is here asks and checks; who carries question and answer is the driver's (`laxity-decisions` does over HTTP): it takes a [`Question`] from the
-//! [`Mailbox`], sends [`chat_request`] to its endpoint, and puts the text of the answer back ([`chat_content`]). A decision is made when the answer is there, and
-//! never waited for. An answer has to be one JSON object of the form that the question states: a structure of the pool, hints in
-//! range, nothing else.
+//! What is here asks and checks; who carries question and answer is the driver's
+//! (`laxity-decisions` does over HTTP): it takes a [`Question`] from the [`Mailbox`], sends
+//! [`chat_request`] to its endpoint, and puts the text of the answer back ([`chat_content`]). A
+//! decision is made when the answer is there, and never waited for. An answer has to be one JSON
+//! object of the form that the question states: a structure of the pool, hints in range, nothing
+//! else.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -69,7 +72,8 @@ pub enum Invalid {
     Endpoint(String),
 }
 
-/// Checks an answer. Text around the object is not forgiven; a fence of a code block is, since models put one there unasked.
+/// Checks an answer. Text around the object is not forgiven; a fence of a code block is, since
+/// models put one there unasked.
 ///
 /// # Errors
 /// If it is no decision.
@@ -120,19 +124,23 @@ pub fn decision(answer: &str, pool: &[Kind], now: &Hints) -> Result<Decision, In
     })
 }
 
-/// A question as the body of a `POST /v1/chat/completions`, with the form of the answer as a JSON schema.
+/// A question as the body of a `POST /v1/chat/completions`, with the form of the answer as a JSON
+/// schema.
 #[must_use]
 pub fn chat_request(model: &str, question: &Question) -> Value {
     let names: Vec<&str> = question.pool.iter().map(|kind| kind.name()).collect();
     let pool: Vec<String> = question.pool.iter().map(|kind| advice(*kind)).collect();
     let (split, weight) = (Hints::SPLITS_MS, Hints::WEIGHTS);
     let system = format!(
-        "You choose the queueing policy of an LLM inference server once in a while; the view is of the last minute, times in ms. \
+        "You choose the queueing policy of an LLM inference server once in a while; the view is of \
+         the last minute, times in ms. \
          Prefer the current policy when nobody is late. The policies:\n{}\n\
          Answer with one JSON object and nothing else: {{\"policy\": one of {names:?}, \
-         \"lane_split_ms\": null or {} to {}, total time from which on a request is in the slow lane of two_lane, \
+         \"lane_split_ms\": null or {} to {}, total time from which on a request is in the slow \
+         lane of two_lane, \
          \"fast_weight\": null or {} to {}, how much more work the fast lane gets, \
-         \"bypass\": false, or true to take fcfs without limits in an overload that nothing helps against}}.",
+         \"bypass\": false, or true to take fcfs without limits in an overload that nothing helps \
+         against}}.",
         pool.join("\n"),
         split.start(),
         split.end(),
@@ -167,7 +175,8 @@ fn advice(kind: Kind) -> String {
         Kind::Sjf => "shortest request: when the queue is long and most requests are short",
         Kind::Srtf => "shortest time left: as sjf, when long requests have been served in part",
         Kind::TwoLane => {
-            "short requests beside long ones: when they wait behind them (total_cv and ttft_violations high)"
+            "short requests beside long ones: when they wait behind them (total_cv and \
+             ttft_violations high)"
         }
         Kind::Wfq => "fair shares of applications: when fairness is low",
         Kind::Stride => "fair shares of applications: as wfq",
@@ -238,7 +247,8 @@ impl Mailbox {
         self.open(|letters| letters.question.take())
     }
 
-    /// As [`Self::take`], for a carrier that waits: it is woken when there is a question. One carrier at a time.
+    /// As [`Self::take`], for a carrier that waits: it is woken when there is a question. One
+    /// carrier at a time.
     pub fn poll_take(&self, context: &mut Context<'_>) -> Poll<Question> {
         self.open(|letters| {
             if let Some(question) = letters.question.take() {

@@ -1,17 +1,22 @@
-//! The Meta controller (H-MAS §3.4.1, Appendix C): which structure of the pool holds, decided once in `ΔT_meta` from the long view, under
-//! guards that look at the short one.
+//! The Meta controller (H-MAS §3.4.1, Appendix C): which structure of the pool holds, decided once
+//! in `ΔT_meta` from the long view, under guards that look at the short one.
 //!
-//! Who decides is a [`Selector`]: rules ([`Rules`]), a classifier ([`Classifier`]), a contextual bandit ([`Bandit`]), change points and a
-//! table ([`ChangePoint`]), or a service outside ([`External`]), which answers when it does.
+//! Who decides is a [`Selector`]: rules ([`Rules`]), a classifier ([`Classifier`]), a contextual
+//! bandit ([`Bandit`]), change points and a table ([`ChangePoint`]), or a service outside
+//! ([`External`]), which answers when it does.
 //!
 //! Guards, and how their holes are filled:
-//! * **Anti-thrashing.** One decision in `ΔT`, and no switch within `ΔT` of another. A rollback takes the place of a decision: at once it would be a second
-//!   switch within `ΔT`. Only the bypass may come sooner, and it leaves `ΔT` after it came at the earliest.
-//! * **Rollback** (eq. 12) if `TTFT_99 > ρ · TTFT_99_pre`, or `ν > max(ρ · ν_pre, ν_pre + 0.02)`, with 50 requests in the window at least: as the paper has
-//!   it, `ν > ρ · ν_pre` always holds after `ν_pre = 0`. What was rolled back from is not taken up again for some decisions.
-//! * **Bypass** in extreme overload: FCFS, no budget, no limit. The fence stays: without it the engine thrashes exactly then.
-//! * **Answers** of a service that are no JSON, name no structure of the pool or a hint out of range are rejected, and
-//!   the rules decide in their place. So they do where no answer came within `ΔT`.
+//! * **Anti-thrashing.** One decision in `ΔT`, and no switch within `ΔT` of another. A rollback
+//!   takes the place of a decision: at once it would be a second switch within `ΔT`. Only the
+//!   bypass may come sooner, and it leaves `ΔT` after it came at the earliest.
+//! * **Rollback** (eq. 12) if `TTFT_99 > ρ · TTFT_99_pre`, or `ν > max(ρ · ν_pre, ν_pre + 0.02)`,
+//!   with 50 requests in the window at least: as the paper has it, `ν > ρ · ν_pre` always holds
+//!   after `ν_pre = 0`. What was rolled back from is not taken up again for some decisions.
+//! * **Bypass** in extreme overload: FCFS, no budget, no limit. The fence stays: without it the
+//!   engine thrashes exactly then.
+//! * **Answers** of a service that are no JSON, name no structure of the pool or a hint out of
+//!   range are rejected, and the rules decide in their place. So they do where no answer came
+//!   within `ΔT`.
 
 mod bandit;
 mod change_point;
@@ -95,8 +100,8 @@ pub trait Selector: Send {
     }
 }
 
-/// Lanes part at the 95th percentile: few are slow, and they are what others wait behind. With the 70th, a third of all was slow, and the tail of
-/// times to first token was theirs.
+/// Lanes part at the 95th percentile: few are slow, and they are what others wait behind. With the
+/// 70th, a third of all was slow, and the tail of times to first token was theirs.
 fn lanes(view: &Long) -> Hints {
     let split_ms =
         (view.total_p95_ms as u64).clamp(*Hints::SPLITS_MS.start(), *Hints::SPLITS_MS.end());
@@ -304,8 +309,8 @@ impl Meta {
         std::mem::take(&mut self.rejected)
     }
 
-    /// Looks at the views, and decides if it is time to. `long` makes the long view, and the part of requests that ended in time
-    /// since the last decision.
+    /// Looks at the views, and decides if it is time to. `long` makes the long view, and the part
+    /// of requests that ended in time since the last decision.
     pub fn look(
         &mut self,
         now: Time,

@@ -1,5 +1,6 @@
-//! A map from what goes wrong to what helps (H-MAS §3.4.1, Appendix C.2 "rule-based policy map"): short requests stuck behind long
-//! ones → two-lane; deadlines missed → EDF; applications treated unequally → WFQ. Overload is the bypass's.
+//! A map from what goes wrong to what helps (H-MAS §3.4.1, Appendix C.2 "rule-based policy map"):
+//! short requests stuck behind long ones → two-lane; deadlines missed → EDF; applications treated
+//! unequally → WFQ. Overload is the bypass's.
 //!
 //! Thresholds are not in the paper.
 

@@ -1,5 +1,6 @@
-//! The earliest deadline first, `D_r = a_r + SLO_ttft + SLO_tpot · l_pred` (H-MAS §3.5, Appendix C.1). With that deadline a
-//! short answer with a lax objective comes before a long one with a strict one: the paper's choice, kept.
+//! The earliest deadline first, `D_r = a_r + SLO_ttft + SLO_tpot · l_pred` (H-MAS §3.5, Appendix
+//! C.1). With that deadline a short answer with a lax objective comes before a long one with a
+//! strict one: the paper's choice, kept.
 
 use super::{Kind, Policy, rank_of};
 use crate::discipline::Rank;

@@ -1,5 +1,6 @@
-//! The least laxity first: `D_r − V_sys − T_remaining` (H-MAS eq. 5, Appendix C.2). `V_sys`, the delay of the system now, is
-//! the same for all and so never changes their order: it is left out here.
+//! The least laxity first: `D_r − V_sys − T_remaining` (H-MAS eq. 5, Appendix C.2). `V_sys`, the
+//! delay of the system now, is the same for all and so never changes their order: it is left out
+//! here.
 
 use super::{Kind, Policy, rank_of};
 use crate::Time;

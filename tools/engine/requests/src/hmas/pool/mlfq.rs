@@ -1,8 +1,10 @@
-//! A multi-level feedback queue (H-MAS Appendix C.2): who took more service stands lower, so that no prediction is needed.
+//! A multi-level feedback queue (H-MAS Appendix C.2): who took more service stands lower, so that
+//! no prediction is needed.
 //!
-//! Levels double: level 0 up to `quantum` tokens of service, level 1 up to twice as much beyond it. A request enters at the level that its
-//! own prompt will take it to (FastServe's skip-join), since that much is known. Once in `boost` everybody who stands in
-//! line then comes to the top: nobody starves.
+//! Levels double: level 0 up to `quantum` tokens of service, level 1 up to twice as much beyond it.
+//! A request enters at the level that its own prompt will take it to (FastServe's skip-join), since
+//! that much is known. Once in `boost` everybody who stands in line then comes to the top: nobody
+//! starves.
 
 use super::{Kind, Policy};
 use crate::discipline::Rank;

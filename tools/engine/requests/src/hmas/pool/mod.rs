@@ -1,6 +1,8 @@
-//! The pool Ω of structures that the Meta controller chooses from (H-MAS Appendix C.2), a file each.
+//! The pool Ω of structures that the Meta controller chooses from (H-MAS Appendix C.2), a file
+//! each.
 //!
-//! A [`Policy`] orders a line; memory, concurrency and budgets are Statera's. A policy without the layers above it is
+//! A [`Policy`] orders a line; memory, concurrency and budgets are Statera's. A policy without the
+//! layers above it is
 //! [`super::Agent::fixed`]: what H-MAS is compared with, and what [`crate::replica::Replica::exchange`] takes.
 //!
 //! | policy | targets | rank |
@@ -15,7 +17,8 @@
 //! | MLFQ | unknown lengths | level by service taken |
 //! | priority | classes of unequal worth | importance, aged |
 //!
-//! Lottery, CFS and RR of the paper's list are left out: they share what WFQ and stride share, the first at random.
+//! Lottery, CFS and RR of the paper's list are left out: they share what WFQ and stride share, the
+//! first at random.
 
 mod edf;
 mod fcfs;
@@ -170,11 +173,13 @@ pub trait Policy: Send {
     /// Which it is.
     fn kind(&self) -> Kind;
 
-    /// Where a job with prompt tokens to compute stands in line. The same contract as [`crate::discipline::Discipline::rank`].
+    /// Where a job with prompt tokens to compute stands in line. The same contract as
+    /// [`crate::discipline::Discipline::rank`].
     fn rank(&self, job: &Job, estimate: &Estimate) -> Rank;
 
-    /// A request is in line from now on; its rank is asked for after this. Also told, in order of arrival, of all that stand in line when
-    /// the policy takes over, and again when an estimate changes (after [`Self::left`]).
+    /// A request is in line from now on; its rank is asked for after this. Also told, in order of
+    /// arrival, of all that stand in line when the policy takes over, and again when an estimate
+    /// changes (after [`Self::left`]).
     fn arrived(&mut self, spec: &Spec, estimate: &Estimate) {
         let _ = (spec, estimate);
     }

@@ -1,5 +1,5 @@
-//! Important requests first (H-MAS Appendix C.2), with a head start rather than for ever: one of low importance that
-//! came `head_start` earlier goes first, so that it waits and does not starve.
+//! Important requests first (H-MAS Appendix C.2), with a head start rather than for ever: one of
+//! low importance that came `head_start` earlier goes first, so that it waits and does not starve.
 
 use super::{Kind, Policy, rank_of};
 use crate::discipline::Rank;

@@ -1,5 +1,6 @@
-//! The shortest remaining time first: as [`super::Sjf`], less what was done (H-MAS Appendix C.2). A job that was dropped has its prompt
-//! to compute again, and the tokens that it gave out stay given.
+//! The shortest remaining time first: as [`super::Sjf`], less what was done (H-MAS Appendix C.2). A
+//! job that was dropped has its prompt to compute again, and the tokens that it gave out stay
+//! given.
 
 use super::{Kind, Policy, rank_of};
 use crate::Time;

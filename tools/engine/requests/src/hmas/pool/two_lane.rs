@@ -1,10 +1,12 @@
-//! Two lanes by `T_tot`: short requests do not wait behind long ones (H-MAS §3.5). Inside a lane by slack,
-//! `S_r = D_r − V_sys − T_tot` (eq. 5; `V_sys` never changes order and is left out).
+//! Two lanes by `T_tot`: short requests do not wait behind long ones (H-MAS §3.5). Inside a lane by
+//! slack, `S_r = D_r − V_sys − T_tot` (eq. 5; `V_sys` never changes order and is left out).
 //!
-//! The paper does not say how lanes share. Here the slow lane is owed a part of the *work*, one in `fast_weight + 1`, while both wait, by start-time
-//! fair queueing between two flows: who starts is charged its `T_tot`; and as large a part of the concurrency. A lane that nobody waits in
-//! lends its part. So the slow lane never starves, and the fast lane loses at most that share. Charged by prompt tokens, the slow lane, whose
-//! work is in its answers, would get several times its share. Whoever has begun computes the rest of its prompt first: it holds memory.
+//! The paper does not say how lanes share. Here the slow lane is owed a part of the *work*, one in
+//! `fast_weight + 1`, while both wait, by start-time fair queueing between two flows: who starts is
+//! charged its `T_tot`; and as large a part of the concurrency. A lane that nobody waits in lends
+//! its part. So the slow lane never starves, and the fast lane loses at most that share. Charged by
+//! prompt tokens, the slow lane, whose work is in its answers, would get several times its share.
+//! Whoever has begun computes the rest of its prompt first: it holds memory.
 
 use super::{Hints, Kind, Policy, Room};
 use crate::Span;

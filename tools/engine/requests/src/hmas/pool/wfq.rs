@@ -1,9 +1,10 @@
-//! Fair shares between applications (H-MAS Appendix C.2): weighted fair queueing by virtual finish times, self-clocked
-//! (Golestani 1994), or stride scheduling (Waldspurger 1995), which goes by virtual starts.
+//! Fair shares between applications (H-MAS Appendix C.2): weighted fair queueing by virtual finish
+//! times, self-clocked (Golestani 1994), or stride scheduling (Waldspurger 1995), which goes by
+//! virtual starts.
 //!
-//! An application is charged the tokens that it asks for, prompt and predicted answer, when a request of it arrives. Virtual time is
-//! the tag of whoever started last. All weigh the same: the core knows of no tenants' weights; importance is
-//! [`super::Priority`]'s.
+//! An application is charged the tokens that it asks for, prompt and predicted answer, when a
+//! request of it arrives. Virtual time is the tag of whoever started last. All weigh the same: the
+//! core knows of no tenants' weights; importance is [`super::Priority`]'s.
 
 use rustc_hash::FxHashMap;
 

@@ -1,15 +1,17 @@
 //! Bucketed conformal calibration of lengths (H-MAS §3.4.2 eq. 4, Appendix B.3 eq. 10).
 //!
-//! `l_upper = l_pred + q`, with `q` the ⌈(n + 1)(1 − ε)⌉-th smallest error of the bucket: the rank that makes the bound hold for `1 − ε` of
-//! requests when errors are exchangeable. A bucket with too few errors for that rank borrows those of all; if these are too few, the bound is the request's
-//! own limit. The paper says "(1 − ε) quantile" and leaves both out.
+//! `l_upper = l_pred + q`, with `q` the ⌈(n + 1)(1 − ε)⌉-th smallest error of the bucket: the rank
+//! that makes the bound hold for `1 − ε` of requests when errors are exchangeable. A bucket with
+//! too few errors for that rank borrows those of all; if these are too few, the bound is the
+//! request's own limit. The paper says "(1 − ε) quantile" and leaves both out.
 //!
-//! Two things make the guarantee less than exact, and both are measured rather than assumed: mixes drift, and answers that
-//! are short end, and are seen, first.
+//! Two things make the guarantee less than exact, and both are measured rather than assumed: mixes
+//! drift, and answers that are short end, and are seen, first.
 
 use std::collections::VecDeque;
 
-/// Upper ends of buckets, in prompt tokens (Appendix E.2 buckets by prompt length and does not say where).
+/// Upper ends of buckets, in prompt tokens (Appendix E.2 buckets by prompt length and does not say
+/// where).
 const BUCKETS: [u32; 5] = [128, 512, 2048, 8192, u32::MAX];
 
 /// What an error is.
@@ -18,8 +20,9 @@ pub enum Score {
     /// `l_real − l_pred`, tokens (eq. 4).
     #[default]
     Additive,
-    /// `l_real / l_pred − 1`, in thousandths: errors grow with length, and those of long answers, which are seen last, are missing from a
-    /// window; relative ones are alike for all (locally weighted conformal prediction, Lei et al. 2018).
+    /// `l_real / l_pred − 1`, in thousandths: errors grow with length, and those of long answers,
+    /// which are seen last, are missing from a window; relative ones are alike for all (locally
+    /// weighted conformal prediction, Lei et al. 2018).
     Relative,
 }
 

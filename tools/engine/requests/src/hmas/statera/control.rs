@@ -1,12 +1,14 @@
-//! The two loops that keep utilisation in a band (H-MAS §3.4.2, Algorithm 2 C): a budget of tokens for each iteration,
-//! a limit on concurrency for longer.
+//! The two loops that keep utilisation in a band (H-MAS §3.4.2, Algorithm 2 C): a budget of tokens
+//! for each iteration, a limit on concurrency for longer.
 //!
-//! `e = ū − clip(ū, [u_low, u_high])`; the inner loop sets `B ← Proj(B₀ − η_B e)`, the outer `N ← Proj(N − η_N ē)` with
-//! `ē` the mean over `W` iterations.
+//! `e = ū − clip(ū, [u_low, u_high])`; the inner loop sets `B ← Proj(B₀ − η_B e)`, the outer `N ←
+//! Proj(N − η_N ē)` with `ē` the mean over `W` iterations.
 //!
-//! Holes. Algorithm 2 calls the inner loop proportional and writes `B ← B − η_B e`, which accumulates: [`Loop`] has both. A GPU is 100 % used
-//! by any batch, so `ū` is memory in use, or the time of an iteration over a target: [`Signal`]. "Decode tokens issued in each
-//! cycle" (§3.4.2) and "per-cycle token budget" (table 3) are two things: [`Reading`]. Gains, band and window are not given.
+//! Holes. Algorithm 2 calls the inner loop proportional and writes `B ← B − η_B e`, which
+//! accumulates: [`Loop`] has both. A GPU is 100 % used by any batch, so `ū` is memory in use, or
+//! the time of an iteration over a target: [`Signal`]. "Decode tokens issued in each cycle"
+//! (§3.4.2) and "per-cycle token budget" (table 3) are two things: [`Reading`]. Gains, band and
+//! window are not given.
 
 use std::collections::VecDeque;
 
@@ -127,7 +129,8 @@ impl Control {
         }
     }
 
-    /// An iteration was run: so much of memory is held, so long it took, so many tokens it computed.
+    /// An iteration was run: so much of memory is held, so long it took, so many tokens it
+    /// computed.
     pub fn cycle(&mut self, occupancy: f64, took_ms: f64, tokens: u32) {
         let Config {
             signal,

@@ -1,5 +1,5 @@
-//! The Statera Agent (H-MAS §3.4.2, Appendix E.2, Algorithm 2): how much may run. A fence on memory ([`conformal`]), a
-//! budget of tokens and a limit on concurrency ([`control`]).
+//! The Statera Agent (H-MAS §3.4.2, Appendix E.2, Algorithm 2): how much may run. A fence on memory
+//! ([`conformal`]), a budget of tokens and a limit on concurrency ([`control`]).
 
 pub mod conformal;
 pub mod control;
@@ -7,7 +7,8 @@ pub mod control;
 pub use conformal::{Bound, Calibration, Score, Source};
 pub use control::{Control, Loop, Reading, Signal};
 
-/// What Statera is set to. The paper gives none of these numbers; those here were set on the tuning seeds of `docs/requests/hmas.md`.
+/// What Statera is set to. The paper gives none of these numbers; those here were set on the tuning
+/// seeds of `docs/requests/hmas.md`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
     /// Part of answers that may be longer than their bound, ε.
@@ -16,7 +17,8 @@ pub struct Config {
     pub window: usize,
     /// What an error is.
     pub score: Score,
-    /// Memory that is not promised to anybody, `δ_frag`: blocks are filled to the last only at the end of a request.
+    /// Memory that is not promised to anybody, `δ_frag`: blocks are filled to the last only at the
+    /// end of a request.
     pub fragmentation: f64,
     /// The two loops.
     pub control: control::Config,

@@ -182,7 +182,8 @@ pub fn attend(
         || !rows.fits(slots / rows.block_tokens)
     {
         bail!(
-            "attention: {count} rows of {width} over {slots} slots of {kv_width} do not fit {heads:?}"
+            "attention: {count} rows of {width} over {slots} slots of {kv_width} do not fit \
+             {heads:?}"
         );
     }
     if queries.device().is_cpu() && queries.dtype() == DType::F32 {

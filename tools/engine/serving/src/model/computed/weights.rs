@@ -29,7 +29,8 @@ pub enum WeightsError {
     },
     /// No file has a tensor.
     #[error(
-        "no tensor `{0}` in the safetensors files; they need Hugging Face's names (Llama's, or Mixtral's with model.moe)"
+        "no tensor `{0}` in the safetensors files; they need Hugging Face's names (Llama's, or \
+         Mixtral's with model.moe)"
     )]
     Missing(String),
     /// A tensor has another shape than the configuration says.

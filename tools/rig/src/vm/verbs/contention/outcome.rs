@@ -52,7 +52,8 @@ pub struct PhaseOutcome {
     pub p2d: Option<Deadlines>,
     /// Reads, if they took part.
     pub reads: Option<Deadlines>,
-    /// Bytes that the router was offered towards host 1, where all data go, by DSCP; headers included.
+    /// Bytes that the router was offered towards host 1, where all data go, by DSCP; headers
+    /// included.
     pub bytes_by_dscp: BTreeMap<u8, u64>,
     /// The same towards host 0: the collective's answers, requests to read, acknowledgements.
     pub back_by_dscp: BTreeMap<u8, u64>,
@@ -336,8 +337,10 @@ impl fmt::Display for Contention {
             match repetition.verdict() {
                 Verdict::Holds => write!(
                     f,
-                    "\nseed {seed}: holds (collective at most {UNDER_LAXITY_MAX} × alone under Laxity \
-                     and at least {UNSCHEDULED_MIN} × unscheduled; nothing late that could be in time)"
+                    "\nseed {seed}: holds (collective at most {UNDER_LAXITY_MAX} × alone under \
+                     Laxity \
+                     and at least {UNSCHEDULED_MIN} × unscheduled; nothing late that could be in \
+                     time)"
                 )?,
                 Verdict::Fails(wrong) => write!(f, "\nseed {seed}: FAILED: {}", wrong.join("; "))?,
                 Verdict::Inconclusive(why) => write!(f, "\nseed {seed}: inconclusive: {why}")?,

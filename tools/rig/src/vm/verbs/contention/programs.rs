@@ -1,4 +1,5 @@
-//! The programs of a phase: how they are started, under Laxity or not, and what they say at their end.
+//! The programs of a phase: how they are started, under Laxity or not, and what they say at their
+//! end.
 
 use std::fs;
 use std::path::Path;

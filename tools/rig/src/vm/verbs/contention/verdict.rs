@@ -1,5 +1,5 @@
-//! Whether a repetition shows what it is for: a collective that under Laxity does not feel the bulk it
-//! would otherwise wait for, while no transfer is late that could be in time.
+//! Whether a repetition shows what it is for: a collective that under Laxity does not feel the bulk
+//! it would otherwise wait for, while no transfer is late that could be in time.
 
 use std::collections::BTreeSet;
 
@@ -14,8 +14,8 @@ pub const UNDER_LAXITY_MAX: f64 = 1.3;
 /// Mean completion unscheduled, as a multiple of that alone: at least, or there is no contention.
 pub const UNSCHEDULED_MIN: f64 = 2.0;
 
-/// How much the two phases in which the collective is alone may differ: more, and the machine had other
-/// work meanwhile.
+/// How much the two phases in which the collective is alone may differ: more, and the machine had
+/// other work meanwhile.
 const DRIFT_MAX: f64 = 1.15;
 
 /// What to think of a repetition.
@@ -81,7 +81,8 @@ impl Repetition {
             let (missed, unavoidable) = (missed(laxity, of), missed(control, of));
             if missed > unavoidable {
                 wrong.push(format!(
-                    "{missed} {name} were late under Laxity, and {unavoidable} of them without the collective"
+                    "{missed} {name} were late under Laxity, and {unavoidable} of them without the \
+                     collective"
                 ));
             }
         }
