@@ -34,11 +34,11 @@
 //! stage and compared RLI across batches before laxity. Theorem 1, the reason for RLI, is about one
 //! request: across batches "RLI 0 of a loose batch" is not more urgent than "RLI 2 of a tight one",
 //! and blocks fetched for a batch that waits in a queue are not more urgent than the last bytes of
-//! a request that is due. Chosen among some dozen variants on a few instances of `tests/stages.rs`,
-//! then compared on fresh ones (12 seeds, five mixes of stages, offered load 0.4, 0.6 and 0.8; one
-//! port, one request a batch): it met 4 % to 100 % more deadlines than the order of that design, in
-//! all fifteen. Urgency inherited from the batches queued behind one was tried too, and gained
-//! nothing.
+//! a request that is due. Chosen among some dozen variants on a few instances of
+//! `tests/stages.rs`, then compared on fresh ones (12 seeds, five mixes of stages, offered load
+//! 0.4, 0.6 and 0.8; one port, one request a batch): it met 4 % to 100 % more deadlines than the
+//! order of that design, in all fifteen. Urgency inherited from the batches queued behind one was
+//! tried too, and gained nothing.
 //!
 //! Levels tell the fabric the same order: `P_1` and `P_2` as above, the rest by slack in steps of
 //! the threshold base, the first at [`SLACK_PERIODS`] promotion periods. With two levels `P_1` is

@@ -6,13 +6,13 @@
 //! `Discipline` (see `discipline.rs`); everything else is here, for all of them:
 //!
 //! 1. bytes are permitted in chunks of at most `chunk_bytes` (a flow that cannot be cut in one
-//!    piece, when a chunk would fit), while those in flight *at their level or above* stay within
-//!    `window_bytes`; bytes on credit count as in flight and may exceed it. Lower levels do not
-//!    count: what stands in line for a busy receiver in a lower class of the fabric would otherwise
-//!    fill the window, and hold up the collectives of a port that is idle. The highest level with
-//!    bytes in flight fills its window. Inside a level it is the same, so beyond the window bytes
-//!    are permitted at the port's rate and no faster, up to `overcommit` windows: what has had the
-//!    time to leave and has not, stands in line elsewhere;
+//!    piece, when a chunk would fit), while those in flight *at their
+//!    level or above* stay within `window_bytes`; bytes on credit count as in flight and may
+//!    exceed it. Lower levels do not count: what stands in line for a busy receiver in a lower
+//!    class of the fabric would otherwise fill the window, and hold up the collectives of a port
+//!    that is idle. The highest level with bytes in flight fills its window. Inside a level it is
+//!    the same, so beyond the window bytes are permitted at the port's rate and no faster, up to
+//!    `overcommit` windows: what has had the time to leave and has not, stands in line elsewhere;
 //! 2. the best-ranked group is served, its head flow first; if no level has work the scavenger
 //!    gets the port, and it is sure of `scavenger_permille` of it in any case;
 //! 3. a flow's level only climbs, except into the scavenger; on the wire it keeps the level of
