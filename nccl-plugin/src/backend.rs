@@ -179,7 +179,8 @@ pub trait Backend: Send + Sync {
 pub trait Listener: Send {
     /// The next connection that is complete, if there is one.
     ///
-    /// # Errors The system refused. A stranger's or a broken connection is no error: it is dropped,
+    /// # Errors
+    /// The system refused. A stranger's or a broken connection is no error: it is dropped,
     /// with a word in the log.
     fn accept(&mut self) -> Result<Option<Box<dyn Receiver>>>;
 }

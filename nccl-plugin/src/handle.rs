@@ -92,7 +92,8 @@ impl Handle {
 
     /// Reads a handle.
     ///
-    /// # Errors [`Fault::Usage`] if it is not one of this version of this plugin: the other end has
+    /// # Errors
+    /// [`Fault::Usage`] if it is not one of this version of this plugin: the other end has
     /// another one, or none.
     pub fn decode(bytes: &[u8; HANDLE_BYTES]) -> Result<Self, Fault> {
         if word(bytes, 0) != MAGIC {

@@ -367,7 +367,8 @@ pub(crate) unsafe extern "C" fn dereg_mr(comm: *mut c_void, handle: *mut c_void)
 
 /// `isend` of all versions.
 ///
-/// # Safety `comm` is a sending connection that lives, `data` has `size` bytes until the request is
+/// # Safety
+/// `comm` is a sending connection that lives, `data` has `size` bytes until the request is
 /// done, `memory` is null or came from registering, `profiler` is what NCCL gave this call,
 /// `request` is null or can be written.
 pub(crate) unsafe fn send(
@@ -443,7 +444,8 @@ pub(crate) unsafe extern "C" fn isend_v10(
 
 /// The buffers of a grouped receive or flush. NCCL's arrays are gone after the call.
 ///
-/// # Safety The arrays have `count` entries (`tags` and `memory` may be null), memory handles are
+/// # Safety
+/// The arrays have `count` entries (`tags` and `memory` may be null), memory handles are
 /// null or came from registering.
 unsafe fn buffers<'a>(
     count: c_int,
@@ -486,7 +488,8 @@ unsafe fn buffers<'a>(
 /// leave to complete early, which is not used: over TCP nothing would move the bytes of a request
 /// that nobody tests.
 ///
-/// # Safety As [`buffers`]; `comm` is a receiving connection that lives, the buffers stay until the
+/// # Safety
+/// As [`buffers`]; `comm` is a receiving connection that lives, the buffers stay until the
 /// request is done, `request` is null or can be written.
 pub(crate) unsafe fn receive(
     comm: *mut c_void,
@@ -581,7 +584,8 @@ pub(crate) unsafe extern "C" fn iflush(
 
 /// `test`.
 ///
-/// # Safety `request` came from `isend`, `irecv` or `iflush` of a connection that lives; `done` is
+/// # Safety
+/// `request` came from `isend`, `irecv` or `iflush` of a connection that lives; `done` is
 /// null or can be written, `sizes` is null or has an entry for each of the request's buffers.
 pub(crate) unsafe extern "C" fn test(
     request: *mut c_void,

@@ -91,7 +91,8 @@ impl Comm {
 
     /// Checks what NCCL passed for a connection.
     ///
-    /// # Safety `pointer` is null, or leads to at least 8 readable bytes; if those are a
+    /// # Safety
+    /// `pointer` is null, or leads to at least 8 readable bytes; if those are a
     /// connection's, it is one that lives.
     pub unsafe fn at<'a>(pointer: *const core::ffi::c_void) -> Result<&'a Self> {
         let comm = pointer.cast::<Self>();

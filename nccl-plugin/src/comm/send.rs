@@ -1,6 +1,7 @@
 //! The sending end: each message is a flow, and waits for its permit before it is begun.
 //!
-//! # What `isend` does A message whose receiver has not posted yet is taken, and *kept*: whoever
+//! # What `isend` does
+//! A message whose receiver has not posted yet is taken, and *kept*: whoever
 //! drives both ends from one thread must get to posting. No flow is submitted for it, since it
 //! could not leave.
 //!
@@ -11,7 +12,8 @@
 //! even offered before all of the one before may go: so permits of a connection come in the order
 //! of its messages whatever the scheduler prefers, and none is held back behind another.
 //!
-//! # What it never does Submit a flow that can't leave: the backend is asked first
+//! # What it never does
+//! Submit a flow that can't leave: the backend is asked first
 //! (`Sender::clear`). Wait for ever: after `wait_max` the message goes unscheduled. Return an
 //! error: what is wrong with a connection is told by `test` of what is in flight on it.
 

@@ -152,7 +152,8 @@ pub(super) unsafe fn receive(
 
 /// Sends from several places; `None` if the socket takes nothing now.
 ///
-/// # Safety The pieces of memory can be read; with `MSG_ZEROCOPY` they stay until the socket's
+/// # Safety
+/// The pieces of memory can be read; with `MSG_ZEROCOPY` they stay until the socket's
 /// error queue says that they may go.
 pub(super) unsafe fn send(
     socket: RawFd,

@@ -404,7 +404,8 @@ impl QueuePair {
 
     /// Hands work requests to the device, at most [`BATCH`], in one call.
     ///
-    /// # Safety The local memory of each stays registered, and is neither read nor written while it
+    /// # Safety
+    /// The local memory of each stays registered, and is neither read nor written while it
     /// may be, until its completion or that of a later one has been seen, or the queue pair is
     /// gone.
     ///

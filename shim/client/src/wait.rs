@@ -1,6 +1,7 @@
 //! Awaiting permits: poll, adaptive spin, futex; and noticing that there is nobody to wait for.
 //!
-//! # How long a wait can be As long as the daemon says so, and no longer: while it gives signs of
+//! # How long a wait can be
+//! As long as the daemon says so, and no longer: while it gives signs of
 //! life a flow may wait for its turn. It is given up (all lanes of the process detach, every
 //! waiting flow resolves as bypassed) when the registration socket hangs up, or when no new
 //! heartbeat came for `stall_timeout` while something waited here. A heartbeat says that there is
@@ -8,7 +9,8 @@
 //! mode resolve it too. Sleeps are cut in slices of at most [`SLICE`], so each of these is noticed
 //! even if a wake-up is lost.
 //!
-//! # How long to spin Waking a sleeper takes 17 to 43 µs and costs the daemon 10 to 14 µs, so
+//! # How long to spin
+//! Waking a sleeper takes 17 to 43 µs and costs the daemon 10 to 14 µs, so
 //! spinning about as long as one wake-up costs at most a factor of two. If the last few spins were
 //! in vain, the queue is evidently long and the spin is cut short. If the daemon runs on this very
 //! CPU, spinning keeps it from answering (8 ms, against 1.7 µs with a sleep at once), so then there

@@ -11,10 +11,12 @@
 //!   then* is complete. For the same reason what follows or precedes it in its batch doesn't wait.
 //! * What Mooncake will refuse: more than the batch holds.
 //!
-//! # What Mooncake refuses late It had been accepted here, so it fails when it is asked after, and
+//! # What Mooncake refuses late
+//! It had been accepted here, so it fails when it is asked after, and
 //! so does all behind it in its batch; none of those is tried.
 //!
-//! # Locks A batch is locked for as long as Mooncake is called for it, so that nobody asks after a
+//! # Locks
+//! A batch is locked for as long as Mooncake is called for it, so that nobody asks after a
 //! batch that another thread frees. Under it, in this order: the list of the worker, the lanes of
 //! the client.
 

@@ -16,7 +16,8 @@
 //! statically with Mooncake, or looks its functions up with `dlsym` in a handle of its own: then
 //! nothing here runs, and its transfers go out as ever.
 //!
-//! # What it must not change Each transfer reaches Mooncake once, in the order of its batch and
+//! # What it must not change
+//! Each transfer reaches Mooncake once, in the order of its batch and
 //! with its number there; Mooncake's answers are the program's. Without a daemon, or with one that
 //! dies, everything goes at once.
 

@@ -12,7 +12,8 @@
 //! program ── ibv_poll_cq ──▶ poll.rs: completions are reported to the daemon on their way
 //! ```
 //!
-//! # Where it hooks in Posting and polling are inline functions that call through
+//! # Where it hooks in
+//! Posting and polling are inline functions that call through
 //! `ibv_context.ops`, so they can't be interposed by name; the pointers are swapped instead
 //! (`contexts.rs`), as soon as a context is seen:
 //! 1. at the exported functions that programs link (`exports.rs`);
@@ -26,7 +27,8 @@
 //! Libraries that ask the daemon themselves, as the NCCL plugin does, exempt their contexts with
 //! [`exempt::laxity_verbs_exempt`], which they look up at run time; nothing is scheduled twice.
 //!
-//! # What it must not change The order of work requests in a queue pair, their number, the payload
+//! # What it must not change
+//! The order of work requests in a queue pair, their number, the payload
 //! at the time of the post, the completions that the program sees, and what it is told when its
 //! send queue is full. Without a daemon, or with one that dies, everything goes out at once.
 

@@ -1,14 +1,17 @@
 //! One queue pair: what waits in it, what is on the wire, and the order of both.
 //!
-//! # Order Work requests leave in the order in which they were posted. Each is a flow of its own,
+//! # Order
+//! Work requests leave in the order in which they were posted. Each is a flow of its own,
 //! so that the daemon sees how much waits and for whom. If one is permitted behind others that are
 //! not, those go too (*pulled*): they stand in its way, so its urgency is theirs.
 //!
-//! # How much waits A program may have `max_send_wr` outstanding; what waits here counts, so that
+//! # How much waits
+//! A program may have `max_send_wr` outstanding; what waits here counts, so that
 //! it is refused exactly where the provider would refuse it. Only as long as something waits:
 //! otherwise the provider itself counts, and knows better.
 //!
-//! # Completions One completion stands for all work requests up to its own. What was posted without
+//! # Completions
+//! One completion stands for all work requests up to its own. What was posted without
 //! a signal and has no signaled one behind it in the same post is reported complete as soon as it
 //! is posted: nobody can tell when it is, and the permit for the one that would tell may have to
 //! wait for it.

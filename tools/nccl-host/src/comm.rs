@@ -211,7 +211,8 @@ impl SendComm {
     /// Sends the first `len` bytes of a region as one message. The peer's receives take messages in
     /// order.
     ///
-    /// # Errors The connection is lost, or the region is not of this connection or shorter; the
+    /// # Errors
+    /// The connection is lost, or the region is not of this connection or shorter; the
     /// region is lost with it.
     pub fn send(&self, region: Region, len: usize, tag: i32) -> Result<Attempt, HostError> {
         let memory = request::take(&self.0, region, len)?;

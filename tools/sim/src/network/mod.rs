@@ -160,7 +160,8 @@ impl Network {
     /// any order. It gets a share in proportion to `weight` among those of its `class`, after those
     /// of lower class numbers. `tag` is told at its end. One of zero bytes ends at once.
     ///
-    /// # Panics If the path is empty or too long, the class is not below [`CLASSES_MAX`], or the
+    /// # Panics
+    /// If the path is empty or too long, the class is not below [`CLASSES_MAX`], or the
     /// weight is not a positive finite number.
     pub fn start(
         &mut self,

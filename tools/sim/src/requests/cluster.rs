@@ -123,7 +123,8 @@ struct Run<'a> {
 
 /// Runs the requests, in order of arrival, through a cluster.
 ///
-/// # Panics If two requests have the same number, or a decision makes no sense (a place at an
+/// # Panics
+/// If two requests have the same number, or a decision makes no sense (a place at an
 /// instance that is not there): policies are the code under test.
 #[must_use]
 pub fn run(config: Config<'_>, asked: &[Asked]) -> Outcome {

@@ -3,7 +3,8 @@
 //!
 //! A [`Policy`] orders a line; memory, concurrency and budgets are Statera's. A policy without the
 //! layers above it is
-//! [`super::Agent::fixed`]: what H-MAS is compared with, and what [`crate::replica::Replica::exchange`] takes.
+//! [`super::Agent::fixed`]: what H-MAS is compared with, and what
+//! [`crate::replica::Replica::exchange`] takes.
 //!
 //! | policy | targets | rank |
 //! |---|---|---|
