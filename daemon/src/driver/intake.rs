@@ -10,7 +10,7 @@ use laxity_policy::{
 use laxity_shm::consumer::{Consumer, Wake};
 use laxity_shm::producer::SlotRef;
 use laxity_shm::record;
-use laxity_wire::trace::Standing;
+use laxity_wire::trace::SubmitOutcome;
 
 use crate::clients::{Client, ClientState};
 use crate::driver::flows::{Accounting, Flow, name, place};
@@ -196,12 +196,12 @@ impl Intake {
         }
         if self.trace.is_some() {
             let standing = match (granted.level, granted.held) {
-                (_, true) => Standing::Held,
+                (_, true) => SubmitOutcome::Held,
                 (0, false) if self.ports[usize::from(index)].link.waiting_flows() > 1 => {
-                    Standing::BehindOthers
+                    SubmitOutcome::BehindOthers
                 }
-                (0, false) => Standing::WindowFull,
-                _ => Standing::AtOnce,
+                (0, false) => SubmitOutcome::WindowFull,
+                _ => SubmitOutcome::AtOnce,
             };
             self.traced(from, index, &spec, standing, granted);
         }
@@ -215,17 +215,17 @@ impl Intake {
         from: &RecordOrigin<'_>,
         index: u16,
         spec: &FlowSpec,
-        standing: Standing,
+        standing: SubmitOutcome,
         granted: SubmitDecision,
     ) {
         let link = &self.ports[usize::from(index)].link;
         let own = match standing {
-            Standing::Observed => 0,
+            SubmitOutcome::Observed => 0,
             _ => granted.bytes,
         };
         let waits = matches!(
             standing,
-            Standing::BehindOthers | Standing::WindowFull | Standing::Held
+            SubmitOutcome::BehindOthers | SubmitOutcome::WindowFull | SubmitOutcome::Held
         );
         let seen = Seen::Submitted {
             spec: *spec,
@@ -358,7 +358,7 @@ impl Intake {
             held: false,
         };
         if self.trace.is_some() {
-            self.traced(from, index, &spec, Standing::OnCredit, granted);
+            self.traced(from, index, &spec, SubmitOutcome::OnCredit, granted);
         }
         self.keep(from, at, index, &spec, granted);
     }
@@ -391,7 +391,7 @@ impl Intake {
             held: false,
         };
         if self.trace.is_some() {
-            self.traced(from, index, &spec, Standing::Observed, granted);
+            self.traced(from, index, &spec, SubmitOutcome::Observed, granted);
         }
         self.keep(from, at, index, &spec, granted);
     }

@@ -7,7 +7,7 @@
 
 use laxity_policy::{FlowSpec, Span, Time};
 use laxity_shm::record::Record;
-use laxity_wire::trace::{Standing, TraceEvent, TraceKind, TracedFlow};
+use laxity_wire::trace::{SubmitOutcome, TraceEvent, TraceKind, TracedFlow};
 use tokio::sync::oneshot;
 
 /// After the end of a trace that nobody fetches, before it is forgotten.
@@ -62,7 +62,7 @@ pub enum Seen {
         /// Index of the port.
         port: u16,
         /// How it stood.
-        standing: Standing,
+        standing: SubmitOutcome,
         /// Bytes granted, and their level.
         granted: (u64, u8),
         /// Bytes of others in flight there, and how many may be.

@@ -126,11 +126,11 @@ pub struct TracedFlow {
     pub bytes: u64,
     /// When it is due; 0 if it is not.
     pub deadline_ns: u64,
-    /// How it stood.
-    pub standing: Standing,
-    /// Bytes of it that may go, and their level; 0 if it has to wait.
+    /// What became of it when it was submitted.
+    pub standing: SubmitOutcome,
+    /// Bytes of it that are permitted at once; 0 if it has to wait.
     pub granted: u64,
-    /// See `granted`.
+    /// Level of the permitted bytes.
     pub level: u8,
     /// Bytes of others in flight on its port.
     pub in_flight_bytes: u64,
@@ -140,15 +140,15 @@ pub struct TracedFlow {
     pub ahead: u64,
 }
 
-/// How a flow stands when it is submitted.
+/// What becomes of a flow when it is submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Standing {
-    /// It may go, or some of it.
+pub enum SubmitOutcome {
+    /// It is permitted, or a part of it is.
     AtOnce,
     /// It went on credit, before it was told of.
     OnCredit,
-    /// It went without leave, in mode `observe`.
+    /// It went without a permit, in mode `observe`.
     Observed,
     /// It waits: others do, too.
     BehindOthers,

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use laxity_wire::trace::{Standing, TraceEvent, TraceKind, TracedFlow};
+use laxity_wire::trace::{SubmitOutcome, TraceEvent, TraceKind, TracedFlow};
 
 /// A flow from its submit on.
 #[derive(Debug)]
@@ -156,7 +156,7 @@ fn born(at_ns: u64, flow: &TracedFlow) -> Life {
         completed: 0,
         ended: None,
     };
-    if flow.granted > 0 && flow.standing != Standing::Observed {
+    if flow.granted > 0 && flow.standing != SubmitOutcome::Observed {
         life.permits.push(Permit {
             at_ns,
             bytes: flow.granted,

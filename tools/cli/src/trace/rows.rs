@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use laxity_quantity::Bytes;
 use laxity_shm::record::Stage;
-use laxity_wire::trace::Standing;
+use laxity_wire::trace::SubmitOutcome;
 use serde_json::{Value, json};
 
 use super::lives::{Ended, Life, Lives, Spell, Spelled};
@@ -152,7 +152,7 @@ fn draw(lives: &Lives, ledger: &Ledger, life: &Life, row: u64, events: &mut Vec<
         "waited_us": us(first_ns.unwrap_or(end_ns).saturating_sub(life.submitted_ns)),
         "why": match (life.permits.is_empty(), flow.standing) {
             (false, _) => why(ledger, life, 0),
-            (true, Standing::Observed) => "mode observe: nobody was asked".to_owned(),
+            (true, SubmitOutcome::Observed) => "mode observe: nobody was asked".to_owned(),
             (true, _) => "it had no leave before it ended, or the trace did".to_owned(),
         },
     });
@@ -167,7 +167,7 @@ fn draw(lives: &Lives, ledger: &Ledger, life: &Life, row: u64, events: &mut Vec<
         "ts": begin, "dur": at(lives, end_ns) - begin, "args": args,
     }));
     let waited_until = first_ns.unwrap_or(end_ns);
-    if waited_until > life.submitted_ns && flow.standing != Standing::Observed {
+    if waited_until > life.submitted_ns && flow.standing != SubmitOutcome::Observed {
         events.push(json!({
             "ph": "X", "cat": "wait", "name": "waits", "pid": process, "tid": row,
             "ts": begin, "dur": at(lives, waited_until) - begin,

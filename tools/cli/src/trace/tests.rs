@@ -1,13 +1,13 @@
 //! From events to a picture.
 
-use laxity_wire::trace::{Standing, TraceEvent, TraceKind, TracedFlow};
+use laxity_wire::trace::{SubmitOutcome, TraceEvent, TraceKind, TracedFlow};
 use serde_json::Value;
 
 use super::lives::{Ended, lives};
 use super::rows::picture;
 use super::why::{Ledger, why};
 
-fn flow(number: u64, stage: &str, bytes: u64, standing: Standing) -> TracedFlow {
+fn flow(number: u64, stage: &str, bytes: u64, standing: SubmitOutcome) -> TracedFlow {
     TracedFlow {
         flow: number,
         pid: 42,
@@ -45,12 +45,12 @@ fn permit(flow: u64, bytes: u64, level: u8, last: bool) -> TraceKind {
 fn story() -> Vec<TraceEvent> {
     let waits = TracedFlow {
         deadline_ns: 8_000,
-        ..flow(1, "p2d", 3000, Standing::BehindOthers)
+        ..flow(1, "p2d", 3000, SubmitOutcome::BehindOthers)
     };
     let goes = TracedFlow {
         granted: 2048,
         level: 2,
-        ..flow(2, "collective", 2048, Standing::AtOnce)
+        ..flow(2, "collective", 2048, SubmitOutcome::AtOnce)
     };
     vec![
         at(
@@ -161,16 +161,16 @@ fn what_did_not_end_lasts_until_the_trace_does_and_a_number_may_be_used_again() 
     let again = [
         at(
             10,
-            TraceKind::Submitted(flow(1, "p2d", 5, Standing::WindowFull)),
+            TraceKind::Submitted(flow(1, "p2d", 5, SubmitOutcome::WindowFull)),
         ),
         at(20, TraceKind::Cancelled { flow: 1 }),
         at(
             30,
-            TraceKind::Submitted(flow(1, "p2d", 5, Standing::Observed)),
+            TraceKind::Submitted(flow(1, "p2d", 5, SubmitOutcome::Observed)),
         ),
         at(
             40,
-            TraceKind::Submitted(flow(2, "p2d", 0, Standing::OnCredit)),
+            TraceKind::Submitted(flow(2, "p2d", 0, SubmitOutcome::OnCredit)),
         ),
     ];
     let lives = lives(&again);

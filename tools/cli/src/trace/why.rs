@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use laxity_quantity::Bytes;
-use laxity_wire::trace::Standing;
+use laxity_wire::trace::SubmitOutcome;
 
 use super::lives::{Life, Lives};
 
@@ -86,10 +86,10 @@ pub(super) fn why(ledger: &Ledger, life: &Life, index: usize) -> String {
     };
     let waited = us(permit.at_ns.saturating_sub(since_ns));
     let mut text = match (index, flow.standing) {
-        (0, Standing::AtOnce) => return "nothing was in its way".to_owned(),
-        (0, Standing::OnCredit) => return "it went on credit, without asking".to_owned(),
-        (0, Standing::Observed) => return "mode observe: nobody was asked".to_owned(),
-        (0, Standing::BehindOthers) => format!(
+        (0, SubmitOutcome::AtOnce) => return "nothing was in its way".to_owned(),
+        (0, SubmitOutcome::OnCredit) => return "it went on credit, without asking".to_owned(),
+        (0, SubmitOutcome::Observed) => return "mode observe: nobody was asked".to_owned(),
+        (0, SubmitOutcome::BehindOthers) => format!(
             "{waited:.0} µs: {} waited before it, {} of {} were in flight",
             match flow.ahead {
                 1 => "1 flow".to_owned(),
@@ -98,12 +98,12 @@ pub(super) fn why(ledger: &Ledger, life: &Life, index: usize) -> String {
             Bytes(flow.in_flight_bytes).about(),
             Bytes(flow.window_bytes).about()
         ),
-        (0, Standing::WindowFull) => format!(
+        (0, SubmitOutcome::WindowFull) => format!(
             "{waited:.0} µs: nobody waited before it, but {} of {} were in flight",
             Bytes(flow.in_flight_bytes).about(),
             Bytes(flow.window_bytes).about()
         ),
-        (0, Standing::Held) => format!(
+        (0, SubmitOutcome::Held) => format!(
             "{waited:.0} µs: the coordinator had others read first from the host that it reads from"
         ),
         _ => format!("{waited:.0} µs after its last permit"),
