@@ -55,7 +55,7 @@ pub use self::policy::{ClusterPolicy, PolicyError};
 use self::batch::{Batch, Request};
 use self::drains::Drain;
 use self::host::{Host, HostCounters, Tenant};
-use self::policy::PolicyBook;
+use self::policy::Revisions;
 use self::quota::Quota;
 use self::summary::Since;
 use self::table::{Key, Table};
@@ -151,7 +151,7 @@ pub struct Cluster {
     /// Of the newest order.
     sequence: u64,
     streams: u64,
-    book: PolicyBook,
+    revisions: Revisions,
     admission: Admission,
     hosts: Vec<Option<Host>>,
     host_names: HashMap<String, HostId>,
@@ -239,7 +239,7 @@ impl Cluster {
             term,
             sequence: 0,
             streams: 0,
-            book: PolicyBook::new(policy, now),
+            revisions: Revisions::new(policy, now),
             admission,
             hosts: Vec::new(),
             host_names: HashMap::new(),
@@ -269,7 +269,7 @@ impl Cluster {
     /// The policy that holds.
     #[must_use]
     pub fn policy(&self) -> &ClusterPolicy {
-        &self.book.current().policy
+        &self.revisions.current().policy
     }
 
     /// Settings that can change while streams are open: spans. Limits and tenants need a restart.
@@ -291,7 +291,7 @@ impl Cluster {
     ) -> Result<v1::PolicyRevision, PolicyError> {
         let nothing = v1::Policy::default();
         let wanted = change.change.as_ref().unwrap_or(&nothing);
-        let policy = self.book.check(wanted, change.expected_revision)?;
+        let policy = self.revisions.check(wanted, change.expected_revision)?;
         if !change.dry_run {
             self.admission
                 .set_config(now, admission_config(&policy, &self.settings.limits))
@@ -299,18 +299,18 @@ impl Cluster {
                     field: invalid.field,
                     problem: invalid.problem,
                 })?;
-            self.book.set(policy, author, &change.comment, now);
+            self.revisions.set(policy, author, &change.comment, now);
             self.tokens.reopen();
         }
-        Ok(self.book.current().to_wire(now))
+        Ok(self.revisions.current().to_wire(now))
     }
 
     /// The policy with its history, for operators.
     #[must_use]
     pub fn policy_history(&self, now: Time, most: u32) -> v1::GetPolicyResponse {
-        let older = self.book.older().take(most as usize);
+        let older = self.revisions.older().take(most as usize);
         v1::GetPolicyResponse {
-            current: Some(self.book.current().to_wire(now)),
+            current: Some(self.revisions.current().to_wire(now)),
             history: older.map(|revision| revision.to_wire(now)).collect(),
         }
     }
@@ -404,8 +404,8 @@ impl Cluster {
         if self.tokens.next_deadline().is_none_or(|at| at > now) {
             return;
         }
-        let terms = self.policy().tokens();
-        for key in self.tokens.grant(now, terms) {
+        let policy = self.policy().tokens();
+        for key in self.tokens.grant(now, policy) {
             if let Some(&(id, fetch)) = self.fetchers.get(&key) {
                 self.note_turn(id, fetch);
             }

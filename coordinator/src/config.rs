@@ -11,29 +11,13 @@ use thiserror::Error;
 use crate::cluster::{ClusterPolicy, PolicyError, Settings};
 use crate::election::EtcdConfig;
 use crate::limits::Limits;
+pub use crate::nonsense::Nonsense;
 use crate::tenants::{TenantConfig, Tenants};
 use crate::tls::{TlsConfig, TlsError};
 use crate::web::WebConfig;
 
 /// The file that is read if no other is named, and may be missing.
 pub const FILE_DEFAULT: &str = "/etc/laxity/coordinator.toml";
-
-/// A key whose value makes no sense.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{key}: {problem}")]
-pub struct Nonsense {
-    key: String,
-    problem: String,
-}
-
-impl Nonsense {
-    pub(crate) fn new(key: &str, problem: String) -> Self {
-        Self {
-            key: key.to_owned(),
-            problem,
-        }
-    }
-}
 
 /// A configuration that cannot be used. The text names the place and what to do.
 #[derive(Debug, Error)]

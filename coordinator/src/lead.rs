@@ -21,7 +21,7 @@ pub(crate) fn boottime() -> Duration {
 }
 
 #[derive(Clone, Debug)]
-enum Standing {
+enum Leadership {
     Leads {
         /// `None`: nobody else could.
         until: Option<Duration>,
@@ -34,7 +34,7 @@ enum Standing {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Lead {
-    standing: Mutex<Standing>,
+    leadership: Mutex<Leadership>,
     /// Grows when leadership comes or goes: streams of before end.
     era: watch::Sender<u64>,
 }
@@ -42,41 +42,43 @@ pub(crate) struct Lead {
 impl Lead {
     /// The only coordinator there is.
     pub(crate) fn alone() -> Self {
-        Self::with(Standing::Leads { until: None })
+        Self::with(Leadership::Leads { until: None })
     }
 
     /// One of several, and not the leader yet.
     pub(crate) fn follower() -> Self {
-        Self::with(Standing::Follows {
+        Self::with(Leadership::Follows {
             leader: String::new(),
         })
     }
 
-    fn with(standing: Standing) -> Self {
+    fn with(leadership: Leadership) -> Self {
         Self {
-            standing: Mutex::new(standing),
+            leadership: Mutex::new(leadership),
             era: watch::channel(0).0,
         }
     }
 
-    fn standing(&self) -> MutexGuard<'_, Standing> {
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn leadership(&self) -> MutexGuard<'_, Leadership> {
+        self.leadership
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// May anything be said for the cluster at this instant?
     pub(crate) fn holds(&self) -> bool {
-        match *self.standing() {
-            Standing::Leads { until: None } => true,
-            Standing::Leads { until: Some(until) } => boottime() < until,
-            Standing::Follows { .. } => false,
+        match *self.leadership() {
+            Leadership::Leads { until: None } => true,
+            Leadership::Leads { until: Some(until) } => boottime() < until,
+            Leadership::Follows { .. } => false,
         }
     }
 
     /// Where the leader is, if it is known and elsewhere.
     pub(crate) fn leader(&self) -> String {
-        match &*self.standing() {
-            Standing::Leads { .. } => String::new(),
-            Standing::Follows { leader } => leader.clone(),
+        match &*self.leadership() {
+            Leadership::Leads { .. } => String::new(),
+            Leadership::Follows { leader } => leader.clone(),
         }
     }
 
@@ -87,25 +89,25 @@ impl Lead {
 
     /// Leadership has come, and holds until then.
     pub(crate) fn begin(&self, until: Duration) {
-        *self.standing() = Standing::Leads { until: Some(until) };
+        *self.leadership() = Leadership::Leads { until: Some(until) };
         self.era.send_modify(|era| *era += 1);
     }
 
     /// It holds longer.
     pub(crate) fn extend(&self, later: Duration) {
-        if let Standing::Leads { until: Some(until) } = &mut *self.standing() {
+        if let Leadership::Leads { until: Some(until) } = &mut *self.leadership() {
             *until = later.max(*until);
         }
     }
 
     /// It is over, or another has it.
     pub(crate) fn follow(&self, now_leads: &str) {
-        let mut standing = self.standing();
-        let led = matches!(*standing, Standing::Leads { .. });
-        *standing = Standing::Follows {
+        let mut leadership = self.leadership();
+        let led = matches!(*leadership, Leadership::Leads { .. });
+        *leadership = Leadership::Follows {
             leader: now_leads.to_owned(),
         };
-        drop(standing);
+        drop(leadership);
         if led {
             self.era.send_modify(|era| *era += 1);
         }

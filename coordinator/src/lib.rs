@@ -10,6 +10,7 @@ mod election;
 mod lead;
 pub mod limits;
 mod metrics;
+mod nonsense;
 mod pace;
 pub mod server;
 pub mod tenants;

@@ -3,7 +3,7 @@
 use laxity_policy::prune::MEMBERS_MAX;
 use serde::{Deserialize, Serialize};
 
-use crate::config::Nonsense;
+use crate::nonsense::Nonsense;
 
 /// Caps. What a host gets of a total: half of it is reserved in equal parts, the other half is for
 /// whoever comes (`cluster/quota.rs`).

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::Nonsense;
+use crate::nonsense::Nonsense;
 
 /// Hosts that trust each other's ids.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@
 //!   otherwise, and the `Host` that a browser asked for has to be an address, `localhost` or one of
 //!   `names`: a foreign site that makes its own name point here (DNS rebinding) reads nothing.
 //! * *What it costs.* The coordinator's thread serves it. So however many look: the state is made
-//!   at most once a second, and no more often than fits [`SHARE`]; explanations are rationed;
+//!   at most once a second, and no more often than fits [`SHARE`]; explanations have a budget;
 //!   connections are capped and end, and a newcomer gets a place even if all are taken.
 
 mod history;
@@ -28,7 +28,7 @@ use laxity_wire::v1;
 use serde::{Deserialize, Serialize};
 
 use self::history::History;
-use crate::config::Nonsense;
+use crate::nonsense::Nonsense;
 use crate::server::Shared;
 use crate::view::Explanation;
 
@@ -117,7 +117,7 @@ impl Web {
             shared,
             names,
             state: Mutex::default(),
-            rations: Mutex::new(Rations::new(Instant::now())),
+            budget: Mutex::new(ExplanationBudget::new(Instant::now())),
             history: Mutex::new(History::new()),
         });
         let _sampler = Aborted(tokio::spawn(sample(Arc::clone(&site))));
@@ -147,12 +147,12 @@ async fn sample(site: Arc<Site>) {
 }
 
 /// What explanations are left.
-struct Rations {
+struct ExplanationBudget {
     left: u32,
     since: Instant,
 }
 
-impl Rations {
+impl ExplanationBudget {
     const fn new(now: Instant) -> Self {
         Self {
             left: EXPLAIN_PER_S,
@@ -181,7 +181,7 @@ struct Site {
     shared: Arc<Shared>,
     names: Vec<String>,
     state: Mutex<Cached>,
-    rations: Mutex<Rations>,
+    budget: Mutex<ExplanationBudget>,
     history: Mutex<History>,
 }
 
@@ -279,11 +279,11 @@ impl Site {
                 "ask with ?batch=ID, and &tenant=NAME where two tenants use the same id",
             );
         };
-        let rationed = {
-            let mut rations = self.rations.lock().unwrap_or_else(PoisonError::into_inner);
-            !rations.take(Instant::now())
+        let exhausted = {
+            let mut budget = self.budget.lock().unwrap_or_else(PoisonError::into_inner);
+            !budget.take(Instant::now())
         };
-        if rationed {
+        if exhausted {
             return problem(
                 StatusCode::TOO_MANY_REQUESTS,
                 "too many explanations are asked for; try again in a second",
@@ -401,10 +401,10 @@ mod tests {
     #[test]
     fn explanations_are_rationed_by_the_second() {
         let start = Instant::now();
-        let mut rations = Rations::new(start);
-        let granted = (0..100).filter(|_| rations.take(start)).count();
+        let mut budget = ExplanationBudget::new(start);
+        let granted = (0..100).filter(|_| budget.take(start)).count();
         assert_eq!(granted, EXPLAIN_PER_S as usize);
-        assert!(rations.take(start + Duration::from_secs(1)));
+        assert!(budget.take(start + Duration::from_secs(1)));
     }
 
     #[test]

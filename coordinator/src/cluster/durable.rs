@@ -9,7 +9,7 @@ use laxity_wire::v1;
 use serde::{Deserialize, Serialize};
 
 use super::drains::Drain;
-use super::policy::{ClusterPolicy, PolicyBook, Revision, cut};
+use super::policy::{ClusterPolicy, Revision, Revisions, cut};
 use super::{Cluster, admission_config};
 
 /// Revisions that are kept.
@@ -77,8 +77,8 @@ impl Cluster {
     /// What a successor has to know.
     #[must_use]
     pub fn durable(&self, now: Time) -> Durable {
-        let revisions = self.book.older().take(REVISIONS_MAX - 1);
-        let mut revisions: Vec<SavedRevision> = core::iter::once(self.book.current())
+        let revisions = self.revisions.older().take(REVISIONS_MAX - 1);
+        let mut revisions: Vec<SavedRevision> = core::iter::once(self.revisions.current())
             .chain(revisions)
             .map(|revision| SavedRevision {
                 number: revision.number,
@@ -134,12 +134,12 @@ impl Cluster {
                 aged: ago_of_unix_ms(one.unix_ms),
             });
         }
-        if let Some(book) = PolicyBook::of(revisions) {
-            let config = admission_config(&book.current().policy, &self.settings.limits);
+        if let Some(restored) = Revisions::of(revisions) {
+            let config = admission_config(&restored.current().policy, &self.settings.limits);
             self.admission
                 .set_config(now, config)
                 .map_err(|invalid| format!("{}: {}", invalid.field, invalid.problem))?;
-            self.book = book;
+            self.revisions = restored;
         }
         let most = self.settings.limits.hosts_max;
         let mut drains = saved.drains;

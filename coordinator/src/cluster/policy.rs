@@ -9,7 +9,7 @@ use laxity_policy::{PolicyKind, Span, Time};
 use laxity_wire::v1;
 use thiserror::Error;
 
-use super::tokens::TokenTerms;
+use super::tokens::TokenPolicy;
 
 /// Revisions that are remembered.
 const HISTORY_MAX: usize = 256;
@@ -118,8 +118,8 @@ impl ClusterPolicy {
         Ok(())
     }
 
-    pub(super) fn tokens(&self) -> TokenTerms {
-        TokenTerms {
+    pub(super) fn tokens(&self) -> TokenPolicy {
+        TokenPolicy {
             per_port: self.fetches_per_port,
             lease: self.fetch_lease,
         }
@@ -203,12 +203,12 @@ impl Revision {
 
 /// The revisions, the newest last; never empty.
 #[derive(Debug)]
-pub(super) struct PolicyBook {
+pub(super) struct Revisions {
     current: Revision,
     older: VecDeque<Revision>,
 }
 
-impl PolicyBook {
+impl Revisions {
     pub(super) fn new(policy: ClusterPolicy, at: Time) -> Self {
         Self {
             current: Revision {
@@ -354,20 +354,20 @@ mod tests {
 
     #[test]
     fn a_change_that_expects_another_revision_is_refused_and_history_is_bounded() {
-        let mut book = PolicyBook::new(ClusterPolicy::default(), Time(0));
+        let mut revisions = Revisions::new(ClusterPolicy::default(), Time(0));
         let nothing = v1::Policy::default();
-        assert!(book.check(&nothing, 1).is_ok() && book.check(&nothing, 0).is_ok());
-        book.set(ClusterPolicy::default(), "a", &"ü".repeat(1000), Time(1));
+        assert!(revisions.check(&nothing, 1).is_ok() && revisions.check(&nothing, 0).is_ok());
+        revisions.set(ClusterPolicy::default(), "a", &"ü".repeat(1000), Time(1));
         assert_eq!(
-            book.check(&nothing, 1),
+            revisions.check(&nothing, 1),
             Err(PolicyError::Stale {
                 expected: 1,
                 current: 2
             })
         );
         for n in 0..2 * HISTORY_MAX as u64 {
-            book.set(ClusterPolicy::default(), "a", "", Time(n));
+            revisions.set(ClusterPolicy::default(), "a", "", Time(n));
         }
-        assert_eq!(book.older().count(), HISTORY_MAX);
+        assert_eq!(revisions.older().count(), HISTORY_MAX);
     }
 }

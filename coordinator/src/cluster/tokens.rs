@@ -24,7 +24,7 @@ use super::table::{Key, Table};
 
 /// What is set of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TokenTerms {
+pub(crate) struct TokenPolicy {
     /// Fetches under way at a port.
     pub(crate) per_port: usize,
     /// How long a token is good for.
@@ -175,7 +175,7 @@ impl Tokens {
     /// Ends leases that are over, and lets in who may be. Gives the fetches of whose turn their
     /// host is to be told: those that got a token, those that have to wait, for the first time or
     /// again.
-    pub(crate) fn grant(&mut self, now: Time, terms: TokenTerms) -> Vec<Key> {
+    pub(crate) fn grant(&mut self, now: Time, policy: TokenPolicy) -> Vec<Key> {
         while let Some(&(until, key)) = self.leases.first()
             && until <= now
         {
@@ -194,13 +194,14 @@ impl Tokens {
                 continue;
             };
             loop {
-                let has_room = port.granted.len() < terms.per_port;
+                let has_room = port.granted.len() < policy.per_port;
                 let last = port.granted.last().copied();
                 let last = last.filter(|(rank, _)| rank.need != Need::Blocking);
                 let first = port.waiting.first().copied();
                 let is_before = first.is_some_and(|first| last.is_some_and(|last| first < last));
                 let blocks = first.is_some_and(|(rank, _)| rank.need == Need::Blocking);
-                if port.granted.len() > terms.per_port && last.is_some() || is_before && !has_room {
+                if port.granted.len() > policy.per_port && last.is_some() || is_before && !has_room
+                {
                     let Some(last) = last else { break };
                     port.granted.remove(&last);
                     port.waiting.insert(last);
@@ -212,7 +213,7 @@ impl Tokens {
                     }
                     turned.push(last.1);
                 } else if let Some(first) = first.filter(|_| has_room || blocks) {
-                    let until = now + terms.lease;
+                    let until = now + policy.lease;
                     port.waiting.remove(&first);
                     port.granted.insert(first);
                     self.leases.insert((until, first.1));
@@ -254,7 +255,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const TERMS: TokenTerms = TokenTerms {
+    const POLICY: TokenPolicy = TokenPolicy {
         per_port: 2,
         lease: Span(100),
     };
@@ -274,34 +275,34 @@ mod tests {
         let [slow, urgent, middle] = [900, 100, 500].map(|rank| tokens.want(HOT, ahead(rank)));
         let elsewhere = tokens.want(PortId(8), ahead(999));
         // The one that has to wait is told, too.
-        let told = tokens.grant(Time(0), TERMS);
+        let told = tokens.grant(Time(0), POLICY);
         assert_eq!(told, [urgent, middle, elsewhere, slow]);
         assert_eq!(tokens.at(HOT), (1, 2));
         assert_eq!(tokens.turn(slow), Some(Turn::Waiting));
         tokens.finish(urgent);
-        assert_eq!(tokens.grant(Time(1), TERMS), [slow]);
+        assert_eq!(tokens.grant(Time(1), POLICY), [slow]);
     }
 
     #[test]
     fn the_more_urgent_takes_the_token_of_the_least_urgent_and_gives_it_back() {
         let mut tokens = Tokens::default();
         let [first, second] = [300, 200].map(|rank| tokens.want(HOT, ahead(rank)));
-        tokens.grant(Time(0), TERMS);
+        tokens.grant(Time(0), POLICY);
         let urgent = tokens.want(HOT, ahead(100));
         let less = tokens.want(HOT, ahead(400));
-        assert_eq!(tokens.grant(Time(5), TERMS), [first, urgent, less]);
+        assert_eq!(tokens.grant(Time(5), POLICY), [first, urgent, less]);
         let turns = |tokens: &Tokens| [first, second, urgent].map(|key| tokens.turn(key));
         let waits = Some(Turn::Waiting);
         assert_eq!(turns(&tokens)[0], waits);
         assert_eq!(tokens.at(HOT), (2, 2));
         // The lease that was taken away does not end anything later.
-        assert!(tokens.grant(Time(99), TERMS).is_empty());
+        assert!(tokens.grant(Time(99), POLICY).is_empty());
         tokens.finish(urgent);
-        assert_eq!(tokens.grant(Time(99), TERMS), [first]);
+        assert_eq!(tokens.grant(Time(99), POLICY), [first]);
         assert_eq!(tokens.turn(first), Some(Turn::Granted(Time(199))));
         tokens.rerank(first, ahead(50));
         tokens.rerank(less, ahead(150));
-        assert_eq!(tokens.grant(Time(99), TERMS), [second, less]);
+        assert_eq!(tokens.grant(Time(99), POLICY), [second, less]);
     }
 
     #[test]
@@ -309,31 +310,31 @@ mod tests {
         let mut tokens = Tokens::default();
         let [one, two] = [1, 2].map(|rank| tokens.want(HOT, ahead(rank)));
         let doomed = tokens.want(HOT, ranked(Need::Doomed, 0));
-        assert_eq!(tokens.grant(Time(0), TERMS), [one, two, doomed]);
+        assert_eq!(tokens.grant(Time(0), POLICY), [one, two, doomed]);
         let blocking = [7, 8, 9].map(|rank| tokens.want(HOT, ranked(Need::Blocking, rank)));
-        tokens.grant(Time(1), TERMS);
+        tokens.grant(Time(1), POLICY);
         let waits = Some(Turn::Waiting);
         assert_eq!([one, two, doomed].map(|key| tokens.turn(key)), [waits; 3]);
         assert_eq!(tokens.at(HOT), (3, 3));
         // Its batch begins.
         tokens.rerank(two, ranked(Need::Blocking, 2));
-        assert_eq!(tokens.grant(Time(2), TERMS), [two]);
+        assert_eq!(tokens.grant(Time(2), POLICY), [two]);
         for key in blocking {
             tokens.finish(key);
         }
-        assert_eq!(tokens.grant(Time(3), TERMS), [one]);
+        assert_eq!(tokens.grant(Time(3), POLICY), [one]);
         tokens.finish(one);
-        assert_eq!(tokens.grant(Time(4), TERMS), [doomed]);
+        assert_eq!(tokens.grant(Time(4), POLICY), [doomed]);
     }
 
     #[test]
     fn a_reader_that_never_finishes_holds_others_up_for_one_lease() {
         let mut tokens = Tokens::default();
         let [one, two, next] = [1, 2, 3].map(|rank| tokens.want(HOT, ahead(rank)));
-        assert_eq!(tokens.grant(Time(0), TERMS), [one, two, next]);
+        assert_eq!(tokens.grant(Time(0), POLICY), [one, two, next]);
         assert_eq!(tokens.next_deadline(), Some(Time(100)));
-        assert!(tokens.grant(Time(99), TERMS).is_empty());
-        assert_eq!(tokens.grant(Time(100), TERMS), [next]);
+        assert!(tokens.grant(Time(99), POLICY).is_empty());
+        assert_eq!(tokens.grant(Time(100), POLICY), [next]);
         assert_eq!(tokens.turn(one), Some(Turn::Expired));
         tokens.finish(one);
         assert_eq!(tokens.at(HOT), (0, 1));
@@ -343,10 +344,10 @@ mod tests {
     fn a_fetch_whose_batch_became_urgent_overtakes() {
         let mut tokens = Tokens::default();
         let [_, _, third, fourth] = [1, 2, 3, 4].map(|rank| tokens.want(HOT, ahead(rank)));
-        let first = tokens.grant(Time(0), TERMS);
+        let first = tokens.grant(Time(0), POLICY);
         tokens.rerank(fourth, ahead(2));
         tokens.finish(first[0]);
-        assert_eq!(tokens.grant(Time(1), TERMS), [fourth]);
+        assert_eq!(tokens.grant(Time(1), POLICY), [fourth]);
         assert_eq!(tokens.turn(third), Some(Turn::Waiting));
     }
 
@@ -370,10 +371,10 @@ mod tests {
                     }
                     _ => if let Some(&key) = living.first() { tokens.rerank(key, of(rank)) },
                 }
-                tokens.grant(Time(now), TERMS);
+                tokens.grant(Time(now), POLICY);
                 for port in 0..3 {
                     let (waiting, granted) = tokens.at(PortId(port));
-                    prop_assert!(waiting == 0 || granted >= TERMS.per_port, "work conserving");
+                    prop_assert!(waiting == 0 || granted >= POLICY.per_port, "work conserving");
                     let keys = |turn: fn(&Turn) -> bool| {
                         let of = |key: &&Key| {
                             let fetch = tokens.fetches.get(**key);
@@ -385,15 +386,15 @@ mod tests {
                     let worst = keys(|turn| matches!(turn, Turn::Granted(_))).into_iter().max();
                     let best = keys(|turn| *turn == Turn::Waiting).into_iter().min();
                     prop_assert!(best.is_none_or(|best| Some(best) > worst), "by rank");
-                    let beyond = granted > TERMS.per_port;
+                    let beyond = granted > POLICY.per_port;
                     let blocks = |(rank, _): (FetchRank, Key)| rank.need == Need::Blocking;
                     prop_assert!(!beyond || worst.is_some_and(blocks), "bounded");
                     prop_assert!(!best.is_some_and(blocks), "whoever blocks goes");
                 }
             }
             for _ in 0..living.len() {
-                now += TERMS.lease.0;
-                tokens.grant(Time(now), TERMS);
+                now += POLICY.lease.0;
+                tokens.grant(Time(now), POLICY);
             }
             for &key in &living {
                 prop_assert_ne!(tokens.turn(key), Some(Turn::Waiting));

@@ -13,6 +13,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tonic::{Request, Status};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
@@ -74,6 +75,57 @@ pub(crate) fn roles(certificate_der: &[u8]) -> Vec<Role> {
         .collect()
 }
 
+/// What a request knows of its connection.
+#[derive(Clone, Debug)]
+pub(crate) struct ConnectInfo {
+    pub(crate) peer: Peer,
+    /// Streams that are served on it.
+    served: Served,
+}
+
+impl ConnectInfo {
+    pub(crate) fn new(peer: Peer) -> Self {
+        Self {
+            peer,
+            served: Served::default(),
+        }
+    }
+
+    /// Whether a stream is served on the connection.
+    pub(crate) fn is_served(&self) -> bool {
+        self.served.0.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// Counts the streams that are served on a connection. With one, it is no visitor.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Served(Arc<AtomicUsize>);
+
+impl Served {
+    /// Those of this request's connection.
+    pub(crate) fn of<T>(request: &tonic::Request<T>) -> Self {
+        let info = request.extensions().get::<ConnectInfo>();
+        info.map(|info| info.served.clone()).unwrap_or_default()
+    }
+
+    /// One more is served.
+    pub(crate) fn begin(&self) -> Serving {
+        // Only a count: nothing else is published with it.
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Serving(self.clone())
+    }
+}
+
+/// A stream that is served, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Serving(Served);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// A peer, by what it has proved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
@@ -86,7 +138,7 @@ pub(crate) enum Peer {
 impl Peer {
     /// Whose request this is.
     pub(crate) fn of<T>(request: &Request<T>) -> Self {
-        let info = request.extensions().get::<super::listen::ConnectInfo>();
+        let info = request.extensions().get::<ConnectInfo>();
         // Every connection has one; without it, nothing is allowed.
         info.map_or_else(|| Self::Known([].into()), |info| info.peer.clone())
     }
@@ -162,9 +214,7 @@ mod tests {
             let mut request = Request::new(());
             request
                 .extensions_mut()
-                .insert(super::super::listen::ConnectInfo::new(Peer::Known(
-                    [role].into(),
-                )));
+                .insert(super::ConnectInfo::new(Peer::Known([role].into())));
             request
         };
         let daemon = known(Role::Daemon("a".into()));

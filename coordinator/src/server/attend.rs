@@ -17,8 +17,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::{debug, info, warn};
 
 use super::Shared;
-use super::access::Peer;
-use super::listen::Served;
+use super::access::{Peer, Served};
 use crate::cluster::{Cluster, HostId, Taken};
 use crate::lead::Lead;
 use crate::pace::Pace;

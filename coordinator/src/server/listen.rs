@@ -14,7 +14,6 @@ use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -31,7 +30,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 use tracing::{debug, warn};
 
-use super::access::{self, Peer};
+use super::access::{self, ConnectInfo, Peer};
 use crate::limits::Limits;
 use crate::tls::ServerTls;
 
@@ -44,52 +43,6 @@ const PREFACE_BYTES: usize = 24;
 /// Visitors at a time, and of one address.
 const VISITORS_MAX: usize = 1024;
 const VISITORS_PER_ADDRESS_MAX: usize = 512;
-
-/// What a request knows of its connection.
-#[derive(Clone, Debug)]
-pub(crate) struct ConnectInfo {
-    pub(crate) peer: Peer,
-    /// Streams that are served on it.
-    served: Served,
-}
-
-impl ConnectInfo {
-    pub(crate) fn new(peer: Peer) -> Self {
-        Self {
-            peer,
-            served: Served::default(),
-        }
-    }
-}
-
-/// Counts the streams that are served on a connection. With one, it is no visitor.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Served(Arc<AtomicUsize>);
-
-impl Served {
-    /// Those of this request's connection.
-    pub(crate) fn of<T>(request: &tonic::Request<T>) -> Self {
-        let info = request.extensions().get::<ConnectInfo>();
-        info.map(|info| info.served.clone()).unwrap_or_default()
-    }
-
-    /// One more is served.
-    pub(crate) fn begin(&self) -> Serving {
-        // Only a count: nothing else is published with it.
-        self.0.fetch_add(1, Ordering::Relaxed);
-        Serving(self.clone())
-    }
-}
-
-/// A stream that is served, until this is dropped.
-#[derive(Debug)]
-pub(crate) struct Serving(Served);
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 enum Io {
     Plain(TcpStream),
@@ -192,7 +145,7 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let is_served = self.info.served.0.load(Ordering::Relaxed) > 0;
+        let is_served = self.info.is_served();
         if self.visit.poll(cx, is_served).is_ready() {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }

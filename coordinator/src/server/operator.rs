@@ -19,8 +19,7 @@ use tonic::{Request, Response, Status};
 use tracing::info;
 
 use super::Shared;
-use super::access::Peer;
-use super::listen::Served;
+use super::access::{Peer, Served};
 use crate::cluster::PolicyError;
 
 /// Streams of `Watch` at a time.
