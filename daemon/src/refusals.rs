@@ -21,13 +21,13 @@ const USERS_MAX: usize = 32;
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Refusals {
-    book: Mutex<Book>,
+    book: Mutex<RefusalLog>,
     /// Rung with each.
     rung: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Book {
+struct RefusalLog {
     count: u64,
     users: BTreeMap<u32, User>,
     warned: BTreeMap<u32, Instant>,
@@ -42,7 +42,7 @@ struct User {
 }
 
 impl Refusals {
-    fn book(&self) -> MutexGuard<'_, Book> {
+    fn book(&self) -> MutexGuard<'_, RefusalLog> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -90,7 +90,7 @@ impl Refusals {
     }
 }
 
-impl Book {
+impl RefusalLog {
     fn note(&mut self, peer: Peer, why: &str, now: Instant) {
         if self.users.len() >= USERS_MAX
             && !self.users.contains_key(&peer.uid)
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn refusals_of_a_user_are_said_aloud_once_in_a_while() {
-        let (mut book, now) = (Book::default(), Instant::now());
+        let (mut book, now) = (RefusalLog::default(), Instant::now());
         assert!(book.is_due(1, now) && book.is_due(2, now));
         assert!(!book.is_due(1, now + WARN_EVERY / 2));
         assert!(book.is_due(1, now + WARN_EVERY));

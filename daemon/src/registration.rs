@@ -47,7 +47,7 @@ const LINES_EVERY: Duration = Duration::from_secs(10);
 
 /// What all registrations share.
 #[derive(Clone)]
-struct Door {
+struct RegistrationContext {
     service: Arc<Service>,
     greetings: Places<u32>,
     farewells: Places<u32>,
@@ -69,7 +69,7 @@ fn due(lines: &Mutex<LineLimit>) -> Option<u64> {
 /// Serves `listener` until the runtime ends.
 pub async fn serve(listener: Watched, service: Arc<Service>) {
     let lines = || Mutex::new(LineLimit::new(LINES_MAX, LINES_EVERY));
-    let door = Door {
+    let door = RegistrationContext {
         service,
         greetings: Places::new(GREETINGS_MAX, GREETINGS_PER_UID_MAX),
         farewells: Places::new(FAREWELLS_MAX, FAREWELLS_PER_UID_MAX),
@@ -89,7 +89,7 @@ pub async fn serve(listener: Watched, service: Arc<Service>) {
     }
 }
 
-impl Door {
+impl RegistrationContext {
     /// Awaits connections, and takes up to [`ACCEPTS_MAX`] of them.
     async fn accept_some(&self, listener: &Watched) -> io::Result<()> {
         let mut ready = listener.readable().await?;
@@ -272,7 +272,7 @@ fn may_attach(access: &AccessConfig, peer: Peer, groups: impl FnOnce() -> Vec<u3
         || !access.gids.is_empty() && groups().iter().any(|gid| access.gids.contains(gid))
 }
 
-impl Door {
+impl RegistrationContext {
     /// Serves a client until its socket hangs up.
     async fn attend(&self, socket: &Watched, newcomer: Newcomer) {
         let service = &self.service;

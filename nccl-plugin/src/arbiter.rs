@@ -18,7 +18,7 @@ const LEVELS_MAX: u8 = 16;
 
 /// A flow that was submitted.
 #[derive(Debug, Default)]
-pub struct Pass {
+pub struct SubmittedFlow {
     /// The client library's part.
     pub ticket: Ticket,
     /// The arbiter's own number for it.
@@ -29,13 +29,13 @@ pub struct Pass {
 /// Where flows are submitted.
 pub trait Arbiter: Send + Sync {
     /// Submits a flow; never blocks.
-    fn submit(&self, flow: &Flow) -> Pass;
+    fn submit(&self, flow: &Flow) -> SubmittedFlow;
     /// What may go now beyond what earlier permits said.
-    fn poll(&self, pass: &mut Pass) -> Option<Permit>;
+    fn poll(&self, pass: &mut SubmittedFlow) -> Option<Permit>;
     /// `bytes` of it have left the wire.
-    fn complete(&self, pass: &Pass, bytes: u64);
+    fn complete(&self, pass: &SubmittedFlow, bytes: u64);
     /// What was not permitted will not be sent, what is not complete never will be.
-    fn cancel(&self, pass: Pass);
+    fn cancel(&self, pass: SubmittedFlow);
     /// The number of a NIC.
     fn nic(&self, name: &str) -> u8;
     /// The classes that permits may name, that of `stage` first; a single 0 if nobody schedules.
@@ -96,27 +96,27 @@ fn lane_of(next: &AtomicUsize) -> usize {
 }
 
 impl Arbiter for Daemon {
-    fn submit(&self, flow: &Flow) -> Pass {
+    fn submit(&self, flow: &Flow) -> SubmittedFlow {
         let lane = lane_of(&self.next);
-        let mut pass = Pass {
+        let mut pass = SubmittedFlow {
             lane,
             id: self.flows.fetch_add(1, Ordering::Relaxed),
-            ..Pass::default()
+            ..SubmittedFlow::default()
         };
         self.with(lane, |lane| lane.submit_into(flow, &mut pass.ticket));
         pass
     }
 
-    fn poll(&self, pass: &mut Pass) -> Option<Permit> {
-        let Pass { ticket, lane, .. } = pass;
+    fn poll(&self, pass: &mut SubmittedFlow) -> Option<Permit> {
+        let SubmittedFlow { ticket, lane, .. } = pass;
         self.with(*lane, |lane| lane.poll(ticket))
     }
 
-    fn complete(&self, pass: &Pass, bytes: u64) {
+    fn complete(&self, pass: &SubmittedFlow, bytes: u64) {
         self.with(pass.lane, |lane| lane.complete(&pass.ticket, bytes));
     }
 
-    fn cancel(&self, pass: Pass) {
+    fn cancel(&self, pass: SubmittedFlow) {
         self.with(pass.lane, |lane| lane.cancel(pass.ticket));
     }
 

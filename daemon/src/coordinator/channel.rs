@@ -31,7 +31,7 @@ pub enum Scheme {
 
 /// Where a URL leads.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct EndpointAddress {
     /// Whether with TLS.
     pub scheme: Scheme,
     /// A name or an address, without brackets.
@@ -44,7 +44,7 @@ pub struct Place {
 ///
 /// # Errors
 /// It is none of a coordinator; text for people.
-pub fn place(url: &str) -> Result<Place, String> {
+pub fn place(url: &str) -> Result<EndpointAddress, String> {
     let shape = "write https://HOST:PORT, or http://127.0.0.1:PORT for one on this host";
     let uri: Uri = url
         .parse()
@@ -60,7 +60,7 @@ pub fn place(url: &str) -> Result<Place, String> {
         return Err(format!("`{url}` names no host; {shape}"));
     }
     let address = host.parse::<std::net::IpAddr>();
-    Ok(Place {
+    Ok(EndpointAddress {
         scheme,
         host: host.to_owned(),
         is_here: host == "localhost" || address.is_ok_and(|address| address.is_loopback()),
@@ -71,7 +71,7 @@ pub fn place(url: &str) -> Result<Place, String> {
 ///
 /// # Errors
 /// It does not; the text says what would allow it.
-pub fn allow(url: &str, config: &CoordinatorConfig) -> Result<Place, String> {
+pub fn allow(url: &str, config: &CoordinatorConfig) -> Result<EndpointAddress, String> {
     let place = place(url)?;
     match place.scheme {
         Scheme::Http if !place.is_here && !config.insecure => Err(format!(

@@ -103,7 +103,7 @@ const _: () = {
 pub struct ProfilerV3 {
     name: Name,
     init: unsafe extern "C" fn(*mut *mut c_void, *mut c_int) -> Code,
-    rest: Rest,
+    rest: CommonFunctions,
 }
 
 /// `ncclProfiler_v4_t`.
@@ -121,7 +121,7 @@ pub struct ProfilerV4 {
         c_int,
         Option<Logger>,
     ) -> Code,
-    rest: Rest,
+    rest: CommonFunctions,
 }
 
 /// `ncclProfiler_v5_t`, `ncclProfiler_v6_t`.
@@ -139,13 +139,13 @@ pub struct ProfilerV5 {
         c_int,
         Option<Logger>,
     ) -> Code,
-    rest: Rest,
+    rest: CommonFunctions,
 }
 
 /// The functions that all versions have.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Rest {
+pub struct CommonFunctions {
     start: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut Event) -> Code,
     stop: unsafe extern "C" fn(*mut c_void) -> Code,
     record: unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> Code,
@@ -186,8 +186,8 @@ pub static ncclProfiler_v6: ProfilerV5 = ProfilerV5 {
 
 const fn rest(
     start: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut Event) -> Code,
-) -> Rest {
-    Rest {
+) -> CommonFunctions {
+    CommonFunctions {
         start,
         stop,
         record,

@@ -26,7 +26,7 @@ use laxity_shm::sleep::now_ns;
 use smallvec::smallvec;
 
 use super::{Outcome, REQUESTS};
-use crate::arbiter::{Arbiter, Pass, SCAVENGER_CLASS};
+use crate::arbiter::{Arbiter, SCAVENGER_CLASS, SubmittedFlow};
 use crate::backend::{Classes, Clear, Memory, Message, Region, Sender, Sent};
 use crate::context::{Context, Purpose};
 use crate::fault::{Fault, Result};
@@ -62,7 +62,7 @@ fn is_overdue(since_ns: u64, wait_max: Duration) -> bool {
 /// A message that NCCL wants to send and that may not go yet.
 #[derive(Debug)]
 struct Offer {
-    pass: Pass,
+    pass: SubmittedFlow,
     bytes: u64,
     tag: i32,
     since_ns: u64,
@@ -105,7 +105,7 @@ impl Kept {
 #[derive(Debug)]
 struct Underway {
     number: u64,
-    pass: Pass,
+    pass: SubmittedFlow,
     bytes: u64,
     pushed: u64,
     /// Told to the arbiter as complete.
@@ -409,7 +409,7 @@ impl SendSide {
             ..Flow::default()
         };
         let pass = if bytes == 0 {
-            Pass::default()
+            SubmittedFlow::default()
         } else {
             self.around.arbiter.submit(&flow)
         };

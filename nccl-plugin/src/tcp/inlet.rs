@@ -27,7 +27,7 @@ pub(super) trait Shelf {
 }
 
 #[derive(Debug)]
-pub(super) struct Inlet {
+pub(super) struct ReceiveSocket {
     stream: TcpStream,
     stage: Box<[u8; STAGE_BYTES]>,
     /// What is read and not used of it.
@@ -38,7 +38,7 @@ pub(super) struct Inlet {
     closed: bool,
 }
 
-impl Inlet {
+impl ReceiveSocket {
     pub(super) fn new(stream: TcpStream) -> Self {
         Self {
             stream,
@@ -189,7 +189,7 @@ impl Inlet {
     }
 }
 
-impl Drop for Inlet {
+impl Drop for ReceiveSocket {
     fn drop(&mut self) {
         // As an outlet's.
         let _ = self.stream.shutdown(Shutdown::Both);

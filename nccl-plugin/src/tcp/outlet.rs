@@ -39,7 +39,7 @@ pub(super) struct Outgoing {
 
 /// What became of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum PartOutcome {
     /// Its memory may be used again.
     Taken {
         /// Its message.
@@ -76,7 +76,7 @@ struct Held {
 }
 
 #[derive(Debug)]
-pub(super) struct Outlet {
+pub(super) struct SendSocket {
     stream: TcpStream,
     queue: VecDeque<Outgoing>,
     /// Of the first part, its head included.
@@ -95,7 +95,7 @@ pub(super) struct Outlet {
     let_go: Option<u32>,
 }
 
-impl Outlet {
+impl SendSocket {
     pub(super) fn new(stream: TcpStream, zero_copy: bool) -> Self {
         let zero_copy = zero_copy && socket::allow_zero_copy(&stream);
         Self {
@@ -122,7 +122,7 @@ impl Outlet {
     }
 
     /// Hands over what the kernel takes.
-    pub(super) fn flush(&mut self, fates: &mut Vec<Fate>) -> Result<()> {
+    pub(super) fn flush(&mut self, fates: &mut Vec<PartOutcome>) -> Result<()> {
         while let Some(first) = self.queue.front() {
             let without_copy =
                 self.zero_copy && first.bytes >= ZERO_COPY_BYTES_MIN && self.held.len() < HELD_MAX;
@@ -212,7 +212,7 @@ impl Outlet {
     }
 
     /// The kernel took bytes from the front of the queue.
-    fn took(&mut self, mut count: usize, fates: &mut Vec<Fate>) {
+    fn took(&mut self, mut count: usize, fates: &mut Vec<PartOutcome>) {
         self.position += count as u64;
         while let Some(part) = self.queue.front() {
             let rest = HEAD_BYTES + part.bytes - self.sent;
@@ -238,7 +238,7 @@ impl Outlet {
                     bytes,
                 });
             } else {
-                fates.push(Fate::Taken { message, bytes });
+                fates.push(PartOutcome::Taken { message, bytes });
             }
             self.sent = 0;
             self.queue.pop_front();
@@ -246,7 +246,7 @@ impl Outlet {
     }
 
     /// Asks the kernel which memory it no longer reads from.
-    fn release(&mut self, fates: &mut Vec<Fate>) {
+    fn release(&mut self, fates: &mut Vec<PartOutcome>) {
         while !self.held.is_empty() {
             let Some(told) = socket::released(&self.stream) else {
                 return;
@@ -256,7 +256,7 @@ impl Outlet {
     }
 
     /// The kernel no longer reads from some memory.
-    fn released(&mut self, told: socket::Released, fates: &mut Vec<Fate>) {
+    fn released(&mut self, told: socket::Released, fates: &mut Vec<PartOutcome>) {
         if told.copied {
             self.zero_copy = false;
         }
@@ -264,7 +264,7 @@ impl Outlet {
         let is_free = |held: &Held| is_through(told.through, held.send);
         while let Some(held) = self.held.front().copied().filter(is_free) {
             self.held.pop_front();
-            fates.push(Fate::Taken {
+            fates.push(PartOutcome::Taken {
                 message: held.message,
                 bytes: held.bytes,
             });
@@ -272,7 +272,7 @@ impl Outlet {
     }
 
     /// Asks the kernel what has arrived.
-    pub(super) fn look_for_acknowledgements(&mut self, fates: &mut Vec<Fate>) {
+    pub(super) fn look_for_acknowledgements(&mut self, fates: &mut Vec<PartOutcome>) {
         if self.awaited.is_empty() {
             return;
         }
@@ -284,7 +284,7 @@ impl Outlet {
             if bytes == 0 {
                 break;
             }
-            fates.push(Fate::Arrived {
+            fates.push(PartOutcome::Arrived {
                 message: first.message,
                 bytes,
             });
@@ -313,7 +313,7 @@ fn is_through(through: u32, send: u32) -> bool {
     through.wrapping_sub(send) < u32::MAX / 2
 }
 
-impl Drop for Outlet {
+impl Drop for SendSocket {
     fn drop(&mut self) {
         // A forked child may have the socket, too, and closing ours would not end the connection.
         let _ = self.stream.shutdown(Shutdown::Both);
@@ -337,7 +337,7 @@ mod tests {
     fn memory_is_free_though_the_kernel_said_so_before_the_part_was_through() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("connects");
-        let mut outlet = Outlet::new(stream, false);
+        let mut outlet = SendSocket::new(stream, false);
         let (mut fates, bytes) = (Vec::new(), 300_000);
         for message in [0, 1] {
             outlet.push(Outgoing {
@@ -362,9 +362,9 @@ mod tests {
             },
             &mut fates,
         );
-        assert_eq!(fates, [Fate::Taken { message: 0, bytes }]);
+        assert_eq!(fates, [PartOutcome::Taken { message: 0, bytes }]);
         outlet.took(bytes - 1000, &mut fates);
-        assert_eq!(fates[1..], [Fate::Taken { message: 1, bytes }]);
+        assert_eq!(fates[1..], [PartOutcome::Taken { message: 1, bytes }]);
         assert!(!outlet.is_busy());
     }
 }

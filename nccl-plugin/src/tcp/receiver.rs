@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd as _;
 use smallvec::SmallVec;
 
 use super::frame::{Head, Part};
-use super::inlet::{Inlet, Shelf};
+use super::inlet::{ReceiveSocket, Shelf};
 use super::outlet::peer;
 use super::sender::register;
 use super::socket;
@@ -161,7 +161,7 @@ impl Shelf for Posted {
 }
 
 pub(super) struct TcpReceiver {
-    inlets: Vec<Inlet>,
+    inlets: Vec<ReceiveSocket>,
     posted: Posted,
     /// Buffers that the sender was told of.
     told: u64,
@@ -177,7 +177,7 @@ pub(super) struct TcpReceiver {
 impl TcpReceiver {
     pub(super) fn new(streams: Vec<TcpStream>) -> Self {
         Self {
-            inlets: streams.into_iter().map(Inlet::new).collect(),
+            inlets: streams.into_iter().map(ReceiveSocket::new).collect(),
             posted: Posted::default(),
             told: 0,
             control: SmallVec::new(),
@@ -260,8 +260,8 @@ impl Receiver for TcpReceiver {
             warm.read(&mut self.posted)?
         };
         let look_around =
-            self.turn.is_multiple_of(COLD_TURNS) || self.inlets.iter().any(Inlet::is_amid);
-        if moved == 0 && (look_around || self.inlets.iter().any(Inlet::is_closed)) {
+            self.turn.is_multiple_of(COLD_TURNS) || self.inlets.iter().any(ReceiveSocket::is_amid);
+        if moved == 0 && (look_around || self.inlets.iter().any(ReceiveSocket::is_closed)) {
             moved = self.read_all()?;
         }
         self.vain = if moved == 0 { self.vain + 1 } else { 0 };
@@ -273,7 +273,7 @@ impl Receiver for TcpReceiver {
         if moved == 0
             && received.is_empty()
             && !self.posted.groups.is_empty()
-            && self.inlets.iter().any(Inlet::is_closed)
+            && self.inlets.iter().any(ReceiveSocket::is_closed)
         {
             return Err(Fault::Remote(format!(
                 "{} closed the connection while messages were awaited: its process is gone, or \

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use laxity_shm::sleep::now_ns;
 
 use super::frame::{HEAD_BYTES, Head, Part};
-use super::outlet::{Fate, Outgoing, Outlet, peer};
+use super::outlet::{Outgoing, PartOutcome, SendSocket, peer};
 use super::socket;
 use crate::backend::{Clear, Memory, Message, POINTER_HOST, Region, Sender, Sent};
 use crate::fault::{Fault, Result};
@@ -58,7 +58,7 @@ impl Begun {
 
 pub(super) struct TcpSender {
     /// By class, then socket.
-    outlets: Vec<Outlet>,
+    outlets: Vec<SendSocket>,
     /// Sockets of each class.
     sockets: usize,
     begun: VecDeque<Begun>,
@@ -72,12 +72,12 @@ pub(super) struct TcpSender {
     control_filled: usize,
     closed: bool,
     looked_ns: u64,
-    fates: Vec<Fate>,
+    fates: Vec<PartOutcome>,
 }
 
 impl TcpSender {
     pub(super) fn new(streams: Vec<TcpStream>, sockets: usize, zero_copy: bool) -> Self {
-        let outlet = |stream| Outlet::new(stream, zero_copy);
+        let outlet = |stream| SendSocket::new(stream, zero_copy);
         Self {
             outlets: streams.into_iter().map(outlet).collect(),
             sockets,
@@ -151,7 +151,7 @@ impl TcpSender {
         let first = self.begun.front().map_or(self.next, |first| first.number);
         for fate in self.fates.drain(..) {
             match fate {
-                Fate::Taken { message, bytes } => {
+                PartOutcome::Taken { message, bytes } => {
                     let at = usize::try_from(message.wrapping_sub(first)).unwrap_or(usize::MAX);
                     let Some(begun) = self.begun.get_mut(at) else {
                         continue;
@@ -173,7 +173,7 @@ impl TcpSender {
                         });
                     }
                 }
-                Fate::Arrived { message, bytes } => sent.push(Sent {
+                PartOutcome::Arrived { message, bytes } => sent.push(Sent {
                     message,
                     left: bytes,
                     done: false,
@@ -265,7 +265,7 @@ impl Sender for TcpSender {
         for outlet in self.outlets.iter_mut().filter(|outlet| outlet.is_busy()) {
             result = result.and(outlet.flush(&mut self.fates));
         }
-        if self.outlets.iter().any(Outlet::is_awaiting) {
+        if self.outlets.iter().any(SendSocket::is_awaiting) {
             let now = now_ns();
             if now.saturating_sub(self.looked_ns) > LOOK_NS {
                 self.looked_ns = now;
@@ -318,7 +318,7 @@ impl Sender for TcpSender {
         let give_up = Instant::now() + patience;
         let mut pause = Duration::from_micros(20);
         while Instant::now() < give_up {
-            let is_through = |outlet: &Outlet| socket::unacknowledged(outlet.stream()) == 0;
+            let is_through = |outlet: &SendSocket| socket::unacknowledged(outlet.stream()) == 0;
             if this.outlets.iter().all(is_through) || this.listen().is_err() || this.closed {
                 CLOSED_IN_VAIN.store(false, Ordering::Relaxed);
                 let _ = this.listen();

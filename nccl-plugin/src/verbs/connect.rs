@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{self, Backlog};
 
-use super::hello::{End, LANES_MAX, Lane, Word};
+use super::control_connection::{self, ControlConnection, Unheard};
+use super::hello::{ClassQueuePair, End, LANES_MAX, Word};
 use super::nic::Nic;
 use super::receiver::{Receiver, Welcoming};
 use super::sender::{Greeting, Sender};
-use super::talk::{self, Talk, Unheard};
 use crate::backend::{self, Classes};
 use crate::fault::{Fault, Result};
 use crate::handle::{Carrier, Handle};
@@ -46,7 +46,12 @@ pub(super) fn first_packet() -> Result<u32> {
 }
 
 /// How we describe our end.
-pub(super) fn end(nic: &Nic, address: u64, rkey: u32, lanes: impl Iterator<Item = Lane>) -> End {
+pub(super) fn end(
+    nic: &Nic,
+    address: u64,
+    rkey: u32,
+    lanes: impl Iterator<Item = ClassQueuePair>,
+) -> End {
     End {
         gid: nic.gid,
         lid: nic.lid,
@@ -63,12 +68,12 @@ pub(super) struct Listener {
     nic: Arc<Nic>,
     socket: TcpListener,
     nonce: u64,
-    guests: Vec<Guest>,
+    guests: Vec<IncomingConnection>,
 }
 
 /// One who knocked.
-struct Guest {
-    talk: Talk,
+struct IncomingConnection {
+    talk: ControlConnection,
     since: Instant,
     state: Welcome,
 }
@@ -129,8 +134,8 @@ impl Listener {
             match self.socket.accept() {
                 Ok((stream, _)) => {
                     if stream.set_nonblocking(true).is_ok() {
-                        self.guests.push(Guest {
-                            talk: Talk::new(stream, self.nonce),
+                        self.guests.push(IncomingConnection {
+                            talk: ControlConnection::new(stream, self.nonce),
                             since: Instant::now(),
                             state: Welcome::Hello,
                         });
@@ -154,7 +159,7 @@ impl Listener {
     }
 }
 
-impl Guest {
+impl IncomingConnection {
     fn poll(&mut self, nic: &Arc<Nic>) -> Fate {
         let fate = self.step(nic);
         if matches!(fate, Fate::Waits)
@@ -258,8 +263,8 @@ pub(super) struct Connecting {
 
 enum State {
     Dialing(Option<TcpStream>),
-    Greeted(Talk),
-    Ready(Option<(Talk, Box<Sender>)>),
+    Greeted(ControlConnection),
+    Ready(Option<(ControlConnection, Box<Sender>)>),
 }
 
 impl Connecting {
@@ -277,7 +282,7 @@ impl Connecting {
         Ok(Self {
             nic: Arc::clone(nic),
             to: handle.address,
-            state: State::Dialing(Some(talk::dial(handle.address)?)),
+            state: State::Dialing(Some(control_connection::dial(handle.address)?)),
             greeting: Some(Box::new(Greeting::new(nic, classes)?)),
             nonce: handle.nonce,
         })
@@ -290,7 +295,7 @@ impl Connecting {
         ))
     }
 
-    fn welcomed(&mut self, word: Word, mut talk: Talk) -> Result<()> {
+    fn welcomed(&mut self, word: Word, mut talk: ControlConnection) -> Result<()> {
         let theirs = match word {
             Word::Welcome(theirs) => theirs,
             Word::Refusal(why) => {
@@ -325,13 +330,13 @@ impl backend::Connecting for Connecting {
         self.nic.look()?;
         if let State::Dialing(stream) = &mut self.state {
             let there = match stream {
-                Some(stream) => talk::is_there(stream, self.to)?,
+                Some(stream) => control_connection::is_there(stream, self.to)?,
                 None => false,
             };
             let Some(stream) = stream.take_if(|_| there) else {
                 return Ok(None);
             };
-            let mut talk = Talk::new(stream, self.nonce);
+            let mut talk = ControlConnection::new(stream, self.nonce);
             if let Some(greeting) = &self.greeting {
                 talk.say(&Word::Hello(greeting.end()));
             }

@@ -56,7 +56,7 @@ const BODY_BYTES_MAX: usize = {
 
 /// A queue pair, and its class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Lane {
+pub(super) struct ClassQueuePair {
     /// DSCP, 0 to 63.
     pub(super) dscp: u8,
     /// Number of the queue pair, 24 bits.
@@ -78,7 +78,7 @@ pub(super) struct End {
     pub(super) rkey: u32,
     pub(super) address: u64,
     /// One for each class, in the order of the connection's classes.
-    pub(super) lanes: SmallVec<[Lane; 8]>,
+    pub(super) lanes: SmallVec<[ClassQueuePair; 8]>,
 }
 
 /// What is said.
@@ -193,7 +193,7 @@ impl End {
         }
         let lane = |at: usize| {
             let at = END_BYTES + at * LANE_BYTES;
-            let lane = Lane {
+            let lane = ClassQueuePair {
                 dscp: body[at],
                 number: u32::from_le_bytes(bytes(body, at + 4)),
                 first_packet: u32::from_le_bytes(bytes(body, at + 8)),
@@ -274,7 +274,7 @@ mod tests {
     fn any_end() -> impl Strategy<Value = End> {
         let lane =
             (0..64_u8, 0..1_u32 << 24, 0..1_u32 << 24).prop_map(|(dscp, number, first_packet)| {
-                Lane {
+                ClassQueuePair {
                     dscp,
                     number,
                     first_packet,

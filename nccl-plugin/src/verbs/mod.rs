@@ -23,6 +23,7 @@
 
 mod choose;
 mod connect;
+mod control_connection;
 mod cts;
 mod hello;
 mod library;
@@ -33,7 +34,6 @@ mod pinned;
 mod queue_pair;
 mod receiver;
 mod sender;
-mod talk;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -12,7 +12,7 @@ use rdma_sys::{
     ibv_srq_init_attr, ibv_wc, ibv_wc_status, ibv_wr_opcode,
 };
 
-use super::hello::{End, Lane};
+use super::hello::{ClassQueuePair, End};
 use super::nic::{INFINIBAND, Nic};
 use crate::fault::{Fault, Result};
 
@@ -347,7 +347,12 @@ impl QueuePair {
     ///
     /// # Errors
     /// The device refused.
-    pub(super) fn connect(&self, ours: &Lane, theirs: &Lane, end: &End) -> Result<()> {
+    pub(super) fn connect(
+        &self,
+        ours: &ClassQueuePair,
+        theirs: &ClassQueuePair,
+        end: &End,
+    ) -> Result<()> {
         let nic = &self.nic;
         // SAFETY: plain data that may be zero.
         let mut attr: ibv_qp_attr = unsafe { mem::zeroed() };

@@ -11,15 +11,15 @@ use std::sync::atomic::Ordering;
 use smallvec::SmallVec;
 
 use super::connect;
+use super::control_connection::{Sight, Watch};
 use super::cts::{self, Arrival, DEPTH, ENTRY_BYTES, Entry, FIFO_BYTES, TABLE_BYTES};
-use super::hello::{End, Lane};
+use super::hello::{ClassQueuePair, End};
 use super::nic::Nic;
 use super::pinned::Pinned;
 use super::queue_pair::{
     BATCH, Completion, Completions, Posted, QueuePair, Request, SharedReceive, Work, failure,
 };
 use super::sender::{check, registered};
-use super::talk::{Sight, Watch};
 use crate::backend::{
     self, Buffer, GROUP_MAX, Memory, POINTER_CUDA, POINTER_DMABUF, Received, Region,
 };
@@ -41,7 +41,7 @@ const ARRIVED: u32 = 128;
 
 /// A receiving end whose sender is still connecting.
 pub(super) struct Welcoming {
-    lanes: SmallVec<[(QueuePair, Lane); 8]>,
+    lanes: SmallVec<[(QueuePair, ClassQueuePair); 8]>,
     shared: SharedReceive,
     completions: Completions,
     table: Pinned,
@@ -59,10 +59,10 @@ impl Welcoming {
         check(nic, theirs)?;
         let completions = Completions::new(nic, ARRIVALS + LEAVES + FLUSHES)?;
         let shared = SharedReceive::new(nic, ARRIVALS)?;
-        let lane = |(at, theirs_lane): (usize, &Lane)| {
+        let lane = |(at, theirs_lane): (usize, &ClassQueuePair)| {
             let work_requests = if at == 0 { LEAVES } else { FEW };
             let qp = QueuePair::new(nic, &completions, Some(&shared), work_requests)?;
-            let ours = Lane {
+            let ours = ClassQueuePair {
                 dscp: theirs_lane.dscp,
                 number: qp.number(),
                 first_packet: connect::first_packet()?,
@@ -166,7 +166,7 @@ impl Receiver {
     }
 
     /// Writes leave for a grouped receive into the sender's fifo.
-    fn give_leave(&mut self, post: u64, buffers: &[Buffer<'_>]) -> Result<()> {
+    fn offer_buffers(&mut self, post: u64, buffers: &[Buffer<'_>]) -> Result<()> {
         let first = cts::place(post, 0);
         for (index, buffer) in buffers.iter().enumerate() {
             let rkey = match buffer.region {
@@ -224,7 +224,7 @@ impl Receiver {
     fn flusher(&mut self) -> Result<&(QueuePair, Pinned)> {
         if self.flusher.is_none() {
             let qp = QueuePair::new(&self.nic, &self.completions, None, FLUSHES)?;
-            let lane = Lane {
+            let lane = ClassQueuePair {
                 dscp: 0,
                 number: qp.number(),
                 first_packet: connect::first_packet()?,
@@ -389,7 +389,7 @@ impl backend::Receiver for Receiver {
                 sizes: buffers.iter().map(|_| 0).collect(),
                 filled: 0,
             };
-            if let Err(fault) = self.give_leave(post, buffers) {
+            if let Err(fault) = self.offer_buffers(post, buffers) {
                 self.break_with(fault);
             }
         }

@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use super::connect;
+use super::control_connection::{self, Sight, Watch};
 use super::cts::{self, Arrival, DEPTH, Entry, FIFO_BYTES, TABLE_BYTES};
-use super::hello::{End, Lane};
+use super::hello::{ClassQueuePair, End};
 use super::nic::{INFINIBAND, Nic, Registered};
 use super::pinned::Pinned;
 use super::queue_pair::{
     BATCH, Completion, Completions, Posted, QueuePair, Request, Work, failure,
 };
-use super::talk::{self, Sight, Watch};
 use crate::backend::{
     self, Classes, Clear, GROUP_MAX, Memory, Message, POINTER_HOST, Region, Sent,
 };
@@ -37,7 +37,7 @@ const LINGER: Duration = Duration::from_secs(5);
 
 /// What is made before the peer is known.
 pub(super) struct Greeting {
-    lanes: SmallVec<[(QueuePair, Lane); 8]>,
+    lanes: SmallVec<[(QueuePair, ClassQueuePair); 8]>,
     completions: Completions,
     fifo: Pinned,
     sizes: Pinned,
@@ -110,7 +110,7 @@ impl Greeting {
         let completions = Completions::new(nic, depth)?;
         let lane = |dscp: &u8| {
             let qp = QueuePair::new(nic, &completions, None, WORK_REQUESTS)?;
-            let lane = Lane {
+            let lane = ClassQueuePair {
                 dscp: *dscp & 63,
                 number: qp.number(),
                 first_packet: connect::first_packet()?,
@@ -308,7 +308,7 @@ impl Sender {
         if now {
             watch.look_now();
         }
-        let Some(arrived) = talk::arrived(watch.farewell(), self.lanes.len()) else {
+        let Some(arrived) = control_connection::arrived(watch.farewell(), self.lanes.len()) else {
             return;
         };
         for (lane, arrived) in self.lanes.iter_mut().zip(arrived) {

@@ -19,14 +19,14 @@ const WARN: c_int = 2;
 /// The most talkative level.
 const TRACE: c_int = 5;
 
-struct Line {
+struct LogLine {
     warns: bool,
     text: String,
 }
 
-static LINES: Mutex<VecDeque<Line>> = Mutex::new(VecDeque::new());
+static LINES: Mutex<VecDeque<LogLine>> = Mutex::new(VecDeque::new());
 
-fn all() -> MutexGuard<'static, VecDeque<Line>> {
+fn all() -> MutexGuard<'static, VecDeque<LogLine>> {
     LINES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -54,10 +54,10 @@ pub(crate) fn warnings() -> String {
 
 /// Takes note of something that nobody can be told of by an error.
 pub(crate) fn note(text: String) {
-    keep(Line { warns: true, text });
+    keep(LogLine { warns: true, text });
 }
 
-fn keep(line: Line) {
+fn keep(line: LogLine) {
     let mut lines = all();
     if lines.len() == LINES_MAX {
         lines.pop_front();
@@ -104,7 +104,7 @@ unsafe extern "C" fn laxity_nccl_host_note(
         (file, 0) => format!("{file}: "),
         (file, line) => format!("{file}:{line}: "),
     };
-    keep(Line {
+    keep(LogLine {
         warns: level == WARN,
         text: format!("{place}{text}"),
     });

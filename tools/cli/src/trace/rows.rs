@@ -13,7 +13,7 @@ use laxity_wire::trace::SubmitOutcome;
 use serde_json::{Value, json};
 
 use super::lives::{Ended, Life, Lives, Spell, Spelled};
-use super::why::{Ledger, level, us, why};
+use super::why::{PermittedByKind, level, us, why};
 
 /// Number of the engine's rows among the processes of the picture; ports follow.
 const ENGINE: u64 = 1;
@@ -74,7 +74,7 @@ fn spread(spans: &[(u64, u64)]) -> Vec<usize> {
 }
 
 fn ports(lives: &Lives, nics: &[String], events: &mut Vec<Value>) {
-    let ledger = Ledger::of(lives);
+    let ledger = PermittedByKind::of(lives);
     // By port, stage, layer and level, which is the order of the rows.
     let mut groups: BTreeMap<(u64, usize, u16, u8), Vec<&Life>> = BTreeMap::new();
     for life in &lives.flows {
@@ -129,7 +129,7 @@ fn ports(lives: &Lives, nics: &[String], events: &mut Vec<Value>) {
 
 /// One flow: a slice from submit to end, in it one for as long as it waited, and an instant for
 /// each permit.
-fn draw(lives: &Lives, ledger: &Ledger, life: &Life, row: u64, events: &mut Vec<Value>) {
+fn draw(lives: &Lives, ledger: &PermittedByKind, life: &Life, row: u64, events: &mut Vec<Value>) {
     let flow = &life.flow;
     let process = port_number(life);
     let end_ns = life.end_ns(lives.last_ns);

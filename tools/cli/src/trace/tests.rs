@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::lives::{Ended, lives};
 use super::rows::picture;
-use super::why::{Ledger, why};
+use super::why::{PermittedByKind, why};
 
 fn flow(number: u64, stage: &str, bytes: u64, standing: SubmitOutcome) -> TracedFlow {
     TracedFlow {
@@ -102,7 +102,7 @@ fn flows_and_spells_are_put_together_from_their_events() {
 #[test]
 fn a_permit_says_what_went_in_its_place() {
     let lives = lives(&story());
-    let ledger = Ledger::of(&lives);
+    let ledger = PermittedByKind::of(&lives);
     assert_eq!(
         why(&ledger, &lives.flows[0], 0),
         "3 µs: 2 flows waited before it, 1 MiB of 1 MiB were in flight; meanwhile went 2 KiB of \

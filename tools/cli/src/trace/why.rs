@@ -20,11 +20,11 @@ type Sums = Vec<(u64, u64)>;
 
 /// Bytes permitted, by port and kind, added up over time.
 #[derive(Debug, Default)]
-pub(super) struct Ledger {
+pub(super) struct PermittedByKind {
     ports: BTreeMap<Port, BTreeMap<Kind, Sums>>,
 }
 
-impl Ledger {
+impl PermittedByKind {
     pub(super) fn of(lives: &Lives) -> Self {
         let mut permits: Vec<_> = lives
             .flows
@@ -77,7 +77,7 @@ pub(super) fn us(ns: u64) -> f64 {
 }
 
 /// Why the permit with this index came when it did.
-pub(super) fn why(ledger: &Ledger, life: &Life, index: usize) -> String {
+pub(super) fn why(ledger: &PermittedByKind, life: &Life, index: usize) -> String {
     let flow = &life.flow;
     let permit = life.permits[index];
     let since_ns = match index {

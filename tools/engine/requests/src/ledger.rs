@@ -199,12 +199,12 @@ impl Row {
 
 /// All instances, and where requests are.
 #[derive(Clone, Debug, Default)]
-pub struct Ledger {
+pub struct InstanceTable {
     rows: BTreeMap<InstanceId, Row>,
     homes: FxHashMap<RequestId, Home>,
 }
 
-impl Ledger {
+impl InstanceTable {
     /// An instance is ready.
     pub fn up(&mut self, now: Time, instance: InstanceId, role: Role) {
         // One that changes its role may still have what it had before.

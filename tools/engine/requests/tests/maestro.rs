@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use laxity_requests::maestro::fitness::Mode;
 use laxity_requests::maestro::predict::ByRole;
-use laxity_requests::maestro::queue::{Boundary, Order};
+use laxity_requests::maestro::queue::{Boundary, StageOrder};
 use laxity_requests::maestro::{Learned, Options, Scheduler};
 use laxity_requests::workflow::{
     Class, ClusterId, Decision, Event, Job, JobId, ModelId, ModelSpec, NodeId, NodeSpec, Outcome,
@@ -296,18 +296,18 @@ impl World {
     }
 }
 
-fn orders() -> Vec<Order> {
+fn orders() -> Vec<StageOrder> {
     vec![
-        Order::Remaining {
+        StageOrder::Remaining {
             aging: 0.1,
             aging_interactive: 0.0,
         },
-        Order::Fcfs,
-        Order::Edf,
-        Order::EdfByClass,
-        Order::LeastAttained,
-        Order::InteractiveFirst,
-        Order::InteractiveRemaining,
+        StageOrder::Fcfs,
+        StageOrder::Edf,
+        StageOrder::EdfByClass,
+        StageOrder::LeastAttained,
+        StageOrder::InteractiveFirst,
+        StageOrder::InteractiveRemaining,
     ]
 }
 

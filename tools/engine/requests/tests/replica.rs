@@ -4,7 +4,7 @@
 mod driver;
 
 use driver::Driver;
-use laxity_requests::baseline::{Annealing, Fixed, Order, Relegating, Scorpio};
+use laxity_requests::baseline::{Annealing, Fixed, LineOrder, Relegating, Scorpio};
 use laxity_requests::discipline::{Discipline, Rank, Start, View};
 use laxity_requests::hyperflexis;
 use laxity_requests::iteration::{Event, Iteration as _};
@@ -60,7 +60,11 @@ fn chosen(settings: impl std::fmt::Debug, discipline: impl Discipline + Send + '
 }
 
 fn fixed() -> impl Strategy<Value = Chosen> {
-    let order = prop_oneof![Just(Order::Fcfs), Just(Order::Edf), Just(Order::Srpf)];
+    let order = prop_oneof![
+        Just(LineOrder::Fcfs),
+        Just(LineOrder::Edf),
+        Just(LineOrder::Srpf)
+    ];
     (order, 1..40_u32).prop_map(|(order, tokens)| {
         let fixed = Fixed { order, tokens };
         chosen(fixed, fixed)
@@ -77,7 +81,11 @@ impl Latency for Linear {
 }
 
 fn relegating() -> impl Strategy<Value = Chosen> {
-    let order = prop_oneof![Just(Order::Fcfs), Just(Order::Edf), Just(Order::Srpf)];
+    let order = prop_oneof![
+        Just(LineOrder::Fcfs),
+        Just(LineOrder::Edf),
+        Just(LineOrder::Srpf)
+    ];
     (order, 1..40_u32).prop_map(|(order, tokens)| {
         let inner = Fixed { order, tokens };
         let latency = Linear;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use super::coefficients::{self as of, Coefficients};
 use super::gpu::Gpu;
 use super::least_squares::{Parameter, least_squares};
-use super::operator::{AllReduce, Gemm, Line};
+use super::operator::{AllReduce, Gemm, LinearCost};
 pub use super::profile::FitError;
 use super::profile::{self, BYTES, Kind, Sample, Series};
 use super::published;
@@ -263,7 +263,7 @@ fn fit_gemm(gpu: &Gpu, samples: &[Sample]) -> of::Gemm {
 }
 
 fn stream_ns(gpu: &Gpu, fitted: &of::Stream, sample: &Sample) -> f64 {
-    Line::stream(fitted, gpu, sample.shape[0]).ns(sample.size as f64)
+    LinearCost::stream(fitted, gpu, sample.shape[0]).ns(sample.size as f64)
 }
 
 fn fit_stream(gpu: &Gpu, samples: &[Sample]) -> of::Stream {

@@ -32,7 +32,7 @@ pub use coefficients::{Coefficients, CoefficientsError};
 pub use gpu::{Gpu, GpuError};
 
 use crate::model::{LinearAttention, Model};
-use operator::{AllReduce, Attention, Gemm, Line};
+use operator::{AllReduce, Attention, Gemm, LinearCost};
 
 /// Durations of one layer on one rank, a group of `tp` GPUs that split every matrix, in ns.
 ///
@@ -57,7 +57,7 @@ struct Block {
     first: Gemm,
     last: Gemm,
     router: Option<Gemm>,
-    streams: Line,
+    streams: LinearCost,
     reduce: AllReduce,
 }
 
@@ -76,7 +76,7 @@ impl Block {
 struct Mlp {
     up: Gemm,
     down: Gemm,
-    streams: Line,
+    streams: LinearCost,
     reduce: AllReduce,
 }
 
@@ -98,7 +98,7 @@ struct Experts {
 
 #[derive(Clone, Debug, PartialEq)]
 struct Ends {
-    embedding: Line,
+    embedding: LinearCost,
     reduce: AllReduce,
     head: Gemm,
 }
@@ -288,8 +288,8 @@ impl Parts<'_> {
     }
 
     /// An operator that reads and writes `values` per token.
-    fn stream(&self, of: &coefficients::Stream, values: f64) -> Line {
-        Line::stream(of, self.gpu, values * self.model.bytes_per_value)
+    fn stream(&self, of: &coefficients::Stream, values: f64) -> LinearCost {
+        LinearCost::stream(of, self.gpu, values * self.model.bytes_per_value)
     }
 
     fn reduce(&self) -> AllReduce {
@@ -299,7 +299,7 @@ impl Parts<'_> {
     }
 
     /// A block of a projection to `columns`, something in between, and one back from `depth`.
-    fn block(&self, columns: f64, depth: f64, between: Line) -> Block {
+    fn block(&self, columns: f64, depth: f64, between: LinearCost) -> Block {
         let of = &self.gpu.coefficients.stream;
         let hidden = self.hidden();
         let norm = self.stream(&of.norm, 2.0 * hidden);
@@ -343,7 +343,7 @@ impl Parts<'_> {
         let mixed = linear.mixed_width() as f64 / tp;
         let convolution = self.stream(&of.stream.activation, 2.0 * mixed);
         let gated_norm = self.stream(&of.stream.norm, 3.0 * width);
-        let rule = Line::delta_net(&of.linear_attention, self.gpu, heads);
+        let rule = LinearCost::delta_net(&of.linear_attention, self.gpu, heads);
         let between = convolution.then(rule).then(gated_norm);
         self.block(linear.projected_width() as f64 / tp, width, between)
     }

@@ -49,12 +49,12 @@ const QUERIES_PER_READ: f64 = 512.0;
 
 /// `fixed + per_row · rows`, ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Line {
+pub(crate) struct LinearCost {
     fixed: f64,
     per_row: f64,
 }
 
-impl Line {
+impl LinearCost {
     /// An operator that reads and writes `bytes` per row.
     pub(crate) fn stream(of: &of::Stream, gpu: &Gpu, bytes: f64) -> Self {
         Self {
@@ -119,8 +119,8 @@ impl Gemm {
 /// An all-reduce of `bytes` per row.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct AllReduce {
-    small: Line,
-    large: Line,
+    small: LinearCost,
+    large: LinearCost,
 }
 
 impl AllReduce {
@@ -130,7 +130,7 @@ impl AllReduce {
         }
         let gpus = f64::from(gpus);
         let carried = bytes * 2.0 * (gpus - 1.0) / gpus;
-        let line = |ring: &of::Ring| Line {
+        let line = |ring: &of::Ring| LinearCost {
             fixed: (ring.latency_us + ring.hop_us * (gpus - 1.0)) * 1e3,
             per_row: carried * 1e9 / (gpu.nvlink_bytes_per_second * ring.nvlink),
         };

@@ -44,7 +44,7 @@ impl Entry {
 /// nothing else is looked at then.
 #[derive(Clone, Debug, Default)]
 #[repr(C, align(64))]
-pub(super) struct Lane {
+pub(super) struct PortClass {
     /// Entry 0. See [`Self::get`].
     first: Entry,
     /// `v`, at `since`.
@@ -67,7 +67,7 @@ pub(super) struct Lane {
     rest: Vec<Entry>,
 }
 
-const _: () = assert!(std::mem::offset_of!(Lane, weight) == 64);
+const _: () = assert!(std::mem::offset_of!(PortClass, weight) == 64);
 
 /// What is to be done about a lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,7 +109,7 @@ impl State {
 /// this keeps it below a millionth of a byte.
 const ERA: u32 = 30;
 
-impl Lane {
+impl PortClass {
     /// How many transfers there are.
     pub(super) fn len(&self) -> usize {
         self.count as usize

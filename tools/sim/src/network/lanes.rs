@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::lane::{Entry, Lane, State};
+use super::lane::{Entry, PortClass, State};
 use super::transfer::{NONE, Slab};
 
 /// Classes whose lanes a port knows itself.
@@ -88,7 +88,7 @@ impl Level {
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     pub(super) ports: Vec<Port>,
-    pub(super) lanes: Vec<Lane>,
+    pub(super) lanes: Vec<PortClass>,
     pub(super) levels: Vec<Level>,
     free: Vec<u32>,
     /// The lanes of the other classes, by class and port, or [`NONE`].
@@ -173,7 +173,7 @@ impl Lanes {
             return found;
         }
         let lane = self.free.pop().unwrap_or_else(|| {
-            self.lanes.push(Lane::default());
+            self.lanes.push(PortClass::default());
             self.levels.push(Level::OPEN);
             self.lanes.len() as u32 - 1
         });

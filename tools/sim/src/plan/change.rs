@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use laxity_policy::PolicyKind;
 use toml::Value;
 
-use super::place::{Place, PlanError};
+use super::place::{PlanError, SourceLocation};
 use super::setting::{Setting, typed};
 use super::{Axis, Choice, KIND, Plan, Variant, label};
 
@@ -16,7 +16,7 @@ impl Plan {
     /// # Errors
     /// No such field, or no such value; or the field is what tells the variants apart.
     pub fn set(&mut self, assignment: &str) -> Result<(), PlanError> {
-        let place = Place::whole("--set");
+        let place = SourceLocation::whole("--set");
         let (field, value) = split(&place, assignment, "FIELD=VALUE")?;
         let setting = Setting {
             field: field.to_owned(),
@@ -47,7 +47,7 @@ impl Plan {
     /// # Errors
     /// No such field, or no such value.
     pub fn vary(&mut self, axis: &str) -> Result<(), PlanError> {
-        let place = Place::whole("--axis");
+        let place = SourceLocation::whole("--axis");
         let (field, values) = split(&place, axis, "FIELD=VALUE,VALUE,…")?;
         let mut choices: Vec<Choice> = Vec::new();
         for value in list(values) {
@@ -91,7 +91,7 @@ impl Plan {
     /// # Errors
     /// A name that is no policy.
     pub fn compare(&mut self, policies: &[String]) -> Result<(), PlanError> {
-        let place = Place::whole("--policies");
+        let place = SourceLocation::whole("--policies");
         let mut variants: Vec<Variant> = Vec::new();
         for name in policies {
             let kind: PolicyKind = name
@@ -122,7 +122,7 @@ impl Plan {
             if !self.variants.iter().any(|v| v.name == *name) {
                 let known: Vec<&str> = self.variants.iter().map(|v| v.name.as_str()).collect();
                 return Err(PlanError::new(
-                    &Place::whole("--only"),
+                    &SourceLocation::whole("--only"),
                     "",
                     format!("no variant `{name}`; there are {}", known.join(", ")),
                 ));
@@ -161,7 +161,7 @@ impl Choice {
 }
 
 fn split<'a>(
-    place: &Place,
+    place: &SourceLocation,
     assignment: &'a str,
     form: &str,
 ) -> Result<(&'a str, &'a str), PlanError> {

@@ -49,7 +49,7 @@ mod source;
 use std::collections::BTreeMap;
 
 pub use built_in::{BuiltIn, built_in};
-pub use place::{Place, PlanError};
+pub use place::{PlanError, SourceLocation};
 pub use points::{Job, Point};
 pub use setting::{Field, Setting, fields, shown};
 
@@ -76,7 +76,7 @@ pub struct Plan {
     pub plot: Plot,
     /// The variant that the others are compared with, if the plan says so.
     pub reference: Option<String>,
-    place: Place,
+    place: SourceLocation,
 }
 
 /// One thing that is varied.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// A place in a plan file, or a flag of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct SourceLocation {
     /// The file, `built-in plan NAME`, or the flag.
     pub file: Arc<str>,
     /// Line, from 1; 0 where there are no lines.
@@ -18,7 +18,7 @@ pub struct Place {
     text: Arc<str>,
 }
 
-impl Place {
+impl SourceLocation {
     /// The whole of a file, or a flag.
     #[must_use]
     pub fn whole(file: &str) -> Self {
@@ -46,8 +46,8 @@ impl<'a> Places<'a> {
         }
     }
 
-    pub(super) fn whole(&self) -> Place {
-        Place {
+    pub(super) fn whole(&self) -> SourceLocation {
+        SourceLocation {
             file: Arc::clone(&self.file),
             line: 0,
             column: 0,
@@ -55,10 +55,10 @@ impl<'a> Places<'a> {
         }
     }
 
-    pub(super) fn at(&self, span: &Range<usize>) -> Place {
+    pub(super) fn at(&self, span: &Range<usize>) -> SourceLocation {
         let before = self.text.get(..span.start).unwrap_or(self.text);
         let start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        Place {
+        SourceLocation {
             file: Arc::clone(&self.file),
             line: before.matches('\n').count() + 1,
             column: before[start..].chars().count() + 1,
@@ -67,7 +67,7 @@ impl<'a> Places<'a> {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SourceLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.line {
             0 => write!(f, "{}", self.file),
@@ -81,7 +81,7 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanError {
     /// Where the field stands.
-    pub place: Place,
+    pub place: SourceLocation,
     /// The field, `workload.rate_per_gpu`; empty if it is about the file.
     pub field: String,
     /// What is wrong, and what was expected.
@@ -91,7 +91,7 @@ pub struct PlanError {
 }
 
 impl PlanError {
-    pub(super) fn new(place: &Place, field: &str, problem: impl Into<String>) -> Self {
+    pub(super) fn new(place: &SourceLocation, field: &str, problem: impl Into<String>) -> Self {
         Self {
             place: place.clone(),
             field: field.to_owned(),
@@ -102,7 +102,11 @@ impl PlanError {
 
     /// About a file as a whole.
     pub(super) fn file(path: &Path, problem: impl Into<String>) -> Self {
-        Self::new(&Place::whole(&path.display().to_string()), "", problem)
+        Self::new(
+            &SourceLocation::whole(&path.display().to_string()),
+            "",
+            problem,
+        )
     }
 }
 
@@ -159,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_flag_has_no_line() {
-        let error = PlanError::new(&Place::whole("--set"), "model.tp", "3 is odd");
+        let error = PlanError::new(&SourceLocation::whole("--set"), "model.tp", "3 is odd");
         assert_eq!(error.to_string(), "--set: model.tp: 3 is odd");
     }
 }

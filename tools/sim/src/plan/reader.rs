@@ -6,7 +6,7 @@ use toml::Spanned;
 use toml::Value;
 use toml::de::{DeArray, DeTable, DeValue};
 
-use super::place::{Place, Places, PlanError};
+use super::place::{Places, PlanError, SourceLocation};
 use super::setting::{Setting, shown};
 use super::source::Draft;
 use super::{Axis, Choice, KIND, Variant, label};
@@ -24,7 +24,7 @@ impl<'a> Reader<'a> {
         Self { places }
     }
 
-    fn place<T>(&self, node: &Spanned<T>) -> Place {
+    fn place<T>(&self, node: &Spanned<T>) -> SourceLocation {
         self.places.at(&node.span())
     }
 
@@ -80,7 +80,7 @@ impl<'a> Reader<'a> {
     pub(super) fn plan(
         &self,
         table: &DeTable<'_>,
-    ) -> Result<(Draft, Option<(String, Place)>), PlanError> {
+    ) -> Result<(Draft, Option<(String, SourceLocation)>), PlanError> {
         let mut draft = Draft::default();
         let mut parent = None;
         let (mut policies, mut variants) = (Vec::new(), Vec::new());
@@ -157,7 +157,7 @@ impl<'a> Reader<'a> {
         Ok(seeds)
     }
 
-    fn policies(&self, node: Node<'_, '_>) -> Result<Vec<(Variant, Place)>, PlanError> {
+    fn policies(&self, node: Node<'_, '_>) -> Result<Vec<(Variant, SourceLocation)>, PlanError> {
         let mut found = Vec::new();
         for node in self.list(node, "policies", "policies")? {
             let name = self.text(node, "policies")?;
@@ -179,7 +179,7 @@ impl<'a> Reader<'a> {
         Ok(found)
     }
 
-    fn variants(&self, node: Node<'_, '_>) -> Result<Vec<(Variant, Place)>, PlanError> {
+    fn variants(&self, node: Node<'_, '_>) -> Result<Vec<(Variant, SourceLocation)>, PlanError> {
         let mut found = Vec::new();
         for node in self.list(node, "variant", "variants")? {
             let table = self.table(node, "variant")?;
@@ -217,7 +217,7 @@ impl<'a> Reader<'a> {
     fn leaves(
         &self,
         field: &str,
-        key: &Place,
+        key: &SourceLocation,
         node: Node<'_, '_>,
         found: &mut Vec<Setting>,
     ) -> Result<(), PlanError> {

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use super::place::{Place, PlanError};
+use super::place::{PlanError, SourceLocation};
 use crate::scenario::{RequestOrder, Scenario};
 
 /// A field and what it is set to.
@@ -20,7 +20,7 @@ pub struct Setting {
     /// Its value.
     pub value: Value,
     /// Where that is said.
-    pub place: Place,
+    pub place: SourceLocation,
 }
 
 /// A scenario in which every field has a value, also those that are left out by default.
@@ -41,7 +41,7 @@ impl Setting {
     ///
     /// # Errors
     /// What is wrong; the place is `key` if it is the field's name.
-    pub(super) fn check(&self, key: &Place) -> Result<(), PlanError> {
+    pub(super) fn check(&self, key: &SourceLocation) -> Result<(), PlanError> {
         self.check_name(key)?;
         let mut tree = DEFAULTS.clone();
         self.apply(&mut tree);
@@ -50,7 +50,7 @@ impl Setting {
             .map_err(|problem| PlanError::new(&self.place, &self.field, problem))
     }
 
-    fn check_name(&self, key: &Place) -> Result<(), PlanError> {
+    fn check_name(&self, key: &SourceLocation) -> Result<(), PlanError> {
         if self.field == "seed" {
             return Err(PlanError::new(
                 key,
@@ -157,7 +157,7 @@ fn words(field: &str, value: &Value) -> Vec<String> {
     let setting = Setting {
         field: field.to_owned(),
         value: wrong,
-        place: Place::whole(""),
+        place: SourceLocation::whole(""),
     };
     setting.apply(&mut tree);
     let Err(problem) = scenario_of(tree) else {
@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     fn check(field: &str, value: impl Into<Value>) -> Result<(), String> {
-        let place = Place::whole("t");
+        let place = SourceLocation::whole("t");
         Setting {
             field: field.to_owned(),
             value: value.into(),

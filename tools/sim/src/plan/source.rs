@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use laxity_files::CONFIG_BYTES_MAX;
 use toml::de::DeTable;
 
-use super::place::{Place, Places, PlanError};
+use super::place::{Places, PlanError, SourceLocation};
 use super::reader::Reader;
 use super::setting::{Setting, shown};
 use super::{Axis, KIND, Plan, Plot, Variant, built_in};
@@ -95,10 +95,10 @@ pub(super) struct Draft {
     pub(super) base: BTreeMap<String, Setting>,
     pub(super) axes: Option<Vec<Axis>>,
     pub(super) variants: Option<Vec<Variant>>,
-    pub(super) reference: Option<(String, Place)>,
-    pub(super) x: Option<(String, Place)>,
+    pub(super) reference: Option<(String, SourceLocation)>,
+    pub(super) x: Option<(String, SourceLocation)>,
     pub(super) metrics: Option<Vec<&'static Metric>>,
-    pub(super) at: Option<(String, Place)>,
+    pub(super) at: Option<(String, SourceLocation)>,
 }
 
 impl Draft {
@@ -120,7 +120,7 @@ impl Draft {
         }
     }
 
-    fn finish(self, name: String, whole: Place) -> Result<Plan, PlanError> {
+    fn finish(self, name: String, whole: SourceLocation) -> Result<Plan, PlanError> {
         let name = self.name.unwrap_or(name);
         let variants = match self.variants {
             Some(variants) => variants,
@@ -213,13 +213,13 @@ impl Plan {
             ..Draft::default()
         };
         draft
-            .finish(name.to_owned(), Place::whole(name))
+            .finish(name.to_owned(), SourceLocation::whole(name))
             .expect("nothing in it can be wrong")
     }
 
     fn of(source: &Source) -> Result<Self, PlanError> {
         let draft = read(source, &mut Vec::new())?;
-        draft.finish(source.name.clone(), Place::whole(&source.shown))
+        draft.finish(source.name.clone(), SourceLocation::whole(&source.shown))
     }
 }
 

@@ -124,7 +124,7 @@ impl Scale {
 
 /// One line.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Line {
+pub(super) struct PlotLine {
     /// Which look it has.
     pub(super) number: usize,
     /// Its points, from left to right.
@@ -174,9 +174,9 @@ pub(super) fn lines(
     (x, y): (&Scale, &Scale),
     marks: Marks,
     looks: &[Look],
-    lines: &[Line],
+    lines: &[PlotLine],
 ) -> String {
-    let mut order: Vec<&Line> = lines.iter().collect();
+    let mut order: Vec<&PlotLine> = lines.iter().collect();
     order.sort_by_key(|line| looks[line.number].layer);
     svg(size, Set::Variants, looks, |area| {
         let mut chart = ChartBuilder::on(area)

@@ -1,6 +1,6 @@
 //! The driver, with baselines: what has to hold whoever decides.
 
-use laxity_requests::baseline::{Fixed, LeastLoaded, Order, RoundRobin, Silo};
+use laxity_requests::baseline::{Fixed, LeastLoaded, LineOrder, RoundRobin, Silo};
 use laxity_requests::kv::Pool;
 use laxity_requests::request::Slo;
 
@@ -44,7 +44,7 @@ fn recipe(rate: f64) -> Recipe {
     }
 }
 
-fn with(roles: &[Role], dispatch: Box<dyn Dispatch>, order: Order, asked: &[Asked]) -> Outcome {
+fn with(roles: &[Role], dispatch: Box<dyn Dispatch>, order: LineOrder, asked: &[Asked]) -> Outcome {
     let clock = roofline();
     let make = |_: InstanceId, _: Role| {
         let discipline = Fixed { order, tokens: 512 };
@@ -75,7 +75,7 @@ fn every_request_ends_with_all_its_tokens_whoever_decides() {
         || Box::new(Silo::new(&[2, 1])),
     ];
     for (at, dispatch) in dispatchers.iter().enumerate() {
-        for order in [Order::Fcfs, Order::Edf, Order::Srpf] {
+        for order in [LineOrder::Fcfs, LineOrder::Edf, LineOrder::Srpf] {
             for roles in [&whole[..], &split[..]] {
                 // A silo knows classes, not roles.
                 if at == 2 && roles == split {
@@ -105,7 +105,7 @@ fn a_request_alone_takes_as_long_as_its_iterations() {
     let outcome = with(
         &[Role::Whole],
         Box::new(RoundRobin::default()),
-        Order::Fcfs,
+        LineOrder::Fcfs,
         &asked,
     );
     let clock = roofline();
@@ -135,7 +135,7 @@ fn deadlines_help_those_who_have_them() {
             .met(|record| record.spec.class.0 == 0)
             .expect("some")
     };
-    assert!(met(Order::Edf) > met(Order::Fcfs) + 20.0);
+    assert!(met(LineOrder::Edf) > met(LineOrder::Fcfs) + 20.0);
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn what_is_too_long_is_refused_and_counts_as_late() {
     let outcome = with(
         &[Role::Whole],
         Box::new(RoundRobin::default()),
-        Order::Fcfs,
+        LineOrder::Fcfs,
         &asked,
     );
     assert!(outcome.records[0].refused && !outcome.records[0].met());
@@ -192,7 +192,7 @@ fn instances_come_and_go_and_no_request_is_lost() {
     let clock = roofline();
     let make = |_: InstanceId, _: Role| {
         let discipline = Fixed {
-            order: Order::Fcfs,
+            order: LineOrder::Fcfs,
             tokens: 512,
         };
         Replica::new(Pool::new(4000, 16), 40, Box::new(discipline))
@@ -256,7 +256,7 @@ fn first_token_of_a_started_one(weights: scaling::Weights, fail_every: u64) -> f
     let clock = roofline();
     let make = |_: InstanceId, _: Role| {
         let discipline = Fixed {
-            order: Order::Fcfs,
+            order: LineOrder::Fcfs,
             tokens: 512,
         };
         Replica::new(Pool::new(4000, 16), 40, Box::new(discipline))

@@ -70,7 +70,7 @@ struct Scenario {
 }
 
 /// Where and how.
-struct Place<'a> {
+struct Experiment<'a> {
     name: &'static str,
     bed: &'a Bed,
     scenario: &'a Scenario,
@@ -92,7 +92,7 @@ fn row(name: &str, setting: Setting) -> Row {
 /// What was measured: by place, row and seed.
 type Grid = Vec<Vec<Vec<Measured>>>;
 
-fn grid(places: &[Place<'_>], rows: &[Row], seeds: &[u64], options: &Options) -> Grid {
+fn grid(places: &[Experiment<'_>], rows: &[Row], seeds: &[u64], options: &Options) -> Grid {
     let lessons = lessons();
     let mut points = Vec::new();
     for place in 0..places.len() {
@@ -282,7 +282,7 @@ fn fixed_limits(main: &Setting, concurrency: u32) -> Setting {
 }
 
 /// The concurrency that is best on the tuning seeds.
-fn tune(main: &Setting, place: Place<'_>, options: &Options) -> u32 {
+fn tune(main: &Setting, place: Experiment<'_>, options: &Options) -> u32 {
     let limits: &[u32] = if options.quick {
         &[64, 256]
     } else {
@@ -352,7 +352,7 @@ pub fn reproduce_with(
     let examples = training::examples(&beds[0], options);
     let main = Setting::new(Chooses::Classifier(Arc::clone(&examples)));
     let everyone = everyone(&examples, service);
-    let place = |name, bed, scenario| Place {
+    let place = |name, bed, scenario| Experiment {
         name,
         bed,
         scenario,

@@ -82,12 +82,12 @@ impl LatencyFile {
 
 #[cfg(test)]
 mod tests {
-    use laxity_requests::qoserve::{Line, Node};
+    use laxity_requests::qoserve::{LinearTerms, Node};
 
     use super::*;
 
     fn sound() -> LatencyFile {
-        let line = Line {
+        let line = LinearTerms {
             fixed: 1e6,
             floor: 0.0,
             token: 1e5,

@@ -10,7 +10,7 @@
 
 use crate::compute::least_squares::{Parameter, least_squares};
 use laxity_requests::latency::{Composition, Latency};
-use laxity_requests::qoserve::{Forest, ForestError, Line, Node, features};
+use laxity_requests::qoserve::{Forest, ForestError, LinearTerms, Node, features};
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha12Rng;
@@ -125,11 +125,11 @@ pub enum TrainingError {
 /// A tree as `smartcore` 0.7 serialises it.
 #[derive(Deserialize)]
 struct Tree {
-    nodes: Vec<Place>,
+    nodes: Vec<TreeNode>,
 }
 
 #[derive(Deserialize)]
-struct Place {
+struct TreeNode {
     output: f64,
     split_feature: usize,
     split_value: Option<f64>,
@@ -275,13 +275,13 @@ fn grow(timed: &[Timed], shape: Shape) -> Result<(Forest, Errors), TrainingError
 }
 
 /// The line through those iterations that is least off, relatively.
-fn line(of: &[Timed]) -> Line {
+fn line(of: &[Timed]) -> LinearTerms {
     // A few hundred are enough for six numbers.
     let of = &of[..of.len().min(600)];
     let times: Vec<f64> = of.iter().map(|timed| timed.ns.max(1) as f64).collect();
     let features: Vec<_> = of.iter().map(|timed| features(&timed.of)).collect();
     let least = times.iter().copied().fold(f64::INFINITY, f64::min);
-    let of = |p: &[f64; 6]| Line {
+    let of = |p: &[f64; 6]| LinearTerms {
         fixed: p[0],
         floor: p[1],
         token: p[2],
@@ -414,9 +414,9 @@ mod tests {
     #[test]
     fn a_predictor_of_another_machine_is_judged_by_the_one_that_it_is_used_on() {
         let of = |ns: f64| {
-            let line = Line {
+            let line = LinearTerms {
                 fixed: ns,
-                ..Line::NONE
+                ..LinearTerms::NONE
             };
             Forest::new(line, &[vec![Node::Leaf(0.0)]]).expect("a leaf")
         };
@@ -434,7 +434,7 @@ mod tests {
     #[test]
     fn too_little_to_learn_from_is_said() {
         let nothing: &dyn Latency =
-            &Forest::new(Line::NONE, &[vec![Node::Leaf(1.0)]]).expect("a leaf");
+            &Forest::new(LinearTerms::NONE, &[vec![Node::Leaf(1.0)]]).expect("a leaf");
         let training = Training {
             iterations: 50,
             ..Training::default()

@@ -35,7 +35,7 @@ pub enum JournalError {
 
 /// A finished run.
 #[derive(Debug, Serialize)]
-pub(super) struct Line<'a> {
+pub(super) struct JournalLine<'a> {
     pub(super) fingerprint: &'a str,
     pub(super) scenario_id: &'a str,
     pub(super) at: &'a [(&'a str, &'a str)],
@@ -97,7 +97,7 @@ impl Journal {
     }
 
     /// Adds a run, in one write.
-    pub(super) fn append(&mut self, line: &Line<'_>) -> Result<(), JournalError> {
+    pub(super) fn append(&mut self, line: &JournalLine<'_>) -> Result<(), JournalError> {
         let mut text = serde_json::to_string(line).expect("a result is JSON");
         text.truncate(text.len() - 1);
         text += ",\"outcome\":";

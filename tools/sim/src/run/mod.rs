@@ -29,7 +29,7 @@ use crate::plan::{Job, Plan, PlanError, Point};
 use crate::report::{Failure, Report, Run};
 use crate::scenario::Scenario;
 use fingerprint::{Fingerprints, scenario_id};
-use journal::{Entry, Journal, Line};
+use journal::{Entry, Journal, JournalLine};
 use progress::Progress;
 
 /// The simulation of one scenario. Must depend on nothing else.
@@ -242,7 +242,7 @@ impl Work<'_> {
                     .at(&self.points[task.job.point])
                     .map(|(axis, choice)| (axis.key(), choice.name.as_str()))
                     .collect();
-                let line = Line {
+                let line = JournalLine {
                     fingerprint: &task.fingerprint,
                     scenario_id: &scenario_id(&task.job.scenario),
                     at: &at,

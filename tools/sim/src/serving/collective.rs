@@ -23,14 +23,14 @@ pub(super) enum Piece {
     /// Waits for its host's permit.
     Waits,
     /// On the network.
-    Sent(Book),
+    Sent(LinkAccounting),
     /// Drained.
     Done,
 }
 
 /// How a host's link knows of what is on the network, and has to be told that it has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Book {
+pub(super) enum LinkAccounting {
     /// Not at all.
     Unknown,
     /// As bytes that the driver keeps the book of.
@@ -127,11 +127,17 @@ impl World<'_> {
             Regime::Daemons if exact || self.network.active(port) > 0 => {
                 let level = self.hosts.collective_level(host, now, bytes);
                 self.hosts.launch(host, now, level, bytes);
-                self.send_egress(unit, rank, level, Book::Launched(level, bytes), exact);
+                self.send_egress(
+                    unit,
+                    rank,
+                    level,
+                    LinkAccounting::Launched(level, bytes),
+                    exact,
+                );
             }
             Regime::Static if exact || self.network.active(port) > 0 => {
                 let level = self.static_level(Stage::Collective);
-                self.send_egress(unit, rank, level, Book::Unknown, exact);
+                self.send_egress(unit, rank, level, LinkAccounting::Unknown, exact);
             }
             _ => {}
         }
@@ -145,7 +151,7 @@ impl World<'_> {
                 .collective
                 .exchange
                 .piece(2 * rank + 1);
-            self.send_aggregate(unit, 2 * rank + 1, port, bytes, Book::Unknown);
+            self.send_aggregate(unit, 2 * rank + 1, port, bytes, LinkAccounting::Unknown);
         }
     }
 
@@ -184,10 +190,17 @@ impl World<'_> {
         let collective = &mut self.units[unit as usize].collective;
         debug_assert_eq!(collective.pieces[2 * index], Piece::Waits);
         collective.pending -= 1;
-        self.send_egress(unit, index, level, Book::Permitted(bytes), exact);
+        self.send_egress(unit, index, level, LinkAccounting::Permitted(bytes), exact);
     }
 
-    fn send_egress(&mut self, unit: u32, rank: usize, level: Level, book: Book, exact: bool) {
+    fn send_egress(
+        &mut self,
+        unit: u32,
+        rank: usize,
+        level: Level,
+        book: LinkAccounting,
+        exact: bool,
+    ) {
         let first = self.layout.ranks_of(unit).start;
         let global = first + rank as u32;
         self.units[unit as usize].collective.level = Some(level);
@@ -228,12 +241,12 @@ impl World<'_> {
     }
 
     /// The bytes of a rank's egress have left: its host's link has to know, if it knew of them.
-    fn settle(&mut self, rank: u32, book: Book) {
+    fn settle(&mut self, rank: u32, book: LinkAccounting) {
         let (now, host) = (self.now, Hosts::egress(rank));
         match book {
-            Book::Unknown => {}
-            Book::Launched(level, bytes) => self.hosts.land(host, now, level, bytes),
-            Book::Permitted(bytes) => {
+            LinkAccounting::Unknown => {}
+            LinkAccounting::Launched(level, bytes) => self.hosts.land(host, now, level, bytes),
+            LinkAccounting::Permitted(bytes) => {
                 let flow = collective_flow(rank);
                 self.hosts
                     .handle(host, now, Event::BytesCompleted { flow, bytes });
@@ -251,7 +264,14 @@ impl World<'_> {
         flows * self.scenario.network.collective_weight
     }
 
-    fn send_aggregate(&mut self, unit: u32, piece: usize, port: PortId, bytes: u64, book: Book) {
+    fn send_aggregate(
+        &mut self,
+        unit: u32,
+        piece: usize,
+        port: PortId,
+        bytes: u64,
+        book: LinkAccounting,
+    ) {
         if bytes == 0 {
             return;
         }
@@ -304,12 +324,12 @@ impl World<'_> {
         }
         self.counted[port.0 as usize] += bytes - left;
         let rank = self.layout.ranks_of(unit).start + piece as u32 / 2;
-        let mut book = Book::Unknown;
+        let mut book = LinkAccounting::Unknown;
         if self.regime == Regime::Daemons && piece.is_multiple_of(2) {
             let host = Hosts::egress(rank);
             let level = self.hosts.collective_level(host, now, left);
             self.hosts.launch(host, now, level, left);
-            book = Book::Launched(level, left);
+            book = LinkAccounting::Launched(level, left);
         }
         self.send_aggregate(unit, piece, port, left, book);
     }
@@ -339,7 +359,7 @@ impl World<'_> {
         if !drained {
             return;
         }
-        if book != Book::Unknown {
+        if book != LinkAccounting::Unknown {
             self.settle(rank, book);
             self.poll(Hosts::egress(rank));
         }

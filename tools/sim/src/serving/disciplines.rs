@@ -2,7 +2,7 @@
 //! ask that plan ahead.
 
 use laxity_policy::Span;
-use laxity_requests::baseline::{Fixed, Order, Relegating};
+use laxity_requests::baseline::{Fixed, LineOrder, Relegating};
 use laxity_requests::discipline::Discipline;
 use laxity_requests::latency::{Composition, Latency};
 use laxity_requests::qoserve::{Chunking, Options, QoServe};
@@ -67,11 +67,11 @@ pub(super) fn discipline(serving: &Serving, latency: &UnitLatency) -> Box<dyn Di
         tokens: serving.token_budget,
     };
     match serving.requests {
-        RequestOrder::Fcfs => Box::new(fixed(Order::Fcfs)),
-        RequestOrder::Edf => Box::new(fixed(Order::Edf)),
-        RequestOrder::Srpf => Box::new(fixed(Order::Srpf)),
+        RequestOrder::Fcfs => Box::new(fixed(LineOrder::Fcfs)),
+        RequestOrder::Edf => Box::new(fixed(LineOrder::Edf)),
+        RequestOrder::Srpf => Box::new(fixed(LineOrder::Srpf)),
         RequestOrder::EdfRelegate => Box::new(Relegating {
-            inner: fixed(Order::Edf),
+            inner: fixed(LineOrder::Edf),
             latency: latency.clone(),
         }),
         RequestOrder::Qoserve => {

@@ -24,16 +24,16 @@ use laxity_requests::kv::Pool;
 use laxity_requests::latency::Composition;
 use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
 
-type Place = (Rank, Time, RequestId);
+type WaitingKey = (Rank, Time, RequestId);
 
 /// What a discipline may look at.
 struct State {
     jobs: BTreeMap<RequestId, (Job, Rank)>,
     /// Of those in line, those that have not begun, and those that have.
-    line: BTreeSet<Place>,
-    begun: BTreeSet<Place>,
+    line: BTreeSet<WaitingKey>,
+    begun: BTreeSet<WaitingKey>,
     /// Given up.
-    aside: BTreeSet<Place>,
+    aside: BTreeSet<WaitingKey>,
     /// Prompt tokens of those in line.
     backlog: u64,
     pool: Pool,
@@ -42,19 +42,19 @@ struct State {
 /// Where a look through the line has come to.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cursor {
-    begun: Option<Place>,
-    line: Option<Place>,
+    begun: Option<WaitingKey>,
+    line: Option<WaitingKey>,
 }
 
 /// See the module.
-pub(super) struct Line {
+pub(super) struct WaitingRequests {
     discipline: Box<dyn Discipline + Send>,
     state: State,
 }
 
-impl fmt::Debug for Line {
+impl fmt::Debug for WaitingRequests {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Line")
+        f.debug_struct("WaitingRequests")
             .field("discipline", &self.discipline.name())
             .field("waiting", &self.state.backlog().0)
             .finish_non_exhaustive()
@@ -107,7 +107,7 @@ impl View for State {
 
 impl State {
     /// The set in which a job stands.
-    fn set_of(&mut self, job: &Job) -> &mut BTreeSet<Place> {
+    fn set_of(&mut self, job: &Job) -> &mut BTreeSet<WaitingKey> {
         match (job.relegated, job.phase) {
             (true, _) => &mut self.aside,
             (false, Phase::Waiting) => &mut self.line,
@@ -151,7 +151,7 @@ pub(super) fn spec(number: u32, arrival: Time, deadline: Time, prompt: u32, reus
     }
 }
 
-impl Line {
+impl WaitingRequests {
     pub(super) fn new(discipline: Box<dyn Discipline + Send>) -> Self {
         Self {
             discipline,
@@ -178,7 +178,7 @@ impl Line {
         }
     }
 
-    fn places(&self) -> impl Iterator<Item = &Place> {
+    fn places(&self) -> impl Iterator<Item = &WaitingKey> {
         let State {
             line, begun, aside, ..
         } = &self.state;
@@ -225,11 +225,11 @@ impl Line {
 
     /// The next that may join a batch which starts at `start`.
     pub(super) fn next(&mut self, start: Time, cursor: &mut Cursor) -> Option<u32> {
-        let beyond = |set: &BTreeSet<Place>, place: Option<Place>| {
+        let beyond = |set: &BTreeSet<WaitingKey>, place: Option<WaitingKey>| {
             let from = place.map_or(Bound::Unbounded, Bound::Excluded);
             set.range((from, Bound::Unbounded)).next().copied()
         };
-        let number = |place: Place| Some(place.2.0 as u32);
+        let number = |place: WaitingKey| Some(place.2.0 as u32);
         loop {
             let begun = beyond(&self.state.begun, cursor.begun);
             let waits = beyond(&self.state.line, cursor.line);
@@ -312,20 +312,20 @@ impl Line {
 
 #[cfg(test)]
 mod tests {
-    use laxity_requests::baseline::{Fixed, Order};
+    use laxity_requests::baseline::{Fixed, LineOrder};
 
     use super::*;
 
-    fn line(order: Order) -> Line {
-        Line::new(Box::new(Fixed { order, tokens: 100 }))
+    fn line(order: LineOrder) -> WaitingRequests {
+        WaitingRequests::new(Box::new(Fixed { order, tokens: 100 }))
     }
 
-    fn order_of(line: &mut Line) -> Vec<u32> {
+    fn order_of(line: &mut WaitingRequests) -> Vec<u32> {
         let mut cursor = Cursor::default();
         std::iter::from_fn(|| line.next(Time::ZERO, &mut cursor)).collect()
     }
 
-    fn fill(line: &mut Line) {
+    fn fill(line: &mut WaitingRequests) {
         for (number, prompt, due) in [(0, 50, 900), (1, 10, 1_000), (2, 30, 300)] {
             let arrival = Time(u64::from(number));
             line.arrive(arrival, spec(number, arrival, Time(due), prompt, 0));
@@ -335,9 +335,9 @@ mod tests {
     #[test]
     fn each_order_has_its_own_first() {
         for (order, wanted) in [
-            (Order::Fcfs, [0, 1, 2]),
-            (Order::Edf, [2, 0, 1]),
-            (Order::Srpf, [1, 2, 0]),
+            (LineOrder::Fcfs, [0, 1, 2]),
+            (LineOrder::Edf, [2, 0, 1]),
+            (LineOrder::Srpf, [1, 2, 0]),
         ] {
             let mut line = line(order);
             fill(&mut line);
@@ -347,7 +347,7 @@ mod tests {
 
     #[test]
     fn a_prompt_that_was_cut_stands_by_what_is_left_of_it() {
-        let mut line = line(Order::Srpf);
+        let mut line = line(LineOrder::Srpf);
         fill(&mut line);
         line.took(0, 45, false);
         assert_eq!(order_of(&mut line), [0, 1, 2], "five tokens are left");
@@ -381,7 +381,7 @@ mod tests {
 
     #[test]
     fn who_is_given_up_is_told_once_and_is_not_in_line() {
-        let mut line = Line::new(Box::new(GivesUp(vec![1, 7])));
+        let mut line = WaitingRequests::new(Box::new(GivesUp(vec![1, 7])));
         fill(&mut line);
         assert_eq!(line.give_up(Time(5)), [1], "there is no seventh");
         assert_eq!(line.give_up(Time(6)), [0_u32; 0]);

@@ -7,7 +7,7 @@ use super::batch::Step;
 use super::collective::Collective;
 use super::exchange::Pattern;
 use super::hosts::Regime;
-use super::line::Line;
+use super::line::WaitingRequests;
 use super::order;
 use super::transfer::To;
 use super::world::World;
@@ -17,7 +17,7 @@ use crate::scenario::SpExchange;
 #[derive(Debug, Default)]
 pub(super) struct Unit {
     /// Requests that no batch has room for yet, by rank; with sequence parallelism in the first.
-    pub(super) lines: Vec<Line>,
+    pub(super) lines: Vec<WaitingRequests>,
     pub(super) current: Option<u32>,
     pub(super) next: Option<u32>,
     pub(super) step: Step,

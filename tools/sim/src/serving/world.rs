@@ -8,7 +8,7 @@ use super::disciplines::{self, UnitLatency};
 use super::event::{Agenda, Happening};
 use super::hosts::{Hosts, Regime};
 use super::layout::{Layout, mix};
-use super::line::Line;
+use super::line::WaitingRequests;
 use super::measure::{Measure, Served};
 use super::order::Coordinator;
 use super::router::{Route, Router, Source};
@@ -319,7 +319,7 @@ impl<'a> World<'a> {
         let serving = &self.scenario.serving;
         for unit in &mut self.units {
             unit.lines = (0..queues)
-                .map(|_| Line::new(disciplines::discipline(serving, &latency)))
+                .map(|_| WaitingRequests::new(disciplines::discipline(serving, &latency)))
                 .collect();
         }
     }

@@ -14,11 +14,11 @@ use super::{MOST_BLOCKS, MOST_REQUESTS, Request, Requests, WorkloadError};
 /// A recording while it is read.
 pub(super) struct Draft {
     block_tokens: u32,
-    lines: Vec<Line>,
+    lines: Vec<TraceLine>,
     hashes: Vec<u64>,
 }
 
-struct Line {
+struct TraceLine {
     at_ns: i64,
     prompt_tokens: u32,
     output_tokens: u32,
@@ -60,7 +60,7 @@ impl Draft {
                 self.block_tokens
             ));
         }
-        self.lines.push(Line {
+        self.lines.push(TraceLine {
             at_ns,
             prompt_tokens,
             output_tokens: output_tokens.max(1),

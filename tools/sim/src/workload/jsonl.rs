@@ -25,7 +25,7 @@ pub(super) struct Format {
 }
 
 #[derive(Deserialize)]
-struct Line {
+struct TraceLine {
     timestamp: f64,
     input_length: u32,
     output_length: u32,
@@ -47,8 +47,8 @@ pub(super) fn read(path: &Path, format: &Format) -> Result<Requests, WorkloadErr
 }
 
 /// A line and its time in nanoseconds.
-fn take(text: &str, format: &Format) -> Result<(i64, Line), String> {
-    serde_json::from_str::<Line>(text)
+fn take(text: &str, format: &Format) -> Result<(i64, TraceLine), String> {
+    serde_json::from_str::<TraceLine>(text)
         .ok()
         .filter(|line| line.input_length > 0)
         .and_then(|line| Some((nanoseconds(line.timestamp, format.unit_s)?, line)))
@@ -57,7 +57,7 @@ fn take(text: &str, format: &Format) -> Result<(i64, Line), String> {
 
 const FIELDS: &str = "an object with `timestamp`, `input_length`, `output_length` and `hash_ids`";
 
-fn take_apart(text: &str, format: &Format) -> Result<(i64, Line), String> {
+fn take_apart(text: &str, format: &Format) -> Result<(i64, TraceLine), String> {
     let line = match serde_json::from_str(text) {
         Ok(Value::Object(line)) => line,
         Ok(other) => return Err(format!("is {}; expected {FIELDS}", written(&other))),
@@ -77,7 +77,7 @@ fn take_apart(text: &str, format: &Format) -> Result<(i64, Line), String> {
         unfit("timestamp", &written(found), &expected)
     })?;
     let tokens = |name, least| count(name, &written(field(name)?), least);
-    let line = Line {
+    let line = TraceLine {
         timestamp: 0.0,
         input_length: tokens("input_length", 1)?,
         output_length: tokens("output_length", 0)?,

@@ -6,7 +6,7 @@
 
 use std::hint::black_box;
 
-use laxity_requests::baseline::{Fixed, Order, Relegating};
+use laxity_requests::baseline::{Fixed, LineOrder, Relegating};
 use laxity_requests::discipline::Discipline;
 use laxity_requests::hmas::cognition::Cognition;
 use laxity_requests::hmas::meta::Rules;
@@ -17,7 +17,7 @@ use laxity_requests::hmas::{Agent, Config};
 use laxity_requests::iteration::{Event, Iteration as _, Plan};
 use laxity_requests::kv::Pool;
 use laxity_requests::latency::{Composition, Latency};
-use laxity_requests::qoserve::{FEATURES, Forest, Line, Node, Options, QoServe, features};
+use laxity_requests::qoserve::{FEATURES, Forest, LinearTerms, Node, Options, QoServe, features};
 use laxity_requests::replica::Replica;
 use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
 use laxity_requests::{Span, Time};
@@ -85,7 +85,7 @@ fn forest() -> Forest {
             nodes
         })
         .collect();
-    Forest::new(Line::NONE, &trees).expect("a whole forest")
+    Forest::new(LinearTerms::NONE, &trees).expect("a whole forest")
 }
 
 struct Even;
@@ -211,13 +211,13 @@ fn agent(kind: Option<Kind>) -> Agent {
 
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    for order in [Order::Fcfs, Order::Edf, Order::Srpf] {
+    for order in [LineOrder::Fcfs, LineOrder::Edf, LineOrder::Srpf] {
         let fixed = Fixed { order, tokens: 512 };
         rows.push(row(format!("iteration: {}", fixed.name()), move || {
             Box::new(fixed)
         }));
     }
-    for order in [Order::Fcfs, Order::Edf, Order::Srpf] {
+    for order in [LineOrder::Fcfs, LineOrder::Edf, LineOrder::Srpf] {
         let inner = Fixed { order, tokens: 512 };
         let name = format!("iteration: {}, relegating", inner.name());
         rows.push(Row {

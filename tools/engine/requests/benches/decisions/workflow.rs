@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use laxity_requests::maestro::fitness::Mode;
 use laxity_requests::maestro::predict::{ByRole, Predict as _, Record, TwoPhase, Without};
-use laxity_requests::maestro::queue::Order;
+use laxity_requests::maestro::queue::StageOrder;
 use laxity_requests::maestro::regressor::Trees;
 use laxity_requests::maestro::{Learned, Options, Scheduler};
 use laxity_requests::workflow::{
@@ -215,7 +215,7 @@ pub(crate) fn rows() -> Vec<Row> {
     };
     let settings = [
         Options::maestro(),
-        Options::ordered("maestro, edf", Order::Edf),
+        Options::ordered("maestro, edf", StageOrder::Edf),
         mode("maestro, load balance", Mode::LoadBalance),
         mode("maestro, warm shortest", Mode::WarmShortest),
         mode("maestro, end to end", Mode::EndToEnd { degradation: 1.0 }),

@@ -23,8 +23,8 @@ use std::collections::{HashMap, VecDeque};
 use crate::Time;
 use crate::dispatch::{Decision, Dispatch, Event, Role};
 use crate::hyperflexis::Linear;
-use crate::hyperflexis::budget::Standing;
-use crate::ledger::{Ledger, Row, Targets};
+use crate::hyperflexis::budget::InstanceLoad;
+use crate::ledger::{InstanceTable, Row, Targets};
 use crate::request::{ApplicationId, InstanceId, RequestId, Spec};
 
 /// Requests of an instance that count as full.
@@ -35,7 +35,7 @@ const REQUESTS: f64 = 256.0;
 pub struct Aladdin {
     model: Linear,
     block_tokens: u32,
-    ledger: Ledger,
+    ledger: InstanceTable,
     held: VecDeque<(Spec, bool)>,
     applications: HashMap<RequestId, ApplicationId>,
     /// Requests and tokens of an application so far.
@@ -49,7 +49,7 @@ impl Aladdin {
         Self {
             model,
             block_tokens,
-            ledger: Ledger::default(),
+            ledger: InstanceTable::default(),
             held: VecDeque::new(),
             applications: HashMap::new(),
             history: HashMap::new(),
@@ -68,7 +68,7 @@ impl Aladdin {
         let tokens = spec.prompt.saturating_add(spec.generated);
         let output = self.output(spec);
         let targets = Targets::of(spec);
-        let before = Standing::of(row);
+        let before = InstanceLoad::of(row);
         let with = if decode {
             before.with_decode(tokens, targets.tpot)
         } else {

@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::dispatch::{Decision, Dispatch, Event, Role};
 use crate::hyperflexis::Linear;
-use crate::hyperflexis::budget::Standing;
-use crate::ledger::{Ledger, Row, Targets};
+use crate::hyperflexis::budget::InstanceLoad;
+use crate::ledger::{InstanceTable, Row, Targets};
 use crate::request::{InstanceId, RequestId, Spec};
 use crate::{Span, Time};
 
@@ -29,7 +29,7 @@ pub struct CentralEdf {
     admission: bool,
     batch: u32,
     block_tokens: u32,
-    ledger: Ledger,
+    ledger: InstanceTable,
     line: BTreeMap<Key, Spec>,
     decode: BTreeMap<Key, Spec>,
     keys: HashMap<RequestId, Key>,
@@ -46,7 +46,7 @@ impl CentralEdf {
             admission,
             batch,
             block_tokens,
-            ledger: Ledger::default(),
+            ledger: InstanceTable::default(),
             line: BTreeMap::new(),
             decode: BTreeMap::new(),
             keys: HashMap::new(),
@@ -92,7 +92,7 @@ impl CentralEdf {
         if !self.admission || !few || !room {
             return few && room;
         }
-        let standing = Standing::of(row);
+        let standing = InstanceLoad::of(row);
         let tpot = Targets::of(spec).tpot;
         let with = if decode {
             standing.with_decode(tokens, tpot)

@@ -9,7 +9,7 @@ use crate::job::Job;
 
 /// Who is first in line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum LineOrder {
     /// Whoever came first.
     Fcfs,
     /// The earliest deadline: of the first token, or of the last for batch requests.
@@ -22,7 +22,7 @@ pub enum Order {
 #[derive(Clone, Copy, Debug)]
 pub struct Fixed {
     /// The order.
-    pub order: Order,
+    pub order: LineOrder,
     /// Tokens of an iteration, decodes included.
     pub tokens: u32,
 }
@@ -30,18 +30,18 @@ pub struct Fixed {
 impl Discipline for Fixed {
     fn name(&self) -> &'static str {
         match self.order {
-            Order::Fcfs => "fcfs",
-            Order::Edf => "edf",
-            Order::Srpf => "srpf",
+            LineOrder::Fcfs => "fcfs",
+            LineOrder::Edf => "edf",
+            LineOrder::Srpf => "srpf",
         }
     }
 
     fn rank(&self, job: &Job) -> Rank {
         Rank(match self.order {
             // Ties are broken by arrival.
-            Order::Fcfs => 0,
-            Order::Edf => i64::try_from(job.spec.first_deadline().0).unwrap_or(i64::MAX),
-            Order::Srpf => i64::from(job.prefill_left()),
+            LineOrder::Fcfs => 0,
+            LineOrder::Edf => i64::try_from(job.spec.first_deadline().0).unwrap_or(i64::MAX),
+            LineOrder::Srpf => i64::from(job.prefill_left()),
         })
     }
 
@@ -52,6 +52,6 @@ impl Discipline for Fixed {
     fn begun_first(&self) -> bool {
         // Under an order by urgency, the most urgent goes on; a prompt that was begun keeps its
         // blocks and waits.
-        self.order == Order::Fcfs
+        self.order == LineOrder::Fcfs
     }
 }

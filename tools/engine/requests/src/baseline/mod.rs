@@ -18,7 +18,7 @@ pub use central_edf::CentralEdf;
 pub use fewest::Fewest;
 pub use least_loaded::LeastLoaded;
 pub use least_work::LeastWork;
-pub use line::{Fixed, Order};
+pub use line::{Fixed, LineOrder};
 pub use relegating::Relegating;
 pub use round_robin::RoundRobin;
 pub use scorpio::Scorpio;

@@ -40,9 +40,9 @@ impl<L: Latency> Relegating<L> {
 impl<L: Latency> Discipline for Relegating<L> {
     fn name(&self) -> &'static str {
         match self.inner.order {
-            crate::baseline::Order::Fcfs => "fcfs_relegate",
-            crate::baseline::Order::Edf => "edf_relegate",
-            crate::baseline::Order::Srpf => "srpf_relegate",
+            crate::baseline::LineOrder::Fcfs => "fcfs_relegate",
+            crate::baseline::LineOrder::Edf => "edf_relegate",
+            crate::baseline::LineOrder::Srpf => "srpf_relegate",
         }
     }
 
@@ -70,7 +70,7 @@ impl<L: Latency> Discipline for Relegating<L> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::baseline::Order;
+    use crate::baseline::LineOrder;
     use crate::iteration::{Event, Iteration as _};
     use crate::kv::Pool;
     use crate::replica::Replica;
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn who_cannot_be_in_time_lets_the_others_pass_and_is_served_at_last() {
         let inner = Fixed {
-            order: Order::Edf,
+            order: LineOrder::Edf,
             tokens: 100,
         };
         let latency = PerToken;

@@ -26,7 +26,7 @@ use super::journal::{Entry, Journal};
 use super::meta::{Fixed, Guards, Meta, Selector};
 use super::pool::{Hints, Kind, Policy, Room};
 use super::prediction::Ran;
-use super::qos::{Horizons, Line, Qos};
+use super::qos::{Horizons, OverdueCounts, Qos};
 use super::statera::{self, Bound, Reading, Source, Statera};
 use crate::discipline::{Discipline, Rank, Reranked, Start, View};
 use crate::iteration::Event;
@@ -278,7 +278,7 @@ impl Agent {
         if !self.adapts || !self.meta.is_due(now) {
             return false;
         }
-        let mut line = Line::default();
+        let mut line = OverdueCounts::default();
         for job in view.in_line() {
             line.waiting += 1;
             let waits = job.first_token.is_none();

@@ -145,7 +145,7 @@ struct Ended {
 
 /// What is overdue in line.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Line {
+pub struct OverdueCounts {
     /// Requests in line.
     pub waiting: u32,
     /// Of those, the ones whose first token should be there.
@@ -259,7 +259,7 @@ impl Qos {
 
     /// `V_short`.
     #[must_use]
-    pub fn short(&self, now: Time, line: Line, running: u32) -> Short {
+    pub fn short(&self, now: Time, line: OverdueCounts, running: u32) -> Short {
         let from = back(now, self.horizons.short);
         let recent = self
             .firsts
@@ -292,7 +292,7 @@ impl Qos {
 
     /// `V_long`.
     #[must_use]
-    pub fn long(&self, now: Time, line: Line) -> Long {
+    pub fn long(&self, now: Time, line: OverdueCounts) -> Long {
         let span_s = (self.horizons.long.0.min(now.0.max(1)) as f64 / 1e9).max(1e-3);
         let count = self.came.len().max(1) as f64;
         let mut totals: Vec<u64> = self.came.iter().map(|came| came.total.0).collect();

@@ -19,12 +19,12 @@
 
 use super::latency::Linear;
 use crate::dispatch::Role;
-use crate::ledger::{Ledger, Prompts, Row};
+use crate::ledger::{InstanceTable, Prompts, Row};
 use crate::request::InstanceId;
 
 /// What would stand at an instance.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Standing {
+pub struct InstanceLoad {
     /// For what it is.
     pub role: Role,
     /// Prompts to compute.
@@ -37,7 +37,7 @@ pub struct Standing {
     pub tpot: f64,
 }
 
-impl Standing {
+impl InstanceLoad {
     /// What stands there now.
     #[must_use]
     pub fn of(row: &Row) -> Self {
@@ -53,7 +53,7 @@ impl Standing {
 
     /// What a step takes at an instance now, ns.
     #[must_use]
-    pub fn of_now(ledger: &Ledger, instance: InstanceId, model: &Linear) -> f64 {
+    pub fn of_now(ledger: &InstanceTable, instance: InstanceId, model: &Linear) -> f64 {
         ledger
             .row(instance)
             .map_or(0.0, |row| Self::of(row).decode_ns(model))
@@ -176,8 +176,8 @@ mod tests {
         decode: [7e6, 12.0, 20_000.0],
     };
 
-    fn standing(prompt: u32) -> Standing {
-        Standing {
+    fn standing(prompt: u32) -> InstanceLoad {
+        InstanceLoad {
             role: Role::Whole,
             prompts: Prompts::default(),
             decoding: 10.0,

@@ -32,14 +32,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rustc_hash::FxHashMap;
 
-use super::budget::Standing;
+use super::budget::InstanceLoad;
 use super::forecast::{Forecasts, Outcome};
 use super::latency::Linear;
 use super::migrator::{Judge, Migrator};
 use super::priority::{Mapping, Record};
 use super::scan::{Lately, Scan, Taken, Waiting};
 use crate::dispatch::{Decision, Dispatch, Event, Role};
-use crate::ledger::{Ledger, Row, Targets};
+use crate::ledger::{InstanceTable, Row, Targets};
 use crate::request::{InstanceId, RequestId, Spec};
 use crate::{Span, Time};
 
@@ -121,7 +121,7 @@ struct Worker {
 #[derive(Clone, Debug)]
 pub struct HyperFlexis {
     options: Options,
-    ledger: Ledger,
+    ledger: InstanceTable,
     line: BTreeMap<Key, Waiting>,
     tail: BTreeMap<(Time, RequestId), Waiting>,
     keys: FxHashMap<RequestId, Key>,
@@ -148,7 +148,7 @@ impl HyperFlexis {
     pub fn new(options: Options) -> Self {
         Self {
             options,
-            ledger: Ledger::default(),
+            ledger: InstanceTable::default(),
             line: BTreeMap::new(),
             tail: BTreeMap::new(),
             keys: FxHashMap::default(),
@@ -260,7 +260,7 @@ impl HyperFlexis {
         let Some(worker) = self.workers.get_mut(&instance) else {
             if self.ledger.row(instance).is_some() {
                 self.ledger.report(now, instance, load);
-                let step = Standing::of_now(&self.ledger, instance, &self.options.model);
+                let step = InstanceLoad::of_now(&self.ledger, instance, &self.options.model);
                 self.migrator.open(instance, now + Span(step as u64));
             }
             return;
@@ -274,7 +274,7 @@ impl HyperFlexis {
         let Some(row) = self.ledger.row(instance) else {
             return;
         };
-        let standing = Standing::of(row);
+        let standing = InstanceLoad::of(row);
         let mut mature = before;
         let mut under_way = begun;
         if row.is_idle() {
@@ -495,7 +495,7 @@ impl Dispatch for HyperFlexis {
                 let assigned = self.assigned.get(&spec.id).map(|(targets, _)| *targets);
                 let targets = assigned.unwrap_or_else(|| Targets::of(&spec));
                 self.ledger.place(&spec, targets.tpot, instance);
-                let step = Standing::of_now(&self.ledger, instance, &self.options.model);
+                let step = InstanceLoad::of_now(&self.ledger, instance, &self.options.model);
                 self.migrator.open(instance, now + Span(step as u64));
                 let request = spec.id;
                 self.decisions

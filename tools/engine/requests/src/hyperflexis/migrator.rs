@@ -12,10 +12,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::budget::Standing;
+use super::budget::InstanceLoad;
 use super::latency::Linear;
 use crate::Time;
-use crate::ledger::{Ledger, Targets};
+use crate::ledger::{InstanceTable, Targets};
 use crate::request::{InstanceId, RequestId, Spec};
 
 type Key = (u64, Time, RequestId);
@@ -38,7 +38,7 @@ pub struct Migrator {
 /// What instances are judged by.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Judge<'a> {
-    pub ledger: &'a Ledger,
+    pub ledger: &'a InstanceTable,
     pub model: &'a Linear,
     pub block_tokens: u32,
     pub headroom: f64,
@@ -50,7 +50,7 @@ impl Judge<'_> {
             return false;
         };
         let tokens = spec.prompt.saturating_add(spec.generated);
-        let with = Standing::of(row).with_decode(tokens, tpot);
+        let with = InstanceLoad::of(row).with_decode(tokens, tpot);
         let room = row.room(self.block_tokens, self.headroom) >= f64::from(tokens);
         row.is_idle() || room && with.relax_ns(self.model) > 0.0
     }

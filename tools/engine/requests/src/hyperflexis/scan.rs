@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::budget::{self, Standing};
+use super::budget::{self, InstanceLoad};
 use super::dispatcher::{Options, Probability, Tightest};
 use crate::dispatch::Role;
 use crate::ledger::{Row, Targets};
@@ -63,7 +63,7 @@ impl Lately {
 pub(super) struct Scan<'a> {
     options: &'a Options,
     now: Time,
-    pub(super) standing: Standing,
+    pub(super) standing: InstanceLoad,
     room: f64,
     utilization: f64,
     /// What is left of the step under way, ns.
@@ -75,13 +75,13 @@ pub(super) struct Scan<'a> {
 /// Whom an instance takes.
 pub(super) struct Taken {
     pub(super) requests: Vec<RequestId>,
-    pub(super) standing: Standing,
+    pub(super) standing: InstanceLoad,
     tokens: f64,
     ttft: f64,
 }
 
 impl Taken {
-    pub(super) const fn new(standing: Standing) -> Self {
+    pub(super) const fn new(standing: InstanceLoad) -> Self {
         Self {
             requests: Vec::new(),
             standing,
@@ -101,7 +101,7 @@ impl Taken {
 
 impl<'a> Scan<'a> {
     pub(super) fn new(options: &'a Options, tightest: f64, now: Time, row: &Row) -> Self {
-        let standing = Standing::of(row);
+        let standing = InstanceLoad::of(row);
         let step = if row.role == Role::Prefill {
             0.0
         } else {
@@ -145,7 +145,7 @@ impl<'a> Scan<'a> {
         budget::tokens(&self.options.model, ttft, standing.tpot, decode) <= standing.prompts.tokens
     }
 
-    pub(super) fn fits(&self, taken: &Taken, waiting: &Waiting, ttft: f64) -> Option<Standing> {
+    pub(super) fn fits(&self, taken: &Taken, waiting: &Waiting, ttft: f64) -> Option<InstanceLoad> {
         let tokens = waiting.tokens();
         if taken.tokens + f64::from(tokens) > self.room {
             return None;

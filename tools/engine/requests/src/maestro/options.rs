@@ -1,7 +1,7 @@
 //! What can be set of Maestro's scheduler.
 
 use super::fitness::Mode;
-use super::queue::{Boundary, Order};
+use super::queue::{Boundary, StageOrder};
 use crate::Span;
 
 /// How it decides.
@@ -10,7 +10,7 @@ pub struct Options {
     /// How it is called on tables.
     pub name: String,
     /// Who is first.
-    pub order: Order,
+    pub order: StageOrder,
     /// What becomes of turns between stages.
     pub boundary: Boundary,
     /// Which node.
@@ -34,7 +34,7 @@ impl Options {
     pub fn maestro() -> Self {
         Self {
             name: "maestro".to_owned(),
-            order: Order::Remaining {
+            order: StageOrder::Remaining {
                 aging: 0.1,
                 aging_interactive: 0.1,
             },
@@ -50,7 +50,7 @@ impl Options {
 
     /// The same with another order, which every boundary obeys.
     #[must_use]
-    pub fn ordered(name: &str, order: Order) -> Self {
+    pub fn ordered(name: &str, order: StageOrder) -> Self {
         Self {
             name: name.to_owned(),
             order,

@@ -18,7 +18,7 @@ use super::estimate::Estimator;
 use super::fitness::Candidate;
 use super::memory::Action;
 use super::node::{Ask, Node};
-use super::scheduler::{Entry, Place, Scheduler};
+use super::scheduler::{Entry, Scheduler, StagePosition};
 use crate::workflow::{Class, Job, StageId};
 use crate::{Span, Time};
 
@@ -91,7 +91,7 @@ impl<E: Estimator> Scheduler<E> {
         self.turns.retain(|other| *other != ask.stage);
         self.kept.retain(|_, other| *other != ask.stage);
         if let Some(entry) = self.entries.get_mut(&ask.stage) {
-            entry.place = Place::On(node);
+            entry.place = StagePosition::On(node);
             entry.overtaken = None;
         }
         self.apply(node, done, now);

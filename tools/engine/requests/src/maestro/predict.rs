@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::isotonic::Isotonic;
-use super::regressor::{Boosted, FitError, Line, Regressor, Trees};
+use super::regressor::{Boosted, FitError, LinearFit, Regressor, Trees};
 use crate::workflow::{RoleId, SEMANTICS, Stage};
 
 /// A stage and what it was.
@@ -235,7 +235,7 @@ impl Predict for TwoPhase {
 }
 
 /// Length from the prompt's length alone ("Linear" in Table VI). It knows nothing of tools.
-pub struct ByPrompt(Line);
+pub struct ByPrompt(LinearFit);
 
 impl ByPrompt {
     /// Fits it.
@@ -246,7 +246,7 @@ impl ByPrompt {
             .map(|record| vec![f64::from(record.stage.prompt)])
             .collect();
         let targets: Vec<f64> = records.iter().map(|r| f64::from(r.output)).collect();
-        Self(Line::fit(&rows, &targets, 0))
+        Self(LinearFit::fit(&rows, &targets, 0))
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{Span, Time};
 /// Who is first.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Order {
+pub enum StageOrder {
     /// Least remaining time of the workflow (eq. 7), with aging: nanoseconds of priority per
     /// nanosecond waited.
     Remaining {
@@ -62,7 +62,7 @@ type Key = (i64, Time, StageId);
 /// The queue.
 #[derive(Clone, Debug)]
 pub struct Queue {
-    order: Order,
+    order: StageOrder,
     lanes: [BTreeMap<Key, ()>; 2],
     keys: HashMap<StageId, (usize, Key)>,
 }
@@ -81,7 +81,7 @@ fn signed(ns: u64) -> i64 {
 impl Queue {
     /// An empty one.
     #[must_use]
-    pub fn new(order: Order) -> Self {
+    pub fn new(order: StageOrder) -> Self {
         Self {
             order,
             lanes: [BTreeMap::new(), BTreeMap::new()],
@@ -94,10 +94,10 @@ impl Queue {
     pub fn aged(&self, class: Class, at: Time) -> u64 {
         let lane = lane(class);
         let pace = match self.order {
-            Order::Remaining {
+            StageOrder::Remaining {
                 aging_interactive, ..
             } if lane == 0 => aging_interactive,
-            Order::Remaining { aging, .. } => aging,
+            StageOrder::Remaining { aging, .. } => aging,
             _ => 0.0,
         };
         (at.0 as f64 * pace) as u64
@@ -107,12 +107,12 @@ impl Queue {
     pub fn push(&mut self, stage: StageId, rank: &Rank, now: Time) {
         let lane = lane(rank.class);
         let by = match self.order {
-            Order::Remaining { .. } | Order::InteractiveRemaining => {
+            StageOrder::Remaining { .. } | StageOrder::InteractiveRemaining => {
                 signed(rank.remaining.0.saturating_add(self.aged(rank.class, now)))
             }
-            Order::Fcfs | Order::InteractiveFirst => signed(rank.arrival.0),
-            Order::Edf | Order::EdfByClass => signed(rank.deadline.0),
-            Order::LeastAttained => signed(rank.attained.0),
+            StageOrder::Fcfs | StageOrder::InteractiveFirst => signed(rank.arrival.0),
+            StageOrder::Edf | StageOrder::EdfByClass => signed(rank.deadline.0),
+            StageOrder::LeastAttained => signed(rank.attained.0),
         };
         let key = (by, rank.arrival, stage);
         if let Some((other, old)) = self.keys.insert(stage, (lane, key)) {
@@ -154,7 +154,9 @@ impl Queue {
         let aged = [Class::Interactive, Class::Batch].map(|class| signed(self.aged(class, now)));
         let by_class = matches!(
             self.order,
-            Order::EdfByClass | Order::InteractiveFirst | Order::InteractiveRemaining
+            StageOrder::EdfByClass
+                | StageOrder::InteractiveFirst
+                | StageOrder::InteractiveRemaining
         );
         let mut fast = self.lanes[0].keys().peekable();
         let mut slow = self.lanes[1].keys().peekable();
@@ -230,7 +232,7 @@ mod tests {
     use super::*;
 
     const S: u64 = 1_000_000_000;
-    const BATCH_AGES: Order = Order::Remaining {
+    const BATCH_AGES: StageOrder = StageOrder::Remaining {
         aging: 0.1,
         aging_interactive: 0.0,
     };
@@ -271,13 +273,13 @@ mod tests {
 
     #[test]
     fn by_class_an_interactive_stage_is_first_however_late_the_others_are() {
-        for by in [Order::EdfByClass, Order::InteractiveFirst] {
+        for by in [StageOrder::EdfByClass, StageOrder::InteractiveFirst] {
             let mut queue = Queue::new(by);
             queue.push(StageId(1), &rank(Class::Batch, 90 * S), Time::ZERO);
             queue.push(StageId(2), &rank(Class::Interactive, S), Time::ZERO);
             assert_eq!(order(&queue, 0), [2, 1]);
         }
-        let mut queue = Queue::new(Order::Edf);
+        let mut queue = Queue::new(StageOrder::Edf);
         queue.push(StageId(1), &rank(Class::Batch, 90 * S), Time::ZERO);
         queue.push(StageId(2), &rank(Class::Interactive, S), Time::ZERO);
         assert_eq!(order(&queue, 0), [1, 2]);
@@ -285,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_stage_that_is_pushed_again_waits_once() {
-        let mut queue = Queue::new(Order::Fcfs);
+        let mut queue = Queue::new(StageOrder::Fcfs);
         queue.push(StageId(1), &rank(Class::Batch, S), Time::ZERO);
         queue.push(StageId(1), &rank(Class::Interactive, S), Time::ZERO);
         assert_eq!(queue.len(), 1);

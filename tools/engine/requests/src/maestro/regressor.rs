@@ -116,13 +116,13 @@ impl Regressor for Boosted {
 
 /// A line in one feature, by least squares.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Line {
+pub struct LinearFit {
     feature: usize,
     slope: f64,
     intercept: f64,
 }
 
-impl Line {
+impl LinearFit {
     /// Fits it.
     #[must_use]
     pub fn fit(rows: &[Vec<f64>], targets: &[f64], feature: usize) -> Self {
@@ -144,7 +144,7 @@ impl Line {
     }
 }
 
-impl Regressor for Line {
+impl Regressor for LinearFit {
     fn predict(&self, row: &[f64]) -> f64 {
         self.slope.mul_add(
             row.get(self.feature).copied().unwrap_or(0.0),
@@ -170,7 +170,7 @@ mod tests {
     fn trees_learn_what_a_line_cannot() {
         let (rows, targets) = rows();
         let trees = Boosted::fit(&rows, &targets, &Trees::default()).unwrap();
-        let line = Line::fit(&rows, &targets, 1);
+        let line = LinearFit::fit(&rows, &targets, 1);
         let off = |of: &dyn Regressor| {
             rows.iter()
                 .zip(&targets)

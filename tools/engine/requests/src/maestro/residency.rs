@@ -44,7 +44,7 @@ pub struct Activation {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct WeightsEntry {
     at: Readiness,
     /// Larger: used later.
     used: u64,
@@ -55,7 +55,7 @@ struct Place {
 /// The models of a node.
 #[derive(Clone, Debug)]
 pub struct Residency {
-    models: Vec<Place>,
+    models: Vec<WeightsEntry>,
     clock: u64,
     /// Bytes of host memory that KV has.
     host_kv: u64,
@@ -75,7 +75,7 @@ impl Residency {
                 } else {
                     Readiness::Remote
                 };
-                Place {
+                WeightsEntry {
                     at,
                     used: 0,
                     users: 0,

@@ -23,7 +23,7 @@ use crate::workflow::{
 use crate::{Span, Time};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum StagePosition {
     /// In the queue, or in line with a turn it kept.
     Waits,
     /// On a node: running, or to start there.
@@ -41,7 +41,7 @@ pub(super) struct Entry {
     pub(super) predicted: u64,
     /// Bytes of KV that it is known to need: it asked for them.
     pub(super) least: u64,
-    pub(super) place: Place,
+    pub(super) place: StagePosition,
     pub(super) started: bool,
     /// When it was queued, if it was.
     pub(super) queued: Option<Time>,
@@ -126,12 +126,12 @@ impl<E: Estimator> Scheduler<E> {
         let waits = self
             .entries
             .values()
-            .filter(|e| e.place == Place::Waits)
+            .filter(|e| e.place == StagePosition::Waits)
             .count();
         let on = self
             .entries
             .values()
-            .filter(|e| matches!(e.place, Place::On(_)))
+            .filter(|e| matches!(e.place, StagePosition::On(_)))
             .count();
         let load: usize = self.nodes.iter().map(Node::load).sum();
         let swapped: usize = self.nodes.iter().map(|node| node.swapped().count()).sum();
@@ -168,7 +168,7 @@ impl<E: Estimator> Scheduler<E> {
             remaining: execution + future,
             predicted,
             least: 0,
-            place: Place::Waits,
+            place: StagePosition::Waits,
             started: false,
             queued: None,
             overtaken: None,
@@ -248,7 +248,7 @@ impl<E: Estimator> Scheduler<E> {
         let Some(entry) = self.entries.get_mut(&stage) else {
             return;
         };
-        entry.place = Place::Waits;
+        entry.place = StagePosition::Waits;
         entry.started = false;
         entry.queued = Some(now);
         let Some(job) = self.jobs.get(&entry.stage.job) else {
@@ -291,11 +291,11 @@ impl<E: Estimator> Scheduler<E> {
     fn forget(&mut self, stage: StageId) -> Option<Entry> {
         let entry = self.entries.remove(&stage)?;
         match entry.place {
-            Place::Waits => {
+            StagePosition::Waits => {
                 self.queue.remove(stage);
                 self.turns.retain(|other| *other != stage);
             }
-            Place::On(node) | Place::Swapped(node) => {
+            StagePosition::On(node) | StagePosition::Swapped(node) => {
                 self.nodes[node].remove(stage);
             }
         }
@@ -310,7 +310,9 @@ impl<E: Estimator> Scheduler<E> {
         let Some(entry) = self.entries.get_mut(&stage) else {
             return;
         };
-        let Place::On(node) = entry.place else { return };
+        let StagePosition::On(node) = entry.place else {
+            return;
+        };
         // Were it aborted, it would only come to the same point with less.
         entry.least = entry.least.max(bytes);
         // A quarter of what was predicted at a time, so that a stage does not ask for every page.
@@ -329,7 +331,7 @@ impl<E: Estimator> Scheduler<E> {
     pub(super) fn apply(&mut self, node: usize, done: Done, now: Time) {
         for stage in done.swapped {
             if let Some(entry) = self.entries.get_mut(&stage) {
-                entry.place = Place::Swapped(node);
+                entry.place = StagePosition::Swapped(node);
             }
             self.decisions.push_back(Decision::SwapOut(stage));
         }

@@ -5,7 +5,7 @@
 //! Departures: the paper adds up forests of single operators; here one looks at the whole
 //! iteration, because that is what a driver measures. A forest is a staircase, and over five
 //! numbers at once its steps are coarse: alone it is off by 15 % here and there, and every such
-//! iteration makes tokens late. So a [`Line`] says the most, and the forest corrects it: it
+//! iteration makes tokens late. So a [`LinearTerms`] says the most, and the forest corrects it: it
 //! predicts `ln (time / line)`. The side to err on is the policy's (its margin), not the forest's.
 
 use serde::{Deserialize, Serialize};
@@ -33,7 +33,7 @@ pub fn features(of: &Composition) -> [f64; FEATURES] {
 /// (chunks + decodes)`, ns: what reading the weights takes, or computing with them, and attention.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Line {
+pub struct LinearTerms {
     /// Of an iteration.
     pub fixed: f64,
     /// Of few tokens.
@@ -48,7 +48,7 @@ pub struct Line {
     pub request: f64,
 }
 
-impl Line {
+impl LinearTerms {
     /// No line: the forest says all.
     pub const NONE: Self = Self {
         fixed: 1.0,
@@ -110,7 +110,7 @@ pub enum ForestError {
         "the line under a forest of latencies has a part that is negative or no number, or is \
          nothing; train it again"
     )]
-    Line,
+    LinearTerms,
     /// It was cut off or edited.
     #[error("tree {tree}, node {node} of a forest of latencies is wrong: {wrong}; train it again")]
     Node {
@@ -127,7 +127,7 @@ pub enum ForestError {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
-    line: Line,
+    line: LinearTerms,
     trees: Vec<Vec<Node>>,
 }
 
@@ -149,7 +149,7 @@ const ABREAST: usize = 8;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Table", into = "Table")]
 pub struct Forest {
-    line: Line,
+    line: LinearTerms,
     /// Where each tree begins.
     roots: Vec<u32>,
     nodes: Vec<Node>,
@@ -165,9 +165,9 @@ impl Forest {
     ///
     /// # Errors
     /// If it can't be walked to a leaf from everywhere.
-    pub fn new(line: Line, trees: &[Vec<Node>]) -> Result<Self, ForestError> {
+    pub fn new(line: LinearTerms, trees: &[Vec<Node>]) -> Result<Self, ForestError> {
         if !line.is_sound() {
-            return Err(ForestError::Line);
+            return Err(ForestError::LinearTerms);
         }
         if trees.is_empty() || trees.iter().any(Vec::is_empty) {
             return Err(ForestError::Empty);
@@ -356,8 +356,11 @@ mod tests {
 
     #[test]
     fn a_forest_answers_with_the_mean_of_its_trees() {
-        let forest =
-            Forest::new(Line::NONE, &[tree(100.0, 1.0, 3.0), tree(200.0, 3.0, 5.0)]).unwrap();
+        let forest = Forest::new(
+            LinearTerms::NONE,
+            &[tree(100.0, 1.0, 3.0), tree(200.0, 3.0, 5.0)],
+        )
+        .unwrap();
         let of = |tokens| Composition::default().with_chunk(0, tokens);
         assert_eq!(forest.iteration(&of(50)), Span(2.0_f64.exp().ceil() as u64));
         assert_eq!(
@@ -422,7 +425,7 @@ mod tests {
                     nodes
                 })
                 .collect();
-            let forest = Forest::new(Line::NONE, &trees).unwrap();
+            let forest = Forest::new(LinearTerms::NONE, &trees).unwrap();
             for asked in 0..200_u64 {
                 let of: [f64; FEATURES] =
                     std::array::from_fn(|at| (asked * (at as u64 + 3) * 37 % 600) as f64 - 20.0);
@@ -433,33 +436,39 @@ mod tests {
 
     #[test]
     fn a_forest_goes_through_a_file_unchanged() {
-        let forest =
-            Forest::new(Line::NONE, &[tree(100.0, 1.0, 3.0), tree(200.0, 3.0, 5.0)]).unwrap();
+        let forest = Forest::new(
+            LinearTerms::NONE,
+            &[tree(100.0, 1.0, 3.0), tree(200.0, 3.0, 5.0)],
+        )
+        .unwrap();
         let table: Table = forest.clone().into();
         assert_eq!(Forest::try_from(table).unwrap(), forest);
     }
 
     #[test]
     fn a_forest_corrects_its_line() {
-        let line = Line {
+        let line = LinearTerms {
             fixed: 100.0,
             token: 2.0,
-            ..Line::NONE
+            ..LinearTerms::NONE
         };
         let forest = Forest::new(line, &[tree(100.0, 0.0, 0.5)]).unwrap();
         let of = |tokens| Composition::default().with_chunk(0, tokens);
         assert_eq!(forest.iteration(&of(50)), Span(200));
         let higher = (700.0 * 0.5_f64.exp()).ceil() as u64;
         assert_eq!(forest.iteration(&of(300)), Span(higher));
-        let negative = Line { pair: -1.0, ..line };
+        let negative = LinearTerms { pair: -1.0, ..line };
         let error = Forest::new(negative, &[tree(1.0, 1.0, 1.0)]);
-        assert_eq!(error, Err(ForestError::Line));
+        assert_eq!(error, Err(ForestError::LinearTerms));
     }
 
     #[test]
     fn a_damaged_forest_is_refused_with_its_place() {
-        assert_eq!(Forest::new(Line::NONE, &[]), Err(ForestError::Empty));
-        assert_eq!(Forest::new(Line::NONE, &[vec![]]), Err(ForestError::Empty));
+        assert_eq!(Forest::new(LinearTerms::NONE, &[]), Err(ForestError::Empty));
+        assert_eq!(
+            Forest::new(LinearTerms::NONE, &[vec![]]),
+            Err(ForestError::Empty)
+        );
         for above in [0, 1, 3, 900] {
             let mut broken = tree(1.0, 1.0, 1.0);
             broken[0] = Node::Split {
@@ -467,7 +476,7 @@ mod tests {
                 most: 1.0,
                 above,
             };
-            let error = Forest::new(Line::NONE, &[tree(1.0, 1.0, 1.0), broken]).unwrap_err();
+            let error = Forest::new(LinearTerms::NONE, &[tree(1.0, 1.0, 1.0), broken]).unwrap_err();
             assert!(
                 error.to_string().starts_with("tree 1, node 0"),
                 "{above}: {error}"
@@ -476,7 +485,7 @@ mod tests {
         let mut broken = tree(1.0, 1.0, f32::NAN);
         assert!(
             matches!(
-                Forest::new(Line::NONE, std::slice::from_ref(&broken)),
+                Forest::new(LinearTerms::NONE, std::slice::from_ref(&broken)),
                 Err(ForestError::Node { node: 2, .. })
             ),
             "not a number"
@@ -487,7 +496,7 @@ mod tests {
             above: 2,
         };
         assert!(matches!(
-            Forest::new(Line::NONE, &[broken]),
+            Forest::new(LinearTerms::NONE, &[broken]),
             Err(ForestError::Node { node: 0, .. })
         ));
     }

@@ -86,10 +86,10 @@ impl Trained {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::qoserve::{Line, Node};
+    use crate::qoserve::{LinearTerms, Node};
 
     fn forest() -> Forest {
-        let line = Line {
+        let line = LinearTerms {
             fixed: 1e6,
             floor: 0.0,
             token: 1e5,

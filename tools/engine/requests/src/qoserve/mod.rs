@@ -34,7 +34,7 @@ mod history;
 pub mod latency_file;
 
 pub use chunk::{Chunking, fitting, least_slack, slack};
-pub use forest::{FEATURES, Forest, ForestError, Line, Node, features};
+pub use forest::{FEATURES, Forest, ForestError, LinearTerms, Node, features};
 pub use history::Lengths;
 pub use latency_file::{Trained, TrainedError};
 

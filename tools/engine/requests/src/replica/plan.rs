@@ -3,7 +3,7 @@
 
 use std::ops::Bound;
 
-use super::state::Place;
+use super::state::WaitingKey;
 use super::{Computed, Replica};
 use crate::Time;
 use crate::discipline::{Rank, Start};
@@ -267,7 +267,7 @@ impl Replica {
     /// Gives the budget to whoever comes first in line. What is left of it; nothing if no block can
     /// be had.
     fn spend_in_line(&mut self, now: Time, mut budget: u32, plan: &mut Plan) -> Option<u32> {
-        let mut after: Option<Place> = None;
+        let mut after: Option<WaitingKey> = None;
         let mut closed = false;
         while budget > 0 {
             let beyond = after.map_or(Bound::Unbounded, Bound::Excluded);

@@ -31,7 +31,7 @@ use crate::request::RequestId;
 const ROBBED_MOST: u32 = 3;
 
 /// A place in line. Relegated jobs have a line of their own.
-pub(super) type Place = (Rank, Time, RequestId, usize);
+pub(super) type WaitingKey = (Rank, Time, RequestId, usize);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
@@ -56,15 +56,15 @@ pub(super) struct State {
     entries: Vec<Option<Entry>>,
     vacant: Vec<usize>,
     slots: FxHashMap<RequestId, usize>,
-    pub(super) line: BTreeSet<Place>,
+    pub(super) line: BTreeSet<WaitingKey>,
     /// Of those in line, the ones that have begun.
-    pub(super) begun: BTreeSet<Place>,
-    pub(super) aside: BTreeSet<Place>,
+    pub(super) begun: BTreeSet<WaitingKey>,
+    pub(super) aside: BTreeSet<WaitingKey>,
     /// Of those in line, the ones that hold blocks; the same of those aside.
-    holders: BTreeSet<Place>,
-    aside_holders: BTreeSet<Place>,
+    holders: BTreeSet<WaitingKey>,
+    aside_holders: BTreeSet<WaitingKey>,
     /// Those that decode. Their ranks are as they were when the last plan was made.
-    decoding: Vec<Place>,
+    decoding: Vec<WaitingKey>,
     /// Who joined them last.
     joined: u64,
     /// Prompt tokens of those in line.
@@ -172,7 +172,7 @@ impl State {
         self.entries.iter().flatten().map(|entry| &entry.job)
     }
 
-    pub(super) fn place(&self, slot: usize) -> Place {
+    pub(super) fn place(&self, slot: usize) -> WaitingKey {
         let Entry { job, rank, .. } = self.at(slot);
         (*rank, job.spec.arrival, job.id(), slot)
     }
@@ -340,7 +340,8 @@ impl State {
             ][which];
             // Built at once: a tree of ten thousand places that is changed one by one takes
             // milliseconds.
-            let sorted: BTreeSet<Place> = line.iter().map(|place| self.place(place.3)).collect();
+            let sorted: BTreeSet<WaitingKey> =
+                line.iter().map(|place| self.place(place.3)).collect();
             *[
                 &mut self.line,
                 &mut self.begun,
@@ -419,14 +420,15 @@ impl State {
 
     /// Who loses its blocks next, of those behind `before` in line: whoever was given up, then the
     /// end of the line. For a job that decodes all prompts are behind.
-    pub(super) fn last_prompt(&self, before: Option<&Place>) -> Option<usize> {
+    pub(super) fn last_prompt(&self, before: Option<&WaitingKey>) -> Option<usize> {
         let line = self
             .holders
             .iter()
             .rev()
             .take_while(|place| before.is_none_or(|before| *place > before));
         let past_aside = before.is_none_or(|before| !self.aside.contains(before));
-        let spared = |place: &&Place| before.is_some() && self.at(place.3).job.drops >= ROBBED_MOST;
+        let spared =
+            |place: &&WaitingKey| before.is_some() && self.at(place.3).job.drops >= ROBBED_MOST;
         let aside = self.aside_holders.iter().rev().filter(|place| {
             past_aside || before.is_some_and(|before| *place > before) && !spared(place)
         });
@@ -447,7 +449,7 @@ impl State {
     }
 
     /// Those that decode, by rank; to be given back by [`Self::put_back`].
-    pub(super) fn take_decoding(&mut self) -> Vec<Place> {
+    pub(super) fn take_decoding(&mut self) -> Vec<WaitingKey> {
         let mut order = std::mem::take(&mut self.decoding);
         for place in &mut order {
             place.0 = self.at(place.3).rank;
@@ -464,7 +466,7 @@ impl State {
     }
 
     /// See [`Self::take_decoding`]. Those that lost their blocks meanwhile are in line.
-    pub(super) fn put_back(&mut self, mut order: Vec<Place>, some_lost: bool) {
+    pub(super) fn put_back(&mut self, mut order: Vec<WaitingKey>, some_lost: bool) {
         if some_lost {
             order.retain(|place| self.at(place.3).job.phase == Phase::Decoding);
         }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use laxity_requests::baseline::{Fixed, Order, Relegating};
+use laxity_requests::baseline::{Fixed, LineOrder, Relegating};
 use laxity_requests::discipline::{Discipline, Rank, Start, View};
 use laxity_requests::hmas::cognition::Cognition;
 use laxity_requests::hmas::meta::Rules;
@@ -133,7 +133,7 @@ fn qoserve(options: Options) -> Boxed {
 /// All disciplines, by name.
 fn disciplines() -> Vec<(String, Make)> {
     let mut all: Vec<(String, Make)> = Vec::new();
-    for order in [Order::Fcfs, Order::Edf, Order::Srpf] {
+    for order in [LineOrder::Fcfs, LineOrder::Edf, LineOrder::Srpf] {
         let inner = Fixed { order, tokens: 96 };
         let name = inner.name();
         all.push((name.to_owned(), Box::new(move || Box::new(inner))));
@@ -416,7 +416,7 @@ fn digest(name: &str, make: &dyn Fn() -> Boxed) -> (String, u64) {
                 run.step(blocks);
                 if step == 200 && seed % 3 == 0 {
                     let other = Fixed {
-                        order: Order::Srpf,
+                        order: LineOrder::Srpf,
                         tokens: 40,
                     };
                     let own = run.replica.exchange(Box::new(other));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use laxity_requests::maestro::fitness::Mode;
 use laxity_requests::maestro::predict::ByRole;
-use laxity_requests::maestro::queue::{Boundary, Order};
+use laxity_requests::maestro::queue::{Boundary, StageOrder};
 use laxity_requests::maestro::{Learned, Options, Scheduler};
 use laxity_requests::workflow::{
     Class, ClusterId, Decision, Event, Job, JobId, ModelId, ModelSpec, NodeId, NodeSpec, Outcome,
@@ -221,12 +221,12 @@ fn settings() -> Vec<(String, Options)> {
     };
     let mut all = vec![near(Options::maestro())];
     let orders = [
-        ("fcfs", Order::Fcfs),
-        ("edf", Order::Edf),
-        ("edf_by_class", Order::EdfByClass),
-        ("least_attained", Order::LeastAttained),
-        ("interactive_first", Order::InteractiveFirst),
-        ("interactive_remaining", Order::InteractiveRemaining),
+        ("fcfs", StageOrder::Fcfs),
+        ("edf", StageOrder::Edf),
+        ("edf_by_class", StageOrder::EdfByClass),
+        ("least_attained", StageOrder::LeastAttained),
+        ("interactive_first", StageOrder::InteractiveFirst),
+        ("interactive_remaining", StageOrder::InteractiveRemaining),
     ];
     all.extend(orders.map(|(name, order)| near(Options::ordered(name, order))));
     let modes = [

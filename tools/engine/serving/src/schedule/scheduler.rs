@@ -2,7 +2,7 @@
 //! replayed, it is this one.
 
 use laxity_requests::Time;
-use laxity_requests::baseline::{Fixed, Order};
+use laxity_requests::baseline::{Fixed, LineOrder};
 use laxity_requests::discipline::Discipline;
 use laxity_requests::hmas::cognition::Cognition;
 use laxity_requests::hmas::meta::{Bandit, ChangePoint, Rules, Selector, Table};
@@ -40,9 +40,9 @@ fn discipline(settings: &Settings, latency: Model) -> Box<dyn Discipline + Send>
         Box::new(Fixed { order, tokens })
     };
     match settings.policy {
-        Policy::Fcfs => fixed(Order::Fcfs),
-        Policy::Edf => fixed(Order::Edf),
-        Policy::Srpf => fixed(Order::Srpf),
+        Policy::Fcfs => fixed(LineOrder::Fcfs),
+        Policy::Edf => fixed(LineOrder::Edf),
+        Policy::Srpf => fixed(LineOrder::Srpf),
         Policy::Qoserve => Box::new(QoServe::new(settings.qoserve.options(), latency)),
         Policy::Hmas => Box::new(agent(settings, latency)),
     }

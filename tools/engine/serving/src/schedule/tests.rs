@@ -5,7 +5,7 @@ use std::fs;
 
 use laxity_requests::iteration::{Event, Plan};
 use laxity_requests::job::Phase;
-use laxity_requests::qoserve::{Line as Bottom, Node};
+use laxity_requests::qoserve::{LinearTerms as Bottom, Node};
 use laxity_requests::request::{ApplicationId, ClassId, Importance, InstanceId, Slo, Spec};
 use laxity_requests::{dispatch, dispatch::Decision};
 

@@ -4,7 +4,7 @@
 use maud::{Markup, PreEscaped, html};
 
 use super::super::metric::{ATTAINMENT, Metric, Unit};
-use super::super::plot::{self, Line, Marks, Scale};
+use super::super::plot::{self, Marks, PlotLine, Scale};
 use super::super::pooled::{self, Curve, quantile};
 use super::super::sustained::ASKED;
 use super::super::{Estimate, Panel};
@@ -86,7 +86,7 @@ pub(super) fn over_x(view: &View<'_>, metric: &Metric) -> Markup {
         .panels
         .iter()
         .map(|panel| {
-            let lines: Vec<Line> = view
+            let lines: Vec<PlotLine> = view
                 .variants()
                 .map(|variant| line(view, panel, variant, metric))
                 .collect();
@@ -109,7 +109,7 @@ pub(super) fn over_x(view: &View<'_>, metric: &Metric) -> Markup {
     section(view, &title, explanation, &view.legend(), &plots)
 }
 
-fn line(view: &View<'_>, panel: &Panel, variant: usize, metric: &Metric) -> Line {
+fn line(view: &View<'_>, panel: &Panel, variant: usize, metric: &Metric) -> PlotLine {
     let estimates: Vec<(f64, Estimate)> = panel
         .points
         .iter()
@@ -118,7 +118,7 @@ fn line(view: &View<'_>, panel: &Panel, variant: usize, metric: &Metric) -> Line
             Some((view.report.x_of(point), estimate))
         })
         .collect();
-    Line {
+    PlotLine {
         number: variant,
         points: estimates.iter().map(|(x, e)| (*x, e.mean)).collect(),
         band: estimates
@@ -193,13 +193,13 @@ fn cumulative(
 }
 
 fn cumulative_plot(view: &View<'_>, x: &Scale, marks: Marks, curves: &[Curve]) -> String {
-    let lines: Vec<Line> = curves
+    let lines: Vec<PlotLine> = curves
         .iter()
         .enumerate()
-        .map(|(number, curve)| Line {
+        .map(|(number, curve)| PlotLine {
             number,
             points: clipped(curve, x.range),
-            ..Line::default()
+            ..PlotLine::default()
         })
         .collect();
     let y = Scale::share("share of the sample, %");

@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::super::paired::Standing;
+use super::super::paired::Comparison;
 use super::super::summary::Comparison;
 use super::super::table::DETAILS;
 use super::super::{Estimate, Report};
@@ -83,9 +83,9 @@ fn difference(comparison: Option<&Comparison>) -> Markup {
         return html! { td { "–" } };
     };
     let class = match comparison.standing {
-        Standing::Above => "above",
-        Standing::Below => "below",
-        Standing::Level | Standing::Unknown => "",
+        Comparison::Above => "above",
+        Comparison::Below => "below",
+        Comparison::Level | Comparison::Unknown => "",
     };
     html! {
         td class=(class) {

@@ -4,7 +4,9 @@ use laxity_requests::hmas::statera::Score;
 use laxity_requests::request::Spec;
 
 use super::bed::{Measured, Sees, Setting, forest};
-use super::{COLUMNS, Chooses, Column, Kind, Place, Row, lessons, mean, row, table, with_statera};
+use super::{
+    COLUMNS, Chooses, Column, Experiment, Kind, Row, lessons, mean, row, table, with_statera,
+};
 use crate::requests::reproduction::{Claim, Section};
 use crate::requests::workload::Asked;
 
@@ -64,7 +66,7 @@ fn switches(m: &Measured) -> f64 {
 }
 
 /// Everybody in a place.
-pub(super) fn comparison(place: &Place<'_>, rows: &[Row], runs: &[Vec<Measured>]) -> Section {
+pub(super) fn comparison(place: &Experiment<'_>, rows: &[Row], runs: &[Vec<Measured>]) -> Section {
     let mut columns: Vec<Column> = COLUMNS.to_vec();
     if place.scenario.stretches.len() == 3 {
         columns.truncate(4);
@@ -85,13 +87,13 @@ pub(super) fn comparison(place: &Place<'_>, rows: &[Row], runs: &[Vec<Measured>]
 }
 
 /// Parts taken away in a place.
-pub(super) fn ablation(place: &Place<'_>, rows: &[Row], runs: &[Vec<Measured>]) -> Section {
+pub(super) fn ablation(place: &Experiment<'_>, rows: &[Row], runs: &[Vec<Measured>]) -> Section {
     let title = format!("{}, {}: parts (table 2)", place.scenario.name, place.name);
     table(title, rows, runs, &COLUMNS, "")
 }
 
 /// The fence in a place.
-pub(super) fn fence_table(place: &Place<'_>, rows: &[Row], runs: &[Vec<Measured>]) -> Section {
+pub(super) fn fence_table(place: &Experiment<'_>, rows: &[Row], runs: &[Vec<Measured>]) -> Section {
     let columns: [Column; 6] = [
         ("above their bound, %", violations),
         ("with a full bucket, %", |m| {

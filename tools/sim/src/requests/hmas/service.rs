@@ -16,7 +16,7 @@ use laxity_requests::hmas::pool::Kind;
 use laxity_requests::hmas::qos::Long;
 
 use super::bed::{Measured, POOL};
-use super::{Column, Place, Row, table};
+use super::{Column, Experiment, Row, table};
 use crate::requests::reproduction::Section;
 
 /// Asks a service: the text of its answer, or why there is none.
@@ -112,7 +112,11 @@ fn rejected(m: &Measured, late: bool) -> f64 {
 }
 
 /// What came of its questions, by place.
-pub(super) fn answers(place: &Place<'_>, rows: &[Row], runs: &[Vec<Measured>]) -> Option<Section> {
+pub(super) fn answers(
+    place: &Experiment<'_>,
+    rows: &[Row],
+    runs: &[Vec<Measured>],
+) -> Option<Section> {
     let at = rows
         .iter()
         .position(|row| matches!(row.setting.chooses, super::Chooses::Service(_)))?;

@@ -1,7 +1,7 @@
 //! Figures 3, 4 and 7: attainment and latency over the rate of requests, on instances that do all
 //! and on prefill and decode pools.
 
-use laxity_requests::baseline::Order;
+use laxity_requests::baseline::LineOrder;
 use laxity_requests::dispatch::Role;
 
 use super::tasks::{self, Task};
@@ -79,7 +79,7 @@ fn table(scene: &Scene<'_>, grid: &Grid, what: &str, of: impl Fn(&Point) -> &Vec
 /// Claims of figure 3 in one scene.
 fn claims(scene: &Scene<'_>, grid: &Grid, paper: &str) -> Vec<Claim> {
     let position = |wanted: fn(&System) -> bool| scene.systems.iter().position(wanted);
-    let robin = position(|s| matches!(s, System::RoundRobin(Order::Fcfs)));
+    let robin = position(|s| matches!(s, System::RoundRobin(LineOrder::Fcfs)));
     let own = position(|s| matches!(s, System::HyperFlexis(_)));
     let (Some(robin), Some(own)) = (robin, own) else {
         return Vec::new();

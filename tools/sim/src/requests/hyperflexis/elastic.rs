@@ -1,7 +1,7 @@
 //! Scaling: attainment and its cost (figures 3 and 4), what a start takes (table 2), and how often
 //! to look (figure 8).
 
-use laxity_requests::baseline::Order;
+use laxity_requests::baseline::LineOrder;
 use laxity_requests::dispatch::Role;
 use laxity_requests::{Span, Time};
 
@@ -131,8 +131,8 @@ fn cheapest<'a>(
 fn cost(machine: &Machine, options: &Options) -> Found {
     let own = System::HyperFlexis(machine.options());
     let systems = [
-        System::RoundRobin(Order::Fcfs),
-        System::LeastWork(Order::Fcfs),
+        System::RoundRobin(LineOrder::Fcfs),
+        System::LeastWork(LineOrder::Fcfs),
         System::EdfAdmission,
         own.clone(),
         System::HyperFlexis(machine.as_it_stands()),
@@ -199,10 +199,10 @@ fn pools(machine: &Machine, options: &Options) -> Found {
     let own = System::HyperFlexis(machine.options());
     let four = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
     let eight = [four, four].concat();
-    let robin = System::RoundRobin(Order::Fcfs);
+    let robin = System::RoundRobin(LineOrder::Fcfs);
     let cases = [
         fixed(&robin, &four),
-        fixed(&System::LeastWork(Order::Fcfs), &four),
+        fixed(&System::LeastWork(LineOrder::Fcfs), &four),
         fixed(&own, &four),
         scaled(
             "HyperFlexis-PD-Scaling, 4 to 8",

@@ -9,7 +9,7 @@
 //! judged by its task's objectives, which the dispatcher does not see.
 
 use laxity_requests::Time;
-use laxity_requests::baseline::Order;
+use laxity_requests::baseline::LineOrder;
 use laxity_requests::dispatch::Role;
 use laxity_requests::hyperflexis::Mapping;
 use laxity_requests::hyperflexis::priority::Bounds;
@@ -64,9 +64,9 @@ fn of_class(outcome: &Outcome, class: u16, from: Time) -> (f64, f64) {
 
 pub(super) fn run(machine: &Machine, options: &Options) -> Found {
     let systems = [
-        System::RoundRobin(Order::Fcfs),
-        System::RoundRobin(Order::Edf),
-        System::LeastWork(Order::Fcfs),
+        System::RoundRobin(LineOrder::Fcfs),
+        System::RoundRobin(LineOrder::Edf),
+        System::LeastWork(LineOrder::Fcfs),
         System::EdfAdmission,
         System::HyperFlexis(machine.options()),
         System::Priorities(machine.as_it_stands(), mapping()),

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use laxity_requests::baseline::{
-    Aladdin, Annealing, CentralEdf, Fixed, LeastWork, Order, RoundRobin, Scorpio,
+    Aladdin, Annealing, CentralEdf, Fixed, LeastWork, LineOrder, RoundRobin, Scorpio,
 };
 use laxity_requests::discipline::Discipline;
 use laxity_requests::dispatch::{Decision, Dispatch, Event, Role};
@@ -88,8 +88,8 @@ impl Machine {
 /// A system that is compared.
 #[derive(Clone, Debug)]
 pub(super) enum System {
-    RoundRobin(Order),
-    LeastWork(Order),
+    RoundRobin(LineOrder),
+    LeastWork(LineOrder),
     /// Least work, EDF inside, chunks so small that they hardly delay a token.
     SmallChunks,
     CentralEdf,
@@ -107,9 +107,9 @@ pub(super) enum System {
 impl System {
     pub(super) const fn name(&self) -> &'static str {
         match self {
-            Self::RoundRobin(Order::Edf) => "round robin, EDF inside",
+            Self::RoundRobin(LineOrder::Edf) => "round robin, EDF inside",
             Self::RoundRobin(_) => "round robin",
-            Self::LeastWork(Order::Edf) => "least work, EDF inside",
+            Self::LeastWork(LineOrder::Edf) => "least work, EDF inside",
             Self::LeastWork(_) => "least work",
             Self::SmallChunks => "least work, EDF inside, chunks of 512",
             Self::CentralEdf => "central EDF",
@@ -127,10 +127,10 @@ impl System {
     /// The paper's baseline, the fair ones, and the paper's.
     pub(super) fn all(machine: &Machine) -> Vec<Self> {
         vec![
-            Self::RoundRobin(Order::Fcfs),
-            Self::RoundRobin(Order::Edf),
-            Self::LeastWork(Order::Fcfs),
-            Self::LeastWork(Order::Edf),
+            Self::RoundRobin(LineOrder::Fcfs),
+            Self::RoundRobin(LineOrder::Edf),
+            Self::LeastWork(LineOrder::Fcfs),
+            Self::LeastWork(LineOrder::Edf),
             Self::SmallChunks,
             Self::CentralEdf,
             Self::EdfAdmission,
@@ -148,7 +148,7 @@ impl System {
     pub(super) const fn is_fair_baseline(&self) -> bool {
         !matches!(
             self,
-            Self::RoundRobin(Order::Fcfs)
+            Self::RoundRobin(LineOrder::Fcfs)
                 | Self::Scorpio
                 | Self::Aladdin
                 | Self::Annealing
@@ -157,11 +157,11 @@ impl System {
         )
     }
 
-    const fn order(&self) -> Order {
+    const fn order(&self) -> LineOrder {
         match self {
             Self::RoundRobin(order) | Self::LeastWork(order) => *order,
-            Self::SmallChunks => Order::Edf,
-            _ => Order::Fcfs,
+            Self::SmallChunks => LineOrder::Edf,
+            _ => LineOrder::Fcfs,
         }
     }
 

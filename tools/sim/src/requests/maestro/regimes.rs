@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use laxity_requests::Span;
 use laxity_requests::maestro::fitness::Mode;
-use laxity_requests::maestro::queue::{Boundary, Order};
+use laxity_requests::maestro::queue::{Boundary, StageOrder};
 use laxity_requests::workflow::NodeSpec;
 
 use super::super::reproduction::{Claim, Options, Section};
@@ -24,7 +24,7 @@ use super::trial::{Kit, Policy, Trial};
 fn aged(name: &str, aging: f64, aging_interactive: f64) -> Policy {
     let mut policy = Policy::maestro();
     name.clone_into(&mut policy.options.name);
-    policy.options.order = Order::Remaining {
+    policy.options.order = StageOrder::Remaining {
         aging,
         aging_interactive,
     };
@@ -174,7 +174,7 @@ pub(super) fn rounds(kit: &Kit, options: &Options, memory: &mut Memory) -> (Sect
     };
     let mut by_class = Policy::maestro();
     "interactive first, then remaining time".clone_into(&mut by_class.options.name);
-    by_class.options.order = Order::InteractiveRemaining;
+    by_class.options.order = StageOrder::InteractiveRemaining;
     by_class.options.boundary = Boundary::Requeue;
     let policies = [
         Policy::turned("w/o preempt", Boundary::Hold),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use laxity_requests::maestro::estimate::Estimator;
 use laxity_requests::maestro::fitness::Mode;
 use laxity_requests::maestro::predict::{Forecast, Record, TwoPhase, Without};
-use laxity_requests::maestro::queue::{Boundary, Order};
+use laxity_requests::maestro::queue::{Boundary, StageOrder};
 use laxity_requests::maestro::regressor::Trees;
 use laxity_requests::maestro::{Learned, Options, Scheduler};
 use laxity_requests::workflow::{Class, Job, JobId, ModelSpec, NodeSpec, Outcome, Stage, StageId};
@@ -229,7 +229,7 @@ impl Policy {
         }
     }
 
-    fn ordered(name: &str, order: Order) -> Self {
+    fn ordered(name: &str, order: StageOrder) -> Self {
         Self {
             options: Options::ordered(name, order),
             oracle: false,
@@ -253,7 +253,7 @@ impl Policy {
     /// Remaining time and nothing else: no aging, no hysteresis. What the oracle would be if it had
     /// Maestro's predictions.
     pub(super) fn remaining_alone() -> Self {
-        let remaining = Order::Remaining {
+        let remaining = StageOrder::Remaining {
             aging: 0.0,
             aging_interactive: 0.0,
         };
@@ -262,22 +262,22 @@ impl Policy {
 
     /// All orders, Maestro's first. They route, admit and predict alike.
     pub(super) fn orders() -> Vec<Self> {
-        let remaining = Order::Remaining {
+        let remaining = StageOrder::Remaining {
             aging: 0.0,
             aging_interactive: 0.0,
         };
         vec![
             Self::maestro(),
-            Self::ordered("fcfs", Order::Fcfs),
-            Self::ordered("edf", Order::Edf),
-            Self::ordered("edf by class", Order::EdfByClass),
+            Self::ordered("fcfs", StageOrder::Fcfs),
+            Self::ordered("edf", StageOrder::Edf),
+            Self::ordered("edf by class", StageOrder::EdfByClass),
             Self {
                 oracle: true,
                 ..Self::ordered("oracle srtf", remaining)
             },
-            Self::ordered("least attained", Order::LeastAttained),
-            Self::ordered("interactive first", Order::InteractiveFirst),
-            Self::ordered("interactive, remaining", Order::InteractiveRemaining),
+            Self::ordered("least attained", StageOrder::LeastAttained),
+            Self::ordered("interactive first", StageOrder::InteractiveFirst),
+            Self::ordered("interactive, remaining", StageOrder::InteractiveRemaining),
             Self::turned("maestro, no hysteresis", Boundary::Requeue),
             Self::remaining_alone(),
         ]

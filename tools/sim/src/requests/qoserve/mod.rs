@@ -16,7 +16,7 @@ mod claims;
 mod setting;
 
 use laxity_requests::Span;
-use laxity_requests::baseline::{Order, RoundRobin, Silo};
+use laxity_requests::baseline::{LineOrder, RoundRobin, Silo};
 use laxity_requests::request::Importance;
 
 use super::PaperError;
@@ -217,9 +217,9 @@ pub fn reproduce_with(
 /// Fixed chunks, in the order in which a sceptic tries them.
 fn sarathi(chunks: &[u32]) -> Vec<(String, Policy)> {
     let orders = [
-        ("FCFS", Order::Fcfs),
-        ("EDF", Order::Edf),
-        ("SRPF", Order::Srpf),
+        ("FCFS", LineOrder::Fcfs),
+        ("EDF", LineOrder::Edf),
+        ("SRPF", LineOrder::Srpf),
     ];
     let mut all = Vec::new();
     for (name, order) in orders {
@@ -418,8 +418,8 @@ impl Bench<'_> {
         let rate = if self.options.quick { 7.0 } else { 35.0 };
         let seed = self.options.seeds[0];
         let replicas = |rate: f64, capacity: f64| (rate / capacity).ceil().max(1.0) as u32;
-        let strict = Policy::Sarathi(Order::Fcfs, 256);
-        let loose = Policy::Sarathi(Order::Fcfs, 2048);
+        let strict = Policy::Sarathi(LineOrder::Fcfs, 256);
+        let loose = Policy::Sarathi(LineOrder::Fcfs, 2048);
         let work: Vec<usize> = (0..self.settings.len()).collect();
         let found = each(&work, self.options, |at| {
             let setting = &self.settings[*at];

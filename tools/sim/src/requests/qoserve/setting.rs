@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use laxity_requests::baseline::{Fixed, Order, RoundRobin};
+use laxity_requests::baseline::{Fixed, LineOrder, RoundRobin};
 use laxity_requests::discipline::Discipline;
 use laxity_requests::dispatch::{Dispatch, Role};
 use laxity_requests::kv::Pool;
@@ -88,7 +88,7 @@ impl Setting {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Policy {
     /// Sarathi: a fixed chunk.
-    Sarathi(Order, u32),
+    Sarathi(LineOrder, u32),
     /// QoServe, or parts of it, with the margin that the predictor needs.
     QoServe(Options),
     /// QoServe just so, asking the forest.
@@ -110,7 +110,7 @@ pub(super) fn edf_relegating(tokens: u32) -> Policy {
 /// The paper's steps (Table 5), from earliest deadline first to the whole.
 pub(super) fn steps() -> [(&'static str, Policy); 4] {
     [
-        ("EDF-256", Policy::Sarathi(Order::Edf, 256)),
+        ("EDF-256", Policy::Sarathi(LineOrder::Edf, 256)),
         ("DC", Policy::QoServe(Options::chunking_only())),
         ("DC+ER", Policy::QoServe(Options::without_hybrid_priority())),
         ("DC+ER+HP", Policy::QoServe(Options::default())),
@@ -189,9 +189,9 @@ pub(super) fn prefilling() -> Vec<(String, Policy)> {
     };
     let fixed = |order| Policy::Sarathi(order, PREFILL_CHUNK);
     [
-        ("FCFS-8192", fixed(Order::Fcfs)),
-        ("EDF-8192", fixed(Order::Edf)),
-        ("SRPF-8192", fixed(Order::Srpf)),
+        ("FCFS-8192", fixed(LineOrder::Fcfs)),
+        ("EDF-8192", fixed(LineOrder::Edf)),
+        ("SRPF-8192", fixed(LineOrder::Srpf)),
         ("EDF-8192+ER", relegating(Alpha::Fixed(0))),
         ("QoServe", relegating(Options::default().alpha)),
     ]

@@ -91,7 +91,7 @@ pub(super) fn is_there(stream: &TcpStream, to: SocketAddr) -> Result<bool> {
 
 /// A connection over which words go.
 #[derive(Debug)]
-pub(super) struct Talk {
+pub(super) struct ControlConnection {
     stream: TcpStream,
     nonce: u64,
     out: Vec<u8>,
@@ -99,7 +99,7 @@ pub(super) struct Talk {
     head: Option<Head>,
 }
 
-impl Talk {
+impl ControlConnection {
     /// Over a connection that does not block.
     pub(super) fn new(stream: TcpStream, nonce: u64) -> Self {
         // Words are small and waited for.
@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn a_word_comes_whole_however_it_is_cut() {
         let (mut near, far) = pair();
-        let mut talk = Talk::new(far, 7);
+        let mut talk = ControlConnection::new(far, 7);
         let word = Word::Refusal("there is no room".into());
         for byte in word.encode(7) {
             near.write_all(&[byte]).unwrap();
@@ -348,7 +348,7 @@ mod tests {
         let (mut near, far) = pair();
         near.write_all(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n")
             .unwrap();
-        let mut talk = Talk::new(far, 7);
+        let mut talk = ControlConnection::new(far, 7);
         let refused = until(|| talk.hear().err());
         assert!(
             matches!(refused, Unheard::Garbled(Garbled::Stranger)),
@@ -356,16 +356,18 @@ mod tests {
         );
         let (near, far) = pair();
         drop(near);
-        let mut talk = Talk::new(far, 7);
+        let mut talk = ControlConnection::new(far, 7);
         assert!(matches!(until(|| talk.hear().err()), Unheard::Closed));
     }
 
     #[test]
     fn a_peer_that_closes_is_leaving_and_then_gone_and_its_farewell_is_heard() {
         let (near, far) = pair();
-        let mut watch = Talk::new(far, 7).watch();
+        let mut watch = ControlConnection::new(far, 7).watch();
         assert!(matches!(watch.look(), Sight::Looked));
-        Talk::new(near, 7).watch().part(&[3, 0, 1 << 40]);
+        ControlConnection::new(near, 7)
+            .watch()
+            .part(&[3, 0, 1 << 40]);
         let sight = until(|| Some(watch.look()).filter(|sight| *sight == Sight::Leaving));
         assert_eq!(sight, Sight::Leaving);
         assert_eq!(arrived(watch.farewell(), 3), Some(vec![3, 0, 1 << 40]));
