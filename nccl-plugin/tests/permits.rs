@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use laxity_client::{Flow, Permit, Stage};
-use nccl_net_laxity::arbiter::{Arbiter, Pass};
+use nccl_net_laxity::arbiter::{Arbiter, SubmittedFlow};
 use nccl_net_laxity::backend::{Backend as _, Buffer, Classes};
 use nccl_net_laxity::comm::{Comm, Outcome, ReceiveSide, SendSide, Side, Surroundings, Wish};
 use nccl_net_laxity::context::{Context, TRAFFIC_CLASS_UNSET};
@@ -105,7 +105,7 @@ impl Difficult {
 }
 
 impl Arbiter for Difficult {
-    fn submit(&self, flow: &Flow) -> Pass {
+    fn submit(&self, flow: &Flow) -> SubmittedFlow {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let rank = match self.temper {
             Temper::Newest => u64::MAX - id,
@@ -120,12 +120,12 @@ impl Arbiter for Difficult {
             rank,
         };
         self.flows.lock().insert(id, submitted);
-        let mut pass = Pass::default();
+        let mut pass = SubmittedFlow::default();
         pass.id = id;
         pass
     }
 
-    fn poll(&self, pass: &mut Pass) -> Option<Permit> {
+    fn poll(&self, pass: &mut SubmittedFlow) -> Option<Permit> {
         self.decide();
         let bytes = self.permitted.lock().remove(&pass.id)?;
         let flows = self.flows.lock();
@@ -139,7 +139,7 @@ impl Arbiter for Difficult {
         })
     }
 
-    fn complete(&self, pass: &Pass, bytes: u64) {
+    fn complete(&self, pass: &SubmittedFlow, bytes: u64) {
         let mut flows = self.flows.lock();
         let Some(flow) = flows.get_mut(&pass.id) else {
             return;
@@ -152,7 +152,7 @@ impl Arbiter for Difficult {
         }
     }
 
-    fn cancel(&self, pass: Pass) {
+    fn cancel(&self, pass: SubmittedFlow) {
         self.flows.lock().remove(&pass.id);
         self.permitted.lock().remove(&pass.id);
     }

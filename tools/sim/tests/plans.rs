@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use laxity_sim::plan::{Plan, built_in};
-use laxity_sim::report::{Report, Standing, csv, json, page, table};
+use laxity_sim::report::{Report, Verdict, csv, json, page, table};
 use laxity_sim::reproduce;
 use laxity_sim::run::{Options, RunError, collect, run};
 
@@ -255,7 +255,7 @@ fn laxity_is_compared_seed_by_seed_with_every_policy_but_not_with_the_bound() {
     let plain = comparisons
         .iter()
         .find(|c| report.point_name(c.point) == "200, 1.2" && c.other == 0);
-    assert_eq!(plain.expect("it is there").standing, Standing::Above);
+    assert_eq!(plain.expect("it is there").standing, Verdict::Above);
     let text = table::table(&report);
     assert!(text.contains("laxity less the others"), "{text}");
     assert!(text.contains("no difference"), "{text}");

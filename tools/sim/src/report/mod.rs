@@ -19,7 +19,7 @@ pub mod table;
 
 pub use estimate::Estimate;
 pub use metric::Metric;
-pub use paired::Comparison;
+pub use paired::Verdict;
 pub use sustained::Sustained;
 
 use std::fmt::Write as _;

@@ -8,7 +8,7 @@ use super::estimate::Estimate;
 /// How the reference stands to another variant at one point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Comparison {
+pub enum Verdict {
     /// Better, by more than noise.
     Above,
     /// No difference that the noise would not explain.
@@ -19,7 +19,7 @@ pub enum Comparison {
     Unknown,
 }
 
-impl Comparison {
+impl Verdict {
     /// Of a difference, the reference's less the other's.
     #[must_use]
     pub fn of(difference: &Estimate) -> Self {
@@ -62,12 +62,12 @@ mod tests {
 
     #[test]
     fn a_difference_counts_only_beyond_the_noise_of_the_pairs() {
-        let of = |values: &[f64]| Comparison::of(&Estimate::of(values).expect("values"));
+        let of = |values: &[f64]| Verdict::of(&Estimate::of(values).expect("values"));
         // The attainments themselves may vary much: only the differences matter.
-        assert_eq!(of(&[0.10, 0.11, 0.09]), Comparison::Above);
-        assert_eq!(of(&[0.10, -0.11, 0.02]), Comparison::Level);
-        assert_eq!(of(&[-0.10, -0.11, -0.09]), Comparison::Below);
-        assert_eq!(of(&[0.0, 0.0]), Comparison::Level);
-        assert_eq!(of(&[0.3]), Comparison::Unknown);
+        assert_eq!(of(&[0.10, 0.11, 0.09]), Verdict::Above);
+        assert_eq!(of(&[0.10, -0.11, 0.02]), Verdict::Level);
+        assert_eq!(of(&[-0.10, -0.11, -0.09]), Verdict::Below);
+        assert_eq!(of(&[0.0, 0.0]), Verdict::Level);
+        assert_eq!(of(&[0.3]), Verdict::Unknown);
     }
 }

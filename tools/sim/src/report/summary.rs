@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use super::metric::ATTAINMENT;
-use super::paired::{Comparison, difference};
+use super::paired::{Verdict, difference};
 use super::sustained::{ASKED, Sustained};
 use super::{Estimate, Panel, Report};
 
@@ -32,7 +32,7 @@ pub struct Comparison {
     /// Attainment of the reference less that of the other, over the seeds that both have.
     pub difference: Estimate,
     /// What follows from it.
-    pub standing: Comparison,
+    pub standing: Verdict,
 }
 
 /// How the reference stands to one other variant over all points.
@@ -125,7 +125,7 @@ impl Report {
                     found.push(Comparison {
                         point,
                         other,
-                        standing: Comparison::of(&difference),
+                        standing: Verdict::of(&difference),
                         difference,
                     });
                 }
@@ -140,10 +140,10 @@ impl Report {
         let mut tally = Tally::default();
         for c in comparisons.iter().filter(|c| c.other == other) {
             match c.standing {
-                Comparison::Above => tally.above += 1,
-                Comparison::Level => tally.level += 1,
-                Comparison::Below => tally.below += 1,
-                Comparison::Unknown => tally.unknown += 1,
+                Verdict::Above => tally.above += 1,
+                Verdict::Level => tally.level += 1,
+                Verdict::Below => tally.below += 1,
+                Verdict::Unknown => tally.unknown += 1,
             }
             let entry = Some((c.difference, c.point));
             if tally.worst.is_none_or(|(d, _)| c.difference.mean < d.mean) {
@@ -182,20 +182,20 @@ impl Report {
                 .filter(|c| c.standing == standing)
                 .count()
         };
-        if !comparisons.is_empty() && count(Comparison::Unknown) == 0 {
+        if !comparisons.is_empty() && count(Verdict::Unknown) == 0 {
             let mut text = format!(
                 "Against the others, {} is better in {} of {} comparisons, level within noise in \
                  {}, and \
                  worse in {}",
                 name(reference),
-                count(Comparison::Above),
+                count(Verdict::Above),
                 comparisons.len(),
-                count(Comparison::Level),
-                count(Comparison::Below)
+                count(Verdict::Level),
+                count(Verdict::Below)
             );
             let worst = comparisons
                 .iter()
-                .filter(|c| c.standing == Comparison::Below)
+                .filter(|c| c.standing == Verdict::Below)
                 .min_by(|a, b| a.difference.mean.total_cmp(&b.difference.mean));
             if let Some(worst) = worst {
                 text += &format!(

@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::super::paired::Comparison;
+use super::super::paired::Verdict;
 use super::super::summary::Comparison;
 use super::super::table::DETAILS;
 use super::super::{Estimate, Report};
@@ -83,9 +83,9 @@ fn difference(comparison: Option<&Comparison>) -> Markup {
         return html! { td { "–" } };
     };
     let class = match comparison.standing {
-        Comparison::Above => "above",
-        Comparison::Below => "below",
-        Comparison::Level | Comparison::Unknown => "",
+        Verdict::Above => "above",
+        Verdict::Below => "below",
+        Verdict::Level | Verdict::Unknown => "",
     };
     html! {
         td class=(class) {
