@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -112,14 +112,13 @@ const PLUGIN_CONTENTION: &str = "nccl_contention";
 impl LabArgs {
     /// The programs; gets or builds what is missing.
     pub(crate) fn programs(&self) -> Result<Programs> {
-        let laxity = std::env::current_exe().context("cannot tell where this program is")?;
         let absolute = |path: &PathBuf| {
             std::path::absolute(path).with_context(|| format!("cannot resolve {}", path.display()))
         };
         Ok(Programs {
             laxityd: match &self.laxityd {
                 Some(path) => absolute(path)?,
-                None => daemon_beside(&laxity)?,
+                None => program("laxityd").context("name it with --laxityd")?,
             },
             nccl: match self.nccl_plugin()? {
                 None => None,
@@ -128,7 +127,7 @@ impl LabArgs {
                     checks: prepare::checks(&self.nccl_sources, None)?,
                 }),
             },
-            laxity,
+            laxity: program("laxity")?,
             library: absolute(&library::find(self.library.as_deref())?)?,
             checks: prepare::checks(&self.sources, None)?,
             python: match self.without_mooncake {
@@ -248,13 +247,15 @@ impl VerbsArgs {
     }
 }
 
-fn daemon_beside(laxity: &Path) -> Result<PathBuf> {
-    let beside = laxity.with_file_name("laxityd");
+/// A program of the product: beside this one, else in PATH.
+fn program(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot tell where this program is")?;
+    let beside = own.with_file_name(name);
     if beside.is_file() {
         return Ok(beside);
     }
-    laxity_rig::sandbox::find_program("laxityd")
-        .context("laxityd is neither beside this program nor in PATH; name it with --laxityd")
+    laxity_rig::sandbox::find_program(name)
+        .with_context(|| format!("{name} is neither beside this program nor in PATH"))
 }
 
 pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {

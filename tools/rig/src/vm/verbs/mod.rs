@@ -48,7 +48,7 @@ pub use report::{ProgramReport, VerbsReport, table};
 /// Where the host has the programs that are used throughout.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Programs {
-    /// This program.
+    /// `laxity`, whose `run` starts some of them.
     pub laxity: PathBuf,
     /// The daemon.
     pub laxityd: PathBuf,
