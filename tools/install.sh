@@ -52,7 +52,8 @@ complete="$to/share"
 completions() {
     local program="$1"
     shift
-    mkdir -p "$complete/bash-completion/completions" "$complete/zsh/site-functions" "$complete/fish/vendor_completions.d"
+    mkdir -p "$complete/bash-completion/completions" "$complete/zsh/site-functions" \
+        "$complete/fish/vendor_completions.d"
     "$@" bash >"$complete/bash-completion/completions/$program"
     "$@" zsh >"$complete/zsh/site-functions/_$program"
     "$@" fish >"$complete/fish/vendor_completions.d/$program.fish"

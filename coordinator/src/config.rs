@@ -25,7 +25,7 @@ pub enum ConfigError {
     /// The file cannot be read. Create it, fix its permissions, or start without `--config`.
     #[error("cannot read {path}: {cause}", path = .path.display())]
     Read {
-        /// The file.
+        /// Path of the file that the error is about.
         path: PathBuf,
         /// What the kernel said, or what the path is instead. Not a source: the text says it.
         cause: laxity_files::ReadError,
@@ -33,7 +33,7 @@ pub enum ConfigError {
     /// Something in the file is wrong.
     #[error("{origin}: {problem}\nfix it, then test with `laxity-coordinator --check`")]
     Text {
-        /// The file.
+        /// Path of the file that the error is about.
         origin: String,
         /// What is wrong, with its line or key.
         problem: String,

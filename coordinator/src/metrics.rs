@@ -59,14 +59,14 @@ const RUN_SECONDS: (&str, &str) = (
 /// How often old samples are put away, so that nothing grows while nobody scrapes.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
-/// The endpoint, bound.
+/// The HTTP endpoint of the metrics. Its socket is bound, and nobody is served yet.
 pub(crate) struct Exporter {
     listener: Listener,
     page: PrometheusHandle,
 }
 
 impl Exporter {
-    /// Binds the endpoint.
+    /// Binds the socket that Prometheus will ask.
     pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
         let listener = Listener::bind(address)?;
         let recorder = PrometheusBuilder::new()

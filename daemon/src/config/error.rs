@@ -14,7 +14,7 @@ pub enum ConfigError {
     /// The file cannot be read. Create it, fix its permissions, or start without `--config`.
     #[error("cannot read {path}: {cause}", path = .path.display())]
     Read {
-        /// The file.
+        /// Path of the file that the error is about.
         path: PathBuf,
         /// What the kernel said. Not a source: the text says it.
         cause: ReadError,
@@ -23,7 +23,7 @@ pub enum ConfigError {
     #[error("cannot read {path}: no answer within {waited:?}; nothing has changed. Is it on a \
         network file system?", path = .path.display())]
     Slow {
-        /// The file.
+        /// Path of the file that the error is about.
         path: PathBuf,
         /// How long was waited.
         waited: std::time::Duration,
@@ -34,7 +34,7 @@ pub enum ConfigError {
          `laxityd --show-config` lists every key"
     )]
     File {
-        /// The file.
+        /// Path of the file that the error is about.
         origin: String,
         /// Line, from 1.
         line: usize,

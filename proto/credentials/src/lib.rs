@@ -51,7 +51,7 @@ pub fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, Unusable> {
 pub struct Certificates<'a> {
     /// The setting that names the file.
     pub key: &'static str,
-    /// The file.
+    /// Path of the file that the error is about.
     pub path: &'a Path,
     /// As it was read.
     pub pem: Vec<u8>,

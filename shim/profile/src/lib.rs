@@ -126,7 +126,7 @@ pub enum ProfileError {
     /// The file is there and can't be read.
     #[error("cannot read profile {path}: {cause}", path = .path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file that the error is about.
         path: PathBuf,
         /// Why. Not a source: the text says it.
         cause: laxity_files::ReadError,
@@ -135,14 +135,14 @@ pub enum ProfileError {
     #[error("{path} is larger than {FILE_BYTES_MAX} bytes: it is no \
         profile", path = .path.display())]
     TooLarge {
-        /// The file.
+        /// Path of the file that the error is about.
         path: PathBuf,
     },
     /// It is no profile: the line, the key, and what may stand there.
     #[error("{origin}, line {line}{}: \
         {problem}", if key.is_empty() { String::new() } else { format!(", `{key}`") })]
     Malformed {
-        /// The file.
+        /// Path of the file that the error is about.
         origin: Origin,
         /// Line, from 1.
         line: usize,
