@@ -35,7 +35,7 @@ class Decode:
         self.left = {number: self.shape.layers for number in self.requests}
         self.memory = Memory(self.shape, plan.requests)
         place = plan.decode
-        self.desk = socket.create_server((place.management, plan.management_port))
+        self.control = socket.create_server((place.management, plan.management_port))
         self.exchanges = socket.create_server((place.data, plan.exchange_port))
         self.engine = self.hints.engine()
         if self.engine.initialize(place.engine, "P2PHANDSHAKE", plan.transport, place.device) != 0:
@@ -57,19 +57,19 @@ class Decode:
         self.wrong += wrong
 
     def run(self) -> dict[str, Any]:
-        desk, _ = self.desk.accept()
-        desk.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        control, _ = self.control.accept()
+        control.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         address = {"rpc_port": self.engine.get_rpc_port(), "address": self.memory.address}
-        desk.sendall(json.dumps(address).encode() + b"\n")
+        control.sendall(json.dumps(address).encode() + b"\n")
         most = max(WARM_UP_BYTES, *map(self.shape.collective_bytes, self.plan.requests))
         threads = []
         for _ in range(self.shape.units):
             link, _ = self.exchanges.accept()
             threads.append(threading.Thread(target=self.serve, args=(link, most), daemon=True))
             threads[-1].start()
-        self.listen(desk)
+        self.listen(control)
         # The prefill process has said that it is over, and hangs up.
-        desk.close()
+        control.close()
         for thread in threads:
             thread.join(LANDS_WITHIN_S)
         return {
@@ -79,14 +79,14 @@ class Decode:
             "stats": self.hints.stats(),
         }
 
-    def listen(self, desk: socket.socket) -> None:
+    def listen(self, control: socket.socket) -> None:
         """Until the prefill host says that it is over."""
         pending: list[tuple[dict[str, Any], float]] = []
         heard = b""
         while True:
-            readable, _, _ = select.select([desk], [], [], LOOK_S if pending else None)
+            readable, _, _ = select.select([control], [], [], LOOK_S if pending else None)
             if readable:
-                piece = desk.recv(65536)
+                piece = control.recv(65536)
                 if not piece:
                     sys.exit("decode: the prefill host is gone")
                 *lines, heard = (heard + piece).split(b"\n")
@@ -108,17 +108,17 @@ class Decode:
                     said["looked"] = True
                     continue
                 pending.remove(entry)
-                self.answer(desk, said, right)
+                self.answer(control, said, right)
 
     def is_right(self, said: dict[str, Any]) -> bool:
         request = self.requests[said["number"]]
         place = self.memory.cache(request, said["layer"])
         return bool(self.memory.crc(place, self.shape.kv_bytes(request)) == said["crc"])
 
-    def answer(self, desk: socket.socket, said: dict[str, Any], right: bool) -> None:
+    def answer(self, control: socket.socket, said: dict[str, Any], right: bool) -> None:
         number = said["number"]
         answer = {"number": number, "layer": said["layer"], "at_s": time.monotonic(), "right": right}
-        desk.sendall(json.dumps(answer).encode() + b"\n")
+        control.sendall(json.dumps(answer).encode() + b"\n")
         self.left[number] -= 1
         if self.left[number] == 0:
             self.hints.landed(self.requests[number])

@@ -136,7 +136,7 @@ class Network:
         return DEVICE
 
     def under_laxity(self, socket: pathlib.Path) -> list[str]:
-        """Mooncake's TCP transport asks for leave in Python; nothing is preloaded."""
+        """Mooncake's TCP transport asks for permits in Python; nothing is preloaded."""
         return []
 
     def environment(self) -> dict[str, str]:

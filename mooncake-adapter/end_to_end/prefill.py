@@ -68,9 +68,9 @@ class Prefill:
         if self.engine.register_memory(self.memory.address, self.memory.size) != 0:
             sys.exit("prefill: Mooncake can't register the memory")
         self.hints.memory(self.memory)
-        self.desk = connect(plan.decode.management, plan.management_port, plan.limit_s)
-        self.desk.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.heard = self.desk.makefile("r", encoding="ascii")
+        self.control = connect(plan.decode.management, plan.management_port, plan.limit_s)
+        self.control.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.heard = self.control.makefile("r", encoding="ascii")
         peer = json.loads(self.heard.readline())
         self.there = peer["address"]
         self.peer = f"{plan.decode.engine}:{peer['rpc_port']}"
@@ -82,13 +82,13 @@ class Prefill:
         self.lives = {one.number: Life(one) for one in plan.requests}
         self.moved: queue.SimpleQueue[tuple[Life, int] | None] = queue.SimpleQueue()
         self.done = threading.Semaphore(0)
-        self.desk_lock = threading.Lock()
+        self.control_lock = threading.Lock()
         self.broken: list[str] = []
         self.begun_s = 0.0
 
     def tell(self, **what: Any) -> None:
-        with self.desk_lock:
-            self.desk.sendall(json.dumps(what).encode() + b"\n")
+        with self.control_lock:
+            self.control.sendall(json.dumps(what).encode() + b"\n")
 
     def guarded(self, what: Any, *args: Any) -> threading.Thread:
         """A thread whose end ends the run, if it is not a good one."""

@@ -129,6 +129,6 @@ def test_where_the_library_in_front_schedules_mooncake_hears_all_and_memory_says
     *heard, last = run(MOONCAKE, recorder(tmp_path, 1))
     address, found, flows = json.loads(last)
     assert found == [-1, -1]
-    assert flows == 0, "nothing asks for leave twice"
+    assert flows == 0, "nothing asks for a permit twice"
     owners = [line for line in heard if line.startswith("owner")]
     assert owners == [f"owner {address:#x} 100 2 5 0", f"owner {address + 4096:#x} 200 2 5 0"]

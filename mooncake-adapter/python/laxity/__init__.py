@@ -1,4 +1,4 @@
-"""What the serving engine knows, told to the scheduler of its network traffic.
+"""Tells the scheduler of network traffic what the serving engine knows.
 
     import laxity
 
@@ -7,11 +7,11 @@
     laxity.batch_join("step-1", "chat-17")
     laxity.layer_begin("step-1", 0)
     with laxity.scope(stage=laxity.Stage.P2D, batch="step-1", layer=0, request="chat-17"):
-        ...  # whatever transfers this thread posts belong to it
+        ...  # all transfers that this thread posts here belong to the request
     laxity.request_end("chat-17")
 
-Every call is safe from any thread, takes about a microsecond, and is harmless without laxityd. A
-hint that makes no sense raises a subclass of :class:`HintError`; a transfer is never refused.
+Every call is safe from any thread, takes about a microsecond, and has no effect without laxityd. A
+hint that makes no sense raises a subclass of :class:`HintError`. A transfer is never refused.
 """
 
 from ._flow import Flow

@@ -1,7 +1,7 @@
-"""Does something to a module when it is imported, or now if it is there.
+"""Calls a function with a module when that module is imported, or at once if it already is.
 
-The wrappers change engines that are imported later, or never. (wrapt has the same; the wheel has no dependencies,
-since it goes into the environments of engines that pin theirs.)
+The wrappers change engines that are imported later, or never. The package ``wrapt`` can do the same. The wheel has no
+dependencies, because engines pin theirs and the wheel is installed beside them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Then = Callable[[ModuleType], Any]
 
 _lock = threading.RLock()
 _waiting: dict[str, list[Then]] = {}
-#: Modules that were being imported already when they were asked for.
+#: Modules whose import had begun, but not ended, when :func:`after_import` was called.
 _begun: dict[str, ModuleType] = {}
 _looking = threading.local()
 
 
 def after_import(name: str, then: Then) -> None:
-    """Calls ``then(module)`` once, as soon as the module ``name`` is imported. It must not raise: it would be the
-    importer's error."""
+    """Calls ``then(module)`` once, as soon as the module ``name`` is imported. ``then`` must not raise, because the
+    exception would reach the code that imports the module."""
     with _lock:
         module = sys.modules.get(name)
         if module is not None and not _initializing(module):
@@ -47,7 +47,7 @@ def _initializing(module: ModuleType) -> bool:
 
 
 def _finished() -> None:
-    """Of those that had begun: whoever imports anything looks which are done."""
+    """Serves the modules in ``_begun`` whose import has ended. Every later import calls this."""
     with _lock:
         done = [name for name, module in _begun.items() if not _initializing(module)]
         ready = [(_begun.pop(name), _waiting.pop(name, [])) for name in done]
@@ -57,7 +57,7 @@ def _finished() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets the others find the module, and puts itself between it and its loader."""
+    """Finds a module as Python would, and wraps its loader."""
 
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
@@ -81,7 +81,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """A loader that tells when it is done."""
+    """Loads a module with its own loader, then calls the functions that wait for it."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -91,7 +91,7 @@ class _Loader(importlib.abc.Loader):
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        # The module sees the loader that it would have had.
+        # The module must see its own loader, not this one.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
@@ -102,7 +102,7 @@ class _Loader(importlib.abc.Loader):
             then(module)
 
     def __getattr__(self, name: str) -> Any:
-        # is_package, get_source and the like.
+        # Optional methods of loaders, such as is_package and get_source.
         return getattr(self._loader, name)
 
 

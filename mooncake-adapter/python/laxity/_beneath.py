@@ -1,7 +1,7 @@
-"""Who schedules what this process posts, below the wrappers.
+"""Whether a library below the wrappers already asks for permits.
 
-A transfer that waits for leave twice can wait for ever: its own bytes fill the window that its work requests wait
-for. So a wrapper asks for leave only if nobody beneath it does.
+A transfer that waits for permits twice can wait for ever: its own bytes fill the window that its work requests wait
+for. So a wrapper asks for a permit only if no library below it does.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def preloaded() -> bool:
 
 
 def verbs_of_ucx(environment: Optional[Mapping[str, str]] = None, sysfs: str = "/sys/class/infiniband") -> bool:
-    """Whether RDMA of UCX (and so NIXL) passes the verbs library. On mlx5 it writes to the device itself, unless it
-    is told to use verbs."""
+    """Whether RDMA of UCX, and so of NIXL, passes the verbs library. On mlx5 NICs UCX writes to the device directly,
+    unless ``UCX_TLS`` names a verbs transport."""
     transports = (os.environ if environment is None else environment).get("UCX_TLS", "")
     names = [name.strip() for name in transports.split(",")]
     if any(name.endswith("_verbs") for name in names):

@@ -1,4 +1,4 @@
-"""A transfer as a value: described in one place, submitted in another."""
+"""A transfer as a value, which can be described in one place and submitted in another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Flow:
         for grant in laxity.Flow(laxity.Stage.P2D, len(data), layer=3).grants():
             send(grant.bytes)
 
-    ``deadline_s`` counts from the submit, not from when the flow was described.
+    ``deadline_s`` counts from :meth:`submit`, not from the construction of the value.
     """
 
     stage: Stage
@@ -34,7 +34,7 @@ class Flow:
     nic: str | None = None
 
     def submit(self) -> Ticket:
-        """Asks for leave to send; never blocks."""
+        """Asks for permits. Never blocks."""
         return submit(
             self.stage,
             self.nbytes,
@@ -49,8 +49,8 @@ class Flow:
         )
 
     def grants(self) -> Iterator[Grant]:
-        """Yields leave to send until there is leave for all bytes. When the caller comes back for more,
-        what it was given before counts as sent; if it doesn't come back, the rest is given up."""
+        """Yields permits until all bytes are permitted. When the caller asks for the next permit, the bytes of the
+        previous one count as sent. If the caller stops early, the rest of the transfer is cancelled."""
         ticket = self.submit()
         try:
             while True:

@@ -1,4 +1,4 @@
-"""The compiled part. Everything here is re-exported by :mod:`laxity`, which is where to import it from."""
+"""The compiled part of the package. Import its names from :mod:`laxity`, which re-exports them."""
 
 from types import TracebackType
 from typing import Literal, TypedDict, Union, final, overload
@@ -41,19 +41,19 @@ __all__ = [
 _Id = Union[str, int]
 
 class HintError(ValueError):
-    """A hint that makes no sense; nothing was told to the daemon. No transfer is affected."""
+    """A hint makes no sense. The daemon is not told, and no transfer is affected."""
 
 class UnknownLayer(HintError):
-    """A layer that the batch does not have, or none that a model can have."""
+    """The batch has no such layer, or no model can have it."""
 
 class RegionOverlap(HintError):
-    """Memory that is registered as another layer's."""
+    """Part of the memory is registered for another layer."""
 
 class RequestEnded(HintError):
-    """The request has ended before."""
+    """The request has already ended."""
 
 class DeadlinePassed(HintError):
-    """A deadline that is not in the future."""
+    """The deadline is not in the future."""
 
 class _Stats(TypedDict):
     """See :func:`stats`."""
@@ -71,10 +71,10 @@ class _Stats(TypedDict):
     bypassed_flows: int
     observed_bytes: int
     lane_full: int
-    # What is known.
+    # Requests and batches that have begun and not ended.
     requests: int
     batches: int
-    # Hints that were taken.
+    # Hints that were accepted.
     hints: int
     # Counted warnings.
     requests_evicted: int
@@ -92,62 +92,62 @@ class _Stats(TypedDict):
 
 @final
 class Grant:
-    """Leave to send."""
+    """A permit: how many bytes of a transfer may be sent now, and how."""
 
     @property
     def bytes(self) -> int:
-        """Bytes more, beyond earlier grants of the same ticket."""
+        """Number of bytes, in addition to earlier permits of the same ticket."""
 
     @property
     def level(self) -> int:
-        """1 the highest, 255 the scavenger; 0 if nobody decided."""
+        """1 is the highest level and 255 the scavenger. 0 means that no daemon decided."""
 
     @property
     def dscp(self) -> int:
-        """To mark the bytes with; 0 (leave the marking alone) if nobody decided."""
+        """The DSCP for these bytes. 0 means that no daemon decided; do not change the marking then."""
 
     @property
     def last(self) -> bool:
-        """Nothing more will come for this ticket."""
+        """Whether this is the last permit of its ticket."""
 
     @property
     def bypassed(self) -> bool:
-        """Granted without the daemon."""
+        """Whether the permit was given without a daemon."""
 
 @final
 class Ticket:
-    """A transfer that was submitted. Safe to use from any thread. Bring it to its last grant and report
-    every byte complete, or cancel it; one that is dropped is cancelled and counted.
+    """A submitted transfer. Safe to use from any thread. Wait for its last permit and report every byte complete, or
+    cancel it. A ticket that is dropped before that is cancelled and counted.
 
-    As a context manager it is cancelled at the end, which is nothing if all is complete."""
+    As a context manager it cancels the transfer at the end. That has no effect on a complete transfer."""
 
     @overload
     def wait(self, timeout_s: None = None) -> Grant: ...
     @overload
     def wait(self, timeout_s: float) -> Grant | None:
-        """Waits for the next grant, without the GIL; ``None`` if there was none in time. After the last
-        one it gives an empty last grant. Without a time-out it ends, too, whatever becomes of the daemon."""
+        """Waits for the next permit without holding the GIL. Returns ``None`` when the time is up. After the last
+        permit it returns an empty last permit. Without a time-out it ends at the latest when the daemon does."""
 
     def poll(self) -> Grant | None:
-        """What may be sent now, ``None`` if nothing. Never blocks."""
+        """Returns the next permit, or ``None`` if there is none yet. Never blocks."""
 
     def complete(self, nbytes: int) -> None:
-        """``nbytes`` that were granted have left the wire."""
+        """Reports that ``nbytes`` of the permitted bytes were sent."""
 
     def cancel(self) -> None:
-        """Gives up what was not granted or not sent. Does nothing on a ticket that is complete."""
+        """Cancels the bytes that are not permitted or not sent. Has no effect on a complete transfer."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the transfer."""
+        """Number of bytes of the transfer."""
 
     @property
     def granted(self) -> int:
-        """Bytes granted so far."""
+        """Number of bytes permitted so far."""
 
     @property
     def done(self) -> bool:
-        """Nothing more will be granted."""
+        """Whether all permits have come."""
 
     def __enter__(self) -> Ticket: ...
     def __exit__(
@@ -159,8 +159,9 @@ class Ticket:
 
 @final
 class Scope:
-    """``with laxity.scope(...)``: whatever transfers the thread posts meanwhile belong to this. Scopes nest (8
-    deep); what an inner one leaves out it has from the outer one, but for the batch and deadline of another request."""
+    """``with laxity.scope(...)``: all transfers that the thread posts within it have these hints. Scopes nest, at most
+    8 deep. An inner scope takes what it leaves out from the outer scope, except the batch and deadline of another
+    request."""
 
     def __new__(
         cls,
@@ -180,8 +181,8 @@ class Scope:
     ) -> None: ...
 
 def number(id: _Id) -> int:
-    """The number by which the scheduler knows a request or batch: an int itself (1 … 2**64-1), of a string
-    its FNV-1a hash, so that all hosts agree."""
+    """The number of a request or batch at the daemon. For an int (1 … 2**64-1) it is the int, for a string its FNV-1a
+    hash, which is the same on all hosts."""
 
 def request_begin(
     request_id: _Id,
@@ -192,49 +193,50 @@ def request_begin(
     priority: int = 0,
     bytes: int = 0,
 ) -> int:
-    """A request came in. ``deadline_s`` is when its first token is due, in seconds from now; else the
-    objective ``slo_ttft_s`` counts from now; else the daemon's own objective holds. ``bytes`` are those that
-    it will move, if known. Gives its number.
+    """Begins a request and returns its number. ``deadline_s`` says in how many seconds its first token is due. Without
+    it, the objective ``slo_ttft_s`` counts from now. Without both, the daemon's objective holds. ``bytes`` is the
+    number of bytes that the request will move, if known.
 
     Raises :class:`DeadlinePassed`."""
 
 def request_end(request_id: _Id) -> None:
-    """The request has its first token, or was aborted.
+    """Ends a request: it has its first token, or was aborted.
 
-    Raises :class:`RequestEnded` if it has ended before. One that is not known is counted."""
+    Raises :class:`RequestEnded` if it has already ended. An unknown request is counted."""
 
 def request_deadline_s(request_id: _Id) -> float | None:
-    """Seconds until the request is due, negative if it is late; ``None`` if it is unknown or has none."""
+    """Seconds until the request is due, negative if it is late. ``None`` if it is unknown or has no deadline."""
 
 def batch_begin(batch_id: _Id, *, layers: int, layer_time_s: float = 0.0) -> None:
-    """A batch was formed. ``layer_time_s`` is the expected time of a layer without contention.
+    """Begins a batch. ``layer_time_s`` is the expected time of a layer without contention.
 
     Raises :class:`UnknownLayer` for a number of layers that no model has."""
 
 def batch_join(batch_id: _Id, request_id: _Id) -> None:
-    """A request is a member of a batch. One that was not begun here has no deadline but the daemon's objective.
+    """Adds a request to a batch. A request that did not begin in this process has the daemon's objective.
 
-    Raises :class:`RequestEnded`. A batch that is not known here may be another process's: it is counted."""
+    Raises :class:`RequestEnded`. A batch that is unknown here may be another process's; the hint is counted and passed
+    on."""
 
 def batch_queued(batch_id: _Id, ahead: _Id) -> None:
-    """The batch waits behind the batch ``ahead``."""
+    """Says that the batch waits behind the batch ``ahead``."""
 
 def layer_begin(batch_id: _Id, layer: int) -> None:
-    """The batch now computes a layer, counted from 0.
+    """Says that the batch now computes this layer, counted from 0.
 
-    Raises :class:`UnknownLayer` if the batch has no such layer. A batch that is not known here may be another
-    process's: it is counted, and the daemon is told."""
+    Raises :class:`UnknownLayer` if the batch has no such layer. A batch that is unknown here may be another process's;
+    the hint is counted and passed on."""
 
 def compute_end(batch_id: _Id) -> None:
-    """The batch has computed its last layer."""
+    """Says that the batch has computed its last layer."""
 
 def batch_end(batch_id: _Id) -> None:
-    """Nothing of the batch is left. Its requests go on until they are ended."""
+    """Ends a batch. Its requests go on until they end themselves."""
 
 def memory_layer(address: int, nbytes: int, layer: int, stage: Stage | None = None) -> None:
-    """A range of memory holds the KV cache of a layer; ``stage`` if its transfers always have the same.
+    """Registers a range of memory for the KV cache of a layer. Give ``stage`` if all transfers of it have that stage.
 
-    Raises :class:`RegionOverlap` if part of it is another layer's: forget that first."""
+    Raises :class:`RegionOverlap` if part of it is registered for another layer. Call :func:`memory_forget` first."""
 
 def memory_owner(
     address: int,
@@ -244,10 +246,10 @@ def memory_owner(
     request: _Id | None = None,
     deadline_s: float | None = None,
 ) -> None:
-    """A range of memory holds blocks of a request. The last word about an address counts."""
+    """Registers a range of memory as blocks of a request. The latest call for an address holds."""
 
 def memory_forget(address: int, nbytes: int) -> None:
-    """Nothing is known of the range any more."""
+    """Removes all hints about a range of memory."""
 
 def submit(
     stage: Stage | None,
@@ -263,12 +265,11 @@ def submit(
     nic: str | None = None,
     address: int | None = None,
 ) -> Ticket:
-    """Asks for leave to send ``nbytes``; never blocks. What is not said comes from the thread's open scope,
-    then from what is known of the memory at ``address``, then from the request. ``peer`` is the IP address of
-    the other end; ``whole`` is for what cannot be sent in pieces: it is granted at once.
+    """Asks for permits for ``nbytes``. Never blocks. Arguments that are left out come from the thread's open scope,
+    else from the memory hints for ``address``, else from the request. ``peer`` is the IP address of the other end.
+    With ``whole`` a single permit covers all bytes, for transfers that can't be sent in pieces.
 
-    A deadline that has passed and a layer that the batch does not have are counted, and the transfer goes on
-    without them."""
+    A deadline that has passed is counted and left out. So is a layer that the batch does not have."""
 
 @final
 class _Transfers:
@@ -288,13 +289,15 @@ def _memory_own(addresses: list[int], lengths: list[int]) -> None: ...
 def _stage_of(opcode: str) -> int: ...
 def _empty(batch_id: _Id, layer: int) -> None: ...
 def attached() -> bool:
-    """Whether there is a daemon. Warns, once, if there is one that refuses this process."""
+    """Whether a daemon has accepted this process. Warns once if a daemon refuses it."""
 
 def stats() -> _Stats:
-    """Counters of this process since it began (a forked child counts anew).
+    """Counters of this process. A forked child starts with zeroes.
 
-    ``attached``: there is a daemon; ``scheduled``: and it decides (not bypassed, not in mode observe); ``refused``:
-    why it wants nothing to do with this process, if so; ``preloaded``: ``liblaxity.so`` is there, too."""
+    * ``attached``: a daemon has accepted this process.
+    * ``scheduled``: the daemon also decides; it is not bypassed, and the mode is not ``observe``.
+    * ``refused``: why the daemon refused this process, or empty.
+    * ``preloaded``: ``liblaxity.so`` is in this process."""
 
 def version() -> str:
     """The version of this package."""

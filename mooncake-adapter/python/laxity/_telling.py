@@ -1,8 +1,8 @@
-"""How the wrappers of engines say hints: never at the cost of the engine.
+"""Calls hints for the wrappers of engines, so that no error of a hint reaches the engine.
 
-A hint that :mod:`laxity` refuses is a bug of a wrapper, or an engine that works otherwise than it did; either
-way the transfer goes on. So every call of a wrapper goes through a :class:`Teller`: it counts what was refused,
-logs the first of each kind, and raises nothing.
+:mod:`laxity` refuses a hint if a wrapper has a bug, or if the engine changed. The transfer goes on in both cases. So
+every call of a wrapper goes through a :class:`Teller`. It counts what was refused, logs the first of each kind, and
+raises nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import laxity
 
 T = TypeVar("T")
 
-#: Kinds that are told apart in :attr:`Teller.counts`; the rest counts as one.
+#: Maximum number of kinds in :attr:`Teller.counts`. Further kinds are counted together.
 KINDS_MAX = 64
 
 
@@ -27,7 +27,7 @@ class Teller:
     def __init__(self, who: str) -> None:
         self._log = logging.getLogger(f"laxity.{who}")
         self._lock = threading.Lock()
-        #: What went wrong, how often.
+        #: How often each kind of problem occurred.
         self.counts: dict[str, int] = {}
 
     def __call__(self, hint: Callable[..., T], *args: Any, **kwargs: Any) -> Optional[T]:
@@ -41,7 +41,7 @@ class Teller:
         return None
 
     def count(self, what: str, why: str = "", *, exc_info: bool = False) -> None:
-        """Counts an oddity, and logs the first of its kind."""
+        """Counts a problem, and logs the first of its kind."""
         with self._lock:
             if what not in self.counts and len(self.counts) >= KINDS_MAX:
                 what = "other"
@@ -52,12 +52,12 @@ class Teller:
             self._log.warning(text, what, f" ({why})" if why else "", exc_info=exc_info)
 
     def scope(self, **what: Any) -> "QuietScope":
-        """:class:`laxity.scope`, which is left out if it makes no sense."""
+        """A :class:`laxity.scope`. If its arguments make no sense, the scope has no effect."""
         return QuietScope(self(laxity.scope, **what), self)
 
 
 class QuietScope:
-    """A scope that raises nothing of its own, and passes on what the code within it raises."""
+    """A scope that raises no errors of hints. Exceptions of the code within it pass through."""
 
     __slots__ = ("_scope", "_tell")
 

@@ -1,24 +1,22 @@
-"""Deadlines from the front door: a header, or a field of the request, becomes part of what the engine hands to its
-connector.
-
-ASGI middleware without a framework::
+"""ASGI middleware that reads a request's objective from a header or a JSON field, and puts it where the engine's
+connector finds it. It needs no framework::
 
     vllm serve MODEL --middleware laxity.asgi.ObjectiveMiddleware
 
     app = ObjectiveMiddleware(app, field="custom_params")      # SGLang, or any ASGI application
 
-Of a POST of JSON to one of :data:`PLACES` it takes, the first that is there:
+It reads each POST of JSON to one of :data:`PLACES`. The first of these that is present holds:
 
-* an objective in ``kv_transfer_params.laxity`` that another engine handed on: what remains of the time;
+* an objective in ``kv_transfer_params.laxity`` that another engine handed on: the time that remains;
 * the header ``x-slo-ttft-ms`` (llm-d's), a number of milliseconds;
-* the field ``slo_ttft_ms`` of the body, which it removes, since engines may refuse fields that they don't know;
-* an objective that is in ``kv_transfer_params.laxity`` already (a client or a proxy wrote it);
-* the defaults of :mod:`laxity.objectives` by tenant and model. The tenant is what ``x-laxity-tenant`` or
-  ``x-gateway-inference-fairness-id`` (Gateway API inference extension) says.
+* the field ``slo_ttft_ms`` of the body. It is removed, since engines may refuse unknown fields;
+* an objective that a client or a proxy wrote into ``kv_transfer_params.laxity``;
+* the defaults of :mod:`laxity.objectives` by tenant and model. The tenant comes from the header ``x-laxity-tenant`` or
+  ``x-gateway-inference-fairness-id`` (Gateway API inference extension).
 
-The result is written to ``kv_transfer_params.laxity``. A request of which nothing is known passes through
-untouched, and so does whatever is no JSON object or is too long to hold. An objective that makes no sense is
-answered with 400 and a text that says why.
+The result is written to ``kv_transfer_params.laxity``. A request without any of these passes through unchanged. So
+does a body that is no JSON object, or is longer than :data:`BODY_MAX`. An objective that makes no sense is answered
+with 400 and a text that says why.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: Where requests carry what their connector gets, by the field's name: paths, and the way to the field in the body.
+#: For each field that a connector reads: the paths of requests that have it, and the keys that lead to it in the body.
 PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     # vLLM 0.33.
     "kv_transfer_params": {
@@ -55,7 +53,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 
-#: Longer bodies pass through unread: they would have to be held in memory.
+#: Longer bodies pass through unread, because they would have to be held in memory.
 BODY_MAX = 64 << 20
 
 SLO_HEADER = "x-slo-ttft-ms"
@@ -64,7 +62,7 @@ TENANT_HEADERS = ("x-laxity-tenant", "x-gateway-inference-fairness-id")
 
 
 class ObjectiveMiddleware:
-    """See the module."""
+    """The middleware that the module describes."""
 
     def __init__(
         self,
@@ -76,14 +74,15 @@ class ObjectiveMiddleware:
         tenant_headers: Iterable[str] = TENANT_HEADERS,
         body_max: int = BODY_MAX,
     ) -> None:
-        """``places`` are by default those of ``field`` in :data:`PLACES`. ``objectives`` are by default those of ``LAXITY_OBJECTIVES``; a file that can't be read is an
-        :class:`~laxity.objectives.ObjectiveError` here, when the server starts, and not with the first request."""
+        """``places`` are by default those of ``field`` in :data:`PLACES`. ``objectives`` are by default those of
+        ``LAXITY_OBJECTIVES``. If that file can't be read, this raises :class:`~laxity.objectives.ObjectiveError`, so
+        that the server fails at its start and not with the first request."""
         self._app = app
         self._objectives = Objectives.from_environment() if objectives is None else objectives
         self._field = field
         self._places = PLACES[field] if places is None and field in PLACES else dict(places or {})
         if not self._places:
-            raise ValueError(f"nobody knows where requests carry {field!r}; say it: places={{'/path': ()}}")
+            raise ValueError(f"requests have no known field {field!r}; name its paths: places={{'/path': ()}}")
         self._tenant_headers = tuple(name.lower().encode("latin-1") for name in tenant_headers)
         self._body_max = body_max
 
@@ -110,11 +109,11 @@ class ObjectiveMiddleware:
             return False
         headers = list(scope.get("headers", ()))
         kind = (_header(headers, b"content-type") or b"application/json").split(b";")[0].strip().lower()
-        # A compressed body is the application's to unpack.
+        # Compressed bodies pass through; only the application unpacks them.
         return kind.endswith(b"json") and _header(headers, b"content-encoding") in (None, b"", b"identity")
 
     def rewrite(self, headers: Iterable[tuple[bytes, bytes]], body: bytes, path: str = "") -> Optional[bytes]:
-        """The body with the objective in it; ``None`` if it stays as it is. For proxies, too.
+        """Returns the body with the objective in it, or ``None`` if the body stays as it is. Proxies may call it.
 
         Raises :class:`~laxity.objectives.ObjectiveError`."""
         headers = list(headers)
@@ -124,7 +123,7 @@ class ObjectiveMiddleware:
             return None
         holder = request
         for key in self._places.get(path, ()):
-            # Where there is none yet one is made; what is none is the engine's to refuse, or a batch of several.
+            # A missing object is created. Any other value is for the engine to refuse, or is a batch of requests.
             holder = holder.setdefault(key, {}) if isinstance(holder, dict) else None
         if not isinstance(request, dict) or not isinstance(holder, dict):
             return None
@@ -137,7 +136,7 @@ class ObjectiveMiddleware:
         if SLO_FIELD not in request and kept == (before or {}):
             return None
         if holder is request and self._field not in request and SLO_FIELD not in request:
-            # The client's own bytes stay as they are.
+            # Appends to the body, so that the client's own bytes stay unchanged.
             head = body.rstrip()[:-1].rstrip()
             comma = b"" if head.endswith(b"{") else b","
             return b"%s%s%s:%s}" % (head, comma, _json(self._field), _json({KEY: kept}))
@@ -151,7 +150,7 @@ class ObjectiveMiddleware:
     ) -> Objective:
         said = Objective.carried_by(params) or Objective()
         if handed_on(params):
-            # What remains of the time is known better than what was asked for in the beginning.
+            # The remaining time is more accurate than the objective at the beginning.
             return said
         slo = _header(headers, SLO_HEADER.encode())
         if slo is not None:
@@ -194,7 +193,7 @@ def _with_length(headers: Iterable[tuple[bytes, bytes]], length: int) -> list[tu
 
 
 async def _body(receive: Receive, body_max: int) -> tuple[list[Message], Optional[bytes]]:
-    """What was received, and the body if that is all of it."""
+    """Returns the received messages, and the body if they have all of it."""
     messages: list[Message] = []
     pieces: list[bytes] = []
     length = 0
@@ -212,7 +211,7 @@ async def _body(receive: Receive, body_max: int) -> tuple[list[Message], Optiona
 
 
 def _replay(messages: list[Message], receive: Receive) -> Receive:
-    """What was received, once more, and then whatever comes."""
+    """A ``receive`` that repeats the received messages, then goes on with new ones."""
     pending = iter(messages)
 
     async def replayed() -> Message:
@@ -224,7 +223,7 @@ def _replay(messages: list[Message], receive: Receive) -> Receive:
 
 
 async def _refuse(send: Send, why: str) -> None:
-    """In the form of OpenAI's errors, which both engines use."""
+    """Answers 400 in the form of OpenAI's errors, which both engines use."""
     body = _json({"error": {"message": why, "type": "invalid_request_error", "param": KEY, "code": 400}})
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 400, "headers": headers})

@@ -1,23 +1,23 @@
-"""NIXL under Laxity. On mlx5 it writes to the NIC itself and passes no verbs library, so leave to send is asked for
-where a transfer is posted.
+"""NIXL under Laxity. On mlx5 NICs NIXL writes to the device directly and passes no verbs library. So this module asks
+for a permit where a transfer is posted.
 
     from laxity.nixl import nixl_agent          # instead of: from nixl._api import nixl_agent
 
     laxity.nixl.install()                       # or: all agents of this process, whoever makes them
     laxity.nixl.gate(agent)                     # or: this one
 
-Nothing else changes. ``transfer`` never blocks for long: a transfer that has to wait is in progress for its caller,
-and is posted by whoever looks first, a later call of the agent or a thread that exists only while something waits.
-In the order in which they are believed, its stage, layer and request are those of the thread's open
-:class:`laxity.scope`, of the local memory, and by default a WRITE is ``p2d`` and a READ is ``kv_reuse``.
+Nothing else changes. ``transfer`` does not block for long. A transfer that has to wait is in progress for its caller.
+The next call of the agent posts it, or a thread that exists only while a transfer waits. Its stage, layer and request
+come from the thread's open :class:`laxity.scope`, else from the local memory. Without both a WRITE is ``p2d`` and a
+READ is ``kv_reuse``.
 
-What is wrapped is the agent's compiled part (``agent.agent``): ``postXferReq`` and its neighbours, which changed
-less between releases than the Python class. What NIXL itself would refuse, it refuses here too, though of a
-transfer that waited only when its state is asked for. A transfer that waits longer than :data:`PATIENCE_S` is
-posted all the same.
+The module wraps the agent's compiled part (``agent.agent``): ``postXferReq`` and related methods. They changed less
+between releases than the Python class. NIXL refuses the same transfers as without Laxity. If a transfer waited, NIXL's
+refusal is raised when the state of the transfer is asked for. A transfer that waits longer than :data:`PATIENCE_S` is
+posted without a permit.
 
-In a process under ``liblaxity.so`` whose UCX uses verbs, transfers are scheduled there, and this only hands scopes
-through. ``LAXITY_NIXL=off`` switches it off, ``LAXITY_NIXL=gate`` on in any case.
+In a process under ``liblaxity.so`` whose UCX uses verbs, ``liblaxity.so`` schedules the transfers, and this module
+only passes scopes on. ``LAXITY_NIXL=off`` switches the wrapper off. ``LAXITY_NIXL=gate`` switches it on in any case.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from ._telling import Teller
 #: Modules that define ``nixl_agent``; ``nixl._api`` is one of them by another name.
 MODULES = ("nixl_cu13._api", "nixl_cu12._api", "nixl_rocm._api", "nixl._api")
 
-#: Longest that a transfer waits for leave.
+#: Longest time that a transfer waits for its permit.
 PATIENCE_S = 30.0
 
-#: How long a post may take before it counts as waiting: a daemon that is awake has answered by then.
+#: How long a post waits for its permit before it is deferred. A daemon that is awake has answered by then.
 GLANCE_S = 200e-6
 
-#: Descriptors whose lengths are added up; of longer lists a sample is taken, as the sum is an estimate of load and
-#: no promise.
+#: Longest list of descriptors whose lengths are added up. The bytes of longer lists are estimated from a sample of
+#: this size, since the daemon needs the load only roughly.
 COUNTED_MAX = 4096
 
 _LOOK_EVERY_S = 0.005
 _IDLE_S = 5.0
 
-#: What has to be there for an agent to be wrapped.
+#: Methods that an agent must have to be wrapped.
 METHODS = (
     "createXferReq",
     "makeXferReq",
@@ -74,29 +74,29 @@ _tell = Teller("nixl")
 
 
 class Unsupported(RuntimeError):
-    """An agent that is not as this wrapper knows it. It works on, without Laxity."""
+    """The agent lacks what this wrapper needs. It goes on working, without Laxity."""
 
 
 @dataclasses.dataclass
 class _Request:
-    """A transfer request, made and maybe posted."""
+    """A transfer request of NIXL, from its creation to its release."""
 
     operation: str
     nbytes: int
     address: int
     ticket: Optional[laxity.Ticket] = None
-    #: The call that waits for leave.
+    #: The call that waits for a permit.
     post: Optional[Callable[[], Any]] = None
     since: float = 0.0
-    #: What the late post raised.
+    #: The exception of the deferred post.
     failed: Optional[Exception] = None
 
 
 class Gate:
-    """Stands in for an agent's compiled part."""
+    """Takes the place of an agent's compiled part."""
 
     def __init__(self, binding: Any, constants: Any, *, locked: bool) -> None:
-        """``locked``: the agent has no locks of its own, so that no two threads may be in it."""
+        """``locked`` says that the agent has no locks of its own, so only one thread at a time may call it."""
         missing = [name for name in METHODS if not callable(getattr(binding, name, None))]
         missing += [name for name in ("NIXL_SUCCESS", "NIXL_IN_PROG", "NIXL_WRITE") if not hasattr(constants, name)]
         if missing:
@@ -112,9 +112,9 @@ class Gate:
         self._pump: Optional[threading.Thread] = None
         self._pump_of = 0
 
-    # Everything that is not below, as it is; with the lock, if the agent has none.
+    # All other methods pass through. They take the lock if the agent has none.
     def __getattr__(self, name: str) -> Any:
-        if name in ("_binding", "_locked"):  # asked for before they are there
+        if name in ("_binding", "_locked"):  # __init__ has not set them yet
             raise AttributeError(name)
         found = getattr(self._binding, name)
         if not (self._locked and callable(found)):
@@ -126,13 +126,14 @@ class Gate:
                 self._look()
                 return found(*args, **named)
 
-        # Made anew each time: one that is kept would keep the agent, whose order of destruction NIXL minds.
+        # This is made for each access. A stored function would keep the agent alive, and NIXL's agents must be
+        # destroyed in a certain order.
         return call
 
     def prepXferDlist(self, *args: Any, **named: Any) -> Any:
         with self._maybe():
             handle = self._binding.prepXferDlist(*args, **named)
-        # Of the initiator's own side the agent is not named (NIXL 1.0 to 1.4), or named as this (others).
+        # A list of the initiator's own memory names no agent (NIXL 1.0 to 1.4), or NIXL_INIT_AGENT (other releases).
         rest = args
         if args and isinstance(args[0], str):
             rest = args[1:] if args[0] in ("", getattr(self._constants, "NIXL_INIT_AGENT", "")) else ()
@@ -187,11 +188,11 @@ class Gate:
             if ticket is None:
                 return post()
             request.ticket = ticket
-        # Without the lock: others may look meanwhile.
+        # Waits without the lock, so that other threads can ask for states.
         granted = _tell(_granted, ticket, GLANCE_S)
         with self._lock:
             if self._requests.get(int(handle)) is not request:
-                # Released meanwhile: NIXL says what it thinks of that.
+                # The request was released during the wait. NIXL reports the error.
                 self._over(request)
                 return post()
             if granted is None or granted:
@@ -227,10 +228,10 @@ class Gate:
         with self._lock:
             request = self._requests.get(int(handle))
             if self._waiting.pop(int(handle), None) is not None and request is not None:
-                # Given up before it was posted.
+                # The request is released before it was posted.
                 request.post = None
         with self._maybe():
-            # If NIXL refuses, because the transfer is under way, the request lives on.
+            # NIXL refuses to release a transfer in progress. The request stays then.
             result = self._binding.releaseXferReq(handle, *args, **named)
         with self._lock:
             self._requests.pop(int(handle), None)
@@ -238,11 +239,10 @@ class Gate:
         return result
 
     def waiting(self) -> int:
-        """Transfers that wait for leave."""
+        """Number of transfers that wait for a permit."""
         with self._lock:
             return len(self._waiting)
 
-    # Books.
 
     def _maybe(self) -> Any:
         return self._lock if self._locked else _NOTHING
@@ -264,7 +264,7 @@ class Gate:
                 self._over(request)
 
     def _over(self, request: _Request) -> None:
-        """All of it has left the wire, or never will."""
+        """Ends the ticket: all bytes have left the wire, or the transfer failed."""
         ticket, request.ticket = request.ticket, None
         if ticket is not None:
             left = ticket.granted
@@ -273,7 +273,7 @@ class Gate:
             _tell(ticket.cancel)
 
     def _post(self, request: _Request, post: Callable[[], Any]) -> Any:
-        """Posts it; with the lock."""
+        """Posts a transfer. The caller holds the lock."""
         try:
             status = post()
         except BaseException:
@@ -284,7 +284,7 @@ class Gate:
         return status
 
     def _look(self) -> None:
-        """Posts what may go by now; with the lock."""
+        """Posts the waiting transfers that have a permit by now. The caller holds the lock."""
         if not self._waiting:
             return
         now = time.monotonic()
@@ -302,7 +302,7 @@ class Gate:
                 try:
                     self._post(request, post)
                 except Exception as failed:
-                    # Told to whoever asks for the state of it.
+                    # getXferStatus raises it.
                     request.failed = failed
 
     def _start(self) -> None:
@@ -313,8 +313,7 @@ class Gate:
         self._pump.start()
 
     def _turn(self) -> bool:
-        """One turn of the thread that posts what its caller has not come back for; false if it is not needed any
-        more."""
+        """One turn of the thread that posts deferred transfers. Returns false if nothing waits any more."""
         with self._lock:
             if not self._waiting:
                 self._some.wait(_IDLE_S)
@@ -334,7 +333,7 @@ def _pump(gate: "weakref.ref[Gate]") -> None:
         held = gate()
         if held is None or not held._turn():
             return
-        # An agent that nobody has any more goes, and this with it.
+        # Without this reference, an agent that nobody uses is destroyed, and the thread ends.
         del held
 
 
@@ -350,7 +349,7 @@ _NOTHING = _Nothing()
 
 
 class _Lengths:
-    """How long the descriptors of a list are, and where."""
+    """Addresses and lengths of the descriptors in a list."""
 
     def __init__(self, count: int, at: Callable[[int], tuple[int, int]]) -> None:
         self._count = count
@@ -358,7 +357,7 @@ class _Lengths:
 
     @classmethod
     def of(cls, first: Any, second: Any = None) -> Optional["_Lengths"]:
-        """Of a ``nixlXferDList``, or of a memory type and an array of ``(address, bytes, device, stride, count)``."""
+        """Reads a ``nixlXferDList``, or a memory type and an array of ``(address, bytes, device, stride, count)``."""
         if hasattr(first, "descCount"):
             return cls(first.descCount(), lambda index: first[index][:2])
         shape: tuple[int, ...] = getattr(second, "shape", ())
@@ -395,20 +394,20 @@ class _Lengths:
 
 
 @functools.lru_cache(maxsize=1)
-def _desk() -> Any:
-    """Where transfers are submitted whose stage is known only if nobody says another."""
+def _transfers() -> Any:
+    """Submits transfers with a default stage, which a scope or a memory hint can replace."""
     from ._laxity import _Transfers
 
     return _Transfers()
 
 
 def _submit(nbytes: int, *, stage: laxity.Stage, direction: str, address: int) -> laxity.Ticket:
-    ticket: laxity.Ticket = _desk().submit(stage, nbytes, address, direction, None, True)
+    ticket: laxity.Ticket = _transfers().submit(stage, nbytes, address, direction, None, True)
     return ticket
 
 
 def _granted(ticket: laxity.Ticket, timeout_s: Optional[float]) -> bool:
-    """Whether all of it may go."""
+    """Whether the whole transfer is permitted."""
     if ticket.done:
         return True
     grant = ticket.poll() if timeout_s is None else ticket.wait(timeout_s)
@@ -416,7 +415,7 @@ def _granted(ticket: laxity.Ticket, timeout_s: Optional[float]) -> bool:
 
 
 def _await(ticket: laxity.Ticket, timeout_s: float) -> None:
-    """Sleeps until there may be news. What is granted here shows in ``ticket.done``."""
+    """Sleeps until a permit comes or the time is up. ``ticket.done`` shows the permit."""
     if not ticket.done:
         ticket.wait(timeout_s)
 
@@ -425,14 +424,14 @@ def _await(ticket: laxity.Ticket, timeout_s: float) -> None:
 
 
 def gate(agent: Any, nixl_conf: Any = None) -> Any:
-    """Wraps this agent's compiled part, once. Gives the agent.
+    """Wraps this agent's compiled part, once, and returns the agent.
 
     Raises :class:`Unsupported`."""
     if isinstance(agent.agent, Gate):
         return agent
     constants = sys.modules.get(type(agent.agent).__module__)
     if constants is None:
-        raise Unsupported(f"{type(agent.agent).__name__} is of no module that is known")
+        raise Unsupported(f"the module of {type(agent.agent).__name__} is not loaded")
     agent.agent = Gate(agent.agent, constants, locked=not _has_locks(nixl_conf, constants))
     return agent
 
@@ -446,7 +445,7 @@ def _has_locks(nixl_conf: Any, constants: Any) -> bool:
 
 
 def wanted() -> bool:
-    """Whether agents of this process are to wait for leave."""
+    """Whether agents of this process wait for permits (``LAXITY_NIXL``)."""
     setting = os.environ.get("LAXITY_NIXL", "auto").lower()
     if setting not in ("auto", "gate", "off"):
         _tell.count("LAXITY_NIXL", f"{setting!r} is none of auto, gate, off; auto holds")
@@ -457,7 +456,7 @@ def wanted() -> bool:
 
 
 def install() -> None:
-    """Wraps every agent that this process makes from here on, also if NIXL is not imported yet."""
+    """Wraps every agent that this process creates from now on. NIXL may be imported later."""
     if wanted():
         for name in MODULES:
             after_import(name, _change)
@@ -486,7 +485,7 @@ def _change(module: ModuleType) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    # The names of nixl._api, so that one import is all that changes.
+    # This module has the names of nixl._api, so that a program changes only one import.
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     install()
@@ -494,7 +493,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _api() -> ModuleType:
-    """The module with NIXL's Python API: of the package ``nixl``, or of one that is made for one kind of GPU."""
+    """The module with NIXL's Python API, from the package ``nixl`` or a package for one kind of GPU."""
     unavailable = []
     for module in ("nixl._api", *MODULES[:3]):
         try:

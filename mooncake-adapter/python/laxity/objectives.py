@@ -1,7 +1,7 @@
-"""How soon a request's first token is due, and who says so.
+"""Objectives: how soon a request's first token is due.
 
-In the order in which they are believed: the request itself (a header or a JSON field, see :mod:`laxity.asgi`), then
-a file of defaults by tenant and model, then the daemon's own ``slo_ttft``. The file, named by ``LAXITY_OBJECTIVES``, is TOML::
+The first of these that says something holds: the request itself (a header or a JSON field, see :mod:`laxity.asgi`), a
+file of defaults by tenant and model, the daemon's ``slo_ttft``. ``LAXITY_OBJECTIVES`` names the file, which is TOML::
 
     [default]
     slo_ttft = "1s"
@@ -16,12 +16,12 @@ a file of defaults by tenant and model, then the daemon's own ``slo_ttft``. The 
     [tenant.gold.model."meta-llama/Llama-3.1-8B-Instruct"]
     slo_ttft = "150ms"
 
-The more special entry wins, key by key: tenant and model, tenant, model, default.
+For each key the most special entry holds, in this order: tenant and model, tenant, model, default.
 
 Between processes an objective travels as the key ``laxity`` of the request's ``kv_transfer_params`` (vLLM) or
-``custom_params`` (SGLang): ``{"slo_ttft_ms": 200.0, "tenant": "gold", "priority": 10}``. It counts from when the
-process that reads it received the request; an engine that hands a request on (prefill to decode) writes what
-remains, with ``"handed_on": true``. Nothing absolute crosses a host, so no clocks need to agree.
+``custom_params`` (SGLang): ``{"slo_ttft_ms": 200.0, "tenant": "gold", "priority": 10}``. It counts from the moment at
+which the reading process received the request. An engine that hands a request on (prefill to decode) writes the
+remaining time, with ``"handed_on": true``. No absolute time crosses hosts, so clocks need not agree.
 """
 
 from __future__ import annotations
@@ -39,14 +39,13 @@ KEY = "laxity"
 #: The variable that names the file of defaults.
 VARIABLE = "LAXITY_OBJECTIVES"
 
-#: Longer objectives are taken for a mistake in the unit.
+#: Longer objectives are refused, as they are probably a mistake in the unit.
 SLO_MAX_S = 24 * 3600.0
 
-#: What is left of the time of a request that is late: enough to say so before that is over, too, and too little to
-#: be met.
+#: The remaining time that a late request hands on. It must be positive, and is too short to be met.
 LATE_S = 1e-3
 
-#: Longer names of tenants are refused: they end up in memory, once per request.
+#: Longer names of tenants are refused, because each request keeps one in memory.
 TENANT_MAX = 256
 
 _PRIORITY_MAX = 2**31 - 1
@@ -56,21 +55,21 @@ _KEYS = ("slo_ttft", "priority")
 
 
 class ObjectiveError(ValueError):
-    """An objective, or a file of them, that makes no sense. The text says what, where, and what to write."""
+    """An objective or a file of objectives makes no sense. The text says what is wrong, where, and what to write."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What is wanted of one request."""
+    """The objective of one request."""
 
-    #: Seconds to its first token, ``None`` if nothing is said.
+    #: Seconds to the first token; ``None`` if not given.
     slo_ttft_s: Optional[float] = None
     tenant: str = ""
-    #: Larger is more important; ``None`` if nothing is said.
+    #: Larger is more important; ``None`` if not given.
     priority: Optional[int] = None
 
     def over(self, fallback: "Objective") -> "Objective":
-        """This, and what ``fallback`` says where this says nothing."""
+        """This objective, with the values of ``fallback`` where this one has none."""
         return Objective(
             fallback.slo_ttft_s if self.slo_ttft_s is None else self.slo_ttft_s,
             self.tenant or fallback.tenant,
@@ -78,11 +77,11 @@ class Objective:
         )
 
     def remaining(self, seconds: float) -> "Objective":
-        """The same with what is left of the time: at least :data:`LATE_S`."""
+        """The same objective with this time left, or :data:`LATE_S` if that is more."""
         return dataclasses.replace(self, slo_ttft_s=max(seconds, LATE_S))
 
     def to_params(self) -> dict[str, Any]:
-        """As it travels, plain JSON. Empty if nothing is said."""
+        """The objective as plain JSON. Empty if it has no value."""
         params: dict[str, Any] = {}
         if self.slo_ttft_s is not None:
             params["slo_ttft_ms"] = self.slo_ttft_s * 1e3
@@ -94,8 +93,8 @@ class Objective:
 
     @classmethod
     def from_params(cls, params: Any, where: str = KEY) -> "Objective":
-        """Reads what :meth:`to_params` wrote, or a client did. Unknown keys are left alone: a newer version may
-        have written them.
+        """Reads the result of :meth:`to_params`, or what a client wrote. Unknown keys are ignored, because a newer
+        version may have written them.
 
         Raises :class:`ObjectiveError`."""
         if not isinstance(params, Mapping):
@@ -126,7 +125,7 @@ def handed_on(params: Any) -> bool:
 
 
 def milliseconds(value: Any, where: str) -> float:
-    """Seconds, of a number of milliseconds or its text."""
+    """Converts milliseconds, as a number or its text, to seconds."""
     wanted = f"write milliseconds to the first token, more than 0 and at most {SLO_MAX_S * 1e3:.0f}"
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ObjectiveError(f"{where}: {value!r:.80} is no number; {wanted}")
@@ -140,7 +139,7 @@ def milliseconds(value: Any, where: str) -> float:
 
 
 def tenant_name(value: Any, where: str) -> str:
-    """A name of a tenant, as it is."""
+    """Checks the name of a tenant and returns it."""
     if not isinstance(value, str) or len(value) > TENANT_MAX:
         raise ObjectiveError(
             f"{where}: {value!r:.80} is no name of a tenant; write a string of at most {TENANT_MAX} characters"
@@ -149,7 +148,7 @@ def tenant_name(value: Any, where: str) -> str:
 
 
 def priority_number(value: Any, where: str) -> int:
-    """A priority, as it is."""
+    """Checks a priority and returns it."""
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _PRIORITY_MAX:
         raise ObjectiveError(
             f"{where}: {value!r:.80} is no priority; write an integer of 32 bits, larger for more important"
@@ -158,7 +157,7 @@ def priority_number(value: Any, where: str) -> int:
 
 
 def duration(value: Any, where: str) -> float:
-    """Seconds, of a duration as it is written in Laxity's files: ``"200ms"``."""
+    """Converts a duration as in Laxity's files, such as ``"200ms"``, to seconds."""
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise ObjectiveError(
@@ -188,7 +187,7 @@ class Objectives:
         self._tenants_models = dict(tenants_models or {})
 
     def find(self, *, model: Optional[str] = None, tenant: str = "") -> Objective:
-        """What holds for a request that says nothing itself."""
+        """The default objective for a model and a tenant."""
         found = Objective(tenant=tenant)
         for special in (
             self._tenants_models.get((tenant, model or "")),
@@ -231,7 +230,7 @@ class Objectives:
 
     @classmethod
     def from_environment(cls) -> "Objectives":
-        """Those of the file that ``LAXITY_OBJECTIVES`` names; none if it is not set. Raises
+        """Reads the file that ``LAXITY_OBJECTIVES`` names. Without it there are no defaults. Raises
         :class:`ObjectiveError`."""
         path = os.environ.get(VARIABLE)
         return cls.load(path) if path else cls()

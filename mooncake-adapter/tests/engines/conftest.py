@@ -138,8 +138,8 @@ class Held:
     def poll(self):
         if self._news.is_set() and not self.done:
             self.granted = self.nbytes
-            return Leave(self.nbytes, self.level)
-        return Leave(0, self.level) if self.done else None
+            return Permit(self.nbytes, self.level)
+        return Permit(0, self.level) if self.done else None
 
     def wait(self, timeout_s=None):
         self._news.wait(timeout_s)
@@ -153,7 +153,7 @@ class Held:
         self.cancelled = True
 
 
-class Leave:
+class Permit:
     dscp = 0
     last = True
     bypassed = False
@@ -183,22 +183,22 @@ class Permits:
 
 @pytest.fixture
 def permits(monkeypatch):
-    """Leave to send by the test's own hand."""
-    desk = Permits()
-    monkeypatch.setattr(laxity, "submit", desk.submit)
-    monkeypatch.setattr(nixl, "_desk", lambda: Unsaid(desk))
-    return desk
+    """Permits that the test gives by hand."""
+    permits = Permits()
+    monkeypatch.setattr(laxity, "submit", permits.submit)
+    monkeypatch.setattr(nixl, "_transfers", lambda: WithDefault(permits))
+    return permits
 
 
-class Unsaid:
-    """The desk for transfers of which only a default is known."""
+class WithDefault:
+    """Submits transfers of which only a default stage is known."""
 
-    def __init__(self, desk):
-        self._desk = desk
+    def __init__(self, permits):
+        self._permits = permits
 
     def submit(self, otherwise, nbytes, address, direction, peer, whole=False):
         assert isinstance(address, int)
-        return self._desk.submit(None, nbytes, otherwise=otherwise, address=address, direction=direction, whole=whole)
+        return self._permits.submit(None, nbytes, otherwise=otherwise, address=address, direction=direction, whole=whole)
 
 
 def pytest_sessionfinish(session, exitstatus):

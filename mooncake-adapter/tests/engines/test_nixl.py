@@ -164,7 +164,7 @@ def test_nobody_has_to_come_back_for_it(gate, permits, binding):
     until(lambda: binding.posted)
 
 
-def test_they_leave_in_the_order_of_their_leave(gate, permits, binding):
+def test_they_leave_in_the_order_of_their_permits(gate, permits, binding):
     first, second = create(gate, 1), create(gate, 2)
     gate.postXferReq(first)
     gate.postXferReq(second)
@@ -245,7 +245,7 @@ def test_a_broken_laxity_does_not_stop_a_transfer(gate, binding, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr(nixl, "_desk", broken)
+    monkeypatch.setattr(nixl, "_transfers", broken)
     gate.postXferReq(create(gate, 100))
     assert len(binding.posted) == 1
 
@@ -424,7 +424,7 @@ def test_real_agents_move_bytes_through_the_gate(real, operation, permits):
     assert a.transfer(handle) == "PROC"
     time.sleep(0.02)
     assert a.check_xfer_state(handle) == "PROC"
-    assert (mine != theirs).any(), "it went without leave"
+    assert (mine != theirs).any(), "it went without a permit"
     permits.tickets[0].grant()
     assert finish(a, handle) == "DONE"
     assert (mine == theirs).all()
@@ -510,7 +510,7 @@ os._exit(0)
 
 
 def test_two_processes_over_tcp(real, tmp_path):
-    """UCX_TLS=tcp in both: the bytes cross a socket, after leave was given."""
+    """UCX_TLS=tcp in both: the bytes cross a socket, after the permit."""
     package = os.path.dirname(os.path.dirname(laxity.__file__))
     here = os.path.dirname(__file__)
     head = f"import sys; sys.path[:0] = [{here!r}, {package!r}]\n" + (
@@ -557,11 +557,11 @@ class Ticket:
         return self.poll()
     def complete(self, nbytes): self.completed += nbytes
     def cancel(self): pass
-class Desk:
+class Transfers:
     def submit(self, otherwise, nbytes, *said):
         asked.append(Ticket(nbytes))
         return asked[-1]
-nixl._desk = Desk
+nixl._transfers = Transfers
 
 peer = subprocess.Popen([sys.executable, sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 line = peer.stdout.readline()

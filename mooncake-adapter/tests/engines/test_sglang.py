@@ -314,7 +314,7 @@ def test_what_is_relied_on_is_in_the_recorded_releases(version):
     assert {"kv_item_lens", "kv_data_ptrs", "kv_data_lens"} <= set(facts["KVArgs"])
 
 
-# Who asks for leave.
+# Which layer asks for permits.
 
 
 @pytest.mark.parametrize(

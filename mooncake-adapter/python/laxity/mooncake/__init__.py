@@ -1,12 +1,12 @@
-"""Mooncake under Laxity: in place of ``mooncake.engine`` and ``mooncake.store``, with the same names.
+"""Mooncake under Laxity. This module replaces ``mooncake.engine`` and ``mooncake.store`` and has the same names.
 
     from laxity.mooncake import TransferEngine  # instead of: from mooncake.engine import TransferEngine
 
-Where Laxity cannot intercept what Mooncake sends (its TCP transport, and RDMA without ``liblaxity.so``),
-transfers ask for leave to send before they are handed to Mooncake, in pieces. Where it can, Mooncake gets
-every transfer at once, and Laxity is only told what it belongs to. Either way what a transfer belongs to comes from
-the open :func:`laxity.scope` of the calling thread, then from the memory tables (:func:`laxity.memory_layer`,
-:func:`laxity.memory_owner`); a write is P2D and a read KV_REUSE if nothing says otherwise.
+Laxity cannot intercept Mooncake's TCP transport, nor RDMA without ``liblaxity.so``. There each transfer asks for
+permits, and Mooncake gets it in the pieces that are permitted. Elsewhere Mooncake gets every transfer at once, and
+this module only gives the hints. In both cases the stage, layer and request of a transfer come from the open
+:func:`laxity.scope` of the calling thread, else from the memory tables (:func:`laxity.memory_layer`,
+:func:`laxity.memory_owner`). Without these a write is P2D and a read is KV_REUSE.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _OURS = {"TransferEngine": "_engine", "MooncakeDistributedStore": "_store"}
 
 
 def __getattr__(name: str) -> Any:
-    """Mooncake is imported when it is first asked for something: engine and store may be used without each
-    other. What is not wrapped here comes from there."""
+    """Imports Mooncake on first use, because a program may have only its engine or only its store. Names that are not
+    wrapped here come from Mooncake."""
     import importlib
 
     if name.startswith("__"):

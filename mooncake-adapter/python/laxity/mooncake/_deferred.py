@@ -1,8 +1,8 @@
-"""Transfers that were submitted and are asked after later.
+"""Asynchronous transfers: submitted by one call, polled by later ones.
 
-Mooncake's own numbers for them can't be given out: one that has to wait has none yet, and one that goes in several
-pieces has several. So callers get numbers of ours, and a thread hands the pieces to Mooncake when there is leave,
-whether or not the caller comes to ask. It exists while something is under way.
+Mooncake's own numbers can't be returned to callers. A transfer that waits has none yet, and a transfer in several
+pieces has several. So callers get numbers of this module. A thread hands each piece to Mooncake when it is permitted,
+even if the caller never polls. The thread exists only while transfers are in progress.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from .._laxity import Ticket, _Transfers
 from ._gate import LOOK_EVERY_S, Gate
 from ._pieces import Lists, Pieces
 
-#: What Mooncake says of a transfer.
+#: Mooncake's states of a transfer.
 WAITING, COMPLETED, FAILED = 0, 1, -1
-#: Between two looks at what Mooncake has under way, in seconds: at first, and at most.
+#: Shortest and longest time between two polls of Mooncake, in seconds.
 POLL_S, POLL_MAX_S = 0.00005, 0.001
-#: How long a caller waits for leave that is given at once.
+#: How long :meth:`Deferred.submit` waits for a permit before it defers the transfer, in seconds.
 ANSWER_S = 0.0005
-#: How long the thread waits for more before it ends.
+#: How long the thread waits for another transfer before it ends, in seconds.
 IDLE_S = 1.0
 
 
 class _Pending:
     def __init__(self, gate: Gate | None, start: Callable[[Lists], int] | None) -> None:
-        #: Held while it is looked at, and its pieces are handed on: Mooncake may take its time over a peer that
-        #: is not there, which is nobody else's.
+        #: Held while this transfer is polled and its pieces are handed on. Each transfer has its own lock, because
+        #: Mooncake may take long for a peer that is unreachable.
         self.lock = threading.Lock()
         self.gate = gate
         self.start = start
-        #: Mooncake's numbers, and what to report when they are complete.
+        #: Mooncake's number of each piece, and the ticket and bytes to report when the piece is complete.
         self.under_way: list[tuple[int, Ticket | None, int]] = []
         self.status = WAITING
-        #: The status of a piece that failed, and what Mooncake gave for one that it did not take.
+        #: The status of a piece that failed, and what Mooncake returned for a piece that it refused.
         self.failure = 0
         self.refusal = 0
 
     @property
     def is_issued(self) -> bool:
-        """Mooncake has all of it."""
+        """Whether Mooncake has all pieces."""
         return self.gate is None or self.gate.is_over
 
     def fail(self, status: int) -> None:
@@ -66,10 +66,10 @@ class Deferred:
     def submit(
         self, is_write: bool, peer: str, pieces: Pieces, start: Callable[[Lists], int]
     ) -> int:
-        """Gives a number; or what Mooncake gave, if it refused right away."""
+        """Returns the transfer's number, or Mooncake's result if Mooncake refused it at once."""
         pending = _Pending(Gate(self._transfers, is_write, peer, pieces), start)
         if not self._issue(pending) and not pending.is_issued:
-            # A port that has room says so in less time than it takes the thread to notice.
+            # If the window has room, the permit comes sooner than the thread would notice it.
             self._transfers.wait_any(ANSWER_S)
             self._issue(pending)
         if pending.failure and not pending.under_way:
@@ -77,7 +77,7 @@ class Deferred:
         return self._enter(pending)
 
     def adopt(self, number: int) -> int:
-        """A transfer that Mooncake has, by its number there; gives ours, or what Mooncake gave if it refused."""
+        """Takes in a transfer that Mooncake already has. Returns its number here, or Mooncake's refusal."""
         if number <= 0:
             return number
         pending = _Pending(None, None)
@@ -97,8 +97,8 @@ class Deferred:
         return number
 
     def check(self, number: int) -> int:
-        """As Mooncake's ``transfer_check_status``. Of a number that is none, or was asked after when it
-        was over, it gives the same as of one that failed."""
+        """As Mooncake's ``transfer_check_status``. For an unknown number, and for one whose end was already reported,
+        the result is that of a failed transfer."""
         with self._lock:
             pending = self._pending.get(number)
         if pending is None:
@@ -125,7 +125,7 @@ class Deferred:
         return result
 
     def _issue(self, pending: _Pending) -> bool:
-        """Hands to Mooncake what there is leave for; whether there was any."""
+        """Hands the permitted pieces to Mooncake. Returns whether there were any."""
         issued = False
         gate, start = pending.gate, pending.start
         if gate is None or start is None:
@@ -139,7 +139,7 @@ class Deferred:
                 pending.fail(FAILED)
                 raise
             issued = True
-            # Mooncake gives addresses for numbers, and 0 or less for a transfer that it doesn't take.
+            # Mooncake's numbers are addresses. It returns 0 or less for a transfer that it refuses.
             if number <= 0:
                 ticket.cancel()
                 pending.refusal = number
@@ -149,7 +149,7 @@ class Deferred:
         return issued
 
     def _step(self, pending: _Pending) -> bool:
-        """Looks at one; whether anything happened. With its lock held."""
+        """Polls one transfer. Returns whether its state changed. The caller holds the transfer's lock."""
         if pending.status != WAITING:
             return False
         happened = self._issue(pending)
@@ -166,7 +166,7 @@ class Deferred:
                 ticket.complete(nbytes)
             elif ticket is not None:
                 ticket.cancel()
-        # One that failed is over when Mooncake has let go of all of its memory.
+        # A failed transfer ends only when Mooncake no longer uses its memory.
         if not pending.under_way and (pending.is_issued or pending.failure):
             pending.status = pending.failure or COMPLETED
             happened = True
@@ -183,7 +183,7 @@ class Deferred:
             happened = moving = waiting = False
             over = []
             for number, pending in those:
-                # Whoever has it looks at it right now.
+                # Another thread holds the lock, so it polls this transfer right now.
                 if not pending.lock.acquire(blocking=False):
                     moving = True
                     continue
@@ -191,7 +191,7 @@ class Deferred:
                     try:
                         happened |= self._step(pending)
                     except Exception:
-                        # Arguments that Mooncake won't take. Whoever asks after the transfer finds that it failed.
+                        # Mooncake refused the arguments. The next poll of the caller reports the failure.
                         happened = True
                     moving |= bool(pending.under_way)
                     waiting |= not pending.is_issued

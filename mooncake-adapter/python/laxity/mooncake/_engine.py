@@ -1,10 +1,14 @@
-"""``TransferEngine``, in place of Mooncake's.
+"""Replaces Mooncake's ``TransferEngine``.
 
-Facts about ``mooncake.engine.TransferEngine`` that this builds on, as of mooncake-transfer-engine 0.3.13: synchronous
-calls give 0 or a negative number and release the GIL; asynchronous ones give a positive number, and 0 or less when
-they refuse; ``transfer_check_status`` gives 0 while it waits, 1 when it is complete, a negative number when it
-failed, and may be asked once after that; ``get_batch_transfer_status`` blocks and gives 0 or a negative
-number. ``tests/test_mooncake_reflection.py`` compares methods and arguments with the installed package.
+This module relies on these facts about ``mooncake.engine.TransferEngine`` of mooncake-transfer-engine 0.3.13:
+
+* Synchronous calls release the GIL, and return 0 or a negative number.
+* Asynchronous calls return a positive number, or 0 or less if they refuse.
+* ``transfer_check_status`` returns 0 while a transfer is in progress, 1 when it is complete, and a negative number
+  when it failed. After the end of a transfer it may be called once.
+* ``get_batch_transfer_status`` blocks, and returns 0 or a negative number.
+
+``tests/test_mooncake_reflection.py`` compares methods and arguments with the installed package.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from ._deferred import Deferred
 from ._gate import Gate, move
 from ._pieces import Lists, Pieces
 
-#: Protocols that stay inside a host, or a rack's own fabric: no port of the daemon carries them.
+#: Protocols whose bytes pass no port of the daemon. They stay inside a host or in a rack's own fabric.
 _NOT_ON_A_PORT = frozenset(
     ["nvlink", "nvlink_intra", "intra_nvlink", "mnnvl", "hip", "cxl", "shm", "nvmeof", "nvmeof_generic"]
 )
@@ -39,7 +43,7 @@ _Real = _mooncake.TransferEngine
 
 
 def _plain(numbers: Sequence[Any]) -> list[int] | None:
-    """As Mooncake reads them; ``None`` if it won't, and shall say so itself."""
+    """The numbers as Mooncake reads them, or ``None`` if Mooncake will refuse them."""
     try:
         plain = [operator.index(number) for number in numbers]
     except TypeError:
@@ -48,8 +52,8 @@ def _plain(numbers: Sequence[Any]) -> list[int] | None:
 
 
 def _without_notify(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments behind the operation code, for all parts of a transfer but its last: the peer is notified
-    once."""
+    """The arguments after the operation code, for all parts of a transfer but the last. Only the last part notifies
+    the peer."""
     named = dict(zip(("notify", "transport_hint"), args), **kwargs)
     named.pop("notify", None)
     return named
@@ -58,16 +62,15 @@ def _without_notify(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, 
 def _mode_of(protocol: str) -> str:
     if protocol in _NOT_ON_A_PORT:
         return NONE
-    # liblaxity.so sees each work request, and whose memory it moves.
+    # liblaxity.so sees each work request and the memory that it moves.
     if protocol == "rdma" and stats()["preloaded"]:
         return HINT
     return GATE
 
 
 class TransferEngine(_mooncake.TransferEngine):
-    """As Mooncake's, under Laxity. What has to wait for its turn waits inside the synchronous calls; the
-    asynchronous ones give a number at once. A transfer that Mooncake refuses later than that fails when it is asked
-    after."""
+    """Mooncake's engine under Laxity. Synchronous calls wait for their permits. Asynchronous calls return a number at
+    once. If Mooncake refuses such a transfer later, the transfer's status says that it failed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -76,8 +79,8 @@ class TransferEngine(_mooncake.TransferEngine):
 
     @property
     def laxity_mode(self) -> str:
-        """``"gate"``: transfers ask for leave before Mooncake gets them. ``"hint"``: ``liblaxity.so`` schedules
-        what Mooncake posts, and is told what it belongs to. ``"none"``: not initialised, or no network."""
+        """``"gate"``: transfers ask for permits before Mooncake gets them. ``"hint"``: ``liblaxity.so`` schedules
+        what Mooncake posts, with hints from here. ``"none"``: not initialised, or no network."""
         return self._laxity_mode
 
     def initialize(self, *args: Any, **kwargs: Any) -> int:
@@ -92,7 +95,7 @@ class TransferEngine(_mooncake.TransferEngine):
             self._laxity_mode = _mode_of(protocol)
         return status
 
-    # The synchronous calls. `whole` is the call as it came, `part` the same for some of its pieces.
+    # Synchronous calls. `whole` makes the call as it came, `part` makes it for some of its pieces.
 
     def _sync(
         self,
@@ -118,7 +121,7 @@ class TransferEngine(_mooncake.TransferEngine):
     def _pieces(
         self, here: Sequence[int], there: Sequence[int], lengths: Sequence[int]
     ) -> Pieces | None:
-        """``None`` if Mooncake is to have the call as it is."""
+        """The pieces to gate, or ``None`` if Mooncake gets the call as it is."""
         if self._laxity_mode == NONE:
             return None
         plain = [_plain(numbers) for numbers in (here, there, lengths)]
@@ -249,7 +252,7 @@ class TransferEngine(_mooncake.TransferEngine):
         pieces = (buffers, peer_buffer_addresses, lengths)
         return self._sync(is_write, target_hostname, *pieces, lambda: call(pieces), call)
 
-    # The asynchronous calls.
+    # Asynchronous calls.
 
     def _async(
         self,
@@ -265,7 +268,7 @@ class TransferEngine(_mooncake.TransferEngine):
         if self._laxity_mode != GATE:
             return whole()
         if pieces is None:
-            # Nothing to schedule, or nothing that Mooncake takes; but its numbers must not meet ours.
+            # There is nothing to schedule, or Mooncake will refuse it. Mooncake's number must not clash with ours.
             return self._laxity_asked().adopt(whole())
         return self._laxity_asked().submit(is_write, peer, pieces, part)
 
@@ -293,7 +296,7 @@ class TransferEngine(_mooncake.TransferEngine):
             )
 
         def part(pieces: Lists) -> int:
-            # One piece can only be cut into one piece.
+            # Each part of a single piece is a single piece.
             return call(pieces[0][0], pieces[1][0], pieces[2][0])
 
         return self._async(
@@ -370,11 +373,11 @@ class TransferEngine(_mooncake.TransferEngine):
 
 
 def _int(status: Any) -> int:
-    """What Mooncake, which has no types, gives."""
+    """Mooncake's result, which has no declared type, as a number."""
     return int(status)
 
 
-# What the installed version doesn't have, this one doesn't either.
+# Methods that the installed version lacks are removed here, too.
 for _name in [name for name in vars(TransferEngine) if not name.startswith(("_", "laxity_"))]:
     if not hasattr(_Real, _name):
         delattr(TransferEngine, _name)

@@ -1,8 +1,8 @@
-"""Leave to send for one call of the Transfer Engine: its flows, and whose turn it is.
+"""The permits of one call of the Transfer Engine.
 
-Memory that belongs to different layers or requests makes different flows. They are served in the order in which the
-daemon permits them, not in that of the call: whoever waits for one flow while another has leave keeps the
-window full with bytes that never move.
+Memory of different layers or requests makes different flows. They are sent in the order of their permits, not in the
+order of the call. If a call waited for one flow while another is permitted, the permitted bytes would fill the window
+without moving.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from .._laxity import Ticket, _stage_of, _Transfers
 from .._stage import Stage
 from ._pieces import Lists, Pieces
 
-#: Flows of one call that ask for leave at a time. A call may move thousands of blocks; the daemon has a few hundred
-#: places for all of a process.
+#: Maximum number of flows of one call that wait for permits at a time. A call may move thousands of blocks, and a
+#: process can have a few hundred flows at the daemon.
 FLOWS_AT_A_TIME = 32
-#: Longest sleep between two looks, in seconds.
+#: Longest wait for a permit before all flows are polled again, in seconds.
 LOOK_EVERY_S = 0.02
 
 
 class Flow:
-    """One of them."""
+    """One flow of a call: its ticket and its memory."""
 
     def __init__(self, ticket: Ticket, pieces: Pieces) -> None:
         self.ticket = ticket
         self.pieces = pieces
 
     def take(self) -> int:
-        """Bytes more that there is leave for now."""
+        """Returns the bytes that were permitted since the last call."""
         nbytes = 0
         while not self.ticket.done:
             grant = self.ticket.poll()
@@ -43,8 +43,8 @@ class Gate:
 
     def __init__(self, transfers: _Transfers, is_write: bool, peer: str, pieces: Pieces) -> None:
         self._transfers = transfers
-        # A write loads the way out of this host; a read the way in, and the peer's way out.
-        # What either is for, the job's profile says: P2D and KV_REUSE, by default.
+        # A write loads this host's egress port. A read loads its ingress port and the peer's egress port.
+        # The job's profile gives the stage of each: P2D and KV_REUSE by default.
         self._stage = Stage(_stage_of("write" if is_write else "read"))
         self._direction = "egress" if is_write else "ingress"
         self._peer = None if is_write else _address(peer)
@@ -64,11 +64,12 @@ class Gate:
 
     @property
     def is_over(self) -> bool:
-        """Everything was handed out."""
+        """Whether all bytes were handed out."""
         return not self._flows
 
     def next(self) -> tuple[Ticket, int, Lists] | None:
-        """What may be sent now: report it complete to the ticket. ``None`` if nothing."""
+        """Returns the next permitted pieces with their ticket and bytes, or ``None``. The caller reports them to the
+        ticket as complete."""
         for flow in self._flows:
             nbytes = flow.take()
             if flow.ticket.done:
@@ -79,7 +80,7 @@ class Gate:
         return None
 
     def cancel(self) -> None:
-        """Gives up what was not handed out."""
+        """Cancels all flows that were not handed out."""
         for flow in self._flows:
             flow.ticket.cancel()
         self._flows.clear()
@@ -93,8 +94,8 @@ def _address(session: str) -> str:
 
 
 def move(gate: Gate, transfers: _Transfers, send: Callable[[Lists, bool], int]) -> int:
-    """Sends everything as soon as there is leave; ``send`` gets the pieces and whether they are the last. 0, or
-    what ``send`` gave that was not 0, after which nothing more is sent."""
+    """Sends all pieces, each when it is permitted. ``send`` gets pieces, and whether they are the last. Returns 0, or
+    the first result of ``send`` that is not 0. Nothing is sent after that one."""
     try:
         while not gate.is_over:
             granted = gate.next()

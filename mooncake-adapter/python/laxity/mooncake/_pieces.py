@@ -1,4 +1,4 @@
-"""The pieces of memory that one call of the Transfer Engine moves, cut to what there is leave for."""
+"""The pieces of memory that one call of the Transfer Engine moves, cut to the bytes that are permitted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Lists = tuple[list[int], list[int], list[int]]
 
 
 class Pieces:
-    """Addresses here, addresses there and lengths; taken from the front."""
+    """Local addresses, remote addresses and lengths. :meth:`take` removes bytes from the front."""
 
     def __init__(self, here: Sequence[int], there: Sequence[int], lengths: Sequence[int]) -> None:
         self._here = here
@@ -22,11 +22,11 @@ class Pieces:
 
     @property
     def address(self) -> int:
-        """Where the next byte is."""
+        """Local address of the next byte."""
         return self._here[self._at] + self._offset
 
     def take(self, nbytes: int) -> Lists:
-        """The next ``nbytes``."""
+        """Removes and returns the next ``nbytes``."""
         here: list[int] = []
         there: list[int] = []
         lengths: list[int] = []
@@ -48,7 +48,7 @@ class Pieces:
         return here, there, lengths
 
     def runs(self) -> Iterator[Pieces]:
-        """Those that follow each other and belong to the same, as far as is known of their memory."""
+        """Splits into runs of consecutive pieces whose memory has the same layer and request, as far as is known."""
         begin = 0
         for end in _memory_runs(list(self._here)):
             part = slice(begin, end)

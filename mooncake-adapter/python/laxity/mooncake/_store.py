@@ -1,11 +1,10 @@
-"""``MooncakeDistributedStore``, in place of Mooncake's: what is fetched from the store is KV reuse, what is put there
-stands behind everything else, unless the thread's scope says otherwise.
+"""Replaces Mooncake's ``MooncakeDistributedStore``. A fetch is KV_REUSE, and a put is BACKGROUND, unless the thread's
+scope says otherwise.
 
-The store moves an object in one piece, and knows by itself where to. So a call asks for leave for all of its bytes
-at once, and goes when it has it. How many bytes that is its arguments say, or, of what is fetched by its
-name alone, the store.
+The store moves an object in one piece, to a place that it chooses itself. So each call asks for one permit for all of
+its bytes. The number of bytes comes from the call's arguments, or from the store if the call has only a key.
 
-Facts of ``mooncake.store.MooncakeDistributedStore`` that this builds on, as of 0.3.13, are in the tables below;
+The tables below hold facts of ``mooncake.store.MooncakeDistributedStore`` as of 0.3.13.
 ``tests/test_mooncake_reflection.py`` compares them with the installed package.
 """
 
@@ -34,7 +33,7 @@ Size = Callable[["MooncakeDistributedStore", "_Arguments"], "tuple[int, int]"]
 
 
 class _Arguments:
-    """By place or by name, as they came."""
+    """The arguments of a call, by position or by name."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args = args
@@ -45,7 +44,7 @@ class _Arguments:
 
 
 def _total(sizes: Any) -> int:
-    """Of numbers in lists in lists."""
+    """The sum of numbers in nested lists."""
     if isinstance(sizes, Iterable):
         return sum(_total(size) for size in sizes)
     return int(sizes)
@@ -60,7 +59,7 @@ def _first(addresses: Any) -> int:
 
 
 def _given(at: tuple[int, str], address: tuple[int, str]) -> Size:
-    """The arguments say how much and where."""
+    """The arguments give bytes and address."""
 
     def size(_store: MooncakeDistributedStore, arguments: _Arguments) -> tuple[int, int]:
         return _total(arguments.get(*at)), _first(arguments.get(*address))
@@ -69,20 +68,21 @@ def _given(at: tuple[int, str], address: tuple[int, str]) -> Size:
 
 
 def _asked(place: int, name: str) -> Size:
-    """The store says how much there is of a key, or of each of some."""
+    """The store gives the bytes of a key, or of each key in a list."""
 
     def size(store: MooncakeDistributedStore, arguments: _Arguments) -> tuple[int, int]:
         keys = arguments.get(place, name)
         if isinstance(keys, str):
             keys = [keys]
-        # Negative if there is no such object: then nothing will be moved.
+        # The size is negative if there is no such object. Then nothing is moved.
         return sum(max(0, int(_Real.get_size(store, key))) for key in keys), 0
 
     return size
 
 
 def _values(place: int, name: str, rest: bool = False) -> Size:
-    """The values themselves, all from this place on if ``rest``: buffers, tensors, or lists of them."""
+    """The values have a size: buffers, tensors, or lists of them. With ``rest``, all arguments from this position
+    on are values."""
 
     def one(value: Any) -> int:
         if isinstance(value, (list, tuple)):
@@ -106,7 +106,7 @@ _BUFFER = _given((2, "size"), (1, "buffer_ptr"))
 _BUFFERS = _given((2, "sizes"), (1, "buffer_ptrs"))
 _MANY = _given((2, "all_sizes"), (1, "all_buffer_ptrs"))
 
-#: What fetches.
+#: Calls that fetch.
 GETS: dict[str, Size] = {
     "get": _asked(0, "arg0"),
     "get_buffer": _asked(0, "arg0"),
@@ -154,7 +154,7 @@ _PUTS_ALIKE: dict[str, Size] = {
     "batch_put_tensor_with_parallelism_from": _BUFFERS,
 }
 
-#: What puts something there. The `upsert` of each `put` has the same arguments.
+#: Calls that store. The ``upsert`` of each ``put`` has the same arguments.
 PUTS: dict[str, Size] = {
     **_PUTS_ALIKE,
     **{name.replace("put", "upsert", 1): size for name, size in _PUTS_ALIKE.items()},
@@ -171,7 +171,7 @@ PUTS: dict[str, Size] = {
 
 
 class MooncakeDistributedStore(_mooncake.MooncakeDistributedStore):
-    """As Mooncake's, under Laxity. Each call that moves an object asks for leave first."""
+    """Mooncake's store under Laxity. Each call that moves an object asks for a permit first."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -190,7 +190,7 @@ class MooncakeDistributedStore(_mooncake.MooncakeDistributedStore):
 
 
 def _protocol(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """One form takes its arguments by place or name, the other a dictionary of them."""
+    """The protocol in the arguments of ``setup``, which takes them one by one or as a dictionary."""
     given = args[0] if args and isinstance(args[0], dict) else kwargs
     if len(args) > 4:
         return str(args[4])
@@ -207,7 +207,7 @@ def _gated(name: str, size: Size, stage: Stage, direction: str) -> Callable[...,
         try:
             nbytes, address = size(self, _Arguments(args, kwargs))
         except (TypeError, ValueError, AttributeError):
-            # Arguments that the store will refuse, and say why.
+            # The store refuses such arguments, and says why.
             return real(self, *args, **kwargs)
         if nbytes == 0:
             return real(self, *args, **kwargs)

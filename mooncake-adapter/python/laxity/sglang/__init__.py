@@ -1,15 +1,16 @@
 """SGLang's prefill-decode disaggregation under Laxity, with its Mooncake and NIXL backends.
 
-SGLang 0.5.11 and later load this by themselves (entry point ``sglang.srt.plugins``); earlier ones are started through it::
+SGLang 0.5.11 and later load this package by themselves (entry point ``sglang.srt.plugins``). Earlier releases are
+started through it::
 
     python -m laxity.sglang -- python -m sglang.launch_server --disaggregation-mode prefill ...
 
-The transfers that wait on a prefill instance then leave in the scheduler's order, requests have deadlines (header
-``x-slo-ttft-ms``, JSON field ``slo_ttft_ms``, or ``custom_params.laxity``; defaults of :mod:`laxity.objectives`),
-and everything works as before where there is no daemon.
+Transfers that wait on a prefill instance are then sent in the scheduler's order. Requests have deadlines: from the
+header ``x-slo-ttft-ms``, the JSON field ``slo_ttft_ms`` or ``custom_params.laxity``, else from
+:mod:`laxity.objectives`. Without a daemon SGLang works as before.
 
-``LAXITY_SGLANG=off`` switches it off. A release in which something is not as it is known runs unchanged, with a
-warning that says what: see :mod:`laxity.sglang._patch`.
+``LAXITY_SGLANG=off`` switches the package off. If a release of SGLang differs from what the package relies on, it runs
+unchanged, and a warning names the difference. See :mod:`laxity.sglang._patch`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _installed = False
 
 
 def install() -> None:
-    """Changes SGLang in this process, as its modules are imported. Once; from the main thread, before there are
-    others."""
+    """Changes SGLang's modules in this process as they are imported. Call it from the main thread before other threads
+    start. Further calls have no effect."""
     global _installed
     if _installed or os.environ.get("LAXITY_SGLANG", "on").lower() in ("off", "0", "no", "false"):
         return

@@ -1,8 +1,8 @@
-"""Starts a command with :func:`laxity.sglang.install` in each Python process of it, for releases of SGLang without
-plugins.
+"""Starts a command and calls :func:`laxity.sglang.install` in each of its Python processes. Releases of SGLang without
+plugins need it.
 
-SGLang's scheduler and workers are processes of their own, made by ``spawn``, so the change has to be in the
-environment: a ``sitecustomize`` module, first on ``PYTHONPATH``, which hands on to the one that it hides.
+SGLang starts its scheduler and workers with ``spawn``, so they inherit only the environment. This module puts a
+``sitecustomize`` module first on ``PYTHONPATH``. That module then runs the ``sitecustomize`` that it hides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ USAGE = "usage: python -m laxity.sglang -- COMMAND [ARGUMENT...]"
 
 
 def main(arguments: list[str]) -> int:
-    """Becomes the command."""
+    """Replaces this process by the command."""
     command = arguments[1:] if arguments[:1] == ["--"] else arguments
     if not command or command[0] in ("-h", "--help"):
         print(USAGE, file=sys.stdout if command else sys.stderr)

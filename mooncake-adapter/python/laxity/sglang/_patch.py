@@ -1,18 +1,17 @@
-"""What is changed in SGLang, and what has to be there for it.
+"""The changes to SGLang, and what each of them relies on.
 
-SGLang has no place to plug an order of transfers in, so names in its modules are changed when these are imported:
+SGLang has no plugin point for the order of transfers. So names in its modules are changed when these are imported:
 
 ===================================================  =====================================================
 ``disaggregation.{mooncake,nixl}.conn.FastQueue``    the queue of transfers: :class:`PermitQueue`
-``….{Mooncake,Nixl}KVManager.transfer_worker``       tells the queue what a chunk weighs
+``….{Mooncake,Nixl}KVManager.transfer_worker``       tells the queue the bytes of a chunk
 ``….{Mooncake,Nixl}KVManager.update_status``         ends a request
 ``disaggregation.prefill.PrefillBootstrapQueue.add`` begins a request
 ``entrypoints.http_server.app``                      gets the middleware
 ===================================================  =====================================================
 
-Each change is made only if what it relies on is as it is known (``facts/sglang.json`` has what was released).
-Otherwise it is left out, with a warning that says what is different, and the job goes on as if this were not
-installed.
+Each change is made only if the module is as in the releases in ``facts/sglang.json``. Otherwise that change is left
+out, a warning names the difference, and the module runs unchanged.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ from ._queue import PermitQueue, room_id
 
 PACKAGE = "sglang.srt"
 
-#: Requests that are remembered.
+#: Maximum number of requests that are remembered.
 REQUESTS_MAX = 1 << 16
 
 tell = Teller("sglang")
 
 
 class Unknown(Exception):
-    """Something in SGLang is not as it is known. The text says what."""
+    """Something in SGLang differs from the known releases. The text says what."""
 
 
 def guarded(change: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-    """Makes a change, or none of it: changes check everything first."""
+    """Wraps a change so that it is made completely or not at all. Changes check everything first."""
 
     @functools.wraps(change)
     def changed(module: ModuleType) -> None:
@@ -126,7 +125,7 @@ def _bind(manager: Any, queue: PermitQueue) -> None:
 
 
 def scheduled_beneath(manager: Any) -> bool:
-    """Whether somebody below asks for leave for what a manager sends."""
+    """Whether a library below asks for permits for what a manager sends."""
     from .. import nixl
 
     agent = getattr(manager, "agent", None)
@@ -140,7 +139,7 @@ def scheduled_beneath(manager: Any) -> bool:
 
 
 def register_layers(kv_args: Any) -> None:
-    """Which memory is which layer's, if this release says so."""
+    """Gives a hint for the memory of each layer, if this release names the layers."""
     layers = getattr(kv_args, "kv_layer_ids", None)
     pointers = getattr(kv_args, "kv_data_ptrs", None) or ()
     lengths = getattr(kv_args, "kv_data_lens", None) or ()
@@ -169,7 +168,7 @@ class Requests:
         self._objectives: Optional[Objectives] = None
 
     def begin(self, room: Any, objective: Objective, model: Optional[str], nbytes: int = 0) -> None:
-        """A request with this room came in."""
+        """Begins the request with this room."""
         wanted = objective.over(self._defaults().find(model=model, tenant=objective.tenant))
         evicted = None
         with self.lock:
@@ -191,7 +190,7 @@ class Requests:
         )
 
     def end(self, room: Any) -> None:
-        """Its KV cache has arrived, or never will."""
+        """Ends the request: its KV cache has arrived, or the transfer failed."""
         with self.lock:
             if room not in self._open:
                 return
@@ -220,7 +219,7 @@ def change_prefill(module: Any) -> None:
     add: Any = getattr(queue, "add", None)
     _takes(add, ["self", "req"])
     methods = {"add": add}
-    # Not all requests take the way through add.
+    # Some requests reach the queue through create_sender and not through add.
     if getattr(queue, "create_sender", None) is not None:
         _takes(queue.create_sender, ["self", "req"])
         methods["create_sender"] = queue.create_sender
@@ -268,7 +267,7 @@ def change_server(module: Any) -> None:
     app.add_middleware(ObjectiveMiddleware, objectives=objectives, field="custom_params")
 
 
-# What is relied on.
+# Checks.
 
 
 def _class(module: Any, name: str) -> Any:
@@ -279,7 +278,7 @@ def _class(module: Any, name: str) -> Any:
 
 
 def _takes(function: Any, names: list[str], *, exactly: bool = False) -> None:
-    """Its first parameters have these names."""
+    """Checks that the first parameters of a function have these names. Raises :class:`Unknown`."""
     if not callable(function):
         raise Unknown(f"there is no method with ({', '.join(names)})")
     there = list(inspect.signature(function).parameters)

@@ -1,19 +1,18 @@
-"""The queue of chunks of KV cache that a prefill instance sends, in the scheduler's order.
+"""The queue of KV-cache chunks that a prefill instance sends, in the scheduler's order.
 
-SGLang's own is first in, first out: a chunk that could wait keeps one that can't behind it. Here each chunk is
-submitted as a transfer when it is put, and the worker gets the one whose permit came first. In three things it is
-as before:
+SGLang's own queue is first in, first out, so an urgent chunk waits behind others. Here each chunk is submitted as a
+transfer when it is put, and the worker gets the chunk whose permit came first. Three properties stay:
 
-* chunks of one room (request) leave in their order, since the last one carries the end of the request;
-* ``None``, which ends a worker, comes after everything that was put before it;
-* without a daemon, first in, first out.
+* Chunks of one room (request) keep their order, because the last one carries the end of the request.
+* ``None``, which ends a worker, comes after everything that was put before it.
+* Without a daemon the queue is first in, first out.
 
-A worker sends one chunk at a time and comes back when that is sent, so then it is complete. If the transfers are
-scheduled below, work request by work request (``liblaxity.so``, or the gates of :mod:`laxity.nixl` and
-``laxity.mooncake``), a chunk must not hold a permit of its own: its bytes would fill the window that its own work
-requests wait for. Then the order is by deadline, of those that can still be met.
+A worker sends one chunk at a time, and a chunk is complete when the worker asks for the next one. If a library below
+schedules each work request (``liblaxity.so``, or the gates of :mod:`laxity.nixl` and ``laxity.mooncake``), a chunk must
+not hold a permit itself: its bytes would fill the window that its own work requests wait for. Then chunks are ordered
+by deadline, and those that have missed theirs come last.
 
-A chunk that waits longer than :data:`PATIENCE_S` goes all the same.
+A chunk that waits longer than :data:`PATIENCE_S` is sent without a permit.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import laxity
 
 from .._telling import QuietScope, Teller
 
-#: Longest that a chunk waits for its permit.
+#: Longest time that a chunk waits for its permit.
 PATIENCE_S = 30.0
 
 _LOOK_EVERY_S = 0.001
@@ -41,13 +40,13 @@ class _Entry:
     item: Any
     number: int
     since: float
-    #: It was sent before, and the receiver was not ready: the others first.
+    #: The chunk was sent before, and the receiver was not ready. Other chunks go first.
     again: bool = False
     ticket: Optional[laxity.Ticket] = None
     level: int = 0
 
     def ready(self, tell: Teller) -> bool:
-        """Whether it may go. One of which nothing is asked may."""
+        """Whether the chunk is permitted, or needs no permit."""
         ticket = self.ticket
         if ticket is None or ticket.done:
             return True
@@ -59,7 +58,7 @@ class _Entry:
 
 
 class PermitQueue:
-    """Has the methods of SGLang's ``FastQueue``. One thread gets; any may put."""
+    """Has the methods of SGLang's ``FastQueue``. One thread gets, and any thread may put."""
 
     def __init__(self, tell: Optional[Teller] = None) -> None:
         self._tell = tell or Teller("sglang")
@@ -70,12 +69,12 @@ class PermitQueue:
         self._sending: Optional[_Entry] = None
         self._scope: Optional[QuietScope] = None
         self._scope_of: Optional[int] = None
-        # Until a manager is bound nothing is known of sizes, and the order stays as it was.
+        # Until a manager is bound, sizes are unknown and the queue is first in, first out.
         self._bytes_of: Optional[Callable[[Any], int]] = None
         self._beneath = False
 
     def bind(self, bytes_of: Callable[[Any], int], *, scheduled_beneath: bool) -> None:
-        """How many bytes a chunk has, and whether somebody else asks for leave for them."""
+        """Sets the function that gives a chunk's bytes, and whether a library below asks for permits."""
         with self._cond:
             self._bytes_of = bytes_of
             self._beneath = scheduled_beneath
@@ -113,20 +112,20 @@ class PermitQueue:
                 waited = min(heads, key=lambda entry: entry.since).ticket
                 if waited is None:
                     continue
-            # Without the lock, so that others can put, and not for long, so that what they put is looked at.
+            # Sleeps without the lock so that other threads can put, and briefly so that new chunks are considered.
             self._tell(_sleep, waited)
         self._open(chosen)
         return chosen.item
 
     def waiting(self) -> int:
-        """Chunks in it."""
+        """Number of chunks in the queue."""
         with self._cond:
             return sum(len(room) for room in self._rooms.values())
 
-    # With the lock.
+    # The methods below need the lock.
 
     def _heads(self) -> list[_Entry]:
-        """The first of each room, of those that were put before an end."""
+        """The first chunk of each room, if it was put before the next end."""
         end = self._ends[0] if self._ends else math.inf
         return [room[0] for room in self._rooms.values() if room[0].number < end]
 
@@ -146,9 +145,9 @@ class PermitQueue:
 
     def _place(self, entry: _Entry, by_deadline: bool) -> tuple[bool, float, float, int]:
         if not (by_deadline or entry.level):
-            return entry.again, 0.0, 0.0, entry.number  # Nobody decided.
+            return entry.again, 0.0, 0.0, entry.number  # There is no decision of a scheduler.
         due = self._tell(laxity.request_deadline_s, room_id(entry.item))
-        # What is lost already makes nothing else late.
+        # A chunk whose deadline has passed must not delay others.
         due = math.inf if due is None or due <= 0 else due
         return entry.again, float(entry.level), due, entry.number
 
@@ -173,13 +172,13 @@ class PermitQueue:
                 laxity.Stage.P2D,
                 nbytes,
                 request=request,
-                # Said, and not left to the thread's scope: the worker puts chunks too, in the scope of another.
+                # The deadline is explicit because the worker also puts chunks while another chunk's scope is open.
                 deadline_s=self._tell(laxity.request_deadline_s, request),
                 whole=True,
             )
 
     def _end(self) -> None:
-        """The worker ends; nobody gets what comes after."""
+        """Ends a worker. No thread gets the chunks that follow."""
         self._ends.popleft()
         for room in self._rooms.values():
             for entry in room:
@@ -187,7 +186,7 @@ class PermitQueue:
                     self._tell(entry.ticket.cancel)
                     entry.ticket = None
 
-    # Around the sending of one, in the thread that gets.
+    # The thread that gets calls these before and after it sends a chunk.
 
     def _open(self, entry: _Entry) -> None:
         self._scope = self._tell.scope(stage=laxity.Stage.P2D, request=room_id(entry.item))
@@ -195,7 +194,7 @@ class PermitQueue:
         self._scope.__enter__()
 
     def _sent(self) -> None:
-        """The thread comes back: what it got is sent."""
+        """Completes the chunk that the thread got last, which is sent by now."""
         scope, self._scope = self._scope, None
         if scope is not None and self._scope_of == threading.get_ident():
             scope.__exit__(None, None, None)
@@ -208,11 +207,11 @@ class PermitQueue:
 
 
 def room_id(item: Any) -> str:
-    """The id of a request by its room, the same on the prefill and the decode instance."""
+    """The id of a request, made from its room. It is the same on the prefill and the decode instance."""
     return f"sglang-room-{getattr(item, 'room', item)}"
 
 
 def _sleep(ticket: laxity.Ticket) -> None:
-    """Until there may be news. What is granted here shows in ``ticket.done``."""
+    """Sleeps until a permit comes or the time is up. ``ticket.done`` shows the permit."""
     if not ticket.done:
         ticket.wait(_LOOK_EVERY_S)

@@ -1,15 +1,14 @@
 """vLLM's KV connectors under Laxity, without a change to vLLM or to the connector.
 
-Name the connector as always, and this module as the place where it is found::
+Name the connector as always, and this module as its module path::
 
     vllm serve MODEL --kv-transfer-config '{
         "kv_connector": "NixlConnector",
         "kv_connector_module_path": "laxity.vllm",
         "kv_role": "kv_both"}'
 
-What comes from here under the name ``NixlConnector`` is a subclass of vLLM's own: every method, property and class
-method is the connector's, also those that newer releases add, and ``isinstance`` holds. Around some methods hints
-are derived:
+``laxity.vllm.NixlConnector`` is a subclass of vLLM's own class. It inherits every method, those of newer releases too,
+and ``isinstance`` holds. These methods also give hints:
 
 =============================================  ==========================================================
 ``register_kv_caches``                         which memory is which layer's
@@ -19,10 +18,10 @@ are derived:
 the calls that load and save                   the stage of what is transferred meanwhile
 =============================================  ==========================================================
 
-vLLM before 0.20 looks names of its own up before it looks at the module: there, write ``LaxityNixlConnector``.
-(Newer ones take that, too, but compare names of connectors in a place or two.)
+vLLM before 0.20 looks up its own names before the module path. Write ``LaxityNixlConnector`` there. Later releases
+accept that name, too, but compare names of connectors in some places.
 
-Names are looked up in vLLM's registry; ``"package.module:Class"`` names a connector that is elsewhere, such as
+Names are looked up in vLLM's registry. ``"package.module:Class"`` names a connector outside vLLM, such as
 ``"lmcache.integration.vllm.lmcache_connector_v1:LMCacheConnectorV1Dynamic"``. Children of a ``MultiConnector`` are
 wrapped with it. Options are in ``kv_connector_extra_config.laxity``, see :class:`laxity.vllm._options.Options`.
 """
@@ -37,8 +36,8 @@ __all__ = ["under_laxity"]
 
 
 def __getattr__(name: str) -> Any:
-    # vLLM gets the connector's class with getattr(module, kv_connector). Tools that ask modules for private and
-    # dunder names must not make us import vLLM.
+    # vLLM gets the connector's class by getattr(module, kv_connector). Tools that ask modules for private names must
+    # not cause an import of vLLM.
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ._wrap import by_name

@@ -1,9 +1,9 @@
-"""Where a layer's KV cache lies, from the tensors that vLLM registers.
+"""Finds the memory of each layer's KV cache in the tensors that vLLM registers.
 
-A tensor whose blocks lie one behind the other is one range of memory, and so a region of its layer. Where the
-layers of a block lie side by side (cross-layer layouts), the ranges of layers overlap, and no region is registered:
-its transfers have the stage and request of their scope, and no layer. Which of its blocks belong to a request can
-be said in either layout, as long as the tensor counts its blocks in its first or second dimension.
+A tensor with contiguous blocks is one range of memory, which belongs to one layer. In cross-layer layouts the layers
+of a block lie side by side, so the ranges of layers overlap. Then no range is registered, and transfers have the stage
+and request of their scope, but no layer. In both layouts the blocks of a request can be registered, if the first or
+second dimension of the tensor counts blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Optional
 _AFTER = re.compile(r"(?:^|\.)(?:layers|layer|blocks|block|h)\.(\d+)(?:\.|$)")
 _ANY = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
-#: Layers are 16-bit numbers, and the last stands for none.
+#: Layers are 16-bit numbers, and the largest means that there is no layer.
 LAYERS_MAX = (1 << 16) - 1
 
 
@@ -30,7 +30,7 @@ def layer_index(name: str) -> Optional[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """A row of blocks: block ``i`` has ``length`` bytes from ``base + i * stride``."""
+    """A row of blocks. Block ``i`` has ``length`` bytes from ``base + i * stride``."""
 
     base: int
     stride: int
@@ -49,7 +49,7 @@ class Cache:
 
 
 def caches(kv_caches: Mapping[str, Any], num_blocks: int) -> Iterator[Cache]:
-    """What ``register_kv_caches`` was given; a value may be a tensor or several."""
+    """The caches in the argument of ``register_kv_caches``. Each value of it is one tensor or several."""
     for position, (name, value) in enumerate(kv_caches.items()):
         layer = layer_index(name)
         for tensor in _tensors(value):
@@ -59,7 +59,7 @@ def caches(kv_caches: Mapping[str, Any], num_blocks: int) -> Iterator[Cache]:
 
 
 def regions(found: Iterable[Cache]) -> list[Cache]:
-    """Those that are a region of one layer each. The same range under several names of one layer counts once."""
+    """The caches whose range overlaps no other cache. The same range under several names of one layer counts once."""
     by_range = {(cache.start, cache.nbytes, cache.layer): cache for cache in found}
     ordered = sorted(by_range.values(), key=lambda cache: (cache.start, cache.nbytes))
     alone: list[Cache] = []

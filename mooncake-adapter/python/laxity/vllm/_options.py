@@ -1,4 +1,4 @@
-"""Options of a wrapped connector, and the stages of what connectors move."""
+"""Options of a wrapped connector, and the stages of its loads and saves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..objectives import Objectives
 #: The key in ``kv_connector_extra_config``.
 KEY = "laxity"
 
-#: Connectors between a prefill and a decode instance: what they move is what a decode waits for, whoever starts it.
+#: Connectors between a prefill and a decode instance. All of their transfers are P2D, whichever side starts them.
 PREFILL_TO_DECODE = frozenset(
     {
         "NixlBaseConnector",
@@ -26,7 +26,7 @@ PREFILL_TO_DECODE = frozenset(
     }
 )
 
-#: Connectors to a store of KV cache: loads are of reusable blocks, and nobody waits for what is saved.
+#: Connectors to a store of KV cache. Loads are KV_REUSE. Saves are BACKGROUND, because no request waits for them.
 STORES = frozenset(
     {
         "MooncakeStoreConnector",
@@ -46,31 +46,31 @@ STORES = frozenset(
 
 
 class OptionError(ValueError):
-    """An option in ``kv_connector_extra_config.laxity`` that makes no sense."""
+    """An option in ``kv_connector_extra_config.laxity`` makes no sense. The text says which and why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What ``kv_connector_extra_config.laxity`` may say."""
+    """The options in ``kv_connector_extra_config.laxity``."""
 
-    #: Stage of loads: ``kv_reuse``, ``p2d``, ``background``, …; by default by the connector's class.
+    #: Stage of loads: ``kv_reuse``, ``p2d``, ``background``, …. The default depends on the connector's class.
     load_stage: Optional[laxity.Stage] = None
     #: Stage of saves.
     save_stage: Optional[laxity.Stage] = None
     #: Expected time of a layer without contention, milliseconds; 0 if unknown.
     layer_time_ms: float = 0.0
-    #: Ranges of memory that are registered as one request's, at most; 0 for none.
+    #: Maximum number of memory ranges that are registered for one request; 0 for none.
     owner_ranges: int = 1024
     #: Whether transfers of NIXL wait for permits (see :mod:`laxity.nixl`).
     gate_nixl: bool = True
-    #: Whether transfers of Mooncake's engine do, where they can't be scheduled below (see :mod:`laxity.mooncake`).
+    #: Whether transfers of Mooncake's engine wait for permits, if no library below does (see :mod:`laxity.mooncake`).
     gate_mooncake: bool = True
-    #: File of objectives; by default that of ``LAXITY_OBJECTIVES``.
+    #: File of objectives. The default is ``LAXITY_OBJECTIVES``.
     objectives: Optional[str] = None
 
     @classmethod
     def of(cls, vllm_config: Any) -> "Options":
-        """Raises :class:`OptionError`."""
+        """Reads the options. Raises :class:`OptionError`."""
         transfer = getattr(vllm_config, "kv_transfer_config", None)
         extra = getattr(transfer, "kv_connector_extra_config", None) or {}
         said = extra.get(KEY, {}) if isinstance(extra, Mapping) else {}
@@ -100,11 +100,11 @@ class Options:
         return cls(**values)
 
     def load_objectives(self) -> Objectives:
-        """Raises :class:`~laxity.objectives.ObjectiveError`."""
+        """Reads the file of objectives. Raises :class:`~laxity.objectives.ObjectiveError`."""
         return Objectives.load(self.objectives) if self.objectives else Objectives.from_environment()
 
     def stages(self, connector: type, vllm_config: Any) -> tuple[laxity.Stage, laxity.Stage]:
-        """Of loads and of saves."""
+        """The stages of loads and of saves."""
         load, save = _by_class(connector, getattr(vllm_config, "kv_transfer_config", None))
         return self.load_stage or load, self.save_stage or save
 
@@ -115,7 +115,7 @@ def _by_class(connector: type, transfer: Any) -> tuple[laxity.Stage, laxity.Stag
         return laxity.Stage.P2D, laxity.Stage.P2D
     if names & STORES:
         return laxity.Stage.KV_REUSE, laxity.Stage.BACKGROUND
-    # Of one that is not known: what the instance is there for.
+    # For an unknown connector the role of the instance decides.
     role = getattr(transfer, "kv_role", None)
     load = laxity.Stage.P2D if role == "kv_consumer" else laxity.Stage.KV_REUSE
     return load, laxity.Stage.P2D

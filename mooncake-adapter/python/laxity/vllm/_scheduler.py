@@ -1,12 +1,11 @@
-"""The scheduler's side: what a step is made of, and when its requests are due.
+"""The scheduler's side: collects the members of each step and the deadlines of its requests.
 
-vLLM's scheduler and its workers are several processes, on several hosts. All hints are said by the workers, since
-they are where the transfers are; the scheduler adds what they need to the connector's own metadata, as a plain
-attribute :data:`ATTRIBUTE` of plain values, which is pickled with them. Deadlines travel as the time that remains.
+vLLM's scheduler and workers are separate processes, possibly on several hosts. The workers give all hints, because
+they make the transfers. The scheduler adds what they need to the connector's own metadata, as the attribute
+:data:`ATTRIBUTE` of plain values, which is pickled with it. Deadlines travel as remaining time.
 
-A step is a batch, if there is prefill in it: its members are the requests that have no first token yet. A request
-ends, for the scheduler of the network, with its first token, or, if its KV cache goes to a decode instance, when
-that has arrived.
+A step with prefill is a batch. Its members are the requests without a first token. For Laxity a request ends with its
+first token. If its KV cache goes to a decode instance, it ends when the cache has arrived there.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from typing import Any, Optional
 from .._telling import Teller
 from ..objectives import KEY, LATE_S, Objective, ObjectiveError, Objectives
 
-#: The attribute of a connector's metadata.
+#: The attribute of the connector's metadata that holds the step.
 ATTRIBUTE = "_laxity_step"
 
-#: Layout of the step; a worker leaves others alone.
+#: Version of the step's layout. A worker ignores steps of other versions.
 VERSION = 1
 
-#: Requests that are remembered; an engine that forgets to finish them must not eat its memory.
+#: Maximum number of requests that are remembered, so that an engine that never finishes them can't exhaust memory.
 REQUESTS_MAX = 1 << 16
 
-#: A request that says that it arrived longer ago has a clock of another host.
+#: A longer time since a request's arrival is ignored, because the clocks of two hosts probably differ.
 AGE_MAX_S = 3600.0
 
 Runs = list[list[tuple[int, int]]]
@@ -43,9 +42,9 @@ class _Known:
     objective: Objective
     due: Optional[float]
     prompt_tokens: int
-    #: Its KV cache goes to a decode instance.
+    #: Whether its KV cache goes to a decode instance.
     sends: bool
-    #: Workers were told of it.
+    #: Whether workers were told of it.
     announced: bool = False
 
 
@@ -59,19 +58,19 @@ class SchedulerHints:
         self._lock = threading.Lock()
         self._requests: OrderedDict[str, _Known] = OrderedDict()
         self._steps = itertools.count(1)
-        # Of one engine's steps, distinct from those of others: 40 bits of the engine, 23 of the step.
+        # Batch ids differ between engines: 40 bits come from the engine, 23 from the step.
         self._base = int.from_bytes(hashlib.blake2b(engine.encode(), digest_size=5).digest(), "big") << 23
         self._ended: list[str] = []
         self._owned: list[tuple[str, Runs]] = []
         self._loading: dict[str, None] = {}
 
     def saw(self, request: Any) -> None:
-        """A request exists."""
+        """Takes in a request."""
         with self._lock:
             self._know(request)
 
     def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
-        """Blocks were allocated, ``external_tokens`` of which the connector fetches."""
+        """Takes in the blocks of a request. The connector fetches ``external_tokens`` of its tokens."""
         with self._lock:
             self._know(request)
             if external_tokens > 0:
@@ -93,7 +92,7 @@ class SchedulerHints:
                 if computed < prompt:
                     members.append(request_id)
                 elif known is not None and not known.sends:
-                    # It decodes, so it has its first token.
+                    # The request decodes, so it has its first token.
                     self._forget(request_id)
             told = [*members, *self._loading]
             requests = [self._announcement(request_id) for request_id in dict.fromkeys(told)]
@@ -112,8 +111,8 @@ class SchedulerHints:
         }
 
     def finished(self, request: Any, block_ids: Any, sends: bool) -> Optional[Objective]:
-        """A request is finished; if it ``sends``, workers say when that is over. Gives what remains to its
-        deadline, for whoever goes on with it."""
+        """Finishes a request. If it ``sends`` its KV cache, workers report the end of that. Returns its objective with
+        the remaining time, for the instance that goes on with it."""
         with self._lock:
             known = self._know(request) if sends else self._requests.get(request.request_id)
             if known is None:
@@ -128,10 +127,11 @@ class SchedulerHints:
             return known.objective.remaining(known.due - time.monotonic())
 
     def _announcement(self, request_id: str) -> Optional[tuple[str, Optional[float], str, int, int]]:
-        """Each request once: id, seconds that remain, tenant, priority, tokens of KV cache that it will send."""
+        """What workers are told of a request, once: id, remaining seconds, tenant, priority, tokens of KV cache that it
+        will send."""
         known = self._requests.get(request_id)
         if known is None:
-            # A connector without the hooks that show requests: the defaults hold, from now.
+            # This connector has no method that shows requests, so the default objective holds from now on.
             objective = self._objectives.find(model=self._model)
             slo = objective.slo_ttft_s
             known = _Known(objective, None if slo is None else time.monotonic() + slo, 0, False)
@@ -156,7 +156,7 @@ class SchedulerHints:
             self._tell.count("objective of a request", str(wrong))
         objective = said.over(self._objectives.find(model=self._model, tenant=said.tenant))
         if objective.priority is None:
-            # vLLM's priorities are the other way round: the smaller goes first.
+            # In vLLM the smaller priority goes first.
             objective = dataclasses.replace(objective, priority=-int(getattr(request, "priority", 0) or 0))
         due = None
         if objective.slo_ttft_s is not None:
@@ -182,13 +182,12 @@ class SchedulerHints:
 
     def _own(self, request_id: str, block_ids: Any) -> None:
         self._owned.append((request_id, [_runs(group) for group in _groups(block_ids)]))
-        # An engine that takes no steps any more, but allocates: not seen, and bounded all the same.
+        # Bounds the list in case an engine allocates blocks without taking steps.
         del self._owned[:-REQUESTS_MAX]
 
 
 def with_objective(result: Any, objective: Optional[Objective]) -> Any:
-    """The result of ``request_finished`` with what remains to the deadline in the parameters for the decode
-    instance."""
+    """The result of ``request_finished``, with the objective in the parameters for the decode instance."""
     if objective is None or not isinstance(result, tuple) or len(result) != 2:
         return result
     sends, params = result
@@ -199,12 +198,12 @@ def with_objective(result: Any, objective: Optional[Objective]) -> Any:
 
 
 def _progress(output: Any) -> Iterable[tuple[str, int, int]]:
-    """Of each request in a step: id, tokens computed before it, tokens of its prompt (0 if not said)."""
+    """For each request in a step: id, tokens computed before the step, tokens of its prompt (0 if unknown)."""
     for new in getattr(output, "scheduled_new_reqs", None) or ():
         prompt = getattr(new, "prompt_token_ids", None)
         embeds = getattr(new, "prompt_embeds", None)
         length = len(prompt) if prompt is not None else (len(embeds) if embeds is not None else 0)
-        # A request that starts anew on a worker has at least a token of prompt to compute, if its length is not said.
+        # A request that starts on a worker has at least one more token of prompt to compute.
         yield new.req_id, new.num_computed_tokens, length or new.num_computed_tokens + 1
     cached = getattr(output, "scheduled_cached_reqs", None)
     if cached is None:
@@ -218,14 +217,14 @@ def _progress(output: Any) -> Iterable[tuple[str, int, int]]:
 
 
 def _groups(block_ids: Any) -> list[Any]:
-    """Blocks per group of KV caches; connectors that know one group say a plain list."""
+    """The blocks of each group of KV caches. Connectors that know only one group pass a plain list."""
     if not block_ids:
         return []
     return [block_ids] if isinstance(block_ids[0], int) else list(block_ids)
 
 
 def _runs(blocks: Iterable[int]) -> list[tuple[int, int]]:
-    """Consecutive blocks as (first, how many)."""
+    """Runs of consecutive blocks, each as its first block and its length."""
     runs: list[tuple[int, int]] = []
     for block in sorted(blocks):
         if runs and runs[-1][0] + runs[-1][1] == block:

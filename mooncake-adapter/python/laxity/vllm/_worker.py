@@ -1,4 +1,4 @@
-"""The worker's side: says what the scheduler's step tells, and what the model computes now."""
+"""The worker's side: gives the hints of each step, and of the layer that the model computes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class WorkerHints:
         block_size: int = 0,
         groups: Optional[list[frozenset[str]]] = None,
     ) -> None:
-        """``layers`` of the model, 0 if not known yet; ``groups``: names of the layers of each group of KV caches."""
+        """``layers`` is 0 if the number of layers is not known yet. ``groups`` has the names of the layers in each
+        group of KV caches."""
         self._tell = tell
         self._layers = layers
         self._layer_time_s = layer_time_s
@@ -45,18 +46,18 @@ class WorkerHints:
         self._regions: list[_memory.Cache] = []
         self._indices: dict[str, Optional[int]] = {}
         self._token_bytes = 0
-        #: Requests that were begun here, and the batch that each is in (0: none).
+        #: Requests that were begun here, each with its batch (0 if it has none).
         self._requests: OrderedDict[str, int] = OrderedDict()
         self._members: dict[int, set[str]] = {}
         self._owned: dict[str, list[tuple[int, int]]] = {}
-        #: The batch that is computed, 0 if none.
+        #: The batch that is computed now, or 0.
         self.batch = 0
         self._layer = -1
 
     # Memory.
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
-        """The KV caches exist."""
+        """Registers the memory of the KV caches."""
         found = self._tell(lambda: list(_memory.caches(kv_caches, self._num_blocks))) or []
         with self._lock:
             self.forget()
@@ -71,7 +72,7 @@ class WorkerHints:
             self._token_bytes = sum(row.length for row in rows) // self._block_size if self._block_size else 0
 
     def forget(self) -> None:
-        """The KV caches are gone."""
+        """Forgets the memory of the KV caches."""
         with self._lock:
             regions, self._regions = self._regions, []
             for cache in regions:
@@ -82,7 +83,7 @@ class WorkerHints:
     # Steps.
 
     def bind(self, step: Any) -> None:
-        """A step begins."""
+        """Begins a step."""
         with self._lock:
             self._computed()
             if not isinstance(step, Mapping) or step.get("version") != VERSION:
@@ -99,29 +100,29 @@ class WorkerHints:
                 self._start(step["batch"], step["members"])
 
     def layer(self, name: str) -> Optional[int]:
-        """The model computes a layer. Gives its number."""
+        """Notes that the model computes a layer, and returns the layer's number."""
         index = self._indices.get(name)
         if index is None:
             index = self._indices.setdefault(name, _memory.layer_index(name))
-        # Two halves of a step that overlap (dual batch) come by turns; the batch is where the first is.
+        # With dual batch overlap, two halves of a step alternate. The more advanced half counts.
         if index is not None and self.batch and index > self._layer:
             self._layer = index
             self._tell(laxity.layer_begin, self.batch, index)
         return index
 
     def computed(self) -> None:
-        """The step's forward pass was launched."""
+        """Notes that the forward pass of the step was launched."""
         with self._lock:
             self._computed()
 
     def arrived(self, request_ids: Optional[Iterable[str]]) -> None:
-        """KV caches of these requests are at the decode instance."""
+        """Ends requests whose KV caches have arrived at the decode instance."""
         with self._lock:
             for request_id in request_ids or ():
                 self._end(request_id)
 
     def close(self) -> None:
-        """The worker ends."""
+        """Ends all requests and forgets the memory."""
         with self._lock:
             self._computed()
             for request_id in list(self._requests):
@@ -129,10 +130,10 @@ class WorkerHints:
             self.forget()
 
     def scope(self, stage: Optional[laxity.Stage], layer: Optional[int] = None) -> QuietScope:
-        """What the calling thread transfers belongs to the step."""
+        """A scope for transfers of the calling thread that belong to the step."""
         return self._tell.scope(stage=stage, layer=layer, batch=self.batch or None)
 
-    # With the lock.
+    # The methods below need the lock.
 
     def _start(self, batch: int, members: Iterable[str]) -> None:
         self.batch = batch
@@ -176,11 +177,11 @@ class WorkerHints:
             del self._requests[request_id]
             self._tell(laxity.request_end, request_id)
         for address, nbytes in self._owned.pop(request_id, ()):
-            # The layers stay known, and with them the memory: it is nobody's now.
+            # The memory stays registered for its layer, without an owner.
             self._tell(laxity.memory_owner, address, nbytes)
 
     def _leave(self, request_id: str) -> None:
-        """Out of the batch that the request was in; with the last one it ends, unless it is computed now."""
+        """Removes a request from its batch. A batch without members ends, unless it is computed now."""
         batch = self._requests.get(request_id, 0)
         members = self._members.get(batch)
         if members is None:

@@ -1,10 +1,10 @@
-"""Makes subclasses of connectors that say hints.
+"""Makes subclasses of connectors that give hints.
 
-A subclass, not a proxy: vLLM asks for classes (``issubclass(connector, SupportsHMA)``, class methods before there
-is an object, the name of the class in metrics), and each release adds methods that a proxy would have to know.
+It makes subclasses and not proxies for two reasons. vLLM inspects the class: ``issubclass(connector, SupportsHMA)``,
+class methods, and the class's name in metrics. And each release adds methods, which a proxy would have to know.
 
-Only methods that the connector has are wrapped, and each passes on whatever arguments it gets. What they take is in
-``facts/vllm.json``, which a test compares with released packages.
+Only methods that the connector has are wrapped. Each wrapper passes on all arguments. ``facts/vllm.json`` has the
+arguments of released packages, and a test compares them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ._worker import WorkerHints
 
 Method = Callable[..., Any]
 
-#: Put before a connector's name it is no name of vLLM's own.
+#: With this prefix a connector's name differs from vLLM's own names.
 PREFIX = "Laxity"
 
 _HINTS = "_laxity_hints"
@@ -33,10 +33,10 @@ _made: dict[tuple[type, bool], type] = {}
 
 
 def by_name(name: str) -> type:
-    """A connector by its name in vLLM's registry, also with :data:`PREFIX`, or as ``package.module:Class``, under
-    Laxity.
+    """The wrapped connector of this name: a name in vLLM's registry, perhaps with :data:`PREFIX`, or
+    ``package.module:Class``.
 
-    Raises :class:`AttributeError`, which vLLM expects."""
+    Raises :class:`AttributeError`, as vLLM expects."""
     if ":" in name:
         module, _, attribute = name.partition(":")
         try:
@@ -49,20 +49,21 @@ def by_name(name: str) -> type:
     except ImportError as missing:
         raise AttributeError(f"laxity.vllm: no connector {name!r}: vLLM can't be imported: {missing}") from missing
     registry = getattr(factory, "_registry", {})
-    # Until 0.18 vLLM asks its own registry first, so that the connector needs a name that is not in there.
+    # Until 0.18 vLLM asks its own registry first, so the connector needs a name that is not in that registry.
     load = registry.get(name) or registry.get(name[len(PREFIX) :] if name.startswith(PREFIX) else name)
     if load is None:
         raise AttributeError(
-            f"laxity.vllm: vLLM has no connector {name!r}; name one of its own, perhaps with {PREFIX} before it, or another as 'package.module:Class'"
+            f"laxity.vllm: vLLM has no connector {name!r}; name one of vLLM's, perhaps with the prefix {PREFIX}, "
+            "or another as 'package.module:Class'"
         )
     return under_laxity(load())
 
 
 def under_laxity(connector: type, *, child: bool = False) -> type:
-    """The subclass of ``connector`` that says hints. A ``child`` of a ``MultiConnector`` says the stage only: the
-    rest is its parent's.
+    """The subclass of ``connector`` that gives hints. A ``child`` of a ``MultiConnector`` gives only the stage. Its
+    parent gives the other hints.
 
-    The same class for the same connector, each time."""
+    Returns the same class each time for the same connector."""
     if not isinstance(connector, type):
         raise TypeError(f"{connector!r:.80} is no class; name a subclass of KVConnectorBase_V1")
     for method in ("build_connector_meta", "start_load_kv", "wait_for_layer_load", "save_kv_layer"):
@@ -94,7 +95,7 @@ def _make(connector: Any, child: bool) -> type:
 
 def _init(original: Method, child: bool) -> Method:
     def __init__(self: Any, vllm_config: Any, role: Any, *rest: Any, **named: Any) -> None:
-        # Wrong options are an error before the connector does anything.
+        # Reads the options first, so that wrong ones are an error before the connector does anything.
         hints = _hints(type(self), vllm_config, role, rest, named, child)
         original(self, vllm_config, role, *rest, **named)
         self.__dict__[_HINTS] = hints
@@ -140,7 +141,7 @@ def _hints(connector: type, vllm_config: Any, role: Any, rest: Any, named: Any, 
 
 
 def _gate_mooncake(connector: type) -> None:
-    """The connector's module makes its engine of the class that it imported; from here on of ours."""
+    """Replaces Mooncake's engine class in the connector's module, so that the connector creates a wrapped engine."""
     engine = sys.modules.get("mooncake.engine")
     if engine is None:
         return
@@ -169,9 +170,8 @@ def _children(connector: Any) -> Method:
     return _get_connector_classes_and_configs
 
 
-# Methods by the name that they wrap. Each maker gets the connector's function and gives the one to put in its
-# place. Where the
-# connector's own constructor calls a method there are no hints yet.
+# Makers of wrappers, named after the method that they wrap. Each gets the connector's function and returns its
+# replacement. If the connector's constructor calls a method, there are no hints yet.
 
 
 def _worker(self: Any) -> Optional[WorkerHints]:
@@ -212,8 +212,8 @@ def _wait_for_layer_load(original: Method) -> Method:
         if hints is None or not hints.batch:
             return original(self, layer_name, *args, **named)
         hints.layer(layer_name)
-        # Without the layer: what is posted while one layer is waited for may be a later one's, and the memory knows
-        # whose.
+        # The scope has no layer. While the model waits for one layer, the connector may post a later one, and the
+        # memory hints say which layer it is.
         with hints.scope(hints.load):
             return original(self, layer_name, *args, **named)
 

@@ -1,4 +1,4 @@
-"""Runs when a Python process starts under ``python -m laxity.sglang``: see ``laxity/sglang/__main__.py``."""
+"""Python runs this at the start of each process under ``python -m laxity.sglang`` (``laxity/sglang/__main__.py``)."""
 
 import importlib.machinery
 import importlib.util
@@ -7,7 +7,7 @@ import sys
 
 
 def _hidden() -> None:
-    """Runs the sitecustomize that this one stands in front of."""
+    """Runs the sitecustomize that this module hides."""
     here = os.path.dirname(os.path.abspath(__file__))
     rest = [entry for entry in sys.path if os.path.abspath(entry or os.getcwd()) != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
@@ -22,7 +22,7 @@ _hidden()
 try:
     import laxity.sglang
 except ImportError as missing:
-    # Another Python than the one that Laxity is installed in: its business is not ours.
+    # This is another Python than the one in which Laxity is installed.
     print(f"laxity.sglang: not in {sys.executable}: {missing}; it runs unchanged", file=sys.stderr)
 else:
     laxity.sglang.install()
