@@ -14,12 +14,9 @@ need cc gcc
 need make make
 need ip iproute2
 need tc iproute2
-# The types of libibverbs are made from its headers.
-need pkg-config pkg-config
-[ -e /usr/include/infiniband/verbs.h ] || wanted[libibverbs-dev]=1
-[ -e /usr/include/rdma/rdma_cma.h ] || wanted[librdmacm-dev]=1
-compgen -G '/usr/lib/llvm-*/lib/libclang-[0-9]*.so*' >/dev/null || wanted[libclang-dev]=1
 if [ "${1:-base}" = bench ]; then
+    # iceoryx2 generates its bindings with it.
+    compgen -G '/usr/lib/llvm-*/lib/libclang-[0-9]*.so*' >/dev/null || wanted[libclang-dev]=1
     need valgrind valgrind
     need iperf3 iperf3
     need python3 python3

@@ -37,6 +37,7 @@ const MAY_BE_UNSAFE: &[(&str, &str)] = &[
 const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("laxity-credentials", &["laxity-files"]),
     ("laxity-files", &[]),
+    ("laxity-ibverbs", &[]),
     ("laxity-listen", &[]),
     ("laxity-policy", &["laxity-types"]),
     ("laxity-quantity", &[]),
@@ -54,6 +55,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
         "laxity-verbs",
         &[
             "laxity-client",
+            "laxity-ibverbs",
             "laxity-profile",
             "laxity-quantity",
             "laxity-shm",
@@ -62,7 +64,12 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("laxity-mooncake", &["laxity-client", "laxity-profile"]),
     (
         "laxity-nccl",
-        &["laxity-client", "laxity-profile", "laxity-shm"],
+        &[
+            "laxity-client",
+            "laxity-ibverbs",
+            "laxity-profile",
+            "laxity-shm",
+        ],
     ),
     (
         "laxity-daemon",

@@ -8,11 +8,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-use rdma_sys::{
+use laxity_ibverbs::{
     ibv_access_flags as access, ibv_context, ibv_device_attr, ibv_gid, ibv_mr, ibv_mtu, ibv_pd,
     ibv_port_attr, ibv_port_state,
 };
+use parking_lot::Mutex;
 
 use super::choose::{self, Gid, GidKind};
 use super::library::{AsyncEvent, Library};
@@ -367,11 +367,10 @@ impl Nic {
     }
 
     fn pin(&self, span: &Span) -> Result<Keys> {
-        let flags = (access::IBV_ACCESS_LOCAL_WRITE
+        let flags = access::IBV_ACCESS_LOCAL_WRITE
             | access::IBV_ACCESS_REMOTE_WRITE
-            | access::IBV_ACCESS_REMOTE_READ)
-            .0;
-        let relaxed = access::IBV_ACCESS_RELAXED_ORDERING.0;
+            | access::IBV_ACCESS_REMOTE_READ;
+        let relaxed = access::IBV_ACCESS_RELAXED_ORDERING;
         let start = span.start as *mut c_void;
         // SAFETY: the domain is ours. Whether there is such memory is for the kernel to find out.
         let mr = unsafe {

@@ -6,7 +6,7 @@ use core::sync::atomic::AtomicU64;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::sync::Arc;
 
-use rdma_sys::{ibv_access_flags as access, ibv_mr};
+use laxity_ibverbs::{ibv_access_flags as access, ibv_mr};
 
 use super::nic::Nic;
 use super::queue_pair::{os_error, refused};
@@ -51,9 +51,8 @@ impl Pinned {
             flags |= access::IBV_ACCESS_REMOTE_WRITE;
         }
         // SAFETY: memory of that size, which stays until `drop` has taken the registration back.
-        let mr = unsafe {
-            (nic.library.reg_mr)(nic.pd, memory.as_ptr().cast(), bytes, flags.0 as c_int)
-        };
+        let mr =
+            unsafe { (nic.library.reg_mr)(nic.pd, memory.as_ptr().cast(), bytes, flags as c_int) };
         if mr.is_null() {
             let error = os_error();
             // SAFETY: allocated above, with this layout.

@@ -5,7 +5,7 @@ use core::mem;
 use core::ptr;
 use std::sync::Arc;
 
-use rdma_sys::{
+use laxity_ibverbs::{
     ibv_access_flags as access, ibv_ah_attr, ibv_cq, ibv_gid, ibv_global_route, ibv_qp,
     ibv_qp_attr, ibv_qp_attr_mask as mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
     ibv_recv_wr, ibv_send_flags as send, ibv_send_wr, ibv_sge, ibv_srq, ibv_srq_attr,
@@ -275,10 +275,9 @@ impl QueuePair {
         attr.qp_state = ibv_qp_state::IBV_QPS_INIT;
         attr.pkey_index = nic.options.pkey_index;
         attr.port_num = nic.port;
-        attr.qp_access_flags = (access::IBV_ACCESS_LOCAL_WRITE
+        attr.qp_access_flags = access::IBV_ACCESS_LOCAL_WRITE
             | access::IBV_ACCESS_REMOTE_WRITE
-            | access::IBV_ACCESS_REMOTE_READ)
-            .0;
+            | access::IBV_ACCESS_REMOTE_READ;
         let change = mask::IBV_QP_STATE
             | mask::IBV_QP_PKEY_INDEX
             | mask::IBV_QP_PORT
@@ -331,9 +330,9 @@ impl QueuePair {
         unsafe { (*self.qp).qp_num }
     }
 
-    fn modify(&self, attr: &mut ibv_qp_attr, change: mask, what: &str) -> Result<()> {
+    fn modify(&self, attr: &mut ibv_qp_attr, change: mask::Type, what: &str) -> Result<()> {
         // SAFETY: alive; the struct is ours.
-        match unsafe { (self.nic.library.modify_qp)(self.qp, attr, change.0 as c_int) } {
+        match unsafe { (self.nic.library.modify_qp)(self.qp, attr, change as c_int) } {
             0 => Ok(()),
             error => {
                 let error = std::io::Error::from_raw_os_error(error.abs());
@@ -448,10 +447,10 @@ impl QueuePair {
                 Work::Read => ibv_wr_opcode::IBV_WR_RDMA_READ,
             };
             if request.signaled {
-                entry.send_flags |= send::IBV_SEND_SIGNALED.0;
+                entry.send_flags |= send::IBV_SEND_SIGNALED;
             }
             if request.readable && request.bytes > 0 && request.bytes as usize <= self.inline {
-                entry.send_flags |= send::IBV_SEND_INLINE.0;
+                entry.send_flags |= send::IBV_SEND_INLINE;
             }
             entry.wr.rdma.remote_addr = request.remote;
             entry.wr.rdma.rkey = request.rkey;

@@ -7,12 +7,12 @@
 use core::ffi::{c_int, c_void};
 use core::ptr;
 
-use parking_lot::lock_api::RawMutex as _;
-use rdma_sys::{
+use laxity_ibverbs::{
     atomic_t, bind_mw_t, ibv_context, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex,
     ibv_qp_init_attr_ex, ibv_qp_init_attr_mask, ibv_qp_type, ibv_send_wr, ibv_sge,
     ibv_wr_opcode as op, rdma_t,
 };
+use parking_lot::lock_api::RawMutex as _;
 
 use crate::contexts::{self, Context};
 use crate::list::pass;
@@ -57,7 +57,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         // The wrapper around this call fills in the context only after it.
         let queue_pair = context.queue_pairs.make((*qp).qp_num);
         queue_pair.open(context, qp, Some((limits, attr.sq_sig_all != 0)));
-        let with = ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0;
+        let with = ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         let scheduled = matches!(
             (*qp).qp_type,
             ibv_qp_type::IBV_QPT_RC | ibv_qp_type::IBV_QPT_UC

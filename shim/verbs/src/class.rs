@@ -7,7 +7,7 @@
 //! [`crate::queue_pair`], chosen from in `post_front`. Nothing here stands in the way of that.
 
 use laxity_client::Stage;
-use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
+use laxity_ibverbs::{ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
 
 use crate::lanes;
 use crate::report;
@@ -19,7 +19,7 @@ const ECN: u8 = 0b11;
 /// Whether a change of a queue pair carries the address vector with which it becomes ready to
 /// receive.
 pub(crate) fn has_address(attr: &ibv_qp_attr, mask: i32) -> bool {
-    let wanted = ibv_qp_attr_mask::IBV_QP_STATE.0 | ibv_qp_attr_mask::IBV_QP_AV.0;
+    let wanted = ibv_qp_attr_mask::IBV_QP_STATE | ibv_qp_attr_mask::IBV_QP_AV;
     mask as u32 & wanted == wanted
         && attr.qp_state == ibv_qp_state::IBV_QPS_RTR
         && attr.ah_attr.is_global != 0
@@ -79,12 +79,12 @@ mod tests {
     fn only_the_change_to_rtr_with_an_address_sets_a_class() {
         // SAFETY: plain data.
         let mut attr: ibv_qp_attr = unsafe { core::mem::zeroed() };
-        let mask = (ibv_qp_attr_mask::IBV_QP_STATE.0 | ibv_qp_attr_mask::IBV_QP_AV.0) as i32;
+        let mask = (ibv_qp_attr_mask::IBV_QP_STATE | ibv_qp_attr_mask::IBV_QP_AV) as i32;
         attr.qp_state = ibv_qp_state::IBV_QPS_RTR;
         assert!(!has_address(&attr, mask), "no global route");
         attr.ah_attr.is_global = 1;
         assert!(has_address(&attr, mask));
-        assert!(!has_address(&attr, ibv_qp_attr_mask::IBV_QP_STATE.0 as i32));
+        assert!(!has_address(&attr, ibv_qp_attr_mask::IBV_QP_STATE as i32));
         attr.qp_state = ibv_qp_state::IBV_QPS_RTS;
         assert!(!has_address(&attr, mask));
     }

@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use laxity_client::{Direction, Flow, Stage, memory, scope};
+use laxity_ibverbs::{ibv_send_wr, ibv_wr_opcode as op};
 use laxity_shm::sleep::now_ns;
 use parking_lot::Mutex;
-use rdma_sys::{ibv_send_wr, ibv_wr_opcode as op};
 
 use crate::settings::Settings;
 use crate::{lanes, work};

@@ -5,11 +5,11 @@ use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::ffi::CStr;
 
-use parking_lot::Mutex;
-use rdma_sys::{
+use laxity_ibverbs::{
     ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_qp, ibv_qp_init_attr_ex, ibv_send_wr,
     ibv_wc, verbs_context,
 };
+use parking_lot::Mutex;
 
 use crate::settings::Settings;
 use crate::table::Table;

@@ -8,7 +8,7 @@
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use rdma_sys::ibv_context;
+use laxity_ibverbs::ibv_context;
 
 use crate::contexts;
 
@@ -74,7 +74,7 @@ mod tests {
     use crate::post;
     use core::ffi::c_int;
     use core::mem;
-    use rdma_sys::{ibv_qp, ibv_send_wr};
+    use laxity_ibverbs::{ibv_qp, ibv_send_wr};
 
     unsafe extern "C" fn providers_post(
         _: *mut ibv_qp,

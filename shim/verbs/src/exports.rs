@@ -8,7 +8,7 @@ use core::cell::Cell;
 use core::ffi::c_int;
 use core::ptr;
 
-use rdma_sys::{
+use laxity_ibverbs::{
     ibv_context, ibv_device, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr,
     ibv_qp_state,
 };
@@ -198,7 +198,7 @@ pub(crate) unsafe fn modify(
     // SAFETY: upheld by the caller; plain data, of which a copy is changed.
     let mut changed = unsafe { ptr::read(attr) };
     class::apply(&mut changed, mask);
-    let to = (mask as u32 & ibv_qp_attr_mask::IBV_QP_STATE.0 != 0).then_some(changed.qp_state);
+    let to = (mask as u32 & ibv_qp_attr_mask::IBV_QP_STATE != 0).then_some(changed.qp_state);
     // SAFETY: upheld by the caller.
     let queue_pair: &QueuePair = context.queue_pairs.make(unsafe { (*qp).qp_num });
     queue_pair.open(context, qp, None);
@@ -227,7 +227,7 @@ pub(crate) fn break_queue_pair(qp: *mut ibv_qp) {
     unsafe {
         let mut attr = core::mem::zeroed::<ibv_qp_attr>();
         attr.qp_state = ibv_qp_state::IBV_QPS_ERR;
-        real(qp, &mut attr, ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int);
+        real(qp, &mut attr, ibv_qp_attr_mask::IBV_QP_STATE as c_int);
     }
     WITHIN.set(false);
 }

@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use core::ptr;
 
-use rdma_sys::{ibv_qp, ibv_send_wr};
+use laxity_ibverbs::{ibv_qp, ibv_send_wr};
 
 use crate::contexts::PostSend;
 use crate::report::COUNTERS;

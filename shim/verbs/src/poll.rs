@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 
-use rdma_sys::{ibv_cq, ibv_wc, ibv_wc_opcode, ibv_wc_status};
+use laxity_ibverbs::{ibv_cq, ibv_wc, ibv_wc_opcode, ibv_wc_status};
 
 use crate::contexts;
 use crate::lanes;

@@ -10,11 +10,11 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use parking_lot::RwLock;
-use rdma_sys::{
+use laxity_ibverbs::{
     ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_create_cq_wc_flags, ibv_poll_cq_attr,
     ibv_wc_status,
 };
+use parking_lot::RwLock;
 
 use crate::contexts::{self, Context};
 use crate::queue_pair::QueuePair;
@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         };
         // Without the number of the queue pair a completion tells nothing.
         let mut with_number = ptr::read(attr);
-        with_number.wc_flags |= u64::from(ibv_create_cq_wc_flags::IBV_WC_EX_WITH_QP_NUM.0);
+        with_number.wc_flags |= u64::from(ibv_create_cq_wc_flags::IBV_WC_EX_WITH_QP_NUM);
         let cq = real(ibv, &mut with_number);
         if cq.is_null() {
             return real(ibv, attr);

@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 
-use rdma_sys::{ibv_qp, ibv_send_wr};
+use laxity_ibverbs::{ibv_qp, ibv_send_wr};
 
 use crate::contexts;
 use crate::list::pass;

@@ -7,7 +7,7 @@
 
 use core::ffi::c_int;
 
-use rdma_sys::{ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, verbs_context};
+use laxity_ibverbs::{ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, verbs_context};
 
 use crate::contexts::{self, Context};
 use crate::exempt;

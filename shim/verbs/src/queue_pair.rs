@@ -30,11 +30,11 @@ use std::collections::VecDeque;
 
 use ahead::Ahead;
 use laxity_client::{Flow, Lane, Ticket, peers};
-use parking_lot::Mutex;
-use rdma_sys::{
+use laxity_ibverbs::{
     ibv_cq, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
     ibv_send_wr, ibv_wc_status,
 };
+use parking_lot::Mutex;
 
 use crate::builder::Builder;
 use crate::contexts::{Context, PostSend};
@@ -763,7 +763,7 @@ impl State {
         unsafe {
             let mut attr = core::mem::zeroed::<ibv_qp_attr>();
             let mut init = core::mem::zeroed::<ibv_qp_init_attr>();
-            let mask = ibv_qp_attr_mask::IBV_QP_CAP.0 as c_int;
+            let mask = ibv_qp_attr_mask::IBV_QP_CAP as c_int;
             if query(ibv, &mut attr, mask, &mut init) == 0 {
                 self.limits = Some(Limits {
                     work_requests: attr.cap.max_send_wr as usize,

@@ -3,11 +3,11 @@
 use core::ptr;
 use core::slice;
 
-use rdma_sys::{ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode};
+use laxity_ibverbs::{ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 use smallvec::SmallVec;
 
-const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
-const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
+const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED;
+const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE;
 
 /// Whether a flag of `send_flags` is set.
 pub(crate) fn is_signaled(wr: &ibv_send_wr) -> bool {

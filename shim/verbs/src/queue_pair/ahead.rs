@@ -6,7 +6,7 @@
 //! and in time. It is told of each again as soon as something waits anywhere.
 
 use laxity_client::{Flow, Lane, Loan, memory, scope};
-use rdma_sys::{ibv_send_wr, ibv_wr_opcode};
+use laxity_ibverbs::{ibv_send_wr, ibv_wr_opcode};
 
 use crate::work;
 

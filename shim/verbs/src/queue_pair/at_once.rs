@@ -1,6 +1,6 @@
 //! Posts while nothing waits: what has leave goes to the provider in the caller's own list.
 
-use rdma_sys::{ibv_qp, ibv_send_wr};
+use laxity_ibverbs::{ibv_qp, ibv_send_wr};
 
 use super::{IN_FLIGHT_MAX, InFlight, QueuePair, State};
 use crate::contexts::PostSend;

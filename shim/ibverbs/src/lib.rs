@@ -1,0 +1,196 @@
+//! The types and constants of libibverbs that Laxity uses, without linking libibverbs.
+//!
+//! [`generated`] comes from the header `<infiniband/verbs.h>`. The types here are written by hand:
+//! unions inside structs get usable names, and tables of operations name only the slots in use.
+//! `tests/layout.rs` compares all of them with the header that is installed.
+//!
+//! `ibv_post_send`, `ibv_poll_cq` and their like are inline functions in C. They call through
+//! [`ibv_context::ops`], and so do the users of this crate.
+
+#![forbid(unsafe_code)]
+#![allow(
+    missing_docs,
+    non_camel_case_types,
+    reason = "names are those of libibverbs, and its manual pages explain them"
+)]
+
+use core::ffi::{c_char, c_int, c_uint, c_void};
+
+use libc::{pthread_cond_t, pthread_mutex_t};
+
+mod generated;
+
+pub use generated::*;
+
+type __be16 = u16;
+type __be32 = u32;
+type __be64 = u64;
+
+/// Types that are only passed on by their address.
+macro_rules! opaque {
+    ($($name:ident)*) => {
+        $(
+            #[doc = concat!("`struct ", stringify!($name), "`, of which only the address is used.")]
+            #[repr(C)]
+            pub struct $name([u8; 0]);
+        )*
+    };
+}
+
+opaque!(ibv_ah ibv_comp_channel ibv_mw ibv_rwq_ind_table ibv_wc_tm_info ibv_xrcd);
+
+/// Address of a port.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub union ibv_gid {
+    /// 16 bytes in network byte order.
+    pub raw: [u8; 16],
+    /// Subnet prefix and interface, in network byte order: they set the alignment.
+    pub global: [__be64; 2],
+}
+
+/// What a completion or a work request carries with it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub union imm_data_invalidated_rkey_union_t {
+    /// Immediate data in network byte order.
+    pub imm_data: __be32,
+    /// Remote key that was or will be invalidated.
+    pub invalidated_rkey: u32,
+}
+
+/// A completion.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_wc {
+    pub wr_id: u64,
+    pub status: ibv_wc_status::Type,
+    pub opcode: ibv_wc_opcode::Type,
+    pub vendor_err: u32,
+    pub byte_len: u32,
+    pub imm_data_invalidated_rkey_union: imm_data_invalidated_rkey_union_t,
+    pub qp_num: u32,
+    pub src_qp: u32,
+    pub wc_flags: c_uint,
+    pub pkey_index: u16,
+    pub slid: u16,
+    pub sl: u8,
+    pub dlid_path_bits: u8,
+}
+
+/// Remote side of RDMA READ and WRITE.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct rdma_t {
+    pub remote_addr: u64,
+    pub rkey: u32,
+}
+
+/// Remote side and operands of an atomic operation.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct atomic_t {
+    pub remote_addr: u64,
+    pub compare_add: u64,
+    pub swap: u64,
+    pub rkey: u32,
+}
+
+/// Destination of a datagram.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ud_t {
+    pub ah: *mut ibv_ah,
+    pub remote_qpn: u32,
+    pub remote_qkey: u32,
+}
+
+/// By `ibv_send_wr::opcode` and the type of the queue pair.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub union wr_t {
+    pub rdma: rdma_t,
+    pub atomic: atomic_t,
+    pub ud: ud_t,
+}
+
+/// Memory window to bind.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct bind_mw_t {
+    pub mw: *mut ibv_mw,
+    pub rkey: u32,
+    pub bind_info: ibv_mw_bind_info,
+}
+
+/// TCP segmentation offload.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct tso_t {
+    pub hdr: *mut c_void,
+    pub hdr_sz: u16,
+    pub mss: u16,
+}
+
+/// By `ibv_send_wr::opcode`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub union bind_mw_tso_union_t {
+    pub bind_mw: bind_mw_t,
+    pub tso: tso_t,
+}
+
+/// A work request for a send queue.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_send_wr {
+    pub wr_id: u64,
+    pub next: *mut Self,
+    pub sg_list: *mut ibv_sge,
+    pub num_sge: c_int,
+    pub opcode: ibv_wr_opcode::Type,
+    pub send_flags: c_uint,
+    pub imm_data_invalidated_rkey_union: imm_data_invalidated_rkey_union_t,
+    pub wr: wr_t,
+    /// For XRC: number of the remote shared receive queue.
+    pub remote_srqn: u32,
+    pub bind_mw_tso_union: bind_mw_tso_union_t,
+}
+
+/// The operations of a context. Slots that Laxity does not use have no name.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_context_ops {
+    unused_0: [*mut c_void; 11],
+    /// What `ibv_poll_cq` calls.
+    pub poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,
+    unused_12: [*mut c_void; 8],
+    /// What `ibv_post_srq_recv` calls.
+    pub post_srq_recv: Option<
+        unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
+    >,
+    unused_21: [*mut c_void; 4],
+    /// What `ibv_post_send` calls.
+    pub post_send:
+        Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>,
+    unused_26: [*mut c_void; 6],
+}
+
+/// The extended context. Slots that Laxity does not use have no name. New ones come at the front,
+/// so only distances from [`Self::context`] are the same in all releases.
+#[repr(C)]
+pub struct verbs_context {
+    unused_0: [*mut c_void; 25],
+    /// What `ibv_create_cq_ex` calls.
+    pub create_cq_ex:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>,
+    unused_26: [*mut c_void; 7],
+    /// What `ibv_create_qp_ex` calls.
+    pub create_qp_ex:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,
+    unused_34: [*mut c_void; 5],
+    /// Bytes of this struct in the library that made it.
+    pub sz: usize,
+    /// The context that programs see.
+    pub context: ibv_context,
+}
