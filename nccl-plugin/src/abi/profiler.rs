@@ -97,103 +97,72 @@ const _: () = {
     assert!(cfg!(target_endian = "little"));
 };
 
-/// `ncclProfiler_v3_t`.
+/// `init` of version 3.
+pub type InitV3 = unsafe extern "C" fn(context: *mut *mut c_void, mask: *mut c_int) -> Code;
+/// `init` of version 4.
+pub type InitV4 = unsafe extern "C" fn(
+    context: *mut *mut c_void,
+    mask: *mut c_int,
+    name: *const c_char,
+    communicator: u64,
+    nodes: c_int,
+    ranks: c_int,
+    rank: c_int,
+    Option<Logger>,
+) -> Code;
+/// `init` since version 5.
+pub type InitV5 = unsafe extern "C" fn(
+    context: *mut *mut c_void,
+    communicator: u64,
+    mask: *mut c_int,
+    name: *const c_char,
+    nodes: c_int,
+    ranks: c_int,
+    rank: c_int,
+    Option<Logger>,
+) -> Code;
+type Start = unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut Event) -> Code;
+
+/// `ncclProfiler_vN_t`.
 #[repr(C)]
 #[derive(Debug)]
-pub struct ProfilerV3 {
+pub struct Profiler<Init> {
     name: Name,
-    init: unsafe extern "C" fn(*mut *mut c_void, *mut c_int) -> Code,
-    rest: CommonFunctions,
+    init: Init,
+    start: Start,
+    stop: unsafe extern "C" fn(event: *mut c_void) -> Code,
+    record: unsafe extern "C" fn(event: *mut c_void, state: c_int, *mut c_void) -> Code,
+    finalize: unsafe extern "C" fn(context: *mut c_void) -> Code,
 }
 
-/// `ncclProfiler_v4_t`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct ProfilerV4 {
-    name: Name,
-    init: unsafe extern "C" fn(
-        *mut *mut c_void,
-        *mut c_int,
-        *const c_char,
-        u64,
-        c_int,
-        c_int,
-        c_int,
-        Option<Logger>,
-    ) -> Code,
-    rest: CommonFunctions,
-}
-
-/// `ncclProfiler_v5_t`, `ncclProfiler_v6_t`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct ProfilerV5 {
-    name: Name,
-    init: unsafe extern "C" fn(
-        *mut *mut c_void,
-        u64,
-        *mut c_int,
-        *const c_char,
-        c_int,
-        c_int,
-        c_int,
-        Option<Logger>,
-    ) -> Code,
-    rest: CommonFunctions,
-}
-
-/// The functions that all versions have.
-#[repr(C)]
-#[derive(Debug)]
-pub struct CommonFunctions {
-    start: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut Event) -> Code,
-    stop: unsafe extern "C" fn(*mut c_void) -> Code,
-    record: unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> Code,
-    finalize: unsafe extern "C" fn(*mut c_void) -> Code,
+impl<Init> Profiler<Init> {
+    const fn new(init: Init, start: Start) -> Self {
+        Self {
+            name: NAME,
+            init,
+            start,
+            stop,
+            record,
+            finalize,
+        }
+    }
 }
 
 /// What NCCL 2.26 looks for.
 #[unsafe(no_mangle)]
-pub static ncclProfiler_v3: ProfilerV3 = ProfilerV3 {
-    name: NAME,
-    init: init_v3,
-    rest: rest(start_v3),
-};
+pub static ncclProfiler_v3: Profiler<InitV3> = Profiler::new(init_v3, start_v3);
 
 /// What NCCL 2.27 looks for.
 #[unsafe(no_mangle)]
-pub static ncclProfiler_v4: ProfilerV4 = ProfilerV4 {
-    name: NAME,
-    init: init_v4,
-    rest: rest(start_v4),
-};
+pub static ncclProfiler_v4: Profiler<InitV4> = Profiler::new(init_v4, start_v4);
 
 /// What NCCL 2.28 looks for.
 #[unsafe(no_mangle)]
-pub static ncclProfiler_v5: ProfilerV5 = ProfilerV5 {
-    name: NAME,
-    init: init_v5,
-    rest: rest(start_v5),
-};
+pub static ncclProfiler_v5: Profiler<InitV5> = Profiler::new(init_v5, start_v5);
 
 /// What NCCL 2.29 and later look for.
 #[unsafe(no_mangle)]
-pub static ncclProfiler_v6: ProfilerV5 = ProfilerV5 {
-    name: NAME,
-    init: init_v5,
-    rest: rest(start_v5),
-};
-
-const fn rest(
-    start: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut Event) -> Code,
-) -> CommonFunctions {
-    CommonFunctions {
-        start,
-        stop,
-        record,
-        finalize,
-    }
-}
+pub static ncclProfiler_v6: Profiler<InitV5> = Profiler::new(init_v5, start_v5);
 
 /// # Safety
 /// NCCL's string, or null.
@@ -304,58 +273,86 @@ unsafe fn task(
     })
 }
 
+/// Answers the question that a network event of ours carries.
+///
 /// # Safety
-/// `event` describes one whose kind's fields are written.
-unsafe fn start_common(kind: u64, event: &Event) -> u64 {
+/// `net` is what NCCL got from this plugin: the data of our own id is null or a question, asked
+/// further up this very stack.
+unsafe fn answer(net: NetEvent, parent: u64) {
+    let question = net.data.cast::<Question>();
+    // SAFETY: upheld by the caller.
+    unsafe {
+        if net.id == origin::PLUGIN_ID && !question.is_null() && (*question).magic == QUESTION_MAGIC
+        {
+            (*question).answer = EVENTS.origin(parent);
+        }
+    }
+}
+
+/// Which event this is: the number by which NCCL names it as a parent. The communicator is part of
+/// the event in version 3.
+///
+/// # Safety
+/// The fields of this kind are written.
+unsafe fn number(kind: u64, event: &Event, communicator: Option<u64>) -> u64 {
     let parent = event.parent.addr() as u64;
-    match kind {
-        origin::EVENT_OPERATION => {
-            // SAFETY: upheld by the caller.
-            let operation = unsafe { event.what.operation };
-            let here = operation.pid as u32 == std::process::id();
-            EVENTS.operation(parent, here, u32::try_from(operation.steps).unwrap_or(0))
-        }
-        origin::EVENT_STEP => {
-            // SAFETY: upheld by the caller.
-            let step = unsafe { event.what.step };
-            EVENTS.step(parent, u32::try_from(step).unwrap_or(0))
-        }
-        origin::EVENT_NET => {
-            // SAFETY: upheld by the caller; of our own id the data is a question, asked further up
-            // this very stack.
-            unsafe {
-                let net = event.what.net;
-                let question = net.data.cast::<Question>();
-                if net.id == origin::PLUGIN_ID
-                    && !question.is_null()
-                    && (*question).magic == QUESTION_MAGIC
-                {
-                    (*question).answer = EVENTS.origin(parent);
-                }
+    // SAFETY: upheld by the caller.
+    unsafe {
+        match kind {
+            origin::EVENT_COLLECTIVE => {
+                let (communicator, it) = match communicator {
+                    Some(communicator) => (communicator, event.what.collective),
+                    None => event.what.named_collective.open(),
+                };
+                task(communicator, it.sequence, it.function, it.element, it.count)
             }
-            0
+            origin::EVENT_P2P => {
+                let (communicator, it) = match communicator {
+                    Some(communicator) => (communicator, event.what.point_to_point),
+                    None => event.what.named_point_to_point.open(),
+                };
+                task(communicator, 0, it.function, it.element, it.count)
+            }
+            origin::EVENT_OPERATION => {
+                let operation = event.what.operation;
+                let here = operation.pid as u32 == std::process::id();
+                EVENTS.operation(parent, here, u32::try_from(operation.steps).unwrap_or(0))
+            }
+            origin::EVENT_STEP => EVENTS.step(parent, u32::try_from(event.what.step).unwrap_or(0)),
+            origin::EVENT_NET => {
+                answer(event.what.net, parent);
+                0
+            }
+            _ => 0,
         }
-        _ => 0,
+    }
+}
+
+impl<T> Named<T> {
+    /// The communicator, whose name is remembered, and what happens in it.
+    ///
+    /// # Safety
+    /// The name is NCCL's string, or null.
+    unsafe fn open(self) -> (u64, T) {
+        // SAFETY: upheld by the caller.
+        unsafe { tell_name(self.communicator, self.name) };
+        (self.communicator, self.rest)
     }
 }
 
 /// # Safety
-/// The pointers are NCCL's; `task` knows this version's collectives.
+/// The pointers are NCCL's: null or valid, with the fields of the event's kind written.
 unsafe fn start(
     handle: *mut *mut c_void,
     event: *mut Event,
     mask: u64,
-    task: impl FnOnce(u64, &Event) -> Option<u64>,
+    communicator: Option<u64>,
 ) -> Code {
     guarded("profiler startEvent", || {
         // SAFETY: upheld by the caller.
         unsafe {
             if let (Some(handle), Some(event)) = (handle.as_mut(), event.as_ref()) {
-                let kind = event.kind & mask;
-                let number = match task(kind, event) {
-                    Some(number) => number,
-                    None => start_common(kind, event),
-                };
+                let number = number(event.kind & mask, event, communicator);
                 *handle = ptr::without_provenance_mut(number as usize);
             }
         }
@@ -363,7 +360,7 @@ unsafe fn start(
     })
 }
 
-/// One byte says the kind.
+/// One byte says the kind, up to version 4.
 const KIND_BYTE: u64 = 0xff;
 
 unsafe extern "C" fn start_v3(
@@ -371,73 +368,8 @@ unsafe extern "C" fn start_v3(
     handle: *mut *mut c_void,
     event: *mut Event,
 ) -> Code {
-    // SAFETY: NCCL writes the fields of the kind that it names.
-    let known = |kind, event: &Event| unsafe {
-        match kind {
-            origin::EVENT_COLLECTIVE => {
-                let named = event.what.named_collective;
-                tell_name(named.communicator, named.name);
-                let it = named.rest;
-                Some(task(
-                    named.communicator,
-                    it.sequence,
-                    it.function,
-                    it.element,
-                    it.count,
-                ))
-            }
-            origin::EVENT_P2P => {
-                let named = event.what.named_point_to_point;
-                tell_name(named.communicator, named.name);
-                let it = named.rest;
-                Some(task(
-                    named.communicator,
-                    0,
-                    it.function,
-                    it.element,
-                    it.count,
-                ))
-            }
-            _ => None,
-        }
-    };
-    // SAFETY: NCCL's pointers are null or valid.
-    unsafe { start(handle, event, KIND_BYTE, known) }
-}
-
-/// Collectives of version 4 and later; `context` is the communicator.
-///
-/// # Safety
-/// As [`start`].
-unsafe fn start_later(
-    context: *mut c_void,
-    handle: *mut *mut c_void,
-    event: *mut Event,
-    mask: u64,
-) -> Code {
-    let communicator = context.addr() as u64;
-    // SAFETY: NCCL writes the fields of the kind that it names.
-    let known = |kind, event: &Event| unsafe {
-        match kind {
-            origin::EVENT_COLLECTIVE => {
-                let it = event.what.collective;
-                Some(task(
-                    communicator,
-                    it.sequence,
-                    it.function,
-                    it.element,
-                    it.count,
-                ))
-            }
-            origin::EVENT_P2P => {
-                let it = event.what.point_to_point;
-                Some(task(communicator, 0, it.function, it.element, it.count))
-            }
-            _ => None,
-        }
-    };
-    // SAFETY: upheld by the caller.
-    unsafe { start(handle, event, mask, known) }
+    // SAFETY: passed on as NCCL gave it.
+    unsafe { start(handle, event, KIND_BYTE, None) }
 }
 
 unsafe extern "C" fn start_v4(
@@ -445,8 +377,8 @@ unsafe extern "C" fn start_v4(
     handle: *mut *mut c_void,
     event: *mut Event,
 ) -> Code {
-    // SAFETY: NCCL's pointers are null or valid.
-    unsafe { start_later(context, handle, event, KIND_BYTE) }
+    // SAFETY: passed on as NCCL gave it.
+    unsafe { start(handle, event, KIND_BYTE, Some(context.addr() as u64)) }
 }
 
 unsafe extern "C" fn start_v5(
@@ -454,8 +386,8 @@ unsafe extern "C" fn start_v5(
     handle: *mut *mut c_void,
     event: *mut Event,
 ) -> Code {
-    // SAFETY: NCCL's pointers are null or valid.
-    unsafe { start_later(context, handle, event, u64::MAX) }
+    // SAFETY: passed on as NCCL gave it.
+    unsafe { start(handle, event, u64::MAX, Some(context.addr() as u64)) }
 }
 
 unsafe extern "C" fn stop(_event: *mut c_void) -> Code {

@@ -1,0 +1,352 @@
+//! The one list of slots of NCCL's network tables, and what a version has to say about them.
+
+use core::ffi::{c_char, c_int, c_void};
+use core::ptr;
+
+use super::{Code, NAME, Name, connections as calls, transfers};
+use crate::backend::Device;
+use crate::log::Logger;
+use crate::origin::Callback;
+
+/// `NCCL_NET_DEVICE_HOST`: the GPU takes no part.
+const DEVICE_HOST: c_int = 0;
+/// `NCCL_NET_DEVICE_INVALID_VERSION`.
+const DEVICE_VERSION: c_int = 0;
+
+/// A slot that this plugin leaves empty.
+pub type Empty = Option<unsafe extern "C" fn()>;
+
+/// `init` up to v9.
+pub type Init = unsafe extern "C" fn(Option<Logger>) -> Code;
+/// `init` of v10.
+pub type InitProfiled = unsafe extern "C" fn(Option<Logger>, Option<Callback>) -> Code;
+/// `init` since v11.
+pub type InitContext = unsafe extern "C" fn(
+    context: *mut *mut c_void,
+    communicator: u64,
+    config: *mut CommConfig,
+    Option<Logger>,
+    Option<Callback>,
+) -> Code;
+/// `listen` up to v10.
+pub type Listen =
+    unsafe extern "C" fn(device: c_int, handle: *mut c_void, comm: *mut *mut c_void) -> Code;
+/// `listen` since v11.
+pub type ListenContext = unsafe extern "C" fn(
+    context: *mut c_void,
+    device: c_int,
+    handle: *mut c_void,
+    comm: *mut *mut c_void,
+) -> Code;
+/// `connect` up to v9.
+pub type Connect = unsafe extern "C" fn(
+    device: c_int,
+    handle: *mut c_void,
+    comm: *mut *mut c_void,
+    device_comm: *mut *mut c_void,
+) -> Code;
+/// `connect` of v10.
+pub type ConnectConfig = unsafe extern "C" fn(
+    device: c_int,
+    config: *mut CommConfig,
+    handle: *mut c_void,
+    comm: *mut *mut c_void,
+    device_comm: *mut *mut c_void,
+) -> Code;
+/// `connect` since v11.
+pub type ConnectContext = unsafe extern "C" fn(
+    context: *mut c_void,
+    device: c_int,
+    handle: *mut c_void,
+    comm: *mut *mut c_void,
+    device_comm: *mut *mut c_void,
+) -> Code;
+/// `regMr`. Sizes are `int` in v7.
+pub type RegMr<Size> = unsafe extern "C" fn(
+    comm: *mut c_void,
+    data: *mut c_void,
+    Size,
+    kind: c_int,
+    handle: *mut *mut c_void,
+) -> Code;
+/// `isend` up to v9. Sizes are `int` up to v8.
+pub type Isend<Size> = unsafe extern "C" fn(
+    comm: *mut c_void,
+    data: *mut c_void,
+    Size,
+    tag: c_int,
+    memory: *mut c_void,
+    request: *mut *mut c_void,
+) -> Code;
+/// `isend` since v10.
+pub type IsendProfiled = unsafe extern "C" fn(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    tag: c_int,
+    memory: *mut c_void,
+    profiler: *mut c_void,
+    request: *mut *mut c_void,
+) -> Code;
+/// `irecv` up to v9. Sizes are `int` up to v8.
+pub type Irecv<Size> = unsafe extern "C" fn(
+    comm: *mut c_void,
+    count: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut Size,
+    tags: *mut c_int,
+    memory: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> Code;
+/// `irecv` since v10.
+pub type IrecvProfiled = unsafe extern "C" fn(
+    comm: *mut c_void,
+    count: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut usize,
+    tags: *mut c_int,
+    memory: *mut *mut c_void,
+    profilers: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> Code;
+
+/// What differs between versions: the types of some slots, with the function in each, and fields
+/// of the properties.
+pub trait Version: 'static {
+    /// `init`.
+    type Init;
+    /// `listen`.
+    type Listen;
+    /// `connect`.
+    type Connect;
+    /// `regMr`.
+    type RegMr;
+    /// `isend`.
+    type Isend;
+    /// `irecv`.
+    type Irecv;
+    /// The slots behind `irecvConsumed`.
+    type Last;
+    /// Fields of the properties between `ptrSupport` and `speed`.
+    type Flags: Fields;
+    /// Fields of the properties behind `netDeviceVersion`.
+    type Rest: Fields;
+
+    /// The function of this slot.
+    const INIT: Self::Init;
+    /// The function of this slot.
+    const LISTEN: Self::Listen;
+    /// The function of this slot.
+    const CONNECT: Self::Connect;
+    /// The function of this slot.
+    const REG_MR: Self::RegMr;
+    /// The function of this slot.
+    const ISEND: Self::Isend;
+    /// The function of this slot.
+    const IRECV: Self::Irecv;
+    /// The functions of these slots.
+    const LAST: Self::Last;
+}
+
+/// Fields of the properties that not all versions have.
+pub trait Fields {
+    /// What they are for the device of that number.
+    fn of(device: &Device, number: c_int) -> Self;
+}
+
+impl Fields for () {
+    fn of(_device: &Device, _number: c_int) {}
+}
+
+/// `ncclNet_vN_t`.
+#[repr(C)]
+pub struct Net<V: Version> {
+    name: Name,
+    init: V::Init,
+    devices: unsafe extern "C" fn(count: *mut c_int) -> Code,
+    get_properties: unsafe extern "C" fn(device: c_int, *mut Properties<V>) -> Code,
+    listen: V::Listen,
+    connect: V::Connect,
+    accept: unsafe extern "C" fn(
+        listen_comm: *mut c_void,
+        comm: *mut *mut c_void,
+        device_comm: *mut *mut c_void,
+    ) -> Code,
+    reg_mr: V::RegMr,
+    reg_mr_dma_buf: unsafe extern "C" fn(
+        comm: *mut c_void,
+        data: *mut c_void,
+        size: usize,
+        kind: c_int,
+        offset: u64,
+        descriptor: c_int,
+        handle: *mut *mut c_void,
+    ) -> Code,
+    dereg_mr: unsafe extern "C" fn(comm: *mut c_void, handle: *mut c_void) -> Code,
+    isend: V::Isend,
+    irecv: V::Irecv,
+    iflush: unsafe extern "C" fn(
+        comm: *mut c_void,
+        count: c_int,
+        data: *mut *mut c_void,
+        sizes: *mut c_int,
+        memory: *mut *mut c_void,
+        request: *mut *mut c_void,
+    ) -> Code,
+    test: unsafe extern "C" fn(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> Code,
+    close_send: unsafe extern "C" fn(comm: *mut c_void) -> Code,
+    close_receive: unsafe extern "C" fn(comm: *mut c_void) -> Code,
+    close_listen: unsafe extern "C" fn(comm: *mut c_void) -> Code,
+    get_device_mr: Empty,
+    irecv_consumed: Empty,
+    last: V::Last,
+}
+
+impl<V: Version> Net<V> {
+    /// The table of this version.
+    pub const TABLE: Self = Self {
+        name: NAME,
+        init: V::INIT,
+        devices: calls::devices,
+        get_properties: calls::get_properties::<V>,
+        listen: V::LISTEN,
+        connect: V::CONNECT,
+        accept: calls::accept,
+        reg_mr: V::REG_MR,
+        reg_mr_dma_buf: transfers::reg_mr_dma_buf,
+        dereg_mr: transfers::dereg_mr,
+        isend: V::ISEND,
+        irecv: V::IRECV,
+        iflush: transfers::iflush,
+        test: transfers::test,
+        close_send: calls::close_send,
+        close_receive: calls::close_receive,
+        close_listen: calls::close_listen,
+        get_device_mr: None,
+        irecv_consumed: None,
+        last: V::LAST,
+    };
+}
+
+/// The last slots since v11.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ContextSlots {
+    /// `makeVDevice`, by which NCCL merges NICs where a plugin can: not this one.
+    make_virtual_device: Empty,
+    finalize: unsafe extern "C" fn(context: *mut c_void) -> Code,
+    set_attributes: unsafe extern "C" fn(context: *mut c_void, *mut Attributes) -> Code,
+}
+
+impl ContextSlots {
+    /// The functions of these slots.
+    pub const ALL: Self = Self {
+        make_virtual_device: None,
+        finalize: calls::finalize,
+        set_attributes: calls::set_attributes,
+    };
+}
+
+/// `ncclNetProperties_vN_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Properties<V: Version> {
+    name: *mut c_char,
+    pci_path: *mut c_char,
+    guid: u64,
+    ptr_support: c_int,
+    flags: V::Flags,
+    speed_mbit: c_int,
+    port: c_int,
+    pub(super) latency_us: f32,
+    max_comms: c_int,
+    max_recvs: c_int,
+    net_device_type: c_int,
+    net_device_version: c_int,
+    pub(super) rest: V::Rest,
+}
+
+impl<V: Version> Properties<V> {
+    /// Those of the device of that number.
+    pub(super) fn new(device: &Device, number: c_int) -> Self {
+        let pci_path = device.pci_path.as_ref();
+        Self {
+            name: device.name.as_ptr().cast_mut(),
+            pci_path: pci_path.map_or(ptr::null_mut(), |path| path.as_ptr().cast_mut()),
+            guid: device.guid,
+            ptr_support: device.pointers,
+            flags: V::Flags::of(device, number),
+            speed_mbit: device.speed_mbit,
+            port: device.port,
+            latency_us: device.latency_us,
+            max_comms: device.comms_max,
+            // More than one shares a connection between receives, and gating one would hold up
+            // the others.
+            max_recvs: 1,
+            net_device_type: DEVICE_HOST,
+            net_device_version: DEVICE_VERSION,
+            rest: V::Rest::of(device, number),
+        }
+    }
+}
+
+/// `regIsGlobal` and `forceFlush`, since v9.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Flags {
+    reg_is_global: c_int,
+    force_flush: c_int,
+}
+
+impl Fields for Flags {
+    fn of(device: &Device, _number: c_int) -> Self {
+        Self {
+            reg_is_global: device.registers_globally.into(),
+            force_flush: device.force_flush.into(),
+        }
+    }
+}
+
+/// Fields of the properties since v9. Virtual devices have up to 4 devices, and 8 since v12.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Limits<const DEVICES: usize> {
+    /// `ncclNetVDeviceProps_vN_t`.
+    virtual_count: c_int,
+    virtual_devices: [c_int; DEVICES],
+    max_p2p_bytes: usize,
+    max_coll_bytes: usize,
+}
+
+impl<const DEVICES: usize> Fields for Limits<DEVICES> {
+    fn of(device: &Device, number: c_int) -> Self {
+        // A NIC that is not merged of others consists of itself.
+        let mut virtual_devices = [0; DEVICES];
+        virtual_devices[0] = number;
+        Self {
+            virtual_count: 1,
+            virtual_devices,
+            max_p2p_bytes: device.message_max,
+            max_coll_bytes: device.message_max,
+        }
+    }
+}
+
+/// `ncclNetCommConfig_vN_t`, since v10.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CommConfig {
+    pub(super) traffic_class: c_int,
+}
+
+/// `ncclNetAttr_vN_t`, since v11, of which only the operation is of use here.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Attributes {
+    peers_and_flows: [i32; 8],
+    pub(super) op: u32,
+    algorithm: u32,
+    protocol: u32,
+}
+
+const _: () = assert!(size_of::<Attributes>() == 44);

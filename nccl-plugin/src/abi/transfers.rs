@@ -1,0 +1,334 @@
+//! Slots of NCCL's network tables that move data: memory, sends, receives, and whether they are
+//! done.
+
+use core::ffi::{c_int, c_void};
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use smallvec::SmallVec;
+
+use super::{Code, guarded, not_null};
+use crate::backend::{Buffer, GROUP_MAX, Memory, POINTER_DMABUF};
+use crate::comm::{Comm, MemoryHandle, Outcome, Request, Side, Wish};
+use crate::fault::{Fault, Result};
+use crate::origin::{self, Callback};
+use crate::plugin;
+
+/// NCCL's profiler callback, from the last `init` that brought one.
+static CALLBACK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
+
+pub(super) fn set_callback(callback: Option<Callback>) {
+    if let Some(callback) = callback {
+        CALLBACK.store(callback as *mut (), Ordering::Relaxed);
+    }
+}
+
+fn callback() -> Option<Callback> {
+    let callback = CALLBACK.load(Ordering::Relaxed);
+    // SAFETY: stored by `set_callback`, so it is a `Callback`.
+    (!callback.is_null()).then(|| unsafe { core::mem::transmute::<*mut (), Callback>(callback) })
+}
+
+/// Registers memory.
+///
+/// # Safety
+/// `comm` is a connection that lives; `handle` is null or can be written.
+unsafe fn register(comm: *mut c_void, memory: Memory, handle: *mut *mut c_void) -> Code {
+    guarded("regMr", || {
+        let handle = not_null(handle, "the mhandle")?;
+        // SAFETY: upheld by the caller.
+        unsafe {
+            handle.write(ptr::null_mut());
+            let registered = Comm::at(comm)?.register(memory)?;
+            handle.write(Box::into_raw(registered).cast());
+        }
+        Ok(())
+    })
+}
+
+/// NCCL's sizes are never negative.
+fn bytes(size: impl TryInto<usize>) -> usize {
+    size.try_into().unwrap_or(0)
+}
+
+/// `regMr`.
+///
+/// # Safety
+/// As [`register`].
+pub(super) unsafe extern "C" fn reg_mr<Size: TryInto<usize>>(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: Size,
+    kind: c_int,
+    handle: *mut *mut c_void,
+) -> Code {
+    let memory = Memory {
+        address: data as usize,
+        bytes: bytes(size),
+        kind,
+        dma_buf: None,
+    };
+    // SAFETY: upheld by the caller.
+    unsafe { register(comm, memory, handle) }
+}
+
+/// `regMrDmaBuf`.
+///
+/// # Safety
+/// As [`register`].
+pub(super) unsafe extern "C" fn reg_mr_dma_buf(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    _kind: c_int,
+    offset: u64,
+    descriptor: c_int,
+    handle: *mut *mut c_void,
+) -> Code {
+    let memory = Memory {
+        address: data as usize,
+        bytes: size,
+        kind: POINTER_DMABUF,
+        dma_buf: Some((descriptor, offset)),
+    };
+    // SAFETY: upheld by the caller.
+    unsafe { register(comm, memory, handle) }
+}
+
+/// `deregMr`.
+///
+/// # Safety
+/// `comm` is a connection that lives; `handle` came from registering and is not used again.
+pub(super) unsafe extern "C" fn dereg_mr(comm: *mut c_void, handle: *mut c_void) -> Code {
+    guarded("deregMr", || {
+        let handle = not_null(handle.cast::<MemoryHandle>(), "the mhandle")?;
+        // SAFETY: upheld by the caller.
+        unsafe { Comm::at(comm)?.deregister(*Box::from_raw(handle)) }
+    })
+}
+
+/// `isend` since v10.
+///
+/// # Safety
+/// `comm` is a sending connection that lives, `data` has `size` bytes until the request is
+/// done, `memory` is null or came from registering, `profiler` is what NCCL gave this call,
+/// `request` is null or can be written.
+pub(super) unsafe extern "C" fn isend_profiled(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    tag: c_int,
+    memory: *mut c_void,
+    profiler: *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    guarded("isend", || {
+        let request = not_null(request, "the request")?;
+        // SAFETY: upheld by the caller.
+        unsafe {
+            request.write(ptr::null_mut());
+            let comm = Comm::at(comm)?;
+            let region = memory.cast::<MemoryHandle>().as_ref();
+            let wish = Wish {
+                address: data as usize,
+                bytes: size,
+                tag,
+                region: region.map(|handle| &handle.region),
+            };
+            let origin = || callback().and_then(|callback| origin::ask(callback, profiler));
+            let mut side = comm.send_side()?.lock();
+            let taken = side.offer(wish, origin);
+            let lingers = side.lingers();
+            drop(side);
+            if lingers {
+                plugin::get()?.lingers();
+            }
+            if let Some(index) = taken {
+                request.write(comm.request(index));
+            }
+        }
+        Ok(())
+    })
+}
+
+/// `isend` up to v9: no profiler.
+///
+/// # Safety
+/// As [`isend_profiled`].
+pub(super) unsafe extern "C" fn isend<Size: TryInto<usize>>(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: Size,
+    tag: c_int,
+    memory: *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    // SAFETY: upheld by the caller.
+    unsafe {
+        isend_profiled(
+            comm,
+            data,
+            bytes(size),
+            tag,
+            memory,
+            ptr::null_mut(),
+            request,
+        )
+    }
+}
+
+/// The buffers of a grouped receive or flush. NCCL's arrays are gone after the call.
+///
+/// # Safety
+/// The arrays have `count` entries (`tags` and `memory` may be null), memory handles are
+/// null or came from registering.
+unsafe fn buffers<'a, Size: TryInto<usize>>(
+    count: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut Size,
+    tags: *mut c_int,
+    memory: *mut *mut c_void,
+) -> Result<SmallVec<[Buffer<'a>; GROUP_MAX]>> {
+    let count = usize::try_from(count).unwrap_or(0);
+    if count == 0 || count > GROUP_MAX {
+        return Err(Fault::Argument(format!(
+            "{count} buffers in a group: 1 to {GROUP_MAX} are possible"
+        )));
+    }
+    let data = not_null(data, "the array of buffers")?;
+    let buffer = |at: usize| {
+        // SAFETY: upheld by the caller.
+        unsafe {
+            let region = if memory.is_null() {
+                None
+            } else {
+                memory.add(at).read().cast::<MemoryHandle>().as_ref()
+            };
+            Buffer {
+                address: data.add(at).read() as usize,
+                bytes: bytes(sizes.add(at).read()),
+                tag: if tags.is_null() {
+                    0
+                } else {
+                    tags.add(at).read()
+                },
+                region: region.map(|handle| &handle.region),
+            }
+        }
+    };
+    Ok((0..count).map(buffer).collect())
+}
+
+/// `irecv` up to v9. What `*request` holds before (`NCCL_NET_OPTIONAL_RECV_COMPLETION`) is
+/// leave to complete early, which is not used: over TCP nothing would move the bytes of a request
+/// that nobody tests.
+///
+/// # Safety
+/// As [`buffers`]; `comm` is a receiving connection that lives, the buffers stay until the
+/// request is done, `request` is null or can be written.
+pub(super) unsafe extern "C" fn irecv<Size: TryInto<usize>>(
+    comm: *mut c_void,
+    count: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut Size,
+    tags: *mut c_int,
+    memory: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    guarded("irecv", || {
+        let request = not_null(request, "the request")?;
+        // SAFETY: upheld by the caller.
+        unsafe {
+            request.write(ptr::null_mut());
+            let comm = Comm::at(comm)?;
+            let buffers = buffers(count, data, sizes, tags, memory)?;
+            let posted = comm.receive_side()?.lock().post(&buffers)?;
+            if let Some(index) = posted {
+                request.write(comm.request(index));
+            }
+        }
+        Ok(())
+    })
+}
+
+/// `irecv` since v10. Receives have no use for the profiler.
+///
+/// # Safety
+/// As [`irecv`].
+pub(super) unsafe extern "C" fn irecv_profiled(
+    comm: *mut c_void,
+    count: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut usize,
+    tags: *mut c_int,
+    memory: *mut *mut c_void,
+    _profilers: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    // SAFETY: upheld by the caller.
+    unsafe { irecv(comm, count, data, sizes, tags, memory, request) }
+}
+
+/// `iflush`.
+///
+/// # Safety
+/// As [`irecv`].
+pub(super) unsafe extern "C" fn iflush(
+    comm: *mut c_void,
+    count: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    memory: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    guarded("iflush", || {
+        let request = not_null(request, "the request")?;
+        // SAFETY: upheld by the caller.
+        unsafe {
+            request.write(ptr::null_mut());
+            let comm = Comm::at(comm)?;
+            let buffers = buffers(count, data, sizes, ptr::null_mut(), memory)?;
+            let begun = comm.receive_side()?.lock().flush(&buffers)?;
+            if let Some(index) = begun {
+                request.write(comm.request(index));
+            }
+        }
+        Ok(())
+    })
+}
+
+/// `test`.
+///
+/// # Safety
+/// `request` came from `isend`, `irecv` or `iflush` of a connection that lives; `done` is
+/// null or can be written, `sizes` is null or has an entry for each of the request's buffers.
+pub(super) unsafe extern "C" fn test(
+    request: *mut c_void,
+    done: *mut c_int,
+    sizes: *mut c_int,
+) -> Code {
+    guarded("test", || {
+        let done = not_null(done, "done")?;
+        // SAFETY: upheld by the caller.
+        unsafe {
+            done.write(0);
+            let (comm, index) = Request::at(request)?;
+            if let Outcome::Done(of) = comm.test(index)? {
+                if !sizes.is_null() {
+                    for (at, size) in of.iter().enumerate() {
+                        sizes
+                            .add(at)
+                            .write(c_int::try_from(*size).unwrap_or(c_int::MAX));
+                    }
+                }
+                done.write(1);
+                if let Side::Send(side) = &comm.side
+                    && side.lock().lingers()
+                {
+                    plugin::get()?.lingers();
+                }
+            }
+        }
+        Ok(())
+    })
+}
