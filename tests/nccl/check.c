@@ -17,7 +17,7 @@ static int usage(const char *name, int status) {
     fprintf(status ? stderr : stdout,
             "usage: %s --plugin PATH [OPTION]... [CASE]...\n"
             "  -p, --plugin PATH     the library\n"
-            "  -v, --version N|all   interface version, 7 to 12; may be repeated (all)\n"
+            "  -v, --version N|all   interface version, " VERSIONS "; may be repeated (all)\n"
             "  -d, --device N        device that sends, and listens unless --peer is given (0)\n"
             "  -e, --peer N          device that listens\n"
             "  -s, --slow N          allow N times as long (1; 0.2 is a fifth)\n"
@@ -75,7 +75,7 @@ int main(int argc, char **argv) {
             if (strcmp(optarg, "all") == 0) versions = ~0U;
             else if (version >= VERSION_FIRST && version <= VERSION_LAST) versions |= 1U << version;
             else {
-                fprintf(stderr, "no version %s: 7 to 12, or all\n", optarg);
+                fprintf(stderr, "no version %s: " VERSIONS ", or all\n", optarg);
                 return 3;
             }
             break;

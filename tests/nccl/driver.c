@@ -293,7 +293,7 @@ int net_make_virtual(struct net *net, int count, const int *devices, bool *exist
     int device = -1;
     *exists = net->version >= 9 && T(9)->make_virtual;
     if (!*exists) return RESULT_OK;
-    if (net->version == 12) {
+    if (net->version >= 12) {
         WATCHED("makeVDevice", T(12)->make_virtual(&device, &parts));
     }
     WATCHED("makeVDevice", T(9)->make_virtual(&device, (struct virtual_4 *)&parts));

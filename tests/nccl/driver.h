@@ -6,6 +6,9 @@
 #include "abi.h"
 
 enum { VERSION_FIRST = 7, VERSION_LAST = 12 };
+/* The same for people. */
+#define NEWEST "12"
+#define VERSIONS "7 to " NEWEST
 
 struct net {
     const char *path;

@@ -244,7 +244,7 @@ static int usage(const char *name, int status) {
     fprintf(status ? stderr : stdout,
             "usage: %s --plugin PATH [OPTION]...\n"
             "  -p, --plugin PATH    the library\n"
-            "  -v, --version N      interface version, 7 to 12 (12)\n"
+            "  -v, --version N      interface version, " VERSIONS " (" NEWEST ")\n"
             "  -b, --bytes B        of a message (1048576)\n"
             "  -w, --window W       messages outstanding per stream, 1 to 32 (8)\n"
             "  -n, --streams S      comms at once, 1 to 32 (1)\n"

@@ -154,7 +154,7 @@ static bool measure(double *times) {
 static int usage(const char *name, int status) {
     fprintf(status ? stderr : stdout,
             "usage: %s --plugin PATH --rank R --folder DIR [OPTION]...\n"
-            "  -p, --plugin PATH   the library        -v, --version N   7 to 12 (12)\n"
+            "  -p, --plugin PATH   the library        -v, --version N   " VERSIONS " (" NEWEST ")\n"
             "  -r, --rank R        0 to ranks - 1     -n, --ranks N     2 to 8 (2)\n"
             "  -f, --folder DIR    shared by the ranks, empty at first\n"
             "  -d, --device N      (0)                -s, --slow N      N times as patient (1)\n"

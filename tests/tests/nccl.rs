@@ -120,11 +120,13 @@ fn passes(mut command: Command, lines: usize) {
 }
 
 const ALL: [&str; 1] = ["all"];
-/// The oldest, and the newest, for what costs seconds and is below the versions' differences.
-const ENDS: [&str; 2] = ["7", "12"];
+const NEWEST: &str = "12";
+/// For what costs seconds and is below the versions' differences.
+const ENDS: [&str; 2] = ["7", NEWEST];
+const VERSIONS: usize = 6;
 
 fn every_version(cases: &[&str]) {
-    passes(check(&plugin(), &ALL, cases), 6 * cases.len());
+    passes(check(&plugin(), &ALL, cases), VERSIONS * cases.len());
 }
 
 fn both_ends(cases: &[&str]) {
@@ -146,7 +148,7 @@ fn the_nccl_plugin_exports_what_nccl_looks_for_and_nothing_else() {
         .collect();
     names.sort_unstable();
     assert_eq!(names, SYMBOLS);
-    passes(check(&plugin(), &["12"], &["symbols"]), 1);
+    passes(check(&plugin(), &[NEWEST], &["symbols"]), 1);
 }
 
 #[test]
@@ -176,12 +178,12 @@ fn nccl_messages_arrive_whole_and_in_order_in_every_version() {
 #[test]
 fn nccl_messages_arrive_when_there_are_many_big_or_refused_ones() {
     both_ends(&["big", "thirty_two", "refused", "many_messages", "duplex"]);
-    passes(check(&plugin(), &["9", "12"], &["optional_completion"]), 2);
+    passes(check(&plugin(), &["9", NEWEST], &["optional_completion"]), 2);
 }
 
 #[test]
 fn a_gigabyte_is_one_nccl_message() {
-    let mut command = check(&plugin(), &["12"], &["gigabyte"]);
+    let mut command = check(&plugin(), &[NEWEST], &["gigabyte"]);
     let output = command.output().expect("nccl_check starts");
     let text = said(&output);
     println!("{text}");
@@ -209,7 +211,7 @@ fn nccl_collectives_of_two_to_eight_processes_have_the_right_sums() {
     every_version(&["all_reduce_2", "all_to_all_4"]);
     both_ends(&["all_reduce_4", "all_to_all_2", "all_reduce_refused"]);
     passes(
-        check(&plugin(), &["12"], &["all_reduce_8", "all_to_all_8"]),
+        check(&plugin(), &[NEWEST], &["all_reduce_8", "all_to_all_8"]),
         2,
     );
 }
@@ -217,9 +219,9 @@ fn nccl_collectives_of_two_to_eight_processes_have_the_right_sums() {
 #[test]
 fn the_profiler_half_of_the_nccl_plugin_keeps_nothing_and_follows_no_foreign_pointer() {
     let cases = ["profiler_v3", "profiler_v4", "profiler_v5", "profiler_v6"];
-    passes(check(&plugin(), &["10", "12"], &cases), 8);
+    passes(check(&plugin(), &["10", NEWEST], &cases), 8);
     let cases = ["profiler_threads", "profiler_foreign"];
-    passes(check(&plugin(), &["10", "11", "12"], &cases), 6);
+    passes(check(&plugin(), &["10", "11", NEWEST], &cases), 6);
 }
 
 #[test]
@@ -229,7 +231,7 @@ fn the_nccl_plugin_learns_from_the_profiler_which_collective_each_send_belongs_t
     for (net, case) in [
         ("10", "profiler_v3"),
         ("11", "profiler_v5"),
-        ("12", "profiler_v6"),
+        (NEWEST, "profiler_v6"),
     ] {
         let mut command = check(&plugin(), &[net], &[case]);
         command.env("LAXITY_REPORT", &report);
@@ -287,7 +289,7 @@ fn the_nccl_plugin_heeds_the_mode_of_the_profile() {
         folder.path().join("report"),
     );
     fs::write(&profile, "mode = \"observe\"\n").expect("a profile");
-    let mut command = check(&plugin(), &["12"], &["in_order"]);
+    let mut command = check(&plugin(), &[NEWEST], &["in_order"]);
     command
         .env("LAXITY_SOCKET", daemon.socket())
         .env("LAXITY_PROFILE", &profile)
@@ -363,7 +365,7 @@ fn nccl_collectives_run_between_network_namespaces() {
     ] {
         let folder = tempfile::tempdir().expect("a folder");
         let shared = folder.path().to_str().expect("a path");
-        let mut arguments = vec!["-v", "12", "-f", shared, "-r", "{rank}", "-n", "{ranks}"];
+        let mut arguments = vec!["-v", NEWEST, "-f", shared, "-r", "{rank}", "-n", "{ranks}"];
         arguments.extend_from_slice(cases);
         let program = harness().join("nccl_check");
         let Some(text) = in_namespaces(ranks, &program, &arguments) else {
@@ -394,7 +396,7 @@ fn the_nccl_plugin_takes_the_interfaces_that_nccl_would_take() {
 
 #[test]
 fn the_bandwidth_program_counts_what_it_moves_at_every_version() {
-    for version in ["7", "12"] {
+    for version in ENDS {
         let output = clean(&harness().join("nccl_perf"))
             .arg("--plugin")
             .arg(plugin())
@@ -446,7 +448,7 @@ const FAULTS: [(&str, &str); 27] = [
 fn the_nccl_harness_passes_a_plugin_without_faults() {
     let reference_plugin = harness().join("libnccl-net-reference_plugin.so");
     // Every case at the newest version.
-    passes(check(&reference_plugin, &["12"], &[]), 61);
+    passes(check(&reference_plugin, &[NEWEST], &[]), 61);
     passes(
         check(
             &reference_plugin,
@@ -461,7 +463,7 @@ fn the_nccl_harness_passes_a_plugin_without_faults() {
 fn the_nccl_harness_notices_each_fault_of_a_plugin() {
     let reference_plugin = harness().join("libnccl-net-reference_plugin.so");
     for (fault, case) in FAULTS {
-        let mut command = check(&reference_plugin, &["12"], &[case]);
+        let mut command = check(&reference_plugin, &[NEWEST], &[case]);
         // Faults that show as a hang are waited for; a fifth of the usual time is enough here.
         command
             .args(["--slow", "0.2"])
@@ -478,7 +480,7 @@ fn the_nccl_harness_notices_each_fault_of_a_plugin() {
         assert!(text.contains(case), "{fault}: {text}");
     }
     let extra = harness().join("libnccl-net-reference_plugin-extra.so");
-    let output = check(&extra, &["12"], &["symbols"])
+    let output = check(&extra, &[NEWEST], &["symbols"])
         .output()
         .expect("nccl_check starts");
     assert!(
