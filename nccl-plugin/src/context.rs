@@ -5,7 +5,7 @@
 //! parallelism is made of them). Batch, request and deadline are not known here: the daemon takes
 //! them from the engine's hints of the same process (`daemon/src/driver/running.rs`).
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -13,7 +13,6 @@ use laxity_client::Stage;
 use parking_lot::Mutex;
 
 use crate::origin::{Function, Origin};
-use crate::sequence::{Sequence, Signature};
 use crate::settings::Settings;
 
 /// `NCCL_NET_TRAFFIC_CLASS_UNDEF`.
@@ -61,9 +60,7 @@ pub struct Context {
     traffic_class: i32,
     /// `ncclNetAttr.op` as last set. Relaxed: what the proxy thread itself said a moment ago.
     attribute: AtomicU32,
-    sequences: Mutex<HashMap<u64, Sequence>>,
     names: Arc<Names>,
-    counted: AtomicU64,
 }
 
 /// What a send is.
@@ -73,8 +70,6 @@ pub struct Purpose {
     pub stage: Stage,
     /// By which of NCCL's functions.
     pub function: Function,
-    /// In which layer, as far as can be told; 0 if not.
-    pub layer: u16,
 }
 
 impl Context {
@@ -85,9 +80,7 @@ impl Context {
             communicator,
             traffic_class,
             attribute: AtomicU32::new(0),
-            sequences: Mutex::default(),
             names,
-            counted: AtomicU64::new(0),
         }
     }
 
@@ -112,7 +105,7 @@ impl Context {
     }
 
     /// What a send is, given what the profiler interface told of it, if anything.
-    pub fn purpose(&self, origin: Option<Origin>, bytes: u64, now_ns: u64) -> Purpose {
+    pub fn purpose(&self, origin: Option<Origin>) -> Purpose {
         let attribute = Function::from_attribute(self.attribute.load(Ordering::Relaxed));
         let communicator = origin.map_or(self.communicator, |origin| origin.communicator);
         let told = origin.map_or(Function::Unknown, |origin| origin.function);
@@ -129,27 +122,7 @@ impl Context {
             let stage = self.names.stage(communicator);
             stage.unwrap_or(Stage::Collective)
         };
-        let (number, size) = match origin {
-            Some(origin) if origin.sequence > 0 => (origin.sequence, origin.bytes),
-            // Without numbers each message counts for itself.
-            _ => (1 + self.counted.fetch_add(1, Ordering::Relaxed), bytes),
-        };
-        let layer = if stage == Stage::Collective {
-            let signature = Signature {
-                function: function as u8,
-                bytes: size,
-            };
-            let mut sequences = self.sequences.lock();
-            let sequence = sequences.entry(communicator).or_default();
-            sequence.observe(now_ns, number, signature)
-        } else {
-            None
-        };
-        Purpose {
-            stage,
-            function,
-            layer: layer.unwrap_or(0),
-        }
+        Purpose { stage, function }
     }
 }
 
@@ -162,50 +135,36 @@ mod tests {
         Context::new(7, TRAFFIC_CLASS_UNSET, Arc::clone(names))
     }
 
-    fn send(sequence: u64) -> Origin {
-        Origin {
-            communicator: 7,
-            function: Function::Send,
-            sequence,
-            bytes: 100,
-            ..Origin::default()
-        }
-    }
+    const SEND: Origin = Origin {
+        communicator: 7,
+        function: Function::Send,
+    };
 
     #[test]
     fn sends_are_collectives_unless_their_communicator_is_declared_otherwise() {
         let names = Arc::new(Names::default());
         let context = context(&names);
-        assert_eq!(context.purpose(None, 10, 0).stage, Stage::Collective);
-        assert_eq!(
-            context.purpose(Some(send(0)), 10, 0).stage,
-            Stage::Collective
-        );
+        assert_eq!(context.purpose(None).stage, Stage::Collective);
+        assert_eq!(context.purpose(Some(SEND)).stage, Stage::Collective);
         let settings = Settings {
             stages: stage_rules("kv*=p2d").expect("a rule"),
             ..Settings::default()
         };
         names.tell(8, "kv_other", &settings);
-        assert_eq!(context.purpose(None, 10, 0).stage, Stage::Collective);
+        assert_eq!(context.purpose(None).stage, Stage::Collective);
         names.tell(7, "kv_p2p", &settings);
-        assert_eq!(context.purpose(None, 10, 0).stage, Stage::P2d);
-        assert_eq!(context.purpose(Some(send(0)), 10, 0).stage, Stage::P2d);
+        assert_eq!(context.purpose(None).stage, Stage::P2d);
+        assert_eq!(context.purpose(Some(SEND)).stage, Stage::P2d);
         assert_eq!(context.stage(), Stage::P2d);
     }
 
     #[test]
     fn an_all_to_all_is_told_from_its_sends_by_the_attribute() {
         let context = context(&Arc::default());
-        assert_eq!(
-            context.purpose(Some(send(1)), 1, 0).function,
-            Function::Send
-        );
+        assert_eq!(context.purpose(Some(SEND)).function, Function::Send);
         context.set_attribute(1 << 8);
-        assert_eq!(
-            context.purpose(Some(send(2)), 1, 0).function,
-            Function::AllToAll
-        );
-        assert_eq!(context.purpose(None, 1, 0).function, Function::AllToAll);
+        assert_eq!(context.purpose(Some(SEND)).function, Function::AllToAll);
+        assert_eq!(context.purpose(None).function, Function::AllToAll);
     }
 
     #[test]
@@ -215,19 +174,5 @@ mod tests {
         assert_eq!(pinned(106), Some(26));
         assert_eq!(pinned(0), Some(0));
         assert_eq!(pinned(4000), None);
-    }
-
-    #[test]
-    fn layers_are_inferred_from_repeated_collectives() {
-        let context = context(&Arc::default());
-        let mut layers = Vec::new();
-        for sequence in 1..=8 {
-            let origin = Origin {
-                bytes: if sequence % 2 == 0 { 30 } else { 10 },
-                ..send(sequence)
-            };
-            layers.push(context.purpose(Some(origin), 1, sequence * 1000).layer);
-        }
-        assert_eq!(layers[6..], [3, 3]);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! NCCL ── ncclNetPlugin_v7 … v12 ──▶ abi/ ──▶ comm/   one connection, one direction; isend, irecv, test
-//!   │                                           │ what is this send for?  context.rs, sequence.rs
+//!   │                                           │ what is this send for?  context.rs
 //!   └──── ncclProfiler_v3 … v6 ──▶ origin.rs ───┘ which collective is it?
 //!                                               ▼
 //!                                   arbiter.rs: a flow; may it go, in which class?
@@ -26,7 +26,6 @@ mod log;
 pub mod origin;
 pub mod plugin;
 pub mod report;
-pub mod sequence;
 pub mod settings;
 pub mod tcp;
 pub mod verbs;

@@ -39,21 +39,13 @@ pub const EVENT_NET: u64 = 1 << 7;
 /// the lower half.
 pub const PLUGIN_ID: i64 = 0x4c58 << 16 | 1;
 
-/// What a send belongs to.
+/// What a send belongs to: a collective or a point-to-point operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// The communicator's hash, the same on all ranks.
     pub communicator: u64,
     /// Its function.
     pub function: Function,
-    /// Number of the collective in its communicator; 0 for point-to-point operations.
-    pub sequence: u64,
-    /// Bytes of the whole operation at this rank.
-    pub bytes: u64,
-    /// Which of the operation's steps on this connection.
-    pub step: u32,
-    /// How many there are.
-    pub steps: u32,
 }
 
 /// What NCCL's users call.
@@ -141,36 +133,6 @@ impl Function {
     }
 }
 
-/// Bytes of an element, by the name of its type: `ncclFloat16`, `ncclFloat8e4m3`, …
-#[must_use]
-pub fn element_bytes(name: &[u8]) -> u64 {
-    let digits = name.iter().skip_while(|byte| !byte.is_ascii_digit());
-    let bits = digits
-        .take_while(|byte| byte.is_ascii_digit())
-        .fold(0, |bits: u64, digit| bits * 10 + u64::from(digit - b'0'));
-    (bits / 8).clamp(1, 16)
-}
-
-/// A collective or a point-to-point operation.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Task {
-    /// See [`Origin`].
-    pub communicator: u64,
-    /// See [`Origin`].
-    pub function: Function,
-    /// See [`Origin`].
-    pub sequence: u64,
-    /// See [`Origin`].
-    pub bytes: u64,
-}
-
-/// A proxy operation.
-#[derive(Clone, Copy, Debug, Default)]
-struct Operation {
-    task: Option<Task>,
-    steps: u32,
-}
-
 /// What `isend` asks; its address travels through NCCL.
 #[derive(Debug)]
 pub struct Question {
@@ -187,10 +149,9 @@ const KIND_TASK: u64 = 1;
 const KIND_OPERATION: u64 = 2;
 const KIND_STEP: u64 = 3;
 const KIND_SHIFT: u32 = 60;
-const STEP_SHIFT: u32 = 36;
-const STEP_MASK: u64 = (1 << (KIND_SHIFT - STEP_SHIFT)) - 1;
+const KIND_MASK: u64 = u64::MAX << KIND_SHIFT;
 const TURN_SHIFT: u32 = 20;
-const TURN_MASK: u64 = (1 << (STEP_SHIFT - TURN_SHIFT)) - 1;
+const TURN_MASK: u64 = (1 << (KIND_SHIFT - TURN_SHIFT)) - 1;
 const PLACE_MASK: u64 = (1 << TURN_SHIFT) - 1;
 
 /// The last `N` of something, by number.
@@ -237,8 +198,9 @@ impl<T: Copy + Default, const N: usize> Ring<T, N> {
 /// The events of this process.
 #[derive(Debug)]
 pub struct Events {
-    tasks: Mutex<Ring<Task, TASKS>>,
-    operations: Mutex<Ring<Operation, OPERATIONS>>,
+    tasks: Mutex<Ring<Origin, TASKS>>,
+    /// Those whose task is not known are here, too.
+    operations: Mutex<Ring<Option<Origin>, OPERATIONS>>,
 }
 
 impl Default for Events {
@@ -258,26 +220,25 @@ impl Events {
     }
 
     /// A collective or point-to-point operation begins.
-    pub fn task(&self, task: Task) -> u64 {
+    pub fn task(&self, task: Origin) -> u64 {
         KIND_TASK << KIND_SHIFT | self.tasks.lock().put(task)
     }
 
     /// A proxy operation of this process begins, for the task `parent`; `here` is false if that
     /// event is another process's.
-    pub fn operation(&self, parent: u64, here: bool, steps: u32) -> u64 {
+    pub fn operation(&self, parent: u64, here: bool) -> u64 {
         let known = here && parent >> KIND_SHIFT == KIND_TASK;
         let task = known.then(|| self.tasks.lock().get(parent)).flatten();
-        KIND_OPERATION << KIND_SHIFT | self.operations.lock().put(Operation { task, steps })
+        KIND_OPERATION << KIND_SHIFT | self.operations.lock().put(task)
     }
 
-    /// A step of a proxy operation begins. Nothing is kept of it: it is in the event's bits.
+    /// A step of a proxy operation begins. Nothing is kept of it: it names its operation.
     #[must_use]
-    pub fn step(&self, parent: u64, step: u32) -> u64 {
+    pub fn step(&self, parent: u64) -> u64 {
         if parent >> KIND_SHIFT != KIND_OPERATION {
             return 0;
         }
-        let low = parent & ((1 << STEP_SHIFT) - 1);
-        KIND_STEP << KIND_SHIFT | (u64::from(step) & STEP_MASK) << STEP_SHIFT | low
+        KIND_STEP << KIND_SHIFT | parent & !KIND_MASK
     }
 
     /// What a step belongs to.
@@ -286,16 +247,7 @@ impl Events {
         if step >> KIND_SHIFT != KIND_STEP {
             return None;
         }
-        let operation = self.operations.lock().get(step)?;
-        let task = operation.task?;
-        Some(Origin {
-            communicator: task.communicator,
-            function: task.function,
-            sequence: task.sequence,
-            bytes: task.bytes,
-            step: (step >> STEP_SHIFT & STEP_MASK) as u32,
-            steps: operation.steps,
-        })
+        self.operations.lock().get(step)?
     }
 }
 
@@ -352,57 +304,30 @@ mod tests {
     #[test]
     fn a_step_leads_back_to_its_collective() {
         let events = Events::new();
-        let task = Task {
+        let gather = Origin {
             communicator: 7,
             function: Function::AllGather,
-            sequence: 3,
-            bytes: 4096,
         };
-        let task = events.task(task);
-        let operation = events.operation(task, true, 16);
-        let origin = events.origin(events.step(operation, 5)).expect("known");
-        assert_eq!(
-            (origin.communicator, origin.sequence, origin.bytes),
-            (7, 3, 4096)
-        );
-        assert_eq!(
-            (origin.function, origin.step, origin.steps),
-            (Function::AllGather, 5, 16)
-        );
+        let operation = events.operation(events.task(gather), true);
+        assert_eq!(events.origin(events.step(operation)), Some(gather));
     }
 
     #[test]
     fn what_is_old_or_of_another_process_or_nonsense_is_not_found() {
         let events = Events::new();
-        let task = events.task(Task::default());
-        let old = events.operation(task, true, 1);
-        assert!(events.origin(events.step(old, 0)).is_some());
+        let task = events.task(Origin::default());
+        let old = events.operation(task, true);
+        assert!(events.origin(events.step(old)).is_some());
         for _ in 0..OPERATIONS {
-            events.operation(task, true, 1);
+            events.operation(task, true);
         }
-        assert_eq!(events.origin(events.step(old, 0)), None);
-        let foreign = events.operation(task, false, 1);
-        assert_eq!(events.origin(events.step(foreign, 0)), None);
+        assert_eq!(events.origin(events.step(old)), None);
+        let foreign = events.operation(task, false);
+        assert_eq!(events.origin(events.step(foreign)), None);
         for nonsense in [0, 1, u64::MAX, task, 3 << KIND_SHIFT | PLACE_MASK] {
             assert_eq!(events.origin(nonsense), None);
-            let operation = events.operation(nonsense & !(1 << KIND_SHIFT), true, 1);
-            assert_eq!(events.origin(events.step(operation, 0)), None);
-        }
-    }
-
-    #[test]
-    fn types_have_their_sizes() {
-        let sizes = [
-            ("ncclInt8", 1),
-            ("ncclFloat16", 2),
-            ("ncclBfloat16", 2),
-            ("ncclFloat32", 4),
-            ("ncclUint64", 8),
-            ("ncclFloat8e4m3", 1),
-            ("Unknown", 1),
-        ];
-        for (name, bytes) in sizes {
-            assert_eq!(element_bytes(name.as_bytes()), bytes, "{name}");
+            let operation = events.operation(nonsense & !(1 << KIND_SHIFT), true);
+            assert_eq!(events.origin(events.step(operation)), None);
         }
     }
 }

@@ -13,7 +13,7 @@ use core::ptr;
 use super::{Code, NAME, Name, guarded};
 use crate::context::Names;
 use crate::log::{self, Logger};
-use crate::origin::{self, Function, QUESTION_MAGIC, Question, Task, element_bytes};
+use crate::origin::{self, Function, Origin, QUESTION_MAGIC, Question};
 use crate::plugin::{self, EVENTS};
 
 /// A collective, as of version 4.
@@ -252,24 +252,16 @@ unsafe extern "C" fn init_v5(
     unsafe { init(context, mask, communicator, name) }
 }
 
-/// What an operation is, from its fields.
+/// A collective or point-to-point operation begins.
 ///
 /// # Safety
-/// The strings are NCCL's, or null.
-unsafe fn task(
-    communicator: u64,
-    sequence: u64,
-    function: *const c_char,
-    element: *const c_char,
-    count: usize,
-) -> u64 {
+/// The string is NCCL's, or null.
+unsafe fn task(communicator: u64, function: *const c_char) -> u64 {
     // SAFETY: upheld by the caller.
-    let (function, element) = unsafe { (bytes(function), bytes(element)) };
-    EVENTS.task(Task {
+    let function = Function::from_name(unsafe { bytes(function) });
+    EVENTS.task(Origin {
         communicator,
-        function: Function::from_name(function),
-        sequence,
-        bytes: (count as u64).saturating_mul(element_bytes(element)),
+        function,
     })
 }
 
@@ -304,21 +296,21 @@ unsafe fn number(kind: u64, event: &Event, communicator: Option<u64>) -> u64 {
                     Some(communicator) => (communicator, event.what.collective),
                     None => event.what.named_collective.open(),
                 };
-                task(communicator, it.sequence, it.function, it.element, it.count)
+                task(communicator, it.function)
             }
             origin::EVENT_P2P => {
                 let (communicator, it) = match communicator {
                     Some(communicator) => (communicator, event.what.point_to_point),
                     None => event.what.named_point_to_point.open(),
                 };
-                task(communicator, 0, it.function, it.element, it.count)
+                task(communicator, it.function)
             }
             origin::EVENT_OPERATION => {
                 let operation = event.what.operation;
                 let here = operation.pid as u32 == std::process::id();
-                EVENTS.operation(parent, here, u32::try_from(operation.steps).unwrap_or(0))
+                EVENTS.operation(parent, here)
             }
-            origin::EVENT_STEP => EVENTS.step(parent, u32::try_from(event.what.step).unwrap_or(0)),
+            origin::EVENT_STEP => EVENTS.step(parent),
             origin::EVENT_NET => {
                 answer(event.what.net, parent);
                 0

@@ -399,12 +399,11 @@ impl SendSide {
         if self.nic.0 != generation {
             self.nic = (generation, self.around.arbiter.nic(&self.around.nic));
         }
-        let purpose = self.around.context.purpose(origin, bytes, now_ns());
+        let purpose = self.around.context.purpose(origin);
         let flow = Flow {
             stage: purpose.stage,
             direction: Direction::Egress,
             nic: self.nic.1,
-            layer: purpose.layer,
             bytes,
             ..Flow::default()
         };
