@@ -1,7 +1,6 @@
 //! Which network interfaces to use: the rules of `NCCL_SOCKET_IFNAME`.
 //!
-//! A list of prefixes; `^` before it excludes them, `=` (also after `^`) asks for whole names.
-//! Without it, NCCL's order: `ib*`, else the one in the subnet of `NCCL_COMM_ID`, else whatever is
+//! Without a list ([`Wanted`]), NCCL's order: `ib*`, else the one in the subnet of `NCCL_COMM_ID`, else whatever is
 //! neither docker nor loopback nor a libvirt bridge, else docker, loopback, those bridges. Only
 //! interfaces that are running count, each with its first address (IPv4 before IPv6, as the kernel
 //! lists them); IPv6 loopback does not.
@@ -17,6 +16,7 @@ use nix::net::if_::InterfaceFlags;
 use crate::backend::{Device, POINTER_HOST};
 use crate::fault::{Fault, Result};
 use crate::settings::Settings;
+use crate::wanted::Wanted;
 
 /// Interfaces used at most, as NCCL.
 const INTERFACES_MAX: usize = 16;
@@ -38,46 +38,6 @@ pub struct Interface {
     pub prefix: u32,
 }
 
-/// `NCCL_SOCKET_IFNAME`, taken apart.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Wanted<'a> {
-    not: bool,
-    exact: bool,
-    names: Vec<&'a str>,
-}
-
-impl<'a> Wanted<'a> {
-    fn parse(text: &'a str) -> Self {
-        let (not, text) = text
-            .strip_prefix('^')
-            .map_or((false, text), |rest| (true, rest));
-        let (exact, text) = text
-            .strip_prefix('=')
-            .map_or((false, text), |rest| (true, rest));
-        // What follows a colon (port, rail, plane) is about other transports.
-        let names = text
-            .split(',')
-            .filter_map(|entry| entry.split(':').next())
-            .filter(|name| !name.is_empty());
-        Self {
-            not,
-            exact,
-            names: names.collect(),
-        }
-    }
-
-    fn takes(&self, name: &str) -> bool {
-        let fits = |wanted: &&str| {
-            if self.exact {
-                name == *wanted
-            } else {
-                name.starts_with(wanted)
-            }
-        };
-        self.names.iter().any(fits) != self.not
-    }
-}
-
 fn is_in_subnet(interface: &Interface, address: IpAddr) -> bool {
     let bits = |ip: IpAddr| match ip {
         IpAddr::V4(v4) => (u128::from(v4.to_bits()) << 96, 32),
@@ -92,12 +52,12 @@ fn is_in_subnet(interface: &Interface, address: IpAddr) -> bool {
 #[must_use]
 pub fn choose(all: &[Interface], settings: &Settings) -> Vec<Interface> {
     let matching = |text: &str| {
-        let wanted = Wanted::parse(text);
+        let (wanted, _) = Wanted::parse(text);
         let mut found: Vec<Interface> = Vec::new();
         for interface in all {
             let family = if interface.address.is_ipv4() { 4 } else { 6 };
             if settings.family.is_none_or(|only| only == family)
-                && wanted.takes(&interface.name)
+                && wanted.takes_interface(&interface.name)
                 && !found.iter().any(|other| other.name == interface.name)
             {
                 found.push(interface.clone());

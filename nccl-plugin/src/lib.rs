@@ -27,5 +27,7 @@ pub mod origin;
 pub mod plugin;
 pub mod report;
 pub mod settings;
+mod socket;
 pub mod tcp;
 pub mod verbs;
+mod wanted;

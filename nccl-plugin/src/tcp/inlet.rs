@@ -5,9 +5,9 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd as _;
 
 use super::frame::{HEAD_BYTES, Head, Part};
-use super::outlet::peer;
 use super::socket;
 use crate::fault::{Fault, Result};
+use crate::socket::peer;
 
 /// Read with a head: a small message comes with one system call, and of a large one no more than
 /// this is copied twice.

@@ -16,9 +16,8 @@ mod sender;
 mod socket;
 
 use std::collections::HashMap;
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
 pub use frame::{HEAD_BYTES, HELLO_BYTES, Head, Hello, Part};
@@ -29,6 +28,7 @@ use crate::handle::{Carrier, Handle};
 use crate::interfaces;
 use crate::log;
 use crate::settings::{Settings, ZeroCopy};
+use crate::socket::{accept, is_connected, listen, peer, random};
 use receiver::TcpReceiver;
 use sender::TcpSender;
 
@@ -38,18 +38,6 @@ const HELLO_WITHIN: Duration = Duration::from_secs(30);
 const UNKNOWN_MAX: usize = 4096;
 /// Connections of which some sockets are there, at most.
 const PARTIAL_MAX: usize = 16384;
-
-/// A number that nobody guesses.
-pub(crate) fn random() -> u64 {
-    let mut bytes = [0; 8];
-    // SAFETY: writes as many bytes as it is told.
-    let count = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if count == 8 {
-        return u64::from_le_bytes(bytes);
-    }
-    // Only on kernels before 3.17. Uniqueness is what matters most.
-    laxity_shm::sleep::now_ns() ^ u64::from(std::process::id()) << 40
-}
 
 /// The network.
 #[derive(Debug)]
@@ -86,7 +74,7 @@ impl Backend for Tcp {
     }
 
     fn listen(&self, device: usize) -> Result<(Box<dyn Listener>, Handle)> {
-        let listener = socket::listen(self.addresses[device])?;
+        let listener = listen(self.addresses[device])?;
         let address = listener
             .local_addr()
             .map_err(|error| Fault::system("the listener's address", error))?;
@@ -151,17 +139,13 @@ struct Opening {
 impl Opening {
     fn is_open(&mut self, to: SocketAddr) -> Result<bool> {
         if !self.connected {
-            self.connected = socket::is_connected(&self.stream, to)?;
+            self.connected = is_connected(&self.stream, to)?;
         }
         while self.connected && self.sent < HELLO_BYTES {
-            let piece = libc::iovec {
-                iov_base: self.hello[self.sent..].as_ptr().cast_mut().cast(),
-                iov_len: HELLO_BYTES - self.sent,
-            };
-            // SAFETY: the bytes are this socket's own.
-            match unsafe { socket::send(self.stream.as_raw_fd(), &[piece], 0) } {
-                Ok(Some(count)) => self.sent += count,
-                Ok(None) => return Ok(false),
+            match self.stream.write(&self.hello[self.sent..]) {
+                Ok(count) => self.sent += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     return Err(Fault::Remote(format!(
                         "{to} hung up during the hello: {error}"
@@ -224,25 +208,16 @@ struct Accepting {
 impl Accepting {
     /// Takes what has connected.
     fn take(&mut self) -> Result<()> {
-        while self.unknown.len() < UNKNOWN_MAX {
-            match self.listener.accept() {
-                Ok((stream, _)) => {
-                    if let Ok(stream) = socket::adopt(stream) {
-                        self.unknown.push(Unknown {
-                            stream,
-                            hello: [0; HELLO_BYTES],
-                            got: 0,
-                            since: Instant::now(),
-                        });
-                    }
-                }
-                Err(error) => match error.kind() {
-                    io::ErrorKind::WouldBlock => return Ok(()),
-                    // The peer hung up before it was accepted.
-                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
-                    _ => return Err(Fault::system("accept; see `ulimit -n`", error)),
-                },
-            }
+        while self.unknown.len() < UNKNOWN_MAX
+            && let Some(stream) = accept(&self.listener)?
+        {
+            socket::notice_silence(&stream);
+            self.unknown.push(Unknown {
+                stream,
+                hello: [0; HELLO_BYTES],
+                got: 0,
+                since: Instant::now(),
+            });
         }
         Ok(())
     }
@@ -280,7 +255,8 @@ impl Accepting {
             self.refuse(&stream, "is one too many");
             return None;
         }
-        socket::mark(&stream, hello.dscp);
+        let is_v4 = stream.local_addr().is_ok_and(|address| address.is_ipv4());
+        socket::mark(&stream, is_v4, hello.dscp);
         let streams = usize::from(hello.streams);
         let partial = self.partial.entry(hello.connection).or_default();
         if partial.is_empty() {
@@ -302,7 +278,7 @@ impl Accepting {
             "a connection from {} was dropped: it {problem}. If this job hangs now, a node does \
              without this plugin, or with another release: set NCCL_NET_PLUGIN=laxity and \
              NCCL_NET=Laxity on all",
-            outlet::peer(stream)
+            peer(stream)
         );
         if self.warned {
             log::info(&text);
@@ -316,14 +292,11 @@ impl Accepting {
 /// Reads what is there of a hello; what is wrong with it, if it is none.
 fn read_hello(unknown: &mut Unknown) -> core::result::Result<Option<Hello>, String> {
     while unknown.got < HELLO_BYTES {
-        let room = &mut unknown.hello[unknown.got..];
-        let count =
-            // SAFETY: the room is this function's own.
-            unsafe { socket::receive(unknown.stream.as_raw_fd(), room.as_mut_ptr(), room.len()) };
-        match count {
-            Ok(None) => return Ok(None),
-            Ok(Some(0)) => return Err(String::from("hung up without a word")),
-            Ok(Some(count)) => unknown.got += count,
+        match unknown.stream.read(&mut unknown.hello[unknown.got..]) {
+            Ok(0) => return Err(String::from("hung up without a word")),
+            Ok(count) => unknown.got += count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error.to_string()),
         }
     }

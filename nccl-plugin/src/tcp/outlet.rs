@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use super::frame::HEAD_BYTES;
 use super::socket;
 use crate::fault::{Fault, Result};
+use crate::socket::peer;
 
 /// Parts that go with one system call.
 const PARTS_MAX: usize = 8;
@@ -318,14 +319,6 @@ impl Drop for SendSocket {
         // A forked child may have the socket, too, and closing ours would not end the connection.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
-}
-
-/// Who is at the other end, for people.
-pub(super) fn peer(stream: &TcpStream) -> String {
-    stream.peer_addr().map_or_else(
-        |_| String::from("a peer that is gone"),
-        |peer| peer.to_string(),
-    )
 }
 
 #[cfg(test)]

@@ -8,11 +8,11 @@ use smallvec::SmallVec;
 
 use super::frame::{Head, Part};
 use super::inlet::{ReceiveSocket, Shelf};
-use super::outlet::peer;
 use super::sender::register;
 use super::socket;
 use crate::backend::{Buffer, GROUP_MAX, Memory, Received, Receiver, Region};
 use crate::fault::{Fault, Result};
+use crate::socket::peer;
 
 /// A buffer of no more than this is told of together with others: so many small messages go ahead
 /// anyway ([`super::sender`]).

@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 use laxity_shm::sleep::now_ns;
 
 use super::frame::{HEAD_BYTES, Head, Part};
-use super::outlet::{Outgoing, PartOutcome, SendSocket, peer};
+use super::outlet::{Outgoing, PartOutcome, SendSocket};
 use super::socket;
 use crate::backend::{Clear, Memory, Message, POINTER_HOST, Region, Sender, Sent};
 use crate::fault::{Fault, Result};
+use crate::socket::peer;
 
 /// See the module's text.
 const EAGER_BYTES: u64 = 32 << 10;

@@ -3,34 +3,18 @@
 
 use core::ffi::{c_int, c_void};
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
 
-use nix::sys::socket::{
-    self, AddressFamily, SockFlag, SockType, SockaddrStorage, setsockopt, sockopt,
-};
+use nix::sys::socket::{SockaddrStorage, bind, setsockopt, sockopt};
 
 use crate::fault::{Fault, Result};
-
-/// As many connects may be waiting as a job of thousands of ranks makes at once.
-const BACKLOG: i32 = 16384;
-
-fn new(address: &SocketAddr) -> Result<OwnedFd> {
-    let family = if address.is_ipv4() {
-        AddressFamily::Inet
-    } else {
-        AddressFamily::Inet6
-    };
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    socket::socket(family, SockType::Stream, flags, None)
-        .map_err(|error| Fault::system("no socket can be made; see `ulimit -n`", error))
-}
+use crate::socket::{self, KeepAlive};
 
 /// Marks what a socket sends from now on, acknowledgements included. A socket that can't be marked
 /// works all the same.
-pub(super) fn mark(stream: &TcpStream, dscp: u8) {
+pub(super) fn mark(stream: &TcpStream, is_v4: bool, dscp: u8) {
     let class = i32::from(dscp) << 2;
-    let is_v4 = stream.local_addr().is_ok_and(|address| address.is_ipv4());
     let _ = if is_v4 {
         setsockopt(stream, sockopt::Ipv4Tos, &class)
     } else {
@@ -38,66 +22,22 @@ pub(super) fn mark(stream: &TcpStream, dscp: u8) {
     };
 }
 
-/// Listens at an address of this host, at any port.
-pub(super) fn listen(address: SocketAddr) -> Result<TcpListener> {
-    let fd = new(&address)?;
-    let failed = |what: &str, error| Fault::system(&format!("{what} {address}"), error);
-    socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(address))
-        .map_err(|error| failed("bind to", error))?;
-    let backlog = socket::Backlog::new(BACKLOG).unwrap_or(socket::Backlog::MAXCONN);
-    socket::listen(&fd, backlog).map_err(|error| failed("listen at", error))?;
-    Ok(TcpListener::from(fd))
-}
-
-/// Begins to connect, from an address of this host.
+/// Begins to connect, from an address of this host, in a class.
 pub(super) fn connect(from: SocketAddr, to: SocketAddr, dscp: u8) -> Result<TcpStream> {
-    let fd = new(&to)?;
-    // So that what is meant for a NIC leaves by it. From loopback only this host could be reached.
-    if from.is_ipv4() == to.is_ipv4() && !from.ip().is_loopback() {
-        // The port is chosen at the connect, where only the pair of addresses has to be unique.
-        set(&fd, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1);
-        socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(from))
-            .map_err(|error| Fault::system(&format!("bind to {from}"), error))?;
-    }
-    let stream = TcpStream::from(fd);
-    notice_silence(&stream);
-    // Before the handshake, so that its packets have the class, too.
-    let class = i32::from(dscp) << 2;
-    let _ = if to.is_ipv4() {
-        setsockopt(&stream, sockopt::Ipv4Tos, &class)
-    } else {
-        setsockopt(&stream, sockopt::Ipv6TClass, &class)
-    };
-    let _ = stream.set_nodelay(true);
-    match socket::connect(stream.as_raw_fd(), &SockaddrStorage::from(to)) {
-        Ok(()) | Err(nix::errno::Errno::EINPROGRESS) => Ok(stream),
-        Err(error) => Err(Fault::Remote(format!(
-            "connect from {from} to {to}: {error}"
-        ))),
-    }
-}
-
-/// Whether a connect is complete.
-pub(super) fn is_connected(stream: &TcpStream, to: SocketAddr) -> Result<bool> {
-    if let Ok(Some(error)) = stream.take_error() {
-        return Err(Fault::Remote(format!(
-            "connect to {to}: {error}. Is the peer's process alive, and can this host reach that \
-             address? NCCL_SOCKET_IFNAME says which is used there"
-        )));
-    }
-    match stream.peer_addr() {
-        Ok(_) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
-        Err(error) => Err(Fault::Remote(format!("connect to {to}: {error}"))),
-    }
-}
-
-/// An accepted connection, set up.
-pub(super) fn adopt(stream: TcpStream) -> io::Result<TcpStream> {
-    stream.set_nonblocking(true)?;
-    let _ = stream.set_nodelay(true);
-    notice_silence(&stream);
-    Ok(stream)
+    socket::connect(to, |stream| {
+        // So that what is meant for a NIC leaves by it. From loopback only this host could be
+        // reached.
+        if from.is_ipv4() == to.is_ipv4() && !from.ip().is_loopback() {
+            // The port is chosen at the connect, where only the pair of addresses has to be unique.
+            set(stream, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1);
+            bind(stream.as_raw_fd(), &SockaddrStorage::from(from))
+                .map_err(|error| Fault::system(&format!("bind to {from}"), error))?;
+        }
+        notice_silence(stream);
+        // Before the handshake, so that its packets have the class, too.
+        mark(stream, to.is_ipv4(), dscp);
+        Ok(())
+    })
 }
 
 /// Sets an option that is a number. One that can't be set is done without.
@@ -117,11 +57,13 @@ fn set(socket: &impl AsRawFd, level: c_int, name: c_int, value: c_int) -> bool {
 
 /// Has the kernel ask whether the peer's host is there, also while nothing is on its way.
 /// Patiently: a class that has to give way may be silent for long.
-fn notice_silence(stream: &TcpStream) {
-    set(stream, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
-    set(stream, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 30);
-    set(stream, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 10);
-    set(stream, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 9);
+pub(super) fn notice_silence(stream: &TcpStream) {
+    let keep_alive = KeepAlive {
+        idle_s: 30,
+        every_s: 10,
+        times: 9,
+    };
+    keep_alive.set(stream);
     set(stream, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 120_000);
 }
 

@@ -1,68 +1,6 @@
-//! Which device, which of its ports and which of its addresses: the rules of `NCCL_IB_HCA` and
-//! `NCCL_IB_GID_INDEX`.
+//! Which of a port's addresses: the rules of `NCCL_IB_GID_INDEX`. And how fast the port is.
 
 use std::net::{IpAddr, Ipv6Addr};
-
-/// `NCCL_IB_HCA`, taken apart: `mlx5_0:1,mlx5_1`, `^mlx5_bond`, `=mlx5_0`, `^=mlx5_3:2`. Names are
-/// beginnings of names unless `=` asks for whole ones; what follows the port (rail and plane, since
-/// NCCL 2.28) is not for us.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Wanted {
-    not: bool,
-    exact: bool,
-    /// Name and port; no port takes all.
-    names: Vec<(String, Option<u8>)>,
-}
-
-impl Wanted {
-    /// What the variable says; and what in it can't be used.
-    pub(super) fn parse(text: &str) -> (Self, Vec<String>) {
-        let text = text.trim();
-        let (not, text) = text
-            .strip_prefix('^')
-            .map_or((false, text), |rest| (true, rest));
-        let (exact, text) = text
-            .strip_prefix('=')
-            .map_or((false, text), |rest| (true, rest));
-        let mut problems = Vec::new();
-        let mut names = Vec::new();
-        for entry in text
-            .split(',')
-            .map(str::trim)
-            .filter(|entry| !entry.is_empty())
-        {
-            let mut fields = entry.split(':');
-            let name = fields.next().unwrap_or_default().to_owned();
-            let port = match fields.next().filter(|port| !port.is_empty()) {
-                None => None,
-                Some(port) => match port.parse() {
-                    Ok(port) => Some(port),
-                    Err(_) => {
-                        problems.push(format!(
-                            "`{entry}`: `{port}` is no port number; all ports are meant"
-                        ));
-                        None
-                    }
-                },
-            };
-            names.push((name, port));
-        }
-        (Self { not, exact, names }, problems)
-    }
-
-    /// Whether a port of a device is to be used.
-    pub(super) fn takes(&self, name: &str, port: u8) -> bool {
-        let fits = |(wanted, wanted_port): &(String, Option<u8>)| {
-            let named = if self.exact {
-                name == wanted
-            } else {
-                name.starts_with(wanted.as_str())
-            };
-            named && wanted_port.is_none_or(|wanted| wanted == port)
-        };
-        self.names.is_empty() || self.names.iter().any(fits) != self.not
-    }
-}
 
 /// How the kernel names the kind of an entry of a port's GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -159,50 +97,7 @@ pub(super) fn rate_mbit(text: &str) -> Option<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
     use std::net::Ipv4Addr;
-
-    fn taken(text: &str) -> Vec<String> {
-        let (wanted, _) = Wanted::parse(text);
-        let all = [
-            ("mlx5_0", 1),
-            ("mlx5_0", 2),
-            ("mlx5_1", 1),
-            ("mlx5_10", 1),
-            ("rxe0", 1),
-        ];
-        all.iter()
-            .filter(|(name, port)| wanted.takes(name, *port))
-            .map(|(name, port)| format!("{name}:{port}"))
-            .collect()
-    }
-
-    #[test]
-    fn devices_are_taken_by_beginning_whole_name_port_and_exclusion() {
-        assert_eq!(taken("").len(), 5);
-        assert_eq!(taken("mlx5_1"), ["mlx5_1:1", "mlx5_10:1"]);
-        assert_eq!(taken("=mlx5_1"), ["mlx5_1:1"]);
-        assert_eq!(taken("mlx5_0:2,rxe"), ["mlx5_0:2", "rxe0:1"]);
-        assert_eq!(taken("^mlx5_1,rxe"), ["mlx5_0:1", "mlx5_0:2"]);
-        assert_eq!(
-            taken("^=mlx5_1,mlx5_0:1"),
-            ["mlx5_0:2", "mlx5_10:1", "rxe0:1"]
-        );
-        // Rail and plane.
-        assert_eq!(taken("=mlx5_0:1:3:0"), ["mlx5_0:1"]);
-        assert_eq!(taken("=none"), Vec::<String>::new());
-        assert_eq!(taken("^").len(), 5);
-    }
-
-    #[test]
-    fn a_port_that_is_no_number_is_said() {
-        let (wanted, problems) = Wanted::parse("mlx5_0:one");
-        assert!(
-            problems[0].contains("`one` is no port number"),
-            "{problems:?}"
-        );
-        assert!(wanted.takes("mlx5_0", 2));
-    }
 
     fn gid(index: u8, address: &str, kind: GidKind) -> Gid {
         let raw = match address.parse().expect("an address") {
@@ -237,13 +132,5 @@ mod tests {
         assert_eq!(rate_mbit("800 Gb/sec (4X XDR)\n"), Some(800_000));
         assert_eq!(rate_mbit("2.5 Gb/sec (1X SDR)"), Some(2_500));
         assert_eq!(rate_mbit("fast"), None);
-    }
-
-    proptest! {
-        #[test]
-        fn any_text_is_a_wish(text in ".{0,40}", name in "[a-z0-9_]{1,10}", port in any::<u8>()) {
-            let (wanted, _) = Wanted::parse(&text);
-            let _ = wanted.takes(&name, port);
-        }
     }
 }

@@ -5,9 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::sys::socket::{self, Backlog};
-
-use super::control_connection::{self, ControlConnection, Unheard};
+use super::control_connection::{ControlConnection, Unheard};
 use super::hello::{ClassQueuePair, End, LANES_MAX, Word};
 use super::nic::Nic;
 use super::receiver::{Receiver, Welcoming};
@@ -16,33 +14,16 @@ use crate::backend::{self, Classes};
 use crate::fault::{Fault, Result};
 use crate::handle::{Carrier, Handle};
 use crate::log;
+use crate::socket::{accept, connect, is_connected, listen, random};
 
 /// Connections that are accepted and not set up yet, at most. Others wait in the kernel.
 const GUESTS_MAX: usize = 256;
 /// Who says nothing for so long is a stranger.
 const PATIENCE: Duration = Duration::from_secs(30);
-const BACKLOG: i32 = 4096;
-
-/// A random number.
-///
-/// # Errors
-/// The kernel has none.
-pub(super) fn random() -> Result<u64> {
-    let mut bytes = [0_u8; 8];
-    // SAFETY: writes into the array, at most as many bytes as it has.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if got != bytes.len() as isize {
-        return Err(Fault::system(
-            "random numbers",
-            std::io::Error::last_os_error(),
-        ));
-    }
-    Ok(u64::from_ne_bytes(bytes))
-}
 
 /// Number of a queue pair's first packet: no leftover of an earlier connection should fit.
-pub(super) fn first_packet() -> Result<u32> {
-    Ok(random()? as u32 & 0x00ff_ffff)
+pub(super) fn first_packet() -> u32 {
+    random() as u32 & 0x00ff_ffff
 }
 
 /// How we describe our end.
@@ -101,24 +82,14 @@ impl Listener {
     /// # Errors
     /// The system refused.
     pub(super) fn new(nic: &Arc<Nic>, at: SocketAddr) -> Result<(Self, Handle)> {
-        let system = |error: std::io::Error| {
-            Fault::system(
-                &format!("listening at {} (NCCL_SOCKET_IFNAME?)", at.ip()),
-                error,
-            )
-        };
-        let mut at = at;
-        at.set_port(0);
-        let socket = TcpListener::bind(at).map_err(system)?;
-        socket.set_nonblocking(true).map_err(system)?;
-        // Room for all ranks of a job at once.
-        if let Ok(backlog) = Backlog::new(BACKLOG) {
-            let _ = socket::listen(&socket, backlog);
-        }
+        let socket = listen(at)?;
+        let address = socket
+            .local_addr()
+            .map_err(|error| Fault::system("the listener's address", error))?;
         let handle = Handle {
             carrier: Carrier::Verbs,
-            address: socket.local_addr().map_err(system)?,
-            nonce: random()?,
+            address,
+            nonce: random(),
         };
         let listener = Self {
             nic: Arc::clone(nic),
@@ -130,30 +101,14 @@ impl Listener {
     }
 
     fn ask_in(&mut self) -> Result<()> {
-        while self.guests.len() < GUESTS_MAX {
-            match self.socket.accept() {
-                Ok((stream, _)) => {
-                    if stream.set_nonblocking(true).is_ok() {
-                        self.guests.push(IncomingConnection {
-                            talk: ControlConnection::new(stream, self.nonce),
-                            since: Instant::now(),
-                            state: Welcome::Hello,
-                        });
-                    }
-                }
-                Err(error) => match error.raw_os_error() {
-                    Some(libc::EAGAIN | libc::EINTR) => break,
-                    // Gone before it was asked in.
-                    Some(
-                        libc::ECONNABORTED
-                        | libc::EPROTO
-                        | libc::ENETDOWN
-                        | libc::EHOSTUNREACH
-                        | libc::ENETUNREACH,
-                    ) => {}
-                    _ => return Err(Fault::system("accepting a connection", error)),
-                },
-            }
+        while self.guests.len() < GUESTS_MAX
+            && let Some(stream) = accept(&self.socket)?
+        {
+            self.guests.push(IncomingConnection {
+                talk: ControlConnection::new(stream, self.nonce),
+                since: Instant::now(),
+                state: Welcome::Hello,
+            });
         }
         Ok(())
     }
@@ -282,7 +237,7 @@ impl Connecting {
         Ok(Self {
             nic: Arc::clone(nic),
             to: handle.address,
-            state: State::Dialing(Some(control_connection::dial(handle.address)?)),
+            state: State::Dialing(Some(connect(handle.address, |_| Ok(()))?)),
             greeting: Some(Box::new(Greeting::new(nic, classes)?)),
             nonce: handle.nonce,
         })
@@ -330,7 +285,7 @@ impl backend::Connecting for Connecting {
         self.nic.look()?;
         if let State::Dialing(stream) = &mut self.state {
             let there = match stream {
-                Some(stream) => control_connection::is_there(stream, self.to)?,
+                Some(stream) => is_connected(stream, self.to)?,
                 None => false,
             };
             let Some(stream) = stream.take_if(|_| there) else {

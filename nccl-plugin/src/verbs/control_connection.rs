@@ -5,17 +5,13 @@
 //! Nothing here blocks.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::os::fd::AsFd;
+use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrStorage, sockopt};
 use thiserror::Error;
 
 use super::hello::{Garbled, HEAD_BYTES, Head, Word};
-use crate::fault::{Fault, Result};
+use crate::socket::{KeepAlive, peer};
 
 /// How often to look whether the peer is still there: a look is a system call.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -23,9 +19,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const CALLS: u32 = 64;
 /// What the peer's NIC has acknowledged before the peer closed has arrived by then.
 const GRACE: Duration = Duration::from_millis(20);
-/// Seconds until a silent connection is asked after, between questions, and questions without an
-/// answer until the peer's host is gone.
-const KEEP_ALIVE: (u32, u32, u32) = (10, 5, 4);
+const KEEP_ALIVE: KeepAlive = KeepAlive {
+    idle_s: 10,
+    every_s: 5,
+    times: 4,
+};
 /// Of what a peer says after the handshake, which is its farewell at most.
 const FAREWELL_BYTES_MAX: usize = 4096;
 
@@ -47,48 +45,6 @@ fn waits(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-/// Begins to connect.
-///
-/// # Errors
-/// The system refused.
-pub(super) fn dial(to: SocketAddr) -> Result<TcpStream> {
-    let system = |error: Errno| Fault::system(&format!("connecting to {to}"), error);
-    let family = if to.is_ipv4() {
-        AddressFamily::Inet
-    } else {
-        AddressFamily::Inet6
-    };
-    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    let fd = socket::socket(family, SockType::Stream, flags, None).map_err(system)?;
-    match socket::connect(
-        std::os::fd::AsRawFd::as_raw_fd(&fd),
-        &SockaddrStorage::from(to),
-    ) {
-        Ok(()) | Err(Errno::EINPROGRESS | Errno::EINTR) => Ok(TcpStream::from(fd)),
-        Err(error) => Err(system(error)),
-    }
-}
-
-/// Whether a connection that was begun is there.
-///
-/// # Errors
-/// Nobody listens, or there is no way.
-pub(super) fn is_there(stream: &TcpStream, to: SocketAddr) -> Result<bool> {
-    let mut fds = [PollFd::new(stream.as_fd(), PollFlags::POLLOUT)];
-    match poll(&mut fds, PollTimeout::ZERO) {
-        Ok(0) | Err(Errno::EINTR) => return Ok(false),
-        Ok(_) => {}
-        Err(error) => return Err(Fault::system(&format!("connecting to {to}"), error)),
-    }
-    let error = stream.take_error().unwrap_or_else(Some);
-    error.map_or(Ok(true), |error| {
-        Err(Fault::Remote(format!(
-            "the receiver at {to} can't be reached: {error}. Is that address reachable from here \
-             (NCCL_SOCKET_IFNAME)?"
-        )))
-    })
-}
-
 /// A connection over which words go.
 #[derive(Debug)]
 pub(super) struct ControlConnection {
@@ -102,8 +58,6 @@ pub(super) struct ControlConnection {
 impl ControlConnection {
     /// Over a connection that does not block.
     pub(super) fn new(stream: TcpStream, nonce: u64) -> Self {
-        // Words are small and waited for.
-        let _ = stream.set_nodelay(true);
         Self {
             stream,
             nonce,
@@ -132,7 +86,7 @@ impl ControlConnection {
     }
 
     /// The next word, if all of it is here. Never more than one word is read.
-    pub(super) fn hear(&mut self) -> core::result::Result<Option<Word>, Unheard> {
+    pub(super) fn hear(&mut self) -> Result<Option<Word>, Unheard> {
         loop {
             let wanted = HEAD_BYTES + self.head.map_or(0, |head| head.body);
             if self.heard.len() == wanted {
@@ -160,21 +114,14 @@ impl ControlConnection {
 
     /// Whose it is.
     pub(super) fn peer(&self) -> String {
-        self.stream
-            .peer_addr()
-            .map_or_else(|_| String::from("somebody"), |address| address.to_string())
+        peer(&self.stream)
     }
 
     /// After the handshake.
     pub(super) fn watch(self) -> Watch {
         let peer = self.peer();
-        let (idle, every, times) = KEEP_ALIVE;
-        // A host that lost its power says nothing; where the kernel knows no such option it takes
-        // longer to notice.
-        let _ = socket::setsockopt(&self.stream, sockopt::KeepAlive, &true);
-        let _ = socket::setsockopt(&self.stream, sockopt::TcpKeepIdle, &idle);
-        let _ = socket::setsockopt(&self.stream, sockopt::TcpKeepInterval, &every);
-        let _ = socket::setsockopt(&self.stream, sockopt::TcpKeepCount, &times);
+        // A host that lost its power says nothing.
+        KEEP_ALIVE.set(&self.stream);
         Watch {
             stream: self.stream,
             peer,
@@ -373,17 +320,6 @@ mod tests {
         assert_eq!(arrived(watch.farewell(), 3), Some(vec![3, 0, 1 << 40]));
         assert_eq!(arrived(watch.farewell(), 2), None);
         until(|| (watch.look() == Sight::Gone).then_some(()));
-    }
-
-    #[test]
-    fn nobody_at_an_address_is_a_fault_that_names_it() {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let nobody = listener.local_addr().unwrap();
-        drop(listener);
-        let stream = dial(nobody).expect("begins");
-        let fault = until(|| is_there(&stream, nobody).err());
-        assert!(fault.to_string().contains(&nobody.to_string()), "{fault}");
-        assert_eq!(fault.code(), 6);
     }
 
     proptest! {

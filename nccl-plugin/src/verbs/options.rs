@@ -1,8 +1,8 @@
 //! NCCL's own variables that mean the same here. As with NCCL, a value that can't be used is said
 //! in the log and replaced by the default.
 
-use super::choose::Wanted;
 use crate::log;
+use crate::wanted::Wanted;
 
 /// All of them.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -65,7 +65,7 @@ impl Welcoming {
             let ours = ClassQueuePair {
                 dscp: theirs_lane.dscp,
                 number: qp.number(),
-                first_packet: connect::first_packet()?,
+                first_packet: connect::first_packet(),
             };
             qp.connect(&ours, theirs_lane, theirs)?;
             Ok((qp, ours))
@@ -227,7 +227,7 @@ impl Receiver {
             let lane = ClassQueuePair {
                 dscp: 0,
                 number: qp.number(),
-                first_packet: connect::first_packet()?,
+                first_packet: connect::first_packet(),
             };
             let own = connect::end(&self.nic, 0, 0, [lane].into_iter());
             qp.connect(&lane, &lane, &own)?;

@@ -113,7 +113,7 @@ impl Greeting {
             let lane = ClassQueuePair {
                 dscp: *dscp & 63,
                 number: qp.number(),
-                first_packet: connect::first_packet()?,
+                first_packet: connect::first_packet(),
             };
             Ok((qp, lane))
         };
