@@ -178,7 +178,10 @@ fn nccl_messages_arrive_whole_and_in_order_in_every_version() {
 #[test]
 fn nccl_messages_arrive_when_there_are_many_big_or_refused_ones() {
     both_ends(&["big", "thirty_two", "refused", "many_messages", "duplex"]);
-    passes(check(&plugin(), &["9", NEWEST], &["optional_completion"]), 2);
+    passes(
+        check(&plugin(), &["9", NEWEST], &["optional_completion"]),
+        2,
+    );
 }
 
 #[test]
