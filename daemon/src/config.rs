@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use laxity_policy::config::{Granularity, LastStage, MluScope, Ties};
-use laxity_policy::{Level, LinkConfig, PolicyKind, Span};
+use laxity_policy::{Level, LinkConfig, PolicyKind, Span, Stage};
 use laxity_quantity::{Bytes, Nanos, Rate};
 use laxity_shm::layout::{self, LEVELS};
 use serde::{Deserialize, Serialize};
@@ -453,6 +453,23 @@ impl Config {
         let mut table = self.dscp_by_row();
         table.rotate_right(1);
         table
+    }
+
+    /// DSCP by [`Stage::index`], for transfers whose class can't be chosen one by one. Collectives
+    /// have the level that credit gives them, KV reuse the level below it, and P2D the lowest level
+    /// that differs from the scavenger. All others have the scavenger's.
+    #[must_use]
+    pub fn dscp_of_stages(&self, collective: Level) -> [u8; Stage::ALL.len()] {
+        let (table, scavenger) = (self.dscp_by_row(), self.levels.scavenger_dscp);
+        Stage::ALL.map(|stage| match stage {
+            Stage::Collective => table[collective.row()],
+            Stage::KvReuse => table[Level(collective.0.saturating_add(1)).row()],
+            Stage::P2d => {
+                let lowest = table.into_iter().rfind(|dscp| *dscp != scavenger);
+                lowest.unwrap_or(scavenger)
+            }
+            _ => scavenger,
+        })
     }
 
     /// The metrics address, `None` if there is no endpoint.

@@ -116,6 +116,7 @@ impl Driver {
         }
         let header = client.served.header();
         header.set_dscp(&self.config.dscp_of_region());
+        header.set_dscp_of_stages(self.config.dscp_of_stages(self.intake.credit_level));
         header.set_nics(self.config.nic.iter().map(|nic| nic.name.as_str()));
         header.set_credit_class(self.credit_stages(), self.intake.credit_level.0);
         header.set_daemon_cpu(current_cpu());
@@ -197,6 +198,7 @@ impl Driver {
             client.set_room();
             let header = client.served.header();
             header.set_dscp(&config.dscp_of_region());
+            header.set_dscp_of_stages(config.dscp_of_stages(self.intake.credit_level));
             header.set_credit_class(stages, self.intake.credit_level.0);
         }
         self.apply_modes(false);

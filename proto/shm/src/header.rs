@@ -1,7 +1,7 @@
 //! The first page of a region: what the daemon tells all lanes of a client, and which lanes there
 //! are. One cache line per writer and per rate of change.
 
-use laxity_types::Level;
+use laxity_types::{Level, Stage};
 
 use crate::layout::{LANES_MAX, LEVEL_SCAVENGER, LEVELS};
 use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence, light_fence};
@@ -37,6 +37,9 @@ pub mod attention {
 /// 1.
 pub const CREDIT_WHOLE: u8 = 1;
 
+/// Stages that the header has room for. [`Stage::bit`] has room for as many.
+const STAGES_MAX: usize = 7;
+
 /// Written once by the daemon, before the region is handed over.
 #[repr(C, align(64))]
 #[derive(Debug)]
@@ -71,6 +74,8 @@ pub(crate) struct AttentionLine {
     pub(crate) credit_stages: AtomicU8,
     /// DSCP by level; index 0 is the scavenger.
     pub(crate) dscp: [AtomicU8; LEVELS],
+    /// DSCP by [`Stage::index`], plus one. An older daemon leaves zeroes.
+    pub(crate) stage_dscp: [AtomicU8; STAGES_MAX],
 }
 
 /// Written by the client: which lanes it uses. Untrusted, and harmless: a wrong bit costs the
@@ -144,6 +149,7 @@ impl Header {
                 credit_mark: AtomicU16::new(0),
                 credit_stages: AtomicU8::new(0),
                 dscp: core::array::from_fn(|_| AtomicU8::new(0)),
+                stage_dscp: core::array::from_fn(|_| AtomicU8::new(0)),
             },
             claims: ClaimLines {
                 claimed: core::array::from_fn(|_| AtomicU64::new(0)),
@@ -255,6 +261,21 @@ impl Header {
         self.set_credit_class(self.credit_stages(), self.credit_mark() as u8);
     }
 
+    /// The DSCP for transfers of a stage whose class can't be chosen one by one, or `None` if the
+    /// daemon said none.
+    #[must_use]
+    pub fn dscp_of_stage(&self, stage: Stage) -> Option<u8> {
+        let said = &self.attention.stage_dscp[stage.index()];
+        said.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    /// Daemon: the table of [`Header::dscp_of_stage`], in the order of [`Stage::ALL`].
+    pub fn set_dscp_of_stages(&self, table: [u8; Stage::ALL.len()]) {
+        for (cell, value) in self.attention.stage_dscp.iter().zip(table) {
+            cell.store(value + 1, Ordering::Relaxed);
+        }
+    }
+
     /// Daemon: the NICs, in the order of their numbers.
     pub fn set_nics<'a>(&self, names: impl Iterator<Item = &'a str>) {
         for (cells, name) in self.nics.names.iter().zip(names) {
@@ -361,6 +382,7 @@ const _: () = {
     assert!(core::mem::offset_of!(Header, claims) == 192);
     assert!(core::mem::offset_of!(Header, doorbells) == 320);
     assert!(core::mem::offset_of!(AttentionLine, dscp) == 11);
+    assert!(core::mem::offset_of!(AttentionLine, stage_dscp) == 28);
     assert!(size_of::<AttentionLine>() == LINE_BYTES);
 };
 
@@ -388,5 +410,14 @@ mod tests {
         assert_eq!(h.dscp(LEVEL_SCAVENGER), 40);
         assert_eq!((h.dscp(1), h.dscp(16)), (41, 56));
         assert_eq!((h.dscp(0), h.dscp(17), h.dscp(254)), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_stage_has_the_dscp_that_the_daemon_says_and_none_before() {
+        let h = Header::new();
+        assert_eq!(h.dscp_of_stage(Stage::P2d), None);
+        h.set_dscp_of_stages([0, 63, 18, 8, 9]);
+        let said = Stage::ALL.map(|stage| h.dscp_of_stage(stage));
+        assert_eq!(said, [0, 63, 18, 8, 9].map(Some));
     }
 }

@@ -17,7 +17,7 @@ use std::sync::{
 use std::time::{Duration, Instant};
 
 use laxity_shm::fork::ForkGuard;
-use laxity_shm::layout::{LEVEL_SCAVENGER, Mode, attention};
+use laxity_shm::layout::{Mode, attention};
 use laxity_shm::record::Stage;
 use laxity_shm::registration::{self, Hello, RegistrationError};
 use laxity_shm::sleep::{self, lately_ns, now_ns};
@@ -250,34 +250,17 @@ impl Client {
         self.core.generation.load(Ordering::Relaxed)
     }
 
-    /// The DSCP for transfers of a stage whose class can't be chosen one by one: of collectives the
-    /// one that they have anyway, of KV reuse the level below it, of the last stage the lowest
-    /// level, of anything else the scavenger's. 0 (unmarked) without a daemon, and while it
-    /// schedules nothing: in mode `observe`, or bypassed.
+    /// The DSCP that the daemon says for transfers of a stage whose class can't be chosen one by
+    /// one. 0 (unmarked) without a daemon, with one that says none, and while it schedules nothing:
+    /// in mode `observe`, or bypassed.
     #[must_use]
     pub fn dscp_of(&self, stage: Stage) -> u8 {
-        let Some(session) = self.core.standing() else {
-            return 0;
-        };
-        let header = session.header();
-        if header.attention() & attention::NOT_ENFORCED != 0 {
-            return 0;
-        }
-        let collective = header.credit_mark() as u8;
-        match stage {
-            Stage::Collective => header.dscp(collective),
-            Stage::KvReuse => header.dscp(collective.saturating_add(1)),
-            Stage::P2d => {
-                // Levels that there are not have the scavenger's.
-                let lowest = header.dscp(LEVEL_SCAVENGER);
-                let levels = (1..=16).rev().map(|level| header.dscp(level));
-                levels
-                    .into_iter()
-                    .find(|dscp| *dscp != lowest)
-                    .unwrap_or(lowest)
-            }
-            _ => header.dscp(LEVEL_SCAVENGER),
-        }
+        let said = self.core.standing().and_then(|session| {
+            let header = session.header();
+            let enforced = header.attention() & attention::NOT_ENFORCED == 0;
+            enforced.then(|| header.dscp_of_stage(stage)).flatten()
+        });
+        said.unwrap_or(0)
     }
 
     /// The DSCP that the daemon gives a level; 0 (unmarked) without a daemon.

@@ -93,6 +93,21 @@ fn mode_off_never_talks_to_the_daemon() {
 }
 
 #[test]
+fn the_class_of_a_stage_is_the_one_that_the_daemon_says() {
+    let daemon = TestDaemon::start();
+    let of = |options| {
+        let client = Client::attach(options);
+        Stage::ALL.map(|stage| client.dscp_of(stage))
+    };
+    assert_eq!(of(daemon.options()), [51, 52, 53, 54, 55]);
+    let observed = Options {
+        mode: Mode::Observe,
+        ..daemon.options()
+    };
+    assert_eq!((of(observed), of(nowhere())), ([0; 5], [0; 5]));
+}
+
+#[test]
 fn a_bypass_that_ends_while_a_flow_is_submitted_is_not_taken_for_the_mode_observe() {
     let daemon = TestDaemon::start();
     let client = Client::attach(daemon.options());

@@ -270,6 +270,7 @@ fn register(
             let header = served.header();
             header.set_credit_class(1 << 2, 2);
             header.set_dscp(&std::array::from_fn(|i| i as u8 + 10));
+            header.set_dscp_of_stages([51, 52, 53, 54, 55]);
             header.raise(hello.mode().expect("checked").attention());
             header.raise(knobs.attention.load(Ordering::SeqCst));
             header.set_daemon_cpu(sleep::current_cpu());
